@@ -27,7 +27,7 @@ def write_measured(
     gpu: str | None = None,
     confirmed_by: tuple[str, ...] = TWO_GPUS,
     doubts: tuple[str, ...] = (),
-    undeclared: Collection[int] = (),
+    not_declared: Collection[int] = (),
     torch: str | None = None,
     cuda: str | None = None,
 ) -> Path:
@@ -40,7 +40,7 @@ def write_measured(
         gpu: What was measured, if not this machine's CPU.
         confirmed_by: Which GPUs agree.
         doubts: What speaks against every one of the measurements.
-        undeclared: The m of problems that were measured and are not declared.
+        not_declared: The m of problems that were measured and are not declared.
         torch, cuda: Versions of what ATen was measured with, if not those of this process.
     """
     here = bench()
@@ -77,7 +77,7 @@ def write_measured(
             source=source,
             kernels=kernels,
             measured=measured,
-            is_declared=ranking.problem.m not in undeclared,
+            is_declared=ranking.problem.m not in not_declared,
         )
 
     output.parent.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -155,9 +155,9 @@ def build_key(
     digest = measured and measured.digest(planned.problem for planned in plan.problems)
     if digest is not None:
         document["measured"] = digest
-    between = [planned.problem.key for planned in plan.problems if not planned.is_declared]
-    if between:
-        document["undeclared"] = between
+    not_declared = [planned.problem.key for planned in plan.problems if not planned.is_declared]
+    if not_declared:
+        document["not_declared"] = not_declared
     if prunes:
         document["prunes"] = True
     if failures:

@@ -55,7 +55,7 @@ class PlannedProblem:
 
     ``choices`` are pairs of a position in ``Plan.candidates`` and a time in nanoseconds: measured
     where rankings are used for the problem, else estimated. ``is_declared`` is whether the manifest
-    declares it: see `_measured_between`.
+    declares it: see `_measured_and_not_declared`.
     """
 
     problem: Problem
@@ -88,11 +88,12 @@ RejectionSink = Callable[[Problem, Rejection], None]
 class PlanLookup:
     """What determines the plan of one target, and the plan if the cache has it.
 
-    ``between`` are problems that were not declared: see `_measured_between`.
+    ``not_declared`` are problems that were measured and that the manifest does not declare: see
+    `_measured_and_not_declared`.
     """
 
     declared: tuple[Declared, ...]
-    between: tuple[Declared, ...]
+    not_declared: tuple[Declared, ...]
     target: BuildTarget
     provider: Provider
     model: RuntimeModel
@@ -122,8 +123,8 @@ def look_up_plan(
         gpu = target.device.driver_name
         basis = Basis(arch=target.target.arch, gpu=gpu, toolchains=toolchains)
         measured = find_usable(rankings, basis)
-    between = () if measured is None else _measured_between(declared, measured)
-    digest = measured and measured.digest(entry.problem for entry in (*declared, *between))
+    not_declared = () if measured is None else _measured_and_not_declared(declared, measured)
+    digest = measured and measured.digest(entry.problem for entry in (*declared, *not_declared))
     model = provider.runtime_model(target)
     correction = find_correction(target, model.name)
     sources = (*parts_of(provider), model)
@@ -150,7 +151,7 @@ def look_up_plan(
     stored = cache.get(key)
     return PlanLookup(
         declared=declared,
-        between=between,
+        not_declared=not_declared,
         target=target,
         provider=provider,
         model=model,
@@ -161,7 +162,7 @@ def look_up_plan(
     )
 
 
-def _measured_between(
+def _measured_and_not_declared(
     declared: Sequence[Declared], measured: UsableRankings
 ) -> tuple[Declared, ...]:
     """Measured problems whose m lies between those of two declared ones, equal in all else.
@@ -212,14 +213,14 @@ def _plan_anew(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
     chosen = {choice.candidate for selection in served for choice in selection.choices}
     candidates = sorted(chosen, key=lambda c: (c.signature.key, c.operator, c.provider))
     position = {candidate: index for index, candidate in enumerate(candidates)}
-    between = {entry.problem for entry in lookup.between}
+    not_declared = {entry.problem for entry in lookup.not_declared}
     return Plan(
         candidates=tuple(candidates),
         problems=tuple(
             PlannedProblem(
                 problem=selection.problem,
                 choices=tuple((position[c.candidate], c.time_ns) for c in selection.choices),
-                is_declared=selection.problem not in between,
+                is_declared=selection.problem not in not_declared,
             )
             for selection in served
         ),
@@ -258,7 +259,7 @@ def _selections(lookup: PlanLookup) -> Iterator[tuple[Selection, Enumeration]]:
     if lookup.correction is not None:
         sm_count = lookup.target.device.sm_count.value
         correct = functools.partial(lookup.correction.corrected, sm_count=sm_count)
-    for entry in (*lookup.declared, *lookup.between):
+    for entry in (*lookup.declared, *lookup.not_declared):
         signature = entry.problem.signature
         if signature not in enumerations:
             enumerations[signature] = lookup.provider.enumerate(signature, lookup.target)
@@ -272,7 +273,7 @@ def _selections(lookup: PlanLookup) -> Iterator[tuple[Selection, Enumeration]]:
         if usable is not None:
             estimated, offered = selection, enumeration.candidates
             selection = prefer_measured(estimated, offered, usable, entry.candidates)
-            if selection is estimated and entry in lookup.between:
+            if selection is estimated and entry in lookup.not_declared:
                 continue  # none of the kernels that were measured there can be built
         yield selection, enumeration
 

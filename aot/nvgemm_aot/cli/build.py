@@ -324,7 +324,7 @@ def build_document(result: BuildResult) -> Document:
                     sorted(Counter(kernel.provider for kernel in bundle.header.kernels).items())
                 ),
                 "problems": bundle.header.declared_count,
-                "measured_besides": len(bundle.header.rankings) - bundle.header.declared_count,
+                "not_declared": len(bundle.header.rankings) - bundle.header.declared_count,
                 "incomplete": sum(
                     not bundle.header.is_complete(ranking) for ranking in bundle.header.rankings
                 ),
@@ -347,8 +347,8 @@ def build_document(result: BuildResult) -> Document:
     }
 
 
-def _besides_text(count: int) -> str:
-    return f" and {count} measured between them" if count else ""
+def _not_declared_text(count: int) -> str:
+    return f" and {count} measured and not declared" if count else ""
 
 
 def build_text(document: Document) -> str:
@@ -358,7 +358,7 @@ def build_text(document: Document) -> str:
         state = "up to date" if bundle["up_to_date"] else "written"
         lines.append(
             f"{bundle['path']}: {state}, {bundle['kernels']} kernels for {bundle['problems']} "
-            f"problems{_besides_text(bundle['measured_besides'])}, {size_text(bundle['bytes'])} "
+            f"problems{_not_declared_text(bundle['not_declared'])}, {size_text(bundle['bytes'])} "
             f"({size_text(bundle['bytes'] // bundle['kernels'])} a kernel)"
         )
         if len(bundle["providers"]) > 1:

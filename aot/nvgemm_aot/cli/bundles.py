@@ -287,7 +287,7 @@ def _problem_rows(problem: Document) -> list[list[object]]:
     if not measured["doubts"]:
         rows.append([problem["problem"], "-", measured["standing"], "-", source])
     if not problem["declared"]:
-        rows.append([problem["problem"], "-", "not declared", "-", source])
+        rows.append([problem["problem"], "-", "measured and not declared", "-", source])
     return rows
 
 
@@ -348,7 +348,7 @@ def installed_document(installed: Sequence[InstalledBundle]) -> list[Document]:
                     "target": bundle.header.target.key,
                     "kernels": len(bundle.header.kernels),
                     "problems": bundle.header.declared_count,
-                    "measured_besides": len(bundle.header.rankings) - bundle.header.declared_count,
+                    "not_declared": len(bundle.header.rankings) - bundle.header.declared_count,
                     "bytes": bundle.file_bytes,
                     "error": None,
                 }

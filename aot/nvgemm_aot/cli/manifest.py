@@ -105,7 +105,8 @@ def from_config(
 
     CONFIG is a model's config.json, or its directory.
     """
-    from ..manifest.from_config import ManifestOptions, make_manifest, manifest_yaml
+    from ..manifest.config_yaml import manifest_yaml
+    from ..manifest.from_config import ManifestOptions, make_manifest
     from ..storage.files import write_atomic
 
     wanted = ManifestOptions(

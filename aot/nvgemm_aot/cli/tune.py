@@ -259,7 +259,7 @@ def _summary_lines(document: Document) -> Iterator[str]:
         counts = ", ".join(f"{n} {standing}" for standing, n in document["standings"].items())
         yield f"rankings: {counts}"
     if document["not_declared"]:
-        yield f"measured between declared m: {len(document['not_declared'])} problems"
+        yield f"measured and not declared: {len(document['not_declared'])} problems"
     yield (
         f"{document['path']}: written, {measured} of {measured + left} problems measured, "
         f"{document['kernels']} kernels, {size_text(document['bytes'])}"

@@ -152,12 +152,19 @@ class GemmRules:
     def _blame(
         self, signature: Signature, reason: str, values: Mapping[str, _Values], location: Location
     ) -> None:
-        """Place an unsupported signature at the first key of which another value makes it right."""
+        """Place an unsupported signature at the first key of which another value makes it right.
+
+        If several are wrong, the reason is the first of them: of the types together if it does not
+        hold for a B of A's type, else of A's.
+        """
         for key, choices in _CHOICES.items():
             field = _FIELDS.get(key, key)
             right = [c for c in choices if unsupported(replace(signature, **{field: c})) is None]
             if right and values[key].given:
                 break
+        else:
+            alike = replace(signature, b=signature.a)
+            key = "dtype" if unsupported(alike) == reason else "dtype_b"
         value = _spelling(getattr(signature, _FIELDS.get(key, key)))
         place = (*values[key].location, values[key].given.index(value))
         found = f"found {value!r}"

@@ -65,7 +65,7 @@ class Origin:
         }
 
     def on(self, date: str) -> Origin:
-        """The same on a day."""
+        """This origin, with the day of measuring replaced."""
         return replace(self, conditions=replace(self.conditions, date=date))
 
     @property

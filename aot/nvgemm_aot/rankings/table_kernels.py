@@ -61,7 +61,11 @@ class DispatchTables:
         return {key: self._needed(row) for key, row in self._rows.items()}
 
     def _needed(self, row: _Row) -> frozenset[str]:
-        """The same of one row, whichever rankings and kernels a program lets count."""
+        """The ids of the kernels that any table of a row needs.
+
+        A program has another table if it lets unconfirmed rankings or nondeterministic kernels
+        count, uses another torch, or aligns its operands less.
+        """
         sources = {usable.source for usable in row.values() if usable.source.conditions is not None}
         alignments = {
             max(KNOWN_ALIGNMENT_BYTES, one.kernel.alignment_bytes)
@@ -94,16 +98,21 @@ class DispatchTables:
         return frozenset(needed)
 
 
+@functools.cache
+def _multiprocessors_by_name() -> Mapping[str, int]:
+    """Of each GPU that has a profile, by the name that its driver gives."""
+    profiles = map(load_profile, profile_names())
+    return {profile.driver_name: profile.sm_count.value for profile in profiles}
+
+
 def _device_of(source: RankingSource, platform: str) -> DeviceFacts:
     """A device of the product that a ranking was measured on."""
     assert source.conditions is not None
-    profiles = map(load_profile, profile_names())
-    counts = {profile.driver_name: profile.sm_count.value for profile in profiles}
     return DeviceFacts(
         kind="cuda",
         name=source.gpu,
         capability=None,
-        multiprocessors=counts.get(source.gpu),
+        multiprocessors=_multiprocessors_by_name().get(source.gpu),
         platform=platform,
         cuda=cuda_major(source.conditions.cuda),
         runtime_library=None,

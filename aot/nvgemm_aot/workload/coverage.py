@@ -33,7 +33,6 @@ from nvgemm_runtime.matching.index import (
     Index,
     Match,
     first_served,
-    newest_compiler_first,
 )
 from nvgemm_runtime.matching.refusals import (
     library_distribution,
@@ -41,6 +40,7 @@ from nvgemm_runtime.matching.refusals import (
     unlaunchable,
     version_numbers,
 )
+from nvgemm_runtime.matching.usable_rankings import newest_compiler_first
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES, sizes_in_words
 from nvgemm_runtime.recording.text import read_others
 
@@ -151,7 +151,7 @@ class GemmCoverage:
         problem: Its problem; None where no manifest can declare it.
         sizes: Its sizes; None where that text does not tell them.
         count: How often it was recorded.
-        ranked_as: The declared problem whose ranking is used; None for a miss.
+        ranked_as: The problem whose ranking is used; None for a miss.
         bundle: Name of the bundle that its best kernel is in; None for a miss.
         reasons: Why it is a miss, beside what `TargetCoverage.refusals` says of all.
         is_split: Whether kernels compute the product alone, into fp32, and torch.compile adds.

@@ -20,9 +20,13 @@ NO_CACHES_VARIABLE = "TORCHINDUCTOR_FORCE_DISABLE_CACHES"
 """Torch's own variable: a graph from its caches is not compiled again, so its GEMMs would be
 missed."""
 
+_MET: dict[str, type] = {
+    "basis": str, "reasons": list, "offered": dict, "measured": str, "doubtful": list
+}  # fmt: skip
+
 _FIELDS: dict[str, dict[str, type]] = {
-    "met": {"basis": str, "reasons": list, "offered": dict},
-    "tried": {"basis": str, "reasons": list, "offered": dict},
+    "met": _MET,
+    "tried": _MET,
     "timed": {"times_ms": dict},
     "used": {"name": str},
 }
@@ -71,9 +75,8 @@ class MetGemm:
             if event["basis"] != "miss":
                 self.basis = event["basis"]
             self.offered |= event["offered"]
-            self.measured = event.get("measured") or self.measured
-            news = event.get("doubtful", [])
-            self.doubtful += [files for files in news if files not in self.doubtful]
+            self.measured = event["measured"] or self.measured
+            self.doubtful += [files for files in event["doubtful"] if files not in self.doubtful]
             self.reasons += [reason for reason in event["reasons"] if reason not in self.reasons]
         elif event["event"] == "timed":
             self.times_ms = event["times_ms"]

@@ -343,8 +343,8 @@ class Ranking:
         kernels: Best first.
         measured: What was measured besides; None where the order is an estimate.
         missing: Positions in ``Header.failures``: kernels that should be ranked too.
-        is_declared: Whether a manifest declares the problem. Others were measured beside it, for
-            tables that choose a kernel by m.
+        is_declared: Whether a manifest declares the problem. Others were measured and not declared,
+            for tables that choose a kernel by m.
     """
 
     problem: Problem

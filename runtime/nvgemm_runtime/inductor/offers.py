@@ -21,7 +21,7 @@ from ..jit import client
 from ..matching.device import DeviceFacts, device_facts, torch_versions
 from ..matching.dispatch import TunedTogether
 from ..matching.index import Basis, Match, Miss, first_served
-from ..matching.trust import Terms, decide
+from ..matching.trust import Terms, decide, why_unlike_measured
 from ..matching.usable_rankings import MatchedKernel
 from ..recording.declarable import declarable, read_requests
 
@@ -244,12 +244,17 @@ def _make_offers(
         kernels=[Offer.of(one) for one in decision.kernels],
         is_final=decision.is_final,
         measured=decision.why,
-        doubtful=_doubtful_files(found),
+        doubtful=_doubtful_files(found, request),
     )
 
 
-def _doubtful_files(found: Match) -> list[TunedTogether]:
-    """The file of the bundle that measured the very problem with doubts; empty if none did."""
+def _doubtful_files(found: Match, request: Request) -> list[TunedTogether]:
+    """The file of the bundle that measured the very problem with doubts; empty if none did.
+
+    Also empty where no measurement counts for these operands.
+    """
     opened = found.kernels[0].bundle.opened
     has_doubts = found.measured is not None and bool(found.measured.doubts)
-    return [(str(opened.path),)] if has_doubts and opened is not None else []
+    if not has_doubts or opened is None or why_unlike_measured(request):
+        return []
+    return [(str(opened.path),)]

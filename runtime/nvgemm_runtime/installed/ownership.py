@@ -22,7 +22,7 @@ def writable_by_others(file: Path) -> str | None:
 
 
 def place_writable_by_others(place: Path) -> str | None:
-    """The same of a directory, link or file itself, whatever the directories above it are.
+    """Why others can write to a directory, link or file itself, whatever is above it; or None.
 
     Raises:
         OSError: If it is not there.

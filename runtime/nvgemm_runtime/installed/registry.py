@@ -18,7 +18,7 @@ from ..bundle.reader import Bundle, file_identity
 from ..errors import NvgemmError
 from ..gemm.problem import Problem
 from ..matching.device import DeviceFacts, host_platform, torch_cuda, torch_versions
-from ..matching.index import BundleView, Index, LayeredIndex, newest_compiler_first
+from ..matching.index import BundleView, Index, LayeredIndex
 from ..matching.refusals import (
     describe_fault,
     kernel_refusals,
@@ -26,6 +26,7 @@ from ..matching.refusals import (
     refusal,
     unlaunchable,
 )
+from ..matching.usable_rankings import newest_compiler_first
 from .discover import BundleFile, find_bundles
 from .jit_cache import find_kept_bundles, user_bundle_origin
 

@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..bundle.format import Measured, RankingSource, Scope, UnservedReason
+from ..bundle.format import Header, Measured, RankingSource, Scope, UnservedReason
 from ..gemm.problem import Problem, Signature
 from .device import DeviceFacts, TorchVersions
 from .nearest import Around
-from .ranking import MeasuredTimes, order_between, waves
+from .ranking import KernelTimes, order_between, waves
 from .refusals import (
     describe_device,
     describe_fault,
     kernel_refusals,
     needs_compact,
     refusal,
-    version_numbers,
 )
 from .thresholds import MAX_WORKSPACE_BYTES
 from .trust import preference
@@ -56,7 +56,7 @@ class Match:
 
     Attributes:
         basis: Whether the problem was declared, or another of its signature: one that was measured
-            beside those declared counts as another.
+            and not declared counts as another.
         ranked_as: The problem whose ranking is used.
         source: Where that ranking comes from.
         kernels: Best first; at least one.
@@ -112,7 +112,7 @@ class Index:
         self._from_jit = from_jit
         self._ranked: dict[Problem, list[UsableRanking]] = {}
         self._unserved: dict[Problem, tuple[str, UnservedReason]] = {}
-        self._refused: list[tuple[BundleView, str]] = []
+        self._with_refusals: list[tuple[BundleView, str]] = []
         refusals: list[str] = []
         for bundle in self.bundles:
             try:
@@ -122,10 +122,13 @@ class Index:
                 reason = describe_fault(error)
                 rankings, reasons = [], [reason]
             refusals += (f"{bundle.name}: {one}" for one in reasons)
-            if not rankings and reasons and reasons[0] is not None:
-                self._refused.append((bundle, reasons[0]))
+            if reasons:
+                self._with_refusals.append((bundle, "; ".join(reasons)))
             for usable in rankings:
-                self._ranked.setdefault(usable.ranking.problem, []).append(usable)
+                ranking = usable.ranking
+                if not ranking.is_declared and ranking.problem in self._declared:
+                    usable.ranking = replace(ranking, is_declared=True)
+                self._ranked.setdefault(ranking.problem, []).append(usable)
             if reason is None:
                 for problem, why in bundle.header.unserved.items():
                     self._unserved.setdefault(problem, (bundle.name, why))
@@ -138,11 +141,8 @@ class Index:
         self.refusals = (*refusals, *unusable)
         self._sizes = index_by_alignment(self._ranked, is_compact=True)
         self._sizes_with_gaps = self._sizes
-        if any(
-            usable.kernels_for_gaps is not usable.kernels
-            for rankings in self._ranked.values()
-            for usable in rankings
-        ):
+        usables = itertools.chain.from_iterable(self._ranked.values())
+        if any(usable.kernels_for_gaps is not usable.kernels for usable in usables):
             self._sizes_with_gaps = index_by_alignment(self._ranked, is_compact=False)
 
     def match(
@@ -163,12 +163,10 @@ class Index:
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
     ) -> Match | None:
         """The ranking that was shipped for a problem; None where there is none."""
-        rankings = self._ranked.get(problem, ())
-        for usable in rankings:
+        for usable in self._ranked.get(problem, ()):
             kernels = usable.aligned(alignment_bytes, is_compact)
             if kernels:
-                is_declared = any(one.ranking.is_declared for one in rankings)
-                basis = Basis.DECLARED if is_declared else Basis.SIGNATURE
+                basis = Basis.DECLARED if usable.ranking.is_declared else Basis.SIGNATURE
                 found = self._match_with(basis, usable, kernels)
                 return replace(found, measured=usable.ranking.measured)
         return None
@@ -208,20 +206,21 @@ class Index:
     def left_out_sizes(self, problem: Problem) -> Mapping[int, str]:
         """By m, why declared problems that have all else in common with one have no kernel here.
 
-        The build made none, or the bundle that declares them is refused.
+        The build made none, or the bundle that declares them, or its kernels, are refused.
         """
         return self._left_out.get(all_but_m(problem), {})
 
     @functools.cached_property
+    def _declared(self) -> frozenset[Problem]:
+        """Every problem that any bundle declares, also one that is refused or has no kernel."""
+        return frozenset(one for bundle in self.bundles for one in _declared_by(bundle.header))
+
+    @functools.cached_property
     def _left_out(self) -> dict[Hashable, dict[int, str]]:
         reasons = [(one, f"{name}: {why.text}") for one, (name, why) in self._unserved.items()]
-        for refused, reason in self._refused:
-            told = f"{refused.name}: {reason}"
-            reasons += (
-                (ranking.problem, told)
-                for ranking in refused.header.rankings
-                if ranking.is_declared
-            )
+        for bundle, reason in self._with_refusals:
+            told = f"{bundle.name}: {reason}"
+            reasons += ((problem, told) for problem in _declared_by(bundle.header))
         rows: dict[Hashable, dict[int, str]] = {}
         for declared, reason in reasons:
             if declared not in self._ranked:
@@ -261,8 +260,8 @@ class Index:
         order = order_between(
             problem,
             {kernel_id: served.kernel.design for kernel_id, served in kernels.items()},
-            below=_measured_times(around.below),
-            above=_measured_times(around.above),
+            below=_kernel_times(around.below),
+            above=_kernel_times(around.above),
             multiprocessors=self.facts.multiprocessors,
         )
         return tuple(kernels[kernel_id] for kernel_id in order)
@@ -346,6 +345,12 @@ def all_but_m(problem: Problem) -> Hashable:
     return problem.signature, problem.n, problem.k, problem.batch, problem.groups
 
 
+def _declared_by(header: Header) -> Iterator[Problem]:
+    """The problems that a bundle declares, with a kernel or without one."""
+    yield from (ranking.problem for ranking in header.rankings if ranking.is_declared)
+    yield from header.unserved
+
+
 def _usable_rankings(
     bundle: BundleView, facts: DeviceFacts
 ) -> tuple[list[UsableRanking], list[str]]:
@@ -384,9 +389,9 @@ def _with_small_workspaces(
     return small or kernels
 
 
-def _measured_times(usable: UsableRanking) -> MeasuredTimes:
+def _kernel_times(usable: UsableRanking) -> KernelTimes:
     times = {served.kernel.id: served.time_ns for served in usable.kernels}
-    return MeasuredTimes(
+    return KernelTimes(
         problem=usable.ranking.problem,
         times_ns={kernel_id: time for kernel_id, time in times.items() if time is not None},
     )
@@ -443,13 +448,3 @@ def first_served(
             return request, found
         reasons.update(dict.fromkeys(found.reasons))
     return asked[0], Miss(reasons=tuple(reasons))
-
-
-def newest_compiler_first(bundles: Iterable[BundleView]) -> list[BundleView]:
-    """Order bundles: newest compiler first, then by name."""
-    by_name = sorted(bundles, key=lambda bundle: (bundle.name, bundle.header.build_key))
-    return sorted(by_name, key=_compiler_version, reverse=True)  # stable: equals stay as they are
-
-
-def _compiler_version(bundle: BundleView) -> tuple[int, ...]:
-    return version_numbers(bundle.header.toolchain.get("nvidia-cutlass-dsl", ""))

@@ -41,8 +41,8 @@ def waves(
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredTimes:
-    """What was measured of one problem: nanoseconds of each kernel, by id."""
+class KernelTimes:
+    """Nanoseconds that each kernel takes for one problem, by id."""
 
     problem: Problem
     times_ns: Mapping[str, int]
@@ -52,8 +52,8 @@ def order_between(
     problem: Problem,
     designs: Mapping[str, KernelDesign],
     *,
-    below: MeasuredTimes,
-    above: MeasuredTimes,
+    below: KernelTimes,
+    above: KernelTimes,
     multiprocessors: int,
 ) -> list[str]:
     """Ids of kernels, the one that should be fastest first.
@@ -69,8 +69,8 @@ def interpolate(
     design: KernelDesign,
     kernel_id: str,
     *,
-    below: MeasuredTimes,
-    above: MeasuredTimes,
+    below: KernelTimes,
+    above: KernelTimes,
     multiprocessors: int,
 ) -> float:
     """Nanoseconds that one kernel should take; arguments as those of `order_between`."""
@@ -97,7 +97,7 @@ def times_between(
         design: The kernel's.
         problem: The GEMM, at any m.
         below: The smaller m, and the kernel's nanoseconds there.
-        above: The same of the larger.
+        above: The larger m, and the kernel's nanoseconds there.
         multiprocessors: Of the GPU.
 
     Returns:

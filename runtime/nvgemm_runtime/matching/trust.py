@@ -1,8 +1,8 @@
 """Whether a measurement holds here, which kernels it says to offer, and whether to time them again.
 
 Pure functions of a match, the operands, the device, and the versions at hand. A measurement counts
-only on the GPU product it was taken on, for the declared problem itself, and with operands aligned
-as they were measured. Estimates, and times of other GPUs or sizes, change nothing.
+only on the GPU product it was taken on, for the very problem, and with operands aligned as they
+were measured. Estimates, and times of other GPUs or sizes, change nothing.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from ..bundle.unknown_parts import doubt_about
 from ..gemm.problem import Problem, Signature
 from .device import DeviceFacts
 from .nearest import NearestSizes
+from .refusals import version_numbers
 from .trust import holds_here
 
 
@@ -29,6 +30,16 @@ class BundleView:
     header: Header
     origin: str = ""
     opened: Bundle | None = None
+
+
+def newest_compiler_first(bundles: Iterable[BundleView]) -> list[BundleView]:
+    """Order bundles: newest compiler first, then by name."""
+    by_name = sorted(bundles, key=lambda bundle: (bundle.name, bundle.header.build_key))
+    return sorted(by_name, key=_compiler_version, reverse=True)  # stable: equals stay as they are
+
+
+def _compiler_version(bundle: BundleView) -> tuple[int, ...]:
+    return version_numbers(bundle.header.toolchain.get("nvidia-cutlass-dsl", ""))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +88,8 @@ class UsableRanking:
 
     Attributes:
         bundle: The bundle that has it.
-        ranking: As the bundle has it, in doubt where measured kernels cannot be launched.
+        ranking: As the bundle has it, but in doubt where measured kernels cannot be launched, and
+            declared where another bundle declares its problem.
         kernels: Those that can be launched, best first; at least one.
         kernels_for_gaps: Those of them that take operands with gaps between rows or matrices.
     """

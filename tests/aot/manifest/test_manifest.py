@@ -311,6 +311,12 @@ dtype: bf16, dtype_b: fp8_e4m3, *
     4:33: gemms[0].dtype_b: found 'fp8_e4m3' ... A is bf16 and B is fp8_e4m3, must be of one type,
 dtype: fp8_e4m3, dtype_b: fp8_e5m2, layout: nn, *
     4:37: gemms[0].dtype_b: found 'fp8_e5m2' ... fp8 of two types has layout tn alone (here nn);
+dtype: bf16, dtype_b: fp8_e4m3, out: int32, *
+    4:33: gemms[0].dtype_b: found 'fp8_e4m3' ... A is bf16 and B is fp8_e4m3, must be of one type,
+dtype: fp8_e4m3, dtype_b: fp8_e5m2, layout: nn, epilogue: swiglu_halves, m: 1, n: 2, k: 1
+    4:37: gemms[0].dtype_b: found 'fp8_e5m2' ... fp8 of two types has layout tn alone (here nn)
+dtype: fp8_e4m3, dtype_b: fp8_e5m2, out: int32, layout: nn, *
+    4:18: gemms[0].dtype: found 'fp8_e4m3' ... fp8_e4m3 gives no int32, but fp32, fp16,
 dtype: fp8_e5m2, b_dtype: fp8_e4m3, *
     4:28: gemms[0]: found key 'b_dtype' ... did you mean 'dtype_b'?
 dtype: int8, epilogue: bias, *

@@ -122,8 +122,8 @@ def test_what_was_measured_between_declared_m_is_in_the_bundle(
     assert not header.unserved
     assert [one.problem for one in header.rankings if not one.is_declared] == [between]
     document = build_command.build_document(result)["bundles"][0]
-    assert (document["problems"], document["measured_besides"]) == (len(PROBLEMS), 1)
-    assert f"{len(PROBLEMS)} problems and 1 measured between them" in build_command.build_text(
+    assert (document["problems"], document["not_declared"]) == (len(PROBLEMS), 1)
+    assert f"{len(PROBLEMS)} problems and 1 measured and not declared" in build_command.build_text(
         build_command.build_document(result)
     )
     assert result.measured[0].standings == {between: "measured once"}

@@ -148,3 +148,17 @@ def test_every_table_is_the_same_after_pruning(how: Prune, seed: int) -> None:
     ]
     assert any(table(before, **one).has_kernels for one in hows)
     assert [table(after, **one) for one in hows] == [table(before, **one) for one in hows]
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize(("gpu", "stays"), [("NVIDIA H200", False), ("NVIDIA of tomorrow", True)])
+def test_of_many_rows_every_kernel_stays_where_the_number_of_multiprocessors_is_not_known(
+    how: Prune, gpu: str, stays: bool
+) -> None:
+    """Which kernel a table names between two m depends on waves, which then cannot be counted."""
+    content = bundle(5)
+    times = {kernel: 500 + 100 * place for place, kernel in enumerate(content.kernels)}
+    source = replace(SOURCE, gpu=gpu)
+    rankings = tuple(ranking(m, times, source=source) for m in (1024, 1536))
+    pruned = how(replace(content, rankings=rankings))
+    assert (len(pruned.kernels) == len(content.kernels)) is stays

@@ -37,6 +37,8 @@ def met(gemm: str, *reasons: str, offered: dict[str, str] | None = None) -> Line
         "basis": basis,
         "reasons": list(reasons),
         "offered": offered or {},
+        "measured": "",
+        "doubtful": [],
     }
 
 
@@ -171,6 +173,7 @@ def test_lines_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> N
         json.dumps(met("a", "no bundle")),
         '{"event": "met", "gemm": "b", "basis": "mi',
         '{"event": "met", "gemm": "c"}',
+        json.dumps({**met("e"), "doubtful": "a.nvgemm"}),
         '{"event": "dreamt", "gemm": "d"}',
         "[1]",
         "\0",
@@ -181,7 +184,7 @@ def test_lines_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> N
     events.write_text("\n".join(lines))
     document = explain_program(["sh", "-c", f'cat "{events}" >"${EXPLAIN_VARIABLE}"'])
     assert [gemm["gemm"] for gemm in document["gemms"]] == ["a"]
-    assert document["unreadable_lines"] == 6
+    assert document["unreadable_lines"] == 7
 
 
 @pytest.mark.slow

@@ -474,10 +474,10 @@ def test_a_problem_that_was_measured_and_not_declared_is_so_marked_and_shown(
         assert b'"declared":false' in encode_bundle(copied)[0]
         document = bundle_document(bundle)
         assert [one["declared"] for one in document["problems"]].count(False) == 1
-        assert bundle_text(document).count("not declared") == 1
+        assert bundle_text(document).count("measured and not declared") == 1
     item = InstalledBundle(path=tmp_path / "later.nvgemm", distribution="d", version="1")
     (listed,) = installed_document([item])
-    assert (listed["problems"], listed["measured_besides"]) == (len(header.rankings) - 1, 1)
+    assert (listed["problems"], listed["not_declared"]) == (len(header.rankings) - 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -495,3 +495,11 @@ def test_only_what_was_measured_may_be_not_declared(
     place = next(i for i, one in enumerate(rankings) if bool(one.measured) == is_measured)
     with pytest.raises(BundleFormatError, match=said):
         edited(tmp_path, lambda h: h["rankings"][place].update(declared=declared))
+
+
+def test_no_bundle_is_written_that_says_not_declared_of_what_was_not_measured() -> None:
+    content = synthetic_content(kernels=3, problems=2)
+    first, second = content.rankings
+    rankings = (first, replace(second, is_declared=False, measured=None))
+    with pytest.raises(BundleFormatError, match=r"not written: .*declared must be beside measured"):
+        encode_bundle(replace(content, rankings=rankings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,10 @@ from kernels_by_m import (
     operands,
 )
 from measured_bundles import ATEN, write_measured
+from nvgemm_aot.bundle.content import read_content
+from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.cache import Cache
+from nvgemm_runtime.bundle.format import Scope, UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import RequiredError
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
@@ -427,13 +431,13 @@ def test_required_refuses_a_declared_problem_without_its_kernel(
     assert "NVGEMM_AOT_DEFAULT_MODE=1" in str(caught.value)
 
 
-@pytest.mark.parametrize("undeclared", [(), (16,)])
+@pytest.mark.parametrize("not_declared", [(), (16,)])
 def test_required_passes_what_was_measured_and_not_declared(
-    inductor: InductorSession, bundles: Bundles, undeclared: tuple[int, ...]
+    inductor: InductorSession, bundles: Bundles, not_declared: tuple[int, ...]
 ) -> None:
-    inductor.use(bundles.measured(doubts=("it was hot",), undeclared=undeclared))
+    inductor.use(bundles.measured(doubts=("it was hot",), not_declared=not_declared))
     required = {"options": {"nvgemm_aot_mode": "required"}}
-    if undeclared:
+    if not_declared:
         assert inductor.compile(torch.mm, *operands(16), **required).launched == ()
         torch._dynamo.reset()
     else:
@@ -443,10 +447,38 @@ def test_required_passes_what_was_measured_and_not_declared(
         inductor.compile(torch.mm, *operands(24), **required)
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_required_refuses_what_one_bundle_declares_and_another_measured_in_doubt(
+    inductor: InductorSession, bundles: Bundles, tmp_path: Path, is_refused: bool
+) -> None:
+    """The declaring bundle has no kernel for it, or none of its kernels serves here."""
+    between = bundles.measured(doubts=("it was hot",), not_declared=tuple(TIMES))
+    with Bundle(between) as bundle:
+        content = read_content(bundle)
+    if is_refused:
+        rankings = tuple(replace(one, is_declared=True) for one in content.rankings)
+        content = replace(content, rankings=rankings)
+        content = replace(content, target=replace(content.target, arch="sm_90a"))
+    else:
+        (declared,) = (one.problem for one in content.rankings if one.problem.m == 16)
+        why = UnservedReason(text="no such operator", scope=Scope.PROBLEM)
+        rankings = tuple(one for one in content.rankings if one.problem != declared)
+        content = replace(content, rankings=rankings, unserved={declared: why})
+    tmp_path.chmod(0o755)
+    write_bundle(tmp_path / "declaring.nvgemm", content)
+    required = {"options": {"nvgemm_aot_mode": "required"}}
+    inductor.use(between)
+    assert inductor.compile(torch.mm, *operands(16), **required).launched == ()
+    torch._dynamo.reset()
+    inductor.use(between, tmp_path / "declaring.nvgemm")
+    with pytest.raises(Exception, match="m 16: measured, and uncertain"):
+        inductor.compile(torch.mm, *operands(16), **required)
+
+
 def test_what_was_measured_and_not_declared_is_in_tables_and_counts_as_served_by_signature(
     inductor: InductorSession, bundles: Bundles, events: Events
 ) -> None:
-    inductor.use(bundles.measured(undeclared=(12, 16, 32)))
+    inductor.use(bundles.measured(not_declared=(12, 16, 32)))
     required = {"options": {"nvgemm_aot_mode": "required"}}
     for m, launched in {12: (WIDE,), 16: (SQUARE,), 32: (), 8: (WIDE,)}.items():
         assert inductor.compile(torch.mm, *operands(m), **required).launched == launched, m
@@ -459,7 +491,7 @@ def test_what_was_measured_and_not_declared_is_in_tables_and_counts_as_served_by
 def test_required_passes_any_n_at_an_m_that_is_not_declared(
     inductor: InductorSession, bundles: Bundles
 ) -> None:
-    inductor.use(bundles.measured(undeclared=(16,)))
+    inductor.use(bundles.measured(not_declared=(16,)))
     a, b = operands(16)
     torch._dynamo.mark_dynamic(b, 1)
     required = {"nvgemm_aot_mode": "required"}
@@ -664,6 +696,22 @@ def test_the_command_that_settles_contradictions_measures_both_bundles(
         f"to measure on this GPU what is uncertain:\n  nvgemm-aot tune {' '.join(both)} -o "
         "tuned.nvgemm"
     )
+
+
+@pytest.mark.parametrize("is_contradicted", [False, True])
+def test_no_command_is_told_where_no_measurement_could_count(
+    inductor: InductorSession, bundles: Bundles, events: Events, is_contradicted: bool
+) -> None:
+    """Such as with ATen set otherwise than `tune` has it."""
+    lost = {m: {**times, ATEN: 100} for m, times in TIMES.items()}
+    doubts = () if is_contradicted else ("it was hot",)
+    inductor.use(bundles.measured(doubts=doubts), bundles.measured(lost, doubts=doubts))
+    prefer = SimpleNamespace(name="Cublaslt")
+    inductor.monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", lambda: prefer)
+    compile_dynamic(inductor)
+    text = explained(events)
+    assert "ATen was measured as it is usually set" in text
+    assert "nvgemm-aot tune" not in text
 
 
 def test_of_many_sizes_that_aten_won_a_message_names_a_few() -> None:

@@ -304,6 +304,20 @@ def test_explanations_say_how_to_settle_what_is_in_doubt(
     )
 
 
+def test_no_command_is_told_for_operands_that_no_measurement_is_of(
+    trial: Trial, events: Callable[[], list[dict[str, Any]]]
+) -> None:
+    a, b = trial.operands
+    apart = torch.randn(a.shape[0], 2 * a.shape[1])[:, : a.shape[1]]
+    trial.use(aten=150.0, watch=DictatedWatch([GpuState(utilization_percent=50, slowdowns=())]))
+    for first, is_told in ((a, True), (apart, False)):
+        torch._dynamo.reset()
+        trial.inductor.compile(torch.mm, first, b)
+        met = [one for one in events() if one["event"] == "met"][-1]
+        assert met["offered"]
+        assert bool(met["doubtful"]) is is_told
+
+
 def test_our_choice_alone_writes_the_same_code_as_when_it_wins(trial: Trial) -> None:
     trial.use(aten=250.0)
     trial.inductor.slow_down_aten()

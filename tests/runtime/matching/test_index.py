@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -25,9 +26,9 @@ from nvgemm_runtime.matching.index import (
     BundleView,
     Match,
     Miss,
-    newest_compiler_first,
 )
 from nvgemm_runtime.matching.refusals import refusal
+from nvgemm_runtime.matching.usable_rankings import newest_compiler_first
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import B200, LIBRARY
 
@@ -333,7 +334,8 @@ def test_a_match_says_whether_its_ranking_may_get_more_kernels(is_transient: boo
     assert found(index(header(problem(16))).match(problem(16), 16)).is_complete
 
 
-def test_what_was_measured_and_not_declared_counts_as_another_size_with_its_own_ranking() -> None:
+def partly_measured() -> tuple[Header, Measured]:
+    """A bundle that declares m 16, and of which m 64 was measured and not declared."""
     source = replace(content(problem(16)).rankings[0].source, kind="measurement")
     source = replace(
         source,
@@ -344,12 +346,61 @@ def test_what_was_measured_and_not_declared_counts_as_another_size_with_its_own_
     base = content(problem(16), problem(64))
     declared, between = base.rankings
     between = replace(between, source=source, measured=measured, is_declared=False)
-    partly = encode_bundle(replace(base, rankings=(declared, between)))[1]
+    return encode_bundle(replace(base, rankings=(declared, between)))[1], measured
+
+
+def test_what_was_measured_and_not_declared_counts_as_another_size_with_its_own_ranking() -> None:
+    partly, measured = partly_measured()
     match = found(index(partly).match(problem(64), 128))
     assert (match.basis, match.ranked_as) == (Basis.SIGNATURE, problem(64))
     assert match.measured == measured
-    # Another bundle declares it, and the measurement is preferred all the same.
-    match = found(index(partly, header(problem(64), seed=1)).match(problem(64), 128))
-    assert (match.basis, match.measured) == (Basis.DECLARED, measured)
     refused = index(partly, facts=replace(B200, capability=(9, 0)))
     assert list(refused.left_out_sizes(problem(1))) == [16]
+
+
+def declaring_64() -> Header:
+    return header(problem(64), seed=1)
+
+
+@pytest.mark.parametrize(
+    "declaring",
+    [
+        pytest.param(declaring_64, id="served"),
+        pytest.param(
+            lambda: replace(declaring_64(), target=replace(declaring_64().target, arch="sm_90a")),
+            id="refused",
+        ),
+        pytest.param(
+            lambda: replace(
+                header(problem(32), seed=1),
+                unserved={problem(64): UnservedReason(text="none", scope=Scope.PROBLEM)},
+            ),
+            id="unserved",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_what_any_bundle_declares_is_declared_and_the_measurement_of_another_is_preferred(
+    declaring: Callable[[], Header], is_first: bool
+) -> None:
+    partly, measured = partly_measured()
+    other = declaring()
+    made = index(*(other, partly) if is_first else (partly, other))
+    match = found(made.match(problem(64), 128))
+    assert (match.basis, match.measured) == (Basis.DECLARED, measured)
+    assert all(one.ranking.is_declared for one in made.ranked_sizes(problem(1))[64])
+
+
+def test_every_declared_problem_without_a_kernel_here_is_left_out_with_the_reason() -> None:
+    """Also where the bundle serves others, and where its build made no kernel for it."""
+    built = header(problem(16), problem(64))
+    kernels = list(built.kernels)
+    gone = next(one for one in built.rankings if one.problem == problem(64)).kernels[0].kernel
+    kernels[gone] = replace(kernels[gone], calling_convention="of the future")
+    partly = index(replace(built, kernels=tuple(kernels)))
+    assert found(partly.match(problem(16), 16)).basis is Basis.DECLARED
+    ((m, why),) = partly.left_out_sizes(problem(1)).items()
+    assert (m, why.startswith("b0: 1 kernels are left out: ")) == (64, True)
+    unserved = {problem(32): UnservedReason(text="none", scope=Scope.PROBLEM)}
+    refused = index(replace(built, unserved=unserved), facts=replace(B200, capability=(9, 0)))
+    assert sorted(refused.left_out_sizes(problem(1))) == [16, 32, 64]

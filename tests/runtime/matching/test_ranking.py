@@ -15,7 +15,7 @@ from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.matching.device import TorchVersions
 from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match
 from nvgemm_runtime.matching.nearest import NearestSizes
-from nvgemm_runtime.matching.ranking import MeasuredTimes, interpolate, waves
+from nvgemm_runtime.matching.ranking import KernelTimes, interpolate, waves
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import B200
 
@@ -76,11 +76,11 @@ def problem(m: int, n: int = 4096, k: int = 4096) -> Problem:
     return Problem(signature=SIGNATURE, m=m, n=n, k=k)
 
 
-def row(m: int, **times_ns: int) -> MeasuredTimes:
-    return MeasuredTimes(problem=problem(m), times_ns=times_ns)
+def row(m: int, **times_ns: int) -> KernelTimes:
+    return KernelTimes(problem=problem(m), times_ns=times_ns)
 
 
-def between(m: int, below: MeasuredTimes, above: MeasuredTimes, multiprocessors: int = 32) -> float:
+def between(m: int, below: KernelTimes, above: KernelTimes, multiprocessors: int = 32) -> float:
     return interpolate(
         problem(m), DESIGN, "a", below=below, above=above, multiprocessors=multiprocessors
     )
