@@ -6,7 +6,7 @@ The same table that torch.compile's default mode has looked up in generated code
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..gemm.aten import unusual_setting
@@ -17,7 +17,7 @@ from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, torch_versions
 from ..matching.dispatch import Dispatch, decide_dispatch
 from ..matching.thresholds import ATEN
-from ..matching.trust import Terms, why_another_aten, why_unlike_measured
+from ..matching.trust import Terms
 from .select import facts_of
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ def find_dispatch(
         only_deterministic: Whether to leave out kernels whose results depend on timing.
 
     Returns:
-        The first reading for which problems are ranked, or the first of all, and the decision. Its
-        ``doubtful`` is empty where no measurement by ``nvgemm-aot tune`` could count.
+        The first reading for which problems are ranked, or the first of all, and the decision.
     """
     index = INSTALLATION.index(facts)
     rows = [(request, index.ranked_sizes(request.problem)) for request in asked]
@@ -62,8 +61,6 @@ def find_dispatch(
         only_confirmed=only_confirmed,
         only_deterministic=only_deterministic,
     )
-    if why_unlike_measured(request) or why_another_aten(request, terms):
-        decided = replace(decided, doubtful={})  # measuring again would not make it count here
     return request, decided
 
 

@@ -44,7 +44,7 @@ class Dispatch:
         open: By m, why a problem's ranking, or its fastest kernels, are not used.
         declared: The m of problems that a bundle declares; others were measured beside them.
         doubtful: By m, the files of bundles whose measurements of that size are in doubt, or
-            contradict each other.
+            contradict each other; empty where no measurement by ``nvgemm-aot tune`` could count.
         needed: The ids of the kernels without which the table could be another: those that it
             names, and those that others are compared to.
     """
@@ -101,7 +101,7 @@ def decide_dispatch(
         if isinstance(found, str):
             why_open[m] = found
             files = _contradicting_files(counting) or _doubtful_files(of_size)
-            if files:
+            if files and not obstacle:  # else measuring again would not make it count here
                 doubtful[m] = files
             continue
         if only_deterministic:

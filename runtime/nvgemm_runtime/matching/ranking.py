@@ -81,10 +81,10 @@ def interpolate(
         here, there = (waves(design, one, multiprocessors) for one in (problem, row.problem))
         return here * alone / there
     ends = ((below.problem.m, low), (above.problem.m, high))
-    return times_between(design, problem, *ends, multiprocessors)(problem.m)
+    return curve_between(design, problem, *ends, multiprocessors)(problem.m)
 
 
-def times_between(
+def curve_between(
     design: KernelDesign,
     problem: Problem,
     below: tuple[int, int],

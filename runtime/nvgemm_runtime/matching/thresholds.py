@@ -3,7 +3,7 @@
 A kernel computes nowhere unless it beats ATen by `MIN_GAIN`. At a measured m the fastest computes.
 Between two measured m, up to `FEW_ROWS`, a kernel may compute that was among the fastest at both.
 For more rows, what a kernel takes in between is computed from its waves of tiles
-(`ranking.times_between`), and that must be less than ATen takes.
+(`ranking.curve_between`), and that must be less than ATen takes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ..bundle.format import KernelDesign, Timing
 from ..gemm.problem import Problem
-from .ranking import times_between
+from .ranking import curve_between
 
 ATEN = ""
 """Stands for ATen where a kernel's id may stand."""
@@ -36,8 +36,11 @@ Where `benchmarks.ranking` held such an m back on an H200, its neighbours 2.7 to
 kernels that were within `MARGIN` at both lost 0.3 % in the geometric mean, and 2.9 % at most."""
 
 MAX_RATIO = 2
-"""The same for more rows. What `benchmarks.dispatch` measured at held-back m on two H200s, with
-neighbours 1.1 to 2 times apart, is what `FAR` and `MIN_GAIN` were chosen by."""
+"""Most that the larger of two measured m may be of the smaller for more rows.
+
+This, `FAR` and `MIN_GAIN` were chosen by times of two n and k on an H200, at held-back m. At those of
+two others on another H200, tables took 1.005 times as long as the best, and ATen alone 1.008 times
+(`benchmarks.dispatch`)."""
 
 FAR = 0.05
 """For more rows, a kernel that takes this part longer than the fastest at either of two measured m
@@ -100,13 +103,13 @@ class DispatchTable:
         return self.kernels[bisect_right(self.bounds, m)]
 
     def within(self, least: int, most: int | None) -> DispatchTable:
-        """The same for m in ``least..most`` (no end if None), without segments outside of it."""
+        """The part for m in ``least..most`` (no end if None), without segments outside of it."""
         first = bisect_right(self.bounds, least)
         last = len(self.bounds) if most is None else bisect_right(self.bounds, most)
         return DispatchTable(bounds=self.bounds[first:last], kernels=self.kernels[first : last + 1])
 
     def without_aten(self, kernel_id: str) -> DispatchTable:
-        """The same, with a kernel in the place of ATen."""
+        """The table with a kernel in the place of ATen."""
         bounds: list[int] = []
         kernels: list[str] = []
         for bound, one in zip((0, *self.bounds), self.kernels):
@@ -150,7 +153,7 @@ class Tiling:
     ) -> Callable[[int], float]:
         """Nanoseconds that a kernel should take at an m between two where it was measured."""
         low, high = (size.kernels[kernel_id].timing.time_ns for size in (below, above))
-        return times_between(
+        return curve_between(
             self.designs[kernel_id],
             self.problem,
             (below.m, low),
