@@ -78,6 +78,24 @@ _HOPPER_UNCLUSTERED = (((256, 128), False), ((128, 256), False), ((128, 192), Tr
 _HOPPER_MIDDLE = (((64, 128), False), ((64, 256), False), ((128, 64), True), ((64, 128), True))
 _HOPPER_NARROW = tuple(product((64, 128), (16, 32, 64)))
 
+_HOPPER_BETWEEN = tuple(
+    Design(tile=(rows, width), cluster=cluster, pingpong=pingpong, swapped=True)
+    for pingpong, rows, widths, clusters in (
+        (False, 64, (48, 80, 96, 112, 160), ((1, 1), (1, 2))),
+        (False, 128, (80, 96, 112), ((1, 1), (1, 2))),
+        (True, 128, (144, 176), ((1, 2), (2, 1))),
+        (False, 128, (240,), ((2, 1),)),
+        (False, 256, (80, 96, 112, 144), ((2, 1),)),
+    )
+    for width in widths
+    for cluster in clusters
+)
+"""For an m that is no power of two, of which other tiles would compute up to twice the rows.
+
+Those of 64 and 128 rows cover the n of most weights in one wave of tiles. A cluster along n, over
+two tiles of m, loads each part of the weights once for both. Of 256 rows, 224 or more columns
+spill; other widths must be multiples of 16, because the library stores results so."""
+
 _HOPPER_DYNAMIC = tuple(
     Design(tile=tile, cluster=(2, 1), pingpong=pingpong, swapped=swapped, dynamic=True)
     for swapped in (False, True)
@@ -163,7 +181,7 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
         split = (*_HOPPER_SPLIT, *_HOPPER_SPLIT_LARGE, *_HOPPER_SPLIT_IN_ANY_ORDER)
     else:
         split = _HOPPER_SPLIT
-    return (*_hopper(), *_HOPPER_DYNAMIC, *split)
+    return (*_hopper(), *_HOPPER_BETWEEN, *_HOPPER_DYNAMIC, *split)
 
 
 FLAG_BYTES = 4
