@@ -1,7 +1,8 @@
 """Which designs of quack's dense GEMM are offered for an architecture and a signature.
 
-Most are those that quack's own autotuner tries. The narrow ones are not in its list, but its
-kernels accept them; with operands swapped, they compute a small m without wasted rows. On Hopper,
+Most are those that quack's own autotuner tries. The narrow ones, and those of widths between its
+own, are not in its list, but its kernels accept them; with operands swapped, they compute a small
+m, or one that is no power of two, with few wasted rows. On Hopper,
 kernels for fp8 keep their sums in two levels, as exact as fp32, which takes twice the registers:
 their tiles are smaller, for those of 16-bit types would spill.
 
