@@ -2,9 +2,9 @@
 
 Most are those that quack's own autotuner tries. The narrow ones, and those of widths between its
 own, are not in its list, but its kernels accept them; with operands swapped, they compute a small
-m, or one that is no power of two, with few wasted rows. On Hopper,
-kernels for fp8 keep their sums in two levels, as exact as fp32, which takes twice the registers:
-their tiles are smaller, for those of 16-bit types would spill.
+m, or one that is no power of two, with few wasted rows. On Hopper, kernels for fp8 keep their sums
+in two levels, as exact as fp32, which takes twice the registers: their tiles are smaller, for those
+of 16-bit types would spill.
 
 Tiles reach clusters by a static schedule, on Blackwell by the hardware's (cluster launch control).
 For large problems on Hopper a few designs have a dynamic schedule as well: a counter in the
@@ -93,9 +93,8 @@ _HOPPER_BETWEEN = tuple(
 )
 """For an m that is no power of two, of which other tiles would compute up to twice the rows.
 
-Those of 64 and 128 rows cover the n of most weights in one wave of tiles. A cluster along n, over
-two tiles of m, loads each part of the weights once for both. Of 256 rows, 224 or more columns
-spill; other widths must be multiples of 16, because the library stores results so."""
+A cluster of (1, 2) loads the weights once for two tiles of the problem's m. The library accepts
+widths that are multiples of 16 alone, and a tile of 256 x 224 spills registers."""
 
 _HOPPER_DYNAMIC = tuple(
     Design(tile=tile, cluster=(2, 1), pingpong=pingpong, swapped=swapped, dynamic=True)
