@@ -5,13 +5,15 @@
     python -m benchmarks.estimates fit kernels.nvgemm times.json        # anywhere; prints the table
     python -m benchmarks.estimates fit kernels.nvgemm times.json --write
     python -m benchmarks.estimates schedules kernels.nvgemm times.json  # of schedules.yaml
+    python -m benchmarks.estimates winners times.json                   # of between.yaml
 
 ``build`` compiles every kernel that the manifest's providers list. ``fit`` also takes what
 ``nvgemm-aot tune --json``, ``benchmarks.kernels`` and ``benchmarks.ranking`` measured of a bundle's
 kernels. It fits on two thirds of the sizes and judges on the third that is held back: how much
 slower than the bundle's best the first of the kernels is that a build would choose, and the best of
 its first few, with the corrections and without. ``--write`` puts the corrections, fitted on all
-sizes, where builds read them, if they were better on the sizes held back.
+sizes, where builds read them, if they were better on the sizes held back. ``winners`` compares the
+fastest kernel with ATen, and counts at how many problems a design is among the fastest.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from pathlib import Path
 
 import click
 
-from benchmarks.estimates import every_kernel, fitting, measuring, records, schedules
+from benchmarks.estimates import every_kernel, fitting, measuring, records, schedules, winners
+from benchmarks.shared.records import read_record
 
 MANIFEST = Path(__file__).parent / "manifest.yaml"
 
@@ -72,6 +75,14 @@ def fit(bundle: Path, times: tuple[Path, ...], write: bool) -> None:
 def compare_schedules(bundle: Path, times: tuple[Path, ...]) -> None:
     """Compare dynamic schedules with the static ones of the same kernels, as measured."""
     click.echo(schedules.compare(records.read_times(bundle, times)))
+
+
+@main.command(name="winners")
+@click.argument("times", type=click.Path(path_type=Path, exists=True))
+def print_winners(times: Path) -> None:
+    """Compare the fastest kernels with ATen, and count what is among the fastest."""
+    keys = {"kernels": list, "times_ns": dict, "aten_ns": dict}
+    click.echo(winners.winners(read_record(times, measuring.WHAT, keys)))
 
 
 if __name__ == "__main__":

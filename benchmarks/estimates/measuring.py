@@ -1,4 +1,4 @@
-"""Times every kernel of a bundle at the problems it declares, each launch apart from the others."""
+"""Times every kernel of a bundle, and ATen, at the problems it declares, each launch apart."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ ROUNDS = 3
 WINDOW_NS = 600_000.0
 SPACER = "spacer"
 """The small kernel between launches, timed alone."""
+ATEN = "aten"
+"""``torch.mm(out=)``."""
 
 NEAR = 2.5
 """Kernels that take longer than this times the fastest are timed by two single launches alone."""
@@ -75,16 +77,19 @@ def measure(bundle_path: Path, times_path: Path, budget_s: float | None) -> None
         "kernels": [kernel_json(kernel) for kernel in header.kernels],
         "wrong": {},
         "times_ns": {},
+        "aten_ns": {},
     }
     begun = time.monotonic()
     try:
         for number, problem in in_time(problems, budget_s):
-            row = _measure_problem(problem, launches, arena, record["wrong"])
+            row, aten = _measure_problem(problem, launches, arena, record["wrong"])
             record["times_ns"][problem.key] = row
+            record["aten_ns"][problem.key] = aten
             seconds = time.monotonic() - begun
             least = min(one for one in row if one is not None)
             click.echo(
-                f"{number + 1}/{len(problems)} {seconds:.0f} s {problem.key}: {least / 1e3:.1f} us",
+                f"{number + 1}/{len(problems)} {seconds:.0f} s {problem.key}: "
+                f"{least / 1e3:.1f} us, ATen {aten / 1e3:.1f} us",
                 err=True,
             )
     finally:
@@ -102,8 +107,11 @@ def _measure_problem(
     launches: Mapping[str, Launch],
     arena: Arena,
     wrong: dict[str, str],
-) -> list[float | None]:
-    """Nanoseconds of each kernel; None for one that is not exact, whose fault goes to ``wrong``."""
+) -> tuple[list[float | None], float]:
+    """Nanoseconds of each kernel, and of ATen.
+
+    None for a kernel that is not exact, whose fault goes to ``wrong``.
+    """
     import torch
 
     size = (problem.m, problem.n, problem.k)
@@ -128,10 +136,13 @@ def _measure_problem(
     ways = {
         id_: Contender(launch=spaced(right[id_]), sets=sets) for id_ in near if id_ not in faults
     }
+    ways[ATEN] = Contender(launch=spaced(lambda a, b, out: torch.mm(a, b, out=out)), sets=sets)
     ways[SPACER] = Contender(launch=lambda a, b, out: small.add_(1.0), sets=sets)
     measured = offline_ns(ways, ROUNDS, WINDOW_NS, random.Random(problem.key))
     rough = {id_: look for id_, look in looks.items() if id_ not in faults}
-    return without_spacer(measured, rough, list(launches))
+    *row, aten = without_spacer(measured, rough, [*launches, ATEN])
+    assert aten is not None
+    return row, aten
 
 
 def without_spacer(

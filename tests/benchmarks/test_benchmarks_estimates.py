@@ -16,6 +16,7 @@ from benchmarks.estimates import fitting, measuring, schedules
 from benchmarks.estimates.__main__ import main
 from benchmarks.estimates.every_kernel import build_every_kernel
 from benchmarks.estimates.records import Measurements, read_times
+from benchmarks.estimates.winners import short_name
 from fake_provider import FakeProvider, candidate
 from nvgemm_aot.manifest.parse import Declared, Manifest, load_manifest
 from nvgemm_aot.providers import Candidate, load_provider
@@ -215,6 +216,45 @@ def test_the_spacer_is_taken_off_and_wrong_kernels_have_no_time() -> None:
         7000.0,
         None,
     ]
+
+
+def test_winners_are_counted_and_compared_with_aten(
+    bundle: tuple[Path, Header], tmp_path: Path
+) -> None:
+    """At one problem d alone is fast, at the other one c is within a hundredth of it."""
+    _, header = bundle
+    places = [kernel.operator for kernel in header.kernels]
+    near, alone = PROBLEMS[:2]
+    times = {near: {"d": 1000.0, "c": 1009.0}, alone: {"d": 4000.0, "c": 4100.0}}
+    document = {
+        **record(header),
+        "times_ns": {key.key: [row.get(name) for name in places] for key, row in times.items()},
+        "aten_ns": {near.key: 900.0, alone.key: 4400.0},
+    }
+    done = CliRunner().invoke(main, ["winners", str(written(tmp_path / "t.json", document))])
+    assert done.exit_code == 0, done.output
+    lines = [line.split() for line in done.output.splitlines()]
+    assert [line[-4:] for line in lines if line[0] == "m"] == [
+        ["0.9", "1.0", "0.900", "d"],
+        ["4.4", "4.0", "1.100", "d"],
+    ]
+    assert lines[-2:] == [["2", "2", "d"], ["0", "1", "c"]]
+    assert "2 problems: ATen takes 0.995 times" in done.output
+
+
+def test_winners_need_times_of_aten(bundle: tuple[Path, Header], tmp_path: Path) -> None:
+    _, header = bundle
+    times = written(tmp_path / "times.json", record(header))
+    done = CliRunner().invoke(main, ["winners", str(times)])
+    assert done.exit_code == 1
+    assert "has no aten_ns" in done.output
+
+
+def test_names_of_designs_have_no_types() -> None:
+    name = "cutedsl.Sm90Gemm_tnt_ABFloat16_BBFloat16_outBFloat16_accFloat32_cluster1x1x1_tile64x64"
+    assert short_name(name) == "cutedsl.Sm90Gemm_cluster1x1x1_tile64x64"
+    other = "quack.GemmDefaultSm90_pingpong_dynamic_cluster2x1x1_tile128x192x64"
+    assert short_name(other) == other
 
 
 def schedule(name: str, scheduler: str, **change: Any) -> Candidate:

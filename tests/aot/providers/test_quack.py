@@ -216,6 +216,56 @@ def test_a_swapped_design_is_stated_along_the_problem() -> None:
     assert one.cluster_sizes == (), "launches are told how many clusters run at once"
 
 
+def test_on_hopper_one_tile_covers_any_small_m_with_few_rows_wasted() -> None:
+    """A width for each 16 rows, so that no m is padded to the next power of two."""
+    offered = designs(HOPPER, Signature.parse("mm/tn/bf16xbf16/fp32/bf16"))
+    widths = {one.tile[1] for one in offered if one.swapped and one.splits == 1}
+    assert widths == {*range(16, 257, 16)}
+
+
+def by_estimate(m: int, n: int, k: int) -> list[Candidate]:
+    """All designs for Hopper that can run a problem, fastest first."""
+    problem = Problem(signature=Signature.parse("mm/tn/bf16xbf16/fp32/bf16"), m=m, n=n, k=k)
+    target = build_target(HOPPER)
+    found = Quack().enumerate(problem.signature, target).candidates
+    model = Quack().runtime_model(target)
+    correction = find_correction(target, model.name)
+    assert correction is not None
+    times = correction.corrected(
+        problem,
+        found,
+        [model.estimate_ns(problem, one.block_shape) for one in found],
+        target.device.sm_count.value,
+    )
+    assert None not in times
+    return [found[place] for place in sorted(range(len(found)), key=lambda one: times[one] or 0)]
+
+
+@pytest.mark.parametrize("m", [72, 80, 96, 112, 144, 160])
+def test_the_swapped_tile_estimated_to_be_the_fastest_wastes_few_rows(m: int) -> None:
+    """At m = 80 a tile of width 128 computes 48 rows of nothing."""
+    first = next(one for one in by_estimate(m, 28672, 4096) if one.design.swapped)
+    assert -m % first.design.tile[0] < 16, first.operator
+
+
+@pytest.mark.parametrize("m", [72, 80, 88, 96, 112])
+@pytest.mark.parametrize("rows", [64, 128, 256])
+def test_of_tiles_alike_but_for_their_width_the_narrowest_that_holds_m_is_estimated_fastest(
+    m: int, rows: int
+) -> None:
+    ranked = [
+        one
+        for one in by_estimate(m, 28672, 4096)
+        if one.block_shape.tile[0] == rows
+        and one.block_shape.cluster == ((2, 1) if rows == 256 else (1, 1))
+        and one.block_shape.tile[1] in (80, 96, 112, 128)
+        and one.block_shape.splits == 1
+        and one.design.swapped
+    ]
+    assert len({one.block_shape.tile[1] for one in ranked}) >= 3
+    assert ranked[0].block_shape.tile[1] == max(80, -(-m // 16) * 16)
+
+
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100f"])
 def test_kernels_that_split_k_have_a_counter_and_a_partial_result_for_each_tile(arch: str) -> None:
     signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
@@ -506,6 +556,32 @@ def test_a_bundle_of_both_providers_verifies_and_comes_out_equal(tmp_path: Path,
     with Bundle(file) as bundle:
         assert "quack" in {kernel.provider for kernel in bundle.header.kernels}
         assert bundle.header.toolchain["quack-kernels"]
+
+
+BETWEEN = tuple(
+    f"quack.GemmDefaultSm90_{kind}_swap_ab"
+    for kind in (
+        "cooperative_cluster1x2x1_tile64x80x64",
+        "pingpong_cluster2x1x1_tile128x176x64",
+        "cooperative_cluster2x1x1_tile256x144x64",
+    )
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tn", "nt"])
+def test_tiles_of_widths_between_powers_of_two_verify(
+    tmp_path: Path, kernel_cache: Cache, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    list_only(monkeypatch, BETWEEN)
+    path = tmp_path / "between.yaml"
+    text = MANIFEST.format(arch="sm_90a", providers="quack", k=256)
+    text = text.replace("candidates: 2", "candidates: 8").replace("layout: nt", f"layout: {layout}")
+    path.write_text(text)
+    (built,) = build(load_manifest(path), tmp_path, kernel_cache, jobs=1).bundles
+    assert sorted(kernel.operator for kernel in built.header.kernels) == sorted(BETWEEN)
+    report = verify_bundle(built.path, disassemble=True)
+    assert report.ok, report.findings
 
 
 EPILOGUES = """

@@ -1,9 +1,10 @@
 """Which designs of quack's dense GEMM are offered for an architecture and a signature.
 
-Most are those that quack's own autotuner tries. The narrow ones are not in its list, but its
-kernels accept them; with operands swapped, they compute a small m without wasted rows. On Hopper,
-kernels for fp8 keep their sums in two levels, as exact as fp32, which takes twice the registers:
-their tiles are smaller, for those of 16-bit types would spill.
+Most are those that quack's own autotuner tries. The narrow ones, and those of widths between its
+own, are not in its list, but its kernels accept them; with operands swapped, they compute a small
+m, or one that is no power of two, with few wasted rows. On Hopper, kernels for fp8 keep their sums
+in two levels, as exact as fp32, which takes twice the registers: their tiles are smaller, for those
+of 16-bit types would spill.
 
 Tiles reach clusters by a static schedule, on Blackwell by the hardware's (cluster launch control).
 For large problems on Hopper a few designs have a dynamic schedule as well: a counter in the
@@ -77,6 +78,23 @@ _HOPPER_PINGPONG = (*product((128,), (128, 160, 192, 208)), (192, 128))
 _HOPPER_UNCLUSTERED = (((256, 128), False), ((128, 256), False), ((128, 192), True))
 _HOPPER_MIDDLE = (((64, 128), False), ((64, 256), False), ((128, 64), True), ((64, 128), True))
 _HOPPER_NARROW = tuple(product((64, 128), (16, 32, 64)))
+
+_HOPPER_BETWEEN = tuple(
+    Design(tile=(rows, width), cluster=cluster, pingpong=pingpong, swapped=True)
+    for pingpong, rows, widths, clusters in (
+        (False, 64, (48, 80, 96, 112, 160), ((1, 1), (1, 2))),
+        (False, 128, (80, 96, 112), ((1, 1), (1, 2))),
+        (True, 128, (144, 176), ((1, 2), (2, 1))),
+        (False, 128, (240,), ((2, 1),)),
+        (False, 256, (80, 96, 112, 144), ((2, 1),)),
+    )
+    for width in widths
+    for cluster in clusters
+)
+"""For an m that is no power of two, of which other tiles would compute up to twice the rows.
+
+A cluster of (1, 2) loads the weights once for two tiles of the problem's m. The library accepts
+widths that are multiples of 16 alone, and a tile of 256 x 224 spills registers."""
 
 _HOPPER_DYNAMIC = tuple(
     Design(tile=tile, cluster=(2, 1), pingpong=pingpong, swapped=swapped, dynamic=True)
@@ -163,7 +181,7 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
         split = (*_HOPPER_SPLIT, *_HOPPER_SPLIT_LARGE, *_HOPPER_SPLIT_IN_ANY_ORDER)
     else:
         split = _HOPPER_SPLIT
-    return (*_hopper(), *_HOPPER_DYNAMIC, *split)
+    return (*_hopper(), *_HOPPER_BETWEEN, *_HOPPER_DYNAMIC, *split)
 
 
 FLAG_BYTES = 4
