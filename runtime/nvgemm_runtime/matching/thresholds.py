@@ -38,7 +38,7 @@ kernels that were within `MARGIN` at both lost 0.3 % in the geometric mean, and 
 MAX_RATIO = 2
 """Most that the larger of two measured m may be of the smaller for more rows.
 
-This, `FAR` and `MIN_GAIN` were chosen by times of two n and k on an H200, at held-back m. At those of
+This, `FAR` and `MIN_GAIN` were chosen by times of two n and k on an H200, at held-back m. At m of
 two others on another H200, tables took 1.005 times as long as the best, and ATen alone 1.008 times
 (`benchmarks.dispatch`)."""
 
