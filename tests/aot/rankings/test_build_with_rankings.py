@@ -452,16 +452,18 @@ def test_the_guide_says_what_is_shipped() -> None:
         r"Measured rankings for the H200 come with .*? are in both[^.]*\.", guide
     )
     counts = re.findall(r"(\d+)[a-z ]* of `([^`]*)`, of which [A-Za-z ]* confirm (\d+)", passage)
-    found, problems = {}, []
+    found, problems = {}, {}
     for path in (Path(shipped.__file__).parent / "data").glob("*.json"):
         read = read_rankings(path)
-        problems.append({one.problem for one in read.entries})
+        problems[path.stem] = {one.problem for one in read.entries}
         standings = [assess(entries).standing for entries in read.groups.values()]
-        found[path.stem] = (str(len(problems[-1])), str(standings.count("confirmed")))
+        found[path.stem] = (str(len(problems[path.stem])), str(standings.count("confirmed")))
         assert {one.problem.signature.a.value for one in read.entries} == {"bf16"}
         assert {one.origin.gpu for one in read.entries} == {"NVIDIA H200"}
     assert {name: (count, confirmed) for count, name, confirmed in counts} == found
-    assert f" {len(set.intersection(*problems))} are in both, " in passage
+    shared = problems["llama-3.1-8b"] & problems["qwen3-8b"]
+    assert f" {len(shared)} of the first two are in both, " in passage
+    assert problems.pop("llama-3.3-70b").isdisjoint(set().union(*problems.values()))
 
 
 def test_what_the_build_prints_of_measurements() -> None:
