@@ -69,9 +69,7 @@ def test_any_distribution_of_rows_is_exact(installed: tuple[Bundle, Kernel], nam
 
 
 @pytest.mark.parametrize("name", UNGROUPED_ROWS)
-def test_rows_of_no_group_are_left_as_they_are(
-    installed: tuple[Bundle, Kernel], name: str
-) -> None:
+def test_rows_of_no_group_are_left_as_they_are(installed: tuple[Bundle, Kernel], name: str) -> None:
     _, kernel = installed
     arguments = arguments_for(kernel, name)
     rest = UNGROUPED_ROWS[name]

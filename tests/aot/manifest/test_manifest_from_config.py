@@ -26,7 +26,7 @@ from nvgemm_aot.manifest.models import FAMILIES
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.manifest.source import MAX_FILE_BYTES
 from nvgemm_runtime.errors import ManifestError, StorageError
-from nvgemm_runtime.gemm.problem import DType, Op
+from nvgemm_runtime.gemm.problem import DType
 from repository import ROOT, TESTS
 
 CONFIGS = TESTS / "data" / "configs"

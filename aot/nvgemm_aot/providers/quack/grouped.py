@@ -1,4 +1,4 @@
-"""Compiles quack's GEMM for groups of rows, each with a matrix of its own: the experts of a mixture.
+"""Compiles quack's GEMM for groups of rows with a matrix each: the experts of a mixture.
 
 The library takes where groups begin, with a zero in front; torch, and so this project, where they
 end. The kernels read a beginning as the end of the group before, so launches convert nothing.
