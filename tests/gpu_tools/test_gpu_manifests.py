@@ -45,7 +45,7 @@ def rows(signatures: Iterable[Signature]) -> set[tuple[object, ...]]:
 
 
 def test_blackwell_has_every_row() -> None:
-    there = declared("every_row_sm100", "int8_sm100", "gated")
+    there = declared("every_row_sm100", "int8_sm100", "gated", "grouped")
     assert there <= set(EVERY_SIGNATURE)
     compiled = {one for one in EVERY_SIGNATURE if unavailable(one, "sm_100f") is None}
     assert rows(compiled) - rows(there) == set()
@@ -55,14 +55,18 @@ def is_plain(one: Signature) -> bool:
     return one.scales is None and one.epilogue is None
 
 
-def test_hopper_has_every_signature_that_it_compiles() -> None:
-    """Neither block scales nor groups; types of 8 bits in tn alone, and integers plain.
+def is_of_the_usual_provider(one: Signature) -> bool:
+    return is_plain(one) and one.a is one.b and one.op is not Op.GROUPED_MM
 
-    fp8 of two types is another provider's than the plain kernels of ``every_kind``.
+
+def test_hopper_has_every_signature_that_it_compiles() -> None:
+    """No block scales, and no groups of fp8; types of 8 bits in tn alone, and integers plain.
+
+    Groups and fp8 of two types are another provider's than the plain kernels of ``every_kind``.
     """
     compiled = {one for one in EVERY_SIGNATURE if unavailable(one, "sm_90a") is None}
-    assert declared("every_kind") == {one for one in compiled if is_plain(one) and one.a is one.b}
-    there = declared("every_kind", "hopper_rows", "gated")
+    assert declared("every_kind") == {one for one in compiled if is_of_the_usual_provider(one)}
+    there = declared("every_kind", "hopper_rows", "gated", "grouped")
     assert there <= compiled
     assert rows(compiled) - rows(there) == set()
 
@@ -89,7 +93,7 @@ def test_quack_is_tested_in_every_design_and_every_plain_signature() -> None:
     provider = Quack()
     plain = {one for one in UNGATED if provider.enumerate(one, everywhere).candidates}
     wide = {one for one in plain if is_plain(one) and min(one.a.bits, one.out.bits) >= 16}
-    assert wide <= declared("quack")
+    assert wide <= declared("quack", "grouped")
     for entry in manifest.declared:
         listed = provider.enumerate(entry.problem.signature, everywhere).candidates
         assert entry.candidates < 16 or len(listed) <= entry.candidates

@@ -42,6 +42,10 @@ ALL = (
     Signature.parse("mm/tn/fp16xfp16/fp32/fp32"),
     Signature.parse("bmm/tn/bf16xbf16/fp32/fp16"),
 )
+GROUPED = (
+    Signature.parse("grouped_mm/tn/bf16xbf16/fp32/bf16"),
+    Signature.parse("grouped_mm/tt/fp16xfp16/fp32/fp32"),
+)
 
 CALL_ALL = """
 for kernel in bundle.header.kernels:
@@ -93,7 +97,7 @@ def test_launchers_of_gated_kernels_take_half_of_the_columns(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signatures", [FAST, ALL], ids=["plain", "all"])
+@pytest.mark.parametrize("signatures", [FAST, ALL, GROUPED], ids=["plain", "all", "groups"])
 def test_launchers_take_what_they_are_given(
     driver: FakeDriver,
     kernel_cache: Cache,
@@ -114,7 +118,8 @@ def test_launchers_take_what_they_are_given(
     (built,) = build(manifest, tmp_path, kernel_cache).bundles
     with Bundle(built.path) as opened:
         kernels = [kernel for kernel in opened.header.kernels if kernel.workspace is None]
-        assert {kernel.design.swapped for kernel in kernels} == {True, False}
+        swapped = {kernel.design.swapped for kernel in kernels}
+        assert swapped == ({False} if signatures is GROUPED else {True, False})
         assert {kernel.signature for kernel in kernels} == set(signatures)
     said = driver.run(PRELUDE + CALL_ALL, str(built.path), capability=90).splitlines()
     assert len(said) >= 2 * len(kernels)

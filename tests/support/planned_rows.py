@@ -38,7 +38,7 @@ from synthetic_content import synthetic_content
 
 ROWS = {
     name: TESTS / f"gpu/{name}.yaml"
-    for name in ("every_kind", "hopper_rows", "every_row_sm100", "int8_sm100", "gated")
+    for name in ("every_kind", "hopper_rows", "every_row_sm100", "int8_sm100", "gated", "grouped")
 }
 SHIPPED = {path.stem: path for path in sorted((TESTS.parent / "manifests").glob("*.yaml"))}
 MANIFESTS = {**ROWS, **SHIPPED}

@@ -129,7 +129,7 @@ def test_a_plan_serves_each_problem_or_says_why_not(planned: Planned) -> None:
 
 
 def test_only_where_an_operator_is_missing_is_a_row_unserved(planner: Planner) -> None:
-    """As the support table says: no groups and no block scales on Hopper, integers on sm_100a."""
+    """On Hopper no block scales and no groups of fp8, and integers on sm_100a alone."""
     for case in CASES:
         unserved = {problem.signature for problem, _ in planner.plan(case).plan.unserved}
         for problem in representatives(case.problems):

@@ -50,8 +50,7 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
     if any(entry.routing and entry.groups is None for entry in made.entries):
         yield from _comment_lines(
             "Experts are those of a loop over them, counted as where each is hit. Most programs "
-            "compute all in one grouped GEMM, for which there is no operator here: those take "
-            "weights as [experts, out features, in features] alone, and none is for sm_90a."
+            "compute all in one grouped GEMM, for which there is no operator here."
         )
     yield f"version: {VERSION}"
     yield f"name: {_quoted_if_needed(made.name)}"

@@ -48,7 +48,7 @@ _NAMES = {
     Role.SCALE_A.value: r"(?:scale_a|_vararg_[0-9]+)",
     Role.SCALE_B.value: r"(?:scale_b|_vararg_[0-9]+)",
     Role.ADDEND.value: r"(?:addend|_vararg_[0-9]+)",
-    Role.OFFSETS.value: "offset_mapping",
+    Role.OFFSETS.value: "(?:offsets|offset_mapping)",
     WORKSPACE: "workspace",
 }
 """What launchers call their tensors: those of quack by their roles, others a, b and c. The

@@ -33,6 +33,13 @@ GATE_PROVIDER = "quack"
 """The provider of gated epilogues, on every architecture."""
 
 
+GROUPED_LAYOUTS = (Layout.TN, Layout.TT)
+"""Layouts of groups; fp8 has the first alone, which the usual provider serves on Blackwell."""
+
+ROW_MAJOR_GROUPS_PROVIDER = "quack"
+"""The provider of groups with row-major B, on every architecture."""
+
+
 def multiply_together(a: DType, b: DType) -> bool:
     """Whether an A of one type is multiplied by a B of the other: equal ones, and both of fp8."""
     return a is b or (a.is_fp8 and b.is_fp8)
@@ -70,6 +77,9 @@ def provider_beside(signature: Signature, arch: str) -> str | None:
     row = ARCHITECTURES.get(arch)
     if row is None:
         return None
+    if signature.op is Op.GROUPED_MM:
+        by_layout = "" if signature.layout is Layout.TN else ROW_MAJOR_GROUPS_PROVIDER
+        return row.grouped_provider or by_layout or None
     if signature.a is not signature.b:
         return row.mixed_fp8_provider or None
     if (signature.epilogue, signature.scales) == (None, None):
@@ -82,8 +92,8 @@ def unavailable(signature: Signature, arch: str) -> str | None:
     row = ARCHITECTURES.get(arch)
     if row is None:
         return None
-    if signature.op is Op.GROUPED_MM and not row.has_groups:
-        return f"no kernel for {arch} computes groups"
+    if signature.op is Op.GROUPED_MM and signature.a.is_fp8 and not row.has_fp8_groups:
+        return f"no kernel for {arch} computes groups of {signature.a.value}"
     if signature.scales is not None and signature.scales.is_swizzled and not row.has_block_scales:
         return f"no kernel for {arch} takes block scales (here {signature.scales.value})"
     if signature.a is not signature.b and not row.mixed_fp8_provider:
@@ -108,8 +118,12 @@ def _unsupported_in_groups(signature: Signature) -> str | None:
         return f"grouped_mm takes no {signature.a.value}, but {_listed(GROUPED)}"
     if signature.out not in _WIDE:
         return f"grouped_mm gives no {signature.out.value}, but {_listed(_WIDE)}"
-    if signature.layout is not Layout.TN:
-        return f"grouped_mm has layout tn alone (here {signature.layout.value})"
+    layouts = GROUPED_LAYOUTS[:1] if signature.a.is_fp8 else GROUPED_LAYOUTS
+    if signature.layout not in layouts:
+        return (
+            f"grouped_mm of {signature.a.value} has layout {' or '.join(x.value for x in layouts)} "
+            f"alone (here {signature.layout.value})"
+        )
     return None
 
 

@@ -18,8 +18,10 @@ class Architecture:
         recorded_on: Compute capability (major, minor) of the GPUs whose GEMMs are recorded for it;
             None where another architecture's kernels run on all of them.
         narrow_layouts: Layouts in which it multiplies values of 8 bits and fewer; empty for all.
-        has_groups, has_block_scales: Whether there are operators with them: what the providers
+        has_fp8_groups, has_block_scales: Whether there are operators with them: what the providers
             list for it, and what of that compiles.
+        grouped_provider: Name of the provider of groups, where the usual one has none; empty where
+            it has some.
         epilogue_provider: Name of the provider of epilogues and of fp32 scales, where the usual one
             has neither; empty where it has both.
         mixed_fp8_provider: Name of the provider that multiplies fp8 of two types; empty where none
@@ -30,8 +32,9 @@ class Architecture:
     device: str
     recorded_on: tuple[int, int] | None = None
     narrow_layouts: tuple[str, ...] = ()
-    has_groups: bool = True
+    has_fp8_groups: bool = True
     has_block_scales: bool = True
+    grouped_provider: str = ""
     epilogue_provider: str = ""
     mixed_fp8_provider: str = ""
     aliases: tuple[str, ...] = ()
@@ -42,8 +45,9 @@ ARCHITECTURES = {
         device="H200",
         recorded_on=(9, 0),
         narrow_layouts=("tn",),
-        has_groups=False,
+        has_fp8_groups=False,
         has_block_scales=False,
+        grouped_provider="quack",
         epilogue_provider="quack",
         mixed_fp8_provider="quack",
         aliases=("sm90", "h100", "h200", "hopper"),

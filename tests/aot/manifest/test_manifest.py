@@ -335,8 +335,8 @@ dtype: fp8_e4m3, epilogue: swiglu_halves, m: 1, n: 2, k: 1
     4:38: gemms[0].epilogue: found 'swiglu_halves' ... swiglu_halves takes no fp8_e4m3, but fp16
 dtype: fp4_e2m1, scales: e4m3_1x16, mnk: [[1, 1, 31]]
     4:60: gemms[0].mnk[0][2]: found 31 ... k counts values, not bytes
-op: grouped_mm, dtype: bf16, groups: 8, layout: tt, *
-    4:59: gemms[0].layout: found 'tt' ... grouped_mm has layout tn alone (here tt); allowed here: tn
+op: grouped_mm, dtype: bf16, groups: 8, layout: nt, *
+    4:59: gemms[0].layout: found 'nt' ... has layout tn or tt alone (here nt); allowed here: tn, tt
 op: addmm, dtype: bf16, *
     4:15: gemms[0].op: found 'addmm' ... write 'op: mm' with an epilogue: bias adds a row, add a
 dtype: nvfp4, *

@@ -26,7 +26,7 @@ from nvgemm_aot.manifest.models import FAMILIES
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.manifest.source import MAX_FILE_BYTES
 from nvgemm_runtime.errors import ManifestError, StorageError
-from nvgemm_runtime.gemm.problem import DType, Op
+from nvgemm_runtime.gemm.problem import DType
 from repository import ROOT, TESTS
 
 CONFIGS = TESTS / "data" / "configs"
@@ -151,27 +151,19 @@ def test_experts_are_grouped_where_targets_have_operators_for_that(tmp_path: Pat
         for dtype in ("bf16", "fp16")
         for tokens in (1, 16, 100, 4096)
     }
-    made = load(tmp_path, content, targets=("sm_100f", *HOPPER))
-    assert {d.problem.signature.op for d in made.declared} == {Op.MM}
-
-
-def test_experts_of_a_loop_see_their_share_of_the_tokens_and_at_least_one(tmp_path: Path) -> None:
-    content, tokens = config("qwen3-30b-a3b"), (1, 16, 100, 4096)
-    made = load(tmp_path, content, tokens=tokens, targets=HOPPER)
-    seen = {d.problem.m for d in made.declared if (d.problem.n, d.problem.k) == (1536, 2048)}
-    assert seen == {1, 7, 256}  # 8 of 128 a token: 1/16, 1, 6.25 and 256
-    heads = {d.problem.m for d in made.declared if d.problem.n == 151936}
-    assert heads == {1, 16, 100, 4096}
+    for targets in (HOPPER, ("sm_100f", *HOPPER)):
+        same = load(tmp_path, content, tokens=(1, 16, 100, 4096), dtypes=BOTH, targets=targets)
+        assert {d.problem.key for d in same.declared} == {d.problem.key for d in made.declared}
 
 
 @pytest.mark.parametrize("targets", [HOPPER, ("sm_100f",)])
-def test_expert_weights_of_gpt_oss_are_row_major_and_so_never_grouped(
+def test_expert_weights_of_gpt_oss_are_row_major_in_groups(
     targets: tuple[str, ...], tmp_path: Path
 ) -> None:
     made = load(tmp_path, config("gpt-oss-20b"), targets=targets)
-    experts = [d.problem for d in made.declared if d.problem.m < 16]
-    assert {p.signature.key for p in experts} == {"mm/tt/bf16xbf16/fp32/bf16"}
-    assert len(experts) == 2
+    experts = [d.problem for d in made.declared if d.problem.groups > 1]
+    assert {p.signature.key for p in experts} == {"grouped_mm/tt/bf16xbf16/fp32/bf16"}
+    assert {(p.groups, p.n, p.k) for p in experts} == {(32, 5760, 2880), (32, 2880, 2880)}
 
 
 def test_biases_are_declared_where_targets_have_operators_for_them(tmp_path: Path) -> None:

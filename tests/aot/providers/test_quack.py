@@ -76,7 +76,8 @@ def test_designs_are_distinct_and_so_are_their_names(arch: str) -> None:
         ("mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16", "sm_100f", "for sm_90a alone (here fp8_e5m2 by"),
         ("mm/tn/bf16xbf16/fp32/fp8_e4m3", "sm_100f", "here bf16 into fp8_e4m3"),
         ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32", "sm_90a", "dense GEMMs do not compute"),
-        ("grouped_mm/tn/bf16xbf16/fp32/bf16", "sm_90a", "dense GEMMs do not compute"),
+        ("grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_90a", "groups are offered of fp16 and"),
+        ("grouped_mm/nt/bf16xbf16/fp32/bf16", "sm_90a", "has layout tn or tt alone (here nt)"),
     ],
 )
 def test_says_why_it_offers_nothing(key: str, arch: str, reason: str) -> None:
@@ -157,6 +158,60 @@ def test_cutlass_operators_multiplies_no_two_types_and_says_who_does(rest: str) 
         assert not found.candidates
         assert "multiplies fp8_e5m2 by fp8_e4m3" in str(found.absence)
         assert (beside in str(found.absence)) == (arch == HOPPER)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("layout", ["tn", "tt"])
+def test_offers_groups_without_a_workspace(arch: str, layout: str) -> None:
+    """Tiles of groups cannot be counted on the host, and a swapped kernel has no groups."""
+    for dtype, out in itertools.product(("bf16", "fp16"), ("fp32", "fp16", "bf16")):
+        signature = Signature.parse(f"grouped_mm/{layout}/{dtype}x{dtype}/fp32/{out}")
+        found = Quack().enumerate(signature, build_target(arch)).candidates
+        told = "clusters," if arch == HOPPER else ""
+        conventions = {one.calling_convention for one in found}
+        assert conventions == {f"tvm_ffi:gemm(a,b,offsets,out,{told}stream)"}
+        assert not any(one.has_workspace or one.design.swapped for one in found)
+        assert len({one.operator for one in found}) == len(found) >= 15
+        assert all("Grouped" in one.operator and one.added_code for one in found)
+        assert any(one.design.cluster == (1, 1) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("arch", "layout"), [("sm_90a", "tn"), ("sm_90a", "tt"), ("sm_100f", "tt")]
+)
+def test_cutlass_operators_says_who_computes_groups(arch: str, layout: str) -> None:
+    signature = Signature.parse(f"grouped_mm/{layout}/bf16xbf16/fp32/bf16")
+    found = load_provider("cutlass_operators").enumerate(signature, build_target(arch))
+    assert not found.candidates
+    assert "quack has such kernels: name it" in str(found.absence)
+
+
+GROUPED = """
+version: 1
+name: grouped
+targets: [{arch}]
+providers: [quack]
+gemms:
+  - {{op: grouped_mm, groups: 8, dtype: bf16, candidates: 2, mnk: [[1024, 512, 1024]]}}
+  - {{op: grouped_mm, groups: 8, dtype: fp16, layout: tt, out: fp32, mnk: [[8192, 512, 512]]}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100f"])
+def test_grouped_kernels_compile_verify_and_come_out_equal(tmp_path: Path, arch: str) -> None:
+    path = tmp_path / "grouped.yaml"
+    path.write_text(GROUPED.format(arch=arch))
+    manifest = load_manifest(path)
+    first, again = (
+        build(manifest, tmp_path / name, Cache(tmp_path / f"cache-{name}"), jobs=jobs)
+        for name, jobs in (("first", 1), ("again", 2))
+    )
+    file = first.bundles[0].path
+    assert not first.bundles[0].failures
+    assert file.read_bytes() == again.bundles[0].path.read_bytes()
+    report = verify_bundle(file, disassemble=True)
+    assert report.ok, report.findings
 
 
 GATED = """

@@ -130,12 +130,12 @@ def test_a_sum_that_no_kernel_computes_counts_as_its_product(arch: str) -> None:
 
 
 def test_what_an_architecture_has_no_kernel_for_is_kept_in_words() -> None:
-    a, b = matrix(16, 64), matrix(2, 32, 64).mT
+    a, b = matrix(32, 64).to(torch.int8), matrix(64, 32).to(torch.int8)
     with GemmCalls("sm_90a") as calls:
-        torch._grouped_mm(a, b, offs=torch.tensor([8, 16], dtype=torch.int32))
+        torch._int_mm(a, b)
     assert not calls.problems
     (said,) = calls.others
-    assert said.endswith("no kernel for sm_90a computes groups")
+    assert said.endswith("kernels for sm_90a multiply int8 in layout tn alone (here tt)")
 
 
 def test_what_is_added_or_scaled_is_part_of_a_problem() -> None:
@@ -196,10 +196,10 @@ def test_what_is_added_or_scaled_is_part_of_a_problem() -> None:
         ),
         (
             lambda: functional.grouped_mm(
-                matrix(16, 64), matrix(2, 64, 32), offs=torch.tensor([8, 16], dtype=torch.int32)
+                matrix(64, 16).t(), matrix(2, 64, 32), offs=torch.tensor([8, 16], dtype=torch.int32)
             ),
             "_grouped_mm of bf16[16, 64] and bf16[2, 64, 32] into bf16[16, 32]: "
-            "grouped_mm has layout tn alone (here tt)",
+            "grouped_mm of bf16 has layout tn or tt alone (here nt)",
         ),
     ],
 )

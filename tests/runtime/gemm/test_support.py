@@ -46,7 +46,7 @@ def test_rows_of_the_support_table(key: str) -> None:
         ("mm/tn/bf16xbf16/fp32/int8", "bf16 gives no int8, but fp32, fp16, bf16"),
         ("mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16", "fp4_e2m1 needs scales .e8m0_1x32, e4m3_1x16,"),
         ("mm/tn/int8xint8/int32/int32/bias", "no operator has an epilogue for int8"),
-        ("grouped_mm/tt/bf16xbf16/fp32/bf16", "grouped_mm has layout tn alone .here tt"),
+        ("grouped_mm/nt/bf16xbf16/fp32/bf16", "has layout tn or tt alone .here nt"),
         ("grouped_mm/tn/int8xint8/int32/int32", "grouped_mm takes no int8"),
         ("grouped_mm/tn/bf16xbf16/fp32/fp8_e4m3", "grouped_mm gives no fp8_e4m3"),
         ("grouped_mm/tn/bf16xbf16/fp32/bf16/bias", "grouped_mm has no epilogue .here bias"),
@@ -71,7 +71,10 @@ def test_what_none_computes_has_its_reason(key: str, reason: str) -> None:
     [
         ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32",
          "no kernel for sm_90a takes block scales (here e8m0_1x32)"),
-        ("grouped_mm/tn/bf16xbf16/fp32/bf16", "no kernel for sm_90a computes groups"),
+        ("grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16",
+         "no kernel for sm_90a computes groups of fp8_e4m3"),
+        ("grouped_mm/tn/bf16xbf16/fp32/bf16", None),
+        ("grouped_mm/tt/fp16xfp16/fp32/fp32", None),
         ("mm/nt/int8xint8/int32/int32",
          "kernels for sm_90a multiply int8 in layout tn alone (here nt)"),
         ("mm/nt/bf16xbf16/fp32/fp32", None),
@@ -107,6 +110,9 @@ def test_fp8_of_two_types_is_for_hopper_alone() -> None:
         ("mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16", "sm_100f", None),
         ("mm/tn/bf16xbf16/fp32/bf16/bias", "sm_100f", None),
         ("mm/tn/bf16xbf16/fp32/bf16/bias", "sm_80", None),
+        ("grouped_mm/tn/bf16xbf16/fp32/bf16", "sm_90a", "quack"),
+        ("grouped_mm/tn/bf16xbf16/fp32/bf16", "sm_100f", None),
+        ("grouped_mm/tt/bf16xbf16/fp32/bf16", "sm_100f", "quack"),
     ],
 )
 def test_epilogues_of_hopper_are_another_providers(key: str, arch: str, provider: str) -> None:

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvgemm_runtime.gemm.problem import Op, Signature
+from nvgemm_runtime.gemm.problem import Layout, Op, Signature
 from nvgemm_runtime.gemm.roles import Role
+from nvgemm_runtime.gemm.support import provider_beside
 
 from ...targets import BuildTarget
+from .epilogue import named_beside
 from .family import Family
 from .samples import sample_operands, sample_tensors
 from .toolchain import import_operators
@@ -21,7 +23,7 @@ class Grouped(Family):
     operators = ("ContiguousOffset2D3DGemmDenseOperator",)
 
     def serves(self, signature: Signature) -> bool:
-        return signature.op is Op.GROUPED_MM
+        return signature.op is Op.GROUPED_MM and signature.layout is Layout.TN
 
     def parameters(self, signature: Signature) -> tuple[str, ...]:
         return ("a", "b", "out", "offsets", "stream")
@@ -35,4 +37,6 @@ class Grouped(Family):
         )
 
     def absence(self, signature: Signature, target: BuildTarget) -> str:
-        return f"{target.target.arch} has no grouped operator"
+        arch = target.target.arch
+        beside = named_beside(provider_beside(signature, arch))
+        return f"{arch} has no grouped operator{beside}"

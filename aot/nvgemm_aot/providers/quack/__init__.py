@@ -1,10 +1,10 @@
-"""Provider of quack-kernels' dense GEMMs, CuTe-DSL kernels for Hopper and Blackwell.
+"""Provider of quack-kernels' GEMMs, CuTe-DSL kernels for Hopper and Blackwell.
 
-`designs` says which specialisations are offered, `entry` compiles one, and `gated` one with a gate;
-`epilogue` is what kernels do before they store, where they do more than to multiply. It may import
-what `providers` may. The library and the compiler are imported when a kernel is first compiled,
-never to list candidates. quack changes classes of the DSL in the process that imports it, so a
-compiler process works for one provider alone.
+`designs` says which specialisations are offered, `entry` compiles one, `gated` one with a gate, and
+`grouped` one of groups; `epilogue` is what kernels do before they store, where they do more than to
+multiply. It may import what `providers` may. The library and the compiler are imported when a
+kernel is first compiled, never to list candidates. quack changes classes of the DSL in the process
+that imports it, so a compiler process works for one provider alone.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType
+from typing import Any
 
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.errors import CompileError, ToolchainError
@@ -34,7 +35,7 @@ from ..base import (
     RuntimeModel,
 )
 from ..heuristics import matmul_heuristics
-from . import epilogue, gated
+from . import epilogue, gated, grouped
 from .designs import HOPPER, Design, designs, workspace_of
 from .entry import (
     ALIGNMENT_BYTES,
@@ -62,7 +63,7 @@ _WIDE = tuple(dtype for dtype in CUTE_TYPES if dtype.bits >= 16)
 
 
 class Quack:
-    """Lists and compiles the dense GEMMs of quack-kernels."""
+    """Lists and compiles the GEMMs of quack-kernels."""
 
     interface = INTERFACE_VERSION
     name = "quack"
@@ -114,7 +115,7 @@ class Quack:
         arch = target.target.arch
         signature = candidate.signature
         named = {_operator(one, signature, arch): one for one in _offered(signature, arch)}
-        compile_design = gated.compile_gated if signature.is_gated else compile_entry
+        compile_design = _compiler_of(signature)
         try:
             cute_dsl.warm_up()
             compiled = compile_design(named[candidate.operator], signature, arch)
@@ -180,6 +181,8 @@ def _added_code(signature: Signature) -> str:
     """What cache keys of kernels with an epilogue of this project hold of its source."""
     if signature.is_gated:
         return f"gate {_source_digest(gated)}"
+    if signature.op is Op.GROUPED_MM:
+        return f"groups {_source_digest(grouped)}"
     return f"epilogue {_source_digest(epilogue)}" if epilogue.has_own_epilogue(signature) else ""
 
 
@@ -189,15 +192,27 @@ def _source_digest(module: ModuleType) -> str:
 
 
 def _offered(signature: Signature, arch: str) -> tuple[Design, ...]:
-    return gated.designs(arch, signature) if signature.is_gated else designs(arch, signature)
+    if signature.is_gated:
+        return gated.designs(arch, signature)
+    if signature.op is Op.GROUPED_MM:
+        return grouped.designs(arch, signature)
+    return designs(arch, signature)
+
+
+def _compiler_of(signature: Signature) -> Callable[[Design, Signature, str], Any]:
+    if signature.is_gated:
+        return gated.compile_gated
+    return grouped.compile_grouped if signature.op is Op.GROUPED_MM else compile_entry
 
 
 def _why_absent(signature: Signature, arch: str) -> str | None:
     if signature.is_gated:
         return None  # what `unsupported` allows
-    if signature.op not in (Op.MM, Op.BMM) or (
-        signature.scales is not None and signature.scales.is_swizzled
-    ):
+    if signature.op is Op.GROUPED_MM:
+        if signature.a.is_fp8:
+            return f"of quack, groups are offered of fp16 and bf16 (here {signature.a.value})"
+        return None  # what `unsupported` allows
+    if signature.scales is not None and signature.scales.is_swizzled:
         return f"quack's dense GEMMs do not compute {signature.key}"
     if signature.a is not signature.b and arch != HOPPER:
         return (
@@ -229,7 +244,8 @@ def _operator(design: Design, signature: Signature, arch: str) -> str:
     kind = ("pingpong" if design.pingpong else "cooperative") if arch == HOPPER else "clc"
     kind += "_dynamic" if design.dynamic else ""
     family = "Sm90" if arch == HOPPER else "Sm100"
-    epilogue = "Gated" if signature.is_gated else "Default"
+    grouped_or_not = "Grouped" if signature.op is Op.GROUPED_MM else "Default"
+    epilogue = "Gated" if signature.is_gated else grouped_or_not
     order = "parallel" if design.in_any_order else "serial"
     split = f"_split_k{design.splits}_{order}" if design.splits > 1 else ""
     return (

@@ -1,0 +1,204 @@
+"""Compiles quack's GEMM for groups of rows with a matrix each: the experts of a mixture.
+
+The library takes where groups begin, with a zero in front; torch, and so this project, where they
+end. The kernels read a beginning as the end of the group before, so launches convert nothing.
+
+Whatever the ends are, no kernel reads or writes outside its operands: an end is cut to the rows of
+A, and a group that would end before it begins has no tiles. The result of such ends is undefined.
+"""
+
+from __future__ import annotations
+
+import functools
+from itertools import product
+from typing import Any
+
+from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM
+from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.roles import Role, role_dtype
+from nvgemm_runtime.gemm.types import DType
+
+from .designs import HOPPER, Design
+from .designs import designs as plain_designs
+from .entry import (
+    ALIGNMENT_BYTES,
+    CUTE_TYPES,
+    calling_convention,
+    import_library,
+    sample_arguments,
+    scheduler_options,
+    with_parameters,
+)
+
+_HOPPER_UNCLUSTERED = (
+    *(((m, n), False) for m, n in product((128, 256), (128, 160, 192)) if m * n > 128 * 128),
+    ((128, 224), False),
+    ((64, 192), False),
+    *(((128, n), True) for n in (128, 160, 208)),
+    ((192, 128), True),
+    ((64, 192), True),
+)
+"""Beside those of plain GEMMs: rows of a cluster belong to one group, so two thread blocks along m
+leave the second one idle in groups of few rows."""
+
+
+def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
+    """The designs for an architecture, in a fixed order.
+
+    A swapped one would have groups along its n, tiles of groups cannot be counted for a workspace,
+    and the library splits no k of groups: so neither a dynamic schedule nor a split is offered.
+    """
+    plain = (
+        one
+        for one in plain_designs(arch, signature)
+        if not one.swapped and not one.has_workspace and one.tile_k_blocks == 1
+    )
+    more = (
+        Design(tile=tile, cluster=(1, 1), pingpong=pingpong)
+        for tile, pingpong in (_HOPPER_UNCLUSTERED if arch == HOPPER else ())
+    )
+    return tuple(dict.fromkeys((*plain, *more)))
+
+
+def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
+    """Compile one design for a grouped signature; arguments are those of `entry.compile_entry`.
+
+    The function takes ``(a, b, offsets, out, stream)``, on Hopper ``clusters`` before the stream.
+    """
+    import_library()
+    import cutlass
+    from cutlass import cute
+    from quack.tile_scheduler import TileSchedulerOptions
+    from quack.varlen_utils import VarlenArguments
+
+    kind, begins = _library_classes(arch == HOPPER)
+    options: dict[str, Any] = (
+        {"pingpong": design.pingpong, "is_persistent": True}
+        if arch == HOPPER
+        else {"use_clc_persistence": True}
+    )
+    gemm = kind(
+        cutlass.Float32, _cute_type(signature.a), design.tile, (*design.cluster, 1), **options
+    )
+    gemm.b_transposed = True  # its own convention has B as (groups, n, k)
+    parameters = calling_convention(design, signature, arch).parameters
+
+    def launch(**given: Any) -> None:
+        starts = begins(given[Role.OFFSETS.value], cute.size(given["a"], mode=[0]))
+        gemm(
+            given["a"], given["b"], given["out"], None, gemm.EpilogueArguments(),
+            TileSchedulerOptions(**scheduler_options(given.get(CLUSTERS))),
+            VarlenArguments(mCuSeqlensM=starts), given[STREAM], None, None,
+        )  # fmt: skip
+
+    def multiply_groups(a: Any, b: Any, offsets: Any, out: Any, stream: Any) -> None:
+        launch(a=a, b=b, offsets=offsets, out=out, stream=stream)
+
+    def multiply_groups_told(
+        a: Any, b: Any, offsets: Any, out: Any, clusters: Any, stream: Any
+    ) -> None:
+        launch(a=a, b=b, offsets=offsets, out=out, clusters=clusters, stream=stream)
+
+    function = with_parameters(parameters, multiply_groups, multiply_groups_told)
+    return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
+        cute.jit(function), *sample_arguments(parameters, _sample_tensors(signature))
+    )
+
+
+@functools.cache
+def _library_classes(hopper: bool) -> tuple[Any, Any]:
+    """The library's GEMM with a scheduler for any ends, and what stands for its beginnings."""
+    import cutlass
+    from cutlass import Int32, cute
+    from quack import gemm_default_epi as library
+    from quack.tile_scheduler import VarlenMTileScheduler
+
+    @cute.jit  # type: ignore[untyped-decorator]
+    def begin_of(ends: cute.Tensor, rows: Int32, group: Int32) -> Int32:
+        begin = Int32(0)
+        if group > 0:
+            begin = cutlass.min(cutlass.max(ends[group - 1], Int32(0)), rows)
+        return begin
+
+    class Begins:
+        """Where groups begin, and behind them where the last one ends, as the library reads it."""
+
+        def __init__(self, ends: Any, rows: Any) -> None:
+            self._ends, self._rows = ends, rows
+
+        @property
+        def shape(self) -> tuple[Any]:
+            return (self._ends.shape[0] + 1,)
+
+        def __getitem__(self, group: Any) -> Any:
+            return begin_of(self._ends, self._rows, Int32(group))
+
+        def __extract_mlir_values__(self) -> list[Any]:
+            ends = cutlass.extract_mlir_values(self._ends)
+            self._of_ends = len(ends)
+            return [*ends, *cutlass.extract_mlir_values(self._rows)]
+
+        def __new_from_mlir_values__(self, values: list[Any]) -> Any:
+            return Begins(
+                cutlass.new_from_mlir_values(self._ends, values[: self._of_ends]),
+                cutlass.new_from_mlir_values(self._rows, values[self._of_ends :]),
+            )
+
+    class Scheduler(VarlenMTileScheduler):  # type: ignore[misc]
+        """Counts no tiles of a group that ends before it begins, where the library's are < 0."""
+
+        @cute.jit  # type: ignore[untyped-decorator]
+        def _get_num_m_blocks(
+            self, lane: Int32, bidb_start: Int32, block_size: cutlass.Constexpr[int]
+        ) -> Int32:
+            groups = self.params.problem_shape_ncluster_mnl[2]
+            group = lane + bidb_start
+            begin = Int32(0)
+            if group <= groups:
+                begin = self.params.cu_seqlens_m[group]
+            rows = cutlass.max(cute.arch.shuffle_sync_down(begin, offset=1) - begin, Int32(0))
+            return (
+                cute.ceil_div(rows, block_size)
+                if group < groups and lane < cute.arch.WARP_SIZE - 1
+                else Int32(0)
+            )
+
+    base = library.GemmDefaultSm90 if hopper else library.GemmDefaultSm100
+
+    def get_scheduler_class(self: Any, varlen_m: bool = False) -> Any:
+        assert varlen_m
+        return Scheduler
+
+    name = f"GemmGrouped{'Sm90' if hopper else 'Sm100'}"
+    return type(name, (base,), {"get_scheduler_class": get_scheduler_class}), Begins
+
+
+def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
+    """Stand-ins for a, b, offsets and out, whose extents are known at run time."""
+    from cutlass import Int32, cute
+
+    m, n, k, groups = (cute.sym_int() for _ in range(4))
+    layout = signature.layout
+
+    def stride(dtype: DType) -> Any:
+        return cute.sym_int64(divisibility=8 * ALIGNMENT_BYTES // dtype.bits)
+
+    def tensor(role: Role, shape: tuple[Any, ...], strides: tuple[Any, ...]) -> Any:
+        return cute.runtime.make_fake_tensor(
+            _cute_type(role_dtype(signature, role)), shape, strides, assumed_align=ALIGNMENT_BYTES
+        )
+
+    a, b, out = signature.a, signature.b, signature.out
+    inner = (stride(b), 1) if layout.b_row_major else (1, stride(b))
+    return (
+        tensor(Role.A, (m, k), (stride(a), 1)),
+        tensor(Role.B, (groups, k, n), (stride(b), *inner)),
+        cute.runtime.make_fake_tensor(Int32, (groups,), (1,), assumed_align=4),
+        tensor(Role.OUT, (m, n), (stride(out), 1)),
+    )
+
+
+def _cute_type(dtype: DType) -> Any:
+    import cutlass
+
+    return getattr(cutlass, CUTE_TYPES[dtype])

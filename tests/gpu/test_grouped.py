@@ -1,0 +1,164 @@
+"""Groups of rows: any distribution, ends that are wrong, both layouts, eager and compiled.
+
+Needs the wheel of grouped.yaml, whose kernels `test_kernels` looks at as at all others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from edges import problem_of
+from gemm_arguments import Arguments, exact_arguments, poisoned
+from gemm_reference import assert_exact
+from installed import installed_kernels
+from torch._inductor.utils import fresh_cache
+from user_program import ATEN_GEMMS, slow_down_aten
+
+from nvgemm_runtime.bundle.format import Kernel
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.problem import Op
+from nvgemm_runtime.gemm.roles import Role
+from nvgemm_runtime.launch.select import load_kernel
+
+DEVICE = "cuda"
+KERNELS = [kernel for _, kernel in installed_kernels() if kernel.signature.op is Op.GROUPED_MM]
+
+COUNTS: dict[str, tuple[int, ...]] = {
+    "one row each": (1,) * 40,
+    "all rows in the first": (777, 0, 0, 0, 0),
+    "all rows in the last": (0, 0, 0, 0, 777),
+    "all rows in the middle": (0, 0, 257, 0, 0),
+    "odd": (1, 3, 127, 129, 0, 255, 257, 5, 63, 65),
+    "whole tiles": (64, 128, 256, 0, 192, 384),
+    "one group": (300,),
+    "more groups than lanes of a warp": tuple((7 * i) % 11 for i in range(100)),
+    "31 empty ones, then one of rows": (*(0,) * 31, 9),
+    "62 empty ones, then one of rows": (*(0,) * 62, 9, 0),
+    "some rows in no group": (100, 0, 28),
+}
+"""Rows of each group. The scheduler counts the tiles of 31 groups at a time."""
+
+UNGROUPED_ROWS = {"some rows in no group": 72}
+"""Rows of A behind the last group, which nothing computes."""
+
+
+def arguments_for(kernel: Kernel, name: str) -> Arguments:
+    counts, rest = COUNTS[name], UNGROUPED_ROWS.get(name, 0)
+    problem = problem_of(kernel.signature, sum(counts) + rest, 328, 200, count=len(counts))
+    arguments = exact_arguments(problem)
+    ends = torch.tensor(counts).cumsum(0).to(torch.int32)
+    arguments.tensors[Role.OFFSETS] = ends.to(DEVICE)
+    return arguments
+
+
+def launch(kernel: Kernel, arguments: Arguments) -> torch.Tensor:
+    load_kernel(kernel.id).launch(arguments.a, arguments.b, arguments.out, *arguments.others)
+    return arguments.out
+
+
+@pytest.mark.parametrize("name", [name for name in COUNTS if name not in UNGROUPED_ROWS])
+def test_any_distribution_of_rows_is_exact(installed: tuple[Bundle, Kernel], name: str) -> None:
+    _, kernel = installed
+    arguments = arguments_for(kernel, name)
+    assert_exact(launch(kernel, arguments), arguments)
+
+
+@pytest.mark.parametrize("name", UNGROUPED_ROWS)
+def test_rows_of_no_group_are_left_as_they_are(installed: tuple[Bundle, Kernel], name: str) -> None:
+    _, kernel = installed
+    arguments = arguments_for(kernel, name)
+    rest = UNGROUPED_ROWS[name]
+    left = arguments.out[-rest:].view(torch.uint8)
+    before = left.clone()
+    out = launch(kernel, arguments)
+    assert torch.equal(left, before)
+    assert out[:-rest].isfinite().all()
+
+
+WRONG = {
+    "falling": (100, 3, 70, 128),
+    "all falling": (128, 90, 60, 0),
+    "past the end": (10, 64, 4000, 1_000_000_000),
+    "all past the end": (2**31 - 1,) * 4,
+    "negative": (-5, 20, -(2**31), 128),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_ends_write_nothing_outside_the_result(
+    installed: tuple[Bundle, Kernel], name: str
+) -> None:
+    """What the result holds is undefined; run it under compute-sanitizer for what is read."""
+    _, kernel = installed
+    arguments = exact_arguments(problem_of(kernel.signature, 128, 328, 200, count=4))
+    arguments.tensors[Role.OFFSETS] = torch.tensor(WRONG[name], dtype=torch.int32, device=DEVICE)
+    frame = poisoned((128 + 2 * 512, 328), kernel.signature.out)
+    before = frame.clone()
+    arguments.tensors[Role.OUT] = frame[512:-512]
+    launch(kernel, arguments)
+    torch.cuda.synchronize()
+    frame[512:-512] = before[512:-512]
+    assert torch.equal(frame.view(torch.uint8), before.view(torch.uint8))
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Compile from nothing with a slow ATen; where the code goes."""
+    from torch._inductor import config
+    from torch._inductor.kernel import bmm, mm  # noqa: F401  they name ATen's functions
+    from torch._inductor.select_algorithm import extern_kernels
+
+    torch._dynamo.reset()
+    monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", str(tmp_path / "events"))
+    before = {name: getattr(extern_kernels, name) for name in ATEN_GEMMS}
+    slow_down_aten(DEVICE)
+    with (
+        fresh_cache(dir=str(tmp_path / "inductor"), delete=False),
+        config.patch(max_autotune_gemm_backends="ATEN"),
+    ):
+        yield tmp_path
+    for name, function in before.items():
+        setattr(extern_kernels, name, function)
+    torch._dynamo.reset()
+
+
+def forward(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return torch._grouped_mm(a, b, offs=ends)
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "tn": lambda b: b.mT,
+    "tt": lambda b: b.mT.contiguous(),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_compiled_products_of_groups_run_a_bundled_kernel(code: Path, layout: str) -> None:
+    torch.manual_seed(0)
+    a = torch.randn(1024, 512, device=DEVICE, dtype=torch.bfloat16)
+    b = LAYOUTS[layout](torch.randn(8, 768, 512, device=DEVICE, dtype=torch.bfloat16))
+    counts = torch.tensor([0, 1, 333, 0, 400, 90, 200, 0])
+    ends = counts.cumsum(0).to(torch.int32).to(DEVICE)
+    compiled = torch.compile(forward, fullgraph=True, options={"max_autotune_gemm": True})
+    with torch.no_grad():
+        compiled(a, b, ends)
+        result = compiled(a, b, ends)
+    begin = 0
+    for group, end in enumerate(ends.tolist()):
+        exact = a[begin:end].float() @ b[group].float()
+        torch.testing.assert_close(result[begin:end].float(), exact, rtol=2**-7, atol=0.5)
+        begin = end
+    events = [json.loads(line) for line in (code / "events").read_text().splitlines()]
+    (met,) = [event for event in events if event["event"] == "met"]
+    assert met["problem"].startswith(f"grouped_mm/{layout}/bf16xbf16/fp32/bf16/")
+    texts = [path.read_text() for path in (code / "inductor").glob("**/*.py")]
+    assert any(re.search(r"\bnvgemm_\w+_[0-9a-f]{12}\(", text) for text in texts)
+
+
+def test_both_layouts_are_installed() -> None:
+    assert {kernel.signature.layout.value for kernel in KERNELS} == {"tn", "tt"}
