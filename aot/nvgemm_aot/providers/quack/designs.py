@@ -97,9 +97,10 @@ _HOPPER_BETWEEN = tuple(
 )
 """For an m that is no power of two, of which other tiles would compute up to twice the rows.
 
-Chosen one by one of 162 swapped designs, which an H200 timed at 51 problems, by what
-they gained beside those listed already. A cluster of (1, 2) loads the weights once for two tiles of the problem's m. The library
-accepts widths that are multiples of 16 alone, and a tile of 256 x 224 spills registers."""
+Chosen one by one of 162 swapped designs that an H200 timed at 51 problems, by what they gained
+beside those listed already. A cluster of (1, 2) loads the weights once for two tiles of the
+problem's m. The library accepts widths that are multiples of 16 alone, and a tile of 256 x 224
+spills registers."""
 
 _HOPPER_DYNAMIC = tuple(
     Design(tile=tile, cluster=(2, 1), pingpong=pingpong, swapped=swapped, dynamic=True)
