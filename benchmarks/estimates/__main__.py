@@ -3,7 +3,7 @@
     python -m benchmarks.estimates build kernels.nvgemm                 # anywhere the builder is
     python -m benchmarks.estimates measure kernels.nvgemm times.json    # on a GPU
     python -m benchmarks.estimates fit kernels.nvgemm times.json        # anywhere; prints the table
-    python -m benchmarks.estimates fit kernels.nvgemm times.json --write
+    python -m benchmarks.estimates fit kernels.nvgemm times.json more.json --write
     python -m benchmarks.estimates schedules kernels.nvgemm times.json  # of schedules.yaml
     python -m benchmarks.estimates winners times.json                   # of between.yaml
 

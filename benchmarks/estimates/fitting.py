@@ -101,12 +101,12 @@ def fit_and_judge(measured: Measurements, *, write: bool) -> None:
     correction = replace(blank, weights=_weights(fitted, *settings))
     click.echo(f"{blank.source}; fitted on {len(fitted)}, held back {len(held)}")
     click.echo(f"power {settings[0]:g}, strength {settings[1]:g}")
-    click.echo(f"{'time over the best, in the mean':<34}{'problems':>9}{'first':>9}{'of four':>9}")
-    for label, group in _groups(held):
+    click.echo(f"{'time over the best, in the mean':<48}{'problems':>9}{'first':>9}{'of four':>9}")
+    for label, group in _groups(held, measured.files):
         for name, one in (("model", None), ("corrected", correction)):
             loss = _loss(group, one, measured, model)
             click.echo(
-                f"{label + ', ' + name:<34}{len(group):>9}{loss.first:>9.3f}{loss.best_of:>9.3f}"
+                f"{label + ', ' + name:<48}{len(group):>9}{loss.first:>9.3f}{loss.best_of:>9.3f}"
             )
     before = _loss(held, None, measured, model)
     after = _loss(held, correction, measured, model)
@@ -171,11 +171,17 @@ def _sizes(examples: Sequence[Example]) -> list[Sizes]:
     )
 
 
-def _groups(examples: Sequence[Example]) -> Iterator[tuple[str, Sequence[Example]]]:
+def _groups(
+    examples: Sequence[Example], files: Mapping[Problem, str]
+) -> Iterator[tuple[str, Sequence[Example]]]:
     for low, high in itertools.pairwise((1, 64 + 1, 512 + 1, 1 << 31)):
         group = [one for one in examples if low <= one.problem.m < high]
         if group:
             yield f"m {low} to {max(one.problem.m for one in group)}", group
+    names = sorted({files[one.problem] for one in examples})
+    if len(names) > 1:
+        for name in names:
+            yield name, [one for one in examples if files[one.problem] == name]
     yield "all", examples
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,14 @@ from benchmarks.estimates.measuring import WHAT
 from benchmarks.shared.records import as_written, read_json
 from nvgemm_aot.providers import Candidate, load_provider
 from nvgemm_aot.targets import BuildTarget, build_target
-from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.problem import Problem, Signature
 
 Times = Mapping[str, float]
 """Nanoseconds by a kernel's id."""
+
+Name = tuple[str, str, Signature]
+"""Provider, operator and signature of a kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,51 +30,80 @@ class Measurements:
     Attributes:
         target: What the bundle is for.
         rows: By problem, the candidates that were measured, each with its nanoseconds.
+        files: By problem, the name of the file that its times are from.
         source: Where the times come from, in words.
     """
 
     target: BuildTarget
     rows: Mapping[Problem, Sequence[tuple[Candidate, float]]]
+    files: Mapping[Problem, str]
     source: str
 
 
 def read_times(bundle_path: Path, paths: Sequence[Path]) -> Measurements:
     """Read files of `benchmarks.estimates`, `.ranking`, `.kernels`, or of ``tune --json``.
 
-    Of a problem that several files measured, the last one's times count.
+    A file of `benchmarks.estimates` names its kernels itself, the others those of the bundle. Times
+    of kernels that no provider lists any more are left out. Of a problem that several files
+    measured, the last one's times count.
+
+    Raises:
+        click.ClickException: If a file has times of a kernel that neither it nor the bundle names,
+            or if no time is left.
     """
     with as_written(bundle_path):
         header = Bundle(bundle_path).header
     target = build_target(header.target.arch, header.device)
-    candidates = _candidates(header, target)
+    of_bundle = {one.id: (one.provider, one.operator, one.signature) for one in header.kernels}
     rows: dict[Problem, list[tuple[Candidate, float]]] = {}
+    files: dict[Problem, str] = {}
     sources = []
     for path in paths:
         record = read_json(path)
         with as_written(path):
+            names = {**of_bundle, **_own_names(record)}
+            listed = _listed(set(names.values()), target)
             for key, times in _problems(record):
-                if strange := times.keys() - candidates.keys():
+                if strange := times.keys() - names.keys():
                     raise click.ClickException(
-                        f"{path}: {key} has times of kernel {min(strange)[:12]}, which "
-                        f"{bundle_path} does not hold or no provider lists any more"
+                        f"{path}: {key} has times of kernel {min(strange)[:12]}, which neither "
+                        f"{bundle_path} nor the file names; give the bundle that was measured"
                     )
-                rows[Problem.parse(key)] = [(candidates[id_], ns) for id_, ns in times.items()]
+                row = [
+                    (listed[names[id_]], ns) for id_, ns in times.items() if names[id_] in listed
+                ]
+                if row:
+                    rows[Problem.parse(key)] = row
+                    files[Problem.parse(key)] = path.stem
             sources.append(_source(record))
     if not rows:
-        raise click.ClickException(f"{', '.join(map(str, paths))}: no problem was measured")
-    return Measurements(target=target, rows=rows, source="; ".join(dict.fromkeys(sources)))
+        raise click.ClickException(
+            f"{', '.join(map(str, paths))}: no problem was measured with a kernel that a provider "
+            "lists"
+        )
+    return Measurements(
+        target=target, rows=rows, files=files, source="; ".join(dict.fromkeys(sources))
+    )
 
 
-def _candidates(header: Header, target: BuildTarget) -> dict[str, Candidate]:
-    """By id, the candidates that a bundle's kernels were compiled from."""
-    listed = {
-        (one.provider, one.operator, one.signature): one
-        for provider in sorted({kernel.provider for kernel in header.kernels})
-        for signature in sorted({kernel.signature for kernel in header.kernels})
-        for one in load_provider(provider).enumerate(signature, target).candidates
+def _own_names(record: Mapping[str, Any]) -> dict[str, Name]:
+    """By id, the kernels that a file names itself."""
+    if record.get("what") != WHAT:
+        return {}
+    return {
+        id_: (provider, operator, Signature.parse(key))
+        for id_, provider, operator, key in record["kernels"]
     }
-    keys = {one.id: (one.provider, one.operator, one.signature) for one in header.kernels}
-    return {id_: listed[key] for id_, key in keys.items() if key in listed}
+
+
+def _listed(names: Collection[Name], target: BuildTarget) -> dict[Name, Candidate]:
+    """The candidates that providers still list, of those named."""
+    return {
+        (one.provider, one.operator, one.signature): one
+        for provider, signature in sorted({(provider, key) for provider, _, key in names})
+        for one in load_provider(provider).enumerate(signature, target).candidates
+        if (one.provider, one.operator, one.signature) in names
+    }
 
 
 def _problems(record: Mapping[str, Any]) -> Iterator[tuple[str, Times]]:

@@ -97,7 +97,7 @@ def test_times_of_every_program_are_read(bundle: tuple[Path, Header], tmp_path: 
     documents = {
         "estimates": {
             "what": "estimates",
-            "kernels": [[one, "", "", ""] for one in ids],
+            "kernels": [measuring.kernel_json(kernel) for kernel in header.kernels],
             "times_ns": {key: times},
         },
         "ranking": {"what": "ranking", "gpu": "G", "kernels": ids, "times_ns": {key: times}},
@@ -142,10 +142,41 @@ def test_a_kernel_that_was_wrong_has_no_time(bundle: tuple[Path, Header], tmp_pa
     assert [one.operator for one, _ in row] == [k.operator for k in header.kernels[1:]]
 
 
+def test_a_file_names_its_own_kernels_and_those_not_listed_are_left_out(
+    bundle: tuple[Path, Header], tmp_path: Path
+) -> None:
+    """Kernels "b" and "d" were measured in another bundle; "gone" is one that was listed then."""
+    path, _ = bundle
+    kernels = [[name * 64, FakeProvider.name, name, KEY] for name in ("b", "gone", "d")]
+    times = {PROBLEMS[0].key: [2.0, 1.0, 4.0], PROBLEMS[1].key: [None, 1.0, None]}
+    document = {"what": measuring.WHAT, "kernels": kernels, "times_ns": times}
+    measured = read_times(path, [written(tmp_path / "times.json", document)])
+    ((problem, row),) = measured.rows.items()
+    assert problem == PROBLEMS[0]
+    assert [(one.operator, ns) for one, ns in row] == [("b", 2.0), ("d", 4.0)]
+
+
+def test_sizes_held_back_are_judged_by_file_where_there_are_several(
+    bundle: tuple[Path, Header], tmp_path: Path
+) -> None:
+    """Of a problem in two files, the times of the second count."""
+    path, header = bundle
+    document = record(header)
+    other = {**document, "times_ns": dict([*document["times_ns"].items()][:12])}
+    paths = [written(tmp_path / "a.json", document), written(tmp_path / "b.json", other)]
+    done = CliRunner().invoke(main, ["fit", str(path), *map(str, paths)])
+    assert done.exit_code == 0, done.output
+    counts = {line.split(",")[0]: line.split()[-3] for line in done.output.splitlines()[3:-1]}
+    assert (counts["a"], counts["b"], counts["all"]) == ("4", "4", "8")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"kernels": [["0" * 64, "", "", ""]] * 4}, "has times of kernel 000000000000, which"),
+        (
+            {"what": "ranking", "kernels": ["0" * 64] * 4},
+            "has times of kernel 000000000000, which neither",
+        ),
         ({"times_ns": {}}, "no problem was measured"),
         ({"what": "nothing known"}, "holds no times of kernels"),
     ],
@@ -264,7 +295,7 @@ def schedule(name: str, scheduler: str, **change: Any) -> Candidate:
 
 
 def measured(rows: dict[Problem, list[tuple[Candidate, float]]]) -> Measurements:
-    return Measurements(target=build_target("sm_90a"), rows=rows, source="a GPU")
+    return Measurements(target=build_target("sm_90a"), rows=rows, files={}, source="a GPU")
 
 
 def test_dynamic_schedules_are_compared_with_the_static_ones_of_the_same_kernels() -> None:

@@ -254,8 +254,10 @@ def _features(problem: Problem, candidate: Candidate, sm_count: int) -> Iterator
     yield "tile n", math.log(tile_n / 16)
     yield "tile k", math.log(tile_k * problem.signature.a.bits / 1024)
     yield f"tile {tile_m}x{tile_n}", 1.0
-    for side, extent in zip("mn", shape.cluster):
-        yield f"cluster {side}", math.log(extent)
+    # Blocks of a cluster along the kernel's n load its A once, those along its m its B.
+    loaded_once = "ba" if shape.swapped else "ab"
+    for operand, extent in zip(loaded_once, shape.cluster[::-1]):
+        yield f"shared {operand}", math.log(extent)
     if candidate.design.scheduler == DYNAMIC_PERSISTENT:
         yield "dynamic", 1.0
     if shape.splits > 1:

@@ -617,7 +617,8 @@ BETWEEN = tuple(
     f"quack.GemmDefaultSm90_{kind}_swap_ab"
     for kind in (
         "cooperative_cluster1x2x1_tile64x80x64",
-        "pingpong_cluster2x1x1_tile128x176x64",
+        "cooperative_cluster1x2x1_tile64x48x128",
+        "cooperative_cluster1x1x1_tile128x240x64",
         "cooperative_cluster2x1x1_tile256x144x64",
     )
 )
