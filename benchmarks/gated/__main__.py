@@ -42,8 +42,8 @@ from benchmarks.shared.summaries import (
 )
 from nvgemm_aot.tuning.gpu import GpuTimer, buffer_bytes
 from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
-from nvgemm_runtime.gemm.types import Epilogue
 
 if TYPE_CHECKING:
     import torch

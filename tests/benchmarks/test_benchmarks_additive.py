@@ -21,8 +21,8 @@ from benchmarks.additive import table as additive_table
 from benchmarks.shared.compiling import count_gemms, gemm_calls
 from benchmarks.shared.resuming import Results
 from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.gemm.types import Epilogue
 from repository import ROOT
 
 # Fake tensors replace functions of torch for the rest of a process, so this runs in its own.

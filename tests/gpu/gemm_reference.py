@@ -12,10 +12,10 @@ from gemm_arguments import Arguments
 from microscaling import decode, dequantise, unswizzle
 
 from nvgemm_aot.tuning.correctness import activation_error, expect_between, find_fault, sum_error
+from nvgemm_runtime.gemm.epilogues import Activation, Gate, WeightOrder
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role
-from nvgemm_runtime.gemm.types import Activation, Gate, WeightOrder
 
 CURVES = (Activation.GELU_TANH, Activation.SILU)
 """Activations whose values no number type has: only `assert_close` can judge results of theirs."""

@@ -22,9 +22,9 @@ from user_program import ATEN_GEMMS, slow_down_aten
 
 import nvgemm_runtime
 from nvgemm_runtime.bundle.format import Kernel
+from nvgemm_runtime.gemm.epilogues import Gate, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role
-from nvgemm_runtime.gemm.types import Gate, WeightOrder, find_gated
 from nvgemm_runtime.launch.select import load_kernel
 
 DEVICE = "cuda"

@@ -18,12 +18,13 @@ from gemm_reference import (
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from every_signature import EVERY_SIGNATURE
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.extra_operands import check_offset_values
 from nvgemm_runtime.gemm.operands import requests, torch_dtype
 from nvgemm_runtime.gemm.problem import Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
 from nvgemm_runtime.gemm.support import OUTS
-from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 
 
 def rows(*layouts: Layout, mark: pytest.MarkDecorator | None = None) -> list[pytest.ParameterSet]:

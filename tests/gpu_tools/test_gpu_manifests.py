@@ -16,9 +16,10 @@ from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
 from nvgemm_aot.providers.quack import Quack
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.support import unavailable
-from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 from repository import TESTS
 
 DIRECTORY = TESTS / "gpu"

@@ -13,8 +13,9 @@ from gemm_reference import assert_close
 
 from cpu_kernels import Register, signature
 from nvgemm_runtime.bundle.calling_convention import CallingConvention
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
-from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.launch import native
 
 PLAIN = signature("tn", operand=DType.BF16)

@@ -18,8 +18,9 @@ from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 
 SIGNATURES = (
     signature("tn", operand=DType.BF16),

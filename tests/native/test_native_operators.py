@@ -11,8 +11,9 @@ from gemm_arguments import Arguments, random_arguments
 from gemm_reference import assert_close
 
 from cpu_kernels import Register, signature
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
-from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 
 BIASED = signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS)
 ROW_WISE = signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW)

@@ -23,10 +23,11 @@ from nvgemm_runtime.bundle.calling_convention import (
     parse_calling_convention,
 )
 from nvgemm_runtime.bundle.workspace import TileWorkspace
+from nvgemm_runtime.gemm.epilogues import Addend, Epilogue, WeightOrder, addend_dtype
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
 from nvgemm_runtime.gemm.support import unsupported
-from nvgemm_runtime.gemm.types import Addend, Epilogue, ScaleRecipe, WeightOrder, addend_dtype
+from nvgemm_runtime.gemm.types import ScaleRecipe
 
 if TYPE_CHECKING:
     import torch

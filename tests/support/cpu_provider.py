@@ -24,9 +24,10 @@ from nvgemm_aot.targets.local import CPU_PROFILE
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.errors import CompileError
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.target import Target
-from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 
 ALIGNED_BYTES = 16
 """What the larger tiles demand, as kernels for GPUs do; the smallest takes anything."""

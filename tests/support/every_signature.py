@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
 from nvgemm_runtime.gemm.support import OUTS, multiply_together, unsupported
-from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 
 EVERY_SIGNATURE = [
     signature

@@ -24,9 +24,10 @@ from documents import (
 from nvgemm_aot.verify.findings import Check
 from nvgemm_runtime.bundle.calling_convention import MNKL, STREAM, WORKSPACE
 from nvgemm_runtime.bundle.imported_symbols import FIRST_RELEASE, NEWEST_RUN
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.roles import Role
-from nvgemm_runtime.gemm.types import DType, Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import DType, ScaleRecipe
 from nvgemm_runtime.inductor.autoload import SUPPORTED
 from nvgemm_runtime.matching.refusals import version_numbers
 from nvgemm_runtime.settings import VARIABLES

@@ -28,10 +28,10 @@ from nvgemm_aot.workload import find_bundles
 from nvgemm_aot.workload.coverage import gpu_facts
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import VerificationError
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Problem
 from nvgemm_runtime.gemm.roles import contiguous_bytes
 from nvgemm_runtime.gemm.support import unavailable
-from nvgemm_runtime.gemm.types import Epilogue
 from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nvgemm_runtime.errors import ManifestError
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import misalignment
 from nvgemm_runtime.gemm.support import unavailable, unsupported
 from nvgemm_runtime.gemm.target import DEFAULT_ARCHITECTURE
-from nvgemm_runtime.gemm.types import Epilogue
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 
 from .models.config import find_config, read_config

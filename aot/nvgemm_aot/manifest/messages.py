@@ -12,8 +12,9 @@ from pydantic_core import ErrorDetails
 
 from nvgemm_runtime.gemm import target
 from nvgemm_runtime.gemm.aten import OPERATORS
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.roles import Role
-from nvgemm_runtime.gemm.types import DType, Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import DType, ScaleRecipe
 
 from .schema import ARCHITECTURES, SIZE_KEYS, VERSION, Rule, SharedEntry, allowed_keys
 from .source import Foreign, Location

@@ -9,11 +9,12 @@ from nvgemm_runtime.bundle.calling_convention import PLAIN, CallingConvention
 from nvgemm_runtime.bundle.format import ClusterLimit, KernelDesign
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.errors import CompileError, ToolchainError
+from nvgemm_runtime.gemm.epilogues import Activation, Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape, roles
 from nvgemm_runtime.gemm.support import unsupported
 from nvgemm_runtime.gemm.target import Target
-from nvgemm_runtime.gemm.types import Activation, Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 
 from ..targets import BuildTarget
 from ..targets.profile import DeviceProfile, Fact

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, contiguous_bytes, extra_roles
-from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.matching.refusals import unlaunchable
 
 from ..rankings.agreement import ATEN, TRITON

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nvgemm_runtime.gemm.epilogues import WeightOrder
 from nvgemm_runtime.gemm.problem import Signature
-from nvgemm_runtime.gemm.types import WeightOrder
 
 if TYPE_CHECKING:
     import torch

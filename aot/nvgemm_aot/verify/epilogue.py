@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from nvgemm_runtime.gemm.epilogues import Activation, Gate
 from nvgemm_runtime.gemm.problem import DType, Signature
-from nvgemm_runtime.gemm.types import Activation, Gate
 
 from .findings import Check, Finding
 

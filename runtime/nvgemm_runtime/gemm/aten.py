@@ -19,8 +19,8 @@ from .roles import Role, roles
 from .types import DType, ScaleRecipe
 
 if TYPE_CHECKING:
+    from .epilogues import Activation, Epilogue
     from .operands import Operand
-    from .types import Activation, Epilogue
 
 
 @dataclass(frozen=True, kw_only=True)

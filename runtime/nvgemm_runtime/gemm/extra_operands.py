@@ -6,17 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
-from .types import (
-    SWIZZLED_ALIGNMENT_BYTES,
-    Activation,
-    Addend,
-    DType,
-    Epilogue,
-    ScaleRecipe,
-    addend_dtype,
-    find_epilogue,
-    swizzled_elements,
-)
+from .epilogues import Activation, Addend, Epilogue, addend_dtype, find_epilogue
+from .types import SWIZZLED_ALIGNMENT_BYTES, DType, ScaleRecipe, swizzled_elements
 
 if TYPE_CHECKING:
     import torch

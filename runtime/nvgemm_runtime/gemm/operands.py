@@ -8,10 +8,11 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
+from .epilogues import Addend, Epilogue
 from .extra_operands import NO_EXTRAS, ExtraOperands, check_offsets, read_epilogues, read_scales
 from .problem import DType, Layout, Op, Problem, Signature
 from .support import multiply_together
-from .types import Addend, Epilogue, ScaleRecipe
+from .types import ScaleRecipe
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,8 @@ import functools
 import re
 from dataclasses import dataclass
 
-from .types import DType, Epilogue, ScaleRecipe
+from .epilogues import Epilogue
+from .types import DType, ScaleRecipe
 
 __all__ = ["MAX_EXTENT", "DType", "Layout", "Op", "Problem", "Signature"]
 

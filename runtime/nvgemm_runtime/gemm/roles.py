@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 
+from .epilogues import Addend, addend_dtype
 from .problem import Op, Problem, Signature
-from .types import Addend, DType, ScaleRecipe, addend_dtype, swizzled_elements
+from .types import DType, ScaleRecipe, swizzled_elements
 
 
 class Role(str, enum.Enum):

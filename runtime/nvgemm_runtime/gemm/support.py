@@ -9,9 +9,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
+from .epilogues import Epilogue, WeightOrder
 from .problem import Layout, Op, Signature
 from .target import ARCHITECTURES
-from .types import DType, Epilogue, ScaleRecipe, WeightOrder
+from .types import DType, ScaleRecipe
 
 _WIDE = tuple(d for d in DType if not d.is_integer and d.bits >= 16)
 _FP8 = tuple(d for d in DType if d.is_fp8)

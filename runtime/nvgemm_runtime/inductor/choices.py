@@ -24,8 +24,8 @@ from torch._inductor.virtualized import V
 
 from ..counters import COUNTERS
 from ..gemm.aten import OPERATORS, kernel_order
+from ..gemm.epilogues import Activation, Epilogue, Gate, WeightOrder
 from ..gemm.roles import extra_roles
-from ..gemm.types import Activation, Epilogue, Gate, WeightOrder
 from . import cpp, operators, report
 from .reading import is_alternative
 

@@ -17,7 +17,7 @@ from torch._inductor.utils import is_gpu
 from torch.nn import functional
 
 from ..gemm.aten import AtenGemm, read_inputs
-from ..gemm.types import Activation
+from ..gemm.epilogues import Activation
 from .choices import StockCall
 from .reading import operand, operand_of
 from .unfused import Unfused, choose

@@ -30,8 +30,8 @@ from torch._inductor.pattern_matcher import (
 )
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ..gemm.epilogues import Activation
 from ..gemm.operands import Operand
-from ..gemm.types import Activation
 from ..settings import Mode
 from .modes import current_mode
 from .report import survive

@@ -16,8 +16,8 @@ from torch._inductor.select_algorithm import realize_inputs
 from torch.nn import functional
 
 from ..gemm.aten import AtenGemm, read_inputs
+from ..gemm.epilogues import Epilogue, Gate, WeightOrder
 from ..gemm.operands import Operand
-from ..gemm.types import Epilogue, Gate, WeightOrder
 from .choices import StockCall
 from .reading import operand, operand_of
 from .unfused import Unfused, choose

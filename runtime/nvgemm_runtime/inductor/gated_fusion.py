@@ -35,8 +35,8 @@ from torch._inductor.pattern_matcher import (
 from torch.fx import Node
 
 from ..gemm.aten import AtenGemm, read_inputs
+from ..gemm.epilogues import Activation, Epilogue, Gate, WeightOrder, find_gated
 from ..gemm.operands import Operand
-from ..gemm.types import Activation, Epilogue, Gate, WeightOrder, find_gated
 from . import epilogue_fusion
 from .epilogue_fusion import (
     are_equal,

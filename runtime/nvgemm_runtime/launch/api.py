@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import NoKernelError
+from ..gemm.epilogues import Activation, Epilogue
 from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
 from ..gemm.operands import Request, check_kinds, requests
 from ..gemm.problem import Op
-from ..gemm.types import Activation, Epilogue, ScaleRecipe
+from ..gemm.types import ScaleRecipe
 from ..installed.registry import INSTALLATION, FoundBundle
 from ..matching.device import DeviceFacts
 from ..matching.index import Match, Miss

@@ -19,9 +19,10 @@ from typing import Any
 from ..bundle.calling_convention import PLAIN, CallingConvention
 from ..bundle.workspace import TileWorkspace
 from ..errors import DriverError, NoKernelError, ToolchainError
+from ..gemm.epilogues import Addend, addend_dtype
 from ..gemm.problem import Op, Signature
 from ..gemm.target import Target
-from ..gemm.types import Addend, DType, addend_dtype
+from ..gemm.types import DType
 from ..matching.shared_library import missing_part
 from .autograd import register_refusals
 from .fakes import register_fakes

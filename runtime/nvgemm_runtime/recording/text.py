@@ -12,9 +12,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ..errors import one_line
+from ..gemm.epilogues import Epilogue
 from ..gemm.problem import DType, Layout, Op, Problem, Signature
 from ..gemm.target import ARCHITECTURES
-from ..gemm.types import Epilogue, ScaleRecipe
+from ..gemm.types import ScaleRecipe
 
 TARGETS = tuple(sorted(ARCHITECTURES, key=lambda arch: (len(arch), arch)))
 """What a recording can be made for: what the builder builds for."""

@@ -24,8 +24,8 @@ from nvgemm_aot.manifest.models.gemm import ModelGemm
 from nvgemm_aot.manifest.models.tensor_parallel import share
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.workload.dispatch import GemmCalls
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Op, Problem
-from nvgemm_runtime.gemm.types import Epilogue
 
 CONFIGS = sorted((TESTS / "data" / "configs").glob("*.json"))
 

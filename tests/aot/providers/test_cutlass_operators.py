@@ -24,9 +24,10 @@ from nvgemm_aot.verify.disassembler import find_disassembler
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
 from nvgemm_runtime.gemm.support import OUTS, unsupported
-from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 from repository import ROOT
 
 

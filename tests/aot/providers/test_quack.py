@@ -30,8 +30,9 @@ from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.gemm.epilogues import Epilogue, WeightOrder
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature
-from nvgemm_runtime.gemm.types import DType, Epilogue, WeightOrder
+from nvgemm_runtime.gemm.types import DType
 from repository import ROOT
 from split_designs import list_few, list_only
 

@@ -12,8 +12,8 @@ from nvgemm_aot.tuning.correctness import find_fault, reference
 from nvgemm_aot.tuning.exact_operands import FEW_PRODUCTS, WHOLE_NUMBERS, OperandCheck, make_checks
 from nvgemm_aot.tuning.gates import pairs
 from nvgemm_aot.tuning.random_operands import make_sets
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.gemm.types import Epilogue
 
 GATED = [epilogue.value for epilogue in Epilogue if epilogue.gate is not None]
 

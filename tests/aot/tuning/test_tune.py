@@ -19,8 +19,9 @@ from nvgemm_aot.tuning.race import LEAST_SAMPLES
 from nvgemm_aot.tuning.tune import PROGRAM
 from nvgemm_runtime.bundle.format import APART, Scope, UnservedReason
 from nvgemm_runtime.errors import TuningError
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 from synthetic_bundles import write_synthetic_bundle
 from synthetic_facts import H200
 from tuning_bench import PROBLEMS, LazyWithTransposes, bench, header_of, operators

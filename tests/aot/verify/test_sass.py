@@ -12,9 +12,9 @@ from nvgemm_aot.verify.kernel_design import computes_transposed
 from nvgemm_aot.verify.sass import check_disassembly, read_disassembly
 from nvgemm_aot.verify.tensor_core import warp_types
 from nvgemm_runtime.bundle.format import KernelDesign
+from nvgemm_runtime.gemm.epilogues import Activation
 from nvgemm_runtime.gemm.problem import DType, Signature
 from nvgemm_runtime.gemm.target import Target
-from nvgemm_runtime.gemm.types import Activation
 from repository import TESTS
 
 DATA = TESTS / "data"

@@ -29,8 +29,8 @@ from nvgemm_aot.workload.coverage import (
 )
 from nvgemm_runtime.bundle.format import Conditions, Measured
 from nvgemm_runtime.errors import CoverageError
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Layout, Problem, Signature
-from nvgemm_runtime.gemm.types import Epilogue
 from nvgemm_runtime.matching.device import UNKNOWN_VERSION
 from nvgemm_runtime.recording.text import Recording, gemm_line
 from recorded_gemms import (

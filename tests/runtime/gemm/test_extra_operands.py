@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nvgemm_runtime.errors import NoKernelError
+from nvgemm_runtime.gemm.epilogues import Activation, Addend, Epilogue
 from nvgemm_runtime.gemm.extra_operands import (
     ExtraOperands,
     addend_kinds,
@@ -15,7 +16,7 @@ from nvgemm_runtime.gemm.extra_operands import (
 )
 from nvgemm_runtime.gemm.operands import requests
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.gemm.types import Activation, Addend, Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 
 E8M0, E4M3, FP4 = torch.float8_e8m0fnu, torch.float8_e4m3fn, torch.float4_e2m1fn_x2
 

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import MAX_EXTENT, DType, Layout, Op, Problem, Signature
-from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 
 signatures = st.builds(
     Signature,

@@ -13,16 +13,14 @@ import torch
 from gemm_arguments import EXACT_LIMIT
 
 from nvgemm_aot.manifest.schema import OUT_DTYPES
+from nvgemm_runtime.gemm.epilogues import Activation, Addend, Epilogue
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.support import OUTS
 from nvgemm_runtime.gemm.types import (
-    Activation,
-    Addend,
     DType,
     ElementType,
-    Epilogue,
     ScaleRecipe,
     TorchScaling,
     swizzled_elements,

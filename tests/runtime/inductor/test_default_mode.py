@@ -34,8 +34,9 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.format import Scope, UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import RequiredError
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
-from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.launch.compiled import load_for
 from nvgemm_runtime.launch.loader import LoadedKernel
 from nvgemm_runtime.matching.device import DeviceFacts

@@ -26,8 +26,8 @@ from kernels_by_m import COMPUTED_BY, SQUARE, TIMES, WIDE, assert_right_from_thr
 from measured_bundles import write_measured
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
-from nvgemm_runtime.gemm.types import Epilogue
 from nvgemm_runtime.inductor import cpp
 from nvgemm_runtime.launch import native
 from nvgemm_runtime.matching import thresholds

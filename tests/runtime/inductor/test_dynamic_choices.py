@@ -21,8 +21,8 @@ from kernels_by_m import ONE, SQUARE, WIDE
 from measured_bundles import ATEN, write_measured
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.gemm.aten import aten_name, kernel_order
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.gemm.types import Epilogue
 from nvgemm_runtime.inductor import choice_timing
 
 Tensor = torch.Tensor

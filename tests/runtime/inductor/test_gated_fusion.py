@@ -18,8 +18,8 @@ import recording_kernels
 from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType
-from nvgemm_runtime.gemm.types import Epilogue
 from nvgemm_runtime.inductor import unfused
 from nvgemm_runtime.recording.recorder import Recorder
 

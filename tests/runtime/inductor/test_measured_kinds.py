@@ -24,8 +24,9 @@ from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 from tuning_bench import bench
 
 Tensor = torch.Tensor

@@ -23,8 +23,9 @@ import recording_kernels
 from inductor_session import InductorSession
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.recording.recorder import Recorder
 from nvgemm_runtime.settings import DEBUG_VARIABLE
 

@@ -9,9 +9,9 @@ import torch
 from torch._inductor import select_algorithm  # noqa: F401  (our modules come behind it)
 
 from nvgemm_runtime.gemm.aten import OPERATORS
+from nvgemm_runtime.gemm.epilogues import Activation, Epilogue, Gate
 from nvgemm_runtime.gemm.operands import RANKS
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.gemm.types import Activation, Epilogue, Gate
 from nvgemm_runtime.inductor import (
     choices,
     cpp,

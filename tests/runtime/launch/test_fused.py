@@ -20,8 +20,9 @@ from installed_bundles import use
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.errors import NoKernelError
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
-from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.launch.compiled import gemm
 from nvgemm_runtime.launch.select import load_kernel
 from nvgemm_runtime.settings import DEBUG_VARIABLE

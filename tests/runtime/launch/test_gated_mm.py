@@ -17,9 +17,9 @@ from cpu_kernels import signature
 from installed_bundles import use
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_runtime.errors import NoKernelError
+from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, WeightOrder, find_gated
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.problem import DType, Signature
-from nvgemm_runtime.gemm.types import Epilogue, Gate, WeightOrder, find_gated
 from nvgemm_runtime.launch.select import load_kernel
 
 SWIGLU = signature("tn", operand=DType.BF16, epilogue=Epilogue.SWIGLU_HALVES)

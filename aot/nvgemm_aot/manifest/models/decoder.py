@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import MAX_EXTENT, Layout
-from nvgemm_runtime.gemm.types import Epilogue
 
 from .gemm import COLUMNS, ROWS, Fusible, Heads, ModelGemm, Projection, Routing, Split, repeat
 from .quantization import Quantization, read_quantization

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Layout
-from nvgemm_runtime.gemm.types import Epilogue
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Layout
-from nvgemm_runtime.gemm.types import Epilogue
 
 from .decoder import GroupedQueryConfig, Size, SparseConfig
 from .gemm import Projection

@@ -12,10 +12,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
 from nvgemm_runtime.gemm.support import provider_beside
-from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 
 from ...targets import BuildTarget
 from .family import Family

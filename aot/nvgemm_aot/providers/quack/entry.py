@@ -21,9 +21,10 @@ from nvgemm_runtime.bundle.calling_convention import (
 )
 from nvgemm_runtime.bundle.workspace import ZEROED_MULTIPLE_BYTES
 from nvgemm_runtime.errors import ToolchainError, one_line
+from nvgemm_runtime.gemm.epilogues import Addend
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, roles
-from nvgemm_runtime.gemm.types import Addend, DType, ScaleRecipe
+from nvgemm_runtime.gemm.types import DType, ScaleRecipe
 
 from .. import cute_dsl
 from ..whole_imports import interrupts_held

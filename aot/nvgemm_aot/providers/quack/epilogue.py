@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from nvgemm_runtime.gemm.epilogues import Activation, Addend
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
-from nvgemm_runtime.gemm.types import Activation, Addend, ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 
 GELU_CUBIC, GELU_SCALE = 0.044715, 0.7978845608028654
 """Constants of the tanh form of GELU: that of its publication (Hendrycks and Gimpel, 2016), and

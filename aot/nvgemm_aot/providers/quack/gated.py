@@ -13,9 +13,10 @@ import math
 from typing import Any, NamedTuple, Optional
 
 from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM, WORKSPACE
+from nvgemm_runtime.gemm.epilogues import Gate, WeightOrder
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role
-from nvgemm_runtime.gemm.types import DType, Gate, WeightOrder
+from nvgemm_runtime.gemm.types import DType
 
 from .designs import HOPPER, Design
 from .designs import designs as plain_designs
