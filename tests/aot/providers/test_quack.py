@@ -249,17 +249,16 @@ def test_the_swapped_tile_estimated_to_be_the_fastest_wastes_few_rows(m: int) ->
 
 
 @pytest.mark.parametrize("m", [72, 80, 88, 96, 112])
-@pytest.mark.parametrize("rows", [64, 128, 256])
 def test_of_tiles_alike_but_for_their_width_the_narrowest_that_holds_m_is_estimated_fastest(
-    m: int, rows: int
+    m: int,
 ) -> None:
     ranked = [
         one
         for one in by_estimate(m, 28672, 4096)
-        if one.block_shape.tile[0] == rows
-        and one.block_shape.cluster == ((2, 1) if rows == 256 else (1, 1))
-        and one.block_shape.tile[1] in (80, 96, 112, 128)
-        and one.block_shape.splits == 1
+        if one.block_shape.tile[0] == 64
+        and one.block_shape.tile[1] >= 80
+        and one.block_shape.tile[2] == 64
+        and one.block_shape.cluster == (1, 2)
         and one.design.swapped
     ]
     assert len({one.block_shape.tile[1] for one in ranked}) >= 3
