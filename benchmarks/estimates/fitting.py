@@ -51,7 +51,7 @@ TARGETS = (1.05, 1.015)
 _DIGITS = 4
 _CONSTANT = "constant, "
 _DYNAMIC = "dynamic, "
-"""Not fitted: dynamic kernels rank behind their static twins, since none was measured at a large m."""
+"""Not fitted: dynamic kernels rank behind their static twins; none was measured at a large m."""
 
 Sizes = tuple[int, int]
 
