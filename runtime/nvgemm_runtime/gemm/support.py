@@ -33,9 +33,8 @@ GATED = tuple(dtype for dtype in DType if dtype in _WIDE and dtype.bits == 16)
 GATE_PROVIDER = "quack"
 """The provider of gated epilogues, on every architecture."""
 
-
 GROUPED_LAYOUTS = (Layout.TN, Layout.TT)
-"""Layouts of groups; fp8 has the first alone, which the usual provider serves on Blackwell."""
+"""Layouts of groups; fp8 has only the first, served on Blackwell by the usual provider."""
 
 ROW_MAJOR_GROUPS_PROVIDER = "quack"
 """The provider of groups with row-major B, on every architecture."""

@@ -1,9 +1,9 @@
 """Which kernel computes at which m: thresholds, from what was measured at some m.
 
-A kernel computes nowhere unless it beats ATen by `MIN_GAIN`. At a measured m the fastest computes.
-Between two measured m, up to `FEW_ROWS`, a kernel may compute that was among the fastest at both.
-For more rows, what a kernel takes in between is computed from its waves of tiles
-(`ranking.curve_between`), and that must be less than ATen takes.
+A kernel computes nowhere unless it beats ATen by `MIN_GAIN`. At a measured m the fastest computes,
+or what is not told apart from it. Between two measured m, up to `FEW_ROWS`, a kernel may compute
+that was among the fastest at both. For more rows, what a kernel takes in between is computed from
+its waves of tiles (`ranking.curve_between`), and that must be less than ATen takes.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ kernels that were within `MARGIN` at both lost 0.3 % in the geometric mean, and 
 MAX_RATIO = 2
 """Most that the larger of two measured m may be of the smaller for more rows.
 
-This, `FAR` and `MIN_GAIN` were chosen by times of two n and k on an H200, at held-back m. At m of
-two others on another H200, tables took 1.005 times as long as the best, and ATen alone 1.008 times
-(`benchmarks.dispatch`)."""
+This, `FAR`, and `MIN_GAIN` between two measured m were chosen by times of two n and k on an H200, at
+held-back m. At m of two others on another H200, tables took 1.005 times as long as the best, and
+ATen alone 1.008 times (`benchmarks.dispatch`)."""
 
 FAR = 0.05
 """For more rows, a kernel that takes this part longer than the fastest at either of two measured m
@@ -49,10 +49,10 @@ is not used between them, whatever is computed."""
 MIN_GAIN = 0.02
 """The least part by which a kernel's time must be below ATen's for it to be used; ATen is safe.
 
-At a measured m, another GPU of the product may see it otherwise: where two H200s confirmed a kernel
-with a smaller gain, a third found ATen faster by over 1 % in 5 of 28 cases, and in 1 of 38 where
-the gain was larger (`benchmarks.ranking gpus`). Between two measured m of more rows, ATen's waves
-are not known."""
+At a measured m, another GPU of the product may see it otherwise: in 28 comparisons of what two H200s
+confirm with a smaller gain with a third one, ATen was faster by over 1 % there in 5, and in 1 of 38
+where the gain was larger (`benchmarks.ranking gpus`). Between two measured m of more rows, ATen's
+waves are not known."""
 
 MAX_WORKSPACE_BYTES = 64 << 20
 """For sizes that were not declared: kernels that need more memory are left out if others serve."""
@@ -184,7 +184,8 @@ def places_along(
 ) -> list[Place]:
     """What may compute at every m from the least measured one on.
 
-    At a measured m that is the fastest, and a kernel that is not told apart from it and beats ATen.
+    At a measured m that is the fastest, and what is not told apart from it: a kernel that beats
+    ATen too, or ATen.
 
     Between two measured m of at most `FEW_ROWS`, it is a kernel that beats ATen at both and is
     within `MARGIN` of the fastest at both. For more rows, it is a kernel that was faster than ATen
@@ -363,8 +364,7 @@ def _near_at_both(below: MeasuredSize, above: MeasuredSize) -> set[str]:
         for kernel_id in below.kernels.keys() & above.kernels.keys()
         if above.kernels[kernel_id].workspace_bytes <= MAX_WORKSPACE_BYTES
         and all(
-            size.kernels[kernel_id].timing.time_ns
-            <= (1 + FAR) * min(_fastest_kernel_ns(size), size.aten.time_ns)
+            size.kernels[kernel_id].timing.time_ns <= (1 + FAR) * _least_ns(size)
             for size in (below, above)
         )
         and any(
@@ -373,8 +373,10 @@ def _near_at_both(below: MeasuredSize, above: MeasuredSize) -> set[str]:
     }
 
 
-def _fastest_kernel_ns(size: MeasuredSize) -> int:
-    return min(one.timing.time_ns for one in size.kernels.values())
+def _least_ns(size: MeasuredSize) -> int:
+    """The time of what computes fastest at a measured m: ATen, where no kernel beats it enough."""
+    fastest = _fastest(beating_aten(size))
+    return size.aten.time_ns if fastest == ATEN else size.kernels[fastest].timing.time_ns
 
 
 def _allowed_between_few(below: MeasuredSize, above: MeasuredSize) -> dict[str, float]:

@@ -278,7 +278,9 @@ def many_that_may_compute_between(
     """The same by the first m of each place, of kernels with tiles of `ROWS`."""
 
     def least(one: MeasuredSize) -> int:
-        return min([one.aten.time_ns, *(k.timing.time_ns for k in one.kernels.values())])
+        times = [k.timing.time_ns for k in one.kernels.values()]
+        gaining = [time for time in times if time <= one.aten.time_ns * (1 - MIN_GAIN)]
+        return min(gaining, default=one.aten.time_ns)
 
     near = {
         name
@@ -370,9 +372,10 @@ def made_up_of_many_rows(source: random.Random) -> list[MeasuredSize]:
             m,
             aten=m * 1000,
             spread=source.choice((0, m * 2)),
-            **{name: round(m * source.uniform(930, 1010)) for name in ROWS},
+            **{name: round(m * source.uniform(fastest, 1040)) for name in ROWS},
         )
         for m in sorted(source.sample(range(256, 2049, 128), 6))
+        for fastest in (source.choice((900, 960, 985)),)
     ]
 
 
@@ -394,6 +397,19 @@ def test_kernels_that_do_not_decide_change_nothing(
         for one in sizes
     ]
     assert make(fewer, tiling=tiling(**ROWS)) == made
+
+
+def test_a_kernel_that_gains_too_little_makes_no_other_one_seem_far_behind() -> None:
+    """It may be pruned, and then the other one would be near enough."""
+    gaining = size(1024, aten=100_000, little=round(100_000 * (1 - MIN_GAIN / 2)), x=104_000)
+    sizes = [gaining, size(2048, aten=200_000, little=190_000, x=160_000)]
+    without = [
+        replace(one, kernels={name: k for name, k in one.kernels.items() if name != "little"})
+        for one in sizes
+    ]
+    rows = tiling(little=128, x=128)
+    assert make(sizes, tiling=rows) == make(without, tiling=rows)
+    assert make(sizes, tiling=rows).at(2000) == "x"
 
 
 def test_kernels_that_nothing_is_compared_to_do_not_decide() -> None:

@@ -3,8 +3,9 @@
 The library takes where groups begin, with a zero in front; torch, and so this project, where they
 end. The kernels read a beginning as the end of the group before, so launches convert nothing.
 
-Whatever the ends are, no kernel reads or writes outside its operands: an end is cut to the rows of
-A, and a group that would end before it begins has no tiles. The result of such ends is undefined.
+Whatever the ends are, no kernel should read or write outside its operands: an end is cut to the rows
+of A, and a group that would end before it begins has no tiles. No GPU has shown it yet. The result
+of such ends is undefined.
 """
 
 from __future__ import annotations
@@ -94,12 +95,12 @@ def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
     def multiply_groups(a: Any, b: Any, offsets: Any, out: Any, stream: Any) -> None:
         launch(a=a, b=b, offsets=offsets, out=out, stream=stream)
 
-    def multiply_groups_told(
+    def multiply_groups_with_clusters(
         a: Any, b: Any, offsets: Any, out: Any, clusters: Any, stream: Any
     ) -> None:
         launch(a=a, b=b, offsets=offsets, out=out, clusters=clusters, stream=stream)
 
-    function = with_parameters(parameters, multiply_groups, multiply_groups_told)
+    function = with_parameters(parameters, multiply_groups, multiply_groups_with_clusters)
     return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
         cute.jit(function), *sample_arguments(parameters, _sample_tensors(signature))
     )
