@@ -38,9 +38,9 @@ kernels that were within `MARGIN` at both lost 0.3 % in the geometric mean, and 
 MAX_RATIO = 2
 """Most that the larger of two measured m may be of the smaller for more rows.
 
-This, `FAR`, and `MIN_GAIN` between two measured m were chosen by times of two n and k on an H200, at
-held-back m. At m of two others on another H200, tables took 1.005 times as long as the best, and
-ATen alone 1.008 times (`benchmarks.dispatch`)."""
+This, `FAR`, and `MIN_GAIN` between two measured m were chosen by times of two n and k on an H200,
+at held-back m. At m of two others on another H200, tables took 1.005 times as long as the best,
+and ATen alone 1.008 times (`benchmarks.dispatch`)."""
 
 FAR = 0.05
 """For more rows, a kernel that takes this part longer than the fastest at either of two measured m
@@ -49,10 +49,10 @@ is not used between them, whatever is computed."""
 MIN_GAIN = 0.02
 """The least part by which a kernel's time must be below ATen's for it to be used; ATen is safe.
 
-At a measured m, another GPU of the product may see it otherwise: in 28 comparisons of what two H200s
-confirm with a smaller gain with a third one, ATen was faster by over 1 % there in 5, and in 1 of 38
-where the gain was larger (`benchmarks.ranking gpus`). Between two measured m of more rows, ATen's
-waves are not known."""
+At a measured m, another GPU of the product may see it otherwise. Of 28 comparisons with a third
+H200, of kernels that two H200s confirm with a smaller gain, ATen was faster by over 1 % there in 5,
+and in 1 of 38 where the gain was larger (`benchmarks.ranking gpus`). Between two measured m of more
+rows, ATen's waves are not known."""
 
 MAX_WORKSPACE_BYTES = 64 << 20
 """For sizes that were not declared: kernels that need more memory are left out if others serve."""

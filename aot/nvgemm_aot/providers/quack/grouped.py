@@ -3,9 +3,9 @@
 The library takes where groups begin, with a zero in front; torch, and so this project, where they
 end. The kernels read a beginning as the end of the group before, so launches convert nothing.
 
-Whatever the ends are, no kernel should read or write outside its operands: an end is cut to the rows
-of A, and a group that would end before it begins has no tiles. No GPU has shown it yet. The result
-of such ends is undefined.
+Whatever the ends are, no kernel should read or write outside its operands: an end is cut to the
+rows of A, and a group that would end before it begins has no tiles. No GPU has shown it yet. The
+result of such ends is undefined.
 """
 
 from __future__ import annotations
