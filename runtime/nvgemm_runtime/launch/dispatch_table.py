@@ -16,7 +16,7 @@ from ..gemm.problem import Op
 from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, torch_versions
 from ..matching.dispatch import Dispatch, decide_dispatch
-from ..matching.thresholds import ATEN
+from ..matching.thresholds import ATEN, MIN_GAIN, MeasuredSize, beating_aten
 from ..matching.trust import Terms
 from .select import facts_of
 
@@ -126,11 +126,19 @@ class DispatchedSizes:
                 for id_, one in size.kernels.items()
             ]
             told = ", ".join([*times, f"ATen {size.aten.time_ns / 1e3:.1f} us"])
-            lines.append(f"  measured at m {size.m}: {told}")
+            lines.append(f"  measured at m {size.m}: {told}{_gains_too_little(size)}")
         lines += [f"  not used of m {m}: {why}" for m, why in self.decided.open.items()]
         if not self.decided.sizes and not self.decided.open:
             lines.append("  no bundle that serves this device declares this n and k")
         return "\n".join(lines)
+
+
+def _gains_too_little(size: MeasuredSize) -> str:
+    """Why ATen computes where a kernel took less; empty elsewhere."""
+    is_faster = any(one.timing.time_ns < size.aten.time_ns for one in size.kernels.values())
+    if beating_aten(size) or not is_faster:
+        return ""
+    return f" (a gain of less than {MIN_GAIN:.0%} does not count)"
 
 
 def _name(kernel: MatchedKernel | None, kernel_id: str = ATEN) -> str:

@@ -57,6 +57,18 @@ def test_sizes_and_winners(inductor: InductorSession, built: Path, tmp_path: Pat
     assert lines[4].endswith(", ATen 1.0 us")
 
 
+def test_a_gain_that_is_too_small_is_said(
+    inductor: InductorSession, built: Path, tmp_path: Path
+) -> None:
+    times = {**TIMES, 8: {SQUARE: 995, WIDE: 1200, ONE: 1200, ATEN: 1000}}
+    inductor.use(write_measured(built, tmp_path / "m" / "measured.nvgemm", times))
+    table = nvgemm_runtime.dispatch_table(A, B)
+    assert operators(table)[0] == (1, 15, "")
+    assert [line.endswith("does not count)") for line in str(table).splitlines()[4:]] == [
+        True, False, False,
+    ]  # fmt: skip
+
+
 def test_what_is_not_confirmed_is_said_and_can_be_asked_for(
     inductor: InductorSession, built: Path, tmp_path: Path
 ) -> None:
