@@ -7,10 +7,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import cast
+from typing import TextIO, cast
 
 import progress
 import pytest
@@ -262,6 +263,32 @@ def test_a_kernel_that_hangs_is_named_and_the_others_go_on(
         ["two", "7", "0", "0"],
     ]
     assert sum("did not end (operator.s)" in line for line in lines) == 2
+
+
+def test_parts_run_at_once_but_for_those_that_measure(
+    script: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    names = ["tuning", "kernels", "rows", "timing"]
+    both = threading.Barrier(2)
+    running: list[str] = []
+
+    def run(name: str, output: TextIO) -> object:
+        if name in ("kernels", "rows"):
+            both.wait(timeout=60)  # neither ends before the other has begun
+        else:
+            assert running == []
+        running.append(name)
+        subprocess.run(["echo", f"output of {name}"], stdout=output, check=True)
+        running.remove(name)
+        return script.Outcome(1, 0, 0, 1.0)
+
+    assert list(script.run_parts(names, run, 2)) == names
+    lines = capfd.readouterr().out.split("\n")
+    told = [line for line in lines if line]
+    assert sorted(told[:4:2]) == ["== kernels", "== rows"]
+    assert told[4:] == ["== tuning", "output of tuning", "== timing", "output of timing"]
+    for name in names:
+        assert lines[lines.index(f"== {name}") + 1] == f"output of {name}"
 
 
 def test_parts_for_hopper_alone_are_not_run_on_blackwell(script: ModuleType) -> None:
