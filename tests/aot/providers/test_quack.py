@@ -187,6 +187,22 @@ def test_cutlass_operators_says_who_computes_groups(arch: str, layout: str) -> N
     assert "quack has such kernels: name it" in str(found.absence)
 
 
+def builds_verified_and_equal(text: str, tmp_path: Path) -> None:
+    """Build a manifest of one target twice, and compare; then look at it."""
+    path = tmp_path / "manifest.yaml"
+    path.write_text(text)
+    manifest = load_manifest(path)
+    first, again = (
+        build(manifest, tmp_path / name, Cache(tmp_path / f"cache-{name}"), jobs=jobs)
+        for name, jobs in (("first", 1), ("again", 2))
+    )
+    file = first.bundles[0].path
+    assert not first.bundles[0].failures
+    assert file.read_bytes() == again.bundles[0].path.read_bytes()
+    report = verify_bundle(file, disassemble=True)
+    assert report.ok, report.findings
+
+
 GROUPED = """
 version: 1
 name: grouped
@@ -201,18 +217,7 @@ gemms:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100f"])
 def test_grouped_kernels_compile_verify_and_come_out_equal(tmp_path: Path, arch: str) -> None:
-    path = tmp_path / "grouped.yaml"
-    path.write_text(GROUPED.format(arch=arch))
-    manifest = load_manifest(path)
-    first, again = (
-        build(manifest, tmp_path / name, Cache(tmp_path / f"cache-{name}"), jobs=jobs)
-        for name, jobs in (("first", 1), ("again", 2))
-    )
-    file = first.bundles[0].path
-    assert not first.bundles[0].failures
-    assert file.read_bytes() == again.bundles[0].path.read_bytes()
-    report = verify_bundle(file, disassemble=True)
-    assert report.ok, report.findings
+    builds_verified_and_equal(GROUPED.format(arch=arch), tmp_path)
 
 
 GATED = """
@@ -241,18 +246,7 @@ def test_gated_kernels_compile_verify_and_come_out_equal(
     tmp_path: Path, arch: str, epilogues: str
 ) -> None:
     """Alone or behind another one in a process; designs of the largest tiles may spill."""
-    path = tmp_path / "gated.yaml"
-    path.write_text(GATED.format(arch=arch, epilogues=epilogues))
-    manifest = load_manifest(path)
-    first, again = (
-        build(manifest, tmp_path / name, Cache(tmp_path / f"cache-{name}"), jobs=jobs)
-        for name, jobs in (("first", 1), ("again", 2))
-    )
-    file = first.bundles[0].path
-    assert not first.bundles[0].failures
-    assert file.read_bytes() == again.bundles[0].path.read_bytes()
-    report = verify_bundle(file, disassemble=True)
-    assert report.ok, report.findings
+    builds_verified_and_equal(GATED.format(arch=arch, epilogues=epilogues), tmp_path)
 
 
 def test_a_swapped_design_is_stated_along_the_problem() -> None:

@@ -316,7 +316,7 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
     tile_k = () if design.tile_k_blocks == 1 else (design.tile_k(signature.a),)
     # Its own convention has A as (m, k), B as (n, k). Swapped, its A is the problem's B. It is told
     # the type of its A, and takes B's, which in fp8 may be another, from the tensor.
-    first = _cute_type(signature.b if design.swapped else signature.a)
+    first = cute_type(signature.b if design.swapped else signature.a)
     gemm = kind(cutlass.Float32, first, (*design.tile, *tile_k), (*design.cluster, 1), **options)
     gemm.b_transposed = not design.swapped
     gemm.a_transposed = gemm.cd_transposed = design.swapped
@@ -332,7 +332,7 @@ def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
     layout = signature.layout
 
     def tensor(role: Role, shape: tuple[Any, ...], strides: tuple[Any, ...], align: int) -> Any:
-        dtype = _cute_type(role_dtype(signature, role))
+        dtype = cute_type(role_dtype(signature, role))
         return cute.runtime.make_fake_tensor(dtype, shape, strides, assumed_align=align)
 
     def matrix(role: Role, shape: tuple[Any, Any], row_major: bool) -> Any:
@@ -367,7 +367,8 @@ def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
     return tuple(samples[role]() for role in roles(signature))
 
 
-def _cute_type(dtype: DType) -> Any:
+def cute_type(dtype: DType) -> Any:
+    """The DSL's type; imports the compiler."""
     import cutlass
 
     return getattr(cutlass, CUTE_TYPES[dtype])

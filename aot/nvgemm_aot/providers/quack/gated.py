@@ -22,8 +22,8 @@ from .designs import HOPPER, Design
 from .designs import designs as plain_designs
 from .entry import (
     ALIGNMENT_BYTES,
-    CUTE_TYPES,
     calling_convention,
+    cute_type,
     import_library,
     sample_arguments,
     scheduler_options,
@@ -125,7 +125,7 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
         else {"use_clc_persistence": True}
     )
     gemm = _gated_class(arch == HOPPER, signature.epilogue.gate, in_halves)(
-        cutlass.Float32, _cute_type(signature.a), design.tile, (*design.cluster, 1),
+        cutlass.Float32, cute_type(signature.a), design.tile, (*design.cluster, 1),
         concat_layout=("B", "bias") if in_halves else None, **options,
     )  # fmt: skip
     gemm.b_transposed = True  # its own convention has B as (n, k)
@@ -244,7 +244,7 @@ def _sample_tensors(signature: Signature, *, adds: bool) -> tuple[Any, ...]:
     def matrix(dtype: DType, shape: tuple[Any, Any], row_major: bool) -> Any:
         stride = cute.sym_int64(divisibility=8 * ALIGNMENT_BYTES // dtype.bits)
         return cute.runtime.make_fake_tensor(
-            _cute_type(dtype), shape, (stride, 1) if row_major else (1, stride),
+            cute_type(dtype), shape, (stride, 1) if row_major else (1, stride),
             assumed_align=ALIGNMENT_BYTES,
         )  # fmt: skip
 
@@ -255,13 +255,7 @@ def _sample_tensors(signature: Signature, *, adds: bool) -> tuple[Any, ...]:
     ]
     if adds:
         row = cute.runtime.make_fake_tensor(
-            _cute_type(signature.out), (n,), (1,), assumed_align=ALIGNMENT_BYTES
+            cute_type(signature.out), (n,), (1,), assumed_align=ALIGNMENT_BYTES
         )
         tensors.insert(2, row)
     return tuple(tensors)
-
-
-def _cute_type(dtype: DType) -> Any:
-    import cutlass
-
-    return getattr(cutlass, CUTE_TYPES[dtype])

@@ -23,8 +23,8 @@ from .designs import HOPPER, Design
 from .designs import designs as plain_designs
 from .entry import (
     ALIGNMENT_BYTES,
-    CUTE_TYPES,
     calling_convention,
+    cute_type,
     import_library,
     sample_arguments,
     scheduler_options,
@@ -79,7 +79,7 @@ def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
         else {"use_clc_persistence": True}
     )
     gemm = kind(
-        cutlass.Float32, _cute_type(signature.a), design.tile, (*design.cluster, 1), **options
+        cutlass.Float32, cute_type(signature.a), design.tile, (*design.cluster, 1), **options
     )
     gemm.b_transposed = True  # its own convention has B as (groups, n, k)
     parameters = calling_convention(design, signature, arch).parameters
@@ -186,7 +186,7 @@ def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
 
     def tensor(role: Role, shape: tuple[Any, ...], strides: tuple[Any, ...]) -> Any:
         return cute.runtime.make_fake_tensor(
-            _cute_type(role_dtype(signature, role)), shape, strides, assumed_align=ALIGNMENT_BYTES
+            cute_type(role_dtype(signature, role)), shape, strides, assumed_align=ALIGNMENT_BYTES
         )
 
     a, b, out = signature.a, signature.b, signature.out
@@ -197,9 +197,3 @@ def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
         cute.runtime.make_fake_tensor(Int32, (groups,), (1,), assumed_align=4),
         tensor(Role.OUT, (m, n), (stride(out), 1)),
     )
-
-
-def _cute_type(dtype: DType) -> Any:
-    import cutlass
-
-    return getattr(cutlass, CUTE_TYPES[dtype])
