@@ -128,6 +128,7 @@ def test_a_plan_serves_each_problem_or_says_why_not(planned: Planned) -> None:
     assert matched == served
 
 
+@pytest.mark.slow
 def test_only_where_an_operator_is_missing_is_a_row_unserved(planner: Planner) -> None:
     """On Hopper no block scales and no groups of fp8, and integers on sm_100a alone."""
     for case in CASES:

@@ -84,6 +84,7 @@ def test_torch_compiles_without_nvgemm_aot(run_so: Callable[[str], Ran], way: st
     assert run_so(way).launched == []
 
 
+@pytest.mark.slow
 def test_autoloading_can_be_turned_off(run_so: Callable[[str], Ran]) -> None:
     without = run_so("without")
     assert not any(name.startswith("nvgemm") for name in without.at_end)
@@ -98,6 +99,7 @@ def test_cache_keys_are_those_that_torch_has_without_us(
     assert (run_so(way).hits, run_so(way).misses) == (1, 0)
 
 
+@pytest.mark.slow
 def test_off_is_off_in_silence(run_so: Callable[[str], Ran]) -> None:
     off = run_so("off")
     assert {name for name in off.at_end if name.startswith("nvgemm")} <= AT_IMPORT
