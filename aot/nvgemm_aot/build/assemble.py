@@ -24,10 +24,11 @@ from nvgemm_runtime.bundle.format import (
     sha256_hex,
 )
 from nvgemm_runtime.errors import CompileError, one_line
+from nvgemm_runtime.gemm.target import Target
 
 from ..bundle.compression import SCHEME
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking
-from ..providers import Provider, stated_recipes
+from ..providers import Provider, stated_recipes, versions_of
 from ..rankings.entries import Operator
 from ..rankings.pruning import keep_winners
 from ..rankings.usable import UsableRankings, measured_ranking
@@ -112,12 +113,12 @@ def compile_and_assemble(
     return Assembly(bundles=tuple(bundles), compiled=compilation.compiled)
 
 
-def toolchain(provider: Provider) -> dict[str, str]:
-    """Versions of everything that shapes a bundle's bytes."""
-    linker_name, linker_version = linker.linker_identity()
+def toolchain(provider: Provider, target: Target) -> dict[str, str]:
+    """Versions of everything that shapes the bytes of a target's bundle."""
+    linker_name, linker_version = linker.linker_identity(target.platform)
     return {
-        **provider.toolchain(),
-        **stated_recipes(provider),
+        **versions_of(provider, target),
+        **stated_recipes(provider, target),
         linker_name: linker_version,
         "zstd": ".".join(map(str, zstandard.ZSTD_VERSION)),
     }

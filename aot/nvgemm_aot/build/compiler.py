@@ -16,11 +16,18 @@ from typing import Protocol
 
 from nvgemm_runtime.bundle.format import ClusterLimit
 from nvgemm_runtime.errors import CompileError, LinkError, StorageError, ToolchainError
-from nvgemm_runtime.gemm.target import CPU
 from nvgemm_runtime.installed.ownership import writable_by_others
 from nvgemm_runtime.settings import COMPILE_TIMEOUT_VARIABLE
 
-from ..providers import Candidate, Provider, load_provider, parts_of
+from ..providers import (
+    Candidate,
+    Provider,
+    cute_dsl,
+    load_provider,
+    parts_of,
+    recipe_of,
+    versions_of,
+)
 from ..storage import temporary_directory
 from ..storage.cache import Cache, Entry, cache_key
 from ..storage.files import make_directories, sweep_partials_of
@@ -47,6 +54,17 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Compiler:
+    """What a compiler process works for, and no other: a provider, and a CUDA version."""
+
+    provider: str
+    cuda: str
+
+    def __str__(self) -> str:
+        return f"provider {self.provider!r} for {self.cuda}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """One kernel to compile.
 
@@ -57,6 +75,11 @@ class Task:
     candidate: Candidate
     target: BuildTarget
     key: str
+
+    @property
+    def compiler(self) -> Compiler:
+        """What its compiler process works for."""
+        return Compiler(provider=self.candidate.provider, cuda=self.target.target.cuda)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +138,15 @@ def make_tasks(
         ToolchainError: If the compiler side is incomplete.
         TargetError: If the device profile lacks a number that a kernel needs.
     """
+    platform = target.target.platform
     shared = {
         part.name: {
             "provider": part.name,
-            "recipe": part.recipe,
+            "recipe": recipe_of(part, target.target),
             "target": target.target.key,
-            "toolchain": part.toolchain(),
-            "linker": linker.linker_version(),
-            "linker_flags": [*linker.compiler()[1:], *linker.FLAGS],
+            "toolchain": versions_of(part, target.target),
+            "linker": linker.linker_version(platform),
+            "linker_flags": linker.linker_flags(platform),
         }
         for part in parts_of(provider)
     }
@@ -211,21 +235,22 @@ def compile_limit_seconds() -> float:
 
 
 class WorkersOfProviders:
-    """Compiler processes, those of one provider after those of another; a context manager.
+    """Compiler processes, those of one `Compiler` after those of another; a context manager.
 
     A process works for one provider alone: a library may change the compiler for all code of the
-    process that imports it, and what a kernel becomes must not depend on what came before it.
+    process that imports it, and what a kernel becomes must not depend on what came before it. And
+    it has room for one CUDA version's compiler.
 
     Args:
         cache: Where kernels are stored.
         jobs: Processes at a time.
-        first: The provider whose processes are started at once.
+        first: That whose processes are started at once.
     """
 
-    def __init__(self, cache: Cache, jobs: int, first: str) -> None:
+    def __init__(self, cache: Cache, jobs: int, first: Compiler) -> None:
         self._cache = cache
         self._jobs = jobs
-        self._provider = first
+        self._compiler = first
         self._workers = start_workers(cache, jobs, first)
 
     def __enter__(self) -> WorkersOfProviders:
@@ -236,25 +261,25 @@ class WorkersOfProviders:
 
     def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
         """Work on all tasks; see `Workers.run`."""
-        providers = dict.fromkeys(task.candidate.provider for task in items)
-        for provider in sorted(providers, key=lambda name: name != self._provider):
-            if provider != self._provider:
+        wanted = dict.fromkeys(task.compiler for task in items)
+        for compiler in sorted(wanted, key=lambda one: one != self._compiler):
+            if compiler != self._compiler:
                 self._workers.__exit__()
-                self._workers = start_workers(self._cache, self._jobs, provider)
-                self._provider = provider
-            mine = [task for task in items if task.candidate.provider == provider]
+                self._workers = start_workers(self._cache, self._jobs, compiler)
+                self._compiler = compiler
+            mine = [task for task in items if task.compiler == compiler]
             try:
                 yield from self._workers.run(mine)
             except WorkersCannotStart as error:
-                raise WorkersCannotStart(f"those of provider {provider!r}: {error}") from error
+                raise WorkersCannotStart(f"those of {compiler}: {error}") from error
 
 
-def start_workers(cache: Cache, jobs: int, provider: str) -> Workers[Task, TaskResult]:
-    """Start one provider's compiler processes, which import the compiler at once."""
+def start_workers(cache: Cache, jobs: int, compiler: Compiler) -> Workers[Task, TaskResult]:
+    """Start compiler processes, which import the compiler at once."""
     return Workers(
         jobs,
         functools.partial(_run_task, directory=cache.directory),
-        functools.partial(_prepare_worker, provider, cache.directory),
+        functools.partial(_prepare_worker, compiler, cache.directory),
         compile_limit_seconds(),
     )
 
@@ -285,7 +310,8 @@ def compile_all(
     if not missing:
         return Compilation(kernels=kernels, compiled=0, failures=())
     cache.require_writable()
-    linker.library_directories()
+    for target in {task.target.target for task in missing}:
+        linker.library_directories(target)
     report = progress or (lambda done, total: None)
     report(0, len(missing))
     failures = []
@@ -293,7 +319,7 @@ def compile_all(
     with contextlib.ExitStack() as stack:
         if workers is None:
             count = min(jobs, len(missing))
-            started = WorkersOfProviders(cache, count, missing[0].candidate.provider)
+            started = WorkersOfProviders(cache, count, missing[0].compiler)
             workers = stack.enter_context(started)
         for done, (task, outcome) in enumerate(_results(workers, missing), start=1):
             if outcome.failure is not None:
@@ -344,9 +370,10 @@ def death_text(death: WorkerDied) -> str:
     return f"the compiler process died {death}"
 
 
-def _prepare_worker(provider: str, directory: Path) -> None:
+def _prepare_worker(compiler: Compiler, directory: Path) -> None:
     _keep_temporary_files_private(directory)
-    _worker_provider(provider).prepare()
+    cute_dsl.choose_compiler(compiler.cuda)
+    _worker_provider(compiler.provider).prepare()
 
 
 def _keep_temporary_files_private(directory: Path) -> None:
@@ -388,8 +415,7 @@ def _compile_and_store(task: Task, cache: Cache) -> str | None:
     """Compile, link and store a kernel; return why that failed, or None."""
     try:
         relocatable = _worker_provider(task.candidate.provider).compile(task.candidate, task.target)
-        on_cpu = task.target.target.arch == CPU
-        payload = linker.link(relocatable, task.candidate.calling_convention, on_cpu=on_cpu)
+        payload = linker.link(relocatable, task.candidate.calling_convention, task.target.target)
     except (CompileError, LinkError) as error:
         return str(error)
     except OSError as error:

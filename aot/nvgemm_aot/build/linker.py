@@ -10,15 +10,20 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_runtime.bundle.calling_convention import KNOWN_FORM, parse_calling_convention
+from nvgemm_runtime.bundle.imported_symbols import FFI_SYMBOLS
 from nvgemm_runtime.errors import LinkError, ToolchainError
+from nvgemm_runtime.gemm.target import CPU, CUDA_VERSIONS, PLATFORMS, Target
 from nvgemm_runtime.matching.device import FFI_LIBRARY, RUNTIME_LIBRARY
 
-from ..verify.host_object import require_host_object
+from ..verify.elf import MalformedElfError
+from ..verify.host_object import MACHINES, object_machine, require_host_object
 
 FLAGS = (
     "-shared",
@@ -32,11 +37,17 @@ FLAGS = (
     "-Wl,-z,now",
     "-Wl,-z,relro",
     "-Wl,-z,noseparate-code",  # 6 % less to hash and to map
-    "-Wl,-z,max-page-size=4096",
 )
-"""Flags of every link. All kernels define the same internal names, so nothing but the entry point
-may be visible, and nothing in the output may depend on when or where it was made. Page size and
-hash style are defaults that distributions change."""
+"""Flags of every link, as a compiler driver takes them. All kernels define the same internal names,
+so nothing but the entry point may be visible, and nothing in the output may depend on when or where
+it was made. Hash style and page size are defaults that distributions change."""
+
+_PAGE_BYTES = {"linux_x86_64": 4096, "linux_aarch64": 65536}
+"""By platform: the largest page of its kernels, to which parts of a file are aligned. Grace machines
+run kernels with pages of 64 KiB, which load nothing that is aligned to less."""
+
+_STUBS = {"linux_aarch64": "aarch64-unknown-linux-gnu"}
+"""By platform: NVIDIA's folder of libraries to link against that hold no code."""
 
 _KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")
 """The only environment variables that a compiler driver gets. Others, such as LD_RUN_PATH, change
@@ -73,20 +84,75 @@ def compiler() -> tuple[str, ...]:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Linker:
+    """What links for one platform.
+
+    Attributes:
+        command: The program, with the arguments that it is always given.
+        own: How many words of ``command`` say nothing of what it makes.
+        is_driver: Whether it is a compiler driver, which hands on what begins with ``-Wl,``.
+        remedy: What to do where it does not work.
+    """
+
+    command: tuple[str, ...]
+    own: int
+    is_driver: bool
+    remedy: str
+
+    def arguments(self, *flags: str) -> list[str]:
+        """Flags of a compiler driver, as this linker takes them."""
+        if self.is_driver:
+            return [*flags]
+        # The linker itself adds no start-up code.
+        words = (flag.removeprefix("-Wl,") for flag in flags if flag != "-nostdlib")
+        return [word for listed in words for word in listed.split(",")]
+
+
 @functools.cache
-def linker_version() -> str:
-    """First line of what the linker prints as its version; part of every cache key.
+def linker_of(platform: str) -> Linker:
+    """The linker of a platform: the system's for x86-64, LLVM's for others, on whatever machine.
+
+    So what is built for another platform does not depend on where it is built.
+
+    Raises:
+        ToolchainError: If it is not installed.
+    """
+    if platform == PLATFORMS[0]:
+        remedy = "install the linker (Debian: apt-get install binutils) or set CC"
+        return Linker(command=compiler(), own=1, is_driver=True, remedy=remedy)
+    if importlib.util.find_spec("ziglang") is None:
+        raise ToolchainError(
+            f"cannot link kernels for {platform}: LLVM's linker, which the package ziglang brings, "
+            "is not installed; run: pip install 'nvgemm-aot[cross]'"
+        )
+    command = (sys.executable, "-m", "ziglang", "ld.lld")
+    remedy = "run: pip install --force-reinstall 'nvgemm-aot[cross]'"
+    return Linker(command=command, own=len(command), is_driver=False, remedy=remedy)
+
+
+def linker_flags(platform: str) -> list[str]:
+    """All that shapes what a platform's linker makes, but for names of files and libraries."""
+    linker = linker_of(platform)
+    page = f"-Wl,-z,max-page-size={_PAGE_BYTES[platform]}"
+    return [*linker.command[linker.own :], *linker.arguments(*FLAGS, page)]
+
+
+@functools.cache
+def linker_version(platform: str) -> str:
+    """First line of what a platform's linker prints as its version; part of every cache key.
 
     Raises:
         ToolchainError: If there is no working linker.
     """
-    command = [*compiler(), "-Wl,--version"]
+    linker = linker_of(platform)
+    command = [*linker.command, *linker.arguments("-Wl,--version")]
     result = _run(command)
     lines = result.stdout.splitlines()
     if result.returncode or not lines:
         raise ToolchainError(
             f"{shlex.join(command)} fails: {result.stderr.strip()[:200] or 'no output'}; "
-            "install the linker (Debian: apt-get install binutils) or set CC"
+            f"{linker.remedy}"
         )
     return lines[0]
 
@@ -104,13 +170,13 @@ def _run(command: Sequence[str], folder: Path | None = None) -> subprocess.Compl
     )
 
 
-def linker_identity() -> tuple[str, str]:
-    """Name and version of the linker, e.g. ``("GNU ld", "2.40")``.
+def linker_identity(platform: str) -> tuple[str, str]:
+    """Name and version of a platform's linker, e.g. ``("GNU ld", "2.40")``.
 
     Raises:
         ToolchainError: If there is no working linker.
     """
-    line = linker_version()
+    line = linker_version(platform)
     number = _VERSION.search(line)
     if number is None:
         return line, "unknown"
@@ -118,16 +184,29 @@ def linker_identity() -> tuple[str, str]:
 
 
 @functools.cache
-def library_directories() -> tuple[Path, Path]:
-    """Where libcute_dsl_runtime.so and libtvm_ffi.so lie in their installed packages.
+def library_directories(target: Target) -> tuple[Path, ...]:
+    """Where the libraries lie that kernels of a target are linked against.
+
+    Those of x86-64 are the installed ones: libcute_dsl_runtime.so and libtvm_ffi.so. Those of
+    another platform are one of NVIDIA's stubs; TVM-FFI has none (`_ffi_stub`).
 
     Raises:
         ToolchainError: If one is missing, with the command that installs it.
     """
-    wanted = (
-        ("nvidia_cutlass_dsl", "cu13/lib", "libcute_dsl_runtime.so", "nvidia-cutlass-dsl[cu13]"),
-        ("tvm_ffi", "lib", "libtvm_ffi.so", "apache-tvm-ffi"),
-    )
+    stubs = _STUBS.get(target.platform)
+    folder = f"{target.cuda}/lib" + (f"/stubs/{stubs}" if stubs else "")
+    wanted = [
+        (
+            "nvidia_cutlass_dsl",
+            folder,
+            RUNTIME_LIBRARY,
+            f"nvidia-cutlass-dsl[{target.cuda}]"
+            if target.cuda == CUDA_VERSIONS[0]
+            else f"nvidia-cutlass-dsl-libs-{target.cuda}",
+        )
+    ]
+    if not stubs:
+        wanted.append(("tvm_ffi", "lib", FFI_LIBRARY, "apache-tvm-ffi"))
     found = []
     for package, subdirectory, library, distribution in wanted:
         spec = importlib.util.find_spec(package)
@@ -139,45 +218,91 @@ def library_directories() -> tuple[Path, Path]:
                 f"{library} not found (searched: {searched}); run: pip install '{distribution}'"
             )
         found.append(places[0])
-    return found[0], found[1]
+    return tuple(found)
 
 
-def link(relocatable: bytes, calling_convention: str, *, on_cpu: bool = False) -> bytes:
+def link(relocatable: bytes, calling_convention: str, target: Target) -> bytes:
     """Link one object, and check that the result is what the toolchain is known to make.
 
-    The function that the calling convention names alone stays visible. A kernel that runs
-    ``on_cpu`` needs no library for device code. Equal inputs give equal bytes.
+    The function that the calling convention names alone stays visible. A kernel for the CPU needs
+    no library for device code. Equal inputs give equal bytes.
 
     Raises:
-        LinkError: If the calling convention is unknown, the linker fails, or its output needs what
-            the runtime does not have.
-        ToolchainError: If there is no C compiler or a library is missing.
+        LinkError: If the calling convention is unknown, the object is for another platform, the
+            linker fails, or its output needs what the runtime does not have.
+        ToolchainError: If there is no linker or a library is missing.
         OSError: If there is no space for temporary files.
     """
     convention = parse_calling_convention(calling_convention)
     if convention is None:
         raise LinkError(f"calling convention {calling_convention!r} is not {KNOWN_FORM}")
+    _require_object_for(target.platform, relocatable)
     symbol = convention.symbol
+    on_cpu = target.arch == CPU
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         (folder / "kernel.o").write_bytes(relocatable)
         (folder / "exports").write_text(f"{{ global: {symbol}; local: *; }};\n")
+        linker = linker_of(target.platform)
         command = [
-            *compiler(),
-            *FLAGS,
-            "-Wl,--version-script=exports",
-            "-o",
-            "kernel.so",
-            "kernel.o",
+            *linker.command[: linker.own],
+            *linker_flags(target.platform),
+            *linker.arguments("-Wl,--version-script=exports"),
+            *("-o", "kernel.so", "kernel.o"),
+            *_libraries(target, folder, on_cpu=on_cpu),
         ]
-        for place, library in zip(library_directories(), (RUNTIME_LIBRARY, FFI_LIBRARY)):
-            if not (on_cpu and library == RUNTIME_LIBRARY):
-                command += [f"-L{place}", f"-l{library[3:-3]}"]
         result = _run(command, folder)
         if os.strerror(errno.ENOSPC) in result.stderr:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
         if result.returncode:
             raise LinkError(f"{shlex.join(command)} fails: {result.stderr.strip()[:500]}")
         linked = (folder / "kernel.so").read_bytes()
-    require_host_object(linked, symbol, on_cpu=on_cpu)
+    require_host_object(linked, symbol, platform=target.platform, on_cpu=on_cpu)
     return linked
+
+
+def _require_object_for(platform: str, relocatable: bytes) -> None:
+    """Refuse an object for another processor than the platform's; the linker refuses what is none.
+
+    Raises:
+        LinkError: If it is one.
+    """
+    try:
+        machine = object_machine(relocatable)
+    except MalformedElfError:
+        return
+    if machine != MACHINES[platform]:
+        raise LinkError(
+            f"the compiled object is for {machine}, must be for {MACHINES[platform]} on {platform}: "
+            "its provider must compile host code for the target's platform"
+        )
+
+
+def _libraries(target: Target, folder: Path, *, on_cpu: bool) -> list[str]:
+    """Arguments that name the libraries; a stub of TVM-FFI is put into ``folder`` if needed."""
+    places = [*library_directories(target)]
+    if target.platform in _STUBS:
+        _ffi_stub(target.platform, folder)
+        places.append(folder)
+    named = zip(places, (RUNTIME_LIBRARY, FFI_LIBRARY))
+    return [
+        argument
+        for place, library in named
+        if not (on_cpu and library == RUNTIME_LIBRARY)
+        for argument in (f"-L{place}", f"-l{library[3:-3]}")
+    ]
+
+
+def _ffi_stub(platform: str, folder: Path) -> None:
+    """Make a library that has the names of TVM-FFI's functions that kernels call, and no code."""
+    names = "".join(f"{name} = 0;\n" for name in sorted(FFI_SYMBOLS))
+    (folder / "names").write_text(names)
+    made = ("-shared", "-m", _EMULATIONS[platform], "-soname", FFI_LIBRARY, "-o", FFI_LIBRARY)
+    command = [*linker_of(platform).command, *made, "names"]
+    result = _run(command, folder)
+    if result.returncode:
+        raise LinkError(f"{shlex.join(command)} fails: {result.stderr.strip()[:500]}")
+
+
+_EMULATIONS = {"linux_aarch64": "aarch64linux"}
+"""By platform: what LLVM's linker calls it where no object says it."""

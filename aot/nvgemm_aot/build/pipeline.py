@@ -25,6 +25,7 @@ from ..storage.files import remove_file, require_writable
 from ..targets import BuildTarget
 from .assemble import PlannedTarget, build_key, compile_and_assemble, toolchain
 from .compiler import (
+    Compiler,
     Failure,
     KernelWorkers,
     Progress,
@@ -146,10 +147,10 @@ def plan_build(
     source = provider or provider_of(manifest)
     # Before the linker is looked for: where the builder is not installed, that is the reason.
     found = lookups or look_up_plans(manifest, cache, source, rankings)
-    versions = toolchain(source)
     planned = []
     for lookup in found:
         target = lookup.target
+        versions = toolchain(source, target.target)
         plan = make_plan(lookup, cache, on_rejection=on_rejection)
         require_readable_size(manifest.name, target.target, plan)
         tasks = make_tasks(plan.candidates, target, source)
@@ -228,7 +229,13 @@ def build(
         if any(lookup.stored is None for lookup in lookups):
             # Planning takes as long as compilers take to start: let both happen at once.
             workers = stack.enter_context(
-                WorkersOfProviders(cache, count, parts_of(source)[0].name)
+                WorkersOfProviders(
+                    cache,
+                    count,
+                    Compiler(
+                        provider=parts_of(source)[0].name, cuda=manifest.targets[0].target.cuda
+                    ),
+                )
             )
         planned = plan_build(manifest, cache, provider=source, lookups=lookups, prunes=prunes)
         measured = measured_of(planned)

@@ -27,7 +27,16 @@ from nvgemm_runtime.errors import CompileError, NoCandidateError
 from nvgemm_runtime.gemm.problem import Problem, Signature
 
 from ..manifest.parse import Declared
-from ..providers import Candidate, Enumeration, Provider, Rejection, parts_of, recipe_name
+from ..providers import (
+    Candidate,
+    Enumeration,
+    Provider,
+    Rejection,
+    parts_of,
+    recipe_name,
+    recipe_of,
+    versions_of,
+)
 from ..providers.base import RuntimeModel
 from ..providers.corrections import Correction, find_correction
 from ..providers.sources import source_digest, source_modules
@@ -117,7 +126,10 @@ def look_up_plan(
     measured = None
     if rankings is not None:
         toolchains = {
-            part.name: {**part.toolchain(), recipe_name(part.name): part.recipe}
+            part.name: {
+                **versions_of(part, target.target),
+                recipe_name(part.name): recipe_of(part, target.target),
+            }
             for part in parts_of(provider)
         }
         gpu = target.device.driver_name
@@ -141,7 +153,7 @@ def look_up_plan(
                 target.device.shared_memory_per_block_bytes.value,
             ],
             "provider": [provider.name, provider.recipe],
-            "toolchain": provider.toolchain(),
+            "toolchain": versions_of(provider, target.target),
             "model": model.name,
             "correction": None if correction is None else asdict(correction),
             "makers": [source_digest(name) for name in makers],

@@ -23,6 +23,7 @@ from nvgemm_runtime.installed.ownership import writable_by_others
 
 from ..build.assemble import GENERATOR, PlannedTarget, compile_and_assemble, toolchain
 from ..build.compiler import (
+    Compiler,
     Failure,
     KernelWorkers,
     Task,
@@ -134,7 +135,7 @@ class JitCompiler:
         self._jobs = jobs
         self._note = note
         self._planning = threading.Lock()  # operators are listed by one thread at a time
-        self._workers = SharedWorkers(cache, parts_of(provider)[0].name, jobs)
+        self._workers = SharedWorkers(cache, jobs)
 
     def compile(self, problem: Problem, candidates: int, device: Device) -> Compiled:
         """Compile a problem unless its user bundle has it; one process at a time.
@@ -147,9 +148,17 @@ class JitCompiler:
             StorageError: If the cache directory cannot be written.
         """
         self._require_private()
-        versions = toolchain(self._provider)
         places = [
-            (target, UserBundle(self._cache, target, versions, GENERATOR, self._note))
+            (
+                target,
+                UserBundle(
+                    self._cache,
+                    target,
+                    toolchain(self._provider, target.target),
+                    GENERATOR,
+                    self._note,
+                ),
+            )
             for target in targets_for(device)
         ]
         identity = [problem.key, *(bundle.path.name for _, bundle in places)]
@@ -229,7 +238,10 @@ class JitCompiler:
         lookups = look_up_plans(manifest, self._cache, self._provider)
         if any(lookup.stored is None for lookup in lookups):
             # Planning takes as long as compilers take to start: let both happen at once.
-            self._workers.prepare(candidates)
+            # Nobody knows yet of which provider the tasks will be.
+            first = parts_of(self._provider)[0].name
+            compiler = Compiler(provider=first, cuda=target.target.cuda)
+            self._workers.prepare(candidates, compiler)
         with self._planning:
             return plan_build(manifest, self._cache, provider=self._provider, lookups=lookups)
 

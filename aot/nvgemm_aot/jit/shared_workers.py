@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
-from ..build.compiler import Failure, Task, TaskResult, start_workers
+from ..build.compiler import Compiler, Failure, Task, TaskResult, start_workers
 from ..build.workers import WorkerDied, Workers, WorkersCannotStart, WorkersKilled
 from ..storage.cache import Cache
 from ..storage.locks import FileLock, acquire
@@ -21,8 +21,8 @@ _ASK_AGAIN_SECONDS = 0.2
 class SharedWorkers:
     """Compiler processes, started when there is work for them, and kept until `close`.
 
-    A process works for one provider alone, as in `WorkersOfProviders`. Where there is no room for
-    one more, an idle one of another provider makes way.
+    A process works for one `Compiler` alone, as in `WorkersOfProviders`. Where there is no room for
+    one more, an idle one of another makes way.
 
     Several servers may run on one machine. There is a lock file for each compiler process that the
     machine can take, and each process holds one; only a server's first process may go without, so
@@ -30,25 +30,23 @@ class SharedWorkers:
 
     Args:
         cache: Where kernels are stored.
-        first: The provider whose processes `prepare` starts.
         most: The limit over all servers of the cache directory.
     """
 
-    def __init__(self, cache: Cache, first: str, most: int) -> None:
+    def __init__(self, cache: Cache, most: int) -> None:
         self._cache = cache
-        self._first = first
         self._most = most
         self._changed = threading.Condition()
-        self._idle: defaultdict[str, list[_Process]] = defaultdict(list)
+        self._idle: defaultdict[Compiler, list[_Process]] = defaultdict(list)
         self._held: dict[_Process, FileLock | None] = {}
         self._closed = False
-        self._unstartable: dict[str, WorkersCannotStart] = {}
+        self._unstartable: dict[Compiler, WorkersCannotStart] = {}
         self._threads = ThreadPoolExecutor(max_workers=most)
 
     def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
         """Work on all tasks; see `Workers.run`. Several threads may do so at once.
 
-        Where a provider's processes could not be started once, none of it is started again.
+        Where those of a compiler could not be started once, none of it is started again.
         """
         futures: dict[Future[TaskResult | WorkerDied], Task] = {
             self._threads.submit(self._run_one, item): item for item in items
@@ -60,14 +58,11 @@ class SharedWorkers:
             for future in futures:
                 future.cancel()
 
-    def prepare(self, count: int) -> None:
-        """Start idle processes for ``count`` tasks to come, as far as the limits allow.
-
-        All are of the first provider: nobody knows yet of which the tasks will be.
-        """
+    def prepare(self, count: int, compiler: Compiler) -> None:
+        """Start idle processes for ``count`` tasks to come, as far as the limits allow."""
         with self._changed:
-            for _ in range(min(count, self._most) - len(self._idle[self._first])):
-                if self._first in self._unstartable or not self._start_one(self._first):
+            for _ in range(min(count, self._most) - len(self._idle[compiler])):
+                if compiler in self._unstartable or not self._start_one(compiler):
                     return
 
     def close(self) -> None:
@@ -83,32 +78,32 @@ class SharedWorkers:
             self._idle.clear()
 
     def _run_one(self, item: Task) -> TaskResult | WorkerDied:
-        provider = item.candidate.provider
-        process = self._take(provider)
+        compiler = item.compiler
+        process = self._take(compiler)
         try:
             [(_, outcome)] = process.run([item])
             return outcome
         except WorkersCannotStart as error:
-            self._unstartable[provider] = error
+            self._unstartable[compiler] = error
             raise
         except KeyboardInterrupt:  # nobody interrupts a server
-            reason = f"{item.candidate.operator}: provider {provider!r} raised KeyboardInterrupt"
+            reason = f"{item.candidate.operator}: {compiler} raised KeyboardInterrupt"
             return TaskResult(failure=Failure(task=item, reason=reason, is_transient=True))
         finally:
             with self._changed:
-                self._idle[provider].append(process)
-                self._changed.notify_all()  # each waits for a process of its own provider
+                self._idle[compiler].append(process)
+                self._changed.notify_all()  # each waits for a process of its own compiler
 
-    def _take(self, provider: str) -> _Process:
+    def _take(self, compiler: Compiler) -> _Process:
         with self._changed:
-            while provider not in self._unstartable:
-                idle = self._idle[provider]
-                if idle or self._start_one(provider) or self._replace_one(provider):
+            while compiler not in self._unstartable:
+                idle = self._idle[compiler]
+                if idle or self._start_one(compiler) or self._replace_one(compiler):
                     return idle.pop()
                 self._changed.wait(_ASK_AGAIN_SECONDS)
-            raise self._unstartable[provider]
+            raise self._unstartable[compiler]
 
-    def _start_one(self, provider: str) -> bool:
+    def _start_one(self, compiler: Compiler) -> bool:
         """Start one process if the machine has room, or if there is none yet."""
         if self._closed:
             raise WorkersKilled
@@ -117,29 +112,29 @@ class SharedWorkers:
         slot = self._free_slot()
         if slot is None and self._held:
             return False
-        self._start_in(slot, provider)
+        self._start_in(slot, compiler)
         return True
 
-    def _replace_one(self, provider: str) -> bool:
-        """Start one process in the place of an idle one of another provider, if there is one."""
-        others = [idle for other, idle in self._idle.items() if idle and other != provider]
+    def _replace_one(self, compiler: Compiler) -> bool:
+        """Start one process in the place of an idle one of another compiler, if there is one."""
+        others = [idle for other, idle in self._idle.items() if idle and other != compiler]
         if not others:
             return False
         leaving = others[0].pop()
         slot = self._held.pop(leaving)
         leaving.__exit__()
-        self._start_in(slot, provider)
+        self._start_in(slot, compiler)
         return True
 
-    def _start_in(self, slot: FileLock | None, provider: str) -> None:
+    def _start_in(self, slot: FileLock | None, compiler: Compiler) -> None:
         try:
-            process = start_workers(self._cache, 1, provider)
+            process = start_workers(self._cache, 1, compiler)
         except BaseException:
             if slot is not None:
                 slot.release()
             raise
         self._held[process] = slot
-        self._idle[provider].append(process)
+        self._idle[compiler].append(process)
 
     def _free_slot(self) -> FileLock | None:
         paths = (self._cache.lock_path(f"compiler-{number}") for number in range(self._most))

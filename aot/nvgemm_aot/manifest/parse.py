@@ -14,11 +14,19 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from nvgemm_runtime.gemm.problem import Problem, Signature
+from nvgemm_runtime.gemm.target import Target
 
 from ..targets import BuildTarget, build_target
 from .messages import explain_error, explain_key, meant_keys
 from .rules import GemmRules, find_excess, find_target_mistakes
-from .schema import VERSION, GemmEntry, ManifestEntry, SharedEntry, allowed_keys
+from .schema import (
+    VERSION,
+    GemmEntry,
+    ManifestEntry,
+    SharedEntry,
+    TargetEntry,
+    allowed_keys,
+)
 from .source import Mistake, Source, compose, make_source, read_text, report_mistakes
 
 DEFAULT_CANDIDATES = 8
@@ -68,14 +76,23 @@ def load_manifest(path: Path) -> Manifest:
 def parse_manifest(path: Path, text: str) -> Manifest:
     """As `load_manifest`, of a text that was read already; ``path`` is for messages."""
     entry, signatures = _read_entry(path, text)
-    # One entry an architecture: entries that agree merge, and others were refused.
-    devices = {target.arch: target.device or None for target in entry.targets}
+    # Entries of one target that agree merge, and others were refused.
+    targets = {resolved.target: resolved for resolved in map(_target_of, entry.targets)}
     return Manifest(
         name=entry.name,
         description=" ".join(entry.description.split()),
-        targets=tuple(build_target(arch, devices[arch]) for arch in sorted(devices)),
+        targets=tuple(targets[target] for target in sorted(targets)),
         declared=_declare(entry, signatures),
         providers=tuple(dict.fromkeys(entry.providers)),
+    )
+
+
+def _target_of(entry: TargetEntry) -> BuildTarget:
+    return build_target(
+        entry.arch,
+        entry.device or None,
+        platform=entry.platform or None,
+        cuda=entry.cuda or Target.cuda,
     )
 
 

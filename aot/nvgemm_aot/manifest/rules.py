@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nvgemm_runtime.errors import TargetError
+from nvgemm_runtime.gemm.target import CUDA_VERSIONS, PLATFORMS, Target
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
 from nvgemm_runtime.gemm.support import unsupported
@@ -41,25 +42,35 @@ MAX_PROBLEMS = 100_000
 
 
 def find_target_mistakes(source: Source) -> Iterator[Mistake]:
-    """Find a device that does not fit its architecture, and two devices for one architecture."""
-    first: dict[str, tuple[int, str]] = {}
+    """Find a device that does not fit its architecture, and two devices for one target."""
+    first: dict[Target, tuple[int, str]] = {}
     for index, entry in enumerate(_entries(source, "targets")):
         fields = entry if isinstance(entry, dict) else {"arch": entry}
         arch, device = fields.get("arch"), fields.get("device")
-        if arch not in ARCHITECTURES or device not in (None, *profile_names()):
-            continue
+        platform, cuda = fields.get("platform"), fields.get("cuda", Target.cuda)
+        known = (
+            (arch, ARCHITECTURES),
+            (device, (None, *profile_names())),
+            (platform, (None, *PLATFORMS)),
+            (cuda, CUDA_VERSIONS),
+        )
+        if any(value not in values for value, values in known):
+            continue  # the schema refuses it
+        assert isinstance(arch, str)  # of `ARCHITECTURES`
         location: Location = ("targets", index, "device")
         try:
-            name = build_target(arch, device).device.name
+            resolved = build_target(arch, device, platform=platform, cuda=cuda)
         except TargetError as error:
             yield source.mistake(location, f"found {device!r}; {error}")
             continue
-        earlier, other = first.setdefault(arch, (index, name))
+        target, name = resolved.target, resolved.device.name
+        earlier, other = first.setdefault(target, (index, name))
         if name != other:
             yield source.mistake(
                 location,
-                f"found device {name!r} for {arch}, which targets[{earlier}] builds for {other!r}; "
-                "allowed: one device an architecture; build the other into a bundle of its own",
+                f"found device {name!r} for {target.key}, which targets[{earlier}] builds for "
+                f"{other!r}; allowed: one device a target; build the other into a bundle of its "
+                "own",
             )
 
 

@@ -17,6 +17,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import MAX_EXTENT, DType, Layout, Op
 from nvgemm_runtime.gemm.support import OUTS
+from nvgemm_runtime.gemm.target import CUDA_VERSIONS, PLATFORMS
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
 from ..targets import DEFAULT_DEVICE
@@ -159,12 +160,21 @@ class _Entry(BaseModel):
 
 
 class TargetEntry(_Entry):
-    """A GPU architecture, and the product whose numbers its kernels are chosen with."""
+    """What kernels are compiled for, and the GPU product whose numbers they are chosen with."""
 
     arch: Annotated[str, _one_of(ARCHITECTURES)] = Field(description="GPU architecture.")
     device: Annotated[str, _one_of(profile_names())] = Field(
         default_factory=str,
         description="GPU product to tune for; left out, the architecture's usual one.",
+    )
+    platform: Annotated[str, _one_of(PLATFORMS)] = Field(
+        default_factory=str,
+        description="Host platform; left out, that of the device, if one is given (GB200 and GB300 "
+        "have Arm processors), else linux_x86_64.",
+    )
+    cuda: Annotated[str, _one_of(CUDA_VERSIONS)] = Field(
+        default_factory=str,
+        description="CUDA major version of the torch that the kernels are for; cu13 if left out.",
     )
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib
 
 from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.gemm.target import Target
 
+from . import cute_dsl
 from .base import Candidate, Enumeration, Provider, Rejection
 from .checked import described
 from .combined import SEPARATOR, Combined
@@ -26,7 +28,9 @@ __all__ = [
     "load_provider",
     "parts_of",
     "recipe_name",
+    "recipe_of",
     "stated_recipes",
+    "versions_of",
 ]
 
 PROVIDERS = {
@@ -75,9 +79,23 @@ def recipe_name(provider: str) -> str:
     return f"recipe of {provider}"
 
 
-def stated_recipes(provider: Provider) -> dict[str, str]:
+def recipe_of(part: Provider, target: Target) -> str:
+    """How one provider makes its objects for a target."""
+    return cute_dsl.for_platform(part.recipe, target.platform)
+
+
+def versions_of(provider: Provider, target: Target) -> dict[str, str]:
+    """Versions of everything that shapes a provider's code for a target, by distribution name.
+
+    Raises:
+        ToolchainError: As of `Provider.toolchain`.
+    """
+    return cute_dsl.for_cuda(provider.toolchain(), target.cuda)
+
+
+def stated_recipes(provider: Provider, target: Target) -> dict[str, str]:
     """By `recipe_name`, how each part of a provider makes its objects, but for what is unstated."""
-    own = {part.name: part.recipe for part in parts_of(provider)}
+    own = {part.name: recipe_of(part, target) for part in parts_of(provider)}
     return {
         recipe_name(name): recipe
         for name, recipe in own.items()

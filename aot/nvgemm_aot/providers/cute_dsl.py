@@ -1,5 +1,7 @@
 """The CuTe-DSL compiler, for any provider of ``@cute.jit`` functions: set up, compile, export.
 
+There is one compiler a CUDA major version, in a package each, and a process has room for one.
+
 The names in ``__all__`` are part of the interface for providers of other packages (`interface`).
 Importing this module is cheap; the compiler is imported when a function first needs it.
 """
@@ -7,16 +9,21 @@ Importing this module is cheap; the compiler is imported when a function first n
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 import logging
 import os
+import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from nvgemm_runtime.errors import CompileError, ToolchainError
 from nvgemm_runtime.gemm.problem import Op, Signature
+from nvgemm_runtime.gemm.target import CUDA_VERSIONS, PLATFORMS
 from nvgemm_runtime.gemm.types import DType
 
 __all__ = [
@@ -38,15 +45,36 @@ DISTRIBUTIONS = (
     "nvidia-cutlass-dsl",
     "nvidia-cutlass-dsl-libs-base",
     "nvidia-cutlass-dsl-libs-core",
-    "nvidia-cutlass-dsl-libs-cu13",
+    f"nvidia-cutlass-dsl-libs-{CUDA_VERSIONS[0]}",
     "apache-tvm-ffi",
 )
-"""Distributions of the compiler, whose versions shape the code of every ``@cute.jit`` function."""
+"""Distributions of the compiler, whose versions shape the code of every ``@cute.jit`` function.
+Of a target of another CUDA version, that version's compiler counts in the place of the one here
+(`for_cuda`)."""
 
-HOST_CPU = "x86-64"
-HOST_FEATURES = "+sse2"
-"""What every processor of the platform has. Left alone, the compiler writes host code for the
-processor of the build machine: kernels built on one with AVX-512 would crash elsewhere."""
+
+@dataclass(frozen=True, kw_only=True)
+class _HostCode:
+    """What host code is compiled for: what every processor of a platform has.
+
+    Left alone, the compiler writes host code for the processor of the build machine: kernels built
+    on one with AVX-512 would crash elsewhere.
+    """
+
+    triple: str
+    cpu: str
+    features: str
+
+    def __str__(self) -> str:
+        return f"host {self.cpu} {self.features}".rstrip()
+
+
+_HOSTS = {
+    "linux_x86_64": _HostCode(triple="x86_64-unknown-linux-gnu", cpu="x86-64", features="+sse2"),
+    # LLVM's `generic` is Armv8.0-A with floating point and Advanced SIMD, and no more.
+    "linux_aarch64": _HostCode(triple="aarch64-unknown-linux-gnu", cpu="generic", features=""),
+}
+"""By host platform."""
 
 FUNCTION_NAME = "gemm"
 """Name under which kernels are exported, as TVM-FFI counts: the symbol is ``__tvm_ffi_gemm``."""
@@ -76,8 +104,30 @@ _CUTE_TYPES = {
 
 
 def recipe(own: str) -> str:
-    """Recipe of a provider that exports by `export_object`: its own text and the host code's."""
-    return f"{own}, host {HOST_CPU} {HOST_FEATURES}"
+    """Recipe of a provider that exports by `export_object`: its own text and the host code's.
+
+    It names the host code of the usual platform; `for_platform` gives that of another.
+    """
+    return f"{own}, {_HOSTS[PLATFORMS[0]]}"
+
+
+def for_platform(text: str, platform: str) -> str:
+    """A `recipe` as it is for kernels of a host platform; of other providers, what it is anyway."""
+    host = _HOSTS.get(platform)
+    return text if host is None else text.replace(str(_HOSTS[PLATFORMS[0]]), str(host))
+
+
+def for_cuda(versions: Mapping[str, str], cuda: str) -> dict[str, str]:
+    """Versions as they are for kernels of a CUDA version, where the DSL's compiler is among them.
+
+    Raises:
+        ToolchainError: If that version's compiler is not installed.
+    """
+    usual, wanted = (f"nvidia-cutlass-dsl-libs-{one}" for one in (CUDA_VERSIONS[0], cuda))
+    if usual == wanted or usual not in versions:
+        return dict(versions)
+    its = installed_versions([wanted], f"kernels for {cuda}")
+    return {**{name: one for name, one in versions.items() if name != usual}, **its}
 
 
 def installed_versions(distributions: Iterable[str], kernels: str) -> dict[str, str]:
@@ -107,6 +157,72 @@ def set_environment(also: tuple[str, ...] = ()) -> None:
         if (name, value) != (_ARCHITECTURE_VARIABLE, _ARCHITECTURE):
             _log.warning("%s=%s is ignored by builds", name, value)
     os.environ[_ARCHITECTURE_VARIABLE] = _ARCHITECTURE
+    if _chosen_cuda is not None:
+        _load_compiler(_chosen_cuda)
+
+
+_chosen_cuda: str | None = None
+"""CUDA version of this process's kernels; None where nothing chose one."""
+
+_COMPILER = "cutlass._mlir._mlir_libs._cutlass_ir"
+"""Name of the compiler's extension module, whichever CUDA version it is of."""
+
+
+def choose_compiler(cuda: str) -> None:
+    """Say which CUDA version this process compiles for, before `set_environment` is called.
+
+    The DSL's own choice goes by the driver of the build machine: the newest that the driver knows,
+    or where there is no driver, the newest installed.
+    """
+    global _chosen_cuda  # noqa: PLW0603  a process has one compiler
+    _chosen_cuda = cuda
+
+
+def _load_compiler(cuda: str) -> None:
+    """Import the compiler of a CUDA version under the name that the DSL imports it by.
+
+    Raises:
+        ToolchainError: If it is not installed, cannot be loaded, or another one is loaded.
+    """
+    spec = importlib.util.find_spec("cutlass")
+    folders = [Path(one) for one in (spec and spec.submodule_search_locations) or ()]
+    files = [
+        file
+        for folder in folders
+        for file in sorted((folder / "_mlir" / "_mlir_libs").glob(f"_cutlass_ir.{cuda}.*.so"))
+    ]
+    if not files:
+        raise ToolchainError(
+            f"cannot compile kernels for {cuda}: no compiler for it is installed; "
+            f"run: pip install nvidia-cutlass-dsl-libs-{cuda}=={_dsl_version()}"
+        )
+    loaded = sys.modules.get(_COMPILER)
+    if loaded is None:
+        found = importlib.util.spec_from_file_location(_COMPILER, files[0])
+        assert found is not None  # of a file with this suffix
+        assert found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        sys.modules[_COMPILER] = module
+        try:
+            found.loader.exec_module(module)
+            # Importing the parent finds the module loaded, and leaves it.
+            package, _, name = _COMPILER.rpartition(".")
+            setattr(importlib.import_module(package), name, module)
+        except ImportError as error:
+            del sys.modules[_COMPILER]
+            raise ToolchainError(
+                f"cannot compile kernels for {cuda}: {files[0]}: {error}; "
+                "run: pip install --force-reinstall 'nvgemm-aot[build]'"
+            ) from error
+    elif loaded.__file__ != str(files[0]):
+        raise ToolchainError(
+            f"cannot compile kernels for {cuda}: this process has loaded {loaded.__file__}, and has "
+            "room for one compiler; compile in another process"
+        )
+
+
+def _dsl_version() -> str:
+    return installed_versions(["nvidia-cutlass-dsl"], "kernels")["nvidia-cutlass-dsl"]
 
 
 @functools.cache
@@ -124,13 +240,40 @@ def warm_up() -> None:
     cute.compile(nothing)
 
 
-def export_object(compiled: Any) -> bytes:
-    """A compiled function as a relocatable object, with host code for `HOST_CPU`."""
-    _use_baseline_host_code(compiled.ir_module)
+def export_object(compiled: Any, platform: str = PLATFORMS[0]) -> bytes:
+    """A compiled function as a relocatable object, with host code for any machine of a platform."""
+    host = _HOSTS[platform]
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "kernel.o"
-        compiled.export_to_c(object_file_path=str(path), function_name=FUNCTION_NAME)
+        if platform == PLATFORMS[0]:
+            _set_host_code(compiled.ir_module, host)
+            compiled.export_to_c(object_file_path=str(path), function_name=FUNCTION_NAME)
+        else:
+            _export_for(host, compiled, path)
         return path.read_bytes()
+
+
+def _export_for(host: _HostCode, compiled: Any, path: Path) -> None:
+    """What ``export_to_c`` does, for another processor: of these functions it exports to none."""
+    from cutlass.base_dsl.export.export import get_export_module
+    from cutlass.base_dsl.tvm_ffi_builder.tvm_ffi_builder import rename_tvm_ffi_function
+
+    own, symbol = f"__tvm_ffi_{compiled.function_name}", f"__tvm_ffi_{FUNCTION_NAME}"
+    module = get_export_module(
+        compiled.ir_module, f"__cute_internal_{FUNCTION_NAME}", preserve_symbols={own}
+    )
+    rename_tvm_ffi_function(module, compiled.function_name, FUNCTION_NAME)
+    _set_host_code(module, None)
+    engine: Any = importlib.import_module(f"{_COMPILER}._mlirExecutionEngine")
+    engine.dump_object_file_pic(
+        module,
+        str(path),
+        symbol,
+        opt_level=3,  # as ``export_to_c``
+        host_triple=host.triple,
+        host_cpu=host.cpu,
+        host_features=host.features,
+    )
 
 
 def cute_type(dtype: DType) -> Any:
@@ -182,7 +325,12 @@ def sample_tensors(signature: Signature, alignment_bytes: int) -> dict[str, Any]
 
 
 def compile_object(
-    function: Any, samples: Iterable[Any], *, arch: str, name: str = "kernel"
+    function: Any,
+    samples: Iterable[Any],
+    *,
+    arch: str,
+    name: str = "kernel",
+    platform: str = PLATFORMS[0],
 ) -> bytes:
     """Compile a ``@cute.jit`` function for an architecture, and export it.
 
@@ -192,6 +340,7 @@ def compile_object(
         samples: Stand-ins for its other arguments, such as those of `sample_tensors`.
         arch: Architecture, e.g. ``sm_90a``.
         name: What a message calls it.
+        platform: Host platform of the target, e.g. ``linux_aarch64``.
 
     Returns:
         A relocatable object, as `Provider.compile` must give it.
@@ -206,7 +355,7 @@ def compile_object(
         compiled = cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
             function, *samples, cute.runtime.make_fake_stream()
         )
-        return export_object(compiled)
+        return export_object(compiled, platform)
     except OSError:
         raise
     except Exception as error:  # the compiler raises whatever its passes raise
@@ -219,13 +368,20 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
 
 
-def _use_baseline_host_code(module: Any) -> None:
-    """Set the processor of host functions to `HOST_CPU`; the exporter has no option for it."""
+def _set_host_code(module: Any, host: _HostCode | None) -> None:
+    """State the processor of host functions, for which the exporter has no option; None: no one."""
     from cutlass._mlir import ir
 
     with module.context:
-        features = ir.Attribute.parse(f'#llvm.target_features<["{HOST_FEATURES}"]>')
         for operation in module.body.operations:
-            if operation.operation.name == "llvm.func":
-                operation.operation.attributes["target_cpu"] = ir.StringAttr.get(HOST_CPU)
-                operation.operation.attributes["target_features"] = features
+            if operation.operation.name != "llvm.func":
+                continue
+            attributes = operation.operation.attributes
+            if host is not None:
+                features = ir.Attribute.parse(f'#llvm.target_features<["{host.features}"]>')
+                attributes["target_cpu"] = ir.StringAttr.get(host.cpu)
+                attributes["target_features"] = features
+                continue
+            for name in ("target_cpu", "target_features"):
+                if name in attributes:
+                    del attributes[name]

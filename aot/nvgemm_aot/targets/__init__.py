@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nvgemm_runtime.errors import TargetError
-from nvgemm_runtime.gemm.target import ARCHITECTURES, Target
+from nvgemm_runtime.gemm.target import ARCHITECTURES, CUDA_VERSIONS, PLATFORMS, Target
 
 from .profile import DeviceProfile, load_profile
 
@@ -26,19 +26,42 @@ class BuildTarget:
     device: DeviceProfile
 
 
-def build_target(arch: str, device: str | None = None) -> BuildTarget:
+def build_target(
+    arch: str,
+    device: str | None = None,
+    *,
+    platform: str | None = None,
+    cuda: str = Target.cuda,
+) -> BuildTarget:
     """Resolve an architecture, and optionally a device profile's name, to a target.
 
+    Args:
+        arch: Architecture, e.g. ``sm_90a``.
+        device: Name of a device profile; by default the architecture's usual one.
+        platform: Host platform, of `PLATFORMS`; by default that of the device, if one is named,
+            else x86-64.
+        cuda: CUDA major version, of `CUDA_VERSIONS`.
+
     Raises:
-        TargetError: If the architecture is not buildable, the profile does not exist, or the
-            device cannot run that architecture's kernels.
+        TargetError: If the architecture, platform or CUDA version is not built for, the profile
+            does not exist, or the device cannot run that architecture's kernels.
     """
     if arch not in DEFAULT_DEVICE:
         raise TargetError(
             f"no provider builds for target {arch!r} (known: {', '.join(sorted(DEFAULT_DEVICE))})"
         )
-    target = Target(arch=arch)
     profile = load_profile(device or DEFAULT_DEVICE[arch])
+    if platform is None:
+        platform = profile.platform if device else Target.platform
+    for what, found, known in (
+        ("platform", platform, PLATFORMS),
+        ("CUDA version", cuda, CUDA_VERSIONS),
+    ):
+        if found not in known:
+            raise TargetError(
+                f"target {arch}: nothing is built for {what} {found!r} (known: {', '.join(known)})"
+            )
+    target = Target(arch=arch, platform=platform, cuda=cuda)
     if not target.runs_on(profile.capability):
         major, minor = profile.capability
         raise TargetError(

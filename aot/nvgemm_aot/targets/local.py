@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nvgemm_runtime.errors import TargetError
-from nvgemm_runtime.gemm.target import CPU, Target
+from nvgemm_runtime.gemm.target import (
+    CPU,
+    CUDA_VERSIONS,
+    DEFAULT_ARCHITECTURE,
+    PLATFORMS,
+    Target,
+)
+from nvgemm_runtime.matching.device import host_platform
 
 from . import DEFAULT_DEVICE, BuildTarget
 from .profile import DeviceProfile, Fact, load_profile, profile_names
@@ -24,6 +31,7 @@ CPU_PROFILE = DeviceProfile(
     name=CPU,
     driver_name=CPU,
     capability=(0, 0),
+    platform=host_platform(),
     heuristics_gpu="none",
     sm_count=_NONE,
     shared_memory_per_block_bytes=_NONE,
@@ -69,11 +77,14 @@ def targets_for(device: Device) -> tuple[BuildTarget, ...]:
     if device.kind == CPU:
         return (BuildTarget(target=Target(arch=CPU, platform=device.platform), device=CPU_PROFILE),)
     for what, found, built in (
-        ("platform", device.platform, Target.platform),
-        ("CUDA version of torch", device.cuda, Target.cuda),
+        ("platform", device.platform, PLATFORMS),
+        ("CUDA version of torch", device.cuda, CUDA_VERSIONS),
     ):
-        if found != built:
-            raise TargetError(f"{what} {found}: kernels are compiled for {built} only")
+        if found not in built:
+            known = " and ".join(built)
+            raise TargetError(f"{what} {found}: kernels are compiled for {known} only")
+    assert device.cuda is not None  # of `CUDA_VERSIONS`
+    usual = Target(arch=DEFAULT_ARCHITECTURE, platform=device.platform, cuda=device.cuda)
     capability = device.capability
     fitting = [
         arch
@@ -87,7 +98,9 @@ def targets_for(device: Device) -> tuple[BuildTarget, ...]:
         )
     profile = profile_of(device)
     family_first = sorted(fitting, key=lambda arch: Target(arch=arch).suffix != "f")
-    return tuple(BuildTarget(target=Target(arch=arch), device=profile) for arch in family_first)
+    return tuple(
+        BuildTarget(target=replace(usual, arch=arch), device=profile) for arch in family_first
+    )
 
 
 def profile_of(device: Device) -> DeviceProfile:

@@ -36,6 +36,8 @@ class DeviceProfile:
         name: Short product name, as in a manifest, e.g. ``B200``.
         driver_name: Name that the driver reports, e.g. ``NVIDIA B200``.
         capability: Compute capability (major, minor).
+        platform: Host platform of the machines that it comes in, e.g. ``linux_aarch64`` beside a
+            Grace processor.
         heuristics_gpu: The product's name in nvMatmulHeuristics.
         sm_count: Streaming multiprocessors.
         shared_memory_per_block_bytes: Most shared memory one thread block can opt in to.
@@ -47,6 +49,7 @@ class DeviceProfile:
     name: str
     driver_name: str
     capability: tuple[int, int]
+    platform: str
     heuristics_gpu: str
     sm_count: Fact
     shared_memory_per_block_bytes: Fact
@@ -98,6 +101,7 @@ def load_profile(name: str) -> DeviceProfile:
         name=name,
         driver_name=data["driver_name"]["value"],
         capability=tuple(data["compute_capability"]["value"]),
+        platform=data["platform"],
         heuristics_gpu=data["heuristics_gpu"],
         sm_count=Fact(**data["sm_count"]),
         shared_memory_per_block_bytes=Fact(**data["shared_memory_per_block_bytes"]),

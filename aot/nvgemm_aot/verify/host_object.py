@@ -13,11 +13,12 @@ from typing import Any
 
 from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS, FFI_SYMBOLS
 from nvgemm_runtime.errors import LinkError
+from nvgemm_runtime.gemm.target import PLATFORMS
 from nvgemm_runtime.matching.device import FFI_LIBRARY, RUNTIME_LIBRARY
 
 from .elf import MalformedElfError, open_elf, reading
 from .findings import Check, Finding
-from .launch_code import vector_extension
+from .launch_code import LAUNCH_CODE
 
 ALLOWED_SYMBOLS = FFI_SYMBOLS | DEVICE_SYMBOLS
 """Symbols a kernel may leave undefined: the runtime says where they come from."""
@@ -26,7 +27,7 @@ NEEDED_LIBRARIES = frozenset({RUNTIME_LIBRARY, FFI_LIBRARY})
 """Libraries a kernel names as needed: the SONAMEs of the two that export `ALLOWED_SYMBOLS`. A
 kernel for the CPU calls, and may name, but the one of TVM-FFI."""
 
-_MACHINES = {"linux_x86_64": "EM_X86_64"}
+MACHINES = {"linux_x86_64": "EM_X86_64", "linux_aarch64": "EM_AARCH64"}
 """By host platform: the machine that an ELF header must name."""
 
 _DF_TEXTREL = 0x4
@@ -103,7 +104,20 @@ def _tags(dynamic: Any) -> dict[str, list[Any]]:
     return found
 
 
-def require_host_object(payload: bytes, exported: str, *, on_cpu: bool = False) -> None:
+def object_machine(content: bytes) -> str:
+    """The machine that the header of an object names, e.g. ``EM_X86_64``.
+
+    Raises:
+        MalformedElfError: If it is no object.
+    """
+    elf = open_elf(content)
+    with reading("the header"):
+        return str(elf["e_machine"])
+
+
+def require_host_object(
+    payload: bytes, exported: str, *, platform: str = PLATFORMS[0], on_cpu: bool = False
+) -> None:
     """Refuse a payload that is not what the toolchain is known to make.
 
     Raises:
@@ -111,7 +125,8 @@ def require_host_object(payload: bytes, exported: str, *, on_cpu: bool = False) 
     """
     try:
         host = read_host_object(payload)
-        broken = [one.message for one in check_host_object(host, exported, on_cpu=on_cpu)]
+        found = check_host_object(host, exported, platform=platform, on_cpu=on_cpu)
+        broken = [one.message for one in found]
     except MalformedElfError as error:
         broken = [str(error)]
     if broken:
@@ -122,7 +137,7 @@ def check_host_object(
     host: HostObject,
     exported: str | None,
     *,
-    platform: str = "linux_x86_64",
+    platform: str = PLATFORMS[0],
     on_cpu: bool = False,
 ) -> Iterator[Finding]:
     """Check a shared object against what the toolchain is known to make.
@@ -130,10 +145,10 @@ def check_host_object(
     ``exported`` names the one function that it must export, e.g. ``__tvm_ffi_gemm``, if that is
     known; ``platform`` is the target's.
     """
-    machine = _MACHINES.get(platform)
+    machine = MACHINES.get(platform)
     if machine is None:
         yield Check.HOST_FORMAT.finding(
-            f"no rules for platform {platform!r} (known: {', '.join(_MACHINES)})"
+            f"no rules for platform {platform!r} (known: {', '.join(MACHINES)})"
         )
     elif host.machine != machine:
         yield Check.HOST_FORMAT.finding(
@@ -157,10 +172,11 @@ def check_host_object(
             "has packed relative relocations, which loaders before glibc 2.36 ignore; link with "
             "-z nopack-relative-relocs"
         )
-    extension = vector_extension(host.code)
+    reader = LAUNCH_CODE.get(platform)
+    extension = reader.extension(host.code) if reader is not None else None
     if extension is not None:
         yield Check.HOST_PROCESSOR.finding(
-            f"host code uses {extension}; not every x86-64 processor has it"
+            f"host code uses {extension}; not every processor of {platform} has it"
         )
 
 

@@ -87,7 +87,7 @@ def inspect_kernel(
     Returns:
         What was seen, and every check that fails. A malformed payload is a finding, not an error.
     """
-    on_cpu = target.arch == CPU
+    on_cpu, platform = target.arch == CPU, target.platform
     code = read_only = b""
     findings = []
     try:
@@ -99,12 +99,12 @@ def inspect_kernel(
         convention = parse_calling_convention(kernel.calling_convention)
         # An unknown convention is a finding of its own; it does not say what the kernel exports.
         exported = convention.symbol if convention is not None else None
-        findings += check_host_object(host, exported, platform=target.platform, on_cpu=on_cpu)
+        findings += check_host_object(host, exported, platform=platform, on_cpu=on_cpu)
         findings += _check_stated_imports(stated_imports, host.imports)
     if on_cpu:  # such a kernel is host code alone, without a launcher of device code
         findings += check_call(kernel)
         no_text = LauncherText(operands="", alignment_bytes=frozenset())
-        return _evidence(kernel, b"", no_text, (), [], NO_DEVICE_CODE), findings
+        return _evidence(kernel, None, frozenset(), no_text, (), [], NO_DEVICE_CODE), findings
     text = read_launcher_text(read_only)
     findings += check_interface(kernel, text)
     cubins: tuple[Cubin, ...] = ()
@@ -112,8 +112,9 @@ def inspect_kernel(
         cubins = read_cubins(payload)
     except MalformedElfError as error:
         findings.append(Check.DEVICE_FORMAT.finding(str(error)))
-    findings += check_design(kernel, cubins, profile=profile, clusters=launch_clusters(code))
-    launch_bytes = launch_shared_bytes(code)
+    clusters = launch_clusters(code, platform)
+    findings += check_design(kernel, cubins, profile=profile, clusters=clusters)
+    launch_bytes = launch_shared_bytes(code, platform)
     listings: list[Disassembly] = []
     for cubin in cubins:
         findings += check_cubin(cubin, target=target, profile=profile, launch_bytes=launch_bytes)
@@ -136,7 +137,7 @@ def inspect_kernel(
     by = str(disassembler) if listings else NOT_DISASSEMBLED
     unseen = [one for one in findings if one.is_unseen and kernel.provider not in NAMING_PROVIDERS]
     evidence = replace(
-        _evidence(kernel, code, text, cubins, listings, by),
+        _evidence(kernel, launch_bytes, clusters, text, cubins, listings, by),
         unseen=tuple(f"{one.check.value}: {one.message}" for one in unseen),
     )
     return evidence, [one for one in findings if one not in unseen]
@@ -155,7 +156,8 @@ def _check_stated_imports(
 
 def _evidence(
     kernel: Kernel,
-    code: bytes,
+    launch_bytes: int | None,
+    clusters: frozenset[tuple[int, int]],
     text: LauncherText,
     cubins: tuple[Cubin, ...],
     listings: list[Disassembly],
@@ -176,11 +178,11 @@ def _evidence(
         registers=max((function.registers for function in functions), default=None),
         threads=max((function.threads or 0 for function in functions), default=0) or None,
         static_shared_bytes=None if shared is None else max(shared - RESERVED_SHARED_BYTES, 0),
-        dynamic_shared_bytes=launch_shared_bytes(code),
+        dynamic_shared_bytes=launch_bytes,
         local_bytes=max((function.local_bytes for function in functions), default=None),
         operands=text.operands or None,
         alignment_bytes=tuple(sorted(text.alignment_bytes)),
-        clusters=tuple(sorted(launch_clusters(code))),
+        clusters=tuple(sorted(clusters)),
         instructions=dict(sorted(instructions.items())),
         multiplies=tuple(sorted({str(item) for one in listings for item in one.multiplies})),
         disassembled_by=disassembled_by,

@@ -1,12 +1,17 @@
 """Reads from the host code of a kernel, its launcher: the launch, and the processor it needs.
 
-`launch_signature` reads what a launcher says about its operands.
+`launch_signature` reads what a launcher says about its operands, which no processor changes.
 """
 
 from __future__ import annotations
 
 import re
-import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from nvgemm_runtime.gemm.target import PLATFORMS
+
+from . import launch_code_aarch64
 
 # mov qword ptr [base (+ index) + displacement], imm32: how the launcher stores the 64-bit field
 # dynamicSmemBytes of cudaLaunchConfig_t. Base registers rsp and r12 need an index byte.
@@ -32,7 +37,22 @@ _VZEROUPPER = b"\xc5\xf8\x77"
 """The instruction that compilers put before calls in code that uses 256-bit registers."""
 
 
-def launch_shared_bytes(code: bytes) -> int | None:
+@dataclass(frozen=True)
+class LaunchCode:
+    """How the launchers of one host platform are read.
+
+    Attributes:
+        stored: The constants of 64 bits that may be stored as a number of bytes.
+        pairs: Those that may be two extents side by side.
+        extension: See `vector_extension`.
+    """
+
+    stored: Callable[[bytes], Iterable[int]]
+    pairs: Callable[[bytes], Iterable[int]]
+    extension: Callable[[bytes], str | None]
+
+
+def launch_shared_bytes(code: bytes, platform: str = PLATFORMS[0]) -> int | None:
     """Dynamic shared memory that the launcher asks for, in bytes per thread block.
 
     The number is a constant in the launcher's code: in the objects of 96 kernels (cutlass-dsl
@@ -44,25 +64,22 @@ def launch_shared_bytes(code: bytes) -> int | None:
     Returns:
         The number, or None where the code does not show exactly one such constant.
     """
-    stored = {int(struct.unpack("<i", constant)[0]) for constant in _STORE_64.findall(code)}
+    stored = {*LAUNCH_CODE[platform].stored(code)} if platform in LAUNCH_CODE else set()
     plausible = {value for value in stored if 1 << 10 <= value <= 1 << 20 and value % 16 == 0}
     return plausible.pop() if len(plausible) == 1 else None
 
 
-def launch_clusters(code: bytes) -> frozenset[tuple[int, int]]:
+def launch_clusters(code: bytes, platform: str = PLATFORMS[0]) -> frozenset[tuple[int, int]]:
     """Cluster dimensions (m, n) that the launcher asks for, in thread blocks.
 
     Every launch sets its cluster dimension, 1 x 1 too; kernels with a fallback set both. In 124
     kernels (cutlass-dsl 4.8.1, all operator families) the 64-bit constants whose halves are both
     from 1 to `MAX_CLUSTER_EXTENT` are exactly these.
     """
-    constants = (
-        (int.from_bytes(low, "little"), int.from_bytes(high, "little"))
-        for low, high in _MOVE_64.findall(code)
-    )
+    constants = LAUNCH_CODE[platform].pairs(code) if platform in LAUNCH_CODE else ()
     return frozenset(
         (m, n)
-        for m, n in constants
+        for m, n in ((value & 0xFFFFFFFF, value >> 32) for value in constants)
         if 1 <= m <= MAX_CLUSTER_EXTENT and 1 <= n <= MAX_CLUSTER_EXTENT
     )
 
@@ -84,3 +101,22 @@ def vector_extension(code: bytes) -> str | None:
     if _AVX512.search(code):
         return "AVX-512"
     return "AVX" if code.count(_VZEROUPPER) > 1 else None
+
+
+def _stored_64(code: bytes) -> set[int]:
+    return {int.from_bytes(constant, "little", signed=True) for constant in _STORE_64.findall(code)}
+
+
+def _moved_64(code: bytes) -> set[int]:
+    return {int.from_bytes(low + high, "little") for low, high in _MOVE_64.findall(code)}
+
+
+LAUNCH_CODE = {
+    "linux_x86_64": LaunchCode(stored=_stored_64, pairs=_moved_64, extension=vector_extension),
+    "linux_aarch64": LaunchCode(
+        stored=launch_code_aarch64.stored_constants,
+        pairs=launch_code_aarch64.stored_constants,
+        extension=launch_code_aarch64.extension,
+    ),
+}
+"""By host platform."""

@@ -67,6 +67,12 @@ ARCHITECTURES = {
 DEFAULT_ARCHITECTURE = "sm_100f"
 """What to build for where nothing says."""
 
+PLATFORMS = ("linux_x86_64", "linux_aarch64")
+"""Host platforms that are built for, the usual one first."""
+
+CUDA_VERSIONS = ("cu13", "cu12")
+"""CUDA major versions that are built for, the usual one first."""
+
 _ARCH = re.compile(r"sm_([1-9][0-9]{1,2})([af]?)")
 
 
@@ -79,12 +85,13 @@ class Target:
             capability, ``sm_100f`` on its family (10.0, 10.3), ``sm_80`` on it and all newer;
             ``cpu`` on the host.
         platform: Host platform, e.g. ``linux_x86_64``.
-        cuda: CUDA major version of the runtime library that the kernels call, e.g. ``cu13``.
+        cuda: CUDA major version of the compiler that made the kernels and of the runtime library
+            that they call, e.g. ``cu13``.
     """
 
     arch: str
-    platform: str = "linux_x86_64"
-    cuda: str = "cu13"
+    platform: str = PLATFORMS[0]
+    cuda: str = CUDA_VERSIONS[0]
 
     def __post_init__(self) -> None:
         if self.arch != CPU and _ARCH.fullmatch(self.arch) is None:

@@ -106,7 +106,7 @@ class CutlassOperators:
                 artifact = _known_family(signature).compile(
                     operator, _sample_arguments(signature), arch.removeprefix("sm_")
                 )
-                relocatable = cute_dsl.export_object(artifact.compiled_obj)
+                relocatable = cute_dsl.export_object(artifact.compiled_obj, target.target.platform)
             except OSError:
                 raise
             except Exception as error:  # the compiler raises whatever its passes raise

@@ -119,7 +119,7 @@ class Quack:
         try:
             cute_dsl.warm_up()
             compiled = compile_design(named[candidate.operator], signature, arch)
-            return cute_dsl.export_object(compiled)
+            return cute_dsl.export_object(compiled, target.target.platform)
         except (OSError, ToolchainError):
             raise
         except Exception as error:  # the compiler raises whatever its passes raise
