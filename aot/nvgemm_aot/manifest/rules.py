@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nvgemm_runtime.errors import TargetError
-from nvgemm_runtime.gemm.target import CUDA_VERSIONS, PLATFORMS, Target
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
 from nvgemm_runtime.gemm.support import unsupported
+from nvgemm_runtime.gemm.target import CUDA_VERSIONS, PLATFORMS, Target
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
 from ..targets import build_target

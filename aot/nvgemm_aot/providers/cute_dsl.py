@@ -174,7 +174,7 @@ def choose_compiler(cuda: str) -> None:
     The DSL's own choice goes by the driver of the build machine: the newest that the driver knows,
     or where there is no driver, the newest installed.
     """
-    global _chosen_cuda  # noqa: PLW0603  a process has one compiler
+    global _chosen_cuda
     _chosen_cuda = cuda
 
 

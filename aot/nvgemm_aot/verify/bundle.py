@@ -128,8 +128,9 @@ def verify_bundle(
 UNPROVED = (
     "not proved by any payload: k of its tile (compared with the operator's name), cluster limits "
     "compiled in (compared with the device profile), that a process can load its host code "
-    "(nothing is loaded), on any processor (only signs of AVX are looked for); versions and "
-    "rankings are the builder's word, and whether results are right only a GPU shows"
+    "(nothing is loaded), on any processor (only signs of AVX, and on Arm of SVE, SME and atomics, "
+    "are looked for); versions and rankings are the builder's word, and whether results are right "
+    "only a GPU shows"
 )
 """What a report leaves open even if every check holds."""
 

@@ -1,8 +1,9 @@
 """Reads and checks the device code of a kernel: the cubin inside its shared object.
 
 What the fields mean was established by compiling kernels for sm_90, sm_90a, sm_100, sm_100a,
-sm_100f, sm_103, sm_103a and sm_103f with cutlass-dsl 4.8.1 (ptxas 13.4) and comparing the bytes
-with what ``cuobjdump -elf`` 13.5 prints; names of attributes are that tool's.
+sm_100f, sm_103, sm_103a and sm_103f with cutlass-dsl 4.8.1 (ptxas 13.4; 12.9 for sm_90a, sm_100f
+and sm_103a), and comparing the bytes with what ``cuobjdump -elf`` 13.5 prints; names of attributes
+are that tool's.
 """
 
 from __future__ import annotations
@@ -22,15 +23,21 @@ from .findings import Check, Finding
 EM_CUDA = 190
 """e_machine of device code (LLVM, BinaryFormat/ELF.h)."""
 
-ELFABIVERSION_CUDA_V2 = 8
-"""EI_ABIVERSION of cubins whose e_flags have the layout below (LLVM, BinaryFormat/ELF.h)."""
 
-EF_CUDA_SM_OFFSET = 8
-EF_CUDA_SM_MASK = 0xFF00
-"""Where e_flags keep the architecture: 90 is 0x06005a04, 100 is 0x06006402 (LLVM, as above).
+@dataclass(frozen=True)
+class _FlagLayout:
+    """Where e_flags keep the architecture, and whether code is for exactly that one."""
 
-LLVM's EF_CUDA_ACCELERATORS bit (0x8) is set in none of these cubins: sm_100, sm_100a and sm_100f
-have equal e_flags, so architecture-specific code is told by `_ACCELERATOR_TARGET` alone.
+    shift: int
+    accelerators: int
+
+
+_FLAGS = {7: _FlagLayout(shift=0, accelerators=0x800), 8: _FlagLayout(shift=8, accelerators=0x8)}
+"""By EI_ABIVERSION (LLVM, BinaryFormat/ELF.h: EF_CUDA_SM and EF_CUDA_ACCELERATORS): 90a is 0x5a0d5a
+by ptxas 12.9, which writes ABI 7 for it, and 0x06005a04 by 13.4; 100 is 0x06006402 by both.
+
+The accelerators' bit is set by 12.9 alone: by 13.4, sm_100, sm_100a and sm_100f have equal e_flags,
+and architecture-specific code is told by `_ACCELERATOR_TARGET`, which 12.9 does not write.
 """
 
 _ACCELERATOR_TARGET = 0x09
@@ -40,10 +47,12 @@ apart (both run on the same GPUs)."""
 
 _TCGEN05_1CTA_USED, _TCGEN05_2CTA_USED, _CLUSTER_LAUNCH_CONTROL_USED = 0x51, 0x52, 0x62
 """EIATTR_TCGEN05_1CTA_USED, EIATTR_TCGEN05_2CTA_USED and EIATTR_CLUSTER_LAUNCH_CONTROL_USED (in
-.nv.info.<kernel>, without a value): ptxas writes them where the code has such instructions."""
+.nv.info.<kernel>, without a value): ptxas writes them where the code has such instructions; that
+of CUDA 12.9 knows the first two alone."""
 
 _CUDA_API_VERSION = 0x37
-"""EIATTR_CUDA_API_VERSION (in .nv.info.<kernel>): 134 in what the ptxas of CUDA 13.4 wrote."""
+"""EIATTR_CUDA_API_VERSION (in .nv.info.<kernel>): 134 in what the ptxas of CUDA 13.4 wrote, 129 in
+that of 12.9."""
 
 _REQNTID, _FRAME_SIZE, _MIN_STACK_SIZE, _REGCOUNT = 0x10, 0x11, 0x12, 0x2F
 """EIATTR_REQNTID (in .nv.info.<kernel>: threads along x, y, z) and, in .nv.info,
@@ -71,7 +80,8 @@ class DeviceKernel:
         local_bytes: Local memory of a thread: its own, and the stack with all it calls.
         ctas_per_tile: Thread blocks that issue a tcgen05 instruction together: 1 or 2; None if it
             has none, or both kinds.
-        cluster_launch_control: Whether it asks for its work by cluster launch control (CLC).
+        cluster_launch_control: Whether it asks for its work by cluster launch control (CLC); None
+            of code by CUDA 12, which does not note it.
         cuda_version: CUDA that it was compiled with, ten times: 134 is 13.4.
     """
 
@@ -81,7 +91,7 @@ class DeviceKernel:
     shared_bytes: int
     local_bytes: int
     ctas_per_tile: int | None
-    cluster_launch_control: bool
+    cluster_launch_control: bool | None
     cuda_version: int
 
 
@@ -92,13 +102,14 @@ class Cubin:
     Attributes:
         sm: Architecture number, e.g. 100.
         architecture_specific: Whether it runs on that compute capability only (suffix ``a``).
-        compiled_for: Architecture in the compiler's recorded arguments, e.g. ``sm_100f``.
+        compiled_for: Architecture in the compiler's recorded arguments, e.g. ``sm_100f``; None of
+            code for sm_90a by CUDA 12.9, which records none.
     """
 
     content: bytes
     sm: int
     architecture_specific: bool
-    compiled_for: str
+    compiled_for: str | None
     kernels: tuple[DeviceKernel, ...]
 
     @property
@@ -142,7 +153,7 @@ def check_cubin(
             f"device code is for {cubin.architecture} by its flags, target {target.arch} "
             f"needs {wanted}"
         )
-    if cubin.compiled_for != target.arch:
+    if cubin.compiled_for not in (None, target.arch):
         yield Check.ARCHITECTURE.finding(
             f"device code was compiled for {cubin.compiled_for}, must be {target.arch}"
         )
@@ -201,27 +212,42 @@ def _read_cubin(content: bytes) -> Cubin:
     elf = open_elf(content)
     with reading("device code"):
         abi = elf["e_ident"]["EI_ABIVERSION"]
-        if abi != ELFABIVERSION_CUDA_V2:
-            raise MalformedElfError(f"device code has ABI {abi}, must be {ELFABIVERSION_CUDA_V2}")
+        layout = _FLAGS.get(abi)
+        if layout is None:
+            known = " or ".join(map(str, _FLAGS))
+            raise MalformedElfError(f"device code has ABI {abi}, must be {known}")
         sections = {str(part.name): part for part in elf.iter_sections()}
         symbols = sections[".symtab"]
         names = [str(symbol.name) for symbol in symbols.iter_symbols()]
-        compiled_for = re.search(rb"-arch (sm_[0-9]+[af]?)\b", sections[".note.nv.tkinfo"].data())
-        accelerator = dict(_split_attributes(sections[".nv.compat"].data())).get(
-            _ACCELERATOR_TARGET
-        )
+        flags = int(elf["e_flags"])
         kernels = tuple(_kernels(sections, names))
-        if compiled_for is None or accelerator is None or not kernels:
-            raise MalformedElfError(
-                "device code lacks the compiler's arguments, the accelerator attribute or kernels"
-            )
+        if not kernels:
+            raise MalformedElfError("device code has no kernels")
         return Cubin(
             content=content,
-            sm=(int(elf["e_flags"]) & EF_CUDA_SM_MASK) >> EF_CUDA_SM_OFFSET,
-            architecture_specific=accelerator[0] != 0,
-            compiled_for=compiled_for[1].decode("ascii"),
+            sm=flags >> layout.shift & 0xFF,
+            architecture_specific=bool(flags & layout.accelerators) or _is_accelerated(sections),
+            compiled_for=_architecture_argument(sections),
             kernels=kernels,
         )
+
+
+def _is_accelerated(sections: dict[str, Any]) -> bool:
+    """Whether an attribute says that code is for exactly one architecture."""
+    if ".nv.compat" not in sections:
+        return False
+    attributes = dict(_split_attributes(sections[".nv.compat"].data()))
+    return attributes.get(_ACCELERATOR_TARGET, b"\0")[0] != 0
+
+
+def _architecture_argument(sections: dict[str, Any]) -> str | None:
+    """The architecture among the compiler's arguments; None where it did not write them down."""
+    if ".note.nv.tkinfo" not in sections:
+        return None
+    found = re.search(rb"-arch (sm_[0-9]+[af]?)\b", sections[".note.nv.tkinfo"].data())
+    if found is None:
+        raise MalformedElfError("device code does not say which architecture it was compiled for")
+    return found[1].decode("ascii")
 
 
 def _kernels(sections: dict[str, Any], names: list[str]) -> Iterator[DeviceKernel]:
@@ -242,6 +268,8 @@ def _kernels(sections: dict[str, Any], names: list[str]) -> Iterator[DeviceKerne
         used = ((_TCGEN05_1CTA_USED, 1), (_TCGEN05_2CTA_USED, 2))
         ctas = [count for kind, count in used if kind in attributes]
         x, y, z = struct.unpack("<III", threads) if threads else (0, 0, 0)
+        cuda_version = struct.unpack("<I", attributes[_CUDA_API_VERSION])[0]
+        asks_for_work = _CLUSTER_LAUNCH_CONTROL_USED in attributes
         yield DeviceKernel(
             name=name,
             registers=registers[name],
@@ -249,8 +277,8 @@ def _kernels(sections: dict[str, Any], names: list[str]) -> Iterator[DeviceKerne
             shared_bytes=_section_bytes(sections, f".nv.shared.{name}"),
             local_bytes=_section_bytes(sections, f".nv.local.{name}") + stack_bytes,
             ctas_per_tile=ctas[0] if len(ctas) == 1 else None,
-            cluster_launch_control=_CLUSTER_LAUNCH_CONTROL_USED in attributes,
-            cuda_version=struct.unpack("<I", attributes[_CUDA_API_VERSION])[0],
+            cluster_launch_control=asks_for_work if cuda_version >= 130 else asks_for_work or None,
+            cuda_version=cuda_version,
         )
 
 

@@ -174,7 +174,7 @@ def _evidence(
         operator=kernel.operator,
         signature=kernel.signature.key,
         architecture=", ".join(sorted({cubin.architecture for cubin in cubins})) or None,
-        compiled_for=", ".join(sorted({cubin.compiled_for for cubin in cubins})) or None,
+        compiled_for=", ".join(sorted({c.compiled_for for c in cubins if c.compiled_for})) or None,
         registers=max((function.registers for function in functions), default=None),
         threads=max((function.threads or 0 for function in functions), default=0) or None,
         static_shared_bytes=None if shared is None else max(shared - RESERVED_SHARED_BYTES, 0),

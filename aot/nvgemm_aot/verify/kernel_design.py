@@ -79,7 +79,7 @@ def check_design(
 
 
 def _check_code(design: KernelDesign, cubin: Cubin, kernel: DeviceKernel) -> Iterator[Finding]:
-    if kernel.cluster_launch_control != (design.scheduler == CLC):
+    if kernel.cluster_launch_control not in (None, design.scheduler == CLC):
         uses = "uses" if kernel.cluster_launch_control else "does not use"
         yield Check.SCHEDULER.finding(
             f"device code {uses} cluster launch control, its entry says scheduler "

@@ -1,78 +1,84 @@
 """Reads from the Arm host code of a kernel, its launcher: the launch, and the processor it needs.
 
 Instructions are of 32 bits each; their encodings are those of the Arm Architecture Reference Manual
-for A-profile, chapter C4. `launch_code` does the same for x86-64, and says what is looked for.
+for A-profile, chapter C4. Each is written here as a value and the mask under which an instruction
+has it. `launch_code` does the same for x86-64, and says what is looked for.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-_MOVE_WIDE, _MOVE_WIDE_MASK = 0x12800000, 0x1F800000
+_Encoding = tuple[int, int]
+
+_MOVE_WIDE: _Encoding = (0x12800000, 0x1F800000)
 _MOVN, _MOVZ, _MOVK = 0, 2, 3
-_OR_IMMEDIATE, _OR_IMMEDIATE_MASK = 0x320003E0, 0x7F8003E0
+_OR_IMMEDIATE: _Encoding = (0x320003E0, 0x7F8003E0)
 """ORR with the zero register and a constant of repeated bits: how such constants are moved."""
 
-_CALLS = ((0x94000000, 0xFC000000), (0xD63F0000, 0xFFFFFC1F))
-"""BL and BLR, behind which registers 0 to 18 hold anything."""
+_MOVE_VECTOR: _Encoding = (0x0F000400, 0xBFF89C00)
+"""MOVI of two or four equal elements of 32 bits, which have 8 bits anywhere and zeros elsewhere."""
 
-_BRANCHES = (
+_STORES = (
+    (0xF9000000, 0xFFC00000),
+    (0xF8000000, 0xFFE00000),
+    (0xF8200800, 0xFFE00C00),
+)
+"""STR of an X register: by an offset; before or after it, or unscaled; by a register."""
+
+_VECTOR_STORES = (
+    (0xFD000000, 0xFFC00000),
+    (0xFC000000, 0xFFE00000),
+    (0x3D800000, 0xFFC00000),
+    (0x3C800000, 0xFFE00000),
+)
+"""STR of a D register and of a Q register, by an offset and otherwise."""
+
+_PAIR_STORES = ((0xA8000000, 0xFE400000),)
+_VECTOR_PAIR_STORES = ((0x6C000000, 0xFE400000), (0xAC000000, 0xFE400000))
+"""STP of X registers; of D and of Q registers."""
+
+_WRITES_NO_REGISTER = (
+    (0x39000000, 0x3BC00000),
+    (0x38000000, 0x3BE00000),
+    (0x28000000, 0x7E400000),
     (0x14000000, 0xFC000000),
     (0x54000000, 0xFE000000),
     (0x34000000, 0x7E000000),
     (0x36000000, 0x7E000000),
 )
-"""Instructions whose lowest five bits name no register that they write."""
+"""Stores of other widths, then branches: what their lowest five bits name is not written."""
 
-_STORES_64 = (
-    (0xF9000000, 0xFFC00000),
-    (0xF8000000, 0xFFE00000),
-    (0xF8200800, 0xFFE00C00),
-)
-"""STR of an X register, by an offset, before or after it, or by a register."""
+_CALLS = ((0x94000000, 0xFC000000), (0xD63F0000, 0xFFFFFC1F))
+"""BL and BLR, behind which vector registers and registers 0 to 18 hold anything."""
 
-_PAIR_STORE_64, _PAIR_STORE_64_MASK = 0xA8000000, 0xFE400000
-_OTHER_STORES = ((0x39000000, 0x3BC00000), (0x38000000, 0x3BE00000), (0x28000000, 0x7E400000))
-"""Stores of other widths and of vector registers, which change no X register."""
+_OF_VECTORS = ((0x0E000000, 0x0E000000), (0x0C000000, 0x0E000000))
+"""Arithmetic of vector registers, loads and stores of them."""
 
-_ZERO = 31
+_ZERO_REGISTER = 31
 _FIRST_KEPT = 19
 
 _EXTENSIONS = (
-    ("SVE", 0x04000000, 0x1E000000),
-    ("SME", 0x80000000, 0x9E000000),
-    ("LSE atomics", 0x38200000, 0x3F200C00),
-    ("LSE atomics", 0x08A07C00, 0x3FA07C00),
-    ("LSE atomics", 0x08207C00, 0xBFA07C00),
+    ("SVE", (0x04000000, 0x1E000000)),
+    ("SME", (0x80000000, 0x9E000000)),
+    ("LSE atomics", (0x38200000, 0x3F200C00)),
+    ("LSE atomics", (0x08A07C00, 0x3FA07C00)),
+    ("LSE atomics", (0x08207C00, 0xBFA07C00)),
 )
-"""What Armv8.0-A lacks, with the instructions that show it: all of SVE and SME; LD<op> and SWP, CAS,
-and CASP."""
+"""Extensions that Armv8.0-A lacks, with instructions of theirs: all of SVE and SME; of the atomics,
+LD<op> with SWP, CAS, and CASP."""
 
 
-def stored_constants(code: bytes) -> Iterator[int]:
-    """The constants of 64 bits that the code stores, in order.
+def stored_constants(code: bytes) -> set[int]:
+    """The constants of 64 bits that the code stores.
 
     Instructions are followed in the order in which they stand, as if no branch were taken: what a
     register is known to hold is forgotten where anything else writes it.
     """
-    known: dict[int, int] = {}
-    for (word,) in struct.iter_unpack("<I", code[: len(code) // 4 * 4]):
-        register = word & 31
-        if word & _MOVE_WIDE_MASK == _MOVE_WIDE:
-            _move_wide(word, known)
-        elif word & _OR_IMMEDIATE_MASK == _OR_IMMEDIATE:
-            known[register] = _repeated_bits(word)
-        elif _is_one_of(word, _STORES_64):
-            if register in known:
-                yield known[register]
-        elif word & _PAIR_STORE_64_MASK == _PAIR_STORE_64:
-            yield from (known[one] for one in (register, word >> 10 & 31) if one in known)
-        elif _is_one_of(word, _CALLS):
-            known = {one: value for one, value in known.items() if one >= _FIRST_KEPT}
-        elif not _is_one_of(word, (*_OTHER_STORES, *_BRANCHES)):
-            known.pop(register, None)
-        known.pop(_ZERO, None)
+    registers = _Registers()
+    return {value for word in _words(code) for value in registers.follow(word)}
 
 
 def extension(code: bytes) -> str | None:
@@ -81,38 +87,87 @@ def extension(code: bytes) -> str | None:
     As of x86-64, a sign proves that the code needs such a processor, and the absence of signs
     proves nothing: other extensions pass unseen.
     """
-    words = [word for (word,) in struct.iter_unpack("<I", code[: len(code) // 4 * 4])]
-    for name, value, mask in _EXTENSIONS:
-        if any(word & mask == value for word in words):
+    words = {*_words(code)}
+    for name, encoding in _EXTENSIONS:
+        if any(_has(word, encoding) for word in words):
             return name
     return None
 
 
-def _is_one_of(word: int, patterns: tuple[tuple[int, int], ...]) -> bool:
-    return any(word & mask == value for value, mask in patterns)
+def _words(code: bytes) -> Iterator[int]:
+    return (word for (word,) in struct.iter_unpack("<I", code[: len(code) // 4 * 4]))
 
 
-def _move_wide(word: int, known: dict[int, int]) -> None:
-    """MOVZ, MOVN or MOVK: 16 bits of a register, at one of four places, with or without the rest."""
-    register, kind, shift = word & 31, word >> 29 & 3, (word >> 21 & 3) * 16
-    width = 64 if word >> 31 else 32
-    bits, everything = (word >> 5 & 0xFFFF) << shift, (1 << width) - 1
-    if kind == _MOVZ:
-        known[register] = bits & everything
-    elif kind == _MOVN:
-        known[register] = ~bits & everything
-    elif kind == _MOVK and register in known:
-        known[register] = (known[register] & ~(0xFFFF << shift) | bits) & everything
-    else:
-        known.pop(register, None)
+def _has(word: int, *encodings: _Encoding) -> bool:
+    return any(word & mask == value for value, mask in encodings)
+
+
+@dataclass
+class _Registers:
+    """What registers are known to hold: by number, those of 64 bits, and the halves of vectors."""
+
+    plain: dict[int, int] = field(default_factory=dict)
+    vectors: dict[int, int] = field(default_factory=dict)
+
+    def follow(self, word: int) -> list[int]:
+        """Follow one instruction; returns the known constants that it stores."""
+        first, second = word & 31, word >> 10 & 31
+        if _has(word, _MOVE_WIDE):
+            self._move_wide(word)
+        elif _has(word, _OR_IMMEDIATE):
+            self.plain[first] = _repeated_bits(word)
+        elif _has(word, _MOVE_VECTOR):
+            self.vectors[first] = _moved_elements(word)
+        elif _has(word, *_STORES):
+            return _known(self.plain, first)
+        elif _has(word, *_PAIR_STORES):
+            return _known(self.plain, first, second)
+        elif _has(word, *_VECTOR_STORES):
+            return _known(self.vectors, first)
+        elif _has(word, *_VECTOR_PAIR_STORES):
+            return _known(self.vectors, first, second)
+        elif _has(word, *_CALLS):
+            self.vectors.clear()
+            self.plain = {one: value for one, value in self.plain.items() if one >= _FIRST_KEPT}
+        elif not _has(word, *_WRITES_NO_REGISTER):
+            written = self.vectors if _has(word, *_OF_VECTORS) else self.plain
+            written.pop(first, None)
+        self.plain.pop(_ZERO_REGISTER, None)  # as a source it is zero, as a target nothing
+        return []
+
+    def _move_wide(self, word: int) -> None:
+        """MOVZ, MOVN or MOVK: 16 bits at one of four places, with the rest or without."""
+        register, kind, shift = word & 31, word >> 29 & 3, (word >> 21 & 3) * 16
+        bits, all_bits = (word >> 5 & 0xFFFF) << shift, (1 << _width(word)) - 1
+        if kind == _MOVZ:
+            self.plain[register] = bits & all_bits
+        elif kind == _MOVN:
+            self.plain[register] = ~bits & all_bits
+        elif kind == _MOVK and register in self.plain:
+            kept = self.plain[register] & ~(0xFFFF << shift)
+            self.plain[register] = (kept | bits) & all_bits
+        else:
+            self.plain.pop(register, None)
+
+
+def _known(registers: dict[int, int], *numbers: int) -> list[int]:
+    return [registers[number] for number in numbers if number in registers]
+
+
+def _width(word: int) -> int:
+    return 64 if word >> 31 else 32
 
 
 def _repeated_bits(word: int) -> int:
     """The constant of a logical instruction: a rotated run of ones, repeated over the register."""
-    width = 64 if word >> 31 else 32
     ones, rotation = word >> 10 & 63, word >> 16 & 63
-    size = 1 << ((word >> 22 & 1) << 6 | ~ones & 63).bit_length() - 1
-    run = (1 << (ones & size - 1) + 1) - 1
-    places = rotation & size - 1
-    rotated = (run >> places | run << size - places) & (1 << size) - 1
-    return sum(rotated << start for start in range(0, width, size))
+    size = 1 << (((word >> 22 & 1) << 6 | ~ones & 63).bit_length() - 1)
+    run, places = (1 << ((ones & (size - 1)) + 1)) - 1, rotation & (size - 1)
+    rotated = (run >> places | run << (size - places)) & ((1 << size) - 1)
+    return sum(rotated << start for start in range(0, _width(word), size))
+
+
+def _moved_elements(word: int) -> int:
+    """Two of the elements of a MOVI, side by side."""
+    element = ((word >> 16 & 7) << 5 | word >> 5 & 31) << (word >> 13 & 3) * 8
+    return element << 32 | element

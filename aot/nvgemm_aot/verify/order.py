@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nvgemm_runtime.bundle.format import KernelDesign
 
-from ..providers.base import DYNAMIC_PERSISTENT
+from ..providers.base import CLC, DYNAMIC_PERSISTENT
 from .findings import Check, Finding
 
 _ATOMIC = frozenset({"RED", "REDG", "ATOM", "ATOMG"})
@@ -32,6 +32,10 @@ _WAITS, _SIGNALS = "ACQBULK", "PREEXIT"
 """What griddepcontrol.wait and griddepcontrol.launch_dependents of PTX become."""
 
 
+_ASKS_FOR_WORK = "UGETNEXTWORKID"
+"""What clusterlaunchcontrol.try_cancel of PTX becomes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OrderCode:
     """What shows an order.
@@ -45,6 +49,7 @@ class OrderCode:
         signals: Whether it lets the kernel behind it begin.
         takes_turns: Whether what adds floats first loads, and then stores, what other thread blocks
             see at once: it waits for its turn, and passes it on.
+        asks_for_work: Whether it asks for the next tile by cluster launch control.
     """
 
     adds_floats: bool
@@ -53,6 +58,7 @@ class OrderCode:
     waits: bool
     signals: bool
     takes_turns: bool = False
+    asks_for_work: bool = False
 
 
 def read_order_code(instructions: Iterable[tuple[str, str]]) -> OrderCode:
@@ -68,6 +74,7 @@ def read_order_code(instructions: Iterable[tuple[str, str]]) -> OrderCode:
         waits=_WAITS in names,
         signals=_SIGNALS in names,
         takes_turns=_takes_turns(parts),
+        asks_for_work=_ASKS_FOR_WORK in names,
     )
 
 
@@ -114,6 +121,12 @@ def check_order_code(
         yield Check.DETERMINISM.finding(
             f"device code adds to sums in global memory {how}; its entry says that results "
             f"{'do not ' if is_deterministic else ''}depend on timing"
+        )
+    if code.asks_for_work != (design.scheduler == CLC):
+        asks = "asks" if code.asks_for_work else "never asks"
+        yield Check.SCHEDULER.finding(
+            f"device code {asks} for its next tile by cluster launch control ({_ASKS_FOR_WORK}), "
+            f"its entry says scheduler {design.scheduler}"
         )
     if code.draws != (design.scheduler == DYNAMIC_PERSISTENT):
         draws = "takes numbers" if code.draws else "takes no number"
