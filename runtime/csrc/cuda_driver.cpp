@@ -51,7 +51,8 @@ constexpr int kMaxDynamicShared = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SI
 constexpr int kBigClusters = 14;      // CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 constexpr int kRelaxedCapture = 2;    // CU_STREAM_CAPTURE_MODE_RELAXED
 
-// Functions of libcuda.so.1. All are in every driver that CUDA 13 supports.
+// Functions of libcuda.so.1. All are in every driver that CUDA 12 supports: the youngest came with
+// CUDA 11.8.
 struct Driver {
   Result (*init)(unsigned flags);
   Result (*device_get)(int* device, int ordinal);
@@ -84,7 +85,7 @@ void Find(void* library, const char* name, Function* function) {
   *function = reinterpret_cast<Function>(dlsym(library, name));
   if (*function == nullptr) {
     throw Failure(kDriverError, Text("libcuda.so.1 has no ", name,
-                                     "; install a driver that supports CUDA 13"));
+                                     "; install a driver that supports torch's CUDA"));
   }
 }
 

@@ -273,7 +273,7 @@ def _require_object_for(platform: str, relocatable: bytes) -> None:
         return
     if machine != MACHINES[platform]:
         raise LinkError(
-            f"the compiled object is for {machine}, must be for {MACHINES[platform]} on {platform}: "
+            f"the compiled object is for {machine}, must be for {MACHINES[platform]} ({platform}): "
             "its provider must compile host code for the target's platform"
         )
 

@@ -26,6 +26,7 @@ from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import PackagingError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.target import CPU
 from nvgemm_runtime.installed.discover import (
     BUNDLE_SUFFIX,
     DISTRIBUTION_PREFIX,
@@ -39,12 +40,15 @@ MAX_WHEEL_BYTES = 95 << 20
 """Largest wheel in bytes. The public index takes files up to 100 MB unless a project asks for more;
 95 MiB (99.6 MB) is under that by either meaning of the unit."""
 
-PLATFORM_TAGS = {"linux_x86_64": "manylinux_2_28_x86_64"}
+PLATFORM_TAGS = {
+    "linux_x86_64": "manylinux_2_28_x86_64",
+    "linux_aarch64": "manylinux_2_28_aarch64",
+}
 """By host platform of a target: the wheel's platform tag.
 
 A kernel is linked against libtvm_ffi.so and libcute_dsl_runtime.so alone, with no symbol left
 undefined, so it runs where those two do. Of their wheels, nvidia-cutlass-dsl-libs-cu13's has the
-narrowest tag, and a kernel wheel gets the same."""
+narrowest tag, and so have -cu12's; a kernel wheel gets the same."""
 
 LICENSE_EXPRESSION = "Apache-2.0 AND BSD-3-Clause"
 """The bundle's metadata and nvgemm-aot's launcher code are Apache-2.0; kernels are compiled from
@@ -212,7 +216,7 @@ def _platform_tag(headers: Sequence[Header]) -> str:
 
 def _summary_line(summary: str | None, headers: Sequence[Header]) -> str:
     if summary is None:
-        archs = ", ".join(header.target.arch for header in headers)
+        archs = ", ".join(dict.fromkeys(header.target.arch for header in headers))
         return f"Ahead-of-time compiled GEMM kernels for {archs}"
     line = " ".join(summary.split())
     if not line.isprintable() or not 1 <= len(line) <= MAX_SUMMARY_CHARACTERS:
@@ -232,7 +236,7 @@ def _wheel_files(
     """Every file but RECORD, by path; metadata last, as the wheel format recommends."""
     info = identity.dist_info
     headers = [header for header, _ in contents.values()]
-    archs = ", ".join(header.target.arch for header in headers)
+    archs = ", ".join(dict.fromkeys(header.target.arch for header in headers))
     licences = {
         "Apache-2.0.txt": _apache_licence(),
         "BSD-3-Clause.txt": read_template("licenses/BSD-3-Clause.txt").encode(),
@@ -291,7 +295,7 @@ def _metadata(
         ("Classifier", "Operating System :: POSIX :: Linux"),
         ("Classifier", "Topic :: Scientific/Engineering :: Artificial Intelligence"),
         ("Requires-Python", REQUIRES_PYTHON),
-        ("Requires-Dist", runtime_requirement(__version__)),
+        *_requirements(headers),
         ("Description-Content-Type", "text/markdown; charset=UTF-8; variant=GFM"),
     ]
     head = "".join(f"{name}: {value}\n" for name, value in fields)
@@ -299,8 +303,26 @@ def _metadata(
     return f"{head}\n{description}".encode()
 
 
-def runtime_requirement(builder_version: str) -> str:
+def _requirements(headers: Sequence[Header]) -> list[tuple[str, str]]:
+    """What a wheel requires: the runtime, with the library of its kernels' CUDA version.
+
+    If its bundles are of several, each has an extra that brings its library, for pip does not know
+    which torch is installed.
+    """
+    cudas = sorted({header.target.cuda for header in headers if header.target.arch != CPU})
+    if len(cudas) < 2:
+        return [("Requires-Dist", runtime_requirement(__version__, cudas))]
+    fields = [("Requires-Dist", runtime_requirement(__version__, []))]
+    for cuda in cudas:
+        wanted = f'{runtime_requirement(__version__, [cuda])}; extra == "{cuda}"'
+        fields += [("Provides-Extra", cuda), ("Requires-Dist", wanted)]
+    return fields
+
+
+def runtime_requirement(builder_version: str, extras: Sequence[str]) -> str:
     """State what a wheel requires of the runtime: this release or a later compatible one.
+
+    ``extras`` are those of the runtime that it needs, such as ``cu13``.
 
     The lower bound is the release that packed the wheel, the oldest one known to read its bundles:
     an element type or calling convention that it added is one that older releases refuse. The upper
@@ -311,7 +333,8 @@ def runtime_requirement(builder_version: str) -> str:
 
     version = Version(builder_version)
     upper = f"{version.major + 1}" if version.major else f"0.{version.minor + 1}"
-    return f"{RUNTIME}>={version.public},<{upper}"
+    named = f"[{','.join(extras)}]" if extras else ""
+    return f"{RUNTIME}{named}>={version.public},<{upper}"
 
 
 def _apache_licence() -> bytes:
@@ -380,12 +403,15 @@ def _problem_table(headers: Sequence[Header]) -> str:
     for header in headers:
         for ranking in header.rankings:
             if ranking.is_declared:
-                targets.setdefault(ranking.problem, []).append(header.target.arch)
+                archs = targets.setdefault(ranking.problem, [])
+                archs += [header.target.arch] if header.target.arch not in archs else []
     rows: dict[tuple[str, str, str, str, str], list[int]] = {}
     for problem in sorted(targets):
-        archs = ", ".join(targets[problem])
+        declaring = ", ".join(targets[problem])
         n, k, batch = str(problem.n), str(problem.k), str(problem.batch)
-        rows.setdefault((f"`{problem.signature.key}`", n, k, batch, archs), []).append(problem.m)
+        rows.setdefault((f"`{problem.signature.key}`", n, k, batch, declaring), []).append(
+            problem.m
+        )
     shown = [
         (*row[:4], ", ".join(map(str, sizes)), row[4])
         for row, sizes in list(rows.items())[:MAX_PROBLEM_ROWS]

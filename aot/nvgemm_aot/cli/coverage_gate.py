@@ -13,7 +13,7 @@ from nvgemm_runtime.gemm.support import unavailable
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 from nvgemm_runtime.recording.text import gemm_line
 
-from ..targets import DEFAULT_DEVICE
+from ..targets import DEFAULT_DEVICE, BuildTarget, build_target
 from ..workload.coverage import (
     SERVED,
     GemmCoverage,
@@ -58,7 +58,6 @@ def _explain_shortfall(
     target: TargetCoverage, least_percent: Decimal, by: Weight, enough: frozenset[Status]
 ) -> str:
     arch, device = target.target.target.arch, target.target.device.name
-    entry = arch if DEFAULT_DEVICE[arch] == device else f"{{arch: {arch}, device: {device}}}"
     percent = percent_text(target.percent(by, enough))
     kind = "covered" if enough == SERVED else "declared"
     missing = target.heaviest(by, frozenset(Status) - enough)
@@ -73,11 +72,25 @@ def _explain_shortfall(
     if problems:
         lines += [
             "a bundle built from these lines covers those that a manifest can declare:",
-            f"  targets: [{entry}]",
+            f"  targets: [{_target_entry(target.target)}]",
             "  gemms:",
             *(f"    {gemm_line(problem)}" for problem in problems),
         ]
     return "\n".join(lines)
+
+
+def _target_entry(target: BuildTarget) -> str:
+    """The entry under ``targets`` that declares a target, on one line."""
+    arch, device = target.target.arch, target.device.name
+    entry = {"arch": arch}
+    if device != DEFAULT_DEVICE[arch]:
+        entry["device"] = device
+    if build_target(**entry).target.platform != target.target.platform:
+        entry["platform"] = target.target.platform
+    if target.target.cuda != Target.cuda:
+        entry["cuda"] = target.target.cuda
+    words = ", ".join(f"{key}: {value}" for key, value in entry.items())
+    return arch if len(entry) == 1 else f"{{{words}}}"
 
 
 def _problem_to_declare(gemm: GemmCoverage, arch: str) -> Problem | None:

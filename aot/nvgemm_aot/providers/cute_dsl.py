@@ -216,8 +216,8 @@ def _load_compiler(cuda: str) -> None:
             ) from error
     elif loaded.__file__ != str(files[0]):
         raise ToolchainError(
-            f"cannot compile kernels for {cuda}: this process has loaded {loaded.__file__}, and has "
-            "room for one compiler; compile in another process"
+            f"cannot compile kernels for {cuda}: this process has loaded {loaded.__file__}, and "
+            "has room for one compiler; compile in another process"
         )
 
 

@@ -22,7 +22,7 @@ from torch._inductor.virtualized import V
 from ..errors import RequiredError
 from ..gemm.aten import UNSERVED, AtenGemm
 from ..gemm.problem import Problem
-from ..recording.recorder import chosen_target, recorder
+from ..recording.recorder import chosen_target, recorded_entry, recorder
 from ..recording.text import gemm_line
 from ..settings import (
     MODE_VARIABLE,
@@ -122,8 +122,9 @@ def record_gemm(read: Callable[[], AtenGemm]) -> None:
 
         gemm = read()
         device = gemm.a.device
-        target = chosen_target(device_facts(device.type, device.index or 0).capability)
-        to.add(declarable_for(gemm, target), target)
+        facts = device_facts(device.type, device.index or 0)
+        arch = chosen_target(facts.capability)
+        to.add(declarable_for(gemm, arch), recorded_entry(arch, facts.platform, facts.cuda))
     except Exception as error:
         survive(error)
 

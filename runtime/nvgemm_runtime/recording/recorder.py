@@ -16,9 +16,15 @@ from pathlib import Path
 
 from ..errors import RecordError
 from ..gemm.problem import Problem
-from ..gemm.target import ARCHITECTURES, DEFAULT_ARCHITECTURE
+from ..gemm.target import (
+    ARCHITECTURES,
+    CUDA_VERSIONS,
+    DEFAULT_ARCHITECTURE,
+    PLATFORMS,
+    Target,
+)
 from ..settings import RECORD_VARIABLE, TARGET_VARIABLE
-from .text import TARGETS, Recording, manifest_name, parse
+from .text import TARGETS, Recording, manifest_name, parse, target_entry
 
 _NAME_ANOTHER = f"name another file, by {RECORD_VARIABLE} or --out"
 
@@ -42,6 +48,20 @@ def chosen_target(
             f"{TARGET_VARIABLE}={chosen}: nothing builds for it; allowed: {', '.join(TARGETS)}"
         )
     return chosen
+
+
+def recorded_entry(arch: str, platform: str, cuda: str | None) -> str:
+    """The entry of ``targets`` for an architecture, in a process as it is.
+
+    A platform or CUDA version that nothing is built for counts as the usual one, and so does None,
+    of a torch without CUDA.
+    """
+    target = Target(
+        arch=arch,
+        platform=platform if platform in PLATFORMS else Target.platform,
+        cuda=cuda if cuda in CUDA_VERSIONS else Target.cuda,
+    )
+    return target_entry(target)
 
 
 class Recorder:
@@ -74,7 +94,7 @@ class Recorder:
             return self._read()
 
     def add(self, met: Problem | str, target: str) -> None:
-        """Record a GEMM.
+        """Record a GEMM, and the entry of ``targets`` (`recorded_entry`) for which it was met.
 
         Raises:
             RecordError: If it cannot be recorded.

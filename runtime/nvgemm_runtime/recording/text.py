@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ..errors import one_line
 from ..gemm.epilogues import Epilogue
 from ..gemm.problem import DType, Layout, Op, Problem, Signature
-from ..gemm.target import ARCHITECTURES
+from ..gemm.target import ARCHITECTURES, CUDA_VERSIONS, PLATFORMS, Target
 from ..gemm.types import ScaleRecipe
 
 TARGETS = tuple(sorted(ARCHITECTURES, key=lambda arch: (len(arch), arch)))
@@ -27,7 +27,11 @@ _VERSION_LINE = "version: 1"
 _FIXED_LINES = (_FIRST_LINE, _VERSION_LINE, "gemms:", "gemms: []", _OTHERS_LINE)
 
 _NAME = re.compile(r'name: "([a-z0-9.\-]+)"')
-_TARGETS = re.compile(r"targets: \[([a-z0-9_]+(?:, [a-z0-9_]+)*)\]")
+_ARCH, _PLATFORM, _CUDA = ("|".join(known) for known in (TARGETS, PLATFORMS, CUDA_VERSIONS))
+_TARGET = (
+    rf"(?:{_ARCH}|\{{arch: (?:{_ARCH})(?:, platform: (?:{_PLATFORM}))?(?:, cuda: (?:{_CUDA}))?\}})"
+)
+_TARGETS = re.compile(rf"targets: \[({_TARGET}(?:, {_TARGET})*)\]")
 _GEMM = re.compile(
     r"- \{op: (?P<op>\w+), dtype: (?P<dtype>\w+),(?: dtype_b: (?P<dtype_b>\w+),)?"
     r" out: (?P<out>\w+), layout: (?P<layout>\w+),"
@@ -45,7 +49,7 @@ class Recording:
 
     Attributes:
         name: The manifest's.
-        targets: The manifest's; some of `TARGETS`.
+        targets: The manifest's, each as `target_entry` writes it.
         problems: The problems that it declares.
         others: GEMMs that it cannot declare, each described on one line.
     """
@@ -121,8 +125,7 @@ def _read_line(line: str, recording: Recording) -> bool:
     elif match := _NAME.fullmatch(line):
         recording.name = match[1]
     elif match := _TARGETS.fullmatch(line):
-        recording.targets = {*match[1].split(", ")}
-        return recording.targets <= {*TARGETS}
+        recording.targets = {*re.findall(_TARGET, match[1])}
     else:
         return line in _FIXED_LINES
     return True
@@ -144,6 +147,16 @@ def _problem(texts: dict[str, str | None]) -> Problem:
     )
     sizes = {name: int(texts[name] or 1) for name in ("m", "n", "k", "batch", "groups")}
     return Problem(signature=signature, **sizes)
+
+
+def target_entry(target: Target) -> str:
+    """The entry under ``targets`` that declares a target, e.g. ``sm_90a``, on one line.
+
+    A platform or CUDA version that is not the usual one makes it ``{arch: sm_90a, cuda: cu12}``.
+    """
+    named = {"platform": target.platform, "cuda": target.cuda}
+    unusual = [f"{key}: {one}" for key, one in named.items() if one != getattr(Target, key)]
+    return f"{{{', '.join([f'arch: {target.arch}', *unusual])}}}" if unusual else target.arch
 
 
 def gemm_line(problem: Problem, count: int | None = None) -> str:

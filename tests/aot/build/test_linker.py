@@ -39,10 +39,10 @@ def test_links_to_a_library_that_loads_and_shows_only_its_entry(tmp_path: Path) 
         "int helper(int x) { return x + 1; } int __tvm_ffi_gemm(void) { return helper(41); }",
     )
     path = tmp_path / "k.so"
-    path.write_bytes(linker.link(relocatable, CONVENTION))
+    path.write_bytes(linker.link(relocatable, CONVENTION, TARGET))
     import tvm_ffi  # noqa: F401 - its library must be there before one that needs it
 
-    runtime = linker.library_directories()[0] / "libcute_dsl_runtime.so"
+    runtime = linker.library_directories(TARGET)[0] / "libcute_dsl_runtime.so"
     ctypes.CDLL(str(runtime))
     library = ctypes.CDLL(str(path))
     assert library.__getattr__("__tvm_ffi_gemm")() == 42
@@ -54,13 +54,13 @@ def test_output_depends_on_nothing_but_the_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relocatable = compiled(tmp_path, "int __tvm_ffi_gemm(void) { return 1; }")
-    first = linker.link(relocatable, CONVENTION)
+    first = linker.link(relocatable, CONVENTION, TARGET)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
     for name in ("LD_RUN_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH", "LDFLAGS"):
         monkeypatch.setenv(name, "/somewhere")
-    assert linker.link(relocatable, CONVENTION) == first
+    assert linker.link(relocatable, CONVENTION, TARGET) == first
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def test_refuses_an_object_that_lacks_or_needs_a_symbol(
     tmp_path: Path, source: str, named: str
 ) -> None:
     with pytest.raises(LinkError, match=named):
-        linker.link(compiled(tmp_path, source), CONVENTION)
+        linker.link(compiled(tmp_path, source), CONVENTION, TARGET)
 
 
 def test_refuses_what_is_no_object() -> None:
     with pytest.raises(LinkError, match="fails"):
-        linker.link(b"not an object", CONVENTION)
+        linker.link(b"not an object", CONVENTION, TARGET)
 
 
 def test_no_space_is_not_a_link_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_no_space_is_not_a_link_error(tmp_path: Path, monkeypatch: pytest.Monkey
     linker.compiler.cache_clear()
     monkeypatch.setenv("CC", str(stub))
     with pytest.raises(OSError, match="No space left"):
-        linker.link(relocatable, CONVENTION)
+        linker.link(relocatable, CONVENTION, TARGET)
 
 
 def test_a_compiler_named_by_a_relative_path_is_found_from_anywhere(
@@ -108,7 +108,7 @@ def test_a_compiler_named_by_a_relative_path_is_found_from_anywhere(
     linker.compiler.cache_clear()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CC", "./mycc")
-    assert linker.link(relocatable, CONVENTION).startswith(b"\x7fELF")
+    assert linker.link(relocatable, CONVENTION, TARGET).startswith(b"\x7fELF")
 
 
 @pytest.mark.parametrize(
@@ -124,18 +124,18 @@ def test_tells_name_and_version_of_the_linker(
     line: str, identity: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linker, "linker_version", lambda: line)
-    assert linker.linker_identity() == identity
+    assert linker.linker_identity(TARGET.platform) == identity
 
 
 def test_names_both_libraries_where_the_compiler_drops_unused_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relocatable = compiled(tmp_path, "int __tvm_ffi_gemm(void) { return 1; }")
-    first = linker.link(relocatable, CONVENTION)
+    first = linker.link(relocatable, CONVENTION, TARGET)
     as_needed = f"{linker.compiler()[0]} -Wl,--as-needed"  # Ubuntu's default
     linker.compiler.cache_clear()
     monkeypatch.setenv("CC", as_needed)
-    assert linker.link(relocatable, CONVENTION) == first
+    assert linker.link(relocatable, CONVENTION, TARGET) == first
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_names_both_libraries_where_the_compiler_drops_unused_ones(
 )
 def test_refuses_unknown_calling_conventions(convention: str) -> None:
     with pytest.raises(LinkError, match="calling convention"):
-        linker.link(b"", convention)
+        linker.link(b"", convention, TARGET)
 
 
 def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -171,10 +171,10 @@ def test_honours_cc_and_reports_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_compiler_without_linker_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "false")
     with pytest.raises(ToolchainError, match="binutils"):
-        linker.linker_version()
+        linker.linker_version(TARGET.platform)
 
 
 def test_missing_library_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ToolchainError, match=r"libcute_dsl_runtime.so not found .*pip install"):
-        linker.library_directories()
+        linker.library_directories(TARGET)
