@@ -14,7 +14,7 @@ def tasks(*operators: str, cluster_sizes: tuple[int, ...] = (), device: str = "B
     return list(
         make_tasks(
             [candidate(name, BF16, cluster_sizes=cluster_sizes) for name in operators],
-            build_target("sm_100f", device),
+            build_target("sm_100f", device, platform="linux_x86_64"),
             FakeProvider(),
         )
     )

@@ -14,7 +14,12 @@ SIGNATURE = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
 
 
 def write_synthetic_bundle(
-    path: Path, arch: str, *, platform: str = "linux_x86_64", payload: bytes = b"not a kernel"
+    path: Path,
+    arch: str,
+    *,
+    platform: str = "linux_x86_64",
+    cuda: str = "cu13",
+    payload: bytes = b"not a kernel",
 ) -> Path:
     """Write a bundle of one kernel that is ranked for two problems."""
     kernel = BuiltKernel(
@@ -43,7 +48,7 @@ def write_synthetic_bundle(
         for m in (16, 1024)
     )
     content = BundleContent(
-        target=Target(arch=arch, platform=platform),
+        target=Target(arch=arch, platform=platform, cuda=cuda),
         device="H200",
         generator="nvgemm-aot 0.1.0",
         build_key="0" * 64,

@@ -21,6 +21,7 @@ def synthetic_cubin(
     accelerator: int = 0,
     compiled_for: str = "sm_100f",
     abi: int = 8,
+    flags: int | None = None,
     registers: int = 40,
     stack_bytes: int = 0,
     local_bytes: int = 0,
@@ -30,7 +31,10 @@ def synthetic_cubin(
     cuda_version: int = 134,
     left_out: str = "",
 ) -> bytes:
-    """A cubin with one kernel; ``left_out`` names a section that is not written."""
+    """A cubin with one kernel; ``left_out`` names a section that is not written.
+
+    ``flags`` are its e_flags, by default those of CUDA 13 for ``sm``.
+    """
     names = ["", ".shstrtab", ".strtab", ".symtab", ".note.nv.tkinfo", ".nv.info", ".nv.compat"]
     names += [f"{prefix}.{KERNEL}" for prefix in (".nv.info", ".nv.shared", ".nv.local", ".text")]
     strings = b"\0" + KERNEL.encode() + b"\0"
@@ -90,7 +94,7 @@ def synthetic_cubin(
         0,
         section_offset + len(headers),
         section_offset,
-        0x06000002 | sm << 8,
+        0x06000002 | sm << 8 if flags is None else flags,
         64,
         56,
         1,

@@ -43,8 +43,8 @@ so nothing but the entry point may be visible, and nothing in the output may dep
 it was made. Hash style and page size are defaults that distributions change."""
 
 _PAGE_BYTES = {"linux_x86_64": 4096, "linux_aarch64": 65536}
-"""By platform: the largest page of its kernels, to which parts of a file are aligned. Grace machines
-run kernels with pages of 64 KiB, which load nothing that is aligned to less."""
+"""By platform: the largest memory page, to which parts of a file are aligned. Grace machines have
+pages of 64 KiB, and load nothing that is aligned to less."""
 
 _STUBS = {"linux_aarch64": "aarch64-unknown-linux-gnu"}
 """By platform: NVIDIA's folder of libraries to link against that hold no code."""
@@ -109,7 +109,6 @@ class Linker:
         return [word for listed in words for word in listed.split(",")]
 
 
-@functools.cache
 def linker_of(platform: str) -> Linker:
     """The linker of a platform: the system's for x86-64, LLVM's for others, on whatever machine.
 

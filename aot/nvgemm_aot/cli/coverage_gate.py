@@ -10,6 +10,7 @@ from nvgemm_runtime.errors import CoverageError
 from nvgemm_runtime.gemm.aten import product_of_sum
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.support import unavailable
+from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 from nvgemm_runtime.recording.text import gemm_line
 

@@ -46,6 +46,12 @@ _WORDS = {
             "candidates": "top_k topk",
             "comment": "note",
             "device": "gpu",
+            "platform": "host os cpu",
+            "linux_aarch64": "aarch64 arm64 arm grace manylinux_2_28_aarch64",
+            "linux_x86_64": "x86_64 amd64 x86 linux manylinux_2_28_x86_64",
+            "cuda": "cuda_version toolkit",
+            "cu12": "12 12.6 12.8 12.9 cu126 cu128 cu129 cuda12",
+            "cu13": "13 13.0 cu130 cuda13",
             "targets": "arch archs architectures gpu gpus",
         }.items()
     },
@@ -196,6 +202,8 @@ def _value_hint(rule: Rule, value: object) -> str:
             return f"; did you mean {number}{', without quotes' * (value == str(number))}?"
         return help if isinstance(value, dict) or _SEVERAL.fullmatch(str(text).strip()) else ""
     if rule.choices:
+        if type(text) in (int, float):  # such as 12 for cu12
+            text = str(text)
         if not isinstance(text, str):
             return help
         word = _word(text)

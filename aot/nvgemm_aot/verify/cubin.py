@@ -221,23 +221,27 @@ def _read_cubin(content: bytes) -> Cubin:
         names = [str(symbol.name) for symbol in symbols.iter_symbols()]
         flags = int(elf["e_flags"])
         kernels = tuple(_kernels(sections, names))
-        if not kernels:
-            raise MalformedElfError("device code has no kernels")
+        compiled_for, accelerator = _architecture_argument(sections), _accelerator(sections)
+        notes_all = any(kernel.cuda_version >= 130 for kernel in kernels)
+        if not kernels or (notes_all and None in (compiled_for, accelerator)):
+            raise MalformedElfError(
+                "device code lacks the compiler's arguments, the accelerator attribute or kernels"
+            )
         return Cubin(
             content=content,
             sm=flags >> layout.shift & 0xFF,
-            architecture_specific=bool(flags & layout.accelerators) or _is_accelerated(sections),
-            compiled_for=_architecture_argument(sections),
+            architecture_specific=bool(flags & layout.accelerators or accelerator),
+            compiled_for=compiled_for,
             kernels=kernels,
         )
 
 
-def _is_accelerated(sections: dict[str, Any]) -> bool:
-    """Whether an attribute says that code is for exactly one architecture."""
+def _accelerator(sections: dict[str, Any]) -> int | None:
+    """The attribute that is not 0 of code for exactly one architecture; None if it is missing."""
     if ".nv.compat" not in sections:
-        return False
-    attributes = dict(_split_attributes(sections[".nv.compat"].data()))
-    return attributes.get(_ACCELERATOR_TARGET, b"\0")[0] != 0
+        return None
+    value = dict(_split_attributes(sections[".nv.compat"].data())).get(_ACCELERATOR_TARGET)
+    return None if value is None else value[0]
 
 
 def _architecture_argument(sections: dict[str, Any]) -> str | None:
@@ -245,9 +249,7 @@ def _architecture_argument(sections: dict[str, Any]) -> str | None:
     if ".note.nv.tkinfo" not in sections:
         return None
     found = re.search(rb"-arch (sm_[0-9]+[af]?)\b", sections[".note.nv.tkinfo"].data())
-    if found is None:
-        raise MalformedElfError("device code does not say which architecture it was compiled for")
-    return found[1].decode("ascii")
+    return None if found is None else found[1].decode("ascii")
 
 
 def _kernels(sections: dict[str, Any], names: list[str]) -> Iterator[DeviceKernel]:

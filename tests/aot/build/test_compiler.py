@@ -123,7 +123,7 @@ def test_compilers_that_cannot_start_are_an_error_with_their_last_words(
     )
     monkeypatch.syspath_prepend(tmp_path)
     bound_starts(monkeypatch, 3)
-    said = r"those of provider 'dying_provider:.*': 3 in a row .*exit status 127: no such library"
+    said = r"those of provider 'dying_provider:.*' for cu13: 3 in a row .*exit status 127: no such library"
     with pytest.raises(ToolchainError, match=said):
         compile_all(tasks("one", "two"), Cache(tmp_path / "cache"), jobs=1)
 
@@ -168,7 +168,7 @@ def test_keys_change_with_what_shapes_the_code(monkeypatch: pytest.MonkeyPatch) 
     for module, name, value in (
         (FakeProvider, "recipe", "2"),
         (linker, "FLAGS", (*linker.FLAGS, "-O2")),
-        (linker, "linker_version", lambda: "another linker"),
+        (linker, "linker_version", lambda _: "another linker"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, value)

@@ -3,15 +3,22 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nvgemm_aot.build import linker
+from nvgemm_aot.verify.elf import open_elf
+from nvgemm_aot.verify.host_object import read_host_object
 from nvgemm_runtime.errors import LinkError, ToolchainError
+from nvgemm_runtime.gemm.target import CUDA_VERSIONS, Target
 
 CONVENTION = "tvm_ffi:gemm(a,b,out,stream)"
+TARGET = Target(arch="sm_90a")
+ARM = Target(arch="sm_90a", platform="linux_aarch64")
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +130,7 @@ def test_a_compiler_named_by_a_relative_path_is_found_from_anywhere(
 def test_tells_name_and_version_of_the_linker(
     line: str, identity: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linker, "linker_version", lambda: line)
+    monkeypatch.setattr(linker, "linker_version", lambda _: line)
     assert linker.linker_identity(TARGET.platform) == identity
 
 
@@ -178,3 +185,55 @@ def test_missing_library_names_its_package(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ToolchainError, match=r"libcute_dsl_runtime.so not found .*pip install"):
         linker.library_directories(TARGET)
+
+
+def compiled_for_arm(directory: Path, source: str) -> bytes:
+    (directory / "arm.c").write_text(source)
+    compiler = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-gnu.2.28"]
+    options = ["-c", "-O1", "-fPIC", "-fno-sanitize=all", "-o", "arm.o", "arm.c"]
+    subprocess.run([*compiler, *options], cwd=directory, check=True)
+    return (directory / "arm.o").read_bytes()
+
+
+def test_links_for_arm_against_stubs_of_both_libraries(tmp_path: Path) -> None:
+    calls = "int TVMFFIEnvGetStream(void); int _cudaGetDevice(void);"
+    body = "return TVMFFIEnvGetStream() + _cudaGetDevice();"
+    relocatable = compiled_for_arm(tmp_path, f"{calls} int __tvm_ffi_gemm(void) {{ {body} }}")
+    linked = linker.link(relocatable, CONVENTION, ARM)
+    host = read_host_object(linked)
+    assert host.machine == "EM_AARCH64"
+    assert host.exports == ("__tvm_ffi_gemm",)
+    assert host.imports == ("TVMFFIEnvGetStream", "_cudaGetDevice")
+    assert host.tags["DT_NEEDED"] == ["libcute_dsl_runtime.so", "libtvm_ffi.so"]
+    loads = [part for part in open_elf(linked).iter_segments() if part["p_type"] == "PT_LOAD"]
+    assert {part["p_align"] for part in loads} == {1 << 16}
+    assert linker.link(relocatable, CONVENTION, ARM) == linked
+
+
+def test_a_symbol_that_neither_library_exports_is_refused_for_arm(tmp_path: Path) -> None:
+    source = "int nobody(void); int __tvm_ffi_gemm(void) { return nobody(); }"
+    with pytest.raises(LinkError, match="undefined symbol: nobody"):
+        linker.link(compiled_for_arm(tmp_path, source), CONVENTION, ARM)
+
+
+def test_an_object_for_another_processor_is_refused(tmp_path: Path) -> None:
+    relocatable = compiled(tmp_path, "int __tvm_ffi_gemm(void) { return 1; }")
+    said = r"for EM_X86_64, must be for EM_AARCH64 \(linux_aarch64\): its provider must compile"
+    with pytest.raises(LinkError, match=said):
+        linker.link(relocatable, CONVENTION, ARM)
+
+
+def test_a_missing_linker_for_arm_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ToolchainError, match=r"linux_aarch64.*pip install 'nvgemm-aot\[cross\]'"):
+        linker.linker_version(ARM.platform)
+
+
+def test_each_cuda_version_has_its_own_library() -> None:
+    places = {
+        cuda: linker.library_directories(replace(TARGET, cuda=cuda)) for cuda in CUDA_VERSIONS
+    }
+    for cuda, (runtime, _) in places.items():
+        assert runtime.parent.name == cuda
+    with pytest.raises(ToolchainError, match=r"pip install 'nvidia-cutlass-dsl-libs-cu11'"):
+        linker.library_directories(replace(TARGET, cuda="cu11"))

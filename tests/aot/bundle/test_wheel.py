@@ -122,7 +122,8 @@ def test_metadata_says_what_it_is_and_needs(wheel: Path) -> None:
     assert fields["Name"] == ["nvgemm-kernels-demo"]
     assert fields["Version"] == ["1.0"]
     assert fields["Requires-Python"] == [">=3.10"]
-    assert fields["Requires-Dist"] == [runtime_requirement(__version__)]
+    assert fields["Requires-Dist"] == [runtime_requirement(__version__, ["cu13"])]
+    assert fields.get("Provides-Extra", []) == []
     assert fields["License-Expression"] == ["Apache-2.0 AND BSD-3-Clause"]
     (body,) = fields["body"]
     for text in (
@@ -158,7 +159,34 @@ def test_summary_can_be_given(bundles: list[Path], tmp_path: Path) -> None:
     ],
 )
 def test_requires_this_runtime_or_a_later_compatible_one(installed: str, required: str) -> None:
-    assert runtime_requirement(installed) == required
+    assert runtime_requirement(installed, []) == required
+    named = runtime_requirement(installed, ["cu12"])
+    assert named == required.replace("nvgemm-aot", "nvgemm-aot[cu12]")
+
+
+def test_bundles_of_two_cuda_versions_have_an_extra_each(
+    bundles: list[Path], tmp_path: Path
+) -> None:
+    other = write_synthetic_bundle(tmp_path / "in" / "b.nvgemm", "sm_90a", cuda="cu12")
+    alone = write_wheel([other], name="alone", version="1", out_dir=tmp_path)
+    only = metadata(alone, "nvgemm_kernels_alone-1.dist-info")["Requires-Dist"]
+    assert only == [runtime_requirement(__version__, ["cu12"])]
+    path = write_wheel([*bundles, other], name="demo", version="1.0", out_dir=tmp_path)
+    fields = metadata(path)
+    assert fields["Provides-Extra"] == ["cu12", "cu13"]
+    assert fields["Requires-Dist"] == [
+        runtime_requirement(__version__, []),
+        *(
+            f'{runtime_requirement(__version__, [cuda])}; extra == "{cuda}"'
+            for cuda in ("cu12", "cu13")
+        ),
+    ]
+
+
+def test_bundles_for_arm_get_its_tag(tmp_path: Path) -> None:
+    bundle = write_synthetic_bundle(tmp_path / "b.nvgemm", "sm_90a", platform="linux_aarch64")
+    path = write_wheel([bundle], name="demo", version="1", out_dir=tmp_path)
+    assert path.name == "nvgemm_kernels_demo-1-py3-none-manylinux_2_28_aarch64.whl"
 
 
 def test_licence_files_are_those_that_the_metadata_names(wheel: Path) -> None:
@@ -244,7 +272,8 @@ def test_refuses_bundles_of_several_platforms(bundles: list[Path], tmp_path: Pat
     other = write_synthetic_bundle(tmp_path / "in" / "b.nvgemm", "sm_90a", platform="linux_aarch64")
     (tmp_path / "out").mkdir()
     refuse([bundles[0], other], tmp_path / "out", "linux_aarch64, linux_x86_64")
-    refuse([other], tmp_path / "out", "no wheel tag for platform 'linux_aarch64'")
+    odd = write_synthetic_bundle(tmp_path / "in" / "c.nvgemm", "sm_90a", platform="linux_riscv64")
+    refuse([odd], tmp_path / "out", "no wheel tag for platform 'linux_riscv64'")
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a-", "a b", "a/b", "ä", "../x", "a\n"])

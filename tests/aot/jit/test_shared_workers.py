@@ -15,11 +15,13 @@ from compile_tasks import tasks
 from counted_starts import bound_starts
 from fake_provider import FakeProvider
 from jit_programs import kill, wait_until
-from nvgemm_aot.build.compiler import TaskResult
+from nvgemm_aot.build.compiler import Compiler, TaskResult
 from nvgemm_aot.build.workers import WorkersCannotStart, WorkersKilled
 from nvgemm_aot.jit.shared_workers import SharedWorkers
 from nvgemm_aot.storage.cache import Cache
 from two_providers import First, Second
+
+FAKE = Compiler(provider=FakeProvider.name, cuda="cu13")
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def cache(tmp_path: Path) -> Cache:
 
 @pytest.fixture
 def workers(cache: Cache) -> Iterator[SharedWorkers]:
-    workers = SharedWorkers(cache, FakeProvider.name, 2)
+    workers = SharedWorkers(cache, 2)
     yield workers
     workers.close()
 
@@ -64,15 +66,15 @@ def test_threads_share_them_and_each_task_is_done_once(
 def test_servers_share_the_machine_and_none_goes_without(
     workers: SharedWorkers, cache: Cache
 ) -> None:
-    workers.prepare(8)
+    workers.prepare(8, FAKE)
     assert len(workers._held) == 2
-    other = SharedWorkers(cache, FakeProvider.name, 2)
-    other.prepare(8)
+    other = SharedWorkers(cache, 2)
+    other.prepare(8, FAKE)
     assert len(other._held) == 1
     [(_, outcome)] = other.run(tasks("one"))
     assert outcome == TaskResult()
     workers.close()
-    other.prepare(2)
+    other.prepare(2, FAKE)
     assert len(other._held) == 2
     other.close()
     assert not list((cache.directory / "locks").iterdir())
@@ -94,7 +96,7 @@ def test_a_provider_that_raises_what_interrupts_do_costs_its_kernel_alone(
 
 
 def test_those_that_are_prepared_are_used(workers: SharedWorkers) -> None:
-    workers.prepare(1)
+    workers.prepare(1, FAKE)
     before = processes(workers)
     list(workers.run(tasks("one")))
     assert processes(workers) == before
@@ -137,14 +139,14 @@ def test_none_is_started_after_one_could_not_be(
         for task in tasks("one", "two")
     )
     bound_starts(monkeypatch, 5)
-    workers = SharedWorkers(cache, name, 2)
+    workers = SharedWorkers(cache, 2)
     with pytest.raises(WorkersCannotStart):
         list(workers.run([one]))
     workers._idle.clear()  # as where another thread has it
     held = len(workers._held)
     with pytest.raises(WorkersCannotStart):
         list(workers.run([two]))
-    workers.prepare(2)
+    workers.prepare(2, Compiler(provider=name, cuda="cu13"))
     assert len(workers._held) == held
     # Another provider's are another matter.
     assert [outcome for _, outcome in workers.run(tasks("three"))] == [TaskResult()]
@@ -162,8 +164,8 @@ def test_a_process_works_for_one_provider_alone(
         *two_providers.tasks_of(First, "a", "bb", "ccc"),
         *two_providers.tasks_of(Second, "dddd", "eeeee", "ffffff"),
     ]
-    workers = SharedWorkers(cache, First.name, most)
-    workers.prepare(2)
+    workers = SharedWorkers(cache, most)
+    workers.prepare(2, Compiler(provider=First.name, cuda="cu13"))
     for order in (wanted, wanted[::-1]):
         assert {outcome.failure for _, outcome in workers.run(order)} == {None}
     held = len(workers._held)

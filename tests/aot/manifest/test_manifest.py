@@ -220,6 +220,23 @@ def test_targets_are_sorted_merged_and_keep_their_device(tmp_path: Path) -> None
     ]
 
 
+def test_a_target_is_of_a_platform_and_a_cuda_version(tmp_path: Path) -> None:
+    text = (
+        "version: 1\nname: a\ngemms: [{dtype: bf16, mnk: [[1, 1, 1]]}]\ntargets:\n"
+        "- {arch: sm_100f, device: GB200}\n- {arch: sm_100f, device: GB200, platform: linux_x86_64}\n"
+        "- {arch: sm_90a, cuda: cu12}\n- sm_90a\n- {arch: sm_90a, device: H100, cuda: cu12, "
+        "platform: linux_aarch64}\n- sm_103a\n"
+    )
+    assert [(t.target.key, t.device.name) for t in load(tmp_path, text).targets] == [
+        ("sm_100f-linux_aarch64-cu13", "GB200"),
+        ("sm_100f-linux_x86_64-cu13", "GB200"),
+        ("sm_103a-linux_x86_64-cu13", "GB300"),  # named by nobody, so it says nothing of the host
+        ("sm_90a-linux_aarch64-cu12", "H100"),
+        ("sm_90a-linux_x86_64-cu12", "H200"),
+        ("sm_90a-linux_x86_64-cu13", "H200"),
+    ]
+
+
 def test_description_becomes_one_line(tmp_path: Path) -> None:
     text = gemm("dtype: bf16, mnk: [[1, 1, 1]]") + "description: |\n  two\n  lines\n"
     assert load(tmp_path, text).description == "two lines"
@@ -395,8 +412,12 @@ targets: [{arch: sm_90a, device: h200}]
     3:34: targets[0].device: found 'h200' ... did you mean 'H200'?
 targets: [{arch: sm_100f, device: H200}]
     3:35: targets[0].device: found 'H200' ... target sm_100f: device H200 has compute capability
+targets: [{arch: sm_90a, platform: linux}]
+    3:36: targets[0].platform: found 'linux' ... allowed: linux_x86_64, linux_aarch64
+targets: [{arch: sm_90a, cuda: 12}]
+    3:32: targets[0].cuda: found 12 ... allowed: cu13, cu12 ... 'cu12'
 targets: [sm_90a, {arch: sm_90a, device: H100}]
-    3:42: targets[1].device: found device 'H100' for sm_90a, which targets[0] builds ... build the
+    3:42: targets[1].device: found device 'H100' for sm_90a-linux_x86_64-cu13, which ... build the
 no gemms
     1:1: top level: found no key 'gemms', which is required
 gemms: {m: 1}

@@ -27,6 +27,7 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK, Header, Ranking
 from nvgemm_runtime.errors import RankingsError
 from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.target import Target
 from recording_kernels import Recording
 from repository import ROOT
 from tuning_bench import PROBLEMS, Behaving, header_of, operators
@@ -252,7 +253,11 @@ def test_a_recipe_that_is_not_stated_is_the_first_of_cutlass_operators_or_unknow
 
 def test_bundles_of_cutlass_operators_state_no_recipe_and_those_of_quack_do() -> None:
     both = load_provider("cutlass_operators+quack")
-    assert stated_recipes(both) == {"recipe of quack": load_provider("quack").recipe}
+    recipe = load_provider("quack").recipe
+    assert stated_recipes(both, Target(arch="sm_90a")) == {"recipe of quack": recipe}
+    for_arm = stated_recipes(both, Target(arch="sm_90a", platform="linux_aarch64"))
+    assert for_arm["recipe of quack"] == recipe.replace("host x86-64 +sse2", "host generic")
+    assert for_arm["recipe of cutlass_operators"] == "1, host generic"
 
 
 UNOFFERED = (

@@ -81,8 +81,14 @@ def test_targets_are_those_that_the_device_runs_family_first(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"platform": "linux_aarch64"}, "platform linux_aarch64: kernels are compiled for linux_x"),
-        ({"cuda": "cu12"}, "CUDA version of torch cu12: kernels are compiled for cu13 only"),
+        (
+            {"platform": "linux_riscv64"},
+            "platform linux_riscv64: kernels are compiled for linux_x86_64 and linux_aarch64 only",
+        ),
+        (
+            {"cuda": "cu11"},
+            "CUDA version of torch cu11: kernels are compiled for cu13 and cu12 only",
+        ),
         ({"cuda": None}, "CUDA version of torch None"),
         ({"capability": (12, 0)}, r"compute capability 12\.0: kernels are compiled for sm_100a, "),
         ({"capability": None}, "compute capability unknown"),
@@ -92,6 +98,11 @@ def test_targets_are_those_that_the_device_runs_family_first(
 def test_what_nothing_is_compiled_for_is_said(change: dict[str, object], reason: str) -> None:
     with pytest.raises(TargetError, match=reason):
         targets_for(replace(H200, **change))  # type: ignore[arg-type]
+
+
+def test_targets_are_for_the_platform_and_cuda_of_the_process() -> None:
+    (target,) = targets_for(replace(H200, platform="linux_aarch64", cuda="cu12"))
+    assert target.target.key == "sm_90a-linux_aarch64-cu12"
 
 
 def test_the_host_is_a_target_for_providers_that_have_kernels_for_it() -> None:

@@ -135,7 +135,7 @@ def test_accepts_resources_at_the_limit() -> None:
     [
         (PREFIX * 100, "no device code"),
         (MAGIC, "cannot be read as ELF"),
-        (synthetic_cubin(abi=7), "ABI 7, must be 8"),
+        (synthetic_cubin(abi=9), "ABI 9, must be 7 or 8"),
     ],
     ids=["none", "cut off", "other ABI"],
 )
@@ -150,6 +150,41 @@ def test_rejects_what_is_no_device_code(content: bytes, message: str) -> None:
 def test_rejects_missing_section(name: str) -> None:
     with pytest.raises(MalformedElfError):
         read_cubins(PREFIX + synthetic_cubin(left_out=name))
+
+
+CUDA_12 = {"cuda_version": 129, "uses": ()}
+
+
+def test_reads_hopper_code_of_cuda_12_which_notes_no_arguments() -> None:
+    content = synthetic_cubin(abi=7, flags=0x5A0D5A, left_out=".note.nv.tkinfo", **CUDA_12)
+    [cubin] = read_cubins(PREFIX + content)
+    assert (cubin.architecture, cubin.compiled_for) == ("sm_90a", None)
+    assert cubin.kernels[0].cluster_launch_control is None
+    assert not list(
+        check_cubin(
+            cubin,
+            target=Target(arch="sm_90a", cuda="cu12"),
+            profile=load_profile("H200"),
+            launch_bytes=1 << 16,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "architecture"),
+    [(0x6006402, "sm_100"), (0x600640A, "sm_100a"), (0x600670A, "sm_103a")],
+)
+def test_reads_blackwell_code_of_cuda_12_by_its_flags(flags: int, architecture: str) -> None:
+    [cubin] = read_cubins(PREFIX + synthetic_cubin(flags=flags, left_out=".nv.compat", **CUDA_12))
+    assert cubin.architecture == architecture
+
+
+@pytest.mark.parametrize(("cuda", "other"), [(129, "cu13"), (134, "cu12")])
+def test_code_of_another_cuda_is_a_finding(cuda: int, other: str) -> None:
+    [cubin] = read_cubins(PREFIX + synthetic_cubin(cuda_version=cuda))
+    target = Target(arch="sm_100f", cuda=other)
+    found = check_cubin(cubin, target=target, profile=None, launch_bytes=1 << 16)
+    assert [one.check for one in found] == [Check.CUDA_VERSION]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def findings_of(
     tile: tuple[int, int],
     *,
     ctas: int | None = None,
-    scheduler: str = "clc",
+    scheduler: str = "static_persistent",
     swapped: bool = False,
 ) -> list[Finding]:
     design = KernelDesign(
@@ -131,9 +131,22 @@ def test_accepts_the_instruction_that_dtype_and_architecture_call_for(
 def test_accepts_transposed_tile_of_the_transposed_problem_alone() -> None:
     text = sass("sm_100f_bf16_2cta")
     assert not findings_of(text, "sm_100f", BF16, (32, 128), scheduler="one_tile")
-    for tile, scheduler in (((32, 128), "clc"), ((128, 32), "one_tile")):
+    for tile, scheduler in (((32, 128), "static_persistent"), ((128, 32), "one_tile")):
         (finding,) = findings_of(text, "sm_100f", BF16, tile, scheduler=scheduler)
         assert finding.check is Check.INSTRUCTION_TILE
+
+
+@pytest.mark.parametrize(("asks", "scheduler"), [(True, "static_persistent"), (False, "clc")])
+def test_what_asks_for_work_is_what_its_entry_says(asks: bool, scheduler: str) -> None:
+    text = sass("sm_100f_bf16_2cta")
+    if asks:
+        text += "        /*7000*/                   UGETNEXTWORKID.BROADCAST [UR4], [UR5] ;\n"
+    assert not findings_of(
+        text, "sm_100f", BF16, (128, 32), scheduler="clc" if asks else "static_persistent"
+    )
+    [finding] = findings_of(text, "sm_100f", BF16, (128, 32), scheduler=scheduler)
+    assert finding.check is Check.SCHEDULER
+    assert f"entry says scheduler {scheduler}" in finding.message
 
 
 def test_a_swapped_tile_of_hopper_has_the_whole_n_of_the_instruction_along_m() -> None:
