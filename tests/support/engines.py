@@ -133,7 +133,7 @@ def resolve(lines: Sequence[str], wheel: Path, cache: Path) -> Resolution:
     """Resolve requirement lines beside this package. Nothing is installed, no package fetched."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "-", "--quiet", "--no-header"]
     command += ["--no-annotate", "--python-version", PYTHON, "--python-platform", PLATFORM]
-    asked = "\n".join([*lines, f"nvgemm-aot @ {wheel.as_uri()}"])
+    asked = "\n".join([*lines, f"nvgemm-aot[cu13] @ {wheel.as_uri()}"])
     try:
         done = subprocess.run(
             [*command, "--cache-dir", str(cache)],

@@ -27,6 +27,7 @@ from nvgemm_runtime.bundle.imported_symbols import FIRST_RELEASE, NEWEST_RUN
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.roles import Role
+from nvgemm_runtime.gemm.target import CUDA_VERSIONS
 from nvgemm_runtime.gemm.types import DType, ScaleRecipe
 from nvgemm_runtime.inductor.autoload import SUPPORTED
 from nvgemm_runtime.matching.refusals import version_numbers
@@ -301,7 +302,8 @@ def test_one_range_of_each_library_is_said_everywhere() -> None:
     project, installing = read("pyproject.toml"), read("docs/guide/installing.md")
     major, minor = NEWEST_RUN
     oldest = max(FIRST_RELEASE.values(), key=version_numbers)
-    assert f'"nvidia-cutlass-dsl-libs-cu13>={oldest},<{major}.{minor + 1}"' in project
+    for cuda in CUDA_VERSIONS:
+        assert f'"nvidia-cutlass-dsl-libs-{cuda}>={oldest},<{major}.{minor + 1}"' in project
     assert f"| from {oldest}, below {major}.{minor + 1} |" in installing
     ((ffi,),) = [re.findall(r'^    "apache-tvm-ffi>=(.*),<0.2",$', project, re.MULTILINE)]
     assert f'"apache-tvm-ffi=={ffi}"]' in project, "the native part is built with the oldest"

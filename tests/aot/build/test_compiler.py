@@ -123,7 +123,7 @@ def test_compilers_that_cannot_start_are_an_error_with_their_last_words(
     )
     monkeypatch.syspath_prepend(tmp_path)
     bound_starts(monkeypatch, 3)
-    said = r"those of provider 'dying_provider:.*' for cu13: 3 in a row .*exit status 127: no such library"
+    said = r"those of provider 'dying_provider:.*' for cu13: 3 in a row .*exit status 127: no such"
     with pytest.raises(ToolchainError, match=said):
         compile_all(tasks("one", "two"), Cache(tmp_path / "cache"), jobs=1)
 

@@ -223,7 +223,8 @@ def test_targets_are_sorted_merged_and_keep_their_device(tmp_path: Path) -> None
 def test_a_target_is_of_a_platform_and_a_cuda_version(tmp_path: Path) -> None:
     text = (
         "version: 1\nname: a\ngemms: [{dtype: bf16, mnk: [[1, 1, 1]]}]\ntargets:\n"
-        "- {arch: sm_100f, device: GB200}\n- {arch: sm_100f, device: GB200, platform: linux_x86_64}\n"
+        "- {arch: sm_100f, device: GB200}\n"
+        "- {arch: sm_100f, device: GB200, platform: linux_x86_64}\n"
         "- {arch: sm_90a, cuda: cu12}\n- sm_90a\n- {arch: sm_90a, device: H100, cuda: cu12, "
         "platform: linux_aarch64}\n- sm_103a\n"
     )

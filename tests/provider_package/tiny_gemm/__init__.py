@@ -81,6 +81,7 @@ class TinyGemm:
             samples.values(),
             arch=target.target.arch,
             name=candidate.operator,
+            platform=target.target.platform,
         )
 
     def _candidate(self, tile: tuple[int, int, int], signature: Signature) -> Candidate:
