@@ -9,7 +9,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -269,16 +269,36 @@ class WorkersOfProviders:
                 self._compiler = compiler
             mine = [task for task in items if task.compiler == compiler]
             try:
-                yield from self._workers.run(mine)
+                for tasks, outcomes in self._workers.run(of_one_device_code(mine)):
+                    if isinstance(outcomes, WorkerDied):
+                        yield from ((task, outcomes) for task in tasks)
+                    else:
+                        yield from zip(tasks, outcomes)
             except WorkersCannotStart as error:
                 raise WorkersCannotStart(f"those of {compiler}: {error}") from error
 
 
-def start_workers(cache: Cache, jobs: int, compiler: Compiler) -> Workers[Task, TaskResult]:
+def of_one_device_code(tasks: Iterable[Task]) -> list[tuple[Task, ...]]:
+    """Join the tasks whose kernels differ in the platform of their host alone.
+
+    A process does them in a row, so that a provider can compile once what they have in common.
+    """
+    groups: dict[Hashable, list[Task]] = {}
+    for task in tasks:
+        target = task.target.target
+        groups.setdefault((task.candidate, target.arch, target.cuda), []).append(task)
+    return [tuple(group) for group in groups.values()]
+
+
+CompilerProcesses = Workers[tuple[Task, ...], tuple[TaskResult, ...]]
+"""Processes that each do the tasks of one device code at a time."""
+
+
+def start_workers(cache: Cache, jobs: int, compiler: Compiler) -> CompilerProcesses:
     """Start compiler processes, which import the compiler at once."""
     return Workers(
         jobs,
-        functools.partial(_run_task, directory=cache.directory),
+        functools.partial(_run_tasks, directory=cache.directory),
         functools.partial(_prepare_worker, compiler, cache.directory),
         compile_limit_seconds(),
     )
@@ -396,6 +416,10 @@ def _keep_temporary_files_private(directory: Path) -> None:
 
 _worker_provider = functools.cache(load_provider)
 """The provider of this worker process, which keeps it for all its tasks."""
+
+
+def _run_tasks(tasks: tuple[Task, ...], directory: Path) -> tuple[TaskResult, ...]:
+    return tuple(_run_task(task, directory) for task in tasks)
 
 
 def _run_task(task: Task, directory: Path) -> TaskResult:

@@ -7,12 +7,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
-from ..build.compiler import Compiler, Failure, Task, TaskResult, start_workers
-from ..build.workers import WorkerDied, Workers, WorkersCannotStart, WorkersKilled
+from ..build.compiler import (
+    Compiler,
+    CompilerProcesses,
+    Failure,
+    Task,
+    TaskResult,
+    start_workers,
+)
+from ..build.workers import WorkerDied, WorkersCannotStart, WorkersKilled
 from ..storage.cache import Cache
 from ..storage.locks import FileLock, acquire
 
-_Process = Workers[Task, TaskResult]
+_Process = CompilerProcesses
 """A pool of one process."""
 
 _ASK_AGAIN_SECONDS = 0.2
@@ -81,8 +88,8 @@ class SharedWorkers:
         compiler = item.compiler
         process = self._take(compiler)
         try:
-            [(_, outcome)] = process.run([item])
-            return outcome
+            [(_, outcomes)] = process.run([(item,)])
+            return outcomes if isinstance(outcomes, WorkerDied) else outcomes[0]
         except WorkersCannotStart as error:
             self._unstartable[compiler] = error
             raise

@@ -47,6 +47,9 @@ class CutlassOperators:
     name = "cutlass_operators"
     recipe = cute_dsl.recipe("1")
 
+    def __init__(self) -> None:
+        self._last: tuple[Candidate, str, Any] | None = None
+
     def toolchain(self) -> dict[str, str]:
         """Versions of the compiler's distributions; see `Provider.toolchain`."""
         return cute_dsl.installed_versions(_DISTRIBUTIONS, "kernels")
@@ -97,30 +100,39 @@ class CutlassOperators:
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         """Compile one operator to an object; see `Provider.compile`."""
         arch = target.target.arch
-        signature = candidate.signature
+        try:
+            cute_dsl.warm_up()
+            return cute_dsl.export_object(self._compiled(candidate, target), target.target.platform)
+        except (OSError, CompileError):
+            raise
+        except Exception as error:  # the compiler raises whatever its passes raise
+            raise CompileError(
+                f"{candidate.operator} for {arch}: {cute_dsl.first_line(error)}"
+            ) from error
+
+    def _compiled(self, candidate: Candidate, target: BuildTarget) -> Any:
+        """An operator, compiled; the last one is kept for another platform.
+
+        Raises:
+            CompileError: If it asks for what is not part of its cache key.
+        """
+        arch, signature = target.target.arch, candidate.signature
+        if self._last is not None and self._last[:2] == (candidate, arch):
+            return self._last[2]
         operator = _operators(signature, arch)[candidate.operator]
-        hardware = toolchain.hardware_facts(target.device)
-        with hardware as asked:
-            try:
-                cute_dsl.warm_up()
-                artifact = _known_family(signature).compile(
-                    operator, _sample_arguments(signature), arch.removeprefix("sm_")
-                )
-                relocatable = cute_dsl.export_object(artifact.compiled_obj, target.target.platform)
-            except OSError:
-                raise
-            except Exception as error:  # the compiler raises whatever its passes raise
-                raise CompileError(
-                    f"{candidate.operator} for {arch}: {cute_dsl.first_line(error)}"
-                ) from error
-            unexpected = sorted(asked - set(candidate.cluster_sizes))
-            if unexpected:
-                raise CompileError(
-                    f"{candidate.operator} for {arch}: asked for the capacity of clusters of "
-                    f"{unexpected}, declared {candidate.cluster_sizes}: "
-                    "this provider does not know the operator well enough to cache it"
-                )
-            return relocatable
+        with toolchain.hardware_facts(target.device) as asked:
+            artifact = _known_family(signature).compile(
+                operator, _sample_arguments(signature), arch.removeprefix("sm_")
+            )
+        unexpected = sorted(asked - set(candidate.cluster_sizes))
+        if unexpected:
+            raise CompileError(
+                f"{candidate.operator} for {arch}: asked for the capacity of clusters of "
+                f"{unexpected}, declared {candidate.cluster_sizes}: "
+                "this provider does not know the operator well enough to cache it"
+            )
+        self._last = candidate, arch, artifact.compiled_obj
+        return artifact.compiled_obj
 
     def _candidate(self, operator: Any, signature: Signature, family: Family) -> Candidate:
         metadata = operator.metadata

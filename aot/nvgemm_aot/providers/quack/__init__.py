@@ -113,12 +113,9 @@ class Quack:
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         """Compile one design to an object; see `Provider.compile`."""
         arch = target.target.arch
-        signature = candidate.signature
-        named = {_operator(one, signature, arch): one for one in _offered(signature, arch)}
-        compile_design = _compiler_of(signature)
         try:
             cute_dsl.warm_up()
-            compiled = compile_design(named[candidate.operator], signature, arch)
+            compiled = _compiled(candidate.operator, candidate.signature, arch)
             return cute_dsl.export_object(compiled, target.target.platform)
         except (OSError, ToolchainError):
             raise
@@ -197,6 +194,13 @@ def _offered(signature: Signature, arch: str) -> tuple[Design, ...]:
     if signature.op is Op.GROUPED_MM:
         return grouped.designs(arch, signature)
     return designs(arch, signature)
+
+
+@functools.lru_cache(maxsize=1)
+def _compiled(operator: str, signature: Signature, arch: str) -> Any:
+    """The design that an operator names, compiled; the last one is kept for another platform."""
+    named = {_operator(one, signature, arch): one for one in _offered(signature, arch)}
+    return _compiler_of(signature)(named[operator], signature, arch)
 
 
 def _compiler_of(signature: Signature) -> Callable[[Design, Signature, str], Any]:
