@@ -27,7 +27,7 @@ from ..matching.shared_library import missing_part
 from .autograd import register_refusals
 from .fakes import register_fakes
 
-ABI = 4
+ABI = 5
 """Version of the operators' schemas, which ``torch.ops.nvgemm_aot.abi()`` returns: kAbi of
 runtime/csrc/torch_ops.h."""
 
