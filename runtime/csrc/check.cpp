@@ -19,7 +19,7 @@ void Checker::CheckAll(const Operands& operands) const {
   call_.out_is_empty = batch == 0 || out.shape[rows_] == 0 || out.shape[columns_] == 0;
   call_.sum_is_empty = a.shape[columns_] == 0 || (spec_.op == Op::kGroupedMm && b.shape[0] == 0);
   if (call_.out_is_empty) return;
-  if (call_.sum_is_empty && spec_.addend != AddendKind::kNone) {
+  if (a.shape[columns_] == 0 && spec_.addend != AddendKind::kNone) {
     Refuse(kValueError, "k is 0, so that the result is what is added alone; no kernel is needed, "
            "and this one computes no such thing: add it with torch");
   }

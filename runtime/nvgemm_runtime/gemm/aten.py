@@ -283,7 +283,7 @@ def _obstacle(arguments: Mapping[str, Any]) -> str | None:
     if arguments.get("scale_result") is not None:
         return UNSERVED["scaled_mm_with_output_scale"].reason
     if arguments.get("offs") is not None and arguments.get("bias") is not None:
-        return "torch says of no bias of groups what it adds"
+        return "torch computes no bias of groups, so kernels are not offered for one"
     return None
 
 
