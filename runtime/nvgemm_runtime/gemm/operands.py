@@ -309,9 +309,7 @@ def _row_scale_alignment_bytes(extras: ExtraOperands, scales: ScaleRecipe | None
     return _power_of_two(extras.scale_a.data_ptr() | extras.scale_b.data_ptr())
 
 
-def _addend_alignment_bytes(
-    op: Op, addend: torch.Tensor | None, epilogue: Epilogue | None
-) -> int:
+def _addend_alignment_bytes(op: Op, addend: torch.Tensor | None, epilogue: Epilogue | None) -> int:
     """Alignment of what is added, which kernels hold to the rule of operands."""
     if epilogue is None or addend is None:  # where nothing is added, there is no addend
         return MAX_ALIGNMENT_BYTES

@@ -1,8 +1,8 @@
 """The public functions: what bundles there are, which kernel serves a GEMM and why, running it.
 
 Each GEMM function computes ``round(f(scale_a * scale_b * (A @ B) + addend))``: everything in the
-accumulator's type, and one rounding at the end. With a gated epilogue, f joins columns in pairs. All
-go through `compute`; `mm` and `bmm` skip it where they are given an ``out`` and a loaded kernel
+accumulator's type, and one rounding at the end. With a gated epilogue, f joins columns in pairs.
+All go through `compute`; `mm` and `bmm` skip it where they are given an ``out`` and a loaded kernel
 (`fast_path`).
 """
 
@@ -336,7 +336,7 @@ def gated_mm(
 def _gated_epilogue(
     where: str, epilogue: Epilogue | str | None, kernel: str | LoadedKernel | None
 ) -> tuple[Epilogue | None, str | LoadedKernel | None]:
-    """The epilogue that is asked for, else the gated one of a kernel that is named, and that kernel."""
+    """The epilogue that is asked for, else the gated one of the named kernel; and that kernel."""
     asked = _enum_of(where, Epilogue, epilogue)
     if asked is not None or not isinstance(kernel, (str, LoadedKernel)):
         return asked, kernel

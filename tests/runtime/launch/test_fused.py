@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from edges import problem_of
@@ -83,7 +85,9 @@ def test_a_kernel_can_be_named_and_passed(installed: BuiltBundle) -> None:
         assert torch.equal(call_of(arguments)(kernel=load_kernel(kernel.id)), made)
 
 
-@pytest.mark.parametrize("served", [BIASED, MXFP8, GROUPED, GROUPED_OAI], ids=lambda served: served.key)
+@pytest.mark.parametrize(
+    "served", [BIASED, MXFP8, GROUPED, GROUPED_OAI], ids=lambda served: served.key
+)
 def test_a_workspace_is_there_for_each_launch(
     served: Signature, tmp_path: Path, kernel_cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,9 +122,7 @@ def compile_for_groups(
     def add_to_groups_with_clusters(
         a: Any, b: Any, offsets: Any, addend: Any, out: Any, clusters: Any, stream: Any
     ) -> None:
-        launch(
-            a=a, b=b, offsets=offsets, addend=addend, out=out, clusters=clusters, stream=stream
-        )
+        launch(a=a, b=b, offsets=offsets, addend=addend, out=out, clusters=clusters, stream=stream)
 
     parameters = calling_convention(design, signature, arch).parameters
     function = with_parameters(
