@@ -248,9 +248,10 @@ def _operator(design: Design, signature: Signature, arch: str) -> str:
     kind += "_dynamic" if design.dynamic else ""
     family = "Sm90" if arch == HOPPER else "Sm100"
     kind_of_gemm = "Grouped" * (signature.op is Op.GROUPED_MM) + "Gated" * signature.is_gated
+    name = f"quack.Gemm{kind_of_gemm or 'Default'}{family}_{kind}"
     order = "parallel" if design.in_any_order else "serial"
     split = f"_split_k{design.splits}_{order}" if design.splits > 1 else ""
     return (
-        f"quack.Gemm{kind_of_gemm or 'Default'}{family}_{kind}_cluster{design.cluster[0]}x{design.cluster[1]}x1"
+        f"{name}_cluster{design.cluster[0]}x{design.cluster[1]}x1"
         f"_tile{m}x{n}x{design.tile_k(signature.a)}{'_swap_ab' if design.swapped else ''}{split}"
     )
