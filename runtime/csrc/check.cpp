@@ -19,7 +19,7 @@ void Checker::CheckAll(const Operands& operands) const {
   call_.out_is_empty = batch == 0 || out.shape[rows_] == 0 || out.shape[columns_] == 0;
   call_.sum_is_empty = a.shape[columns_] == 0 || (spec_.op == Op::kGroupedMm && b.shape[0] == 0);
   if (call_.out_is_empty) return;
-  if (call_.sum_is_empty && spec_.addend != AddendKind::kNone) {
+  if (a.shape[columns_] == 0 && spec_.addend != AddendKind::kNone) {
     Refuse(kValueError, "k is 0, so that the result is what is added alone; no kernel is needed, "
            "and this one computes no such thing: add it with torch");
   }
@@ -55,10 +55,12 @@ void Checker::CheckShapes() const {
                      b.shape[b_rows + 1] == spec_.columns_per_result() * out.shape[columns_] &&
                      (spec_.op != Op::kBmm || (a.shape[0] == b.shape[0] && a.shape[0] == out.shape[0]));
   if (agree) return;
-  const char* form = spec_.is_gated         ? "(m, k), (k, n) and (m, n / 2)"
-                     : spec_.op == Op::kMm  ? "(m, k), (k, n) and (m, n)"
-                     : spec_.op == Op::kBmm ? "(batch, m, k), (batch, k, n) and (batch, m, n)"
-                                            : "(m, k), (groups, k, n) and (m, n)";
+  const char* form =
+      spec_.op == Op::kBmm ? "(batch, m, k), (batch, k, n) and (batch, m, n)"
+      : spec_.op == Op::kGroupedMm
+          ? (spec_.is_gated ? "(m, k), (groups, k, n) and (m, n / 2)"
+                            : "(m, k), (groups, k, n) and (m, n)")
+          : (spec_.is_gated ? "(m, k), (k, n) and (m, n / 2)" : "(m, k), (k, n) and (m, n)");
   Refuse(kValueError, "shapes of a, b and out are ", ShapeText(a.tensor), ", ",
          ShapeText(b.tensor), " and ", ShapeText(out.tensor), "; must be ", form);
 }

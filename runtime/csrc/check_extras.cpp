@@ -102,6 +102,7 @@ void Checker::CheckOffsets(const DLTensor& from, const MemorySpan& out) const {
 }
 
 void Checker::CheckAddend(const DLTensor& from, const MemorySpan& out) const {
+  if (spec_.op == Op::kGroupedMm) return CheckRowsOfGroups(from, out);
   if (spec_.addend == AddendKind::kRow) {
     CopyRow(from);
     return CheckVector(Role::kAddend, ProductColumns(), spec_.alignment_bytes, out);
@@ -113,6 +114,18 @@ void Checker::CheckAddend(const DLTensor& from, const MemorySpan& out) const {
       Refuse(kValueError, "addend has shape ", ShapeText(to.tensor), "; must have that of out, ",
              ShapeText(result.tensor));
     }
+  }
+  CheckDevice(Role::kAddend, to.tensor);
+  CheckOverlap(Role::kAddend, CheckLayout(Role::kAddend, true), out);
+}
+
+// A row for each group.
+void Checker::CheckRowsOfGroups(const DLTensor& from, const MemorySpan& out) const {
+  const int64_t groups = call_[Role::kB].shape[0];
+  const TensorView& to = Copy(Role::kAddend, from, 2, spec_.addend_dtype);
+  if (to.shape[0] != groups || to.shape[1] != ProductColumns()) {
+    Refuse(kValueError, "addend has shape ", ShapeText(to.tensor), "; must have (", groups, ", ",
+           ProductColumns(), "), a row for each matrix of b");
   }
   CheckDevice(Role::kAddend, to.tensor);
   CheckOverlap(Role::kAddend, CheckLayout(Role::kAddend, true), out);

@@ -46,9 +46,17 @@ inline constexpr Form kScaledMm = Scaled();
 constexpr Form Grouped() {
   Form form{"nvgemm_aot::grouped_mm", Op::kGroupedMm, 0, 1, 3};
   form.offsets = 2;
+  form.optional_addend = 4;
   return form;
 }
 inline constexpr Form kGroupedMm = Grouped();
+constexpr Form GroupedGated() {
+  Form form = Grouped();
+  form.name = "nvgemm_aot::grouped_gated_mm";
+  form.is_gated = true;
+  return form;
+}
+inline constexpr Form kGroupedGatedMm = GroupedGated();
 
 constexpr Form Gated() {
   Form form{"nvgemm_aot::gated_mm", Op::kMm, 0, 1, 2};
@@ -68,7 +76,9 @@ inline constexpr Form kBmmOut = WithOut(kBmm, "nvgemm_aot::bmm.out", 3);
 inline constexpr Form kAddmmOut = WithOut(kAddmm, "nvgemm_aot::addmm.out", 4);
 inline constexpr Form kBaddbmmOut = WithOut(kBaddbmm, "nvgemm_aot::baddbmm.out", 4);
 inline constexpr Form kScaledMmOut = WithOut(kScaledMm, "nvgemm_aot::scaled_mm.out", 6);
-inline constexpr Form kGroupedMmOut = WithOut(kGroupedMm, "nvgemm_aot::grouped_mm.out", 4);
+inline constexpr Form kGroupedMmOut = WithOut(kGroupedMm, "nvgemm_aot::grouped_mm.out", 5);
+inline constexpr Form kGroupedGatedMmOut =
+    WithOut(kGroupedGatedMm, "nvgemm_aot::grouped_gated_mm.out", 5);
 inline constexpr Form kGatedMmOut = WithOut(kGatedMm, "nvgemm_aot::gated_mm.out", 4);
 
 }  // namespace nvgemm

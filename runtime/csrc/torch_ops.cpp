@@ -115,8 +115,10 @@ struct Arguments {
     }
     if (found->spec.is_gated != kForm.is_gated) {
       throw Failure(kValueError, Text("kernel ", ShortId(found->spec.id),
-                                      found->spec.is_gated ? " has a gated epilogue: call gated_mm"
-                                                           : " has no gated epilogue"));
+                                      !found->spec.is_gated ? " has no gated epilogue"
+                                      : kForm.op == Op::kGroupedMm
+                                          ? " has a gated epilogue: call grouped_gated_mm"
+                                          : " has a gated epilogue: call gated_mm"));
     }
     return found;
   }
@@ -221,10 +223,15 @@ constexpr const char* kSchemas[] = {
     "Tensor? bias=None) -> Tensor",
     "scaled_mm.out(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, str kernel, *, "
     "Tensor? bias=None, Tensor(a!) out) -> ()",
-    "grouped_mm(Tensor a, Tensor b, Tensor offsets, str kernel) -> Tensor",
-    "grouped_mm.out(Tensor a, Tensor b, Tensor offsets, str kernel, *, Tensor(a!) out) -> ()",
+    "grouped_mm(Tensor a, Tensor b, Tensor offsets, str kernel, *, Tensor? bias=None) -> Tensor",
+    "grouped_mm.out(Tensor a, Tensor b, Tensor offsets, str kernel, *, Tensor? bias=None, "
+    "Tensor(a!) out) -> ()",
     "gated_mm(Tensor a, Tensor b, str kernel, *, Tensor? bias=None) -> Tensor",
     "gated_mm.out(Tensor a, Tensor b, str kernel, *, Tensor? bias=None, Tensor(a!) out) -> ()",
+    "grouped_gated_mm(Tensor a, Tensor b, Tensor offsets, str kernel, *, Tensor? bias=None) "
+    "-> Tensor",
+    "grouped_gated_mm.out(Tensor a, Tensor b, Tensor offsets, str kernel, *, Tensor? bias=None, "
+    "Tensor(a!) out) -> ()",
     "prepare(str kernel, str origin) -> int",
     "try_gemm(Tensor a, Tensor b, int kernel, *, Tensor(a!) out, Tensor? scale_a=None, "
     "Tensor? scale_b=None, Tensor? offsets=None, Tensor? addend=None) -> bool",
@@ -251,6 +258,8 @@ constexpr Implementation kDeviceImplementations[] = {
     {"grouped_mm.out", Out<kGroupedMmOut>},
     {"gated_mm", Functional<kGatedMm>},
     {"gated_mm.out", Out<kGatedMmOut>},
+    {"grouped_gated_mm", Functional<kGroupedGatedMm>},
+    {"grouped_gated_mm.out", Out<kGroupedGatedMmOut>},
     {"try_gemm", TryGemm},
 };
 

@@ -97,7 +97,9 @@ class Arguments:
             bias = {"bias": self.tensors[Role.ADDEND]} if signature.epilogue else {}
             return "scaled_mm", (self.a, self.b, *others[:2]), bias
         if signature.op is Op.GROUPED_MM:
-            return "grouped_mm", (self.a, self.b, *others), {}
+            name = "grouped_gated_mm" if signature.is_gated else "grouped_mm"
+            added = {"bias": others[1]} if Role.ADDEND in self.tensors else {}
+            return name, (self.a, self.b, others[0]), added
         if signature.is_gated:
             return "gated_mm", (self.a, self.b), {"bias": others[0]} if others else {}
         if signature.epilogue is not None:
@@ -110,6 +112,8 @@ class Arguments:
         name, tensors, keywords = self.operator_call()
         signature = self.problem.signature
         named: dict[str, Any] = dict(keywords)
+        if signature.op is Op.GROUPED_MM:
+            name = "grouped_mm"
         if signature.is_gated:
             named["epilogue"] = signature.epilogue
         elif signature.epilogue is not None and signature.epilogue.activation is not None:

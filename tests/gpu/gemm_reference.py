@@ -42,7 +42,15 @@ def _before_activation(arguments: Arguments, *, of_magnitudes: bool = False) -> 
     addend = arguments.tensors.get(Role.ADDEND)
     if addend is None:
         return result
+    if arguments.problem.signature.op is Op.GROUPED_MM:
+        addend = _row_of_each(arguments.tensors[Role.OFFSETS], addend, len(result))
     return result + (addend.double().abs() if of_magnitudes else addend.double())
+
+
+def _row_of_each(ends: torch.Tensor, rows: torch.Tensor, m: int) -> torch.Tensor:
+    """The row of its group for each of m rows; of rows in no group, that of the last group."""
+    groups = torch.searchsorted(ends.long(), torch.arange(m, device=ends.device), right=True)
+    return rows[groups.clamp(max=len(ends) - 1)]
 
 
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:

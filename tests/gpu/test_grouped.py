@@ -1,4 +1,5 @@
-"""Groups of rows: any distribution, ends that are wrong, both layouts, eager and compiled.
+"""Groups of rows: any distribution, ends that are wrong, both layouts, eager and compiled; gates
+and biases of groups.
 
 Needs the wheel of grouped.yaml, whose kernels `test_kernels` looks at as at all others.
 """
@@ -13,15 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 from edges import problem_of
-from gemm_arguments import Arguments, exact_arguments, poisoned
-from gemm_reference import assert_exact
+from gemm_arguments import Arguments, exact_arguments, poisoned, random_arguments
+from gemm_reference import assert_close, assert_exact
 from installed import installed_kernels
 from torch._inductor.utils import fresh_cache
 from user_program import ATEN_GEMMS, slow_down_aten
 
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.problem import Op
+from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, WeightOrder, find_gated
+from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.launch.select import load_kernel
 
@@ -47,9 +49,15 @@ UNGROUPED_ROWS = {"some rows in no group": 72}
 """Rows of A behind the last group, which nothing computes."""
 
 
+def columns_of(signature: Signature) -> int:
+    """Columns of B with which neither they nor the result's fill whole tiles."""
+    return 656 if signature.is_gated else 328
+
+
 def arguments_for(kernel: Kernel, name: str) -> Arguments:
     counts, rest = COUNTS[name], UNGROUPED_ROWS.get(name, 0)
-    problem = problem_of(kernel.signature, sum(counts) + rest, 328, 200, count=len(counts))
+    columns = columns_of(kernel.signature)
+    problem = problem_of(kernel.signature, sum(counts) + rest, columns, 200, count=len(counts))
     arguments = exact_arguments(problem)
     ends = torch.tensor(counts).cumsum(0).to(torch.int32)
     arguments.tensors[Role.OFFSETS] = ends.to(DEVICE)
@@ -61,11 +69,17 @@ def launch(kernel: Kernel, arguments: Arguments) -> torch.Tensor:
     return arguments.out
 
 
+def assert_right(out: torch.Tensor, arguments: Arguments) -> None:
+    check = assert_close if arguments.problem.signature.is_gated else assert_exact
+    check(out, arguments)
+
+
 @pytest.mark.parametrize("name", [name for name in COUNTS if name not in UNGROUPED_ROWS])
-def test_any_distribution_of_rows_is_exact(installed: tuple[Bundle, Kernel], name: str) -> None:
+def test_any_distribution_of_rows_is_right(installed: tuple[Bundle, Kernel], name: str) -> None:
+    """Sums are exact, and so is all but a gate. Each group has a bias of its own, if any."""
     _, kernel = installed
     arguments = arguments_for(kernel, name)
-    assert_exact(launch(kernel, arguments), arguments)
+    assert_right(launch(kernel, arguments), arguments)
 
 
 @pytest.mark.parametrize("name", UNGROUPED_ROWS)
@@ -95,7 +109,8 @@ def test_wrong_ends_write_nothing_outside_the_result(
 ) -> None:
     """What the result holds is undefined; run it under compute-sanitizer for what is read."""
     _, kernel = installed
-    arguments = exact_arguments(problem_of(kernel.signature, 128, 328, 200, count=4))
+    columns = columns_of(kernel.signature)
+    arguments = exact_arguments(problem_of(kernel.signature, 128, columns, 200, count=4))
     arguments.tensors[Role.OFFSETS] = torch.tensor(WRONG[name], dtype=torch.int32, device=DEVICE)
     frame = poisoned((128 + 2 * 512, 328), kernel.signature.out)
     before = frame.clone()
@@ -160,5 +175,89 @@ def test_compiled_products_of_groups_run_a_bundled_kernel(code: Path, layout: st
     assert any(re.search(r"\bnvgemm_\w+_[0-9a-f]{12}\(", text) for text in texts)
 
 
-def test_both_layouts_are_installed() -> None:
+def test_both_layouts_and_every_epilogue_are_installed() -> None:
     assert {kernel.signature.layout.value for kernel in KERNELS} == {"tn", "tt"}
+    gated = {find_gated(gate, order) for gate in Gate for order in WeightOrder}
+    assert {kernel.signature.epilogue for kernel in KERNELS} == {None, Epilogue.BIAS, *gated}
+
+
+GATED = [kernel for kernel in KERNELS if kernel.signature.is_gated]
+BIASED = [
+    kernel
+    for kernel in KERNELS
+    if kernel.signature.epilogue is not None and kernel.signature.epilogue.addend is not None
+]
+
+
+def ids(kernels: list[Kernel]) -> list[str]:
+    return [f"{kernel.id[:12]}-{kernel.signature.key}" for kernel in kernels]
+
+
+@pytest.mark.parametrize("kernel", GATED, ids=ids(GATED))
+@pytest.mark.parametrize("half", [8, 24, 1000, 1432])
+def test_gates_that_end_within_a_tile_are_right(kernel: Kernel, half: int) -> None:
+    """A tile past the last gate must not read the first ups as gates, nor the next group's."""
+    problem = problem_of(kernel.signature, 330, 2 * half, 136, count=5)
+    arguments = random_arguments(problem)
+    assert_close(launch(kernel, arguments), arguments)
+
+
+@pytest.mark.parametrize("gate", Gate)
+def test_both_orders_of_groups_give_the_same_result(gate: Gate) -> None:
+    """Sums are exact, so that they do not depend on the tile."""
+    results = []
+    for order in WeightOrder:
+        key = f"grouped_mm/tn/bf16xbf16/fp32/bf16/{find_gated(gate, order).value}"
+        torch.manual_seed(3)
+        arguments = exact_arguments(problem_of(Signature.parse(key), 300, 2080, 512, count=7))
+        if order is WeightOrder.INTERLEAVED:
+            for role in (Role.B, Role.ADDEND):
+                if role in arguments.tensors:
+                    gates, ups = arguments.tensors[role].chunk(2, -1)
+                    woven = torch.stack([gates, ups], -1).flatten(-2)
+                    arguments.tensors[role] = woven.mT.contiguous().mT if role is Role.B else woven
+        some = [kernel for kernel in GATED if kernel.signature.key == key]
+        assert some
+        results += [launch(kernel, arguments).clone() for kernel in some]
+    for other in results[1:]:
+        assert torch.equal(results[0], other)
+
+
+@pytest.mark.parametrize("kernel", BIASED, ids=ids(BIASED))
+def test_a_nan_in_the_bias_of_a_group_stays_in_it(kernel: Kernel) -> None:
+    columns = columns_of(kernel.signature)
+    arguments = exact_arguments(problem_of(kernel.signature, 300, columns, 200, count=4))
+    ends = torch.tensor((90, 91, 91, 300), dtype=torch.int32, device=DEVICE)
+    arguments.tensors[Role.OFFSETS] = ends
+    arguments.tensors[Role.ADDEND][1] = float("nan")  # of one row
+    arguments.tensors[Role.ADDEND][2] = float("nan")  # of no row
+    out = launch(kernel, arguments)
+    assert out[90].isnan().all()
+    assert_close(out, arguments)
+
+
+@pytest.mark.parametrize("kernel", BIASED, ids=ids(BIASED))
+def test_a_bias_may_lie_in_a_wider_one(kernel: Kernel) -> None:
+    """As where the biases of all experts of a model are one tensor."""
+    columns = columns_of(kernel.signature)
+    arguments = exact_arguments(problem_of(kernel.signature, 300, columns, 200, count=4))
+    bias = arguments.tensors[Role.ADDEND]
+    wide = torch.full((4, 2 * columns), float("nan"), dtype=bias.dtype, device=DEVICE)
+    wide[:, :columns] = bias
+    arguments.tensors[Role.ADDEND] = wide[:, :columns]
+    assert_right(launch(kernel, arguments), arguments)
+
+
+def test_a_captured_launch_with_a_gate_reads_offsets_anew() -> None:
+    kernel = GATED[0]
+    arguments = arguments_for(kernel, "odd")
+    launch(kernel, arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch(kernel, arguments)
+    ends = arguments.tensors[Role.OFFSETS]
+    ends.copy_(torch.linspace(0, int(ends[-1]), len(ends), device=DEVICE).int())
+    arguments.out.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_right(arguments.out, arguments)

@@ -18,6 +18,12 @@ from nvgemm_runtime.gemm.types import ScaleRecipe
 BIASED = signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS)
 ROW_WISE = signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW)
 GROUPED = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16)
+GROUPED_SWIGLU = signature(
+    "tt", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_INTERLEAVED
+)
+GROUPED_OAI = signature(
+    "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_OAI_HALVES
+)
 SIGNATURES = (
     BIASED,
     signature("tn", operand=DType.BF16, epilogue=Epilogue.ADD),
@@ -27,6 +33,9 @@ SIGNATURES = (
     signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.E8M0_1X32),
     signature("tn", operand=DType.FP4_E2M1, scales=ScaleRecipe.E4M3_1X16),
     GROUPED,
+    signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.BIAS),
+    GROUPED_SWIGLU,
+    GROUPED_OAI,
 )
 
 by_key = pytest.mark.parametrize("served", SIGNATURES, ids=lambda served: served.key)
@@ -138,6 +147,81 @@ def test_fake_results_need_shapes_that_fit(register: Register) -> None:
         torch.ops.nvgemm_aot.grouped_mm(a, b[0], offsets, id)
     with pytest.raises(RuntimeError, match="k must agree"):
         torch.ops.nvgemm_aot.grouped_mm(a[:, :8], b, offsets, id)
+
+
+def test_gates_of_groups_have_an_operator_of_their_own(register: Register) -> None:
+    gated, _ = register(GROUPED_SWIGLU)
+    plain, _ = register(GROUPED)
+    operators = torch.ops.nvgemm_aot
+    tensors = arguments_of(GROUPED_SWIGLU).operator_call()[1]
+    with pytest.raises(RuntimeError, match=f"{gated[:12]} .*gated epilogue: call grouped_gated_mm"):
+        operators.grouped_mm(*tensors, gated)
+    with pytest.raises(RuntimeError, match=f"kernel {plain[:12]} has no gated epilogue"):
+        operators.grouped_gated_mm(*tensors, plain)
+    with pytest.raises(RuntimeError, match="is for grouped_mm, not for mm"):
+        operators.gated_mm(tensors[0], tensors[1], gated)
+    meta = [tensor.to("meta") for tensor in tensors]
+    assert operators.grouped_gated_mm(*meta, gated).shape == (16, 16)
+    with pytest.raises(RuntimeError, match="b has 31 columns; must have pairs"):
+        operators.grouped_gated_mm(meta[0], meta[1][..., :31], meta[2], gated)
+
+
+def _rows_of(bias: torch.Tensor, change: str) -> torch.Tensor:
+    groups, n = bias.shape
+    return {
+        "fewer groups": lambda: bias[:-1],
+        "fewer columns": lambda: bias[:, : n // 2],
+        "one row": lambda: bias[0],
+        "one row for all": lambda: bias[:1].expand(groups, n),
+        "across": lambda: bias.T.contiguous().T,
+        "another type": lambda: bias.half(),
+    }[change]()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("fewer groups", r"addend has shape \(2, 32\); must have \(3, 32\), a row for each matrix"),
+        ("fewer columns", r"addend has shape \(3, 16\); must have \(3, 32\), a row for each"),
+        ("one row", r"addend has 1 dimensions, shape \(32\).*must have 2"),
+        ("one row for all", "addend has stride 0 along dimension 0"),
+        ("across", "addend has stride 3 along dimension 1"),
+        ("another type", "addend is float16; must be bfloat16"),
+    ],
+)
+def test_a_bias_of_groups_that_does_not_fit_is_refused(
+    register: Register, change: str, message: str
+) -> None:
+    id, handle = register(GROUPED_OAI)
+    arguments = arguments_of(GROUPED_OAI)
+    packet, positional, keywords = operator_of(arguments, id)
+    wrong = _rows_of(keywords["bias"], change)
+    with pytest.raises(RuntimeError, match=message):
+        packet(*positional, bias=wrong)
+    out = arguments.out
+    before = out.view(torch.uint8).clone()
+    a, b, offsets = positional[:3]
+    tried = torch.ops.nvgemm_aot.try_gemm(a, b, handle, out=out, offsets=offsets, addend=wrong)
+    assert not tried
+    assert torch.equal(out.view(torch.uint8), before)
+
+
+def test_a_bias_of_groups_may_lie_in_a_wider_one(register: Register) -> None:
+    id, _ = register(GROUPED_OAI)
+    arguments = arguments_of(GROUPED_OAI)
+    packet, positional, keywords = operator_of(arguments, id)
+    wide = torch.cat([keywords["bias"]] * 2, dim=1)[:, :32]
+    assert_close(packet(*positional, bias=wide), arguments)
+
+
+def test_no_groups_need_no_bias_and_give_zeros(register: Register) -> None:
+    id, _ = register(GROUPED_OAI)
+    arguments = arguments_of(GROUPED_OAI)
+    empty = torch.empty(0, 32).bfloat16()
+    out = torch.ops.nvgemm_aot.grouped_gated_mm(
+        arguments.a, arguments.b[:0], torch.empty(0, dtype=torch.int32), id, bias=empty
+    )
+    assert torch.equal(out, torch.zeros_like(out))
 
 
 @pytest.mark.parametrize("operand", [DType.FP8_E4M3, DType.FP4_E2M1])

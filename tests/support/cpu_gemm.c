@@ -201,9 +201,14 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
 #endif
 #ifdef AT_ADDEND
   const tensor_t *addend = arguments[AT_ADDEND].v.tensor;
+#ifdef AT_OFFSETS  /* a row for each group */
+  if (addend->ndim != 2) return raise("ValueError", "addend of another rank");
+#else
   if (addend->ndim != (ADDEND_IS_ROW ? 1 : RANK)) return raise("ValueError", "addend of another rank");
+#endif
   view_t addv = {(char *)addend->data + addend->byte_offset, 0, 0, addend->strides[addend->ndim - 1]};
   if (!ADDEND_IS_ROW) addv = view_of(addend);
+  if (addend->ndim == 2 && ADDEND_IS_ROW) addv.batch = addend->strides[0];
 #endif
 #ifdef AT_OFFSETS
   const tensor_t *offsets = arguments[AT_OFFSETS].v.tensor;
@@ -267,7 +272,7 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
         sum *= load_fp32(sa, i * scale_a->strides[0]) * load_fp32(sb, j * scale_b->strides[1]);
 #endif
 #ifdef AT_ADDEND
-        sum = ACTIVATION(sum + LOAD_ADDEND(addv.data, offset(addv, batch, i, column)));
+        sum = ACTIVATION(sum + LOAD_ADDEND(addv.data, offset(addv, matrix, i, column)));
 #endif
 #ifdef GATE
         pair[one] = sum;

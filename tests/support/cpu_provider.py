@@ -74,6 +74,11 @@ FUSED = (
         cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=operand)
         for operand in (DType.FP16, DType.BF16, DType.FP8_E4M3)
     ),
+    *(
+        cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
+        for epilogue in Epilogue
+        if epilogue is Epilogue.BIAS or epilogue.gate is not None
+    ),
 )
 """GEMMs that take more than A and B: some of what `cpu_kernels.computes`."""
 

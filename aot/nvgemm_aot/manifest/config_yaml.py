@@ -101,9 +101,10 @@ def _entry_comment(entry: ConfigEntry) -> str:
         added = " and has a bias added" if entry.signature.epilogue is not None else ""
         return f"what every token passes through{added}"
     if entry.groups is not None:
+        gate = ", with its gate (n counts gates and ups)" if entry.signature.is_gated else ""
         return (
             f"all of {routing.experts} experts, {routing.chosen} a token "
-            f"(m = tokens * {routing.chosen})"
+            f"(m = tokens * {routing.chosen}){gate}"
         )
     return (
         f"each of {routing.experts} experts, {routing.chosen} a token, tokens spread evenly "

@@ -93,7 +93,7 @@ _VALUE_HELP = {
     **{
         name: _SCALED_HELP if row.product is None else _ADD_HELP.format(row.op.value)
         for name, row in OPERATORS.items()
-        if Role.ADDEND in row.tensors.values()
+        if Role.ADDEND in row.tensors.values() and Role.OFFSETS not in row.tensors.values()
     },
 }
 """By a value that does not exist: what to write where another value alone is not enough."""

@@ -111,7 +111,8 @@ def aten_run(signature: Signature) -> Run | None:
     import torch
 
     if signature.op is Op.GROUPED_MM:
-        return _grouped if signature.a is signature.out else None
+        is_plain = signature.epilogue is None and signature.a is signature.out
+        return _grouped if is_plain else None
     if signature.epilogue is not None and signature.epilogue.activation is not None:
         return None
     if signature.scales is not None and signature.scales.block is not None:

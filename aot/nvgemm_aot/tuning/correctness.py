@@ -124,7 +124,8 @@ def _before_activation(
 
     given = dict(zip(extra_roles(signature), extras))
     if signature.op is Op.GROUPED_MM:
-        return _product_of_groups(values(a), values(b), given[Role.OFFSETS])
+        added = values(given[Role.ADDEND]) if Role.ADDEND in given else None
+        return _product_of_groups(values(a), values(b), given[Role.OFFSETS], added)
     result = values(a) @ values(b)
     for role in (Role.SCALE_A, Role.SCALE_B):
         if role in given:
@@ -134,11 +135,15 @@ def _before_activation(
     return result
 
 
-def _product_of_groups(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+def _product_of_groups(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, added: torch.Tensor | None
+) -> torch.Tensor:
     result = a.new_empty((a.shape[0], b.shape[-1]))
     begin = 0
     for group, end in enumerate(offsets.tolist()):
         result[begin:end] = a[begin:end] @ b[group]
+        if added is not None:
+            result[begin:end] += added[group]
         begin = end
     return result
 

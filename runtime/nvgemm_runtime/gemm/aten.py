@@ -125,7 +125,7 @@ OPERATORS = {
     ),
     "_grouped_mm": ServedOperator(
         op=Op.GROUPED_MM,
-        tensors={**_PRODUCT, "offs": Role.OFFSETS},
+        tensors={**_PRODUCT, "offs": Role.OFFSETS, "bias": Role.ADDEND},
         stock_call="lambda *a, out, **o: out.copy_(torch._grouped_mm(*a, **o))",
         has_cpp_call=False,
     ),
@@ -283,7 +283,7 @@ def _obstacle(arguments: Mapping[str, Any]) -> str | None:
     if arguments.get("scale_result") is not None:
         return UNSERVED["scaled_mm_with_output_scale"].reason
     if arguments.get("offs") is not None and arguments.get("bias") is not None:
-        return "no bundled kernel adds a bias to groups"
+        return "torch computes no bias of groups, so kernels are not offered for one"
     return None
 
 

@@ -23,7 +23,7 @@ class ExtraOperands:
         recipe: What the scales are; None to read it off their types and sizes, as torch does.
         offsets: Where each group ends along m: int32 of shape [groups].
         addend: What is added to the product: [n], [1, n] or as the result, which may have stride 0
-            where it is one row for all.
+            where it is one row for all; [groups, n] with offsets, a row for each group.
         activation: What follows the sum.
         gated: The gated epilogue, if there is one; its activation is its own.
     """
@@ -146,9 +146,15 @@ def _is_compact(tensor: torch.Tensor) -> bool:
 
 
 def read_epilogues(
-    extras: ExtraOperands, out: DType, shape: tuple[int, ...]
+    extras: ExtraOperands, out: DType, shape: tuple[int, ...], groups: int | None = None
 ) -> tuple[Epilogue | None, ...]:
     """The epilogues that add what is at hand to a product of this shape.
+
+    Args:
+        extras: What is added, and what follows.
+        out: Type of the result.
+        shape: Of the product.
+        groups: How many groups there are, each with a row of its own to add; None without groups.
 
     Returns:
         Every way to read the addend: one, but for a result of one row, to which a row is added as a
@@ -175,7 +181,11 @@ def read_epilogues(
         raise NoKernelError(
             f"what is added is {addend.dtype}, must be torch.{wanted} with a result of {out.value}"
         )
-    kinds = addend_kinds(tuple(addend.shape), tuple(addend.stride()), shape)
+    kinds: tuple[Addend, ...] = (Addend.ROW,)
+    if groups is not None:
+        _check_rows_of_groups(addend, (groups, shape[-1]))
+    else:
+        kinds = addend_kinds(tuple(addend.shape), tuple(addend.stride()), shape)
     if not kinds:
         raise NoKernelError(
             f"what is added has shape {list(addend.shape)} and strides {list(addend.stride())}, "
@@ -197,6 +207,22 @@ def read_epilogues(
             f"no epilogue adds a {kinds[0].value} and applies {extras.activation.value}"
         )
     return epilogues
+
+
+def _check_rows_of_groups(addend: torch.Tensor, shape: tuple[int, int]) -> None:
+    """Check that what is added to groups is one row for each, contiguous along n."""
+    strides = tuple(addend.stride())
+    if tuple(addend.shape) == shape:
+        if shape[1] == 1 or strides[1] == 1:
+            return
+        raise NoKernelError(
+            f"what is added to groups has strides {list(strides)}, must be contiguous along n; "
+            "call .contiguous() on it"
+        )
+    raise NoKernelError(
+        f"what is added to groups has shape {list(addend.shape)}, must have {list(shape)}: a row "
+        "for each group; of one row for all, call .expand(groups, n).contiguous()"
+    )
 
 
 def addend_kinds(

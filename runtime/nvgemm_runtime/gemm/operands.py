@@ -216,7 +216,9 @@ def _read_extras(
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1] * dtype.packed
     if op is Op.GROUPED_MM:
         check_offsets(extras, b.shape[0])
-    return read_scales(extras, dtype, m, n, k), read_epilogues(extras, out, (*a.shape[:-1], n))
+    groups = b.shape[0] if op is Op.GROUPED_MM else None
+    epilogues = read_epilogues(extras, out, (*a.shape[:-1], n), groups)
+    return read_scales(extras, dtype, m, n, k), epilogues
 
 
 def requests(
@@ -253,7 +255,7 @@ def requests(
     a_dtype, b_dtype = _dtype(a.dtype), _dtype(b.dtype)
     result = _dtype(out_dtype or usual_out_dtype(a.dtype))
     scales, epilogues = _read_extras(op, a, b, result, extras)
-    added = [(one, _addend_alignment_bytes(extras.addend, one)) for one in epilogues]
+    added = [(one, _addend_alignment_bytes(op, extras.addend, one)) for one in epilogues]
     readings = {"a": _readings("a", a), "b": _readings("b", b)}
     if out is None:
         alignment, is_compact = _power_of_two(result.bytes_of(shape[-1])), True
@@ -307,11 +309,11 @@ def _row_scale_alignment_bytes(extras: ExtraOperands, scales: ScaleRecipe | None
     return _power_of_two(extras.scale_a.data_ptr() | extras.scale_b.data_ptr())
 
 
-def _addend_alignment_bytes(addend: torch.Tensor | None, epilogue: Epilogue | None) -> int:
+def _addend_alignment_bytes(op: Op, addend: torch.Tensor | None, epilogue: Epilogue | None) -> int:
     """Alignment of what is added, which kernels hold to the rule of operands."""
     if epilogue is None or addend is None:  # where nothing is added, there is no addend
         return MAX_ALIGNMENT_BYTES
-    if epilogue.addend is Addend.ROW:
+    if epilogue.addend is Addend.ROW and op is not Op.GROUPED_MM:
         return _power_of_two(addend.data_ptr() | addend.shape[-1] * addend.element_size())
     alignment = _alignment_bytes(addend, -1, -2)
     if alignment is None:

@@ -120,7 +120,7 @@ def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
         return groups
     if role is Role.ADDEND:
         assert signature.epilogue is not None
-        return (n,) if signature.epilogue.addend is Addend.ROW else (*batch, m, n)
+        return (*groups, n) if signature.epilogue.addend is Addend.ROW else (*batch, m, n)
     assert signature.scales is not None
     if signature.scales is ScaleRecipe.FP32_TENSOR:
         return (1,)

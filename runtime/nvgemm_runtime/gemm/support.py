@@ -39,6 +39,9 @@ GROUPED_LAYOUTS = (Layout.TN, Layout.TT)
 ROW_MAJOR_GROUPS_PROVIDER = "quack"
 """The provider of groups with row-major B, on every architecture."""
 
+GROUP_BIAS_PROVIDER = "quack"
+"""The provider of groups with a bias, on every architecture."""
+
 
 def multiply_together(a: DType, b: DType) -> bool:
     """Whether an A of one type is multiplied by a B of the other: equal ones, and both of fp8."""
@@ -74,6 +77,8 @@ def provider_beside(signature: Signature, arch: str) -> str | None:
     """The provider that serves a signature on an architecture where the usual one does not."""
     if signature.is_gated:
         return GATE_PROVIDER
+    if signature.op is Op.GROUPED_MM and signature.epilogue is not None:
+        return GROUP_BIAS_PROVIDER
     row = ARCHITECTURES.get(arch)
     if row is None:
         return None
@@ -112,8 +117,10 @@ def _unsupported_in_groups(signature: Signature) -> str | None:
         return f"grouped_mm takes no scales (here {signature.scales.value})"
     if signature.a is not signature.b:
         return f"grouped_mm takes A and B of one type{_two_types(signature)}"
-    if signature.epilogue is not None:
-        return f"grouped_mm has no epilogue (here {signature.epilogue.value})"
+    epilogue = signature.epilogue
+    if epilogue not in (None, Epilogue.BIAS) and not signature.is_gated:
+        assert epilogue is not None
+        return f"grouped_mm has the epilogue bias, or a gated one (here {epilogue.value})"
     if signature.a not in GROUPED:
         return f"grouped_mm takes no {signature.a.value}, but {_listed(GROUPED)}"
     if signature.out not in _WIDE:
@@ -124,22 +131,25 @@ def _unsupported_in_groups(signature: Signature) -> str | None:
             f"grouped_mm of {signature.a.value} has layout {' or '.join(x.value for x in layouts)} "
             f"alone (here {signature.layout.value})"
         )
-    return None
+    if epilogue is not None and signature.a.is_fp8:
+        return f"grouped_mm of {signature.a.value} has no epilogue (here {epilogue.value})"
+    return _unsupported_gate(signature) if signature.is_gated else None
 
 
 def _unsupported_gate(signature: Signature) -> str | None:
     assert signature.epilogue is not None
     name = signature.epilogue.value
-    if signature.op is not Op.MM:
-        return f"{signature.op.value} has no gated epilogue (here {name}), mm does"
+    if signature.op is Op.BMM:
+        return f"bmm has no gated epilogue (here {name}), mm and grouped_mm do"
     for what, dtype in (("takes", signature.a), ("gives", signature.out)):
         if dtype not in GATED:
             return f"{name} {what} no {dtype.value}, but {_listed(GATED)}"
     if signature.epilogue.row.order is WeightOrder.HALVES and signature.layout.b_row_major:
         # In memory, a gate and its up would lie n / 2 elements apart, each with neighbours of its
         # own, and TMA loads no such pairs into neighbouring columns of a tile.
+        layouts = "tn or nn" if signature.op is Op.MM else "tn"
         return (
-            f"{name} has B column-major alone, layout tn or nn (here {signature.layout.value}): "
+            f"{name} has B column-major alone, layout {layouts} (here {signature.layout.value}): "
             "interleave the columns, or lay B out along k"
         )
     return None

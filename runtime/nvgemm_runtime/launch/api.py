@@ -1,8 +1,8 @@
 """The public functions: what bundles there are, which kernel serves a GEMM and why, running it.
 
 Each GEMM function computes ``round(f(scale_a * scale_b * (A @ B) + addend))``: everything in the
-accumulator's type, and one rounding at the end. Of `gated_mm`, f joins columns in pairs. All go
-through `compute`; `mm` and `bmm` skip it where they are given an ``out`` and a loaded kernel
+accumulator's type, and one rounding at the end. With a gated epilogue, f joins columns in pairs.
+All go through `compute`; `mm` and `bmm` skip it where they are given an ``out`` and a loaded kernel
 (`fast_path`).
 """
 
@@ -239,8 +239,13 @@ def grouped_mm(
     kernel: str | LoadedKernel | None = None,
     *,
     out_dtype: torch.dtype | None = None,
+    epilogue: Epilogue | str | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply the rows of one matrix, group by group, with a matrix for each group.
+
+    A bias may be added, a row for each group, and a gated epilogue may join the columns of the
+    product in pairs, as `gated_mm` says.
 
     The ends of groups are on the device, so a call does not see them: ends that fall, or lie past
     the last row, make a kernel read and write memory outside its tensors. With NVGEMM_AOT_DEBUG=1
@@ -248,23 +253,36 @@ def grouped_mm(
 
     Args:
         a: Matrix of shape [m, k], row-major: the rows of all groups, one group after the other.
-        b: Matrices of shape [groups, k, n], each column-major.
+        b: Matrices of shape [groups, k, n], each contiguous along one dimension: along k if a gated
+            epilogue has columns in halves.
         offsets: The end of each group along m, rising: int32 of shape [groups]. Rows past the last
             end are not computed, and the result is undefined there.
-        out: The tensor to write, [m, n] row-major; made if None.
+        out: The tensor to write, [m, n] row-major, with a gated epilogue [m, n / 2]; made if None.
         kernel: The kernel: its id, or a loaded one; the best-ranked if None.
         out_dtype: Type of the result that is made; by default the kernel's, or as ``a`` (bfloat16
             for fp8).
+        epilogue: A gated epilogue (an `Epilogue` or its value, such as ``swiglu_halves``); None for
+            none, or for that of a kernel that is named.
+        bias: What is added, [groups, n], contiguous along n, of the result's type (bfloat16 for
+            fp8): needed by ``swiglu_oai``, and refused by the other gated epilogues.
 
     Returns:
         ``out``.
 
     Raises:
         NoKernelError, ValueError, TypeError, RuntimeError: As `nvgemm_runtime.mm`; ValueError also
-            under NVGEMM_AOT_DEBUG=1, if offsets fall or pass the last row.
+            under NVGEMM_AOT_DEBUG=1, if offsets fall or pass the last row, and if n is odd with a
+            gated epilogue, or the epilogue has no gate.
     """
-    extras = ExtraOperands(offsets=offsets)
-    return compute("grouped_mm", Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype)
+    where = "grouped_mm"
+    gated, kernel = _gated_epilogue(where, epilogue, kernel)
+    if gated is not None and gated.gate is None:
+        raise ValueError(
+            f"{where}: epilogue is {gated.value}, must be a gated one or None; a bias alone needs "
+            "no epilogue"
+        )
+    extras = ExtraOperands(offsets=offsets, addend=bias, gated=gated)
+    return compute(where, Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype)
 
 
 def gated_mm(
@@ -303,19 +321,28 @@ def gated_mm(
             if n is odd, or the epilogue has no gate.
     """
     where = "gated_mm"
-    gated = _enum_of(where, Epilogue, epilogue)
-    if gated is None and isinstance(kernel, (str, LoadedKernel)):
-        kernel = load_kernel(kernel) if isinstance(kernel, str) else kernel
-        gated = kernel.kernel.signature.epilogue
-        if gated is None or gated.gate is None:
-            raise ValueError(
-                f"{where}: kernel {kernel.kernel.id[:12]} computes {kernel.kernel.signature.key}"
-            )
+    gated, kernel = _gated_epilogue(where, epilogue, kernel)
+    if gated is None and isinstance(kernel, LoadedKernel):
+        raise ValueError(
+            f"{where}: kernel {kernel.kernel.id[:12]} computes {kernel.kernel.signature.key}"
+        )
     if gated is None or gated.gate is None:
         known = ", ".join(one.value for one in Epilogue if one.gate is not None)
         given = "None" if gated is None else gated.value
         raise ValueError(f"{where}: epilogue is {given}, must be one of {known}")
     return compute(where, Op.MM, a, b, out, kernel, ExtraOperands(addend=bias, gated=gated))
+
+
+def _gated_epilogue(
+    where: str, epilogue: Epilogue | str | None, kernel: str | LoadedKernel | None
+) -> tuple[Epilogue | None, str | LoadedKernel | None]:
+    """The epilogue that is asked for, else the gated one of the named kernel; and that kernel."""
+    asked = _enum_of(where, Epilogue, epilogue)
+    if asked is not None or not isinstance(kernel, (str, LoadedKernel)):
+        return asked, kernel
+    loaded = load_kernel(kernel) if isinstance(kernel, str) else kernel
+    signature = loaded.kernel.signature
+    return (signature.epilogue if signature.is_gated else None), loaded
 
 
 def choose(

@@ -63,7 +63,9 @@ def _run(
     elif out_dtype not in (None, out.dtype):
         raise ValueError(f"{where}: out is {out.dtype}, out_dtype {out_dtype}; omit one of them")
     refuse_negation(where, out, *operands.values())
-    if out.numel() == 0 or (extras.addend is None and 0 in (a.numel(), b.numel())):
+    is_without_groups = op is Op.GROUPED_MM and b.shape[0] == 0
+    is_without_products = extras.addend is None and 0 in (a.numel(), b.numel())
+    if out.numel() == 0 or is_without_products or is_without_groups:
         check_empty(op, a, b, out, extras)
         return out.zero_()  # as ATen: a sum of nothing is zero
     if a.numel() == 0:

@@ -29,6 +29,7 @@ OPERATORS = {
     "scaled_mm": Form(op=Op.MM),
     "grouped_mm": Form(op=Op.GROUPED_MM),
     "gated_mm": Form(op=Op.MM, is_gated=True),
+    "grouped_gated_mm": Form(op=Op.GROUPED_MM, is_gated=True),
 }
 """By name of an operator, as runtime/csrc/torch_ops.cpp defines it with an ``out`` form."""
 

@@ -355,6 +355,8 @@ dtype: fp4_e2m1, scales: e4m3_1x16, mnk: [[1, 1, 31]]
     4:60: gemms[0].mnk[0][2]: found 31 ... k counts values, not bytes
 op: grouped_mm, dtype: bf16, groups: 8, layout: nt, *
     4:59: gemms[0].layout: found 'nt' ... has layout tn or tt alone (here nt); allowed here: tn, tt
+op: _grouped_mm, groups: 2, dtype: bf16, *
+    4:15: gemms[0].op: found '_grouped_mm' ... did you mean 'grouped_mm'
 op: addmm, dtype: bf16, *
     4:15: gemms[0].op: found 'addmm' ... write 'op: mm' with an epilogue: bias adds a row, add a
 dtype: nvfp4, *

@@ -482,7 +482,11 @@ def test_gated_goes_by_the_activation_and_the_bias(
     ("stem", "epilogue"),
     [("gpt-oss-20b", "swiglu_oai_interleaved"), ("qwen3-30b-a3b", "swiglu_halves")],
 )
-def test_gates_of_experts_are_left_out(stem: str, epilogue: str, tmp_path: Path) -> None:
+def test_gates_of_experts_are_declared_in_groups(stem: str, epilogue: str, tmp_path: Path) -> None:
     text = text_of(write(tmp_path, config(stem)), gated=True)
-    assert f"with its gate: grouped_mm has no epilogue (here {epilogue})" in text
-    assert "providers:" not in text
+    assert re.search(r"m = tokens \* [48]\), with its gate \(n counts gates and ups\)", text)
+    assert "providers: [cutlass_operators, quack]" in text
+    made = load(tmp_path, config(stem), gated=True).declared
+    (gated,) = (one.problem for one in made if one.problem.signature.is_gated)
+    layout = "tt" if stem.startswith("gpt") else "tn"
+    assert gated.signature.key == f"grouped_mm/{layout}/bf16xbf16/fp32/bf16/{epilogue}"

@@ -140,8 +140,53 @@ def test_offers_gated_kernels_in_what_is_supported(arch: str, epilogue: Epilogue
         assert all(not one.design.swapped for one in found.candidates)
 
 
-def test_cutlass_operators_offers_no_gate_and_says_who_does() -> None:
-    signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16/swiglu_halves")
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.gate is not None])
+def test_offers_gates_of_groups_in_what_is_supported(arch: str, epilogue: Epilogue) -> None:
+    for dtype, layout in itertools.product(("bf16", "fp16"), ("tn", "tt")):
+        key = f"grouped_mm/{layout}/{dtype}x{dtype}/fp32/bf16/{epilogue.value}"
+        found = Quack().enumerate(Signature.parse(key), build_target(arch))
+        if epilogue.row.order is WeightOrder.HALVES and layout == "tt":
+            assert "has B column-major alone, layout tn (here tt)" in str(found.absence)
+            continue
+        assert len({one.operator for one in found.candidates}) == len(found.candidates) >= 15
+        assert all("GroupedGated" in one.operator for one in found.candidates)
+        addend = "addend," if epilogue.addend else ""
+        told = "clusters," if arch == HOPPER else ""
+        conventions = {one.calling_convention for one in found.candidates}
+        assert conventions == {f"tvm_ffi:gemm(a,b,offsets,{addend}out,{told}stream)"}
+        assert not any(one.has_workspace or one.design.swapped for one in found.candidates)
+        assert all(one.design.tile[1] % 32 == 0 for one in found.candidates)
+
+
+def test_cache_keys_hold_the_source_of_every_part_of_an_epilogue() -> None:
+    """A change of what groups or gates do must compile their kernels anew, and no others."""
+    added = {}
+    for key in ("mm", "mm bias", "mm swiglu_halves", *GROUPED_PARTS):
+        op, _, epilogue = key.partition(" ")
+        text = f"{op}/tn/bf16xbf16/fp32/bf16" + (f"/{epilogue}" if epilogue else "")
+        found = Quack().enumerate(Signature.parse(text), build_target("sm_90a"))
+        (code,) = {one.added_code for one in found.candidates}
+        added[key] = [part.split()[0] for part in code.split(", ") if part]
+    assert added == {
+        "mm": [],
+        "mm bias": ["epilogue"],
+        "mm swiglu_halves": ["gate"],
+        **GROUPED_PARTS,
+    }
+
+
+GROUPED_PARTS = {
+    "grouped_mm": ["groups"],
+    "grouped_mm bias": ["groups", "epilogue"],
+    "grouped_mm swiglu_oai_halves": ["gate", "groups"],
+}
+"""By operation and epilogue: the parts of this project's source in the keys."""
+
+
+@pytest.mark.parametrize("op", ["mm", "grouped_mm"])
+def test_cutlass_operators_offers_no_gate_and_says_who_does(op: str) -> None:
+    signature = Signature.parse(f"{op}/tn/bf16xbf16/fp32/bf16/swiglu_halves")
     for arch in ("sm_90a", "sm_100f"):
         found = load_provider("cutlass_operators").enumerate(signature, build_target(arch))
         assert not found.candidates
@@ -178,10 +223,16 @@ def test_offers_groups_without_a_workspace(arch: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "layout"), [("sm_90a", "tn"), ("sm_90a", "tt"), ("sm_100f", "tt")]
+    ("arch", "rest"),
+    [
+        ("sm_90a", "tn/bf16xbf16/fp32/bf16"),
+        ("sm_90a", "tt/bf16xbf16/fp32/bf16"),
+        ("sm_100f", "tt/bf16xbf16/fp32/bf16"),
+        ("sm_100f", "tn/bf16xbf16/fp32/bf16/bias"),
+    ],
 )
-def test_cutlass_operators_says_who_computes_groups(arch: str, layout: str) -> None:
-    signature = Signature.parse(f"grouped_mm/{layout}/bf16xbf16/fp32/bf16")
+def test_cutlass_operators_says_who_computes_groups(arch: str, rest: str) -> None:
+    signature = Signature.parse(f"grouped_mm/{rest}")
     found = load_provider("cutlass_operators").enumerate(signature, build_target(arch))
     assert not found.candidates
     assert "quack has such kernels: name it" in str(found.absence)
@@ -213,11 +264,29 @@ gemms:
   - {{op: grouped_mm, groups: 8, dtype: fp16, layout: tt, out: fp32, mnk: [[8192, 512, 512]]}}
 """
 
+GROUPED_EPILOGUES = """
+version: 1
+name: grouped
+targets: [{arch}]
+providers: [quack]
+candidates: 1
+defaults: {{op: grouped_mm, dtype: bf16}}
+gemms:
+  - {{groups: 8, epilogue: [bias, swiglu_halves, swiglu_oai_halves], mnk: [[4096, 512, 512]]}}
+  - {{groups: 8, layout: tt, epilogue: geglu_interleaved, mnk: [[4096, 512, 512]]}}
+"""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100f"])
 def test_grouped_kernels_compile_verify_and_come_out_equal(tmp_path: Path, arch: str) -> None:
     builds_verified_and_equal(GROUPED.format(arch=arch), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100f"])
+def test_grouped_epilogues_compile_verify_and_come_out_equal(tmp_path: Path, arch: str) -> None:
+    builds_verified_and_equal(GROUPED_EPILOGUES.format(arch=arch), tmp_path)
 
 
 GATED = """

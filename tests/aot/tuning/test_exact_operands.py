@@ -44,6 +44,7 @@ SIGNATURES = [
     "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_tensor",
     "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/bias",
     "grouped_mm/tn/bf16xbf16/fp32/bf16",
+    "grouped_mm/tt/bf16xbf16/fp32/bf16/bias",
     "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32",
     "mm/nt/fp8_e5m2xfp8_e5m2/fp32/fp8_e4m3/e8m0_1x32",
     "mm/tn/fp4_e2m1xfp4_e2m1/fp32/fp8_e5m2/e8m0_1x32",

@@ -13,7 +13,7 @@ from nvgemm_aot.tuning.exact_operands import FEW_PRODUCTS, WHOLE_NUMBERS, Operan
 from nvgemm_aot.tuning.gates import pairs
 from nvgemm_aot.tuning.random_operands import make_sets
 from nvgemm_runtime.gemm.epilogues import Epilogue
-from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.problem import Problem, Signature
 
 GATED = [epilogue.value for epilogue in Epilogue if epilogue.gate is not None]
 
@@ -42,6 +42,26 @@ def test_a_correctly_rounded_result_is_right(name: str, out: str) -> None:
         assert check.operands[2].shape == (24, 32)
         right = reference(check.operands, posed.signature).to(check.operands[2].dtype)
         assert find_fault(right, check.expected) is None
+
+
+@pytest.mark.parametrize("name", [*GATED, "bias"])
+def test_groups_add_their_own_rows_and_join_pairs(name: str) -> None:
+    posed = Problem.parse(f"grouped_mm/tn/bf16xbf16/fp32/bf16/{name}/g3m24n64k512")
+    for check in checks(posed):
+        a, b, out, offsets, *added = check.operands
+        right, begin = reference(check.operands, posed.signature), 0
+        assert find_fault(right.to(out.dtype), check.expected) is None
+        plain = Signature.parse(f"mm/tn/bf16xbf16/fp32/bf16/{name}")
+        for group, end in enumerate(offsets.tolist()):
+            of_group = (a[begin:end], b[group], out, *(one[group] for one in added))
+            torch.testing.assert_close(
+                right[begin:end], reference(of_group, plain), equal_nan=True, rtol=1e-12, atol=1e-12
+            )
+            begin = end
+        if added:
+            others = (a, b, out, offsets, added[0].roll(1, 0))
+            mixed_up = reference(others, posed.signature).to(out.dtype)
+            assert find_fault(mixed_up, check.expected) is not None
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:

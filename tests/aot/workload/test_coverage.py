@@ -447,8 +447,18 @@ def test_the_gate_says_how_a_split_sum_is_served() -> None:
 @pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.gate is not None])
 def test_a_gated_problem_asks_for_itself(epilogue: Epilogue) -> None:
     """Alone, although its product would also be a problem."""
-    asked = Problem.parse(f"mm/tn/bf16xbf16/fp32/bf16/{epilogue.value}/m16n64k32")
-    assert [found.problem for found in readings(call_of(asked))] == [asked]
+    for op, count in (("mm", ""), ("grouped_mm", "g3")):
+        asked = Problem.parse(f"{op}/tn/bf16xbf16/fp32/bf16/{epilogue.value}/{count}m16n64k32")
+        assert [found.problem for found in readings(call_of(asked))] == [asked]
+
+
+@pytest.mark.parametrize("m", [1, 16])
+def test_groups_with_a_bias_ask_for_themselves(m: int) -> None:
+    """Of one row, too, where a row could be a matrix if there were no groups."""
+    asked = Problem.parse(f"grouped_mm/tn/bf16xbf16/fp32/bf16/bias/g1m{m}n64k32")
+    assert {found.problem.signature.epilogue for found in readings(call_of(asked))} == {
+        Epilogue.BIAS
+    }
 
 
 @pytest.mark.parametrize("scales", ["fp32_row", "fp32_tensor"])

@@ -67,6 +67,13 @@ CASES = {
         Role.SCALE_B: (DType.FP8_E4M3, (128 * 8,)),
         Role.OUT: (DType.BF16, (130, 5)),
     },
+    "grouped_mm/tt/fp16xfp16/fp32/bf16/swiglu_oai_interleaved/g7m3n10k8": {
+        Role.A: (DType.FP16, (3, 8)),
+        Role.B: (DType.FP16, (7, 8, 10)),
+        Role.OFFSETS: (DType.INT32, (7,)),
+        Role.ADDEND: (DType.BF16, (7, 10)),
+        Role.OUT: (DType.BF16, (3, 5)),
+    },
     "grouped_mm/tn/bf16xbf16/fp32/fp32/g7m3n5k8": {
         Role.A: (DType.BF16, (3, 8)),
         Role.B: (DType.BF16, (7, 8, 5)),

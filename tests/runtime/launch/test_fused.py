@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
+from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.launch.compiled import gemm
 from nvgemm_runtime.launch.select import load_kernel
@@ -30,6 +32,10 @@ from nvgemm_runtime.settings import DEBUG_VARIABLE
 BIASED = signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS)
 RELU = signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS_RELU)
 MXFP8 = signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.E8M0_1X32)
+GROUPED_BIAS = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.BIAS)
+GROUPED_OAI = signature(
+    "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_OAI_HALVES
+)
 NVFP4_POWERS = signature("tn", operand=DType.FP4_E2M1, scales=ScaleRecipe.E8M0_1X16)
 GROUPED = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16)
 
@@ -47,19 +53,13 @@ def arguments_of(served: Signature, m: int = 16, n: int = 32, k: int = 64) -> Ar
 
 def call_of(arguments: Arguments) -> Callable[..., torch.Tensor]:
     """The public function with a problem's tensors; it takes ``out`` and ``kernel``."""
-    name, tensors, keywords = arguments.operator_call()
-    served = arguments.problem.signature
-    options: dict[str, Any] = dict(keywords)
-    if served.scales is not None:
-        options["recipe"] = served.scales.value
-    elif served.is_gated:
-        assert served.epilogue is not None
-        options["epilogue"] = served.epilogue.value
-    elif served.epilogue is not None and served.epilogue.activation is not None:
-        options["activation"] = served.epilogue.activation.value
+    name, tensors, keywords = arguments.function_call()
+    values = {
+        key: one.value if isinstance(one, enum.Enum) else one for key, one in keywords.items()
+    }
     function = getattr(nvgemm_runtime, name)
     return lambda *, kernel=None, out=None, **more: function(
-        *tensors, out=out, kernel=kernel, **{**options, **more}
+        *tensors, out=out, kernel=kernel, **{**values, **more}
     )
 
 
@@ -85,7 +85,9 @@ def test_a_kernel_can_be_named_and_passed(installed: BuiltBundle) -> None:
         assert torch.equal(call_of(arguments)(kernel=load_kernel(kernel.id)), made)
 
 
-@pytest.mark.parametrize("served", [BIASED, MXFP8, GROUPED], ids=lambda served: served.key)
+@pytest.mark.parametrize(
+    "served", [BIASED, MXFP8, GROUPED, GROUPED_OAI], ids=lambda served: served.key
+)
 def test_a_workspace_is_there_for_each_launch(
     served: Signature, tmp_path: Path, kernel_cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +175,24 @@ REFUSALS: dict[str, tuple[Signature, Callable[[Arguments], Any], type, str]] = {
     "offsets of another shape": (GROUPED,
         lambda x: nvgemm_runtime.grouped_mm(x.a, x.b, x.others[0][:2]), ValueError,
         r"grouped_mm: offsets have shape \[2\], must have \[3\]"),
+    "one row for all groups": (GROUPED_BIAS,
+        lambda x: nvgemm_runtime.grouped_mm(x.a, x.b, x.others[0], bias=x.others[1][0]),
+        NoKernelError,
+        r"added to groups has shape \[32\], must have \[3, 32\]: a row for each group"),
+    "rows of groups across": (GROUPED_OAI,
+        lambda x: nvgemm_runtime.grouped_mm(
+            x.a, x.b, x.others[0], epilogue="swiglu_oai_halves", bias=x.others[1].T.contiguous().T),
+        NoKernelError, r"added to groups has strides \[1, 3\], must be contiguous along n"),
+    "an addend of another number of groups": (GROUPED_BIAS,
+        lambda x: nvgemm_runtime.grouped_mm(x.a, x.b, x.others[0], bias=x.others[1][:2]),
+        NoKernelError, r"added to groups has shape \[2, 32\], must have \[3, 32\]"),
+    "a gate of groups without its bias": (GROUPED_OAI,
+        lambda x: nvgemm_runtime.grouped_mm(
+            x.a, x.b, x.others[0], epilogue="swiglu_oai_halves"),
+        NoKernelError, "swiglu_oai_halves adds a bias, and none is given"),
+    "an activation of groups": (GROUPED_BIAS,
+        lambda x: nvgemm_runtime.grouped_mm(x.a, x.b, x.others[0], epilogue="bias_silu"),
+        ValueError, "grouped_mm: epilogue is bias_silu, must be a gated one or None"),
     "an addend with no products": (BIASED,
         lambda x: nvgemm_runtime.addmm(*x.others, x.a[:, :0], x.b[:0]), NoKernelError,
         "addmm: k is 0, so the result is the addend alone"),
@@ -213,6 +233,11 @@ def test_nothing_to_compute_needs_no_kernel(installed: BuiltBundle) -> None:
         torch.ones(4, 64).bfloat16(), b[None][:0], torch.empty(0, dtype=torch.int32)
     )
     assert torch.equal(no_groups, torch.zeros(4, 32).bfloat16())
+    gated = nvgemm_runtime.grouped_mm(
+        torch.ones(4, 64).bfloat16(), b[None][:0], torch.empty(0, dtype=torch.int32),
+        epilogue="swiglu_oai_halves", bias=torch.empty(0, 32).bfloat16(),
+    )  # fmt: skip
+    assert torch.equal(gated, torch.zeros(4, 16).bfloat16())
 
 
 NOTHING_TO_COMPUTE: dict[str, tuple[Callable[[], Any], type, str]] = {
@@ -277,6 +302,35 @@ def test_rows_behind_the_last_group_are_left_alone(installed: BuiltBundle) -> No
     nvgemm_runtime.grouped_mm(arguments.a, arguments.b, offsets, out=out)
     assert (out[5:] == 7).all()
     assert not (out[:5] == 7).all()
+
+
+@pytest.mark.parametrize("ends", [[0, 0, 16], [16, 16, 16], [1, 2, 3], [0, 9, 9]])
+def test_each_group_adds_its_own_row(installed: BuiltBundle, ends: list[int]) -> None:
+    """Empty groups, groups of one row, and rows behind the last."""
+    for served in (GROUPED_BIAS, GROUPED_OAI):
+        arguments = arguments_of(served)
+        arguments.tensors[Role.OFFSETS] = torch.tensor(ends, dtype=torch.int32)
+        made = call_of(arguments)()
+        begin = 0
+        for group, end in enumerate(ends):
+            a, b, bias = arguments.a[begin:end], arguments.b[group], arguments.others[1][group]
+            product = a.float() @ b.float() + bias.float()
+            if served.is_gated:
+                gates, ups = product.chunk(2, -1)
+                gates, ups = gates.clamp(max=7.0), ups.clamp(-7.0, 7.0)
+                product = gates * torch.sigmoid(1.702 * gates) * (ups + 1)
+            torch.testing.assert_close(made[begin:end], product.bfloat16())
+            begin = end
+
+
+def test_a_named_kernel_of_groups_says_its_gate(installed: BuiltBundle) -> None:
+    id_ = next(k.id for k in installed.header.kernels if k.signature == GROUPED_OAI)
+    arguments = arguments_of(GROUPED_OAI)
+    offsets, bias = arguments.others
+    made = nvgemm_runtime.grouped_mm(arguments.a, arguments.b, offsets, kernel=id_, bias=bias)
+    assert_close(made, arguments)
+    with pytest.raises(ValueError, match=f"gated_mm: kernel {id_[:12]} computes grouped_mm/"):
+        nvgemm_runtime.gated_mm(arguments.a, arguments.b[0], kernel=id_)
 
 
 def test_explains_what_it_would_take(installed: BuiltBundle) -> None:

@@ -23,7 +23,8 @@ class Grouped(Family):
     operators = ("ContiguousOffset2D3DGemmDenseOperator",)
 
     def serves(self, signature: Signature) -> bool:
-        return signature.op is Op.GROUPED_MM and signature.layout is Layout.TN
+        is_plain = signature.epilogue is None and signature.layout is Layout.TN
+        return signature.op is Op.GROUPED_MM and is_plain
 
     def parameters(self, signature: Signature) -> tuple[str, ...]:
         return ("a", "b", "out", "offsets", "stream")

@@ -176,11 +176,14 @@ def _preference(design: Design, arch: str) -> int:
 
 def _added_code(signature: Signature) -> str:
     """What cache keys of kernels with an epilogue of this project hold of its source."""
-    if signature.is_gated:
-        return f"gate {_source_digest(gated)}"
-    if signature.op is Op.GROUPED_MM:
-        return f"groups {_source_digest(grouped)}"
-    return f"epilogue {_source_digest(epilogue)}" if epilogue.has_own_epilogue(signature) else ""
+    added = {
+        "gate": (gated, signature.is_gated),
+        "groups": (grouped, signature.op is Op.GROUPED_MM),
+        "epilogue": (epilogue, epilogue.has_own_epilogue(signature) and not signature.is_gated),
+    }
+    return ", ".join(
+        f"{what} {_source_digest(module)}" for what, (module, is_added) in added.items() if is_added
+    )
 
 
 @functools.cache
@@ -248,11 +251,11 @@ def _operator(design: Design, signature: Signature, arch: str) -> str:
     kind = ("pingpong" if design.pingpong else "cooperative") if arch == HOPPER else "clc"
     kind += "_dynamic" if design.dynamic else ""
     family = "Sm90" if arch == HOPPER else "Sm100"
-    grouped_or_not = "Grouped" if signature.op is Op.GROUPED_MM else "Default"
-    epilogue = "Gated" if signature.is_gated else grouped_or_not
+    kind_of_gemm = "Grouped" * (signature.op is Op.GROUPED_MM) + "Gated" * signature.is_gated
+    name = f"quack.Gemm{kind_of_gemm or 'Default'}{family}_{kind}"
     order = "parallel" if design.in_any_order else "serial"
     split = f"_split_k{design.splits}_{order}" if design.splits > 1 else ""
     return (
-        f"quack.Gemm{epilogue}{family}_{kind}_cluster{design.cluster[0]}x{design.cluster[1]}x1"
+        f"{name}_cluster{design.cluster[0]}x{design.cluster[1]}x1"
         f"_tile{m}x{n}x{design.tile_k(signature.a)}{'_swap_ab' if design.swapped else ''}{split}"
     )

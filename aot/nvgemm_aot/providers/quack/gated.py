@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Optional
 
 from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM, WORKSPACE
 from nvgemm_runtime.gemm.epilogues import Gate, WeightOrder
-from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.types import DType
 
@@ -29,6 +29,8 @@ from .entry import (
     scheduler_options,
     with_parameters,
 )
+from .grouped import arguments_of_groups, compile_for_groups, scheduled_by_groups
+from .grouped import designs as designs_of_groups
 
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
@@ -36,14 +38,15 @@ _CUBIC = 0.044715
 
 
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
-    """The designs for an architecture, in a fixed order: those of plain GEMMs that can have a gate.
+    """The designs for an architecture, in a fixed order: those without a gate that can have one.
 
     A swapped one would have pairs along its m, a part of a split k has no whole sums to join, and
     the store of half tiles takes whole blocks of 16 columns of the result.
     """
+    without_gate = designs_of_groups if signature.op is Op.GROUPED_MM else plain_designs
     return tuple(
         one
-        for one in plain_designs(arch, signature)
+        for one in without_gate(arch, signature)
         if not one.swapped and one.splits == 1 and one.tile[1] % 32 == 0 and one.tile_k_blocks == 1
     )
 
@@ -52,7 +55,8 @@ def compile_gated(design: Design, signature: Signature, arch: str) -> Any:
     """Compile one design for a gated signature; arguments are those of `entry.compile_entry`.
 
     The function takes ``(a, b, out, stream)``, or ``(a, b, addend, out, stream)`` with a bias; on
-    Hopper ``clusters`` before the stream, and ``workspace`` before that with a dynamic schedule.
+    Hopper ``clusters`` before the stream, and ``workspace`` before that with a dynamic schedule. Of
+    groups, it takes ``offsets`` behind ``b``, and the bias is a row for each group.
     """
     import_library()
     from cutlass import cute
@@ -61,17 +65,22 @@ def compile_gated(design: Design, signature: Signature, arch: str) -> Any:
 
     gemm = _gemm_object(design, signature, arch)
     parameters = calling_convention(design, signature, arch).parameters
+    in_groups = signature.op is Op.GROUPED_MM
 
     def launch(**given: Any) -> None:
         epilogue = {"joined": given["out"]}
         if Role.ADDEND.value in given:
-            epilogue["bias"] = layout_utils.expand(given[Role.ADDEND.value], 0, 1)
+            bias = given[Role.ADDEND.value]
+            epilogue["bias"] = bias if in_groups else layout_utils.expand(bias, 0, 1)
         scheduler = scheduler_options(given.get(CLUSTERS), given.get(WORKSPACE))
         gemm(
             given["a"], given["b"], None, None, gemm.EpilogueArguments(**epilogue),
-            TileSchedulerOptions(**scheduler), None, given[STREAM], None, None,
+            TileSchedulerOptions(**scheduler), arguments_of_groups(given) if in_groups else None,
+            given[STREAM], None, None,
         )  # fmt: skip
 
+    if in_groups:
+        return compile_for_groups(launch, design, signature, arch)
     assert signature.epilogue is not None
     tensors = _sample_tensors(signature, adds=signature.epilogue.addend is not None)
     function = with_parameters(parameters, *_functions(launch))
@@ -113,7 +122,7 @@ def _functions(launch: Any) -> tuple[Any, ...]:
 
 
 def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
-    """The kernel, told how tensors arrive: A as (m, k), B as (k, n)."""
+    """The kernel, told how tensors arrive: A as (m, k), B as (k, n), or one each group."""
     import cutlass
 
     assert signature.epilogue is not None
@@ -124,7 +133,10 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
         if arch == HOPPER
         else {"use_clc_persistence": True}
     )
-    gemm = _gated_class(arch == HOPPER, signature.epilogue.gate, in_halves)(
+    kind = _gated_class(arch == HOPPER, signature.epilogue.gate, in_halves)
+    if signature.op is Op.GROUPED_MM:
+        kind = scheduled_by_groups(kind, f"{kind.__name__}_groups")
+    gemm = kind(
         cutlass.Float32, cute_type(signature.a), design.tile, (*design.cluster, 1),
         concat_layout=("B", "bias") if in_halves else None, **options,
     )  # fmt: skip

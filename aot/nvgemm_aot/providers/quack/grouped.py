@@ -5,18 +5,20 @@ end. The kernels read a beginning as the end of the group before, so launches co
 
 Whatever the ends are, no kernel should read or write outside its operands: an end is cut to the
 rows of A, and a group that would end before it begins has no tiles. No GPU has shown it yet. The
-result of such ends is undefined.
+result of such ends is undefined. A bias is a matrix with a row for each group. Which one a tile
+reads goes by the scheduler's number of its group, as its B does, and so by no end.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
 
 from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM
 from nvgemm_runtime.gemm.problem import Signature
-from nvgemm_runtime.gemm.roles import Role, role_dtype
+from nvgemm_runtime.gemm.roles import Role, role_dtype, roles
 from nvgemm_runtime.gemm.types import DType
 
 from .designs import HOPPER, Design
@@ -30,6 +32,7 @@ from .entry import (
     scheduler_options,
     with_parameters,
 )
+from .epilogue import epilogue_arguments, has_own_epilogue, kernel_with_epilogue
 
 _HOPPER_UNCLUSTERED = (
     *(((m, n), False) for m, n in product((128, 256), (128, 160, 192)) if m * n > 128 * 128),
@@ -64,15 +67,18 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
 def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
     """Compile one design for a grouped signature; arguments are those of `entry.compile_entry`.
 
-    The function takes ``(a, b, offsets, out, stream)``, on Hopper ``clusters`` before the stream.
+    The function takes ``(a, b, offsets, out, stream)``, with a bias ``addend`` before ``out``, on
+    Hopper ``clusters`` before the stream.
     """
     import_library()
     import cutlass
-    from cutlass import cute
+    from quack import gemm_default_epi as library
     from quack.tile_scheduler import TileSchedulerOptions
-    from quack.varlen_utils import VarlenArguments
 
-    kind, begins = _library_classes(arch == HOPPER)
+    kind = library.GemmDefaultSm90 if arch == HOPPER else library.GemmDefaultSm100
+    if has_own_epilogue(signature):
+        kind = kernel_with_epilogue(kind, None)
+    kind = scheduled_by_groups(kind, f"GemmGrouped{'Sm90' if arch == HOPPER else 'Sm100'}")
     options: dict[str, Any] = (
         {"pingpong": design.pingpong, "is_persistent": True}
         if arch == HOPPER
@@ -82,15 +88,26 @@ def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
         cutlass.Float32, cute_type(signature.a), design.tile, (*design.cluster, 1), **options
     )
     gemm.b_transposed = True  # its own convention has B as (groups, n, k)
-    parameters = calling_convention(design, signature, arch).parameters
 
     def launch(**given: Any) -> None:
-        starts = begins(given[Role.OFFSETS.value], cute.size(given["a"], mode=[0]))
+        epilogue: dict[str, Any] = {}
+        if has_own_epilogue(signature):
+            tensors = {role: given[role.value] for role in roles(signature)}
+            epilogue, _ = epilogue_arguments(signature, tensors, swapped=False)
         gemm(
-            given["a"], given["b"], given["out"], None, gemm.EpilogueArguments(),
+            given["a"], given["b"], given["out"], None, gemm.EpilogueArguments(**epilogue),
             TileSchedulerOptions(**scheduler_options(given.get(CLUSTERS))),
-            VarlenArguments(mCuSeqlensM=starts), given[STREAM], None, None,
+            arguments_of_groups(given), given[STREAM], None, None,
         )  # fmt: skip
+
+    return compile_for_groups(launch, design, signature, arch)
+
+
+def compile_for_groups(
+    launch: Callable[..., None], design: Design, signature: Signature, arch: str
+) -> Any:
+    """Compile a function that passes a grouped signature's tensors on to ``launch``, by name."""
+    from cutlass import cute
 
     def multiply_groups(a: Any, b: Any, offsets: Any, out: Any, stream: Any) -> None:
         launch(a=a, b=b, offsets=offsets, out=out, stream=stream)
@@ -100,18 +117,50 @@ def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
     ) -> None:
         launch(a=a, b=b, offsets=offsets, out=out, clusters=clusters, stream=stream)
 
-    function = with_parameters(parameters, multiply_groups, multiply_groups_with_clusters)
+    def add_to_groups(a: Any, b: Any, offsets: Any, addend: Any, out: Any, stream: Any) -> None:
+        launch(a=a, b=b, offsets=offsets, addend=addend, out=out, stream=stream)
+
+    def add_to_groups_with_clusters(
+        a: Any, b: Any, offsets: Any, addend: Any, out: Any, clusters: Any, stream: Any
+    ) -> None:
+        launch(a=a, b=b, offsets=offsets, addend=addend, out=out, clusters=clusters, stream=stream)
+
+    parameters = calling_convention(design, signature, arch).parameters
+    function = with_parameters(
+        parameters, multiply_groups, multiply_groups_with_clusters, add_to_groups,
+        add_to_groups_with_clusters,
+    )  # fmt: skip
     return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
         cute.jit(function), *sample_arguments(parameters, _sample_tensors(signature))
     )
 
 
+def arguments_of_groups(given: Mapping[str, Any]) -> Any:
+    """What the library is told of groups, of the tensors of a launch by name."""
+    from cutlass import cute
+    from quack.varlen_utils import VarlenArguments
+
+    _, begins = _library_classes()
+    starts = begins(given[Role.OFFSETS.value], cute.size(given["a"], mode=[0]))
+    return VarlenArguments(mCuSeqlensM=starts)
+
+
+def scheduled_by_groups(kernel: type, name: str) -> Any:
+    """A class of the library's kernels with a scheduler for groups of any ends."""
+    scheduler, _ = _library_classes()
+
+    def get_scheduler_class(self: Any, varlen_m: bool = False) -> Any:
+        assert varlen_m
+        return scheduler
+
+    return type(name, (kernel,), {"get_scheduler_class": get_scheduler_class})
+
+
 @functools.cache
-def _library_classes(hopper: bool) -> tuple[Any, Any]:
-    """The library's GEMM with a scheduler for any ends, and what stands for its beginnings."""
+def _library_classes() -> tuple[Any, Any]:
+    """The library's scheduler for any ends, and what stands for its beginnings of groups."""
     import cutlass
     from cutlass import Int32, cute
-    from quack import gemm_default_epi as library
     from quack.tile_scheduler import VarlenMTileScheduler
 
     @cute.jit  # type: ignore[untyped-decorator]
@@ -164,21 +213,15 @@ def _library_classes(hopper: bool) -> tuple[Any, Any]:
                 else Int32(0)
             )
 
-    base = library.GemmDefaultSm90 if hopper else library.GemmDefaultSm100
-
-    def get_scheduler_class(self: Any, varlen_m: bool = False) -> Any:
-        assert varlen_m
-        return Scheduler
-
-    name = f"GemmGrouped{'Sm90' if hopper else 'Sm100'}"
-    return type(name, (base,), {"get_scheduler_class": get_scheduler_class}), Begins
+    return Scheduler, Begins
 
 
 def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
-    """Stand-ins for a, b, offsets and out, whose extents are known at run time."""
+    """Stand-ins for a, b, offsets, what is added, and out, whose extents are known at run time."""
     from cutlass import Int32, cute
 
     m, n, k, groups = (cute.sym_int() for _ in range(4))
+    out_n = cute.sym_int() if signature.is_gated else n
     layout = signature.layout
 
     def stride(dtype: DType) -> Any:
@@ -191,9 +234,13 @@ def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
 
     a, b, out = signature.a, signature.b, signature.out
     inner = (stride(b), 1) if layout.b_row_major else (1, stride(b))
-    return (
-        tensor(Role.A, (m, k), (stride(a), 1)),
-        tensor(Role.B, (groups, k, n), (stride(b), *inner)),
-        cute.runtime.make_fake_tensor(Int32, (groups,), (1,), assumed_align=4),
-        tensor(Role.OUT, (m, n), (stride(out), 1)),
-    )
+    samples = {
+        Role.A: lambda: tensor(Role.A, (m, k), (stride(a), 1)),
+        Role.B: lambda: tensor(Role.B, (groups, k, n), (stride(b), *inner)),
+        Role.OFFSETS: lambda: cute.runtime.make_fake_tensor(
+            Int32, (groups,), (1,), assumed_align=4
+        ),
+        Role.ADDEND: lambda: tensor(Role.ADDEND, (groups, n), (stride(out), 1)),
+        Role.OUT: lambda: tensor(Role.OUT, (m, out_n), (stride(out), 1)),
+    }
+    return tuple(samples[role]() for role in roles(signature))
