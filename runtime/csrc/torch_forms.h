@@ -43,12 +43,13 @@ constexpr Form Scaled() {
   return form;
 }
 inline constexpr Form kScaledMm = Scaled();
-constexpr Form Grouped() {
-  Form form{"nvgemm_aot::grouped_mm", Op::kGroupedMm, 0, 1, 3};
+constexpr Form Grouped(const char* name, Op op) {
+  Form form{name, op, 0, 1, 3};
   form.offsets = 2;
   return form;
 }
-inline constexpr Form kGroupedMm = Grouped();
+inline constexpr Form kGroupedMm = Grouped("nvgemm_aot::grouped_mm", Op::kGroupedMm);
+inline constexpr Form kKGroupedMm = Grouped("nvgemm_aot::k_grouped_mm", Op::kKGroupedMm);
 
 constexpr Form Gated() {
   Form form{"nvgemm_aot::gated_mm", Op::kMm, 0, 1, 2};
@@ -69,6 +70,7 @@ inline constexpr Form kAddmmOut = WithOut(kAddmm, "nvgemm_aot::addmm.out", 4);
 inline constexpr Form kBaddbmmOut = WithOut(kBaddbmm, "nvgemm_aot::baddbmm.out", 4);
 inline constexpr Form kScaledMmOut = WithOut(kScaledMm, "nvgemm_aot::scaled_mm.out", 6);
 inline constexpr Form kGroupedMmOut = WithOut(kGroupedMm, "nvgemm_aot::grouped_mm.out", 4);
+inline constexpr Form kKGroupedMmOut = WithOut(kKGroupedMm, "nvgemm_aot::k_grouped_mm.out", 4);
 inline constexpr Form kGatedMmOut = WithOut(kGatedMm, "nvgemm_aot::gated_mm.out", 4);
 
 }  // namespace nvgemm

@@ -192,7 +192,11 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 """By key of a gemm that shapes its signature: the values that the signature's field may have. The
 dtype of A is blamed last, for whatever no other key makes right."""
 
-_COUNTS = {Op.BMM: ("batch", "matrices"), Op.GROUPED_MM: ("groups", "groups")}
+_COUNTS = {
+    Op.BMM: ("batch", "matrices"),
+    Op.GROUPED_MM: ("groups", "groups"),
+    Op.K_GROUPED_MM: ("groups", "groups"),
+}
 """The operations that have a number of something, its key, and what it counts."""
 
 

@@ -109,7 +109,8 @@ def random_extras(
 def _group_ends(problem: Problem, device: str) -> torch.Tensor:
     import torch
 
-    ends = [problem.m * group // problem.groups for group in range(1, problem.groups + 1)]
+    shared = problem.k if problem.signature.op is Op.K_GROUPED_MM else problem.m
+    ends = [shared * group // problem.groups for group in range(1, problem.groups + 1)]
     return torch.tensor(ends, dtype=torch.int32, device=device)
 
 

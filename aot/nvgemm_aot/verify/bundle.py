@@ -149,7 +149,7 @@ EPILOGUES = (
 """What is left open for kernels that do more than multiply and round."""
 
 GROUPS = "that offsets say where the groups of grouped_mm end is the builder's word"
-"""What is left open for grouped_mm."""
+"""What is left open for operations with groups."""
 
 
 HOST_ONLY = (
@@ -186,7 +186,7 @@ def _notes_on_device_code(
         yield POINTERS
     if any(one.epilogue or (one.scales and not one.scales.is_swizzled) for one in signatures):
         yield EPILOGUES
-    if any(one.op is Op.GROUPED_MM for one in signatures):
+    if any(one.op.has_groups for one in signatures):
         yield GROUPS
     others = {kernel.provider for kernel in header.kernels} - NAMING_PROVIDERS
     if others:
