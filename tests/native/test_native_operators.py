@@ -18,6 +18,7 @@ from nvgemm_runtime.gemm.types import ScaleRecipe
 BIASED = signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS)
 ROW_WISE = signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW)
 GROUPED = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16)
+K_GROUPED = signature("nt", op=Op.K_GROUPED_MM, operand=DType.BF16)
 SIGNATURES = (
     BIASED,
     signature("tn", operand=DType.BF16, epilogue=Epilogue.ADD),
@@ -27,6 +28,7 @@ SIGNATURES = (
     signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.E8M0_1X32),
     signature("tn", operand=DType.FP4_E2M1, scales=ScaleRecipe.E4M3_1X16),
     GROUPED,
+    K_GROUPED,
 )
 
 by_key = pytest.mark.parametrize("served", SIGNATURES, ids=lambda served: served.key)

@@ -123,7 +123,7 @@ def kind(one: Signature) -> tuple[object, ...]:
 
 
 def is_plain(one: Signature) -> bool:
-    return one.scales is None and one.epilogue is None and one.op is not Op.GROUPED_MM
+    return one.scales is None and one.epilogue is None and not one.op.has_groups
 
 
 def representatives(problems: Iterable[Problem]) -> list[Problem]:

@@ -148,7 +148,7 @@ EPILOGUES = (
 )
 """What is left open for kernels that do more than multiply and round."""
 
-GROUPS = "that offsets say where the groups of grouped_mm end is the builder's word"
+GROUPS = "that offsets say where groups end is the builder's word"
 """What is left open for operations with groups."""
 
 
