@@ -15,7 +15,7 @@ from nvgemm_aot.tuning.correctness import activation_error, expect_between, find
 from nvgemm_runtime.gemm.epilogues import Activation, Gate, WeightOrder
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature
-from nvgemm_runtime.gemm.roles import Role
+from nvgemm_runtime.gemm.roles import Role, role_shape
 
 CURVES = (Activation.GELU_TANH, Activation.SILU)
 """Activations whose values no number type has: only `assert_close` can judge results of theirs."""
