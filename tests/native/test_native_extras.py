@@ -254,7 +254,7 @@ def test_groups_along_k_want_a_matrix_for_each_end(
     a, b, out = arguments.operands()
     with pytest.raises(ValueError, match=r"must be \(m, k\), \(k, n\) and \(groups, m, n\)"):
         lib.launch(handles(K_GROUPED), a, b[:8], out, *arguments.others)
-    with pytest.raises(ValueError, match="out has 2 dimensions.*must have 3"):
+    with pytest.raises(ValueError, match=r"out has 2 dimensions.*must have 3"):
         lib.launch(handles(K_GROUPED), a, b, out[0], *arguments.others)
 
 

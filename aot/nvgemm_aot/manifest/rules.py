@@ -125,7 +125,9 @@ class GemmRules:
                 text = f"found no key {key!r}, which {op} requires; add the number of {counted}"
                 self._add(location, text)
             if key in gemm and op not in owners and op in [one.value for one in Op]:
-                text = f"found key {key!r} with op {op}; allowed: with op {' or '.join(owners)} only"
+                text = (
+                    f"found key {key!r} with op {op}; allowed: with op {' or '.join(owners)} only"
+                )
                 self._add((*location, key), text, at_key=True)
 
     def _check_extents(

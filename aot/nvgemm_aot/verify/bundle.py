@@ -13,7 +13,6 @@ from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.format import Header, Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TargetError
-from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.target import CPU
 
 from ..targets.profile import DeviceProfile, load_profile

@@ -255,9 +255,7 @@ def requests(
         ValueError: If ranks, shapes or devices do not fit.
         NoKernelError: If types, strides or extents are such that no kernel can exist.
     """
-    shape = check_shapes(
-        op, a, b, out, is_gated=extras.gated is not None, groups=extras.groups
-    )
+    shape = check_shapes(op, a, b, out, is_gated=extras.gated is not None, groups=extras.groups)
     if out is not None:
         out_dtype = out.dtype
     # Types before layouts: theirs is the reason that helps most.

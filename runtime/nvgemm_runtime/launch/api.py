@@ -372,7 +372,7 @@ def choose(
         NoKernelError: If no bundled kernel serves this, with every reason why.
         ValueError: If the operands cannot be multiplied.
     """
-    op = _op(a, extras)
+    op = _op(a, b, extras)
     check_kinds(op, a, b, out)
     return choose_kernel(op, a, b, out, extras)
 

@@ -216,6 +216,7 @@ def _launch_of(handle: int) -> _TryLaunch:
 
 def _checked(call: GeneratedCall, order: tuple[int, ...]) -> GeneratedCall:
     """A call that checks the ends of groups first, for which it waits for the device."""
+    import torch
 
     def check(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
         a, b, *extras = (tensors[place] for place in order)

@@ -55,9 +55,7 @@ def _run(
     refuse_lost_derivative(where, **operands)
     for name, tensor in operands.items():
         check_kind(where, name, tensor)
-    shape = check_shapes(
-        op, a, b, out, is_gated=extras.gated is not None, groups=extras.groups
-    )
+    shape = check_shapes(op, a, b, out, is_gated=extras.gated is not None, groups=extras.groups)
     if out is None:
         signature = None if loaded is None else loaded.kernel.signature
         usual = usual_out_dtype(a.dtype) if signature is None else torch_dtype(signature.out)

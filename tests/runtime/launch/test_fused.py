@@ -291,7 +291,7 @@ def test_offsets_along_k_are_checked_where_the_user_debugs(
     monkeypatch.setenv(DEBUG_VARIABLE, "1")
     arguments = arguments_of(K_GROUPED)
     offsets = torch.tensor([4, 3, 65], dtype=torch.int32)
-    with pytest.raises(ValueError, match="k_grouped_mm: group 1 ends at k 3, must end in 4..64"):
+    with pytest.raises(ValueError, match=r"k_grouped_mm: group 1 ends at k 3, must"):
         nvgemm_runtime.k_grouped_mm(arguments.a, arguments.b, offsets)
     assert_close(call_of(arguments)(), arguments)
 

@@ -1,10 +1,11 @@
 """Provider of quack-kernels' GEMMs, CuTe-DSL kernels for Hopper and Blackwell.
 
 `designs` says which specialisations are offered, `entry` compiles one, `gated` one with a gate, and
-`grouped` one of groups, `k_grouped` one of groups along k; `epilogue` is what kernels do before they
-store, where they do more than to multiply. It may import what `providers` may. The library and the compiler are imported when a
-kernel is first compiled, never to list candidates. quack changes classes of the DSL in the process
-that imports it, so a compiler process works for one provider alone.
+`grouped` one of groups, `k_grouped` one of groups along k; `epilogue` is what kernels do before
+they store, where they do more than to multiply. It may import what `providers` may. The library and
+the compiler are imported when a kernel is first compiled, never to list candidates. quack changes
+classes of the DSL in the process that imports it, so a compiler process works for one provider
+alone.
 """
 
 from __future__ import annotations

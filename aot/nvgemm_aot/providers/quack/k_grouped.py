@@ -3,14 +3,14 @@
 The library takes where groups begin, with a zero in front; torch, and so this project, where they
 end. The kernels read a beginning as the end of the group before, so launches convert nothing.
 
-A is contiguous along m and B along n, so a group may begin at any k. Tiles reach past a group's last
-k: the library describes both operands to TMA so that those terms are zeros. A group without k has
-tiles of its result and no tiles of k; the library then fills its sums with zeros before it stores
-them (``acc.fill(0.0)`` in gemm_sm90.py, ``clear_acc`` in gemm_sm100.py).
+A is contiguous along m and B along n, so a group may begin at any k. Tiles reach past a group's
+last k: the library describes both operands to TMA so that those terms are zeros. A group without k
+has tiles of its result and no tiles of k; the library then fills its sums with zeros before it
+stores them (``acc.fill(0.0)`` in gemm_sm90.py, ``clear_acc`` in gemm_sm100.py).
 
-Whatever the ends are, no kernel should read outside its operands: an end is cut to the k of A, and a
-group that would end before it begins has no tiles of k. What is written does not depend on ends. No
-GPU has shown it yet. The result of such ends is undefined.
+Whatever the ends are, no kernel should read outside its operands: an end is cut to the k of A, and
+a group that would end before it begins has no tiles of k. What is written does not depend on ends.
+No GPU has shown it yet. The result of such ends is undefined.
 """
 
 from __future__ import annotations
