@@ -241,7 +241,7 @@ def _complete(
 
 
 def group_ends(shared: int, groups: int, device: str) -> torch.Tensor:
-    """Where groups of any sizes end, the last at ``shared``; of three or more, the second is empty."""
+    """Where groups of any sizes end, the last at ``shared``; of three, the second is empty."""
     ends = torch.randint(0, shared + 1, (groups,), device=device).sort().values
     ends[-1] = shared
     if groups > 2:
