@@ -27,10 +27,10 @@ TVMFFIObjectHandle ArrayConstructor() {
 TVMFFIObjectHandle MakeMnkl(const KernelSpec& spec, const CheckedCall& call) {
   const TensorView& a = call[Role::kA];
   const TensorView& out = call[Role::kOut];
-  const int rank = spec.rank();
+  const int rank = spec.out_rank();
   const int64_t n = out.shape[rank - 1] * spec.columns_per_result();
   const int64_t extents[] = {out.shape[rank - 2], n,
-                             a.shape[rank - 1] * spec.a_dtype.lanes, rank == 3 ? out.shape[0] : 1};
+                             a.shape[spec.a_rank() - 1] * spec.a_dtype.lanes, rank == 3 ? out.shape[0] : 1};
   TVMFFIAny values[4] = {};
   for (int i = 0; i < 4; ++i) {
     values[i].type_index = kTVMFFIInt;
@@ -66,7 +66,7 @@ WorkspaceBytes BytesOf(const KernelSpec& spec, const CheckedCall& call) {
   const WorkspaceSize& size = spec.workspace;
   if (size.tile_m == 0) return {0, size.fixed_bytes};
   const TensorView& out = call[Role::kOut];
-  const int rank = spec.rank();
+  const int rank = spec.out_rank();
   const int64_t n = call[Role::kB].shape[spec.b_rank() - 1];  // of the product
   const auto count = [](int64_t extent, int64_t tile, int64_t multiple) {
     const int64_t tiles = (extent + tile - 1) / tile;

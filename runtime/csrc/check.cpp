@@ -8,18 +8,19 @@ namespace nvgemm {
 
 void Checker::CheckAll(const Operands& operands) const {
   if (operands.extras() != spec_.extras) CheckGiven(operands);
-  const TensorView& a = Copy(Role::kA, operands[Role::kA], spec_.rank(), spec_.a_dtype);
+  const TensorView& a = Copy(Role::kA, operands[Role::kA], spec_.a_rank(), spec_.a_dtype);
   const TensorView& b = Copy(Role::kB, operands[Role::kB], spec_.b_rank(), spec_.b_dtype);
-  const TensorView& out = Copy(Role::kOut, operands[Role::kOut], spec_.rank(), spec_.out_dtype);
+  const TensorView& out = Copy(Role::kOut, operands[Role::kOut], spec_.out_rank(), spec_.out_dtype);
   CheckShapes();
   CheckDevice(Role::kA, a.tensor);
   CheckDevice(Role::kB, b.tensor);
   CheckDevice(Role::kOut, out.tensor);
-  const int64_t batch = spec_.op == Op::kBmm ? out.shape[0] : 1;
+  const int64_t batch = spec_.out_rank() == 3 ? out.shape[0] : 1;
   call_.out_is_empty = batch == 0 || out.shape[rows_] == 0 || out.shape[columns_] == 0;
-  call_.sum_is_empty = a.shape[columns_] == 0 || (spec_.op == Op::kGroupedMm && b.shape[0] == 0);
+  const int64_t k = a.shape[spec_.a_rank() - 1];
+  call_.sum_is_empty = k == 0 || (spec_.op == Op::kGroupedMm && b.shape[0] == 0);
   if (call_.out_is_empty) return;
-  if (a.shape[columns_] == 0 && spec_.addend != AddendKind::kNone) {
+  if (k == 0 && spec_.addend != AddendKind::kNone) {
     Refuse(kValueError, "k is 0, so that the result is what is added alone; no kernel is needed, "
            "and this one computes no such thing: add it with torch");
   }
@@ -51,12 +52,14 @@ void Checker::CheckShapes() const {
   const TensorView& b = call_[Role::kB];
   const TensorView& out = call_[Role::kOut];
   const int b_rows = spec_.b_rank() - 2;
-  const bool agree = a.shape[columns_] == b.shape[b_rows] && a.shape[rows_] == out.shape[rows_] &&
+  const int a_rows = spec_.a_rank() - 2;
+  const bool agree = a.shape[a_rows + 1] == b.shape[b_rows] && a.shape[a_rows] == out.shape[rows_] &&
                      b.shape[b_rows + 1] == spec_.columns_per_result() * out.shape[columns_] &&
                      (spec_.op != Op::kBmm || (a.shape[0] == b.shape[0] && a.shape[0] == out.shape[0]));
   if (agree) return;
   const char* form =
       spec_.op == Op::kBmm ? "(batch, m, k), (batch, k, n) and (batch, m, n)"
+      : spec_.op == Op::kKGroupedMm ? "(m, k), (k, n) and (groups, m, n)"
       : spec_.op == Op::kGroupedMm
           ? (spec_.is_gated ? "(m, k), (groups, k, n) and (m, n / 2)"
                             : "(m, k), (groups, k, n) and (m, n)")

@@ -50,7 +50,7 @@ void Checker::CheckExtras(const Operands& operands, const MemorySpan& out) const
     CheckScale(Role::kScaleA, operands[Role::kScaleA], out);
     CheckScale(Role::kScaleB, operands[Role::kScaleB], out);
   }
-  if (spec_.op == Op::kGroupedMm) CheckOffsets(operands[Role::kOffsets], out);
+  if (HasGroups(spec_.op)) CheckOffsets(operands[Role::kOffsets], out);
   if (spec_.addend != AddendKind::kNone) CheckAddend(operands[Role::kAddend], out);
 }
 
@@ -65,7 +65,7 @@ void Checker::CheckScale(Role role, const DLTensor& from, const MemorySpan& out)
       CopyAsVector(role, from, spec_.scale_dtype, 1, "one for the whole operand");
       return CheckVector(role, 1, kElementAlignment, out);
     default: {
-      const int64_t k = call_[Role::kA].shape[columns_] * spec_.a_dtype.lanes;
+      const int64_t k = call_[Role::kA].shape[spec_.a_rank() - 1] * spec_.a_dtype.lanes;
       const int64_t elements = SwizzledElements(rows, k, spec_.scale_block);
       const std::string why =
           quiet_ ? std::string()
@@ -90,12 +90,13 @@ void Checker::CheckRowScale(Role role, const DLTensor& from, int64_t rows) const
 }
 
 void Checker::CheckOffsets(const DLTensor& from, const MemorySpan& out) const {
-  const int64_t groups = call_[Role::kB].shape[0];
+  const Role grouped = spec_.op == Op::kGroupedMm ? Role::kB : Role::kOut;
+  const int64_t groups = call_[grouped].shape[0];
   TensorView& to = Copy(Role::kOffsets, from, 1, DLDataType{kDLInt, 32, 1});
   if (to.shape[0] != groups || (groups > 1 && to.strides[0] != 1)) {
     Refuse(kValueError, "offsets have shape ", ShapeText(to.tensor), " and strides ",
            StridesText(to.tensor), "; must be contiguous and of shape (", groups,
-           "), one end for each matrix of b");
+           "), one end for each matrix of ", RoleName(grouped));
   }
   to.strides[0] = 1;
   CheckVector(Role::kOffsets, groups, kElementAlignment, out);
@@ -108,8 +109,8 @@ void Checker::CheckAddend(const DLTensor& from, const MemorySpan& out) const {
     return CheckVector(Role::kAddend, ProductColumns(), spec_.alignment_bytes, out);
   }
   const TensorView& result = call_[Role::kOut];
-  const TensorView& to = Copy(Role::kAddend, from, spec_.rank(), spec_.addend_dtype);
-  for (int i = 0; i < spec_.rank(); ++i) {
+  const TensorView& to = Copy(Role::kAddend, from, spec_.out_rank(), spec_.addend_dtype);
+  for (int i = 0; i < spec_.out_rank(); ++i) {
     if (to.shape[i] != result.shape[i]) {
       Refuse(kValueError, "addend has shape ", ShapeText(to.tensor), "; must have that of out, ",
              ShapeText(result.tensor));
@@ -137,10 +138,10 @@ void Checker::CopyRow(const DLTensor& from) const {
   const TensorView& result = call_[Role::kOut];
   const int64_t n = ProductColumns();
   const int last = from.ndim - 1;
-  bool fits = from.ndim >= 1 && from.ndim <= spec_.rank() && from.shape[last] == n &&
+  bool fits = from.ndim >= 1 && from.ndim <= spec_.out_rank() && from.shape[last] == n &&
               (n == 1 || from.strides == nullptr || from.strides[last] == 1);
   for (int i = 0; fits && i < last; ++i) {
-    const int64_t extent = result.shape[i + spec_.rank() - from.ndim];
+    const int64_t extent = result.shape[i + spec_.out_rank() - from.ndim];
     fits = from.shape[i] == 1 ||
            (from.shape[i] == extent && from.strides != nullptr && from.strides[i] == 0);
   }

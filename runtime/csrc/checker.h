@@ -22,12 +22,12 @@ std::string StridesText(const DLTensor& tensor);
 // Thrown instead of Failure where the caller needs no message, which costs time.
 struct Refused {};
 
-// Dimensions of a and out are counted from the end, since a batch is in front: `rows` is rank - 2
-// and `columns` is rank - 1.
+// Dimensions are counted from the end, since a batch or groups may be in front: of out, `rows` is
+// rank - 2 and `columns` is rank - 1.
 class Checker {
  public:
   Checker(const KernelSpec& spec, CheckedCall* call, bool quiet)
-      : spec_(spec), call_(*call), quiet_(quiet), rows_(spec.rank() - 2), columns_(spec.rank() - 1) {}
+      : spec_(spec), call_(*call), quiet_(quiet), rows_(spec.out_rank() - 2), columns_(spec.out_rank() - 1) {}
 
   void CheckAll(const Operands& operands) const;
 

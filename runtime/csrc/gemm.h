@@ -10,14 +10,17 @@
 
 namespace nvgemm {
 
-enum class Op { kMm, kBmm, kGroupedMm };
+enum class Op { kMm, kBmm, kGroupedMm, kKGroupedMm };
 
 constexpr const char* OpName(Op op) {
-  return op == Op::kMm ? "mm" : op == Op::kBmm ? "bmm" : "grouped_mm";
+  return op == Op::kMm          ? "mm"
+         : op == Op::kBmm       ? "bmm"
+         : op == Op::kGroupedMm ? "grouped_mm"
+                                : "k_grouped_mm";
 }
 
-// Of a and of the result.
-constexpr int RankOf(Op op) { return op == Op::kBmm ? 3 : 2; }
+// Whether offsets say where groups end: along m, or along k.
+constexpr bool HasGroups(Op op) { return op == Op::kGroupedMm || op == Op::kKGroupedMm; }
 
 // The tensors of a launch. Those between b and out are the extras, in the order in which every
 // function takes them.

@@ -135,7 +135,7 @@ bool IsPlain(const std::vector<Parameter>& parameters) {
 
 void KernelSpec::Complete() {
   if (scales != ScaleKind::kNone) extras |= SetOf({Role::kScaleA, Role::kScaleB});
-  if (op == Op::kGroupedMm) extras |= SetOf(Role::kOffsets);
+  if (HasGroups(op)) extras |= SetOf(Role::kOffsets);
   if (addend != AddendKind::kNone) extras |= SetOf(Role::kAddend);
   for (const Parameter& parameter : parameters) {
     needs_compact |= parameter.kind == Parameter::Kind::kPointer;

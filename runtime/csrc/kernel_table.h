@@ -71,8 +71,9 @@ struct KernelSpec {
 
   void Complete();
 
-  int rank() const { return RankOf(op); }
-  int b_rank() const { return op == Op::kMm ? 2 : 3; }
+  int a_rank() const { return op == Op::kBmm ? 3 : 2; }
+  int b_rank() const { return op == Op::kBmm || op == Op::kGroupedMm ? 3 : 2; }
+  int out_rank() const { return op == Op::kBmm || op == Op::kKGroupedMm ? 3 : 2; }
   // Columns of the product for each of the result.
   int columns_per_result() const { return is_gated ? 2 : 1; }
 };

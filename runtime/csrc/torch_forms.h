@@ -43,20 +43,25 @@ constexpr Form Scaled() {
   return form;
 }
 inline constexpr Form kScaledMm = Scaled();
-constexpr Form Grouped() {
-  Form form{"nvgemm_aot::grouped_mm", Op::kGroupedMm, 0, 1, 3};
+constexpr Form Grouped(const char* name, Op op) {
+  Form form{name, op, 0, 1, 3};
   form.offsets = 2;
   form.optional_addend = 4;
   return form;
 }
-inline constexpr Form kGroupedMm = Grouped();
+inline constexpr Form kGroupedMm = Grouped("nvgemm_aot::grouped_mm", Op::kGroupedMm);
 constexpr Form GroupedGated() {
-  Form form = Grouped();
-  form.name = "nvgemm_aot::grouped_gated_mm";
+  Form form = Grouped("nvgemm_aot::grouped_gated_mm", Op::kGroupedMm);
   form.is_gated = true;
   return form;
 }
 inline constexpr Form kGroupedGatedMm = GroupedGated();
+constexpr Form KGrouped() {
+  Form form = Grouped("nvgemm_aot::k_grouped_mm", Op::kKGroupedMm);
+  form.optional_addend = Form::kNowhere;
+  return form;
+}
+inline constexpr Form kKGroupedMm = KGrouped();
 
 constexpr Form Gated() {
   Form form{"nvgemm_aot::gated_mm", Op::kMm, 0, 1, 2};
@@ -79,6 +84,7 @@ inline constexpr Form kScaledMmOut = WithOut(kScaledMm, "nvgemm_aot::scaled_mm.o
 inline constexpr Form kGroupedMmOut = WithOut(kGroupedMm, "nvgemm_aot::grouped_mm.out", 5);
 inline constexpr Form kGroupedGatedMmOut =
     WithOut(kGroupedGatedMm, "nvgemm_aot::grouped_gated_mm.out", 5);
+inline constexpr Form kKGroupedMmOut = WithOut(kKGroupedMm, "nvgemm_aot::k_grouped_mm.out", 4);
 inline constexpr Form kGatedMmOut = WithOut(kGatedMm, "nvgemm_aot::gated_mm.out", 4);
 
 }  // namespace nvgemm

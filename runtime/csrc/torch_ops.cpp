@@ -67,6 +67,11 @@ class GivenTensor {
     if (tensor_.get() != nullptr) operands->Give(role, view_);
   }
 
+  // Of a vector; 0 of anything else.
+  int64_t length() const {
+    return tensor_.get() != nullptr && view_.ndim == 1 ? view_.shape[0] : 0;
+  }
+
  private:
   OwnedTensor tensor_;
   DLTensor view_;  // set if there is a tensor
@@ -123,6 +128,9 @@ struct Arguments {
     return found;
   }
 
+  // How many groups offsets end; 0 where they are none, or no vector, which checks refuse.
+  int64_t groups() const { return offsets.length(); }
+
   const OwnedTensor a;
   const OwnedTensor b;
   const OwnedString kernel;
@@ -140,7 +148,7 @@ void Functional(shim::Value* stack, uint64_t, uint64_t) {
     Kernel* kernel = arguments.FindKernel();
     const DLTensor a = ViewOf(arguments.a);
     const DLTensor b = ViewOf(arguments.b);
-    OwnedTensor out = AllocateResult(kernel->spec, a, b);
+    OwnedTensor out = AllocateResult(kernel->spec, a, b, arguments.groups());
     const DLTensor out_view = ViewOf(out);
     const StreamScope scope(a.device);
     Operands operands(a, b, out_view);
@@ -226,6 +234,8 @@ constexpr const char* kSchemas[] = {
     "grouped_mm(Tensor a, Tensor b, Tensor offsets, str kernel, *, Tensor? bias=None) -> Tensor",
     "grouped_mm.out(Tensor a, Tensor b, Tensor offsets, str kernel, *, Tensor? bias=None, "
     "Tensor(a!) out) -> ()",
+    "k_grouped_mm(Tensor a, Tensor b, Tensor offsets, str kernel) -> Tensor",
+    "k_grouped_mm.out(Tensor a, Tensor b, Tensor offsets, str kernel, *, Tensor(a!) out) -> ()",
     "gated_mm(Tensor a, Tensor b, str kernel, *, Tensor? bias=None) -> Tensor",
     "gated_mm.out(Tensor a, Tensor b, str kernel, *, Tensor? bias=None, Tensor(a!) out) -> ()",
     "grouped_gated_mm(Tensor a, Tensor b, Tensor offsets, str kernel, *, Tensor? bias=None) "
@@ -256,6 +266,8 @@ constexpr Implementation kDeviceImplementations[] = {
     {"scaled_mm.out", Out<kScaledMmOut>},
     {"grouped_mm", Functional<kGroupedMm>},
     {"grouped_mm.out", Out<kGroupedMmOut>},
+    {"k_grouped_mm", Functional<kKGroupedMm>},
+    {"k_grouped_mm.out", Out<kKGroupedMmOut>},
     {"gated_mm", Functional<kGatedMm>},
     {"gated_mm.out", Out<kGatedMmOut>},
     {"grouped_gated_mm", Functional<kGroupedGatedMm>},

@@ -119,8 +119,9 @@ OwnedTensor AllocateBytes(DLDevice device, int64_t bytes) {
   return OwnedTensor(tensor);
 }
 
-OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTensor& b) {
-  const int rank = spec.rank();
+OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTensor& b,
+                           int64_t groups) {
+  const int rank = spec.a_rank();
   if (a.ndim != rank || b.ndim != spec.b_rank()) {
     throw Failure(kValueError, Text("a and b have ", a.ndim, " and ", b.ndim,
                                     " dimensions; kernel ", ShortId(spec.id), " takes ", rank,
@@ -128,14 +129,15 @@ OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTe
   }
   const Numbers& numbers = Numbers::Get();
   const int64_t columns = b.shape[spec.b_rank() - 1] / spec.columns_per_result();
-  int64_t sizes[3] = {a.shape[0], a.shape[rank - 2], columns};
+  const int out_rank = spec.out_rank();
+  int64_t sizes[3] = {out_rank > rank ? groups : a.shape[0], a.shape[rank - 2], columns};
   // As torch computes them, for a tensor without elements too.
   const auto extent = [&](int at) { return sizes[at] > 0 ? sizes[at] : 1; };
   int64_t strides[3] = {extent(1) * extent(2), extent(2), 1};
-  const int skip = 3 - rank;  // mm has no batch
+  const int skip = 3 - out_rank;  // mm has no batch
   const bool cuda = a.device.device_type == kDLCUDA;
   shim::Tensor out = nullptr;
-  Check(shim::aoti_torch_empty_strided(rank, sizes + skip, strides + skip,
+  Check(shim::aoti_torch_empty_strided(out_rank, sizes + skip, strides + skip,
                                        numbers.TorchDType(spec.out_dtype),
                                        cuda ? numbers.cuda : numbers.cpu,
                                        cuda ? a.device.device_id : 0, &out),

@@ -200,7 +200,8 @@ VARIABLES = {
         "`:`. Others must not be able to write to them or to a directory above."
     ),
     DEBUG_VARIABLE: (
-        "`1`: `nvgemm_runtime.grouped_mm`, and compiled code that is loaded while it is set, copy "
+        "`1`: `nvgemm_runtime.grouped_mm` and `k_grouped_mm`, and compiled code that is loaded "
+        "while it is set, copy "
         "offsets from the device and check them. Each call waits for that, so no CUDA graph can "
         "be captured. `torch.ops.nvgemm_aot.grouped_mm` never checks; in generated C++, ATen "
         "computes grouped products. Unchecked offsets that fall, or pass the end, go unnoticed, "

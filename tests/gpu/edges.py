@@ -18,7 +18,7 @@ def problem_of(signature: Signature, m: int, n: int, k: int, *, count: int = BAT
         n=n,
         k=k,
         batch=count if signature.op is Op.BMM else 1,
-        groups=count if signature.op is Op.GROUPED_MM else 1,
+        groups=count if signature.op.has_groups else 1,
     )
 
 

@@ -96,6 +96,8 @@ class Arguments:
         if signature.scales is not None:
             bias = {"bias": self.tensors[Role.ADDEND]} if signature.epilogue else {}
             return "scaled_mm", (self.a, self.b, *others[:2]), bias
+        if signature.op is Op.K_GROUPED_MM:
+            return signature.op.value, (self.a, self.b, *others), {}
         if signature.op is Op.GROUPED_MM:
             name = "grouped_gated_mm" if signature.is_gated else "grouped_mm"
             added = {"bias": others[1]} if Role.ADDEND in self.tensors else {}
@@ -236,16 +238,18 @@ def _complete(
     a, b = tensors[Role.A], tensors[Role.B]
     tensors[Role.A] = a if layout.a_row_major else a.mT.contiguous().mT
     tensors[Role.B] = b.mT.contiguous() if layout.b_row_major else b.mT
-    if problem.signature.op is Op.GROUPED_MM:
-        tensors[Role.OFFSETS] = group_ends(problem.m, problem.groups, device)
+    if problem.signature.op.has_groups:
+        is_along_k = problem.signature.op is Op.K_GROUPED_MM
+        shared = problem.k if is_along_k else problem.m
+        tensors[Role.OFFSETS] = group_ends(shared, problem.groups, device)
     tensors[Role.OUT] = poisoned(role_shape(problem, Role.OUT), problem.signature.out, device)
     return Arguments(problem=problem, tensors=tensors, has_exact_sums=has_exact_sums)
 
 
-def group_ends(m: int, groups: int, device: str) -> torch.Tensor:
-    """Where groups of any sizes end, the last at m; the second of three or more is empty."""
-    ends = torch.randint(0, m + 1, (groups,), device=device).sort().values
-    ends[-1] = m
+def group_ends(shared: int, groups: int, device: str) -> torch.Tensor:
+    """Where groups of any sizes end, the last at ``shared``; of three, the second is empty."""
+    ends = torch.randint(0, shared + 1, (groups,), device=device).sort().values
+    ends[-1] = shared
     if groups > 2:
         ends[1] = ends[0]
     return ends.to(torch.int32)

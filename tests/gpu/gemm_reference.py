@@ -15,7 +15,7 @@ from nvgemm_aot.tuning.correctness import activation_error, expect_between, find
 from nvgemm_runtime.gemm.epilogues import Activation, Gate, WeightOrder
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature
-from nvgemm_runtime.gemm.roles import Role
+from nvgemm_runtime.gemm.roles import Role, role_shape
 
 CURVES = (Activation.GELU_TANH, Activation.SILU)
 """Activations whose values no number type has: only `assert_close` can judge results of theirs."""
@@ -82,10 +82,16 @@ def _product(arguments: Arguments, *, of_magnitudes: bool = False) -> torch.Tens
     a, b = operand_values(problem, tensors, Role.A), operand_values(problem, tensors, Role.B)
     if of_magnitudes:
         a, b = a.abs(), b.abs()
-    if problem.signature.op is not Op.GROUPED_MM:
+    if not problem.signature.op.has_groups:
         return a @ b.mT
-    result = torch.empty(problem.m, problem.n, dtype=torch.float64, device=a.device)
+    shape = role_shape(problem, Role.OUT)
+    result = torch.empty(shape, dtype=torch.float64, device=a.device)
     begin = 0
+    if problem.signature.op is Op.K_GROUPED_MM:
+        for group, end in enumerate(tensors[Role.OFFSETS].tolist()):
+            result[group] = a[:, begin:end] @ b[:, begin:end].mT
+            begin = end
+        return result
     for group, end in enumerate(tensors[Role.OFFSETS].tolist()):
         result[begin:end] = a[begin:end] @ b[group].mT
         begin = end

@@ -29,6 +29,7 @@ ROW_WISE = signature(
 MXFP8 = signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.E8M0_1X32)
 NVFP4 = signature("tn", operand=DType.FP4_E2M1, scales=ScaleRecipe.E4M3_1X16)
 GROUPED = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16)
+K_GROUPED = signature("nt", op=Op.K_GROUPED_MM, operand=DType.BF16)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,8 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
         ValueError, "must have 512 contiguous elements: 16 rows and k = 64 in blocks of 16"),
     "number of offsets": (GROUPED, lambda x: (x.others[0][:2],), ValueError,
         r"offsets have shape \(2\).*must be contiguous and of shape \(3\)"),
+    "number of offsets of groups along k": (K_GROUPED, lambda x: (x.others[0][:2],), ValueError,
+        r"offsets have shape \(2\).*of shape \(3\), one end for each matrix of out"),
     "offsets' dtype": (GROUPED, lambda x: (x.others[0].long(),), TypeError,
         "offsets is int64; must be int32"),
     "gaps between offsets": (GROUPED, lambda x: (torch.zeros(6, dtype=torch.int32)[::2],),
@@ -227,6 +230,32 @@ def test_no_rows_and_no_groups_need_no_launch(
     assert out.isnan().all()
     lib.launch(handles(GROUPED), a, b[:0], out, offsets[:0])
     assert (out == 0).all()
+
+
+def test_groups_along_k_that_have_no_k_give_zeros(
+    lib: native.Native, handles: Callable[[Signature], int]
+) -> None:
+    arguments = arguments_of(K_GROUPED)
+    a, b, out = arguments.operands()
+    ends = torch.tensor([0, 64, 64], dtype=torch.int32)
+    lib.launch(handles(K_GROUPED), a, b, out, ends)
+    assert (out[0] == 0).all()
+    assert (out[2] == 0).all()
+    torch.testing.assert_close(out[1].float(), a.float() @ b.float(), rtol=2**-7, atol=0.1)
+    out.fill_(float("nan"))
+    lib.launch(handles(K_GROUPED), a[:, :0], b[:0], out, ends * 0)
+    assert (out == 0).all()
+
+
+def test_groups_along_k_want_a_matrix_for_each_end(
+    lib: native.Native, handles: Callable[[Signature], int]
+) -> None:
+    arguments = arguments_of(K_GROUPED)
+    a, b, out = arguments.operands()
+    with pytest.raises(ValueError, match=r"must be \(m, k\), \(k, n\) and \(groups, m, n\)"):
+        lib.launch(handles(K_GROUPED), a, b[:8], out, *arguments.others)
+    with pytest.raises(ValueError, match=r"out has 2 dimensions.*must have 3"):
+        lib.launch(handles(K_GROUPED), a, b, out[0], *arguments.others)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ GROUPED_SWIGLU = signature(
 GROUPED_OAI = signature(
     "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_OAI_HALVES
 )
+K_GROUPED = signature("nt", op=Op.K_GROUPED_MM, operand=DType.BF16)
 SIGNATURES = (
     BIASED,
     signature("tn", operand=DType.BF16, epilogue=Epilogue.ADD),
@@ -36,6 +37,7 @@ SIGNATURES = (
     signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.BIAS),
     GROUPED_SWIGLU,
     GROUPED_OAI,
+    K_GROUPED,
 )
 
 by_key = pytest.mark.parametrize("served", SIGNATURES, ids=lambda served: served.key)

@@ -48,6 +48,7 @@ GROUPED = (
     Signature.parse("grouped_mm/tt/fp16xfp16/fp32/fp32"),
     Signature.parse("grouped_mm/tn/bf16xbf16/fp32/bf16/bias"),
     Signature.parse("grouped_mm/tn/bf16xbf16/fp32/bf16/swiglu_oai_halves"),
+    Signature.parse("k_grouped_mm/nt/bf16xbf16/fp32/bf16"),
 )
 
 CALL_ALL = """

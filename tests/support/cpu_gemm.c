@@ -183,7 +183,7 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
   const tensor_t *out = arguments[AT_OUT].v.tensor;
   view_t av = view_of(a), bv = view_of(b), outv = view_of(out);
   int64_t batches = RANK == 3 ? out->shape[0] : 1, m = out->shape[RANK - 2];
-  int64_t n = out->shape[RANK - 1], depth = a->shape[RANK - 1];
+  int64_t n = out->shape[RANK - 1], depth = a->shape[a->ndim - 1];
 #endif
 #if defined SCALES_TENSOR || defined SCALES_ROW
   const tensor_t *scale_a = arguments[AT_SCALE_A].v.tensor;
@@ -243,8 +243,12 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
     for (int64_t i = i0; i < i0 + TILE_M && i < m; ++i)
       for (int64_t j = j0; j < j0 + TILE_N && j < n; ++j) {
         int64_t matrix = batch;
+        int64_t first = 0, last = depth;
         SUM sum;
-#ifdef AT_OFFSETS
+#ifdef GROUPS_ALONG_K
+        first = batch == 0 ? 0 : ends[batch - 1];
+        last = ends[batch];
+#elif defined AT_OFFSETS
         matrix = 0;
         while (matrix < offsets->shape[0] && i >= ends[matrix]) ++matrix;
         if (matrix == offsets->shape[0]) continue;  /* behind the last group */
@@ -257,7 +261,7 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
         int64_t column = j;
 #endif
         sum = 0;
-        for (int64_t k = 0; k < depth; ++k) {
+        for (int64_t k = first; k < last; ++k) {
           SUM product = LOAD(av.data, offset(av, batch, i, k)) *
                         LOAD_B(bv.data, offset(bv, matrix, k, column));
 #ifdef SCALES_BLOCK

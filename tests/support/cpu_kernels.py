@@ -124,7 +124,7 @@ def source(
     called = parse_calling_convention(convention(served, has_workspace, takes_clusters))
     assert called is not None
     definitions: dict[str, object] = {
-        "RANK": 3 if served.op is Op.BMM else 2,
+        "RANK": 3 if served.op in (Op.BMM, Op.K_GROUPED_MM) else 2,
         "LOAD": f"load_{served.a.value}",
         "LOAD_B": f"load_{served.b.value}",
         "STORE": f"store_{served.out.value}",
@@ -138,6 +138,8 @@ def source(
     }
     for place, parameter in enumerate(called.parameters):
         definitions[f"AT_{parameter.removesuffix('*').upper()}"] = place
+    if served.op is Op.K_GROUPED_MM:
+        definitions["GROUPS_ALONG_K"] = 1
     if served.scales is not None:
         definitions["LOAD_SCALE"] = f"load_{served.scales.dtype.value}"
         definitions[f"SCALES_{_SCALES[served.scales]}"] = 1

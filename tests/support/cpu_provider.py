@@ -79,6 +79,10 @@ FUSED = (
         for epilogue in Epilogue
         if epilogue is Epilogue.BIAS or epilogue.gate is not None
     ),
+    *(
+        cpu_kernels.signature("nt", op=Op.K_GROUPED_MM, operand=operand)
+        for operand in (DType.FP16, DType.BF16)
+    ),
 )
 """GEMMs that take more than A and B: some of what `cpu_kernels.computes`."""
 
@@ -269,5 +273,5 @@ def problem_of(served: Signature, sizes: tuple[int, int, int] = (16, 32, 64)) ->
         n=n,
         k=k,
         batch=3 if served.op is Op.BMM else 1,
-        groups=4 if served.op is Op.GROUPED_MM else 1,
+        groups=4 if served.op.has_groups else 1,
     )

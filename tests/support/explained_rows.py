@@ -29,7 +29,7 @@ from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
 def aten_name(served: Signature) -> str:
     if served.scales is not None:
         return "_scaled_mm"
-    if served.op is Op.GROUPED_MM:
+    if served.op.has_groups:
         return "_grouped_mm"
     if served.epilogue is not None and served.epilogue.addend is not None:
         return "addmm" if served.op is Op.MM else "baddbmm"
@@ -45,7 +45,7 @@ def is_called_by_aten(served: Signature) -> bool:
         return not served.scales.is_swizzled and served.a is DType.FP8_E4M3
     if served.a.is_integer:
         return served.op is Op.MM and (served.a, served.out) == (DType.INT8, DType.INT32)
-    if served.op is Op.GROUPED_MM:
+    if served.op.has_groups:
         return (served.a, served.out) == (DType.BF16, DType.BF16)
     return served.a.bits == 16 and served.out is served.a
 
@@ -73,7 +73,7 @@ def call_aten(problem: Problem) -> None:
             bias=tensors.get(Role.ADDEND),
             out_dtype=torch_dtype(served.out),
         )
-    elif served.op is Op.GROUPED_MM:
+    elif served.op.has_groups:
         torch._grouped_mm(a, b, offs=tensors[Role.OFFSETS])
     elif served.epilogue is not None:
         getattr(torch, aten_name(served))(tensors[Role.ADDEND], a, b)

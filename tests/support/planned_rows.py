@@ -31,7 +31,7 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_runtime.bundle.format import RankingSource, sha256_hex
 from nvgemm_runtime.errors import NoCandidateError
-from nvgemm_runtime.gemm.problem import Layout, Op, Problem, Signature
+from nvgemm_runtime.gemm.problem import Layout, Problem, Signature
 from nvgemm_runtime.recording.text import gemm_line
 from repository import TESTS
 from synthetic_content import synthetic_content
@@ -123,7 +123,7 @@ def kind(one: Signature) -> tuple[object, ...]:
 
 
 def is_plain(one: Signature) -> bool:
-    return one.scales is None and one.epilogue is None and one.op is not Op.GROUPED_MM
+    return one.scales is None and one.epilogue is None and not one.op.has_groups
 
 
 def representatives(problems: Iterable[Problem]) -> list[Problem]:

@@ -32,6 +32,7 @@ _WORDS = {
             "mm": "gemm matmul linear_mm _int_mm",
             "bmm": "batched",
             "grouped_mm": "_grouped_mm grouped moe",
+            "k_grouped_mm": "wgrad grouped_wgrad",
             "gemms": "shape shapes problems matmuls",
             "mnk": "shape shapes problems size sizes",
             "nk": "shape shapes size sizes weights",

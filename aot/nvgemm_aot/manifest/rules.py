@@ -131,12 +131,14 @@ class GemmRules:
         if given not in SIZE_WAYS and misspelt.isdisjoint(SIZE_KEYS):
             self._add(location, _explain_sizes(given))
         op = gemm.get("op", self._defaults.get("op", Op.MM.value))
-        for owner, (key, counted) in _COUNTS.items():
-            if op == owner.value and key not in gemm.keys() | misspelt:
+        for key, (counted, *owners) in _COUNTS.items():
+            if op in owners and key not in gemm.keys() | misspelt:
                 text = f"found no key {key!r}, which {op} requires; add the number of {counted}"
                 self._add(location, text)
-            if key in gemm and op != owner.value and op in [one.value for one in Op]:
-                text = f"found key {key!r} with op {op}; allowed: with op {owner.value} only"
+            if key in gemm and op not in owners and op in [one.value for one in Op]:
+                text = (
+                    f"found key {key!r} with op {op}; allowed: with op {' or '.join(owners)} only"
+                )
                 self._add((*location, key), text, at_key=True)
 
     def _check_extents(
@@ -203,8 +205,11 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 """By key of a gemm that shapes its signature: the values that the signature's field may have. The
 dtype of A is blamed last, for whatever no other key makes right."""
 
-_COUNTS = {Op.BMM: ("batch", "matrices"), Op.GROUPED_MM: ("groups", "groups")}
-"""The operations that have a number of something, its key, and what it counts."""
+_COUNTS = {
+    "batch": ("matrices", Op.BMM.value),
+    "groups": ("groups", *(op.value for op in Op if op.has_groups)),
+}
+"""By key of a number: what it counts, and the operations that have it."""
 
 
 def _entries(source: Source, key: str) -> list[Any]:

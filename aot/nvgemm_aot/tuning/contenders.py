@@ -110,7 +110,7 @@ def aten_run(signature: Signature) -> Run | None:
     """
     import torch
 
-    if signature.op is Op.GROUPED_MM:
+    if signature.op.has_groups:
         is_plain = signature.epilogue is None and signature.a is signature.out
         return _grouped if is_plain else None
     if signature.epilogue is not None and signature.epilogue.activation is not None:

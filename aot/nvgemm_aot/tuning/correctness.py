@@ -126,6 +126,8 @@ def _before_activation(
     if signature.op is Op.GROUPED_MM:
         added = values(given[Role.ADDEND]) if Role.ADDEND in given else None
         return _product_of_groups(values(a), values(b), given[Role.OFFSETS], added)
+    if signature.op is Op.K_GROUPED_MM:
+        return _products_along_k(values(a), values(b), given[Role.OFFSETS])
     result = values(a) @ values(b)
     for role in (Role.SCALE_A, Role.SCALE_B):
         if role in given:
@@ -144,6 +146,15 @@ def _product_of_groups(
         result[begin:end] = a[begin:end] @ b[group]
         if added is not None:
             result[begin:end] += added[group]
+        begin = end
+    return result
+
+
+def _products_along_k(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    result = a.new_empty((len(offsets), a.shape[0], b.shape[-1]))
+    begin = 0
+    for group, end in enumerate(offsets.tolist()):
+        result[group] = a[:, begin:end] @ b[begin:end]
         begin = end
     return result
 

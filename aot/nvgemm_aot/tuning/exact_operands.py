@@ -15,6 +15,9 @@ Kernels are timed on other operands. Two checks tell correct kernels from wrong 
   accumulator's error is small then, which reveals a wrong conversion, a slightly wrong scale, a
   result rounded twice or a dropped NaN.
 
+In groups along k, products of one group alone do not cancel: results are as large as partial sums,
+which are exact too, and are rounded once.
+
 Sums of integers are exact, so for them the second check has random integers. Without negative
 numbers nothing cancels, so uint8 has only the second check.
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.gemm.operands import torch_dtype
-from nvgemm_runtime.gemm.problem import DType, Problem
+from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape, roles
 
 from .block_scales import has_blocks, random_scales
@@ -109,7 +109,8 @@ def random_extras(
 def _group_ends(problem: Problem, device: str) -> torch.Tensor:
     import torch
 
-    ends = [problem.m * group // problem.groups for group in range(1, problem.groups + 1)]
+    shared = problem.k if problem.signature.op is Op.K_GROUPED_MM else problem.m
+    ends = [shared * group // problem.groups for group in range(1, problem.groups + 1)]
     return torch.tensor(ends, dtype=torch.int32, device=device)
 
 

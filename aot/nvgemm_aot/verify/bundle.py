@@ -13,7 +13,6 @@ from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.format import Header, Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TargetError
-from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.target import CPU
 
 from ..targets.profile import DeviceProfile, load_profile
@@ -149,8 +148,8 @@ EPILOGUES = (
 )
 """What is left open for kernels that do more than multiply and round."""
 
-GROUPS = "that offsets say where the groups of grouped_mm end is the builder's word"
-"""What is left open for grouped_mm."""
+GROUPS = "that offsets say where groups end is the builder's word"
+"""What is left open for operations with groups."""
 
 
 HOST_ONLY = (
@@ -187,7 +186,7 @@ def _notes_on_device_code(
         yield POINTERS
     if any(one.epilogue or (one.scales and not one.scales.is_swizzled) for one in signatures):
         yield EPILOGUES
-    if any(one.op is Op.GROUPED_MM for one in signatures):
+    if any(one.op.has_groups for one in signatures):
         yield GROUPS
     others = {kernel.provider for kernel in header.kernels} - NAMING_PROVIDERS
     if others:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from nvgemm_runtime.gemm.aten import OPERATORS, AtenGemm, operator_for, product_of_sum
+from nvgemm_runtime.gemm.aten import AtenGemm, operation_of, operator_for, product_of_sum
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.operands import Operand, Request, requests, torch_dtype
 from nvgemm_runtime.gemm.problem import Problem, Signature
@@ -96,7 +96,7 @@ def readings(gemm: AtenGemm) -> tuple[Request, ...]:
     There may be several: a single row or column has either layout, and a row added to a single row
     may count as a matrix.
     """
-    return requests(OPERATORS[gemm.op].op, gemm.a, gemm.b, out=gemm.out, extras=gemm.extras)
+    return requests(operation_of(gemm), gemm.a, gemm.b, out=gemm.out, extras=gemm.extras)
 
 
 def _operand(problem: Problem, role: Role) -> Operand:

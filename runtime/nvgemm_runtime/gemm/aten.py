@@ -53,6 +53,7 @@ class ServedOperator:
 
     Attributes:
         op: The operation of such kernels.
+        op_of_matrices: Their operation where A and B are matrices, if that is another.
         tensors: Its tensors by their names in the schema, in the schema's order.
         stock_call: What generated Python calls where a kernel cannot compute, with the tensors, the
             options and ``out``. It is an expression, for it stands in a module that must do without
@@ -65,6 +66,7 @@ class ServedOperator:
     op: Op
     tensors: Mapping[str, Role]
     stock_call: str
+    op_of_matrices: Op | None = None
     has_cpp_call: bool = True
     product: str | None = None
     inductor_names: tuple[str, ...] = ()
@@ -125,6 +127,7 @@ OPERATORS = {
     ),
     "_grouped_mm": ServedOperator(
         op=Op.GROUPED_MM,
+        op_of_matrices=Op.K_GROUPED_MM,
         tensors={**_PRODUCT, "offs": Role.OFFSETS, "bias": Role.ADDEND},
         stock_call="lambda *a, out, **o: out.copy_(torch._grouped_mm(*a, **o))",
         has_cpp_call=False,
@@ -166,13 +169,21 @@ def aten_name(inductor_name: str) -> str:
     return _ATEN_NAMES.get(inductor_name, inductor_name)
 
 
+def operation_of(gemm: AtenGemm) -> Op:
+    """The operation of kernels that may compute a call of an operator of `OPERATORS`."""
+    row = OPERATORS[gemm.op]
+    if row.op_of_matrices is not None and (gemm.a.dim(), gemm.b.dim()) == (2, 2):
+        return row.op_of_matrices
+    return row.op
+
+
 def operator_for(signature: Signature) -> str:
     """ATen's name of the operator that takes a signature's tensors, and as few others as any."""
     needed = {role for role in roles(signature) if role is not Role.OUT}
     return next(
         name
         for name, row in OPERATORS.items()
-        if row.op is signature.op and needed.issubset(row.tensors.values())
+        if signature.op in (row.op, row.op_of_matrices) and needed.issubset(row.tensors.values())
     )
 
 

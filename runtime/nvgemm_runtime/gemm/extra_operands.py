@@ -21,7 +21,7 @@ class ExtraOperands:
         scale_a, scale_b: Scale factors; swizzled ones in any shape, see
             `nvgemm_runtime.gemm.types.swizzled_elements`.
         recipe: What the scales are; None to read it off their types and sizes, as torch does.
-        offsets: Where each group ends along m: int32 of shape [groups].
+        offsets: Where each group ends along m, or along k: int32 of shape [groups].
         addend: What is added to the product: [n], [1, n] or as the result, which may have stride 0
             where it is one row for all; [groups, n] with offsets, a row for each group.
         activation: What follows the sum.
@@ -35,6 +35,13 @@ class ExtraOperands:
     addend: torch.Tensor | None = None
     activation: Activation | None = None
     gated: Epilogue | None = None
+
+    @property
+    def groups(self) -> int | None:
+        """How many groups offsets end; None without offsets, or where they are no vector."""
+        if self.offsets is None or self.offsets.dim() != 1:
+            return None
+        return int(self.offsets.shape[0])
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Those that there are, in the order of `nvgemm_runtime.gemm.roles.extra_roles`."""
@@ -245,7 +252,7 @@ def addend_kinds(
     return tuple(found)
 
 
-def check_offsets(extras: ExtraOperands, groups: int) -> None:
+def check_offsets(extras: ExtraOperands, groups: int, where: str = "grouped_mm") -> None:
     """Check the ends of groups as far as that needs none of their values, which are on the device.
 
     Raises:
@@ -254,7 +261,7 @@ def check_offsets(extras: ExtraOperands, groups: int) -> None:
     """
     offsets = extras.offsets
     if offsets is None:
-        raise ValueError("grouped_mm: offsets are missing")
+        raise ValueError(f"{where}: offsets are missing")
     if tuple(offsets.shape) != (groups,):
         raise ValueError(
             f"grouped_mm: offsets have shape {list(offsets.shape)}, must have [{groups}], one end "
@@ -266,7 +273,9 @@ def check_offsets(extras: ExtraOperands, groups: int) -> None:
         raise NoKernelError("offsets are not contiguous; call .contiguous() on them")
 
 
-def check_offset_values(offsets: torch.Tensor, rows: int) -> None:
+def check_offset_values(
+    offsets: torch.Tensor, rows: int, where: str = "grouped_mm", axis: str = "row"
+) -> None:
     """Check that groups end one behind the other, and within A; copies them from the device.
 
     A kernel cannot check them itself: ends out of order, or past the end of A, make it read and
@@ -279,7 +288,7 @@ def check_offset_values(offsets: torch.Tensor, rows: int) -> None:
     for group, end in enumerate(offsets.tolist()):
         if not before <= end <= rows:
             raise ValueError(
-                f"grouped_mm: group {group} ends at row {end}, must end in {before}..{rows}: "
+                f"{where}: group {group} ends at {axis} {end}, must end in {before}..{rows}: "
                 "ends rise, and stay within a"
             )
         before = end

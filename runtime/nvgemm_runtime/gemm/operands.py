@@ -99,8 +99,8 @@ def usual_out_dtype(operand: torch.dtype) -> torch.dtype:
     return operand if dtype is None else torch_dtype(dtype.usual_out)
 
 
-RANKS = {Op.MM: (2, 2), Op.BMM: (3, 3), Op.GROUPED_MM: (2, 3)}
-"""Ranks of A and B; the result has that of A."""
+RANKS = {Op.MM: (2, 2), Op.BMM: (3, 3), Op.GROUPED_MM: (2, 3), Op.K_GROUPED_MM: (2, 2)}
+"""Ranks of A and B; the result has that of A, but 3 for ``k_grouped_mm``."""
 
 
 def check_shapes(
@@ -110,11 +110,13 @@ def check_shapes(
     out: torch.Tensor | None = None,
     *,
     is_gated: bool = False,
+    groups: int | None = None,
 ) -> tuple[int, ...]:
     """The shape of a result; operands that cannot be multiplied, whatever the kernel, are refused.
 
     A has the shape [m, k], with a leading batch for ``bmm``; B has [k, n], with a leading batch for
-    ``bmm`` or groups for ``grouped_mm``. With a gate, the result has n / 2 columns.
+    ``bmm`` or groups for ``grouped_mm``. With a gate, the result has n / 2 columns. Of
+    ``k_grouped_mm``, the result is [groups, m, n]; how many ``groups`` there are, offsets say.
 
     Raises:
         ValueError: If ranks, shapes or devices do not fit, or n is odd with a gate.
@@ -132,7 +134,11 @@ def check_shapes(
         if columns % 2:
             raise ValueError(f"{op.value}: b has {columns} columns, must have pairs for a gate")
         columns //= 2
-    shape = (*a.shape[:-1], columns)
+    shape: tuple[int, ...] = (*a.shape[:-1], columns)
+    if op is Op.K_GROUPED_MM:
+        if groups is None:
+            raise ValueError(f"{op.value}: offsets are missing, or not of one dimension")
+        shape = (groups, *shape)
     if out is not None and out.shape != shape:
         raise ValueError(f"{op.value}: out has shape {list(out.shape)}, must have {list(shape)}")
     if out is not None and out.device != a.device:
@@ -216,6 +222,8 @@ def _read_extras(
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1] * dtype.packed
     if op is Op.GROUPED_MM:
         check_offsets(extras, b.shape[0])
+    elif op is Op.K_GROUPED_MM:
+        check_offsets(extras, extras.groups or 0, op.value)
     groups = b.shape[0] if op is Op.GROUPED_MM else None
     epilogues = read_epilogues(extras, out, (*a.shape[:-1], n), groups)
     return read_scales(extras, dtype, m, n, k), epilogues
@@ -236,6 +244,7 @@ def requests(
         op: The operation; it fixes the ranks of the operands.
         a: Operand of shape [m, k], with a leading batch for ``bmm``.
         b: Operand of shape [k, n], with a leading batch for ``bmm``, or groups for ``grouped_mm``.
+            Of ``k_grouped_mm``, both are matrices, and the result is [groups, m, n].
         out_dtype: Type of the result; by default what `usual_out_dtype` says.
         out: The tensor to be written, if there is one already; its type counts.
         extras: Scales, offsets and addend.
@@ -248,7 +257,7 @@ def requests(
         ValueError: If ranks, shapes or devices do not fit.
         NoKernelError: If types, strides or extents are such that no kernel can exist.
     """
-    shape = check_shapes(op, a, b, out, is_gated=extras.gated is not None)
+    shape = check_shapes(op, a, b, out, is_gated=extras.gated is not None, groups=extras.groups)
     if out is not None:
         out_dtype = out.dtype
     # Types before layouts: theirs is the reason that helps most.
@@ -277,7 +286,7 @@ def requests(
             )
             found.append(
                 Request(
-                    problem=_problem(signature, a, b),
+                    problem=_problem(signature, a, b, extras),
                     alignment_bytes=min(a_alignment, b_alignment, addend_alignment, alignment),
                     is_compact=is_compact
                     and _lies_compact(a, *_DIMENSIONS[a_major])
@@ -332,9 +341,13 @@ def _out_alignment_bytes(out: torch.Tensor) -> int:
     raise NoKernelError(f"out is not row-major (strides {list(out.stride())})")
 
 
-def _problem(signature: Signature, a: torch.Tensor, b: torch.Tensor) -> Problem:
+def _problem(
+    signature: Signature, a: torch.Tensor, b: torch.Tensor, extras: ExtraOperands
+) -> Problem:
     batch = a.shape[0] if signature.op is Op.BMM else 1
     groups = b.shape[0] if signature.op is Op.GROUPED_MM else 1
+    if signature.op is Op.K_GROUPED_MM:
+        groups = extras.groups or 0
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1] * signature.a.packed
     for name, extent in (("m", m), ("n", n), ("k", k), ("batch", batch), ("groups", groups)):
         if extent == 0:

@@ -21,12 +21,19 @@ class Op(str, enum.Enum):
     """The operation, by torch's name.
 
     ``mm`` takes matrices and ``bmm`` a batch of them. ``grouped_mm`` multiplies the rows of one A,
-    group by group, with a B for each group: the experts of a mixture.
+    group by group, with a B for each group: the experts of a mixture. ``k_grouped_mm`` has groups
+    along k, and a result for each: the gradient of the experts' weights.
     """
 
     MM = "mm"
     BMM = "bmm"
     GROUPED_MM = "grouped_mm"
+    K_GROUPED_MM = "k_grouped_mm"
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether offsets say where groups end: along m, or along k."""
+        return self in (Op.GROUPED_MM, Op.K_GROUPED_MM)
 
 
 class Layout(str, enum.Enum):
@@ -58,7 +65,7 @@ class Signature:
 
     Attributes:
         op: The operation; it fixes the rank of the operands (mm: 2, bmm: 3, grouped_mm: 2 of A
-            and the result, 3 of B).
+            and the result, 3 of B; k_grouped_mm: 2 of A and B, 3 of the result).
         layout: Majors of A and B.
         a, b: Element types of A and B: one type, or two of fp8.
         accumulator: Element type in which products are summed.
@@ -149,7 +156,7 @@ def _parse_optional(key: str, parts: list[str]) -> tuple[ScaleRecipe | None, Epi
 _SCALES = frozenset(recipe.value for recipe in ScaleRecipe)
 _EPILOGUES = frozenset(epilogue.value for epilogue in Epilogue)
 
-_COUNTS = {Op.MM: "", Op.BMM: "b", Op.GROUPED_MM: "g"}
+_COUNTS = {Op.MM: "", Op.BMM: "b", Op.GROUPED_MM: "g", Op.K_GROUPED_MM: "g"}
 """Letter before the number of matrices or groups, in the key of a problem."""
 
 _SIZES = re.compile(r"(?:([bg])([1-9][0-9]*))?m([1-9][0-9]*)n([1-9][0-9]*)k([1-9][0-9]*)")
@@ -162,7 +169,8 @@ MAX_EXTENT = 2**31 - 1
 class Problem:
     """One GEMM to serve: out[m, n] = A[m, k] @ B[k, n], ``batch`` times for ``bmm``.
 
-    For ``grouped_mm``, m counts the rows of all groups, and there are ``groups`` matrices B.
+    For ``grouped_mm``, m counts the rows of all groups, and there are ``groups`` matrices B. For
+    ``k_grouped_mm``, k counts the terms of all groups, and there are ``groups`` results.
     Extents count values: k is twice the extent of a tensor of fp4. With a gated epilogue, n counts
     the columns of B, and the result has half of them (`out_n`).
 
@@ -186,7 +194,7 @@ class Problem:
         op = self.signature.op
         if op is not Op.BMM and self.batch != 1:
             raise ValueError(f"{op.value} has no batch (got batch {self.batch}); use bmm")
-        if op is not Op.GROUPED_MM and self.groups != 1:
+        if not op.has_groups and self.groups != 1:
             raise ValueError(f"{op.value} has no groups (got {self.groups}); use grouped_mm")
         for dtype in (self.signature.a, self.signature.b):
             if self.k % dtype.packed:
@@ -226,7 +234,7 @@ class Problem:
         if match is None or (match[1] or "") != _COUNTS[signature.op]:
             raise ValueError(
                 f"sizes {sizes!r} of {key!r} are not of the form m1n2k3 (mm), b4m1n2k3 (bmm) or "
-                "g4m1n2k3 (grouped_mm)"
+                "g4m1n2k3 (grouped_mm, k_grouped_mm)"
             )
         count = int(match[2] or 1)
         return cls(
@@ -235,7 +243,7 @@ class Problem:
             n=int(match[4]),
             k=int(match[5]),
             batch=count if signature.op is Op.BMM else 1,
-            groups=count if signature.op is Op.GROUPED_MM else 1,
+            groups=count if signature.op.has_groups else 1,
         )
 
     @property

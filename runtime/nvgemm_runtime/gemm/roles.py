@@ -17,7 +17,7 @@ class Role(str, enum.Enum):
     SCALE_A = "scale_a"
     SCALE_B = "scale_b"
     OFFSETS = "offsets"
-    """Where each group ends along m, as int32."""
+    """Where each group ends along m, or along k (k_grouped_mm), as int32."""
     ADDEND = "addend"
     """The bias, or the matrix, that an epilogue adds."""
     OUT = "out"
@@ -33,7 +33,7 @@ def extra_roles(signature: Signature) -> tuple[Role, ...]:
     extras: list[Role] = []
     if signature.scales is not None:
         extras += (Role.SCALE_A, Role.SCALE_B)
-    if signature.op is Op.GROUPED_MM:
+    if signature.op.has_groups:
         extras.append(Role.OFFSETS)
     if _adds(signature):
         extras.append(Role.ADDEND)
@@ -109,13 +109,14 @@ def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
     signature = problem.signature
     m, n, k = problem.m, problem.n, problem.k
     batch = (problem.batch,) if signature.op is Op.BMM else ()
-    groups = (problem.groups,) if signature.op is Op.GROUPED_MM else ()
+    groups = (problem.groups,) if signature.op.has_groups else ()
+    of_b, of_out = ((), groups) if signature.op is Op.K_GROUPED_MM else (groups, ())
     if role is Role.A:
         return (*batch, m, k // signature.a.packed)
     if role is Role.B:
-        return (*batch, *groups, k // signature.b.packed, n)
+        return (*batch, *of_b, k // signature.b.packed, n)
     if role is Role.OUT:
-        return (*batch, m, problem.out_n)
+        return (*batch, *of_out, m, problem.out_n)
     if role is Role.OFFSETS:
         return groups
     if role is Role.ADDEND:

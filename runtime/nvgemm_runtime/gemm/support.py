@@ -30,6 +30,9 @@ GROUPED = tuple(dtype for dtype in DType if dtype.row.in_groups)
 GATED = tuple(dtype for dtype in DType if dtype in _WIDE and dtype.bits == 16)
 """Dtypes of A, B and the result with a gated epilogue."""
 
+K_GROUPED = GATED
+"""Dtypes of A and B in groups along k; the result is fp32, fp16 or bf16."""
+
 GATE_PROVIDER = "quack"
 """The provider of gated epilogues, on every architecture."""
 
@@ -41,6 +44,14 @@ ROW_MAJOR_GROUPS_PROVIDER = "quack"
 
 GROUP_BIAS_PROVIDER = "quack"
 """The provider of groups with a bias, on every architecture."""
+
+
+K_GROUPED_LAYOUTS = (Layout.NT,)
+"""Layouts of groups along k. A group may begin at any k: where k were contiguous, in A or in B, TMA
+could load only those that begin at a multiple of 16 bytes."""
+
+K_GROUPED_PROVIDER = "quack"
+"""The provider of groups along k, on every architecture."""
 
 
 def multiply_together(a: DType, b: DType) -> bool:
@@ -64,7 +75,7 @@ def unsupported(signature: Signature) -> str | None:
         return f"{a.value} needs scales ({_listed(r for r in ScaleRecipe if a in r.row.operands)})"
     if a is not b and signature.layout is not Layout.TN:
         return f"fp8 of two types has layout tn alone (here {signature.layout.value})"
-    if signature.op is Op.GROUPED_MM:
+    if signature.op.has_groups:
         return _unsupported_in_groups(signature)
     if scales is not None:
         return _unsupported_with_scales(signature, scales)
@@ -82,6 +93,8 @@ def provider_beside(signature: Signature, arch: str) -> str | None:
     row = ARCHITECTURES.get(arch)
     if row is None:
         return None
+    if signature.op is Op.K_GROUPED_MM:
+        return K_GROUPED_PROVIDER
     if signature.op is Op.GROUPED_MM:
         by_layout = "" if signature.layout is Layout.TN else ROW_MAJOR_GROUPS_PROVIDER
         return row.grouped_provider or by_layout or None
@@ -113,22 +126,28 @@ def unavailable(signature: Signature, arch: str) -> str | None:
 
 
 def _unsupported_in_groups(signature: Signature) -> str | None:
+    name, is_along_k = signature.op.value, signature.op is Op.K_GROUPED_MM
+    operands = K_GROUPED if is_along_k else GROUPED
     if signature.scales is not None:
-        return f"grouped_mm takes no scales (here {signature.scales.value})"
+        return f"{name} takes no scales (here {signature.scales.value})"
     if signature.a is not signature.b:
-        return f"grouped_mm takes A and B of one type{_two_types(signature)}"
+        return f"{name} takes A and B of one type{_two_types(signature)}"
     epilogue = signature.epilogue
+    if epilogue is not None and is_along_k:
+        return f"{name} has no epilogue (here {epilogue.value})"
     if epilogue not in (None, Epilogue.BIAS) and not signature.is_gated:
         assert epilogue is not None
-        return f"grouped_mm has the epilogue bias, or a gated one (here {epilogue.value})"
-    if signature.a not in GROUPED:
-        return f"grouped_mm takes no {signature.a.value}, but {_listed(GROUPED)}"
+        return f"{name} has the epilogue bias, or a gated one (here {epilogue.value})"
+    if signature.a not in operands:
+        return f"{name} takes no {signature.a.value}, but {_listed(operands)}"
     if signature.out not in _WIDE:
-        return f"grouped_mm gives no {signature.out.value}, but {_listed(_WIDE)}"
+        return f"{name} gives no {signature.out.value}, but {_listed(_WIDE)}"
     layouts = GROUPED_LAYOUTS[:1] if signature.a.is_fp8 else GROUPED_LAYOUTS
+    if is_along_k:
+        layouts = K_GROUPED_LAYOUTS
     if signature.layout not in layouts:
         return (
-            f"grouped_mm of {signature.a.value} has layout {' or '.join(x.value for x in layouts)} "
+            f"{name} of {signature.a.value} has layout {' or '.join(x.value for x in layouts)} "
             f"alone (here {signature.layout.value})"
         )
     if epilogue is not None and signature.a.is_fp8:

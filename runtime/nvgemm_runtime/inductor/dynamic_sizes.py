@@ -20,6 +20,8 @@ from torch._inductor.virtualized import V
 
 from ..counters import COUNTERS
 from ..gemm.aten import OPERATORS, AtenGemm, kernel_order
+from ..gemm.operands import RANKS
+from ..gemm.problem import Op
 from ..gemm.roles import Role
 from ..launch.dispatch_table import find_dispatch
 from ..matching.dispatch import TunedTogether
@@ -155,13 +157,17 @@ def _make_operands(
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Random operands, and a result, of Inductor's layouts for some values of their symbols.
 
-    Groups are of equal sizes, as far as m rows can be shared out, as where `tune` measures them.
+    Groups are of equal sizes, as far as m rows, or k, can be shared out, as where `tune` measures
+    them.
     """
+    a, b = layouts[Role.A], layouts[Role.B]
+    is_along_k = (len(a.size), len(b.size)) == RANKS[Op.K_GROUPED_MM]
+    shared = int(sympy_subs(a.size[-1], values)) if is_along_k else m
 
     def make(layout: Any, role: Role = Role.OUT) -> torch.Tensor:
         if role is Role.OFFSETS:
             groups = int(layout.size[0])
-            ends = [m * group // groups for group in range(1, groups + 1)]
+            ends = [shared * group // groups for group in range(1, groups + 1)]
             return torch.tensor(ends, dtype=layout.dtype, device=layout.device)
         size, stride = (
             tuple(int(sympy_subs(extent, values)) for extent in extents)

@@ -85,7 +85,7 @@ def explain(
         extras: Scales, offsets and addend, see `nvgemm_runtime.gemm.extra_operands.ExtraOperands`.
     """
     facts = facts_of(a)
-    op = _op(a, extras)
+    op = _op(a, b, extras)
     try:
         check_kinds(op, a, b)
         asked = requests(op, a, b, out_dtype, extras=extras)
@@ -285,6 +285,45 @@ def grouped_mm(
     return compute(where, Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype)
 
 
+def k_grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    out: torch.Tensor | None = None,
+    kernel: str | LoadedKernel | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Multiply two matrices group by group along k: the gradient of experts' weights.
+
+    ``out[g] = a[:, begin:end] @ b[begin:end, :]``, where a group begins where the one before it
+    ends. A group without k gives zeros. ``torch._grouped_mm`` of two matrices computes the same.
+
+    The ends of groups are on the device, so a call does not see them: where they fall, or lie past
+    k, the result is undefined. With NVGEMM_AOT_DEBUG=1 they are copied and checked, for which the
+    call waits for the device.
+
+    Args:
+        a: Matrix of shape [m, k], column-major: of a training step, the transposed gradient of a
+            product's rows.
+        b: Matrix of shape [k, n], row-major.
+        offsets: The end of each group along k, rising: int32 of shape [groups]. What lies past the
+            last end is not added.
+        out: The tensor to write, [groups, m, n] row-major; made if None.
+        kernel: The kernel: its id, or a loaded one; the best-ranked if None.
+        out_dtype: Type of the result that is made; by default the kernel's, or as ``a``.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        NoKernelError, ValueError, TypeError, RuntimeError: As `nvgemm_runtime.mm`; ValueError also
+            under NVGEMM_AOT_DEBUG=1, if offsets fall or pass k.
+    """
+    extras = ExtraOperands(offsets=offsets)
+    return compute("k_grouped_mm", Op.K_GROUPED_MM, a, b, out, kernel, extras, out_dtype)
+
+
 def gated_mm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -360,14 +399,14 @@ def choose(
         NoKernelError: If no bundled kernel serves this, with every reason why.
         ValueError: If the operands cannot be multiplied.
     """
-    op = _op(a, extras)
+    op = _op(a, b, extras)
     check_kinds(op, a, b, out)
     return choose_kernel(op, a, b, out, extras)
 
 
-def _op(a: torch.Tensor, extras: ExtraOperands) -> Op:
+def _op(a: torch.Tensor, b: torch.Tensor, extras: ExtraOperands) -> Op:
     if extras.offsets is not None:
-        return Op.GROUPED_MM
+        return Op.GROUPED_MM if b.dim() == 3 else Op.K_GROUPED_MM
     return Op.BMM if a.dim() == 3 else Op.MM
 
 

@@ -55,7 +55,7 @@ def _run(
     refuse_lost_derivative(where, **operands)
     for name, tensor in operands.items():
         check_kind(where, name, tensor)
-    shape = check_shapes(op, a, b, out, is_gated=extras.gated is not None)
+    shape = check_shapes(op, a, b, out, is_gated=extras.gated is not None, groups=extras.groups)
     if out is None:
         signature = None if loaded is None else loaded.kernel.signature
         usual = usual_out_dtype(a.dtype) if signature is None else torch_dtype(signature.out)
@@ -71,7 +71,10 @@ def _run(
     if a.numel() == 0:
         raise NoKernelError(f"{where}: k is 0, so the result is the addend alone; use torch")
     if extras.offsets is not None and is_debugging():
-        check_offset_values(extras.offsets, a.shape[0])
+        if op is Op.K_GROUPED_MM:
+            check_offset_values(extras.offsets, a.shape[1], op.value, "k")
+        else:
+            check_offset_values(extras.offsets, a.shape[0])
     loaded = loaded or choose_kernel(op, a, b, out, extras)
     count_write(out)
     loaded.launch(a, b, out, *extras.tensors())

@@ -114,7 +114,10 @@ class DispatchedSizes:
     def __str__(self) -> str:
         problem = self.request.problem
         count = problem.batch * problem.groups
-        beside = {Op.MM: "", Op.BMM: f", batch {count}", Op.GROUPED_MM: f", {count} groups"}
+        groups = f", {count} groups"
+        beside = {
+            Op.MM: "", Op.BMM: f", batch {count}", Op.GROUPED_MM: groups, Op.K_GROUPED_MM: groups
+        }  # fmt: skip
         lines = [
             f"{problem.signature.key}, n {problem.n}, k {problem.k}"
             f"{beside[problem.signature.op]}, on {self.facts.name}",
@@ -172,7 +175,9 @@ def dispatch_table(
         ValueError: If the operands cannot be multiplied, or are no numbers in memory.
         NoKernelError: If types, strides or extents are such that no kernel can exist.
     """
-    op = Op.GROUPED_MM if extras.offsets is not None else Op.BMM if a.dim() == 3 else Op.MM
+    op = Op.BMM if a.dim() == 3 else Op.MM
+    if extras.offsets is not None:
+        op = Op.GROUPED_MM if b.dim() == 3 else Op.K_GROUPED_MM
     check_kinds(op, a, b)
     asked = requests(op, a, b, out_dtype, extras=extras)
     facts = facts_of(a)

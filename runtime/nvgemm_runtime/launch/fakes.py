@@ -28,6 +28,7 @@ OPERATORS = {
     "baddbmm": Form(op=Op.BMM),
     "scaled_mm": Form(op=Op.MM),
     "grouped_mm": Form(op=Op.GROUPED_MM),
+    "k_grouped_mm": Form(op=Op.K_GROUPED_MM),
     "gated_mm": Form(op=Op.MM, is_gated=True),
     "grouped_gated_mm": Form(op=Op.GROUPED_MM, is_gated=True),
 }
@@ -71,7 +72,8 @@ def _fake(
             torch._check(columns % 2 == 0, lambda: f"b has {columns} columns; must have pairs")
             columns = columns // 2
         dtype = getattr(torch, str(out_dtype(given["kernel"])))
-        result: torch.Tensor = a.new_empty((*a.shape[:-1], columns), dtype=dtype)
+        groups = given["offsets"].shape if form.op is Op.K_GROUPED_MM else ()
+        result: torch.Tensor = a.new_empty((*groups, *a.shape[:-1], columns), dtype=dtype)
         return result
 
     return fake

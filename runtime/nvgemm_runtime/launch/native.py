@@ -200,7 +200,7 @@ def _formula(workspace: TileWorkspace | None) -> tuple[int, ...]:
     )
 
 
-_OPS = (Op.MM, Op.BMM, Op.GROUPED_MM)
+_OPS = (Op.MM, Op.BMM, Op.GROUPED_MM, Op.K_GROUPED_MM)
 _ADDENDS = {None: 0, Addend.ROW: 1, Addend.MATRIX: 2}
 """Numbers of ``Op`` and ``AddendKind`` in csrc/gemm.h."""
 

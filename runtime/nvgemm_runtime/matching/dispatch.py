@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from ..bundle.format import Timing
 from ..gemm.operands import Request
-from ..gemm.problem import Op
 from .device import DeviceFacts, TorchVersions
 from .thresholds import (
     Contender,
@@ -124,8 +123,8 @@ def decide_dispatch(
     # Where m is contiguous in A, operands between two measured m are aligned unlike at either.
     may_bridge = request.problem.signature.layout.a_row_major
     tiling = None
-    # How many waves a grouped product needs depends on how its rows are shared out.
-    if facts.multiprocessors is not None and request.problem.signature.op is not Op.GROUPED_MM:
+    # How many waves a grouped product needs depends on how its rows, or its k, are shared out.
+    if facts.multiprocessors is not None and not request.problem.signature.op.has_groups:
         designs = {id_: one.kernel.design for id_, one in measured.items()}
         tiling = Tiling(
             problem=request.problem, designs=designs, multiprocessors=facts.multiprocessors

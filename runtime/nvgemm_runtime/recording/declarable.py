@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
-from ..gemm.aten import OPERATORS, UNSERVED, AtenGemm, product_of_sum
+from ..gemm.aten import UNSERVED, AtenGemm, operation_of, product_of_sum
 from ..gemm.operands import Request, requests
 from ..gemm.problem import DType, Problem
 from ..gemm.support import unavailable, unsupported
@@ -29,7 +29,7 @@ def read_requests(gemm: AtenGemm) -> tuple[Request, ...] | str:
     if reason is not None:
         return reason
     try:
-        op = OPERATORS[gemm.op].op
+        op = operation_of(gemm)
         return requests(op, gemm.a, gemm.b, out=gemm.out, extras=gemm.extras)
     except (NoKernelError, ValueError) as error:
         return str(error)

@@ -171,7 +171,7 @@ def gemm_line(problem: Problem, count: int | None = None) -> str:
         "scales": signature.scales and signature.scales.value,
         "epilogue": signature.epilogue and signature.epilogue.value,
         "batch": problem.batch if signature.op is Op.BMM else None,
-        "groups": problem.groups if signature.op is Op.GROUPED_MM else None,
+        "groups": problem.groups if signature.op.has_groups else None,
         "m": problem.m,
         "n": problem.n,
         "k": problem.k,

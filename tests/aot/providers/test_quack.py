@@ -79,6 +79,7 @@ def test_designs_are_distinct_and_so_are_their_names(arch: str) -> None:
         ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32", "sm_90a", "dense GEMMs do not compute"),
         ("grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_90a", "groups are offered of fp16 and"),
         ("grouped_mm/nt/bf16xbf16/fp32/bf16", "sm_90a", "has layout tn or tt alone (here nt)"),
+        ("k_grouped_mm/tn/bf16xbf16/fp32/bf16", "sm_90a", "has layout nt alone (here tn)"),
     ],
 )
 def test_says_why_it_offers_nothing(key: str, arch: str, reason: str) -> None:
@@ -207,11 +208,11 @@ def test_cutlass_operators_multiplies_no_two_types_and_says_who_does(rest: str) 
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("layout", ["tn", "tt"])
-def test_offers_groups_without_a_workspace(arch: str, layout: str) -> None:
+@pytest.mark.parametrize("kind", ["grouped_mm/tn", "grouped_mm/tt", "k_grouped_mm/nt"])
+def test_offers_groups_without_a_workspace(arch: str, kind: str) -> None:
     """Tiles of groups cannot be counted on the host, and a swapped kernel has no groups."""
     for dtype, out in itertools.product(("bf16", "fp16"), ("fp32", "fp16", "bf16")):
-        signature = Signature.parse(f"grouped_mm/{layout}/{dtype}x{dtype}/fp32/{out}")
+        signature = Signature.parse(f"{kind}/{dtype}x{dtype}/fp32/{out}")
         found = Quack().enumerate(signature, build_target(arch)).candidates
         told = "clusters," if arch == HOPPER else ""
         conventions = {one.calling_convention for one in found}
@@ -262,6 +263,7 @@ providers: [quack]
 gemms:
   - {{op: grouped_mm, groups: 8, dtype: bf16, candidates: 2, mnk: [[1024, 512, 1024]]}}
   - {{op: grouped_mm, groups: 8, dtype: fp16, layout: tt, out: fp32, mnk: [[8192, 512, 512]]}}
+  - {{op: k_grouped_mm, groups: 8, dtype: bf16, layout: nt, candidates: 2, mnk: [[512, 512, 1024]]}}
 """
 
 GROUPED_EPILOGUES = """

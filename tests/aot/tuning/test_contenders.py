@@ -18,7 +18,7 @@ from nvgemm_runtime.gemm.problem import Layout, Op, Problem, Signature
 def problem(key: str, k: int = 4096) -> Problem:
     signature = Signature.parse(key)
     batch = 2 if signature.op is Op.BMM else 1
-    groups = 3 if signature.op is Op.GROUPED_MM else 1
+    groups = 3 if signature.op.has_groups else 1
     return Problem(signature=signature, m=48, n=64, k=k, batch=batch, groups=groups)
 
 
@@ -58,6 +58,7 @@ def test_atens_operator_computes_the_same() -> None:
         "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_tensor/bias",
         "mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16/fp32_tensor",
         "grouped_mm/tn/bf16xbf16/fp32/bf16",
+        "k_grouped_mm/nt/bf16xbf16/fp32/bf16",
     ):
         given = problem(key, 64)
         tensors = operands(given)

@@ -45,6 +45,7 @@ SIGNATURES = [
     "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/bias",
     "grouped_mm/tn/bf16xbf16/fp32/bf16",
     "grouped_mm/tt/bf16xbf16/fp32/bf16/bias",
+    "k_grouped_mm/nt/bf16xbf16/fp32/bf16",
     "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32",
     "mm/nt/fp8_e5m2xfp8_e5m2/fp32/fp8_e4m3/e8m0_1x32",
     "mm/tn/fp4_e2m1xfp4_e2m1/fp32/fp8_e5m2/e8m0_1x32",
@@ -53,7 +54,7 @@ SIGNATURES = [
     "mm/tn/fp4_e2m1xfp4_e2m1/fp32/fp16/e8m0_1x16",
 ]
 
-PLAIN = [key for key in SIGNATURES if key.count("/") == 4 and not key.startswith("grouped")]
+PLAIN = [key for key in SIGNATURES if key.count("/") == 4 and "grouped" not in key]
 """Those that take A and B alone."""
 
 FLOATS = [key for key in PLAIN if "int" not in key]
@@ -64,7 +65,7 @@ CURVES = ("bias_gelu_tanh", "bias_silu")
 def problem(key: str, k: int = 512, m: int = 24, n: int = 32) -> Problem:
     signature = Signature.parse(key)
     batch = 2 if signature.op is Op.BMM else 1
-    groups = 3 if signature.op is Op.GROUPED_MM else 1
+    groups = 3 if signature.op.has_groups else 1
     return Problem(signature=signature, m=m, n=n, k=k, batch=batch, groups=groups)
 
 

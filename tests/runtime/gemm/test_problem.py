@@ -26,7 +26,7 @@ extents = st.integers(1, MAX_EXTENT)
 def problems(draw: st.DrawFn) -> Problem:
     signature = draw(signatures)
     batch = draw(extents) if signature.op is Op.BMM else 1
-    groups = draw(extents) if signature.op is Op.GROUPED_MM else 1
+    groups = draw(extents) if signature.op.has_groups else 1
     packed = max(signature.a.packed, signature.b.packed)
     k = draw(st.integers(1, MAX_EXTENT // packed)) * packed
     n = draw(st.integers(1, MAX_EXTENT // 2)) * 2 if signature.is_gated else draw(extents)
@@ -89,6 +89,7 @@ def test_a_gated_result_has_half_of_the_columns() -> None:
         "mm/tn/bf16xbf16/fp32/bf16/g2m1n8k8",
         "bmm/tn/bf16xbf16/fp32/bf16/g2m1n8k8",
         "grouped_mm/tn/bf16xbf16/fp32/bf16/m1n8k8",
+        "k_grouped_mm/nt/bf16xbf16/fp32/bf16/m8n8k8",
         "mm/tn/bf16xbf16/fp32/bf16/bias/fp32_row/m1n8k8",
         "mm/tn/bf16xbf16/fp32/bf16/bias/bias/m1n8k8",
         "mm/tn/bf16xbf16/fp32/bf16/bias_tanh/m1n8k8",

@@ -57,6 +57,7 @@ def scaling(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Bu
         for scales in (ScaleRecipe.FP32_TENSOR, ScaleRecipe.FP32_ROW)
     ]
     served.append(cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=DType.BF16))
+    served.append(cpu_kernels.signature("nt", op=Op.K_GROUPED_MM, operand=DType.BF16))
     return recording_kernels.build_recording(
         [cpu_provider.problem_of(one, (M, N, K)) for one in served],
         tmp_path_factory.mktemp("scaling"),
@@ -196,6 +197,29 @@ def test_groups(inductor: InductorSession) -> None:
     torch.testing.assert_close(without_us, grouped(*arguments))
 
 
+def groups_along_k() -> tuple[Tensor, Tensor, Tensor]:
+    ends = torch.tensor([8, 9, 9, K], dtype=torch.int32)
+    return torch.randn(K, M).bfloat16().mT, torch.randn(K, N).bfloat16(), ends
+
+
+def test_groups_along_k(inductor: InductorSession) -> None:
+    arguments = groups_along_k()
+    compiled = inductor.compile(grouped, *arguments)
+    torch.testing.assert_close(compiled.result, grouped(*arguments), rtol=2**-7, atol=1e-3)
+    assert (compiled.result[2] == 0).all()
+    assert len(compiled.launched) == 1
+    assert "torch._grouped_mm(*a, **o)" in compiled.code[0]
+
+
+def test_ends_along_k_are_checked_where_the_user_debugs(inductor: InductorSession) -> None:
+    inductor.monkeypatch.setenv(DEBUG_VARIABLE, "1")
+    a, b, ends = groups_along_k()
+    compiled = inductor.compile(grouped, a, b, ends)
+    assert len(compiled.launched) == 1
+    with pytest.raises(ValueError, match=r"k_grouped_mm: group 3 ends at k 65, must"):
+        compiled.function(a, b, ends + torch.tensor([0, 0, 0, 1], dtype=torch.int32))
+
+
 @pytest.mark.parametrize("is_debugging", [False, True])
 def test_ends_of_groups_are_checked_where_the_user_debugs(
     inductor: InductorSession, is_debugging: bool
@@ -214,6 +238,10 @@ def test_ends_of_groups_are_checked_where_the_user_debugs(
 
 MISSES: dict[str, tuple[Callable[..., Any], str]] = {
     "a batch": (lambda a, b, e: functional.grouped_mm(a.view(4, 32, K), b), "grouped_mm takes"),
+    "groups along k that is contiguous": (
+        lambda a, b, e: functional.grouped_mm(a, b[0].mT.contiguous().mT[:, :32], offs=e // 2),
+        "k_grouped_mm/tn",
+    ),
     "row-major": (
         lambda a, b, e: functional.grouped_mm(a, b.contiguous(), offs=e),
         "no bundled kernel computes grouped_mm/tt",

@@ -38,6 +38,7 @@ GROUPED_OAI = signature(
 )
 NVFP4_POWERS = signature("tn", operand=DType.FP4_E2M1, scales=ScaleRecipe.E8M0_1X16)
 GROUPED = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16)
+K_GROUPED = signature("nt", op=Op.K_GROUPED_MM, operand=DType.BF16)
 
 
 @pytest.fixture
@@ -238,6 +239,12 @@ def test_nothing_to_compute_needs_no_kernel(installed: BuiltBundle) -> None:
         epilogue="swiglu_oai_halves", bias=torch.empty(0, 32).bfloat16(),
     )  # fmt: skip
     assert torch.equal(gated, torch.zeros(4, 16).bfloat16())
+    no_rows = nvgemm_runtime.k_grouped_mm(
+        torch.ones(0, 16).bfloat16().mT, torch.ones(0, 32).bfloat16(), torch.zeros(3).int()
+    )
+    assert torch.equal(no_rows, torch.zeros(3, 16, 32).bfloat16())
+    no_ends = nvgemm_runtime.k_grouped_mm(a[:0].mT, b[:0], torch.empty(0, dtype=torch.int32))
+    assert no_ends.shape == (0, 64, 32)
 
 
 NOTHING_TO_COMPUTE: dict[str, tuple[Callable[[], Any], type, str]] = {
@@ -248,6 +255,14 @@ NOTHING_TO_COMPUTE: dict[str, tuple[Callable[[], Any], type, str]] = {
             torch.ones(16, 0).to(torch.float8_e4m3fn), torch.ones(0, 32).to(torch.float8_e4m3fn),
             torch.ones(1).byte(), torch.ones(1).byte()),
         NoKernelError, "no kernel scales fp8_e4m3 with torch.uint8"),
+    "offsets along k": (
+        lambda: nvgemm_runtime.k_grouped_mm(
+            torch.ones(16, 0), torch.ones(0, 32), torch.zeros(3, 1, dtype=torch.int32)),
+        ValueError, "k_grouped_mm: offsets are missing, or not of one dimension"),
+    "offsets' type along k": (
+        lambda: nvgemm_runtime.k_grouped_mm(
+            torch.ones(16, 0), torch.ones(0, 32), torch.zeros(3, dtype=torch.int64)),
+        NoKernelError, "offsets are torch.int64, must be torch.int32"),
     "offsets": (
         lambda: nvgemm_runtime.grouped_mm(
             torch.ones(0, 64), torch.ones(4, 64, 32), torch.zeros(3, dtype=torch.int32)),
@@ -293,6 +308,30 @@ def test_offsets_are_checked_where_the_user_debugs(
     with pytest.raises(ValueError, match=f"grouped_mm: {message}"):
         nvgemm_runtime.grouped_mm(arguments.a, arguments.b, offsets)
     assert_close(call_of(arguments)(), arguments)
+
+
+def test_offsets_along_k_are_checked_where_the_user_debugs(
+    installed: BuiltBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DEBUG_VARIABLE, "1")
+    arguments = arguments_of(K_GROUPED)
+    offsets = torch.tensor([4, 3, 65], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"k_grouped_mm: group 1 ends at k 3, must"):
+        nvgemm_runtime.k_grouped_mm(arguments.a, arguments.b, offsets)
+    assert_close(call_of(arguments)(), arguments)
+
+
+def test_a_result_along_k_is_a_matrix_for_each_end(installed: BuiltBundle) -> None:
+    arguments = arguments_of(K_GROUPED)
+    out = torch.empty(2, 16, 32).bfloat16()
+    with pytest.raises(ValueError, match=r"shape \[2, 16, 32\], must have \[3, 16, 32\]"):
+        nvgemm_runtime.k_grouped_mm(arguments.a, arguments.b, arguments.others[0], out)
+
+
+def test_choose_tells_groups_along_k_from_those_of_rows(installed: BuiltBundle) -> None:
+    arguments = arguments_of(K_GROUPED)
+    chosen = nvgemm_runtime.choose(*arguments.operands(), arguments.extras)
+    assert chosen.kernel.signature == K_GROUPED
 
 
 def test_rows_behind_the_last_group_are_left_alone(installed: BuiltBundle) -> None:

@@ -16,7 +16,7 @@ from nvgemm_runtime.gemm.types import DType
 def sample_tensors(signature: Signature) -> dict[Role, Any]:
     """The tensors of a signature's kernels; call it and use them in torch's FakeTensorMode."""
     batch = 2 if signature.op is Op.BMM else 1
-    groups = 4 if signature.op is Op.GROUPED_MM else 1
+    groups = 4 if signature.op.has_groups else 1
     problem = Problem(signature=signature, m=256, n=512, k=1024, batch=batch, groups=groups)
     layout = signature.layout
     row_major = {Role.A: layout.a_row_major, Role.B: layout.b_row_major}

@@ -1,10 +1,11 @@
 """Provider of quack-kernels' GEMMs, CuTe-DSL kernels for Hopper and Blackwell.
 
 `designs` says which specialisations are offered, `entry` compiles one, `gated` one with a gate, and
-`grouped` one of groups; `epilogue` is what kernels do before they store, where they do more than to
-multiply. It may import what `providers` may. The library and the compiler are imported when a
-kernel is first compiled, never to list candidates. quack changes classes of the DSL in the process
-that imports it, so a compiler process works for one provider alone.
+`grouped` one of groups, `k_grouped` one of groups along k; `epilogue` is what kernels do before
+they store, where they do more than to multiply. It may import what `providers` may. The library and
+the compiler are imported when a kernel is first compiled, never to list candidates. quack changes
+classes of the DSL in the process that imports it, so a compiler process works for one provider
+alone.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ..base import (
     RuntimeModel,
 )
 from ..heuristics import matmul_heuristics
-from . import epilogue, gated, grouped
+from . import epilogue, gated, grouped, k_grouped
 from .designs import HOPPER, Design, designs, workspace_of
 from .entry import (
     ALIGNMENT_BYTES,
@@ -179,6 +180,7 @@ def _added_code(signature: Signature) -> str:
     added = {
         "gate": (gated, signature.is_gated),
         "groups": (grouped, signature.op is Op.GROUPED_MM),
+        "groups along k": (k_grouped, signature.op is Op.K_GROUPED_MM),
         "epilogue": (epilogue, epilogue.has_own_epilogue(signature) and not signature.is_gated),
     }
     return ", ".join(
@@ -196,6 +198,8 @@ def _offered(signature: Signature, arch: str) -> tuple[Design, ...]:
         return gated.designs(arch, signature)
     if signature.op is Op.GROUPED_MM:
         return grouped.designs(arch, signature)
+    if signature.op is Op.K_GROUPED_MM:
+        return k_grouped.designs(arch, signature)
     return designs(arch, signature)
 
 
@@ -209,13 +213,15 @@ def _compiled(operator: str, signature: Signature, arch: str) -> Any:
 def _compiler_of(signature: Signature) -> Callable[[Design, Signature, str], Any]:
     if signature.is_gated:
         return gated.compile_gated
+    if signature.op is Op.K_GROUPED_MM:
+        return k_grouped.compile_k_grouped
     return grouped.compile_grouped if signature.op is Op.GROUPED_MM else compile_entry
 
 
 def _why_absent(signature: Signature, arch: str) -> str | None:
     if signature.is_gated:
         return None  # what `unsupported` allows
-    if signature.op is Op.GROUPED_MM:
+    if signature.op.has_groups:
         if signature.a.is_fp8:
             return f"of quack, groups are offered of fp16 and bf16 (here {signature.a.value})"
         return None  # what `unsupported` allows
@@ -251,7 +257,8 @@ def _operator(design: Design, signature: Signature, arch: str) -> str:
     kind = ("pingpong" if design.pingpong else "cooperative") if arch == HOPPER else "clc"
     kind += "_dynamic" if design.dynamic else ""
     family = "Sm90" if arch == HOPPER else "Sm100"
-    kind_of_gemm = "Grouped" * (signature.op is Op.GROUPED_MM) + "Gated" * signature.is_gated
+    by_op = {Op.GROUPED_MM: "Grouped", Op.K_GROUPED_MM: "KGrouped"}
+    kind_of_gemm = by_op.get(signature.op, "") + "Gated" * signature.is_gated
     name = f"quack.Gemm{kind_of_gemm or 'Default'}{family}_{kind}"
     order = "parallel" if design.in_any_order else "serial"
     split = f"_split_k{design.splits}_{order}" if design.splits > 1 else ""

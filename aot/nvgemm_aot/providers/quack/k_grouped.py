@@ -1,0 +1,177 @@
+"""Compiles quack's GEMM for groups along k: the gradient of the weights of a mixture's experts.
+
+The library takes where groups begin, with a zero in front; torch, and so this project, where they
+end. The kernels read a beginning as the end of the group before, so launches convert nothing.
+
+A is contiguous along m and B along n, so a group may begin at any k. Tiles reach past a group's
+last k: the library describes both operands to TMA so that those terms are zeros. A group without k
+has tiles of its result and no tiles of k; the library then fills its sums with zeros before it
+stores them (``acc.fill(0.0)`` in gemm_sm90.py, ``clear_acc`` in gemm_sm100.py).
+
+Whatever the ends are, no kernel should read outside its operands: an end is cut to the k of A, and
+a group that would end before it begins has no tiles of k. What is written does not depend on ends.
+No GPU has shown it yet. The result of such ends is undefined.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM
+from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.roles import Role, role_dtype
+from nvgemm_runtime.gemm.types import DType
+
+from .designs import HOPPER, Design
+from .designs import designs as plain_designs
+from .entry import (
+    ALIGNMENT_BYTES,
+    calling_convention,
+    cute_type,
+    import_library,
+    sample_arguments,
+    scheduler_options,
+    with_parameters,
+)
+
+
+def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
+    """The designs for an architecture, in a fixed order.
+
+    The library neither swaps operands nor splits k of such groups, and no dynamic schedule is
+    offered. A tile of k is the library's own choice.
+    """
+    return tuple(
+        one
+        for one in plain_designs(arch, signature)
+        if not one.swapped and not one.has_workspace and one.tile_k_blocks == 1
+    )
+
+
+def compile_k_grouped(design: Design, signature: Signature, arch: str) -> Any:
+    """Compile one design for groups along k; arguments are those of `entry.compile_entry`.
+
+    The function takes ``(a, b, offsets, out, stream)``, on Hopper ``clusters`` before the stream.
+    """
+    import_library()
+    import cutlass
+    from cutlass import cute
+    from quack.tile_scheduler import TileSchedulerOptions
+    from quack.varlen_utils import VarlenArguments
+
+    kind, begins = _library_classes(arch == HOPPER)
+    options: dict[str, Any] = (
+        {"pingpong": design.pingpong, "is_persistent": True}
+        if arch == HOPPER
+        else {"use_clc_persistence": True}
+    )
+    gemm = kind(
+        cutlass.Float32, cute_type(signature.a), design.tile, (*design.cluster, 1), **options
+    )
+    parameters = calling_convention(design, signature, arch).parameters
+
+    def launch(**given: Any) -> None:
+        starts = begins(given[Role.OFFSETS.value], cute.size(given["a"], mode=[1]))
+        b = given["b"]  # the library's own convention has B as (n, k)
+        transposed = cute.make_tensor(b.iterator, cute.select(b.layout, [1, 0]))
+        gemm(
+            given["a"], transposed, given["out"], None, gemm.EpilogueArguments(),
+            TileSchedulerOptions(**scheduler_options(given.get(CLUSTERS))),
+            VarlenArguments(mCuSeqlensK=starts), given[STREAM], None, None,
+        )  # fmt: skip
+
+    def multiply_k_groups(a: Any, b: Any, offsets: Any, out: Any, stream: Any) -> None:
+        launch(a=a, b=b, offsets=offsets, out=out, stream=stream)
+
+    def multiply_k_groups_with_clusters(
+        a: Any, b: Any, offsets: Any, out: Any, clusters: Any, stream: Any
+    ) -> None:
+        launch(a=a, b=b, offsets=offsets, out=out, clusters=clusters, stream=stream)
+
+    function = with_parameters(parameters, multiply_k_groups, multiply_k_groups_with_clusters)
+    return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
+        cute.jit(function), *sample_arguments(parameters, _sample_tensors(signature))
+    )
+
+
+@functools.cache
+def _library_classes(hopper: bool) -> tuple[Any, Any]:
+    """The library's GEMM with a scheduler for any ends, and what stands for its beginnings."""
+    import cutlass
+    from cutlass import Int32, cute
+    from quack import gemm_default_epi as library
+    from quack.tile_scheduler import TileScheduler
+
+    @cute.jit  # type: ignore[untyped-decorator]
+    def begin_of(ends: cute.Tensor, terms: Int32, group: Int32) -> Int32:
+        begin = Int32(0)
+        if group > 0:
+            begin = cutlass.min(cutlass.max(ends[group - 1], Int32(0)), terms)
+        return begin
+
+    class Begins:
+        """Where groups begin, and behind them where the last one ends, as the library reads it."""
+
+        def __init__(self, ends: Any, terms: Any) -> None:
+            self._ends, self._terms = ends, terms
+
+        @property
+        def shape(self) -> tuple[Any]:
+            return (self._ends.shape[0] + 1,)
+
+        def __getitem__(self, group: Any) -> Any:
+            return begin_of(self._ends, self._terms, Int32(group))
+
+        def __extract_mlir_values__(self) -> list[Any]:
+            ends = cutlass.extract_mlir_values(self._ends)
+            self._of_ends = len(ends)
+            return [*ends, *cutlass.extract_mlir_values(self._terms)]
+
+        def __new_from_mlir_values__(self, values: list[Any]) -> Any:
+            return Begins(
+                cutlass.new_from_mlir_values(self._ends, values[: self._of_ends]),
+                cutlass.new_from_mlir_values(self._terms, values[self._of_ends :]),
+            )
+
+    class Scheduler(TileScheduler):  # type: ignore[misc]
+        """Gives no tiles of k to a group that ends before it begins, where the library's are < 0.
+
+        Every warp asks it, so that loads, sums and pingpong's bookkeeping agree.
+        """
+
+        def get_split_k_tile_range(self, k_tile_total: Any, split_idx: Any, **options: Any) -> Any:
+            tiles = cutlass.max(k_tile_total, Int32(0))
+            return super().get_split_k_tile_range(tiles, split_idx, **options)
+
+    base = library.GemmDefaultSm90 if hopper else library.GemmDefaultSm100
+
+    def get_scheduler_class(self: Any, varlen_m: bool = False) -> Any:
+        assert not varlen_m
+        return Scheduler
+
+    name = f"GemmKGrouped{'Sm90' if hopper else 'Sm100'}"
+    return type(name, (base,), {"get_scheduler_class": get_scheduler_class}), Begins
+
+
+def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
+    """Stand-ins for a, b, offsets and out, whose extents are known at run time."""
+    from cutlass import Int32, cute
+
+    m, n, k, groups = (cute.sym_int() for _ in range(4))
+
+    def stride(dtype: DType) -> Any:
+        return cute.sym_int64(divisibility=8 * ALIGNMENT_BYTES // dtype.bits)
+
+    def tensor(role: Role, shape: tuple[Any, ...], strides: tuple[Any, ...]) -> Any:
+        return cute.runtime.make_fake_tensor(
+            cute_type(role_dtype(signature, role)), shape, strides, assumed_align=ALIGNMENT_BYTES
+        )
+
+    a, b, out = signature.a, signature.b, signature.out
+    return (
+        tensor(Role.A, (m, k), (1, stride(a))),
+        tensor(Role.B, (k, n), (stride(b), 1)),
+        cute.runtime.make_fake_tensor(Int32, (groups,), (1,), assumed_align=4),
+        tensor(Role.OUT, (groups, m, n), (stride(out), stride(out), 1)),
+    )
