@@ -125,9 +125,7 @@ def operands(
 
 
 def leaves(made: dict[str, Any]) -> list[torch.Tensor]:
-    flat = [
-        one for each in made.values() for one in (each if isinstance(each, tuple) else (each,))
-    ]
+    flat = [one for each in made.values() for one in (each if isinstance(each, tuple) else (each,))]
     return [one for one in flat if isinstance(one, torch.Tensor) and one.requires_grad]
 
 
@@ -189,9 +187,7 @@ def test_rows_past_the_last_end_add_nothing() -> None:
     weights = F.pad(made["routing_weights"].detach(), (0, 3), value=1.0).requires_grad_()
     longer["routing_weights"] = weights
     found = gradients(experts, longer)
-    place = next(
-        index for index, one in enumerate(leaves(longer), start=1) if one is weights
-    )
+    place = next(index for index, one in enumerate(leaves(longer), start=1) if one is weights)
     assert not found[place][-3:].any()
     found[place] = found[place][:-3]
     assert_same(found, expected, 1e-12)
