@@ -151,7 +151,7 @@ class _Plan:
         return torch.cat((gate, up), -1)
 
 
-class _Experts(torch.autograd.Function):
+class _Experts(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
         ctx: Any,

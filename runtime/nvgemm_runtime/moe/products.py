@@ -100,7 +100,7 @@ def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
 def _kernel(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, offsets: torch.Tensor
 ) -> LoadedKernel | None:
-    """The best kernel, looked up once for each problem; None, after a warning, where none serves."""
+    """The best kernel, looked up once a problem; None, after a warning, where none serves."""
     key = (
         op,
         wants_determinism(),
@@ -145,10 +145,7 @@ def _torch_rows(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torc
             out[start:end] = a[start:end] @ b[group]
         return out
     n = b.shape[2]
-    if b.stride(-1) == 1:
-        b = _aligned(b)
-    else:
-        b = _aligned(b.mT).mT
+    b = _aligned(b) if b.stride(-1) == 1 else _aligned(b.mT).mT
     a = _aligned(a)
     if a.shape[1] != b.shape[1]:  # only one of them was padded along k
         k = max(a.shape[1], b.shape[1])
@@ -172,7 +169,7 @@ def _torch_can_group(a: torch.Tensor) -> bool:
     """Whether ``torch._grouped_mm`` runs on the device; on the CPU a loop does not cost more."""
     if a.device.type != "cuda" or a.dtype not in _TORCH_TYPES:
         return False
-    return torch.cuda.get_device_capability(a.device) >= (8, 0)
+    return bool(torch.cuda.get_device_capability(a.device) >= (8, 0))
 
 
 def _spans(offsets: torch.Tensor) -> list[tuple[int, int]]:
@@ -182,7 +179,7 @@ def _spans(offsets: torch.Tensor) -> list[tuple[int, int]]:
 
 
 def _aligned(matrix: torch.Tensor) -> torch.Tensor:
-    """A row-major matrix whose rows ``torch._grouped_mm`` can take, padded with zeros if need be."""
+    """A row-major matrix as ``torch._grouped_mm`` takes it, rows padded with zeros if need be."""
     unit = _ALIGNMENT_BYTES // matrix.element_size()
     padding = -matrix.shape[-1] % unit
     if padding:

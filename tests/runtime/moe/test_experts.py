@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from edges import problem_of
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import cpu_provider
@@ -35,19 +34,18 @@ ORDERS = ("halves", "interleaved", "pair")
 
 
 @pytest.fixture(autouse=True)
-def new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernels, none looked up yet, and the warning still to come."""
     use(monkeypatch)
     monkeypatch.setattr(products, "_found", {})
     monkeypatch.setattr(products, "_has_warned", True)
-    yield
 
 
 def gated(activation: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     if activation == "swiglu":
-        return F.silu(gate) * up
+        return functional.silu(gate) * up
     if activation == "geglu":
-        return F.gelu(gate, approximate="tanh") * up
+        return functional.gelu(gate, approximate="tanh") * up
     gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
     return gate * torch.sigmoid(1.702 * gate) * (up + 1)
 
@@ -183,8 +181,8 @@ def test_rows_past_the_last_end_add_nothing() -> None:
     made = operands(gather=True, biases=True)
     expected = gradients(experts, made)
     longer = dict(made)
-    longer["indices"] = F.pad(made["indices"], (0, 3))
-    weights = F.pad(made["routing_weights"].detach(), (0, 3), value=1.0).requires_grad_()
+    longer["indices"] = functional.pad(made["indices"], (0, 3))
+    weights = functional.pad(made["routing_weights"].detach(), (0, 3), value=1.0).requires_grad_()
     longer["routing_weights"] = weights
     found = gradients(experts, longer)
     place = next(index for index, one in enumerate(leaves(longer), start=1) if one is weights)
