@@ -1,6 +1,6 @@
 """Overrides by which torchtitan's experts are computed by `nvgemm_runtime.moe.experts`.
 
-One option of torchtitan 0.3: ``--override.imports nvgemm_runtime.moe.torchtitan.nvgemm_experts``, or
+In torchtitan 0.3: ``--override.imports nvgemm_runtime.moe.torchtitan.nvgemm_experts``, or
 ``...nvgemm_gpt_oss_experts`` for gpt-oss. Parameters keep their names, shapes and shards, so
 checkpoints stay interchangeable.
 """
