@@ -1,0 +1,218 @@
+"""Grouped products of experts: by a prebuilt kernel where one serves, else by torch.
+
+Both are operators, ``torch.ops.nvgemm_moe.rows`` and ``columns``, so torch.compile keeps them in
+its graph; the kernel is looked up where they run, once for each problem.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import NvgemmError
+from ..gemm.extra_operands import ExtraOperands, check_offset_values
+from ..gemm.problem import Op
+from ..launch.fast_path import count_write
+from ..launch.loader import LoadedKernel
+from ..launch.select import choose_kernel
+from ..matching.device import wants_determinism
+from ..settings import is_debugging
+
+_ALIGNMENT_BYTES = 16
+"""Of rows and pointers in ``torch._grouped_mm``, whose error message names it."""
+
+_TORCH_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""Types of operands that ``torch._grouped_mm`` computes, as its error message names them."""
+
+_found: dict[tuple[object, ...], LoadedKernel | None] = {}
+"""By all that decides: the kernel, or None where torch computes."""
+
+_MAX_FOUND = 4096
+_has_warned = False
+
+
+def rows(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Multiply the rows of each group with the group's matrix.
+
+    Args:
+        a: Matrix [m, k], the groups' rows one after the other.
+        b: Matrices [groups, k, n].
+        offsets: End of each group along m, int32 [groups].
+
+    Returns:
+        Matrix [m, n] of the operands' type; undefined in rows past the last end.
+    """
+    result: torch.Tensor = torch.ops.nvgemm_moe.rows(a, b, offsets)
+    return result
+
+
+def columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Multiply, for each group, the transposed rows of one matrix with those of another.
+
+    Args:
+        a: Matrix [m, p].
+        b: Matrix [m, q].
+        offsets: End of each group along m, int32 [groups].
+
+    Returns:
+        Matrices [groups, p, q] of the operands' type; zero for a group with no row.
+    """
+    result: torch.Tensor = torch.ops.nvgemm_moe.columns(a, b, offsets)
+    return result
+
+
+def _rows(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    if is_debugging():
+        check_offset_values(offsets, a.shape[0])
+    out = a.new_empty((a.shape[0], b.shape[2]))
+    if 0 in a.shape or out.numel() == 0:
+        return out.zero_()
+    a, b = _with_unit_stride(a), _with_unit_stride(b)
+    kernel = _kernel(Op.GROUPED_MM, a, b, out, offsets)
+    if kernel is None:
+        return _torch_rows(a, b, offsets)
+    count_write(out)
+    kernel.launch(a, b, out, offsets)
+    return out
+
+
+def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    if is_debugging():
+        check_offset_values(offsets, a.shape[0])
+    out = a.new_empty((offsets.shape[0], a.shape[1], b.shape[1]))
+    if a.shape[0] == 0 or out.numel() == 0:
+        return out.zero_()
+    a, b = a.contiguous(), b.contiguous()
+    op = getattr(Op, "K_GROUPED_MM", None)
+    kernel = None if op is None else _kernel(op, a.t(), b, out, offsets)
+    if kernel is None:
+        if op is None:
+            _warn_once("this release has no kernels for weight gradients")
+        return _torch_columns(a, b, offsets)
+    count_write(out)
+    kernel.launch(a.t(), b, out, offsets)
+    return out
+
+
+def _kernel(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, offsets: torch.Tensor
+) -> LoadedKernel | None:
+    """The best kernel, looked up once a problem; None, after a warning, where none serves."""
+    key = (
+        op,
+        wants_determinism(),
+        *((one.device, one.dtype, one.shape, one.stride(), one.data_ptr() % 128) for one in (a, b)),
+        out.data_ptr() % 128,
+        offsets.data_ptr() % 128,
+    )
+    if key in _found:
+        return _found[key]
+    kernel: LoadedKernel | None = None
+    try:
+        kernel = choose_kernel(op, a, b, out, ExtraOperands(offsets=offsets))
+    except NvgemmError as error:
+        _warn_once(str(error))
+    if len(_found) >= _MAX_FOUND:
+        _found.clear()
+    _found[key] = kernel
+    return kernel
+
+
+def _warn_once(reason: str) -> None:
+    global _has_warned
+    if not _has_warned:
+        _has_warned = True
+        warnings.warn(
+            f"nvgemm_runtime.moe: torch computes a grouped product, and from here on every other "
+            f"that no kernel serves, without another warning: {reason}",
+            stacklevel=2,
+        )
+
+
+def _with_unit_stride(matrix: torch.Tensor) -> torch.Tensor:
+    """The matrix, or a copy where neither of its last dimensions is contiguous."""
+    is_dense = 1 in (matrix.stride(-1), matrix.stride(-2))
+    return matrix if is_dense else matrix.contiguous()
+
+
+def _torch_rows(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    if not _torch_can_group(a):
+        out = a.new_zeros((a.shape[0], b.shape[2]))
+        for group, (start, end) in enumerate(_spans(offsets)):
+            out[start:end] = a[start:end] @ b[group]
+        return out
+    n = b.shape[2]
+    b = _aligned(b) if b.stride(-1) == 1 else _aligned(b.mT).mT
+    a = _aligned(a)
+    if a.shape[1] != b.shape[1]:  # only one of them was padded along k
+        k = max(a.shape[1], b.shape[1])
+        a = torch.nn.functional.pad(a, (0, k - a.shape[1]))
+        b = _padded_rows(b, k)
+    return torch._grouped_mm(a, b, offs=offsets)[:, :n].contiguous()
+
+
+def _torch_columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    if not _torch_can_group(a):
+        out = a.new_zeros((offsets.shape[0], a.shape[1], b.shape[1]))
+        for group, (start, end) in enumerate(_spans(offsets)):
+            out[group] = a[start:end].t() @ b[start:end]
+        return out
+    p, q = a.shape[1], b.shape[1]
+    a, b = _aligned(a), _aligned(b)
+    return torch._grouped_mm(a.t(), b, offs=offsets)[:, :p, :q].contiguous()
+
+
+def _torch_can_group(a: torch.Tensor) -> bool:
+    """Whether ``torch._grouped_mm`` runs on the device; on the CPU a loop does not cost more."""
+    if a.device.type != "cuda" or a.dtype not in _TORCH_TYPES:
+        return False
+    return bool(torch.cuda.get_device_capability(a.device) >= (8, 0))
+
+
+def _spans(offsets: torch.Tensor) -> list[tuple[int, int]]:
+    """First and last row of each group. Waits for the device."""
+    ends = offsets.tolist()
+    return list(zip([0, *ends], ends))
+
+
+def _aligned(matrix: torch.Tensor) -> torch.Tensor:
+    """A row-major matrix as ``torch._grouped_mm`` takes it, rows padded with zeros if need be."""
+    unit = _ALIGNMENT_BYTES // matrix.element_size()
+    padding = -matrix.shape[-1] % unit
+    if padding:
+        return torch.nn.functional.pad(matrix, (0, padding))
+    starts = matrix.data_ptr() % _ALIGNMENT_BYTES == 0
+    if starts and all(step % unit == 0 for step in matrix.stride()[:-1]) and matrix.stride(-1) == 1:
+        return matrix
+    return matrix.clone(memory_format=torch.contiguous_format)
+
+
+def _padded_rows(b: torch.Tensor, k: int) -> torch.Tensor:
+    return torch.nn.functional.pad(b, (0, 0, 0, k - b.shape[1]))
+
+
+def _fake_rows(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    return a.new_empty((a.shape[0], b.shape[2]))
+
+
+def _fake_columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    return a.new_empty((offsets.shape[0], a.shape[1], b.shape[1]))
+
+
+_library = torch.library.Library("nvgemm_moe", "DEF")
+"""Kept for the life of the process: torch unregisters the operators of a deleted library."""
+
+
+def _define(name: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    _library.define(
+        f"{name}(Tensor a, Tensor b, Tensor offsets) -> Tensor", tags=torch.Tag.pt2_compliant_tag
+    )
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"nvgemm_moe::{name}", fake, lib=_library)
+
+
+_define("rows", _rows, _fake_rows)
+_define("columns", _columns, _fake_columns)

@@ -1,0 +1,370 @@
+"""The experts' function against a plain loop over experts, and what it refuses."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from edges import problem_of
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import cpu_provider
+from cpu_kernels import signature
+from installed_bundles import use
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_runtime.gemm.problem import DType, Op
+from nvgemm_runtime.launch.loader import LoadedKernel
+from nvgemm_runtime.moe import experts, products
+from nvgemm_runtime.settings import DEBUG_VARIABLE
+
+EXPERTS, DIM, HIDDEN, TOKENS = 4, 24, 16, 11
+ROUTINGS = {
+    "uneven": [5, 0, 1, 12],
+    "one expert has all": [0, 0, 18, 0],
+    "one row each": [1, 1, 1, 1],
+    "no row": [0, 0, 0, 0],
+}
+ACTIVATIONS = ("swiglu", "swiglu_oai", "geglu")
+ORDERS = ("halves", "interleaved", "pair")
+
+
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernels, none looked up yet, and the warning still to come."""
+    use(monkeypatch)
+    monkeypatch.setattr(products, "_found", {})
+    monkeypatch.setattr(products, "_has_warned", True)
+
+
+def gated(activation: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    if activation == "swiglu":
+        return functional.silu(gate) * up
+    if activation == "geglu":
+        return functional.gelu(gate, approximate="tanh") * up
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+
+def reference(
+    x: torch.Tensor,
+    w_up: Any,
+    w_down: torch.Tensor,
+    *,
+    counts: torch.Tensor,
+    activation: str = "swiglu",
+    weights: str = "halves",
+    up_bias: Any = None,
+    down_bias: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
+    routing_weights: torch.Tensor | None = None,
+    combine: bool = False,
+) -> torch.Tensor:
+    """The same by a loop over experts that autograd differentiates."""
+    taken = x if indices is None else x[indices]
+    outs, start = [], 0
+    for expert, count in enumerate(counts.tolist()):
+        mine = taken[start : start + count]
+        if isinstance(w_up, tuple):
+            gate, up = (mine @ one[expert].T for one in w_up)
+            if up_bias is not None:
+                gate, up = gate + up_bias[0][expert], up + up_bias[1][expert]
+        else:
+            both = mine @ w_up[expert].T
+            if up_bias is not None:
+                both = both + up_bias[expert]
+            halves = weights == "halves"
+            gate, up = both.chunk(2, -1) if halves else (both[:, ::2], both[:, 1::2])
+        out = gated(activation, gate, up) @ w_down[expert].T
+        outs.append(out if down_bias is None else out + down_bias[expert])
+        start += count
+    out = torch.cat(outs)
+    if routing_weights is not None:
+        out = out * routing_weights[:, None]
+    return torch.zeros_like(x).index_add(0, indices, out) if combine else out
+
+
+def operands(
+    order: str = "halves",
+    *,
+    biases: bool = False,
+    routing: str = "uneven",
+    gather: bool = False,
+    dtype: torch.dtype = torch.float64,
+) -> dict[str, Any]:
+    """Random operands that require gradients, large enough to reach the limit of swiglu_oai."""
+    torch.manual_seed(0)
+    counts = torch.tensor(ROUTINGS[routing])
+    rows = int(counts.sum())
+
+    def leaf(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return (torch.randn(shape, dtype=dtype) * scale).requires_grad_()
+
+    made: dict[str, Any] = {"counts": counts, "w_down": leaf(EXPERTS, DIM, HIDDEN)}
+    if order == "pair":
+        made["w_up"] = (leaf(EXPERTS, HIDDEN, DIM), leaf(EXPERTS, HIDDEN, DIM))
+    else:
+        made["w_up"] = leaf(EXPERTS, 2 * HIDDEN, DIM)
+        made["weights"] = order
+    if biases:
+        made["down_bias"] = leaf(EXPERTS, DIM)
+        pair = (leaf(EXPERTS, HIDDEN), leaf(EXPERTS, HIDDEN))
+        made["up_bias"] = pair if order == "pair" else leaf(EXPERTS, 2 * HIDDEN)
+    if gather:
+        made["indices"] = torch.randint(TOKENS, (rows,))
+        made["routing_weights"] = torch.rand(rows, dtype=dtype).requires_grad_()
+        made["combine"] = True
+    made["x"] = leaf(TOKENS if gather else rows, DIM)
+    return made
+
+
+def leaves(made: dict[str, Any]) -> list[torch.Tensor]:
+    flat = [one for each in made.values() for one in (each if isinstance(each, tuple) else (each,))]
+    return [one for one in flat if isinstance(one, torch.Tensor) and one.requires_grad]
+
+
+def gradients(function: Any, made: dict[str, Any]) -> list[torch.Tensor]:
+    out = function(**made)
+    torch.manual_seed(1)
+    grads = torch.autograd.grad(out, leaves(made), torch.randn_like(out))
+    return [out.detach(), *grads]
+
+
+def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor], rtol: float) -> None:
+    """Each tensor's error is small beside the tensor's largest value."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected):
+        assert one.shape == other.shape
+        if one.numel():
+            bound = rtol * float(other.abs().max())
+            assert float((one.double() - other.double()).abs().max()) <= bound
+
+
+@pytest.mark.parametrize("biases", [False, True], ids=["plain", "biases"])
+@pytest.mark.parametrize("gather", [False, True], ids=["rows", "tokens"])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_values_and_gradients_are_those_of_a_loop(
+    activation: str, order: str, gather: bool, biases: bool
+) -> None:
+    made = operands(order, biases=biases, gather=gather)
+    made["activation"] = activation
+    assert_same(gradients(experts, made), gradients(reference, made), 1e-12)
+
+
+@pytest.mark.parametrize("gather", [False, True], ids=["rows", "tokens"])
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_any_distribution_of_rows(routing: str, gather: bool) -> None:
+    made = operands(routing=routing, biases=True, gather=gather)
+    assert_same(gradients(experts, made), gradients(reference, made), 1e-12)
+
+
+def test_offsets_are_the_sums_of_counts() -> None:
+    made = operands()
+    ends = made["counts"].cumsum(0)
+    rest = {name: one for name, one in made.items() if name != "counts"}
+    for offsets in (ends, ends.to(torch.int32)):
+        assert torch.equal(experts(offsets=offsets, **rest), experts(**made))
+
+
+def test_routing_weights_without_combine_scale_rows() -> None:
+    made = operands(gather=True)
+    made["combine"] = False
+    assert_same(gradients(experts, made), gradients(reference, made), 1e-12)
+
+
+def test_rows_past_the_last_end_add_nothing() -> None:
+    made = operands(gather=True, biases=True)
+    expected = gradients(experts, made)
+    longer = dict(made)
+    longer["indices"] = functional.pad(made["indices"], (0, 3))
+    weights = functional.pad(made["routing_weights"].detach(), (0, 3), value=1.0).requires_grad_()
+    longer["routing_weights"] = weights
+    found = gradients(experts, longer)
+    place = next(index for index, one in enumerate(leaves(longer), start=1) if one is weights)
+    assert not found[place][-3:].any()
+    found[place] = found[place][:-3]
+    assert_same(found, expected, 1e-12)
+
+
+def test_transposed_weights_are_served_and_their_gradients_lie_alike() -> None:
+    made = operands()
+    stored = made["w_up"].detach().mT.contiguous().requires_grad_()
+    viewed = {**made, "w_up": stored.mT}
+    out = experts(**viewed)
+    (found,) = torch.autograd.grad(out.sum(), stored)
+    (expected,) = torch.autograd.grad(experts(**made).sum(), made["w_up"])
+    torch.testing.assert_close(found, expected.mT)
+    assert found.is_contiguous()
+
+
+def test_weights_with_gaps_between_elements() -> None:
+    made = operands()
+    wide = made["w_down"].detach().repeat_interleave(2, -1).repeat_interleave(2, -2)
+    found = experts(**{**made, "w_down": wide[:, ::2, ::2]})
+    torch.testing.assert_close(found, experts(**made))
+
+
+def test_bf16_errs_no_more_than_torch_does() -> None:
+    """The loop rounds the activation's parts; this function rounds it once."""
+    made = operands("pair", dtype=torch.bfloat16)
+    exact = {
+        name: tuple(part.double() for part in one)
+        if isinstance(one, tuple)
+        else one.double()
+        if isinstance(one, torch.Tensor) and one.is_floating_point()
+        else one
+        for name, one in made.items()
+    }
+    expected = reference(**exact)
+
+    def error(out: torch.Tensor) -> float:
+        return float((out.double() - expected).detach().norm())
+
+    assert error(experts(**made)) <= error(reference(**made))
+
+
+def test_a_weight_that_requires_no_grad_gets_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = operands()
+    made["w_up"] = made["w_up"].detach()
+    seen: list[tuple[int, ...]] = []
+    computed = products._torch_columns
+
+    def counted(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        seen.append((a.shape[1], b.shape[1]))
+        return computed(a, b, offsets)
+
+    monkeypatch.setattr(products, "_torch_columns", counted)
+    experts(**made).sum().backward()
+    assert seen == [(DIM, HIDDEN)]
+    assert made["x"].grad is not None
+
+
+def test_gradients_accumulate() -> None:
+    made = operands()
+    for _ in range(2):
+        experts(**made).sum().backward()
+    (expected,) = torch.autograd.grad(experts(**made).sum(), made["w_up"])
+    torch.testing.assert_close(made["w_up"].grad, 2 * expected)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing(reentrant: bool) -> None:
+    made = operands(gather=True)
+
+    def checkpointed(**given: Any) -> torch.Tensor:
+        rest = {name: one for name, one in given.items() if name != "x"}
+        function = functools.partial(experts, **rest)
+        out: torch.Tensor = checkpoint(function, given["x"], use_reentrant=reentrant)
+        return out
+
+    out = checkpointed(**made)
+    out.sum().backward()
+    found = [one.grad for one in leaves(made)]
+    expected = torch.autograd.grad(experts(**made).sum(), leaves(made))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected))
+
+
+def test_autocast_computes_in_its_type_and_gives_gradients_in_the_weights() -> None:
+    made = operands(gather=True, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = experts(**made)
+    assert out.dtype is torch.bfloat16
+    out.sum().backward()
+    assert all(one.grad is not None and one.grad.dtype is torch.float32 for one in leaves(made))
+
+
+def test_double_backward_is_refused() -> None:
+    made = operands()
+    out = experts(**made)
+    with pytest.raises(RuntimeError, match="without create_graph=True"):
+        torch.autograd.grad(out.sum(), made["x"], create_graph=True)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_compiles_to_one_graph(order: str) -> None:
+    torch._dynamo.reset()
+    made = operands(order, biases=True, gather=True, dtype=torch.float32)
+    compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
+    assert_same(gradients(compiled, made), gradients(experts, made), 1e-5)
+
+
+def test_inductor_compiles_it() -> None:
+    torch._dynamo.reset()
+    made = operands(dtype=torch.float32)
+    compiled = torch.compile(experts, fullgraph=True)
+    assert_same(gradients(compiled, made), gradients(experts, made), 1e-5)
+
+
+def test_a_kernel_computes_where_one_serves(
+    tmp_path: Path, kernel_cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = [signature(layout, op=Op.GROUPED_MM, operand=DType.BF16) for layout in ("tn", "tt")]
+    problems = [problem_of(one, 18, 32, 32) for one in served]
+    built = cpu_provider.build_bundle(problems, tmp_path, kernel_cache)
+    use(monkeypatch, built.path)
+    launched: list[str] = []
+    launch = LoadedKernel.__getattribute__
+
+    def watched(kernel: LoadedKernel, name: str) -> Any:
+        if name == "launch":
+            launched.append(launch(kernel, "kernel").signature.layout.value)
+        return launch(kernel, name)
+
+    monkeypatch.setattr(LoadedKernel, "__getattribute__", watched)
+    torch.manual_seed(0)
+    made: dict[str, Any] = {"counts": torch.tensor([5, 0, 1, 12])}
+    shapes = {"x": (18, 32), "w_up": (4, 64, 32), "w_down": (4, 32, 32)}
+    for name, shape in shapes.items():
+        made[name] = torch.randn(shape, dtype=torch.bfloat16).requires_grad_()
+    found = gradients(experts, made)
+    assert launched == ["tn", "tn", "tt", "tt"]
+    use(monkeypatch)
+    products._found.clear()
+    assert_same(found, gradients(experts, made), 2**-6)
+    assert len(launched) == 4
+
+
+def test_one_warning_where_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_has_warned", False)
+    with pytest.warns(UserWarning, match="torch computes a grouped product"):
+        experts(**operands(dtype=torch.bfloat16))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        experts(**operands(routing="one row each", dtype=torch.bfloat16)).sum().backward()
+
+
+@pytest.mark.parametrize("ends", [[5, 4, 6, 18], [5, 5, 6, 19], [-1, 5, 6, 18]])
+def test_debugging_refuses_bad_offsets(ends: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DEBUG_VARIABLE, "1")
+    made = operands()
+    del made["counts"]
+    with pytest.raises(ValueError, match="ends at row"):
+        experts(offsets=torch.tensor(ends), **made)
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "message"),
+    [
+        ({"activation": "relu"}, ValueError, "activation is 'relu'"),
+        ({"weights": "thirds"}, ValueError, "weights is 'thirds'"),
+        ({"counts": None}, ValueError, "either offsets or counts"),
+        ({"counts": torch.ones(EXPERTS)}, TypeError, "counts is torch.float32"),
+        ({"counts": torch.ones(3, dtype=torch.int64)}, ValueError, r"must be \(4,\)"),
+        ({"counts": torch.ones(EXPERTS, dtype=torch.int64, device="meta")}, ValueError, "on meta"),
+        ({"x": torch.ones(18, DIM, dtype=torch.bfloat16)}, TypeError, "x is torch.bfloat16"),
+        ({"x": torch.ones(18, 7, dtype=torch.float64)}, ValueError, r"x is \(18, 7\)"),
+        ({"w_down": torch.ones(DIM, HIDDEN, dtype=torch.float64)}, ValueError, "2 dimensions"),
+        ({"combine": True}, ValueError, "combine needs indices"),
+        ({"up_bias": (torch.ones(1), torch.ones(1))}, ValueError, "must be a pair exactly"),
+    ],
+)
+def test_refuses_what_does_not_fit(
+    changed: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        experts(**{**operands(), **changed})
