@@ -412,4 +412,8 @@ def test_kernels_are_told_and_are_right_with_clusters_of_two(
     for m in (128, 3000):  # one wave, and several
         problem = problem_of(kernel.signature, -(-m // step_m) * step_m, 4096, 512, count=2)
         arguments = exact_arguments(problem)
-        assert_exact(launch(kernel, arguments), arguments)
+        out = launch(kernel, arguments)
+        if has_exact_results(kernel.signature):
+            assert_exact(out, arguments)
+        else:  # an activation with rounding
+            assert_close(out, arguments)

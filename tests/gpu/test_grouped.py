@@ -132,6 +132,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", str(tmp_path / "events"))
     before = {name: getattr(extern_kernels, name) for name in ATEN_GEMMS}
     slow_down_aten(DEVICE)
+    (tmp_path / "inductor").mkdir()
     with (
         fresh_cache(dir=str(tmp_path / "inductor"), delete=False),
         config.patch(max_autotune_gemm_backends="ATEN"),

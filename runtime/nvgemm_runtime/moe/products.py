@@ -86,11 +86,8 @@ def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
     if a.shape[0] == 0 or out.numel() == 0:
         return out.zero_()
     a, b = a.contiguous(), b.contiguous()
-    op = getattr(Op, "K_GROUPED_MM", None)
-    kernel = None if op is None else _kernel(op, a.t(), b, out, offsets)
+    kernel = _kernel(Op.K_GROUPED_MM, a.t(), b, out, offsets)
     if kernel is None:
-        if op is None:
-            _warn_once("this release has no kernels for weight gradients")
         return _torch_columns(a, b, offsets)
     count_write(out)
     kernel.launch(a.t(), b, out, offsets)
