@@ -1,0 +1,127 @@
+"""Experts forward and backward by bundled kernels: values, CUDA graphs, streams.
+
+Needs the wheel of grouped.yaml. The kernels by themselves are in `test_grouped` and
+`test_k_grouped`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from nvgemm_runtime.moe import experts, products
+
+DEVICE = "cuda"
+EXPERTS, DIM, HIDDEN = 6, 256, 384
+COUNTS = (700, 0, 1, 129, 1, 256)
+Tensors = list[torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel looked up yet."""
+    monkeypatch.setattr(products, "_found", {})
+
+
+def operands(dtype: torch.dtype = torch.bfloat16, *, biased: bool = False) -> Tensors:
+    drawn = torch.Generator(DEVICE).manual_seed(5)
+    shapes = [(sum(COUNTS), DIM), (EXPERTS, 2 * HIDDEN, DIM), (EXPERTS, DIM, HIDDEN)]
+    shapes += [(EXPERTS, 2 * HIDDEN), (EXPERTS, DIM)] if biased else []
+    return [
+        (torch.randn(shape, device=DEVICE, generator=drawn) * shape[-1] ** -0.5)
+        .to(dtype)
+        .requires_grad_()
+        for shape in shapes
+    ]
+
+
+def ends(counts: Sequence[int] = COUNTS) -> torch.Tensor:
+    return torch.tensor(counts, device=DEVICE).cumsum(0, dtype=torch.int32)
+
+
+def run(given: Tensors, *, offsets: torch.Tensor | None = None, **options: Any) -> Tensors:
+    """The result, and the gradients of all operands."""
+    x, up, down, *biases = given
+    named = dict(zip(("up_bias", "down_bias"), biases))
+    out = experts(x, up, down, ends() if offsets is None else offsets, **named, **options)
+    grads = torch.autograd.grad(out, given, torch.ones_like(out))
+    return [out.detach(), *grads]
+
+
+def is_by_kernels() -> bool:
+    return bool(products._found) and None not in products._found.values()
+
+
+def error(found: Tensors, wanted: Tensors) -> list[float]:
+    return [float((a.float() - b.float()).norm() / b.norm()) for a, b in zip(found, wanted)]
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "geglu", "swiglu_oai"])
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+def test_no_further_from_fp32_than_by_torch(
+    activation: str, biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = operands(biased=biased)
+    own = run(given, activation=activation)
+    assert is_by_kernels()
+    wide = [one.detach().float().requires_grad_() for one in given]
+    wanted = run(wide, activation=activation)
+    monkeypatch.setattr(products, "_found", {})
+    monkeypatch.setattr(products, "_kernel", lambda *_: None)
+    by_torch = run(given, activation=activation)
+    # Both round products to bf16 once; what else differs is the order of fp32 sums.
+    for ours, theirs in zip(error(own, wanted), error(by_torch, wanted)):
+        assert ours <= 1.05 * theirs + 1e-6
+
+
+def test_a_capture_may_be_the_first_use_and_follows_new_ends() -> None:
+    given = operands()
+    offsets = ends()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.mm(given[0], given[0].mT)  # torch's own first use
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run(given, offsets=offsets)
+    assert is_by_kernels()
+    for counts in (COUNTS, (0, 87, 300, 0, 500, 200)):
+        offsets.copy_(ends(counts))
+        graph.replay()
+        torch.cuda.synchronize()
+        direct = run(given, offsets=ends(counts))
+        assert all(torch.equal(a, b) for a, b in zip(captured, direct))
+
+
+def test_two_streams_at_once_give_what_one_gives() -> None:
+    given = operands()
+    alone = run(given)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    found: list[Tensors] = []
+    torch.cuda.synchronize()
+    for _ in range(20):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                found.append(run(given))
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for one in found for a, b in zip(one, alone))
+
+
+def test_compiled_as_one_graph() -> None:
+    given = operands()
+    wanted = run(given)
+    compiled = torch.compile(
+        lambda x, up, down: experts(x, up, down, ends()).float().square().sum(), fullgraph=True
+    )
+    eager = experts(*given, ends()).float().square().sum()
+    value = compiled(*given)
+    assert torch.allclose(value, eager, rtol=1e-3)
+    grads = torch.autograd.grad(value, given)
+    direct = torch.autograd.grad(eager, given)
+    assert is_by_kernels()
+    assert max(error(list(grads), list(direct))) < 1e-2
+    assert len(wanted) == len(given) + 1
