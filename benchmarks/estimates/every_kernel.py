@@ -38,7 +38,7 @@ def build_every_kernel(
     [target] = manifest.targets
     provider = provider_of(manifest)
     plan = _plan(manifest, provider, target)
-    versions = toolchain(provider)
+    versions = toolchain(provider, target.target)
     tasks = make_tasks(plan.candidates, target, provider)
     planned = PlannedTarget(
         target=target,

@@ -84,14 +84,15 @@ def _product(arguments: Arguments, *, of_magnitudes: bool = False) -> torch.Tens
         a, b = a.abs(), b.abs()
     if not problem.signature.op.has_groups:
         return a @ b.mT
-    shape = role_shape(problem, Role.OUT)
-    result = torch.empty(shape, dtype=torch.float64, device=a.device)
     begin = 0
     if problem.signature.op is Op.K_GROUPED_MM:
+        shape = role_shape(problem, Role.OUT)
+        result = torch.empty(shape, dtype=torch.float64, device=a.device)
         for group, end in enumerate(tensors[Role.OFFSETS].tolist()):
             result[group] = a[:, begin:end] @ b[:, begin:end].mT
             begin = end
         return result
+    result = torch.empty(problem.m, problem.n, dtype=torch.float64, device=a.device)
     for group, end in enumerate(tensors[Role.OFFSETS].tolist()):
         result[begin:end] = a[begin:end] @ b[group].mT
         begin = end

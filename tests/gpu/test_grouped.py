@@ -21,7 +21,6 @@ from torch._inductor.utils import fresh_cache
 from user_program import ATEN_GEMMS, slow_down_aten
 
 from nvgemm_runtime.bundle.format import Kernel
-from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role
@@ -29,6 +28,13 @@ from nvgemm_runtime.launch.select import load_kernel
 
 DEVICE = "cuda"
 KERNELS = [kernel for _, kernel in installed_kernels() if kernel.signature.op is Op.GROUPED_MM]
+
+
+def ids(kernels: list[Kernel]) -> list[str]:
+    return [f"{kernel.id[:12]}-{kernel.signature.key}" for kernel in kernels]
+
+
+each = pytest.mark.parametrize("kernel", KERNELS, ids=ids(KERNELS))
 
 COUNTS: dict[str, tuple[int, ...]] = {
     "one row each": (1,) * 40,
@@ -74,17 +80,17 @@ def assert_right(out: torch.Tensor, arguments: Arguments) -> None:
     check(out, arguments)
 
 
+@each
 @pytest.mark.parametrize("name", [name for name in COUNTS if name not in UNGROUPED_ROWS])
-def test_any_distribution_of_rows_is_right(installed: tuple[Bundle, Kernel], name: str) -> None:
+def test_any_distribution_of_rows_is_right(kernel: Kernel, name: str) -> None:
     """Sums are exact, and so is all but a gate. Each group has a bias of its own, if any."""
-    _, kernel = installed
     arguments = arguments_for(kernel, name)
     assert_right(launch(kernel, arguments), arguments)
 
 
+@each
 @pytest.mark.parametrize("name", UNGROUPED_ROWS)
-def test_rows_of_no_group_are_left_as_they_are(installed: tuple[Bundle, Kernel], name: str) -> None:
-    _, kernel = installed
+def test_rows_of_no_group_are_left_as_they_are(kernel: Kernel, name: str) -> None:
     arguments = arguments_for(kernel, name)
     rest = UNGROUPED_ROWS[name]
     left = arguments.out[-rest:].view(torch.uint8)
@@ -103,12 +109,10 @@ WRONG = {
 }
 
 
+@each
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_ends_write_nothing_outside_the_result(
-    installed: tuple[Bundle, Kernel], name: str
-) -> None:
+def test_wrong_ends_write_nothing_outside_the_result(kernel: Kernel, name: str) -> None:
     """What the result holds is undefined; run it under compute-sanitizer for what is read."""
-    _, kernel = installed
     columns = columns_of(kernel.signature)
     arguments = exact_arguments(problem_of(kernel.signature, 128, columns, 200, count=4))
     arguments.tensors[Role.OFFSETS] = torch.tensor(WRONG[name], dtype=torch.int32, device=DEVICE)
@@ -188,10 +192,6 @@ BIASED = [
     for kernel in KERNELS
     if kernel.signature.epilogue is not None and kernel.signature.epilogue.addend is not None
 ]
-
-
-def ids(kernels: list[Kernel]) -> list[str]:
-    return [f"{kernel.id[:12]}-{kernel.signature.key}" for kernel in kernels]
 
 
 @pytest.mark.parametrize("kernel", GATED, ids=ids(GATED))

@@ -14,13 +14,16 @@ from installed import installed_kernels
 
 import nvgemm_runtime
 from nvgemm_runtime.bundle.format import Kernel
-from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.launch.select import load_kernel
 
 DEVICE = "cuda"
 KERNELS = [kernel for _, kernel in installed_kernels() if kernel.signature.op is Op.K_GROUPED_MM]
+
+each = pytest.mark.parametrize(
+    "kernel", KERNELS, ids=[f"{one.id[:12]}-{one.signature.key}" for one in KERNELS]
+)
 
 COUNTS: dict[str, tuple[int, ...]] = {
     "one k each": (1,) * 40,
@@ -53,9 +56,9 @@ def launch(kernel: Kernel, arguments: Arguments) -> torch.Tensor:
     return arguments.out
 
 
+@each
 @pytest.mark.parametrize("name", COUNTS)
-def test_any_distribution_of_k_is_exact(installed: tuple[Bundle, Kernel], name: str) -> None:
-    _, kernel = installed
+def test_any_distribution_of_k_is_exact(kernel: Kernel, name: str) -> None:
     arguments = arguments_for(kernel, name)
     out = launch(kernel, arguments)
     assert_exact(out, arguments)
@@ -63,9 +66,9 @@ def test_any_distribution_of_k_is_exact(installed: tuple[Bundle, Kernel], name: 
         assert count or (out[group] == 0).all()
 
 
-def test_nan_stays_in_its_own_group(installed: tuple[Bundle, Kernel]) -> None:
+@each
+def test_nan_stays_in_its_own_group(kernel: Kernel) -> None:
     """Tiles of k reach into the next group, whose terms must not count."""
-    _, kernel = installed
     arguments = arguments_for(kernel, "odd")
     clean = launch(kernel, arguments).clone()
     begin = sum(COUNTS["odd"][:3])
@@ -85,12 +88,10 @@ WRONG = {
 }
 
 
+@each
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_ends_write_nothing_outside_the_result(
-    installed: tuple[Bundle, Kernel], name: str
-) -> None:
+def test_wrong_ends_write_nothing_outside_the_result(kernel: Kernel, name: str) -> None:
     """What the result holds is undefined; run it under compute-sanitizer for what is read."""
-    _, kernel = installed
     arguments = exact_arguments(problem_of(kernel.signature, 328, 200, 128, count=4))
     arguments.tensors[Role.OFFSETS] = torch.tensor(WRONG[name], dtype=torch.int32, device=DEVICE)
     frame = poisoned((4 + 2, 328, 200), kernel.signature.out)

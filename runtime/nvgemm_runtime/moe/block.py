@@ -27,6 +27,10 @@ class WeightOrder(enum.Enum):
     HALVES = "halves"
 
 
+_ACTIVATIONS = {one.value: one for one in Activation}
+_ORDERS = {one.value: one for one in WeightOrder}
+
+
 def experts(
     x: torch.Tensor,
     w_up: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
@@ -88,10 +92,10 @@ def experts(
         RuntimeError: In a backward with ``create_graph=True``: there is no second derivative.
     """
     names = GatedActivation(
-        kind=named("activation", Activation, activation), alpha=alpha, limit=limit
+        kind=named("activation", _ACTIVATIONS, activation), alpha=alpha, limit=limit
     )
     pair = isinstance(w_up, tuple)
-    order = None if pair else named("weights", WeightOrder, weights)
+    order = None if pair else named("weights", _ORDERS, weights)
     if isinstance(up_bias, tuple) != pair and up_bias is not None:
         raise ValueError("experts: up_bias must be a pair exactly where w_up is one")
     gate, up = w_up if isinstance(w_up, tuple) else (w_up, None)

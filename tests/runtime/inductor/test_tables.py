@@ -53,7 +53,10 @@ def test_stock_torch_computes_a_gate_as_it_is_in_graphs(epilogue: Epilogue) -> N
 
 @pytest.mark.parametrize(
     "known",
-    [RANKS, {operator.op for operator in OPERATORS.values()}],
+    [
+        RANKS,
+        {op for row in OPERATORS.values() for op in (row.op, row.op_of_matrices) if op is not None},
+    ],
     ids=["ranks", "operators of ATen"],
 )
 def test_every_operation_is_known(known: Collection[Op]) -> None:
