@@ -196,7 +196,7 @@ DESIGN = KernelDesign(
     ctas_per_tile=1,
     cluster=(1, 1),
     fallback_cluster=None,
-    scheduler="clc",
+    scheduler=STATIC_PERSISTENT,
 )
 
 
@@ -232,11 +232,10 @@ def test_reads_what_is_added_in_memory(opcodes: list[str], seen: set[str]) -> No
 def test_what_a_counter_of_another_provider_is_for_is_not_known() -> None:
     """Of kernels that `verify` does not know, what no instruction shows is a note."""
     code = OrderCode(adds_floats=False, counts=True, draws=True, waits=False, signals=False)
-    design = replace(DESIGN, scheduler=STATIC_PERSISTENT)
-    (finding,) = check_order_code(code, design, is_deterministic=True)
+    (finding,) = check_order_code(code, DESIGN, is_deterministic=True)
     assert finding.check is Check.SCHEDULER
     assert finding.is_unseen
-    dynamic = replace(design, scheduler=DYNAMIC_PERSISTENT)
+    dynamic = replace(DESIGN, scheduler=DYNAMIC_PERSISTENT)
     assert not [*check_order_code(code, dynamic, is_deterministic=True)]
 
 
