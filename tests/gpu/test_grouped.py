@@ -175,7 +175,7 @@ def test_compiled_products_of_groups_run_a_bundled_kernel(code: Path, layout: st
         begin = end
     events = [json.loads(line) for line in (code / "events").read_text().splitlines()]
     (met,) = [event for event in events if event["event"] == "met"]
-    assert met["problem"].startswith(f"grouped_mm/{layout}/bf16xbf16/fp32/bf16/")
+    assert met["gemm"].startswith(f"grouped_mm/{layout}/bf16xbf16/fp32/bf16/")
     texts = [path.read_text() for path in (code / "inductor").glob("**/*.py")]
     assert any(re.search(r"\bnvgemm_\w+_[0-9a-f]{12}\(", text) for text in texts)
 
