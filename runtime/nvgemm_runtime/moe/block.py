@@ -55,9 +55,10 @@ def experts(
     all floating operands but routing weights are cast to autocast's type. The activation is
     computed in fp32 from the rounded up projection, and rounded once.
 
-    Ends of groups are on the device, so a call does not see them: ends that fall, or pass the last
-    row, make kernels read and write memory outside their tensors. With NVGEMM_AOT_DEBUG=1 they are
-    copied and checked, for which each product waits for the device.
+    Ends of groups are on the device, so a call does not see them: with ends that fall, or pass the
+    last row, results are undefined, and kernels of torch or of other providers than quack may read
+    and write memory outside their tensors. With NVGEMM_AOT_DEBUG=1 ends are copied and checked, for
+    which each product waits for the device.
 
     Args:
         x: Rows [rows, dim], those of the first expert first; with ``indices`` tokens [tokens, dim]

@@ -9,8 +9,9 @@ has tiles of its result and no tiles of k; the library then fills its sums with 
 stores them (``acc.fill(0.0)`` in gemm_sm90.py, ``clear_acc`` in gemm_sm100.py).
 
 Whatever the ends are, no kernel should read outside its operands: an end is cut to the k of A, and
-a group that would end before it begins has no tiles of k. What is written does not depend on ends.
-No GPU has shown it yet. The result of such ends is undefined.
+a group that would end before it begins has no tiles of k. What is written does not depend on ends,
+as an H200 has shown; of reading, nothing but this reasoning has. The result of such ends is
+undefined.
 """
 
 from __future__ import annotations
