@@ -1,16 +1,14 @@
-"""Gated activations of experts and their derivatives, in fp32 (fp64 for fp64)."""
+"""Gated activations of experts and their derivatives, in the type of the gates."""
 
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
-_GELU_SCALE = math.sqrt(2 / math.pi)
-_GELU_CUBIC = 0.044715
-"""Constants of gelu's tanh form, as in ``torch.nn.functional.gelu``."""
+_aten = torch.ops.aten
 
 
 class Activation(enum.Enum):
@@ -23,7 +21,9 @@ class Activation(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class GatedActivation:
-    """A gated activation with its constants.
+    """A gated activation with its constants: what becomes of gates, times what becomes of ups.
+
+    Methods take gates in the type to compute in, and the other tensors in that or a narrower one.
 
     Attributes:
         kind: The function.
@@ -36,35 +36,33 @@ class GatedActivation:
     limit: float
 
     def apply(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """Join gates and ups of one shape, without rounding."""
-        if self.kind is Activation.SWIGLU_OAI:
-            gate = gate.clamp(max=self.limit)
-            up = up.clamp(min=-self.limit, max=self.limit)
-            return gate * torch.sigmoid(self.alpha * gate) * (up + 1)
-        if self.kind is Activation.SWIGLU:
-            return gate * torch.sigmoid(gate) * up
-        return 0.5 * gate * (1 + _gelu_tanh(gate)) * up
+        """Join gates and ups of one shape."""
+        return self._of_gates(gate) * self._of_ups(up, gate.dtype)
 
     def gradients(
         self, gate: torch.Tensor, up: torch.Tensor, grad: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Gradients of gates and ups, from that of `apply`'s result."""
-        if self.kind is Activation.SWIGLU_OAI:
-            kept_gate, kept_up = gate <= self.limit, up.abs() <= self.limit
-            gate = gate.clamp(max=self.limit)
-            up = up.clamp(min=-self.limit, max=self.limit) + 1
-            sigmoid = torch.sigmoid(self.alpha * gate)
-            slope = sigmoid * (1 + self.alpha * gate * (1 - sigmoid))
-            return grad * up * slope * kept_gate, grad * gate * sigmoid * kept_up
+        grad = grad.to(gate.dtype)
+        grad_up = grad * self._of_gates(gate)
+        grad_gate = grad * self._of_ups(up, gate.dtype)
+        if self.kind is Activation.GEGLU:
+            return _aten.gelu_backward(grad_gate, gate, approximate="tanh"), grad_up
         if self.kind is Activation.SWIGLU:
-            sigmoid = torch.sigmoid(gate)
-            slope = sigmoid * (1 + gate * (1 - sigmoid))
-            return grad * up * slope, grad * gate * sigmoid
-        tanh = _gelu_tanh(gate)
-        inner = _GELU_SCALE * (1 + 3 * _GELU_CUBIC * gate * gate)
-        slope = 0.5 * (1 + tanh) + 0.5 * gate * (1 - tanh * tanh) * inner
-        return grad * up * slope, grad * 0.5 * gate * (1 + tanh)
+            return _aten.silu_backward(grad_gate, gate), grad_up
+        # The derivative of silu(alpha * gate) / alpha is that of silu, at alpha * gate.
+        slopes = _aten.silu_backward(grad_gate, self.alpha * gate.clamp(max=self.limit))
+        return slopes * (gate <= self.limit), grad_up * (up.abs() <= self.limit)
 
+    def _of_gates(self, gate: torch.Tensor) -> torch.Tensor:
+        if self.kind is Activation.GEGLU:
+            return functional.gelu(gate, approximate="tanh")
+        if self.kind is Activation.SWIGLU:
+            return functional.silu(gate)
+        gate = gate.clamp(max=self.limit)
+        return gate * torch.sigmoid(self.alpha * gate)
 
-def _gelu_tanh(gate: torch.Tensor) -> torch.Tensor:
-    return torch.tanh(_GELU_SCALE * (gate + _GELU_CUBIC * gate * gate * gate))
+    def _of_ups(self, up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if self.kind is not Activation.SWIGLU_OAI:
+            return up
+        return up.to(dtype).clamp(min=-self.limit, max=self.limit) + 1

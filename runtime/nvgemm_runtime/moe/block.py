@@ -1,34 +1,33 @@
 """The experts of a MoE layer as one differentiable function.
 
 Saved for the backward are the tokens, the weights and the result of the up projection; what the
-activation made of it is computed again.
+activation made of it is computed again. What is computed in fp32 between products is computed for
+some rows at a time, so that its tensors stay small; while torch.compile traces, for all at once,
+since it fuses the operators.
 """
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..gemm.epilogues import Epilogue, Gate, WeightOrder, find_gated
 from .activations import Activation, GatedActivation
 from .checks import check_dtypes, check_kinds, check_shapes, named
-from .products import columns, rows
+from .products import columns, gated_rows, owner_of_rows, rows
 
 _BIAS_COLUMNS = 8
 """Columns of ones by which a bias's gradient is computed: as many as one aligned row needs."""
 
 
-class WeightOrder(enum.Enum):
-    """How gates and ups lie in an up projection."""
-
-    INTERLEAVED = "interleaved"
-    HALVES = "halves"
-
+_PIECE = 1 << 24
+"""Elements of each fp32 tensor between products, but while torch.compile traces."""
 
 _ACTIVATIONS = {one.value: one for one in Activation}
 _ORDERS = {one.value: one for one in WeightOrder}
+_GATES = {one: Gate(one.value) for one in Activation}
 
 
 def experts(
@@ -53,7 +52,8 @@ def experts(
     Differentiable once, in x, all weights and biases, and routing weights; a weight that requires
     no grad costs no product. May be traced by torch.compile with ``fullgraph=True``. Under autocast
     all floating operands but routing weights are cast to autocast's type. The activation is
-    computed in fp32 from the rounded up projection, and rounded once.
+    computed in fp32 from the rounded up projection, and rounded once; where no gradient is wanted
+    and a kernel has the activation in its epilogue, from the unrounded one.
 
     Ends of groups are on the device, so a call does not see them: with ends that fall, or pass the
     last row, results are undefined, and kernels of torch or of other providers than quack may read
@@ -127,7 +127,10 @@ def experts(
             for name, one in floating.items()
         }
     check_dtypes(floating)
-    plan = _Plan(activation=names, order=order, combine=combine)
+    wants_grad = torch.is_grad_enabled() and any(
+        one is not None and one.requires_grad for one in (*floating.values(), routing_weights)
+    )
+    plan = _Plan(activation=names, order=order, combine=combine, wants_grad=wants_grad)
     result: torch.Tensor = _Experts.apply(
         plan, ends.to(torch.int32), indices, routing_weights, *floating.values()
     )
@@ -141,6 +144,7 @@ class _Plan:
     activation: GatedActivation
     order: WeightOrder | None
     combine: bool
+    wants_grad: bool
 
     def split(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of the gates and ups among columns."""
@@ -149,11 +153,21 @@ class _Plan:
         half = both.shape[-1] // 2
         return both[..., :half], both[..., half:]
 
-    def join(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """Columns of which `split` gives these."""
-        if self.order is WeightOrder.INTERLEAVED:
-            return torch.stack((gate, up), -1).flatten(-2)
-        return torch.cat((gate, up), -1)
+    def parts(
+        self, gate_rows: torch.Tensor, up_rows: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of the gates and ups of one product or two."""
+        return self.split(gate_rows) if up_rows is None else (gate_rows, up_rows)
+
+    def epilogue(self) -> Epilogue | None:
+        """The epilogue of a kernel that computes gates and ups and joins them, if one does."""
+        if self.order is None:
+            return None
+        gate = _GATES[self.activation.kind]
+        constants = (self.activation.alpha, self.activation.limit)
+        if gate.row.limit is not None and constants != (gate.row.alpha, gate.row.limit):
+            return None
+        return find_gated(gate, self.order)
 
 
 class _Experts(torch.autograd.Function):  # type: ignore[misc]
@@ -173,23 +187,26 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         down_bias: torch.Tensor | None,
     ) -> torch.Tensor:
         taken = x if indices is None else x.index_select(0, indices)
-        gate_rows = rows(taken, w_gate.mT, offsets)
-        up_rows = None if w_up is None else rows(taken, w_up.mT, offsets)
-        has_bias = gate_bias is not None or down_bias is not None
-        owner = _owner_of_rows(offsets, taken.shape[0]) if has_bias else None
-        gate, up = _gate_and_up(plan, gate_rows, up_rows, gate_bias, up_bias, owner)
-        hidden = plan.activation.apply(gate, up).to(x.dtype)
-        result = rows(hidden, w_down.mT, offsets)
-        ctx.plan, ctx.tokens = plan, x.shape[0]
-        ctx.save_for_backward(
-            offsets, indices, scores, x, w_gate, w_up, w_down, gate_bias, up_bias, down_bias,
-            gate_rows, up_rows, owner,
-        )  # fmt: skip
-        if down_bias is None and scores is None and not plan.combine:
+        hidden = None
+        if not plan.wants_grad and not torch.compiler.is_compiling():
+            epilogue = plan.epilogue()
+            if epilogue is not None:
+                hidden = gated_rows(taken, w_gate.mT, offsets, gate_bias, epilogue)
+        if hidden is None:
+            gate_rows = rows(taken, w_gate.mT, offsets, gate_bias)
+            up_rows = None if w_up is None else rows(taken, w_up.mT, offsets, up_bias)
+            ctx.plan = plan
+            ctx.save_for_backward(
+                offsets, indices, scores, x, w_gate, w_up, w_down, down_bias, gate_rows, up_rows,
+            )  # fmt: skip
+            gate, up = plan.parts(gate_rows, up_rows)
+            hidden = _dense_like(gate)
+            for piece in _pieces(gate):
+                hidden[piece] = plan.activation.apply(_widen(gate[piece]), up[piece])
+        result = rows(hidden, w_down.mT, offsets, down_bias)
+        if scores is None and not plan.combine:
             return result
         exact = _widen(result)
-        if down_bias is not None:
-            exact = exact + down_bias.index_select(0, owner)
         if scores is not None:
             exact = exact * scores[:, None]
         if not plan.combine:
@@ -207,8 +224,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                 "create_graph=True"
             )
         (
-            offsets, indices, scores, x, w_gate, w_up, w_down, gate_bias, up_bias, down_bias,
-            gate_rows, up_rows, owner,
+            offsets, indices, scores, x, w_gate, w_up, w_down, down_bias, gate_rows, up_rows,
         ) = ctx.saved_tensors  # fmt: skip
         plan: _Plan = ctx.plan
         (for_scores, for_x, for_gate, for_up, for_down, for_gate_bias, for_up_bias, for_down_bias
@@ -217,43 +233,54 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         found: dict[str, torch.Tensor] = {}
         grad = grad.to(x.dtype)
         grad = grad.index_select(0, indices) if plan.combine else grad.contiguous()
-        gate, up = _gate_and_up(plan, gate_rows, up_rows, gate_bias, up_bias, owner)
-        joined = plan.activation.apply(gate, up)
-        if for_down:  # the factor is on the narrower of the two
-            scaled = joined if scores is None else joined * scores[:, None]
-            found["w_down"] = _weight_grad(grad, scaled.to(x.dtype), offsets, w_down)
+
+        gate, up = plan.parts(gate_rows, up_rows)
+        grad_hidden = rows(grad, w_down, offsets) if for_gates or for_scores else None
+        hidden = _dense_like(gate) if for_down else None
+        grad_gate_rows = torch.empty_like(gate_rows) if for_gates else None
+        grad_up_rows = None if up_rows is None or not for_gates else torch.empty_like(up_rows)
+        by_row = _widen(grad.new_empty(grad.shape[0])) if for_scores else None
+        for piece in _pieces(gate):
+            gates, ups = _widen(gate[piece]), up[piece]
+            factor = None if scores is None else scores[piece, None]
+            if for_down or for_scores:
+                joined = plan.activation.apply(gates, ups)
+            if hidden is not None:  # the factor is on the narrower of the two
+                hidden[piece] = joined if factor is None else joined * factor
+            if grad_hidden is not None:
+                grads = _widen(grad_hidden[piece])
+            if by_row is not None:
+                by_row[piece] = (grads * joined).sum(-1)
+            if grad_gate_rows is not None:
+                grads = grads if factor is None else grads * factor
+                of_gates, of_ups = plan.parts(grad_gate_rows, grad_up_rows)
+                of_gates[piece], of_ups[piece] = plan.activation.gradients(gates, ups, grads)
+
+        if hidden is not None:
+            found["w_down"] = _weight_grad(grad, hidden, offsets, w_down)
         if for_down_bias:
             weighted = grad if scores is None else (_widen(grad) * scores[:, None]).to(x.dtype)
             found["down_bias"] = _bias_grad(weighted, offsets)
-        if for_gates or for_scores:
-            grad_joined = _widen(rows(grad, w_down, offsets))
-            if for_scores:
-                by_row = (grad_joined * joined).sum(-1)
-                if down_bias is not None:
-                    by_row = by_row + (_widen(grad) * down_bias.index_select(0, owner)).sum(-1)
-                owned = _is_owned(offsets, by_row[:, None])[:, 0]
-                found["scores"] = torch.where(owned, by_row, 0).to(scores.dtype)
-            if scores is not None:
-                grad_joined = grad_joined * scores[:, None]
-        if for_gates:
-            grad_gate, grad_up = (
-                one.to(x.dtype) for one in plan.activation.gradients(gate, up, grad_joined)
-            )
+        if by_row is not None:
+            if down_bias is not None:
+                owner = owner_of_rows(offsets, grad.shape[0])
+                by_row = by_row + (_widen(grad) * down_bias.index_select(0, owner)).sum(-1)
+            owned = _is_owned(offsets, by_row[:, None])[:, 0]
+            found["scores"] = torch.where(owned, by_row, 0).to(scores.dtype)
+        if grad_gate_rows is not None:
             taken = x if indices is None else x.index_select(0, indices)
-            if w_up is None:
-                grad_gate = plan.join(grad_gate, grad_up)
             if for_gate:
-                found["gate"] = _weight_grad(grad_gate, taken, offsets, w_gate)
+                found["gate"] = _weight_grad(grad_gate_rows, taken, offsets, w_gate)
             if for_gate_bias:
-                found["gate_bias"] = _bias_grad(grad_gate, offsets)
+                found["gate_bias"] = _bias_grad(grad_gate_rows, offsets)
             if for_up:
-                found["up"] = _weight_grad(grad_up, taken, offsets, w_up)
+                found["up"] = _weight_grad(grad_up_rows, taken, offsets, w_up)
             if for_up_bias:
-                found["up_bias"] = _bias_grad(grad_up, offsets)
+                found["up_bias"] = _bias_grad(grad_up_rows, offsets)
             if for_x:
-                grad_x = rows(grad_gate, w_gate, offsets)
-                if w_up is not None:
-                    grad_x = grad_x + rows(grad_up, w_up, offsets)
+                grad_x = rows(grad_gate_rows, w_gate, offsets)
+                if grad_up_rows is not None:
+                    grad_x = grad_x + rows(grad_up_rows, w_up, offsets)
                 if indices is not None:
                     exact = torch.where(_is_owned(offsets, grad_x), _widen(grad_x), 0)
                     sums = exact.new_zeros(x.shape)
@@ -263,22 +290,16 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         return (None, None, None, *(found.get(name) for name in order))
 
 
-def _gate_and_up(
-    plan: _Plan,
-    gate_rows: torch.Tensor,
-    up_rows: torch.Tensor | None,
-    gate_bias: torch.Tensor | None,
-    up_bias: torch.Tensor | None,
-    owner: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gates and ups in fp32, biases added."""
-    gates = _widen(gate_rows)
-    if gate_bias is not None:
-        gates = gates + gate_bias.index_select(0, owner)
-    if up_rows is None:
-        return plan.split(gates)
-    ups = _widen(up_rows)
-    return gates, ups if up_bias is None else ups + up_bias.index_select(0, owner)
+def _pieces(matrix: torch.Tensor) -> list[slice]:
+    """Rows of a matrix to compute at a time."""
+    if torch.compiler.is_compiling():
+        return [slice(None)]
+    count, step = matrix.shape[0], max(1, _PIECE // matrix.shape[1])
+    return [slice(begin, begin + step) for begin in range(0, count, step)]
+
+
+def _dense_like(matrix: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(matrix, memory_format=torch.contiguous_format)
 
 
 def _weight_grad(
@@ -294,12 +315,6 @@ def _bias_grad(grad: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """Sums of each group's rows: a product with ones, summed in fp32 in a fixed order."""
     ones = grad.new_ones((grad.shape[0], _BIAS_COLUMNS))
     return columns(grad, ones, offsets)[..., 0]
-
-
-def _owner_of_rows(offsets: torch.Tensor, count: int) -> torch.Tensor:
-    """The expert of each row; the last one of rows past the last end."""
-    places = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
-    return torch.searchsorted(offsets, places, right=True).clamp(max=offsets.shape[0] - 1)
 
 
 def _is_owned(offsets: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:

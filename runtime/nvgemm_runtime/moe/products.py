@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import NvgemmError
+from ..gemm.epilogues import Epilogue
 from ..gemm.extra_operands import ExtraOperands, check_offset_values
 from ..gemm.problem import Op
 from ..launch.fast_path import count_write
@@ -27,26 +28,45 @@ _ALIGNMENT_BYTES = 16
 _TORCH_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Types of operands that ``torch._grouped_mm`` computes, as its error message names them."""
 
-_found: dict[tuple[object, ...], LoadedKernel | None] = {}
-"""By all that decides: the kernel, or None where torch computes."""
+_found: dict[tuple[object, ...], LoadedKernel | str] = {}
+"""By all that decides: the kernel, or why none serves."""
 
 _MAX_FOUND = 4096
 _has_warned = False
 
 
-def rows(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Multiply the rows of each group with the group's matrix.
+def rows(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Multiply the rows of each group with the group's matrix, and add its bias.
 
     Args:
         a: Matrix [m, k], the groups' rows one after the other.
         b: Matrices [groups, k, n].
         offsets: End of each group along m, int32 [groups].
+        bias: A row of n for each group, [groups, n], of the operands' type. Where no kernel adds
+            it, torch does, to the rounded product.
 
     Returns:
         Matrix [m, n] of the operands' type; undefined in rows past the last end.
     """
-    result: torch.Tensor = torch.ops.nvgemm_moe.rows(a, b, offsets)
+    result: torch.Tensor = torch.ops.nvgemm_moe.rows(a, b, offsets, bias)
     return result
+
+
+def gated_rows(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    bias: torch.Tensor | None,
+    epilogue: Epilogue,
+) -> torch.Tensor | None:
+    """`rows` with a gated epilogue, [m, n / 2], if a kernel serves it; not to be traced."""
+    out = a.new_empty((a.shape[0], b.shape[2] // 2))
+    if a.shape[0] == 0:
+        return out
+    extras = ExtraOperands(offsets=offsets, addend=bias, gated=epilogue)
+    return None if _launch(Op.GROUPED_MM, a, _with_unit_stride(b), out, extras) else out
 
 
 def columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -64,19 +84,36 @@ def columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Te
     return result
 
 
-def _rows(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+def owner_of_rows(offsets: torch.Tensor, count: int) -> torch.Tensor:
+    """The group of each of so many rows; the last one of rows past the last end."""
+    places = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
+    return torch.searchsorted(offsets, places, right=True).clamp(max=offsets.shape[0] - 1)
+
+
+def _rows(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     if is_debugging():
         check_offset_values(offsets, a.shape[0])
     out = a.new_empty((a.shape[0], b.shape[2]))
     if 0 in a.shape or out.numel() == 0:
         return out.zero_()
     a, b = _with_unit_stride(a), _with_unit_stride(b)
-    kernel = _kernel(Op.GROUPED_MM, a, b, out, offsets)
-    if kernel is None:
-        return _torch_rows(a, b, offsets)
-    count_write(out)
-    kernel.launch(a, b, out, offsets)
-    return out
+    plain = ExtraOperands(offsets=offsets)
+    if bias is None:
+        extras = plain
+    else:
+        bias = bias.contiguous()
+        extras = ExtraOperands(offsets=offsets, addend=bias)
+    reason = _launch(Op.GROUPED_MM, a, b, out, extras)
+    if not reason:
+        return out
+    if bias is not None:
+        reason = _launch(Op.GROUPED_MM, a, b, out, plain)
+    if reason:
+        _warn_once(reason)
+        out = _torch_rows(a, b, offsets)
+    return out if bias is None else out.add_(bias[owner_of_rows(offsets, a.shape[0])])
 
 
 def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -86,36 +123,36 @@ def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
     if a.shape[0] == 0 or out.numel() == 0:
         return out.zero_()
     a, b = a.contiguous(), b.contiguous()
-    kernel = _kernel(Op.K_GROUPED_MM, a.t(), b, out, offsets)
-    if kernel is None:
-        return _torch_columns(a, b, offsets)
-    count_write(out)
-    kernel.launch(a.t(), b, out, offsets)
-    return out
+    reason = _launch(Op.K_GROUPED_MM, a.t(), b, out, ExtraOperands(offsets=offsets))
+    if not reason:
+        return out
+    _warn_once(reason)
+    return _torch_columns(a, b, offsets)
 
 
-def _kernel(
-    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, offsets: torch.Tensor
-) -> LoadedKernel | None:
-    """The best kernel, looked up once a problem; None, after a warning, where none serves."""
-    key = (
-        op,
-        wants_determinism(),
-        *((one.device, one.dtype, one.shape, one.stride(), one.data_ptr() % 128) for one in (a, b)),
-        out.data_ptr() % 128,
-        offsets.data_ptr() % 128,
+def _launch(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
+) -> str:
+    """Compute ``out`` by the best kernel, looked up once a problem; why none serves, or nothing."""
+    tensors = (a, b, out, *extras.tensors())
+    facts = (
+        (one.device, one.dtype, one.shape, one.stride(), one.data_ptr() % 128) for one in tensors
     )
-    if key in _found:
-        return _found[key]
-    kernel: LoadedKernel | None = None
-    try:
-        kernel = choose_kernel(op, a, b, out, ExtraOperands(offsets=offsets))
-    except NvgemmError as error:
-        _warn_once(str(error))
-    if len(_found) >= _MAX_FOUND:
-        _found.clear()
-    _found[key] = kernel
-    return kernel
+    key = (op, extras.gated, wants_determinism(), *facts)
+    kernel = _found.get(key)
+    if kernel is None:
+        try:
+            kernel = choose_kernel(op, a, b, out, extras)
+        except NvgemmError as error:
+            kernel = str(error)
+        if len(_found) >= _MAX_FOUND:
+            _found.clear()
+        _found[key] = kernel
+    if isinstance(kernel, str):
+        return kernel
+    count_write(out)
+    kernel.launch(a, b, out, *extras.tensors())
+    return ""
 
 
 def _warn_once(reason: str) -> None:
@@ -191,7 +228,9 @@ def _padded_rows(b: torch.Tensor, k: int) -> torch.Tensor:
     return torch.nn.functional.pad(b, (0, 0, 0, k - b.shape[1]))
 
 
-def _fake_rows(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+def _fake_rows(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     return a.new_empty((a.shape[0], b.shape[2]))
 
 
@@ -203,13 +242,11 @@ _library = torch.library.Library("nvgemm_moe", "DEF")
 """Kept for the life of the process: torch unregisters the operators of a deleted library."""
 
 
-def _define(name: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    _library.define(
-        f"{name}(Tensor a, Tensor b, Tensor offsets) -> Tensor", tags=torch.Tag.pt2_compliant_tag
-    )
+def _define(name: str, operands: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    _library.define(f"{name}({operands}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
     _library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"nvgemm_moe::{name}", fake, lib=_library)
 
 
-_define("rows", _rows, _fake_rows)
-_define("columns", _columns, _fake_columns)
+_define("rows", "Tensor a, Tensor b, Tensor offsets, Tensor? bias", _rows, _fake_rows)
+_define("columns", "Tensor a, Tensor b, Tensor offsets", _columns, _fake_columns)
