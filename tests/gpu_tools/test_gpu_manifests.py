@@ -88,6 +88,7 @@ def test_each_is_for_one_target(name: str, arch: str) -> None:
     assert manifest.name == name.replace("_", "-")
 
 
+@pytest.mark.slow
 def test_quack_is_tested_in_every_design_and_every_plain_signature() -> None:
     manifest = load_manifest(DIRECTORY / "quack.yaml")
     everywhere = build_target("sm_90a")

@@ -5,10 +5,13 @@ No GPU is needed: see `test_native_launchers`.
 
 from __future__ import annotations
 
+import pytest
 from test_native_launchers import PRELUDE, REACHES_CUDA
 
 from fake_driver import FakeDriver
 from foreign_packages import BuiltPackage
+
+pytestmark = pytest.mark.slow
 
 
 def test_its_launcher_takes_what_the_runtime_passes(

@@ -16,6 +16,8 @@ import nvgemm_runtime
 from fresh_processes import Home, Ran
 from nvgemm_aot.build.pipeline import BuiltBundle
 
+pytestmark = pytest.mark.slow
+
 SAYS = "nvgemm-aot stays out of torch.compile"
 
 
@@ -131,7 +133,6 @@ every_damage = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.slow
 @every_damage
 def test_torch_compiles_whatever_is_broken(ran: Callable[[Damage], Ran], damage: Damage) -> None:
     assert ran(damage).right == [True, True] * damage.compiles
@@ -145,7 +146,6 @@ def test_what_is_broken_is_said_once(ran: Callable[[Damage], Ran], damage: Damag
     assert run.count("Traceback") == 0, run.said
 
 
-@pytest.mark.slow
 def test_a_launcher_that_is_cut_off_leaves_gemms_to_aten(
     recording_bundle: BuiltBundle, tmp_path: Path
 ) -> None:

@@ -27,6 +27,8 @@ from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.target import Target
 from synthetic_content import synthetic_content
 
+pytestmark = pytest.mark.slow
+
 
 def test_builds_every_signature_with_several_kernels(cpu_bundle: BuiltBundle) -> None:
     header = cpu_bundle.header

@@ -19,6 +19,8 @@ from nvgemm_runtime.gemm.problem import DType, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.launch.loader import KernelLoader, LoadedKernel
 
+pytestmark = pytest.mark.slow
+
 ROWS = [
     *(one for one in cpu_provider.SIGNATURES if one.a is not DType.FP32),
     *cpu_provider.FUSED,

@@ -51,6 +51,8 @@ from planned_rows import (
 from repository import SUPPORT
 from tuning_bench import DictatedTimer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="session")
 def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
@@ -114,7 +116,6 @@ def test_the_cases_have_every_row_and_every_manifest() -> None:
     assert {case.name for case in CASES} == set(MANIFESTS)
 
 
-@pytest.mark.slow
 @every_case
 def test_a_plan_serves_each_problem_or_says_why_not(planned: Planned) -> None:
     asked = representatives(planned.case.problems)
@@ -128,7 +129,6 @@ def test_a_plan_serves_each_problem_or_says_why_not(planned: Planned) -> None:
     assert matched == served
 
 
-@pytest.mark.slow
 def test_only_where_an_operator_is_missing_is_a_row_unserved(planner: Planner) -> None:
     """On Hopper no block scales and no groups of fp8, and integers on sm_100a alone."""
     for case in CASES:
@@ -273,7 +273,6 @@ def use(monkeypatch: pytest.MonkeyPatch, *sites: Path) -> None:
 PROGRAM = [sys.executable, str(SUPPORT / "explained_rows.py")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arch", "bundle"),
     [
@@ -306,7 +305,6 @@ def test_explain_says_of_tensors_what_coverage_says(
     assert met == {key: names[status] for key, status in covered(planned, path).items()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arch"), [("every_row_sm100", "sm_100f"), ("hopper_rows", "sm_90a")]
 )

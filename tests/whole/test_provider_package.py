@@ -17,10 +17,11 @@ from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.matching.index import BundleView, Index, Match
 from synthetic_facts import H200
 
+pytestmark = pytest.mark.slow
+
 KEY = "mm/tn/bf16xbf16/fp32/bf16"
 
 
-@pytest.mark.slow
 def test_the_command_builds_its_kernels_and_states_its_version(built_package: BuiltPackage) -> None:
     (made,) = built_package.document["bundles"]
     assert made["providers"] == {"tiny_gemm": 1}

@@ -13,6 +13,8 @@ import pytest
 from foreign_packages import write_package
 from nvgemm_runtime.bundle.reader import Bundle
 
+pytestmark = pytest.mark.slow
+
 PROVIDER = """
 from dataclasses import replace
 from fake_provider import FakeProvider, candidate
@@ -83,7 +85,6 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "version", ["1.1", "1.0"], ids=["new version", "same version, other source"]
 )
@@ -123,7 +124,6 @@ def test_changed_code_is_compiled_anew_though_names_and_version_are_the_same(
     assert not set(new.values()) & set(old.values())
 
 
-@pytest.mark.slow
 def test_going_back_finds_what_the_old_version_compiled(machine: Machine) -> None:
     first = machine.install("1.0", ("one", "two"))
     machine.build(first)

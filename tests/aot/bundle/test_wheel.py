@@ -233,6 +233,7 @@ def test_sbom_gives_bundles_toolchain_and_runtime(wheel: Path, bundles: list[Pat
     assert named == {root["bom-ref"], *references}
 
 
+@pytest.mark.slow
 def test_sbom_keeps_the_published_schema(wheel: Path) -> None:
     pytest.importorskip("jsonschema", reason="cyclonedx-python-lib[json-validation] is absent")
     validation = pytest.importorskip("cyclonedx.validation.json")

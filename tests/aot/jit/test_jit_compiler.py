@@ -123,6 +123,7 @@ def test_a_problem_whose_candidates_all_fail_says_why_and_is_not_tried_again(
     assert compiler.compile(problem(), 3, DEVICE).compiled == 2, "another request"
 
 
+@pytest.mark.slow
 def test_what_a_killed_compiler_left_out_is_compiled_when_asked_again(
     machine: JitMachine, compiler: JitCompiler
 ) -> None:
@@ -135,6 +136,7 @@ def test_what_a_killed_compiler_left_out_is_compiled_when_asked_again(
     assert problems_of(again.bundle) == [problem()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", ["crash", pytest.param("slow", marks=pytest.mark.slow)])
 def test_what_was_killed_is_tried_again(
     machine: JitMachine, compiler: JitCompiler, operator: str
@@ -325,6 +327,7 @@ def read_only(machine: JitMachine) -> None:
     machine.set(NVGEMM_AOT_CACHE=str(machine.cache.parent / "file" / "cache"))
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_written_kernels_are_for_this_process_alone(
     machine: JitMachine, fallback: JitClient, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -323,6 +323,7 @@ class Unprepared(Shuffled):
 KEY = "mm/tn/bf16xbf16/fp32/bf16/m8n64k64"
 
 
+@pytest.mark.slow
 def test_the_order_of_a_listing_does_not_matter(tmp_path: Any) -> None:
     bundles = [
         build(manifest(Shuffled.name, KEY), tmp_path / name, Cache(tmp_path / f"c{name}"), jobs=1)

@@ -89,6 +89,7 @@ def test_more_than_half_of_a_bundle_is_suspect_and_written_only_on_request(tuner
     assert tuner.kernels == {"Cpu_1x1"}
 
 
+@pytest.mark.slow
 def test_all_kernels_of_one_signature_are_suspect_however_few(tuner: Tuner) -> None:
     transposed, *others = (cpu_provider.problem(layout) for layout in ("tn", "tt", "nt"))
     tunable = tuner.build([transposed, *others], LazyWithTransposes())
@@ -97,6 +98,7 @@ def test_all_kernels_of_one_signature_are_suspect_however_few(tuner: Tuner) -> N
     assert not tuner.path.exists()
 
 
+@pytest.mark.slow
 def test_a_kernel_that_breaks_the_device_is_left_out_when_run_again(tuner: Tuner) -> None:
     tunable = tuner.build(provider=Failing())
     (bad,) = (kernel.id for kernel in header_of(tunable).kernels if kernel.operator == "Cpu_8x32")
@@ -227,6 +229,7 @@ def test_a_problem_whose_kernels_all_broke_the_gpu_says_so(tuner: Tuner) -> None
 NOISE = [200.0, 280.0, 240.0, 310.0, 220.0, 260.0]
 
 
+@pytest.mark.slow
 def test_those_that_only_a_wrong_kernel_told_apart_are_uncertain(tuner: Tuner) -> None:
     noise = {"Cpu_16x16": NOISE, "aten": NOISE[::-1]}
     tuner.timer.times = {"": [5000.0], "Cpu_8x32": [100.0], **noise}

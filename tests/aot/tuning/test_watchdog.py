@@ -53,6 +53,7 @@ def operators_of(tuner: Tuner) -> dict[str, str]:
     return {kernel.id: kernel.operator for kernel in header_of(tuner.tunable).kernels}
 
 
+@pytest.mark.slow
 def test_without_a_hang_the_bundle_is_that_of_one_process(tuner: Tuner) -> None:
     steps: list[tuple[int, int]] = []
     tuned = watched(tuner, "sound", progress=lambda *step: steps.append(step))

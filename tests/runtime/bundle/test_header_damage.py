@@ -170,6 +170,7 @@ VALUES = (
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(st.data())
 def test_whatever_stands_in_place_of_a_value_is_a_broken_rule_or_no_matter(

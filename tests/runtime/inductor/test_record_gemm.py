@@ -161,6 +161,7 @@ def test_other_ways_to_compute_a_gemm_are_not_met(inductor: InductorSession, pat
                 assert is_alternative()
 
 
+@pytest.mark.slow
 def test_a_recording_is_built_from_unchanged(
     inductor: InductorSession, path: Path, kernel_cache: Cache
 ) -> None:
@@ -213,6 +214,7 @@ def test_processes_with_warm_caches_meet_their_gemms(home: Home) -> None:
     assert count == 2, "the model has two, which differ in layout"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "said"),
     [

@@ -23,6 +23,7 @@ def running(fallback: JitClient) -> int:
     return fallback._process.pid
 
 
+@pytest.mark.slow
 def test_kernels_are_compiled_once_and_found_by_the_next_process(machine: JitMachine) -> None:
     first = machine.run(problem(16), problem(64))
     assert first["reasons"] == [None, None]
@@ -52,6 +53,7 @@ def test_eight_processes_at_once_compile_each_kernel_once(machine: JitMachine) -
     assert not machine.partial_files()
 
 
+@pytest.mark.slow
 def test_a_problem_is_asked_for_once_a_process(machine: JitMachine, fallback: JitClient) -> None:
     pending = fallback.request(problem(), H200)
     assert fallback.request(problem(), H200) is pending
@@ -60,6 +62,7 @@ def test_a_problem_is_asked_for_once_a_process(machine: JitMachine, fallback: Ji
     assert fallback.request(problem(), H200) is pending
 
 
+@pytest.mark.slow
 def test_waiting_can_be_given_up_and_taken_up_again(
     machine: JitMachine, fallback: JitClient
 ) -> None:
@@ -127,6 +130,7 @@ def test_killed_at_any_point_the_bundle_is_whole(machine: JitMachine) -> None:
     assert not list((machine.cache / "jit").glob("*.damaged*"))
 
 
+@pytest.mark.slow
 def test_a_problem_need_not_wait_for_another(machine: JitMachine, fallback: JitClient) -> None:
     machine.set(FAKE_OPERATORS="hangs")
     first = fallback.request(problem(), H200)
@@ -145,6 +149,7 @@ def test_an_idle_server_ends_and_is_started_again(machine: JitMachine) -> None:
     fallback.close()
 
 
+@pytest.mark.slow
 def test_a_forked_child_starts_its_own(machine: JitMachine, fallback: JitClient) -> None:
     machine.set(FAKE_OPERATORS="slow")
     open_request = fallback.request(problem(64), H200)
@@ -267,6 +272,7 @@ def test_candidates_are_a_number(
     assert settings.jit_candidates() == expected
 
 
+@pytest.mark.slow
 def test_candidates_bound_what_is_compiled(machine: JitMachine, fallback: JitClient) -> None:
     machine.set(NVGEMM_AOT_JIT_CANDIDATES="2")
     assert fallback.request(problem(), H200).result(600).compiled == 2

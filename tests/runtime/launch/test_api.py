@@ -601,6 +601,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.slow
 def test_operators_load_kernels_that_they_name(
     cpu_bundle: BuiltBundle, scripts: ForkedScripts
 ) -> None:

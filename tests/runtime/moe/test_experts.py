@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import cpu_provider
 from cpu_kernels import signature
 from installed_bundles import use
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_runtime.gemm.problem import DType, Op
+from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, WeightOrder, find_gated
+from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.launch.loader import LoadedKernel
-from nvgemm_runtime.moe import experts, products
+from nvgemm_runtime.moe import block, experts, products
 from nvgemm_runtime.settings import DEBUG_VARIABLE
 
 EXPERTS, DIM, HIDDEN, TOKENS = 4, 24, 16, 11
@@ -300,33 +302,129 @@ def test_inductor_compiles_it() -> None:
     assert_same(gradients(compiled, made), gradients(experts, made), 1e-5)
 
 
-def test_a_kernel_computes_where_one_serves(
+class Installed:
+    """Grouped kernels for the CPU, and what has been launched of them since."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = path
+        self.monkeypatch = monkeypatch
+        self.launched: list[Signature] = []
+        attribute = LoadedKernel.__getattribute__
+
+        def watched(kernel: LoadedKernel, name: str) -> Any:
+            if name == "launch":
+                self.launched.append(attribute(kernel, "kernel").signature)
+            return attribute(kernel, name)
+
+        monkeypatch.setattr(LoadedKernel, "__getattribute__", watched)
+        use(monkeypatch, path)
+
+    def remove(self) -> None:
+        use(self.monkeypatch)
+        products._found.clear()
+
+    def epilogues(self) -> list[Epilogue | None]:
+        """Of what was launched since this was last asked for."""
+        found = [one.epilogue for one in self.launched]
+        self.launched.clear()
+        return found
+
+
+@pytest.fixture
+def install(
     tmp_path: Path, kernel_cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = [signature(layout, op=Op.GROUPED_MM, operand=DType.BF16) for layout in ("tn", "tt")]
-    problems = [problem_of(one, 18, 32, 32) for one in served]
-    built = cpu_provider.build_bundle(problems, tmp_path, kernel_cache)
-    use(monkeypatch, built.path)
-    launched: list[str] = []
-    launch = LoadedKernel.__getattribute__
+) -> Callable[..., Installed]:
+    def build(layouts: str, *epilogues: Epilogue | None) -> Installed:
+        served = [
+            signature(layout, op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
+            for layout in layouts.split()
+            for epilogue in epilogues
+        ]
+        problems = [problem_of(one, 18, 32, 32) for one in served]
+        built = cpu_provider.build_bundle(problems, tmp_path, kernel_cache)
+        return Installed(built.path, monkeypatch)
 
-    def watched(kernel: LoadedKernel, name: str) -> Any:
-        if name == "launch":
-            launched.append(launch(kernel, "kernel").signature.layout.value)
-        return launch(kernel, name)
+    return build
 
-    monkeypatch.setattr(LoadedKernel, "__getattribute__", watched)
+
+def operands_for_kernels(*biases: str) -> dict[str, Any]:
+    """Operands in bf16 that require gradients, of sizes that kernels serve."""
     torch.manual_seed(0)
     made: dict[str, Any] = {"counts": torch.tensor([5, 0, 1, 12])}
     shapes = {"x": (18, 32), "w_up": (4, 64, 32), "w_down": (4, 32, 32)}
+    shapes |= {name: (4, 64 if name == "up_bias" else 32) for name in biases}
     for name, shape in shapes.items():
         made[name] = torch.randn(shape, dtype=torch.bfloat16).requires_grad_()
+    return made
+
+
+def test_a_kernel_computes_where_one_serves(install: Callable[..., Installed]) -> None:
+    installed = install("tn tt", None)
+    made = operands_for_kernels()
     found = gradients(experts, made)
-    assert launched == ["tn", "tn", "tt", "tt"]
-    use(monkeypatch)
-    products._found.clear()
+    assert [one.layout.value for one in installed.launched] == ["tn", "tn", "tt", "tt"]
+    installed.remove()
     assert_same(found, gradients(experts, made), 2**-6)
-    assert len(launched) == 4
+    assert len(installed.launched) == 4
+
+
+def test_a_kernel_adds_the_biases(install: Callable[..., Installed]) -> None:
+    installed = install("tn", None, Epilogue.BIAS)
+    made = operands_for_kernels("up_bias", "down_bias")
+    found = experts(**made)
+    assert installed.epilogues() == [Epilogue.BIAS] * 2
+    installed.remove()
+    assert_same([found.detach()], [experts(**made).detach()], 2**-6)
+
+
+def test_torch_adds_the_biases_to_what_a_kernel_multiplied(
+    install: Callable[..., Installed],
+) -> None:
+    installed = install("tn", None)
+    made = operands_for_kernels("up_bias", "down_bias")
+    found = experts(**made)
+    assert installed.epilogues() == [None] * 2
+    installed.remove()
+    assert torch.equal(found, experts(**made))
+
+
+@pytest.mark.parametrize("order", ["halves", "interleaved"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_kernel_with_the_gate_serves_where_no_gradient_is_wanted(
+    activation: str, order: str, install: Callable[..., Installed]
+) -> None:
+    epilogue = find_gated(Gate(activation), WeightOrder(order))
+    installed = install("tn", None, epilogue)
+    biases = ["up_bias"] if epilogue.addend else []
+    made = operands_for_kernels(*biases) | {"activation": activation, "weights": order}
+    rounded = experts(**made)
+    assert installed.epilogues() == [None, None]
+    with torch.no_grad():
+        found = experts(**made)
+    assert installed.epilogues() == [epilogue, None]
+    assert_same([found], [rounded.detach()], 2**-5)
+
+
+def test_a_gate_of_other_constants_than_the_kernels_is_not_its(
+    install: Callable[..., Installed],
+) -> None:
+    installed = install("tn", None, Epilogue.SWIGLU_OAI_HALVES)
+    made = operands_for_kernels("up_bias") | {"activation": "swiglu_oai"}
+    for constants in ({"limit": 6.0}, {"alpha": 1.0}):
+        with torch.no_grad():
+            found = experts(**made, **constants)
+        assert installed.epilogues() == [None, None]
+        assert torch.equal(found, experts(**made, **constants))
+        installed.launched.clear()
+
+
+def test_what_is_in_fp32_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that do not divide into whole pieces, with all that is computed between products."""
+    made = operands("interleaved", biases=True, gather=True)
+    expected = gradients(experts, made)
+    monkeypatch.setattr(block, "_PIECE", 5 * HIDDEN)
+    assert len(block._pieces(torch.empty(18, HIDDEN))) == 4
+    assert_same(gradients(experts, made), expected, 1e-15)
 
 
 def test_one_warning_where_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:

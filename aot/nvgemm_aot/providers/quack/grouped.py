@@ -5,8 +5,10 @@ end. The kernels read a beginning as the end of the group before, so launches co
 
 Whatever the ends are, no kernel should read or write outside its operands: an end is cut to the
 rows of A, and a group that would end before it begins has no tiles. Of writing, an H200 has shown
-it; of reading, nothing but this reasoning has. The result of such ends is undefined. A bias is a matrix with a row for each group. Which one a tile
-reads goes by the scheduler's number of its group, as its B does, and so by no end.
+it; of reading, nothing but this reasoning has. The result of such ends is undefined.
+
+A bias is a matrix with a row for each group. Which one a tile reads goes by the scheduler's number
+of its group, as its B does, and so by no end.
 """
 
 from __future__ import annotations
