@@ -12,13 +12,10 @@ from typing import Any
 
 import torch
 
+from ..gemm.moe_operators import BIAS_COLUMNS
 from .activations import Activation, GatedActivation
 from .checks import check_dtypes, check_kinds, check_shapes, named
 from .products import columns, rows
-
-_BIAS_COLUMNS = 8
-"""Columns of ones by which a bias's gradient is computed: as many as one aligned row needs."""
-
 
 class WeightOrder(enum.Enum):
     """How gates and ups lie in an up projection."""
@@ -291,7 +288,7 @@ def _weight_grad(
 
 def _bias_grad(grad: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """Sums of each group's rows: a product with ones, summed in fp32 in a fixed order."""
-    ones = grad.new_ones((grad.shape[0], _BIAS_COLUMNS))
+    ones = grad.new_ones((grad.shape[0], BIAS_COLUMNS))
     return columns(grad, ones, offsets)[..., 0]
 
 

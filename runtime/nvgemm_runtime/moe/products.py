@@ -14,6 +14,7 @@ import torch
 
 from ..errors import NvgemmError
 from ..gemm.extra_operands import ExtraOperands, check_offset_values
+from ..gemm.moe_operators import COLUMNS, NAMESPACE, ROWS
 from ..gemm.problem import Op
 from ..launch.fast_path import count_write
 from ..launch.loader import LoadedKernel
@@ -199,7 +200,7 @@ def _fake_columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> to
     return a.new_empty((offsets.shape[0], a.shape[1], b.shape[1]))
 
 
-_library = torch.library.Library("nvgemm_moe", "DEF")
+_library = torch.library.Library(NAMESPACE, "DEF")
 """Kept for the life of the process: torch unregisters the operators of a deleted library."""
 
 
@@ -208,8 +209,8 @@ def _define(name: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Non
         f"{name}(Tensor a, Tensor b, Tensor offsets) -> Tensor", tags=torch.Tag.pt2_compliant_tag
     )
     _library.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"nvgemm_moe::{name}", fake, lib=_library)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
 
 
-_define("rows", _rows, _fake_rows)
-_define("columns", _columns, _fake_columns)
+_define(ROWS, _rows, _fake_rows)
+_define(COLUMNS, _columns, _fake_columns)
