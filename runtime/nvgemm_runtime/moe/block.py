@@ -17,6 +17,7 @@ from .activations import Activation, GatedActivation
 from .checks import check_dtypes, check_kinds, check_shapes, named
 from .products import columns, rows
 
+
 class WeightOrder(enum.Enum):
     """How gates and ups lie in an up projection."""
 
