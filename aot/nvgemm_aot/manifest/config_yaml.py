@@ -24,11 +24,11 @@ def manifest_yaml(made: ConfigManifest) -> str:
 
 def _head_lines(made: ConfigManifest) -> Iterator[str]:
     wanted = made.wanted
-    gradients = ", and of their gradients in a training step" if wanted.training else ""
+    gradients = ", and those of its gradients in a training step" if wanted.training else ""
     yield from _comment_lines(
-        f"Every GEMM of the layers and the head of a {made.model_type} model, by nvgemm-aot "
-        f"manifest from-config{gradients}. Attention itself is not a GEMM of this kind. Sizes from its "
-        f"config: {', '.join(_size_texts(made.config))}."
+        f"Every GEMM of the layers and the head of a {made.model_type} model{gradients}, by "
+        "nvgemm-aot manifest from-config. Attention itself is not a GEMM of this kind. Sizes from "
+        f"its config: {', '.join(_size_texts(made.config))}."
     )
     yield from _comment_lines(
         "Pairs are [out features, in features] of one of tp GPUs; x2 means that one forward pass "
@@ -110,13 +110,12 @@ def _entry_lines(entries: Iterable[ConfigEntry], wanted: ManifestOptions) -> Ite
 def _summing_lines(entry: ConfigEntry) -> Iterator[str]:
     """Products that sum over tokens, each an entry: the schema has no lists of m and n in pairs."""
     yield f"  # {_entry_comment(entry)}"
-    groups = "" if entry.groups is None else f"groups: {entry.groups}, "
+    lead = f"op: {entry.signature.op.value}, layout: {entry.signature.layout.value}"
+    if entry.groups is not None:
+        lead += f", groups: {entry.groups}"
     for (m, n), uses in entry.uses.items():
         yield f"  # {_pair_comment(uses, entry)}"
-        yield (
-            f"  - {{op: {entry.signature.op.value}, {groups}layout: {entry.signature.layout.value}, "
-            f"m: {m}, n: {n}, k: {list(entry.rows)}}}"
-        )
+        yield f"  - {{{lead}, m: {m}, n: {n}, k: {list(entry.rows)}}}"
 
 
 def _entry_comment(entry: ConfigEntry) -> str:
@@ -131,8 +130,9 @@ def _entry_comment(entry: ConfigEntry) -> str:
         gate = ", with its gate (n counts gates and ups)" if entry.signature.is_gated else ""
         extent = "k" if entry.product.sums_over_tokens else "m"
         shared = f" / {routing.sharing}, rounded up" if routing.sharing > 1 else ""
+        one_gpu = f" of one GPU, ep {entry.expert_ranks}" if entry.expert_ranks > 1 else ""
         return (
-            f"{lead}all of {routing.experts} experts, {routing.chosen} a token "
+            f"{lead}all of {routing.experts} experts{one_gpu}, {routing.chosen} a token "
             f"({extent} = tokens * {routing.chosen}{shared}){gate}"
         )
     return (
@@ -166,7 +166,8 @@ def _pair_comment(uses: Sequence[RankGemm], entry: ConfigEntry) -> str:
         by_ranks.setdefault((use.expert_ranks, use.ranks), []).append(role)
     ranks_of: dict[tuple[int, str], list[int]] = {}
     for (expert_ranks, ranks), roles in by_ranks.items():
-        ranks_of.setdefault((expert_ranks, ", ".join(roles)), []).append(ranks)
+        text = ", ".join(dict.fromkeys(roles))
+        ranks_of.setdefault((expert_ranks, text), []).append(ranks)
     return "; ".join(
         f"{_ranks_text(expert_ranks, ranks)}: {roles}"
         for (expert_ranks, roles), ranks in ranks_of.items()

@@ -106,6 +106,12 @@ class ConfigEntry:
         return self.routing.experts
 
     @property
+    def expert_ranks(self) -> int:
+        """Ranks among which experts are divided as wholes: the same for all of the entry."""
+        (use, *_), *_ = self.uses.values()
+        return use.expert_ranks
+
+    @property
     def sizes(self) -> list[tuple[int, int, int]]:
         """The m, n and k of every problem."""
         return [sizes_of(self.product, rows, pair) for rows in self.rows for pair in self.uses]
