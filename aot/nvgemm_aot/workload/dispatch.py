@@ -56,7 +56,8 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
         name = func.overloadpacket.__name__
         if func.namespace == NAMESPACE:
             result = func(*args, **kwargs)
-            self._count_gemm(read_product(name, *map(_operand, args), out=_operand(result)))
+            a, b, offsets = map(_operand, args)
+            self._count_gemm(read_product(name, a, b, offsets, _operand(result)))
             return result
         if func.namespace != "aten":
             return func(*args, **kwargs)
