@@ -87,7 +87,10 @@ def test_a_recording_that_cannot_be_written_ends_the_compilation(
     inductor: InductorSession, path: Path
 ) -> None:
     path.write_text("not a recording")
-    with pytest.raises(InductorError, match=r"RecordError: .*this is no recording"), torch.no_grad():
+    with (
+        pytest.raises(InductorError, match=r"RecordError: .*this is no recording"),
+        torch.no_grad(),
+    ):
         inductor.compile(expert_steps.forward(SIZES), *expert_steps.operands(SIZES))
 
 
