@@ -67,9 +67,11 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
     yield f"name: {_quoted_if_needed(made.name)}"
     least, most = wanted.tokens[0], wanted.tokens[-1]
     tokens = f"{least} to {most}" if least < most else str(most)
+    experts = f", ep {_listed(wanted.expert_ranks)}" if wanted.expert_ranks != (1,) else ""
+    steps = ", with those of gradients" if wanted.training else ""
     yield (
         f"description: GEMMs of a {made.model_type} model, tokens {tokens}, "
-        f"tp {_listed(wanted.ranks)}."
+        f"tp {_listed(wanted.ranks)}{experts}{steps}."
     )
     yield f"targets: [{', '.join(wanted.targets)}]"
     if any(entry.signature.is_gated for entry in made.entries):

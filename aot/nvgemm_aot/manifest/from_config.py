@@ -28,10 +28,10 @@ from .schema import NAME_ALLOWED, NAME_PATTERN
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestOptions:
-    """Options of a manifest from a config; each tuple is sorted, without duplicates, not empty.
+    """Options of a manifest from a config; each tuple is not empty and has no duplicates.
 
     Attributes:
-        tokens: Tokens of a forward pass.
+        tokens: Tokens of a forward pass, sorted.
         ranks: Numbers of GPUs that tensor parallelism divides the model over.
         expert_ranks: Numbers of GPUs that experts are divided among as wholes; 1 for none.
         experts: Libraries whose weights of experts to declare.

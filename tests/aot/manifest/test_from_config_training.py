@@ -195,6 +195,10 @@ def test_expert_ranks_have_whole_experts_and_their_share_of_rows(tmp_path: Path)
 def test_comments_say_which_ranks_and_gradients(tmp_path: Path) -> None:
     content = config("qwen3-30b-a3b")
     text = text_of(tmp_path, content, ranks=(1, 2), expert_ranks=(1, 8))
+    assert (
+        "description: GEMMs of a qwen3_moe model, tokens 16, tp 1, 2, ep 1, 8, with those of "
+        in text
+    )
     assert "- [1536, 2048] # tp 1: expert gate_up_proj x48\n" in text
     assert "- [1536, 2048] # ep 8, tp 1: expert gate_up_proj x48\n" in text
     assert "all of 16 experts of one GPU, ep 8, 8 a token (m = tokens * 8 / 2, rounded up)" in text
