@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nvgemm_runtime.recording.recorder import Recorder, chosen_target
+from nvgemm_runtime.recording.text import Recording
 
 _PROGRAM = """
 import sys, torch
@@ -28,28 +29,64 @@ result.backward(torch.randn_like(result))
 """Its k is so long that Inductor may split it, which makes products of its own."""
 
 
-@pytest.mark.parametrize("mode", ["", "max-autotune-no-cudagraphs"])
-def test_the_gemms_of_a_program(tmp_path: Path, mode: str) -> None:
+_EXPERTS = """
+import sys, torch
+from nvgemm_runtime.moe import experts
+
+def leaf(*shape):
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+x, w1, w3, w2 = leaf(480, 256), leaf(4, 384, 256), leaf(4, 384, 256), leaf(4, 256, 384)
+ends = torch.tensor([100, 100, 400, 480], device="cuda")
+step = torch.compile(
+    lambda x, w1, w3, w2: experts(x, (w1, w3), w2, ends), fullgraph=True, mode=sys.argv[1] or None
+)
+out = step(x, w1, w3, w2)
+out.backward(torch.ones_like(out))
+"""
+
+
+def record(directory: Path, program: str, mode: str) -> Recording:
+    """What a program records, for the GPU at hand and nothing else."""
     environment = {
         **os.environ,
-        "NVGEMM_AOT_RECORD": str(tmp_path / "out.yaml"),
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "caches"),
+        "NVGEMM_AOT_RECORD": str(directory / "out.yaml"),
+        "TORCHINDUCTOR_CACHE_DIR": str(directory / "caches"),
     }
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, mode],
+        [sys.executable, "-c", program, mode],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    recording = Recorder(tmp_path / "out.yaml").read()
-    target = chosen_target(torch.cuda.get_device_capability())
+    recording = Recorder(directory / "out.yaml").read()
+    assert not recording.others
+    assert recording.targets == {chosen_target(torch.cuda.get_device_capability())}
+    return recording
+
+
+@pytest.mark.parametrize("mode", ["", "max-autotune-no-cudagraphs"])
+def test_the_gemms_of_a_program(tmp_path: Path, mode: str) -> None:
+    recording = record(tmp_path, _PROGRAM, mode)
     assert {problem.key: count for problem, count in recording.problems.items()} == {
         "mm/tn/bf16xbf16/fp32/bf16/m32n512k8192": 1,
         "mm/tn/bf16xbf16/fp32/bf16/bias/m32n512k8192": 1,
         "mm/nt/bf16xbf16/fp32/bf16/m512n8192k32": 1,
         "bmm/tn/bf16xbf16/fp32/bf16/b4m64n64k256": 1,
     }
-    assert not recording.others
-    assert recording.targets == {target}
+
+
+@pytest.mark.parametrize("mode", ["", "max-autotune-no-cudagraphs"])
+def test_the_products_of_a_training_step_of_experts(tmp_path: Path, mode: str) -> None:
+    recording = record(tmp_path, _EXPERTS, mode)
+    product = "bf16xbf16/fp32/bf16"
+    assert {problem.key: count for problem, count in recording.problems.items()} == {
+        f"grouped_mm/tn/{product}/g4m480n384k256": 2,
+        f"grouped_mm/tn/{product}/g4m480n256k384": 1,
+        f"grouped_mm/tt/{product}/g4m480n256k384": 2,
+        f"grouped_mm/tt/{product}/g4m480n384k256": 1,
+        f"k_grouped_mm/nt/{product}/g4m384n256k480": 2,
+        f"k_grouped_mm/nt/{product}/g4m256n384k480": 1,
+    }

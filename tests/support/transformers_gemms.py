@@ -26,6 +26,18 @@ def record_fake(config: dict[str, Any], tokens: int) -> GemmCalls:
     return _record(config, tokens, fake=True)
 
 
+def record_training(config: dict[str, Any], tokens: int) -> GemmCalls:
+    """What a training step of a model of any size calls under fake tensors."""
+    calls = GemmCalls()
+    with FakeTensorMode():
+        model = AutoModelForCausalLM.from_config(_read(config), dtype=torch.bfloat16)
+        ids = torch.randint(config["vocab_size"], (1, tokens))
+        with calls:
+            out = model(ids, use_cache=False).logits
+            out.backward(torch.empty_like(out))
+    return calls
+
+
 def record_loop(config: dict[str, Any], tokens: int, *, evenly: bool) -> GemmCalls:
     """What a small model calls in bf16 on the CPU, its experts one after the other."""
     return _record(config, tokens, evenly=evenly)

@@ -63,6 +63,27 @@ def manifest() -> None:
     help="GPUs that tensor parallelism divides the model over, as 1,8.",
 )
 @click.option(
+    "--ep",
+    metavar="N,N,...",
+    default="1",
+    show_default=True,
+    callback=_numbers,
+    help="GPUs that expert parallelism divides the experts among, as 1,8.",
+)
+@click.option(
+    "--training",
+    is_flag=True,
+    help="Backward products, too: gradients of inputs and weights.",
+)
+@click.option(
+    "--experts",
+    type=click.Choice(["transformers", "torchtitan"]),
+    multiple=True,
+    default=["transformers"],
+    show_default=True,
+    help="Library whose weights of experts to declare; may come twice.",
+)
+@click.option(
     "--dtype",
     "dtypes",
     type=click.Choice([DType.BF16.value, DType.FP16.value]),
@@ -93,6 +114,9 @@ def from_config(
     config: Path,
     tokens: tuple[int, ...],
     tp: tuple[int, ...],
+    ep: tuple[int, ...],
+    training: bool,
+    experts: tuple[str, ...],
     dtypes: tuple[str, ...],
     targets: tuple[str, ...],
     separate: bool,
@@ -107,16 +131,20 @@ def from_config(
     """
     from ..manifest.config_yaml import manifest_yaml
     from ..manifest.from_config import ManifestOptions, make_manifest
+    from ..manifest.models.expert_weights import ExpertWeights
     from ..storage.files import write_atomic
 
     wanted = ManifestOptions(
         tokens=tokens,
         ranks=tp,
+        expert_ranks=ep,
+        experts=tuple(dict.fromkeys(map(ExpertWeights, experts))),
         dtypes=tuple(sorted(set(map(DType, dtypes)))),
         targets=targets,
         separate=separate or not fused,
         fused=fused,
         gated=gated,
+        training=training,
     )
     made = make_manifest(config, wanted, name=name)
     text = manifest_yaml(made)

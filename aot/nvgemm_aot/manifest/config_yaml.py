@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 import yaml
-from pydantic import AliasChoices
 
 from .from_config import ConfigEntry, ConfigManifest, ManifestOptions, RankGemm
 from .models.decoder import DecoderConfig
+from .models.training import Product
 from .schema import VERSION
 
 _WIDTH = 98
@@ -24,15 +24,26 @@ def manifest_yaml(made: ConfigManifest) -> str:
 
 def _head_lines(made: ConfigManifest) -> Iterator[str]:
     wanted = made.wanted
+    gradients = ", and those of its gradients in a training step" if wanted.training else ""
     yield from _comment_lines(
-        f"Every GEMM of the layers and the head of a {made.model_type} model, by nvgemm-aot "
-        f"manifest from-config. Attention itself is not a GEMM of this kind. Sizes from its "
-        f"config: {', '.join(_size_texts(made.config))}."
+        f"Every GEMM of the layers and the head of a {made.model_type} model{gradients}, by "
+        "nvgemm-aot manifest from-config. Attention itself is not a GEMM of this kind. Sizes from "
+        f"its config: {', '.join(_size_texts(made.config))}."
     )
     yield from _comment_lines(
         "Pairs are [out features, in features] of one of tp GPUs; x2 means that one forward pass "
         "computes it twice."
     )
+    if any(count > 1 for count in wanted.expert_ranks):
+        yield from _comment_lines(
+            "Experts of ep GPUs are on one of them each; m and k count the rows of one GPU where "
+            "routing is even and each group of tp GPUs has tokens of its own."
+        )
+    if wanted.training:
+        yield from _comment_lines(
+            "Gradients of inputs turn pairs around. Those of weights and biases sum over tokens, "
+            "which are their k."
+        )
     quantization = made.config.quantization
     if quantization is not None:
         yield from _comment_lines(
@@ -41,7 +52,7 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
             "two types is quantized in some layers only, and its count is that of all. For the "
             "model before it was quantized, take quantization_config out of a copy of its config."
         )
-    if any(entry.signature.epilogue is None and _has_bias(entry) for entry in made.entries):
+    if any(_lacks_its_bias(entry) for entry in made.entries):
         yield from _comment_lines(
             "+bias: the model adds a bias, and torch.compile computes both as addmm, for which "
             "a target has no operator. This is the product alone, in fp32, to which the plug-in of "
@@ -56,9 +67,11 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
     yield f"name: {_quoted_if_needed(made.name)}"
     least, most = wanted.tokens[0], wanted.tokens[-1]
     tokens = f"{least} to {most}" if least < most else str(most)
+    experts = f", ep {_listed(wanted.expert_ranks)}" if wanted.expert_ranks != (1,) else ""
+    steps = ", with those of gradients" if wanted.training else ""
     yield (
         f"description: GEMMs of a {made.model_type} model, tokens {tokens}, "
-        f"tp {_listed(wanted.ranks)}."
+        f"tp {_listed(wanted.ranks)}{experts}{steps}."
     )
     yield f"targets: [{', '.join(wanted.targets)}]"
     if any(entry.signature.is_gated for entry in made.entries):
@@ -73,6 +86,9 @@ def _entry_lines(entries: Iterable[ConfigEntry], wanted: ManifestOptions) -> Ite
     for position, entry in enumerate(entries):
         if position:
             yield ""
+        if entry.product.sums_over_tokens:
+            yield from _summing_lines(entry)
+            continue
         yield f"  - comment: {_entry_comment(entry)}"
         if entry.groups is not None:
             yield f"    op: {entry.signature.op.value}"
@@ -86,71 +102,105 @@ def _entry_lines(entries: Iterable[ConfigEntry], wanted: ManifestOptions) -> Ite
         if entry.signature.epilogue is not None:
             yield f"    epilogue: {entry.signature.epilogue.value}"
         yield f"    layout: {entry.signature.layout.value}"
-        yield f"    m: {list(entry.m)}"
+        yield f"    m: {list(entry.rows)}"
         yield "    nk:"
         yield from (
             f"      - {list(nk)} # {_pair_comment(uses, entry)}" for nk, uses in entry.uses.items()
         )
 
 
+def _summing_lines(entry: ConfigEntry) -> Iterator[str]:
+    """Products that sum over tokens, each an entry: the schema has no lists of m and n in pairs."""
+    yield f"  # {_entry_comment(entry)}"
+    lead = f"op: {entry.signature.op.value}, layout: {entry.signature.layout.value}"
+    if entry.groups is not None:
+        lead += f", groups: {entry.groups}"
+    for (m, n), uses in entry.uses.items():
+        yield f"  # {_pair_comment(uses, entry)}"
+        yield f"  - {{{lead}, m: {m}, n: {n}, k: {list(entry.rows)}}}"
+
+
 def _entry_comment(entry: ConfigEntry) -> str:
     routing = entry.routing
+    lead = _LEADS[entry.product]
     if routing is None:
         if entry.signature.is_gated:
             return "what every token passes through, with its gate (n counts gates and ups)"
         added = " and has a bias added" if entry.signature.epilogue is not None else ""
-        return f"what every token passes through{added}"
+        return f"{lead}what every token passes through{added}"
     if entry.groups is not None:
         gate = ", with its gate (n counts gates and ups)" if entry.signature.is_gated else ""
+        extent = "k" if entry.product.sums_over_tokens else "m"
+        shared = f" / {routing.sharing}, rounded up" if routing.sharing > 1 else ""
+        one_gpu = f" of one GPU, ep {entry.expert_ranks}" if entry.expert_ranks > 1 else ""
         return (
-            f"all of {routing.experts} experts, {routing.chosen} a token "
-            f"(m = tokens * {routing.chosen}){gate}"
+            f"{lead}all of {routing.experts} experts{one_gpu}, {routing.chosen} a token "
+            f"({extent} = tokens * {routing.chosen}{shared}){gate}"
         )
     return (
-        f"each of {routing.experts} experts, {routing.chosen} a token, tokens spread evenly "
+        f"{lead}each of {routing.experts} experts, {routing.chosen} a token, tokens spread evenly "
         f"(m = tokens * {routing.chosen} / {routing.experts}, rounded up)"
     )
 
 
-def _has_bias(entry: ConfigEntry) -> bool:
+_LEADS = {
+    Product.FORWARD: "",
+    Product.INPUT_GRADIENT: "gradients of the inputs of ",
+    Product.WEIGHT_GRADIENT: "gradients of the weights of ",
+    Product.BIAS_GRADIENT: "gradients of the biases of ",
+}
+
+
+def _lacks_its_bias(entry: ConfigEntry) -> bool:
+    """Whether it is the product alone of what adds a bias."""
+    if entry.product is not Product.FORWARD or entry.signature.epilogue is not None:
+        return False
     return any(use.gemm.biased for uses in entry.uses.values() for use in uses)
 
 
 def _pair_comment(uses: Sequence[RankGemm], entry: ConfigEntry) -> str:
     """The comment of a pair, e.g. ``tp 1, 2: router x32; tp 4: attention k_proj x32``."""
-    by_ranks: dict[int, list[str]] = {}
+    alone = _lacks_its_bias(entry)
+    by_ranks: dict[tuple[int, int], list[str]] = {}
     for use in uses:
-        added = " +bias" if use.gemm.biased and entry.signature.epilogue is None else ""
+        added = " +bias" if use.gemm.biased and alone else ""
         role = f"{use.gemm.role} x{use.gemm.calls // (entry.groups or 1)}{added}"
-        by_ranks.setdefault(use.ranks, []).append(role)
-    ranks_of: dict[str, list[int]] = {}
-    for ranks, roles in by_ranks.items():
-        ranks_of.setdefault(", ".join(roles), []).append(ranks)
-    return "; ".join(f"tp {_listed(ranks)}: {roles}" for roles, ranks in ranks_of.items())
+        by_ranks.setdefault((use.expert_ranks, use.ranks), []).append(role)
+    ranks_of: dict[tuple[int, str], list[int]] = {}
+    for (expert_ranks, ranks), roles in by_ranks.items():
+        text = ", ".join(dict.fromkeys(roles))
+        ranks_of.setdefault((expert_ranks, text), []).append(ranks)
+    return "; ".join(
+        f"{_ranks_text(expert_ranks, ranks)}: {roles}"
+        for (expert_ranks, roles), ranks in ranks_of.items()
+    )
+
+
+def _ranks_text(expert_ranks: int, ranks: Iterable[int]) -> str:
+    experts = f"ep {expert_ranks}, " if expert_ranks > 1 else ""
+    return f"{experts}tp {_listed(ranks)}"
 
 
 def _left_out_lines(made: ConfigManifest) -> Iterator[str]:
-    ranks_of: dict[str, list[int]] = {}
+    ranks_of: dict[tuple[int, str], list[int]] = {}
     for use, reason in made.left_out:
         gemm = use.gemm
-        text = f"{gemm.role} x{gemm.calls} [{gemm.n}, {gemm.k}]: {reason}"
-        ranks_of.setdefault(text, []).append(use.ranks)
+        part = "" if use.product is Product.FORWARD else f", {use.product.value}"
+        text = f"{gemm.role}{part} x{gemm.calls} {list(use.pair)}: {reason}"
+        ranks_of.setdefault((use.expert_ranks, text), []).append(use.ranks)
     if ranks_of:
         yield ""
         yield "# Left out, for no kernel can serve it:"
-        for text, ranks in ranks_of.items():
-            yield f"#   tp {_listed(ranks)}: {text}"
+        for (expert_ranks, text), ranks in ranks_of.items():
+            yield f"#   {_ranks_text(expert_ranks, ranks)}: {text}"
 
 
 def _size_texts(config: DecoderConfig) -> Iterator[str]:
     """The values read from a config, with their keys."""
-    for name, field in type(config).model_fields.items():
-        if name in ("quantization", "hidden_act"):
-            continue
-        alias, value = field.validation_alias, getattr(config, name)
-        key = alias.choices[0] if isinstance(alias, AliasChoices) else alias or name
-        if value is not None:
-            yield f"{key} {json.dumps(value)}"
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if name not in ("quantization", "hidden_act") and value is not None:
+            yield f"{config.key_of(name)} {json.dumps(value)}"
 
 
 def _comment_lines(text: str) -> Iterator[str]:

@@ -16,41 +16,51 @@ from nvgemm_runtime.gemm.target import DEFAULT_ARCHITECTURE
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 
 from .models.config import find_config, read_config
-from .models.decoder import DecoderConfig
+from .models.decoder import DecoderConfig, SparseConfig
+from .models.expert_weights import ExpertWeights, as_kept_by
 from .models.gemm import ModelGemm, Projection, Routing
 from .models.quantization import QuantizedTypes
 from .models.tensor_parallel import share, undivided_heads
+from .models.training import Product, layout_of, op_of, pair_of, products_of, sizes_of
 from .rules import MAX_PROBLEMS
 from .schema import NAME_ALLOWED, NAME_PATTERN
 
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestOptions:
-    """Options of a manifest from a config; each tuple is sorted, without duplicates, not empty.
+    """Options of a manifest from a config; each tuple is not empty and has no duplicates.
 
     Attributes:
-        tokens: Tokens of a forward pass.
+        tokens: Tokens of a forward pass, sorted.
         ranks: Numbers of GPUs that tensor parallelism divides the model over.
+        expert_ranks: Numbers of GPUs that experts are divided among as wholes; 1 for none.
+        experts: Libraries whose weights of experts to declare.
         dtypes: Element types, of 2 bytes each.
         targets: Architectures to build for.
         separate, fused: In which forms to declare projections that can be fused.
         gated: Whether to declare gate_up projections with their gate, too.
+        training: Whether to declare the products of gradients, too.
     """
 
     tokens: tuple[int, ...]
     ranks: tuple[int, ...]
+    expert_ranks: tuple[int, ...] = (1,)
+    experts: tuple[ExpertWeights, ...] = (ExpertWeights.TRANSFORMERS,)
     dtypes: tuple[DType, ...] = (DType.BF16,)
     targets: tuple[str, ...] = (DEFAULT_ARCHITECTURE,)
     separate: bool = True
     fused: bool = False
     gated: bool = False
+    training: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankGemm:
-    """A GEMM as one of ``ranks`` ranks computes it.
+    """A GEMM, or the product of one of its gradients, as one of ``ranks`` ranks computes it.
 
     Attributes:
+        expert_ranks: Ranks that experts are divided among; 1 for a GEMM of no experts.
+        product: Which of its products.
         with_gate: Whether its gate is part of it.
         types: Types and scales of a quantized GEMM, or why no kernel computes it; None if it is
             not quantized.
@@ -59,31 +69,52 @@ class RankGemm:
     ranks: int
     gemm: ModelGemm
     types: QuantizedTypes | str | None
+    expert_ranks: int = 1
+    product: Product = Product.FORWARD
     with_gate: bool = False
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """Its extents that do not depend on tokens, as `pair_of` orders them."""
+        return pair_of(self.gemm, self.product)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigEntry:
-    """GEMMs of one signature that see the same numbers of tokens.
+    """Products of one kind and signature that see the same numbers of tokens.
 
     Attributes:
+        product: Their kind.
         routing: How tokens reach the experts; None for a GEMM of all tokens.
         signature: Their signature, in the first of the wanted types.
-        m: Rows, sorted without duplicates: of one expert, or of all experts of a grouped GEMM.
-        uses: By n and k: where the model has such a GEMM.
+        rows: Numbers of tokens, sorted without duplicates: of one expert, or of all experts of a
+            grouped GEMM. They are the m, or the k of a product that sums over tokens.
+        uses: By the fixed extents (`RankGemm.pair`): where the model has such a product.
     """
 
+    product: Product
     routing: Routing | None
     signature: Signature
-    m: tuple[int, ...]
+    rows: tuple[int, ...]
     uses: dict[tuple[int, int], list[RankGemm]]
 
     @property
     def groups(self) -> int | None:
         """How many experts one GEMM computes; None where they are not grouped."""
-        if self.routing is None or self.signature.op is not Op.GROUPED_MM:
+        if self.routing is None or not self.signature.op.has_groups:
             return None
         return self.routing.experts
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks among which experts are divided as wholes: the same for all of the entry."""
+        (use, *_), *_ = self.uses.values()
+        return use.expert_ranks
+
+    @property
+    def sizes(self) -> list[tuple[int, int, int]]:
+        """The m, n and k of every problem."""
+        return [sizes_of(self.product, rows, pair) for rows in self.rows for pair in self.uses]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +135,9 @@ class ConfigManifest:
     def problems(self) -> int:
         """Number of problems that it declares."""
         declared = {
-            (entry.signature, entry.groups, m, nk)
+            (entry.signature, entry.groups, sizes)
             for entry in self.entries
-            for m in entry.m
-            for nk in entry.uses
+            for sizes in entry.sizes
         }
         return len(declared) * len(self.wanted.dtypes)
 
@@ -120,41 +150,46 @@ def make_manifest(
     Without a name, it gets that of the directory, or of the file.
 
     Raises:
-        ManifestError: If the config is wrong, ``wanted`` has ranks that cannot share its heads,
-            the name is not allowed, no GEMM can be declared, or there are too many.
+        ManifestError: If the config is wrong, ``wanted`` has ranks that cannot share its heads or
+            experts, a quantized model is to be trained, the name is not allowed, no GEMM can be
+            declared, or there are too many.
     """
     path = find_config(given)
     model_type, config = read_config(path)
     projections = tuple(config.projections())
     _check_heads(path, projections, wanted.ranks)
-    entries: dict[tuple[Routing | None, Signature], ConfigEntry] = {}
+    _check_expert_ranks(path, model_type, config, wanted)
+    _check_trainable(path, config, wanted)
+    entries: dict[tuple[Product, Routing | None, Signature], ConfigEntry] = {}
     left_out = []
     for use in _uses(path, config, projections, wanted):
         gemm, types = use.gemm, use.types
         if isinstance(types, str):
             left_out.append((use, types))
             continue
-        signature = _gated(use, wanted) if use.with_gate else _signature(gemm, types, wanted)
-        reason = gemm.unserved or _why_unserved(gemm, signature, wanted)
+        signature = _gated(use, wanted) if use.with_gate else _signature(use, wanted)
+        reason = gemm.unserved or _why_unserved(use, signature, wanted)
         if reason:
             left_out.append((use, reason))
             continue
         entry = entries.setdefault(
-            (gemm.routing, signature),
+            (use.product, gemm.routing, signature),
             ConfigEntry(
+                product=use.product,
                 routing=gemm.routing,
                 signature=signature,
-                m=_row_counts(gemm.routing, signature.op, wanted.tokens),
+                rows=_row_counts(gemm.routing, signature.op, wanted.tokens),
                 uses={},
             ),
         )
-        entry.uses.setdefault((gemm.n, gemm.k), []).append(use)
+        entry.uses.setdefault(use.pair, []).append(use)
+    ordered = sorted(entries.values(), key=lambda entry: list(Product).index(entry.product))
     made = ConfigManifest(
         name=_check_name(path, name),
         config=config,
         model_type=model_type,
         wanted=wanted,
-        entries=tuple(entries.values()),
+        entries=tuple(ordered),
         left_out=tuple(left_out),
     )
     _check_number(path, made)
@@ -172,6 +207,42 @@ def _check_heads(path: Path, projections: Sequence[Projection], ranks: Iterable[
         raise ManifestError("\n".join(mistakes))
 
 
+def _check_expert_ranks(
+    path: Path, model_type: str, config: DecoderConfig, wanted: ManifestOptions
+) -> None:
+    several = [count for count in wanted.expert_ranks if count > 1]
+    if several and not isinstance(config, SparseConfig):
+        raise ManifestError(
+            f"{path}: ep: found {several[0]}; allowed: 1, for {model_type} has no experts; leave "
+            "--ep out"
+        )
+    mistakes = [
+        f"{path}: {config.key_of('experts')}: found {config.experts}; allowed with ep {count}: "
+        f"a multiple of {count}"
+        for count in several
+        if isinstance(config, SparseConfig) and config.experts % count
+    ]
+    mistakes += [
+        f"{path}: ep: found {count}; allowed with tp {ranks}: 1 or a multiple of {ranks}, so that "
+        "each rank has whole experts"
+        for count in several
+        for ranks in wanted.ranks
+        if count % ranks
+    ]
+    if mistakes:
+        raise ManifestError("\n".join(mistakes))
+
+
+def _check_trainable(path: Path, config: DecoderConfig, wanted: ManifestOptions) -> None:
+    if wanted.training and config.quantization is not None:
+        raise ManifestError(
+            f"{path}: quantization_config: found {config.quantization.method[:60]}; allowed with "
+            "--training: no such key, for no operator computes gradients of quantized weights; to "
+            "declare the training of the model unquantized, take the key out of a copy of its "
+            "config"
+        )
+
+
 def _uses(
     path: Path, config: DecoderConfig, projections: Sequence[Projection], wanted: ManifestOptions
 ) -> Iterator[RankGemm]:
@@ -184,22 +255,43 @@ def _uses(
             raise ManifestError(f"{path}: {error}") from None
 
     forms = [form for form in (False, True) if (wanted.fused if form else wanted.separate)]
-    uses = (
-        RankGemm(ranks=ranks, gemm=gemm, types=types)
+    kept = [list(as_kept_by(weights, projections)) for weights in wanted.experts]
+    placed = [
+        (ranks, expert_ranks, one)
         for ranks in wanted.ranks
+        for expert_ranks in wanted.expert_ranks
+        for one in kept
+    ]
+    uses = (
+        RankGemm(
+            ranks=ranks,
+            expert_ranks=expert_ranks if gemm.routing else 1,
+            gemm=gemm,
+            types=types,
+            product=product,
+        )
+        for ranks, expert_ranks, one in placed
         for fused in forms
-        for gemm in share(projections, ranks, fused=fused)
+        for gemm in share(one, ranks, fused=fused, expert_ranks=expert_ranks)
         for types in types_of(gemm)
+        for product in (products_of(gemm) if wanted.training else (Product.FORWARD,))
     )
-    yield from dict.fromkeys(uses)  # what cannot be fused is in both forms
+    yield from dict.fromkeys(uses)  # some are in several forms, or on as many tp ranks
     if wanted.gated:
-        yield from (
-            RankGemm(ranks=ranks, gemm=gemm, types=types, with_gate=True)
-            for ranks in wanted.ranks
-            for gemm in share(projections, ranks, fused=True)
+        gated = (
+            RankGemm(
+                ranks=ranks,
+                expert_ranks=expert_ranks if gemm.routing else 1,
+                gemm=gemm,
+                types=types,
+                with_gate=True,
+            )
+            for ranks, expert_ranks, one in placed
+            for gemm in share(one, ranks, fused=True, expert_ranks=expert_ranks)
             if gemm.gated is not None and not gemm.unserved  # that is said without its gate
             for types in types_of(gemm)
         )
+        yield from dict.fromkeys(gated)
 
 
 def _gated(use: RankGemm, wanted: ManifestOptions) -> Signature:
@@ -219,18 +311,26 @@ def _gated(use: RankGemm, wanted: ManifestOptions) -> Signature:
     )
 
 
-def _signature(gemm: ModelGemm, types: QuantizedTypes | None, wanted: ManifestOptions) -> Signature:
+def _signature(use: RankGemm, wanted: ManifestOptions) -> Signature:
     """The signature to declare for a GEMM: with its bias, and all experts in one, where possible.
 
     A product whose bias torch adds gets an fp32 result, so that the sum is rounded once.
     """
-    dtype = wanted.dtypes[0]
+    gemm, types, dtype = use.gemm, use.types, wanted.dtypes[0]
+    assert not isinstance(types, str)
     product = Signature(
-        op=Op.MM, layout=gemm.layout, a=dtype, b=dtype, accumulator=DType.FP32, out=dtype
+        op=Op.MM,
+        layout=layout_of(gemm, use.product),
+        a=dtype,
+        b=dtype,
+        accumulator=DType.FP32,
+        out=dtype,
     )
+    if use.product is not Product.FORWARD:
+        return replace(product, op=op_of(gemm, use.product))
     whole = replace(
         product,
-        op=Op.GROUPED_MM if gemm.routing else Op.MM,
+        op=op_of(gemm, use.product),
         epilogue=Epilogue.BIAS if gemm.biased else None,
     )
     if types is not None:
@@ -240,7 +340,8 @@ def _signature(gemm: ModelGemm, types: QuantizedTypes | None, wanted: ManifestOp
     return replace(product, out=DType.FP32) if gemm.biased else product
 
 
-def _why_unserved(gemm: ModelGemm, signature: Signature, wanted: ManifestOptions) -> str:
+def _why_unserved(use: RankGemm, signature: Signature, wanted: ManifestOptions) -> str:
+    gemm = use.gemm
     if signature.epilogue is not None and signature.epilogue.gate is not None:
         reason = unsupported(signature)
         if reason is None and gemm.biased and signature.epilogue.addend is None:
@@ -255,7 +356,8 @@ def _why_unserved(gemm: ModelGemm, signature: Signature, wanted: ManifestOptions
             f"{', '.join(wanted.targets)} has no operator with block scales"
         )
     try:
-        problem = Problem(signature=signature, m=1, n=gemm.n, k=gemm.k)
+        m, n, k = sizes_of(use.product, 1, use.pair)
+        problem = Problem(signature=signature, m=m, n=n, k=k)
     except ValueError as error:
         return str(error)
     return misalignment(problem, ALIGNMENT_BYTES) or ""
@@ -264,8 +366,8 @@ def _why_unserved(gemm: ModelGemm, signature: Signature, wanted: ManifestOptions
 def _row_counts(routing: Routing | None, op: Op, tokens: Iterable[int]) -> tuple[int, ...]:
     if routing is None:
         return tuple(tokens)
-    if op is Op.GROUPED_MM:
-        return tuple(routing.chosen * count for count in tokens)
+    if op.has_groups:
+        return tuple(sorted({routing.rows(count) for count in tokens}))
     return tuple(sorted({routing.tokens_of_one(count) for count in tokens}))
 
 
@@ -288,7 +390,7 @@ def _check_number(path: Path, made: ConfigManifest) -> None:
         )
         raise ManifestError(f"{path}: none of its GEMMs can be declared:\n{reasons}")
     # As `load_manifest` counts them: what two entries have is two.
-    count = sum(len(entry.m) * len(entry.uses) for entry in made.entries)
+    count = sum(len(entry.sizes) for entry in made.entries)
     count *= len(made.wanted.dtypes)
     if count > MAX_PROBLEMS:
         raise ManifestError(

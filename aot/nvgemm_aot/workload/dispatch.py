@@ -17,6 +17,7 @@ from nvgemm_runtime.gemm.aten import (
     named_arguments,
     read_call,
 )
+from nvgemm_runtime.gemm.moe_operators import NAMESPACE, read_product
 from nvgemm_runtime.gemm.operands import MAX_ALIGNMENT_BYTES, Operand
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.recording.declarable import declarable, declarable_for
@@ -53,6 +54,11 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
             return NotImplemented  # the tensors within, a shard's say, come by again
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
+        if func.namespace == NAMESPACE:
+            result = func(*args, **kwargs)
+            a, b, offsets, *bias = (_operand(one) for one in args if one is not None)
+            self._count_gemm(read_product(name, a, b, offsets, _operand(result), *bias))
+            return result
         if func.namespace != "aten":
             return func(*args, **kwargs)
         if name not in GEMMS:
@@ -61,9 +67,11 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
                 result = func.decompose(*args, **kwargs)
             return func(*args, **kwargs) if result is NotImplemented else result
         result = func(*args, **kwargs)
-        gemm = _read(func, name, args, kwargs, _operand(result))
-        self.count(declarable(gemm) if self._arch is None else declarable_for(gemm, self._arch))
+        self._count_gemm(_read(func, name, args, kwargs, _operand(result)))
         return result
+
+    def _count_gemm(self, gemm: AtenGemm) -> None:
+        self.count(declarable(gemm) if self._arch is None else declarable_for(gemm, self._arch))
 
     def count(self, met: Problem | str) -> None:
         """Count a GEMM: its problem, or a text where no manifest can declare it."""

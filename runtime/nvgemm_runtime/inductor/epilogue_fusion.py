@@ -44,10 +44,10 @@ nodes first, so an activation is matched before its sum."""
 
 
 def install() -> None:
-    """Register the patterns of sums with activations, and of gates."""
+    """Register the patterns of sums with activations, of gates, and of experts to record."""
     from torch._inductor.fx_passes.post_grad import pass_patterns
 
-    from . import gated_fusion
+    from . import gated_fusion, recorded_experts
 
     for activation, pattern in _patterns():
         lowering = _lowering(activation)
@@ -56,6 +56,7 @@ def install() -> None:
         )
         with_metadata(lowering, _fake_result)  # registering resets it
     gated_fusion.install()
+    recorded_experts.install()
 
 
 def _patterns() -> Iterator[tuple[Activation, PatternExpr]]:

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..gemm.epilogues import Epilogue, Gate, WeightOrder, find_gated
+from ..gemm.moe_operators import BIAS_COLUMNS
 from .activations import Activation, GatedActivation
 from .checks import check_dtypes, check_kinds, check_shapes, named
 from .products import columns, gated_rows, owner_of_rows, rows
-
-_BIAS_COLUMNS = 8
-"""Columns of ones by which a bias's gradient is computed: as many as one aligned row needs."""
-
 
 _PIECE = 1 << 24
 """Elements of each fp32 tensor between products, but while torch.compile traces."""
@@ -188,7 +186,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
     ) -> torch.Tensor:
         taken = x if indices is None else x.index_select(0, indices)
         hidden = None
-        if not plan.wants_grad and not torch.compiler.is_compiling():
+        if not plan.wants_grad and not _is_watched(x):
             epilogue = plan.epilogue()
             if epilogue is not None:
                 hidden = gated_rows(taken, w_gate.mT, offsets, gate_bias, epilogue)
@@ -290,6 +288,13 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         return (None, None, None, *(found.get(name) for name in order))
 
 
+def _is_watched(x: torch.Tensor) -> bool:
+    """Whether something follows the operators that run: a tracer, a recording, a fake tensor."""
+    if torch.compiler.is_compiling() or type(x) not in (torch.Tensor, torch.nn.Parameter):
+        return True
+    return _get_current_dispatch_mode() is not None
+
+
 def _pieces(matrix: torch.Tensor) -> list[slice]:
     """Rows of a matrix to compute at a time."""
     if torch.compiler.is_compiling():
@@ -313,7 +318,7 @@ def _weight_grad(
 
 def _bias_grad(grad: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """Sums of each group's rows: a product with ones, summed in fp32 in a fixed order."""
-    ones = grad.new_ones((grad.shape[0], _BIAS_COLUMNS))
+    ones = grad.new_ones((grad.shape[0], BIAS_COLUMNS))
     return columns(grad, ones, offsets)[..., 0]
 
 

@@ -15,6 +15,7 @@ import torch
 from ..errors import NvgemmError
 from ..gemm.epilogues import Epilogue
 from ..gemm.extra_operands import ExtraOperands, check_offset_values
+from ..gemm.moe_operators import COLUMNS, NAMESPACE, ROWS
 from ..gemm.problem import Op
 from ..launch.fast_path import count_write
 from ..launch.loader import LoadedKernel
@@ -238,15 +239,15 @@ def _fake_columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> to
     return a.new_empty((offsets.shape[0], a.shape[1], b.shape[1]))
 
 
-_library = torch.library.Library("nvgemm_moe", "DEF")
+_library = torch.library.Library(NAMESPACE, "DEF")
 """Kept for the life of the process: torch unregisters the operators of a deleted library."""
 
 
 def _define(name: str, operands: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
     _library.define(f"{name}({operands}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
     _library.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"nvgemm_moe::{name}", fake, lib=_library)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
 
 
-_define("rows", "Tensor a, Tensor b, Tensor offsets, Tensor? bias", _rows, _fake_rows)
-_define("columns", "Tensor a, Tensor b, Tensor offsets", _columns, _fake_columns)
+_define(ROWS, "Tensor a, Tensor b, Tensor offsets, Tensor? bias", _rows, _fake_rows)
+_define(COLUMNS, "Tensor a, Tensor b, Tensor offsets", _columns, _fake_columns)

@@ -326,9 +326,16 @@ values = st.one_of(
     stem=st.sampled_from([path.stem for path in CONFIGS.glob("*.json")]),
     changes=st.data(),
     ranks=st.sampled_from([1, 2, 3, 8]),
+    expert_ranks=st.sampled_from([1, 2, 8]),
+    training=st.booleans(),
 )
 def test_any_config_gives_a_manifest_that_loads_or_an_error_that_names_it(
-    stem: str, changes: st.DataObject, ranks: int, tmp_path_factory: pytest.TempPathFactory
+    stem: str,
+    changes: st.DataObject,
+    ranks: int,
+    expert_ranks: int,
+    training: bool,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     directory = tmp_path_factory.getbasetemp()
     content = config(stem)
@@ -336,7 +343,14 @@ def test_any_config_gives_a_manifest_that_loads_or_an_error_that_names_it(
         content[key] = changes.draw(values)
     refused = ""
     try:
-        manifest = load(directory, content, ranks=(ranks,), fused=True)
+        manifest = load(
+            directory,
+            content,
+            ranks=(ranks,),
+            expert_ranks=(expert_ranks,),
+            fused=True,
+            training=training,
+        )
     except ManifestError as error:
         refused = str(error)
     if refused:

@@ -25,6 +25,7 @@ from nvgemm_aot.manifest.models.tensor_parallel import share
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.moe_operators import BIAS_COLUMNS
 from nvgemm_runtime.gemm.problem import Op, Problem
 
 CONFIGS = sorted((TESTS / "data" / "configs").glob("*.json"))
@@ -189,6 +190,25 @@ def test_manifest_of_a_saved_model_declares_what_it_calls(case: str, tmp_path: P
     called = set(recorded_calls(transformers_gemms.record_fake(config, 24)))
     # No operator multiplies fp32.
     assert declared == {words for words in called if not words.startswith("mm of fp32")}
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_manifest_of_a_training_step_declares_what_it_calls(case: str, tmp_path: Path) -> None:
+    config = small(case)
+    path = tmp_path / "config.json"
+    path.write_text(transformers_gemms.as_transformers_saves_it(config))
+    wanted = ManifestOptions(tokens=(24,), ranks=(1,), targets=("sm_90a",), training=True)
+    (tmp_path / "small.yaml").write_text(manifest_yaml(make_manifest(path, wanted, name="small")))
+    declared = {d.problem for d in load_manifest(tmp_path / "small.yaml").declared}
+    recorded = transformers_gemms.record_training(config, 24)
+    called = {p for p in recorded.problems if p.signature.op is not Op.BMM}
+    # transformers sums biases of experts without a product; `nvgemm_runtime.moe` with one.
+    sums = {p for p in declared if p.signature.op is Op.K_GROUPED_MM and p.n == BIAS_COLUMNS}
+    assert declared - sums == called
+    assert bool(sums) == case.startswith("gpt_oss")
+    others = {words.partition(" of ")[::2] for words in recorded.others}
+    # No operator multiplies fp32, and attention itself is not declared.
+    assert all(op == "bmm" or operands.startswith("fp32") for op, operands in others)
 
 
 def in_words(problem: Problem) -> str:

@@ -12,7 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.testing._internal.two_tensor import TwoTensor
 
+import expert_steps
+from expert_steps import KEPT, Experts
 from nvgemm_aot.workload.dispatch import GemmCalls
+from nvgemm_runtime.moe import products
 
 Tensor = torch.Tensor
 
@@ -229,3 +232,15 @@ def test_what_a_tensor_is_made_of_counts_and_not_the_whole() -> None:
     parts = TwoTensor(matrix(16, 64), matrix(16, 64))
     problems, _ = count(lambda: torch.mm(parts, parts.t()))
     assert problems == {"mm/tn/bf16xbf16/fp32/bf16/m16n16k64": 2}
+
+
+@pytest.mark.parametrize("kind", ["real", "fake"], indirect=True)  # autocast knows no meta
+@pytest.mark.parametrize("kept", KEPT)
+def test_experts_forward_and_backward(
+    kind: str, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "_has_warned", True)  # no kernel serves experts here
+    sizes = Experts(count=4, rows=48, dim=96, hidden=32, kept=kept, biased=True)
+    problems, others = count(lambda: expert_steps.step(sizes))
+    assert problems == expert_steps.problems_of(sizes)
+    assert not others

@@ -80,6 +80,47 @@ def test_commands_at_once_share_a_file_that_is_built_from_unchanged(
     assert "2 problems" in planned.output
 
 
+_TRAINING = """
+import torch
+import torch._inductor.compile_fx  # before the operators of experts
+from nvgemm_runtime.moe import experts
+
+def leaf(*shape):
+    return torch.randn(shape, dtype=torch.bfloat16).requires_grad_()
+
+x, w1, w3, w2 = leaf(48, 96), leaf(4, 32, 96), leaf(4, 32, 96), leaf(4, 96, 32)
+ends = torch.tensor([10, 10, 40, 48])
+step = torch.compile(lambda x, w1, w3, w2: experts(x, (w1, w3), w2, ends))
+out = step(x, w1, w3, w2)
+out.backward(torch.ones_like(out))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fake", [(), ("--fake",)], ids=["compiled", "fake"])
+def test_a_training_step_of_experts_is_recorded_and_can_be_built(
+    fake: tuple[str, ...], start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(_TRAINING)
+    command = [*fake, "--target", "sm_90a", "--", sys.executable, "-W", "ignore", "train.py"]
+    process = start(*command)
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+    product = "bf16xbf16/fp32/bf16"
+    assert counts(tmp_path) == {
+        f"grouped_mm/tn/{product}/g4m48n32k96": 2,
+        f"grouped_mm/tn/{product}/g4m48n96k32": 1,
+        f"grouped_mm/tt/{product}/g4m48n96k32": 2,
+        f"grouped_mm/tt/{product}/g4m48n32k96": 1,
+        f"k_grouped_mm/nt/{product}/g4m32n96k48": 2,
+        f"k_grouped_mm/nt/{product}/g4m96n32k48": 1,
+    }
+    arguments = ["build", str(tmp_path / "out.yaml"), "--dry-run", "--cache-dir", str(tmp_path)]
+    planned = CliRunner().invoke(main, arguments)
+    assert planned.exit_code == 0, planned.output
+    assert "6 problems" in planned.output
+
+
 _ADDING = """
 import os
 from pathlib import Path

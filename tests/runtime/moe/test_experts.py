@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from edges import problem_of
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -18,6 +19,7 @@ import cpu_provider
 from cpu_kernels import signature
 from installed_bundles import use
 from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.launch.loader import LoadedKernel
@@ -403,6 +405,17 @@ def test_a_kernel_with_the_gate_serves_where_no_gradient_is_wanted(
         found = experts(**made)
     assert installed.epilogues() == [epilogue, None]
     assert_same([found], [rounded.detach()], 2**-5)
+
+
+def test_what_follows_operators_sees_the_products(install: Callable[..., Installed]) -> None:
+    """Fake tensors have no memory, and a recording counts operators."""
+    installed = install("tn", Epilogue.SWIGLU_HALVES)
+    made = operands_for_kernels()
+    calls = GemmCalls("sm_90a")
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), calls:
+        experts(**made)
+    assert [str(one.signature.op.value) for one in calls.problems.elements()] == ["grouped_mm"] * 2
+    assert not installed.launched
 
 
 def test_a_gate_of_other_constants_than_the_kernels_is_not_its(

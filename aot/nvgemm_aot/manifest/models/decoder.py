@@ -57,6 +57,12 @@ class DecoderConfig(BaseModel, ABC):
         except ValueError as error:
             raise ValueError(f"quantization_config.{error}") from None
 
+    @classmethod
+    def key_of(cls, field: str) -> str:
+        """The key of a config.json that a field is read from; of several, the usual one."""
+        alias = cls.model_fields[field].validation_alias
+        return str(alias.choices[0] if isinstance(alias, AliasChoices) else alias or field)
+
     @abstractmethod
     def projections(self) -> Iterator[Projection]:
         """Every GEMM of one forward pass except those within attention and the embedding."""
@@ -169,13 +175,18 @@ class SparseConfig(DecoderConfig):
         )
 
     def routed_experts(
-        self, *, intermediate: int, layout: Layout = Layout.TN, gated: Epilogue | None = None
+        self,
+        *,
+        intermediate: int,
+        layout: Layout = Layout.TN,
+        gated: Epilogue | None = None,
+        biased: bool = False,
     ) -> Iterator[Projection]:
         """The experts, of which transformers too keeps the gate and up projections as one weight.
 
         Biases of experts, where there are any, are added by an operation of their own.
         """
-        routing = Routing(experts=self.experts, chosen=self.num_experts_per_tok)
+        routing = Routing(experts=self.experts, chosen=self.num_experts_per_tok, biased=biased)
         hidden = self.hidden_size
         into = ModelGemm(
             role="expert gate_up_proj",

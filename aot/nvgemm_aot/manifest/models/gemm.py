@@ -37,14 +37,28 @@ COLUMNS, ROWS = Split(extent="n"), Split(extent="k")
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """Experts and how many of them a token is sent to."""
+    """The experts that one rank computes, and how many tokens reach them.
+
+    Attributes:
+        experts: How many they are.
+        chosen: To how many experts, of all ranks, a token is sent.
+        sharing: Ranks that hold the same tokens and different experts; 1 where experts are not
+            divided among ranks as wholes.
+        biased: Whether each adds biases, by operations of their own.
+    """
 
     experts: int
     chosen: int
+    sharing: int = 1
+    biased: bool = False
+
+    def rows(self, tokens: int) -> int:
+        """Rows that all of them see when tokens spread evenly: rounded up, so at least one."""
+        return -(-self.chosen * tokens // self.sharing)
 
     def tokens_of_one(self, tokens: int) -> int:
-        """Tokens that each expert sees when they spread evenly: rounded up, so at least one."""
-        return -(-self.chosen * tokens // self.experts)
+        """Tokens that each of them sees when they spread evenly: rounded up, so at least one."""
+        return -(-self.rows(tokens) // self.experts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,5 +28,6 @@ class GptOssConfig(GroupedQueryConfig, SparseConfig):
             intermediate=self.intermediate_size,
             layout=Layout.TT,
             gated=Epilogue.SWIGLU_OAI_INTERLEAVED,
+            biased=True,
         )
         return self.equal_layers(attention, [self.router(biased=True)], experts)

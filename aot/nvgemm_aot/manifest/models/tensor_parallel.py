@@ -1,4 +1,4 @@
-"""Divides a model's GEMMs over tensor-parallel ranks."""
+"""Divides a model's GEMMs over the ranks of tensor and expert parallelism."""
 
 from __future__ import annotations
 
@@ -23,15 +23,20 @@ def undivided_heads(projections: Iterable[Projection], ranks: int) -> list[Heads
     ]
 
 
-def share(projections: Iterable[Projection], ranks: int, *, fused: bool) -> Iterator[ModelGemm]:
+def share(
+    projections: Iterable[Projection], ranks: int, *, fused: bool, expert_ranks: int = 1
+) -> Iterator[ModelGemm]:
     """List the GEMMs of one of so many ranks, with its n and k; ``fused`` projections are one GEMM.
+
+    If there are several ``expert_ranks``, a multiple of ``ranks`` that divides the number of
+    experts, each has whole experts; else an expert is divided as other weights are.
 
     A GEMM that ranks cannot share evenly keeps the model's sizes, and is `unserved`.
 
     `undivided_heads` must find none of the projections.
     """
     for projection in projections:
-        parts = [_share_one(gemm, ranks) for gemm in _parts(projection)]
+        parts = [_share_one(gemm, ranks, expert_ranks) for gemm in _parts(projection)]
         if fused and isinstance(projection, Fusible):
             yield _fuse(projection, parts)
         else:
@@ -42,7 +47,11 @@ def _parts(projection: Projection) -> tuple[ModelGemm, ...]:
     return projection.parts if isinstance(projection, Fusible) else (projection,)
 
 
-def _share_one(gemm: ModelGemm, ranks: int) -> ModelGemm:
+def _share_one(gemm: ModelGemm, ranks: int, expert_ranks: int) -> ModelGemm:
+    if gemm.routing is not None and expert_ranks > 1:
+        experts = gemm.routing.experts // expert_ranks
+        routing = replace(gemm.routing, experts=experts, sharing=ranks)
+        return replace(gemm, routing=routing, calls=gemm.calls // expert_ranks)
     if gemm.split is None:
         return gemm
     heads = gemm.split.heads

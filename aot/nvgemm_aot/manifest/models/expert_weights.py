@@ -1,0 +1,43 @@
+"""How libraries keep the weights of routed experts, which determines their products."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from nvgemm_runtime.gemm.problem import Layout
+
+from .gemm import ModelGemm, Projection
+
+
+class ExpertWeights(str, enum.Enum):
+    """The library whose weights they are.
+
+    transformers has gate and up in one weight, which gpt-oss keeps as [in features, out features].
+    torchtitan (0.3) has two weights, but of gpt-oss one, and all as [out features, in features].
+    """
+
+    TRANSFORMERS = "transformers"
+    TORCHTITAN = "torchtitan"
+
+
+def as_kept_by(weights: ExpertWeights, projections: Iterable[Projection]) -> Iterator[Projection]:
+    """Projections with the routed experts of a library; those of families are transformers'."""
+    for projection in projections:
+        is_routed = isinstance(projection, ModelGemm) and projection.routing is not None
+        if weights is ExpertWeights.TORCHTITAN and is_routed:
+            assert isinstance(projection, ModelGemm)
+            yield from _as_torchtitan_has(projection)
+        else:
+            yield projection
+
+
+def _as_torchtitan_has(gemm: ModelGemm) -> Iterator[ModelGemm]:
+    if gemm.layout is Layout.TT:
+        yield replace(gemm, layout=Layout.TN)
+    elif gemm.role == "expert gate_up_proj":
+        for part in ("gate_proj", "up_proj"):
+            yield replace(gemm, role=f"expert {part}", n=gemm.n // 2, gated=None)
+    else:
+        yield gemm

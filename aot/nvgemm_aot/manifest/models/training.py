@@ -1,0 +1,71 @@
+"""The products of a training step: for each product of the forward pass, those of its gradients."""
+
+from __future__ import annotations
+
+import enum
+
+from nvgemm_runtime.gemm.moe_operators import BIAS_COLUMNS
+from nvgemm_runtime.gemm.problem import Layout, Op
+
+from .gemm import ModelGemm
+
+
+class Product(str, enum.Enum):
+    """What a product computes: the layer itself, or a gradient of the backward pass.
+
+    Each has one extent that grows with the tokens, and a pair of fixed ones (`pair_of`).
+    """
+
+    FORWARD = "forward"
+    INPUT_GRADIENT = "gradient of input"
+    WEIGHT_GRADIENT = "gradient of weight"
+    BIAS_GRADIENT = "gradient of bias"
+
+    @property
+    def sums_over_tokens(self) -> bool:
+        """Whether k grows with the tokens, and not m."""
+        return self in (Product.WEIGHT_GRADIENT, Product.BIAS_GRADIENT)
+
+
+def products_of(gemm: ModelGemm) -> tuple[Product, ...]:
+    """The products of a training step that belong to a GEMM of the forward pass.
+
+    A bias of a Linear is summed without a product, those of experts by one with columns of ones.
+    """
+    biased = gemm.routing is not None and gemm.routing.biased
+    return tuple(one for one in Product if biased or one is not Product.BIAS_GRADIENT)
+
+
+def pair_of(gemm: ModelGemm, product: Product) -> tuple[int, int]:
+    """The fixed extents: [n, k], or [m, n] of a product that sums over tokens.
+
+    The gradient of a weight is computed as the weight lies in memory.
+    """
+    out_features, in_features = gemm.n, gemm.k
+    if product is Product.BIAS_GRADIENT:
+        return out_features, BIAS_COLUMNS
+    is_turned = product is Product.INPUT_GRADIENT or (
+        product is Product.WEIGHT_GRADIENT and gemm.layout.b_row_major
+    )
+    return (in_features, out_features) if is_turned else (out_features, in_features)
+
+
+def sizes_of(product: Product, tokens: int, pair: tuple[int, int]) -> tuple[int, int, int]:
+    """The m, n and k of a product."""
+    return (*pair, tokens) if product.sums_over_tokens else (tokens, *pair)
+
+
+def layout_of(gemm: ModelGemm, product: Product) -> Layout:
+    """The layout of a product: the gradient of the input multiplies by the transposed weight."""
+    if product is Product.FORWARD:
+        return gemm.layout
+    if product is Product.INPUT_GRADIENT:
+        return Layout.TN if gemm.layout.b_row_major else Layout.TT
+    return Layout.NT
+
+
+def op_of(gemm: ModelGemm, product: Product) -> Op:
+    """The operation that computes all experts at once, or one matrix where there are none."""
+    if gemm.routing is None:
+        return Op.MM
+    return Op.K_GROUPED_MM if product.sums_over_tokens else Op.GROUPED_MM

@@ -1,0 +1,68 @@
+"""The operators of torch that `nvgemm_runtime.moe` defines, as the grouped products that they are.
+
+It knows the operators by name alone, so that programs can be recorded without importing torch here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .aten import AtenGemm
+from .extra_operands import ExtraOperands
+from .operands import MAX_ALIGNMENT_BYTES
+
+if TYPE_CHECKING:
+    from .operands import Operand
+
+NAMESPACE = "nvgemm_moe"
+"""Namespace of the operators."""
+
+ROWS, COLUMNS = "rows", "columns"
+"""Names of the operators; both take ``(a, b, offsets)``, the first a ``bias`` or None besides."""
+
+BIAS_COLUMNS = 8
+"""Columns of ones by which the gradient of an expert's bias is computed, as a product by groups
+along k: as many as one row of 16 bytes needs."""
+
+
+def read_product(
+    name: str, a: Operand, b: Operand, offsets: Operand, out: Operand, bias: Operand | None = None
+) -> AtenGemm:
+    """The call of ``torch._grouped_mm`` that a call of one of the operators equals.
+
+    Operands that the operator copies, because no kernel takes their strides, are those copies.
+
+    Args:
+        name: `ROWS` or `COLUMNS`.
+        a: Matrix [m, k] for rows, [m, p] for columns.
+        b: Matrices [groups, k, n] for rows, a matrix [m, q] for columns.
+        offsets: Ends of groups [groups].
+        out: Matrix [m, n] for rows, matrices [groups, p, q] for columns.
+        bias: A row for each group [groups, n], for rows alone.
+
+    Raises:
+        KeyError: If there is no operator of that name.
+    """
+    if name == ROWS:
+        a, b = (one if 1 in one.strides[-2:] else _copied(one) for one in (a, b))
+        bias = bias if bias is None or bias.strides == _compact(bias.shape) else _copied(bias)
+    elif name == COLUMNS:
+        a, b = (one if one.strides == _compact(one.shape) else _copied(one) for one in (a, b))
+        a = replace(a, shape=a.shape[::-1], strides=a.strides[::-1])
+    else:
+        raise KeyError(name)
+    extras = ExtraOperands(offsets=offsets, addend=bias)
+    return AtenGemm(op="_grouped_mm", a=a, b=b, out=out, extras=extras)
+
+
+def _copied(operand: Operand) -> Operand:
+    return replace(operand, strides=_compact(operand.shape), address=MAX_ALIGNMENT_BYTES)
+
+
+def _compact(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))

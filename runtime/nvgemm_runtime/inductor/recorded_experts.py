@@ -1,0 +1,91 @@
+"""Records the grouped products of `nvgemm_runtime.moe` in the graphs that Inductor compiles.
+
+They are operators of their own, for which Inductor asks no choices. A pattern that never matches
+looks at each.
+
+The names of torch that are used here are private, and were run on torch 2.13.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._inductor import config
+from torch._inductor.pattern_matcher import (
+    CallFunction,
+    KeywordArg,
+    Match,
+    register_graph_pattern,
+)
+
+from ..gemm.aten import AtenGemm
+from ..gemm.moe_operators import COLUMNS, NAMESPACE, ROWS, read_product
+from ..gemm.operands import Operand
+from . import epilogue_fusion
+from .autoload import after_import
+from .hook import record_gemm
+from .reading import operand_of_tensor
+from .report import survive
+
+_DEFINED_BY = "nvgemm_runtime.moe.products"
+"""The module whose import defines the operators, which may come after Inductor's or never."""
+
+_SEEN = "nvgemm_aot_recorded"
+"""Key of a node's metadata: a pass may look at a node several times."""
+
+
+def install() -> None:
+    """Register the patterns once there are operators."""
+    after_import(_DEFINED_BY, _register)
+
+
+def _register() -> None:
+    from torch._inductor.fx_passes.post_grad import pass_patterns
+
+    try:
+        for name in (ROWS, COLUMNS):
+            overload = getattr(getattr(torch.ops, NAMESPACE), name).default
+            given = (KeywordArg(argument.name) for argument in overload._schema.arguments)
+            register_graph_pattern(
+                CallFunction(overload, *given),
+                _record,
+                pass_dict=pass_patterns[epilogue_fusion.PASS],
+            )(_never)
+    except Exception as error:
+        survive(error)
+
+
+def _record(match: Match) -> bool:
+    """Record a product, and leave the graph as it is.
+
+    Raises:
+        RecordError: If it is to be recorded and cannot be.
+    """
+    node = match.output_node()
+    if not node.meta.get(_SEEN):
+        node.meta[_SEEN] = True
+        record_gemm(lambda: _read(node, match.kwargs))
+    return False
+
+
+def _read(node: torch.fx.Node, given: dict[str, Any]) -> AtenGemm:
+    operands = {
+        name: _operand(argument) for name, argument in given.items() if argument is not None
+    }
+    name = node.target.overloadpacket.__name__
+    return read_product(name, out=_operand(node), **operands)
+
+
+def _operand(node: torch.fx.Node) -> Operand:
+    return operand_of_tensor(node.meta["val"], _hint)
+
+
+def _hint(extent: int | torch.SymInt) -> int:
+    """A size, or an example of one that is dynamic: Inductor's own where no value was seen."""
+    known = extent if isinstance(extent, int) else extent.node.hint
+    return int(config.unbacked_symint_fallback if known is None else known)
+
+
+def _never(match: Match, **_: Any) -> None:
+    raise AssertionError("the pattern matches nothing")

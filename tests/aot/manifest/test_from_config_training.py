@@ -1,0 +1,317 @@
+"""Manifests from configs of training steps, expert-parallel ranks, and other libraries' experts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import expert_steps
+import recorded_gemms
+from expert_steps import Experts
+from nvgemm_aot.cli.main import main
+from nvgemm_aot.manifest.config_yaml import manifest_yaml
+from nvgemm_aot.manifest.from_config import ManifestOptions, make_manifest
+from nvgemm_aot.manifest.models.expert_weights import ExpertWeights
+from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_aot.workload.dispatch import GemmCalls
+from nvgemm_runtime.errors import ManifestError
+from nvgemm_runtime.gemm.problem import Op, Problem
+from nvgemm_runtime.gemm.support import unsupported
+from repository import TESTS
+
+CONFIGS = TESTS / "data" / "configs"
+TRANSFORMERS, TORCHTITAN = ExpertWeights
+
+
+def config(stem: str, **changes: Any) -> dict[str, Any]:
+    """A published config, with some keys changed, and without those changed to ...."""
+    changed = {**json.loads((CONFIGS / f"{stem}.json").read_text()), **changes}
+    return {key: value for key, value in changed.items() if value is not ...}
+
+
+def text_of(directory: Path, content: dict[str, Any], **wanted: Any) -> str:
+    path = directory / "model.json"
+    path.write_text(json.dumps(content))
+    options = {"tokens": (16,), "ranks": (1,), "training": True, **wanted}
+    return manifest_yaml(make_manifest(path, ManifestOptions(**options)))
+
+
+def declared(directory: Path, content: dict[str, Any], **wanted: Any) -> dict[str, Problem]:
+    path = directory / "made.yaml"
+    path.write_text(text_of(directory, content, **wanted), encoding="ascii")
+    return {one.problem.key: one.problem for one in load_manifest(path).declared}
+
+
+def in_groups(problems: dict[str, Problem]) -> set[str]:
+    return {key for key, one in problems.items() if one.signature.op.has_groups}
+
+
+def refusal(directory: Path, content: dict[str, Any], **wanted: Any) -> list[str]:
+    with pytest.raises(ManifestError) as caught:
+        text_of(directory, content, **wanted)
+    return str(caught.value).replace(f"{directory / 'model.json'}: ", "").splitlines()
+
+
+_TINY = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4}
+TINY = {
+    "mixtral-8x7b": {**_TINY, "intermediate_size": 96, "num_local_experts": 8},
+    "qwen3-30b-a3b": {**_TINY, "moe_intermediate_size": 96, "num_experts": 16},
+    "gpt-oss-20b": {**_TINY, "intermediate_size": 96, "num_local_experts": 8},
+    "deepseek-v3": {**_TINY, "moe_intermediate_size": 96, "n_routed_experts": 16},
+}
+"""By published config: another size."""
+
+COUNTS = {"mixtral-8x7b": (8, 2), "qwen3-30b-a3b": (16, 8), "gpt-oss-20b": (8, 4),
+          "deepseek-v3": (16, 8)}  # fmt: skip
+"""Experts, and how many of them a token is sent to."""
+
+
+def kept(stem: str, library: ExpertWeights) -> str:
+    if stem == "gpt-oss-20b":
+        return "transposed" if library is TRANSFORMERS else "one"
+    return "one" if library is TRANSFORMERS else "pair"
+
+
+@pytest.mark.parametrize(("tp", "ep"), [(1, 1), (2, 1), (1, 4), (2, 4)])
+@pytest.mark.parametrize("library", ExpertWeights)
+@pytest.mark.parametrize("stem", TINY)
+def test_products_of_experts_are_those_that_a_training_step_calls(
+    stem: str, library: ExpertWeights, tp: int, ep: int, tmp_path: Path
+) -> None:
+    """What `nvgemm_runtime.moe.experts` of these sizes multiplies, forward and backward."""
+    made = declared(
+        tmp_path, config(stem, **TINY[stem]), ranks=(tp,), expert_ranks=(ep,), experts=(library,)
+    )
+    experts, chosen = COUNTS[stem]
+    sizes = Experts(
+        count=experts // ep,
+        rows=16 * chosen // (tp if ep > 1 else 1),
+        dim=64,
+        hidden=96 // (1 if ep > 1 else tp),
+        kept=kept(stem, library),
+        biased=stem == "gpt-oss-20b",
+    )
+    with FakeTensorMode(), GemmCalls() as met:
+        expert_steps.step(sizes)
+    assert not met.others
+    assert in_groups(made) == {problem.key for problem in met.problems}
+    assert met.problems == Counter(
+        {Problem.parse(key): n for key, n in expert_steps.problems_of(sizes).items()}
+    )
+
+
+def test_each_linear_has_two_gradients_in_their_layouts(tmp_path: Path) -> None:
+    made = declared(tmp_path, config("llama-3.1-8b"), tokens=(16, 4096))
+    product = "bf16xbf16/fp32/bf16"
+    for tokens in (16, 4096):
+        assert {key for key in made if "14336" in key and str(tokens) in key.split("/")[-1]} >= {
+            f"mm/tn/{product}/m{tokens}n14336k4096",
+            f"mm/tt/{product}/m{tokens}n4096k14336",
+            f"mm/nt/{product}/m14336n4096k{tokens}",
+        }
+    assert Counter(problem.signature.layout.value for problem in made.values()) == {
+        "tn": 10,
+        "tt": 10,
+        "nt": 10,
+    }
+
+
+def test_gradients_of_a_biased_linear_have_no_bias(tmp_path: Path) -> None:
+    made = declared(tmp_path, config("gpt-oss-20b"))
+    query = {key for key in made if key.startswith("mm/") and "4096" in key and "2880" in key}
+    assert query >= {
+        "mm/tn/bf16xbf16/fp32/bf16/bias/m16n4096k2880",
+        "mm/tt/bf16xbf16/fp32/bf16/m16n2880k4096",
+        "mm/nt/bf16xbf16/fp32/bf16/m4096n2880k16",
+    }
+    assert {key for key in made if "bias" in key and not key.startswith("mm/tn/")} == set()
+
+
+def test_without_training_no_gradient_is_declared(tmp_path: Path) -> None:
+    made = declared(tmp_path, config("qwen3-30b-a3b"), training=False)
+    assert {problem.signature.layout.value for problem in made.values()} == {"tn"}
+    assert {problem.signature.op for problem in made.values()} == {Op.MM, Op.GROUPED_MM}
+    with_gradients = declared(tmp_path, config("qwen3-30b-a3b"))
+    assert set(made) < set(with_gradients)
+    assert len(with_gradients) == 3 * len(made)
+
+
+def test_every_declared_gradient_is_computed_by_some_kernel(tmp_path: Path) -> None:
+    for stem in TINY:
+        for problem in declared(tmp_path, config(stem), ranks=(1, 8)).values():
+            assert unsupported(problem.signature) is None
+
+
+def test_the_number_of_problems_is_that_of_the_loaded_manifest(tmp_path: Path) -> None:
+    """gpt-oss' forward of one library is the gradient of another's."""
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(config("gpt-oss-20b")))
+    wanted = ManifestOptions(
+        tokens=(16, 64),
+        ranks=(1, 2),
+        expert_ranks=(1, 8),
+        experts=(TORCHTITAN, TRANSFORMERS),
+        training=True,
+    )
+    made = make_manifest(path, wanted)
+    (tmp_path / "made.yaml").write_text(manifest_yaml(made))
+    assert made.problems == len(load_manifest(tmp_path / "made.yaml").declared)
+
+
+def test_a_gate_has_no_gradient_but_the_product_without_it(tmp_path: Path) -> None:
+    plain = declared(tmp_path, config("qwen3-30b-a3b"))
+    gated = declared(tmp_path, config("qwen3-30b-a3b"), gated=True)
+    (added,) = set(gated) - set(plain)
+    assert added == "grouped_mm/tn/bf16xbf16/fp32/bf16/swiglu_halves/g128m128n1536k2048"
+
+
+def test_expert_ranks_have_whole_experts_and_their_share_of_rows(tmp_path: Path) -> None:
+    """By hand: DeepSeek-V3, 256 experts, 8 a token; ranks of tensor parallelism share tokens."""
+    content = config("deepseek-v3")
+    wanted = {"tokens": (3, 4096), "training": False}
+    alone = in_groups(declared(tmp_path, content, expert_ranks=(8,), **wanted))
+    assert alone == {
+        f"grouped_mm/tn/bf16xbf16/fp32/bf16/g32m{rows}n{n}k{k}"
+        for rows in (24, 32768)
+        for n, k in ((4096, 7168), (7168, 2048))
+    }
+    both = declared(tmp_path, content, ranks=(16,), expert_ranks=(16,), **wanted)
+    assert in_groups(both) == {
+        f"grouped_mm/tn/bf16xbf16/fp32/bf16/g16m{rows}n{n}k{k}"
+        for rows in (2, 2048)  # 3 * 8 / 16, rounded up
+        for n, k in ((4096, 7168), (7168, 2048))
+    }
+    dense = declared(tmp_path, content, ranks=(16,), **wanted)
+    assert set(both) - in_groups(both) == set(dense) - in_groups(dense)
+
+
+def test_comments_say_which_ranks_and_gradients(tmp_path: Path) -> None:
+    content = config("qwen3-30b-a3b")
+    text = text_of(tmp_path, content, ranks=(1, 2), expert_ranks=(1, 8))
+    assert (
+        "description: GEMMs of a qwen3_moe model, tokens 16, tp 1, 2, ep 1, 8, with those of "
+        in text
+    )
+    assert "- [1536, 2048] # tp 1: expert gate_up_proj x48\n" in text
+    assert "- [1536, 2048] # ep 8, tp 1: expert gate_up_proj x48\n" in text
+    assert "all of 16 experts of one GPU, ep 8, 8 a token (m = tokens * 8 / 2, rounded up)" in text
+    assert "  - comment: gradients of the inputs of what every token passes through\n" in text
+    assert re.search(
+        r"  # gradients of the weights of all of 16 experts of one GPU, ep 8, 8 a token "
+        r"\(k = tokens \* 8\)\n  # ep 8, tp 1: expert gate_up_proj x48\n"
+        r"  - \{op: k_grouped_mm, layout: nt, groups: 16, m: 1536, n: 2048, k: \[128\]\}\n",
+        text,
+    )
+
+
+def test_what_is_left_out_names_the_gradient(tmp_path: Path) -> None:
+    _, left_out = text_of(tmp_path, config("deepseek-v3")).split("# Left out, ")
+    assert left_out.splitlines()[1:] == [
+        "#   tp 1: router x58 [256, 7168]: it is computed in fp32",
+        "#   tp 1: router, gradient of input x58 [7168, 256]: it is computed in fp32",
+        "#   tp 1: router, gradient of weight x58 [256, 7168]: it is computed in fp32",
+    ]
+
+
+REFUSED = {
+    "ranks that do not divide experts": (
+        config("deepseek-v3"),
+        {"expert_ranks": (1, 3, 8, 512)},
+        ["n_routed_experts: found 256; allowed with ep 3: a multiple of 3",
+         "n_routed_experts: found 256; allowed with ep 512: a multiple of 512"],
+    ),
+    "expert ranks that tensor-parallel ones do not divide": (
+        config("qwen3-30b-a3b"),
+        {"ranks": (1, 4, 8), "expert_ranks": (4,)},
+        ["ep: found 4; allowed with tp 8: 1 or a multiple of 8, so that each rank has whole "
+         "experts"],
+    ),
+    "a model without experts": (
+        config("llama-3.1-8b"),
+        {"expert_ranks": (1, 2)},
+        ["ep: found 2; allowed: 1, for llama has no experts; leave --ep out"],
+    ),
+    "no number of experts": (
+        config("mixtral-8x7b", num_local_experts=...),
+        {},
+        ["num_local_experts: found no such key, which mixtral requires"],
+    ),
+    "quantized": (
+        config("gpt-oss-20b", quantization_config={"quant_method": "mxfp4"}),
+        {},
+        ["quantization_config: found mxfp4; allowed with --training: no such key, for no operator "
+         "computes gradients of quantized weights; to declare the training of the model "
+         "unquantized, take the key out of a copy of its config"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_refused(case: str, tmp_path: Path) -> None:
+    content, wanted, lines = REFUSED[case]
+    assert refusal(tmp_path, content, **wanted) == lines
+
+
+def test_a_quantized_model_is_declared_without_training(tmp_path: Path) -> None:
+    content = config("gpt-oss-20b", quantization_config={"quant_method": "mxfp4"})
+    assert declared(tmp_path, content, training=False)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["manifest", "from-config", *map(str, arguments)])
+
+
+def test_the_command_takes_the_options(tmp_path: Path) -> None:
+    options = ["--training", "--ep", "1,8", "--experts", "torchtitan", "--experts", "torchtitan"]
+    out = tmp_path / "made.yaml"
+    result = run(CONFIGS / "mixtral-8x7b.json", "--tokens", 64, *options, "-o", out)
+    assert result.exit_code == 0, result.output
+    made = [one.problem for one in load_manifest(out).declared]
+    assert {one.groups for one in made} == {1, 8}
+    assert {one.signature.op for one in made} == {Op.MM, Op.GROUPED_MM, Op.K_GROUPED_MM}
+    assert {one.n for one in made if one.signature.key.startswith("grouped_mm/tn")} == {14336, 4096}
+    assert result.stdout == f"{out}: written, {len(made)} problems\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--tokens", "0", "--training"], 2, "found '0'; allowed: integers in 1..2147483647"),
+        (["--training"], 2, "Missing option '--tokens'"),
+        (["--tokens", "1", "--ep", "0"], 2, "found '0'"),
+        (["--tokens", "1", "--ep", "5"], 10, "num_local_experts: found 8; allowed with ep 5"),
+        (["--tokens", "1", "--experts", "vllm"], 2, "'vllm' is not one of"),
+    ],
+)
+def test_wrong_arguments_are_said(arguments: list[str], code: int, says: str) -> None:
+    result = run(CONFIGS / "mixtral-8x7b.json", *arguments)
+    assert result.exit_code == code
+    assert says in result.stderr
+    assert not result.stdout
+
+
+def test_coverage_knows_every_problem_of_a_training_step(tmp_path: Path) -> None:
+    problems = declared(tmp_path, config("gpt-oss-20b", **TINY["gpt-oss-20b"]))
+    manifest = str(tmp_path / "made.yaml")
+    arguments = ["--target", "sm_90a", "--declared-only", "--fail-under", "100", "--json"]
+    whole = recorded_gemms.write(
+        tmp_path / "whole.nvgemm", recorded_gemms.content(*problems.values(), arch="sm_90a")
+    )
+    result = CliRunner().invoke(main, ["coverage", manifest, str(whole), *arguments])
+    assert result.exit_code == 0, result.output
+    forward = [one for one in problems.values() if one.signature.op is not Op.K_GROUPED_MM]
+    part = recorded_gemms.write(
+        tmp_path / "part.nvgemm", recorded_gemms.content(*forward, arch="sm_90a")
+    )
+    result = CliRunner().invoke(main, ["coverage", manifest, str(part), *arguments])
+    assert result.exit_code == 23
+    (target,) = json.loads(result.stdout)["targets"]
+    missed = {one["gemm"] for one in target["gemms"] if one["status"] == "missed"}
+    assert missed == {key for key in problems if key.startswith("k_grouped_mm")}

@@ -1,0 +1,74 @@
+"""The operators of `nvgemm_runtime.moe` as the grouped products that their kernels compute."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nvgemm_runtime.gemm.aten import AtenGemm
+from nvgemm_runtime.gemm.moe_operators import COLUMNS, NAMESPACE, ROWS, read_product
+from nvgemm_runtime.gemm.operands import Operand
+from nvgemm_runtime.moe import products
+from nvgemm_runtime.recording.declarable import declarable
+
+
+def operand(*shape: int, strides: tuple[int, ...] = (), address: int = 256) -> Operand:
+    compact = torch.empty(shape, device="meta").stride()
+    return Operand(
+        dtype=torch.bfloat16 if len(shape) > 1 else torch.int32,
+        device=torch.device("cpu"),
+        shape=shape,
+        strides=strides or compact,
+        address=address,
+    )
+
+
+def read(name: str, a: Operand, b: Operand, *out: int) -> AtenGemm:
+    return read_product(name, a, b, operand(4), operand(*out))
+
+
+def key(gemm: AtenGemm) -> str:
+    problem = declarable(gemm)
+    assert not isinstance(problem, str), problem
+    return problem.key
+
+
+@pytest.mark.parametrize(
+    ("strides", "layout"),
+    [((2048, 32, 1), "tt"), ((2048, 1, 64), "tn"), ((4096, 2, 128), "tt")],
+    ids=["row-major", "column-major", "copied"],
+)
+def test_rows_have_the_layout_of_the_weights(strides: tuple[int, ...], layout: str) -> None:
+    gemm = read(ROWS, operand(48, 64), operand(4, 64, 32, strides=strides), 48, 32)
+    assert key(gemm) == f"grouped_mm/{layout}/bf16xbf16/fp32/bf16/g4m48n32k64"
+
+
+def test_columns_multiply_the_transposed_rows() -> None:
+    gemm = read(COLUMNS, operand(48, 64), operand(48, 32), 4, 64, 32)
+    assert key(gemm) == "k_grouped_mm/nt/bf16xbf16/fp32/bf16/g4m64n32k48"
+
+
+def test_a_bias_is_an_epilogue() -> None:
+    """A view that a kernel could not take is copied."""
+    for bias in (operand(4, 32), operand(4, 32, strides=(65, 2), address=258)):
+        rows = operand(48, 64), operand(4, 64, 32), operand(4), operand(48, 32)
+        problem = key(read_product(ROWS, *rows, bias=bias))
+        assert problem == "grouped_mm/tt/bf16xbf16/fp32/bf16/bias/g4m48n32k64"
+
+
+def test_a_view_that_the_operator_copies_counts_as_its_aligned_copy() -> None:
+    odd = operand(48, 64, strides=(65, 1), address=258)
+    gemm = read(COLUMNS, odd, operand(48, 32), 4, 64, 32)
+    assert key(gemm) == "k_grouped_mm/nt/bf16xbf16/fp32/bf16/g4m64n32k48"
+    kept = read(ROWS, odd, operand(4, 64, 32), 48, 32)
+    assert "aligned to 2 bytes" in str(declarable(kept)), "rows are not copied"
+
+
+def test_names_are_those_of_the_operators() -> None:
+    assert products.__name__  # its import defines them
+    for name in (ROWS, COLUMNS):
+        overload = getattr(getattr(torch.ops, NAMESPACE), name).default
+        names = [argument.name for argument in overload._schema.arguments]
+        assert names == ["a", "b", "offsets", *(["bias"] if name == ROWS else [])]
+    with pytest.raises(KeyError):
+        read("neither", operand(48, 64), operand(48, 32), 4, 64, 32)

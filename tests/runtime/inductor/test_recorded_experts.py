@@ -1,0 +1,113 @@
+"""Recording the grouped products of `nvgemm_runtime.moe.experts` in compiled graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch._inductor.exc import InductorError
+
+import expert_steps
+from expert_steps import KEPT, Experts
+from inductor_session import InductorSession
+from nvgemm_runtime.moe import products
+from nvgemm_runtime.recording.recorder import Recorder
+
+SIZES = Experts(count=4, rows=48, dim=64, hidden=32)
+
+
+@pytest.fixture
+def path(inductor: InductorSession, tmp_path: Path) -> Path:
+    """Where this process records to."""
+    inductor.monkeypatch.setattr(products, "_has_warned", True)  # no kernel serves experts here
+    path = tmp_path / "out.yaml"
+    inductor.monkeypatch.setenv("NVGEMM_AOT_RECORD", str(path))
+    inductor.monkeypatch.setenv("NVGEMM_AOT_RECORD_TARGET", "sm_90a")
+    return path
+
+
+def counts(path: Path) -> dict[str, int]:
+    recording = Recorder(path).read()
+    assert not recording.others
+    return {problem.key: count for problem, count in recording.problems.items()}
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biases"])
+@pytest.mark.parametrize("kept", KEPT)
+def test_a_training_step(inductor: InductorSession, path: Path, kept: str, biased: bool) -> None:
+    sizes = Experts(count=4, rows=48, dim=96, hidden=32, kept=kept, biased=biased)
+    compiled = torch.compile(expert_steps.forward(sizes), fullgraph=True, dynamic=False)
+    out = compiled(*expert_steps.operands(sizes))
+    out.backward(torch.randn_like(out))
+    assert counts(path) == expert_steps.problems_of(sizes)
+
+
+def test_each_product_counts_as_often_as_graphs_have_it(
+    inductor: InductorSession, path: Path
+) -> None:
+    run = expert_steps.forward(SIZES)
+    given = expert_steps.operands(SIZES)
+
+    def layers(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        return run(run(x, *weights), *weights)
+
+    for _ in range(2):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            inductor.compile(layers, *given)
+    assert counts(path) == {
+        "grouped_mm/tn/bf16xbf16/fp32/bf16/g4m48n64k64": 4,
+        "grouped_mm/tn/bf16xbf16/fp32/bf16/g4m48n64k32": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("mark", "rows"),
+    [(torch._dynamo.mark_dynamic, 48), (torch._dynamo.decorators.mark_unbacked, 8192)],
+    ids=["an example", "Inductor's own example"],
+)
+def test_dynamic_rows_count_as_an_example(
+    inductor: InductorSession, path: Path, mark: Any, rows: int
+) -> None:
+    x, *weights = expert_steps.operands(SIZES)
+    x = x.detach()
+    mark(x, 0)
+    with torch.no_grad():
+        inductor.compile(expert_steps.forward(SIZES), x, *weights, dynamic=None)
+    assert counts(path) == {
+        f"grouped_mm/tn/bf16xbf16/fp32/bf16/g4m{rows}n64k64": 1,
+        f"grouped_mm/tn/bf16xbf16/fp32/bf16/g4m{rows}n64k32": 1,
+    }
+
+
+def test_a_recording_that_cannot_be_written_ends_the_compilation(
+    inductor: InductorSession, path: Path
+) -> None:
+    path.write_text("not a recording")
+    with (
+        pytest.raises(InductorError, match=r"RecordError: .*this is no recording"),
+        torch.no_grad(),
+    ):
+        inductor.compile(expert_steps.forward(SIZES), *expert_steps.operands(SIZES))
+
+
+def test_graphs_are_the_same_with_and_without_recording(
+    inductor: InductorSession, path: Path
+) -> None:
+    given = expert_steps.operands(SIZES)
+    with torch.no_grad():
+        recorded = inductor.compile(expert_steps.forward(SIZES), *given)
+        inductor.monkeypatch.delenv("NVGEMM_AOT_RECORD")
+        torch._dynamo.reset()
+        stock = inductor.compile(expert_steps.forward(SIZES), *given)
+    assert counts(path)
+    assert "torch.ops.nvgemm_moe.rows.default" in recorded.code[0]
+    calls = [
+        [line.split("=")[1] for line in code.splitlines() if "nvgemm_moe" in line and "=" in line]
+        for code in (recorded.code[0], stock.code[0])
+    ]
+    assert calls[0] == calls[1]
+    assert torch.equal(recorded.result, stock.result)
