@@ -62,8 +62,11 @@ def native_findings(image: bytes, processor: str) -> list[str]:
     return findings
 
 
-def build(processor: str, output: Path) -> Path:
-    """Build the wheel into a directory; its tag is ``manylinux_2_28`` and it contains an SBOM."""
+def build(processor: str, output: Path, cache: Path | None = None) -> Path:
+    """Build the wheel into a directory; its tag is ``manylinux_2_28`` and it contains an SBOM.
+
+    ``cache`` is used in place of the user's cache of zig, which keeps objects.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         tools = Path(scratch)
         zig = Path(str(resources.files("ziglang"))) / "zig"
@@ -80,9 +83,11 @@ def build(processor: str, output: Path) -> Path:
         }
         pins = tools / "pins.txt"
         pins.write_text(_build_pins())
+        environment = {"PIP_CONSTRAINT": str(pins), "PIP_BUILD_CONSTRAINT": str(pins)}
+        environment |= {} if cache is None else {"ZIG_GLOBAL_CACHE_DIR": str(cache)}
         run_module("pip", "wheel", "-q", "--no-deps", "--wheel-dir", built,
             *(f"--config-settings=cmake.define.{name}={value}" for name, value in options.items()),
-            REPOSITORY, PIP_CONSTRAINT=str(pins), PIP_BUILD_CONSTRAINT=str(pins))  # fmt: skip
+            REPOSITORY, **environment)  # fmt: skip
         run_module("wheel", "tags", "--remove", "--platform-tag", platform, *built.glob("*.whl"))
         wheel = _with_sbom(next(built.glob("*.whl")), read(compiler, "--version"))
         output.mkdir(parents=True, exist_ok=True)
