@@ -72,7 +72,7 @@ class KernelWheels:
             printed = read_module(
                 "nvgemm_aot", "build", manifest, "--out", scratch, "--json", *options
             )
-            bundles = bundles_by_processor(json.loads(printed), declared["targets"])
+            bundles = bundles_by_platform(json.loads(printed), declared["targets"])
             for paths in bundles.values():
                 read_module("nvgemm_aot", "verify", "--disassemble", *paths)
             return [self._pack(declared, paths, output) for paths in bundles.values()]
@@ -121,7 +121,7 @@ def expand_targets(
     return expanded
 
 
-def bundles_by_processor(
+def bundles_by_platform(
     built: dict[str, Any], targets: Sequence[dict[str, str]]
 ) -> dict[str, list[Path]]:
     """Bundles of a build by the platform that they are for; stops if a kernel may be missing.

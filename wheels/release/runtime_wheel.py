@@ -89,7 +89,7 @@ def build(processor: str, output: Path, cache: Path | None = None) -> Path:
             *(f"--config-settings=cmake.define.{name}={value}" for name, value in options.items()),
             REPOSITORY, **environment)  # fmt: skip
         run_module("wheel", "tags", "--remove", "--platform-tag", platform, *built.glob("*.whl"))
-        wheel = _with_sbom(next(built.glob("*.whl")), read(compiler, "--version"))
+        wheel = with_sbom(next(built.glob("*.whl")), read(compiler, "--version"))
         output.mkdir(parents=True, exist_ok=True)
         return Path(shutil.move(wheel, output / wheel.name))
 
@@ -131,7 +131,7 @@ def _tvm_ffi_library(platform: str, folder: Path) -> Path:
     return library
 
 
-def _with_sbom(wheel: Path, compiler: str) -> Path:
+def with_sbom(wheel: Path, compiler: str) -> Path:
     """The same wheel, with an SBOM among its metadata (PEP 770)."""
     unpacked = wheel.parent / "unpacked"
     run_module("wheel", "unpack", "--dest", unpacked, wheel)
