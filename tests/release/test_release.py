@@ -57,6 +57,32 @@ def test_a_wheel_with_findings_ends_the_release(tmp_path: Path) -> None:
         runtime_wheel.check(wheel, HERE)
 
 
+@pytest.mark.slow
+def test_a_native_part_is_tried_out_in_the_wheel_and_not_where_one_is_installed(
+    tmp_path: Path,
+) -> None:
+    site = Path(nvgemm_runtime.__file__).parents[1]
+    wheel = tmp_path / "whole.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for file in sorted((site / "nvgemm_runtime").rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                archive.write(file, file.relative_to(site))
+    runtime_wheel.try_out(wheel)
+    empty = tmp_path / "empty.whl"
+    with zipfile.ZipFile(empty, "w"):
+        pass
+    with pytest.raises(SystemExit, match=r"empty\.whl: another installation was tried"):
+        runtime_wheel.try_out(empty)
+
+
+def test_a_native_part_that_ends_the_process_ends_the_release(tmp_path: Path) -> None:
+    wheel = tmp_path / "broken.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("torch.py", "import os; os.abort()")
+    with pytest.raises(SystemExit, match=r"this failed: .*native_trial"):
+        runtime_wheel.try_out(wheel)
+
+
 def test_the_headers_and_the_version_are_those_of_the_project() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     assert f'"{runtime_wheel.tvm_ffi_requirement()}"' in project
@@ -80,6 +106,7 @@ def test_the_sbom_names_what_the_native_part_contains() -> None:
     assert "timestamp" not in document["metadata"]
 
 
+@pytest.mark.slow
 def test_the_sbom_depends_on_content_alone() -> None:
     text = runtime_sbom.render(content=b"code", **SBOM)
     program = (

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from steps import run_module, stop
 
-NEEDED_BY_RUNTIME = ("ziglang", "wheel", "elftools", "cyclonedx", "jsonschema")
+NEEDED_BY_RUNTIME = ("ziglang", "wheel", "elftools", "cyclonedx", "jsonschema", "torch")
 NEEDED_BY_KERNELS = ("nvgemm_aot", "yaml", "ziglang", "cutlass.operators")
 PROCESSORS = ("aarch64", "x86_64")
 

@@ -6,10 +6,12 @@ import io
 import re
 import shlex
 import shutil
+import sys
 import tempfile
 import zipfile
 from importlib import resources
 from pathlib import Path
+from platform import machine
 
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
@@ -32,11 +34,27 @@ NATIVE_PART = "nvgemm_runtime/_native.so"
 
 
 def check(wheel: Path, processor: str) -> None:
-    """Stop if the native part of a wheel does not run wherever the wheel's tag says."""
+    """Stop if the native part of a wheel does not run wherever the wheel's tag says.
+
+    It is tried out where it is for this machine's processor; then torch must be installed.
+    """
     with zipfile.ZipFile(wheel) as content:
         findings = native_findings(content.read(NATIVE_PART), processor)
     if findings:
         stop("\n".join(f"{wheel.name}: {NATIVE_PART} {finding}" for finding in findings))
+    if processor == machine():
+        try_out(wheel)
+
+
+def try_out(wheel: Path) -> None:
+    """Stop if the native part does not load beside torch, or an error of its operators is lost."""
+    with tempfile.TemporaryDirectory() as scratch:
+        with zipfile.ZipFile(wheel) as content:
+            content.extractall(scratch)
+        trial = Path(__file__).with_name("native_trial.py")
+        tried = read(sys.executable, trial, PYTHONPATH=scratch)
+        if not Path(tried).is_relative_to(scratch):
+            stop(f"{wheel.name}: another installation was tried: {tried}")
 
 
 def native_findings(image: bytes, processor: str) -> list[str]:

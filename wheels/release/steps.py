@@ -28,10 +28,10 @@ def run(*command: str | Path, **environment: str) -> None:
         stop(f"this failed: {shlex.join(words)}")
 
 
-def read(*command: str | Path) -> str:
-    """What a program prints on standard output."""
+def read(*command: str | Path, **environment: str) -> str:
+    """What a program prints on standard output, with further environment variables."""
     words = [str(word) for word in command]
-    together = {**os.environ, **_ENVIRONMENT}
+    together = {**os.environ, **_ENVIRONMENT, **environment}
     done = subprocess.run(words, env=together, check=False, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         stop(f"this failed: {shlex.join(words)}")
