@@ -43,17 +43,33 @@ class StreamScope {
   TVMFFIStreamHandle previous_ = nullptr;
 };
 
+// Keeps a thread's last message while torch's exception passes, where nothing may own it. Never freed.
+const char* KeepMessage(std::string message) {
+  thread_local std::string* const kept = new std::string;
+  *kept = std::move(message);
+  return kept->c_str();
+}
+
+// Runs a body; the message of what it throws, or null.
+template <typename Body>
+[[gnu::noinline]] const char* MessageOf(const char* op, const Body& body) {
+  try {
+    body();
+    return nullptr;
+  } catch (const std::exception& error) {
+    return KeepMessage(Text(op, ": ", error.what()));
+  }
+}
+
 // Runs a body and, after everything it owned is destroyed, fails as torch's kernels do: with an
-// exception of torch's, thrown by torch.
+// exception of torch's, thrown by torch. This library may have a C++ library and an unwinder of its
+// own, linked statically, which cannot read the state of torch's. So the frames that the exception
+// passes, this function and its callers, must have nothing to destroy or catch: then the unwinder
+// only steps over them. Hence noinline above.
 template <typename Body>
 void Guarded(const char* op, const Body& body) {
-  std::string message;
-  try {
-    return body();
-  } catch (const std::exception& error) {
-    message = Text(op, ": ", error.what());
-  }
-  shim::aoti_torch_check(false, op, __FILE__, __LINE__, message.c_str());
+  const char* const message = MessageOf(op, body);
+  if (message != nullptr) shim::aoti_torch_check(false, op, __FILE__, __LINE__, message);
 }
 
 // An optional tensor argument, with a view of it.

@@ -1,30 +1,329 @@
-"""What wheels/release refuses of a native part."""
+"""What wheels/release builds, and what it refuses."""
 
 from __future__ import annotations
 
-import importlib.util
-from importlib.machinery import SourceFileLoader
+import hashlib
+import json
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
+from typing import Any
 
+import pytest
+import yaml
+from wheel.wheelfile import WheelFile
+
+import kernel_wheels
 import nvgemm_runtime
+import release_command
+import runtime_sbom
+import runtime_wheel
+import steps
+from nvgemm_aot.manifest.parse import load_manifest
+from repository import ROOT
 
-SCRIPT = Path(__file__).parents[2] / "wheels" / "release"
-_loader = SourceFileLoader("wheels_release", str(SCRIPT))
-_spec = importlib.util.spec_from_loader(_loader.name, _loader)
-assert _spec is not None
-release = importlib.util.module_from_spec(_spec)
-_loader.exec_module(release)
+SCRIPT = ROOT / "wheels" / "release"
+NATIVE_PART = (Path(nvgemm_runtime.__file__).parent / "_native.so").read_bytes()
+HERE = "x86_64" if NATIVE_PART[18] == 62 else "aarch64"  # e_machine
+ELSEWHERE = "aarch64" if HERE == "x86_64" else "x86_64"
+SBOM = {
+    "version": "1.2",
+    "native_part": "nvgemm_runtime/_native.so",
+    "compiler": "clang version 22.1.8\nTarget: x86_64",
+    "tvm_ffi": "apache-tvm-ffi==0.1.9",
+}
+
+
+# The native part
 
 
 def test_a_native_part_for_another_processor_is_found() -> None:
-    image = (Path(nvgemm_runtime.__file__).parent / "_native.so").read_bytes()
-    processor = "aarch64" if image[18] == 62 else "x86_64"  # e_machine
-    assert any("is allowed" in finding for finding in release.native_findings(image, processor))
+    findings = runtime_wheel.native_findings(NATIVE_PART, ELSEWHERE)
+    assert any("is allowed" in finding for finding in findings)
 
 
 def test_a_compilers_own_library_is_found() -> None:
     # The installed native part comes from the machine's compiler, which needs libstdc++.
-    image = (Path(nvgemm_runtime.__file__).parent / "_native.so").read_bytes()
-    processor = "x86_64" if image[18] == 62 else "aarch64"
-    findings = release.native_findings(image, processor)
+    findings = runtime_wheel.native_findings(NATIVE_PART, HERE)
     assert any("libstdc++.so.6" in finding for finding in findings)
+
+
+def test_a_wheel_with_findings_ends_the_release(tmp_path: Path) -> None:
+    wheel = tmp_path / "some.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(runtime_wheel.NATIVE_PART, NATIVE_PART)
+    with pytest.raises(SystemExit, match=r"some\.whl: nvgemm_runtime/_native\.so needs libstdc"):
+        runtime_wheel.check(wheel, HERE)
+
+
+@pytest.mark.slow
+def test_a_native_part_is_tried_out_in_the_wheel_and_not_where_one_is_installed(
+    tmp_path: Path,
+) -> None:
+    site = Path(nvgemm_runtime.__file__).parents[1]
+    wheel = tmp_path / "whole.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for file in sorted((site / "nvgemm_runtime").rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                archive.write(file, file.relative_to(site))
+    runtime_wheel.try_out(wheel)
+    empty = tmp_path / "empty.whl"
+    with zipfile.ZipFile(empty, "w"):
+        pass
+    with pytest.raises(SystemExit, match=r"empty\.whl: another installation was tried"):
+        runtime_wheel.try_out(empty)
+
+
+def test_a_native_part_that_ends_the_process_ends_the_release(tmp_path: Path) -> None:
+    wheel = tmp_path / "broken.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("torch.py", "import os; os.abort()")
+    with pytest.raises(SystemExit, match=r"this failed: .*native_trial"):
+        runtime_wheel.try_out(wheel)
+
+
+def test_the_headers_and_the_version_are_those_of_the_project() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    assert f'"{runtime_wheel.tvm_ffi_requirement()}"' in project
+    assert f'version = "{runtime_wheel.project_version()}"' in project
+
+
+# The SBOM of the runtime's wheel
+
+
+def test_the_sbom_names_what_the_native_part_contains() -> None:
+    document = json.loads(runtime_sbom.render(content=b"code", **SBOM))
+    components = {one["name"]: one for one in document["components"]}
+    assert components["nvgemm_runtime/_native.so"]["hashes"] == [
+        {"alg": "SHA-256", "content": hashlib.sha256(b"code").hexdigest()}
+    ]
+    for name in ("libc++", "libc++abi", "libunwind"):
+        assert (components[name]["version"], components[name]["scope"]) == ("22.1.8", "required")
+    for name in ("apache-tvm-ffi", "ziglang"):
+        assert components[name]["scope"] == "excluded"
+    assert document["metadata"]["component"]["purl"] == "pkg:pypi/nvgemm-aot@1.2"
+    assert "timestamp" not in document["metadata"]
+
+
+@pytest.mark.slow
+def test_the_sbom_depends_on_content_alone() -> None:
+    text = runtime_sbom.render(content=b"code", **SBOM)
+    program = (
+        "import sys, runtime_sbom; "
+        f"sys.stdout.write(runtime_sbom.render(content=b'code', **{SBOM!r}))"
+    )
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", program], cwd=SCRIPT, env={"PYTHONHASHSEED": "1"},
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert elsewhere.stdout == text
+    other = json.loads(runtime_sbom.render(content=b"other", **SBOM))
+    assert other["serialNumber"] != json.loads(text)["serialNumber"]
+
+
+def test_another_compiler_than_clang_is_refused() -> None:
+    with pytest.raises(SystemExit, match="must begin with 'clang version'"):
+        runtime_sbom.render(content=b"code", **{**SBOM, "compiler": "gcc 14"})
+
+
+def runtime_like_wheel(folder: Path) -> Path:
+    path = folder / "nvgemm_aot-0.1.0-py3-none-any.whl"
+    with WheelFile(str(path), "w") as wheel:
+        wheel.writestr(runtime_wheel.NATIVE_PART, b"code")
+        wheel.writestr(
+            "nvgemm_aot-0.1.0.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: nvgemm-aot\nVersion: 0.1.0\n",
+        )
+        wheel.writestr(
+            "nvgemm_aot-0.1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-any\n",
+        )
+    return path
+
+
+def test_the_sbom_is_among_the_recorded_metadata_of_the_wheel(tmp_path: Path) -> None:
+    contents = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        wheel = runtime_wheel.with_sbom(runtime_like_wheel(tmp_path / name), SBOM["compiler"])
+        contents.append(wheel.read_bytes())
+        with WheelFile(str(wheel)) as content:  # reading checks a file against RECORD
+            text = content.read("nvgemm_aot-0.1.0.dist-info/sboms/nvgemm-aot.cdx.json")
+    assert json.loads(text)["specVersion"] == "1.6"
+    assert contents[0] == contents[1]
+
+
+# Kernel wheels
+
+
+def test_every_manifest_of_the_project_is_ready_made_or_an_example() -> None:
+    names = {path.stem for path in (ROOT / "manifests").glob("*.yaml")}
+    assert names == {*kernel_wheels.READY_MADE, *kernel_wheels.EXAMPLES}
+
+
+@pytest.mark.parametrize("name", kernel_wheels.READY_MADE)
+def test_a_ready_made_manifest_is_valid_for_every_target(name: str, tmp_path: Path) -> None:
+    found = kernel_wheels.find(name, ("aarch64", "x86_64"), kernel_wheels.CUDAS)
+    declared = yaml.safe_load(found.manifest.read_text())
+    count = len(declared["targets"])
+    declared["targets"] = kernel_wheels.expand_targets(
+        declared["targets"], found.processors, found.cudas
+    )
+    file = tmp_path / found.manifest.name
+    file.write_text(yaml.safe_dump(declared, sort_keys=False))
+    targets = {one.target.key for one in load_manifest(file).targets}
+    assert len(targets) == 4 * count
+    assert {key.split("-", 1)[1] for key in targets} == {
+        f"linux_{processor}-{cuda}"
+        for processor in found.processors
+        for cuda in kernel_wheels.CUDAS
+    }
+
+
+def test_targets_on_arm_are_for_its_gpus_unless_one_is_named() -> None:
+    targets = ["sm_100f", "sm_90a", {"arch": "sm_90a", "device": "H100", "cuda": "cu12"}]
+    assert kernel_wheels.expand_targets(targets, ["aarch64", "x86_64"], ["cu13"]) == [
+        {"arch": "sm_100f", "device": "GB200", "platform": "linux_aarch64", "cuda": "cu13"},
+        {"arch": "sm_100f", "platform": "linux_x86_64", "cuda": "cu13"},
+        {"arch": "sm_90a", "platform": "linux_aarch64", "cuda": "cu13"},
+        {"arch": "sm_90a", "platform": "linux_x86_64", "cuda": "cu13"},
+        {"arch": "sm_90a", "device": "H100", "platform": "linux_aarch64", "cuda": "cu13"},
+        {"arch": "sm_90a", "device": "H100", "platform": "linux_x86_64", "cuda": "cu13"},
+    ]
+
+
+def test_measurements_come_with_a_manifest_of_the_project_alone(tmp_path: Path) -> None:
+    assert kernel_wheels.find("llama-3.1-8b", ["x86_64"], ["cu13"]).rankings is not None
+    own = tmp_path / "llama-3.1-8b.yaml"
+    own.write_text("")
+    assert kernel_wheels.find(str(own), ["x86_64"], ["cu13"]).rankings is None
+
+
+def test_a_manifest_that_is_not_there_ends_the_release() -> None:
+    with pytest.raises(SystemExit, match=r"wheels/release: lama: there is no such file"):
+        kernel_wheels.find("lama", ["x86_64"], ["cu13"])
+
+
+TARGETS = kernel_wheels.expand_targets(["sm_90a"], ["aarch64", "x86_64"], ["cu12", "cu13"])
+KEYS = [f"{one['arch']}-{one['platform']}-{one['cuda']}" for one in TARGETS]
+
+
+def built(**incomplete: int) -> dict[str, Any]:
+    """What a build prints, with so many incomplete problems of a target."""
+    rows = [{"target": key, "path": f"{key}.nvgemm", "incomplete": 0} for key in KEYS]
+    return {"bundles": [{**row, **incomplete} for row in rows]}
+
+
+def test_bundles_of_a_platform_go_into_one_wheel() -> None:
+    assert kernel_wheels.bundles_by_platform(built(), TARGETS) == {
+        "linux_aarch64": [Path(f"sm_90a-linux_aarch64-{cuda}.nvgemm") for cuda in ("cu12", "cu13")],
+        "linux_x86_64": [Path(f"sm_90a-linux_x86_64-{cuda}.nvgemm") for cuda in ("cu12", "cu13")],
+    }
+
+
+def test_a_target_without_a_bundle_ends_the_release() -> None:
+    found = built()
+    del found["bundles"][2]
+    with pytest.raises(SystemExit, match="no kernel was built for target sm_90a-linux_x86_64-cu12"):
+        kernel_wheels.bundles_by_platform(found, TARGETS)
+
+
+def test_kernels_that_were_lost_with_their_compiler_end_the_release() -> None:
+    with pytest.raises(SystemExit, match="3 problems may get more kernels"):
+        kernel_wheels.bundles_by_platform(built(incomplete=3), TARGETS)
+
+
+# The command
+
+
+def test_a_second_build_with_other_bytes_ends_the_release(tmp_path: Path) -> None:
+    wheels = []
+    for folder, content in (("a", b"same"), ("b", b"same"), ("c", b"other")):
+        (tmp_path / folder).mkdir()
+        wheels.append(tmp_path / folder / "one.whl")
+        wheels[-1].write_bytes(content)
+    release_command.compare(wheels[:1], wheels[1:2])
+    with pytest.raises(SystemExit, match=r"one\.whl: a second build gave other bytes"):
+        release_command.compare(wheels[:1], wheels[2:])
+
+
+def test_checksums_are_what_sha256sum_checks(tmp_path: Path) -> None:
+    wheels = [tmp_path / name for name in ("b.whl", "a.whl")]
+    for wheel in wheels:
+        wheel.write_text(wheel.name)
+    (tmp_path / "SHA256SUMS").write_text(release_command.checksums(wheels))
+    check = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
+    assert subprocess.run(check, cwd=tmp_path, check=False).returncode == 0
+    wheels[0].write_text("changed")
+    assert subprocess.run(check, cwd=tmp_path, check=False).returncode == 1
+
+
+def test_both_platforms_and_cudas_are_built_unless_named(tmp_path: Path) -> None:
+    options = release_command.parse(["--output", str(tmp_path / "dist")])
+    assert (options.platform, options.cuda) == (["aarch64", "x86_64"], ["cu12", "cu13"])
+    words = ["--output", str(tmp_path), "--platform", "x86_64", "--cuda", "cu13"]
+    options = release_command.parse(words)
+    assert (options.platform, options.cuda) == (["x86_64"], ["cu13"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--runtime-only", "--kernels-only"],
+        ["--runtime-only", "--kernels", "quickstart"],
+        ["--platform", "riscv64"],
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as error:
+        release_command.parse(["--output", str(tmp_path), *words])
+    assert error.value.code == 2
+
+
+def test_a_directory_with_files_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old.whl").write_text("")
+    with pytest.raises(SystemExit):
+        release_command.parse(["--output", str(tmp_path)])
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_a_missing_module_is_named_with_what_installs_it() -> None:
+    release_command.require("json")
+    with pytest.raises(SystemExit, match=r"no_such\.module is not installed; run .*release\]"):
+        release_command.require("json", "no_such.module")
+
+
+def test_a_step_that_fails_is_named() -> None:
+    with pytest.raises(SystemExit, match="wheels/release: this failed: false --all"):
+        steps.run("false", "--all")
+    with pytest.raises(SystemExit, match="this failed: false"):
+        steps.read("false")
+
+
+@pytest.mark.slow
+def test_kernel_wheels_of_both_platforms_are_built_checked_and_listed(tmp_path: Path) -> None:
+    pytest.importorskip("ziglang", reason="links kernels for Arm")
+    manifest = tmp_path / "tiny.yaml"
+    manifest.write_text(
+        "version: 1\nname: tiny\ndescription: One GEMM.\ntargets: [sm_90a]\ncandidates: 1\n"
+        "gemms:\n  - {dtype: bf16, mnk: [[64, 4096, 4096]]}\n"
+    )
+    words = ["--kernels-only", "--kernels", str(manifest), "--cuda", "cu13"]
+    release_command.main(["--output", str(tmp_path / "dist"), *words])
+    names = [
+        f"nvgemm_kernels_tiny-{nvgemm_runtime.__version__}-py3-none-manylinux_2_28_{processor}.whl"
+        for processor in ("aarch64", "x86_64")
+    ]
+    found = sorted(path.name for path in (tmp_path / "dist").iterdir())
+    assert found == ["SHA256SUMS", *names]
+    sums = (tmp_path / "dist" / "SHA256SUMS").read_text()
+    assert [line.split()[1] for line in sums.splitlines()] == names
+    for name, processor in zip(names, ("aarch64", "x86_64")):
+        with zipfile.ZipFile(tmp_path / "dist" / name) as wheel:
+            assert f"nvgemm_kernels_tiny/sm_90a-linux_{processor}-cu13.nvgemm" in wheel.namelist()
+            info = f"nvgemm_kernels_tiny-{nvgemm_runtime.__version__}.dist-info"
+            metadata = wheel.read(f"{info}/METADATA").decode()
+        assert "Summary: One GEMM." in metadata

@@ -309,7 +309,7 @@ def _requirements(headers: Sequence[Header]) -> list[tuple[str, str]]:
     If its bundles are of several, each has an extra that brings its library, for pip does not know
     which torch is installed.
     """
-    cudas = sorted({header.target.cuda for header in headers if header.target.arch != CPU})
+    cudas = _cuda_versions(headers)
     if len(cudas) < 2:
         return [("Requires-Dist", runtime_requirement(__version__, cudas))]
     fields = [("Requires-Dist", runtime_requirement(__version__, []))]
@@ -317,6 +317,21 @@ def _requirements(headers: Sequence[Header]) -> list[tuple[str, str]]:
         wanted = f'{runtime_requirement(__version__, [cuda])}; extra == "{cuda}"'
         fields += [("Provides-Extra", cuda), ("Requires-Dist", wanted)]
     return fields
+
+
+def _cuda_versions(headers: Sequence[Header]) -> list[str]:
+    return sorted({header.target.cuda for header in headers if header.target.arch != CPU})
+
+
+def _install_commands(distribution: str, headers: Sequence[Header]) -> str:
+    """A line, or one for each CUDA version where the wheel has an extra for each."""
+    cudas = _cuda_versions(headers)
+    if len(cudas) < 2:
+        return f"pip install {distribution}"
+    return "\n".join(
+        f"pip install '{distribution}[{cuda}]'  # beside a torch for CUDA {cuda.removeprefix('cu')}"
+        for cuda in cudas
+    )
 
 
 def runtime_requirement(builder_version: str, extras: Sequence[str]) -> str:
@@ -389,6 +404,7 @@ def render_description(distribution: str, headers: Sequence[Header], summary: st
         "README.md.in",
         distribution=distribution,
         summary=summary.rstrip("."),
+        install=_install_commands(distribution, headers),
         bundles=_markdown_table(
             ("Target", "Tuned for", "Kernels", "Problems", "Order from"), bundles
         ),

@@ -181,6 +181,9 @@ def test_bundles_of_two_cuda_versions_have_an_extra_each(
             for cuda in ("cu12", "cu13")
         ),
     ]
+    (body,) = fields["body"]
+    assert "pip install 'nvgemm-kernels-demo[cu12]'  # beside a torch for CUDA 12\n" in body
+    assert "pip install 'nvgemm-kernels-demo[cu13]'  # beside a torch for CUDA 13\n" in body
 
 
 def test_bundles_for_arm_get_its_tag(tmp_path: Path) -> None:
