@@ -35,6 +35,7 @@ from .entry import (
     with_parameters,
 )
 from .epilogue import epilogue_arguments, has_own_epilogue, kernel_with_epilogue
+from .group_begins import begins_of_groups
 
 _HOPPER_UNCLUSTERED = (
     *(((m, n), False) for m, n in product((128, 256), (128, 160, 192)) if m * n > 128 * 128),
@@ -142,14 +143,13 @@ def arguments_of_groups(given: Mapping[str, Any]) -> Any:
     from cutlass import cute
     from quack.varlen_utils import VarlenArguments
 
-    _, begins = _library_classes()
-    starts = begins(given[Role.OFFSETS.value], cute.size(given["a"], mode=[0]))
+    starts = begins_of_groups()(given[Role.OFFSETS.value], cute.size(given["a"], mode=[0]))
     return VarlenArguments(mCuSeqlensM=starts)
 
 
 def scheduled_by_groups(kernel: type, name: str) -> Any:
     """A class of the library's kernels with a scheduler for groups of any ends."""
-    scheduler, _ = _library_classes()
+    scheduler = _library_scheduler()
 
     def get_scheduler_class(self: Any, varlen_m: bool = False) -> Any:
         assert varlen_m
@@ -159,42 +159,11 @@ def scheduled_by_groups(kernel: type, name: str) -> Any:
 
 
 @functools.cache
-def _library_classes() -> tuple[Any, Any]:
-    """The library's scheduler for any ends, and what stands for its beginnings of groups."""
+def _library_scheduler() -> Any:
+    """The library's scheduler for any ends."""
     import cutlass
     from cutlass import Int32, cute
     from quack.tile_scheduler import VarlenMTileScheduler
-
-    @cute.jit  # type: ignore[untyped-decorator]
-    def begin_of(ends: cute.Tensor, rows: Int32, group: Int32) -> Int32:
-        begin = Int32(0)
-        if group > 0:
-            begin = cutlass.min(cutlass.max(ends[group - 1], Int32(0)), rows)
-        return begin
-
-    class Begins:
-        """Where groups begin, and behind them where the last one ends, as the library reads it."""
-
-        def __init__(self, ends: Any, rows: Any) -> None:
-            self._ends, self._rows = ends, rows
-
-        @property
-        def shape(self) -> tuple[Any]:
-            return (self._ends.shape[0] + 1,)
-
-        def __getitem__(self, group: Any) -> Any:
-            return begin_of(self._ends, self._rows, Int32(group))
-
-        def __extract_mlir_values__(self) -> list[Any]:
-            ends = cutlass.extract_mlir_values(self._ends)
-            self._of_ends = len(ends)
-            return [*ends, *cutlass.extract_mlir_values(self._rows)]
-
-        def __new_from_mlir_values__(self, values: list[Any]) -> Any:
-            return Begins(
-                cutlass.new_from_mlir_values(self._ends, values[: self._of_ends]),
-                cutlass.new_from_mlir_values(self._rows, values[self._of_ends :]),
-            )
 
     class Scheduler(VarlenMTileScheduler):  # type: ignore[misc]
         """Counts no tiles of a group that ends before it begins, where the library's are < 0."""
@@ -215,7 +184,7 @@ def _library_classes() -> tuple[Any, Any]:
                 else Int32(0)
             )
 
-    return Scheduler, Begins
+    return Scheduler
 
 
 def _sample_tensors(signature: Signature) -> tuple[Any, ...]:

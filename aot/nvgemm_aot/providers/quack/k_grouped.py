@@ -35,6 +35,7 @@ from .entry import (
     scheduler_options,
     with_parameters,
 )
+from .group_begins import begins_of_groups
 
 
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
@@ -61,7 +62,7 @@ def compile_k_grouped(design: Design, signature: Signature, arch: str) -> Any:
     from quack.tile_scheduler import TileSchedulerOptions
     from quack.varlen_utils import VarlenArguments
 
-    kind, begins = _library_classes(arch == HOPPER)
+    kind = _library_kernel(arch == HOPPER)
     options: dict[str, Any] = (
         {"pingpong": design.pingpong, "is_persistent": True}
         if arch == HOPPER
@@ -73,7 +74,7 @@ def compile_k_grouped(design: Design, signature: Signature, arch: str) -> Any:
     parameters = calling_convention(design, signature, arch).parameters
 
     def launch(**given: Any) -> None:
-        starts = begins(given[Role.OFFSETS.value], cute.size(given["a"], mode=[1]))
+        starts = begins_of_groups()(given[Role.OFFSETS.value], cute.size(given["a"], mode=[1]))
         b = given["b"]  # the library's own convention has B as (n, k)
         transposed = cute.make_tensor(b.iterator, cute.select(b.layout, [1, 0]))
         gemm(
@@ -97,43 +98,12 @@ def compile_k_grouped(design: Design, signature: Signature, arch: str) -> Any:
 
 
 @functools.cache
-def _library_classes(hopper: bool) -> tuple[Any, Any]:
-    """The library's GEMM with a scheduler for any ends, and what stands for its beginnings."""
+def _library_kernel(hopper: bool) -> Any:
+    """The library's GEMM with a scheduler for any ends."""
     import cutlass
-    from cutlass import Int32, cute
+    from cutlass import Int32
     from quack import gemm_default_epi as library
     from quack.tile_scheduler import TileScheduler
-
-    @cute.jit  # type: ignore[untyped-decorator]
-    def begin_of(ends: cute.Tensor, terms: Int32, group: Int32) -> Int32:
-        begin = Int32(0)
-        if group > 0:
-            begin = cutlass.min(cutlass.max(ends[group - 1], Int32(0)), terms)
-        return begin
-
-    class Begins:
-        """Where groups begin, and behind them where the last one ends, as the library reads it."""
-
-        def __init__(self, ends: Any, terms: Any) -> None:
-            self._ends, self._terms = ends, terms
-
-        @property
-        def shape(self) -> tuple[Any]:
-            return (self._ends.shape[0] + 1,)
-
-        def __getitem__(self, group: Any) -> Any:
-            return begin_of(self._ends, self._terms, Int32(group))
-
-        def __extract_mlir_values__(self) -> list[Any]:
-            ends = cutlass.extract_mlir_values(self._ends)
-            self._of_ends = len(ends)
-            return [*ends, *cutlass.extract_mlir_values(self._terms)]
-
-        def __new_from_mlir_values__(self, values: list[Any]) -> Any:
-            return Begins(
-                cutlass.new_from_mlir_values(self._ends, values[: self._of_ends]),
-                cutlass.new_from_mlir_values(self._terms, values[self._of_ends :]),
-            )
 
     class Scheduler(TileScheduler):  # type: ignore[misc]
         """Gives no tiles of k to a group that ends before it begins, where the library's are < 0.
@@ -152,7 +122,7 @@ def _library_classes(hopper: bool) -> tuple[Any, Any]:
         return Scheduler
 
     name = f"GemmKGrouped{'Sm90' if hopper else 'Sm100'}"
-    return type(name, (base,), {"get_scheduler_class": get_scheduler_class}), Begins
+    return type(name, (base,), {"get_scheduler_class": get_scheduler_class})
 
 
 def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
