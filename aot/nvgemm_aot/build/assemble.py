@@ -178,13 +178,13 @@ def _identity(task: Task) -> list[Any]:
 
 def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> AssembledBundle:
     """Assemble one bundle from the kernels that compiled."""
-    arch = item.target.target.arch
     keys = {task.key for task in item.tasks}
     failures = tuple(one for one in compilation.failures if one.task.key in keys)
     if failures and strict:
+        name = item.target.target.short_name
         lines = [f"  {one.task.candidate.operator}: {one.reason}" for one in failures]
         raise CompileError(
-            "\n".join([f"{arch}: {len(failures)} kernels failed (--strict)", *lines])
+            "\n".join([f"{name}: {len(failures)} kernels failed (--strict)", *lines])
         )
     kernels = [_built_kernel(task, compilation.kernels.get(task.key)) for task in item.tasks]
     rankings, uncompiled = _rank(item, kernels, failures)
@@ -262,7 +262,7 @@ def _rank(
             reasons = "; ".join(dict.fromkeys(one.reason or _NO_REASON for one in missing))
             uncompiled.append(
                 Unserved(
-                    arch=item.target.target.arch,
+                    target=item.target.target,
                     problem=planned.problem,
                     reason=one_line(f"none of {len(missing)} operators compiles: {reasons}"),
                     failed=True,

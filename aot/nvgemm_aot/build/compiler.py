@@ -34,7 +34,7 @@ from ..storage.files import make_directories, sweep_partials_of
 from ..storage.locks import locked
 from ..targets import BuildTarget
 from ..targets.profile import DeviceProfile
-from ..verify.cubin import spilled_bytes
+from ..verify.cubin import made_by_others, spilled_bytes
 from . import linker
 from .workers import (
     TimeLimitExceeded,
@@ -451,6 +451,13 @@ def _compile_and_store(task: Task, cache: Cache) -> str | None:
         return (
             f"{task.candidate.operator}: registers spill, {spilled} bytes a thread: slow, and "
             "refused by verify"
+        )
+    target = task.target.target
+    if others := made_by_others(payload, target.cuda):
+        return (
+            f"{task.candidate.operator}: its device code was compiled with CUDA "
+            f"{', '.join(others)}, target {target.key} needs {target.cuda}; provider "
+            f"{task.candidate.provider} must call cute_dsl.set_environment() before it compiles"
         )
     cache.put(task.key, payload)
     return None

@@ -23,7 +23,7 @@ from nvgemm_runtime.gemm.target import CPU, CUDA_VERSIONS, PLATFORMS, Target
 from nvgemm_runtime.matching.device import FFI_LIBRARY, RUNTIME_LIBRARY
 
 from ..verify.elf import MalformedElfError
-from ..verify.host_object import MACHINES, object_machine, require_host_object
+from ..verify.host_object import MACHINES, PAGE_BYTES, object_machine, require_host_object
 
 FLAGS = (
     "-shared",
@@ -41,10 +41,6 @@ FLAGS = (
 """Flags of every link, as a compiler driver takes them. All kernels define the same internal names,
 so nothing but the entry point may be visible, and nothing in the output may depend on when or where
 it was made. Hash style and page size are defaults that distributions change."""
-
-_PAGE_BYTES = {"linux_x86_64": 4096, "linux_aarch64": 65536}
-"""By platform: the largest memory page, to which parts of a file are aligned. Grace machines have
-pages of 64 KiB, and load nothing that is aligned to less."""
 
 _STUBS = {"linux_aarch64": "aarch64-unknown-linux-gnu"}
 """By platform: NVIDIA's folder of libraries to link against that hold no code."""
@@ -133,7 +129,7 @@ def linker_of(platform: str) -> Linker:
 def linker_flags(platform: str) -> list[str]:
     """All that shapes what a platform's linker makes, but for names of files and libraries."""
     linker = linker_of(platform)
-    page = f"-Wl,-z,max-page-size={_PAGE_BYTES[platform]}"
+    page = f"-Wl,-z,max-page-size={PAGE_BYTES[platform]}"
     return [*linker.command[linker.own :], *linker.arguments(*FLAGS, page)]
 
 

@@ -13,6 +13,7 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, RankingsError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.support import provider_beside
+from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.installed.ownership import writable_by_others
 
 from ..bundle.writer import write_bundle
@@ -71,7 +72,7 @@ class MeasuredTarget:
     not used.
     """
 
-    arch: str
+    target: Target
     standings: Mapping[Problem, str]
     notes: tuple[str, ...]
 
@@ -174,7 +175,7 @@ def plan_build(
 def without_operator(planned: Sequence[PlannedTarget]) -> tuple[Unserved, ...]:
     """The problems for which targets have no operator."""
     return tuple(
-        Unserved(arch=item.target.target.arch, problem=problem, reason=reason.text)
+        Unserved(target=item.target.target, problem=problem, reason=reason.text)
         for item in planned
         for problem, reason in item.plan.unserved
     )
@@ -282,7 +283,7 @@ def build(
     return BuildResult(
         bundles=tuple(done[path] for path in paths if path in done),
         compiled=made.compiled,
-        unserved=tuple(sorted(unserved, key=lambda one: (one.arch, one.problem))),
+        unserved=tuple(sorted(unserved, key=lambda one: (one.target, one.problem))),
         removed=tuple(path for path in all_paths if path not in paths and remove_file(path)),
         measured=measured,
     )
@@ -292,7 +293,7 @@ def measured_of(planned: Sequence[PlannedTarget]) -> tuple[MeasuredTarget, ...]:
     """What the plans of targets use of the rankings that they were made with."""
     return tuple(
         MeasuredTarget(
-            arch=item.target.target.arch,
+            target=item.target.target,
             standings=_standings(item.plan, item.measured),
             notes=(*item.measured.notes, *_unoffered_notes(item.plan)),
         )

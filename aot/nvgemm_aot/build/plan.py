@@ -25,6 +25,7 @@ from nvgemm_runtime.bundle.format import (
 )
 from nvgemm_runtime.errors import CompileError, NoCandidateError
 from nvgemm_runtime.gemm.problem import Problem, Signature
+from nvgemm_runtime.gemm.target import Target
 
 from ..manifest.parse import Declared
 from ..providers import (
@@ -357,7 +358,7 @@ class Unserved:
     ``reason`` is one line; ``failed`` is whether there are operators but none compiles.
     """
 
-    arch: str
+    target: Target
     problem: Problem
     reason: str
     failed: bool = False
@@ -380,6 +381,6 @@ def require_served(unserved: Sequence[Unserved], targets: int) -> None:
         f"no kernel for {count} problem{'s' * (count > 1)}; change or remove "
         f"{'it' if count == 1 else 'them'}:"
     )
-    lines = [f"  {one.arch}: {one.problem.key}: {one.reason}" for one in nowhere]
+    lines = [f"  {one.target.short_name}: {one.problem.key}: {one.reason}" for one in nowhere]
     error = CompileError if any(one.failed for one in nowhere) else NoCandidateError
     raise error("\n".join([head, *lines]))

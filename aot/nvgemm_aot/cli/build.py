@@ -14,6 +14,7 @@ import click
 from nvgemm_runtime import __version__
 from nvgemm_runtime.errors import StorageError
 from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.target import Target
 
 from .options import ANY_PATH, cache_option, json_option, out_directory_option
 from .printing import (
@@ -200,7 +201,7 @@ def plan_document(
     from ..build.pipeline import measured_of, without_operator
 
     measured = measured_of(planned)
-    standings = {one.arch: one.standings for one in measured}
+    standings = {one.target: one.standings for one in measured}
 
     missing = sum(item.missing for item in planned)
     processes = max(1, min(jobs or default_jobs(), missing))
@@ -212,7 +213,7 @@ def plan_document(
                 {
                     "problem": p.problem.key,
                     "declared": p.is_declared,
-                    "times": _times_are(standings.get(item.target.target.arch, {}), p.problem),
+                    "times": _times_are(standings.get(item.target.target, {}), p.problem),
                     "kernels": [
                         {"operator": item.plan.candidates[i].operator, "time_ns": time_ns}
                         for i, time_ns in p.choices
@@ -243,7 +244,8 @@ def _times_are(standings: Mapping[Problem, str], problem: Problem) -> str:
 def _measured_document(measured: Sequence[MeasuredTarget]) -> list[Document]:
     return [
         {
-            "arch": one.arch,
+            "arch": one.target.arch,
+            "target": one.target.key,
             "problems": dict(sorted(Counter(one.standings.values()).items())),
             "notes": list(one.notes),
         }
@@ -256,7 +258,7 @@ def _measured_lines(document: Document) -> list[str]:
     lines = []
     for one in document["measured"]:
         ranked = ", ".join(f"{count} {standing}" for standing, count in one["problems"].items())
-        lines.append(f"{one['arch']}: problems ranked by measurements: {ranked or 'none'}")
+        lines.append(f"{_short_name(one)}: problems ranked by measurements: {ranked or 'none'}")
         lines += (f"  {note}" for note in one["notes"])
     return lines
 
@@ -287,13 +289,25 @@ def plan_text(document: Document) -> str:
     return "\n\n".join(filter(None, parts))
 
 
+def _short_name(document: Document) -> str:
+    """A target by its architecture, and by all of its key where that is not the usual one."""
+    arch, key = document["arch"], document["target"]
+    return str(arch if key == Target(arch=arch).key else key)
+
+
 _LISTED_PROBLEMS = 8
 """Most problems that are printed for one reason."""
 
 
 def _unserved_document(unserved: Sequence[Unserved]) -> list[Document]:
     return [
-        {"arch": one.arch, "problem": one.problem.key, "reason": one.reason} for one in unserved
+        {
+            "arch": one.target.arch,
+            "target": one.target.key,
+            "problem": one.problem.key,
+            "reason": one.reason,
+        }
+        for one in unserved
     ]
 
 
@@ -301,10 +315,10 @@ def _unserved_lines(document: Document) -> list[str]:
     """Problems without a kernel, grouped by target and reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for one in document["unserved"]:
-        groups.setdefault((one["arch"], one["reason"]), []).append(one["problem"])
+        groups.setdefault((_short_name(one), one["reason"]), []).append(one["problem"])
     lines = []
-    for (arch, reason), problems in groups.items():
-        lines.append(f"{arch}: no kernel for {count_text(len(problems), 'problem')}: {reason}")
+    for (name, reason), problems in groups.items():
+        lines.append(f"{name}: no kernel for {count_text(len(problems), 'problem')}: {reason}")
         lines += (f"  {problem}" for problem in problems[:_LISTED_PROBLEMS])
         if len(problems) > _LISTED_PROBLEMS:
             lines.append(f"  and {len(problems) - _LISTED_PROBLEMS} more, which --json lists")

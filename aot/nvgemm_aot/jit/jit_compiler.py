@@ -217,7 +217,7 @@ class JitCompiler:
                 unserved = one.uncompiled
                 failures += one.failures
             if unserved:
-                reasons += (f"{one.arch}: {one.reason}" for one in unserved)
+                reasons += (f"{one.target.short_name}: {one.reason}" for one in unserved)
                 continue
             assert one.content is not None
             bundle.append(one.content)

@@ -26,13 +26,20 @@ EM_CUDA = 190
 
 @dataclass(frozen=True)
 class _FlagLayout:
-    """Where e_flags keep the architecture, and whether code is for exactly that one."""
+    """Where e_flags keep the architecture, and whether code is for exactly that one.
+
+    ``has_arguments`` is whether the compiler writes its arguments down beside such flags.
+    """
 
     shift: int
     accelerators: int
+    has_arguments: bool
 
 
-_FLAGS = {7: _FlagLayout(shift=0, accelerators=0x800), 8: _FlagLayout(shift=8, accelerators=0x8)}
+_FLAGS = {
+    7: _FlagLayout(shift=0, accelerators=0x800, has_arguments=False),
+    8: _FlagLayout(shift=8, accelerators=0x8, has_arguments=True),
+}
 """By EI_ABIVERSION (LLVM, BinaryFormat/ELF.h: EF_CUDA_SM and EF_CUDA_ACCELERATORS): 90a is 0x5a0d5a
 by ptxas 12.9, which writes ABI 7 for it, and 0x06005a04 by 13.4; 100 is 0x06006402 by both.
 
@@ -132,11 +139,23 @@ def read_cubins(payload: bytes) -> tuple[Cubin, ...]:
 
 def spilled_bytes(payload: bytes) -> int:
     """The most local memory of a thread of any kernel; 0 if no device code can be read."""
+    return max((kernel.local_bytes for kernel in _readable_kernels(payload)), default=0)
+
+
+def made_by_others(payload: bytes, cuda: str) -> list[str]:
+    """CUDA versions, such as 13.4, that made device code and are not of a major version: ``cu12``.
+
+    Device code that cannot be read is made by none.
+    """
+    versions = {kernel.cuda_version for kernel in _readable_kernels(payload)}
+    return [str(one / 10) for one in sorted(versions) if f"cu{one // 10}" != cuda]
+
+
+def _readable_kernels(payload: bytes) -> list[DeviceKernel]:
     try:
-        cubins = read_cubins(payload)
+        return [kernel for cubin in read_cubins(payload) for kernel in cubin.kernels]
     except MalformedElfError:
-        return 0
-    return max(kernel.local_bytes for cubin in cubins for kernel in cubin.kernels)
+        return []
 
 
 def check_cubin(
@@ -222,8 +241,13 @@ def _read_cubin(content: bytes) -> Cubin:
         flags = int(elf["e_flags"])
         kernels = tuple(_kernels(sections, names))
         compiled_for, accelerator = _architecture_argument(sections), _accelerator(sections)
-        notes_all = any(kernel.cuda_version >= 130 for kernel in kernels)
-        if not kernels or (notes_all and None in (compiled_for, accelerator)):
+        is_new = any(kernel.cuda_version >= 130 for kernel in kernels)
+        needs_arguments = is_new or layout.has_arguments
+        if (
+            not kernels
+            or (needs_arguments and compiled_for is None)
+            or (is_new and accelerator is None)
+        ):
             raise MalformedElfError(
                 "device code lacks the compiler's arguments, the accelerator attribute or kernels"
             )

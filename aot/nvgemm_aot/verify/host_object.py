@@ -30,6 +30,10 @@ kernel for the CPU calls, and may name, but the one of TVM-FFI."""
 MACHINES = {"linux_x86_64": "EM_X86_64", "linux_aarch64": "EM_AARCH64"}
 """By host platform: the machine that an ELF header must name."""
 
+PAGE_BYTES = {"linux_x86_64": 4096, "linux_aarch64": 65536}
+"""By platform: the largest memory page, to which parts of a file are aligned. Grace machines have
+pages of 64 KiB, and load nothing that is aligned to less."""
+
 _DF_TEXTREL = 0x4
 _PF_X, _PF_W = 0x1, 0x2
 
@@ -44,6 +48,7 @@ class HostObject:
         exports: Names that it defines for others, sorted.
         imports: Names that it leaves for other libraries to define, sorted.
         has_plain_stack: Whether it states that its stack need not be executable.
+        page_bytes: The largest memory page for which all of its parts are aligned.
         code: Its executable part in memory.
         read_only: Its part in memory that cannot be written, ``code`` included.
     """
@@ -53,6 +58,7 @@ class HostObject:
     exports: tuple[str, ...]
     imports: tuple[str, ...]
     has_plain_stack: bool
+    page_bytes: int
     code: bytes
     read_only: bytes
 
@@ -89,6 +95,7 @@ def read_host_object(payload: bytes) -> HostObject:
                 sorted({str(one.name) for one in symbols if one["st_shndx"] == "SHN_UNDEF"})
             ),
             has_plain_stack=bool(stacks) and not any(flags & _PF_X for flags in stacks),
+            page_bytes=min((int(one["p_align"]) for one in segments.get("PT_LOAD", [])), default=0),
             code=b"".join(content for flags, content in loaded if flags & _PF_X),
             read_only=b"".join(content for flags, content in loaded if not flags & _PF_W),
         )
@@ -153,6 +160,12 @@ def check_host_object(
     elif host.machine != machine:
         yield Check.HOST_FORMAT.finding(
             f"machine is {host.machine}, must be {machine} for {platform}"
+        )
+    page_bytes = PAGE_BYTES.get(platform, 0)
+    if host.page_bytes < page_bytes:
+        yield Check.HOST_FORMAT.finding(
+            f"is aligned for memory pages of {host.page_bytes} bytes, machines of {platform} have "
+            f"pages of up to {page_bytes}"
         )
     if len(host.exports) != 1 or exported not in (None, *host.exports):
         yield Check.HOST_EXPORTS.finding(

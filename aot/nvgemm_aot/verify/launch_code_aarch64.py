@@ -54,6 +54,18 @@ _WRITES_NO_REGISTER = (
 _CALLS = ((0x94000000, 0xFC000000), (0xD63F0000, 0xFFFFFC1F))
 """BL and BLR, behind which vector registers and registers 0 to 18 hold anything."""
 
+_PAIR_LOADS = ((0x28400000, 0x3E400000), (0x08600000, 0x3FE00000))
+_VECTOR_PAIR_LOADS = ((0x2C400000, 0x3E400000),)
+"""LDP and LDPSW, then LDXP and LDAXP; LDP of vector registers. They write two registers."""
+
+_MOVES_BETWEEN_KINDS = (
+    (0x1E000000, 0x5F000000),
+    (0x0E003C00, 0xBFE0FC00),
+    (0x0E002C00, 0xBFE0FC00),
+)
+"""FMOV and conversions between numbers of vector and of other registers, UMOV, SMOV. Which of the
+two kinds they write is not looked at: both are forgotten."""
+
 _OF_VECTORS = ((0x0E000000, 0x0E000000), (0x0C000000, 0x0E000000))
 """Arithmetic of vector registers, loads and stores of them."""
 
@@ -75,7 +87,8 @@ def stored_constants(code: bytes) -> set[int]:
     """The constants of 64 bits that the code stores.
 
     Instructions are followed in the order in which they stand, as if no branch were taken: what a
-    register is known to hold is forgotten where anything else writes it.
+    register is known to hold is forgotten where anything else writes it, but not where a function
+    ends.
     """
     registers = _Registers()
     return {value for word in _words(code) for value in registers.follow(word)}
@@ -129,6 +142,13 @@ class _Registers:
         elif _has(word, *_CALLS):
             self.vectors.clear()
             self.plain = {one: value for one, value in self.plain.items() if one >= _FIRST_KEPT}
+        elif _has(word, *_PAIR_LOADS):
+            _forget(self.plain, first, second)
+        elif _has(word, *_VECTOR_PAIR_LOADS):
+            _forget(self.vectors, first, second)
+        elif _has(word, *_MOVES_BETWEEN_KINDS):
+            _forget(self.plain, first)
+            _forget(self.vectors, first)
         elif not _has(word, *_WRITES_NO_REGISTER):
             written = self.vectors if _has(word, *_OF_VECTORS) else self.plain
             written.pop(first, None)
@@ -148,6 +168,11 @@ class _Registers:
             self.plain[register] = (kept | bits) & all_bits
         else:
             self.plain.pop(register, None)
+
+
+def _forget(registers: dict[int, int], *numbers: int) -> None:
+    for number in numbers:
+        registers.pop(number, None)
 
 
 def _known(registers: dict[int, int], *numbers: int) -> list[int]:

@@ -109,6 +109,12 @@ class Target:
         return f"{self.arch}-{self.platform}-{self.cuda}"
 
     @property
+    def short_name(self) -> str:
+        """The architecture where platform and CUDA version are the usual ones, else the key."""
+        is_usual = (self.platform, self.cuda) == (PLATFORMS[0], CUDA_VERSIONS[0])
+        return self.arch if is_usual else self.key
+
+    @property
     def capability(self) -> tuple[int, int]:
         """Compute capability (major, minor) that ``arch`` names; (0, 0) for ``cpu``."""
         if self.arch == CPU:

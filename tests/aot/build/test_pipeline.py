@@ -197,7 +197,7 @@ def test_a_problem_whose_kernels_all_fail_is_left_out_and_the_bundle_says_why(
         text="none of 1 operators compiles: fails: told to fail", scope=Scope.PROBLEM
     )
     assert result.unserved == (
-        Unserved(arch="sm_100f", problem=problem, reason=reason.text, failed=True),
+        Unserved(target=Target(arch="sm_100f"), problem=problem, reason=reason.text, failed=True),
     )
     with pytest.raises(CompileError, match="no kernel for 1 problem; change or remove it"):
         require_served(result.unserved, targets=1)

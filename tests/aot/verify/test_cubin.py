@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from nvgemm_aot.targets.profile import load_profile
-from nvgemm_aot.verify.cubin import check_cubin, read_cubins, spilled_bytes
+from nvgemm_aot.verify.cubin import (
+    check_cubin,
+    made_by_others,
+    read_cubins,
+    spilled_bytes,
+)
 from nvgemm_aot.verify.elf import MAGIC, MalformedElfError
 from nvgemm_aot.verify.findings import Check, Finding
 from nvgemm_runtime.gemm.target import Target
@@ -177,6 +182,20 @@ def test_reads_hopper_code_of_cuda_12_which_notes_no_arguments() -> None:
 def test_reads_blackwell_code_of_cuda_12_by_its_flags(flags: int, architecture: str) -> None:
     [cubin] = read_cubins(PREFIX + synthetic_cubin(flags=flags, left_out=".nv.compat", **CUDA_12))
     assert cubin.architecture == architecture
+
+
+def test_code_of_cuda_12_for_a_family_states_its_architecture() -> None:
+    """By its flags it could be of sm_100."""
+    payload = PREFIX + synthetic_cubin(left_out=".note.nv.tkinfo", **CUDA_12)
+    with pytest.raises(MalformedElfError, match="lacks the compiler's arguments"):
+        read_cubins(payload)
+
+
+def test_says_which_other_cuda_made_device_code() -> None:
+    both = PREFIX + synthetic_cubin(cuda_version=129) + synthetic_cubin(cuda_version=134)
+    assert made_by_others(both, "cu12") == ["13.4"]
+    assert made_by_others(both, "cu13") == ["12.9"]
+    assert made_by_others(PREFIX, "cu12") == []
 
 
 @pytest.mark.parametrize(("cuda", "other"), [(129, "cu13"), (134, "cu12")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,18 @@ def test_finds_code_for_another_machine(good: bytes) -> None:
 def test_finds_a_platform_that_has_no_rules(good: bytes) -> None:
     findings = findings_of(good, platform="linux_riscv64")
     assert_only(findings, Check.HOST_FORMAT, "no rules for platform 'linux_riscv64'")
+
+
+def test_finds_parts_that_large_pages_would_tear_apart(good: bytes) -> None:
+    """A loader maps whole pages: on a Grace machine of 64 KiB."""
+    host = read_host_object(good)
+    assert host.page_bytes >= 4096
+    of_arm = replace(host, machine="EM_AARCH64", page_bytes=4096)
+    messages = [one.message for one in check_host_object(of_arm, ENTRY, platform="linux_aarch64")]
+    assert any("pages of 4096 bytes" in one and "up to 65536" in one for one in messages)
+    assert not [*check_host_object(replace(host, page_bytes=65536), ENTRY)]
+    small = replace(host, page_bytes=2048)
+    assert_only([*check_host_object(small, ENTRY)], Check.HOST_FORMAT, "pages of 2048 bytes")
 
 
 def test_finds_code_for_another_processor(good: bytes) -> None:

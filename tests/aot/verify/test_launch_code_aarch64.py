@@ -28,6 +28,18 @@ STR_Q2 = 0x3D800002  # str q2, [x0]
 ADD_X8 = 0x91000508  # add x8, x8, #1
 LDR_X8 = 0xF9400008  # ldr x8, [x0]
 LDR_D2 = 0xFD400002  # ldr d2, [x0]
+LDP_X10_X9 = 0xA940240A  # ldp x10, x9, [x0]
+LDP_X8_X11 = 0xA9402C08  # ldp x8, x11, [x0]
+LDPSW_X10_X8 = 0x6940200A  # ldpsw x10, x8, [x0]
+LDXP_X10_X8 = 0xC87F200A  # ldxp x10, x8, [x0]
+LDP_D3_D2 = 0x6D400803  # ldp d3, d2, [x0]
+LDP_Q3_Q2 = 0xAD400803  # ldp q3, q2, [x0]
+FMOV_X8_D0 = 0x9E660008  # fmov x8, d0
+FMOV_X9_D0 = 0x9E660009  # fmov x9, d0
+FMOV_D2_X0 = 0x9E670002  # fmov d2, x0
+UMOV_X8_D0 = 0x4E083C08  # mov x8, v0.d[0]
+SMOV_X8_S0 = 0x4E042C08  # smov x8, v0.s[0]
+FCVTZU_X8_D0 = 0x9E790008  # fcvtzu x8, d0
 B_NE = 0x54000041  # b.ne
 BL = 0x94000000  # bl
 RET = 0xD65F03C0
@@ -55,6 +67,18 @@ def code(*words: int) -> bytes:
         ((MOVI_V2_1, STR_D2), {0x100000001}),
         ((MOVI_V2_2, STR_Q2), {0x200000002}),
         ((MOVI_V2_1, LDR_D2, STR_D2), set()),
+        ((MOV_X9_PAIR, LDP_X10_X9, STP_X8_X9), set()),
+        ((MOV_X8_0X8400, LDP_X8_X11, STR_X8), set()),
+        ((MOV_X8_0X8400, LDPSW_X10_X8, STR_X8), set()),
+        ((MOV_X8_0X8400, LDXP_X10_X8, STR_X8), set()),
+        ((MOVI_V2_1, LDP_D3_D2, STR_D2), set()),
+        ((MOVI_V2_1, LDP_Q3_Q2, STR_D2), set()),
+        ((MOV_X8_0X8400, FMOV_X8_D0, STR_X8), set()),
+        ((MOVI_V2_1, FMOV_D2_X0, STR_D2), set()),
+        ((MOV_X8_0X8400, UMOV_X8_D0, STR_X8), set()),
+        ((MOV_X8_0X8400, SMOV_X8_S0, STR_X8), set()),
+        ((MOV_X8_0X8400, FCVTZU_X8_D0, STR_X8), set()),
+        ((MOV_X8_0X8400, FMOV_X9_D0, STR_X8), {0x8400}),
         ((MOVI_V2_1, BL, STR_D2), set()),
     ],
 )
