@@ -33,7 +33,7 @@ BUILDS = {
     "both, cu13": (X86, ARM),
     "both, cu13 and cu12": (X86, ARM, f"{X86}, cuda: cu12", f"{ARM}, cuda: cu12"),
 }
-"""By name: what the targets say beside the architecture. The first is what others cost more than."""
+"""By name: what targets say beside the architecture. The first is what others are compared with."""
 
 PACKAGES = ("nvgemm-aot", "nvidia-cutlass-dsl", "nvidia-cutlass-operators", "ziglang")
 
@@ -92,7 +92,13 @@ def main(candidates: int, rounds: int) -> None:
     named = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     load = os.getloadavg()[0]
     click.echo(f"{named}; {len(os.sched_getaffinity(0))} cores, load {load:.1f} at the end\n")
-    header = ("build for sm_90a", "kernels", "CPU s", "to the first", "device code of a CUDA version")
+    header = (
+        "build for sm_90a",
+        "kernels",
+        "CPU s",
+        "to the first",
+        "device code of a CUDA version",
+    )
     click.echo(table(rows, header))
 
 

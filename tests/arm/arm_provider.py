@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from nvgemm_aot.providers import Candidate
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import BuildTarget
 from nvgemm_runtime.errors import CompileError
+from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.target import Target
 
 PLATFORM = "linux_aarch64"
@@ -32,9 +34,7 @@ class ForArm(CpuProvider):
     name = "arm_provider:ForArm"
 
     def toolchain(self) -> dict[str, str]:
-        done = subprocess.run(
-            [*COMPILER, "--version"], capture_output=True, text=True, check=True
-        )
+        done = subprocess.run([*COMPILER, "--version"], capture_output=True, text=True, check=True)
         return {"cc": done.stdout.splitlines()[0]}
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
@@ -55,14 +55,12 @@ class ForArm(CpuProvider):
             return (Path(directory) / "kernel.o").read_bytes()
 
 
-def build_bundle(directory: Path) -> Path:
-    """Build a bundle of two kernels for one problem of each signature of `cpu_provider`."""
-    problems = [
-        cpu_provider.problem_of(served)
-        for served in (*cpu_provider.SIGNATURES, *cpu_provider.FUSED)
-    ]
-    declared = replace(
-        cpu_provider.manifest(problems, name="arm", candidates=2), targets=(TARGET,)
-    )
+EVERY_KIND = (*cpu_provider.SIGNATURES, *cpu_provider.FUSED)
+
+
+def build_bundle(directory: Path, served: Iterable[Signature] = EVERY_KIND) -> Path:
+    """Build a bundle of two kernels for one problem of each signature."""
+    problems = [cpu_provider.problem_of(signature) for signature in served]
+    declared = replace(cpu_provider.manifest(problems, name="arm", candidates=2), targets=(TARGET,))
     cache = Cache(directory / "cache")
     return build(declared, directory, cache, provider=ForArm()).bundles[0].path

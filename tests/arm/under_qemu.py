@@ -1,6 +1,6 @@
 """What `tests/arm/run` has an Arm Python do: one JSON object a line for each thing that was seen.
 
-    under_qemu.py KERNELS_FOR_ARM KERNELS_FOR_X86_64 [REAL_KERNELS]
+under_qemu.py KERNELS_FOR_ARM KERNELS_FOR_X86_64 [REAL_KERNELS]
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ def call_without_arguments(address: int) -> str:
     try:
         function()
     except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        said = str(error).split(" when calling")[0]
+        return f"{type(error).__name__}: {said}"
     raise AssertionError("a launcher took a call without arguments")
 
 

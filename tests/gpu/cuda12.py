@@ -70,7 +70,9 @@ def run(folder: Path) -> int:
             capture_output=True, text=True, check=False, timeout=LIMIT_S,
         )  # fmt: skip
         sys.stderr.write(done.stderr)
-        return report([json.loads(line) for line in done.stdout.splitlines()], root, done.returncode)
+        return report(
+            [json.loads(line) for line in done.stdout.splitlines()], root, done.returncode
+        )
 
 
 def report(lines: list[dict[str, str]], root: Path, code: int) -> int:
@@ -80,7 +82,10 @@ def report(lines: list[dict[str, str]], root: Path, code: int) -> int:
         if not Path(facts["library"]).is_relative_to(root):
             print(f"FAILED: {facts['library']} is not in {root}")
             return 1
-        print(f"{facts['device']}, driver of CUDA {facts['driver']}, {CUDA} library {LIBRARY}, no torch")
+        print(
+            f"{facts['device']}, driver of CUDA {facts['driver']}, {CUDA} library {LIBRARY}, "
+            "no torch"
+        )
     kernels = [line for line in lines if "kernel" in line]
     print("\n| kernel | computes | result |\n| --- | --- | --- |")
     for line in kernels:

@@ -100,7 +100,12 @@ def test_without_a_driver_the_process_says_so(tmp_path: Path) -> None:
         ([FACTS, GOOD], -11, 1, "the process ended with -11"),
         ([FACTS], 0, 1, "0 kernels"),
         ([], 1, 1, "0 kernels"),
-        ([FACTS | {"library": "/elsewhere/lib.so"}, GOOD], 0, 1, "FAILED: /elsewhere/lib.so is not"),
+        (
+            [FACTS | {"library": "/elsewhere/lib.so"}, GOOD],
+            0,
+            1,
+            "FAILED: /elsewhere/lib.so is not",
+        ),
     ],
 )
 def test_only_exact_kernels_beside_the_packed_library_pass(

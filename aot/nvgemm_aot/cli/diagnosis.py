@@ -76,8 +76,9 @@ def diagnose() -> Document:
             f"{library.path} cannot be loaded: {library.defect}; "
             f"run: pip install --force-reinstall --no-deps nvidia-cutlass-dsl-libs-{cuda}"
         )
-    too_old = driver and cuda and _driver_is_older(driver, cuda)
-    if too_old:
+    too_old = False
+    if driver and cuda and _driver_is_older(driver, cuda):
+        too_old = True
         problems.append(
             f"the driver is of CUDA {driver}, torch and its kernels are for {cuda}, whose device "
             f"code it does not load; update NVIDIA's driver to one of CUDA {cuda[2:]}, or install "
