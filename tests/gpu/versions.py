@@ -40,7 +40,9 @@ TVM_FFI = ("0.1.9", "0.1.11", "0.1.15.post2")
 LIBRARY = ("4.7.1", "4.8.1")
 """The oldest minor version that has every symbol, and the newest."""
 
-LIBRARY_DISTRIBUTION = "nvidia-cutlass-dsl-libs-cu13"
+DISTRIBUTIONS = "nvidia-cutlass-dsl-libs"
+"""What the distributions of the library are called, before the CUDA version."""
+
 LIBRARY_NAME = "libcute_dsl_runtime.so"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_24_x86_64", "manylinux2014_x86_64")
 LIMIT_S = 120
@@ -68,31 +70,46 @@ def prepare(folder: Path, bundles: list[Path], python: str) -> None:
     for bundle in bundles:
         shutil.copy(bundle, folder)
     for version in TVM_FFI:
-        _download(f"apache-tvm-ffi=={version}", folder, python)
-    _download("zstandard", folder, python)
+        download(f"apache-tvm-ffi=={version}", folder, python)
+    download("zstandard", folder, python)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder)]
     subprocess.run([*command, str(HERE.parents[1])], check=True)
     for version in LIBRARY:
-        packed = folder / f"{LIBRARY_NAME}-{version}.xz"
-        if packed.exists():
-            continue
-        with tempfile.TemporaryDirectory() as temporary:
-            _download(f"{LIBRARY_DISTRIBUTION}=={version}", Path(temporary), python)
-            (wheel,) = Path(temporary).glob("*.whl")
-            with ZipFile(wheel) as archive:
-                (name,) = (
-                    name
-                    for name in archive.namelist()
-                    if name.endswith(f"lib/{LIBRARY_NAME}") and "stubs" not in name
-                )
-                data = lzma.compress(archive.read(name), filters=FILTERS)
-        packed.write_bytes(data)
+        pack_library(folder, version, python)
+    list_folder(folder)
+
+
+def pack_library(folder: Path, version: str, python: str, cuda: str = "cu13") -> None:
+    """Put the library of a release into a folder, compressed; what is there already stays."""
+    packed = folder / packed_name(version, cuda)
+    if packed.exists():
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        download(f"{DISTRIBUTIONS}-{cuda}=={version}", Path(temporary), python)
+        (wheel,) = Path(temporary).glob("*.whl")
+        with ZipFile(wheel) as archive:
+            (name,) = (
+                name
+                for name in archive.namelist()
+                if name.endswith(f"lib/{LIBRARY_NAME}") and "stubs" not in name
+            )
+            data = lzma.compress(archive.read(name), filters=FILTERS)
+    packed.write_bytes(data)
+
+
+def packed_name(version: str, cuda: str) -> str:
+    """File of a library in the folder of `prepare`."""
+    return f"{LIBRARY_NAME}-{cuda}-{version}.xz"
+
+
+def list_folder(folder: Path) -> None:
+    """Print what is to be carried to the machine with the GPU."""
     for path in sorted(folder.iterdir()):
         print(f"{path.stat().st_size:>10,} {path.name}")
     print(f"{sum(path.stat().st_size for path in folder.iterdir()):>10,} in all")
 
 
-def _download(requirement: str, folder: Path, python: str) -> None:
+def download(requirement: str, folder: Path, python: str) -> None:
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
     command += ["--only-binary", ":all:", "--python-version", python]
     command += [word for platform in PLATFORMS for word in ("--platform", platform)]
@@ -105,11 +122,11 @@ def run(folder: Path) -> int:
     with tempfile.TemporaryDirectory(prefix="nvgemm-versions-") as temporary:
         root = Path(temporary)
         for pattern in ("nvgemm_aot-*.whl", "zstandard-*.whl"):
-            _unpack(folder, pattern, root / "common")
+            unpack(folder, pattern, root / "common")
         for version in TVM_FFI:
-            _unpack(folder, f"apache_tvm_ffi-{version}-*.whl", root / f"ffi-{version}")
+            unpack(folder, f"apache_tvm_ffi-{version}-*.whl", root / f"ffi-{version}")
         for version in LIBRARY:
-            _unpack_library(folder, version, root / f"library-{version}")
+            unpack_library(folder, version, root / f"library-{version}")
         pairs = list(itertools.product(TVM_FFI, LIBRARY))
 
         def tried(pair: tuple[str, str]) -> list[Outcome]:
@@ -137,7 +154,8 @@ def run(folder: Path) -> int:
     return 1 if failed else 0
 
 
-def _unpack(folder: Path, pattern: str, into: Path) -> None:
+def unpack(folder: Path, pattern: str, into: Path) -> None:
+    """Unpack the one wheel of a folder that has such a name."""
     found = sorted(folder.glob(pattern))
     if len(found) != 1:
         raise SystemExit(f"{folder}: {len(found)} files {pattern}, must be 1; run: prepare")
@@ -145,13 +163,15 @@ def _unpack(folder: Path, pattern: str, into: Path) -> None:
         archive.extractall(into)
 
 
-def _unpack_library(folder: Path, version: str, into: Path) -> None:
-    place = into / "nvidia_cutlass_dsl" / "cu13" / "lib" / LIBRARY_NAME
+def unpack_library(folder: Path, version: str, into: Path, cuda: str = "cu13") -> None:
+    """Lay out a packed library as an installed distribution."""
+    place = into / "nvidia_cutlass_dsl" / cuda / "lib" / LIBRARY_NAME
     place.parent.mkdir(parents=True)
-    place.write_bytes(lzma.decompress((folder / f"{LIBRARY_NAME}-{version}.xz").read_bytes()))
-    info = into / f"{LIBRARY_DISTRIBUTION.replace('-', '_')}-{version}.dist-info"
+    place.write_bytes(lzma.decompress((folder / packed_name(version, cuda)).read_bytes()))
+    distribution = f"{DISTRIBUTIONS}-{cuda}"
+    info = into / f"{distribution.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
-    text = f"Metadata-Version: 2.1\nName: {LIBRARY_DISTRIBUTION}\nVersion: {version}\n"
+    text = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
     (info / "METADATA").write_text(text)
 
 

@@ -50,7 +50,7 @@ def run(
         return outcomes[part]
 
     monkeypatch.setattr(versions, "_child", child)
-    for name in ("_unpack", "_unpack_library"):
+    for name in ("unpack", "unpack_library"):
         monkeypatch.setattr(versions, name, lambda *_: None)
     code = versions.run(tmp_path)
     assert len(set(asked)) == len(asked)

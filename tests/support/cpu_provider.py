@@ -130,7 +130,7 @@ class CpuProvider:
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         text = cpu_kernels.source(
             candidate.signature,
-            self.behaviour_of(candidate) + _demand_layout(candidate.signature),
+            self.behaviour_of(candidate) + demand_layout(candidate.signature),
             TILES[candidate.operator],
             candidate.workspace_bytes,
             candidate.workspace,
@@ -211,7 +211,7 @@ def _compiler_version() -> str:
     return done.stdout.splitlines()[0]
 
 
-def _demand_layout(signature: Signature) -> str:
+def demand_layout(signature: Signature) -> str:
     """C that refuses other layouts than the signature's, as a compiled kernel would get wrong."""
     if signature.scales is not None and signature.scales.is_swizzled:
         return ""  # the kernel gets addresses alone

@@ -19,9 +19,10 @@ from nvgemm_runtime.matching.device import (
     RuntimeLibrary,
     device_facts,
     find_runtime_library,
+    host_platform,
     torch_cuda,
 )
-from nvgemm_runtime.matching.refusals import describe_device
+from nvgemm_runtime.matching.refusals import describe_device, process_refusal
 
 from ..providers import PROVIDERS, load_provider
 from ..providers.discovery import Offered, offered_providers
@@ -75,11 +76,19 @@ def diagnose() -> Document:
             f"{library.path} cannot be loaded: {library.defect}; "
             f"run: pip install --force-reinstall --no-deps nvidia-cutlass-dsl-libs-{cuda}"
         )
+    too_old = False
+    if driver and cuda and _driver_is_older(driver, cuda):
+        too_old = True
+        problems.append(
+            f"the driver is of CUDA {driver}, torch and its kernels are for {cuda}, whose device "
+            f"code it does not load; update NVIDIA's driver to one of CUDA {cuda[2:]}, or install "
+            "torch and kernels for an older CUDA"
+        )
     devices = (_attempt(_gpus, problems) or ()) if driver and cuda else ()
-    if driver and cuda and not devices:
+    if driver and cuda and not devices and not too_old:
         problems.append("torch sees no GPU; is CUDA_VISIBLE_DEVICES empty?")
     found = _attempt(INSTALLATION.bundles, problems)
-    bundles = [_bundle_document(one, devices) for one in found or ()]
+    bundles = [_bundle_document(one, devices, cuda) for one in found or ()]
     if found is not None:
         problems += _bundle_problems(bundles, devices)
     offered = _attempt(offered_providers, problems) or ()
@@ -144,6 +153,11 @@ def _driver_version() -> str | None:
     return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
+def _driver_is_older(driver: str, cuda: str) -> bool:
+    """Whether a driver, ``12.4``, is of an older CUDA major version than ``cu13``."""
+    return int(driver.split(".")[0]) < int(cuda.removeprefix("cu"))
+
+
 def _library_text(library: RuntimeLibrary | None) -> str | None:
     if library is None:
         return None
@@ -157,7 +171,9 @@ def _gpus() -> tuple[DeviceFacts, ...]:
     return tuple(device_facts("cuda", index) for index in range(torch.cuda.device_count()))
 
 
-def _bundle_document(found: FoundBundle, devices: tuple[DeviceFacts, ...]) -> Document:
+def _bundle_document(
+    found: FoundBundle, devices: tuple[DeviceFacts, ...], cuda: str | None
+) -> Document:
     header = found.bundle and found.bundle.header
     return {
         "path": str(found.path),
@@ -165,6 +181,9 @@ def _bundle_document(found: FoundBundle, devices: tuple[DeviceFacts, ...]) -> Do
         "target": header.target.key if header else None,
         "kernels": len(header.kernels) if header else 0,
         "problem": found.problem,
+        "process_refusal": process_refusal(header.target, host_platform(), cuda)
+        if header
+        else None,
         "refusals": [found.refusal(facts) for facts in devices],
     }
 
@@ -176,6 +195,9 @@ def _bundle_problems(bundles: list[Document], devices: tuple[DeviceFacts, ...]) 
             "NVGEMM_AOT_BUNDLES"
         ]
     problems = [bundle["problem"] for bundle in bundles if bundle["problem"] is not None]
+    foreign = [bundle["process_refusal"] for bundle in bundles]
+    if not devices and None not in foreign:
+        problems.append(f"no bundle serves this process: {'; '.join(dict.fromkeys(foreign))}")
     for place, facts in enumerate(devices):
         refusals = [bundle["refusals"][place] for bundle in bundles]
         if None not in refusals:

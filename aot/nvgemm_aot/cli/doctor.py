@@ -95,6 +95,8 @@ def _bundle_lines(document: dict[str, Any]) -> list[str]:
         if bundle["problem"]:
             lines.append(f"  {bundle['problem']}")
             continue
+        if bundle["process_refusal"] and not bundle["refusals"]:
+            lines.append(f"  {bundle['process_refusal']}")
         lines += [
             f"  GPU {place}: {refusal or 'served'}"
             for place, refusal in enumerate(bundle["refusals"])

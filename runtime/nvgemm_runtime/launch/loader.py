@@ -176,11 +176,29 @@ _open: dict[Path, ctypes.CDLL] = {}
 
 def _open_library(path: Path) -> None:
     """Open a library for the life of the process; payloads then find it by its name."""
-    if path not in _open:
-        try:
-            _open[path] = ctypes.CDLL(str(path))
-        except OSError as error:
-            raise DriverError(f"{path} cannot be loaded: {error}") from error
+    if path in _open:
+        return
+    try:
+        library = ctypes.CDLL(str(path))
+        # What a payload will be bound to: of libraries of one name, whichever was loaded first.
+        bound = ctypes.CDLL(path.name, mode=os.RTLD_NOLOAD)
+    except OSError as error:
+        raise DriverError(f"{path} cannot be loaded: {error}") from error
+    if bound._handle != library._handle:
+        others = [other for other in _loaded_files(path.name) if not path.samefile(other)]
+        raise DriverError(
+            f"{path} cannot be used: this process loaded another {path.name} before "
+            f"({', '.join(others) or 'its file is gone'}), which kernels would call; uninstall the "
+            "package of the other CUDA version, or launch a kernel before it is loaded"
+        )
+    _open[path] = library
+
+
+def _loaded_files(name: str) -> list[str]:
+    """Files of a name that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    files = (line.split(maxsplit=5)[-1] for line in lines if line.endswith(f"/{name}"))
+    return [file for file in dict.fromkeys(files) if Path(file).exists()]
 
 
 LOADER = KernelLoader()

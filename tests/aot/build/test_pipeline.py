@@ -40,6 +40,7 @@ from nvgemm_runtime.bundle.format import Scope, UnservedReason, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import CompileError, NoCandidateError, StorageError
 from nvgemm_runtime.gemm.problem import DType, Signature
+from nvgemm_runtime.gemm.target import Target
 
 TEXT = """
 version: 1

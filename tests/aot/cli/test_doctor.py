@@ -183,6 +183,41 @@ def test_a_runtime_library_that_lacks_a_symbol_is_a_problem_with_its_next_step(
     assert said.endswith("run: pip install 'nvidia-cutlass-dsl-libs-cu13>=4.7'")
 
 
+def test_a_driver_too_old_for_the_kernels_is_told_from_hidden_gpus(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have(monkeypatch, _driver_version="12.4", _gpus=())
+    said = problems()
+    assert said.startswith("the driver is of CUDA 12.4, torch and its kernels are for cu13")
+    assert "update NVIDIA's driver to one of CUDA 13" in said
+    assert "CUDA_VISIBLE_DEVICES" not in said
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"platform": "linux_aarch64"}, "built for platform linux_aarch64, this is linux_"),
+        ({"cuda": "cu12"}, "built for cu12, torch uses cu13"),
+    ],
+)
+def test_a_bundle_for_another_process_says_so_without_a_gpu_too(
+    machine: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    other: dict[str, Any],
+    reason: str,
+) -> None:
+    foreign = write_synthetic_bundle(tmp_path / "foreign.nvgemm", "sm_90a", **other)
+    name_bundles(monkeypatch, foreign)
+    assert f"no bundle serves NVIDIA H200, compute capability 9.0: {reason}" in problems()
+    have(monkeypatch, _gpus=())
+    assert f"no bundle serves this process: {reason}" in problems()
+    assert f"\n  {reason}" in run().stdout
+    name_bundles(monkeypatch, foreign, machine)
+    assert "no bundle serves" not in problems()
+    assert f"\n  {reason}" in run().stdout
+
+
 def test_what_may_not_be_looked_at_is_a_problem_and_no_crash(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -402,6 +402,42 @@ def test_a_runtime_library_that_does_not_load_is_named(
             KernelLoader().load(bundle, bundle.header.kernels[0])
 
 
+OTHER_FIRST = """
+import ctypes, sys
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.launch.loader import LOADER
+from nvgemm_runtime.matching.device import find_runtime_library
+
+import tvm_ffi
+other = find_runtime_library("cu12").path
+ctypes.CDLL(str(other))
+bundle = Bundle(sys.argv[1])
+for _ in range(2):
+    try:
+        LOADER.load(bundle, bundle.header.kernels[0])
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+"""
+
+
+def test_a_library_of_the_same_name_that_was_loaded_before_is_refused(
+    real_bundles: dict[str, Path],
+) -> None:
+    """Payloads would be bound to it, whatever CUDA version it is for."""
+    ours, other = find_runtime_library("cu13"), find_runtime_library("cu12")
+    assert ours is not None
+    assert other is not None
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_FIRST, str(real_bundles["sm_90a"])],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    said = f"{ours.path} cannot be used: this process loaded another {ours.path.name} before"
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith(f"DriverError: {said} ({other.path}), which kernels would call")
+
+
 FORK = """
 import os, sys, threading
 from nvgemm_runtime.bundle import reader as bundle_module
