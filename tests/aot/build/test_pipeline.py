@@ -263,7 +263,7 @@ def test_a_target_without_operators_leaves_the_others_to_be_built(
     result = run(tmp_path, cache, targets="sm_90a, sm_100f")
     assert [bundle.header.target.arch for bundle in result.bundles] == ["sm_100f"]
     assert not result.bundles[0].header.unserved
-    assert {(one.arch, one.reason) for one in result.unserved} == {
+    assert {(one.target.arch, one.reason) for one in result.unserved} == {
         ("sm_90a", "sm_90a has no such thing")
     }
     require_served(result.unserved, targets=2)  # another target serves them all
