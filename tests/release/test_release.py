@@ -205,6 +205,17 @@ def test_a_manifest_that_is_not_there_ends_the_release() -> None:
         kernel_wheels.find("lama", ["x86_64"], ["cu13"])
 
 
+def test_a_manifest_is_looked_for_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(release_command, "require", lambda *modules: None)
+    monkeypatch.setattr(runtime_wheel, "build", lambda *_: begun.append("a wheel"))
+    with pytest.raises(SystemExit, match="lama"):
+        release_command.main(["--output", str(tmp_path), "--kernels", "lama"])
+    assert begun == []
+
+
 TARGETS = kernel_wheels.expand_targets(["sm_90a"], ["aarch64", "x86_64"], ["cu12", "cu13"])
 KEYS = [f"{one['arch']}-{one['platform']}-{one['cuda']}" for one in TARGETS]
 

@@ -18,8 +18,12 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version as installed_version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from steps import run_module, stop
+
+if TYPE_CHECKING:
+    from kernel_wheels import KernelWheels
 
 NEEDED_BY_RUNTIME = ("ziglang", "wheel", "elftools", "cyclonedx", "jsonschema", "torch")
 NEEDED_BY_KERNELS = ("nvgemm_aot", "yaml", "ziglang", "cutlass.operators")
@@ -34,11 +38,9 @@ def main(words: list[str] | None = None) -> None:
         *(() if options.kernels_only else NEEDED_BY_RUNTIME),
         *(() if options.runtime_only else NEEDED_BY_KERNELS),
     )
-    wheels: list[Path] = []
-    if not options.kernels_only:
-        wheels += runtime_wheels(options)
-    if not options.runtime_only:
-        wheels += kernel_wheels(options)
+    ready_made = [] if options.runtime_only else find_manifests(options)  # before time is spent
+    wheels = [] if options.kernels_only else runtime_wheels(options)
+    wheels += kernel_wheels(ready_made, options)
     run_module("twine", "check", "--strict", *wheels)
     (options.output / "SHA256SUMS").write_text(checksums(wheels))
     sys.stdout.write(f"{options.output}: {len(wheels)} wheels and SHA256SUMS\n")
@@ -109,16 +111,20 @@ def runtime_wheels(options: argparse.Namespace) -> list[Path]:
     return wheels
 
 
-def kernel_wheels(options: argparse.Namespace) -> list[Path]:
-    """Build and check the wheels of each manifest, one a processor."""
-    import kernel_wheels as ready_made
+def find_manifests(options: argparse.Namespace) -> list[KernelWheels]:
+    """Find the manifests whose kernel wheels are built."""
+    import kernel_wheels
     import runtime_wheel
 
     installed, here = installed_version("nvgemm-aot"), runtime_wheel.project_version()
     if installed != here:
         stop(f"nvgemm-aot {installed} is installed, and this checkout is {here}: install it first")
-    named = options.kernels or ready_made.READY_MADE
-    every = [ready_made.find(name, options.platform, options.cuda) for name in named]
+    named = options.kernels or kernel_wheels.READY_MADE
+    return [kernel_wheels.find(name, options.platform, options.cuda) for name in named]
+
+
+def kernel_wheels(every: Sequence[KernelWheels], options: argparse.Namespace) -> list[Path]:
+    """Build and check the wheels of each manifest, one a processor."""
     wheels = []
     for one in every:
         built = one.build(options.output)
