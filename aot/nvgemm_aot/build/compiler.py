@@ -234,6 +234,10 @@ def compile_limit_seconds() -> float:
     return DEFAULT_LIMIT_SECONDS
 
 
+Worked = tuple[Task, TaskResult | WorkerDied]
+"""A task and what came of it."""
+
+
 class WorkersOfProviders:
     """Compiler processes, those of one `Compiler` after those of another; a context manager.
 
@@ -259,7 +263,7 @@ class WorkersOfProviders:
     def __exit__(self, *_: object) -> None:
         self._workers.__exit__()
 
-    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
+    def run(self, items: Sequence[Task], /) -> Iterator[Worked]:
         """Work on all tasks; see `Workers.run`."""
         wanted = dict.fromkeys(task.compiler for task in items)
         for compiler in sorted(wanted, key=lambda one: one != self._compiler):
@@ -267,15 +271,24 @@ class WorkersOfProviders:
                 self._workers.__exit__()
                 self._workers = start_workers(self._cache, self._jobs, compiler)
                 self._compiler = compiler
-            mine = [task for task in items if task.compiler == compiler]
+            groups = of_one_device_code(task for task in items if task.compiler == compiler)
             try:
-                for tasks, outcomes in self._workers.run(of_one_device_code(mine)):
-                    if isinstance(outcomes, WorkerDied):
-                        yield from ((task, outcomes) for task in tasks)
-                    else:
-                        yield from zip(tasks, outcomes)
+                yield from self._run_groups(groups)
             except WorkersCannotStart as error:
                 raise WorkersCannotStart(f"those of {compiler}: {error}") from error
+
+    def _run_groups(self, groups: Sequence[tuple[Task, ...]]) -> Iterator[Worked]:
+        """Work on all groups; where a process dies of several tasks, on each of these by itself."""
+        apart: list[tuple[Task, ...]] = []
+        for tasks, outcomes in self._workers.run(groups):
+            if not isinstance(outcomes, WorkerDied):
+                yield from zip(tasks, outcomes)
+            elif len(tasks) == 1:
+                yield tasks[0], outcomes
+            else:
+                apart += ((task,) for task in tasks)
+        if apart:
+            yield from self._run_groups(apart)
 
 
 def of_one_device_code(tasks: Iterable[Task]) -> list[tuple[Task, ...]]:

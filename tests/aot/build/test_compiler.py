@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,19 @@ from fake_provider import FakeProvider
 from nvgemm_aot.build import compiler, linker
 from nvgemm_aot.build.compiler import (
     Compilation,
+    Task,
+    TaskResult,
+    WorkersOfProviders,
     compile_all,
     compile_limit_seconds,
     default_jobs,
 )
+from nvgemm_aot.build.workers import WorkerDied
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.format import sha256_hex
 from nvgemm_runtime.errors import StorageError, ToolchainError
+from nvgemm_runtime.gemm.target import Target
+from synthetic_cubin import synthetic_cubin
 
 
 def test_compiles_each_kernel_once_and_never_again(tmp_path: Path, log: Path) -> None:
@@ -214,3 +222,55 @@ def test_default_jobs_respects_cores_and_memory(monkeypatch: pytest.MonkeyPatch)
     for free, jobs in ((100e9, 16), (4.6e9, 3), (1e9, 1), (0, 1)):
         monkeypatch.setattr(compiler, "_free_memory_bytes", lambda free=free: int(free))
         assert default_jobs() == jobs
+
+
+class _DiesOfGroups:
+    """Compiler processes that die of every group of several tasks."""
+
+    def __init__(self) -> None:
+        self.groups: list[int] = []
+
+    def run(
+        self, groups: Sequence[tuple[Task, ...]]
+    ) -> Iterator[tuple[tuple[Task, ...], tuple[TaskResult, ...] | WorkerDied]]:
+        for group in groups:
+            self.groups.append(len(group))
+            dies = len(group) > 1 or group[0].candidate.operator == "two"
+            yield group, WorkerDied("of signal 9") if dies else (TaskResult(),)
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_kernel_whose_twin_for_another_platform_kills_the_compiler_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are compiled by one process; when it dies, each is tried by itself."""
+    workers = _DiesOfGroups()
+    monkeypatch.setattr(compiler, "start_workers", lambda *_: workers)
+    usual = tasks("one", "two")
+    arm = Target(arch=usual[0].target.target.arch, platform="linux_aarch64")
+    wanted = [*usual, replace(usual[0], target=replace(usual[0].target, target=arm))]
+    with WorkersOfProviders(Cache(tmp_path), 1, usual[0].compiler) as every:
+        found = list(every.run(wanted))
+    assert workers.groups == [2, 1, 1, 1]
+    results = {(t.candidate.operator, t.target.target.platform): one for t, one in found}
+    assert len(results) == len(found) == 3
+    died = [key for key, one in results.items() if isinstance(one, WorkerDied)]
+    assert died == [("two", "linux_x86_64")]
+
+
+def test_device_code_of_another_cuda_version_is_a_failure_and_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a provider, say, that imports the compiler before it is chosen."""
+    (task,) = tasks("one")
+    payload = b"host code" + synthetic_cubin(cuda_version=129)
+    monkeypatch.setattr(linker, "link", lambda *_: payload)
+    cache = Cache(tmp_path)
+    reason = compiler._compile_and_store(task, cache)
+    assert reason is not None
+    assert "compiled with CUDA 12.9" in reason
+    assert "needs cu13" in reason
+    assert "cute_dsl.set_environment()" in reason
+    assert not cache.has(task.key)

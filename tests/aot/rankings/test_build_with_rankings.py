@@ -425,7 +425,10 @@ def test_the_command_uses_what_comes_with_a_shipped_manifest_and_says_what_does_
     )
     assert f"sm_90a: problems ranked by measurements: none\n  {note}" in result.output
     document = json.loads(CliRunner().invoke(main, [*command, "quickstart", "--json"]).stdout)
-    assert document["measured"] == [{"arch": "sm_90a", "problems": {}, "notes": [note]}]
+    target = "sm_90a-linux_x86_64-cu13"
+    assert document["measured"] == [
+        {"arch": "sm_90a", "target": target, "problems": {}, "notes": [note]}
+    ]
     assert document["rankings"] == [str(path)]
     assert {one["times"] for one in document["targets"][0]["problems"]} == {"estimated"}
     strict = CliRunner().invoke(main, [*command, "quickstart", "--strict"])
@@ -477,7 +480,16 @@ def test_what_the_build_prints_of_measurements() -> None:
         "compiled": 0,
         "removed": [],
         "unserved": [],
-        "measured": [{"arch": "sm_90a", "problems": {"confirmed": 2}, "notes": ["3 times …"]}],
+        "measured": [
+            {
+                "arch": "sm_90a",
+                "target": "sm_90a-linux_x86_64-cu13",
+                "problems": {"confirmed": 2},
+                "notes": ["3 times …"],
+            },
+            {"arch": "sm_90a", "target": "sm_90a-linux_x86_64-cu12", "problems": {}, "notes": []},
+        ],
     }
     text = build_command.build_text(json.loads(json.dumps(document)))
     assert "sm_90a: problems ranked by measurements: 2 confirmed\n  3 times …" in text
+    assert "sm_90a-linux_x86_64-cu12: problems ranked by measurements: none" in text
