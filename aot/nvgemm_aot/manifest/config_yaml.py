@@ -74,7 +74,10 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
         f"tp {_listed(wanted.ranks)}{experts}{steps}."
     )
     yield f"targets: [{', '.join(wanted.targets)}]"
-    if any(entry.signature.is_gated for entry in made.entries):
+    if any(
+        entry.signature.is_gated or entry.product is Product.BIASED_FORWARD
+        for entry in made.entries
+    ):
         yield "providers: [cutlass_operators, quack]"
     yield ""
     yield "defaults:"
@@ -145,6 +148,7 @@ def _entry_comment(entry: ConfigEntry) -> str:
 
 _LEADS = {
     Product.FORWARD: "",
+    Product.BIASED_FORWARD: "with their biases, ",
     Product.INPUT_GRADIENT: "gradients of the inputs of ",
     Product.WEIGHT_GRADIENT: "gradients of the weights of ",
     Product.BIAS_GRADIENT: "gradients of the biases of ",

@@ -327,7 +327,9 @@ def _signature(use: RankGemm, wanted: ManifestOptions) -> Signature:
         out=dtype,
     )
     if use.product is not Product.FORWARD:
-        return replace(product, op=op_of(gemm, use.product))
+        is_biased = use.product is Product.BIASED_FORWARD
+        epilogue = Epilogue.BIAS if is_biased else None
+        return replace(product, op=op_of(gemm, use.product), epilogue=epilogue)
     whole = replace(
         product,
         op=op_of(gemm, use.product),

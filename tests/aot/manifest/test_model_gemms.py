@@ -202,10 +202,12 @@ def test_manifest_of_a_training_step_declares_what_it_calls(case: str, tmp_path:
     declared = {d.problem for d in load_manifest(tmp_path / "small.yaml").declared}
     recorded = transformers_gemms.record_training(config, 24)
     called = {p for p in recorded.problems if p.signature.op is not Op.BMM}
-    # transformers sums biases of experts without a product; `nvgemm_runtime.moe` with one.
+    # transformers adds biases of experts, and sums their gradients, without a product;
+    # `nvgemm_runtime.moe` with one.
     sums = {p for p in declared if p.signature.op is Op.K_GROUPED_MM and p.n == BIAS_COLUMNS}
-    assert declared - sums == called
-    assert bool(sums) == case.startswith("gpt_oss")
+    adds = {p for p in declared if p.signature.op is Op.GROUPED_MM and p.signature.epilogue}
+    assert declared - sums - adds == called
+    assert bool(sums) == bool(adds) == case.startswith("gpt_oss")
     others = {words.partition(" of ")[::2] for words in recorded.others}
     # No operator multiplies fp32, and attention itself is not declared.
     assert all(op == "bmm" or operands.startswith("fp32") for op, operands in others)

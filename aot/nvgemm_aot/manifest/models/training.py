@@ -13,10 +13,14 @@ from .gemm import ModelGemm
 class Product(str, enum.Enum):
     """What a product computes: the layer itself, or a gradient of the backward pass.
 
+    Of experts with biases, torch computes ``FORWARD`` and adds the biases to it;
+    `nvgemm_runtime.moe` computes ``BIASED_FORWARD``, where a kernel does both.
+
     Each has one extent that grows with the tokens, and a pair of fixed ones (`pair_of`).
     """
 
     FORWARD = "forward"
+    BIASED_FORWARD = "forward, with biases"
     INPUT_GRADIENT = "gradient of input"
     WEIGHT_GRADIENT = "gradient of weight"
     BIAS_GRADIENT = "gradient of bias"
@@ -30,10 +34,12 @@ class Product(str, enum.Enum):
 def products_of(gemm: ModelGemm) -> tuple[Product, ...]:
     """The products of a training step that belong to a GEMM of the forward pass.
 
-    A bias of a Linear is summed without a product, those of experts by one with columns of ones.
+    The gradient of a Linear's bias is summed without a product, those of experts' biases by one
+    with columns of ones.
     """
     biased = gemm.routing is not None and gemm.routing.biased
-    return tuple(one for one in Product if biased or one is not Product.BIAS_GRADIENT)
+    of_biases = (Product.BIASED_FORWARD, Product.BIAS_GRADIENT)
+    return tuple(one for one in Product if biased or one not in of_biases)
 
 
 def pair_of(gemm: ModelGemm, product: Product) -> tuple[int, int]:
@@ -57,7 +63,7 @@ def sizes_of(product: Product, tokens: int, pair: tuple[int, int]) -> tuple[int,
 
 def layout_of(gemm: ModelGemm, product: Product) -> Layout:
     """The layout of a product: the gradient of the input multiplies by the transposed weight."""
-    if product is Product.FORWARD:
+    if product in (Product.FORWARD, Product.BIASED_FORWARD):
         return gemm.layout
     if product is Product.INPUT_GRADIENT:
         return Layout.TN if gemm.layout.b_row_major else Layout.TT
