@@ -253,9 +253,11 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                 grads = grads if factor is None else grads * factor
                 of_gates, of_ups = plan.parts(grad_gate_rows, grad_up_rows)
                 of_gates[piece], of_ups[piece] = plan.activation.gradients(gates, ups, grads)
+        grad_hidden = None  # its memory, and that of the next, is free for the results
 
         if hidden is not None:
             found["w_down"] = _weight_grad(grad, hidden, offsets, w_down)
+            hidden = None
         if for_down_bias:
             weighted = grad if scores is None else (_widen(grad) * scores[:, None]).to(x.dtype)
             found["down_bias"] = _bias_grad(weighted, offsets)

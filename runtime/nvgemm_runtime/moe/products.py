@@ -63,6 +63,8 @@ def gated_rows(
     epilogue: Epilogue,
 ) -> torch.Tensor | None:
     """`rows` with a gated epilogue, [m, n / 2], if a kernel serves it; not to be traced."""
+    if is_debugging():
+        check_offset_values(offsets, a.shape[0])
     out = a.new_empty((a.shape[0], b.shape[2] // 2))
     if a.shape[0] == 0:
         return out

@@ -456,6 +456,8 @@ def test_debugging_refuses_bad_offsets(ends: list[int], monkeypatch: pytest.Monk
     del made["counts"]
     with pytest.raises(ValueError, match="ends at row"):
         experts(offsets=torch.tensor(ends), **made)
+    with torch.no_grad(), pytest.raises(ValueError, match="ends at row"):
+        experts(offsets=torch.tensor(ends), **made)
 
 
 @pytest.mark.parametrize(
