@@ -40,6 +40,7 @@ from ..providers import (
 )
 from ..providers.base import RuntimeModel
 from ..providers.corrections import Correction, find_correction
+from ..providers.group_times import GroupTimes, find_group_times
 from ..providers.sources import source_digest, source_modules
 from ..rankings.entries import Operator, Rankings
 from ..rankings.usable import Basis, UsableRankings, find_usable
@@ -51,7 +52,8 @@ _MAKERS = tuple(
     f"nvgemm_{name}"
     for name in (
         *("aot.build.plan", "aot.build.select", "aot.targets.profile", "aot.providers.base"),
-        *("aot.providers.corrections", "aot.rankings.usable", "aot.rankings.intervals"),
+        *("aot.providers.corrections", "aot.providers.group_times"),
+        *("aot.rankings.usable", "aot.rankings.intervals"),
         *("runtime.gemm.support", "runtime.gemm.problem", "runtime.gemm.types"),
         *("runtime.gemm.roles", "runtime.gemm.target"),
     )
@@ -108,6 +110,7 @@ class PlanLookup:
     provider: Provider
     model: RuntimeModel
     correction: Correction | None
+    group_times: GroupTimes | None
     key: str
     stored: Plan | None
     measured: UsableRankings | None = None
@@ -139,7 +142,7 @@ def look_up_plan(
     not_declared = () if measured is None else _measured_and_not_declared(declared, measured)
     digest = measured and measured.digest(entry.problem for entry in (*declared, *not_declared))
     model = provider.runtime_model(target)
-    correction = find_correction(target, model.name)
+    correction, group_times = find_correction(target, model.name), find_group_times(target)
     sources = (*parts_of(provider), model)
     makers = [*_MAKERS, *sorted({one for source in sources for one in source_modules(source)})]
     key = cache_key(
@@ -157,6 +160,7 @@ def look_up_plan(
             "toolchain": versions_of(provider, target.target),
             "model": model.name,
             "correction": None if correction is None else asdict(correction),
+            "group times": None if group_times is None else asdict(group_times),
             "makers": [source_digest(name) for name in makers],
             **({} if digest is None else {"measured": digest}),
         },
@@ -169,6 +173,7 @@ def look_up_plan(
         provider=provider,
         model=model,
         correction=correction,
+        group_times=group_times,
         key=key,
         stored=None if stored is None else _decode(json.loads(stored)),
         measured=measured,
@@ -239,7 +244,7 @@ def _plan_anew(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
         ),
         unserved=tuple(unserved),
         source=RankingSource(
-            kind=ESTIMATE, by=_source_name(lookup, chosen), gpu=target.device.driver_name
+            kind=ESTIMATE, by=_source_name(lookup, served), gpu=target.device.driver_name
         ),
         unoffered=tuple(sorted(unoffered)),
     )
@@ -258,20 +263,37 @@ def operator_of(candidate: Candidate) -> Operator:
     return Operator(provider=candidate.provider, operator=candidate.operator)
 
 
-def _source_name(lookup: PlanLookup, chosen: Collection[Candidate]) -> str:
-    """What a plan's rankings come from: the model, and the correction if it applied to any."""
-    correction = lookup.correction
-    if correction is not None and correction.applies_to(chosen):
-        return correction.name
-    return lookup.model.name
+def _source_name(lookup: PlanLookup, served: Sequence[Selection]) -> str:
+    """What a plan's estimates come from: all that gave the times of any problem."""
+    names: dict[str, None] = {}
+    for selection in served:
+        candidates = [choice.candidate for choice in selection.choices]
+        names[_estimator(lookup, selection.problem, candidates).name] = None
+    return "; ".join(names) or lookup.model.name
+
+
+def _estimator(
+    lookup: PlanLookup, problem: Problem, candidates: Sequence[Candidate]
+) -> RuntimeModel | Correction | GroupTimes:
+    """What has the last word on a problem's times."""
+    for one in (lookup.group_times, lookup.correction):
+        if one is not None and one.applies_to(problem, candidates):
+            return one
+    return lookup.model
 
 
 def _selections(lookup: PlanLookup) -> Iterator[tuple[Selection, Enumeration]]:
     enumerations: dict[Signature, Enumeration] = {}
-    correct = None
-    if lookup.correction is not None:
-        sm_count = lookup.target.device.sm_count.value
-        correct = functools.partial(lookup.correction.corrected, sm_count=sm_count)
+    sm_count = lookup.target.device.sm_count.value
+
+    def correct(
+        problem: Problem, candidates: Sequence[Candidate], times: Sequence[int | None]
+    ) -> list[int | None]:
+        last = _estimator(lookup, problem, candidates)
+        if isinstance(last, (Correction, GroupTimes)):
+            return last.corrected(problem, candidates, times, sm_count)
+        return list(times)
+
     for entry in (*lookup.declared, *lookup.not_declared):
         signature = entry.problem.signature
         if signature not in enumerations:

@@ -60,8 +60,8 @@ class Correction:
         """What is corrected and by what, as rankings state it."""
         return f"{self.model}, corrected by {self.source}"
 
-    def applies_to(self, candidates: Iterable[Candidate]) -> bool:
-        """Whether estimates of these candidates of one problem are corrected."""
+    def applies_to(self, problem: Problem, candidates: Iterable[Candidate]) -> bool:
+        """Whether estimates of a problem's candidates are corrected."""
         return any(candidate.provider in self.providers for candidate in candidates)
 
     def corrected(
@@ -75,7 +75,7 @@ class Correction:
             times: The model's estimate of each, in nanoseconds.
             sm_count: Streaming multiprocessors of the device.
         """
-        if not self.applies_to(candidates):
+        if not self.applies_to(problem, candidates):
             return list(times)
         rows = feature_rows(problem, candidates, times, sm_count)
         if rows is None:

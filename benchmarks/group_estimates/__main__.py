@@ -1,0 +1,68 @@
+"""Estimated times of products of groups: measured, fitted, judged.
+
+    python -m benchmarks.group_estimates build kernels.nvgemm               # where the builder is
+    python -m benchmarks.group_estimates measure kernels.nvgemm times.json  # on a GPU
+    python -m benchmarks.group_estimates fit times.json                     # anywhere: the table
+    python -m benchmarks.group_estimates fit times.json --write
+
+``build`` compiles every kernel for groups that providers list. ``fit`` fits what a tile costs each
+kernel on the experts of four models, and judges on those of three others: how much slower than the
+fastest the first of the kernels is that a build would choose, and the best of its first four.
+``--write`` puts the costs where builds read them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from benchmarks.group_estimates import measuring
+
+MANIFEST = Path(__file__).parent / "manifest.yaml"
+
+
+@click.group()
+def main() -> None:
+    """Measure kernels for groups, and fit estimates of their times."""
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("-j", "--jobs", type=click.IntRange(1), help="Compiler processes.")
+def build(path: Path, jobs: int | None) -> None:
+    """Compile every kernel for groups."""
+    from benchmarks.estimates.every_kernel import build_every_kernel
+    from nvgemm_aot.cli.printing import report_progress
+    from nvgemm_aot.manifest.parse import load_manifest
+    from nvgemm_aot.storage.cache import Cache, default_directory
+
+    with report_progress("Compiling") as report:
+        header, lost = build_every_kernel(
+            load_manifest(MANIFEST), path, Cache(default_directory()), jobs=jobs, progress=report
+        )
+    click.echo("\n".join(f"left out {line}" for line in lost), nl=bool(lost))
+    click.echo(f"{path}: {len(header.kernels)} kernels")
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path, exists=True))
+@click.argument("times", type=click.Path(path_type=Path))
+@click.option("--budget", type=click.FloatRange(min=1), help="Seconds after which to stop.")
+def measure(bundle: Path, times: Path, budget: float | None) -> None:
+    """Time every kernel of a bundle, on a GPU."""
+    measuring.measure(bundle, times, budget)
+
+
+@main.command()
+@click.argument("times", type=click.Path(path_type=Path, exists=True), nargs=-1, required=True)
+@click.option("--write", is_flag=True, help="Keep the costs for builds.")
+def fit(times: tuple[Path, ...], write: bool) -> None:
+    """Fit costs to measured times, and print how good estimates are on experts held back."""
+    from benchmarks.group_estimates import fitting
+
+    fitting.fit_and_judge(times, write=write)
+
+
+if __name__ == "__main__":
+    main()
