@@ -163,9 +163,14 @@ def _fit(
         estimate = launch_ns + slower(busy, one.moved_bytes / bandwidth)
         error += one.weight * math.log(estimate / one.time_ns) ** 2
     found = GroupTimes(
-        arch=ARCH, source=source, providers=(PROVIDER,), launch_ns=launch_ns, bytes_per_ns=bandwidth, costs=costs,
+        arch=ARCH,
+        source=source,
+        providers=(PROVIDER,),
+        launch_ns=launch_ns,
+        bytes_per_ns=bandwidth,
+        costs=costs,
         unknown=_unknown(costs, examples),
-    )  # fmt: skip
+    )
     return error, found
 
 

@@ -6,10 +6,9 @@ cached, under a digest of everything that shapes them and of the modules that ma
 
 from __future__ import annotations
 
-import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
