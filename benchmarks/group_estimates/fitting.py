@@ -12,7 +12,7 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from benchmarks.shared.summaries import geomean
 from nvgemm_aot.providers import Candidate, load_provider
 from nvgemm_aot.providers.group_times import (
     DATA,
+    SHARPNESS,
     GroupTimes,
     TileCost,
     design_name,
@@ -51,7 +52,12 @@ OFFERED = 4
 TARGETS = (1.05, 1.015)
 """Aims: of the first choice, and of the best of `OFFERED`."""
 
+LEAST_OVER_MOVING = 1.1
+"""A time that is not so many times as long as memory needs says nothing of tiles."""
+
 _DIGITS = 5
+_KEYS = {"kernels": list, "times_ns": dict}
+_HEADER = f"{'time over the fastest':<45} cases {'first':>7} {'most':>7} {'of four':>7} {'most':>7}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +89,7 @@ def fit_and_judge(paths: Sequence[Path], *, write: bool) -> None:
         f"{len({one.design for one in examples})} designs; launch {times.launch_ns:.0f} ns, "
         f"{times.bytes_per_ns:.0f} bytes a ns"
     )
+    click.echo(_HEADER)
     judged = {"fitted": times} | ({} if known is None else {"as shipped": known})
     ends = {}
     for name, one in judged.items():
@@ -93,6 +100,7 @@ def fit_and_judge(paths: Sequence[Path], *, write: bool) -> None:
     first, best = ends["fitted", True]
     met = "met" if first <= TARGETS[0] and best <= TARGETS[1] else "missed"
     click.echo(f"aims ({TARGETS[0]} and {TARGETS[1]}): {met}")
+    click.echo("\n".join(_beside_aten(paths)))
     if write:
         whole = fit(examples, source)
         write_file(PATH, f"{json.dumps({'architectures': [as_json(whole)]}, indent=1)}\n")
@@ -100,7 +108,7 @@ def fit_and_judge(paths: Sequence[Path], *, write: bool) -> None:
 
 
 def _read(paths: Sequence[Path]) -> tuple[int, list[Example], str]:
-    records = [read_record(path, WHAT, {"kernels": list, "times_ns": dict}) for path in paths]
+    records = [read_record(path, WHAT, _KEYS) for path in paths]
     target = build_target(ARCH, DEVICE)
     sm_count = target.device.sm_count.value
     provider = load_provider(PROVIDER)
@@ -134,6 +142,23 @@ def _read(paths: Sequence[Path]) -> tuple[int, list[Example], str]:
     return sm_count, examples, f"{'; '.join(gpus)}; {len(of_case)} cases"
 
 
+def _beside_aten(paths: Sequence[Path]) -> Iterator[str]:
+    """How many times as fast as ATen the fastest kernel is, by operation and routing."""
+    by_key = {case.key: case for case in cases()}
+    gains: dict[str, list[float]] = defaultdict(list)
+    for path in paths:
+        for key, row in read_record(path, WHAT, _KEYS)["times_ns"].items():
+            own = min(time_ns for id_, time_ns in row.items() if id_ != ATEN)
+            gains[_kind(by_key[key])].append(row[ATEN] / own)
+    yield "fastest kernel over torch._grouped_mm"
+    for kind, found in sorted(gains.items()):
+        yield f"{kind:<45} {len(found):5d} {geomean(found):7.3f}, least {min(found):.3f}"
+
+
+def _kind(case: Case) -> str:
+    return f"{case.problem.signature.op.value}, {case.routing}"
+
+
 def fit(examples: Sequence[Example], source: str) -> GroupTimes:
     """The costs that explain measured times best."""
     tried = (
@@ -152,16 +177,9 @@ def _fit(
         of_design[one.design].append(one)
     costs = {}
     for name, own in sorted(of_design.items()):
-        computing = [
-            one for one in own if one.time_ns > launch_ns + 1.2 * one.moved_bytes / bandwidth
-        ]
-        costs[name] = _cost_of(computing or own, launch_ns)
-    error = 0.0
-    for one in examples:
-        cost = costs[one.design]
-        busy = one.steps * cost.step + one.tiles * cost.rest
-        estimate = launch_ns + slower(busy, one.moved_bytes / bandwidth)
-        error += one.weight * math.log(estimate / one.time_ns) ** 2
+        busy = [(one, _busy_ns(one, launch_ns, bandwidth)) for one in own]
+        if telling := [(one, ns) for one, ns in busy if ns is not None]:
+            costs[name] = _cost_of(telling)
     found = GroupTimes(
         arch=ARCH,
         source=source,
@@ -171,15 +189,30 @@ def _fit(
         costs=costs,
         unknown=_unknown(costs, examples),
     )
+    if {one.case.problem.signature.op.value for one in examples} - found.unknown.keys():
+        return math.inf, found  # memory would say it all
+    error = 0.0
+    for one in examples:
+        cost = found.cost_of(one.candidate)
+        busy = one.steps * cost.step + one.tiles * cost.rest
+        estimate = launch_ns + slower(busy, one.moved_bytes / bandwidth)
+        error += one.weight * math.log(estimate / one.time_ns) ** 2
     return error, found
 
 
-def _cost_of(examples: Iterable[Example], launch_ns: float) -> TileCost:
+def _busy_ns(example: Example, launch_ns: float, bandwidth: float) -> float | None:
+    """How long tiles alone would have taken, by `slower`; None where memory says it all."""
+    left, moving = example.time_ns - launch_ns, example.moved_bytes / bandwidth
+    if left < LEAST_OVER_MOVING * moving:
+        return None
+    return float((left**SHARPNESS - moving**SHARPNESS) ** (1 / SHARPNESS))
+
+
+def _cost_of(examples: Iterable[tuple[Example, float]]) -> TileCost:
     """Costs a, b >= 0 by least squares of (steps x a + tiles x b) / time - 1."""
     ss = st = tt = s = t = 0.0
-    for one in examples:
-        left = max(one.time_ns - launch_ns, 0.1 * one.time_ns)
-        x, y, weight = one.steps / left, one.tiles / left, one.weight
+    for one, busy_ns in examples:
+        x, y, weight = one.steps / busy_ns, one.tiles / busy_ns, one.weight
         ss, st, tt = ss + weight * x * x, st + weight * x * y, tt + weight * y * y
         s, t = s + weight * x, t + weight * y
     span = ss * tt - st * st
@@ -195,6 +228,8 @@ def _unknown(costs: Mapping[str, TileCost], examples: Iterable[Example]) -> dict
     """The median of known costs for a unit of work, by operation."""
     units: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
     for one in examples:
+        if one.design not in costs:
+            continue
         m, n, k = one.candidate.block_shape.tile
         area, cost = m * n / 128**2, costs[one.design]
         op = one.case.problem.signature.op.value
@@ -224,7 +259,7 @@ def _judge(
         first = [losses[key][0] for key in keys]
         best = [losses[key][1] for key in keys]
         click.echo(
-            f"{what:<22} {group:<22} {len(keys):4d} {geomean(first):7.3f} {max(first):7.3f} "
+            f"{what:<22} {group:<22} {len(keys):5d} {geomean(first):7.3f} {max(first):7.3f} "
             f"{geomean(best):7.3f} {max(best):7.3f}"
         )
     return (
@@ -237,8 +272,7 @@ def _grouped(of_case: Mapping[str, Sequence[Example]]) -> dict[str, list[str]]:
     """Cases by operation and routing, and all."""
     found: dict[str, list[str]] = defaultdict(list)
     for key, own in of_case.items():
-        case = own[0].case
-        found[f"{case.problem.signature.op.value}, {case.routing}"].append(key)
+        found[_kind(own[0].case)].append(key)
     return dict(sorted(found.items())) | {"all": list(of_case)}
 
 

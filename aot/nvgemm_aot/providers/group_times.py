@@ -39,7 +39,7 @@ ESTIMATED_ROUTINGS = ROUTINGS[:2]
 _P = 8
 _FEW = 4
 _SKEW = 3.0
-_SHARPNESS = 4
+SHARPNESS = 4
 """Of `slower`: of 2, 3, 4 and 8, what estimated the experts best that costs are fitted on."""
 _STRIDE = 7
 """Groups in the order of their shares are about so many places apart."""
@@ -136,12 +136,13 @@ class GroupTimes:
         self, problem: Problem, candidate: Candidate, counts: Sequence[int], sm_count: int
     ) -> float:
         """Estimated nanoseconds with these numbers of rows, or of terms, of each group."""
-        cost = self._cost(candidate)
+        cost = self.cost_of(candidate)
         work = work_of(problem, candidate, counts, sm_count)
         computing = work.steps * cost.step + work.tiles * cost.rest
         return self.launch_ns + slower(computing, work.moved_bytes / self.bytes_per_ns)
 
-    def _cost(self, candidate: Candidate) -> TileCost:
+    def cost_of(self, candidate: Candidate) -> TileCost:
+        """What a tile of a candidate costs; by its area if it was not measured."""
         known = self.costs.get(design_name(candidate))
         if known is not None:
             return known
@@ -153,7 +154,7 @@ class GroupTimes:
 
 def slower(computing_ns: float, moving_ns: float) -> float:
     """Time of both at once: nearly that of the slower, but where they are alike both count."""
-    return float((computing_ns**_SHARPNESS + moving_ns**_SHARPNESS) ** (1 / _SHARPNESS))
+    return float((computing_ns**SHARPNESS + moving_ns**SHARPNESS) ** (1 / SHARPNESS))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Runtime estimates for kernel designs, from nvMatmulHeuristics' analytical model. Needs no GPU.
 
 The model knows plain GEMMs. Scales and epilogues are left out, since they cost nearly the same in
-every kernel that is compared. Groups are modelled as a batch of as many GEMMs of equal size.
+every kernel that is compared. Groups are modelled as a batch of as many GEMMs of equal size; where
+`group_times` has costs, these take the place of such estimates.
 """
 
 from __future__ import annotations
