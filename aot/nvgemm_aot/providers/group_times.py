@@ -29,15 +29,16 @@ from .base import Candidate
 DATA = "group_times.json"
 """The file, beside this module."""
 
-ROUTINGS = ("even", "skewed", "few")
+EVEN, SKEWED, FEW = "even", "skewed", "few"
+ROUTINGS = (EVEN, SKEWED, FEW)
 """How rows are spread over groups: evenly; the k-th of n groups, counted in an order without
 pattern, has a share of 1 / (k + 3); evenly over every fourth group."""
 
-ESTIMATED_ROUTINGS = ROUTINGS[:2]
-"""Those of which an estimate is the mean."""
+ESTIMATED_ROUTINGS = (EVEN, SKEWED)
+"""Those of which an estimate, and a measured time, is the mean."""
 
 _P = 8
-_FEW = 4
+_FEW_OF = 4
 _SKEW = 3.0
 SHARPNESS = 4
 """Of `slower`: of 2, 3, 4 and 8, what estimated the experts best that costs are fitted on."""
@@ -47,9 +48,9 @@ _STRIDE = 7
 
 def rows_of_groups(rows: int, groups: int, routing: str) -> list[int]:
     """Spread ``rows`` over groups, by the name of a routing."""
-    if routing == "few":
-        shares = [float(group % _FEW == 0) for group in range(groups)]
-    elif routing == "skewed":
+    if routing == FEW:
+        shares = [float(group % _FEW_OF == 0) for group in range(groups)]
+    elif routing == SKEWED:
         stride = next(
             step for step in range(_STRIDE, 2 * groups + 9) if math.gcd(step, groups) == 1
         )

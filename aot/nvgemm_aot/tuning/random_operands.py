@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.gemm.operands import torch_dtype
-from nvgemm_runtime.gemm.problem import DType, Op, Problem
+from nvgemm_runtime.gemm.problem import DType, Problem
 from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape, roles
 
+from ..providers.group_times import ESTIMATED_ROUTINGS, EVEN, routed
 from .block_scales import has_blocks, random_scales
 
 if TYPE_CHECKING:
@@ -33,8 +35,8 @@ further."""
 def make_sets(problem: Problem, device: str, *, seed: int, total_bytes: int) -> list[Operands]:
     """Make sets of operands of one problem, which together take ``total_bytes``.
 
-    At least two and at most `MOST_SETS` sets, each in buffers of its own. Groups share the rows
-    evenly.
+    At least two and at most `MOST_SETS` sets, each in buffers of its own. Of a problem of groups,
+    sets have the routings `ESTIMATED_ROUTINGS` in turn, each as many sets.
     """
     import torch
 
@@ -45,11 +47,19 @@ def make_sets(problem: Problem, device: str, *, seed: int, total_bytes: int) -> 
         one += dtype.bytes_of(math.prod(role_shape(problem, role)) * dtype.packed)
     count = min(MOST_SETS, max(2, -(-total_bytes // one)))
     generator = torch.Generator(device=device).manual_seed(seed)
-    return [make_operands(problem, device, generator) for _ in range(count)]
+    routings = ESTIMATED_ROUTINGS if signature.op.has_groups else (EVEN,)
+    turns = -(-count // len(routings))
+    return [
+        make_operands(problem, device, generator, routing)
+        for _ in range(turns)
+        for routing in routings
+    ]
 
 
-def make_operands(problem: Problem, device: str, generator: torch.Generator) -> Operands:
-    """One set of operands."""
+def make_operands(
+    problem: Problem, device: str, generator: torch.Generator, routing: str = EVEN
+) -> Operands:
+    """One set of operands; ``routing`` says how groups share rows, or terms."""
     import torch
 
     signature = problem.signature
@@ -58,7 +68,8 @@ def make_operands(problem: Problem, device: str, generator: torch.Generator) -> 
     out = torch.empty(
         role_shape(problem, Role.OUT), dtype=torch_dtype(signature.out), device=device
     )
-    return a, b, out, *random_extras(problem, device, generator, terms=problem.k)
+    extras = random_extras(problem, device, generator, terms=problem.k, routing=routing)
+    return a, b, out, *extras
 
 
 def poison(out: torch.Tensor) -> None:
@@ -73,12 +84,13 @@ def make_extras(
     device: str,
     addend: Callable[[tuple[int, ...]], torch.Tensor],
     scales: Callable[[Role], torch.Tensor],
+    routing: str = EVEN,
 ) -> list[torch.Tensor]:
     """Make the operands besides A, B and the output; an addend is converted to its type."""
     made = []
     for role in extra_roles(problem.signature):
         if role is Role.OFFSETS:
-            made.append(_group_ends(problem, device))
+            made.append(_group_ends(problem, device, routing))
         elif role is Role.ADDEND:
             dtype = torch_dtype(role_dtype(problem.signature, role))
             made.append(addend(role_shape(problem, role)).to(dtype))
@@ -88,7 +100,7 @@ def make_extras(
 
 
 def random_extras(
-    problem: Problem, device: str, generator: torch.Generator, *, terms: int
+    problem: Problem, device: str, generator: torch.Generator, *, terms: int, routing: str = EVEN
 ) -> list[torch.Tensor]:
     """An addend of normal distribution, and scales around 1 or, of blocks, `random_scales`."""
     import torch
@@ -103,14 +115,14 @@ def random_extras(
         device,
         lambda shape: torch.randn(shape, generator=generator, device=device),
         scales,
+        routing,
     )
 
 
-def _group_ends(problem: Problem, device: str) -> torch.Tensor:
+def _group_ends(problem: Problem, device: str, routing: str) -> torch.Tensor:
     import torch
 
-    shared = problem.k if problem.signature.op is Op.K_GROUPED_MM else problem.m
-    ends = [shared * group // problem.groups for group in range(1, problem.groups + 1)]
+    ends = list(itertools.accumulate(routed(problem, routing)))
     return torch.tensor(ends, dtype=torch.int32, device=device)
 
 

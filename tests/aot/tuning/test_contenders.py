@@ -48,6 +48,23 @@ def test_sets_fill_the_space_that_a_cache_needs_and_differ() -> None:
     assert len(make_sets(given, "cpu", seed=1, total_bytes=10**9)) == MOST_SETS
 
 
+@pytest.mark.parametrize(
+    ("key", "shared"), [("grouped_mm/tn", "m48n64"), ("k_grouped_mm/nt", "m64n48")]
+)
+def test_sets_of_groups_have_both_routings_as_often(key: str, shared: str) -> None:
+    k = 4096 if key.startswith("k_") else 64
+    given = Problem.parse(f"{key}/bf16xbf16/fp32/bf16/g4{shared}k{k}")
+    rows = k if key.startswith("k_") else 48
+    ends = [
+        each[3].tolist()
+        for each in make_sets(given, "cpu", seed=1, total_bytes=5 * 2 * (64 * k + 48 * k))
+    ]
+    assert len(ends) % 2 == 0
+    even = [rows // 4 * group for group in range(1, 5)]
+    assert ends[::2] == [even] * (len(ends) // 2)
+    assert all(one == ends[1] != even and one[-1] == rows for one in ends[1::2])
+
+
 def test_atens_operator_computes_the_same() -> None:
     for key in (
         "mm/nt/fp32xfp32/fp32/fp32",
