@@ -12,7 +12,8 @@ allocations:
 The ways take turns. A time is the median over rounds, of the GPU between two events, with a step
 before it that keeps the GPU busy. TFLOP/s are those of the products alone, beside those of one
 large dense product in the same run. Errors are norms of differences from fp32 on the same operands,
-over the norm of what fp32 gives: the largest of the result and of the gradients of rows and weights.
+over the norm of what fp32 gives: the largest of the result and of the gradients of rows and of
+weights.
 
     nvgemm-aot build benchmarks/moe/manifest.yaml  # anywhere
     NVGEMM_AOT_BUNDLES=moe-sm_90a-linux_x86_64-cu13.nvgemm python -m benchmarks.moe measure moe.json
