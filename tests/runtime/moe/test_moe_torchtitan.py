@@ -12,7 +12,7 @@ import torch
 from installed_bundles import use
 from nvgemm_runtime.moe import products
 
-pytest.importorskip("torchtitan", reason="torchtitan is not installed: it is no test dependency")
+pytest.importorskip("torchtitan", reason="see test_moe_torchtitan_installed, which installs it")
 
 from torchtitan.config.configurable import Configurable
 from torchtitan.config.override import OverrideConfig, apply_overrides
