@@ -50,8 +50,8 @@ EXPLAIN_VARIABLE = "NVGEMM_AOT_EXPLAIN"
 """Names the file that `report` appends events to; nothing is written where it is not set."""
 
 DEBUG_VARIABLE = "NVGEMM_AOT_DEBUG"
-"""1: `grouped_mm`, and compiled code that is loaded while it is set, copy offsets from the device
-and check them, for which they wait. Torch's operators and generated C++ do not."""
+"""1: `grouped_mm`, `moe.experts`, and compiled code that is loaded while it is set, copy offsets
+from the device and check them, for which they wait. Torch's operators and generated C++ do not."""
 
 BUNDLES_VARIABLE = "NVGEMM_AOT_BUNDLES"
 """Names bundle files, or directories of them, as PATH does."""
@@ -200,8 +200,8 @@ VARIABLES = {
         "`:`. Others must not be able to write to them or to a directory above."
     ),
     DEBUG_VARIABLE: (
-        "`1`: `nvgemm_runtime.grouped_mm` and `k_grouped_mm`, and compiled code that is loaded "
-        "while it is set, copy "
+        "`1`: `nvgemm_runtime.grouped_mm`, `k_grouped_mm` and `moe.experts`, which checks counts "
+        "and indices too, and compiled code that is loaded while it is set, copy "
         "offsets from the device and check them. Each call waits for that, so no CUDA graph can "
         "be captured. `torch.ops.nvgemm_aot.grouped_mm` never checks; in generated C++, ATen "
         "computes grouped products. Unchecked offsets that fall, or pass the end, go unnoticed, "

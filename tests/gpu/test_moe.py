@@ -135,7 +135,6 @@ def test_two_streams_at_once_give_what_one_gives() -> None:
 
 def test_compiled_as_one_graph() -> None:
     given = operands()
-    wanted = run(given)
     compiled = torch.compile(
         lambda x, up, down: experts(x, up, down, ends()).float().square().sum(), fullgraph=True
     )
@@ -146,4 +145,3 @@ def test_compiled_as_one_graph() -> None:
     direct = torch.autograd.grad(eager, given)
     assert is_by_kernels()
     assert max(error(list(grads), list(direct))) < 1e-2
-    assert len(wanted) == len(given) + 1

@@ -16,12 +16,16 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..gemm.epilogues import Epilogue, Gate, WeightOrder, find_gated
 from ..gemm.moe_operators import BIAS_COLUMNS
+from ..settings import is_debugging
 from .activations import Activation, GatedActivation
-from .checks import check_dtypes, check_kinds, check_shapes, named
+from .checks import check_dtypes, check_kinds, check_shapes, check_values, named, pair_of
 from .products import columns, gated_rows, owner_of_rows, rows
 
 _PIECE = 1 << 24
 """Elements of each fp32 tensor between products, but while torch.compile traces."""
+
+_UP = ("w_up", "up_bias")
+"""Arguments that may be pairs."""
 
 _ACTIVATIONS = {one.value: one for one in Activation}
 _ORDERS = {one.value: one for one in WeightOrder}
@@ -55,8 +59,8 @@ def experts(
 
     Ends of groups are on the device, so a call does not see them: with ends that fall, or pass the
     last row, results are undefined, and kernels of torch or of other providers than quack may read
-    and write memory outside their tensors. With NVGEMM_AOT_DEBUG=1 ends are copied and checked, for
-    which each product waits for the device.
+    and write memory outside their tensors. With NVGEMM_AOT_DEBUG=1 ends and indices are copied
+    and checked, for which the call waits for the device, and compiled code for its ends alone.
 
     Args:
         x: Rows [rows, dim], those of the first expert first; with ``indices`` tokens [tokens, dim]
@@ -66,7 +70,7 @@ def experts(
         w_down: Weights [experts, dim, hidden], likewise.
         offsets: End of each expert's rows, rising: int32 or int64 of shape [experts]. Without
             ``combine``, the result and the gradient of x are undefined in rows past the last end.
-        counts: Instead of offsets: the number of each expert's rows, integers of shape [experts].
+        counts: Instead of offsets: the number of each expert's rows, int32 or int64 [experts].
         activation: ``swiglu``: ``silu(gate) * up``; ``geglu``: ``gelu(gate) * up`` with gelu's tanh
             form; ``swiglu_oai``: ``gate * sigmoid(alpha * gate) * (up + 1)`` of gates cut off above
             at ``limit`` and ups at both ends.
@@ -86,51 +90,54 @@ def experts(
 
     Raises:
         ValueError: If shapes, devices or names do not fit; under NVGEMM_AOT_DEBUG=1 also if offsets
-            fall or pass the last row.
-        TypeError: If types differ, or a tensor is a DTensor: pass its ``to_local()``.
+            fall or pass the last row, a count is negative, or an index is out of range.
+        TypeError: If types differ or cannot be computed, or a tensor is a DTensor: pass its
+            ``to_local()``.
         RuntimeError: In a backward with ``create_graph=True``: there is no second derivative.
     """
     names = GatedActivation(
         kind=named("activation", _ACTIVATIONS, activation), alpha=alpha, limit=limit
     )
-    pair = isinstance(w_up, tuple)
-    order = None if pair else named("weights", _ORDERS, weights)
-    if isinstance(up_bias, tuple) != pair and up_bias is not None:
+    is_pair = isinstance(w_up, tuple)
+    order = None if is_pair else named("weights", _ORDERS, weights)
+    if isinstance(up_bias, tuple) != is_pair and up_bias is not None:
         raise ValueError("experts: up_bias must be a pair exactly where w_up is one")
-    gate, up = w_up if isinstance(w_up, tuple) else (w_up, None)
-    gate_bias, second_bias = up_bias if isinstance(up_bias, tuple) else (up_bias, None)
-    floating = {
-        "x": x,
-        "w_up": gate,
-        "w_up[1]": up,
-        "w_down": w_down,
-        "up_bias": gate_bias,
-        "up_bias[1]": second_bias,
-        "down_bias": down_bias,
-    }
     if (offsets is None) == (counts is None):
         raise ValueError("experts: give either offsets or counts")
-    ends = offsets if offsets is not None else counts
+    floating: dict[str, torch.Tensor | None] = {"x": x}
+    for name, value in zip(_UP, (w_up, up_bias)):
+        if isinstance(value, tuple):
+            floating[f"{name}[0]"], floating[f"{name}[1]"] = pair_of(name, value)
+        else:
+            floating[name] = value
+    floating |= {"w_down": w_down, "down_bias": down_bias}
+    others = {"offsets": offsets} if counts is None else {"counts": counts}
+    others |= {"indices": indices, "routing_weights": routing_weights}
+    check_kinds(floating, others)
+    check_shapes(floating, others, combine)
+    if is_debugging() and not _is_watched(*floating.values(), *others.values()):
+        check_values(others, x.shape[0])
+    ends = offsets if counts is None else torch.cumsum(counts, 0, dtype=torch.int32)
     assert ends is not None
-    integers = {"offsets" if counts is None else "counts": ends, "indices": indices}
-    check_kinds(floating, {**integers, "routing_weights": routing_weights})
-    check_shapes(floating, ends, indices, routing_weights, combine)
-    if counts is not None:
-        ends = torch.cumsum(counts, 0, dtype=torch.int32)
     kind = x.device.type
-    if torch.is_autocast_enabled(kind):
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         wanted = torch.get_autocast_dtype(kind)
         floating = {
             name: one if one is None or one.dtype is torch.float64 else one.to(wanted)
             for name, one in floating.items()
         }
     check_dtypes(floating)
+    gate, gate_bias = (floating.get(f"{name}[0]", floating.get(name)) for name in _UP)
+    up, up_bias = (floating.get(f"{name}[1]") for name in _UP)
+    operands = (
+        floating["x"], gate, up, floating["w_down"], gate_bias, up_bias, floating["down_bias"],
+    )  # fmt: skip
     wants_grad = torch.is_grad_enabled() and any(
-        one is not None and one.requires_grad for one in (*floating.values(), routing_weights)
+        one is not None and one.requires_grad for one in (*operands, routing_weights)
     )
     plan = _Plan(activation=names, order=order, combine=combine, wants_grad=wants_grad)
     result: torch.Tensor = _Experts.apply(
-        plan, ends.to(torch.int32), indices, routing_weights, *floating.values()
+        plan, ends.to(torch.int32), indices, routing_weights, *operands
     )
     return result
 
@@ -186,7 +193,8 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
     ) -> torch.Tensor:
         taken = x if indices is None else x.index_select(0, indices)
         hidden = None
-        if not plan.wants_grad and not _is_watched(x):
+        given = (offsets, indices, scores, x, w_gate, w_down, gate_bias, down_bias)
+        if not plan.wants_grad and not _is_watched(*given):
             epilogue = plan.epilogue()
             if epilogue is not None:
                 hidden = gated_rows(taken, w_gate.mT, offsets, gate_bias, epilogue)
@@ -290,11 +298,12 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         return (None, None, None, *(found.get(name) for name in order))
 
 
-def _is_watched(x: torch.Tensor) -> bool:
-    """Whether something follows the operators that run: a tracer, a recording, a fake tensor."""
-    if torch.compiler.is_compiling() or type(x) not in (torch.Tensor, torch.nn.Parameter):
+def _is_watched(*tensors: torch.Tensor | None) -> bool:
+    """Whether something follows the operators that run: a tracer, a recording, a subclass."""
+    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
         return True
-    return _get_current_dispatch_mode() is not None
+    plain = (torch.Tensor, torch.nn.Parameter, type(None))
+    return any(type(one) not in plain for one in tensors)
 
 
 def _pieces(matrix: torch.Tensor) -> list[slice]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 _Named = TypeVar("_Named")
+
+_FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_INTEGERS = (torch.int32, torch.int64)
 
 
 def named(argument: str, known: Mapping[str, _Named], value: str) -> _Named:
@@ -21,19 +24,35 @@ def named(argument: str, known: Mapping[str, _Named], value: str) -> _Named:
     raise ValueError(f"experts: {argument} is {value!r}, must be one of {', '.join(known)}")
 
 
-def check_kinds(
-    floating: dict[str, torch.Tensor | None], others: dict[str, torch.Tensor | None]
-) -> None:
-    """Check that all are plain tensors on one device, and integers where they must be.
+def pair_of(argument: str, value: Any) -> tuple[Any, Any]:
+    """Gate's and up's part of a pair.
+
+    Raises:
+        ValueError: If there are not two.
+    """
+    if len(value) != 2:
+        raise ValueError(f"experts: {argument} has {len(value)} tensors, must be a pair: gate, up")
+    return value[0], value[1]
+
+
+def check_kinds(floating: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+    """Check that all are plain tensors on one device, of types that can be computed.
+
+    Args:
+        floating: By the names that the caller knows: operands, of which x is first; None is absent.
+        others: Likewise: integers, and ``routing_weights``.
 
     Raises:
         ValueError: If devices differ.
-        TypeError: If one is a DTensor, or of a wrong kind of type.
+        TypeError: If one is no tensor, is a DTensor, or has a wrong type of elements.
     """
     device = None
     for name, one in (*floating.items(), *others.items()):
-        if one is None:
+        if one is None and name not in ("x", "w_up", "w_up[0]", "w_up[1]", "w_down"):
             continue
+        if not isinstance(one, torch.Tensor):
+            found = "None" if one is None else f"of type {type(one).__name__}"
+            raise TypeError(f"experts: {name} is {found}, must be a tensor")
         if hasattr(one, "to_local"):
             raise TypeError(f"experts: {name} is a DTensor; pass {name}.to_local()")
         if device is None:
@@ -41,12 +60,13 @@ def check_kinds(
         elif one.device != device:
             raise ValueError(f"experts: {name} is on {one.device}, x on {device}; move it there")
         is_floating = name in floating or name == "routing_weights"
-        if one.dtype.is_floating_point != is_floating or one.dtype is torch.bool:
-            wanted = "floating" if is_floating else "int32 or int64"
-            raise TypeError(f"experts: {name} is {one.dtype}, must be {wanted}")
+        allowed = _FLOATING if is_floating else _INTEGERS
+        if one.dtype not in allowed:
+            wanted = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+            raise TypeError(f"experts: {name} is {one.dtype}, must be one of {wanted}")
 
 
-def check_dtypes(floating: dict[str, torch.Tensor | None]) -> None:
+def check_dtypes(floating: Mapping[str, torch.Tensor | None]) -> None:
     """Check that all operands have x's type.
 
     Raises:
@@ -63,46 +83,96 @@ def check_dtypes(floating: dict[str, torch.Tensor | None]) -> None:
 
 
 def check_shapes(
-    floating: dict[str, torch.Tensor | None],
-    ends: torch.Tensor,
-    indices: torch.Tensor | None,
-    scores: torch.Tensor | None,
+    floating: Mapping[str, torch.Tensor | None],
+    others: Mapping[str, torch.Tensor | None],
     combine: bool,
 ) -> None:
-    """Check that all shapes fit together.
+    """Check that all shapes fit together. Arguments are those of `check_kinds`.
 
     Raises:
         ValueError: If one does not.
     """
-    x, w_up, w_down = floating["x"], floating["w_up"], floating["w_down"]
-    assert x is not None
-    assert w_up is not None
-    assert w_down is not None
-    for name, one, rank in (("x", x, 2), ("w_up", w_up, 3), ("w_down", w_down, 3)):
-        if one.dim() != rank:
-            raise ValueError(f"experts: {name} has {one.dim()} dimensions, must have {rank}")
-    count, dim, hidden = w_down.shape
-    if count == 0 or dim == 0 or hidden == 0:
-        raise ValueError(f"experts: w_down is {tuple(w_down.shape)}; no size may be 0")
-    is_pair = floating["w_up[1]"] is not None
-    wide = hidden if is_pair else 2 * hidden
-    rows = x.shape[0] if indices is None else indices.shape[0]
-    wanted: dict[str, tuple[torch.Tensor | None, tuple[int, ...]]] = {
-        "x": (x, (x.shape[0], dim)),
-        "w_up": (w_up, (count, wide, dim)),
-        "w_up[1]": (floating["w_up[1]"], (count, wide, dim)),
-        "up_bias": (floating["up_bias"], (count, wide)),
-        "up_bias[1]": (floating["up_bias[1]"], (count, wide)),
-        "down_bias": (floating["down_bias"], (count, dim)),
-        "offsets or counts": (ends, (count,)),
-        "indices": (indices, (rows,)),
-        "routing_weights": (scores, (rows,)),
-    }
-    for name, (tensor, shape) in wanted.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
+    tensors = {name: one for name, one in (*floating.items(), *others.items()) if one is not None}
+    for name, one in tensors.items():
+        axes = _axes_of(name, pair="w_up[0]" in floating)
+        if one.dim() != len(axes):
             raise ValueError(
-                f"experts: {name} is {tuple(tensor.shape)}, must be {shape} beside w_down "
-                f"{tuple(w_down.shape)}"
+                f"experts: {name} is {tuple(one.shape)}, must have {len(axes)} dimensions: "
+                f"[{', '.join(axes)}]"
+            )
+    x, w_down, indices = tensors["x"], tensors["w_down"], tensors.get("indices")
+    if 0 in w_down.shape:
+        raise ValueError(f"experts: w_down is {tuple(w_down.shape)}; no size may be 0")
+    count, dim, hidden = w_down.shape
+    sizes = {"experts": count, "dim": dim, "hidden": hidden, "2 * hidden": 2 * hidden}
+    sizes["rows"] = x.shape[0] if indices is None else indices.shape[0]
+    for name, one in tensors.items():
+        axes = _axes_of(name, pair="w_up[0]" in floating)
+        # Only x has tokens, and without indices those are the rows.
+        wanted = tuple(sizes.get(axis, one.shape[0]) for axis in axes)
+        if tuple(one.shape) != wanted:
+            raise ValueError(
+                f"experts: {name} is {tuple(one.shape)}, must be {wanted}: [{', '.join(axes)}], "
+                f"with {count} experts, dim {dim} and hidden {hidden} of w_down"
             )
     if combine and indices is None:
         raise ValueError("experts: combine needs indices, the token of each row")
+
+
+def _axes_of(name: str, *, pair: bool) -> tuple[str, ...]:
+    """Names of a tensor's dimensions; those of x are tokens where it is gathered."""
+    wide = "hidden" if pair else "2 * hidden"
+    argument = name.partition("[")[0]
+    return {
+        "x": ("tokens", "dim"),
+        "w_up": ("experts", wide, "dim"),
+        "w_down": ("experts", "dim", "hidden"),
+        "up_bias": ("experts", wide),
+        "down_bias": ("experts", "dim"),
+        "offsets": ("experts",),
+        "counts": ("experts",),
+        "indices": ("rows",),
+        "routing_weights": ("rows",),
+    }[argument]
+
+
+def check_values(others: Mapping[str, torch.Tensor | None], tokens: int) -> None:
+    """Check ends or counts, and indices; copies them from the device. For debugging.
+
+    Args:
+        others: Those of `check_kinds`, whose shapes fit.
+        tokens: Rows of x.
+
+    Raises:
+        ValueError: If one is out of its range.
+    """
+    indices = others["indices"]
+    rows = tokens
+    if indices is not None:
+        rows = indices.shape[0]
+        for place, index in enumerate(indices.tolist()):
+            if not 0 <= index < tokens:
+                raise ValueError(
+                    f"experts: indices[{place}] is {index}, must be in 0..{tokens - 1}: "
+                    f"x has {tokens} tokens"
+                )
+    counts = others.get("counts")
+    if counts is not None:
+        end = 0
+        for expert, count in enumerate(counts.tolist()):
+            if not 0 <= count <= rows - end:
+                raise ValueError(
+                    f"experts: counts[{expert}] is {count}, must be in 0..{rows - end}: the "
+                    f"experts before it have {end} of {rows} rows"
+                )
+            end += count
+    offsets = others.get("offsets")
+    if offsets is not None:
+        end = 0
+        for expert, offset in enumerate(offsets.tolist()):
+            if not end <= offset <= rows:
+                raise ValueError(
+                    f"experts: offsets[{expert}] is {offset}, must be in {end}..{rows}: ends rise, "
+                    f"up to the {rows} rows"
+                )
+            end = offset

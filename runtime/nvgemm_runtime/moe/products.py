@@ -63,6 +63,9 @@ def gated_rows(
     epilogue: Epilogue,
 ) -> torch.Tensor | None:
     """`rows` with a gated epilogue, [m, n / 2], if a kernel serves it; not to be traced."""
+    # Torch resolves negated views for operators, but this is none.
+    a, b, offsets = a.resolve_neg(), b.resolve_neg(), offsets.resolve_neg()
+    bias = None if bias is None else bias.resolve_neg()
     if is_debugging():
         check_offset_values(offsets, a.shape[0])
     out = a.new_empty((a.shape[0], b.shape[2] // 2))

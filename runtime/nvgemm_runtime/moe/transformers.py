@@ -7,11 +7,13 @@ One line, before a model is made: ``nvgemm_runtime.moe.transformers.register()``
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.nn import functional
 from transformers.activations import GELUTanh, SiLUActivation
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from .block import experts
 
@@ -44,7 +46,7 @@ def experts_forward(
     Raises:
         ValueError: If the module's gate is not one that `nvgemm_runtime.moe.experts` computes.
     """
-    activation, constants = _gate(module)
+    gate = _gate_of(module)
     chosen, order = torch.sort(top_k_index.reshape(-1), stable=True)
     places = torch.arange(module.num_experts, device=chosen.device, dtype=chosen.dtype)
     offsets = torch.searchsorted(chosen, places, right=True)
@@ -56,37 +58,75 @@ def experts_forward(
         w_up,
         w_down,
         offsets,
-        activation=activation,
-        weights="halves" if module.is_concatenated else "interleaved",
+        activation=gate.activation,
+        weights=gate.weights,
         up_bias=module.gate_up_proj_bias if module.has_bias else None,
         down_bias=module.down_proj_bias if module.has_bias else None,
         indices=order // top_k_index.shape[-1],
         routing_weights=top_k_weights.reshape(-1).index_select(0, order),
         combine=True,
-        **constants,
+        **{name: float(getattr(module, place)) for name, place in gate.constants.items()},
     )
 
 
-def _gate(module: Any) -> tuple[str, dict[str, float]]:
-    """Name and constants of a module's activation."""
+@dataclass(frozen=True, kw_only=True)
+class _Gate:
+    """How a module joins gates and ups, in arguments of `experts`.
+
+    Attributes:
+        activation: That argument; empty if the module's ``act_fn`` decides.
+        weights: Likewise. The gate itself splits the columns; transformers' ``is_concatenated`` is
+            of no effect on it.
+        constants: The module's attributes by arguments that they are given as.
+    """
+
+    activation: str = ""
+    weights: str = "halves"
+    constants: dict[str, str] = field(default_factory=dict)
+
+
+_OAI = {"alpha": "alpha", "limit": "limit"}
+_PLAIN = _Gate()
+_GATES = {
+    "integrations.moe._default_apply_gate": _PLAIN,
+    "models.beam.modeling_beam.BeamExperts._apply_gate": _PLAIN,  # computed in fp32, as here
+    "models.gpt_oss.modeling_gpt_oss.GptOssExperts._apply_gate": _Gate(
+        activation="swiglu_oai", weights="interleaved", constants=_OAI
+    ),
+    "models.openai_privacy_filter.modeling_openai_privacy_filter"
+    ".OpenAIPrivacyFilterExperts._apply_gate": _Gate(activation="swiglu_oai", constants=_OAI),
+    "models.minimax_m3_vl.modeling_minimax_m3_vl.MiniMaxM3VLExperts._apply_gate": _Gate(
+        activation="swiglu_oai", constants={"alpha": "swiglu_alpha", "limit": "swiglu_limit"}
+    ),
+}
+"""By the function of transformers that a module calls: seen in 5.23."""
+
+
+def _gate_of(module: Any) -> _Gate:
+    """The gate that a module applies, with its activation.
+
+    Raises:
+        ValueError: If it is none that `experts` computes.
+    """
     name = type(module).__name__
-    if not module.has_gate or module.has_post_expert_norm:
-        raise ValueError(
-            f"{name}: has no gate, or a norm behind each expert; use another experts "
-            "implementation, such as grouped_mm"
-        )
-    if type(module)._apply_gate is not _default_apply_gate:
-        if name == "GptOssExperts":
-            return "swiglu_oai", {"alpha": float(module.alpha), "limit": float(module.limit)}
-        raise ValueError(
-            f"{name}: joins gates and ups in its own way; use another experts implementation, "
-            "such as grouped_mm"
-        )
-    if isinstance(module.act_fn, (SiLUActivation, torch.nn.SiLU)):
-        return "swiglu", {}
-    if isinstance(module.act_fn, GELUTanh):
-        return "geglu", {}
+    advice = "use another experts implementation, such as grouped_mm"
+    if not module.has_gate:
+        raise ValueError(f"{name}: has no gate; {advice}")
+    if module.has_post_expert_norm:
+        raise ValueError(f"{name}: has a norm behind each expert; {advice}")
+    called = getattr(module._apply_gate, "__func__", module._apply_gate)
+    place = f"{called.__module__}.{called.__qualname__}"
+    gate = _GATES.get(place.removeprefix("transformers."))
+    if gate is None:
+        raise ValueError(f"{name}: joins gates and ups in its own way, by {place}; {advice}")
+    if gate.activation:
+        return gate
+    joined = module.act_fn
+    if joined is functional.silu or isinstance(joined, (SiLUActivation, torch.nn.SiLU)):
+        return replace(gate, activation="swiglu")
+    if isinstance(joined, GELUTanh):
+        return replace(gate, activation="geglu")
+    found = getattr(joined, "__name__", type(joined).__name__)
     raise ValueError(
-        f"{name}: its activation is {type(module.act_fn).__name__}, must be silu or "
-        "gelu_pytorch_tanh; use another experts implementation, such as grouped_mm"
+        f"{name}: its activation is {found}, must be silu or gelu_pytorch_tanh; {advice}"
     )

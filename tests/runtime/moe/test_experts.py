@@ -6,13 +6,14 @@ import functools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from edges import problem_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 import cpu_provider
@@ -449,15 +450,51 @@ def test_one_warning_where_torch_computes(monkeypatch: pytest.MonkeyPatch) -> No
         experts(**operands(routing="one row each", dtype=torch.bfloat16)).sum().backward()
 
 
-@pytest.mark.parametrize("ends", [[5, 4, 6, 18], [5, 5, 6, 19], [-1, 5, 6, 18]])
-def test_debugging_refuses_bad_offsets(ends: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"offsets": [5, 4, 6, 18]}, r"offsets\[1\] is 4, must be in 5..18"),
+        ({"offsets": [5, 5, 6, 19]}, r"offsets\[3\] is 19, must be in 6..18"),
+        ({"offsets": [-1, 5, 6, 18]}, r"offsets\[0\] is -1, must be in 0..18"),
+        ({"offsets": [5, 5, 6, 2**32 + 18]}, "is 4294967314, must be in 6..18"),
+        ({"counts": [5, -1, 1, 12]}, r"counts\[1\] is -1, must be in 0..13"),
+        ({"counts": [5, 0, 2, 12]}, r"counts\[3\] is 12, must be in 0..11"),
+        ({"indices": [0] * 17 + [TOKENS]}, r"indices\[17\] is 11, must be in 0..10"),
+        ({"indices": [-1] + [0] * 17}, r"indices\[0\] is -1, must be in 0..10"),
+    ],
+)
+def test_debugging_refuses_values_out_of_range(
+    changed: dict[str, list[int]], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(DEBUG_VARIABLE, "1")
-    made = operands()
-    del made["counts"]
-    with pytest.raises(ValueError, match="ends at row"):
-        experts(offsets=torch.tensor(ends), **made)
-    with torch.no_grad(), pytest.raises(ValueError, match="ends at row"):
-        experts(offsets=torch.tensor(ends), **made)
+    made = operands(gather=True)
+    experts(**made)
+    if "offsets" in changed:
+        del made["counts"]
+    made |= {name: torch.tensor(values) for name, values in changed.items()}
+    with pytest.raises(ValueError, match=message):
+        experts(**made)
+
+
+def test_debugging_checks_ends_in_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DEBUG_VARIABLE, "1")
+    torch._dynamo.reset()
+    made = operands(dtype=torch.float32)
+    made["counts"] = torch.tensor([5, 0, 2, 12])
+    compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match="ends at row 19"):
+        compiled(**made)
+
+
+def fp64(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.float64)
+
+
+def integers(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.int64)
+
+
+PAIR = (fp64(EXPERTS, HIDDEN, DIM), fp64(EXPERTS, HIDDEN, DIM))
 
 
 @pytest.mark.parametrize(
@@ -466,14 +503,45 @@ def test_debugging_refuses_bad_offsets(ends: list[int], monkeypatch: pytest.Monk
         ({"activation": "relu"}, ValueError, "activation is 'relu'"),
         ({"weights": "thirds"}, ValueError, "weights is 'thirds'"),
         ({"counts": None}, ValueError, "either offsets or counts"),
-        ({"counts": torch.ones(EXPERTS)}, TypeError, "counts is torch.float32"),
-        ({"counts": torch.ones(3, dtype=torch.int64)}, ValueError, r"must be \(4,\)"),
-        ({"counts": torch.ones(EXPERTS, dtype=torch.int64, device="meta")}, ValueError, "on meta"),
-        ({"x": torch.ones(18, DIM, dtype=torch.bfloat16)}, TypeError, "x is torch.bfloat16"),
-        ({"x": torch.ones(18, 7, dtype=torch.float64)}, ValueError, r"x is \(18, 7\)"),
-        ({"w_down": torch.ones(DIM, HIDDEN, dtype=torch.float64)}, ValueError, "2 dimensions"),
+        ({"offsets": integers(EXPERTS)}, ValueError, "either offsets or counts"),
+        ({"x": None}, TypeError, "x is None, must be a tensor"),
+        ({"w_up": list(PAIR)}, TypeError, "w_up is of type list"),
+        ({"w_up": (*PAIR, PAIR[0])}, ValueError, "w_up has 3 tensors, must be a pair"),
+        ({"w_up": (PAIR[0], None)}, TypeError, r"w_up\[1\] is None"),
+        ({"counts": torch.ones(EXPERTS)}, TypeError, "counts is torch.float32, must be one of int"),
+        ({"counts": integers(EXPERTS).cfloat()}, TypeError, "counts is torch.complex64"),
+        ({"counts": integers(EXPERTS).bool()}, TypeError, "counts is torch.bool"),
+        ({"indices": fp64(18)}, TypeError, "indices is torch.float64, must be one of int32, int64"),
+        ({"w_down": fp64(4, DIM, HIDDEN).cfloat()}, TypeError, "w_down is torch.complex64"),
+        ({"x": fp64(18, DIM).to(torch.float8_e4m3fn)}, TypeError, "must be one of bfloat16, flo"),
+        ({"x": fp64(18, DIM).bfloat16()}, TypeError, "w_up is torch.float64, x is torch.bfloat16"),
+        ({"w_up": (PAIR[0], PAIR[1].half())}, TypeError, r"w_up\[1\] is torch.float16, x is"),
+        ({"counts": integers(EXPERTS).to("meta")}, ValueError, "counts is on meta, x on cpu"),
+        ({"w_up": (PAIR[0], PAIR[1].to("meta"))}, ValueError, r"w_up\[1\] is on meta"),
+        ({"x": fp64(2, 9, DIM)}, ValueError, r"x is \(2, 9, 24\), must have 2 dim.*tokens, dim"),
+        ({"x": fp64(18, 7)}, ValueError, r"x is \(18, 7\), must be \(18, 24\)"),
+        ({"w_up": fp64(32, DIM)}, ValueError, r"w_up is \(32, 24\), must have 3 dim.*2 \* hidden"),
+        (
+            {"w_up": (PAIR[0], PAIR[1].mT)},
+            ValueError,
+            r"w_up\[1\] is \(4, 24, 16\), must be \(4, 16",
+        ),
+        ({"w_down": fp64(DIM, HIDDEN)}, ValueError, "w_down is .*must have 3 dim"),
+        ({"w_down": fp64(EXPERTS, DIM, 9)}, ValueError, r"w_up is .*must be \(4, 18, 24\)"),
+        ({"w_down": fp64(0, DIM, HIDDEN)}, ValueError, "no size may be 0"),
+        ({"w_down": fp64(EXPERTS, DIM, 0)}, ValueError, "no size may be 0"),
+        ({"counts": integers(3)}, ValueError, r"counts is \(3,\), must be \(4,\): \[experts\]"),
+        ({"indices": integers()}, ValueError, r"indices is \(\), must have 1 dimensions: \[rows"),
+        ({"routing_weights": fp64(17)}, ValueError, r"routing_weights is \(17,\), must be \(18,\)"),
+        ({"down_bias": fp64(EXPERTS, 7)}, ValueError, r"down_bias is .*must be \(4, 24\)"),
         ({"combine": True}, ValueError, "combine needs indices"),
-        ({"up_bias": (torch.ones(1), torch.ones(1))}, ValueError, "must be a pair exactly"),
+        ({"up_bias": (fp64(1), fp64(1))}, ValueError, "must be a pair exactly"),
+        ({"w_up": PAIR, "up_bias": fp64(1)}, ValueError, "must be a pair exactly"),
+        (
+            {"w_up": PAIR, "up_bias": (fp64(4, HIDDEN), fp64(4, 3))},
+            ValueError,
+            r"up_bias\[1\] is \(4, 3\), must be \(4, 16\)",
+        ),
     ],
 )
 def test_refuses_what_does_not_fit(
@@ -481,3 +549,67 @@ def test_refuses_what_does_not_fit(
 ) -> None:
     with pytest.raises(kind, match=message):
         experts(**{**operands(), **changed})
+
+
+@pytest.mark.parametrize("gather", [False, True], ids=["rows", "tokens"])
+def test_tensors_without_memory_have_a_result_without_memory(gather: bool) -> None:
+    made = operands(gather=gather)
+    there = {name: one.to("meta") if torch.is_tensor(one) else one for name, one in made.items()}
+    out = experts(**there)
+    assert out.device.type == "meta"
+    assert out.shape == experts(**made).shape
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", ["x", "w_up", "w_down"])
+def test_a_negated_view_is_negated(
+    name: str, grad: bool, install: Callable[..., Installed]
+) -> None:
+    """Such as ``z.conj().imag``, whose memory has the other sign."""
+    installed = install("tn tt", None, Epilogue.SWIGLU_HALVES)
+    made = {each: one.detach() for each, one in operands_for_kernels().items()}
+    made["w_up"].requires_grad_(grad)
+    expected = experts(**made)
+    assert installed.epilogues() == ([None] * 2 if grad else [Epilogue.SWIGLU_HALVES, None])
+    made[name] = torch._neg_view(-made[name])
+    assert torch.equal(experts(**made), expected)
+    assert len(installed.epilogues()) == 2
+
+
+class Wrapped(torch.Tensor):
+    """A tensor that handles operators itself, as those of quantized or sharded weights do."""
+
+    operators: ClassVar[list[str]] = []
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapped:
+        made: Wrapped = torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, strides=inner.stride(), dtype=inner.dtype
+        )
+        return made
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        cls.operators.append(str(operator))
+        args, kwargs = tree_map_only(Wrapped, lambda one: one.inner, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, Wrapped, operator(*args, **kwargs))
+
+
+@pytest.mark.parametrize("name", ["w_up", "w_down"])
+def test_a_weight_that_handles_operators_sees_its_product(
+    name: str, install: Callable[..., Installed]
+) -> None:
+    install("tn", None, Epilogue.SWIGLU_HALVES)
+    made = {name: one.detach() for name, one in operands_for_kernels().items()}
+    expected = experts(**made)
+    made[name] = Wrapped(made[name])
+    Wrapped.operators.clear()
+    found = experts(**made)
+    assert isinstance(found, Wrapped)
+    assert "nvgemm_moe.rows.default" in Wrapped.operators
+    assert_same([found.inner], [expected], 2**-5)
