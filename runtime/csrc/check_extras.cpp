@@ -78,6 +78,7 @@ void Checker::CheckScale(Role role, const DLTensor& from, const MemorySpan& out)
 }
 
 void Checker::CheckRowScale(Role role, const DLTensor& from, int64_t rows) const {
+  if (HasGroups(spec_.op)) return CheckRowScaleOfGroups(role, from, rows);
   const int along = role == Role::kScaleA ? 0 : 1;
   TensorView& to = Copy(role, from, 2, spec_.scale_dtype);
   if (to.shape[along] != rows || to.shape[1 - along] != 1 || !IsCompact(to.tensor)) {
@@ -86,6 +87,29 @@ void Checker::CheckRowScale(Role role, const DLTensor& from, int64_t rows) const
            ", ", along == 0 ? 1 : rows, "), one for each ", along == 0 ? "row of a" : "column of b");
   }
   to.strides[0] = to.shape[1];
+  to.strides[1] = 1;
+}
+
+// As torch has them: a vector for the rows of a, and a row for each matrix of b.
+void Checker::CheckRowScaleOfGroups(Role role, const DLTensor& from, int64_t rows) const {
+  if (role == Role::kScaleA) {
+    TensorView& to = Copy(role, from, 1, spec_.scale_dtype);
+    if (to.shape[0] != rows || !IsCompact(to.tensor)) {
+      Refuse(kValueError, RoleName(role), " has shape ", ShapeText(to.tensor), " and strides ",
+             StridesText(to.tensor), "; must be contiguous and of shape (", rows,
+             "), one for each row of a");
+    }
+    to.strides[0] = 1;
+    return;
+  }
+  const int64_t groups = call_[Role::kB].shape[0];
+  TensorView& to = Copy(role, from, 2, spec_.scale_dtype);
+  if (to.shape[0] != groups || to.shape[1] != rows || !IsCompact(to.tensor)) {
+    Refuse(kValueError, RoleName(role), " has shape ", ShapeText(to.tensor), " and strides ",
+           StridesText(to.tensor), "; must be contiguous and of shape (", groups, ", ", rows,
+           "), one for each column of each matrix of b");
+  }
+  to.strides[0] = rows;
   to.strides[1] = 1;
 }
 

@@ -52,6 +52,7 @@ class Checker {
   void CheckExtras(const Operands& operands, const MemorySpan& out) const;
   void CheckScale(Role role, const DLTensor& from, const MemorySpan& out) const;
   void CheckRowScale(Role role, const DLTensor& from, int64_t rows) const;
+  void CheckRowScaleOfGroups(Role role, const DLTensor& from, int64_t rows) const;
   void CheckOffsets(const DLTensor& from, const MemorySpan& out) const;
   void CheckAddend(const DLTensor& from, const MemorySpan& out) const;
   void CheckRowsOfGroups(const DLTensor& from, const MemorySpan& out) const;

@@ -50,6 +50,14 @@ constexpr Form Grouped(const char* name, Op op) {
   return form;
 }
 inline constexpr Form kGroupedMm = Grouped("nvgemm_aot::grouped_mm", Op::kGroupedMm);
+constexpr Form ScaledGrouped() {
+  Form form{"nvgemm_aot::scaled_grouped_mm", Op::kGroupedMm, 0, 1, 5};
+  form.scale_a = 2;
+  form.scale_b = 3;
+  form.offsets = 4;
+  return form;
+}
+inline constexpr Form kScaledGroupedMm = ScaledGrouped();
 constexpr Form GroupedGated() {
   Form form = Grouped("nvgemm_aot::grouped_gated_mm", Op::kGroupedMm);
   form.is_gated = true;
@@ -82,6 +90,8 @@ inline constexpr Form kAddmmOut = WithOut(kAddmm, "nvgemm_aot::addmm.out", 4);
 inline constexpr Form kBaddbmmOut = WithOut(kBaddbmm, "nvgemm_aot::baddbmm.out", 4);
 inline constexpr Form kScaledMmOut = WithOut(kScaledMm, "nvgemm_aot::scaled_mm.out", 6);
 inline constexpr Form kGroupedMmOut = WithOut(kGroupedMm, "nvgemm_aot::grouped_mm.out", 5);
+inline constexpr Form kScaledGroupedMmOut =
+    WithOut(kScaledGroupedMm, "nvgemm_aot::scaled_grouped_mm.out", 6);
 inline constexpr Form kGroupedGatedMmOut =
     WithOut(kGroupedGatedMm, "nvgemm_aot::grouped_gated_mm.out", 5);
 inline constexpr Form kKGroupedMmOut = WithOut(kKGroupedMm, "nvgemm_aot::k_grouped_mm.out", 4);

@@ -250,6 +250,10 @@ constexpr const char* kSchemas[] = {
     "grouped_mm(Tensor a, Tensor b, Tensor offsets, str kernel, *, Tensor? bias=None) -> Tensor",
     "grouped_mm.out(Tensor a, Tensor b, Tensor offsets, str kernel, *, Tensor? bias=None, "
     "Tensor(a!) out) -> ()",
+    "scaled_grouped_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor offsets, "
+    "str kernel) -> Tensor",
+    "scaled_grouped_mm.out(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor offsets, "
+    "str kernel, *, Tensor(a!) out) -> ()",
     "k_grouped_mm(Tensor a, Tensor b, Tensor offsets, str kernel) -> Tensor",
     "k_grouped_mm.out(Tensor a, Tensor b, Tensor offsets, str kernel, *, Tensor(a!) out) -> ()",
     "gated_mm(Tensor a, Tensor b, str kernel, *, Tensor? bias=None) -> Tensor",
@@ -282,6 +286,8 @@ constexpr Implementation kDeviceImplementations[] = {
     {"scaled_mm.out", Out<kScaledMmOut>},
     {"grouped_mm", Functional<kGroupedMm>},
     {"grouped_mm.out", Out<kGroupedMmOut>},
+    {"scaled_grouped_mm", Functional<kScaledGroupedMm>},
+    {"scaled_grouped_mm.out", Out<kScaledGroupedMmOut>},
     {"k_grouped_mm", Functional<kKGroupedMm>},
     {"k_grouped_mm.out", Out<kKGroupedMmOut>},
     {"gated_mm", Functional<kGatedMm>},

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         k_grouped_mm,
         load_operators,
         mm,
+        scaled_grouped_mm,
         scaled_mm,
     )
     from .launch.dispatch_table import DispatchedSizes, dispatch_table
@@ -53,6 +54,7 @@ __all__ = [
     "mode",
     "preload",
     "reset_stats",
+    "scaled_grouped_mm",
     "scaled_mm",
     "stats",
 ]

@@ -95,6 +95,8 @@ class Arguments:
         signature, others = self.problem.signature, self.others
         if signature.scales is not None:
             bias = {"bias": self.tensors[Role.ADDEND]} if signature.epilogue else {}
+            if signature.op is Op.GROUPED_MM:
+                return "scaled_grouped_mm", (self.a, self.b, *others), {}
             return "scaled_mm", (self.a, self.b, *others[:2]), bias
         if signature.op is Op.K_GROUPED_MM:
             return signature.op.value, (self.a, self.b, *others), {}
@@ -115,12 +117,12 @@ class Arguments:
         signature = self.problem.signature
         named: dict[str, Any] = dict(keywords)
         if signature.op is Op.GROUPED_MM:
-            name = "grouped_mm"
+            name = "grouped_mm" if signature.scales is None else "scaled_grouped_mm"
         if signature.is_gated:
             named["epilogue"] = signature.epilogue
         elif signature.epilogue is not None and signature.epilogue.activation is not None:
             named["activation"] = signature.epilogue.activation
-        if signature.scales is not None:
+        if signature.scales is not None and signature.op is Op.MM:
             named["recipe"] = signature.scales
         return name, tensors, named
 
@@ -214,10 +216,13 @@ def _exact_scales(problem: Problem, device: str) -> dict[Role, torch.Tensor]:
     def exponents(rows: int, columns: int, most: int) -> torch.Tensor:
         return torch.randint(-most, most + 1, (rows, columns), device=device)
 
-    of_a, of_b = exponents(problem.m, 1, 1), exponents(problem.n, 1, 1)
     if scales is ScaleRecipe.FP32_ROW:
-        return {Role.SCALE_A: torch.exp2(of_a.float()), Role.SCALE_B: torch.exp2(of_b.float()).T}
+        return {
+            role: torch.exp2(torch.randint(-1, 2, role_shape(problem, role), device=device).float())
+            for role in (Role.SCALE_A, Role.SCALE_B)
+        }
     assert scales.block is not None
+    of_a, of_b = exponents(problem.m, 1, 1), exponents(problem.n, 1, 1)
     of_k = exponents(1, -(-problem.k // scales.block), 2)
     powers = {Role.SCALE_A: of_a + of_k, Role.SCALE_B: of_b - of_k}
     return {

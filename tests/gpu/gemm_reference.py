@@ -113,6 +113,8 @@ def operand_values(problem: Problem, tensors: dict[Role, torch.Tensor], role: Ro
     if scales is None:
         return values
     scale = tensors[scale_role].double()
+    if problem.signature.op.has_groups:  # one for each row of A, and of each B's transposed matrix
+        return values * scale[..., None]
     return values * (scale if role is Role.A else scale.mT if scale.dim() == 2 else scale)
 
 

@@ -50,7 +50,7 @@ def compile_with_slow_launches_of_aten(
     keys = {kernel.signature.key for _, kernel in installed_kernels()}
     if "mm/tn/bf16xbf16/fp32/bf16" not in keys:
         pytest.skip("no installed kernel for mm/tn in bf16; install the quickstart wheel")
-    from torch._inductor.kernel import mm  # noqa: F401  it names ATen's functions
+    from torch._inductor.kernel import bmm, mm, mm_grouped  # noqa: F401  it names ATen's functions
     from torch._inductor.select_algorithm import extern_kernels
 
     for name in ATEN_GEMMS:

@@ -152,7 +152,7 @@ _CALL = re.compile(r"\bnvgemm_(\w+)_([0-9a-f]{12})\(")
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Compile from nothing, where ATen's products are slow; where the code goes."""
-    from torch._inductor.kernel import bmm, mm  # noqa: F401  they name ATen's functions
+    from torch._inductor.kernel import bmm, mm, mm_grouped  # noqa: F401  they name ATen's functions
     from torch._inductor.select_algorithm import extern_kernels
 
     torch._dynamo.reset()

@@ -24,6 +24,7 @@ from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role
+from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.launch.select import load_kernel
 
 DEVICE = "cuda"
@@ -55,6 +56,10 @@ UNGROUPED_ROWS = {"some rows in no group": 72}
 """Rows of A behind the last group, which nothing computes."""
 
 
+K = 208
+"""Not whole tiles; rows of fp8 lie at multiples of 16 bytes."""
+
+
 def columns_of(signature: Signature) -> int:
     """Columns of B with which neither they nor the result's fill whole tiles."""
     return 656 if signature.is_gated else 328
@@ -63,7 +68,7 @@ def columns_of(signature: Signature) -> int:
 def arguments_for(kernel: Kernel, name: str) -> Arguments:
     counts, rest = COUNTS[name], UNGROUPED_ROWS.get(name, 0)
     columns = columns_of(kernel.signature)
-    problem = problem_of(kernel.signature, sum(counts) + rest, columns, 200, count=len(counts))
+    problem = problem_of(kernel.signature, sum(counts) + rest, columns, K, count=len(counts))
     arguments = exact_arguments(problem)
     ends = torch.tensor(counts).cumsum(0).to(torch.int32)
     arguments.tensors[Role.OFFSETS] = ends.to(DEVICE)
@@ -114,7 +119,7 @@ WRONG = {
 def test_wrong_ends_write_nothing_outside_the_result(kernel: Kernel, name: str) -> None:
     """What the result holds is undefined; run it under compute-sanitizer for what is read."""
     columns = columns_of(kernel.signature)
-    arguments = exact_arguments(problem_of(kernel.signature, 128, columns, 200, count=4))
+    arguments = exact_arguments(problem_of(kernel.signature, 128, columns, K, count=4))
     arguments.tensors[Role.OFFSETS] = torch.tensor(WRONG[name], dtype=torch.int32, device=DEVICE)
     frame = poisoned((128 + 2 * 512, 328), kernel.signature.out)
     before = frame.clone()
@@ -129,7 +134,7 @@ def test_wrong_ends_write_nothing_outside_the_result(kernel: Kernel, name: str) 
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Compile from nothing with a slow ATen; where the code goes."""
     from torch._inductor import config
-    from torch._inductor.kernel import bmm, mm  # noqa: F401  they name ATen's functions
+    from torch._inductor.kernel import bmm, mm, mm_grouped  # noqa: F401  they name ATen's functions
     from torch._inductor.select_algorithm import extern_kernels
 
     torch._dynamo.reset()
@@ -180,10 +185,48 @@ def test_compiled_products_of_groups_run_a_bundled_kernel(code: Path, layout: st
     assert any(re.search(r"\bnvgemm_\w+_[0-9a-f]{12}\(", text) for text in texts)
 
 
+def scaled_forward(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    ends: torch.Tensor,
+) -> torch.Tensor:
+    return torch._scaled_grouped_mm(
+        a, b, scale_a, scale_b, offs=ends, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+
+
+def test_compiled_scaled_groups_run_a_bundled_kernel(code: Path) -> None:
+    torch.manual_seed(0)
+    a = torch.randn(1024, 512, device=DEVICE).to(torch.float8_e4m3fn)
+    b = torch.randn(8, 768, 512, device=DEVICE).to(torch.float8_e4m3fn).mT
+    scales = torch.rand(1024, device=DEVICE) + 0.5, torch.rand(8, 768, device=DEVICE) + 0.5
+    counts = torch.tensor([0, 16, 320, 0, 400, 96, 192, 0])
+    ends = counts.cumsum(0).to(torch.int32).to(DEVICE)
+    compiled = torch.compile(scaled_forward, fullgraph=True, options={"max_autotune_gemm": True})
+    with torch.no_grad():
+        compiled(a, b, *scales, ends)
+        result = compiled(a, b, *scales, ends)
+    begin = 0
+    for group, end in enumerate(ends.tolist()):
+        exact = a[begin:end].float() @ b[group].float()
+        exact = exact * scales[0][begin:end, None] * scales[1][group]
+        torch.testing.assert_close(result[begin:end].float(), exact, rtol=2**-6, atol=1.0)
+        begin = end
+    events = [json.loads(line) for line in (code / "events").read_text().splitlines()]
+    (met,) = [event for event in events if event["event"] == "met"]
+    assert met["gemm"].startswith("grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/")
+    texts = [path.read_text() for path in (code / "inductor").glob("**/*.py")]
+    assert any(re.search(r"\bnvgemm_\w+_[0-9a-f]{12}\(", text) for text in texts)
+
+
 def test_both_layouts_and_every_epilogue_are_installed() -> None:
     assert {kernel.signature.layout.value for kernel in KERNELS} == {"tn", "tt"}
     gated = {find_gated(gate, order) for gate in Gate for order in WeightOrder}
     assert {kernel.signature.epilogue for kernel in KERNELS} == {None, Epilogue.BIAS, *gated}
+    of_fp8 = [kernel.signature for kernel in KERNELS if kernel.signature.a.is_fp8]
+    assert {one.scales for one in of_fp8} == {None, ScaleRecipe.FP32_ROW}
 
 
 GATED = [kernel for kernel in KERNELS if kernel.signature.is_gated]
@@ -227,7 +270,7 @@ def test_both_orders_of_groups_give_the_same_result(gate: Gate) -> None:
 @pytest.mark.parametrize("kernel", BIASED, ids=ids(BIASED))
 def test_a_nan_in_the_bias_of_a_group_stays_in_it(kernel: Kernel) -> None:
     columns = columns_of(kernel.signature)
-    arguments = exact_arguments(problem_of(kernel.signature, 300, columns, 200, count=4))
+    arguments = exact_arguments(problem_of(kernel.signature, 300, columns, K, count=4))
     ends = torch.tensor((90, 91, 91, 300), dtype=torch.int32, device=DEVICE)
     arguments.tensors[Role.OFFSETS] = ends
     arguments.tensors[Role.ADDEND][1] = float("nan")  # of one row
@@ -241,7 +284,7 @@ def test_a_nan_in_the_bias_of_a_group_stays_in_it(kernel: Kernel) -> None:
 def test_a_bias_may_lie_in_a_wider_one(kernel: Kernel) -> None:
     """As where the biases of all experts of a model are one tensor."""
     columns = columns_of(kernel.signature)
-    arguments = exact_arguments(problem_of(kernel.signature, 300, columns, 200, count=4))
+    arguments = exact_arguments(problem_of(kernel.signature, 300, columns, K, count=4))
     bias = arguments.tensors[Role.ADDEND]
     wide = torch.full((4, 2 * columns), float("nan"), dtype=bias.dtype, device=DEVICE)
     wide[:, :columns] = bias

@@ -72,7 +72,7 @@ def cache(tmp_path: Path, kernels: dict[str, Kernel]) -> Iterator[Path]:
 @pytest.fixture
 def slow_aten() -> Iterator[None]:
     """Bundled kernels win wherever they are offered."""
-    from torch._inductor.kernel import bmm, mm  # noqa: F401  they name ATen's functions
+    from torch._inductor.kernel import bmm, mm, mm_grouped  # noqa: F401  they name ATen's functions
     from torch._inductor.select_algorithm import extern_kernels
 
     before = {name: getattr(extern_kernels, name) for name in ATEN_GEMMS}

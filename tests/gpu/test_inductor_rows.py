@@ -38,7 +38,7 @@ def signatures() -> set[str]:
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Compile from nothing, over ATen and bundled kernels; where the code goes."""
-    from torch._inductor.kernel import bmm, mm  # noqa: F401  they name ATen's functions
+    from torch._inductor.kernel import bmm, mm, mm_grouped  # noqa: F401  they name ATen's functions
     from torch._inductor.select_algorithm import extern_kernels
 
     torch._dynamo.reset()

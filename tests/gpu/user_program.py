@@ -35,13 +35,14 @@ class GatedMlp(nn.Module):
 
 ATEN_GEMMS = (
     "mm", "bmm", "mm_dtype", "bmm_dtype", "addmm", "bias_addmm", "baddbmm", "_int_mm", "_scaled_mm",
+    "_grouped_mm", "_scaled_grouped_mm",
 )  # fmt: skip
 """Inductor's names of ATen's functions for them."""
 
 
 def slow_down_aten(device: str) -> None:
     """Make ATen's GEMMs take milliseconds where Inductor calls them, so that any other wins."""
-    from torch._inductor.kernel import bmm, mm  # noqa: F401  they name the functions
+    from torch._inductor.kernel import bmm, mm, mm_grouped  # noqa: F401  they name the functions
     from torch._inductor.select_algorithm import extern_kernels
 
     def slow(function: Any) -> Any:

@@ -29,6 +29,9 @@ ROW_WISE = signature(
 MXFP8 = signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.E8M0_1X32)
 NVFP4 = signature("tn", operand=DType.FP4_E2M1, scales=ScaleRecipe.E4M3_1X16)
 GROUPED = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16)
+SCALED_GROUPS = signature(
+    "tn", op=Op.GROUPED_MM, operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW
+)
 K_GROUPED = signature("nt", op=Op.K_GROUPED_MM, operand=DType.BF16)
 
 
@@ -100,6 +103,21 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
     "row-wise scales that are not aligned": (ROW_WISE,
         lambda x: (at_odd_address(x.others[0], 1), *x.others[1:]), ValueError,
         "scale_a begins 4 bytes behind an aligned address; must begin at a multiple of 16"),
+    "scales of rows of groups in two dimensions": (SCALED_GROUPS,
+        lambda x: (x.others[0][:, None], *x.others[1:]), ValueError,
+        "scale_a has 2 dimensions"),
+    "one scale of columns for all groups": (SCALED_GROUPS,
+        lambda x: (x.others[0], x.others[1][:1], x.others[2]), ValueError,
+        r"scale_b has shape \(1, 32\).*of shape \(\d+, 32\), one for each column of each matrix"),
+    "scales of columns across groups": (SCALED_GROUPS,
+        lambda x: (x.others[0], x.others[1].T.contiguous().T, x.others[2]), ValueError,
+        r"scale_b has shape \(\d+, 32\) and strides \(1, \d+\); must be contiguous"),
+    "a scale less than groups have rows": (SCALED_GROUPS,
+        lambda x: (x.others[0][:15], *x.others[1:]), ValueError,
+        r"scale_a has shape \(15\).*of shape \(16\), one for each row of a"),
+    "scales of groups that are not aligned": (SCALED_GROUPS,
+        lambda x: (x.others[0], at_odd_address(x.others[1], 1), x.others[2]), ValueError,
+        "scale_b begins 4 bytes behind an aligned address; must begin at a multiple of 16"),
     "number of block scales": (MXFP8, lambda x: (x.others[0][:256], x.others[1]), ValueError,
         r"scale_a has shape \(256\).*must have 512 contiguous elements: 16 rows and k = 64 in "
         "blocks of 32, swizzled"),

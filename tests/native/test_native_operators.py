@@ -18,6 +18,9 @@ from nvgemm_runtime.gemm.types import ScaleRecipe
 BIASED = signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS)
 ROW_WISE = signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW)
 GROUPED = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16)
+SCALED_GROUPS = signature(
+    "tn", op=Op.GROUPED_MM, operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW
+)
 GROUPED_SWIGLU = signature(
     "tt", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_INTERLEAVED
 )
@@ -34,6 +37,7 @@ SIGNATURES = (
     signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.E8M0_1X32),
     signature("tn", operand=DType.FP4_E2M1, scales=ScaleRecipe.E4M3_1X16),
     GROUPED,
+    SCALED_GROUPS,
     signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.BIAS),
     GROUPED_SWIGLU,
     GROUPED_OAI,

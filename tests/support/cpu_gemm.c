@@ -192,6 +192,8 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
   const char *sb = (char *)scale_b->data + scale_b->byte_offset;
 #ifdef SCALES_TENSOR
   if (scale_a->ndim != 1 || scale_b->ndim != 1) return raise("ValueError", "scales of another rank");
+#elif defined AT_OFFSETS  /* one for each row, and a row for each group */
+  if (scale_a->ndim != 1 || scale_b->ndim != 2) return raise("ValueError", "scales of another rank");
 #else
   if (scale_a->ndim != 2 || scale_b->ndim != 2) return raise("ValueError", "scales of another rank");
 #endif
@@ -273,7 +275,12 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
 #ifdef SCALES_TENSOR
         sum *= load_fp32(sa, 0) * load_fp32(sb, 0);
 #elif defined SCALES_ROW
-        sum *= load_fp32(sa, i * scale_a->strides[0]) * load_fp32(sb, j * scale_b->strides[1]);
+#ifdef AT_OFFSETS
+        const int64_t row_of_b = matrix * scale_b->strides[0];
+#else
+        const int64_t row_of_b = 0;
+#endif
+        sum *= load_fp32(sa, i * scale_a->strides[0]) * load_fp32(sb, row_of_b + j * scale_b->strides[1]);
 #endif
 #ifdef AT_ADDEND
         sum = ACTIVATION(sum + LOAD_ADDEND(addv.data, offset(addv, matrix, i, column)));

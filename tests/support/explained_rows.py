@@ -28,7 +28,7 @@ from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
 
 def aten_name(served: Signature) -> str:
     if served.scales is not None:
-        return "_scaled_mm"
+        return "_scaled_grouped_mm" if served.op.has_groups else "_scaled_mm"
     if served.op.has_groups:
         return "_grouped_mm"
     if served.epilogue is not None and served.epilogue.addend is not None:
@@ -42,7 +42,8 @@ def is_called_by_aten(served: Signature) -> bool:
     if served.epilogue is not None and served.epilogue.activation is not None:
         return False
     if served.scales is not None:
-        return not served.scales.is_swizzled and served.a is DType.FP8_E4M3
+        is_bf16 = not served.op.has_groups or served.out is DType.BF16
+        return not served.scales.is_swizzled and served.a is DType.FP8_E4M3 and is_bf16
     if served.a.is_integer:
         return served.op is Op.MM and (served.a, served.out) == (DType.INT8, DType.INT32)
     if served.op.has_groups:
@@ -64,7 +65,16 @@ def call_aten(problem: Problem) -> None:
         tensor = torch.empty(shape, dtype=dtype, device="cuda")
         tensors[role] = tensor.mT if is_transposed else tensor
     a, b = tensors[Role.A], tensors[Role.B]
-    if served.scales is not None:
+    if served.scales is not None and served.op.has_groups:
+        torch._scaled_grouped_mm(
+            a,
+            b,
+            tensors[Role.SCALE_A],
+            tensors[Role.SCALE_B],
+            offs=tensors[Role.OFFSETS],
+            out_dtype=torch_dtype(served.out),
+        )
+    elif served.scales is not None:
         torch._scaled_mm(
             a,
             b,

@@ -110,6 +110,8 @@ def aten_run(signature: Signature) -> Run | None:
     """
     import torch
 
+    if signature.op.has_groups and signature.scales is not None:
+        return _scaled_groups(signature)
     if signature.op.has_groups:
         is_plain = signature.epilogue is None and signature.a is signature.out
         return _grouped if is_plain else None
@@ -186,6 +188,21 @@ def _block_scaled(signature: Signature) -> Run | None:
     def run(a: Any, b: Any, out: Any, scale_a: Any, scale_b: Any) -> Any:
         return operator(
             a, b, [scale_a], recipe, swizzle, [scale_b], recipe, swizzle, None, dtype, out=out
+        )
+
+    return run
+
+
+def _scaled_groups(signature: Signature) -> Run | None:
+    """Scaled groups, which ATen computes of e4m3 into bf16."""
+    if (signature.a, signature.b, signature.out) != (DType.FP8_E4M3, DType.FP8_E4M3, DType.BF16):
+        return None
+
+    def run(a: Any, b: Any, out: Any, scale_a: Any, scale_b: Any, offsets: Any) -> Any:
+        import torch
+
+        return torch._scaled_grouped_mm(
+            a, b, scale_a, scale_b, offs=offsets, out_dtype=torch.bfloat16, use_fast_accum=True
         )
 
     return run

@@ -125,7 +125,11 @@ def _before_activation(
     given = dict(zip(extra_roles(signature), extras))
     if signature.op is Op.GROUPED_MM:
         added = values(given[Role.ADDEND]) if Role.ADDEND in given else None
-        return _product_of_groups(values(a), values(b), given[Role.OFFSETS], added)
+        result = _product_of_groups(values(a), values(b), given[Role.OFFSETS], added)
+        if Role.SCALE_A in given:  # nothing is added behind them (`nvgemm_runtime.gemm.support`)
+            result *= given[Role.SCALE_A].double()[:, None]
+            result *= _row_of_each(given[Role.SCALE_B].double(), given[Role.OFFSETS], len(result))
+        return result
     if signature.op is Op.K_GROUPED_MM:
         return _products_along_k(values(a), values(b), given[Role.OFFSETS])
     result = values(a) @ values(b)
@@ -148,6 +152,15 @@ def _product_of_groups(
             result[begin:end] += added[group]
         begin = end
     return result
+
+
+def _row_of_each(rows: torch.Tensor, offsets: torch.Tensor, count: int) -> torch.Tensor:
+    """Of a row for each group, that of each of ``count`` rows of A; the last one past the end."""
+    import torch
+
+    places = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
+    owners = torch.searchsorted(offsets, places, right=True).clamp(max=len(offsets) - 1)
+    return rows[owners]
 
 
 def _products_along_k(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

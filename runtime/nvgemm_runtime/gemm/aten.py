@@ -132,10 +132,20 @@ OPERATORS = {
         stock_call="lambda *a, out, **o: out.copy_(torch._grouped_mm(*a, **o))",
         has_cpp_call=False,
     ),
+    "_scaled_grouped_mm": ServedOperator(
+        op=Op.GROUPED_MM,
+        tensors={
+            **_PRODUCT,
+            "scale_a": Role.SCALE_A,
+            "scale_b": Role.SCALE_B,
+            "offs": Role.OFFSETS,
+            "bias": Role.ADDEND,
+        },
+        stock_call="lambda *a, out, **o: out.copy_(torch._scaled_grouped_mm(*a, **o))",
+        has_cpp_call=False,
+    ),
 }
 """By ATen's name: the operators that kernels may compute."""
-
-_GROUPS = "no bundled kernel scales groups"
 
 UNSERVED = {
     "addbmm": UnservedOperator(reason="no bundled kernel sums over a batch", adds_first=True),
@@ -144,8 +154,9 @@ UNSERVED = {
         "the activation",
         adds_first=True,
     ),
-    "_scaled_grouped_mm": UnservedOperator(reason=_GROUPS),
-    "_scaled_grouped_mm_v2": UnservedOperator(reason=_GROUPS),
+    "_scaled_grouped_mm_v2": UnservedOperator(
+        reason="no bundled kernel is offered for _scaled_grouped_mm_v2; _scaled_grouped_mm has some"
+    ),
     "mm_plus_mm": UnservedOperator(
         reason="no bundled kernel adds two products", inductor_names=("_mm_plus_mm",)
     ),

@@ -19,7 +19,8 @@ class ExtraOperands:
 
     Attributes:
         scale_a, scale_b: Scale factors; swizzled ones in any shape, see
-            `nvgemm_runtime.gemm.types.swizzled_elements`.
+            `nvgemm_runtime.gemm.types.swizzled_elements`; of rows [m, 1] and [1, n], with offsets
+            [m] and [groups, n].
         recipe: What the scales are; None to read it off their types and sizes, as torch does.
         offsets: Where each group ends along m, or along k: int32 of shape [groups].
         addend: What is added to the product: [n], [1, n] or as the result, which may have stride 0
@@ -63,9 +64,11 @@ NO_EXTRAS = ExtraOperands()
 
 
 def read_scales(
-    extras: ExtraOperands, operand: DType, m: int, n: int, k: int
+    extras: ExtraOperands, operand: DType, m: int, n: int, k: int, groups: int | None = None
 ) -> ScaleRecipe | None:
     """The recipe of the scales at hand, for A of [m, k] and B of [k, n]; None without scales.
+
+    With ``groups``, there are so many B, and scales of rows are [m] and [groups, n].
 
     Raises:
         NoKernelError: If no recipe has scales of such types or sizes.
@@ -79,13 +82,14 @@ def read_scales(
     if scale_a.dtype != scale_b.dtype:
         raise NoKernelError(f"scales are of two types ({scale_a.dtype} and {scale_b.dtype})")
     if extras.recipe is not None:
-        _check_scales(extras.recipe, scale_a, scale_b, m, n, k)
+        _check_scales(extras.recipe, scale_a, scale_b, m, n, k, groups)
         return extras.recipe
     # Where several have scales of one size, the first is what torch takes them for.
     candidates = [
         recipe
         for recipe in ScaleRecipe
         if operand in recipe.row.operands
+        and (groups is None or recipe is ScaleRecipe.FP32_ROW)
         and str(scale_a.dtype) == f"torch.{recipe.dtype.torch_name}"
     ]
     if not candidates:
@@ -93,7 +97,7 @@ def read_scales(
     reasons: dict[str, None] = {}  # in order, each once
     for recipe in candidates:
         try:
-            _check_scales(recipe, scale_a, scale_b, m, n, k)
+            _check_scales(recipe, scale_a, scale_b, m, n, k, groups)
         except NoKernelError as error:
             reasons[str(error)] = None
         else:
@@ -102,7 +106,13 @@ def read_scales(
 
 
 def _check_scales(
-    recipe: ScaleRecipe, scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k: int
+    recipe: ScaleRecipe,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    m: int,
+    n: int,
+    k: int,
+    groups: int | None,
 ) -> None:
     for name, scale, rows in (("scale_a", scale_a, m), ("scale_b", scale_b, n)):
         if str(scale.dtype) != f"torch.{recipe.dtype.torch_name}":
@@ -135,7 +145,9 @@ def _check_scales(
                     f"{recipe.value}"
                 )
         else:
-            row_wise = (rows, 1) if name == "scale_a" else (1, rows)
+            row_wise: tuple[int, ...] = (rows, 1) if name == "scale_a" else (1, rows)
+            if groups is not None:
+                row_wise = (rows,) if name == "scale_a" else (groups, rows)
             if shape != row_wise or not _is_compact(scale):
                 raise NoKernelError(
                     f"{name} has shape {list(shape)} and strides {list(scale.stride())}, must be "

@@ -226,7 +226,7 @@ def _read_extras(
         check_offsets(extras, extras.groups or 0, op.value)
     groups = b.shape[0] if op is Op.GROUPED_MM else None
     epilogues = read_epilogues(extras, out, (*a.shape[:-1], n), groups)
-    return read_scales(extras, dtype, m, n, k), epilogues
+    return read_scales(extras, dtype, m, n, k, groups), epilogues
 
 
 def requests(

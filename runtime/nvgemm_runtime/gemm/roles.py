@@ -104,7 +104,7 @@ def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
     """Shape of one of a problem's tensors, as torch counts: two values of fp4 are one element.
 
     Swizzled scales have one dimension here, for their shape says nothing; tensor-wise ones hold one
-    element, row-wise ones are [m, 1] and [1, n].
+    element, row-wise ones are [m, 1] and [1, n], in groups [m] and [groups, n].
     """
     signature = problem.signature
     m, n, k = problem.m, problem.n, problem.k
@@ -125,6 +125,8 @@ def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
     assert signature.scales is not None
     if signature.scales is ScaleRecipe.FP32_TENSOR:
         return (1,)
+    if signature.scales is ScaleRecipe.FP32_ROW and groups:
+        return (m,) if role is Role.SCALE_A else (*groups, n)
     if signature.scales is ScaleRecipe.FP32_ROW:
         return (m, 1) if role is Role.SCALE_A else (1, n)
     return (swizzled_elements(signature.scales, m if role is Role.SCALE_A else n, k),)

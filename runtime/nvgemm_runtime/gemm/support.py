@@ -42,9 +42,8 @@ GROUPED_LAYOUTS = (Layout.TN, Layout.TT)
 ROW_MAJOR_GROUPS_PROVIDER = "quack"
 """The provider of groups with row-major B, on every architecture."""
 
-GROUP_BIAS_PROVIDER = "quack"
-"""The provider of groups with a bias, on every architecture."""
-
+GROUP_EPILOGUE_PROVIDER = "quack"
+"""The provider of groups with a bias or with scales, on every architecture."""
 
 K_GROUPED_LAYOUTS = (Layout.NT,)
 """Layouts of groups along k. A group may begin at any k: where k were contiguous, in A or in B, TMA
@@ -88,8 +87,8 @@ def provider_beside(signature: Signature, arch: str) -> str | None:
     """The provider that serves a signature on an architecture where the usual one does not."""
     if signature.is_gated:
         return GATE_PROVIDER
-    if signature.op is Op.GROUPED_MM and signature.epilogue is not None:
-        return GROUP_BIAS_PROVIDER
+    if signature.op is Op.GROUPED_MM and (signature.epilogue or signature.scales):
+        return GROUP_EPILOGUE_PROVIDER
     row = ARCHITECTURES.get(arch)
     if row is None:
         return None
@@ -110,8 +109,6 @@ def unavailable(signature: Signature, arch: str) -> str | None:
     row = ARCHITECTURES.get(arch)
     if row is None:
         return None
-    if signature.op is Op.GROUPED_MM and signature.a.is_fp8 and not row.has_fp8_groups:
-        return f"no kernel for {arch} computes groups of {signature.a.value}"
     if signature.scales is not None and signature.scales.is_swizzled and not row.has_block_scales:
         return f"no kernel for {arch} takes block scales (here {signature.scales.value})"
     if signature.a is not signature.b and not row.mixed_fp8_provider:
@@ -128,8 +125,12 @@ def unavailable(signature: Signature, arch: str) -> str | None:
 def _unsupported_in_groups(signature: Signature) -> str | None:
     name, is_along_k = signature.op.value, signature.op is Op.K_GROUPED_MM
     operands = K_GROUPED if is_along_k else GROUPED
-    if signature.scales is not None:
-        return f"{name} takes no scales (here {signature.scales.value})"
+    scales = signature.scales
+    if scales is not None and (is_along_k or scales is not ScaleRecipe.FP32_ROW):
+        taken = "no scales" if is_along_k else f"scales {ScaleRecipe.FP32_ROW.value} alone"
+        return f"{name} takes {taken} (here {scales.value})"
+    if scales is not None and signature.a not in scales.row.operands:
+        return _wrong_operand(scales, signature.a)
     if signature.a is not signature.b:
         return f"{name} takes A and B of one type{_two_types(signature)}"
     epilogue = signature.epilogue
@@ -179,7 +180,7 @@ def _unsupported_with_scales(signature: Signature, scales: ScaleRecipe) -> str |
     if signature.op is not Op.MM:
         return f"{signature.op.value} takes no scales (here {scales.value}), mm does"
     if a not in scales.row.operands:
-        return f"scales {scales.value} are not for {a.value}, but {_listed(scales.row.operands)}"
+        return _wrong_operand(scales, a)
     if scales.is_swizzled and a is not signature.b:
         return f"scales {scales.value} are for A and B of one type{_two_types(signature)}"
     if signature.layout is not Layout.TN and (a.packed > 1 or not scales.is_swizzled):
@@ -193,6 +194,10 @@ def _unsupported_with_scales(signature: Signature, scales: ScaleRecipe) -> str |
     if signature.epilogue is not Epilogue.BIAS:
         return f"with scales {scales.value} the one epilogue is bias"
     return None
+
+
+def _wrong_operand(scales: ScaleRecipe, dtype: DType) -> str:
+    return f"scales {scales.value} are not for {dtype.value}, but {_listed(scales.row.operands)}"
 
 
 def _two_types(signature: Signature) -> str:

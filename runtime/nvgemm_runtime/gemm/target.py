@@ -18,8 +18,8 @@ class Architecture:
         recorded_on: Compute capability (major, minor) of the GPUs whose GEMMs are recorded for it;
             None where another architecture's kernels run on all of them.
         narrow_layouts: Layouts in which it multiplies values of 8 bits and fewer; empty for all.
-        has_fp8_groups, has_block_scales: Whether there are operators with them: what the providers
-            list for it, and what of that compiles.
+        has_block_scales: Whether there are operators with them: what the providers list for it, and
+            what of that compiles.
         grouped_provider: Name of the provider of groups, where the usual one has none; empty where
             it has some.
         epilogue_provider: Name of the provider of epilogues and of fp32 scales, where the usual one
@@ -32,7 +32,6 @@ class Architecture:
     device: str
     recorded_on: tuple[int, int] | None = None
     narrow_layouts: tuple[str, ...] = ()
-    has_fp8_groups: bool = True
     has_block_scales: bool = True
     grouped_provider: str = ""
     epilogue_provider: str = ""
@@ -45,7 +44,6 @@ ARCHITECTURES = {
         device="H200",
         recorded_on=(9, 0),
         narrow_layouts=("tn",),
-        has_fp8_groups=False,
         has_block_scales=False,
         grouped_provider="quack",
         epilogue_provider="quack",

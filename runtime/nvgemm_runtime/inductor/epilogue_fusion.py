@@ -162,6 +162,7 @@ _GEMMS = frozenset(
         aten._int_mm.default,
         aten._scaled_mm.default,
         aten._grouped_mm.default,
+        aten._scaled_grouped_mm.default,
     }
 )
 

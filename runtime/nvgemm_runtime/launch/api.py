@@ -285,6 +285,42 @@ def grouped_mm(
     return compute(where, Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype)
 
 
+def scaled_grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    offsets: torch.Tensor,
+    out: torch.Tensor | None = None,
+    kernel: str | LoadedKernel | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Multiply the rows of one fp8 matrix, group by group, and scale rows and columns.
+
+    ``out[i, j] = scale_a[i] * scale_b[g, j] * (a @ b[g])[i, j]`` for row i of group g, computed in
+    fp32 and rounded once. ``torch._scaled_grouped_mm`` computes the same into bfloat16.
+
+    Args:
+        a: Matrix of shape [m, k], row-major: the rows of all groups, one group after the other.
+        b: Matrices of shape [groups, k, n], each contiguous along k.
+        scale_a: fp32 of shape [m], contiguous.
+        scale_b: fp32 of shape [groups, n], contiguous.
+        offsets: The end of each group along m, as `grouped_mm` has it.
+        out: The tensor to write, [m, n] row-major; made if None.
+        kernel: The kernel: its id, or a loaded one; the best-ranked if None.
+        out_dtype: Type of the result that is made; by default the kernel's, or bfloat16.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        NoKernelError, ValueError, TypeError, RuntimeError: As `grouped_mm`.
+    """
+    extras = ExtraOperands(scale_a=scale_a, scale_b=scale_b, offsets=offsets)
+    return compute("scaled_grouped_mm", Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype)
+
+
 def k_grouped_mm(
     a: torch.Tensor,
     b: torch.Tensor,

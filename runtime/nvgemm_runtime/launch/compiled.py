@@ -221,7 +221,9 @@ def _checked(call: GeneratedCall, order: tuple[int, ...]) -> GeneratedCall:
     def check(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
         a, b, *extras = (tensors[place] for place in order)
         if (a.dim(), b.dim()) == RANKS[Op.GROUPED_MM]:
-            check_offset_values(extras[0], a.shape[0])
+            # Scales, where there are some, stand in front of the ends.
+            offsets = next(one for one in extras if one.dtype is torch.int32)
+            check_offset_values(offsets, a.shape[0])
         elif extras and extras[0].dtype is torch.int32 and a.dim() == 2:  # no addend is of int32
             check_offset_values(extras[0], a.shape[1], Op.K_GROUPED_MM.value, "k")
         return call(*tensors, out=out, **options)

@@ -28,6 +28,7 @@ OPERATORS = {
     "baddbmm": Form(op=Op.BMM),
     "scaled_mm": Form(op=Op.MM),
     "grouped_mm": Form(op=Op.GROUPED_MM),
+    "scaled_grouped_mm": Form(op=Op.GROUPED_MM),
     "k_grouped_mm": Form(op=Op.K_GROUPED_MM),
     "gated_mm": Form(op=Op.MM, is_gated=True),
     "grouped_gated_mm": Form(op=Op.GROUPED_MM, is_gated=True),

@@ -2,8 +2,8 @@
 
 Importing this module loads nothing. `load` imports torch and TVM-FFI and then the library, which
 binds to both; the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``addmm``, ``baddbmm``,
-``scaled_mm``, ``grouped_mm``, ``gated_mm`` and ``grouped_gated_mm`` (each with an ``out`` form) and
-``abi`` exist from then on.
+``scaled_mm``, ``grouped_mm``, ``scaled_grouped_mm``, ``k_grouped_mm``, ``gated_mm`` and
+``grouped_gated_mm`` (each with an ``out`` form) and ``abi`` exist from then on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..matching.shared_library import missing_part
 from .autograd import register_refusals
 from .fakes import register_fakes
 
-ABI = 5
+ABI = 6
 """Version of the operators' schemas, which ``torch.ops.nvgemm_aot.abi()`` returns: kAbi of
 runtime/csrc/torch_ops.h."""
 

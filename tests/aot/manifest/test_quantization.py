@@ -192,12 +192,25 @@ def test_mxfp4_is_of_experts_alone(tmp_path: Path) -> None:
     ]
 
 
-def test_no_grouped_operator_takes_scales(tmp_path: Path) -> None:
+def test_experts_with_scales_of_rows_are_declared(tmp_path: Path) -> None:
+    rows = group(("float", 8, "channel"), ("float", 8, "token"))
+    for target in ("sm_90a", "sm_100f"):
+        manifest, text = made(tmp_path, rows, stem="qwen3-30b-a3b", targets=(target,))
+        grouped = [one.problem for one in manifest.declared if one.problem.signature.op.has_groups]
+        assert {one.signature.key for one in grouped} == {f"grouped_mm/tn/{ROWS}"}
+        assert {(one.groups, one.n, one.k) for one in grouped} == {
+            (128, 1536, 2048),
+            (128, 2048, 768),
+        }
+        assert "Left out" not in text
+
+
+def test_no_grouped_operator_takes_scales_of_tensors(tmp_path: Path) -> None:
     manifest, text = made(tmp_path, STATIC, stem="qwen3-30b-a3b")
     assert {declared.problem.signature.op for declared in manifest.declared} == {Op.MM}
     assert (
-        "expert gate_up_proj x6144 [1536, 2048]: it is quantized to fp8_e4m3: grouped_mm takes no "
-        "scales" in text
+        "expert gate_up_proj x6144 [1536, 2048]: it is quantized to fp8_e4m3: grouped_mm takes "
+        "scales fp32_row alone (here fp32_tensor)" in text
     )
     assert (128, 2048) in by_type(manifest)[BF16], "the router"
 

@@ -77,7 +77,7 @@ def test_designs_are_distinct_and_so_are_their_names(arch: str) -> None:
         ("mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16", "sm_100f", "for sm_90a alone (here fp8_e5m2 by"),
         ("mm/tn/bf16xbf16/fp32/fp8_e4m3", "sm_100f", "here bf16 into fp8_e4m3"),
         ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32", "sm_90a", "dense GEMMs do not compute"),
-        ("grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_90a", "groups are offered of fp16 and"),
+        ("grouped_mm/tt/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_90a", "has layout tn alone (here tt)"),
         ("grouped_mm/nt/bf16xbf16/fp32/bf16", "sm_90a", "has layout tn or tt alone (here nt)"),
         ("k_grouped_mm/tn/bf16xbf16/fp32/bf16", "sm_90a", "has layout nt alone (here tn)"),
     ],
@@ -87,6 +87,15 @@ def test_says_why_it_offers_nothing(key: str, arch: str, reason: str) -> None:
     assert not found.candidates
     assert found.absence is not None
     assert reason in found.absence
+
+
+def test_scaled_groups_take_scales_before_ends() -> None:
+    signature = Signature.parse("grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row")
+    for arch, last in (("sm_90a", "clusters,stream"), ("sm_100f", "stream")):
+        found = Quack().enumerate(signature, build_target(arch)).candidates
+        taken = f"tvm_ffi:gemm(a,b,scale_a,scale_b,offsets,out,{last})"
+        assert {one.calling_convention for one in found} == {taken}
+        assert all("epilogue" in one.added_code for one in found)
 
 
 @pytest.mark.parametrize(
@@ -276,6 +285,7 @@ defaults: {{op: grouped_mm, dtype: bf16}}
 gemms:
   - {{groups: 8, epilogue: [bias, swiglu_halves, swiglu_oai_halves], mnk: [[4096, 512, 512]]}}
   - {{groups: 8, layout: tt, epilogue: geglu_interleaved, mnk: [[4096, 512, 512]]}}
+  - {{groups: 8, dtype: fp8_e4m3, out: bf16, scales: [none, fp32_row], mnk: [[4096, 512, 512]]}}
 """
 
 

@@ -426,12 +426,12 @@ def test_split_sums_are_shown_as_such() -> None:
 
 def test_the_gate_proposes_what_the_target_has_operators_for() -> None:
     silu = Problem.parse("mm/tn/bf16xbf16/fp32/bf16/bias_silu/m16n64k64")
-    grouped = Problem.parse("grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/g4m16n64k64")
-    asked = [(BIASED, 1), (silu, 1), (grouped, 1)]
+    scaled = Problem.parse("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32/m16n64k64")
+    asked = [(BIASED, 1), (silu, 1), (scaled, 1)]
     said = shortfall(cover(recording(asked, "sm_90a"), []), 1)
     assert gemm_line(BIASED) in said
     assert gemm_line(silu) in said
-    assert gemm_line(grouped) not in said
+    assert gemm_line(scaled) not in said
     said = shortfall(cover(recording(asked, "sm_100f"), []), 1)
     assert all(gemm_line(one) in said for one, _ in asked)
 

@@ -47,6 +47,26 @@ def test_recipes_are_read_off_types_and_sizes(
     assert read_scales(extras, operand, 16, 32, 128) is recipe
 
 
+def test_scales_of_groups_are_a_vector_and_a_row_for_each_group() -> None:
+    extras = scales(torch.float32, (16,), (3, 32))
+    assert read_scales(extras, DType.FP8_E4M3, 16, 32, 128, groups=3) is ScaleRecipe.FP32_ROW
+
+
+@pytest.mark.parametrize(
+    ("extras", "reason"),
+    [
+        (scales(torch.float32, (16, 1), (3, 32)), r"scale_a has .* of shape \[16\]"),
+        (scales(torch.float32, (16,), (1, 32)), r"scale_b has .* of shape \[3, 32\]"),
+        (scales(torch.float32, (1,), (1,)), r"scale_a has .* of shape \[16\]"),
+        (scales(torch.float32, (16,), (32, 3)), r"scale_b has .* of shape \[3, 32\]"),
+        (scales(E8M0, (512,), (512,)), "no kernel scales fp8_e4m3 with torch.float8_e8m0fnu"),
+    ],
+)
+def test_other_scales_of_groups_are_refused(extras: ExtraOperands, reason: str) -> None:
+    with pytest.raises(NoKernelError, match=reason):
+        read_scales(extras, DType.FP8_E4M3, 16, 32, 128, groups=3)
+
+
 def test_nothing_scales_nothing() -> None:
     assert read_scales(ExtraOperands(), DType.BF16, 16, 32, 64) is None
 

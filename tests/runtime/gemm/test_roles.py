@@ -74,6 +74,14 @@ CASES = {
         Role.ADDEND: (DType.BF16, (7, 10)),
         Role.OUT: (DType.BF16, (3, 5)),
     },
+    "grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/g7m3n5k8": {
+        Role.A: (DType.FP8_E4M3, (3, 8)),
+        Role.B: (DType.FP8_E4M3, (7, 8, 5)),
+        Role.SCALE_A: (DType.FP32, (3,)),
+        Role.SCALE_B: (DType.FP32, (7, 5)),
+        Role.OFFSETS: (DType.INT32, (7,)),
+        Role.OUT: (DType.BF16, (3, 5)),
+    },
     "grouped_mm/tn/bf16xbf16/fp32/fp32/g7m3n5k8": {
         Role.A: (DType.BF16, (3, 8)),
         Role.B: (DType.BF16, (7, 8, 5)),

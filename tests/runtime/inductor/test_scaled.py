@@ -57,6 +57,11 @@ def scaling(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Bu
         for scales in (ScaleRecipe.FP32_TENSOR, ScaleRecipe.FP32_ROW)
     ]
     served.append(cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=DType.BF16))
+    served.append(
+        cpu_kernels.signature(
+            "tn", op=Op.GROUPED_MM, operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW
+        )
+    )
     served.append(cpu_kernels.signature("nt", op=Op.K_GROUPED_MM, operand=DType.BF16))
     return recording_kernels.build_recording(
         [cpu_provider.problem_of(one, (M, N, K)) for one in served],
@@ -141,9 +146,9 @@ def test_fp8_of_two_types(
 def stub_aten(inductor: InductorSession, name: str = "_scaled_mm") -> None:
     """ATen computes no such thing on a CPU: let its choice be timed all the same, and lose."""
 
-    def wait(*_: Any, out: Tensor, **__: Any) -> Tensor:
+    def wait(a: Tensor, b: Tensor, *_: Any, out: Tensor | None = None, **__: Any) -> Tensor:
         time.sleep(0.1)
-        return out
+        return torch.empty(len(a), b.shape[-1], dtype=torch.bfloat16) if out is None else out
 
     inductor.monkeypatch.setattr(extern_kernels, name, wait)
 
@@ -195,6 +200,45 @@ def test_groups(inductor: InductorSession) -> None:
     exec(gone, module)
     (without_us,) = module["call"](list(arguments))
     torch.testing.assert_close(without_us, grouped(*arguments))
+
+
+def scaled_groups(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, ends: Tensor) -> Tensor:
+    return torch._scaled_grouped_mm(
+        a, b, scale_a, scale_b, offs=ends, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+
+
+def groups_with_scales() -> tuple[Tensor, ...]:
+    ends = torch.tensor([16, 48, 48, M], dtype=torch.int32)
+    a, b = torch.randn(M, K).to(FP8), torch.randn(4, N, K).to(FP8).mT
+    return a, b, torch.rand(M) + 0.5, torch.rand(4, N) + 0.5, ends
+
+
+def test_groups_with_a_scale_for_each_row(
+    inductor: InductorSession, met: Callable[[], list[dict[str, Any]]]
+) -> None:
+    arguments = groups_with_scales()
+    stub_aten(inductor, "_scaled_grouped_mm")
+    compiled = inductor.compile(scaled_groups, *arguments)
+    a, b, scale_a, scale_b, ends = arguments
+    wanted = torch.empty(M, N)
+    for group, (begin, end) in enumerate(zip([0, *ends.tolist()], ends.tolist())):
+        product = a[begin:end].float() @ b[group].float()
+        wanted[begin:end] = product * scale_a[begin:end, None] * scale_b[group]
+    torch.testing.assert_close(compiled.result, wanted.bfloat16(), rtol=2**-7, atol=1e-3)
+    assert len(compiled.launched) == 1
+    assert "torch._scaled_grouped_mm(*a, **o)" in compiled.code[0]
+    (event,) = met()
+    assert event["gemm"] == f"grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/g4m{M}n{N}k{K}"
+
+
+def test_ends_behind_scales_are_checked_where_the_user_debugs(inductor: InductorSession) -> None:
+    inductor.monkeypatch.setenv(DEBUG_VARIABLE, "1")
+    *operands, ends = groups_with_scales()
+    stub_aten(inductor, "_scaled_grouped_mm")
+    compiled = inductor.compile(scaled_groups, *operands, ends)
+    with pytest.raises(ValueError, match=r"group 3 ends at row 144, must end in 48\.\.128"):
+        compiled.function(*operands, ends + torch.tensor([0, 0, 0, 16], dtype=torch.int32))
 
 
 def groups_along_k() -> tuple[Tensor, Tensor, Tensor]:

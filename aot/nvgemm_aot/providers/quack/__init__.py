@@ -222,8 +222,6 @@ def _why_absent(signature: Signature, arch: str) -> str | None:
     if signature.is_gated:
         return None  # what `unsupported` allows
     if signature.op.has_groups:
-        if signature.a.is_fp8:
-            return f"of quack, groups are offered of fp16 and bf16 (here {signature.a.value})"
         return None  # what `unsupported` allows
     if signature.scales is not None and signature.scales.is_swizzled:
         return f"quack's dense GEMMs do not compute {signature.key}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from nvgemm_runtime.gemm.epilogues import Activation, Addend
-from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
@@ -148,6 +148,9 @@ def epilogue_arguments(
         given[_VECTORS[Role.ADDEND][int(swapped)]] = tensors[Role.ADDEND]
     if signature.scales is ScaleRecipe.FP32_TENSOR:
         given["scalar_a"], given["scalar_b"] = (tensors[role].iterator for role in _SCALES)
+    elif signature.scales is ScaleRecipe.FP32_ROW and signature.op is Op.GROUPED_MM:
+        # The library finds a group's rows in the first, and the group's row in the second.
+        given["column_of_a"], given["row_of_b"] = (tensors[role] for role in _SCALES)
     elif signature.scales is ScaleRecipe.FP32_ROW:
         for role, along in ((Role.SCALE_A, 0), (Role.SCALE_B, 1)):
             extent = tensors[role].shape[along]

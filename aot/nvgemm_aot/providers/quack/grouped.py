@@ -70,8 +70,8 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
 def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
     """Compile one design for a grouped signature; arguments are those of `entry.compile_entry`.
 
-    The function takes ``(a, b, offsets, out, stream)``, with a bias ``addend`` before ``out``, on
-    Hopper ``clusters`` before the stream.
+    The function takes ``(a, b, offsets, out, stream)``, with scales ``scale_a`` and ``scale_b``
+    behind ``b``, with a bias ``addend`` before ``out``, on Hopper ``clusters`` before the stream.
     """
     import_library()
     import cutlass
@@ -128,10 +128,24 @@ def compile_for_groups(
     ) -> None:
         launch(a=a, b=b, offsets=offsets, addend=addend, out=out, clusters=clusters, stream=stream)
 
+    def scale_groups(
+        a: Any, b: Any, scale_a: Any, scale_b: Any, offsets: Any, out: Any, stream: Any
+    ) -> None:
+        launch(a=a, b=b, scale_a=scale_a, scale_b=scale_b, offsets=offsets, out=out, stream=stream)
+
+    def scale_groups_with_clusters(
+        a: Any, b: Any, scale_a: Any, scale_b: Any, offsets: Any, out: Any, clusters: Any,
+        stream: Any,
+    ) -> None:  # fmt: skip
+        launch(
+            a=a, b=b, scale_a=scale_a, scale_b=scale_b, offsets=offsets, out=out,
+            clusters=clusters, stream=stream,
+        )  # fmt: skip
+
     parameters = calling_convention(design, signature, arch).parameters
     function = with_parameters(
         parameters, multiply_groups, multiply_groups_with_clusters, add_to_groups,
-        add_to_groups_with_clusters,
+        add_to_groups_with_clusters, scale_groups, scale_groups_with_clusters,
     )  # fmt: skip
     return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
         cute.jit(function), *sample_arguments(parameters, _sample_tensors(signature))
@@ -208,6 +222,10 @@ def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
     samples = {
         Role.A: lambda: tensor(Role.A, (m, k), (stride(a), 1)),
         Role.B: lambda: tensor(Role.B, (groups, k, n), (stride(b), *inner)),
+        Role.SCALE_A: lambda: tensor(Role.SCALE_A, (m,), (1,)),
+        Role.SCALE_B: lambda: tensor(
+            Role.SCALE_B, (groups, n), (stride(role_dtype(signature, Role.SCALE_B)), 1)
+        ),
         Role.OFFSETS: lambda: cute.runtime.make_fake_tensor(
             Int32, (groups,), (1,), assumed_align=4
         ),
