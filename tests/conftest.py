@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import hypothesis
@@ -21,6 +24,7 @@ from jit_programs import JitMachine
 from nvgemm_aot.build.pipeline import BuildResult, BuiltBundle, build
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.locks import locked
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
@@ -69,6 +73,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not any(map(item.path.is_relative_to, folders)))
 
 
+def pytest_collection_finish() -> None:
+    """Leave what is imported by now out of garbage collection: it stays, and takes long to scan."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Whatever this user has had compiled must not be found by tests, nor theirs by the user."""
@@ -89,18 +99,35 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
 
     Processes that share a session's tests have directories beside each other, and share this.
     """
-    directory = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        directory = directory.parent
-    return Cache(directory / "kernel-cache")
+    return Cache(_shared_directory(tmp_path_factory) / "kernel-cache")
 
 
 @pytest.fixture(scope="session")
-def real_build(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], AbstractContextManager[None]]:
+    """While entered, no other process of the session builds the bundles that all share.
+
+    Who comes second finds every kernel in the cache, instead of compiling the same at once.
+    """
+    return functools.partial(locked, _shared_directory(tmp_path_factory) / "kernel-cache.lock")
+
+
+def _shared_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the session, which all of its processes have."""
+    directory = tmp_path_factory.getbasetemp()
+    return directory.parent if "PYTEST_XDIST_WORKER" in os.environ else directory
+
+
+@pytest.fixture(scope="session")
+def real_build(
+    kernel_cache: Cache,
+    alone: Callable[[], AbstractContextManager[None]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> BuildResult:
     """Bundles of six real kernels, three a target, from the whole pipeline."""
     directory = tmp_path_factory.mktemp("real")
     (directory / "real.yaml").write_text(REAL_MANIFEST)
-    return build(load_manifest(directory / "real.yaml"), directory / "out", kernel_cache)
+    with alone():
+        return build(load_manifest(directory / "real.yaml"), directory / "out", kernel_cache)
 
 
 @pytest.fixture(scope="session")
@@ -110,30 +137,44 @@ def real_bundles(real_build: BuildResult) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def cpu_bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> BuiltBundle:
+def cpu_bundle(
+    kernel_cache: Cache,
+    alone: Callable[[], AbstractContextManager[None]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> BuiltBundle:
     """A bundle of kernels for the CPU: three for one problem of each signature."""
     problems = [cpu_provider.problem_of(served) for served in cpu_provider.SIGNATURES]
-    return cpu_provider.build_bundle(problems, tmp_path_factory.mktemp("cpu"), kernel_cache)
+    with alone():
+        return cpu_provider.build_bundle(problems, tmp_path_factory.mktemp("cpu"), kernel_cache)
 
 
 @pytest.fixture(scope="session")
-def fused_bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> BuiltBundle:
+def fused_bundle(
+    kernel_cache: Cache,
+    alone: Callable[[], AbstractContextManager[None]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> BuiltBundle:
     """A bundle of kernels for the CPU that take scales, offsets or something to add."""
     problems = [cpu_provider.problem_of(served) for served in cpu_provider.FUSED]
-    return cpu_provider.build_bundle(problems, tmp_path_factory.mktemp("fused"), kernel_cache)
+    with alone():
+        return cpu_provider.build_bundle(problems, tmp_path_factory.mktemp("fused"), kernel_cache)
 
 
 @pytest.fixture(scope="session")
-def recording_bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> BuiltBundle:
+def recording_bundle(
+    kernel_cache: Cache,
+    alone: Callable[[], AbstractContextManager[None]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> BuiltBundle:
     """A bundle of one recording kernel a signature, each of which demands 16 bytes."""
     problems = [
         cpu_provider.problem(layout, op=op, operand=operand)
         for op, operand in ((Op.MM, DType.FP32), (Op.BMM, DType.FP32), (Op.MM, DType.BF16))
         for layout in ("tt", "tn", "nt")
     ]
-    return recording_kernels.build_recording(
-        problems, tmp_path_factory.mktemp("recording"), kernel_cache
-    )
+    directory = tmp_path_factory.mktemp("recording")
+    with alone():
+        return recording_kernels.build_recording(problems, directory, kernel_cache)
 
 
 @pytest.fixture

@@ -35,8 +35,22 @@ def counts(path: Path) -> dict[str, int]:
     return {problem.key: count for problem, count in recording.problems.items()}
 
 
-@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biases"])
-@pytest.mark.parametrize("kept", KEPT)
+STEPS = {
+    (kept, biased): f"{kept}-{'biases' if biased else 'plain'}"
+    for kept in KEPT
+    for biased in (False, True)
+}
+OFTEN = {("one", False), ("pair", True), ("transposed", True)}
+"""Each way to keep weights, and both of biases; the other steps are among the slow tests."""
+
+
+@pytest.mark.parametrize(
+    ("kept", "biased"),
+    [
+        pytest.param(*one, id=name, marks=() if one in OFTEN else pytest.mark.slow)
+        for one, name in STEPS.items()
+    ],
+)
 def test_a_training_step(inductor: InductorSession, path: Path, kept: str, biased: bool) -> None:
     sizes = Experts(count=4, rows=48, dim=96, hidden=32, kept=kept, biased=biased)
     compiled = torch.compile(expert_steps.forward(sizes), fullgraph=True, dynamic=False)
