@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -71,12 +70,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the folders of `_LONG`."""
     folders = [Path(__file__).parent / folder for folder in _LONG]
     items.sort(key=lambda item: not any(map(item.path.is_relative_to, folders)))
-
-
-def pytest_collection_finish() -> None:
-    """Leave what is imported by now out of garbage collection: it stays, and takes long to scan."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

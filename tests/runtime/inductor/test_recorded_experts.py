@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
+from torch._inductor import config
 from torch._inductor.exc import InductorError
 
 import expert_steps
@@ -29,29 +31,34 @@ def path(inductor: InductorSession, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def no_fusion() -> Iterator[None]:
+    """Inductor calls ATen for all operators, which records the same and compiles no C++."""
+    settings = {"fallback_by_default": True} if hasattr(config, "fallback_by_default") else {}
+    with config.patch(settings):
+        yield
+
+
 def counts(path: Path) -> dict[str, int]:
     recording = Recorder(path).read()
     assert not recording.others
     return {problem.key: count for problem, count in recording.problems.items()}
 
 
-STEPS = {
-    (kept, biased): f"{kept}-{'biases' if biased else 'plain'}"
-    for kept in KEPT
-    for biased in (False, True)
-}
-OFTEN = {("one", False), ("pair", True), ("transposed", True)}
-"""Each way to keep weights, and both of biases; the other steps are among the slow tests."""
-
-
-@pytest.mark.parametrize(
-    ("kept", "biased"),
-    [
-        pytest.param(*one, id=name, marks=() if one in OFTEN else pytest.mark.slow)
-        for one, name in STEPS.items()
-    ],
-)
+@pytest.mark.usefixtures("no_fusion")
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biases"])
+@pytest.mark.parametrize("kept", KEPT)
 def test_a_training_step(inductor: InductorSession, path: Path, kept: str, biased: bool) -> None:
+    check_training_step(path, kept=kept, biased=biased)
+
+
+@pytest.mark.slow  # what is fused around the products is C++
+@pytest.mark.parametrize("kept", KEPT)
+def test_a_training_step_with_fusion(inductor: InductorSession, path: Path, kept: str) -> None:
+    check_training_step(path, kept=kept, biased=True)
+
+
+def check_training_step(path: Path, *, kept: str, biased: bool) -> None:
     sizes = Experts(count=4, rows=48, dim=96, hidden=32, kept=kept, biased=biased)
     compiled = torch.compile(expert_steps.forward(sizes), fullgraph=True, dynamic=False)
     out = compiled(*expert_steps.operands(sizes))
@@ -59,6 +66,7 @@ def test_a_training_step(inductor: InductorSession, path: Path, kept: str, biase
     assert counts(path) == expert_steps.problems_of(sizes)
 
 
+@pytest.mark.usefixtures("no_fusion")
 def test_each_product_counts_as_often_as_graphs_have_it(
     inductor: InductorSession, path: Path
 ) -> None:
@@ -78,6 +86,7 @@ def test_each_product_counts_as_often_as_graphs_have_it(
     }
 
 
+@pytest.mark.usefixtures("no_fusion")
 @pytest.mark.parametrize(
     ("mark", "rows"),
     [(torch._dynamo.mark_dynamic, 48), (torch._dynamo.decorators.mark_unbacked, 8192)],
