@@ -26,6 +26,8 @@ MAX_FILE_BYTES = 4 << 20
 MAX_DEPTH = 32
 """Deepest nesting; a manifest needs five levels."""
 
+_TOO_DEEP = f"found far more than {MAX_DEPTH} levels of nesting; write the values out"
+
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Mistake:
@@ -142,11 +144,12 @@ def compose(path: Path, text: str) -> yaml.Node | None:
             fail(path, mark, "found a second YAML document; allowed: one a file")
         rest = "".join(text.split("\n")[mark.line : mark.line + 1])[mark.column :]
         advice = "; indent with spaces" if rest.startswith("\t") else ""
+        if error.problem == "exceeded maximum nesting depth":  # libyaml since 0.2.6: 1000 levels
+            fail(path, mark, _TOO_DEEP)
         context = f"{error.context}, " if error.context else ""
         fail(path, mark, f"not valid YAML: {context}{error.problem}{advice}")
-    except RecursionError:  # far more than MAX_DEPTH levels
-        found = f"found far more than {MAX_DEPTH} levels of nesting; write the values out"
-        report_mistakes(path, [Mistake(line=1, column=1, text=found)])
+    except RecursionError:  # what PyYAML and older libyaml do instead
+        report_mistakes(path, [Mistake(line=1, column=1, text=_TOO_DEEP)])
     except (ValueError, OverflowError) as error:
         # PyYAML lets these through from escapes like "\UFFFFFFFF" and from huge version numbers.
         report_mistakes(path, [Mistake(line=1, column=1, text=f"not valid YAML: {error}")])
