@@ -28,7 +28,7 @@ TVMFFIObjectHandle MakeMnkl(const KernelSpec& spec, const CheckedCall& call) {
   const TensorView& a = call[Role::kA];
   const TensorView& out = call[Role::kOut];
   const int rank = spec.out_rank();
-  const int64_t n = out.shape[rank - 1] * spec.columns_per_result();
+  const int64_t n = spec.ProductColumns(out.shape[rank - 1]);
   const int64_t extents[] = {out.shape[rank - 2], n,
                              a.shape[spec.a_rank() - 1] * spec.a_dtype.lanes, rank == 3 ? out.shape[0] : 1};
   TVMFFIAny values[4] = {};

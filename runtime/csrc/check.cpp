@@ -5,6 +5,19 @@
 #include "checker.h"
 
 namespace nvgemm {
+namespace {
+
+bool IsRatioOf(GateForm form, int64_t product, int64_t out) {
+  const ColumnRatio ratio = RatioOf(form);
+  return product * ratio.out == out * ratio.product;  // both below 2^31
+}
+
+const char* OutColumnsText(GateForm form) {
+  constexpr const char* kTexts[] = {"n)", "n / 2)", "n + n / 2)", "2 n)"};
+  return kTexts[static_cast<int>(form)];
+}
+
+}  // namespace
 
 void Checker::CheckAll(const Operands& operands) const {
   if (operands.extras() != spec_.extras) CheckGiven(operands);
@@ -25,6 +38,7 @@ void Checker::CheckAll(const Operands& operands) const {
            "and this one computes no such thing: add it with torch");
   }
   const MemorySpan out_span = CheckLayout(Role::kOut, true);
+  CheckParts();
   if (call_.sum_is_empty) return;
   const MemorySpan a_span = CheckLayout(Role::kA, spec_.a_row_major);
   const MemorySpan b_span = CheckLayout(Role::kB, spec_.b_row_major);
@@ -54,18 +68,29 @@ void Checker::CheckShapes() const {
   const int b_rows = spec_.b_rank() - 2;
   const int a_rows = spec_.a_rank() - 2;
   const bool agree = a.shape[a_rows + 1] == b.shape[b_rows] && a.shape[a_rows] == out.shape[rows_] &&
-                     b.shape[b_rows + 1] == spec_.columns_per_result() * out.shape[columns_] &&
+                     IsRatioOf(spec_.form, b.shape[b_rows + 1], out.shape[columns_]) &&
                      (spec_.op != Op::kBmm || (a.shape[0] == b.shape[0] && a.shape[0] == out.shape[0]));
   if (agree) return;
   const char* form =
       spec_.op == Op::kBmm ? "(batch, m, k), (batch, k, n) and (batch, m, n)"
       : spec_.op == Op::kKGroupedMm ? "(m, k), (k, n) and (groups, m, n)"
-      : spec_.op == Op::kGroupedMm
-          ? (spec_.is_gated ? "(m, k), (groups, k, n) and (m, n / 2)"
-                            : "(m, k), (groups, k, n) and (m, n)")
-          : (spec_.is_gated ? "(m, k), (k, n) and (m, n / 2)" : "(m, k), (k, n) and (m, n)");
+      : spec_.op == Op::kGroupedMm ? "(m, k), (groups, k, n) and (m, "
+                                   : "(m, k), (k, n) and (m, ";
+  const bool has_columns = spec_.op == Op::kMm || spec_.op == Op::kGroupedMm;
   Refuse(kValueError, "shapes of a, b and out are ", ShapeText(a.tensor), ", ",
-         ShapeText(b.tensor), " and ", ShapeText(out.tensor), "; must be ", form);
+         ShapeText(b.tensor), " and ", ShapeText(out.tensor), "; must be ", form,
+         has_columns ? OutColumnsText(spec_.form) : "");
+}
+
+// A gradient's columns come in two halves, and a kernel stores each by itself; of the other forms,
+// parts are aligned where the whole is.
+void Checker::CheckParts() const {
+  if (spec_.form != GateForm::kGradient) return;
+  const int64_t n = ProductColumns();
+  const int64_t step = spec_.alignment_bytes / ElementBytes(spec_.out_dtype);
+  if (step < 2 || n % step == 0) return;
+  Refuse(kValueError, "b has ", n, " columns, and out as many in each half; must be a multiple of ",
+         step, " (", spec_.alignment_bytes, " bytes)");
 }
 
 // Strides are canonical by now.

@@ -127,8 +127,8 @@ void Checker::CheckOffsets(const DLTensor& from, const MemorySpan& out) const {
 }
 
 void Checker::CheckAddend(const DLTensor& from, const MemorySpan& out) const {
-  if (spec_.op == Op::kGroupedMm) return CheckRowsOfGroups(from, out);
   if (spec_.addend == AddendKind::kRow) {
+    if (spec_.op == Op::kGroupedMm) return CheckRowsOfGroups(from, out);
     CopyRow(from);
     return CheckVector(Role::kAddend, ProductColumns(), spec_.alignment_bytes, out);
   }

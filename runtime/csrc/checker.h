@@ -32,10 +32,8 @@ class Checker {
   void CheckAll(const Operands& operands) const;
 
  private:
-  // Columns of the product, of which a gate makes half as many of the result.
-  int64_t ProductColumns() const {
-    return call_[Role::kOut].shape[columns_] * spec_.columns_per_result();
-  }
+  // Columns of the product, of which a gate makes another number of the result.
+  int64_t ProductColumns() const { return call_[Role::kB].shape[spec_.b_rank() - 1]; }
 
   template <typename... Parts>
   [[noreturn, gnu::cold, gnu::noinline]] void Refuse(const char* kind, const Parts&... parts) const {
@@ -46,6 +44,7 @@ class Checker {
   // In check.cpp.
   void CheckGiven(const Operands& operands) const;
   void CheckShapes() const;
+  void CheckParts() const;
   void CheckCompact() const;
 
   // In check_extras.cpp.

@@ -130,7 +130,7 @@ void Return(TVMFFIAny* result, int64_t value) {
 enum Registered {
   kId, kFunctionAddress, kAlignment, kWorkspace, kTileM, kTileN, kMultipleM, kMultipleN,
   kZeroedOnce, kZeroedPerTile, kScratchPerTile, kClusterSize, kOp, kA, kB, kOut, kARowMajor, kBRowMajor,
-  kScales, kScaleBlock, kScaleDType, kAddend, kAddendDType, kGated, kDeviceType, kMajor, kMinor, kSuffix,
+  kScales, kScaleBlock, kScaleDType, kAddend, kAddendDType, kGateForm, kDeviceType, kMajor, kMinor, kSuffix,
   kFirstParameter,
 };
 
@@ -193,7 +193,7 @@ KernelSpec SpecOf(const Arguments& arguments) {
   spec.scale_dtype = arguments.DType(kScaleDType, "scale_dtype");
   spec.addend = static_cast<AddendKind>(arguments.Integer(kAddend, "addend"));
   spec.addend_dtype = arguments.DType(kAddendDType, "addend_dtype");
-  spec.is_gated = arguments.Bool(kGated, "gated");
+  spec.form = static_cast<GateForm>(arguments.Integer(kGateForm, "form"));
   spec.alignment_bytes = static_cast<int>(arguments.Integer(kAlignment, "alignment_bytes"));
   spec.workspace = WorkspaceOf(arguments);
   spec.cluster_size = static_cast<int>(arguments.Integer(kClusterSize, "cluster_size"));

@@ -50,6 +50,21 @@ enum class ScaleKind { kNone, kTensor, kRow, kBlock };
 // A vector that is added to every row of the result, or a tensor of the result's shape.
 enum class AddendKind { kNone, kRow, kMatrix };
 
+// What a gated epilogue stores: for each pair of columns of the product what the gate gives, that
+// behind the product, or for each column the gradients of a pair.
+enum class GateForm { kNone, kJoined, kKept, kGradient };
+
+// A result has `out` columns for `product` columns of the product.
+struct ColumnRatio {
+  int64_t product;
+  int64_t out;
+};
+
+constexpr ColumnRatio RatioOf(GateForm form) {
+  constexpr ColumnRatio kRatios[] = {{1, 1}, {2, 1}, {2, 3}, {1, 2}};
+  return kRatios[static_cast<int>(form)];
+}
+
 // One parameter of a kernel's function.
 struct Parameter {
   enum class Kind {

@@ -56,7 +56,7 @@ struct KernelSpec {
   DLDataType scale_dtype;
   AddendKind addend;
   DLDataType addend_dtype;
-  bool is_gated;        // whether a column of the result is made of two of the product
+  GateForm form;
   int alignment_bytes;  // of pointers, of contiguous extents and of strides other than 1
   WorkspaceSize workspace;
   int cluster_size;  // thread blocks of a cluster
@@ -74,8 +74,12 @@ struct KernelSpec {
   int a_rank() const { return op == Op::kBmm ? 3 : 2; }
   int b_rank() const { return op == Op::kBmm || op == Op::kGroupedMm ? 3 : 2; }
   int out_rank() const { return op == Op::kBmm || op == Op::kKGroupedMm ? 3 : 2; }
-  // Columns of the product for each of the result.
-  int columns_per_result() const { return is_gated ? 2 : 1; }
+  int64_t OutColumns(int64_t product) const {
+    return product / RatioOf(form).product * RatioOf(form).out;
+  }
+  int64_t ProductColumns(int64_t out) const {
+    return out / RatioOf(form).out * RatioOf(form).product;
+  }
 };
 
 // A kernel's name in messages: the beginning of its id.

@@ -21,7 +21,7 @@ struct Form {
   int addend = kNowhere;
   int optional_addend = kNowhere;
   int out = kNowhere;
-  bool is_gated = false;
+  GateForm form = GateForm::kNone;
 
   static constexpr int kNowhere = -1;
 };
@@ -60,7 +60,7 @@ constexpr Form ScaledGrouped() {
 inline constexpr Form kScaledGroupedMm = ScaledGrouped();
 constexpr Form GroupedGated() {
   Form form = Grouped("nvgemm_aot::grouped_gated_mm", Op::kGroupedMm);
-  form.is_gated = true;
+  form.form = GateForm::kJoined;
   return form;
 }
 inline constexpr Form kGroupedGatedMm = GroupedGated();
@@ -74,7 +74,7 @@ inline constexpr Form kKGroupedMm = KGrouped();
 constexpr Form Gated() {
   Form form{"nvgemm_aot::gated_mm", Op::kMm, 0, 1, 2};
   form.optional_addend = 3;
-  form.is_gated = true;
+  form.form = GateForm::kJoined;
   return form;
 }
 inline constexpr Form kGatedMm = Gated();

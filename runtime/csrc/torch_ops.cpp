@@ -134,14 +134,24 @@ struct Arguments {
       throw Failure(kValueError, Text("kernel ", ShortId(found->spec.id), " is for ",
                                       OpName(found->spec.op), ", not for ", OpName(kForm.op)));
     }
-    if (found->spec.is_gated != kForm.is_gated) {
-      throw Failure(kValueError, Text("kernel ", ShortId(found->spec.id),
-                                      !found->spec.is_gated ? " has no gated epilogue"
-                                      : kForm.op == Op::kGroupedMm
-                                          ? " has a gated epilogue: call grouped_gated_mm"
-                                          : " has a gated epilogue: call gated_mm"));
+    if (found->spec.form != kForm.form) {
+      throw Failure(kValueError, Text("kernel ", ShortId(found->spec.id), WhyNot(found->spec)));
     }
     return found;
+  }
+
+  static const char* WhyNot(const KernelSpec& spec) {
+    switch (spec.form) {
+      case GateForm::kNone:
+        return " has no gated epilogue";
+      case GateForm::kJoined:
+        return kForm.op == Op::kGroupedMm ? " has a gated epilogue: call grouped_gated_mm"
+                                          : " has a gated epilogue: call gated_mm";
+      case GateForm::kKept:
+        return " keeps its product, which no operator gives: call nvgemm_runtime.grouped_mm";
+      default:
+        return " gives a gate's gradient, as no operator does: call nvgemm_runtime.grouped_mm";
+    }
   }
 
   // How many groups offsets end; 0 where they are none, or no vector, which checks refuse.

@@ -128,7 +128,7 @@ OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTe
                                     " and ", spec.b_rank()));
   }
   const Numbers& numbers = Numbers::Get();
-  const int64_t columns = b.shape[spec.b_rank() - 1] / spec.columns_per_result();
+  const int64_t columns = spec.OutColumns(b.shape[spec.b_rank() - 1]);
   const int out_rank = spec.out_rank();
   int64_t sizes[3] = {out_rank > rank ? groups : a.shape[0], a.shape[rank - 2], columns};
   // As torch computes them, for a tensor without elements too.

@@ -55,6 +55,8 @@ class Addend(enum.Enum):
     """A vector of n values, added to each row."""
     MATRIX = "matrix"
     """A matrix (or a batch of them) of the result's shape."""
+    PRODUCT = "product"
+    """Not added, but read in its place: the product of gates and ups that was kept, [m, 2 n]."""
 
 
 class WeightOrder(enum.Enum):
@@ -64,6 +66,45 @@ class WeightOrder(enum.Enum):
     """First the columns of all gates, then those of all ups: the rows of a weight [gate; up]."""
     INTERLEAVED = "interleaved"
     """A column of a gate, one of its up, and so on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateFormRow:
+    """What is known of a form of gated epilogues.
+
+    Attributes:
+        suffix: What follows the gate and the order in an epilogue's name.
+        product_columns, out_columns: The result has so many columns for so many of the product.
+        parts: How many parts of equal width the result has; each begins at an aligned address.
+        text: Columns of the result of a product of n.
+    """
+
+    suffix: str
+    product_columns: int
+    out_columns: int
+    parts: int
+    text: str
+
+
+class GateForm(RowEnum):
+    """What a gated epilogue stores.
+
+    Training needs the product again, for the gradient of the gate. So one form stores it beside
+    what the gate gives, and one computes that gradient from it: its own product is the gradient of
+    what the gate gave, and each column gives those of a gate and of its up.
+    """
+
+    row: GateFormRow
+
+    JOINED = "joined", GateFormRow(
+        suffix="", product_columns=2, out_columns=1, parts=1, text="n / 2"
+    )  # fmt: skip
+    KEPT = "kept", GateFormRow(
+        suffix="_kept", product_columns=2, out_columns=3, parts=3, text="n + n / 2"
+    )  # fmt: skip
+    GRADIENT = "gradient", GateFormRow(
+        suffix="_gradient", product_columns=1, out_columns=2, parts=2, text="2 n"
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +157,7 @@ class EpilogueRow:
         activation: What follows the sum; of a gated epilogue, what is applied to gates.
         gate: How columns of the product are joined in pairs, if they are.
         order: Where the columns of a pair stand; None without a gate.
+        form: What is stored; None without a gate.
         aliases: What people call it who look for its name.
     """
 
@@ -123,24 +165,33 @@ class EpilogueRow:
     activation: Activation | None = None
     gate: Gate | None = None
     order: WeightOrder | None = None
+    form: GateForm | None = None
     aliases: tuple[str, ...] = ()
 
 
-def _gated(gate: Gate, order: WeightOrder) -> EpilogueRow:
+def _gated(gate: Gate, order: WeightOrder, form: GateForm = GateForm.JOINED) -> EpilogueRow:
+    addend = Addend.ROW if gate.row.is_biased else None
     return EpilogueRow(
-        addend=Addend.ROW if gate.row.is_biased else None,
+        addend=Addend.PRODUCT if form is GateForm.GRADIENT else addend,
         activation=gate.row.activation,
         gate=gate,
         order=order,
-        aliases=(gate.value, *gate.row.aliases),
+        form=form,
+        aliases=(gate.value, *gate.row.aliases) if form is GateForm.JOINED else (),
     )
+
+
+_KEPT, _GRADIENT = GateForm.KEPT, GateForm.GRADIENT
 
 
 class Epilogue(RowEnum):
     """What a kernel does with a product before it rounds and stores it; `row` has the steps.
 
     It computes in the accumulator's type, and rounds once: ``out = round(f(A @ B + addend))``. A
-    gated one makes one column of the result of two of the product, so the result has n / 2.
+    gated one makes one column of the result of two of the product, so the result has n / 2. One
+    that keeps the product has it in front of that. The gradient of a gate is computed from the
+    product that was kept, in its order of columns, and from A @ B, the gradient of what the gate
+    gave.
     """
 
     row: EpilogueRow
@@ -165,6 +216,39 @@ class Epilogue(RowEnum):
     SWIGLU_OAI_INTERLEAVED = (
         "swiglu_oai_interleaved", _gated(Gate.SWIGLU_OAI, WeightOrder.INTERLEAVED)
     )  # fmt: skip
+    SWIGLU_HALVES_KEPT = "swiglu_halves_kept", _gated(Gate.SWIGLU, WeightOrder.HALVES, _KEPT)
+    SWIGLU_INTERLEAVED_KEPT = (
+        "swiglu_interleaved_kept", _gated(Gate.SWIGLU, WeightOrder.INTERLEAVED, _KEPT)
+    )  # fmt: skip
+    GEGLU_HALVES_KEPT = "geglu_halves_kept", _gated(Gate.GEGLU, WeightOrder.HALVES, _KEPT)
+    GEGLU_INTERLEAVED_KEPT = (
+        "geglu_interleaved_kept", _gated(Gate.GEGLU, WeightOrder.INTERLEAVED, _KEPT)
+    )  # fmt: skip
+    SWIGLU_OAI_HALVES_KEPT = (
+        "swiglu_oai_halves_kept", _gated(Gate.SWIGLU_OAI, WeightOrder.HALVES, _KEPT)
+    )  # fmt: skip
+    SWIGLU_OAI_INTERLEAVED_KEPT = (
+        "swiglu_oai_interleaved_kept", _gated(Gate.SWIGLU_OAI, WeightOrder.INTERLEAVED, _KEPT)
+    )  # fmt: skip
+    SWIGLU_HALVES_GRADIENT = (
+        "swiglu_halves_gradient", _gated(Gate.SWIGLU, WeightOrder.HALVES, _GRADIENT)
+    )  # fmt: skip
+    SWIGLU_INTERLEAVED_GRADIENT = (
+        "swiglu_interleaved_gradient", _gated(Gate.SWIGLU, WeightOrder.INTERLEAVED, _GRADIENT)
+    )  # fmt: skip
+    GEGLU_HALVES_GRADIENT = (
+        "geglu_halves_gradient", _gated(Gate.GEGLU, WeightOrder.HALVES, _GRADIENT)
+    )  # fmt: skip
+    GEGLU_INTERLEAVED_GRADIENT = (
+        "geglu_interleaved_gradient", _gated(Gate.GEGLU, WeightOrder.INTERLEAVED, _GRADIENT)
+    )  # fmt: skip
+    SWIGLU_OAI_HALVES_GRADIENT = (
+        "swiglu_oai_halves_gradient", _gated(Gate.SWIGLU_OAI, WeightOrder.HALVES, _GRADIENT)
+    )  # fmt: skip
+    SWIGLU_OAI_INTERLEAVED_GRADIENT = (
+        "swiglu_oai_interleaved_gradient",
+        _gated(Gate.SWIGLU_OAI, WeightOrder.INTERLEAVED, _GRADIENT),
+    )  # fmt: skip
 
     @property
     def addend(self) -> Addend | None:
@@ -181,6 +265,11 @@ class Epilogue(RowEnum):
         """How columns of the product are joined in pairs, if they are."""
         return self.row.gate
 
+    @property
+    def form(self) -> GateForm | None:
+        """What a gated epilogue stores; None without a gate."""
+        return self.row.form
+
 
 def find_epilogue(addend: Addend, activation: Activation | None = None) -> Epilogue | None:
     """The epilogue without a gate that adds and applies these; None where there is none."""
@@ -188,9 +277,10 @@ def find_epilogue(addend: Addend, activation: Activation | None = None) -> Epilo
     return next((e for e in Epilogue if (e.addend, e.activation, e.gate) == wanted), None)
 
 
-def find_gated(gate: Gate, order: WeightOrder) -> Epilogue:
-    """The gated epilogue of a gate and an order."""
-    return next(one for one in Epilogue if (one.gate, one.row.order) == (gate, order))
+def find_gated(gate: Gate, order: WeightOrder, form: GateForm = GateForm.JOINED) -> Epilogue:
+    """The gated epilogue of a gate, an order and a form."""
+    wanted = (gate, order, form)
+    return next(one for one in Epilogue if (one.gate, one.row.order, one.form) == wanted)
 
 
 def addend_dtype(out: DType) -> DType:

@@ -24,7 +24,8 @@ class ExtraOperands:
         recipe: What the scales are; None to read it off their types and sizes, as torch does.
         offsets: Where each group ends along m, or along k: int32 of shape [groups].
         addend: What is added to the product: [n], [1, n] or as the result, which may have stride 0
-            where it is one row for all; [groups, n] with offsets, a row for each group.
+            where it is one row for all; [groups, n] with offsets, a row for each group. For the
+            gradient of a gate: the product that was kept, [m, 2 n].
         activation: What follows the sum.
         gated: The gated epilogue, if there is one; its activation is its own.
     """
@@ -184,8 +185,9 @@ def read_epilogues(
     """
     addend, gated = extras.addend, extras.gated
     if gated is not None and (addend is None) is not (gated.addend is None):
+        what = "reads the product" if gated.addend is Addend.PRODUCT else "adds a bias"
         raise NoKernelError(
-            f"{gated.value} adds a bias, and none is given"
+            f"{gated.value} {what}, and none is given"
             if addend is None
             else f"{gated.value} adds nothing, and a bias is given"
         )
@@ -200,6 +202,9 @@ def read_epilogues(
         raise NoKernelError(
             f"what is added is {addend.dtype}, must be torch.{wanted} with a result of {out.value}"
         )
+    if gated is not None and gated.addend is Addend.PRODUCT:
+        _check_product(gated, addend, shape)
+        return (gated,)
     kinds: tuple[Addend, ...] = (Addend.ROW,)
     if groups is not None:
         _check_rows_of_groups(addend, (groups, shape[-1]))
@@ -226,6 +231,16 @@ def read_epilogues(
             f"no epilogue adds a {kinds[0].value} and applies {extras.activation.value}"
         )
     return epilogues
+
+
+def _check_product(gated: Epilogue, product: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Check what the gradient of a gate is computed from, for a product of this shape."""
+    wanted = (shape[0], 2 * shape[1])
+    if tuple(product.shape) != wanted:
+        raise NoKernelError(
+            f"{gated.value} reads a product of shape {list(product.shape)}, must have "
+            f"{list(wanted)}: a gate and an up for each column of a @ b"
+        )
 
 
 def _check_rows_of_groups(addend: torch.Tensor, shape: tuple[int, int]) -> None:

@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
-from .epilogues import Addend, Epilogue
+from .epilogues import Addend, Epilogue, GateForm
 from .extra_operands import NO_EXTRAS, ExtraOperands, check_offsets, read_epilogues, read_scales
 from .problem import DType, Layout, Op, Problem, Signature
 from .support import multiply_together
@@ -109,17 +109,17 @@ def check_shapes(
     b: torch.Tensor,
     out: torch.Tensor | None = None,
     *,
-    is_gated: bool = False,
+    form: GateForm | None = None,
     groups: int | None = None,
 ) -> tuple[int, ...]:
     """The shape of a result; operands that cannot be multiplied, whatever the kernel, are refused.
 
     A has the shape [m, k], with a leading batch for ``bmm``; B has [k, n], with a leading batch for
-    ``bmm`` or groups for ``grouped_mm``. With a gate, the result has n / 2 columns. Of
-    ``k_grouped_mm``, the result is [groups, m, n]; how many ``groups`` there are, offsets say.
+    ``bmm`` or groups for ``grouped_mm``. With a gate, its ``form`` says how many columns the result
+    has. Of ``k_grouped_mm``, it is [groups, m, n]; how many ``groups`` there are, offsets say.
 
     Raises:
-        ValueError: If ranks, shapes or devices do not fit, or n is odd with a gate.
+        ValueError: If ranks, shapes or devices do not fit, or n is odd and has pairs for a gate.
     """
     ranks = RANKS[op]
     if (a.dim(), b.dim()) != ranks:
@@ -130,10 +130,10 @@ def check_shapes(
     if a.device != b.device:
         raise ValueError(f"{op.value}: operands are on two devices ({a.device} and {b.device})")
     columns = b.shape[-1]
-    if is_gated:
-        if columns % 2:
+    if form is not None:
+        if columns % form.row.product_columns:
             raise ValueError(f"{op.value}: b has {columns} columns, must have pairs for a gate")
-        columns //= 2
+        columns = columns // form.row.product_columns * form.row.out_columns
     shape: tuple[int, ...] = (*a.shape[:-1], columns)
     if op is Op.K_GROUPED_MM:
         if groups is None:
@@ -257,7 +257,8 @@ def requests(
         ValueError: If ranks, shapes or devices do not fit.
         NoKernelError: If types, strides or extents are such that no kernel can exist.
     """
-    shape = check_shapes(op, a, b, out, is_gated=extras.gated is not None, groups=extras.groups)
+    form = None if extras.gated is None else extras.gated.form
+    shape = check_shapes(op, a, b, out, form=form, groups=extras.groups)
     if out is not None:
         out_dtype = out.dtype
     # Types before layouts: theirs is the reason that helps most.
@@ -266,10 +267,11 @@ def requests(
     scales, epilogues = _read_extras(op, a, b, result, extras)
     added = [(one, _addend_alignment_bytes(op, extras.addend, one)) for one in epilogues]
     readings = {"a": _readings("a", a), "b": _readings("b", b)}
-    if out is None:
-        alignment, is_compact = _power_of_two(result.bytes_of(shape[-1])), True
-    else:
-        alignment, is_compact = _out_alignment_bytes(out), _lies_compact(out, -1, -2)
+    part = shape[-1] // (1 if form is None else form.row.parts)
+    alignment, is_compact = _power_of_two(result.bytes_of(part)), True
+    if out is not None:
+        alignment = min(alignment, _out_alignment_bytes(out))
+        is_compact = _lies_compact(out, -1, -2)
     alignment = min(alignment, _row_scale_alignment_bytes(extras, scales))
     found = []
     for a_major, a_alignment in readings["a"]:

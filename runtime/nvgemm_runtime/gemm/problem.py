@@ -11,7 +11,7 @@ import functools
 import re
 from dataclasses import dataclass
 
-from .epilogues import Epilogue
+from .epilogues import Epilogue, GateForm
 from .types import DType, ScaleRecipe
 
 __all__ = ["MAX_EXTENT", "DType", "Layout", "Op", "Problem", "Signature"]
@@ -85,12 +85,23 @@ class Signature:
 
     @property
     def is_gated(self) -> bool:
-        """Whether a column of the result is made of two of the product."""
+        """Whether the epilogue has a gate, in any form."""
         return self.epilogue is not None and self.epilogue.gate is not None
+
+    @property
+    def form(self) -> GateForm | None:
+        """The form of a gated epilogue; None without a gate."""
+        return None if self.epilogue is None else self.epilogue.form
 
     def out_columns(self, n: int) -> int:
         """Columns of the result of a product of n columns."""
-        return n // 2 if self.is_gated else n
+        form = self.form
+        return n if form is None else n * form.row.out_columns // form.row.product_columns
+
+    def part_columns(self, n: int) -> int:
+        """Columns of each part of the result, which kernels store by themselves."""
+        form = self.form
+        return self.out_columns(n) // (1 if form is None else form.row.parts)
 
     @property
     def key(self) -> str:
@@ -172,7 +183,7 @@ class Problem:
     For ``grouped_mm``, m counts the rows of all groups, and there are ``groups`` matrices B. For
     ``k_grouped_mm``, k counts the terms of all groups, and there are ``groups`` results.
     Extents count values: k is twice the extent of a tensor of fp4. With a gated epilogue, n counts
-    the columns of B, and the result has half of them (`out_n`).
+    the columns of B, and the result has as many as its form says (`out_n`).
 
     Raises:
         ValueError: If an extent is outside 1..2**31-1, an operation has a batch or groups that it
@@ -202,7 +213,8 @@ class Problem:
                     f"k must be a multiple of {dtype.packed} with {dtype.value}, of which an "
                     f"element holds {dtype.packed} (got {self.k})"
                 )
-        if self.signature.is_gated and self.n % 2:
+        form = self.signature.form
+        if form is not None and self.n % form.row.product_columns:
             assert self.signature.epilogue is not None
             raise ValueError(
                 f"n must be even with {self.signature.epilogue.value}, which makes one column of "
@@ -211,7 +223,7 @@ class Problem:
 
     @property
     def out_n(self) -> int:
-        """Columns of the result: n, or half of it with a gated epilogue."""
+        """Columns of the result: n, or with a gated epilogue what its form makes of them."""
         return self.signature.out_columns(self.n)
 
     @property

@@ -19,7 +19,7 @@ class Role(str, enum.Enum):
     OFFSETS = "offsets"
     """Where each group ends along m, or along k (k_grouped_mm), as int32."""
     ADDEND = "addend"
-    """The bias, or the matrix, that an epilogue adds."""
+    """The bias, or the matrix, that an epilogue adds, or the product that it reads."""
     OUT = "out"
 
 
@@ -41,7 +41,7 @@ def extra_roles(signature: Signature) -> tuple[Role, ...]:
 
 
 def _adds(signature: Signature) -> bool:
-    """Whether an epilogue adds something."""
+    """Whether an epilogue adds something, or reads it in that place."""
     return signature.epilogue is not None and signature.epilogue.addend is not None
 
 
@@ -60,17 +60,17 @@ def role_dtype(signature: Signature, role: Role) -> DType:
 
 
 def contiguous_bytes(problem: Problem) -> int:
-    """Bitwise or of the contiguous extents of A, B and the result, in bytes.
+    """Bitwise or of the contiguous extents of A, B and the parts of the result, in bytes.
 
     A power of two divides it that divides every one of them, and so every stride of compact ones.
-    What is added has rows of as many elements as the product, or twice as many as the result.
+    What is added has rows of as many elements as the product, or a multiple of a part's.
     """
     signature = problem.signature
     layout = signature.layout
     return (
         signature.a.bytes_of(problem.k if layout.a_row_major else problem.m)
         | signature.b.bytes_of(problem.n if layout.b_row_major else problem.k)
-        | signature.out.bytes_of(problem.out_n)
+        | signature.out.bytes_of(signature.part_columns(problem.n))
     )
 
 
@@ -82,7 +82,8 @@ def misalignment(problem: Problem, alignment_bytes: int) -> str | None:
     """
     signature = problem.signature
     m, n, k = ("m", problem.m), ("n", problem.n), ("k", problem.k)
-    out_n = ("n / 2", problem.out_n) if signature.is_gated else n
+    halved = signature.form is not None and signature.form.row.product_columns > 1
+    out_n = ("n / 2" if halved else "n", signature.part_columns(problem.n))
     contiguous = {
         "A": (*(k if signature.layout.a_row_major else m), signature.a),
         "B": (*(n if signature.layout.b_row_major else k), signature.b),
@@ -121,7 +122,10 @@ def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
         return groups
     if role is Role.ADDEND:
         assert signature.epilogue is not None
-        return (*groups, n) if signature.epilogue.addend is Addend.ROW else (*batch, m, n)
+        addend = signature.epilogue.addend
+        if addend is Addend.PRODUCT:
+            return (m, problem.out_n)
+        return (*groups, n) if addend is Addend.ROW else (*batch, m, n)
     assert signature.scales is not None
     if signature.scales is ScaleRecipe.FP32_TENSOR:
         return (1,)

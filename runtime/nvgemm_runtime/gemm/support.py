@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from .epilogues import Epilogue, WeightOrder
+from .epilogues import Epilogue, GateForm, WeightOrder
 from .problem import Layout, Op, Signature
 from .target import ARCHITECTURES
 from .types import DType, ScaleRecipe
@@ -161,10 +161,14 @@ def _unsupported_gate(signature: Signature) -> str | None:
     name = signature.epilogue.value
     if signature.op is Op.BMM:
         return f"bmm has no gated epilogue (here {name}), mm and grouped_mm do"
+    if signature.op is not Op.GROUPED_MM and signature.form is not GateForm.JOINED:
+        return f"{signature.op.value} has no {name}, grouped_mm has"
     for what, dtype in (("takes", signature.a), ("gives", signature.out)):
         if dtype not in GATED:
             return f"{name} {what} no {dtype.value}, but {_listed(GATED)}"
-    if signature.epilogue.row.order is WeightOrder.HALVES and signature.layout.b_row_major:
+    has_pairs = signature.form is not GateForm.GRADIENT  # among the columns of B
+    in_halves = signature.epilogue.row.order is WeightOrder.HALVES
+    if has_pairs and in_halves and signature.layout.b_row_major:
         # In memory, a gate and its up would lie n / 2 elements apart, each with neighbours of its
         # own, and TMA loads no such pairs into neighbouring columns of a tile.
         layouts = "tn or nn" if signature.op is Op.MM else "tn"

@@ -55,7 +55,8 @@ def _run(
     refuse_lost_derivative(where, **operands)
     for name, tensor in operands.items():
         check_kind(where, name, tensor)
-    shape = check_shapes(op, a, b, out, is_gated=extras.gated is not None, groups=extras.groups)
+    form = None if extras.gated is None else extras.gated.form
+    shape = check_shapes(op, a, b, out, form=form, groups=extras.groups)
     if out is None:
         signature = None if loaded is None else loaded.kernel.signature
         usual = usual_out_dtype(a.dtype) if signature is None else torch_dtype(signature.out)

@@ -19,7 +19,7 @@ from typing import Any
 from ..bundle.calling_convention import PLAIN, CallingConvention
 from ..bundle.workspace import TileWorkspace
 from ..errors import DriverError, NoKernelError, ToolchainError
-from ..gemm.epilogues import Addend, addend_dtype
+from ..gemm.epilogues import Addend, GateForm, addend_dtype
 from ..gemm.problem import Op, Signature
 from ..gemm.target import Target
 from ..gemm.types import DType
@@ -201,8 +201,10 @@ def _formula(workspace: TileWorkspace | None) -> tuple[int, ...]:
 
 
 _OPS = (Op.MM, Op.BMM, Op.GROUPED_MM, Op.K_GROUPED_MM)
-_ADDENDS = {None: 0, Addend.ROW: 1, Addend.MATRIX: 2}
-"""Numbers of ``Op`` and ``AddendKind`` in csrc/gemm.h."""
+_ADDENDS = {None: 0, Addend.ROW: 1, Addend.MATRIX: 2, Addend.PRODUCT: 2}
+_FORMS = (None, GateForm.JOINED, GateForm.KEPT, GateForm.GRADIENT)
+"""Numbers of ``Op``, ``AddendKind`` and ``GateForm`` in csrc/gemm.h. A product that is read has the
+result's shape, as a matrix that is added has."""
 
 
 def _ffi_name(dtype: DType) -> str:
@@ -227,7 +229,7 @@ def _built_for(signature: Signature, target: Target | None) -> tuple[Any, ...]:
         tvm_ffi.dtype(_ffi_name(DType.FP32 if scales is None else scales.dtype)),
         _ADDENDS[None if epilogue is None else epilogue.addend],
         tvm_ffi.dtype(_ffi_name(addend_dtype(signature.out))),
-        signature.is_gated,
+        _FORMS.index(signature.form),
         DEVICE_TYPE_CPU if target is None else DEVICE_TYPE_CUDA,
         major,
         minor,

@@ -13,7 +13,7 @@ import torch
 from gemm_arguments import EXACT_LIMIT
 
 from nvgemm_aot.manifest.schema import OUT_DTYPES
-from nvgemm_runtime.gemm.epilogues import Activation, Addend, Epilogue
+from nvgemm_runtime.gemm.epilogues import Activation, Addend, GateForm, Epilogue
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role
@@ -131,7 +131,15 @@ def test_numbers_that_the_native_part_takes_are_those_of_its_enumerations() -> N
     assert enumerators("Op") == [op.value.replace("_", "") for op in native._OPS]
     assert enumerators("Role") == [role.value.replace("_", "") for role in Role]
     assert [enumerators("AddendKind")[native._ADDENDS[addend]] for addend in Addend] == [
-        addend.value for addend in Addend
+        "matrix" if addend is Addend.PRODUCT else addend.value for addend in Addend
+    ]
+    assert enumerators("GateForm") == ["none", *(form.value for form in GateForm)]
+    assert native._FORMS == (None, *GateForm)
+    ratios = re.search(r"kRatios\[\] = {(.*)};", header)
+    assert ratios is not None
+    assert re.findall(r"{(\d), (\d)}", ratios[1]) == [
+        ("1", "1"),
+        *((str(one.row.product_columns), str(one.row.out_columns)) for one in GateForm),
     ]
     for recipe in ScaleRecipe:
         kind = "block" if recipe.is_swizzled else recipe.value.removeprefix("fp32_")
