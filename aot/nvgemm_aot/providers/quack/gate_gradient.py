@@ -10,6 +10,7 @@ stores as its D.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple, Optional
 
 from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM
@@ -22,6 +23,14 @@ from .entry import ALIGNMENT_BYTES, cute_type, import_library, scheduler_options
 from .gated import CUBIC, SQRT_2_OVER_PI, columns_of, cuts, sigmoid
 from .grouped import arguments_of_groups, compile_for_groups, scheduled_by_groups
 from .grouped import designs as designs_of_groups
+
+
+_MOST_SUMS = 128
+"""Of a tile that a thread keeps in registers, while it takes 32 columns at once with what it loads
+and stores of them; with more, it would spill."""
+
+_NARROW_STEP = 16
+"""Columns taken at once by kernels with more sums."""
 
 
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
@@ -45,6 +54,8 @@ def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> An
     in_halves = signature.epilogue.row.order is WeightOrder.HALVES
     maker = _class_for_halves if in_halves else _class_for_pairs
     kind = maker(arch == HOPPER, signature.epilogue.gate, cute_type(signature.out))
+    if arch == HOPPER and _sums_of_a_thread(design) > _MOST_SUMS:
+        kind = _in_narrow_steps(kind)
     options: dict[str, Any] = (
         {"pingpong": design.pingpong, "is_persistent": True}
         if arch == HOPPER
@@ -146,14 +157,33 @@ def _class_for_pairs(hopper: bool, gate: Gate, dtype: Any) -> Any:
         @cute.jit  # type: ignore[untyped-decorator]
         def epi_visit_subtile(self, params: Any, found: Any, sums: Any, matrix: Any = None) -> Any:
             kept = cute.recast_tensor(matrix, dtype)
-            pairs = cute.make_rmem_tensor(kept.layout, Float32)
+            # Each pair is rounded at once: all of them in fp32 would take twice the registers.
+            pair = cute.make_rmem_tensor(2, Float32)
             for i in cutlass.range(cute.size(sums), unroll_full=True):
                 gate, up = kept[2 * i].to(Float32), kept[2 * i + 1].to(Float32)
-                pairs[2 * i], pairs[2 * i + 1] = gradients(gate, up, sums[i])
-            sums.store(cute.recast_tensor(pairs.to(dtype), Float32).load())
+                pair[0], pair[1] = gradients(gate, up, sums[i])
+                sums[i] = cute.recast_tensor(pair.to(dtype), Float32)[0]
             return ()
 
     return type(_class_name(hopper, gate, f"_{dtype.__name__}"), (GradientOfPairs,), {})
+
+
+@functools.cache
+def _in_narrow_steps(kind: Any) -> Any:
+    """A class of kernels for Hopper that takes half as many columns of a tile at once."""
+
+    def halved(self: Any, *args: Any, **named: Any) -> tuple[int, int]:
+        m, n = super(narrow, self)._compute_tile_shape_or_override(*args, **named)
+        return m, math.gcd(n, _NARROW_STEP)
+
+    narrow = type(f"{kind.__name__}_narrow", (kind,), {"_compute_tile_shape_or_override": halved})
+    return narrow
+
+
+def _sums_of_a_thread(design: Design) -> int:
+    """Sums of a tile that a thread keeps in registers, on Hopper."""
+    m, n = design.tile
+    return m * n // (128 * (1 if design.pingpong else min(m // 64, 2)))
 
 
 def _class_name(hopper: bool, gate: Gate, rest: str) -> str:
