@@ -17,9 +17,10 @@ import torch
 from microscaling import encode_e8m0, encode_fp4, quantise, swizzle
 
 from nvgemm_aot.tuning.exact_operands import shapes_with_k_last
+from nvgemm_runtime.gemm.epilogues import GateForm
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.operands import torch_dtype
-from nvgemm_runtime.gemm.problem import DType, Op, Problem
+from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
@@ -120,6 +121,8 @@ class Arguments:
             name = "grouped_mm" if signature.scales is None else "scaled_grouped_mm"
         if signature.is_gated:
             named["epilogue"] = signature.epilogue
+            if signature.form is GateForm.GRADIENT:
+                named["product"] = named.pop("bias")
         elif signature.epilogue is not None and signature.epilogue.activation is not None:
             named["activation"] = signature.epilogue.activation
         if signature.scales is not None and signature.op is Op.MM:
@@ -147,9 +150,8 @@ def exact_arguments(problem: Problem, device: str = "cuda") -> Arguments:
     }
     if Role.ADDEND in extra_roles(signature):
         shape = role_shape(problem, Role.ADDEND)
-        tensors[Role.ADDEND] = _encode(
-            torch.randint(-1, 2, shape, device=device), role_dtype(signature, Role.ADDEND)
-        )
+        added = torch.randint(-1, 2, shape, device=device) * _times(signature)
+        tensors[Role.ADDEND] = _encode(added, role_dtype(signature, Role.ADDEND))
     return _complete(problem, tensors, device, has_exact_sums=True)
 
 
@@ -178,9 +180,14 @@ def random_arguments(problem: Problem, device: str = "cuda") -> Arguments:
         for role in (Role.SCALE_A, Role.SCALE_B):
             tensors[role] = torch.rand(role_shape(problem, role), device=device) + 0.5
     if Role.ADDEND in extra_roles(signature):
-        added = torch.randn(role_shape(problem, Role.ADDEND), device=device)
+        added = torch.randn(role_shape(problem, Role.ADDEND), device=device) * _times(signature)
         tensors[Role.ADDEND] = _encode(added, role_dtype(signature, Role.ADDEND))
     return _complete(problem, tensors, device, has_exact_sums=False)
+
+
+def _times(signature: Signature) -> int:
+    """Gates and ups that a gradient reads pass their limit here and there."""
+    return 5 if signature.form is GateForm.GRADIENT else 1
 
 
 FEW = 4

@@ -12,7 +12,7 @@ from gemm_arguments import Arguments
 from microscaling import decode, dequantise, unswizzle
 
 from nvgemm_aot.tuning.correctness import activation_error, expect_between, find_fault, sum_error
-from nvgemm_runtime.gemm.epilogues import Activation, Gate, WeightOrder
+from nvgemm_runtime.gemm.epilogues import Activation, Epilogue, Gate, GateForm, WeightOrder
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_shape
@@ -31,16 +31,34 @@ def reference(arguments: Arguments) -> torch.Tensor:
     value = _before_activation(arguments)
     epilogue = arguments.problem.signature.epilogue
     if epilogue is not None and epilogue.gate is not None:
-        in_halves = epilogue.row.order is WeightOrder.HALVES
-        gate, up = value.chunk(2, -1) if in_halves else (value[..., ::2], value[..., 1::2])
-        return _GATES[epilogue.gate](gate, up)
+        return _stored(epilogue, value, arguments)
     return value if epilogue is None else _ACTIVATIONS[epilogue.activation](value)
+
+
+def _stored(epilogue: Epilogue, value: torch.Tensor, arguments: Arguments) -> torch.Tensor:
+    """What a gated epilogue stores; gradients are autograd's."""
+    assert epilogue.gate is not None
+    join = _GATES[epilogue.gate]
+    if epilogue.form is GateForm.GRADIENT:
+        kept = arguments.tensors[Role.ADDEND].double().requires_grad_()
+        with torch.enable_grad():
+            given = join(*_pair(epilogue, kept))
+        return torch.autograd.grad(given, kept, value)[0]
+    joined = join(*_pair(epilogue, value))
+    return joined if epilogue.form is GateForm.JOINED else torch.cat((value, joined), -1)
+
+
+def _pair(epilogue: Epilogue, columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if epilogue.row.order is WeightOrder.HALVES:
+        gate, up = columns.chunk(2, -1)
+        return gate, up
+    return columns[..., ::2], columns[..., 1::2]
 
 
 def _before_activation(arguments: Arguments, *, of_magnitudes: bool = False) -> torch.Tensor:
     result = _product(arguments, of_magnitudes=of_magnitudes)
     addend = arguments.tensors.get(Role.ADDEND)
-    if addend is None:
+    if addend is None or arguments.problem.signature.form is GateForm.GRADIENT:
         return result
     if arguments.problem.signature.op is Op.GROUPED_MM:
         addend = _row_of_each(arguments.tensors[Role.OFFSETS], addend, len(result))
@@ -134,7 +152,8 @@ def assert_close(out: torch.Tensor, arguments: Arguments) -> None:
         terms = int((values != 0).sum(-1).max())
         error = sum_error(magnitude, signature, terms=terms)
     if signature.epilogue is not None:
-        error = activation_error(error, _before_activation(arguments), signature)
+        kept = arguments.tensors.get(Role.ADDEND)  # read by gradients alone
+        error = activation_error(error, _before_activation(arguments), signature, kept)
     wanted = expect_between(reference(arguments), error, torch_dtype(signature.out))
     fault = find_fault(out, wanted)
     assert fault is None, fault

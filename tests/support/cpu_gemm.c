@@ -141,6 +141,27 @@ static float swiglu_oai(float gate, float up) {
   return (float)(gate / (1 + exponential(-1.702 * gate))) * (clamp(up, -7.0f, 7.0f) + 1.0f);
 }
 
+/* The gradients of a gate and its up, from that of what the gate gave. */
+static double sigmoid(double x) { return 1 / (1 + exponential(-x)); }
+static double silu_slope(double x) { return sigmoid(x) * (1 + x * (1 - sigmoid(x))); }
+static void swiglu_gradient(float grad, float gate, float up, float *pair) {
+  pair[0] = (float)(grad * up * silu_slope(gate));
+  pair[1] = grad * silu(gate);
+}
+static void geglu_gradient(float grad, float gate, float up, float *pair) {
+  double scale = 0.79788456080286535588, x = gate; /* sqrt(2 / pi) */
+  double tanh = 1 - 2 / (exponential(2 * scale * (x + 0.044715 * x * x * x)) + 1);
+  double slope = 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * scale * (1 + 3 * 0.044715 * x * x);
+  pair[0] = (float)(grad * up * slope);
+  pair[1] = grad * gelu_tanh(gate);
+}
+static void swiglu_oai_gradient(float grad, float gate, float up, float *pair) {
+  double cut = gate > 7.0f ? 7.0f : gate;
+  pair[0] = gate > 7.0f ? 0.0f
+      : (float)(grad * (clamp(up, -7.0f, 7.0f) + 1.0f) * silu_slope(1.702 * cut));
+  pair[1] = up > 7.0f || up < -7.0f ? 0.0f : (float)(grad * cut * sigmoid(1.702 * cut));
+}
+
 /* A batch of matrices; strides count values. */
 typedef struct { char *data; int64_t batch, row, column; } view_t;
 
@@ -184,6 +205,9 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
   view_t av = view_of(a), bv = view_of(b), outv = view_of(out);
   int64_t batches = RANK == 3 ? out->shape[0] : 1, m = out->shape[RANK - 2];
   int64_t n = out->shape[RANK - 1], depth = a->shape[a->ndim - 1];
+#endif
+#ifdef PARTS  /* of equal width, and the loops go over one */
+  n /= PARTS;
 #endif
 #if defined SCALES_TENSOR || defined SCALES_ROW
   const tensor_t *scale_a = arguments[AT_SCALE_A].v.tensor;
@@ -255,7 +279,7 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
         while (matrix < offsets->shape[0] && i >= ends[matrix]) ++matrix;
         if (matrix == offsets->shape[0]) continue;  /* behind the last group */
 #endif
-#ifdef GATE
+#ifdef PAIRED
         SUM pair[2];
         for (int one = 0; one < 2; ++one) {
         int64_t column = HALVES ? one * n + j : 2 * j + one;
@@ -282,19 +306,33 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
 #endif
         sum *= load_fp32(sa, i * scale_a->strides[0]) * load_fp32(sb, row_of_b + j * scale_b->strides[1]);
 #endif
-#ifdef AT_ADDEND
+#if defined AT_ADDEND && !defined GRADIENT
         sum = ACTIVATION(sum + LOAD_ADDEND(addv.data, offset(addv, matrix, i, column)));
 #endif
-#ifdef GATE
+#ifdef PAIRED
         pair[one] = sum;
+#ifdef KEPT
+        STORE(outv.data, offset(outv, batch, i, column), sum);
+#endif
         }
-        sum = GATE(pair[0], pair[1]);
+        sum = PAIRED(pair[0], pair[1]);
 #endif
 #ifdef AT_WORKSPACE
         memcpy(bytes + (i * n + j) % (WORKSPACE_BYTES / 4) * 4, &sum, 4);
         memcpy(&sum, bytes + (i * n + j) % (WORKSPACE_BYTES / 4) * 4, 4);
 #endif
+#ifdef GRADIENT
+        int64_t gate = HALVES ? j : 2 * j, up = HALVES ? n + j : 2 * j + 1;
+        float gradients[2];
+        GRADIENT(sum, LOAD_ADDEND(addv.data, offset(addv, 0, i, gate)),
+                 LOAD_ADDEND(addv.data, offset(addv, 0, i, up)), gradients);
+        STORE(outv.data, offset(outv, batch, i, gate), gradients[0]);
+        STORE(outv.data, offset(outv, batch, i, up), gradients[1]);
+#elif defined KEPT
+        STORE(outv.data, offset(outv, batch, i, 2 * n + j), sum);
+#else
         STORE(outv.data, offset(outv, batch, i, j), sum);
+#endif
       }
   return 0;
 }

@@ -23,7 +23,7 @@ from nvgemm_runtime.bundle.calling_convention import (
     parse_calling_convention,
 )
 from nvgemm_runtime.bundle.workspace import TileWorkspace
-from nvgemm_runtime.gemm.epilogues import Addend, Epilogue, WeightOrder, addend_dtype
+from nvgemm_runtime.gemm.epilogues import Addend, Epilogue, GateForm, WeightOrder, addend_dtype
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
 from nvgemm_runtime.gemm.support import unsupported
@@ -148,8 +148,16 @@ def source(
         gate, order = served.epilogue.gate, served.epilogue.row.order
         activation = served.epilogue.activation if gate is None else None
         if gate is not None:
-            definitions["GATE"] = gate.value
+            form = served.epilogue.form
+            is_gradient = form is GateForm.GRADIENT
+            definitions["GRADIENT" if is_gradient else "PAIRED"] = (
+                f"{gate.value}_gradient" if is_gradient else gate.value
+            )
             definitions["HALVES"] = int(order is WeightOrder.HALVES)
+            if form is not None and form is not GateForm.JOINED:
+                definitions["PARTS"] = form.row.parts
+            if form is GateForm.KEPT:
+                definitions["KEPT"] = 1
         definitions["ADDEND_IS_ROW"] = int(served.epilogue.addend is Addend.ROW)
         definitions["LOAD_ADDEND"] = f"load_{addend_dtype(served.out).value}"
         definitions["ACTIVATION"] = "identity" if activation is None else activation.value

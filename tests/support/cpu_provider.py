@@ -24,7 +24,7 @@ from nvgemm_aot.targets.local import CPU_PROFILE
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.errors import CompileError
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.gemm.types import ScaleRecipe
@@ -53,7 +53,7 @@ FUSED = (
         for op in (Op.MM, Op.BMM)
         for operand in (DType.FP16, DType.BF16)
         for epilogue in Epilogue
-        if op is Op.MM or epilogue.gate is None
+        if epilogue.gate is None or (op is Op.MM and epilogue.form is GateForm.JOINED)
     ),
     *(
         cpu_kernels.signature("tn", operand=DType.FP8_E4M3, scales=scales, epilogue=epilogue)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nvgemm_runtime.errors import TargetError
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
 from nvgemm_runtime.gemm.support import unsupported
 from nvgemm_runtime.gemm.target import CUDA_VERSIONS, PLATFORMS, Target
@@ -150,10 +150,14 @@ class GemmRules:
     ) -> None:
         """Find a k that ends within an element of a packed type, and an odd n with a gate."""
         packed = [one for one in map(DType, INPUT_DTYPES) if one.packed > 1 and one.value in dtypes]
-        gated = [one for one in Epilogue if one.gate is not None and one.value in epilogues]
+        paired = [
+            one
+            for one in Epilogue
+            if one.form in (GateForm.JOINED, GateForm.KEPT) and one.value in epilogues
+        ]
         rules = [
             *(("k", f"dtype {d.value!r}", d.packed, "k counts values, not bytes") for d in packed),
-            *(("n", f"epilogue {e.value!r}", 2, "n counts gates and ups") for e in gated),
+            *(("n", f"epilogue {e.value!r}", 2, "n counts gates and ups") for e in paired),
         ]
         for axis, what, multiple, why in rules:
             for place, extent in _extents(gemm, axis):

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nvgemm_runtime.gemm.epilogues import GateForm
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
 
 from ..rankings.agreement import contender_name
 from .block_scales import block_scaled_product
-from .gates import joined, joined_error
+from .gates import stored, stored_error
 from .outcome import TuningOutcome
 
 if TYPE_CHECKING:
@@ -62,13 +63,13 @@ def expect(operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
     ``terms`` is the most nonzero products of an element; 0 where every partial sum is exact in the
     accumulator, so that no error is allowed.
     """
-    value = _before_activation(operands, signature)
+    value, kept = _before_activation(operands, signature), _kept_product(operands, signature)
     error = value.new_zeros(())
     if terms:
         magnitude = _before_activation(operands, signature, of_magnitudes=True)
         error = sum_error(magnitude, signature, terms=terms)
-    error = activation_error(error, value, signature)
-    return expect_between(_activated(value, signature), error, torch_dtype(signature.out))
+    error = activation_error(error, value, signature, kept)
+    return expect_between(_activated(value, signature, kept), error, torch_dtype(signature.out))
 
 
 def sum_error(magnitude: torch.Tensor, signature: Signature, *, terms: int) -> torch.Tensor:
@@ -81,11 +82,17 @@ def sum_error(magnitude: torch.Tensor, signature: Signature, *, terms: int) -> t
 
 
 def activation_error(
-    error: torch.Tensor, value: torch.Tensor, signature: Signature
+    error: torch.Tensor,
+    value: torch.Tensor,
+    signature: Signature,
+    kept: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Largest error after a signature's activation or gate, if any, of an input with ``error``."""
+    """Largest error after a signature's activation or gate, if any, of an input with ``error``.
+
+    ``kept`` is what the gradient of a gate is computed from.
+    """
     if signature.is_gated:
-        return joined_error(error, value, signature, slope=STEEPEST, curve=CURVE_ERROR)
+        return stored_error(error, value, signature, kept, slope=STEEPEST, curve=CURVE_ERROR)
     activation = signature.epilogue.activation if signature.epilogue is not None else None
     if activation is None or activation.row.commutes_with_rounding:
         return error
@@ -107,7 +114,15 @@ def expect_between(value: torch.Tensor, error: torch.Tensor, dtype: torch.dtype)
 
 def reference(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tensor:
     """``f(scale_a * scale_b * (a @ b) + addend)`` in fp64, exact for whole numbers without f."""
-    return _activated(_before_activation(operands, signature), signature)
+    value = _before_activation(operands, signature)
+    return _activated(value, signature, _kept_product(operands, signature))
+
+
+def _kept_product(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tensor | None:
+    """What the gradient of a gate is computed from; None for what is no such gradient."""
+    if signature.form is not GateForm.GRADIENT:
+        return None
+    return dict(zip(extra_roles(signature), operands[3:]))[Role.ADDEND]
 
 
 def _before_activation(
@@ -124,7 +139,8 @@ def _before_activation(
 
     given = dict(zip(extra_roles(signature), extras))
     if signature.op is Op.GROUPED_MM:
-        added = values(given[Role.ADDEND]) if Role.ADDEND in given else None
+        adds = Role.ADDEND in given and signature.form is not GateForm.GRADIENT
+        added = values(given[Role.ADDEND]) if adds else None
         result = _product_of_groups(values(a), values(b), given[Role.OFFSETS], added)
         if Role.SCALE_A in given:  # nothing is added behind them (`nvgemm_runtime.gemm.support`)
             result *= given[Role.SCALE_A].double()[:, None]
@@ -172,11 +188,13 @@ def _products_along_k(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -
     return result
 
 
-def _activated(values: torch.Tensor, signature: Signature) -> torch.Tensor:
+def _activated(
+    values: torch.Tensor, signature: Signature, kept: torch.Tensor | None = None
+) -> torch.Tensor:
     import torch
 
     if signature.is_gated:
-        return joined(values, signature)
+        return stored(values, signature, kept)
     if signature.epilogue is None or signature.epilogue.activation is None:
         return values
     row = signature.epilogue.activation.row

@@ -1,10 +1,10 @@
-"""What a gated epilogue makes of a product, in fp64, and how far a kernel's result may be off."""
+"""What a gated epilogue stores of a product, in fp64, and how far a kernel's result may be off."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nvgemm_runtime.gemm.epilogues import WeightOrder
+from nvgemm_runtime.gemm.epilogues import Activation, GateForm, WeightOrder
 from nvgemm_runtime.gemm.problem import Signature
 
 if TYPE_CHECKING:
@@ -20,16 +20,37 @@ def pairs(product: torch.Tensor, signature: Signature) -> tuple[torch.Tensor, to
     return product[..., ::2], product[..., 1::2]
 
 
-def joined(product: torch.Tensor, signature: Signature) -> torch.Tensor:
-    """The result of a gated signature, of a product to which any bias has been added."""
-    gated, ups = _gated_and_ups(product, signature)
-    return gated * ups
-
-
-def joined_error(
-    error: torch.Tensor, product: torch.Tensor, signature: Signature, *, slope: float, curve: float
+def stored(
+    product: torch.Tensor, signature: Signature, kept: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Largest error of the result where every column of the product may be off by ``error``.
+    """The result of a gated signature, in the form of its epilogue.
+
+    Args:
+        product: In fp64, with any bias added.
+        signature: A gated one.
+        kept: What the gradient of a gate is computed from.
+    """
+    import torch
+
+    if signature.form is GateForm.GRADIENT:
+        assert kept is not None
+        of_gates, of_ups = _slopes(kept.double(), signature)
+        return _paired(product * of_gates, product * of_ups, signature)
+    gated, ups = _gated_and_ups(product, signature)
+    joined = gated * ups
+    return joined if signature.form is GateForm.JOINED else torch.cat((product, joined), -1)
+
+
+def stored_error(
+    error: torch.Tensor,
+    product: torch.Tensor,
+    signature: Signature,
+    kept: torch.Tensor | None = None,
+    *,
+    slope: float,
+    curve: float,
+) -> torch.Tensor:
+    """Largest error of `stored` where every column of the product may be off by ``error``.
 
     With e as the error of a gate, its activation is off by at most ``slope * e + curve * |gate|``;
     cutting off makes no error larger. The result is a product of two factors, so the error of each
@@ -40,27 +61,91 @@ def joined_error(
         error: Of the product's shape, or one number for all.
         product: In fp64, with any bias added.
         signature: A gated one.
+        kept: What the gradient of a gate is computed from.
         slope: Largest slope of the activation.
         curve: Error of the activation itself, relative to its input.
     """
-    of_gates, of_ups = pairs(error.expand_as(product), signature)
+    import torch
+
+    error = error.expand_as(product)
+    if signature.form is GateForm.GRADIENT:
+        assert kept is not None
+        factors = _slopes(kept.double(), signature)
+        errors = _slope_errors(kept.double(), signature, curve)
+        return _paired(
+            *(
+                error * factor.abs() + product.abs() * of_factor + error * of_factor
+                for factor, of_factor in zip(factors, errors)
+            ),
+            signature,
+        )
+    of_gates, of_ups = pairs(error, signature)
     gates, _ = pairs(product, signature)
     gated, ups = _gated_and_ups(product, signature)
     of_gated = slope * of_gates + curve * gates.abs()
-    return of_gated * ups.abs() + gated.abs() * of_ups + of_gated * of_ups
+    joined = of_gated * ups.abs() + gated.abs() * of_ups + of_gated * of_ups
+    return joined if signature.form is GateForm.JOINED else torch.cat((error, joined), -1)
+
+
+def _paired(gates: torch.Tensor, ups: torch.Tensor, signature: Signature) -> torch.Tensor:
+    """Columns of gates and ups in the signature's order; `pairs` takes them apart again."""
+    import torch
+
+    assert signature.epilogue is not None
+    if signature.epilogue.row.order is WeightOrder.HALVES:
+        return torch.cat((gates, ups), -1)
+    return torch.stack((gates, ups), -1).flatten(-2)
+
+
+def _slopes(kept: torch.Tensor, signature: Signature) -> tuple[torch.Tensor, torch.Tensor]:
+    """Derivatives of what the gate gives, by gates and by ups: 0 where they are cut off."""
+    import torch
+
+    kept = kept.detach()
+    gates, ups = (one.clone().requires_grad_() for one in pairs(kept, signature))
+    with torch.enable_grad():
+        gated, factors = _factors(gates, ups, signature)
+        by_gates, by_ups = torch.autograd.grad((gated * factors).sum(), (gates, ups))
+    return by_gates, by_ups
+
+
+def _slope_errors(
+    kept: torch.Tensor, signature: Signature, curve: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """How far `_slopes` may be off in a kernel, whose sigmoid or tanh is off by ``curve``.
+
+    The slope of silu is s + x s (1 - s) with the sigmoid s, whose error counts at most 1 + |x|
+    times. That of gelu is (1 + t) / 2 + x (1 - t t) f / 2 with f = 0.8 + 0.11 x x and the tanh t,
+    whose error counts at most 1 / 2 + |x| f times.
+    """
+    assert signature.epilogue is not None
+    assert signature.epilogue.gate is not None
+    row = signature.epilogue.gate.row
+    gates, _ = pairs(kept, signature)
+    _, factors = _gated_and_ups(kept, signature)
+    size = row.alpha * gates.abs()
+    count = 1 + size
+    if row.activation is Activation.GELU_TANH:
+        count = 0.5 + size * (0.8 + 0.11 * size**2)
+    return curve * count * factors.abs(), curve * gates.abs()
 
 
 def _gated_and_ups(
     product: torch.Tensor, signature: Signature
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The two factors of the result: gates behind their activation, and ups as they multiply."""
+    return _factors(*pairs(product, signature), signature)
+
+
+def _factors(
+    gates: torch.Tensor, ups: torch.Tensor, signature: Signature
+) -> tuple[torch.Tensor, torch.Tensor]:
     import torch
     from torch.nn import functional
 
     assert signature.epilogue is not None
     assert signature.epilogue.gate is not None
     row = signature.epilogue.gate.row
-    gates, ups = pairs(product, signature)
     if row.limit is not None:
         gates = gates.clamp(max=row.limit)
         return gates * torch.sigmoid(row.alpha * gates), ups.clamp(-row.limit, row.limit) + 1

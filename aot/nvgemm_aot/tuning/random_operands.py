@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from nvgemm_runtime.gemm.epilogues import GateForm
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Problem
 from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape, roles
@@ -79,6 +80,10 @@ def poison(out: torch.Tensor) -> None:
     out.view(torch.uint8).fill_(0xFF)
 
 
+KEPT_TIMES = 4
+"""Of a normal distribution, 8 % are then beyond the limit of gpt-oss' gate, 7."""
+
+
 def make_extras(
     problem: Problem,
     device: str,
@@ -86,14 +91,18 @@ def make_extras(
     scales: Callable[[Role], torch.Tensor],
     routing: str = EVEN,
 ) -> list[torch.Tensor]:
-    """Make the operands besides A, B and the output; an addend is converted to its type."""
+    """Make the operands besides A, B and the output; an addend is converted to its type.
+
+    A product that is read in its place is larger, so that some gates and ups pass their limit.
+    """
     made = []
+    times = KEPT_TIMES if problem.signature.form is GateForm.GRADIENT else 1
     for role in extra_roles(problem.signature):
         if role is Role.OFFSETS:
             made.append(_group_ends(problem, device, routing))
         elif role is Role.ADDEND:
             dtype = torch_dtype(role_dtype(problem.signature, role))
-            made.append(addend(role_shape(problem, role)).to(dtype))
+            made.append((addend(role_shape(problem, role)) * times).to(dtype))
         else:
             made.append(scales(role))
     return made

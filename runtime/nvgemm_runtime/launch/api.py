@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import NoKernelError
-from ..gemm.epilogues import Activation, Epilogue
+from ..gemm.epilogues import Activation, Epilogue, GateForm
 from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
 from ..gemm.operands import Request, check_kinds, requests
 from ..gemm.problem import Op
@@ -241,11 +241,14 @@ def grouped_mm(
     out_dtype: torch.dtype | None = None,
     epilogue: Epilogue | str | None = None,
     bias: torch.Tensor | None = None,
+    product: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply the rows of one matrix, group by group, with a matrix for each group.
 
     A bias may be added, a row for each group, and a gated epilogue may join the columns of the
-    product in pairs, as `gated_mm` says.
+    product in pairs, as `gated_mm` says. For training, one whose name ends with ``_kept`` stores
+    the product in front of that, and one that ends with ``_gradient`` takes the gradient of what
+    the gate gave, by multiplying, to those of gates and ups.
 
     The ends of groups are on the device, so a call does not see them: ends that fall, or lie past
     the last row, make a kernel read and write memory outside its tensors. With NVGEMM_AOT_DEBUG=1
@@ -257,7 +260,8 @@ def grouped_mm(
             epilogue has columns in halves.
         offsets: The end of each group along m, rising: int32 of shape [groups]. Rows past the last
             end are not computed, and the result is undefined there.
-        out: The tensor to write, [m, n] row-major, with a gated epilogue [m, n / 2]; made if None.
+        out: The tensor to write, [m, n] row-major, with a gated epilogue [m, n / 2], with one that
+            keeps the product [m, n + n / 2], with a gradient [m, 2 n]; made if None.
         kernel: The kernel: its id, or a loaded one; the best-ranked if None.
         out_dtype: Type of the result that is made; by default the kernel's, or as ``a`` (bfloat16
             for fp8).
@@ -265,6 +269,8 @@ def grouped_mm(
             none, or for that of a kernel that is named.
         bias: What is added, [groups, n], contiguous along n, of the result's type (bfloat16 for
             fp8): needed by ``swiglu_oai``, and refused by the other gated epilogues.
+        product: For a gradient: the product that was kept, [m, 2 n], row-major, of the result's
+            type, with gates and ups in the order that the epilogue names.
 
     Returns:
         ``out``.
@@ -281,7 +287,16 @@ def grouped_mm(
             f"{where}: epilogue is {gated.value}, must be a gated one or None; a bias alone needs "
             "no epilogue"
         )
-    extras = ExtraOperands(offsets=offsets, addend=bias, gated=gated)
+    is_gradient = gated is not None and gated.form is GateForm.GRADIENT
+    misplaced = bias if is_gradient else product
+    if misplaced is not None:
+        what, others = ("bias", "all but gradients") if is_gradient else ("product", "gradients")
+        raise ValueError(
+            f"{where}: {what} is given with epilogue {None if gated is None else gated.value}; "
+            f"it is for {others}"
+        )
+    addend = product if is_gradient else bias
+    extras = ExtraOperands(offsets=offsets, addend=addend, gated=gated)
     return compute(where, Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype)
 
 
@@ -401,8 +416,8 @@ def gated_mm(
         raise ValueError(
             f"{where}: kernel {kernel.kernel.id[:12]} computes {kernel.kernel.signature.key}"
         )
-    if gated is None or gated.gate is None:
-        known = ", ".join(one.value for one in Epilogue if one.gate is not None)
+    if gated is None or gated.form is not GateForm.JOINED:
+        known = ", ".join(one.value for one in Epilogue if one.form is GateForm.JOINED)
         given = "None" if gated is None else gated.value
         raise ValueError(f"{where}: epilogue is {given}, must be one of {known}")
     return compute(where, Op.MM, a, b, out, kernel, ExtraOperands(addend=bias, gated=gated))

@@ -30,7 +30,7 @@ from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
-from nvgemm_runtime.gemm.epilogues import Epilogue, WeightOrder
+from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm, WeightOrder
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature
 from nvgemm_runtime.gemm.types import DType
 from repository import ROOT
@@ -132,7 +132,7 @@ def test_sums_of_fp8_leave_registers_for_a_second_level() -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.gate is not None])
+@pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.form is GateForm.JOINED])
 def test_offers_gated_kernels_in_what_is_supported(arch: str, epilogue: Epilogue) -> None:
     for dtype, layout in itertools.product(("bf16", "fp16"), ("tn", "tt", "nn", "nt")):
         key = f"mm/{layout}/{dtype}x{dtype}/fp32/bf16/{epilogue.value}"
@@ -151,7 +151,7 @@ def test_offers_gated_kernels_in_what_is_supported(arch: str, epilogue: Epilogue
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.gate is not None])
+@pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.form is GateForm.JOINED])
 def test_offers_gates_of_groups_in_what_is_supported(arch: str, epilogue: Epilogue) -> None:
     for dtype, layout in itertools.product(("bf16", "fp16"), ("tn", "tt")):
         key = f"grouped_mm/{layout}/{dtype}x{dtype}/fp32/bf16/{epilogue.value}"

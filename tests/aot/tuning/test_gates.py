@@ -12,10 +12,16 @@ from nvgemm_aot.tuning.correctness import find_fault, reference
 from nvgemm_aot.tuning.exact_operands import FEW_PRODUCTS, WHOLE_NUMBERS, OperandCheck, make_checks
 from nvgemm_aot.tuning.gates import pairs
 from nvgemm_aot.tuning.random_operands import make_sets
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm
 from nvgemm_runtime.gemm.problem import Problem, Signature
+from nvgemm_runtime.moe.activations import Activation, GatedActivation
 
-GATED = [epilogue.value for epilogue in Epilogue if epilogue.gate is not None]
+
+def named(form: GateForm) -> list[str]:
+    return [epilogue.value for epilogue in Epilogue if epilogue.form is form]
+
+
+GATED, KEPT, GRADIENTS = map(named, GateForm)
 
 
 def problem(name: str, out: str = "bf16", k: int = 512) -> Problem:
@@ -141,3 +147,92 @@ def test_torch_has_no_operator_to_race_with(name: str) -> None:
     signature = problem(name).signature
     assert aten_run(signature) is None
     assert triton_run(signature) is None
+
+
+def grouped(name: str, out: str = "bf16") -> Problem:
+    layout = "tt" if name in GRADIENTS else "tn"
+    return Problem.parse(f"grouped_mm/{layout}/{out}x{out}/fp32/{out}/{name}/g3m24n64k512")
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_kept_product_stands_before_what_the_gate_gives(name: str) -> None:
+    posed = grouped(name)
+    gate = grouped(name.removesuffix("_kept")).signature
+    for check in checks(posed):
+        a, b, out, offsets, *added = check.operands
+        assert out.shape == (24, 96)
+        right = reference(check.operands, posed.signature)
+        joined = reference((a, b, out, offsets, *added), gate)
+        torch.testing.assert_close(right[:, 64:], joined, equal_nan=True, rtol=0, atol=0)
+        first = a[: offsets[0]].double() @ b[0].double()
+        first = first + added[0][0].double() if added else first
+        torch.testing.assert_close(right[: offsets[0], :64], first, equal_nan=True)
+        assert find_fault(right.to(out.dtype), check.expected) is None
+        swapped = torch.cat((right[:, 32:], right[:, :32]), -1).to(out.dtype)
+        assert find_fault(swapped, check.expected) is not None
+
+
+@pytest.mark.parametrize("out", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_are_those_of_experts(name: str, out: str) -> None:
+    posed = grouped(name, out)
+    epilogue = posed.signature.epilogue
+    assert epilogue is not None
+    assert epilogue.gate is not None
+    activation = GatedActivation(kind=Activation(epilogue.gate.value), alpha=1.702, limit=7.0)
+    for check in checks(posed):
+        a, b, result, offsets, kept = check.operands
+        assert (result.shape, kept.shape) == ((24, 128), (24, 128))
+        wanted, begin = torch.empty(24, 128, dtype=torch.float64), 0
+        for group, end in enumerate(offsets.tolist()):
+            of_group = slice(begin, end)
+            grad = a[of_group].double() @ b[group].double()
+            gates, ups = pairs(kept[of_group].double(), posed.signature)
+            found = activation.gradients(gates, ups, grad)
+            for part, values in zip(pairs(wanted[of_group], posed.signature), found):
+                part.copy_(values)
+            begin = end
+        right = reference(check.operands, posed.signature)
+        torch.testing.assert_close(right, wanted, equal_nan=True)
+        assert find_fault(right.to(result.dtype), check.expected) is None
+
+
+WRONG_GRADIENTS: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
+    "slope of the activation missing": lambda of_gates, of_ups, grad, ups: (grad * ups, of_ups),
+    "gates and ups exchanged": lambda of_gates, of_ups, grad, ups: (of_ups, of_gates),
+    "factor of the ups missing": lambda of_gates, of_ups, grad, ups: (of_gates, grad),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_GRADIENTS)
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_wrong_gradients_are_noticed(name: str, wrong: str) -> None:
+    posed = grouped(name)
+    faults = []
+    for check in checks(posed):
+        plain = Signature.parse("grouped_mm/tt/bf16xbf16/fp32/bf16")
+        right = reference(check.operands, posed.signature)
+        grad = reference(check.operands[:4], plain)
+        _, ups = pairs(check.operands[4].double(), posed.signature)
+        changed = torch.empty_like(right)
+        of_gates, of_ups = pairs(right, posed.signature)
+        for part, values in zip(
+            pairs(changed, posed.signature),
+            WRONG_GRADIENTS[wrong](of_gates, of_ups, grad, ups),
+        ):
+            part.copy_(values)
+        faults.append(find_fault(changed.bfloat16(), check.expected))
+    assert any(fault is not None for fault in faults)
+
+
+def test_gates_and_ups_beyond_their_limit_have_no_gradient() -> None:
+    (check, *_) = checks(grouped("swiglu_oai_halves_gradient"))
+    right = reference(check.operands, grouped("swiglu_oai_halves_gradient").signature)
+    gates, ups = check.operands[4].chunk(2, -1)
+    of_gates, of_ups = right.chunk(2, -1)
+    for values, found, is_beyond in (
+        (gates, of_gates, gates > 7),
+        (ups, of_ups, ups.abs() > 7),
+    ):
+        assert 0 < int(is_beyond.sum()) < values.numel()
+        assert (found[is_beyond] == 0).all()

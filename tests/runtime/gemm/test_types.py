@@ -13,7 +13,7 @@ import torch
 from gemm_arguments import EXACT_LIMIT
 
 from nvgemm_aot.manifest.schema import OUT_DTYPES
-from nvgemm_runtime.gemm.epilogues import Activation, Addend, GateForm, Epilogue
+from nvgemm_runtime.gemm.epilogues import Activation, Addend, Epilogue, GateForm
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role
@@ -134,7 +134,7 @@ def test_numbers_that_the_native_part_takes_are_those_of_its_enumerations() -> N
         "matrix" if addend is Addend.PRODUCT else addend.value for addend in Addend
     ]
     assert enumerators("GateForm") == ["none", *(form.value for form in GateForm)]
-    assert native._FORMS == (None, *GateForm)
+    assert (None, *GateForm) == native._FORMS
     ratios = re.search(r"kRatios\[\] = {(.*)};", header)
     assert ratios is not None
     assert re.findall(r"{(\d), (\d)}", ratios[1]) == [

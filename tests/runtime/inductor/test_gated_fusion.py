@@ -18,7 +18,7 @@ import recording_kernels
 from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm
 from nvgemm_runtime.gemm.problem import DType
 from nvgemm_runtime.inductor import unfused
 from nvgemm_runtime.recording.recorder import Recorder
@@ -39,7 +39,7 @@ def build(
         )
         for operand in (DType.BF16, DType.FP16)
         for epilogue in Epilogue
-        if epilogue.gate is not None
+        if epilogue.form is GateForm.JOINED
     ]
     return recording_kernels.build_recording(problems, directory, cache, provider)
 
