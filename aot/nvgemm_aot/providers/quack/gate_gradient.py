@@ -14,28 +14,45 @@ import math
 from typing import Any, NamedTuple, Optional
 
 from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM
-from nvgemm_runtime.gemm.epilogues import Gate, WeightOrder
+from nvgemm_runtime.gemm.epilogues import Gate
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role
 
 from .designs import HOPPER, Design
 from .entry import ALIGNMENT_BYTES, cute_type, import_library, scheduler_options
-from .gated import CUBIC, SQRT_2_OVER_PI, columns_of, cuts, sigmoid
+from .gated import CUBIC, SQRT_2_OVER_PI, columns_of, cuts, has_halves, sigmoid
 from .grouped import arguments_of_groups, compile_for_groups, scheduled_by_groups
 from .grouped import designs as designs_of_groups
 
+_MOST_SUMS = 192
+"""Of a thread, on Hopper: with 208, kernels spill 8 to 24 bytes, whatever the step."""
 
-_MOST_SUMS = 128
-"""Of a tile that a thread keeps in registers, while it takes 32 columns at once with what it loads
-and stores of them; with more, it would spill."""
+_MOST_SUMS_IN_WIDE_STEPS = 128
+"""Of a thread that takes the library's 32 columns at once, with what it loads and stores of them:
+with 160 sums, kernels spill 16 to 104 bytes, with 192 up to 208."""
+
+_SPILLING_BLOCK = (128, 192)
+"""Rows and columns of a thread block's part of a tile, on Blackwell."""
 
 _NARROW_STEP = 16
-"""Columns taken at once by kernels with more sums."""
+"""Columns that kernels with more sums take at once."""
 
 
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
-    """The designs for an architecture, in a fixed order."""
-    return designs_of_groups(arch, signature)
+    """The designs for an architecture, in a fixed order: those of groups that spill no registers.
+
+    On Hopper, sums stay in registers while gates and ups come and go. On Blackwell, kernels with
+    gates and ups in halves spill 8 to 16 bytes with one of the library's steps.
+    """
+    if arch == HOPPER:
+        return tuple(
+            one for one in designs_of_groups(arch, signature) if one.sums_of_a_thread <= _MOST_SUMS
+        )
+    return tuple(
+        one
+        for one in designs_of_groups(arch, signature)
+        if not (has_halves(signature) and one.block_tile(arch) == _SPILLING_BLOCK)
+    )
 
 
 def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> Any:
@@ -51,10 +68,10 @@ def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> An
 
     assert signature.epilogue is not None
     assert signature.epilogue.gate is not None
-    in_halves = signature.epilogue.row.order is WeightOrder.HALVES
+    in_halves = has_halves(signature)
     maker = _class_for_halves if in_halves else _class_for_pairs
     kind = maker(arch == HOPPER, signature.epilogue.gate, cute_type(signature.out))
-    if arch == HOPPER and _sums_of_a_thread(design) > _MOST_SUMS:
+    if arch == HOPPER and design.sums_of_a_thread > _MOST_SUMS_IN_WIDE_STEPS:
         kind = _in_narrow_steps(kind)
     options: dict[str, Any] = (
         {"pingpong": design.pingpong, "is_persistent": True}
@@ -170,20 +187,14 @@ def _class_for_pairs(hopper: bool, gate: Gate, dtype: Any) -> Any:
 
 @functools.cache
 def _in_narrow_steps(kind: Any) -> Any:
-    """A class of kernels for Hopper that takes half as many columns of a tile at once."""
+    """A class of kernels for Hopper that takes fewer columns of a tile at once."""
 
-    def halved(self: Any, *args: Any, **named: Any) -> tuple[int, int]:
-        m, n = super(narrow, self)._compute_tile_shape_or_override(*args, **named)
-        return m, math.gcd(n, _NARROW_STEP)
+    class Narrow(kind):  # type: ignore[misc]
+        def _compute_tile_shape_or_override(self, *args: Any, **named: Any) -> tuple[int, int]:
+            m, n = super()._compute_tile_shape_or_override(*args, **named)
+            return m, math.gcd(n, _NARROW_STEP)
 
-    narrow = type(f"{kind.__name__}_narrow", (kind,), {"_compute_tile_shape_or_override": halved})
-    return narrow
-
-
-def _sums_of_a_thread(design: Design) -> int:
-    """Sums of a tile that a thread keeps in registers, on Hopper."""
-    m, n = design.tile
-    return m * n // (128 * (1 if design.pingpong else min(m // 64, 2)))
+    return type(f"{kind.__name__}_narrow", (Narrow,), {})
 
 
 def _class_name(hopper: bool, gate: Gate, rest: str) -> str:
