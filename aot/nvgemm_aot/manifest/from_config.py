@@ -296,9 +296,7 @@ def _uses(
         yield from dict.fromkeys(gated)
 
 
-def _gated_products(
-    gemm: ModelGemm, wanted: ManifestOptions
-) -> Iterator[tuple[Product, GateForm]]:
+def _gated_products(gemm: ModelGemm, wanted: ManifestOptions) -> Iterator[tuple[Product, GateForm]]:
     """The products of a GEMM that have a gate as part of them; those of training for experts."""
     of_experts_in_training = wanted.training and gemm.routing is not None
     if gemm.gated is not None:
