@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import yaml
 
+from nvgemm_runtime.gemm.epilogues import GateForm
+
 from .from_config import ConfigEntry, ConfigManifest, ManifestOptions, RankGemm
 from .models.decoder import DecoderConfig
 from .models.training import Product
@@ -132,7 +134,7 @@ def _entry_comment(entry: ConfigEntry) -> str:
         added = " and has a bias added" if entry.signature.epilogue is not None else ""
         return f"{lead}what every token passes through{added}"
     if entry.groups is not None:
-        gate = ", with its gate (n counts gates and ups)" if entry.signature.is_gated else ""
+        gate = _GATES[entry.signature.form]
         extent = "k" if entry.product.sums_over_tokens else "m"
         shared = f" / {routing.sharing}, rounded up" if routing.sharing > 1 else ""
         one_gpu = f" of one GPU, ep {entry.expert_ranks}" if entry.expert_ranks > 1 else ""
@@ -152,6 +154,14 @@ _LEADS = {
     Product.INPUT_GRADIENT: "gradients of the inputs of ",
     Product.WEIGHT_GRADIENT: "gradients of the weights of ",
     Product.BIAS_GRADIENT: "gradients of the biases of ",
+}
+
+
+_GATES = {
+    None: "",
+    GateForm.JOINED: ", with its gate (n counts gates and ups)",
+    GateForm.KEPT: ", with its gate and the product kept (n counts gates and ups)",
+    GateForm.GRADIENT: ", and of the gate before them (the result has 2 n columns)",
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nvgemm_runtime.errors import ManifestError
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm, find_gated
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import misalignment
 from nvgemm_runtime.gemm.support import unavailable, unsupported
@@ -61,7 +61,7 @@ class RankGemm:
     Attributes:
         expert_ranks: Ranks that experts are divided among; 1 for a GEMM of no experts.
         product: Which of its products.
-        with_gate: Whether its gate is part of it.
+        form: In which form a gate is part of it; None if none is.
         types: Types and scales of a quantized GEMM, or why no kernel computes it; None if it is
             not quantized.
     """
@@ -71,7 +71,7 @@ class RankGemm:
     types: QuantizedTypes | str | None
     expert_ranks: int = 1
     product: Product = Product.FORWARD
-    with_gate: bool = False
+    form: GateForm | None = None
 
     @property
     def pair(self) -> tuple[int, int]:
@@ -167,7 +167,7 @@ def make_manifest(
         if isinstance(types, str):
             left_out.append((use, types))
             continue
-        signature = _gated(use, wanted) if use.with_gate else _signature(use, wanted)
+        signature = _gated(use, use.form, wanted) if use.form else _signature(use, wanted)
         reason = gemm.unserved or _why_unserved(use, signature, wanted)
         if reason:
             left_out.append((use, reason))
@@ -284,30 +284,47 @@ def _uses(
                 expert_ranks=expert_ranks if gemm.routing else 1,
                 gemm=gemm,
                 types=types,
-                with_gate=True,
+                product=product,
+                form=form,
             )
             for ranks, expert_ranks, one in placed
             for gemm in share(one, ranks, fused=True, expert_ranks=expert_ranks)
-            if gemm.gated is not None and not gemm.unserved  # that is said without its gate
+            if not gemm.unserved  # that is said without its gate
+            for product, form in _gated_products(gemm, wanted)
             for types in types_of(gemm)
         )
         yield from dict.fromkeys(gated)
 
 
-def _gated(use: RankGemm, wanted: ManifestOptions) -> Signature:
-    """The signature of a product with its gate, whether kernels compute it or not."""
+def _gated_products(gemm: ModelGemm, wanted: ManifestOptions) -> Iterator[tuple[Product, GateForm]]:
+    """The products of a GEMM that have a gate as part of them; those of training for experts."""
+    of_experts_in_training = wanted.training and gemm.routing is not None
+    if gemm.gated is not None:
+        yield Product.FORWARD, GateForm.JOINED
+        if of_experts_in_training:
+            yield Product.FORWARD, GateForm.KEPT
+    if gemm.gate_before is not None and of_experts_in_training:
+        yield Product.INPUT_GRADIENT, GateForm.GRADIENT
+
+
+def _gated(use: RankGemm, form: GateForm, wanted: ManifestOptions) -> Signature:
+    """The signature of a product with a gate, whether kernels compute it or not."""
     gemm, types, dtype = use.gemm, use.types, wanted.dtypes[0]
     assert not isinstance(types, str)
+    gate = gemm.gate_before if form is GateForm.GRADIENT else gemm.gated
+    assert gate is not None
+    assert gate.gate is not None
+    assert gate.row.order is not None
     operand = dtype if types is None else types.dtype
     return Signature(
         op=Op.GROUPED_MM if gemm.routing else Op.MM,
-        layout=gemm.layout,
+        layout=layout_of(gemm, use.product),
         a=operand,
         b=operand,
         accumulator=DType.FP32,
         out=dtype,
         scales=None if types is None else types.scales,
-        epilogue=gemm.gated,
+        epilogue=find_gated(gate.gate, gate.row.order, form),
     )
 
 

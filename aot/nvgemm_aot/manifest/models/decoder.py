@@ -187,14 +187,12 @@ class SparseConfig(DecoderConfig):
         Biases of experts, where there are any, are added by an operation of their own.
         """
         routing = Routing(experts=self.experts, chosen=self.num_experts_per_tok, biased=biased)
-        hidden = self.hidden_size
+        hidden, gate = self.hidden_size, gated or GATES.get(self.hidden_act)
         into = ModelGemm(
-            role="expert gate_up_proj",
-            n=2 * intermediate,
-            k=hidden,
-            split=COLUMNS,
-            gated=gated or GATES.get(self.hidden_act),
+            role="expert gate_up_proj", n=2 * intermediate, k=hidden, split=COLUMNS, gated=gate
         )
-        out_of = ModelGemm(role="expert down_proj", n=hidden, k=intermediate, split=ROWS)
+        out_of = ModelGemm(
+            role="expert down_proj", n=hidden, k=intermediate, split=ROWS, gate_before=gate
+        )
         both = [replace(gemm, routing=routing, layout=layout) for gemm in (into, out_of)]
         yield from repeat(self.experts, both)

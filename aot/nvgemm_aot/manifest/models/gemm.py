@@ -75,6 +75,8 @@ class ModelGemm:
         layout: ``tn`` for a weight kept as [n, k], as Linear does, and ``tt`` for [k, n].
         biased: Whether the model adds a bias to the product.
         gated: The gate that follows, and the order of its columns, where kernels apply such a gate.
+        gate_before: The gate, as ``gated``, that makes its input, where kernels compute the
+            gradient of such a gate behind that of the input.
         unserved: Why no kernel computes it as the model does, in words; empty where one can.
     """
 
@@ -87,6 +89,7 @@ class ModelGemm:
     layout: Layout = Layout.TN
     biased: bool = False
     gated: Epilogue | None = None
+    gate_before: Epilogue | None = None
     unserved: str = ""
 
 
