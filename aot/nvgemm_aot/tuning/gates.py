@@ -72,13 +72,11 @@ def stored_error(
         assert kept is not None
         factors = _slopes(kept.double(), signature)
         errors = _slope_errors(kept.double(), signature, curve)
-        return _paired(
-            *(
-                error * factor.abs() + product.abs() * of_factor + error * of_factor
-                for factor, of_factor in zip(factors, errors)
-            ),
-            signature,
+        of_gates, of_ups = (
+            error * factor.abs() + product.abs() * of_factor + error * of_factor
+            for factor, of_factor in zip(factors, errors)
         )
+        return _paired(of_gates, of_ups, signature)
     of_gates, of_ups = pairs(error, signature)
     gates, _ = pairs(product, signature)
     gated, ups = _gated_and_ups(product, signature)

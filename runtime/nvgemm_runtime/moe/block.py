@@ -1,35 +1,40 @@
 """The experts of a MoE layer as one differentiable function.
 
-Saved for the backward are the tokens, the weights and the result of the up projection; what the
-activation made of it is computed again. What is computed in fp32 between products is computed for
-some rows at a time, so that its tensors stay small; while torch.compile traces, for all at once,
-since it fuses the operators.
+Where kernels have the gate in their epilogue, one computes the up projection, and stores it in
+front of what the activation makes of it; both are saved for the backward, where another takes the
+gradient through the down projection and the gate. Else the activation is computed by operators, and
+again in the backward, there in fp32 and for some rows at a time, so that its tensors stay small.
+While torch.compile traces, operators it is, in fp32 and for all rows at once, since it fuses them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from ..gemm.epilogues import Epilogue, Gate, WeightOrder, find_gated
+from ..gemm.epilogues import WeightOrder
 from ..gemm.moe_operators import BIAS_COLUMNS
 from ..settings import is_debugging
 from .activations import Activation, GatedActivation
 from .checks import check_dtypes, check_kinds, check_shapes, check_values, named, pair_of
-from .products import columns, gated_rows, owner_of_rows, rows
-
-_PIECE = 1 << 24
-"""Elements of each fp32 tensor between products, but while torch.compile traces."""
+from .gates import (
+    Plan,
+    activated,
+    gradients_by_kernel,
+    gradients_by_operators,
+    is_watched,
+    project_up,
+    widen,
+)
+from .products import columns, owner_of_rows, rows
 
 _UP = ("w_up", "up_bias")
 """Arguments that may be pairs."""
 
 _ACTIVATIONS = {one.value: one for one in Activation}
 _ORDERS = {one.value: one for one in WeightOrder}
-_GATES = {one: Gate(one.value) for one in Activation}
 
 
 def experts(
@@ -53,9 +58,10 @@ def experts(
 
     Differentiable once, in x, all weights and biases, and routing weights; a weight that requires
     no grad costs no product. May be traced by torch.compile with ``fullgraph=True``. Under autocast
-    all floating operands but routing weights are cast to autocast's type. The activation is
-    computed in fp32 from the rounded up projection, and rounded once; where no gradient is wanted
-    and a kernel has the activation in its epilogue, from the unrounded one.
+    all floating operands but routing weights are cast to autocast's type. Where a kernel has the
+    activation in its epilogue, it is computed in fp32 from the unrounded up projection, and rounded
+    once. Compiled, it is computed in fp32 from the rounded one; elsewhere by torch's operators in
+    the operands' type, as torchtitan's experts do.
 
     Ends of groups are on the device, so a call does not see them: with ends that fall, or pass the
     last row, results are undefined, and kernels of torch or of other providers than quack may read
@@ -115,7 +121,7 @@ def experts(
     others |= {"indices": indices, "routing_weights": routing_weights}
     check_kinds(floating, others)
     check_shapes(floating, others, combine)
-    if is_debugging() and not _is_watched(*floating.values(), *others.values()):
+    if is_debugging() and not is_watched(*floating.values(), *others.values()):
         check_values(others, x.shape[0])
     ends = offsets if counts is None else torch.cumsum(counts, 0, dtype=torch.int32)
     assert ends is not None
@@ -135,51 +141,18 @@ def experts(
     wants_grad = torch.is_grad_enabled() and any(
         one is not None and one.requires_grad for one in (*operands, routing_weights)
     )
-    plan = _Plan(activation=names, order=order, combine=combine, wants_grad=wants_grad)
+    plan = Plan(activation=names, order=order, combine=combine, wants_grad=wants_grad)
     result: torch.Tensor = _Experts.apply(
         plan, ends.to(torch.int32), indices, routing_weights, *operands
     )
     return result
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """What to compute; ``order`` is None where gates and ups are two products."""
-
-    activation: GatedActivation
-    order: WeightOrder | None
-    combine: bool
-    wants_grad: bool
-
-    def split(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of the gates and ups among columns."""
-        if self.order is WeightOrder.INTERLEAVED:
-            return both[..., ::2], both[..., 1::2]
-        half = both.shape[-1] // 2
-        return both[..., :half], both[..., half:]
-
-    def parts(
-        self, gate_rows: torch.Tensor, up_rows: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of the gates and ups of one product or two."""
-        return self.split(gate_rows) if up_rows is None else (gate_rows, up_rows)
-
-    def epilogue(self) -> Epilogue | None:
-        """The epilogue of a kernel that computes gates and ups and joins them, if one does."""
-        if self.order is None:
-            return None
-        gate = _GATES[self.activation.kind]
-        constants = (self.activation.alpha, self.activation.limit)
-        if gate.row.limit is not None and constants != (gate.row.alpha, gate.row.limit):
-            return None
-        return find_gated(gate, self.order)
-
-
 class _Experts(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
         ctx: Any,
-        plan: _Plan,
+        plan: Plan,
         offsets: torch.Tensor,
         indices: torch.Tensor | None,
         scores: torch.Tensor | None,
@@ -192,27 +165,23 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         down_bias: torch.Tensor | None,
     ) -> torch.Tensor:
         taken = x if indices is None else x.index_select(0, indices)
-        hidden = None
-        given = (offsets, indices, scores, x, w_gate, w_down, gate_bias, down_bias)
-        if not plan.wants_grad and not _is_watched(*given):
-            epilogue = plan.epilogue()
-            if epilogue is not None:
-                hidden = gated_rows(taken, w_gate.mT, offsets, gate_bias, epilogue)
+        given = (offsets, indices, scores, x, w_gate, w_up, w_down, gate_bias, up_bias, down_bias)
+        plan = replace(plan, uses_kernels=not is_watched(*given))
+        gate_rows, up_rows, kept = project_up(
+            plan, taken, offsets, (w_gate, w_up), (gate_bias, up_bias)
+        )
+        hidden = kept
         if hidden is None:
-            gate_rows = rows(taken, w_gate.mT, offsets, gate_bias)
-            up_rows = None if w_up is None else rows(taken, w_up.mT, offsets, up_bias)
-            ctx.plan = plan
-            ctx.save_for_backward(
-                offsets, indices, scores, x, w_gate, w_up, w_down, down_bias, gate_rows, up_rows,
-            )  # fmt: skip
-            gate, up = plan.parts(gate_rows, up_rows)
-            hidden = _dense_like(gate)
-            for piece in _pieces(gate):
-                hidden[piece] = plan.activation.apply(_widen(gate[piece]), up[piece])
+            assert gate_rows is not None
+            hidden = activated(plan, *plan.parts(gate_rows, up_rows))
+        ctx.plan = plan
+        ctx.save_for_backward(
+            offsets, indices, scores, x, w_gate, w_up, w_down, down_bias, gate_rows, up_rows, kept,
+        )  # fmt: skip
         result = rows(hidden, w_down.mT, offsets, down_bias)
         if scores is None and not plan.combine:
             return result
-        exact = _widen(result)
+        exact = widen(result)
         if scores is not None:
             exact = exact * scores[:, None]
         if not plan.combine:
@@ -230,9 +199,9 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                 "create_graph=True"
             )
         (
-            offsets, indices, scores, x, w_gate, w_up, w_down, down_bias, gate_rows, up_rows,
+            offsets, indices, scores, x, w_gate, w_up, w_down, down_bias, gate_rows, up_rows, kept,
         ) = ctx.saved_tensors  # fmt: skip
-        plan: _Plan = ctx.plan
+        plan: Plan = ctx.plan
         (for_scores, for_x, for_gate, for_up, for_down, for_gate_bias, for_up_bias, for_down_bias
          ) = ctx.needs_input_grad[3:]  # fmt: skip
         for_gates = for_x or for_gate or for_up or for_gate_bias or for_up_bias
@@ -240,39 +209,34 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         grad = grad.to(x.dtype)
         grad = grad.index_select(0, indices) if plan.combine else grad.contiguous()
 
-        gate, up = plan.parts(gate_rows, up_rows)
-        grad_hidden = rows(grad, w_down, offsets) if for_gates or for_scores else None
-        hidden = _dense_like(gate) if for_down else None
-        grad_gate_rows = torch.empty_like(gate_rows) if for_gates else None
-        grad_up_rows = None if up_rows is None or not for_gates else torch.empty_like(up_rows)
-        by_row = _widen(grad.new_empty(grad.shape[0])) if for_scores else None
-        for piece in _pieces(gate):
-            gates, ups = _widen(gate[piece]), up[piece]
-            factor = None if scores is None else scores[piece, None]
-            if for_down or for_scores:
-                joined = plan.activation.apply(gates, ups)
-            if hidden is not None:  # the factor is on the narrower of the two
-                hidden[piece] = joined if factor is None else joined * factor
-            if grad_hidden is not None:
-                grads = _widen(grad_hidden[piece])
-            if by_row is not None:
-                by_row[piece] = (grads * joined).sum(-1)
-            if grad_gate_rows is not None:
-                grads = grads if factor is None else grads * factor
-                of_gates, of_ups = plan.parts(grad_gate_rows, grad_up_rows)
-                of_gates[piece], of_ups[piece] = plan.activation.gradients(gates, ups, grads)
-        grad_hidden = None  # its memory, and that of the next, is free for the results
-
+        hidden = grad_gate_rows = grad_up_rows = by_row = None
+        if for_gates and not for_scores:
+            weighted = _weighted(grad, scores)
+            grad_gate_rows = gradients_by_kernel(
+                plan, weighted, w_down, offsets, gate_rows, up_rows
+            )
+        if grad_gate_rows is not None:
+            grad, scores = weighted, None  # from here on, as of rows without weights
+            if for_down:
+                hidden = kept if kept is not None else activated(plan, *plan.parts(gate_rows, None))
+        else:
+            grad_hidden = rows(grad, w_down, offsets) if for_gates or for_scores else None
+            hidden, grad_gate_rows, grad_up_rows, by_row = gradients_by_operators(
+                plan, gate_rows, up_rows, grad_hidden, scores,
+                for_down=for_down, for_gates=for_gates, for_scores=for_scores,
+            )  # fmt: skip
+            grad_hidden = None  # its memory is free for the results
+        if w_up is not None and up_rows is None and grad_gate_rows is not None:
+            grad_gate_rows, grad_up_rows = plan.split(grad_gate_rows)
         if hidden is not None:
             found["w_down"] = _weight_grad(grad, hidden, offsets, w_down)
             hidden = None
         if for_down_bias:
-            weighted = grad if scores is None else (_widen(grad) * scores[:, None]).to(x.dtype)
-            found["down_bias"] = _bias_grad(weighted, offsets)
+            found["down_bias"] = _bias_grad(_weighted(grad, scores), offsets)
         if by_row is not None:
             if down_bias is not None:
                 owner = owner_of_rows(offsets, grad.shape[0])
-                by_row = by_row + (_widen(grad) * down_bias.index_select(0, owner)).sum(-1)
+                by_row = by_row + (widen(grad) * down_bias.index_select(0, owner)).sum(-1)
             owned = _is_owned(offsets, by_row[:, None])[:, 0]
             found["scores"] = torch.where(owned, by_row, 0).to(scores.dtype)
         if grad_gate_rows is not None:
@@ -290,7 +254,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                 if grad_up_rows is not None:
                     grad_x = grad_x + rows(grad_up_rows, w_up, offsets)
                 if indices is not None:
-                    exact = torch.where(_is_owned(offsets, grad_x), _widen(grad_x), 0)
+                    exact = torch.where(_is_owned(offsets, grad_x), widen(grad_x), 0)
                     sums = exact.new_zeros(x.shape)
                     grad_x = sums.index_add_(0, indices, exact).to(x.dtype)
                 found["x"] = grad_x
@@ -298,24 +262,9 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         return (None, None, None, *(found.get(name) for name in order))
 
 
-def _is_watched(*tensors: torch.Tensor | None) -> bool:
-    """Whether something follows the operators that run: a tracer, a recording, a subclass."""
-    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
-        return True
-    plain = (torch.Tensor, torch.nn.Parameter, type(None))
-    return any(type(one) not in plain for one in tensors)
-
-
-def _pieces(matrix: torch.Tensor) -> list[slice]:
-    """Rows of a matrix to compute at a time."""
-    if torch.compiler.is_compiling():
-        return [slice(None)]
-    count, step = matrix.shape[0], max(1, _PIECE // matrix.shape[1])
-    return [slice(begin, begin + step) for begin in range(0, count, step)]
-
-
-def _dense_like(matrix: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(matrix, memory_format=torch.contiguous_format)
+def _weighted(grad: torch.Tensor, scores: torch.Tensor | None) -> torch.Tensor:
+    """Gradients of rows, times the rows' weights."""
+    return grad if scores is None else (widen(grad) * scores[:, None]).to(grad.dtype)
 
 
 def _weight_grad(
@@ -337,8 +286,3 @@ def _is_owned(offsets: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     """Which rows an expert has, as a column."""
     places = torch.arange(matrix.shape[0], device=offsets.device, dtype=offsets.dtype)
     return (places < offsets[-1])[:, None]
-
-
-def _widen(matrix: torch.Tensor) -> torch.Tensor:
-    """The matrix in fp32, or in fp64 where it is that."""
-    return matrix if matrix.dtype is torch.float64 else matrix.float()

@@ -16,6 +16,7 @@ from ..errors import NvgemmError
 from ..gemm.epilogues import Epilogue
 from ..gemm.extra_operands import ExtraOperands, check_offset_values
 from ..gemm.moe_operators import COLUMNS, NAMESPACE, ROWS
+from ..gemm.operands import check_shapes
 from ..gemm.problem import Op
 from ..launch.fast_path import count_write
 from ..launch.loader import LoadedKernel
@@ -62,17 +63,81 @@ def gated_rows(
     bias: torch.Tensor | None,
     epilogue: Epilogue,
 ) -> torch.Tensor | None:
-    """`rows` with a gated epilogue, [m, n / 2], if a kernel serves it; not to be traced."""
+    """`rows` with a gated epilogue, if a kernel serves it; not to be traced.
+
+    Returns:
+        What the epilogue stores, of the width that its form says; None if no kernel serves.
+    """
+    return _by_kernel(a, b, offsets, bias, epilogue)
+
+
+def gate_gradients(
+    grad: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    product: torch.Tensor,
+    epilogue: Epilogue,
+) -> torch.Tensor | None:
+    """Gradients of gates and ups, if a kernel serves; not to be traced.
+
+    Args:
+        grad: Gradient of the down projection's result, [m, dim].
+        b: Weights of the down projection, [groups, dim, n].
+        offsets: End of each group along m, int32 [groups].
+        product: The product of gates and ups, [m, 2 * n], in the epilogue's order of columns.
+        epilogue: A gradient.
+
+    Returns:
+        Matrix [m, 2 * n] in the order of the product; None if no kernel serves.
+    """
+    return _by_kernel(grad, b, offsets, product, epilogue)
+
+
+def rows_into(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> bool:
+    """`rows` into a matrix that may have gaps between rows, if a kernel serves; not to be traced.
+
+    Returns:
+        Whether one did.
+    """
+    return _run_kernel(out, a, b, offsets, bias, None)
+
+
+def _by_kernel(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    addend: torch.Tensor | None,
+    epilogue: Epilogue,
+) -> torch.Tensor | None:
+    shape = check_shapes(Op.GROUPED_MM, a, b, form=epilogue.form)
+    out = a.new_empty(shape)
+    return out if _run_kernel(out, a, b, offsets, addend, epilogue) else None
+
+
+def _run_kernel(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    addend: torch.Tensor | None,
+    epilogue: Epilogue | None,
+) -> bool:
     # Torch resolves negated views for operators, but this is none.
     a, b, offsets = a.resolve_neg(), b.resolve_neg(), offsets.resolve_neg()
-    bias = None if bias is None else bias.resolve_neg()
+    addend = None if addend is None else addend.resolve_neg()
     if is_debugging():
         check_offset_values(offsets, a.shape[0])
-    out = a.new_empty((a.shape[0], b.shape[2] // 2))
     if a.shape[0] == 0:
-        return out
-    extras = ExtraOperands(offsets=offsets, addend=bias, gated=epilogue)
-    return None if _launch(Op.GROUPED_MM, a, _with_unit_stride(b), out, extras) else out
+        return True
+    extras = ExtraOperands(offsets=offsets, addend=addend, gated=epilogue)
+    a, b = _with_unit_stride(a), _with_unit_stride(b)
+    return not _launch(Op.GROUPED_MM, a, b, out, extras)
 
 
 def columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -128,7 +193,7 @@ def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
     out = a.new_empty((offsets.shape[0], a.shape[1], b.shape[1]))
     if a.shape[0] == 0 or out.numel() == 0:
         return out.zero_()
-    a, b = a.contiguous(), b.contiguous()
+    a, b = _row_major(a), _row_major(b)
     reason = _launch(Op.K_GROUPED_MM, a.t(), b, out, ExtraOperands(offsets=offsets))
     if not reason:
         return out
@@ -176,6 +241,13 @@ def _with_unit_stride(matrix: torch.Tensor) -> torch.Tensor:
     """The matrix, or a copy where neither of its last dimensions is contiguous."""
     is_dense = 1 in (matrix.stride(-1), matrix.stride(-2))
     return matrix if is_dense else matrix.contiguous()
+
+
+def _row_major(matrix: torch.Tensor) -> torch.Tensor:
+    """The matrix, or a copy where rows have gaps or begin at addresses that kernels cannot read."""
+    pitch = matrix.stride(0) * matrix.element_size()
+    is_aligned = (pitch | matrix.data_ptr()) % _ALIGNMENT_BYTES == 0
+    return matrix if matrix.stride(1) == 1 and is_aligned else matrix.contiguous()
 
 
 def _torch_rows(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

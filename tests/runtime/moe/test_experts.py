@@ -21,10 +21,10 @@ from cpu_kernels import signature
 from installed_bundles import use
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.workload.dispatch import GemmCalls
-from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, WeightOrder, find_gated
+from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.launch.loader import LoadedKernel
-from nvgemm_runtime.moe import block, experts, products
+from nvgemm_runtime.moe import experts, gates, products
 from nvgemm_runtime.settings import DEBUG_VARIABLE
 
 EXPERTS, DIM, HIDDEN, TOKENS = 4, 24, 16, 11
@@ -215,7 +215,7 @@ def test_weights_with_gaps_between_elements() -> None:
 
 
 def test_bf16_errs_no_more_than_torch_does() -> None:
-    """The loop rounds the activation's parts; this function rounds it once."""
+    """Without kernels both round the activation's parts."""
     made = operands("pair", dtype=torch.bfloat16)
     exact = {
         name: tuple(part.double() for part in one)
@@ -337,11 +337,16 @@ class Installed:
 def install(
     tmp_path: Path, kernel_cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Installed]:
-    def build(layouts: str, *epilogues: Epilogue | None) -> Installed:
+    def build(
+        layouts: str | dict[str, list[Epilogue | None]], *epilogues: Epilogue | None
+    ) -> Installed:
+        by_layout = (
+            dict.fromkeys(layouts.split(), epilogues) if isinstance(layouts, str) else layouts
+        )
         served = [
             signature(layout, op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
-            for layout in layouts.split()
-            for epilogue in epilogues
+            for layout, of_layout in by_layout.items()
+            for epilogue in of_layout
         ]
         problems = [problem_of(one, 18, 32, 32) for one in served]
         built = cpu_provider.build_bundle(problems, tmp_path, kernel_cache)
@@ -408,6 +413,91 @@ def test_a_kernel_with_the_gate_serves_where_no_gradient_is_wanted(
     assert_same([found], [rounded.detach()], 2**-5)
 
 
+@pytest.mark.parametrize("order", ["halves", "interleaved"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_kernels_have_the_gate_and_its_gradient_in_training(
+    activation: str, order: str, install: Callable[..., Installed]
+) -> None:
+    kept, gradient = (
+        find_gated(Gate(activation), WeightOrder(order), form)
+        for form in (GateForm.KEPT, GateForm.GRADIENT)
+    )
+    installed = install({"tn": [None, kept], "tt": [None, gradient]})
+    biases = ["up_bias"] if kept.addend else []
+    made = operands_for_kernels(*biases) | {"activation": activation, "weights": order}
+    found = gradients(experts, made)
+    assert installed.epilogues() == [kept, None, gradient, None]
+    installed.remove()
+    assert_same(found, gradients(experts, made), 2**-5)
+
+
+def test_two_weights_have_the_gradient_of_the_gate_by_a_kernel(
+    install: Callable[..., Installed],
+) -> None:
+    gradient = Epilogue.SWIGLU_HALVES_GRADIENT
+    installed = install({"tn": [None], "tt": [None, gradient]})
+    made = operands_for_kernels()
+    made["w_up"] = tuple(one.detach().clone().requires_grad_() for one in made["w_up"].chunk(2, 1))
+    found = gradients(experts, made)
+    assert installed.epilogues() == [None, None, None, gradient, None, None]
+    installed.remove()
+    assert_same(found, gradients(experts, made), 2**-5)
+
+
+def test_routing_weights_that_need_no_gradient_scale_what_kernels_take(
+    install: Callable[..., Installed],
+) -> None:
+    kept, gradient = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
+    installed = install({"tn": [None, kept], "tt": [None, gradient]})
+    weights = torch.rand(18) + 0.5
+    made = operands_for_kernels("down_bias") | {"routing_weights": weights}
+    found = gradients(experts, made)
+    assert gradient in installed.epilogues()
+    installed.remove()
+    assert_same(found, gradients(experts, made), 2**-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"routing_weights": torch.ones(18, requires_grad=True)}, [None]),
+        ({"frozen": ("x", "w_up")}, []),
+        ({"frozen": ("w_down",)}, [Epilogue.SWIGLU_HALVES_GRADIENT]),
+    ],
+    ids=["gradient of routing weights", "nothing before the gate", "weights of down"],
+)
+def test_a_kernel_takes_the_gradient_where_it_gives_all_that_is_wanted(
+    changes: dict[str, Any], expected: list[Epilogue | None], install: Callable[..., Installed]
+) -> None:
+    """The gradient of a row's weight needs what the kernel does not store."""
+    kept, gradient = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
+    installed = install({"tn": [None, kept], "tt": [None, gradient]})
+    made = operands_for_kernels()
+    frozen = changes.pop("frozen", ())
+    made |= changes
+    for name in frozen:
+        made[name] = made[name].detach()
+    out = experts(**made)
+    installed.launched.clear()
+    wanted = [one for one in made.values() if isinstance(one, torch.Tensor) and one.requires_grad]
+    found = torch.autograd.grad(out, wanted, torch.ones_like(out))
+    assert installed.epilogues()[:1] == expected
+    installed.remove()
+    again = experts(**made)
+    assert_same(list(found), list(torch.autograd.grad(again, wanted, torch.ones_like(out))), 2**-5)
+
+
+def test_a_step_of_experts_keeps_its_values_when_kernels_that_keep_go_missing(
+    install: Callable[..., Installed],
+) -> None:
+    installed = install({"tn": [None, Epilogue.SWIGLU_HALVES_KEPT], "tt": [None]})
+    made = operands_for_kernels()
+    found = gradients(experts, made)
+    assert installed.epilogues() == [Epilogue.SWIGLU_HALVES_KEPT, None, None, None]
+    installed.remove()
+    assert_same(found, gradients(experts, made), 2**-5)
+
+
 def test_what_follows_operators_sees_the_products(install: Callable[..., Installed]) -> None:
     """Fake tensors have no memory, and a recording counts operators."""
     installed = install("tn", Epilogue.SWIGLU_HALVES)
@@ -436,8 +526,8 @@ def test_what_is_in_fp32_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     """Of rows that do not divide into whole pieces, with all that is computed between products."""
     made = operands("interleaved", biases=True, gather=True)
     expected = gradients(experts, made)
-    monkeypatch.setattr(block, "_PIECE", 5 * HIDDEN)
-    assert len(block._pieces(torch.empty(18, HIDDEN))) == 4
+    monkeypatch.setattr(gates, "_PIECE", 5 * HIDDEN)
+    assert len(gates._pieces(torch.empty(18, HIDDEN))) == 4
     assert_same(gradients(experts, made), expected, 1e-15)
 
 
