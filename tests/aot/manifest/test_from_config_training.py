@@ -175,7 +175,10 @@ GATES_OF_EXPERTS = {
         "tn/bf16xbf16/fp32/bf16/swiglu_halves_kept/g128m128n1536k2048",
         "tt/bf16xbf16/fp32/bf16/swiglu_halves_gradient/g128m128n768k2048",
     },
-    ("qwen3-30b-a3b", TORCHTITAN): set(),  # gates and ups are two weights
+    # Two products, which `nvgemm_runtime.moe` has stored side by side.
+    ("qwen3-30b-a3b", TORCHTITAN): {
+        "tt/bf16xbf16/fp32/bf16/swiglu_halves_gradient/g128m128n768k2048",
+    },
     ("gpt-oss-20b", TRANSFORMERS): {
         "tt/bf16xbf16/fp32/bf16/swiglu_oai_interleaved/g32m64n5760k2880",
         "tt/bf16xbf16/fp32/bf16/swiglu_oai_interleaved_kept/g32m64n5760k2880",
@@ -198,7 +201,7 @@ def test_gates_of_experts_in_training_keep_the_product_and_have_a_gradient(
     gated = declared(tmp_path, config(stem), experts=(library,), gated=True)
     wanted = {f"grouped_mm/{key}" for key in GATES_OF_EXPERTS[stem, library]}
     assert set(gated) - set(plain) == wanted
-    assert set(plain) < set(gated) or not wanted
+    assert set(plain) < set(gated)
     assert all(unsupported(gated[key].signature) is None for key in wanted)
 
 
