@@ -9,7 +9,6 @@ While torch.compile traces, operators it is, in fp32 and for all rows at once, s
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -141,7 +140,13 @@ def experts(
     wants_grad = torch.is_grad_enabled() and any(
         one is not None and one.requires_grad for one in (*operands, routing_weights)
     )
-    plan = Plan(activation=names, order=order, combine=combine, wants_grad=wants_grad)
+    plan = Plan(
+        activation=names,
+        order=order,
+        combine=combine,
+        wants_grad=wants_grad,
+        uses_kernels=not is_watched(ends, indices, routing_weights, *operands),
+    )
     result: torch.Tensor = _Experts.apply(
         plan, ends.to(torch.int32), indices, routing_weights, *operands
     )
@@ -165,8 +170,6 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         down_bias: torch.Tensor | None,
     ) -> torch.Tensor:
         taken = x if indices is None else x.index_select(0, indices)
-        given = (offsets, indices, scores, x, w_gate, w_up, w_down, gate_bias, up_bias, down_bias)
-        plan = replace(plan, uses_kernels=not is_watched(*given))
         gate_rows, up_rows, kept = project_up(
             plan, taken, offsets, (w_gate, w_up), (gate_bias, up_bias)
         )

@@ -35,7 +35,7 @@ class Plan:
     order: WeightOrder | None
     combine: bool
     wants_grad: bool
-    uses_kernels: bool = False
+    uses_kernels: bool
 
     def split(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of the gates and ups among columns."""
@@ -80,7 +80,7 @@ def project_up(
     if plan.uses_kernels and w_up is None:
         epilogue = plan.epilogue(GateForm.KEPT if plan.wants_grad else GateForm.JOINED)
         stored = None
-        if epilogue is not None:
+        if epilogue is not None and (epilogue.addend is None) == (gate_bias is None):
             stored = gated_rows(taken, w_gate.mT, offsets, gate_bias, epilogue)
         if stored is not None:
             if not plan.wants_grad:
