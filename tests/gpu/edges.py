@@ -30,7 +30,8 @@ def steps(signature: Signature, alignment_bytes: int) -> tuple[int, int, int]:
 
     of_operand = values(signature.a)
     m = 1 if signature.layout.a_row_major else of_operand
-    of_result = values(signature.out) * (2 if signature.is_gated else 1)
+    form = signature.form
+    of_result = values(signature.out) * (1 if form is None else form.row.product_columns)
     n = math.lcm(of_result, of_operand if signature.layout.b_row_major else 1)
     k_is_contiguous = signature.layout.a_row_major or not signature.layout.b_row_major
     block = signature.scales.block or 1 if signature.scales is not None else 1

@@ -88,6 +88,11 @@ class Arguments:
     def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.a, self.b, self.out
 
+    @property
+    def has_operator(self) -> bool:
+        """Whether `torch.ops.nvgemm_aot` has an operator for it; a function there is for all."""
+        return self.problem.signature.form in (None, GateForm.JOINED)
+
     def operator_call(self) -> tuple[str, tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
         """Name of the operator of ``torch.ops.nvgemm_aot``, its tensors and its keywords.
 

@@ -1,5 +1,5 @@
 """Groups of rows: any distribution, ends that are wrong, both layouts, eager and compiled; gates
-and biases of groups.
+and biases of groups. The gates' forms for training are in `test_grouped_training`.
 
 Needs the wheel of grouped.yaml, whose kernels `test_kernels` looks at as at all others.
 """
@@ -21,14 +21,22 @@ from torch._inductor.utils import fresh_cache
 from user_program import ATEN_GEMMS, slow_down_aten
 
 from nvgemm_runtime.bundle.format import Kernel
-from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, WeightOrder, find_gated
+from nvgemm_runtime.gemm.epilogues import (
+    Addend,
+    Epilogue,
+    Gate,
+    GateForm,
+    WeightOrder,
+    find_gated,
+)
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.launch.select import load_kernel
 
 DEVICE = "cuda"
-KERNELS = [kernel for _, kernel in installed_kernels() if kernel.signature.op is Op.GROUPED_MM]
+INSTALLED = [kernel for _, kernel in installed_kernels() if kernel.signature.op is Op.GROUPED_MM]
+KERNELS = [one for one in INSTALLED if one.signature.form in (None, GateForm.JOINED)]
 
 
 def ids(kernels: list[Kernel]) -> list[str]:
@@ -223,8 +231,10 @@ def test_compiled_scaled_groups_run_a_bundled_kernel(code: Path) -> None:
 
 def test_both_layouts_and_every_epilogue_are_installed() -> None:
     assert {kernel.signature.layout.value for kernel in KERNELS} == {"tn", "tt"}
-    gated = {find_gated(gate, order) for gate in Gate for order in WeightOrder}
-    assert {kernel.signature.epilogue for kernel in KERNELS} == {None, Epilogue.BIAS, *gated}
+    gated = {
+        find_gated(gate, order, form) for gate in Gate for order in WeightOrder for form in GateForm
+    }
+    assert {kernel.signature.epilogue for kernel in INSTALLED} == {None, Epilogue.BIAS, *gated}
     of_fp8 = [kernel.signature for kernel in KERNELS if kernel.signature.a.is_fp8]
     assert {one.scales for one in of_fp8} == {None, ScaleRecipe.FP32_ROW}
 
@@ -232,8 +242,8 @@ def test_both_layouts_and_every_epilogue_are_installed() -> None:
 GATED = [kernel for kernel in KERNELS if kernel.signature.is_gated]
 BIASED = [
     kernel
-    for kernel in KERNELS
-    if kernel.signature.epilogue is not None and kernel.signature.epilogue.addend is not None
+    for kernel in INSTALLED
+    if kernel.signature.epilogue is not None and kernel.signature.epilogue.addend is Addend.ROW
 ]
 
 

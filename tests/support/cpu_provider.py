@@ -80,6 +80,11 @@ FUSED = (
         if epilogue is Epilogue.BIAS or epilogue.gate is not None
     ),
     *(
+        cpu_kernels.signature("tt", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
+        for epilogue in Epilogue
+        if epilogue.form is GateForm.GRADIENT
+    ),
+    *(
         cpu_kernels.signature("nt", op=Op.K_GROUPED_MM, operand=operand)
         for operand in (DType.FP16, DType.BF16)
     ),

@@ -206,7 +206,8 @@ def _left_out_lines(made: ConfigManifest) -> Iterator[str]:
         yield ""
         yield "# Left out, for no kernel can serve it:"
         for (expert_ranks, text), ranks in ranks_of.items():
-            yield f"#   {_ranks_text(expert_ranks, ranks)}: {text}"
+            # The same GEMM may have been left out with and without a gate.
+            yield f"#   {_ranks_text(expert_ranks, dict.fromkeys(ranks))}: {text}"
 
 
 def _size_texts(config: DecoderConfig) -> Iterator[str]:

@@ -169,11 +169,86 @@ def test_the_number_of_problems_is_that_of_the_loaded_manifest(tmp_path: Path) -
     assert made.problems == len(load_manifest(tmp_path / "made.yaml").declared)
 
 
-def test_a_gate_has_no_gradient_but_the_product_without_it(tmp_path: Path) -> None:
-    plain = declared(tmp_path, config("qwen3-30b-a3b"))
-    gated = declared(tmp_path, config("qwen3-30b-a3b"), gated=True)
-    (added,) = set(gated) - set(plain)
-    assert added == "grouped_mm/tn/bf16xbf16/fp32/bf16/swiglu_halves/g128m128n1536k2048"
+GATES_OF_EXPERTS = {
+    ("qwen3-30b-a3b", TRANSFORMERS): {
+        "tn/bf16xbf16/fp32/bf16/swiglu_halves/g128m128n1536k2048",
+        "tn/bf16xbf16/fp32/bf16/swiglu_halves_kept/g128m128n1536k2048",
+        "tt/bf16xbf16/fp32/bf16/swiglu_halves_gradient/g128m128n768k2048",
+    },
+    # Two products, which `nvgemm_runtime.moe` has stored side by side.
+    ("qwen3-30b-a3b", TORCHTITAN): {
+        "tt/bf16xbf16/fp32/bf16/swiglu_halves_gradient/g128m128n768k2048",
+    },
+    ("gpt-oss-20b", TRANSFORMERS): {
+        "tt/bf16xbf16/fp32/bf16/swiglu_oai_interleaved/g32m64n5760k2880",
+        "tt/bf16xbf16/fp32/bf16/swiglu_oai_interleaved_kept/g32m64n5760k2880",
+        "tn/bf16xbf16/fp32/bf16/swiglu_oai_interleaved_gradient/g32m64n2880k2880",
+    },
+    ("gpt-oss-20b", TORCHTITAN): {
+        "tn/bf16xbf16/fp32/bf16/swiglu_oai_interleaved/g32m64n5760k2880",
+        "tn/bf16xbf16/fp32/bf16/swiglu_oai_interleaved_kept/g32m64n5760k2880",
+        "tt/bf16xbf16/fp32/bf16/swiglu_oai_interleaved_gradient/g32m64n2880k2880",
+    },
+}
+
+
+@pytest.mark.parametrize(("stem", "library"), GATES_OF_EXPERTS)
+def test_gates_of_experts_in_training_keep_the_product_and_have_a_gradient(
+    stem: str, library: ExpertWeights, tmp_path: Path
+) -> None:
+    """Beside the products without a gate, which are computed where torch compiles a step."""
+    plain = declared(tmp_path, config(stem), experts=(library,))
+    gated = declared(tmp_path, config(stem), experts=(library,), gated=True)
+    wanted = {f"grouped_mm/{key}" for key in GATES_OF_EXPERTS[stem, library]}
+    assert set(gated) - set(plain) == wanted
+    assert set(plain) < set(gated)
+    assert all(unsupported(gated[key].signature) is None for key in wanted)
+
+
+def test_gates_without_experts_have_no_form_for_training(tmp_path: Path) -> None:
+    made = declared(tmp_path, config("qwen3-8b"), gated=True)
+    assert {key for key in made if "glu" in key} == {
+        "mm/tn/bf16xbf16/fp32/bf16/swiglu_halves/m16n24576k4096"
+    }
+
+
+def test_gates_of_experts_are_shared_as_their_weights(tmp_path: Path) -> None:
+    wanted = {"gated": True, "ranks": (2,), "expert_ranks": (1, 8), "tokens": (4096,)}
+    made = declared(tmp_path, config("qwen3-30b-a3b"), **wanted)
+    rows = "g{}m{}n{}k2048".format
+    assert {key.split("bf16/")[-1] for key in made if "kept" in key or "gradient" in key} == {
+        f"swiglu_halves_kept/{rows(128, 32768, 768)}",
+        f"swiglu_halves_gradient/{rows(128, 32768, 384)}",
+        f"swiglu_halves_kept/{rows(16, 16384, 1536)}",
+        f"swiglu_halves_gradient/{rows(16, 16384, 768)}",
+    }
+
+
+def test_comments_say_what_gates_of_training_store(tmp_path: Path) -> None:
+    text = text_of(tmp_path, config("qwen3-30b-a3b"), gated=True)
+    lead = "all of 128 experts, 8 a token (m = tokens * 8)"
+    for comment in (
+        f"{lead}, with its gate and the product kept (n counts gates and ups)",
+        f"gradients of the inputs of {lead}, and of the gate before them (the result has 2 n "
+        "columns)",
+    ):
+        assert f"  - comment: {comment}\n" in text
+    assert "- [768, 2048] # tp 1: expert down_proj x48\n" in text
+    assert "providers: [cutlass_operators, quack]" in text
+
+
+def test_a_gate_that_no_kernel_keeps_the_product_of_is_left_out(tmp_path: Path) -> None:
+    """Halves of rows that are no multiple of 16 bytes."""
+    small = config("qwen3-30b-a3b", moe_intermediate_size=100)
+    _, left_out = text_of(tmp_path, small, gated=True).split("# Left out, ")
+    reason = "which must be a multiple of 8 (16 bytes of bf16)"
+    said = [line for line in left_out.splitlines() if "gate_up" in line or "of input" in line]
+    assert said == [
+        "#   tp 1: expert down_proj, gradient of input x6144 [100, 2048]: B is contiguous along "
+        f"n = 100, {reason}",
+        "#   tp 1: expert gate_up_proj x6144 [200, 2048]: out is contiguous along n / 2 = 100, "
+        f"{reason}",
+    ]
 
 
 def test_expert_ranks_have_whole_experts_and_their_share_of_rows(tmp_path: Path) -> None:

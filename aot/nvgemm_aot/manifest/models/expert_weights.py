@@ -40,4 +40,4 @@ def _as_torchtitan_has(gemm: ModelGemm) -> Iterator[ModelGemm]:
         for part in ("gate_proj", "up_proj"):
             yield replace(gemm, role=f"expert {part}", n=gemm.n // 2, gated=None)
     else:
-        yield replace(gemm, gate_before=None)
+        yield gemm

@@ -223,12 +223,16 @@ def _gradients(gate: Gate) -> Any:
     def unless_above(x: Float32, grad: Float32) -> Float32:
         return 0.0 if x > limit else grad
 
+    @cute.jit  # type: ignore[untyped-decorator]
+    def unless_below(x: Float32, grad: Float32) -> Float32:
+        return 0.0 if x < -limit else grad
+
     def swiglu_oai(gate: Any, up: Any, grad: Any) -> tuple[Any, Any]:
         cut_gate, cut_up = cut_above(gate), cut_below(cut_above(up))
         inner = alpha * cut_gate
         share = sigmoid(inner)
         of_gate = grad * (cut_up + 1.0) * share * (1.0 + inner * (1.0 - share))
         of_up = grad * cut_gate * share
-        return unless_above(gate, of_gate), unless_above(up, unless_above(-up, of_up))
+        return unless_above(gate, of_gate), unless_above(up, unless_below(up, of_up))
 
     return {Gate.SWIGLU: swiglu, Gate.GEGLU: geglu, Gate.SWIGLU_OAI: swiglu_oai}[gate]
