@@ -143,8 +143,9 @@ POINTERS = (
 
 EPILOGUES = (
     "of an epilogue, the launcher shows the types and ranks of what it takes, disassembled code "
-    "its activation and that it computes in fp32; how it combines these, which columns a gate "
-    "joins, and which of two arguments of one type and rank is which, is the builder's word"
+    "its activation, how many values it stores for each gate, and that it computes in fp32; how it "
+    "combines these, which columns a gate joins, and which of two arguments of one type and rank "
+    "is which, is the builder's word"
 )
 """What is left open for kernels that do more than multiply and round."""
 

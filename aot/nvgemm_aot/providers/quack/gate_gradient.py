@@ -216,12 +216,17 @@ def _gradients(gate: Gate) -> Any:
         slope = 2.0 * SQRT_2_OVER_PI * (1.0 + 3.0 * CUBIC * square)
         return grad * up * share * (1.0 + gate * slope * (1.0 - share)), grad * gate * share
 
-    alpha, limit = gate.row.alpha, gate.row.limit
+    alpha = gate.row.alpha
     cut_above, cut_below = cuts(gate)
 
+    # Compared with the fp32 number that was cut off: compilers compare with a constant in 16 bits.
     @cute.jit  # type: ignore[untyped-decorator]
-    def unless_above(x: Float32, grad: Float32) -> Float32:
-        return 0.0 if x > limit else grad
+    def unless_above(x: Float32, cut: Float32, grad: Float32) -> Float32:
+        return 0.0 if x > cut else grad
+
+    @cute.jit  # type: ignore[untyped-decorator]
+    def unless_below(x: Float32, cut: Float32, grad: Float32) -> Float32:
+        return 0.0 if x < cut else grad
 
     def swiglu_oai(gate: Any, up: Any, grad: Any) -> tuple[Any, Any]:
         cut_gate, cut_up = cut_above(gate), cut_below(cut_above(up))
@@ -229,6 +234,7 @@ def _gradients(gate: Gate) -> Any:
         share = sigmoid(inner)
         of_gate = grad * (cut_up + 1.0) * share * (1.0 + inner * (1.0 - share))
         of_up = grad * cut_gate * share
-        return unless_above(gate, of_gate), unless_above(up, unless_above(-up, of_up))
+        of_up = unless_above(up, cut_up, unless_below(up, cut_up, of_up))
+        return unless_above(gate, cut_gate, of_gate), of_up
 
     return {Gate.SWIGLU: swiglu, Gate.GEGLU: geglu, Gate.SWIGLU_OAI: swiglu_oai}[gate]
