@@ -34,8 +34,7 @@ def stored(
 
     if signature.form is GateForm.GRADIENT:
         assert kept is not None
-        of_gates, of_ups = _slopes(kept.double(), signature)
-        return _paired(product * of_gates, product * of_ups, signature)
+        return _paired(*_gradients(product, kept, signature), signature)
     gated, ups = _gated_and_ups(product, signature)
     joined = gated * ups
     return joined if signature.form is GateForm.JOINED else torch.cat((product, joined), -1)
@@ -70,10 +69,11 @@ def stored_error(
     error = error.expand_as(product)
     if signature.form is GateForm.GRADIENT:
         assert kept is not None
-        factors = _slopes(kept.double(), signature)
+        factors = _gradients(torch.ones_like(product), kept, signature)
         errors = _slope_errors(kept.double(), signature, curve)
+        # Where the product is NaN, what is cut off has no gradient all the same, and no error.
         of_gates, of_ups = (
-            error * factor.abs() + product.abs() * of_factor + error * of_factor
+            (error * factor.abs() + product.abs() * of_factor + error * of_factor).nan_to_num(0.0)
             for factor, of_factor in zip(factors, errors)
         )
         return _paired(of_gates, of_ups, signature)
@@ -95,22 +95,23 @@ def _paired(gates: torch.Tensor, ups: torch.Tensor, signature: Signature) -> tor
     return torch.stack((gates, ups), -1).flatten(-2)
 
 
-def _slopes(kept: torch.Tensor, signature: Signature) -> tuple[torch.Tensor, torch.Tensor]:
-    """Derivatives of what the gate gives, by gates and by ups: 0 where they are cut off."""
+def _gradients(
+    grad: torch.Tensor, kept: torch.Tensor, signature: Signature
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of gates and ups, from that of what the gate gave: 0 where they are cut off."""
     import torch
 
-    kept = kept.detach()
-    gates, ups = (one.clone().requires_grad_() for one in pairs(kept, signature))
+    gates, ups = (one.clone().requires_grad_() for one in pairs(kept.double(), signature))
     with torch.enable_grad():
         gated, factors = _factors(gates, ups, signature)
-        by_gates, by_ups = torch.autograd.grad((gated * factors).sum(), (gates, ups))
-    return by_gates, by_ups
+        of_gates, of_ups = torch.autograd.grad(gated * factors, (gates, ups), grad)
+    return of_gates, of_ups
 
 
 def _slope_errors(
     kept: torch.Tensor, signature: Signature, curve: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How far `_slopes` may be off in a kernel, whose sigmoid or tanh is off by ``curve``.
+    """How far slopes of the gate may be off in a kernel, whose sigmoid or tanh is off by ``curve``.
 
     The slope of silu is s + x s (1 - s) with the sigmoid s, whose error counts at most 1 + |x|
     times. That of gelu is (1 + t) / 2 + x (1 - t t) f / 2 with f = 0.8 + 0.11 x x and the tanh t,

@@ -31,6 +31,12 @@ _RELU = "RELU"
 _GELU_CONSTANT = "0.0447149"
 """How the constant 0.044715 of the tanh form of GELU begins, as an fp32 number."""
 
+_CURVES = frozenset({"EX2", "TANH"})
+"""Modifiers of MUFU that compute the curve of an activation."""
+
+_PAIRS = frozenset({"PACK_AB"})
+"""Modifiers of a conversion of two fp32 numbers into one register."""
+
 _ALPHAS = {f"{gate.row.alpha:.6f}": gate for gate in Gate if gate.row.alpha != 1}
 """How a gate's own constant begins, as an fp32 number."""
 
@@ -47,6 +53,8 @@ class EpilogueCode:
         results: Types that sums are turned into: none where they are stored as they are.
         gate: The gate whose constant the code has. Other gates show as their activation, which no
             epilogue without a gate applies to a bare product.
+        curves: How many exponentials and hyperbolic tangents are taken: one for each gate.
+        rounded: How many values are rounded to 16 bits, two by one instruction.
     """
 
     half_precision: frozenset[str]
@@ -54,6 +62,8 @@ class EpilogueCode:
     activation: Activation | None
     results: frozenset[DType]
     gate: Gate | None = None
+    curves: int = 0
+    rounded: int = 0
 
 
 def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
@@ -63,6 +73,7 @@ def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
     results = set()
     gate: Gate | None = None
     gelu_constant = keeps_nan = drops_nan = False
+    curves = rounded = 0
     for opcode, operands in instructions:
         name, *modifiers = opcode.split(".")
         if name == "F2FP" and _RELU in modifiers:
@@ -70,6 +81,8 @@ def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
             modifiers.remove(_RELU)
             opcode = ".".join([name, *modifiers])
         names.add(".".join([name, *modifiers[:1]]) if name == "MUFU" else name)
+        curves += name == "MUFU" and not _CURVES.isdisjoint(modifiers)
+        rounded += 2 * (name == "F2FP" and not _PAIRS.isdisjoint(modifiers))
         if name in _HALF_PRECISION and "F32" not in modifiers and "-RZ, RZ" not in operands:
             half_precision.add(opcode)
         results |= {
@@ -80,7 +93,7 @@ def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
         keeps_nan |= opcode.startswith(_MAXIMUM_THAT_KEEPS_NAN)
         drops_nan |= name.startswith("FMNMX") and "NAN" not in modifiers
     activation = None
-    if not names.isdisjoint({"MUFU.EX2", "MUFU.TANH"}):
+    if not names.isdisjoint({f"MUFU.{curve}" for curve in _CURVES}):
         activation = Activation.GELU_TANH if gelu_constant else Activation.SILU
     elif keeps_nan or any(name.startswith("FMNMX") for name in names):
         activation = Activation.RELU
@@ -90,6 +103,8 @@ def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
         activation=activation,
         results=frozenset(results),
         gate=gate,
+        curves=curves,
+        rounded=rounded,
     )
 
 
@@ -117,12 +132,25 @@ def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Fi
             f"has the constant of {_gate_name(code.gate)}, its signature is {signature.key}: must "
             f"have that of {_gate_name(own)}"
         )
+    yield from _check_form(code, signature)
     stored_as_they_are = (signature.accumulator, DType.INT8, DType.UINT8)  # the latter cut
     results = frozenset({signature.out} - {*stored_as_they_are})
     if code.results != results:
         yield Check.RESULT_TYPE.finding(
             f"turns sums into {_type_names(code.results)}, its signature is "
             f"{signature.key}: {_type_names(results)}"
+        )
+
+
+def _check_form(code: EpilogueCode, signature: Signature) -> Iterator[Finding]:
+    """Check how many values are stored for each gate, which tells one form from the others."""
+    form = signature.form
+    if form is None or not code.curves:
+        return  # no form, or a finding of its own
+    if code.rounded != code.curves * form.row.out_columns:
+        yield Check.EPILOGUE.finding(
+            f"rounds {code.rounded} values for {code.curves} gates, its signature is "
+            f"{signature.key}: must round {form.row.out_columns} for each"
         )
 
 

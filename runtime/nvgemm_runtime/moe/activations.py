@@ -52,7 +52,8 @@ class GatedActivation:
             return _aten.silu_backward(grad_gate, gate), grad_up
         # The derivative of silu(alpha * gate) / alpha is that of silu, at alpha * gate.
         slopes = _aten.silu_backward(grad_gate, self.alpha * gate.clamp(max=self.limit))
-        return slopes * (gate <= self.limit), grad_up * (up.abs() <= self.limit)
+        beyond = gate > self.limit, up.abs() > self.limit
+        return slopes.masked_fill(beyond[0], 0), grad_up.masked_fill(beyond[1], 0)
 
     def _of_gates(self, gate: torch.Tensor) -> torch.Tensor:
         if self.kind is Activation.GEGLU:

@@ -35,6 +35,7 @@ from nvgemm_runtime.gemm.problem import Op, Problem, Signature
 from nvgemm_runtime.gemm.types import DType
 from repository import ROOT
 from split_designs import list_few, list_only
+from verified_builds import builds_verified_and_equal
 
 ARCHITECTURES = ["sm_90a", "sm_100f", "sm_100a", "sm_103a"]
 
@@ -246,22 +247,6 @@ def test_cutlass_operators_says_who_computes_groups(arch: str, rest: str) -> Non
     found = load_provider("cutlass_operators").enumerate(signature, build_target(arch))
     assert not found.candidates
     assert "quack has such kernels: name it" in str(found.absence)
-
-
-def builds_verified_and_equal(text: str, tmp_path: Path) -> None:
-    """Build a manifest of one target twice, and compare; then look at it."""
-    path = tmp_path / "manifest.yaml"
-    path.write_text(text)
-    manifest = load_manifest(path)
-    first, again = (
-        build(manifest, tmp_path / name, Cache(tmp_path / f"cache-{name}"), jobs=jobs)
-        for name, jobs in (("first", 1), ("again", 2))
-    )
-    file = first.bundles[0].path
-    assert not first.bundles[0].failures
-    assert file.read_bytes() == again.bundles[0].path.read_bytes()
-    report = verify_bundle(file, disassemble=True)
-    assert report.ok, report.findings
 
 
 GROUPED = """

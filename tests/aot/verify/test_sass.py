@@ -330,6 +330,31 @@ def test_finds_other_gate(name: str, epilogue: str, message: str) -> None:
     assert message in finding.message
 
 
+@pytest.mark.parametrize(
+    ("epilogue", "message"),
+    [
+        ("swiglu_halves_kept", "rounds 2 values for 2 gates"),
+        ("swiglu_interleaved_gradient", "must round 2 for each"),
+    ],
+)
+def test_finds_other_form_of_a_gate(epilogue: str, message: str) -> None:
+    """One stores what a gate gives, another the product as well, or the gradients of a pair."""
+    signature = f"grouped_mm/tn/bf16xbf16/fp32/bf16/{epilogue}"
+    (finding,) = findings_of(sass("sm_90a_swiglu"), "sm_90a", signature, (128, 192))
+    assert finding.check is Check.EPILOGUE
+    assert message in finding.message
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "rounded"), [("swiglu_halves_kept", 6), ("swiglu_halves_gradient", 4)]
+)
+def test_accepts_as_many_values_as_a_form_has_for_each_gate(epilogue: str, rounded: int) -> None:
+    line = "        /*2f90*/                   F2FP.BF16.F32.PACK_AB R220, R10, R9 ;\n"
+    text = sass("sm_90a_swiglu").replace(line, line * (rounded // 2))
+    signature = f"grouped_mm/tn/bf16xbf16/fp32/bf16/{epilogue}"
+    assert not findings_of(text, "sm_90a", signature, (128, 192))
+
+
 def test_finds_limits_that_drop_nan() -> None:
     text = sass("sm_90a_swiglu_oai").replace("FMNMX.NAN", "FMNMX")
     (finding,) = findings_of(text, "sm_90a", f"{BF16}/swiglu_oai_interleaved", (128, 192))

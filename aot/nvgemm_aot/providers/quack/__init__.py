@@ -1,11 +1,11 @@
 """Provider of quack-kernels' GEMMs, CuTe-DSL kernels for Hopper and Blackwell.
 
-`designs` says which specialisations are offered, `entry` compiles one, `gated` one with a gate, and
-`grouped` one of groups, `k_grouped` one of groups along k; `epilogue` is what kernels do before
-they store, where they do more than to multiply. It may import what `providers` may. The library and
-the compiler are imported when a kernel is first compiled, never to list candidates. quack changes
-classes of the DSL in the process that imports it, so a compiler process works for one provider
-alone.
+`designs` says which specialisations are offered, `entry` compiles one, `gated` one with a gate,
+`gate_gradient` one with the gradient of a gate, and `grouped` one of groups, `k_grouped` one of
+groups along k; `epilogue` is what kernels do before they store, where they do more than to
+multiply. It may import what `providers` may. The library and the compiler are imported when a
+kernel is first compiled, never to list candidates. quack changes classes of the DSL in the process
+that imports it, so a compiler process works for one provider alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.errors import CompileError, ToolchainError
+from nvgemm_runtime.gemm.epilogues import GateForm
 from nvgemm_runtime.gemm.problem import Layout, Op, Signature
 from nvgemm_runtime.gemm.support import unsupported
 from nvgemm_runtime.gemm.types import DType
@@ -36,7 +37,7 @@ from ..base import (
     RuntimeModel,
 )
 from ..heuristics import matmul_heuristics
-from . import epilogue, gated, grouped, k_grouped
+from . import epilogue, gate_gradient, gated, grouped, k_grouped
 from .designs import HOPPER, Design, designs, workspace_of
 from .entry import (
     ALIGNMENT_BYTES,
@@ -179,6 +180,7 @@ def _added_code(signature: Signature) -> str:
     """What cache keys of kernels with an epilogue of this project hold of its source."""
     added = {
         "gate": (gated, signature.is_gated),
+        "gradient": (gate_gradient, signature.form is GateForm.GRADIENT),
         "groups": (grouped, signature.op is Op.GROUPED_MM),
         "groups along k": (k_grouped, signature.op is Op.K_GROUPED_MM),
         "epilogue": (epilogue, epilogue.has_own_epilogue(signature) and not signature.is_gated),
@@ -194,6 +196,8 @@ def _source_digest(module: ModuleType) -> str:
 
 
 def _offered(signature: Signature, arch: str) -> tuple[Design, ...]:
+    if signature.form is GateForm.GRADIENT:
+        return gate_gradient.designs(arch, signature)
     if signature.is_gated:
         return gated.designs(arch, signature)
     if signature.op is Op.GROUPED_MM:
@@ -211,6 +215,8 @@ def _compiled(operator: str, signature: Signature, arch: str) -> Any:
 
 
 def _compiler_of(signature: Signature) -> Callable[[Design, Signature, str], Any]:
+    if signature.form is GateForm.GRADIENT:
+        return gate_gradient.compile_gate_gradient
     if signature.is_gated:
         return gated.compile_gated
     if signature.op is Op.K_GROUPED_MM:
@@ -249,6 +255,15 @@ def _names(dtypes: Iterable[DType]) -> str:
     return ", ".join(dtype.value for dtype in dtypes)
 
 
+_GATED = {
+    None: "",
+    GateForm.JOINED: "Gated",
+    GateForm.KEPT: "GatedKept",
+    GateForm.GRADIENT: "GateGradient",
+}
+"""By form of a gate: what a kernel's name says of it."""
+
+
 def _operator(design: Design, signature: Signature, arch: str) -> str:
     """Name of a design: unique among those of its signature and architecture."""
     m, n = design.tile
@@ -256,7 +271,7 @@ def _operator(design: Design, signature: Signature, arch: str) -> str:
     kind += "_dynamic" if design.dynamic else ""
     family = "Sm90" if arch == HOPPER else "Sm100"
     by_op = {Op.GROUPED_MM: "Grouped", Op.K_GROUPED_MM: "KGrouped"}
-    kind_of_gemm = by_op.get(signature.op, "") + "Gated" * signature.is_gated
+    kind_of_gemm = by_op.get(signature.op, "") + _GATED[signature.form]
     name = f"quack.Gemm{kind_of_gemm or 'Default'}{family}_{kind}"
     order = "parallel" if design.in_any_order else "serial"
     split = f"_split_k{design.splits}_{order}" if design.splits > 1 else ""

@@ -70,6 +70,13 @@ class Design:
         paired = arch != HOPPER and self.cluster[0] % 2 == 0 and self.tile[0] in (128, 256)
         return 2 if paired else 1
 
+    @property
+    def sums_of_a_thread(self) -> int:
+        """Sums of a tile that each thread keeps in registers, on Hopper: quack's own rule."""
+        m, n = self.tile
+        warp_groups = 1 if self.pingpong else 3 if m == 192 and n <= 128 else min(m // 64, 2)
+        return m * n // (128 * warp_groups)
+
 
 HOPPER = "sm_90a"
 

@@ -4,16 +4,21 @@ The library's kernel object leaves the epilogue to its class. The class here joi
 fp32 and hands them to the library's store of half tiles, which rounds them once. Weights in halves
 are not laid out anew: their tensor is described as pairs of columns, n / 2 columns apart, and TMA
 loads both into neighbouring columns of a tile.
+
+Kernels that keep the product store it beside that, rounded by itself: interleaved as a whole, in
+halves as gates and ups, each by a store of half tiles of its own, for no store of TMA takes the
+columns of a tile apart.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM, WORKSPACE
-from nvgemm_runtime.gemm.epilogues import Gate, WeightOrder
+from nvgemm_runtime.gemm.epilogues import Gate, GateForm, WeightOrder
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.types import DType
@@ -32,8 +37,8 @@ from .entry import (
 from .grouped import arguments_of_groups, compile_for_groups, scheduled_by_groups
 from .grouped import designs as designs_of_groups
 
-_SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
-_CUBIC = 0.044715
+SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+CUBIC = 0.044715
 """The constants of gelu's tanh form (Hendrycks and Gimpel, 2016)."""
 
 
@@ -41,13 +46,16 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     """The designs for an architecture, in a fixed order: those without a gate that can have one.
 
     A swapped one would have pairs along its m, a part of a split k has no whole sums to join, and
-    the store of half tiles takes whole blocks of 16 columns of the result.
+    the store of half tiles takes whole blocks of 16 columns of the result. A kernel for Hopper that
+    keeps an interleaved product spills 24 to 40 bytes with 192 sums of a thread.
     """
     without_gate = designs_of_groups if signature.op is Op.GROUPED_MM else plain_designs
+    spills = arch == HOPPER and signature.form is GateForm.KEPT and not has_halves(signature)
     return tuple(
         one
         for one in without_gate(arch, signature)
         if not one.swapped and one.splits == 1 and one.tile[1] % 32 == 0 and one.tile_k_blocks == 1
+        if not spills or one.sums_of_a_thread < 192
     )
 
 
@@ -68,13 +76,13 @@ def compile_gated(design: Design, signature: Signature, arch: str) -> Any:
     in_groups = signature.op is Op.GROUPED_MM
 
     def launch(**given: Any) -> None:
-        epilogue = {"joined": given["out"]}
+        product, epilogue = _results(signature, given)
         if Role.ADDEND.value in given:
             bias = given[Role.ADDEND.value]
             epilogue["bias"] = bias if in_groups else layout_utils.expand(bias, 0, 1)
         scheduler = scheduler_options(given.get(CLUSTERS), given.get(WORKSPACE))
         gemm(
-            given["a"], given["b"], None, None, gemm.EpilogueArguments(**epilogue),
+            given["a"], given["b"], product, None, gemm.EpilogueArguments(**epilogue),
             TileSchedulerOptions(**scheduler), arguments_of_groups(given) if in_groups else None,
             given[STREAM], None, None,
         )  # fmt: skip
@@ -87,6 +95,37 @@ def compile_gated(design: Design, signature: Signature, arch: str) -> Any:
     return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
         cute.jit(function), *sample_arguments(parameters, tensors)
     )
+
+
+def _results(signature: Signature, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What the library stores as its own result, and what the epilogue stores, by name."""
+    from cutlass import cute
+
+    out = given[Role.OUT.value]
+    if signature.form is GateForm.JOINED:
+        return None, {"joined": out}
+    n = cute.size(given[Role.B.value], mode=[2])
+    half = n // 2
+    joined = columns_of(out, n, half)
+    if has_halves(signature):
+        gates, ups = columns_of(out, 0, half), columns_of(out, half, half)
+        return None, {"gates": gates, "ups": ups, "joined": joined}
+    return columns_of(out, 0, n), {"joined": joined}
+
+
+def columns_of(matrix: Any, first: Any, count: Any) -> Any:
+    """Columns of a row-major matrix; the first one must begin at a multiple of 16 bytes."""
+    from cutlass import cute
+
+    begin = cute.assume(first, divby=8 * ALIGNMENT_BYTES // matrix.element_type.width)
+    layout = cute.make_layout((matrix.shape[0], count), stride=matrix.stride)
+    return cute.make_tensor(matrix.iterator + begin, layout)
+
+
+def has_halves(signature: Signature) -> bool:
+    """Whether gates and ups are halves of a row, and not neighbours."""
+    assert signature.epilogue is not None
+    return signature.epilogue.row.order is WeightOrder.HALVES
 
 
 def _functions(launch: Any) -> tuple[Any, ...]:
@@ -127,13 +166,15 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
 
     assert signature.epilogue is not None
     assert signature.epilogue.gate is not None
-    in_halves = signature.epilogue.row.order is WeightOrder.HALVES
+    in_halves = has_halves(signature)
     options: dict[str, Any] = (
         {"pingpong": design.pingpong, "is_persistent": True}
         if arch == HOPPER
         else {"use_clc_persistence": True}
     )
-    kind = _gated_class(arch == HOPPER, signature.epilogue.gate, in_halves)
+    kind = _gated_class(
+        arch == HOPPER, signature.epilogue.gate, in_halves, signature.form is GateForm.KEPT
+    )
     if signature.op is Op.GROUPED_MM:
         kind = scheduled_by_groups(kind, f"{kind.__name__}_groups")
     gemm = kind(
@@ -145,7 +186,7 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
 
 
 @functools.cache
-def _gated_class(hopper: bool, gate: Gate, in_halves: bool) -> Any:
+def _gated_class(hopper: bool, gate: Gate, in_halves: bool, keeps: bool) -> Any:
     """The library's GEMM for an architecture with the epilogue of a gate."""
     import cutlass
     from cutlass import cute
@@ -178,16 +219,25 @@ def _gated_class(hopper: bool, gate: Gate, in_halves: bool) -> Any:
     join = _joined(gate)
     tensor = Optional[cute.Tensor]  # noqa: UP045  the DSL reads the type off the field
 
-    class Arguments(NamedTuple):
+    class Joined(NamedTuple):
         bias: tensor = None
         joined: tensor = None
+
+    class Kept(NamedTuple):
+        bias: tensor = None
+        gates: tensor = None
+        ups: tensor = None
+        joined: tensor = None
+
+    stores_parts = keeps and in_halves
 
     class Gated(ComposableEpiMixin):  # type: ignore[misc]
         _epi_ops = (
             (PairedRow if in_halves else RowVecLoad)("bias"),
+            *(TileStore(part, gated=True) for part in ("gates", "ups") if stores_parts),
             TileStore("joined", gated=True),
         )
-        EpilogueArguments = mlir_namedtuple(Arguments)
+        EpilogueArguments = mlir_namedtuple(Kept if stores_parts else Joined)
 
         def epi_to_underlying_arguments(self, args: Any, *, loc: Any = None, ip: Any = None) -> Any:
             self.rounding_mode = RoundingMode.RN
@@ -208,28 +258,52 @@ def _gated_class(hopper: bool, gate: Gate, in_halves: bool) -> Any:
             joined = cute.make_rmem_tensor(half, self.acc_dtype)
             for i in cutlass.range(cute.size(joined), unroll_full=True):
                 joined[i] = join(sums[2 * i], sums[2 * i + 1])
-            return (joined,)
+            if cutlass.const_expr(not stores_parts):
+                return (joined,)
+            parts = [cute.make_rmem_tensor(half, self.acc_dtype) for _ in range(2)]
+            for i in cutlass.range(cute.size(joined), unroll_full=True):
+                parts[0][i], parts[1][i] = sums[2 * i], sums[2 * i + 1]
+            return (*parts, joined)
 
     base = GemmSm90 if hopper else GemmSm100
-    name = f"GemmGated{'Sm90' if hopper else 'Sm100'}_{gate.value}{'_halves' if in_halves else ''}"
+    name = f"GemmGated{'Kept' if keeps else ''}{'Sm90' if hopper else 'Sm100'}_{gate.value}"
+    name += "_halves" if in_halves else ""
     return type(name, (Gated, base), {})
 
 
 def _joined(gate: Gate) -> Any:
     """The function of a pair (gate, up), in fp32; NaN in either gives NaN, as in torch."""
-    from cutlass import Float32, cute
-
-    def sigmoid(x: Any) -> Any:
-        return cute.arch.rcp_approx(1.0 + cute.math.exp2(x * -math.log2(math.e), fastmath=True))
+    from cutlass import cute
 
     def swiglu(gate: Any, up: Any) -> Any:
         return gate * sigmoid(gate) * up
 
     def geglu(gate: Any, up: Any) -> Any:
-        inner = _SQRT_2_OVER_PI * (gate + _CUBIC * gate * gate * gate)
+        inner = SQRT_2_OVER_PI * (gate + CUBIC * gate * gate * gate)
         return 0.5 * gate * (1.0 + cute.math.tanh(inner, fastmath=True)) * up
 
-    alpha, limit = gate.row.alpha, gate.row.limit or math.inf
+    alpha = gate.row.alpha
+    cut_above, cut_below = cuts(gate)
+
+    def swiglu_oai(gate: Any, up: Any) -> Any:
+        gate, up = cut_above(gate), cut_below(cut_above(up))
+        return gate * sigmoid(alpha * gate) * (up + 1.0)
+
+    return {Gate.SWIGLU: swiglu, Gate.GEGLU: geglu, Gate.SWIGLU_OAI: swiglu_oai}[gate]
+
+
+def sigmoid(x: Any) -> Any:
+    """The logistic function of one fp32 value."""
+    from cutlass import cute
+
+    return cute.arch.rcp_approx(1.0 + cute.math.exp2(x * -math.log2(math.e), fastmath=True))
+
+
+def cuts(gate: Gate) -> tuple[Any, Any]:
+    """Functions of one fp32 value that cut it off above and below at a gate's limit."""
+    from cutlass import Float32, cute
+
+    limit = gate.row.limit or math.inf
 
     @cute.jit  # type: ignore[untyped-decorator]
     def cut_above(x: Float32) -> Float32:
@@ -239,11 +313,7 @@ def _joined(gate: Gate) -> Any:
     def cut_below(x: Float32) -> Float32:
         return -limit if x < -limit else x
 
-    def swiglu_oai(gate: Any, up: Any) -> Any:
-        gate, up = cut_above(gate), cut_below(cut_above(up))
-        return gate * sigmoid(alpha * gate) * (up + 1.0)
-
-    return {Gate.SWIGLU: swiglu, Gate.GEGLU: geglu, Gate.SWIGLU_OAI: swiglu_oai}[gate]
+    return cut_above, cut_below
 
 
 def _sample_tensors(signature: Signature, *, adds: bool) -> tuple[Any, ...]:

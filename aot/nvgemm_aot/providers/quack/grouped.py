@@ -19,6 +19,7 @@ from itertools import product
 from typing import Any
 
 from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM
+from nvgemm_runtime.gemm.epilogues import GateForm
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, roles
 from nvgemm_runtime.gemm.types import DType
@@ -218,6 +219,7 @@ def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
         )
 
     a, b, out = signature.a, signature.b, signature.out
+    added = (m, out_n) if signature.form is GateForm.GRADIENT else (groups, n)
     inner = (stride(b), 1) if layout.b_row_major else (1, stride(b))
     samples = {
         Role.A: lambda: tensor(Role.A, (m, k), (stride(a), 1)),
@@ -229,7 +231,7 @@ def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
         Role.OFFSETS: lambda: cute.runtime.make_fake_tensor(
             Int32, (groups,), (1,), assumed_align=4
         ),
-        Role.ADDEND: lambda: tensor(Role.ADDEND, (groups, n), (stride(out), 1)),
+        Role.ADDEND: lambda: tensor(Role.ADDEND, added, (stride(out), 1)),
         Role.OUT: lambda: tensor(Role.OUT, (m, out_n), (stride(out), 1)),
     }
     return tuple(samples[role]() for role in roles(signature))

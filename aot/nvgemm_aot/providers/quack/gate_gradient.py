@@ -1,0 +1,234 @@
+"""Compiles quack's GEMM of groups with the gradient of a gate behind it.
+
+The product is the gradient of what a gate gave. For each of its columns the epilogue reads the gate
+and the up that the forward kernel kept, and stores the gradients of both, computed in fp32 and
+rounded once. In halves, gates and ups are two matrices, loaded and stored beside each other.
+Interleaved, a gate and its up are one element of 32 bits, which the library loads as its C and
+stores as its D.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple, Optional
+
+from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM
+from nvgemm_runtime.gemm.epilogues import Gate
+from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.roles import Role
+
+from .designs import HOPPER, Design
+from .entry import ALIGNMENT_BYTES, cute_type, import_library, scheduler_options
+from .gated import CUBIC, SQRT_2_OVER_PI, columns_of, cuts, has_halves, sigmoid
+from .grouped import arguments_of_groups, compile_for_groups, scheduled_by_groups
+from .grouped import designs as designs_of_groups
+
+_MOST_SUMS = 192
+"""Of a thread, on Hopper: with 208, kernels spill 8 to 24 bytes, whatever the step."""
+
+_MOST_SUMS_IN_WIDE_STEPS = 128
+"""Of a thread that takes the library's 32 columns at once, with what it loads and stores of them:
+with 160 sums, kernels spill 16 to 104 bytes, with 192 up to 208."""
+
+_SPILLING_BLOCK = (128, 192)
+"""Rows and columns of a thread block's part of a tile, on Blackwell."""
+
+_NARROW_STEP = 16
+"""Columns that kernels with more sums take at once."""
+
+
+def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
+    """The designs for an architecture, in a fixed order: those of groups that spill no registers.
+
+    On Hopper, sums stay in registers while gates and ups come and go. On Blackwell, kernels with
+    gates and ups in halves spill 8 to 16 bytes with one of the library's steps.
+    """
+    if arch == HOPPER:
+        return tuple(
+            one for one in designs_of_groups(arch, signature) if one.sums_of_a_thread <= _MOST_SUMS
+        )
+    return tuple(
+        one
+        for one in designs_of_groups(arch, signature)
+        if not (has_halves(signature) and one.block_tile(arch) == _SPILLING_BLOCK)
+    )
+
+
+def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> Any:
+    """Compile one design for the gradient of a gate, with `entry.compile_entry`'s arguments.
+
+    The function takes ``(a, b, offsets, addend, out, stream)``, on Hopper ``clusters`` before the
+    stream; ``addend`` and ``out`` are gates and ups, and their gradients in the same order.
+    """
+    import_library()
+    import cutlass
+    from cutlass import cute
+    from quack.tile_scheduler import TileSchedulerOptions
+
+    assert signature.epilogue is not None
+    assert signature.epilogue.gate is not None
+    in_halves = has_halves(signature)
+    maker = _class_for_halves if in_halves else _class_for_pairs
+    kind = maker(arch == HOPPER, signature.epilogue.gate, cute_type(signature.out))
+    if arch == HOPPER and design.sums_of_a_thread > _MOST_SUMS_IN_WIDE_STEPS:
+        kind = _in_narrow_steps(kind)
+    options: dict[str, Any] = (
+        {"pingpong": design.pingpong, "is_persistent": True}
+        if arch == HOPPER
+        else {"use_clc_persistence": True}
+    )
+    gemm = scheduled_by_groups(kind, f"{kind.__name__}_groups")(
+        cutlass.Float32, cute_type(signature.a), design.tile, (*design.cluster, 1), **options
+    )
+    gemm.b_transposed = True  # its own convention has B as (groups, n, k)
+
+    def launch(**given: Any) -> None:
+        kept, out = given[Role.ADDEND.value], given[Role.OUT.value]
+        epilogue: dict[str, Any] = {}
+        stored = loaded = None
+        if in_halves:
+            n = cute.size(given[Role.B.value], mode=[2])
+            for place, part in ((0, "gates"), (n, "ups")):
+                epilogue[f"kept_{part}"] = columns_of(kept, place, n)
+                epilogue[part] = columns_of(out, place, n)
+        else:
+            loaded, stored = _pairs_of(kept), _pairs_of(out)
+        gemm(
+            given["a"], given["b"], stored, loaded, gemm.EpilogueArguments(**epilogue),
+            TileSchedulerOptions(**scheduler_options(given.get(CLUSTERS))),
+            arguments_of_groups(given), given[STREAM], None, None,
+        )  # fmt: skip
+
+    return compile_for_groups(launch, design, signature, arch)
+
+
+def _pairs_of(matrix: Any) -> Any:
+    """A row-major matrix of 16-bit elements as one of neighbours, in elements of 32 bits."""
+    from cutlass import Float32, cute
+
+    rows, columns = matrix.shape
+    row = cute.assume(matrix.stride[0] // 2, divby=8 * ALIGNMENT_BYTES // Float32.width)
+    return cute.make_tensor(
+        cute.recast_ptr(matrix.iterator, dtype=Float32),
+        cute.make_layout((rows, columns // 2), stride=(row, 1)),
+    )
+
+
+@functools.cache
+def _class_for_halves(hopper: bool, gate: Gate, _: Any) -> Any:
+    """The library's GEMM with matrices of gates and of ups."""
+    import cutlass
+    from cutlass import Float32, cute
+    from quack.cute_dsl_utils import mlir_namedtuple
+    from quack.epilogue.mixin import ComposableEpiMixin
+    from quack.epilogue.ops import TileLoad, TileStore
+    from quack.gemm_sm90 import GemmSm90
+    from quack.gemm_sm100 import GemmSm100
+    from quack.rounding import RoundingMode
+
+    gradients = _gradients(gate)
+    tensor = Optional[cute.Tensor]  # noqa: UP045  the DSL reads the type off the field
+
+    class Arguments(NamedTuple):
+        kept_gates: tensor = None
+        kept_ups: tensor = None
+        gates: tensor = None
+        ups: tensor = None
+
+    class GradientOfHalves(ComposableEpiMixin):  # type: ignore[misc]
+        _epi_ops = (
+            TileLoad("kept_gates"), TileLoad("kept_ups"), TileStore("gates"), TileStore("ups"),
+        )  # fmt: skip
+        EpilogueArguments = mlir_namedtuple(Arguments)
+
+        def epi_to_underlying_arguments(self, args: Any, *, loc: Any = None, ip: Any = None) -> Any:
+            self.rounding_mode = RoundingMode.RN
+            return self.EpilogueParams(**self._epi_ops_to_params_dict(args))
+
+        @cute.jit  # type: ignore[untyped-decorator]
+        def epi_visit_subtile(self, params: Any, found: Any, sums: Any, matrix: Any = None) -> Any:
+            kept_gates, kept_ups = found["kept_gates"], found["kept_ups"]
+            gates = cute.make_rmem_tensor(sums.layout.shape, self.acc_dtype)
+            ups = cute.make_rmem_tensor(sums.layout.shape, self.acc_dtype)
+            for i in cutlass.range(cute.size(sums), unroll_full=True):
+                gate, up = kept_gates[i].to(Float32), kept_ups[i].to(Float32)
+                gates[i], ups[i] = gradients(gate, up, sums[i])
+            return (gates, ups)
+
+    base = GemmSm90 if hopper else GemmSm100
+    return type(_class_name(hopper, gate, "_halves"), (GradientOfHalves, base), {})
+
+
+@functools.cache
+def _class_for_pairs(hopper: bool, gate: Gate, dtype: Any) -> Any:
+    """The library's GEMM with one matrix of pairs of 16-bit elements."""
+    import cutlass
+    from cutlass import Float32, cute
+    from quack import gemm_default_epi as library
+
+    gradients = _gradients(gate)
+    base = library.GemmDefaultSm90 if hopper else library.GemmDefaultSm100
+
+    class GradientOfPairs(base):  # type: ignore[misc, valid-type]
+        @cute.jit  # type: ignore[untyped-decorator]
+        def epi_visit_subtile(self, params: Any, found: Any, sums: Any, matrix: Any = None) -> Any:
+            kept = cute.recast_tensor(matrix, dtype)
+            # Each pair is rounded at once: all of them in fp32 would take twice the registers.
+            pair = cute.make_rmem_tensor(2, Float32)
+            for i in cutlass.range(cute.size(sums), unroll_full=True):
+                gate, up = kept[2 * i].to(Float32), kept[2 * i + 1].to(Float32)
+                pair[0], pair[1] = gradients(gate, up, sums[i])
+                sums[i] = cute.recast_tensor(pair.to(dtype), Float32)[0]
+            return ()
+
+    return type(_class_name(hopper, gate, f"_{dtype.__name__}"), (GradientOfPairs,), {})
+
+
+@functools.cache
+def _in_narrow_steps(kind: Any) -> Any:
+    """A class of kernels for Hopper that takes fewer columns of a tile at once."""
+
+    class Narrow(kind):  # type: ignore[misc]
+        def _compute_tile_shape_or_override(self, *args: Any, **named: Any) -> tuple[int, int]:
+            m, n = super()._compute_tile_shape_or_override(*args, **named)
+            return m, math.gcd(n, _NARROW_STEP)
+
+    return type(f"{kind.__name__}_narrow", (Narrow,), {})
+
+
+def _class_name(hopper: bool, gate: Gate, rest: str) -> str:
+    return f"GemmGateGradient{'Sm90' if hopper else 'Sm100'}_{gate.value}{rest}"
+
+
+def _gradients(gate: Gate) -> Any:
+    """The gradients of a gate and an up, by them and by that of what they gave; all in fp32."""
+    from cutlass import Float32, cute
+
+    def swiglu(gate: Any, up: Any, grad: Any) -> tuple[Any, Any]:
+        share = sigmoid(gate)
+        return grad * up * share * (1.0 + gate * (1.0 - share)), grad * gate * share
+
+    def geglu(gate: Any, up: Any, grad: Any) -> tuple[Any, Any]:
+        # (1 + tanh(x)) / 2 is sigmoid(2 x), whose difference from 1 keeps more digits.
+        square = gate * gate
+        share = sigmoid(2.0 * SQRT_2_OVER_PI * (gate + CUBIC * square * gate))
+        slope = 2.0 * SQRT_2_OVER_PI * (1.0 + 3.0 * CUBIC * square)
+        return grad * up * share * (1.0 + gate * slope * (1.0 - share)), grad * gate * share
+
+    alpha, limit = gate.row.alpha, gate.row.limit
+    cut_above, cut_below = cuts(gate)
+
+    @cute.jit  # type: ignore[untyped-decorator]
+    def unless_above(x: Float32, grad: Float32) -> Float32:
+        return 0.0 if x > limit else grad
+
+    def swiglu_oai(gate: Any, up: Any, grad: Any) -> tuple[Any, Any]:
+        cut_gate, cut_up = cut_above(gate), cut_below(cut_above(up))
+        inner = alpha * cut_gate
+        share = sigmoid(inner)
+        of_gate = grad * (cut_up + 1.0) * share * (1.0 + inner * (1.0 - share))
+        of_up = grad * cut_gate * share
+        return unless_above(gate, of_gate), unless_above(up, unless_above(-up, of_up))
+
+    return {Gate.SWIGLU: swiglu, Gate.GEGLU: geglu, Gate.SWIGLU_OAI: swiglu_oai}[gate]
