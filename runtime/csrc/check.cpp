@@ -33,7 +33,8 @@ void Checker::CheckAll(const Operands& operands) const {
   const int64_t k = a.shape[spec_.a_rank() - 1];
   call_.sum_is_empty = k == 0 || (spec_.op == Op::kGroupedMm && b.shape[0] == 0);
   if (call_.out_is_empty) return;
-  if (k == 0 && spec_.addend != AddendKind::kNone) {
+  const bool adds = spec_.addend != AddendKind::kNone && spec_.form != GateForm::kGradient;
+  if (k == 0 && adds) {
     Refuse(kValueError, "k is 0, so that the result is what is added alone; no kernel is needed, "
            "and this one computes no such thing: add it with torch");
   }

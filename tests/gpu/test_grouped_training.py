@@ -152,7 +152,7 @@ def join(gate: Gate, gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
 
 def multiply(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """A product of groups in fp64."""
-    parts = a.double().tensor_split(ends[:-1].cpu())
+    parts = a.double().tensor_split(ends[:-1].long().cpu())
     return torch.cat([part @ one.double() for part, one in zip(parts, b)])
 
 

@@ -33,6 +33,12 @@ SCALED_GROUPS = signature(
     "tn", op=Op.GROUPED_MM, operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW
 )
 K_GROUPED = signature("nt", op=Op.K_GROUPED_MM, operand=DType.BF16)
+KEPT = signature(
+    "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_OAI_HALVES_KEPT
+)
+GRADIENT = signature(
+    "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_HALVES_GRADIENT
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +57,14 @@ def handles(register: Register) -> Callable[[Signature], int]:
 def arguments_of(served: Signature, m: int = 16) -> Arguments:
     torch.manual_seed(0)
     return random_arguments(problem_of(served, m, 32, 64), "cpu")
+
+
+def as_kept(product: torch.Tensor) -> torch.Tensor:
+    """A copy of a product where it was kept: in front of what the gate gave."""
+    rows, columns = product.shape
+    stored = torch.zeros(rows, columns // 2 * 3, dtype=product.dtype)
+    stored[:, :columns] = product
+    return stored[:, :columns]
 
 
 def at_odd_address(tensor: torch.Tensor, elements: int) -> torch.Tensor:
@@ -138,6 +152,25 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
         r"offsets have shape \(2\).*of shape \(3\), one end for each matrix of out"),
     "offsets' dtype": (GROUPED, lambda x: (x.others[0].long(),), TypeError,
         "offsets is int64; must be int32"),
+    "rows of a bias for each group, kept": (KEPT, lambda x: (x.others[0], x.others[1][:2]),
+        ValueError, r"addend has shape \(2, 32\)"),
+    "no product": (GRADIENT, lambda x: x.others[:1], TypeError, "addend is missing"),
+    "product of what the gate gave": (GRADIENT, lambda x: (x.others[0], x.others[1][:, :32]),
+        ValueError, r"addend has shape \(16, 32\); must have that of out, \(16, 64\)"),
+    "product's dtype": (GRADIENT, lambda x: (x.others[0], x.others[1].half()), TypeError,
+        "addend is float16; must be bfloat16"),
+    "column-major product": (GRADIENT, lambda x: (x.others[0], x.others[1].T.contiguous().T),
+        ValueError, "addend has stride 16 along dimension 1; must be 1"),
+    "one row of a product": (GRADIENT, lambda x: (x.others[0], x.others[1][:1].expand(16, 64)),
+        ValueError, "addend has stride 0 along dimension 0"),
+    "product that is not aligned": (GRADIENT,
+        lambda x: (x.others[0], at_odd_address(x.others[1], 1)), ValueError,
+        "addend begins 2 bytes behind an aligned address; must begin at a multiple of 16"),
+    "product in rows that are not aligned": (GRADIENT,
+        lambda x: (x.others[0], torch.ones(16, 68).bfloat16()[:, :64]), ValueError,
+        "addend has stride 68"),
+    "gradients in place": (GRADIENT, lambda x: (x.others[0], x.out), ValueError,
+        "out overlaps addend"),
     "gaps between offsets": (GROUPED, lambda x: (torch.zeros(6, dtype=torch.int32)[::2],),
         ValueError, r"offsets have shape \(3\) and strides \(2\)"),
 }  # fmt: skip
@@ -174,6 +207,78 @@ def test_a_row_comes_in_every_shape_that_expand_gives(
         arguments.out.fill_(float("nan"))
         lib.launch(handles(served), *arguments.operands(), arguments.others[0].expand(shape))
         assert_close(arguments.out, arguments)
+
+
+@pytest.mark.parametrize("served", [KEPT, GRADIENT], ids=lambda served: served.key)
+def test_gates_in_training_take_wider_matrices(
+    lib: native.Native, handles: Callable[[Signature], int], served: Signature
+) -> None:
+    """A product where it was kept, and a result between other columns."""
+    arguments = arguments_of(served)
+    offsets, added = arguments.others
+    added = as_kept(added) if served is GRADIENT else added
+    wide = torch.full((16, arguments.out.shape[1] + 16), 7.0).bfloat16()
+    out = wide[:, 8:-8]
+    lib.launch(handles(served), arguments.a, arguments.b, out, offsets, added)
+    assert_close(out, arguments)
+    assert (wide[:, :8] == 7).all()
+    assert (wide[:, -8:] == 7).all()
+
+
+PARTS_REFUSED = {
+    "gates and ups that the gate's column follows at no aligned address": (
+        KEPT, 24, r"out .*\b36\b"),
+    "halves of gradients": (
+        GRADIENT, 12, r"b has 12 columns, and out as many in each half; must be a multiple of 8 "
+        r"\(16 bytes\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PARTS_REFUSED)
+def test_refuses_parts_that_are_not_aligned(
+    lib: native.Native, handles: Callable[[Signature], int], case: str
+) -> None:
+    served, n, message = PARTS_REFUSED[case]
+    arguments = random_arguments(problem_of(served, 16, n, 64), "cpu")
+    with pytest.raises(ValueError, match=message):
+        lib.launch(handles(served), *arguments.operands(), *arguments.others)
+    assert not lib.try_launch(handles(served), *arguments.operands(), *arguments.others)
+    assert arguments.out.isnan().all(), "something was written"
+
+
+def test_kernels_without_alignment_take_any_parts(lib: native.Native, register: Register) -> None:
+    for served, n in ((KEPT, 6), (GRADIENT, 3)):
+        _, handle = register(served, alignment=1)
+        arguments = random_arguments(problem_of(served, 16, n, 5), "cpu")
+        lib.launch(handle, *arguments.operands(), *arguments.others)
+        assert_close(arguments.out, arguments)
+
+
+@pytest.mark.parametrize("served", [KEPT, GRADIENT], ids=lambda served: served.key)
+def test_columns_of_b_and_out_belong_together(
+    lib: native.Native, handles: Callable[[Signature], int], served: Signature
+) -> None:
+    arguments = arguments_of(served)
+    columns = {KEPT: "n + n / 2", GRADIENT: "2 n"}[served]
+    wrong = arguments.out[:, :-8]
+    with pytest.raises(
+        ValueError,
+        match=rf"must be \(m, k\), \(groups, k, n\) and \(m, {columns.replace('+', '.')}\)",
+    ):
+        lib.launch(handles(served), arguments.a, arguments.b, wrong, *arguments.others)
+
+
+def test_a_gradient_of_no_products_is_zero(
+    lib: native.Native, handles: Callable[[Signature], int]
+) -> None:
+    """It multiplies what it reads; a bias would be the result."""
+    arguments = random_arguments(problem_of(GRADIENT, 16, 32, 64), "cpu")
+    a, b = arguments.a[:, :0], arguments.b[:, :0]
+    lib.launch(handles(GRADIENT), a, b, arguments.out, *arguments.others)
+    assert not arguments.out.any()
+    kept = arguments_of(KEPT)
+    with pytest.raises(ValueError, match="k is 0"):
+        lib.launch(handles(KEPT), kept.a[:, :0], kept.b[:, :0], kept.out, *kept.others)
 
 
 def test_swizzled_scales_come_in_any_shape(

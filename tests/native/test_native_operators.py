@@ -27,6 +27,10 @@ GROUPED_SWIGLU = signature(
 GROUPED_OAI = signature(
     "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_OAI_HALVES
 )
+GROUPED_KEPT, GROUPED_GRADIENT = (
+    signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
+    for epilogue in (Epilogue.GEGLU_INTERLEAVED_KEPT, Epilogue.GEGLU_INTERLEAVED_GRADIENT)
+)
 K_GROUPED = signature("nt", op=Op.K_GROUPED_MM, operand=DType.BF16)
 SIGNATURES = (
     BIASED,
@@ -170,6 +174,28 @@ def test_gates_of_groups_have_an_operator_of_their_own(register: Register) -> No
     assert operators.grouped_gated_mm(*meta, gated).shape == (16, 16)
     with pytest.raises(RuntimeError, match="b has 31 columns; must have pairs"):
         operators.grouped_gated_mm(meta[0], meta[1][..., :31], meta[2], gated)
+
+
+@pytest.mark.parametrize(
+    ("served", "text"),
+    [
+        (GROUPED_KEPT, "keeps its product, which no operator gives"),
+        (GROUPED_GRADIENT, "gives a gate's gradient, as no operator does"),
+    ],
+    ids=["kept", "gradient"],
+)
+def test_gates_in_training_have_no_operator(
+    register: Register, served: Signature, text: str
+) -> None:
+    id, _ = register(served)
+    operators = torch.ops.nvgemm_aot
+    tensors = arguments_of(GROUPED).operator_call()[1]
+    said = f"kernel {id[:12]} {text}: call nvgemm_runtime.grouped_mm"
+    for operator in (operators.grouped_gated_mm, operators.grouped_mm):
+        with pytest.raises(RuntimeError, match=said):
+            operator(*tensors, id)
+        with pytest.raises(RuntimeError, match=said):
+            operator.out(*tensors, id, out=torch.empty(16, 32).bfloat16())
 
 
 def _rows_of(bias: torch.Tensor, change: str) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import cpu_provider
 from cpu_provider import CpuModel, CpuProvider, problem
@@ -16,6 +18,7 @@ from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.build.plan import look_up_plan, make_plan
 from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
+from nvgemm_aot.cli.main import main
 from nvgemm_aot.providers.base import BlockShape
 from nvgemm_aot.providers.heuristics import MatmulHeuristics
 from nvgemm_aot.storage.cache import Cache
@@ -24,6 +27,7 @@ from nvgemm_aot.verify.findings import Check
 from nvgemm_aot.verify.kernel import inspect_kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.target import Target
 from synthetic_content import synthetic_content
 
@@ -142,6 +146,15 @@ def test_builds_kernels_that_take_more_than_a_and_b(fused_bundle: BuiltBundle) -
         "tvm_ffi:gemm(a,b,out,offsets,stream)",
         "tvm_ffi:gemm(a,b,stream,offsets,addend,out)",
     }
+
+
+def test_inspect_lists_each_form_of_gates(fused_bundle: BuiltBundle) -> None:
+    result = CliRunner().invoke(main, ["inspect", str(fused_bundle.path)])
+    assert result.exit_code == 0, result.output
+    for epilogue in Epilogue:
+        if epilogue.form is not None:
+            key = f"grouped_mm/tn/bf16xbf16/fp32/bf16/{epilogue.value}"
+            assert re.search(rf"^signature {re.escape(key)} .*kernels$", result.stdout, re.M), key
 
 
 def test_verify_knows_every_way_in_which_kernels_are_called(

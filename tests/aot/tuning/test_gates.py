@@ -141,10 +141,10 @@ def test_sets_to_time_have_half_the_columns_and_the_bias_all() -> None:
     assert bias.shape == (64,)
 
 
-@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("name", [*GATED, *KEPT, *GRADIENTS])
 def test_torch_has_no_operator_to_race_with(name: str) -> None:
     """It needs several, which Inductor replaces by code of its own."""
-    signature = problem(name).signature
+    signature = (problem if name in GATED else grouped)(name).signature
     assert aten_run(signature) is None
     assert triton_run(signature) is None
 
@@ -152,6 +152,17 @@ def test_torch_has_no_operator_to_race_with(name: str) -> None:
 def grouped(name: str, out: str = "bf16") -> Problem:
     layout = "tt" if name in GRADIENTS else "tn"
     return Problem.parse(f"grouped_mm/{layout}/{out}x{out}/fp32/{out}/{name}/g3m24n64k512")
+
+
+@pytest.mark.parametrize("name", KEPT + GRADIENTS)
+def test_sets_to_time_have_the_shapes_of_the_form(name: str) -> None:
+    a, b, out, offsets, *added = make_sets(grouped(name), "cpu", seed=0, total_bytes=1)[0]
+    assert (a.shape, b.shape, offsets.tolist()) == ((24, 512), (3, 512, 64), [8, 16, 24])
+    if name in GRADIENTS:
+        assert (out.shape, added[0].shape) == ((24, 128), (24, 128))
+    else:
+        assert out.shape == (24, 96)
+        assert [one.shape for one in added] == [(3, 64)] * ("oai" in name)
 
 
 @pytest.mark.parametrize("name", KEPT)

@@ -20,13 +20,17 @@ from nvgemm_aot.tuning.tune import PROGRAM
 from nvgemm_runtime.bundle.format import APART, Scope, UnservedReason
 from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.gemm.epilogues import Epilogue
-from nvgemm_runtime.gemm.problem import DType, Op
+from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.gemm.types import ScaleRecipe
 from synthetic_bundles import write_synthetic_bundle
 from synthetic_facts import H200
 from tuning_bench import PROBLEMS, LazyWithTransposes, bench, header_of, operators
 
 FP8, FP4 = DType.FP8_E4M3, DType.FP4_E2M1
+
+
+def grouped(layout: str, epilogue: Epilogue) -> Signature:
+    return cpu_kernels.signature(layout, op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
 
 
 @pytest.mark.slow
@@ -37,6 +41,8 @@ def test_addends_scales_and_groups_are_measured(tuner: Tuner) -> None:
         cpu_kernels.signature("tn", op=Op.BMM, epilogue=Epilogue.ADD): True,
         cpu_kernels.signature("tn", operand=FP8, scales=ScaleRecipe.FP32_TENSOR): True,
         cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=DType.BF16): True,
+        grouped("tn", Epilogue.SWIGLU_OAI_HALVES_KEPT): False,
+        grouped("tt", Epilogue.SWIGLU_OAI_HALVES_GRADIENT): False,
         cpu_kernels.signature("tn", operand=FP8, scales=ScaleRecipe.E8M0_1X32): False,
         cpu_kernels.signature("tn", operand=FP4, scales=ScaleRecipe.E8M0_1X32): False,
         cpu_kernels.signature("tn", operand=FP4, scales=ScaleRecipe.E4M3_1X16): False,

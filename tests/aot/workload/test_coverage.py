@@ -444,12 +444,34 @@ def test_the_gate_says_how_a_split_sum_is_served() -> None:
     assert gemm_line(BIASED) in said
 
 
-@pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.form is GateForm.JOINED])
+@pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.gate is not None])
 def test_a_gated_problem_asks_for_itself(epilogue: Epilogue) -> None:
     """Alone, although its product would also be a problem."""
-    for op, count in (("mm", ""), ("grouped_mm", "g3")):
-        asked = Problem.parse(f"{op}/tn/bf16xbf16/fp32/bf16/{epilogue.value}/{count}m16n64k32")
+    places = ["grouped_mm/tn:g3"]
+    if epilogue.form is GateForm.JOINED:
+        places.append("mm/tn:")
+    if epilogue.form is GateForm.GRADIENT:
+        places.append("grouped_mm/tt:g3")
+    for lead, count in (place.split(":") for place in places):
+        asked = Problem.parse(f"{lead}/bf16xbf16/fp32/bf16/{epilogue.value}/{count}m16n64k32")
         assert [found.problem for found in readings(call_of(asked))] == [asked]
+
+
+def test_gates_in_training_are_covered_where_they_are_built() -> None:
+    """By their own kernels alone: that of another form, or of the plain product, serves neither."""
+    kept, gradient, joined, plain = (
+        Problem.parse(f"grouped_mm/tn/bf16xbf16/fp32/bf16{epilogue}/g3m16n64k32")
+        for epilogue in (
+            "/swiglu_halves_kept", "/swiglu_halves_gradient", "/swiglu_halves", ""
+        )
+    )  # fmt: skip
+    asked = recording([(kept, 1), (gradient, 1)], "sm_90a")
+    (whole,) = cover(asked, [view(content(kept, gradient, arch="sm_90a"))])
+    assert whole.percent(Weight.COUNT, SERVED) == 100
+    (other,) = cover(asked, [view(content(joined, plain, arch="sm_90a"))])
+    assert other.percent(Weight.COUNT, SERVED) == 0
+    (half,) = cover(asked, [view(content(kept, arch="sm_90a"))])
+    assert half.percent(Weight.COUNT, SERVED) == 50
 
 
 @pytest.mark.parametrize("m", [1, 16])

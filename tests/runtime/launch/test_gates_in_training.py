@@ -1,0 +1,297 @@
+"""`grouped_mm` with gates for training, by bundled kernels for the CPU: values, views, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from edges import problem_of
+from gemm_arguments import random_arguments
+from gemm_reference import assert_close
+
+import nvgemm_runtime
+from cpu_kernels import signature
+from installed_bundles import use
+from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_runtime.errors import NoKernelError
+from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.gemm.extra_operands import ExtraOperands
+from nvgemm_runtime.gemm.problem import DType, Op, Signature
+from nvgemm_runtime.launch.select import load_kernel
+from nvgemm_runtime.moe.activations import Activation, GatedActivation
+
+
+def grouped(epilogue: Epilogue | None, layout: str = "tn") -> Signature:
+    return signature(layout, op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
+
+
+PLAIN = grouped(None)
+JOINED = grouped(Epilogue.SWIGLU_HALVES)
+KEPT = grouped(Epilogue.SWIGLU_HALVES_KEPT)
+OAI_KEPT = grouped(Epilogue.SWIGLU_OAI_INTERLEAVED_KEPT)
+GRADIENT = grouped(Epilogue.SWIGLU_HALVES_GRADIENT, "tt")
+
+HIDDEN, ENDS = 24, (0, 5, 6, 14)
+"""What a gate gives, and ends of groups of 16 rows: an empty one, one of one row."""
+
+Experts = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def installed(fused_bundle: BuiltBundle, monkeypatch: pytest.MonkeyPatch) -> BuiltBundle:
+    use(monkeypatch, fused_bundle.path)
+    return fused_bundle
+
+
+def id_of(installed: BuiltBundle, served: Signature) -> str:
+    (first, *_) = [one for one in installed.header.kernels if one.signature == served]
+    return first.id
+
+
+@pytest.fixture
+def made(installed: BuiltBundle) -> Experts:
+    """Rows, weights and biases of 4 experts, and the gradient of their result."""
+    torch.manual_seed(0)
+    shapes = {
+        "x": (16, 64),
+        "w_up": (4, 2 * HIDDEN, 64),
+        "bias": (4, 2 * HIDDEN),
+        "grad": (16, 64),
+        "w_down": (4, 64, HIDDEN),
+    }
+    tensors = {name: torch.randn(shape).bfloat16() for name, shape in shapes.items()}
+    tensors["w_up"] /= 4
+    return {**tensors, "ends": torch.tensor(ENDS, dtype=torch.int32)}
+
+
+def forward(made: Experts, epilogue: Epilogue, out: torch.Tensor | None = None) -> torch.Tensor:
+    assert epilogue.gate is not None
+    bias = made["bias"] if epilogue.gate.row.is_biased else None
+    return nvgemm_runtime.grouped_mm(
+        made["x"], made["w_up"].mT, made["ends"], out, epilogue=epilogue, bias=bias
+    )
+
+
+def backward(
+    made: Experts, epilogue: Epilogue, product: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    return nvgemm_runtime.grouped_mm(
+        made["grad"], made["w_down"], made["ends"], out, epilogue=epilogue.value, product=product
+    )
+
+
+def split(order: WeightOrder, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if order is WeightOrder.INTERLEAVED:
+        return both[..., ::2], both[..., 1::2]
+    return both[..., :HIDDEN], both[..., HIDDEN:]
+
+
+def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The products of the groups in fp64."""
+    begins = (0, *ENDS[:-1])
+    parts = [a[i:j].double() @ one.double() for i, j, one in zip(begins, ENDS, b)]
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("order", WeightOrder)
+@pytest.mark.parametrize("gate", Gate)
+def test_a_gradient_of_what_was_kept_is_that_of_experts(
+    made: Experts, gate: Gate, order: WeightOrder
+) -> None:
+    """The product is read where it was kept, in rows that are 3 n apart."""
+    stored = forward(made, find_gated(gate, order, GateForm.KEPT))
+    assert stored.shape == (16, 3 * HIDDEN)
+    product, joined = stored[:, : 2 * HIDDEN], stored[:, 2 * HIDDEN :]
+    assert product.stride() == (3 * HIDDEN, 1)
+    assert torch.equal(joined[: ENDS[-1]], forward(made, find_gated(gate, order))[: ENDS[-1]])
+
+    found = backward(made, find_gated(gate, order, GateForm.GRADIENT), product)
+    assert found.shape == (16, 2 * HIDDEN)
+    activation = GatedActivation(kind=Activation(gate.value), alpha=1.702, limit=7.0)
+    gates, ups = split(order, product[: ENDS[-1]].double())
+    wanted = activation.gradients(gates, ups, multiply(made["grad"], made["w_down"]))
+    for part, exact in zip(split(order, found[: ENDS[-1]].double()), wanted):
+        torch.testing.assert_close(part, exact, rtol=2**-8, atol=2**-12)
+
+
+def test_a_kept_product_is_that_of_a_kernel_without_a_gate(made: Experts) -> None:
+    plain = nvgemm_runtime.grouped_mm(made["x"], made["w_up"].mT, made["ends"])
+    stored = forward(made, Epilogue.SWIGLU_HALVES_KEPT)
+    assert torch.equal(stored[: ENDS[-1], : 2 * HIDDEN], plain[: ENDS[-1]])
+
+
+def test_results_may_lie_in_wider_matrices(made: Experts) -> None:
+    """Around them, and in rows of no group, nothing is written."""
+    stored = forward(made, Epilogue.SWIGLU_OAI_HALVES_KEPT)
+    product = stored[:, : 2 * HIDDEN]
+    found = backward(made, Epilogue.SWIGLU_OAI_HALVES_GRADIENT, product)
+    for width, result, run in (
+        (3 * HIDDEN, stored, lambda out: forward(made, Epilogue.SWIGLU_OAI_HALVES_KEPT, out)),
+        (2 * HIDDEN, found,
+         lambda out: backward(made, Epilogue.SWIGLU_OAI_HALVES_GRADIENT, product, out)),
+    ):  # fmt: skip
+        wide = torch.full((16, width + 16), 7.0).bfloat16()
+        out = wide[:, 8:-8]
+        assert run(out) is out
+        assert torch.equal(out[: ENDS[-1]], result[: ENDS[-1]])
+        assert (wide[:, :8] == 7).all()
+        assert (wide[:, -8:] == 7).all()
+        assert (out[ENDS[-1] :] == 7).all()
+
+
+@pytest.mark.parametrize("served", [KEPT, OAI_KEPT, GRADIENT], ids=lambda one: one.key)
+def test_a_named_kernel_says_the_epilogue(installed: BuiltBundle, served: Signature) -> None:
+    arguments = random_arguments(problem_of(served, 16, 32, 64), "cpu")
+    offsets, *added = arguments.others
+    named = {"product" if served is GRADIENT else "bias": added[0]} if added else {}
+    id_ = id_of(installed, served)
+    for kernel in (id_, load_kernel(id_)):
+        for out in (None, arguments.out.zero_()):
+            found = nvgemm_runtime.grouped_mm(
+                arguments.a, arguments.b, offsets, out, kernel=kernel, **named
+            )
+            assert_close(found, arguments)
+
+
+@pytest.mark.parametrize("served", [KEPT, OAI_KEPT, GRADIENT], ids=lambda one: one.key)
+def test_choose_and_explain_find_the_kernel(installed: BuiltBundle, served: Signature) -> None:
+    arguments = random_arguments(problem_of(served, 16, 32, 64), "cpu")
+    chosen = nvgemm_runtime.choose(*arguments.operands(), extras=arguments.extras)
+    assert chosen.kernel.signature == served
+    explained = nvgemm_runtime.explain(arguments.a, arguments.b, extras=arguments.extras)
+    assert explained.request is not None
+    assert explained.request.problem.key == arguments.problem.key
+    assert explained.match is not None
+
+
+@pytest.mark.parametrize(("m", "hidden", "k"), [(0, 16, 32), (8, 0, 32), (8, 16, 0)])
+def test_zero_sizes(installed: BuiltBundle, m: int, hidden: int, k: int) -> None:
+    ends = torch.full((2,), m, dtype=torch.int32)
+    a, up, down = (torch.randn(shape).bfloat16() for shape in
+                   ((m, k), (2, 2 * hidden, k), (2, k, hidden)))  # fmt: skip
+    kept = nvgemm_runtime.grouped_mm(a, up.mT, ends, epilogue="swiglu_halves_kept")
+    assert kept.shape == (m, 3 * hidden)
+    assert not kept.any()
+    product = torch.randn(m, 2 * hidden).bfloat16()
+    found = nvgemm_runtime.grouped_mm(
+        a, down, ends, epilogue="swiglu_halves_gradient", product=product
+    )
+    assert found.shape == (m, 2 * hidden)
+    assert not found.any()
+
+
+Call = Callable[[Experts, torch.Tensor], Any]
+GATED, OF_GATE = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
+
+REFUSALS: dict[str, tuple[Call, type[Exception], str]] = {
+    "no product": (
+        lambda x, p: nvgemm_runtime.grouped_mm(x["grad"], x["w_down"], x["ends"],
+            epilogue=OF_GATE),
+        NoKernelError, "swiglu_halves_gradient reads the product, and none is given"),
+    "a product of what gates give": (lambda x, p: backward(x, OF_GATE, p[:, :HIDDEN]),
+        NoKernelError, r"reads a product of shape \[16, 24\], must have \[16, 48\]: a gate and an "
+        "up for each column of a @ b"),
+    "all that was stored": (
+        lambda x, p: backward(x, OF_GATE, forward(x, GATED)), NoKernelError,
+        r"reads a product of shape \[16, 72\], must have \[16, 48\]"),
+    "a product of fewer rows": (lambda x, p: backward(x, OF_GATE, p[:15]), NoKernelError,
+        r"reads a product of shape \[15, 48\]"),
+    "a product of another type": (lambda x, p: backward(x, OF_GATE, p.half()), NoKernelError,
+        "what is added is torch.float16, must be torch.bfloat16"),
+    "a column-major product": (lambda x, p: backward(x, OF_GATE, p.T.contiguous().T), Exception,
+        "stride"),
+    "a bias for a gradient": (
+        lambda x, p: nvgemm_runtime.grouped_mm(x["grad"], x["w_down"], x["ends"],
+            epilogue=OF_GATE, bias=x["bias"], product=p),
+        ValueError, "grouped_mm: bias is given with epilogue swiglu_halves_gradient; it is for all "
+        "but gradients"),
+    "a product for what keeps one": (
+        lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], epilogue=GATED,
+            product=p),
+        ValueError, "product is given with epilogue swiglu_halves_kept; it is for gradients"),
+    "a product without an epilogue": (
+        lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], product=p),
+        ValueError, "product is given with epilogue None; it is for gradients"),
+    "a bias too many": (
+        lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], epilogue=GATED,
+            bias=x["bias"]),
+        NoKernelError, "swiglu_halves_kept adds nothing, and a bias is given"),
+    "a bias too few": (
+        lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"],
+            epilogue="swiglu_oai_halves_kept"),
+        NoKernelError, "swiglu_oai_halves_kept adds a bias, and none is given"),
+    "an out for the product alone": (
+        lambda x, p: forward(x, GATED, torch.empty(16, 48).bfloat16()),
+        ValueError, r"out has shape \[16, 48\], must have \[16, 72\]"),
+    "an out of gradients of one": (
+        lambda x, p: backward(x, OF_GATE, p, torch.empty(16, 24).bfloat16()),
+        ValueError, r"out has shape \[16, 24\], must have \[16, 48\]"),
+    "an odd n": (
+        lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT[..., :47], x["ends"],
+            epilogue=GATED),
+        ValueError, "b has 47 columns, must have pairs"),
+    "halves of a row-major B": (
+        lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT.contiguous(), x["ends"],
+            epilogue=GATED),
+        NoKernelError, "no kernel for grouped_mm/tt/bf16xbf16/fp32/bf16/swiglu_halves_kept"),
+    "gradients in place": (lambda x, p: backward(x, OF_GATE, p, p), ValueError, "out overlaps"),
+    "mm": (
+        lambda x, p: nvgemm_runtime.gated_mm(x["x"], x["w_up"][0].T, epilogue=GATED),
+        ValueError, "epilogue is swiglu_halves_kept, must be one of swiglu_halves, "
+        "swiglu_interleaved, geglu_halves"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refuses(made: Experts, name: str) -> None:
+    call, error, text = REFUSALS[name]
+    product = forward(made, GATED)[:, : 2 * HIDDEN].contiguous()
+    with pytest.raises(error, match=text):
+        call(made, product)
+
+
+@pytest.mark.parametrize("served", [JOINED, KEPT, GRADIENT], ids=lambda one: one.key)
+def test_a_kernel_refuses_calls_for_another_form(
+    installed: BuiltBundle, made: Experts, served: Signature
+) -> None:
+    """Also by a loaded kernel with a result of the right shape for it."""
+    kernel = load_kernel(id_of(installed, served))
+    n = 2 * HIDDEN
+    out = torch.empty(16, served.out_columns(n)).bfloat16()
+    other = Epilogue.SWIGLU_HALVES if served is KEPT else Epilogue.SWIGLU_HALVES_KEPT
+    for given in (None, out):
+        with pytest.raises(ValueError, match="computes grouped_mm/t"):
+            nvgemm_runtime.grouped_mm(
+                made["x"], made["w_up"].mT, made["ends"], given, kernel=kernel, epilogue=other
+            )
+
+
+def test_operators_refuse_by_name_what_they_do_not_compute(
+    installed: BuiltBundle, made: Experts
+) -> None:
+    operators = torch.ops.nvgemm_aot
+    tensors = (made["x"], made["w_up"].mT, made["ends"])
+    for served, text in (
+        (KEPT, "keeps its product, which no operator gives: call nvgemm_runtime.grouped_mm"),
+        (GRADIENT,
+         "gives a gate's gradient, as no operator does: call nvgemm_runtime.grouped_mm"),
+    ):  # fmt: skip
+        id_ = id_of(installed, served)
+        for operator in (operators.grouped_gated_mm, operators.grouped_mm):
+            with pytest.raises(RuntimeError, match=f"kernel {id_[:12]} {text}"):
+                operator(*tensors, id_)
+
+
+def test_refuses_to_lose_a_gradient(made: Experts) -> None:
+    """They compute one, and have none themselves."""
+    product = forward(made, GATED)[:, : 2 * HIDDEN].requires_grad_()
+    with pytest.raises(RuntimeError, match="requires grad"):
+        backward(made, OF_GATE, product)
+
+
+def test_extras_say_what_is_read(made: Experts) -> None:
+    extras = ExtraOperands(offsets=made["ends"], gated=Epilogue.SWIGLU_HALVES_GRADIENT)
+    explained = nvgemm_runtime.explain(made["grad"], made["w_down"], extras=extras)
+    assert "swiglu_halves_gradient reads the product, and none is given" in str(explained)
