@@ -32,6 +32,10 @@ from .products import columns, owner_of_rows, rows
 _UP = ("w_up", "up_bias")
 """Arguments that may be pairs."""
 
+_WITH_AUTOCAST = ("cuda", "cpu")
+"""Kinds of devices that are asked whether autocast is on; Dynamo of torch 2.11 cannot trace the
+question whether a kind has it."""
+
 _ACTIVATIONS = {one.value: one for one in Activation}
 _ORDERS = {one.value: one for one in WeightOrder}
 
@@ -125,7 +129,7 @@ def experts(
     ends = offsets if counts is None else torch.cumsum(counts, 0, dtype=torch.int32)
     assert ends is not None
     kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+    if kind in _WITH_AUTOCAST and torch.is_autocast_enabled(kind):
         wanted = torch.get_autocast_dtype(kind)
         floating = {
             name: one if one is None or one.dtype is torch.float64 else one.to(wanted)

@@ -114,8 +114,10 @@ def gradients_by_kernel(
     up_rows: torch.Tensor | None,
 ) -> torch.Tensor | None:
     """Gradients of gates and ups, from that of the result, if a kernel serves."""
+    if not plan.uses_kernels or up_rows is not None or is_watched(grad):
+        return None  # before more is looked at: Dynamo of torch 2.11 does not iterate enumerations
     epilogue = plan.epilogue(GateForm.GRADIENT)
-    if up_rows is not None or epilogue is None or not plan.uses_kernels or is_watched(grad):
+    if epilogue is None:
         return None
     return gate_gradients(grad, w_down, offsets, gate_rows, epilogue)
 
