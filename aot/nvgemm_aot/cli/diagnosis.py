@@ -22,7 +22,12 @@ from nvgemm_runtime.matching.device import (
     host_platform,
     torch_cuda,
 )
-from nvgemm_runtime.matching.refusals import describe_device, process_refusal
+from nvgemm_runtime.matching.refusals import (
+    describe_device,
+    install_command,
+    process_refusal,
+    reinstall_command,
+)
 
 from ..providers import PROVIDERS, load_provider
 from ..providers.discovery import Offered, offered_providers
@@ -67,14 +72,10 @@ def diagnose() -> Document:
     so_far = len(problems)
     library = None if cuda is None else _attempt(lambda: find_runtime_library(cuda), problems)
     if cuda is not None and library is None and len(problems) == so_far:
-        problems.append(
-            f"{RUNTIME_LIBRARY} for {cuda} is missing; "
-            f"run: pip install nvidia-cutlass-dsl-libs-{cuda}"
-        )
+        problems.append(f"{RUNTIME_LIBRARY} for {cuda} is missing; run: {install_command(cuda)}")
     if library is not None and library.defect is not None:
         problems.append(
-            f"{library.path} cannot be loaded: {library.defect}; "
-            f"run: pip install --force-reinstall --no-deps nvidia-cutlass-dsl-libs-{cuda}"
+            f"{library.path} cannot be loaded: {library.defect}; run: {reinstall_command(library)}"
         )
     too_old = False
     if driver and cuda and _driver_is_older(driver, cuda):

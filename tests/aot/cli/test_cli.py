@@ -237,7 +237,7 @@ def test_verify_goes_on_after_a_file_that_is_no_bundle(directory: Path) -> None:
 
 
 def test_no_compiler(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for cached in (linker.compiler, linker.linker_version):
+    for cached in (linker.c_compiler, linker.linker_version):
         monkeypatch.setattr(linker, cached.__name__, cached.__wrapped__)
     monkeypatch.setenv("CC", "no-such-compiler")
     result = run("build", "some.yaml")
