@@ -9,7 +9,7 @@ from ..bundle.decode import UPGRADE
 from ..bundle.format import Header, Kernel
 from ..bundle.imported_symbols import FIRST_RELEASE, NEWEST_RUN, needed_symbols
 from ..errors import NvgemmError, one_line
-from ..gemm.target import CPU, CUDA_VERSIONS, Target, UnknownTarget
+from ..gemm.target import CPU, CUDA_VERSIONS, PLATFORMS, Target, UnknownTarget
 from .device import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 
 MAX_CLUSTER_SIZE = 16
@@ -135,13 +135,19 @@ def process_refusal(target: Target, platform: str, cuda: str | None) -> str | No
 def _platform_refusal(target: Target, platform: str) -> str | None:
     if target.platform == platform:
         return None
-    return f"built for platform {target.platform}, this is {platform}"
+    found = f"built for platform {target.platform}, this is {platform}"
+    if platform not in PLATFORMS:
+        return found
+    return f"{found}; install its wheel for {platform}, or build for platform: {platform}"
 
 
 def _cuda_refusal(target: Target, cuda: str | None) -> str | None:
     if target.cuda == cuda:
         return None
-    return f"built for {target.cuda}, torch uses {cuda or 'no CUDA'}"
+    found = f"built for {target.cuda}, torch uses {cuda or 'no CUDA'}"
+    if cuda not in CUDA_VERSIONS:
+        return found
+    return f"{found}; build for cuda: {cuda}, or install a torch for CUDA {target.cuda[2:]}"
 
 
 def library_refusal(
