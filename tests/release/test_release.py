@@ -66,8 +66,9 @@ def test_a_native_part_is_tried_out_in_the_wheel_and_not_where_one_is_installed(
     wheel = tmp_path / "whole.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for file in sorted((site / "nvgemm_runtime").rglob("*")):
-            if file.is_file() and "__pycache__" not in file.parts:
+            if file.is_file() and file.suffix == ".py":
                 archive.write(file, file.relative_to(site))
+        archive.writestr(runtime_wheel.NATIVE_PART, NATIVE_PART)
     runtime_wheel.try_out(wheel)
     empty = tmp_path / "empty.whl"
     with zipfile.ZipFile(empty, "w"):

@@ -52,8 +52,14 @@ def for_cuda(versions: Mapping[str, str], cuda: str) -> dict[str, str]:
     usual, wanted = (f"nvidia-cutlass-dsl-libs-{one}" for one in (CUDA_VERSIONS[0], cuda))
     if usual == wanted or usual not in versions:
         return dict(versions)
-    its = installed_versions([wanted], f"kernels for {cuda}")
-    return {**{name: one for name, one in versions.items() if name != usual}, **its}
+    try:
+        its = version(wanted)
+    except PackageNotFoundError as error:
+        raise ToolchainError(
+            f"cannot compile kernels for {cuda}: {wanted} is not installed; "
+            f"run: {install_command(cuda)}"
+        ) from error
+    return {**{name: one for name, one in versions.items() if name != usual}, wanted: its}
 
 
 def installed_versions(distributions: Iterable[str], kernels: str) -> dict[str, str]:

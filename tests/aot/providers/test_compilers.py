@@ -50,7 +50,9 @@ def test_a_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ToolchainError, match="pip install nvidia-cutlass-dsl-libs-cu11==4"):
         cute_setup.set_environment()
     versions = dict.fromkeys(cute_setup.DISTRIBUTIONS, "4.8.1")
-    with pytest.raises(ToolchainError, match="libs-cu11 is not installed"):
+    with pytest.raises(
+        ToolchainError, match=r"libs-cu11 is not installed; run: pip install .*cu11==4"
+    ):
         cute_setup.for_cuda(versions, "cu11")
 
 
