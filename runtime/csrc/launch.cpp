@@ -81,8 +81,9 @@ void InvokeForTheFirstTime(const KernelSpec& spec, const TVMFFIAny* arguments, i
     throw Failure(kDriverError,
                   Text("kernel ", ShortId(spec.id),
                        " cannot be loaded: a kernel failed to load in this process, and "
-                       "nvidia-cutlass-dsl-libs-cu13 before 4.8 loads none after that; run: "
-                       "pip install 'nvidia-cutlass-dsl-libs-cu13>=4.8'"));
+                       "libcute_dsl_runtime.so before 4.8 loads none after that; run: "
+                       "pip install 'nvidia-cutlass-dsl-libs-cu13>=4.8', or '-cu12>=4.8' beside a "
+                       "torch for CUDA 12"));
   }
   try {
     Invoke(spec, arguments, count);

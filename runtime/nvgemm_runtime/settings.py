@@ -185,7 +185,8 @@ VARIABLES = {
     ),
     TARGET_VARIABLE: (
         "The target of the recorded manifest, if not the GPU in use: `sm_90a`, `sm_100a`, "
-        "`sm_100f` or `sm_103a`."
+        "`sm_100f` or `sm_103a`. Platform and CUDA version are those of the process, unless named "
+        "too, as in `sm_90a-linux_aarch64-cu12`."
     ),
     KEEP_VARIABLE: (
         "`1`: keeps the choices of torch's own NVGEMM backend beside bundled kernels of the same "

@@ -54,7 +54,7 @@ def test_a_bundle_for_arm_is_refused_elsewhere_with_the_reason(
     monkeypatch.setenv("NVGEMM_AOT_BUNDLES", str(path))
     (found,) = Installation().bundles()
     said = f"built for platform linux_aarch64, this is {host_platform()}"
-    assert found.refusal(device_facts("cpu", 0)) == said
+    assert str(found.refusal(device_facts("cpu", 0))).startswith(said)
 
 
 def test_missing_programs_are_named_with_their_packages(

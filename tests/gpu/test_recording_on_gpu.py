@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from nvgemm_runtime.recording.recorder import Recorder, chosen_target
-from nvgemm_runtime.recording.text import Recording
+from nvgemm_runtime.matching.device import device_facts
+from nvgemm_runtime.recording.recorder import Recorder, recorded_target
+from nvgemm_runtime.recording.text import Recording, target_entry
 
 _PROGRAM = """
 import sys, torch
@@ -63,7 +63,9 @@ def record(directory: Path, program: str, mode: str) -> Recording:
     assert done.returncode == 0, done.stderr[-4000:]
     recording = Recorder(directory / "out.yaml").read()
     assert not recording.others
-    assert recording.targets == {chosen_target(torch.cuda.get_device_capability())}
+    facts = device_facts("cuda", 0)
+    target = recorded_target(facts.capability, facts.platform, facts.cuda)
+    assert recording.targets == {target_entry(target)}
     return recording
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from nvgemm_aot.build.linker import compiler
+from nvgemm_aot.build.linker import c_compiler
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.launch import native
 from nvgemm_runtime.launch.native import ABI
@@ -150,7 +150,7 @@ def test_a_library_of_another_version_is_named(
         "int __tvm_ffi_abi(void *self, void *arguments, int count, int *result)"
         "{ result[0] = 1; result[2] = 99; result[3] = 0; return 0; }"
     )
-    command = [*compiler(), "-shared", "-fPIC", "-o", tmp_path / "_native.so", source]
+    command = [*c_compiler(), "-shared", "-fPIC", "-o", tmp_path / "_native.so", source]
     subprocess.run(command, check=True)
     with pytest.raises(ToolchainError, match=f"operators of version 99, this package needs {ABI}"):
         _load_from(tmp_path, monkeypatch)

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from nvgemm_aot.manifest.parse import load_manifest
 from repository import ROOT
 
 SCRIPT = ROOT / "wheels" / "release"
-NATIVE_PART = (Path(nvgemm_runtime.__file__).parent / "_native.so").read_bytes()
+NATIVE_PART = files("nvgemm_runtime").joinpath("_native.so").read_bytes()
 HERE = "x86_64" if NATIVE_PART[18] == 62 else "aarch64"  # e_machine
 ELSEWHERE = "aarch64" if HERE == "x86_64" else "x86_64"
 SBOM = {
@@ -65,8 +66,9 @@ def test_a_native_part_is_tried_out_in_the_wheel_and_not_where_one_is_installed(
     wheel = tmp_path / "whole.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for file in sorted((site / "nvgemm_runtime").rglob("*")):
-            if file.is_file() and "__pycache__" not in file.parts:
+            if file.is_file() and file.suffix == ".py":
                 archive.write(file, file.relative_to(site))
+        archive.writestr(runtime_wheel.NATIVE_PART, NATIVE_PART)
     runtime_wheel.try_out(wheel)
     empty = tmp_path / "empty.whl"
     with zipfile.ZipFile(empty, "w"):
@@ -181,10 +183,10 @@ def test_a_ready_made_manifest_is_valid_for_every_target(name: str, tmp_path: Pa
     }
 
 
-def test_targets_on_arm_are_for_its_gpus_unless_one_is_named() -> None:
+def test_targets_are_for_every_platform_and_keep_a_device_that_is_named() -> None:
     targets = ["sm_100f", "sm_90a", {"arch": "sm_90a", "device": "H100", "cuda": "cu12"}]
     assert kernel_wheels.expand_targets(targets, ["aarch64", "x86_64"], ["cu13"]) == [
-        {"arch": "sm_100f", "device": "GB200", "platform": "linux_aarch64", "cuda": "cu13"},
+        {"arch": "sm_100f", "platform": "linux_aarch64", "cuda": "cu13"},
         {"arch": "sm_100f", "platform": "linux_x86_64", "cuda": "cu13"},
         {"arch": "sm_90a", "platform": "linux_aarch64", "cuda": "cu13"},
         {"arch": "sm_90a", "platform": "linux_x86_64", "cuda": "cu13"},

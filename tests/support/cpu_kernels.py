@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from nvgemm_aot.build.linker import compiler
+from nvgemm_aot.build.linker import c_compiler
 from nvgemm_runtime.bundle.calling_convention import (
     CLUSTERS,
     MNKL,
@@ -225,7 +225,7 @@ def load(
     path = directory / f"{name}.so"
     if not path.exists():
         path.with_suffix(".c").write_text(text)
-        command = [*compiler(), "-std=c99", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
+        command = [*c_compiler(), "-std=c99", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
         command += ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unused-variable"]
         subprocess.run([*command, "-o", path, path.with_suffix(".c")], check=True)
     import tvm_ffi

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import cpu_kernels
-from nvgemm_aot.build.linker import compiler
+from nvgemm_aot.build.linker import c_compiler
 from nvgemm_aot.build.pipeline import BuiltBundle, build
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.providers import Candidate, Enumeration, Rejection
@@ -142,7 +142,7 @@ class CpuProvider:
         )
         with tempfile.TemporaryDirectory() as directory:
             (Path(directory) / "kernel.c").write_text(text)
-            command = [*compiler(), *_FLAGS, "-c", "-o", "kernel.o", "kernel.c"]
+            command = [*c_compiler(), *_FLAGS, "-c", "-o", "kernel.o", "kernel.c"]
             done = subprocess.run(
                 command, cwd=directory, capture_output=True, text=True, check=False
             )
@@ -212,7 +212,7 @@ class TimingDependent(CpuProvider):
 
 @functools.cache
 def _compiler_version() -> str:
-    done = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run([*c_compiler(), "--version"], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[0]
 
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import tvm_ffi
 
 from forked_scripts import ForkedScripts, forked_scripts
-from nvgemm_aot.build.linker import compiler
+from nvgemm_aot.build.linker import c_compiler
 
 _SOURCE = r"""
 #include <stdlib.h>
@@ -130,7 +130,7 @@ class FakeDriver:
 def fake_driver(directory: Path) -> Iterator[FakeDriver]:
     """Compile the driver into a directory, and run scripts with it."""
     (directory / "driver.c").write_text(_SOURCE)
-    command = [*compiler(), "-shared", "-fPIC", "-o", directory / "libcuda.so.1"]
+    command = [*c_compiler(), "-shared", "-fPIC", "-o", directory / "libcuda.so.1"]
     subprocess.run([*command, directory / "driver.c"], check=True)
     with forked_scripts(_IMPORTS, environment=_environment(directory)) as scripts:
         yield FakeDriver(directory, scripts)

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from nvgemm_aot.build.linker import compiler
+from nvgemm_aot.build.linker import c_compiler
 from nvgemm_aot.providers import Candidate, Enumeration, Rejection
 from nvgemm_aot.providers.base import INTERFACE_VERSION, BlockShape, RuntimeModel
 from nvgemm_aot.providers.heuristics import MatmulHeuristics
@@ -136,7 +136,7 @@ class FakeProvider:
             source = Path(directory) / "kernel.c"
             source.write_text(SOURCE.format(number=number))
             subprocess.run(
-                [*compiler(), "-c", "-O1", "-fPIC", "-o", "kernel.o", "kernel.c"],
+                [*c_compiler(), "-c", "-O1", "-fPIC", "-o", "kernel.o", "kernel.c"],
                 cwd=directory,
                 check=True,
             )

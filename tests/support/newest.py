@@ -42,6 +42,12 @@ PAIRS = (
     "python3 tests/gpu/versions.py run pairs  # on the GPU, without a network",
 )
 
+WITHOUT_TORCH = (
+    "build/newest/bin/nvgemm-aot build tests/gpu/cuda12.yaml --out build/newest/cuda12",
+    "build/newest/bin/python tests/gpu/cuda12.py prepare cuda12 build/newest/cuda12/*.nvgemm",
+    "python3 tests/gpu/cuda12.py run cuda12  # on the GPU, without torch and a network",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
@@ -84,8 +90,14 @@ LIBRARY = Steps(
     places=(
         "tests/gpu/versions.py: LIBRARY, before the pairs are prepared",
         "runtime/nvgemm_runtime/bundle/imported_symbols.py: NEWEST_RUN",
+        "runtime/nvgemm_runtime/matching/refusals.py: _RANGE",
         "docs/guide/installing.md: what was run",
     ),
+)
+LIBRARY_12 = Steps(
+    cpu=(ENVIRONMENT, ALL_TESTS, *COMPILE),
+    gpu=WITHOUT_TORCH,
+    places=("tests/gpu/cuda12.py: LIBRARY, before it is prepared", *LIBRARY.places[1:]),
 )
 COMPILER = Steps(
     cpu=(ENVIRONMENT, ALL_TESTS, *COMPILE),
@@ -115,7 +127,7 @@ DEPENDENCIES = (
     # Compiler and libraries require each other in equal versions.
     Dependency(name=_DSL, steps=COMPILER, install=f"{_DSL}[cu13]", family=_DSL),
     Dependency(name=f"{_DSL}-libs-cu13", steps=LIBRARY, install=f"{_DSL}[cu13]", family=_DSL),
-    Dependency(name=f"{_DSL}-libs-cu12", steps=LIBRARY, install=f"{_DSL}[cu12,cu13]", family=_DSL),
+    Dependency(name=f"{_DSL}-libs-cu12", steps=LIBRARY_12, install=f"{_DSL}[cu13]", family=_DSL),
     Dependency(name="nvidia-cutlass-operators", steps=COMPILER),
     Dependency(name="quack-kernels", steps=COMPILER),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from nvgemm_aot.build.linker import compiler
+from nvgemm_aot.build.linker import c_compiler
 from nvgemm_aot.verify.host_object import NEEDED_LIBRARIES
 
 BASE_FLAGS = ("-shared", "-nostdlib", "-fPIC", "-O1", "-Wl,--build-id=none", "-Wl,-s")
@@ -26,10 +26,10 @@ def shared_object(
     """Compile a shared object that names ``libraries``, of which empty ones are made, as needed."""
     (folder / "payload.c").write_text(source)
     for name in libraries:
-        stub = [*compiler(), *BASE_FLAGS, f"-Wl,-soname,{name}", "-x", "c", "/dev/null"]
+        stub = [*c_compiler(), *BASE_FLAGS, f"-Wl,-soname,{name}", "-x", "c", "/dev/null"]
         subprocess.run([*stub, "-o", name], check=True, cwd=folder)
     link = ["-Wl,--no-as-needed", f"-L{folder}", *(f"-l:{name}" for name in sorted(libraries))]
-    command = [*compiler(), *BASE_FLAGS, *flags, "-o", "payload.so", "payload.c", *link]
+    command = [*c_compiler(), *BASE_FLAGS, *flags, "-o", "payload.so", "payload.c", *link]
     subprocess.run(command, check=True, cwd=folder)
     return (folder / "payload.so").read_bytes()
 

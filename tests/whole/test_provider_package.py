@@ -31,7 +31,7 @@ def test_the_command_builds_its_kernels_and_states_its_version(built_package: Bu
         assert kernel.provider == "tiny_gemm"
         assert kernel.alignment_bytes == 2
         assert bundle.header.toolchain["nvgemm-tiny-gemm"] == "1.0"
-    with ZipFile(built_package.document["wheel"]["path"]) as wheel:
+    with ZipFile(built_package.document["wheels"][0]["path"]) as wheel:
         assert any(name.endswith(".nvgemm") for name in wheel.namelist())
 
 

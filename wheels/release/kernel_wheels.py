@@ -35,9 +35,6 @@ EXAMPLES = ("hgemm-1000", "quickstart")
 CUDAS = ("cu12", "cu13")
 """CUDA versions of targets."""
 
-USUAL_DEVICE_ON_ARM = {"sm_100f": "GB200", "sm_100a": "GB200", "sm_103a": "GB300"}
-"""By architecture: the GPU that stands beside Arm processors, where a manifest names none."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class KernelWheels:
@@ -109,13 +106,8 @@ def expand_targets(
     for target in targets:
         entry = {"arch": target} if isinstance(target, str) else target
         for processor in processors:
-            device = entry.get("device")
-            if device is None and processor == "aarch64":
-                device = USUAL_DEVICE_ON_ARM.get(entry["arch"])
-            named = {} if device is None else {"device": device}
             for cuda in cudas:
-                platform = f"linux_{processor}"
-                row = {"arch": entry["arch"], **named, "platform": platform, "cuda": cuda}
+                row = {**entry, "platform": f"linux_{processor}", "cuda": cuda}
                 if row not in expanded:
                     expanded.append(row)
     return expanded

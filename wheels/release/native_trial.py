@@ -6,20 +6,37 @@ wheel's C++ library to torch's.
 
 from __future__ import annotations
 
+import os
 import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
 
-import torch
 
-import nvgemm_runtime
-from nvgemm_runtime.launch import native
+def main() -> None:
+    """Print which installation was found; try it if it is the wheel's."""
+    # An editable installation has a finder of its own, which would come before the path.
+    sys.meta_path.insert(0, PathFinder)
 
-native.load()
-operand = torch.zeros(2, 2)
-try:
-    torch.ops.nvgemm_aot.mm(operand, operand, "0" * 64)
-except RuntimeError as error:
-    if "no kernel" not in str(error):
-        raise
-else:
-    sys.exit("an operator did not fail without its kernel")
-sys.stdout.write(nvgemm_runtime.__file__)
+    import torch
+
+    import nvgemm_runtime
+
+    sys.stdout.write(nvgemm_runtime.__file__)
+    if not Path(nvgemm_runtime.__file__).is_relative_to(os.environ["PYTHONPATH"]):
+        return
+
+    from nvgemm_runtime.launch import native
+
+    native.load()
+    operand = torch.zeros(2, 2)
+    try:
+        torch.ops.nvgemm_aot.mm(operand, operand, "0" * 64)
+    except RuntimeError as error:
+        if "no kernel" not in str(error):
+            raise
+    else:
+        sys.exit("an operator did not fail without its kernel")
+
+
+if __name__ == "__main__":
+    main()

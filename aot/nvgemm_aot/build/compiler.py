@@ -22,7 +22,7 @@ from nvgemm_runtime.settings import COMPILE_TIMEOUT_VARIABLE
 from ..providers import (
     Candidate,
     Provider,
-    cute_dsl,
+    cute_setup,
     load_provider,
     parts_of,
     recipe_of,
@@ -54,7 +54,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compiler:
+class ProcessKind:
     """What a compiler process works for, and no other: a provider, and a CUDA version."""
 
     provider: str
@@ -77,9 +77,9 @@ class Task:
     key: str
 
     @property
-    def compiler(self) -> Compiler:
+    def process_kind(self) -> ProcessKind:
         """What its compiler process works for."""
-        return Compiler(provider=self.candidate.provider, cuda=self.target.target.cuda)
+        return ProcessKind(provider=self.candidate.provider, cuda=self.target.target.cuda)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +239,7 @@ Worked = tuple[Task, TaskResult | WorkerDied]
 
 
 class WorkersOfProviders:
-    """Compiler processes, those of one `Compiler` after those of another; a context manager.
+    """Compiler processes, those of one `ProcessKind` after those of another; a context manager.
 
     A process works for one provider alone: a library may change the compiler for all code of the
     process that imports it, and what a kernel becomes must not depend on what came before it. And
@@ -251,10 +251,10 @@ class WorkersOfProviders:
         first: That whose processes are started at once.
     """
 
-    def __init__(self, cache: Cache, jobs: int, first: Compiler) -> None:
+    def __init__(self, cache: Cache, jobs: int, first: ProcessKind) -> None:
         self._cache = cache
         self._jobs = jobs
-        self._compiler = first
+        self._kind = first
         self._workers = start_workers(cache, jobs, first)
 
     def __enter__(self) -> WorkersOfProviders:
@@ -265,17 +265,17 @@ class WorkersOfProviders:
 
     def run(self, items: Sequence[Task], /) -> Iterator[Worked]:
         """Work on all tasks; see `Workers.run`."""
-        wanted = dict.fromkeys(task.compiler for task in items)
-        for compiler in sorted(wanted, key=lambda one: one != self._compiler):
-            if compiler != self._compiler:
+        wanted = dict.fromkeys(task.process_kind for task in items)
+        for kind in sorted(wanted, key=lambda one: one != self._kind):
+            if kind != self._kind:
                 self._workers.__exit__()
-                self._workers = start_workers(self._cache, self._jobs, compiler)
-                self._compiler = compiler
-            groups = of_one_device_code(task for task in items if task.compiler == compiler)
+                self._workers = start_workers(self._cache, self._jobs, kind)
+                self._kind = kind
+            groups = of_one_device_code(task for task in items if task.process_kind == kind)
             try:
                 yield from self._run_groups(groups)
             except WorkersCannotStart as error:
-                raise WorkersCannotStart(f"those of {compiler}: {error}") from error
+                raise WorkersCannotStart(f"those of {kind}: {error}") from error
 
     def _run_groups(self, groups: Sequence[tuple[Task, ...]]) -> Iterator[Worked]:
         """Work on all groups; where a process dies of several tasks, on each of these by itself."""
@@ -307,12 +307,12 @@ CompilerProcesses = Workers[tuple[Task, ...], tuple[TaskResult, ...]]
 """Processes that each do the tasks of one device code at a time."""
 
 
-def start_workers(cache: Cache, jobs: int, compiler: Compiler) -> CompilerProcesses:
+def start_workers(cache: Cache, jobs: int, kind: ProcessKind) -> CompilerProcesses:
     """Start compiler processes, which import the compiler at once."""
     return Workers(
         jobs,
         functools.partial(_run_tasks, directory=cache.directory),
-        functools.partial(_prepare_worker, compiler, cache.directory),
+        functools.partial(_prepare_worker, kind, cache.directory),
         compile_limit_seconds(),
     )
 
@@ -352,7 +352,7 @@ def compile_all(
     with contextlib.ExitStack() as stack:
         if workers is None:
             count = min(jobs, len(missing))
-            started = WorkersOfProviders(cache, count, missing[0].compiler)
+            started = WorkersOfProviders(cache, count, missing[0].process_kind)
             workers = stack.enter_context(started)
         for done, (task, outcome) in enumerate(_results(workers, missing), start=1):
             if outcome.failure is not None:
@@ -403,10 +403,10 @@ def death_text(death: WorkerDied) -> str:
     return f"the compiler process died {death}"
 
 
-def _prepare_worker(compiler: Compiler, directory: Path) -> None:
+def _prepare_worker(kind: ProcessKind, directory: Path) -> None:
     _keep_temporary_files_private(directory)
-    cute_dsl.choose_compiler(compiler.cuda)
-    _worker_provider(compiler.provider).prepare()
+    cute_setup.choose_cuda(kind.cuda)
+    _worker_provider(kind.provider).prepare()
 
 
 def _keep_temporary_files_private(directory: Path) -> None:

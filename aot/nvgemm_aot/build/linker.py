@@ -22,6 +22,7 @@ from nvgemm_runtime.errors import LinkError, ToolchainError
 from nvgemm_runtime.gemm.target import CPU, CUDA_VERSIONS, PLATFORMS, Target
 from nvgemm_runtime.matching.device import FFI_LIBRARY, RUNTIME_LIBRARY
 
+from ..providers import cute_setup
 from ..verify.elf import MalformedElfError
 from ..verify.host_object import MACHINES, PAGE_BYTES, object_machine, require_host_object
 
@@ -51,11 +52,11 @@ its output, and cache keys do not cover them."""
 
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
 
-_COMPILERS = ("cc", "gcc", "clang")
+_C_COMPILERS = ("cc", "gcc", "clang")
 
 
 @functools.cache
-def compiler() -> tuple[str, ...]:
+def c_compiler() -> tuple[str, ...]:
     """The system's C compiler driver with its arguments: ``$CC``, else the first of cc, gcc, clang.
 
     Raises:
@@ -70,12 +71,12 @@ def compiler() -> tuple[str, ...]:
         if program is None:
             raise ToolchainError(f"CC={named}: no such program; unset CC or name a C compiler")
         return (os.path.abspath(program), *words[1:])  # noqa: PTH100
-    for name in _COMPILERS:
+    for name in _C_COMPILERS:
         program = shutil.which(name)
         if program is not None:
             return (os.path.abspath(program),)  # noqa: PTH100
     raise ToolchainError(
-        f"no C compiler: none of {', '.join(_COMPILERS)} is on PATH and CC is not set; "
+        f"no C compiler: none of {', '.join(_C_COMPILERS)} is on PATH and CC is not set; "
         "install one (Debian: apt-get install gcc) or set CC"
     )
 
@@ -115,7 +116,7 @@ def linker_of(platform: str) -> Linker:
     """
     if platform == PLATFORMS[0]:
         remedy = "install the linker (Debian: apt-get install binutils) or set CC"
-        return Linker(command=compiler(), own=1, is_driver=True, remedy=remedy)
+        return Linker(command=c_compiler(), own=1, is_driver=True, remedy=remedy)
     if importlib.util.find_spec("ziglang") is None:
         raise ToolchainError(
             f"cannot link kernels for {platform}: LLVM's linker, which the package ziglang brings, "
@@ -190,30 +191,28 @@ def library_directories(target: Target) -> tuple[Path, ...]:
     """
     stubs = _STUBS.get(target.platform)
     folder = f"{target.cuda}/lib" + (f"/stubs/{stubs}" if stubs else "")
-    wanted = [
-        (
-            "nvidia_cutlass_dsl",
-            folder,
-            RUNTIME_LIBRARY,
-            f"nvidia-cutlass-dsl[{target.cuda}]"
-            if target.cuda == CUDA_VERSIONS[0]
-            else f"nvidia-cutlass-dsl-libs-{target.cuda}",
-        )
-    ]
+    wanted = [("nvidia_cutlass_dsl", folder, RUNTIME_LIBRARY)]
     if not stubs:
-        wanted.append(("tvm_ffi", "lib", FFI_LIBRARY, "apache-tvm-ffi"))
+        wanted.append(("tvm_ffi", "lib", FFI_LIBRARY))
     found = []
-    for package, subdirectory, library, distribution in wanted:
+    for package, subdirectory, library in wanted:
         spec = importlib.util.find_spec(package)
         roots = [Path(root) for root in (spec and spec.submodule_search_locations) or ()]
         places = [root / subdirectory for root in roots if (root / subdirectory / library).exists()]
         if not places:
             searched = ", ".join(str(root / subdirectory) for root in roots) or "no such package"
             raise ToolchainError(
-                f"{library} not found (searched: {searched}); run: pip install '{distribution}'"
+                f"{library} for {target.key} not found (searched: {searched}); "
+                f"run: {_install_command(library, target.cuda)}"
             )
         found.append(places[0])
     return tuple(found)
+
+
+def _install_command(library: str, cuda: str) -> str:
+    if library == RUNTIME_LIBRARY and cuda != CUDA_VERSIONS[0]:
+        return cute_setup.install_command(cuda)
+    return "pip install 'nvgemm-aot[build]'"
 
 
 def link(relocatable: bytes, calling_convention: str, target: Target) -> bytes:

@@ -26,9 +26,9 @@ from ..storage.files import remove_file, require_writable
 from ..targets import BuildTarget
 from .assemble import PlannedTarget, build_key, compile_and_assemble, toolchain
 from .compiler import (
-    Compiler,
     Failure,
     KernelWorkers,
+    ProcessKind,
     Progress,
     WorkersOfProviders,
     default_jobs,
@@ -205,7 +205,7 @@ def build(
         manifest: What to build.
         out_dir: Where bundles go, as ``<manifest name>-<target>.nvgemm``.
         cache: Build cache. One in which others could change kernels is not used, with a warning.
-        jobs: Compiler processes; by default as many as fit on this machine.
+        jobs: ProcessKind processes; by default as many as fit on this machine.
         strict: Whether one kernel that does not compile, or one problem that a target has no
             operator for, fails the build.
         provider: Where kernels come from; by default those that the manifest names.
@@ -233,7 +233,7 @@ def build(
                 WorkersOfProviders(
                     cache,
                     count,
-                    Compiler(
+                    ProcessKind(
                         provider=parts_of(source)[0].name, cuda=manifest.targets[0].target.cuda
                     ),
                 )

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..build.assemble import PlannedTarget
     from ..build.pipeline import BuildResult, MeasuredTarget
     from ..build.plan import RejectionSink, Unserved
+    from ..manifest.parse import Manifest
     from ..providers import Rejection
 
 Document = dict[str, Any]
@@ -63,8 +64,10 @@ Document = dict[str, Any]
 @click.option(
     "--prune", is_flag=True, help="Keep only kernels that win a problem or are in a dispatch table."
 )
-@click.option("--wheel", is_flag=True, help="Also pack the bundles into a wheel.")
-@click.option("--wheel-version", help="Version of the wheel; default is nvgemm-aot's own.")
+@click.option(
+    "--wheel", is_flag=True, help="Also pack the bundles into a wheel, or one for each platform."
+)
+@click.option("--wheel-version", help="Version of the wheels; default is nvgemm-aot's own.")
 @cache_option("Build cache")
 @json_option
 def build(
@@ -121,7 +124,7 @@ def build(
         require_served(pipeline.without_operator(planned), 1 if strict else len(planned))
         return
     if wheel:
-        from ..bundle.wheel import identify, write_wheel
+        from ..bundle.wheel import identify
 
         identify(declared.name, wheel_version or __version__)  # refused before time is spent
     with report_progress("Compiling") as report, keep_stdout():
@@ -137,17 +140,30 @@ def build(
         )
     document = {**build_document(result), "rankings": [str(file) for file in files]}
     if wheel:
-        document["wheel"] = file_document(
-            write_wheel(
-                [bundle.path for bundle in result.bundles],
-                name=declared.name,
-                version=wheel_version or __version__,
-                out_dir=out,
-                summary=declared.description or None,
-            )
-        )
+        document["wheels"] = _pack(result, declared, wheel_version or __version__, out)
     print_result(document, build_text, as_json=as_json)
     require_served(result.unserved, len(declared.targets))
+
+
+def _pack(result: BuildResult, manifest: Manifest, version: str, out: Path) -> list[Document]:
+    """Pack the bundles of each platform into a wheel, for pip takes a wheel of one platform."""
+    from ..bundle.wheel import write_wheel
+
+    by_platform: dict[str, list[Path]] = {}
+    for bundle in result.bundles:
+        by_platform.setdefault(bundle.header.target.platform, []).append(bundle.path)
+    return [
+        file_document(
+            write_wheel(
+                paths,
+                name=manifest.name,
+                version=version,
+                out_dir=out,
+                summary=manifest.description or None,
+            )
+        )
+        for paths in by_platform.values()
+    ]
 
 
 def _rankings_files(given: Sequence[Path], name: str, is_shipped: bool) -> list[Path]:
@@ -391,7 +407,6 @@ def build_text(document: Document) -> str:
         for path in document["removed"]
     )
     lines += [*_unserved_lines(document), *_measured_lines(document)]
-    if "wheel" in document:
-        lines.append(file_text(document["wheel"]))
+    lines += map(file_text, document.get("wheels", ()))
     lines.append(f"{document['compiled']} kernels compiled now")
     return "\n".join(lines)

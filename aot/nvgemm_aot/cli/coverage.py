@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..targets import DEFAULT_DEVICE
-from .options import ANY_PATH, json_option
+from nvgemm_runtime.gemm.target import TargetName
+
+from .options import ANY_PATH, TargetNameParam, json_option
 from .printing import percent_text, print_result, table
 
 if TYPE_CHECKING:
     from ..manifest.parse import Manifest
+    from ..targets import BuildTarget
     from ..workload.coverage import GemmCoverage, TargetCoverage, Weight
 
 Document = dict[str, Any]
@@ -48,10 +50,11 @@ class _Percent(click.ParamType):  # type: ignore[type-arg]
 @click.argument("bundles", type=ANY_PATH, nargs=-1)
 @click.option(
     "--target",
-    "archs",
-    type=click.Choice(sorted(DEFAULT_DEVICE)),
+    "names",
+    type=TargetNameParam(),
     multiple=True,
-    help="Look at this architecture, on its usual GPU, and not at the manifest's targets.",
+    help="Look at this architecture, on its usual GPU, in place of the manifest's; for the "
+    "manifest's platforms and CUDA versions, unless named too, as in sm_90a-linux_aarch64-cu12.",
 )
 @click.option(
     "--by",
@@ -74,7 +77,7 @@ class _Percent(click.ParamType):  # type: ignore[type-arg]
 def coverage(
     manifest: Path,
     bundles: tuple[Path, ...],
-    archs: tuple[str, ...],
+    names: tuple[TargetName, ...],
     by: str,
     fail_under: Decimal | None,
     declared_only: bool,
@@ -94,7 +97,7 @@ def coverage(
 
     if declared_only and fail_under is None:
         raise click.UsageError("--declared-only goes with --fail-under")
-    recorded, undeclarable = _read_manifest(manifest, archs)
+    recorded, undeclarable = _read_manifest(manifest, names)
     views, unusable = (read_bundles(bundles), []) if bundles else installed_bundles()
     weight = Weight(by)
     targets = cover(
@@ -118,21 +121,37 @@ def coverage(
 
 
 def _read_manifest(
-    manifest: Path, archs: tuple[str, ...]
+    manifest: Path, names: tuple[TargetName, ...]
 ) -> tuple[Manifest, tuple[GemmCoverage, ...]]:
     """Read a manifest and, of a recording, the GEMMs that it cannot declare."""
     from ..manifest.parse import parse_manifest
     from ..manifest.shipped import find_manifest
     from ..manifest.source import read_text
-    from ..targets import build_target
     from ..workload.coverage import read_undeclarable
 
     path = find_manifest(manifest)
     text = read_text(path)  # only once, as it may be a pipe
     recorded = parse_manifest(path, text)
-    if archs:
-        recorded = replace(recorded, targets=tuple(map(build_target, sorted(set(archs)))))
+    if names:
+        recorded = replace(recorded, targets=_named_targets(names, recorded.targets))
     return recorded, read_undeclarable(text)
+
+
+def _named_targets(
+    names: Sequence[TargetName], declared: Sequence[BuildTarget]
+) -> tuple[BuildTarget, ...]:
+    """Each named target; what a name leaves open, as in each of the declared ones."""
+    from ..targets import build_target
+
+    wanted = {
+        name.resolve(platform=one.target.platform, cuda=one.target.cuda)
+        for name in names
+        for one in declared
+    }
+    return tuple(
+        build_target(target.arch, platform=target.platform, cuda=target.cuda)
+        for target in sorted(wanted)
+    )
 
 
 def coverage_document(

@@ -12,9 +12,9 @@ from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.support import unavailable
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
-from nvgemm_runtime.recording.text import gemm_line
+from nvgemm_runtime.recording.text import gemm_line, target_entry
 
-from ..targets import DEFAULT_DEVICE, BuildTarget, build_target
+from ..targets import BuildTarget, usual_device
 from ..workload.coverage import (
     SERVED,
     GemmCoverage,
@@ -82,16 +82,15 @@ def _explain_shortfall(
 
 def _target_entry(target: BuildTarget) -> str:
     """The entry under ``targets`` that declares a target, on one line."""
-    arch, device = target.target.arch, target.device.name
-    entry = {"arch": arch}
-    if device != DEFAULT_DEVICE[arch]:
-        entry["device"] = device
-    if build_target(**entry).target.platform != target.target.platform:
-        entry["platform"] = target.target.platform
-    if target.target.cuda != Target.cuda:
-        entry["cuda"] = target.target.cuda
-    words = ", ".join(f"{key}: {value}" for key, value in entry.items())
-    return arch if len(entry) == 1 else f"{{{words}}}"
+    built, device = target.target, target.device.name
+    if device == usual_device(built.arch, built.platform):
+        return target_entry(built)
+    entry = {"arch": built.arch, "device": device}
+    if target.device.platform != built.platform:
+        entry["platform"] = built.platform
+    if built.cuda != Target.cuda:
+        entry["cuda"] = built.cuda
+    return f"{{{', '.join(f'{key}: {value}' for key, value in entry.items())}}}"
 
 
 def _problem_to_declare(gemm: GemmCoverage, arch: str) -> Problem | None:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
+from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.errors import NvgemmError, ToolchainError
+from nvgemm_runtime.gemm.target import CPU, CUDA_VERSIONS
 from nvgemm_runtime.installed.registry import INSTALLATION, FoundBundle
 from nvgemm_runtime.launch import native
 from nvgemm_runtime.matching.device import (
@@ -18,11 +20,18 @@ from nvgemm_runtime.matching.device import (
     DeviceFacts,
     RuntimeLibrary,
     device_facts,
+    find_ffi_exports,
     find_runtime_library,
     host_platform,
     torch_cuda,
 )
-from nvgemm_runtime.matching.refusals import describe_device, process_refusal
+from nvgemm_runtime.matching.refusals import (
+    describe_device,
+    install_command,
+    library_refusal,
+    process_refusal,
+    reinstall_command,
+)
 
 from ..providers import PROVIDERS, load_provider
 from ..providers.discovery import Offered, offered_providers
@@ -63,18 +72,18 @@ def diagnose() -> Document:
         )
     cuda = _attempt(torch_cuda, problems) if versions["torch"] else None
     if versions["torch"] and cuda is None:
-        problems.append("torch is a CPU build, or broken; install one with CUDA")
+        versions_of = " or ".join(one.removeprefix("cu") for one in CUDA_VERSIONS)
+        problems.append(
+            f"torch {versions['torch']} is a CPU build, or broken; install one for CUDA "
+            f"{versions_of}"
+        )
     so_far = len(problems)
     library = None if cuda is None else _attempt(lambda: find_runtime_library(cuda), problems)
     if cuda is not None and library is None and len(problems) == so_far:
-        problems.append(
-            f"{RUNTIME_LIBRARY} for {cuda} is missing; "
-            f"run: pip install nvidia-cutlass-dsl-libs-{cuda}"
-        )
+        problems.append(f"{RUNTIME_LIBRARY} for {cuda} is missing; run: {install_command(cuda)}")
     if library is not None and library.defect is not None:
         problems.append(
-            f"{library.path} cannot be loaded: {library.defect}; "
-            f"run: pip install --force-reinstall --no-deps nvidia-cutlass-dsl-libs-{cuda}"
+            f"{library.path} cannot be loaded: {library.defect}; run: {reinstall_command(library)}"
         )
     too_old = False
     if driver and cuda and _driver_is_older(driver, cuda):
@@ -88,7 +97,7 @@ def diagnose() -> Document:
     if driver and cuda and not devices and not too_old:
         problems.append("torch sees no GPU; is CUDA_VISIBLE_DEVICES empty?")
     found = _attempt(INSTALLATION.bundles, problems)
-    bundles = [_bundle_document(one, devices, cuda) for one in found or ()]
+    bundles = [_bundle_document(one, devices, cuda, library) for one in found or ()]
     if found is not None:
         problems += _bundle_problems(bundles, devices)
     offered = _attempt(offered_providers, problems) or ()
@@ -172,7 +181,10 @@ def _gpus() -> tuple[DeviceFacts, ...]:
 
 
 def _bundle_document(
-    found: FoundBundle, devices: tuple[DeviceFacts, ...], cuda: str | None
+    found: FoundBundle,
+    devices: tuple[DeviceFacts, ...],
+    cuda: str | None,
+    library: RuntimeLibrary | None,
 ) -> Document:
     header = found.bundle and found.bundle.header
     return {
@@ -181,11 +193,19 @@ def _bundle_document(
         "target": header.target.key if header else None,
         "kernels": len(header.kernels) if header else 0,
         "problem": found.problem,
-        "process_refusal": process_refusal(header.target, host_platform(), cuda)
-        if header
-        else None,
+        "process_refusal": _process_refusal(header, cuda, library) if header else None,
         "refusals": [found.refusal(facts) for facts in devices],
     }
+
+
+def _process_refusal(
+    header: Header, cuda: str | None, library: RuntimeLibrary | None
+) -> str | None:
+    """Why no GPU of this process can run a bundle; a missing library is a problem of its own."""
+    reason = process_refusal(header.target, host_platform(), cuda)
+    if reason is not None or header.target.arch == CPU or library is None or library.defect:
+        return reason
+    return library_refusal(header, library, find_ffi_exports())
 
 
 def _bundle_problems(bundles: list[Document], devices: tuple[DeviceFacts, ...]) -> list[str]:

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from nvgemm_runtime.gemm.target import TargetName
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 ANY_PATH = click.Path(path_type=Path)
@@ -36,6 +38,23 @@ def out_directory_option(text: str) -> Callable[[Command], Command]:
         show_default=True,
         help=text,
     )
+
+
+class TargetNameParam(click.ParamType):  # type: ignore[type-arg]
+    """A target by its architecture, alone or with platform and CUDA version; see `TargetName`."""
+
+    name = "target"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> TargetName:
+        """Read the text."""
+        if isinstance(value, TargetName):
+            return value
+        try:
+            return TargetName.parse(str(value))
+        except ValueError as error:
+            self.fail(f"nothing builds for {str(value)[:40]!r}; {error}", param, ctx)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]

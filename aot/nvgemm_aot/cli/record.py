@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvgemm_runtime.recording.text import TARGETS
+from nvgemm_runtime.gemm.target import TargetName
 
-from .options import ANY_PATH
+from .options import ANY_PATH, TargetNameParam
 from .printing import count_text
 
 if TYPE_CHECKING:
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--target",
-    type=click.Choice(sorted(TARGETS, key=lambda arch: (len(arch), arch))),
-    help="What to build for. Default: the GPU that GEMMs are met on; sm_100f where there is none.",
+    type=TargetNameParam(),
+    help="What to build for: an architecture, for platform and CUDA version of COMMAND's process, "
+    "unless named too, as in sm_90a-linux_aarch64-cu12. Default: the GPU that GEMMs are met on; "
+    "sm_100f where there is none.",
 )
 @click.option(
     "--fake",
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def record(
-    ctx: click.Context, out: Path, target: str | None, fake: bool, command: tuple[str, ...]
+    ctx: click.Context, out: Path, target: TargetName | None, fake: bool, command: tuple[str, ...]
 ) -> None:
     """Run COMMAND and keep each GEMM that torch.compile meets in a manifest.
 

@@ -23,9 +23,9 @@ from nvgemm_runtime.installed.ownership import writable_by_others
 
 from ..build.assemble import GENERATOR, PlannedTarget, compile_and_assemble, toolchain
 from ..build.compiler import (
-    Compiler,
     Failure,
     KernelWorkers,
+    ProcessKind,
     Task,
     TaskResult,
     compile_limit_seconds,
@@ -240,8 +240,8 @@ class JitCompiler:
             # Planning takes as long as compilers take to start: let both happen at once.
             # Nobody knows yet of which provider the tasks will be.
             first = parts_of(self._provider)[0].name
-            compiler = Compiler(provider=first, cuda=target.target.cuda)
-            self._workers.prepare(candidates, compiler)
+            kind = ProcessKind(provider=first, cuda=target.target.cuda)
+            self._workers.prepare(candidates, kind)
         with self._planning:
             return plan_build(manifest, self._cache, provider=self._provider, lookups=lookups)
 

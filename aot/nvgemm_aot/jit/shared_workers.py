@@ -1,4 +1,4 @@
-"""Compiler processes that several threads share, limited in number over the whole machine."""
+"""ProcessKind processes that several threads share, limited in number over the whole machine."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
 from ..build.compiler import (
-    Compiler,
     CompilerProcesses,
     Failure,
+    ProcessKind,
     Task,
     TaskResult,
     start_workers,
@@ -26,9 +26,9 @@ _ASK_AGAIN_SECONDS = 0.2
 
 
 class SharedWorkers:
-    """Compiler processes, started when there is work for them, and kept until `close`.
+    """ProcessKind processes, started when there is work for them, and kept until `close`.
 
-    A process works for one `Compiler` alone, as in `WorkersOfProviders`. Where there is no room for
+    A process is of one `ProcessKind` alone, as in `WorkersOfProviders`. Where there is no room for
     one more, an idle one of another makes way.
 
     Several servers may run on one machine. There is a lock file for each compiler process that the
@@ -44,16 +44,16 @@ class SharedWorkers:
         self._cache = cache
         self._most = most
         self._changed = threading.Condition()
-        self._idle: defaultdict[Compiler, list[_Process]] = defaultdict(list)
+        self._idle: defaultdict[ProcessKind, list[_Process]] = defaultdict(list)
         self._held: dict[_Process, FileLock | None] = {}
         self._closed = False
-        self._unstartable: dict[Compiler, WorkersCannotStart] = {}
+        self._unstartable: dict[ProcessKind, WorkersCannotStart] = {}
         self._threads = ThreadPoolExecutor(max_workers=most)
 
     def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
         """Work on all tasks; see `Workers.run`. Several threads may do so at once.
 
-        Where those of a compiler could not be started once, none of it is started again.
+        Where those of a kind could not be started once, none of it is started again.
         """
         futures: dict[Future[TaskResult | WorkerDied], Task] = {
             self._threads.submit(self._run_one, item): item for item in items
@@ -65,11 +65,11 @@ class SharedWorkers:
             for future in futures:
                 future.cancel()
 
-    def prepare(self, count: int, compiler: Compiler) -> None:
+    def prepare(self, count: int, kind: ProcessKind) -> None:
         """Start idle processes for ``count`` tasks to come, as far as the limits allow."""
         with self._changed:
-            for _ in range(min(count, self._most) - len(self._idle[compiler])):
-                if compiler in self._unstartable or not self._start_one(compiler):
+            for _ in range(min(count, self._most) - len(self._idle[kind])):
+                if kind in self._unstartable or not self._start_one(kind):
                     return
 
     def close(self) -> None:
@@ -85,32 +85,32 @@ class SharedWorkers:
             self._idle.clear()
 
     def _run_one(self, item: Task) -> TaskResult | WorkerDied:
-        compiler = item.compiler
-        process = self._take(compiler)
+        kind = item.process_kind
+        process = self._take(kind)
         try:
             [(_, outcomes)] = process.run([(item,)])
             return outcomes if isinstance(outcomes, WorkerDied) else outcomes[0]
         except WorkersCannotStart as error:
-            self._unstartable[compiler] = error
+            self._unstartable[kind] = error
             raise
         except KeyboardInterrupt:  # nobody interrupts a server
-            reason = f"{item.candidate.operator}: {compiler} raised KeyboardInterrupt"
+            reason = f"{item.candidate.operator}: {kind} raised KeyboardInterrupt"
             return TaskResult(failure=Failure(task=item, reason=reason, is_transient=True))
         finally:
             with self._changed:
-                self._idle[compiler].append(process)
-                self._changed.notify_all()  # each waits for a process of its own compiler
+                self._idle[kind].append(process)
+                self._changed.notify_all()  # each waits for a process of its own kind
 
-    def _take(self, compiler: Compiler) -> _Process:
+    def _take(self, kind: ProcessKind) -> _Process:
         with self._changed:
-            while compiler not in self._unstartable:
-                idle = self._idle[compiler]
-                if idle or self._start_one(compiler) or self._replace_one(compiler):
+            while kind not in self._unstartable:
+                idle = self._idle[kind]
+                if idle or self._start_one(kind) or self._replace_one(kind):
                     return idle.pop()
                 self._changed.wait(_ASK_AGAIN_SECONDS)
-            raise self._unstartable[compiler]
+            raise self._unstartable[kind]
 
-    def _start_one(self, compiler: Compiler) -> bool:
+    def _start_one(self, kind: ProcessKind) -> bool:
         """Start one process if the machine has room, or if there is none yet."""
         if self._closed:
             raise WorkersKilled
@@ -119,29 +119,29 @@ class SharedWorkers:
         slot = self._free_slot()
         if slot is None and self._held:
             return False
-        self._start_in(slot, compiler)
+        self._start_in(slot, kind)
         return True
 
-    def _replace_one(self, compiler: Compiler) -> bool:
-        """Start one process in the place of an idle one of another compiler, if there is one."""
-        others = [idle for other, idle in self._idle.items() if idle and other != compiler]
+    def _replace_one(self, kind: ProcessKind) -> bool:
+        """Start one process in the place of an idle one of another kind, if there is one."""
+        others = [idle for other, idle in self._idle.items() if idle and other != kind]
         if not others:
             return False
         leaving = others[0].pop()
         slot = self._held.pop(leaving)
         leaving.__exit__()
-        self._start_in(slot, compiler)
+        self._start_in(slot, kind)
         return True
 
-    def _start_in(self, slot: FileLock | None, compiler: Compiler) -> None:
+    def _start_in(self, slot: FileLock | None, kind: ProcessKind) -> None:
         try:
-            process = start_workers(self._cache, 1, compiler)
+            process = start_workers(self._cache, 1, kind)
         except BaseException:
             if slot is not None:
                 slot.release()
             raise
         self._held[process] = slot
-        self._idle[compiler].append(process)
+        self._idle[kind].append(process)
 
     def _free_slot(self) -> FileLock | None:
         paths = (self._cache.lock_path(f"compiler-{number}") for number in range(self._most))

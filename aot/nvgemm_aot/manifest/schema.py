@@ -165,7 +165,8 @@ class TargetEntry(_Entry):
     arch: Annotated[str, _one_of(ARCHITECTURES)] = Field(description="GPU architecture.")
     device: Annotated[str, _one_of(profile_names())] = Field(
         default_factory=str,
-        description="GPU product to tune for; left out, the architecture's usual one.",
+        description="GPU product to tune for; left out, the architecture's usual one, which on Arm "
+        "is GB200 or GB300 for Blackwell.",
     )
     platform: Annotated[str, _one_of(PLATFORMS)] = Field(
         default_factory=str,

@@ -12,7 +12,7 @@ import importlib
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.target import Target
 
-from . import cute_dsl
+from . import cute_dsl, cute_setup
 from .base import Candidate, Enumeration, Provider, Rejection
 from .checked import described
 from .combined import SEPARATOR, Combined
@@ -90,7 +90,7 @@ def versions_of(provider: Provider, target: Target) -> dict[str, str]:
     Raises:
         ToolchainError: As of `Provider.toolchain`.
     """
-    return cute_dsl.for_cuda(provider.toolchain(), target.cuda)
+    return cute_setup.for_cuda(provider.toolchain(), target.cuda)
 
 
 def stated_recipes(provider: Provider, target: Target) -> dict[str, str]:

@@ -1,30 +1,26 @@
-"""The CuTe-DSL compiler, for any provider of ``@cute.jit`` functions: set up, compile, export.
+"""Compiles and exports ``@cute.jit`` functions, for any provider that has some.
 
-There is one compiler a CUDA major version, in a package each, and a process has room for one.
-
-The names in ``__all__`` are part of the interface for providers of other packages (`interface`).
-Importing this module is cheap; the compiler is imported when a function first needs it.
+`cute_setup` chooses the compiler and sets the process up. The names in ``__all__`` are part of the
+interface for providers of other packages (`interface`). Importing this module is cheap; the
+compiler is imported when a function first needs it.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
-import logging
-import os
-import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from nvgemm_runtime.errors import CompileError, ToolchainError
+from nvgemm_runtime.errors import CompileError
 from nvgemm_runtime.gemm.problem import Op, Signature
-from nvgemm_runtime.gemm.target import CUDA_VERSIONS, PLATFORMS
+from nvgemm_runtime.gemm.target import PLATFORMS
 from nvgemm_runtime.gemm.types import DType
+
+from .cute_setup import CUTLASS_IR, DISTRIBUTIONS, installed_versions, set_environment
 
 __all__ = [
     "DISTRIBUTIONS",
@@ -38,19 +34,6 @@ __all__ = [
     "set_environment",
     "warm_up",
 ]
-
-_log = logging.getLogger(__name__)
-
-DISTRIBUTIONS = (
-    "nvidia-cutlass-dsl",
-    "nvidia-cutlass-dsl-libs-base",
-    "nvidia-cutlass-dsl-libs-core",
-    f"nvidia-cutlass-dsl-libs-{CUDA_VERSIONS[0]}",
-    "apache-tvm-ffi",
-)
-"""Distributions of the compiler, whose versions shape the code of every ``@cute.jit`` function.
-Of a target of another CUDA version, that version's compiler counts in the place of the one here
-(`for_cuda`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,17 +62,6 @@ _HOSTS = {
 FUNCTION_NAME = "gemm"
 """Name under which kernels are exported, as TVM-FFI counts: the symbol is ``__tvm_ffi_gemm``."""
 
-_COMPILER_VARIABLES = ("CUTE_DSL_", "CUTLASS_")
-"""Prefixes of the environment variables that the compiler reads."""
-
-_ARCHITECTURE_VARIABLE, _ARCHITECTURE = "CUTE_DSL_ARCH", "sm_100a"
-"""The architecture that the compiler assumes without a GPU; each kernel names its own target.
-
-Without this variable, the compiler asks the driver. If all GPUs are hidden, it does so over a
-hundred times: 4 s a process on a machine with an H200, and 90 s with 16 processes at once.
-"""
-
-
 _CUTE_TYPES = {
     DType.FP32: "Float32",
     DType.FP16: "Float16",
@@ -115,114 +87,6 @@ def for_platform(text: str, platform: str) -> str:
     """A `recipe` as it is for kernels of a host platform; of other providers, what it is anyway."""
     host = _HOSTS.get(platform)
     return text if host is None else text.replace(str(_HOSTS[PLATFORMS[0]]), str(host))
-
-
-def for_cuda(versions: Mapping[str, str], cuda: str) -> dict[str, str]:
-    """Versions as they are for kernels of a CUDA version, where the DSL's compiler is among them.
-
-    Raises:
-        ToolchainError: If that version's compiler is not installed.
-    """
-    usual, wanted = (f"nvidia-cutlass-dsl-libs-{one}" for one in (CUDA_VERSIONS[0], cuda))
-    if usual == wanted or usual not in versions:
-        return dict(versions)
-    its = installed_versions([wanted], f"kernels for {cuda}")
-    return {**{name: one for name, one in versions.items() if name != usual}, **its}
-
-
-def installed_versions(distributions: Iterable[str], kernels: str) -> dict[str, str]:
-    """Versions of what compiles some kernels, which the message calls ``kernels``.
-
-    Raises:
-        ToolchainError: If a distribution is not installed.
-    """
-    try:
-        return {name: version(name) for name in distributions}
-    except PackageNotFoundError as error:
-        raise ToolchainError(
-            f"cannot compile {kernels}: {error.name} is not installed; "
-            "run: pip install 'nvgemm-aot[build]'"
-        ) from error
-
-
-def set_environment(also: tuple[str, ...] = ()) -> None:
-    """Drop the variables that change the compiler's code, which cache keys do not cover.
-
-    Args:
-        also: Prefixes of further variables to drop, of the library that the compiler is to serve.
-    """
-    prefixes = (*_COMPILER_VARIABLES, *also)
-    for name in [name for name in os.environ if name.startswith(prefixes)]:
-        value = os.environ.pop(name)
-        if (name, value) != (_ARCHITECTURE_VARIABLE, _ARCHITECTURE):
-            _log.warning("%s=%s is ignored by builds", name, value)
-    os.environ[_ARCHITECTURE_VARIABLE] = _ARCHITECTURE
-    if _chosen_cuda is not None:
-        _load_compiler(_chosen_cuda)
-
-
-_chosen_cuda: str | None = None
-"""CUDA version of this process's kernels; None where nothing chose one."""
-
-_COMPILER = "cutlass._mlir._mlir_libs._cutlass_ir"
-"""Name of the compiler's extension module, whichever CUDA version it is of."""
-
-
-def choose_compiler(cuda: str) -> None:
-    """Say which CUDA version this process compiles for, before `set_environment` is called.
-
-    The DSL's own choice goes by the driver of the build machine: the newest that the driver knows,
-    or where there is no driver, the newest installed.
-    """
-    global _chosen_cuda
-    _chosen_cuda = cuda
-
-
-def _load_compiler(cuda: str) -> None:
-    """Import the compiler of a CUDA version under the name that the DSL imports it by.
-
-    Raises:
-        ToolchainError: If it is not installed, cannot be loaded, or another one is loaded.
-    """
-    spec = importlib.util.find_spec("cutlass")
-    folders = [Path(one) for one in (spec and spec.submodule_search_locations) or ()]
-    files = [
-        file
-        for folder in folders
-        for file in sorted((folder / "_mlir" / "_mlir_libs").glob(f"_cutlass_ir.{cuda}.*.so"))
-    ]
-    if not files:
-        raise ToolchainError(
-            f"cannot compile kernels for {cuda}: no compiler for it is installed; "
-            f"run: pip install nvidia-cutlass-dsl-libs-{cuda}=={_dsl_version()}"
-        )
-    loaded = sys.modules.get(_COMPILER)
-    if loaded is None:
-        found = importlib.util.spec_from_file_location(_COMPILER, files[0])
-        assert found is not None  # of a file with this suffix
-        assert found.loader is not None
-        module = importlib.util.module_from_spec(found)
-        sys.modules[_COMPILER] = module
-        try:
-            found.loader.exec_module(module)
-            # Importing the parent finds the module loaded, and leaves it.
-            package, _, name = _COMPILER.rpartition(".")
-            setattr(importlib.import_module(package), name, module)
-        except ImportError as error:
-            del sys.modules[_COMPILER]
-            raise ToolchainError(
-                f"cannot compile kernels for {cuda}: {files[0]}: {error}; "
-                "run: pip install --force-reinstall 'nvgemm-aot[build]'"
-            ) from error
-    elif loaded.__file__ != str(files[0]):
-        raise ToolchainError(
-            f"cannot compile kernels for {cuda}: this process has loaded {loaded.__file__}, and "
-            "has room for one compiler; compile in another process"
-        )
-
-
-def _dsl_version() -> str:
-    return installed_versions(["nvidia-cutlass-dsl"], "kernels")["nvidia-cutlass-dsl"]
 
 
 @functools.cache
@@ -264,7 +128,7 @@ def _export_for(host: _HostCode, compiled: Any, path: Path) -> None:
     )
     rename_tvm_ffi_function(module, compiled.function_name, FUNCTION_NAME)
     _set_host_code(module, None)
-    engine: Any = importlib.import_module(f"{_COMPILER}._mlirExecutionEngine")
+    engine: Any = importlib.import_module(f"{CUTLASS_IR}._mlirExecutionEngine")
     engine.dump_object_file_pic(
         module,
         str(path),

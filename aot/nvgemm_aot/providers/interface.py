@@ -32,7 +32,7 @@ from .base import (
     Rejection,
     RuntimeModel,
 )
-from .cute_dsl import installed_versions
+from .cute_setup import installed_versions
 from .discovery import GROUP
 from .heuristics import matmul_heuristics
 

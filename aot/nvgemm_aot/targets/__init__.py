@@ -15,7 +15,17 @@ from nvgemm_runtime.gemm.target import ARCHITECTURES, CUDA_VERSIONS, PLATFORMS, 
 from .profile import DeviceProfile, load_profile
 
 DEFAULT_DEVICE = {arch: row.device for arch, row in ARCHITECTURES.items()}
-"""By architecture: the device profile of manifests that name none."""
+"""By architecture: the device profile of targets for x86-64 that name none."""
+
+
+def usual_device(arch: str, platform: str) -> str:
+    """Name of the device profile of a target that names none: the GPU beside such processors.
+
+    Raises:
+        KeyError: If the architecture is not built for.
+    """
+    row = ARCHITECTURES[arch]
+    return row.device if platform == PLATFORMS[0] else row.device_on_arm or row.device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +47,7 @@ def build_target(
 
     Args:
         arch: Architecture, e.g. ``sm_90a``.
-        device: Name of a device profile; by default the architecture's usual one.
+        device: Name of a device profile; by default the usual one of architecture and platform.
         platform: Host platform, of `PLATFORMS`; by default that of the device, if one is named,
             else x86-64.
         cuda: CUDA major version, of `CUDA_VERSIONS`.
@@ -50,9 +60,8 @@ def build_target(
         raise TargetError(
             f"no provider builds for target {arch!r} (known: {', '.join(sorted(DEFAULT_DEVICE))})"
         )
-    profile = load_profile(device or DEFAULT_DEVICE[arch])
     if platform is None:
-        platform = profile.platform if device else Target.platform
+        platform = load_profile(device).platform if device else Target.platform
     for what, found, known in (
         ("platform", platform, PLATFORMS),
         ("CUDA version", cuda, CUDA_VERSIONS),
@@ -62,10 +71,12 @@ def build_target(
                 f"target {arch}: nothing is built for {what} {found!r} (known: {', '.join(known)})"
             )
     target = Target(arch=arch, platform=platform, cuda=cuda)
+    usual = usual_device(arch, platform)
+    profile = load_profile(device or usual)
     if not target.runs_on(profile.capability):
         major, minor = profile.capability
         raise TargetError(
             f"target {arch}: device {profile.name} has compute capability {major}.{minor} "
-            f"and cannot run {arch} kernels; leave the device out for {DEFAULT_DEVICE[arch]}"
+            f"and cannot run {arch} kernels; leave the device out for {usual}"
         )
     return BuildTarget(target=target, device=profile)

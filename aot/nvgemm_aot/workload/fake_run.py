@@ -30,8 +30,10 @@ from torch.utils._device import _device_constructors
 
 from nvgemm_runtime.errors import RecordError
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.recording.recorder import Recorder, chosen_target, recorder
-from nvgemm_runtime.recording.text import Recording
+from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.matching.device import host_platform, torch_cuda
+from nvgemm_runtime.recording.recorder import Recorder, recorded_target, recorder
+from nvgemm_runtime.recording.text import Recording, target_entry
 
 from .dispatch import GemmCalls
 
@@ -122,10 +124,10 @@ _NOT_STARTED = 2
 class KeptCalls(GemmCalls):
     """Counts GEMMs and writes them to a recorder's file from time to time."""
 
-    def __init__(self, kept_by: Recorder, target: str) -> None:
-        super().__init__(target)
+    def __init__(self, kept_by: Recorder, target: Target) -> None:
+        super().__init__(target.arch)
         self._kept_by = kept_by
-        self._target = target
+        self._entry = target_entry(target)
         self._seen: set[Problem | str] = set()
         self._written = time.monotonic()
         self._writes = False
@@ -141,7 +143,7 @@ class KeptCalls(GemmCalls):
         self._writes = True
         if self.problems or self.others:
             found = Recording(
-                name="", targets={self._target}, problems=self.problems, others=self.others
+                name="", targets={self._entry}, problems=self.problems, others=self.others
             )
             self._kept_by.merge(found)
             self._seen.update(self.problems, self.others)
@@ -175,7 +177,8 @@ def main(arguments: list[str]) -> None:
     if kept_by is None:
         raise RecordError("no file to record to is named; run nvgemm-aot record --fake instead")
     kept_by.check()
-    calls = KeptCalls(kept_by, chosen_target(None))
+    target = recorded_target(None, host_platform(), torch_cuda())
+    calls = KeptCalls(kept_by, target)
     signal.signal(signal.SIGTERM, calls.end)
     try:
         with fake_tensors(), calls:

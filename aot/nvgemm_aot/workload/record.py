@@ -11,7 +11,8 @@ from pathlib import Path
 
 from nvgemm_runtime.errors import RecordError
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.recording.recorder import Recorder, chosen_target
+from nvgemm_runtime.gemm.target import TargetName
+from nvgemm_runtime.recording.recorder import Recorder, named_target
 from nvgemm_runtime.settings import MODE_VARIABLE, RECORD_VARIABLE, TARGET_VARIABLE
 
 from .process import run_to_end
@@ -41,14 +42,14 @@ class Recorded:
 
 
 def record_program(
-    command: Sequence[str], path: Path, *, target: str | None = None, fake: bool = False
+    command: Sequence[str], path: Path, *, target: TargetName | None = None, fake: bool = False
 ) -> Recorded:
     """Run a program and merge its GEMMs into a manifest.
 
     Args:
         command: The program and its arguments.
         path: The manifest; an earlier recording, or a file that does not exist yet.
-        target: The architecture to build for; None for that of the GPU.
+        target: What to build for; None for the GPU.
         fake: Run a Python program under fake tensors and record the GEMMs that it calls instead of
             those that torch.compile compiles.
 
@@ -59,10 +60,10 @@ def record_program(
     recorder = Recorder(path)
     environment = {**os.environ, RECORD_VARIABLE: str(recorder.path)}
     if target is not None:
-        environment[TARGET_VARIABLE] = target
+        environment[TARGET_VARIABLE] = target.text
     if environment.get(MODE_VARIABLE) == "off":
         raise RecordError(f"{MODE_VARIABLE}=off: nothing would be recorded; unset it")
-    chosen_target(None, environment)
+    named_target(environment)
     recorder.check()
     if fake:
         command = _with_fake_tensors(command)

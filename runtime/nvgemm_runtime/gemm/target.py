@@ -15,6 +15,7 @@ class Architecture:
 
     Attributes:
         device: Profile of the GPU product that it is tuned for by default.
+        device_on_arm: That of the product beside Arm processors, where it is another one.
         recorded_on: Compute capability (major, minor) of the GPUs whose GEMMs are recorded for it;
             None where another architecture's kernels run on all of them.
         narrow_layouts: Layouts in which it multiplies values of 8 bits and fewer; empty for all.
@@ -30,6 +31,7 @@ class Architecture:
     """
 
     device: str
+    device_on_arm: str = ""
     recorded_on: tuple[int, int] | None = None
     narrow_layouts: tuple[str, ...] = ()
     has_block_scales: bool = True
@@ -52,10 +54,11 @@ ARCHITECTURES = {
     ),
     "sm_100f": Architecture(
         device="B200",
+        device_on_arm="GB200",
         recorded_on=(10, 0),
         aliases=("sm100", "sm103", "b200", "gb200", "blackwell", "b300", "gb300"),
     ),
-    "sm_100a": Architecture(device="B200", aliases=("sm100",)),
+    "sm_100a": Architecture(device="B200", device_on_arm="GB200", aliases=("sm100",)),
     "sm_103a": Architecture(
         device="GB300", recorded_on=(10, 3), aliases=("sm103", "b300", "gb300")
     ),
@@ -140,6 +143,63 @@ class Target:
         match = _ARCH.fullmatch(self.arch)
         assert match is not None  # __post_init__ refuses anything else
         return match
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetName:
+    """What a person names of a target: its architecture, and as much of the rest as matters.
+
+    Attributes:
+        arch: Architecture, of `ARCHITECTURES`.
+        platform: Host platform, of `PLATFORMS`; None where it is not named.
+        cuda: CUDA major version, of `CUDA_VERSIONS`; None where it is not named.
+    """
+
+    arch: str
+    platform: str | None = None
+    cuda: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> TargetName:
+        """Read ``sm_90a``, ``sm_90a-cu12``, ``sm_90a-linux_aarch64`` or a whole key.
+
+        Raises:
+            ValueError: If it is none of these, or nothing is built for it; says what is allowed.
+        """
+        match = _TARGET_NAME.fullmatch(text)
+        if match is None:
+            raise ValueError(f"allowed: {ALLOWED_TARGET_NAMES}")
+        return cls(arch=match["arch"], platform=match["platform"], cuda=match["cuda"])
+
+    @property
+    def text(self) -> str:
+        """What `parse` reads."""
+        return "-".join(filter(None, (self.arch, self.platform, self.cuda)))
+
+    def resolve(self, *, platform: str | None, cuda: str | None) -> Target:
+        """The target, with this platform and CUDA version where they are not named.
+
+        One that nothing is built for counts as the usual one, and so does None.
+        """
+        platform, cuda = self.platform or platform, self.cuda or cuda
+        return Target(
+            arch=self.arch,
+            platform=platform if platform in PLATFORMS else PLATFORMS[0],
+            cuda=cuda if cuda in CUDA_VERSIONS else CUDA_VERSIONS[0],
+        )
+
+
+_TARGET_NAME = re.compile(
+    rf"(?P<arch>{'|'.join(ARCHITECTURES)})"
+    rf"(?:-(?P<platform>{'|'.join(PLATFORMS)}))?(?:-(?P<cuda>{'|'.join(CUDA_VERSIONS)}))?"
+)
+
+ALLOWED_TARGET_NAMES = (
+    f"{', '.join(sorted(ARCHITECTURES, key=lambda arch: (len(arch), arch)))}; each alone, or with "
+    f"a platform ({', '.join(PLATFORMS)}), a CUDA version ({', '.join(CUDA_VERSIONS)}) or both, "
+    "such as sm_90a-linux_aarch64-cu12"
+)
+"""What `TargetName.parse` reads, in words."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)

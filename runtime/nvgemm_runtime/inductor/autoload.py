@@ -72,7 +72,7 @@ def _activate() -> None:
 def _prepare_recording() -> None:
     """Log now if GEMMs cannot be recorded. The first one that is compiled raises the same error."""
     from ..errors import RecordError
-    from ..recording.recorder import chosen_target, recorder
+    from ..recording.recorder import named_target, recorder
     from ..settings import RECORD_VARIABLE
 
     to = recorder()
@@ -81,7 +81,7 @@ def _prepare_recording() -> None:
     # Absolute, so that processes started in other directories write the same file.
     os.environ[RECORD_VARIABLE] = str(to.path)
     try:
-        chosen_target(None)
+        named_target()
         to.check()
     except RecordError as error:
         _log.error("%s", error)

@@ -22,7 +22,7 @@ from torch._inductor.virtualized import V
 from ..errors import RequiredError
 from ..gemm.aten import UNSERVED, AtenGemm
 from ..gemm.problem import Problem
-from ..recording.recorder import chosen_target, recorded_entry, recorder
+from ..recording.recorder import recorded_target, recorder
 from ..recording.text import gemm_line
 from ..settings import (
     MODE_VARIABLE,
@@ -119,12 +119,13 @@ def record_gemm(read: Callable[[], AtenGemm]) -> None:
         # Imported here, so that compiling without recording does not pay for it.
         from ..matching.device import device_facts
         from ..recording.declarable import declarable_for
+        from ..recording.text import target_entry
 
         gemm = read()
         device = gemm.a.device
         facts = device_facts(device.type, device.index or 0)
-        arch = chosen_target(facts.capability)
-        to.add(declarable_for(gemm, arch), recorded_entry(arch, facts.platform, facts.cuda))
+        target = recorded_target(facts.capability, facts.platform, facts.cuda)
+        to.add(declarable_for(gemm, target.arch), target_entry(target))
     except Exception as error:
         survive(error)
 

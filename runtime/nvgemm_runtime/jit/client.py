@@ -24,7 +24,7 @@ from typing import Any
 
 from ..counters import COUNTERS
 from ..gemm.problem import Problem
-from ..gemm.target import CPU
+from ..gemm.target import CPU, PLATFORMS
 from ..installed.jit_cache import default_directory
 from ..matching.device import DeviceFacts
 from ..settings import JIT_CANDIDATES_VARIABLE, JIT_PROVIDER_VARIABLE, jit_candidates
@@ -40,6 +40,9 @@ _DEVICE_FACTS = (
 """What a request says of the device."""
 
 _BUILDER_MODULES = ("nvgemm_aot", "nvMatmulHeuristics", "pydantic", "yaml", "cutlass")
+
+_CROSS_MODULE = "ziglang"
+"""What the extra `cross` brings: the linker of kernels for Arm, on Arm machines too."""
 
 _log = logging.getLogger(__name__)
 
@@ -108,15 +111,25 @@ def why_not_compiling(facts: DeviceFacts) -> str | None:
     if not jit_candidates():
         return f"{JIT_CANDIDATES_VARIABLE} is 0"
     if os.environ.get(JIT_PROVIDER_VARIABLE):
-        return None if _is_installed("nvgemm_aot") else _missing("nvgemm_aot")
+        return None if _is_installed("nvgemm_aot") else _missing("nvgemm_aot", facts.platform)
     if facts.kind == CPU:
         return "nothing compiles kernels for the CPU"
     missing = missing_module()
-    return None if missing is None else _missing(missing)
+    if missing is None and _is_cross(facts.platform) and not _is_installed(_CROSS_MODULE):
+        missing = _CROSS_MODULE
+    return None if missing is None else _missing(missing, facts.platform)
 
 
-def _missing(module: str) -> str:
-    return f"the builder side is not installed: no {module}; run: pip install 'nvgemm-aot[build]'"
+def _missing(module: str, platform: str) -> str:
+    extras = "build,cross" if _is_cross(platform) else "build"
+    return (
+        f"the builder side is not installed: no {module}; run: pip install 'nvgemm-aot[{extras}]'"
+    )
+
+
+def _is_cross(platform: str) -> bool:
+    """Whether kernels for a platform are linked by the linker of the extra ``cross``."""
+    return platform in PLATFORMS[1:]
 
 
 @functools.cache

@@ -9,13 +9,16 @@ from ..bundle.decode import UPGRADE
 from ..bundle.format import Header, Kernel
 from ..bundle.imported_symbols import FIRST_RELEASE, NEWEST_RUN, needed_symbols
 from ..errors import NvgemmError, one_line
-from ..gemm.target import CPU, Target, UnknownTarget
+from ..gemm.target import CPU, CUDA_VERSIONS, PLATFORMS, Target, UnknownTarget
 from .device import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 
 MAX_CLUSTER_SIZE = 16
 """Most thread blocks of a cluster on any device: kMaxClusterSize of csrc/cuda_driver.cpp."""
 
 _FFI_DISTRIBUTION = "apache-tvm-ffi"
+
+_RANGE = ">=4.7,<4.9"
+"""Releases of the runtime library that kernels were run with: the range of the extras."""
 
 
 def unlaunchable(kernel: Kernel) -> str | None:
@@ -132,13 +135,19 @@ def process_refusal(target: Target, platform: str, cuda: str | None) -> str | No
 def _platform_refusal(target: Target, platform: str) -> str | None:
     if target.platform == platform:
         return None
-    return f"built for platform {target.platform}, this is {platform}"
+    found = f"built for platform {target.platform}, this is {platform}"
+    if platform not in PLATFORMS:
+        return found
+    return f"{found}; install its wheel for {platform}, or build for platform: {platform}"
 
 
 def _cuda_refusal(target: Target, cuda: str | None) -> str | None:
     if target.cuda == cuda:
         return None
-    return f"built for {target.cuda}, torch uses {cuda or 'no CUDA'}"
+    found = f"built for {target.cuda}, torch uses {cuda or 'no CUDA'}"
+    if cuda not in CUDA_VERSIONS:
+        return found
+    return f"{found}; build for cuda: {cuda}, or install a torch for CUDA {target.cuda[2:]}"
 
 
 def library_refusal(
@@ -148,16 +157,15 @@ def library_refusal(
 
     What the libraries export decides, whatever their versions.
     """
-    distribution = library_distribution(header)
     if library is None:
         return (
             f"{RUNTIME_LIBRARY} for {header.target.cuda}, which kernels call, is not installed; "
-            f"run: pip install {distribution}"
+            f"run: {install_command(header.target.cuda)}"
         )
     if library.defect is not None:
         return (
             f"{library.path}, which kernels call, cannot be loaded: {library.defect}; "
-            f"run: pip install --force-reinstall --no-deps {distribution}"
+            f"run: {reinstall_command(library)}"
         )
     reasons = [imports_refusal(header, kernel, library, ffi_exports) for kernel in header.kernels]
     if None in reasons:
@@ -190,6 +198,20 @@ def imports_refusal(
     return None
 
 
+def install_command(cuda: str) -> str:
+    """What installs the library for a CUDA version such as ``cu12``, of a release that works."""
+    if cuda in CUDA_VERSIONS:
+        return f"pip install 'nvgemm-aot[{cuda}]'"
+    return f"pip install nvidia-cutlass-dsl-libs-{cuda}"  # of a later nvgemm-aot's kernels
+
+
+def reinstall_command(library: RuntimeLibrary) -> str:
+    """What installs a library again whose file is damaged: the same release, where it is known."""
+    bound = _RANGE if library.version == UNKNOWN_VERSION else f"=={library.version}"
+    distribution = f"nvidia-cutlass-dsl-libs-{library.cuda}"
+    return f"pip install --force-reinstall --no-deps '{distribution}{bound}'"
+
+
 def untested_version_warning(library: RuntimeLibrary) -> str | None:
     """What to log about a library that is newer than any that kernels were run with, or None."""
     found = version_numbers(library.version)
@@ -205,12 +227,17 @@ def untested_version_warning(library: RuntimeLibrary) -> str | None:
 
 
 def _version_bound(header: Header, distribution: str, missing: list[str]) -> str:
-    """Versions of a distribution that export what is missing: ``>=4.7``, or nothing if unknown."""
+    """Versions of a distribution that export what is missing, such as ``>=4.7``.
+
+    Where that is not known, those of the library that kernels were run with; nothing of TVM-FFI.
+    """
     since = [FIRST_RELEASE.get(name) for name in missing]
     if None not in since:
         return f">={max(map(str, since), key=version_numbers)}"
     built_with = header.toolchain.get(distribution)
-    return "" if built_with is None else f">={built_with}"
+    if built_with is None:
+        return "" if distribution == _FFI_DISTRIBUTION else _RANGE
+    return f">={built_with}"
 
 
 def library_distribution(header: Header) -> str:

@@ -16,15 +16,9 @@ from pathlib import Path
 
 from ..errors import RecordError
 from ..gemm.problem import Problem
-from ..gemm.target import (
-    ARCHITECTURES,
-    CUDA_VERSIONS,
-    DEFAULT_ARCHITECTURE,
-    PLATFORMS,
-    Target,
-)
+from ..gemm.target import ARCHITECTURES, DEFAULT_ARCHITECTURE, Target, TargetName
 from ..settings import RECORD_VARIABLE, TARGET_VARIABLE
-from .text import TARGETS, Recording, manifest_name, parse, target_entry
+from .text import Recording, manifest_name, parse
 
 _NAME_ANOTHER = f"name another file, by {RECORD_VARIABLE} or --out"
 
@@ -32,36 +26,40 @@ _RECORDED_ON = {row.recorded_on: arch for arch, row in ARCHITECTURES.items() if 
 """By compute capability: what to build for."""
 
 
-def chosen_target(
-    capability: tuple[int, int] | None, variables: Mapping[str, str] = os.environ
-) -> str:
-    """The architecture to record for, on a device of a compute capability; a CPU has None.
+def named_target(variables: Mapping[str, str] = os.environ) -> TargetName | None:
+    """What the variable names to record for; None where it is not set.
 
     Raises:
-        RecordError: If the variable names an architecture that nothing builds for.
+        RecordError: If it names what nothing builds for.
     """
-    chosen = variables.get(TARGET_VARIABLE)
-    if not chosen:
-        return _RECORDED_ON.get(capability or (0, 0), DEFAULT_ARCHITECTURE)
-    if chosen not in TARGETS:
-        raise RecordError(
-            f"{TARGET_VARIABLE}={chosen}: nothing builds for it; allowed: {', '.join(TARGETS)}"
-        )
-    return chosen
+    named = variables.get(TARGET_VARIABLE)
+    if not named:
+        return None
+    try:
+        return TargetName.parse(named)
+    except ValueError as error:
+        raise RecordError(f"{TARGET_VARIABLE}={named}: nothing builds for it; {error}") from None
 
 
-def recorded_entry(arch: str, platform: str, cuda: str | None) -> str:
-    """The entry of ``targets`` for an architecture, in a process as it is.
+def recorded_target(
+    capability: tuple[int, int] | None,
+    platform: str,
+    cuda: str | None,
+    variables: Mapping[str, str] = os.environ,
+) -> Target:
+    """The target to record for; what the variable names comes before what the process is.
 
-    A platform or CUDA version that nothing is built for counts as the usual one, and so does None,
-    of a torch without CUDA.
+    Args:
+        capability: Compute capability of the device that a GEMM runs on; None for a CPU.
+        platform: Platform of this process.
+        cuda: CUDA major version of its torch; None for a torch without CUDA.
+        variables: Environment variables.
+
+    Raises:
+        RecordError: If the variable names what nothing builds for.
     """
-    target = Target(
-        arch=arch,
-        platform=platform if platform in PLATFORMS else Target.platform,
-        cuda=cuda if cuda in CUDA_VERSIONS else Target.cuda,
-    )
-    return target_entry(target)
+    met = TargetName(arch=_RECORDED_ON.get(capability or (0, 0), DEFAULT_ARCHITECTURE))
+    return (named_target(variables) or met).resolve(platform=platform, cuda=cuda)
 
 
 class Recorder:
@@ -94,7 +92,7 @@ class Recorder:
             return self._read()
 
     def add(self, met: Problem | str, target: str) -> None:
-        """Record a GEMM, and the entry of ``targets`` (`recorded_entry`) for which it was met.
+        """Record a GEMM, and the entry of ``targets`` (`target_entry`) for which it was met.
 
         Raises:
             RecordError: If it cannot be recorded.

@@ -184,7 +184,7 @@ def test_keys_change_with_what_shapes_the_code(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("FAKE_VERSION", "2")
     assert key() != base
     monkeypatch.setenv("FAKE_VERSION", "1")
-    monkeypatch.setattr(linker, "compiler", lambda: ("gcc", "-Wl,-z,nodelete"))
+    monkeypatch.setattr(linker, "c_compiler", lambda: ("gcc", "-Wl,-z,nodelete"))
     assert key() != base
 
 
@@ -251,7 +251,7 @@ def test_a_kernel_whose_twin_for_another_platform_kills_the_compiler_is_kept(
     usual = tasks("one", "two")
     arm = Target(arch=usual[0].target.target.arch, platform="linux_aarch64")
     wanted = [*usual, replace(usual[0], target=replace(usual[0].target, target=arm))]
-    with WorkersOfProviders(Cache(tmp_path), 1, usual[0].compiler) as every:
+    with WorkersOfProviders(Cache(tmp_path), 1, usual[0].process_kind) as every:
         found = list(every.run(wanted))
     assert workers.groups == [2, 1, 1, 1]
     results = {(t.candidate.operator, t.target.target.platform): one for t, one in found}

@@ -24,7 +24,7 @@ ARM = Target(arch="sm_90a", platform="linux_aarch64")
 @pytest.fixture(autouse=True)
 def forget_the_compiler() -> Iterator[None]:
     """Have each test find the compiler anew; kept here, for tests replace some of the functions."""
-    caches = (linker.compiler, linker.linker_version, linker.library_directories)
+    caches = (linker.c_compiler, linker.linker_version, linker.library_directories)
     for cached in caches:
         cached.cache_clear()
     yield
@@ -35,7 +35,7 @@ def forget_the_compiler() -> Iterator[None]:
 def compiled(directory: Path, source: str) -> bytes:
     (directory / "k.c").write_text(source)
     subprocess.run(
-        [*linker.compiler(), "-c", "-O1", "-fPIC", "-o", "k.o", "k.c"], cwd=directory, check=True
+        [*linker.c_compiler(), "-c", "-O1", "-fPIC", "-o", "k.o", "k.c"], cwd=directory, check=True
     )
     return (directory / "k.o").read_bytes()
 
@@ -101,7 +101,7 @@ def test_no_space_is_not_a_link_error(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     stub.chmod(0o755)
     relocatable = compiled(tmp_path, "int __tvm_ffi_gemm(void) { return 1; }")
-    linker.compiler.cache_clear()
+    linker.c_compiler.cache_clear()
     monkeypatch.setenv("CC", str(stub))
     with pytest.raises(OSError, match="No space left"):
         linker.link(relocatable, CONVENTION, TARGET)
@@ -110,9 +110,9 @@ def test_no_space_is_not_a_link_error(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_compiler_named_by_a_relative_path_is_found_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mycc").symlink_to(linker.compiler()[0])
+    (tmp_path / "mycc").symlink_to(linker.c_compiler()[0])
     relocatable = compiled(tmp_path, "int __tvm_ffi_gemm(void) { return 1; }")
-    linker.compiler.cache_clear()
+    linker.c_compiler.cache_clear()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CC", "./mycc")
     assert linker.link(relocatable, CONVENTION, TARGET).startswith(b"\x7fELF")
@@ -139,8 +139,8 @@ def test_names_both_libraries_where_the_compiler_drops_unused_ones(
 ) -> None:
     relocatable = compiled(tmp_path, "int __tvm_ffi_gemm(void) { return 1; }")
     first = linker.link(relocatable, CONVENTION, TARGET)
-    as_needed = f"{linker.compiler()[0]} -Wl,--as-needed"  # Ubuntu's default
-    linker.compiler.cache_clear()
+    as_needed = f"{linker.c_compiler()[0]} -Wl,--as-needed"  # Ubuntu's default
+    linker.c_compiler.cache_clear()
     monkeypatch.setenv("CC", as_needed)
     assert linker.link(relocatable, CONVENTION, TARGET) == first
 
@@ -161,18 +161,18 @@ def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolchainError, match="install one"):
-        linker.compiler()
+        linker.c_compiler()
 
 
 def test_honours_cc_and_reports_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "gcc -m64")
-    assert linker.compiler() == (shutil.which("gcc"), "-m64")
-    linker.compiler.cache_clear()
+    assert linker.c_compiler() == (shutil.which("gcc"), "-m64")
+    linker.c_compiler.cache_clear()
     for wrong, reason in (("no-such-compiler", "no such program"), ("gcc '", "No closing quot")):
-        linker.compiler.cache_clear()
+        linker.c_compiler.cache_clear()
         monkeypatch.setenv("CC", wrong)
         with pytest.raises(ToolchainError, match=f"CC={wrong}: {reason}"):
-            linker.compiler()
+            linker.c_compiler()
 
 
 def test_a_compiler_without_linker_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,10 @@ def test_a_compiler_without_linker_is_reported(monkeypatch: pytest.MonkeyPatch) 
 
 def test_missing_library_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ToolchainError, match=r"libcute_dsl_runtime.so not found .*pip install"):
+    with pytest.raises(
+        ToolchainError,
+        match=r"libcute_dsl_runtime.so for .* not found .*pip install 'nvgemm-aot\[build\]'",
+    ):
         linker.library_directories(TARGET)
 
 
@@ -235,5 +238,8 @@ def test_each_cuda_version_has_its_own_library() -> None:
     }
     for cuda, (runtime, _) in places.items():
         assert runtime.parent.name == cuda
-    with pytest.raises(ToolchainError, match=r"pip install 'nvidia-cutlass-dsl-libs-cu11'"):
+    with pytest.raises(
+        ToolchainError,
+        match=r"sm_90a-linux_x86_64-cu11 .*: pip install nvidia-cutlass-dsl-libs-cu11==4\.8",
+    ):
         linker.library_directories(replace(TARGET, cuda="cu11"))

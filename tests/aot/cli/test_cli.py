@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,15 @@ from click.testing import CliRunner, Result
 
 from fake_provider import FakeProvider, candidate
 from nvgemm_aot.build import assemble, linker, pipeline
+from nvgemm_aot.build.pipeline import BuildResult, BuiltBundle
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.providers import Enumeration
 from nvgemm_aot.targets import BuildTarget
 from nvgemm_runtime import errors
+from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import NvgemmError
 from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.target import CUDA_VERSIONS, PLATFORMS
 from synthetic_bundles import write_synthetic_bundle
 
 MANIFEST = """
@@ -64,6 +69,34 @@ def test_build_says_what_it_wrote_and_then_that_nothing_changed(directory: Path)
     second = run("build", "some.yaml", "-o", "out")
     assert "up to date" in second.output
     assert "0 kernels compiled" in second.output
+
+
+def test_bundles_of_each_platform_go_into_a_wheel(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def built(*_: object, **__: object) -> BuildResult:
+        bundles = []
+        for platform, cuda in itertools.product(PLATFORMS, CUDA_VERSIONS):
+            path = Path("out", f"some-{platform}-{cuda}.nvgemm")
+            write_synthetic_bundle(path, "sm_90a", platform=platform, cuda=cuda)
+            with Bundle(path) as bundle:
+                header = bundle.header
+            bundles.append(
+                BuiltBundle(path=path, header=header, file_bytes=1, up_to_date=False, failures=())
+            )
+        return BuildResult(bundles=tuple(bundles), compiled=0, unserved=())
+
+    monkeypatch.setattr(pipeline, "build", built)
+    (directory / "out").mkdir()
+    result = run("build", "some.yaml", "-o", "out", "--wheel", "--json")
+    assert result.exit_code == 0, result.output
+    wheels = [Path(wheel["path"]) for wheel in json.loads(result.stdout)["wheels"]]
+    name = "nvgemm_kernels_some-0.1.0-py3-none-manylinux_2_28"
+    assert [wheel.name for wheel in wheels] == [f"{name}_x86_64.whl", f"{name}_aarch64.whl"]
+    for wheel, platform in zip(wheels, PLATFORMS):
+        with zipfile.ZipFile(wheel) as archive:
+            packed = sorted(Path(one).name for one in archive.namelist() if one.endswith(".nvgemm"))
+        assert packed == [f"sm_90a-{platform}-{cuda}.nvgemm" for cuda in sorted(CUDA_VERSIONS)]
 
 
 def test_build_says_what_it_left_out_and_whether_that_may_pass(
@@ -204,7 +237,7 @@ def test_verify_goes_on_after_a_file_that_is_no_bundle(directory: Path) -> None:
 
 
 def test_no_compiler(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for cached in (linker.compiler, linker.linker_version):
+    for cached in (linker.c_compiler, linker.linker_version):
         monkeypatch.setattr(linker, cached.__name__, cached.__wrapped__)
     monkeypatch.setenv("CC", "no-such-compiler")
     result = run("build", "some.yaml")

@@ -82,6 +82,52 @@ def test_other_targets_can_be_asked_for(directory: Path) -> None:
     assert run("dist", "--target", "sm_77").exit_code == 2
 
 
+def looked_at(*arguments: str) -> list[str]:
+    """Targets of the answer, and their devices."""
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    targets = json.loads(result.stdout)["targets"]
+    return [f"{target['target']} {target['device']}" for target in targets]
+
+
+def test_a_target_has_the_platforms_and_cuda_versions_of_the_manifest_unless_named(
+    directory: Path,
+) -> None:
+    declared = "[{arch: sm_100f, platform: linux_aarch64}, {arch: sm_100f, cuda: cu12}]"
+    text = RECORDING_TEXT.replace("[sm_100f]", declared)
+    (directory / "recorded.yaml").write_text(text)
+    assert looked_at() == [
+        "sm_100f-linux_aarch64-cu13 GB200",
+        "sm_100f-linux_x86_64-cu12 B200",
+    ]
+    assert looked_at("--target", "sm_90a") == [
+        "sm_90a-linux_aarch64-cu13 H200",
+        "sm_90a-linux_x86_64-cu12 H200",
+    ]
+    assert looked_at("--target", "sm_100f-linux_aarch64-cu12") == [
+        "sm_100f-linux_aarch64-cu12 GB200"
+    ]
+    assert looked_at("--target", "sm_90a-cu12", "--target", "sm_90a-linux_x86_64") == [
+        "sm_90a-linux_aarch64-cu12 H200",
+        "sm_90a-linux_x86_64-cu12 H200",
+        "sm_90a-linux_x86_64-cu13 H200",
+    ]
+
+
+def test_kernels_of_another_platform_are_missed_with_the_reason(directory: Path) -> None:
+    result = run("dist", "--target", "sm_100f-linux_aarch64-cu13", "--fail-under", "10")
+    assert result.exit_code == 23
+    assert "built for platform linux_x86_64, this is linux_aarch64" in result.stdout
+    assert "targets: [{arch: sm_100f, platform: linux_aarch64}]" in result.stderr
+
+
+def test_a_target_that_is_none_is_refused_with_those_that_are_allowed(directory: Path) -> None:
+    result = run("dist", "--target", "sm_90a-linux-cu13")
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert "nothing builds for 'sm_90a-linux-cu13'; allowed: sm_90a, sm_100a, " in said
+
+
 def test_fail_under_decides_the_exit_status(directory: Path) -> None:
     assert run("dist", "--fail-under", "50").exit_code == 0
     assert run("dist", "--fail-under", "55.5", "--by", "flops").exit_code == 0

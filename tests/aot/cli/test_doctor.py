@@ -92,11 +92,15 @@ CUT_OFF = replace(LIBRARY, defect="it is cut off: 10 bytes, a table needs 64")
     ("part", "found", "said"),
     [
         ("_driver_version", None, "no CUDA driver: libcuda.so.1"),
-        ("torch_cuda", None, "torch is a CPU build"),
+        ("torch_cuda", None, "torch 1.2.3 is a CPU build, or broken; install one for CUDA 13 or "),
         ("torch_cuda", RuntimeError("CUDA error"), "RuntimeError: CUDA error"),
-        ("find_runtime_library", None, "pip install nvidia-cutlass-dsl-libs-cu13"),
+        ("find_runtime_library", None, "run: pip install 'nvgemm-aot[cu13]'"),
         ("find_runtime_library", CUT_OFF, "/lib.so cannot be loaded: it is cut off: 10 bytes"),
-        ("find_runtime_library", CUT_OFF, "--force-reinstall --no-deps nvidia-cutlass-dsl-libs-"),
+        (
+            "find_runtime_library",
+            CUT_OFF,
+            "--force-reinstall --no-deps 'nvidia-cutlass-dsl-libs-cu13==4.8.1'",
+        ),
         ("_gpus", (), "torch sees no GPU"),
         ("_gpus", RuntimeError("CUDA error"), "RuntimeError: CUDA error"),
         ("offered_providers", ToolchainError("entry points cannot be read"), "cannot be read"),
@@ -193,11 +197,30 @@ def test_a_driver_too_old_for_the_kernels_is_told_from_hidden_gpus(
     assert "CUDA_VISIBLE_DEVICES" not in said
 
 
+def test_a_library_without_a_symbol_is_told_without_a_gpu_too(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = "CuteDSLRT_TVMFFISetRaisedCudaError"
+    old = replace(LIBRARY, version="4.6.3", exports=DEVICE_SYMBOLS - {lacking})
+    machine.write_bytes(REAL_SM_90A.read_bytes())
+    have(monkeypatch, find_runtime_library=old, _gpus=())
+    said = problems()
+    assert f"no bundle serves this process: kernels import {lacking}, which the installed" in said
+    assert said.endswith("run: pip install 'nvidia-cutlass-dsl-libs-cu13>=4.7'")
+
+
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ({"platform": "linux_aarch64"}, "built for platform linux_aarch64, this is linux_"),
-        ({"cuda": "cu12"}, "built for cu12, torch uses cu13"),
+        (
+            {"platform": "linux_aarch64"},
+            "built for platform linux_aarch64, this is linux_x86_64; install its wheel for "
+            "linux_x86_64, or build for platform: linux_x86_64",
+        ),
+        (
+            {"cuda": "cu12"},
+            "built for cu12, torch uses cu13; build for cuda: cu13, or install a torch for CUDA 12",
+        ),
     ],
 )
 def test_a_bundle_for_another_process_says_so_without_a_gpu_too(

@@ -1,4 +1,4 @@
-"""Compiler processes that threads share, and that are counted over all servers of a machine."""
+"""ProcessKind processes that threads share, and that are counted over all servers of a machine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from compile_tasks import tasks
 from counted_starts import bound_starts
 from fake_provider import FakeProvider
 from jit_programs import kill, wait_until
-from nvgemm_aot.build.compiler import Compiler, TaskResult
+from nvgemm_aot.build.compiler import ProcessKind, TaskResult
 from nvgemm_aot.build.workers import WorkersCannotStart, WorkersKilled
 from nvgemm_aot.jit.shared_workers import SharedWorkers
 from nvgemm_aot.storage.cache import Cache
 from two_providers import First, Second
 
-FAKE = Compiler(provider=FakeProvider.name, cuda="cu13")
+FAKE = ProcessKind(provider=FakeProvider.name, cuda="cu13")
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_none_is_started_after_one_could_not_be(
     held = len(workers._held)
     with pytest.raises(WorkersCannotStart):
         list(workers.run([two]))
-    workers.prepare(2, Compiler(provider=name, cuda="cu13"))
+    workers.prepare(2, ProcessKind(provider=name, cuda="cu13"))
     assert len(workers._held) == held
     # Another provider's are another matter.
     assert [outcome for _, outcome in workers.run(tasks("three"))] == [TaskResult()]
@@ -165,7 +165,7 @@ def test_a_process_works_for_one_provider_alone(
         *two_providers.tasks_of(Second, "dddd", "eeeee", "ffffff"),
     ]
     workers = SharedWorkers(cache, most)
-    workers.prepare(2, Compiler(provider=First.name, cuda="cu13"))
+    workers.prepare(2, ProcessKind(provider=First.name, cuda="cu13"))
     for order in (wanted, wanted[::-1]):
         assert {outcome.failure for _, outcome in workers.run(order)} == {None}
     held = len(workers._held)

@@ -226,9 +226,10 @@ def test_a_target_is_of_a_platform_and_a_cuda_version(tmp_path: Path) -> None:
         "- {arch: sm_100f, device: GB200}\n"
         "- {arch: sm_100f, device: GB200, platform: linux_x86_64}\n"
         "- {arch: sm_90a, cuda: cu12}\n- sm_90a\n- {arch: sm_90a, device: H100, cuda: cu12, "
-        "platform: linux_aarch64}\n- sm_103a\n"
+        "platform: linux_aarch64}\n- sm_103a\n- {arch: sm_100a, platform: linux_aarch64}\n"
     )
     assert [(t.target.key, t.device.name) for t in load(tmp_path, text).targets] == [
+        ("sm_100a-linux_aarch64-cu13", "GB200"),
         ("sm_100f-linux_aarch64-cu13", "GB200"),
         ("sm_100f-linux_x86_64-cu13", "GB200"),
         ("sm_103a-linux_x86_64-cu13", "GB300"),  # named by nobody, so it says nothing of the host

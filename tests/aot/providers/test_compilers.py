@@ -11,7 +11,7 @@ import pytest
 
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.providers import cute_dsl
+from nvgemm_aot.providers import cute_setup
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_aot.verify.cubin import read_cubins
@@ -22,14 +22,14 @@ from nvgemm_runtime.gemm.target import CUDA_VERSIONS
 
 def test_a_process_has_room_for_one_compiler() -> None:
     program = (
-        "from nvgemm_aot.providers import cute_dsl\n"
+        "from nvgemm_aot.providers import cute_setup\n"
         "from nvgemm_runtime.errors import ToolchainError\n"
-        "cute_dsl.choose_compiler('cu12')\n"
-        "cute_dsl.set_environment()\n"
+        "cute_setup.choose_cuda('cu12')\n"
+        "cute_setup.set_environment()\n"
         "import cutlass\n"
         "print(cutlass.CUDA_VERSION.major)\n"
-        "cute_dsl.choose_compiler('cu13')\n"
-        "try: cute_dsl.set_environment()\n"
+        "cute_setup.choose_cuda('cu13')\n"
+        "try: cute_setup.set_environment()\n"
         "except ToolchainError as error: print(error)\n"
     )
     done = subprocess.run(
@@ -46,20 +46,22 @@ def test_a_process_has_room_for_one_compiler() -> None:
 
 
 def test_a_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cute_dsl, "_chosen_cuda", "cu11")
+    monkeypatch.setattr(cute_setup, "_chosen_cuda", "cu11")
     with pytest.raises(ToolchainError, match="pip install nvidia-cutlass-dsl-libs-cu11==4"):
-        cute_dsl.set_environment()
-    versions = dict.fromkeys(cute_dsl.DISTRIBUTIONS, "4.8.1")
-    with pytest.raises(ToolchainError, match="libs-cu11 is not installed"):
-        cute_dsl.for_cuda(versions, "cu11")
+        cute_setup.set_environment()
+    versions = dict.fromkeys(cute_setup.DISTRIBUTIONS, "4.8.1")
+    with pytest.raises(
+        ToolchainError, match=r"libs-cu11 is not installed; run: pip install .*cu11==4"
+    ):
+        cute_setup.for_cuda(versions, "cu11")
 
 
 def test_versions_name_the_compiler_that_is_used() -> None:
-    versions = cute_dsl.installed_versions(cute_dsl.DISTRIBUTIONS, "kernels")
+    versions = cute_setup.installed_versions(cute_setup.DISTRIBUTIONS, "kernels")
     for cuda in CUDA_VERSIONS:
-        named = [name for name in cute_dsl.for_cuda(versions, cuda) if name[-4:-2] == "cu"]
+        named = [name for name in cute_setup.for_cuda(versions, cuda) if name[-4:-2] == "cu"]
         assert named == [f"nvidia-cutlass-dsl-libs-{cuda}"]
-    assert cute_dsl.for_cuda({"other": "1"}, "cu12") == {"other": "1"}
+    assert cute_setup.for_cuda({"other": "1"}, "cu12") == {"other": "1"}
 
 
 MANIFEST = """\

@@ -18,7 +18,7 @@ import pytest
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.build.select import select
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.providers import Candidate, Enumeration, cute_dsl, load_provider
+from nvgemm_aot.providers import Candidate, Enumeration, cute_setup, load_provider
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
 from nvgemm_aot.providers.corrections import find_correction
 from nvgemm_aot.providers.quack import ACCEPTED_VERSIONS, Quack, gated
@@ -517,12 +517,12 @@ def test_without_the_library_the_error_names_what_installs_it(
 def test_another_release_of_the_library_is_refused_before_anything_is_compiled(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str
 ) -> None:
-    honest = cute_dsl.version
+    honest = cute_setup.version
 
     def versions(name: str) -> str:
         return version if name == "quack-kernels" else honest(name)
 
-    monkeypatch.setattr(cute_dsl, "version", versions)
+    monkeypatch.setattr(cute_setup, "version", versions)
     path = tmp_path / "both.yaml"
     path.write_text(MANIFEST.format(arch="sm_90a", providers="cutlass_operators, quack", k=256))
     said = rf"quack-kernels {version} is installed, must be 0\.6\.5.*run: pip install 'quack-ker"

@@ -286,8 +286,8 @@ def test_a_bundle_that_others_could_have_put_there_is_not_up_to_date(
 TEMPORARY = """
 import os, sys, tempfile
 from pathlib import Path
-from nvgemm_aot.build.compiler import Compiler, _prepare_worker
-_prepare_worker(Compiler(provider="fake_provider:FakeProvider", cuda="cu13"), Path(sys.argv[1]))
+from nvgemm_aot.build.compiler import ProcessKind, _prepare_worker
+_prepare_worker(ProcessKind(provider="fake_provider:FakeProvider", cuda="cu13"), Path(sys.argv[1]))
 print(tempfile.gettempdir(), os.environ["TMPDIR"], sep="\\n")
 """
 

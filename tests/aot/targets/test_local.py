@@ -105,6 +105,20 @@ def test_targets_are_for_the_platform_and_cuda_of_the_process() -> None:
     assert target.target.key == "sm_90a-linux_aarch64-cu12"
 
 
+@pytest.mark.parametrize(
+    ("platform", "base"), [("linux_x86_64", "B200"), ("linux_aarch64", "GB200")]
+)
+def test_an_unknown_product_is_derived_from_the_usual_one_of_its_platform(
+    platform: str, base: str
+) -> None:
+    unknown = replace(
+        H200, name="NVIDIA X", capability=(10, 0), multiprocessors=140, platform=platform
+    )
+    profile = profile_of(unknown)
+    assert (profile.name, profile.sm_count.value) == ("NVIDIA X", 140)
+    assert profile.max_active_clusters[2].source.startswith(f"{base}'s number times 140 of ")
+
+
 def test_the_host_is_a_target_for_providers_that_have_kernels_for_it() -> None:
     (target,) = targets_for(CPU)
     assert target.target.key == "cpu-linux_x86_64-cu13"

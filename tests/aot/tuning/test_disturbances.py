@@ -11,7 +11,7 @@ import pytest
 import torch
 from tuner import Tuner
 
-from nvgemm_aot.build.linker import compiler
+from nvgemm_aot.build.linker import c_compiler
 from nvgemm_aot.rankings.agreement import ATEN, DISAGREEMENT
 from nvgemm_aot.tuning import gpu, measuring, outcome
 from nvgemm_aot.tuning.gpu import UNKNOWN_DRIVER, GpuState, NvmlWatch, Watch, slowdowns, watch_gpu
@@ -260,7 +260,7 @@ def test_reads_what_the_drivers_library_tells(
 ) -> None:
     (tmp_path / "nvml.c").write_text(NVML)
     library = tmp_path / "libnvidia-ml.so.1"
-    command = [*compiler(), f"-DSTATUS={status}", "-shared", "-fPIC"]
+    command = [*c_compiler(), f"-DSTATUS={status}", "-shared", "-fPIC"]
     subprocess.run([*command, "-o", library, tmp_path / "nvml.c"], check=True)
     monkeypatch.setattr(gpu, "_LIBRARY", str(library))
     watch = watch_gpu("GPU-1234")

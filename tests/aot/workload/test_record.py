@@ -193,6 +193,20 @@ def test_under_fake_tensors(start: Start, tmp_path: Path) -> None:
     assert "9 GEMMs met, 7 distinct, 7 new in the file" in said
 
 
+def test_a_recording_under_fake_tensors_names_platform_and_cuda(
+    start: Start, tmp_path: Path
+) -> None:
+    called = "import torch; a = torch.zeros(16, 64, dtype=torch.half, device='cuda'); a @ a.mT"
+    for wanted in ("sm_90a-linux_aarch64-cu12", "sm_90a-linux_x86_64-cu13"):
+        process = start("--fake", "--target", wanted, "--", sys.executable, "-c", called)
+        _, said = process.communicate()
+        assert process.returncode == 0, said
+    assert Recorder(tmp_path / "out.yaml").read().targets == {
+        "{arch: sm_90a, platform: linux_aarch64, cuda: cu12}",
+        "sm_90a",
+    }
+
+
 _LONG = """
 import time, torch
 a = torch.ones(16, 64, dtype=torch.float16, device="cuda")

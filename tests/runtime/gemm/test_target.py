@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from nvgemm_aot.targets import DEFAULT_DEVICE, build_target
+from nvgemm_aot.targets import DEFAULT_DEVICE, build_target, usual_device
 from nvgemm_aot.targets.profile import load_profile, profile_names
 from nvgemm_runtime.errors import TargetError
-from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.gemm.target import Target, TargetName
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,65 @@ def test_every_default_device_can_run_its_target() -> None:
         resolved = build_target(arch)
         assert resolved.device.name == device
         assert resolved.target.runs_on(resolved.device.capability)
+
+
+@pytest.mark.parametrize(
+    ("arch", "device"),
+    [("sm_100f", "GB200"), ("sm_100a", "GB200"), ("sm_103a", "GB300"), ("sm_90a", "H200")],
+)
+def test_a_target_on_arm_is_for_the_gpu_beside_arm_processors(arch: str, device: str) -> None:
+    resolved = build_target(arch, platform="linux_aarch64")
+    assert resolved.device.name == usual_device(arch, "linux_aarch64") == device
+    assert build_target(arch).device.name == DEFAULT_DEVICE[arch]
+    assert (
+        build_target(arch, DEFAULT_DEVICE[arch], platform="linux_aarch64").device.name
+        == (DEFAULT_DEVICE[arch])
+    ), "one that is named stays"
+
+
+def test_the_usual_gpu_on_arm_is_what_the_message_suggests() -> None:
+    with pytest.raises(TargetError, match=r"leave the device out for GB200$"):
+        build_target("sm_100f", "H200", platform="linux_aarch64")
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "resolved"),
+    [
+        ("sm_90a", TargetName(arch="sm_90a"), "sm_90a-linux_aarch64-cu12"),
+        ("sm_90a-cu13", TargetName(arch="sm_90a", cuda="cu13"), "sm_90a-linux_aarch64-cu13"),
+        (
+            "sm_100f-linux_x86_64",
+            TargetName(arch="sm_100f", platform="linux_x86_64"),
+            "sm_100f-linux_x86_64-cu12",
+        ),
+        (
+            "sm_103a-linux_x86_64-cu13",
+            TargetName(arch="sm_103a", platform="linux_x86_64", cuda="cu13"),
+            "sm_103a-linux_x86_64-cu13",
+        ),
+    ],
+)
+def test_a_name_is_an_architecture_or_more_of_a_key(
+    text: str, named: TargetName, resolved: str
+) -> None:
+    assert TargetName.parse(text) == named
+    assert named.text == text
+    assert named.resolve(platform="linux_aarch64", cuda="cu12").key == resolved
+
+
+def test_what_nothing_is_built_for_counts_as_the_usual_one() -> None:
+    named = TargetName(arch="sm_90a")
+    assert named.resolve(platform="darwin_arm64", cuda="cu11").key == "sm_90a-linux_x86_64-cu13"
+    assert named.resolve(platform=None, cuda=None).key == "sm_90a-linux_x86_64-cu13"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "sm_80", "sm_90a-", "sm_90a-linux", "sm_90a-cu11", "sm_90a-cu13-linux_x86_64", "SM_90A"],
+)
+def test_other_names_are_refused_with_those_that_are_allowed(text: str) -> None:
+    with pytest.raises(ValueError, match=r"sm_90a, .*linux_aarch64.*cu12.*sm_90a-linux_aarch64-"):
+        TargetName.parse(text)
 
 
 def test_refuses_a_device_of_another_architecture() -> None:

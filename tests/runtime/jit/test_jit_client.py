@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -293,3 +294,16 @@ def test_what_is_missing_is_named_and_nothing_started(
         "the builder side is not installed: no pydantic; run: pip install 'nvgemm-aot[build]'"
     )
     assert fallback._process is None
+
+
+def test_on_arm_the_linker_is_part_of_the_builder_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NVGEMM_AOT_JIT_PROVIDER", raising=False)
+    monkeypatch.setattr(client, "missing_module", lambda: None)
+    monkeypatch.setattr(client, "_is_installed", lambda module: module != "ziglang")
+    assert client.why_not_compiling(H200) is None
+    on_arm = replace(H200, platform="linux_aarch64")
+    assert client.why_not_compiling(on_arm) == (
+        "the builder side is not installed: no ziglang; run: pip install 'nvgemm-aot[build,cross]'"
+    )
+    monkeypatch.setattr(client, "_is_installed", lambda module: True)
+    assert client.why_not_compiling(on_arm) is None

@@ -100,7 +100,7 @@ def test_unknown_signature_lists_what_is_bundled() -> None:
         (replace(B200, cuda="cu12"), "built for cu13, torch uses cu12"),
         (replace(B200, cuda=None), "torch uses no CUDA"),
         (replace(B200, platform="linux_aarch64"), "built for platform linux_x86_64"),
-        (replace(B200, runtime_library=None), "pip install nvidia-cutlass-dsl-libs-cu13"),
+        (replace(B200, runtime_library=None), "pip install 'nvgemm-aot[cu13]'"),
         (
             replace(B200, runtime_library=replace(LIBRARY, exports=frozenset())),
             "kernels import CuteDSLRT_TVMFFISetRaisedCudaError, _cuKernelGetAttribute, ",

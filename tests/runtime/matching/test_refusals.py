@@ -10,12 +10,18 @@ import pytest
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import encode_bundle, write_bundle
 from nvgemm_runtime.bundle.format import Header
-from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS, FFI_SYMBOLS, needed_symbols
+from nvgemm_runtime.bundle.imported_symbols import (
+    DEVICE_SYMBOLS,
+    FFI_SYMBOLS,
+    NEWEST_RUN,
+    needed_symbols,
+)
 from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.target import CUDA_VERSIONS
 from nvgemm_runtime.matching.device import UNKNOWN_VERSION
 from nvgemm_runtime.matching.index import BundleView, Index, Match, Miss
-from nvgemm_runtime.matching.refusals import library_refusal, refusal
-from repository import TESTS
+from nvgemm_runtime.matching.refusals import library_refusal, refusal, reinstall_command
+from repository import ROOT, TESTS
 from synthetic_content import synthetic_content
 from synthetic_facts import B200, LIBRARY
 
@@ -63,18 +69,47 @@ def test_each_symbol_of_tvm_ffi_is_needed(symbol: str) -> None:
     )
 
 
-def test_without_a_known_version_the_next_step_names_none() -> None:
+def test_without_a_known_version_the_next_step_names_the_range_of_the_extra() -> None:
     library = replace(LIBRARY, version=UNKNOWN_VERSION, exports=frozenset())
     reason = str(library_refusal(header(), library, None))
     assert f"which the installed {DISTRIBUTION} does not export" in reason
-    assert reason.endswith(f"run: pip install '{DISTRIBUTION}'")
+    assert reason.endswith(f"run: pip install '{DISTRIBUTION}>=4.7,<4.9'")
 
 
 def test_a_damaged_library_is_refused_with_what_is_wrong() -> None:
     library = replace(LIBRARY, defect="it is cut off: 10 bytes, a table needs 64")
     reason = str(library_refusal(header(), library, None))
     assert "/lib.so, which kernels call, cannot be loaded: it is cut off: 10 bytes" in reason
-    assert f"--force-reinstall --no-deps {DISTRIBUTION}" in reason
+    again = "run: pip install --force-reinstall --no-deps"
+    assert reason.endswith(f"{again} '{DISTRIBUTION}=={library.version}'")
+    unknown = str(library_refusal(header(), replace(library, version=UNKNOWN_VERSION), None))
+    assert unknown.endswith(f"{again} '{DISTRIBUTION}>=4.7,<4.9'"), "the range of the extra"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "command"),
+    [
+        ("cu12", "pip install 'nvgemm-aot[cu12]'"),
+        ("cu13", "pip install 'nvgemm-aot[cu13]'"),
+        ("cu14", "pip install nvidia-cutlass-dsl-libs-cu14"),
+    ],
+)
+def test_a_missing_library_is_brought_by_the_extra_of_its_cuda_version(
+    cuda: str, command: str
+) -> None:
+    target = replace(header().target, cuda=cuda)
+    reason = str(library_refusal(replace(header(), target=target), None, None))
+    assert reason.startswith(f"libcute_dsl_runtime.so for {cuda}, which kernels call, is not")
+    assert reason.endswith(f"run: {command}")
+
+
+def test_the_range_is_that_of_the_extras() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    for cuda in CUDA_VERSIONS:
+        damaged = replace(LIBRARY, cuda=cuda, version=UNKNOWN_VERSION)
+        requirement = reinstall_command(damaged).split()[-1].strip("'")
+        assert f'{cuda} = ["{requirement}"]' in project
+    assert f"<{NEWEST_RUN[0]}.{NEWEST_RUN[1] + 1}" in requirement
 
 
 def test_devices_are_judged_by_both_libraries() -> None:

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_runtime.errors import RecordError
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.recording.recorder import Recorder, chosen_target
+from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.recording.recorder import Recorder, named_target, recorded_target
+from nvgemm_runtime.recording.text import target_entry
 
 KEY = "mm/tn/bf16xbf16/fp32/bf16/m{m}n64k64"
 
@@ -173,9 +176,41 @@ def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path, place: str, 
     ],
 )
 def test_what_to_build_for(wanted: str, capability: tuple[int, int] | None, target: str) -> None:
-    assert chosen_target(capability, {"NVGEMM_AOT_RECORD_TARGET": wanted}) == target
+    variables = {"NVGEMM_AOT_RECORD_TARGET": wanted}
+    found = recorded_target(capability, "linux_x86_64", "cu13", variables)
+    assert found == Target(arch=target)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "platform", "cuda", "entry"),
+    [
+        ("", "linux_x86_64", "cu13", "sm_100f"),
+        ("", "linux_x86_64", None, "sm_100f"),
+        ("", "darwin_arm64", "cu11", "sm_100f"),
+        ("", "linux_x86_64", "cu12", "{arch: sm_100f, cuda: cu12}"),
+        ("", "linux_aarch64", "cu13", "{arch: sm_100f, platform: linux_aarch64}"),
+        ("sm_90a", "linux_aarch64", "cu12", "{arch: sm_90a, platform: linux_aarch64, cuda: cu12}"),
+        ("sm_90a-cu13", "linux_aarch64", "cu12", "{arch: sm_90a, platform: linux_aarch64}"),
+        ("sm_90a-linux_x86_64-cu13", "linux_aarch64", "cu12", "sm_90a"),
+    ],
+)
+def test_platform_and_cuda_are_those_of_the_process_unless_named(
+    wanted: str, platform: str, cuda: str | None, entry: str, tmp_path: Path
+) -> None:
+    variables = {"NVGEMM_AOT_RECORD_TARGET": wanted}
+    target = recorded_target((10, 0), platform, cuda, variables)
+    assert target_entry(target) == entry
+    path = tmp_path / "recorded.yaml"
+    Recorder(path).add(Problem.parse("mm/tn/bf16xbf16/fp32/bf16/m16n64k64"), entry)
+    [built] = load_manifest(path).targets
+    assert built.target == target
+    on_arm = {"sm_100f": "GB200", "sm_90a": "H200"}
+    if target.platform == "linux_aarch64":
+        assert built.device.name == on_arm[target.arch]
 
 
 def test_what_nothing_builds_for_is_an_error() -> None:
     with pytest.raises(RecordError, match=r"sm_80: nothing builds for it; allowed: .*sm_90a"):
-        chosen_target(None, {"NVGEMM_AOT_RECORD_TARGET": "sm_80"})
+        named_target({"NVGEMM_AOT_RECORD_TARGET": "sm_80"})
+    with pytest.raises(RecordError, match=r"sm_90a-cu11: nothing builds for it; allowed: .*cu12"):
+        recorded_target(None, "linux_x86_64", None, {"NVGEMM_AOT_RECORD_TARGET": "sm_90a-cu11"})
