@@ -25,6 +25,7 @@ from .gates import (
     gradients_by_operators,
     is_watched,
     project_up,
+    rounded,
     widen,
 )
 from .products import columns, owner_of_rows, rows
@@ -192,10 +193,10 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         if scores is not None:
             exact = exact * scores[:, None]
         if not plan.combine:
-            return exact.to(x.dtype)
+            return rounded(exact, x.dtype)
         exact = torch.where(_is_owned(offsets, exact), exact, 0)
-        sums = exact.new_zeros(x.shape)
-        return sums.index_add_(0, indices, exact.to(sums.dtype)).to(x.dtype)
+        # Not in place: of what was written in place, torch 2.11 compiles no gradient.
+        return rounded(exact.new_zeros(x.shape).index_add(0, indices, exact), x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -263,7 +264,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                 if indices is not None:
                     exact = torch.where(_is_owned(offsets, grad_x), widen(grad_x), 0)
                     sums = exact.new_zeros(x.shape)
-                    grad_x = sums.index_add_(0, indices, exact).to(x.dtype)
+                    grad_x = rounded(sums.index_add_(0, indices, exact), x.dtype)
                 found["x"] = grad_x
         order = ("scores", "x", "gate", "up", "w_down", "gate_bias", "up_bias", "down_bias")
         return (None, None, None, *(found.get(name) for name in order))

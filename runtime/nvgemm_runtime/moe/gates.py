@@ -185,3 +185,11 @@ def _dense_like(matrix: torch.Tensor) -> torch.Tensor:
 def widen(matrix: torch.Tensor) -> torch.Tensor:
     """The matrix in fp32, or in fp64 where it is that."""
     return matrix if matrix.dtype is torch.float64 else matrix.float()
+
+
+def rounded(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The matrix in a type; itself where it has it.
+
+    Compiled by torch 2.11, a function whose result is ``to`` of its own type has no gradients.
+    """
+    return matrix if matrix.dtype is dtype else matrix.to(dtype)
