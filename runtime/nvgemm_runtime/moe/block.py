@@ -210,6 +210,8 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             offsets, indices, scores, x, w_gate, w_up, w_down, down_bias, gate_rows, up_rows, kept,
         ) = ctx.saved_tensors  # fmt: skip
         plan: Plan = ctx.plan
+        if plan.uses_kernels:  # and so does not compile
+            ctx.maybe_clear_saved_tensors()  # unless the graph is retained
         (for_scores, for_x, for_gate, for_up, for_down, for_gate_bias, for_up_bias, for_down_bias
          ) = ctx.needs_input_grad[3:]  # fmt: skip
         for_gates = for_x or for_gate or for_up or for_gate_bias or for_up_bias
@@ -238,7 +240,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             grad_gate_rows, grad_up_rows = plan.split(grad_gate_rows)
         if hidden is not None:
             found["w_down"] = _weight_grad(grad, hidden, offsets, w_down)
-            hidden = None
+        hidden = kept = gate_rows = up_rows = None  # their memory, too
         if for_down_bias:
             found["down_bias"] = _bias_grad(_weighted(grad, scores), offsets)
         if by_row is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +25,7 @@ from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.launch.loader import LoadedKernel
-from nvgemm_runtime.moe import experts, gates, products
+from nvgemm_runtime.moe import block, experts, gates, products
 from nvgemm_runtime.settings import DEBUG_VARIABLE
 
 EXPERTS, DIM, HIDDEN, TOKENS = 4, 24, 16, 11
@@ -281,6 +282,29 @@ def test_autocast_computes_in_its_type_and_gives_gradients_in_the_weights() -> N
     assert out.dtype is torch.bfloat16
     out.sum().backward()
     assert all(one.grad is not None and one.grad.dtype is torch.float32 for one in leaves(made))
+
+
+def test_what_is_saved_is_free_before_the_last_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And stays where the graph is retained, for which a second backward gives the same."""
+    made = operands(routing="uneven")
+    out = experts(**made)
+    saved = weakref.ref(out.grad_fn.saved_tensors[8].untyped_storage())
+    lives: list[bool] = []
+    multiply = block.rows
+
+    def watched(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torch.Tensor:
+        lives.append(saved() is not None)
+        return multiply(a, b, *rest)
+
+    monkeypatch.setattr(block, "rows", watched)
+    leaves = (made["x"], made["w_up"], made["w_down"])
+    first = torch.autograd.grad(out, leaves, torch.ones_like(out), retain_graph=True)
+    assert lives == [True, True]  # of the hidden rows, and last of x
+    again = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    assert lives[2:] == [True, False]
+    assert_same(list(first), list(again), 0.0)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(out, leaves, torch.ones_like(out))
 
 
 def test_double_backward_is_refused() -> None:
