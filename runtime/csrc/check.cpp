@@ -83,15 +83,15 @@ void Checker::CheckShapes() const {
          has_columns ? OutColumnsText(spec_.form) : "");
 }
 
-// A gradient's columns come in two halves, and a kernel stores each by itself; of the other forms,
+// Gradients of gates and of ups may be stored as two matrices, of n columns each; of the other forms,
 // parts are aligned where the whole is.
 void Checker::CheckParts() const {
   if (spec_.form != GateForm::kGradient) return;
   const int64_t n = ProductColumns();
   const int64_t step = spec_.alignment_bytes / ElementBytes(spec_.out_dtype);
   if (step < 2 || n % step == 0) return;
-  Refuse(kValueError, "b has ", n, " columns, and out as many in each half; must be a multiple of ",
-         step, " (", spec_.alignment_bytes, " bytes)");
+  Refuse(kValueError, "b has ", n, " columns, and out twice as many; n must be a multiple of ", step,
+         " (", spec_.alignment_bytes, " bytes)");
 }
 
 // Strides are canonical by now.

@@ -229,7 +229,7 @@ PARTS_REFUSED = {
     "gates and ups that the gate's column follows at no aligned address": (
         KEPT, 24, r"out .*\b36\b"),
     "halves of gradients": (
-        GRADIENT, 12, r"b has 12 columns, and out as many in each half; must be a multiple of 8 "
+        GRADIENT, 12, r"b has 12 columns, and out twice as many; n must be a multiple of 8 "
         r"\(16 bytes\)"),
 }  # fmt: skip
 

@@ -3,7 +3,8 @@
 Where kernels have the gate in their epilogue, one computes the up projection, and stores it in
 front of what the activation makes of it; both are saved for the backward, where another takes the
 gradient through the down projection and the gate. Else the activation is computed by operators, and
-again in the backward, there in fp32 and for some rows at a time, so that its tensors stay small.
+again in the backward: as in the forward where that kernel has its gradient, and otherwise in fp32
+and for some rows at a time, so that its tensors stay small.
 While torch.compile traces, operators it is, in fp32 and for all rows at once, since it fuses them.
 """
 
@@ -20,12 +21,14 @@ from .activations import Activation, GatedActivation
 from .checks import check_dtypes, check_kinds, check_shapes, check_values, named, pair_of
 from .gates import (
     Plan,
+    UpProjection,
     activated,
     gradients_by_kernel,
     gradients_by_operators,
     is_watched,
     project_up,
     rounded,
+    weighted,
     widen,
 )
 from .products import columns, owner_of_rows, rows
@@ -175,16 +178,15 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         down_bias: torch.Tensor | None,
     ) -> torch.Tensor:
         taken = x if indices is None else x.index_select(0, indices)
-        gate_rows, up_rows, kept = project_up(
-            plan, taken, offsets, (w_gate, w_up), (gate_bias, up_bias)
-        )
-        hidden = kept
+        projected = project_up(plan, taken, offsets, (w_gate, w_up), (gate_bias, up_bias))
+        hidden = projected.joined
         if hidden is None:
-            assert gate_rows is not None
-            hidden = activated(plan, *plan.parts(gate_rows, up_rows))
+            assert projected.gates is not None
+            hidden = activated(plan, *plan.parts(projected.gates, projected.ups))
         ctx.plan = plan
         ctx.save_for_backward(
-            offsets, indices, scores, x, w_gate, w_up, w_down, down_bias, gate_rows, up_rows, kept,
+            offsets, indices, scores, x, w_gate, w_up, w_down, down_bias,
+            projected.gates, projected.ups, projected.joined,
         )  # fmt: skip
         result = rows(hidden, w_down.mT, offsets, down_bias)
         if scores is None and not plan.combine:
@@ -207,7 +209,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                 "create_graph=True"
             )
         (
-            offsets, indices, scores, x, w_gate, w_up, w_down, down_bias, gate_rows, up_rows, kept,
+            offsets, indices, scores, x, w_gate, w_up, w_down, down_bias, *saved,
         ) = ctx.saved_tensors  # fmt: skip
         plan: Plan = ctx.plan
         if plan.uses_kernels:  # and so does not compile
@@ -219,30 +221,31 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         grad = grad.to(x.dtype)
         grad = grad.index_select(0, indices) if plan.combine else grad.contiguous()
 
-        hidden = grad_gate_rows = grad_up_rows = by_row = None
-        if for_gates and not for_scores:
-            weighted = _weighted(grad, scores)
-            grad_gate_rows = gradients_by_kernel(
-                plan, weighted, w_down, offsets, gate_rows, up_rows
-            )
-        if grad_gate_rows is not None:
-            grad, scores = weighted, None  # from here on, as of rows without weights
-            if for_down:
-                hidden = kept if kept is not None else activated(plan, *plan.parts(gate_rows, None))
-        else:
-            grad_hidden = rows(grad, w_down, offsets) if for_gates or for_scores else None
-            hidden, grad_gate_rows, grad_up_rows, by_row = gradients_by_operators(
-                plan, gate_rows, up_rows, grad_hidden, scores,
+        projected = UpProjection(**dict(zip(("gates", "ups", "joined"), saved)))
+        of_activation = None
+        if for_gates:
+            of_activation = gradients_by_kernel(
+                plan, projected, grad, scores, w_down, offsets,
+                for_down=for_down, for_scores=for_scores,
+            )  # fmt: skip
+        by_kernel = of_activation is not None
+        if of_activation is None:
+            of_activation = gradients_by_operators(
+                plan, projected, grad, scores, w_down, offsets,
                 for_down=for_down, for_gates=for_gates, for_scores=for_scores,
             )  # fmt: skip
-            grad_hidden = None  # its memory is free for the results
-        if w_up is not None and up_rows is None and grad_gate_rows is not None:
+        grad_gate_rows, grad_up_rows = of_activation.gates, of_activation.ups
+        if w_up is not None and grad_up_rows is None and grad_gate_rows is not None:
             grad_gate_rows, grad_up_rows = plan.split(grad_gate_rows)
-        if hidden is not None:
-            found["w_down"] = _weight_grad(grad, hidden, offsets, w_down)
-        hidden = kept = gate_rows = up_rows = None  # their memory, too
+        if of_activation.joined is not None:
+            found["w_down"] = _weight_grad(
+                of_activation.grad, of_activation.joined, offsets, w_down
+            )
+        by_row = of_activation.scores
         if for_down_bias:
-            found["down_bias"] = _bias_grad(_weighted(grad, scores), offsets)
+            of_rows = of_activation.grad if by_kernel else weighted(grad, scores)
+            found["down_bias"] = _bias_grad(of_rows, offsets)
+        del of_activation, projected, saved  # their memory is free for what follows
         if by_row is not None:
             if down_bias is not None:
                 owner = owner_of_rows(offsets, grad.shape[0])
@@ -270,11 +273,6 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                 found["x"] = grad_x
         order = ("scores", "x", "gate", "up", "w_down", "gate_bias", "up_bias", "down_bias")
         return (None, None, None, *(found.get(name) for name in order))
-
-
-def _weighted(grad: torch.Tensor, scores: torch.Tensor | None) -> torch.Tensor:
-    """Gradients of rows, times the rows' weights."""
-    return grad if scores is None else (widen(grad) * scores[:, None]).to(grad.dtype)
 
 
 def _weight_grad(

@@ -1,7 +1,7 @@
 """Gates and ups: their products, what the activation makes of them, and their gradients.
 
-Each by a kernel with the gate in its epilogue where one serves and nothing follows the operators
-that run, else by operators.
+Kernels with the gate in their epilogue compute them where one serves, unless a tracer, a dispatch
+mode or a tensor subclass observes operators; else operators do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .activations import Activation, GatedActivation
 from .products import gate_gradients, gated_rows, rows, rows_into
 
 _PIECE = 1 << 24
-"""Elements of each fp32 tensor between products, but while torch.compile traces."""
+"""Elements of each fp32 tensor between products, except while torch.compile traces."""
 
 _GATES = {one: Gate(one.value) for one in Activation}
 
@@ -27,7 +27,7 @@ class Plan:
 
     Attributes:
         order: Where gates and ups stand; None where they are two products, which lie in halves.
-        uses_kernels: Whether kernels with the gate may run, which nothing sees that follows
+        uses_kernels: Whether kernels may be launched directly, which nothing sees that observes
             operators.
     """
 
@@ -64,38 +64,76 @@ class Plan:
         return find_gated(gate, self.order or WeightOrder.HALVES, form)
 
 
+@dataclass(frozen=True, kw_only=True)
+class UpProjection:
+    """What the up projection gave.
+
+    Attributes:
+        gates: The product of gates, or of gates and ups in one matrix; None where a kernel joined
+            them and no gradient is wanted.
+        ups: The product of ups; None where there is no matrix of its own.
+        joined: What the activation makes of both; None where no kernel computed it.
+    """
+
+    gates: torch.Tensor | None = None
+    ups: torch.Tensor | None = None
+    joined: torch.Tensor | None = None
+
+
 def project_up(
     plan: Plan,
     taken: torch.Tensor,
     offsets: torch.Tensor,
     weights: tuple[torch.Tensor, torch.Tensor | None],
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """The products of gates and of ups, and what a kernel made of them.
-
-    Where both are in the first, the second is None; where no kernel has the activation, the third
-    is; and the first, where one has and no gradient is wanted.
-    """
+) -> UpProjection:
+    """Multiply rows with the weights of gates and of ups, by the fewest launches that serve."""
     (w_gate, w_up), (gate_bias, up_bias) = weights, biases
-    if plan.uses_kernels and w_up is None:
-        epilogue = plan.epilogue(GateForm.KEPT if plan.wants_grad else GateForm.JOINED)
-        stored = None
-        if epilogue is not None and (epilogue.addend is None) == (gate_bias is None):
-            stored = gated_rows(taken, w_gate.mT, offsets, gate_bias, epilogue)
-        if stored is not None:
-            if not plan.wants_grad:
-                return None, None, stored
-            n = w_gate.shape[1]
-            return stored[:, :n], None, stored[:, n:]
-    elif plan.uses_kernels and w_up is not None:
-        hidden = w_gate.shape[1]
-        both = taken.new_empty((taken.shape[0], 2 * hidden))
-        if rows_into(both[:, :hidden], taken, w_gate.mT, offsets, gate_bias) and rows_into(
-            both[:, hidden:], taken, w_up.mT, offsets, up_bias
-        ):
-            return both, None, None
-    gate_rows = rows(taken, w_gate.mT, offsets, gate_bias)
-    return gate_rows, None if w_up is None else rows(taken, w_up.mT, offsets, up_bias), None
+    if plan.uses_kernels:
+        found = (
+            _joined_by_kernel(plan, taken, offsets, w_gate, gate_bias)
+            if w_up is None
+            else _side_by_side(taken, offsets, (w_gate, w_up), biases)
+        )
+        if found is not None:
+            return found
+    gates = rows(taken, w_gate.mT, offsets, gate_bias)
+    ups = None if w_up is None else rows(taken, w_up.mT, offsets, up_bias)
+    return UpProjection(gates=gates, ups=ups)
+
+
+def _joined_by_kernel(
+    plan: Plan,
+    taken: torch.Tensor,
+    offsets: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> UpProjection | None:
+    """The up projection by a kernel with the gate, if one serves."""
+    epilogue = plan.epilogue(GateForm.KEPT if plan.wants_grad else GateForm.JOINED)
+    if epilogue is None or (epilogue.addend is None) is not (bias is None):
+        return None
+    stored = gated_rows(taken, weight.mT, offsets, bias, epilogue)
+    if stored is None or not plan.wants_grad:
+        return None if stored is None else UpProjection(joined=stored)
+    n = weight.shape[1]
+    return UpProjection(gates=stored[:, :n], joined=stored[:, n:])
+
+
+def _side_by_side(
+    taken: torch.Tensor,
+    offsets: torch.Tensor,
+    weights: tuple[torch.Tensor, torch.Tensor],
+    biases: tuple[torch.Tensor | None, torch.Tensor | None],
+) -> UpProjection | None:
+    """Both products in one matrix, as the gradient of the gate reads them, if kernels serve."""
+    hidden = weights[0].shape[1]
+    both = taken.new_empty((taken.shape[0], 2 * hidden))
+    halves = both[:, :hidden], both[:, hidden:]
+    for half, weight, bias in zip(halves, weights, biases):
+        if not rows_into(half, taken, weight.mT, offsets, bias):
+            return None
+    return UpProjection(gates=both)
 
 
 def activated(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -105,41 +143,81 @@ def activated(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return plan.activation.apply(gate, up).contiguous()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """What the backward needs of the activation; None for what is not asked for.
+
+    Attributes:
+        grad: The gradient of the down projection's result that goes with ``joined``.
+        joined: What the activation gave, for the gradient of the down projection's weights.
+        gates: The gradients of gates, or of gates and ups in one matrix.
+        ups: Those of ups; None where there is no matrix of their own.
+        scores: The gradient of each row's weight, in fp32.
+    """
+
+    grad: torch.Tensor
+    joined: torch.Tensor | None = None
+    gates: torch.Tensor | None = None
+    ups: torch.Tensor | None = None
+    scores: torch.Tensor | None = None
+
+
 def gradients_by_kernel(
     plan: Plan,
+    projected: UpProjection,
     grad: torch.Tensor,
+    scores: torch.Tensor | None,
     w_down: torch.Tensor,
     offsets: torch.Tensor,
-    gate_rows: torch.Tensor,
-    up_rows: torch.Tensor | None,
-) -> torch.Tensor | None:
-    """Gradients of gates and ups, from that of the result, if a kernel serves."""
-    if not plan.uses_kernels or up_rows is not None or is_watched(grad):
-        return None  # before more is looked at: Dynamo of torch 2.11 does not iterate enumerations
-    epilogue = plan.epilogue(GateForm.GRADIENT)
-    if epilogue is None:
+    *,
+    for_down: bool,
+    for_scores: bool,
+) -> Gradients | None:
+    """Take the gradient of the result to gates and ups by one kernel, if one serves.
+
+    The gradient of a row's weight is the sum of what the activation gave times its gradient, and so
+    of ups times theirs, where ups are a factor as they are.
+    """
+    ups_are_cut = plan.activation.kind is Activation.SWIGLU_OAI
+    # Before more is looked at: Dynamo of torch 2.11 does not iterate enumerations.
+    if not plan.uses_kernels or projected.ups is not None or (for_scores and ups_are_cut):
         return None
-    return gate_gradients(grad, w_down, offsets, gate_rows, epilogue)
+    product, epilogue = projected.gates, plan.epilogue(GateForm.GRADIENT)
+    if product is None or epilogue is None or is_watched(grad):
+        return None
+    given = grad if for_scores else weighted(grad, scores)
+    found = gate_gradients(given, w_down, offsets, product, epilogue)
+    if found is None:
+        return None
+    by_row = None
+    if for_scores:
+        assert scores is not None
+        by_row = torch.sum(plan.split(found)[1] * plan.split(product)[1], -1, dtype=torch.float32)
+        found.mul_(scores[:, None])
+        given = weighted(grad, scores)
+    joined = projected.joined
+    if for_down and joined is None:
+        joined = activated(plan, *plan.split(product))
+    return Gradients(grad=given, joined=joined if for_down else None, gates=found, scores=by_row)
 
 
 def gradients_by_operators(
     plan: Plan,
-    gate_rows: torch.Tensor,
-    up_rows: torch.Tensor | None,
-    grad_hidden: torch.Tensor | None,
+    projected: UpProjection,
+    grad: torch.Tensor,
     scores: torch.Tensor | None,
+    w_down: torch.Tensor,
+    offsets: torch.Tensor,
     *,
     for_down: bool,
     for_gates: bool,
     for_scores: bool,
-) -> tuple[torch.Tensor | None, ...]:
-    """What the backward needs of the activation, by operators; None for what is not asked for.
-
-    Returns:
-        What the activation gave, times the rows' weights; the gradients of gates and ups, as their
-        products lie; and that of each row's weight.
-    """
+) -> Gradients:
+    """Take the gradient of the result to gates and ups by a product and operators, in fp32."""
+    gate_rows, up_rows = projected.gates, projected.ups
+    assert gate_rows is not None
     gate, up = plan.parts(gate_rows, up_rows)
+    grad_hidden = rows(grad, w_down, offsets) if for_gates or for_scores else None
     hidden = _dense_like(gate) if for_down else None
     grad_gate_rows = torch.empty_like(gate_rows) if for_gates else None
     grad_up_rows = None if up_rows is None or not for_gates else torch.empty_like(up_rows)
@@ -159,11 +237,18 @@ def gradients_by_operators(
             grads = grads if factor is None else grads * factor
             of_gates, of_ups = plan.parts(grad_gate_rows, grad_up_rows)
             of_gates[piece], of_ups[piece] = plan.activation.gradients(gates, ups, grads)
-    return hidden, grad_gate_rows, grad_up_rows, by_row
+    return Gradients(
+        grad=grad, joined=hidden, gates=grad_gate_rows, ups=grad_up_rows, scores=by_row
+    )
+
+
+def weighted(grad: torch.Tensor, scores: torch.Tensor | None) -> torch.Tensor:
+    """Gradients of rows, times the rows' weights."""
+    return grad if scores is None else (widen(grad) * scores[:, None]).to(grad.dtype)
 
 
 def is_watched(*tensors: torch.Tensor | None) -> bool:
-    """Whether something follows the operators that run: a tracer, a recording, a subclass."""
+    """Whether a tracer, a dispatch mode or a tensor subclass observes operators."""
     if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
         return True
     plain = (torch.Tensor, torch.nn.Parameter, type(None))

@@ -103,7 +103,7 @@ def rows_into(
     """`rows` into a matrix that may have gaps between rows, if a kernel serves; not to be traced.
 
     Returns:
-        Whether one did.
+        Whether a kernel served.
     """
     return _run_kernel(out, a, b, offsets, bias, None)
 
@@ -131,6 +131,8 @@ def _run_kernel(
     # Torch resolves negated views for operators, but this is none.
     a, b, offsets = a.resolve_neg(), b.resolve_neg(), offsets.resolve_neg()
     addend = None if addend is None else addend.resolve_neg()
+    if addend is not None and addend.stride(-1) != 1:  # a bias; a product has rows with gaps
+        addend = addend.contiguous()
     if is_debugging():
         check_offset_values(offsets, a.shape[0])
     if a.shape[0] == 0:

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import cpu_provider
 from cpu_kernels import signature
@@ -299,9 +300,9 @@ def test_what_is_saved_is_free_before_the_last_gradients(monkeypatch: pytest.Mon
     monkeypatch.setattr(block, "rows", watched)
     leaves = (made["x"], made["w_up"], made["w_down"])
     first = torch.autograd.grad(out, leaves, torch.ones_like(out), retain_graph=True)
-    assert lives == [True, True]  # of the hidden rows, and last of x
+    assert lives == [True]  # when the gradient of x is made
     again = torch.autograd.grad(out, leaves, torch.ones_like(out))
-    assert lives[2:] == [True, False]
+    assert lives == [True, False]
     assert_same(list(first), list(again), 0.0)
     with pytest.raises(RuntimeError, match="second time"):
         torch.autograd.grad(out, leaves, torch.ones_like(out))
@@ -484,27 +485,38 @@ def test_routing_weights_that_need_no_gradient_scale_what_kernels_take(
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("frozen", "activation", "expected"),
     [
-        ({"routing_weights": torch.ones(18, requires_grad=True)}, [None]),
-        ({"frozen": ("x", "w_up")}, []),
-        ({"frozen": ("w_down",)}, [Epilogue.SWIGLU_HALVES_GRADIENT]),
+        ((), "swiglu", [Epilogue.SWIGLU_HALVES_GRADIENT]),
+        ((), "swiglu_oai", [None]),
+        (("x", "w_up", "up_bias"), "swiglu", [None]),
+        (("x", "w_up", "routing_weights"), "swiglu", []),
+        (("w_down",), "swiglu", [Epilogue.SWIGLU_HALVES_GRADIENT]),
     ],
-    ids=["gradient of routing weights", "nothing before the gate", "weights of down"],
+    ids=["all", "ups are cut", "before the gate", "weights of rows, too", "weights of down"],
 )
 def test_a_kernel_takes_the_gradient_where_it_gives_all_that_is_wanted(
-    changes: dict[str, Any], expected: list[Epilogue | None], install: Callable[..., Installed]
+    frozen: tuple[str, ...],
+    activation: str,
+    expected: list[Epilogue | None],
+    install: Callable[..., Installed],
 ) -> None:
-    """The gradient of a row's weight needs what the kernel does not store."""
-    kept, gradient = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
+    """The gradient of a row's weight is that of ups times ups, where they are not cut off."""
+    kept, gradient = (
+        find_gated(Gate(activation), WeightOrder.HALVES, form)
+        for form in (GateForm.KEPT, GateForm.GRADIENT)
+    )
     installed = install({"tn": [None, kept], "tt": [None, gradient]})
-    made = operands_for_kernels()
-    frozen = changes.pop("frozen", ())
-    made |= changes
-    for name in frozen:
+    biases = ["up_bias"] if kept.addend else []
+    made = operands_for_kernels("down_bias", *biases)
+    made["routing_weights"] = (torch.rand(18) + 0.5).requires_grad_()
+    for name in {*frozen} & {*made}:
         made[name] = made[name].detach()
+    for name in ("x", "w_up"):  # whole numbers, so that both cut off the same gates
+        made[name] = made[name].detach().round().requires_grad_(made[name].requires_grad)
+    made["activation"] = activation
     out = experts(**made)
-    installed.launched.clear()
+    installed.epilogues()
     wanted = [one for one in made.values() if isinstance(one, torch.Tensor) and one.requires_grad]
     found = torch.autograd.grad(out, wanted, torch.ones_like(out))
     assert installed.epilogues()[:1] == expected
@@ -513,7 +525,57 @@ def test_a_kernel_takes_the_gradient_where_it_gives_all_that_is_wanted(
     assert_same(list(found), list(torch.autograd.grad(again, wanted, torch.ones_like(out))), 2**-5)
 
 
-def test_a_step_of_experts_keeps_its_values_when_kernels_that_keep_go_missing(
+@pytest.mark.parametrize(
+    "setting", ["gather and add", "checkpoint", "autocast", "transposed weights of down"]
+)
+def test_kernels_have_the_gate_in_training(setting: str, install: Callable[..., Installed]) -> None:
+    kept, gradient = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
+    installed = install({"tn": [None, kept, gradient], "tt": [None, gradient]})
+    made = operands_for_kernels()
+    call: Callable[..., torch.Tensor] = experts
+    if setting == "gather and add":
+        made |= {"indices": torch.arange(18) % 11, "combine": True}
+        made["x"] = made["x"].detach()[:11].clone().requires_grad_()
+    elif setting == "checkpoint":
+
+        def call(**given: Any) -> torch.Tensor:
+            return checkpoint(
+                lambda x: experts(**{**given, "x": x}), given["x"], use_reentrant=False
+            )
+
+    elif setting == "autocast":
+        for name in ("x", "w_up", "w_down"):
+            made[name] = made[name].detach().float().requires_grad_()
+
+        def call(**given: Any) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return experts(**given)
+
+    else:
+        made["w_down"] = made["w_down"].detach().mT.contiguous().mT.requires_grad_()
+    found = gradients(call, made)
+    launched = installed.epilogues()
+    assert gradient in launched
+    assert launched.count(kept) == (2 if setting == "checkpoint" else 1)
+    installed.remove()
+    assert_same(found, gradients(call, made), 2**-5)
+
+
+def test_a_dispatch_mode_sees_operators_in_the_backward_too(
+    install: Callable[..., Installed],
+) -> None:
+    """As selective checkpointing has, and whatever counts what runs."""
+    kept, gradient = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
+    installed = install({"tn": [None, kept], "tt": [None, gradient]})
+    made = operands_for_kernels()
+    out = experts(**made)
+    assert installed.epilogues() == [kept, None]
+    with FlopCounterMode(display=False):
+        torch.autograd.grad(out, made["x"], torch.ones_like(out))
+    assert installed.epilogues() == [None, None]
+
+
+def test_operators_take_the_gradient_of_a_product_that_a_kernel_kept(
     install: Callable[..., Installed],
 ) -> None:
     installed = install({"tn": [None, Epilogue.SWIGLU_HALVES_KEPT], "tt": [None]})

@@ -69,8 +69,12 @@ def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> An
     assert signature.epilogue is not None
     assert signature.epilogue.gate is not None
     in_halves = has_halves(signature)
-    maker = _class_for_halves if in_halves else _class_for_pairs
-    kind = maker(arch == HOPPER, signature.epilogue.gate, cute_type(signature.out))
+    hopper, gate = arch == HOPPER, signature.epilogue.gate
+    kind = (
+        _class_for_halves(hopper, gate)
+        if in_halves
+        else _class_for_pairs(hopper, gate, cute_type(signature.out))
+    )
     if arch == HOPPER and design.sums_of_a_thread > _MOST_SUMS_IN_WIDE_STEPS:
         kind = _in_narrow_steps(kind)
     options: dict[str, Any] = (
@@ -116,7 +120,7 @@ def _pairs_of(matrix: Any) -> Any:
 
 
 @functools.cache
-def _class_for_halves(hopper: bool, gate: Gate, _: Any) -> Any:
+def _class_for_halves(hopper: bool, gate: Gate) -> Any:
     """The library's GEMM with matrices of gates and of ups."""
     import cutlass
     from cutlass import Float32, cute
