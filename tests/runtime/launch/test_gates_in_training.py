@@ -200,8 +200,8 @@ REFUSALS: dict[str, tuple[Call, type[Exception], str]] = {
         r"reads a product of shape \[15, 48\]"),
     "a product of another type": (lambda x, p: backward(x, OF_GATE, p.half()), NoKernelError,
         "what is added is torch.float16, must be torch.bfloat16"),
-    "a column-major product": (lambda x, p: backward(x, OF_GATE, p.T.contiguous().T), Exception,
-        "stride"),
+    "a column-major product": (lambda x, p: backward(x, OF_GATE, p.T.contiguous().T), NoKernelError,
+        "what is added is not row-major"),
     "a bias for a gradient": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["grad"], x["w_down"], x["ends"],
             epilogue=OF_GATE, bias=x["bias"], product=p),
