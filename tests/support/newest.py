@@ -42,8 +42,11 @@ PAIRS = (
     "python3 tests/gpu/versions.py run pairs  # on the GPU, without a network",
 )
 
+COMPILE_12 = (
+    "build/newest/bin/nvgemm-aot build tests/gpu/cuda12.yaml --strict --out build/newest/cuda12",
+    "build/newest/bin/nvgemm-aot verify --disassemble build/newest/cuda12/*.nvgemm",
+)
 WITHOUT_TORCH = (
-    "build/newest/bin/nvgemm-aot build tests/gpu/cuda12.yaml --out build/newest/cuda12",
     "build/newest/bin/python tests/gpu/cuda12.py prepare cuda12 build/newest/cuda12/*.nvgemm",
     "python3 tests/gpu/cuda12.py run cuda12  # on the GPU, without torch and a network",
 )
@@ -95,7 +98,7 @@ LIBRARY = Steps(
     ),
 )
 LIBRARY_12 = Steps(
-    cpu=(ENVIRONMENT, ALL_TESTS, *COMPILE),
+    cpu=(ENVIRONMENT, ALL_TESTS, *COMPILE, *COMPILE_12),
     gpu=WITHOUT_TORCH,
     places=("tests/gpu/cuda12.py: LIBRARY, before it is prepared", *LIBRARY.places[1:]),
 )

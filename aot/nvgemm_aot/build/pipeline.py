@@ -205,7 +205,7 @@ def build(
         manifest: What to build.
         out_dir: Where bundles go, as ``<manifest name>-<target>.nvgemm``.
         cache: Build cache. One in which others could change kernels is not used, with a warning.
-        jobs: ProcessKind processes; by default as many as fit on this machine.
+        jobs: Compiler processes; by default as many as fit on this machine.
         strict: Whether one kernel that does not compile, or one problem that a target has no
             operator for, fails the build.
         provider: Where kernels come from; by default those that the manifest names.

@@ -1,4 +1,4 @@
-"""ProcessKind processes that several threads share, limited in number over the whole machine."""
+"""Compiler processes that several threads share, limited in number over the whole machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ASK_AGAIN_SECONDS = 0.2
 
 
 class SharedWorkers:
-    """ProcessKind processes, started when there is work for them, and kept until `close`.
+    """Compiler processes, started when there is work for them, and kept until `close`.
 
     A process is of one `ProcessKind` alone, as in `WorkersOfProviders`. Where there is no room for
     one more, an idle one of another makes way.

@@ -194,8 +194,11 @@ _TARGET_NAME = re.compile(
     rf"(?:-(?P<platform>{'|'.join(PLATFORMS)}))?(?:-(?P<cuda>{'|'.join(CUDA_VERSIONS)}))?"
 )
 
+ORDERED_ARCHITECTURES = tuple(sorted(ARCHITECTURES, key=lambda arch: (len(arch), arch)))
+"""`ARCHITECTURES` in the order in which people count them: ``sm_90a`` first."""
+
 ALLOWED_TARGET_NAMES = (
-    f"{', '.join(sorted(ARCHITECTURES, key=lambda arch: (len(arch), arch)))}; each alone, or with "
+    f"{', '.join(ORDERED_ARCHITECTURES)}; each alone, or with "
     f"a platform ({', '.join(PLATFORMS)}), a CUDA version ({', '.join(CUDA_VERSIONS)}) or both, "
     "such as sm_90a-linux_aarch64-cu12"
 )

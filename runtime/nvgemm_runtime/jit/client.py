@@ -110,12 +110,15 @@ def why_not_compiling(facts: DeviceFacts) -> str | None:
     """Why nothing can be compiled for a device in this process, or None. Imports nothing."""
     if not jit_candidates():
         return f"{JIT_CANDIDATES_VARIABLE} is 0"
-    if os.environ.get(JIT_PROVIDER_VARIABLE):
-        return None if _is_installed("nvgemm_aot") else _missing("nvgemm_aot", facts.platform)
-    if facts.kind == CPU:
+    has_provider = bool(os.environ.get(JIT_PROVIDER_VARIABLE))
+    if facts.kind == CPU and not has_provider:
         return "nothing compiles kernels for the CPU"
-    missing = missing_module()
-    if missing is None and _is_cross(facts.platform) and not _is_installed(_CROSS_MODULE):
+    if has_provider:
+        missing = None if _is_installed("nvgemm_aot") else "nvgemm_aot"
+    else:
+        missing = missing_module()
+    needs_linker = facts.kind != CPU and _is_cross(facts.platform)
+    if missing is None and needs_linker and not _is_installed(_CROSS_MODULE):
         missing = _CROSS_MODULE
     return None if missing is None else _missing(missing, facts.platform)
 

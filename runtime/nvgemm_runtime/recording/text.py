@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from ..errors import one_line
 from ..gemm.epilogues import Epilogue
 from ..gemm.problem import DType, Layout, Op, Problem, Signature
-from ..gemm.target import ARCHITECTURES, CUDA_VERSIONS, PLATFORMS, Target
+from ..gemm.target import CUDA_VERSIONS, ORDERED_ARCHITECTURES, PLATFORMS, Target
 from ..gemm.types import ScaleRecipe
 
-TARGETS = tuple(sorted(ARCHITECTURES, key=lambda arch: (len(arch), arch)))
+TARGETS = ORDERED_ARCHITECTURES
 """What a recording can be made for: what the builder builds for."""
 
 _FIRST_LINE = "# Recorded by nvgemm-aot, form 1. Later runs merge into this file: edit a copy."

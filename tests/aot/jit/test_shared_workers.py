@@ -1,4 +1,4 @@
-"""ProcessKind processes that threads share, and that are counted over all servers of a machine."""
+"""Compiler processes that threads share, and that are counted over all servers of a machine."""
 
 from __future__ import annotations
 
