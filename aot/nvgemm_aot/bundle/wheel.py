@@ -97,25 +97,41 @@ class _ReproducibleWheel(WheelFile):  # type: ignore[misc]
 def write_wheel(
     bundles: Sequence[Path], *, name: str, version: str, out_dir: Path, summary: str | None = None
 ) -> Path:
+    """Encode bundles as `encode_wheel` does, and write the wheel to a directory, made if missing.
+
+    Returns:
+        The wheel's path.
+
+    Raises:
+        PackagingError, BundleFormatError: As `encode_wheel`.
+        StorageError: If a file cannot be read or written; nothing is left half-written.
+    """
+    filename, data = encode_wheel(bundles, name=name, version=version, summary=summary)
+    write_atomic(out_dir / filename, data)
+    return out_dir / filename
+
+
+def encode_wheel(
+    bundles: Sequence[Path], *, name: str, version: str, summary: str | None = None
+) -> tuple[str, bytes]:
     """Pack bundles, one a target, into a wheel; equal bundles in any order give equal bytes.
 
     Args:
         bundles: Bundle files.
         name: What follows ``nvgemm-kernels-`` in the distribution's name; normalised.
         version: The wheel's version; normalised.
-        out_dir: Directory that the wheel is put in; created where it is missing.
         summary: One line about the wheel (line breaks become spaces); made from the bundles where
             it is left out.
 
     Returns:
-        The wheel's path.
+        The wheel's file name and its bytes.
 
     Raises:
         PackagingError: If there is no bundle, two are for one target, their platforms differ or
             have no wheel tag, the name, version or summary is not valid, or the wheel is over
             `MAX_WHEEL_BYTES`.
         BundleFormatError: If a bundle breaks a rule of the format.
-        StorageError: If a file cannot be read or written; nothing is left half-written.
+        StorageError: If a bundle cannot be read.
     """
     identity = identify(name, version)
     contents = _read_bundles(bundles, identity)
@@ -125,8 +141,7 @@ def write_wheel(
     line = _summary_line(summary, headers)
     data = _encode_wheel(filename, _wheel_files(identity, contents, tag, line))
     _check_size(len(data), len(contents))
-    write_atomic(out_dir / filename, data)
-    return out_dir / filename
+    return filename, data
 
 
 def identify(name: str, version: str) -> WheelIdentity:

@@ -146,24 +146,25 @@ def build(
 
 
 def _pack(result: BuildResult, manifest: Manifest, version: str, out: Path) -> list[Document]:
-    """Pack the bundles of each platform into a wheel, for pip takes a wheel of one platform."""
-    from ..bundle.wheel import write_wheel
+    """Pack the bundles of each platform into a wheel, for pip takes a wheel of one platform.
+
+    None is written before all are encoded, so that one that cannot be leaves no others.
+    """
+    from ..bundle.wheel import encode_wheel
+    from ..storage.files import write_atomic
 
     by_platform: dict[str, list[Path]] = {}
     for bundle in result.bundles:
         by_platform.setdefault(bundle.header.target.platform, []).append(bundle.path)
-    return [
-        file_document(
-            write_wheel(
-                paths,
-                name=manifest.name,
-                version=version,
-                out_dir=out,
-                summary=manifest.description or None,
-            )
+    wheels = [
+        encode_wheel(
+            paths, name=manifest.name, version=version, summary=manifest.description or None
         )
         for paths in by_platform.values()
     ]
+    for filename, data in wheels:
+        write_atomic(out / filename, data)
+    return [file_document(out / filename) for filename, _ in wheels]
 
 
 def _rankings_files(given: Sequence[Path], name: str, is_shipped: bool) -> list[Path]:

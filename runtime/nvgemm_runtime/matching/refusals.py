@@ -145,9 +145,10 @@ def _cuda_refusal(target: Target, cuda: str | None) -> str | None:
     if target.cuda == cuda:
         return None
     found = f"built for {target.cuda}, torch uses {cuda or 'no CUDA'}"
+    torch_for = f"install a torch for CUDA {target.cuda[2:]}"
     if cuda not in CUDA_VERSIONS:
-        return found
-    return f"{found}; build for cuda: {cuda}, or install a torch for CUDA {target.cuda[2:]}"
+        return f"{found}; {torch_for}"
+    return f"{found}; build for cuda: {cuda}, or {torch_for}"
 
 
 def library_refusal(

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from fake_provider import FakeProvider, candidate
 from nvgemm_aot.build import assemble, linker, pipeline
 from nvgemm_aot.build.pipeline import BuildResult, BuiltBundle
+from nvgemm_aot.bundle import wheel
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.providers import Enumeration
 from nvgemm_aot.targets import BuildTarget
@@ -71,9 +72,10 @@ def test_build_says_what_it_wrote_and_then_that_nothing_changed(directory: Path)
     assert "0 kernels compiled" in second.output
 
 
-def test_bundles_of_each_platform_go_into_a_wheel(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def built_for_each_platform(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`build` gives a bundle of each platform and CUDA version, in the folder ``out``."""
+
     def built(*_: object, **__: object) -> BuildResult:
         bundles = []
         for platform, cuda in itertools.product(PLATFORMS, CUDA_VERSIONS):
@@ -88,13 +90,27 @@ def test_bundles_of_each_platform_go_into_a_wheel(
 
     monkeypatch.setattr(pipeline, "build", built)
     (directory / "out").mkdir()
+
+
+@pytest.mark.usefixtures("built_for_each_platform")
+def test_no_wheel_is_written_where_one_of_them_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    check, sizes = wheel._check_size, iter([1, wheel.MAX_WHEEL_BYTES + 1])
+    monkeypatch.setattr(wheel, "_check_size", lambda _, count: check(next(sizes), count))
+    result = run("build", "some.yaml", "-o", "out", "--wheel", "--json")
+    assert result.exit_code == errors.PackagingError.exit_code
+    assert not list(Path("out").glob("*.whl"))
+    assert next(sizes, None) is None
+
+
+@pytest.mark.usefixtures("built_for_each_platform")
+def test_bundles_of_each_platform_go_into_a_wheel() -> None:
     result = run("build", "some.yaml", "-o", "out", "--wheel", "--json")
     assert result.exit_code == 0, result.output
-    wheels = [Path(wheel["path"]) for wheel in json.loads(result.stdout)["wheels"]]
+    wheels = [Path(one["path"]) for one in json.loads(result.stdout)["wheels"]]
     name = "nvgemm_kernels_some-0.1.0-py3-none-manylinux_2_28"
-    assert [wheel.name for wheel in wheels] == [f"{name}_x86_64.whl", f"{name}_aarch64.whl"]
-    for wheel, platform in zip(wheels, PLATFORMS):
-        with zipfile.ZipFile(wheel) as archive:
+    assert [one.name for one in wheels] == [f"{name}_x86_64.whl", f"{name}_aarch64.whl"]
+    for path, platform in zip(wheels, PLATFORMS):
+        with zipfile.ZipFile(path) as archive:
             packed = sorted(Path(one).name for one in archive.namelist() if one.endswith(".nvgemm"))
         assert packed == [f"sm_90a-{platform}-{cuda}.nvgemm" for cuda in sorted(CUDA_VERSIONS)]
 
