@@ -12,7 +12,7 @@ import click
 
 from nvgemm_runtime.gemm.target import TargetName
 
-from .options import ANY_PATH, TargetNameParam, json_option
+from .options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam, json_option
 from .printing import percent_text, print_result, table
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class _Percent(click.ParamType):  # type: ignore[type-arg]
     "names",
     type=TargetNameParam(),
     multiple=True,
-    help="Look at this architecture, on its usual GPU, in place of the manifest's; for the "
-    "manifest's platforms and CUDA versions, unless named too, as in sm_90a-linux_aarch64-cu12.",
+    help=f"Cover this architecture's usual GPU instead of the manifest's targets: one of {ARCHITECTURE_NAMES}. "
+    "Platform and CUDA version are the manifest's unless named, as in sm_90a-linux_aarch64-cu12.",
 )
 @click.option(
     "--by",

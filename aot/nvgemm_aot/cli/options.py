@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from nvgemm_runtime.gemm.target import TargetName
+from nvgemm_runtime.gemm.target import ORDERED_ARCHITECTURES, TargetName
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -38,6 +38,10 @@ def out_directory_option(text: str) -> Callable[[Command], Command]:
         show_default=True,
         help=text,
     )
+
+
+ARCHITECTURE_NAMES = ", ".join(ORDERED_ARCHITECTURES)
+"""In help texts: what a target may begin with."""
 
 
 class TargetNameParam(click.ParamType):  # type: ignore[type-arg]

@@ -9,7 +9,7 @@ import click
 
 from nvgemm_runtime.gemm.target import TargetName
 
-from .options import ANY_PATH, TargetNameParam
+from .options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam
 from .printing import count_text
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 @click.option(
     "--target",
     type=TargetNameParam(),
-    help="What to build for: an architecture, for platform and CUDA version of COMMAND's process, "
-    "unless named too, as in sm_90a-linux_aarch64-cu12. Default: the GPU that GEMMs are met on; "
+    help=f"What to build for: one of {ARCHITECTURE_NAMES}, for platform and CUDA version of COMMAND's process, "
+    "unless named, as in sm_90a-linux_aarch64-cu12. Default: the GPU that GEMMs are met on; "
     "sm_100f where there is none.",
 )
 @click.option(
