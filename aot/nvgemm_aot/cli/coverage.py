@@ -53,7 +53,8 @@ class _Percent(click.ParamType):  # type: ignore[type-arg]
     "names",
     type=TargetNameParam(),
     multiple=True,
-    help=f"Cover this architecture's usual GPU instead of the manifest's targets: one of {ARCHITECTURE_NAMES}. "
+    help="Cover this architecture's usual GPU instead of the manifest's targets: one of "
+    f"{ARCHITECTURE_NAMES}. "
     "Platform and CUDA version are the manifest's unless named, as in sm_90a-linux_aarch64-cu12.",
 )
 @click.option(
