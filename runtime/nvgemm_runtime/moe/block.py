@@ -67,8 +67,8 @@ def experts(
     no grad costs no product. May be traced by torch.compile with ``fullgraph=True``. Under autocast
     all floating operands but routing weights are cast to autocast's type. Where a kernel has the
     activation in its epilogue, it is computed in fp32 from the unrounded up projection, and rounded
-    once. Compiled, it is computed in fp32 from the rounded one; elsewhere by torch's operators in
-    the operands' type, as torchtitan's experts do.
+    once. Else it is computed from the rounded one, compiled and for ``swiglu_oai`` in fp32, and
+    otherwise by torch's operators in the operands' type, as torchtitan's experts do.
 
     Ends of groups are on the device, so a call does not see them: with ends that fall, or pass the
     last row, results are undefined, and kernels of torch or of other providers than quack may read

@@ -137,10 +137,18 @@ def _side_by_side(
 
 
 def activated(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """What the activation makes of gates and ups, contiguous."""
-    if torch.compiler.is_compiling():
-        return plan.activation.apply(widen(gate), up).to(gate.dtype)
-    return plan.activation.apply(gate, up).contiguous()
+    """What the activation makes of gates and ups, contiguous.
+
+    Of two operators as torchtitan calls them, and not under torch.compile, in the type of gates;
+    else in fp32, rounded once.
+    """
+    is_product = plan.activation.kind is not Activation.SWIGLU_OAI
+    if is_product and not torch.compiler.is_compiling():
+        return plan.activation.apply(gate, up).contiguous()
+    joined = _dense_like(gate)
+    for piece in _pieces(gate):
+        joined[piece] = plan.activation.apply(widen(gate[piece]), up[piece])
+    return joined
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder,
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.launch.loader import LoadedKernel
 from nvgemm_runtime.moe import block, experts, gates, products
+from nvgemm_runtime.moe.activations import Activation, GatedActivation
 from nvgemm_runtime.settings import DEBUG_VARIABLE
 
 EXPERTS, DIM, HIDDEN, TOKENS = 4, 24, 16, 11
@@ -233,6 +234,23 @@ def test_bf16_errs_no_more_than_torch_does() -> None:
         return float((out.double() - expected).detach().norm())
 
     assert error(experts(**made)) <= error(reference(**made))
+
+
+def test_gpt_oss_activation_is_rounded_once() -> None:
+    """By operators in bf16 it would be rounded five times."""
+    activation = GatedActivation(kind=Activation.SWIGLU_OAI, alpha=1.702, limit=7.0)
+    plan = gates.Plan(
+        activation=activation,
+        order=WeightOrder.HALVES,
+        combine=False,
+        wants_grad=True,
+        uses_kernels=True,
+    )
+    torch.manual_seed(0)
+    gate, up = (4 * torch.randn(33, 24)).bfloat16(), (4 * torch.randn(33, 24)).bfloat16()
+    exact = activation.apply(gate.float(), up.float())
+    assert torch.equal(gates.activated(plan, gate, up), exact.bfloat16())
+    assert not torch.equal(activation.apply(gate, up), exact.bfloat16())
 
 
 def test_a_weight_that_requires_no_grad_gets_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
