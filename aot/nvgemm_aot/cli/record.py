@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     "--target",
     type=TargetNameParam(),
     help=f"What to build for: one of {ARCHITECTURE_NAMES}, for platform and CUDA version of "
-    "COMMAND's process, unless named, as in sm_90a-linux_aarch64-cu12. Default: the GPU that GEMMs are met on; "
-    "sm_100f where there is none.",
+    "COMMAND's process, unless named, as in sm_90a-linux_aarch64-cu12. Default: the GPU that GEMMs "
+    "are met on; sm_100f where there is none.",
 )
 @click.option(
     "--fake",
