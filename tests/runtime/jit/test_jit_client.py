@@ -296,8 +296,13 @@ def test_what_is_missing_is_named_and_nothing_started(
     assert fallback._process is None
 
 
-def test_on_arm_the_linker_is_part_of_the_builder_side(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("provider", [None, "quack"])
+def test_on_arm_the_linker_is_part_of_the_builder_side(
+    provider: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("NVGEMM_AOT_JIT_PROVIDER", raising=False)
+    if provider is not None:
+        monkeypatch.setenv("NVGEMM_AOT_JIT_PROVIDER", provider)
     monkeypatch.setattr(client, "missing_module", lambda: None)
     monkeypatch.setattr(client, "_is_installed", lambda module: module != "ziglang")
     assert client.why_not_compiling(H200) is None

@@ -99,6 +99,7 @@ def test_unknown_signature_lists_what_is_bundled() -> None:
         (replace(B200, capability=(12, 0)), "compute capability 12.0"),
         (replace(B200, cuda="cu12"), "built for cu13, torch uses cu12"),
         (replace(B200, cuda=None), "torch uses no CUDA"),
+        (replace(B200, cuda="cu11"), "torch uses cu11; install a torch for CUDA 13"),
         (replace(B200, platform="linux_aarch64"), "built for platform linux_x86_64"),
         (replace(B200, runtime_library=None), "pip install 'nvgemm-aot[cu13]'"),
         (
