@@ -135,7 +135,7 @@ def test_blackwell_has_operators_for_all_that_the_support_table_allows(
 ) -> None:
     """In one layout, with one epilogue or none: which operators there are depends on no more.
 
-    Grouped products with a bias are quack's alone.
+    Grouped products with a bias or with scales are quack's alone.
     """
     quack = load_provider("quack")
     combinations = itertools.product(
@@ -155,13 +155,13 @@ def test_blackwell_has_operators_for_all_that_the_support_table_allows(
         )
         if unsupported(signature) is None:
             arch = "sm_100a" if operand.is_integer else "sm_100f"
-            is_quack = op is Op.GROUPED_MM and epilogue is not None
+            is_quack = op is Op.GROUPED_MM and (epilogue, scales) != (None, None)
             of_it = (quack if is_quack else provider).enumerate(signature, build_target(arch))
             assert of_it.candidates, signature.key
             checked += 1
     assert (
-        checked == 20 + 6 + 20 + 10 + 15 + 24 + 12 + 6
-    )  # plain, integers, biases, blocks, fp32, groups, groups with biases
+        checked == 20 + 6 + 20 + 10 + 15 + 24 + 12 + 6 + 6
+    )  # plain, integers, biases, blocks, fp32, groups, groups with biases and with scales
 
 
 def test_what_no_target_computes_is_refused_in_the_words_of_the_support_table(

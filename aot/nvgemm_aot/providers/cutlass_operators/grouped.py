@@ -23,8 +23,8 @@ class Grouped(Family):
     operators = ("ContiguousOffset2D3DGemmDenseOperator",)
 
     def serves(self, signature: Signature) -> bool:
-        is_plain = signature.epilogue is None and signature.layout is Layout.TN
-        return signature.op is Op.GROUPED_MM and is_plain
+        is_plain = (signature.epilogue, signature.scales) == (None, None)
+        return signature.op is Op.GROUPED_MM and is_plain and signature.layout is Layout.TN
 
     def parameters(self, signature: Signature) -> tuple[str, ...]:
         return ("a", "b", "out", "offsets", "stream")
