@@ -40,6 +40,7 @@ from benchmarks.shared.summaries import (
     ratio,
     summarized,
 )
+from benchmarks.shared.turns import compiling
 from nvgemm_aot.tuning.gpu import GpuTimer, buffer_bytes
 from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
 from nvgemm_runtime.gemm.epilogues import Epilogue
@@ -140,7 +141,8 @@ def contenders(mlp: Mlp, x: torch.Tensor, weight: torch.Tensor) -> dict[str, Cal
     }
     eager = one_product(mlp.epilogue)(x, weight)
     exact = one_product(mlp.epilogue)(x.float(), weight.float())
-    results = {name: call(x, weight) for name, call in calls.items()}
+    with compiling():
+        results = {name: call(x, weight) for name, call in calls.items()}
     extras = ExtraOperands(gated=mlp.epilogue)
     found = explain(x, weight.t(), extras=extras)
     if found.match is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.shared.compiling import count_gemms, gemm_calls
 from benchmarks.shared.measuring import Launch, Operands
+from benchmarks.shared.turns import compiling
 
 OPTIONS = {
     "max_autotune_gemm": True,
@@ -48,7 +49,8 @@ def compile_triton(operands: Operands) -> TritonGemm:
     begin = time.perf_counter()
     try:
         compiled = torch.compile(multiply, dynamic=False, options=OPTIONS)
-        result, codes = run_and_get_code(compiled, a, b)
+        with compiling():
+            result, codes = run_and_get_code(compiled, a, b)
         torch.cuda.synchronize()
     except Exception as error:  # any: where no template fits, Inductor fails in its own ways
         said = next(iter(str(error).strip().splitlines()), "")

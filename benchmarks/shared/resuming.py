@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import click
 
 from benchmarks.shared.records import as_written, check_output, read_record, write
+from benchmarks.shared.turns import others_turn, take_turns
 from nvgemm_runtime.errors import NvgemmError
 
 Item = TypeVar("Item")
@@ -35,8 +36,18 @@ ORDER_SEED = 1000
 
 
 def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The argument and options of every command that measures: ``path``, ``resume``, ``budget``."""
+    """The argument and options of every command that measures: ``path``, ``resume``, ``budget``.
+
+    ``--turns`` acts by itself (`benchmarks.shared.turns`).
+    """
     for decorate in (
+        click.option(
+            "--turns",
+            type=click.Path(path_type=Path, dir_okay=False),
+            callback=lambda _context, _option, path: None if path is None else take_turns(path),
+            expose_value=False,
+            help="Take turns on the GPU with other benchmarks that name this file.",
+        ),
         click.option("--budget", type=click.FloatRange(min=1), help="Seconds after which to stop."),
         click.option("--resume", is_flag=True, help="Go on with what the file holds."),
         click.argument("path", type=click.Path(path_type=Path)),
@@ -142,6 +153,8 @@ class Results:
                 continue
             self.add(key, entry)
             seconds = self._record["runs"][-1]["seconds"]
+            with others_turn():
+                pass
             click.echo(f"{number + 1}/{len(work)} {seconds:.0f} s {key}: {say(entry)}", err=True)
         if failures:
             raise click.ClickException("\n".join(failures))

@@ -1,0 +1,81 @@
+"""Benchmarks that share a GPU and measure in turn.
+
+Autotuning Triton's kernels leaves the GPU idle for seconds while the host compiles. With ``--turns
+FILE``, processes that name the same file take turns: each has the GPU from its start on, lets
+another have it after every size and whenever it waits for a compiler, and launches nothing
+meanwhile. So what one measures never runs beside what another launches. The host is shared all the
+while: leave cores free of compilers (``TORCHINDUCTOR_COMPILE_THREADS``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+PAUSE_S = 0.005
+"""For so long the GPU is free, or who waits for the lock would not get it before who had it."""
+
+_lock: IO[str] | None = None
+
+
+def take_turns(path: Path) -> None:
+    """Have the GPU from now on, in turn with other processes that name this file; waits for it."""
+    global _lock
+    _lock = path.open("a")
+    fcntl.flock(_lock, fcntl.LOCK_EX)
+
+
+@contextlib.contextmanager
+def others_turn() -> Iterator[None]:
+    """Let others have the GPU, if it is shared; at the end, waits until it is free again."""
+    if _lock is None:
+        yield
+        return
+    fcntl.flock(_lock, fcntl.LOCK_UN)
+    time.sleep(PAUSE_S)
+    try:
+        yield
+    finally:
+        fcntl.flock(_lock, fcntl.LOCK_EX)
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Let others have the GPU whenever torch.compile waits for its compilers.
+
+    It waits in two places: before it times choices, and before it loads a finished module. Both
+    names of torch are private, and were run on torch 2.11.
+    """
+    if _lock is None:
+        yield
+        return
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    make_waiting, wait = AlgorithmSelectorCache.make_precompile_fn, AsyncCompile.wait
+
+    def make_waiting_in_turn(*arguments: Any, **options: Any) -> Callable[[], Any]:
+        return _in_others_turn(make_waiting(*arguments, **options))
+
+    AlgorithmSelectorCache.make_precompile_fn = make_waiting_in_turn
+    AsyncCompile.wait = _in_others_turn(wait)
+    try:
+        yield
+    finally:
+        AlgorithmSelectorCache.make_precompile_fn, AsyncCompile.wait = make_waiting, wait
+
+
+def _in_others_turn(function: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    def called(*arguments: Any, **options: Any) -> Any:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # or what was launched would run in another's turn
+        with others_turn():
+            return function(*arguments, **options)
+
+    return called
