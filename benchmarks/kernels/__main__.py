@@ -2,6 +2,7 @@
 
     python -m benchmarks.kernels measure kernels.json --budget 450   # on a GPU; again with --resume
     python -m benchmarks.kernels table kernels.json                  # anywhere
+    python -m benchmarks.kernels join kernels.json bf16.json fp16.json
 
 Measured are the matrix products in bf16 and fp16 that installed bundles declare, e.g. the wheel of
 manifests/llama-3.1-8b.yaml for sm_90a, in a fixed random order, so that whatever a run gets done is
@@ -105,6 +106,14 @@ def main() -> None:
 def print_table(path: Path) -> None:
     """Print the table of a file."""
     Results.read(path, WHAT).write_table(table)
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("parts", type=click.Path(path_type=Path, exists=True), nargs=-1, required=True)
+def join(path: Path, parts: tuple[Path, ...]) -> None:
+    """Write PATH from PARTS, measured of different types in turn, and print its table."""
+    Results.joined(path, parts, WHAT).end(table)
 
 
 @main.command()

@@ -120,6 +120,25 @@ class Results:
             raise click.ClickException(f"{path} has no entries; measure into another file")
         return cls(path, record)
 
+    @classmethod
+    def joined(cls, path: Path, parts: Sequence[Path], what: str) -> Results:
+        """Make a new file of several, which agree in all but what was measured, and when.
+
+        Of a size that is in two of them, the later file's entry counts.
+        """
+        check_output(path, resume=False)
+        first, *others = (cls.read(part, what) for part in parts)
+        for part, other in zip(parts[1:], others):
+            for name in ("environment", "settings"):
+                if other._record[name] != first._record[name]:
+                    raise click.ClickException(
+                        f"{part}: cannot be joined with {parts[0]}, for its {name} is "
+                        f"{other._record[name]}, and there it is {first._record[name]}"
+                    )
+            first._record["runs"] += other._record["runs"]
+            first.entries.update(other.entries)
+        return cls(path, first._record)
+
     def add(self, key: str, entry: dict[str, Any]) -> None:
         """Keep what was measured of one size."""
         self.entries[key] = entry

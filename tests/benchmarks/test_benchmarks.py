@@ -178,6 +178,15 @@ def test_results_of_other_circumstances_are_not_mixed(tmp_path: Path) -> None:
         resuming.Results.read(path, "other")
 
 
+def test_files_of_other_circumstances_are_not_joined(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    begin(first).add("a", {"times": [1]})
+    begin(second, settings={"rounds": 6}).add("b", {"times": [2]})
+    with pytest.raises(click.ClickException, match=r"second.json: cannot be joined .* settings is"):
+        resuming.Results.joined(tmp_path / "all.json", [first, second], "test")
+    assert not (tmp_path / "all.json").exists()
+
+
 def test_a_size_that_fails_is_left_out_and_the_others_are_measured(tmp_path: Path) -> None:
     results = begin(tmp_path / "results.json")
 

@@ -184,6 +184,23 @@ def test_measures_what_is_left_and_triton_for_as_many_as_asked(
     assert len(on_cpu) == 4
 
 
+def test_results_of_types_measured_apart_are_joined(tmp_path: Path, on_cpu: list[str]) -> None:
+    parts = [tmp_path / f"{dtype}.json" for dtype in ("bf16", "fp16")]
+    for part in parts:
+        run = ["measure", str(part), "--dtypes", part.stem, "--rounds", "4"]
+        done = CliRunner().invoke(kernels.main, run)
+        assert done.exit_code == 0, done.output
+    path = tmp_path / "all.json"
+    run = ["join", str(path), *map(str, parts)]
+    done = CliRunner().invoke(kernels.main, run)
+    assert done.exit_code == 0, done.output
+    assert sorted(kernels.Results.read(path, "kernels").entries) == sorted(
+        one.key for one in PROBLEMS
+    )
+    assert done.output.count("$ python -m") == len(parts)
+    assert "is there already" in CliRunner().invoke(kernels.main, run).output
+
+
 def test_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = ["measure", str(tmp_path / "kernels.json")]
     monkeypatch.setenv("NVGEMM_AOT", "off")  # restored afterwards
