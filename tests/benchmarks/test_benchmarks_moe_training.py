@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.moe import training
 from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Op
 from repository import ROOT
 
@@ -78,9 +79,9 @@ def test_the_manifest_declares_the_products() -> None:
     size, rows = training.Size(), 8192 * 4
     assert rows == size.batch * size.length * size.chosen
     declared = load_manifest(ROOT / "benchmarks/moe/training.yaml").declared
-    found = {
-        (one.problem.signature.op, one.problem.m, one.problem.n, one.problem.k) for one in declared
-    }
+    signatures = [(one.problem.signature, one.problem) for one in declared]
+    found = {(of.op, one.m, one.n, one.k) for of, one in signatures}
+    gated = {(of.epilogue, one.n, one.k) for of, one in signatures if of.epilogue is not None}
     both, dim, hidden = 2 * size.hidden, size.dim, size.hidden
     assert found == {
         (Op.GROUPED_MM, rows, both, dim),
@@ -89,5 +90,9 @@ def test_the_manifest_declares_the_products() -> None:
         (Op.GROUPED_MM, rows, hidden, dim),
         (Op.K_GROUPED_MM, both, dim, rows),
         (Op.K_GROUPED_MM, dim, hidden, rows),
+    }
+    assert gated == {
+        (Epilogue.SWIGLU_HALVES_KEPT, both, dim),
+        (Epilogue.SWIGLU_HALVES_GRADIENT, hidden, dim),
     }
     assert {one.problem.groups for one in declared} == {size.experts}
