@@ -634,7 +634,11 @@ def test_what_is_in_fp32_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     made = operands("interleaved", biases=True, gather=True)
     expected = gradients(experts, made)
     monkeypatch.setattr(gates, "_PIECE", 5 * HIDDEN)
-    assert len(gates._pieces(torch.empty(18, HIDDEN))) == 4
+    activation = GatedActivation(kind=Activation.SWIGLU, alpha=1.702, limit=7.0)
+    plan = gates.Plan(
+        activation=activation, order=None, combine=False, wants_grad=True, uses_kernels=True
+    )
+    assert len(gates._pieces(plan, torch.empty(18, HIDDEN))) == 4
     assert_same(gradients(experts, made), expected, 1e-15)
 
 
