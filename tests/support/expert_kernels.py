@@ -53,8 +53,13 @@ def build_kernels(
     epilogues: Sequence[Epilogue | None],
     directory: Path,
     cache: Cache,
+    *,
+    candidates: int = len(cpu_provider.TILES),
 ) -> Path:
-    """Build a bundle of grouped kernels in bf16: of epilogues by layout, or of some for several."""
+    """Build a bundle of grouped kernels in bf16: of epilogues by layout, or of some for several.
+
+    The only candidate, where there is one, demands operands that are aligned to 16 bytes.
+    """
     by_layout = dict.fromkeys(layouts.split(), epilogues) if isinstance(layouts, str) else layouts
     served = [
         signature(layout, op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
@@ -62,7 +67,7 @@ def build_kernels(
         for epilogue in of_layout
     ]
     problems = [problem_of(one, 18, 32, 32) for one in served]
-    return cpu_provider.build_bundle(problems, directory, cache).path
+    return cpu_provider.build_bundle(problems, directory, cache, candidates=candidates).path
 
 
 def operands_for_kernels(*biases: str) -> dict[str, Any]:

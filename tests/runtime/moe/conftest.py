@@ -29,8 +29,9 @@ def install(
     """Builds and installs kernels; arguments are those of `build_kernels`."""
 
     def build(
-        layouts: str | dict[str, list[Epilogue | None]], *epilogues: Epilogue | None
+        layouts: str | dict[str, list[Epilogue | None]], *epilogues: Epilogue | None, **options: int
     ) -> Installed:
-        return Installed(build_kernels(layouts, epilogues, tmp_path, kernel_cache), monkeypatch)
+        built = build_kernels(layouts, epilogues, tmp_path, kernel_cache, **options)
+        return Installed(built, monkeypatch)
 
     return build
