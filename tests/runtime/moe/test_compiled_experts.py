@@ -358,19 +358,22 @@ def saves(operator: object) -> Callable[..., Any]:
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("is_selective", [False, True], ids=["full", "selective"])
 def test_checkpointing(is_selective: bool, backend: str, install: Install) -> None:
-    installed = install(all_kernels())
     made = operands_for_kernels()
     gated = torch.ops.nvgemm_moe.gated_rows.default
     options = {"context_fn": saves(gated)} if is_selective else {}
-    graphs = Graphs()
-    chosen = graphs.backend if backend == "aot_eager" else backend
 
     def run(**given: Any) -> torch.Tensor:
         return checkpointed(given, **options)
 
-    found = gradients(compiled(run, backend=chosen), made)
+    plain = install({"tn": [None], "tt": [None]})
+    gradients(compiled(run, backend=backend), made)
+    # Torch 2.11 computes nothing again of what a function with its own backward made.
+    is_computed_again = not is_selective and len(plain.epilogues()) > 4
+    torch._dynamo.reset()
+    installed = install(all_kernels())
+    found = gradients(compiled(run, backend=backend), made)
     launched = installed.epilogues()
-    assert launched.count(KEPT) == (1 if is_selective else 2)
+    assert launched.count(KEPT) == 1 + is_computed_again
     assert launched.count(GRADIENT) == 1
     installed.remove()
     assert_same(found, gradients(lambda **given: experts(**given).relu(), made), 2**-5)
