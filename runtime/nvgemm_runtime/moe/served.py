@@ -79,14 +79,14 @@ def _is_served(
     if added is not None and added.strides[-1] != 1:
         added = _copied(added)
     form = None if epilogue is None else epilogue.form
-    shape = check_shapes(Op.GROUPED_MM, left, right, form=form)  # type: ignore[arg-type]
+    shape = check_shapes(Op.GROUPED_MM, left, right, form=form)
     out = _made(left, shape, (parts * shape[-1], 1))
     extras = ExtraOperands(
-        offsets=_operand(offsets),  # type: ignore[arg-type]
-        addend=added,  # type: ignore[arg-type]
+        offsets=_operand(offsets),
+        addend=added,
         gated=epilogue,
     )
-    asked = requests(Op.GROUPED_MM, left, right, out=out, extras=extras)  # type: ignore[arg-type]
+    asked = requests(Op.GROUPED_MM, left, right, out=out, extras=extras)
     facts = device_facts(a.device.type, a.device.index or 0)
     return isinstance(find(asked, facts)[1], Match)
 

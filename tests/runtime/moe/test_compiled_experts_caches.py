@@ -18,7 +18,7 @@ from nvgemm_runtime.gemm.epilogues import Epilogue
 pytestmark = pytest.mark.slow
 
 KERNELS: dict[str, list[Epilogue | None]] = {
-    "tn": [None, Epilogue.SWIGLU_HALVES_KEPT],
+    "tn": [None, Epilogue.SWIGLU_HALVES, Epilogue.SWIGLU_HALVES_KEPT],
     "tt": [None, Epilogue.SWIGLU_HALVES_GRADIENT],
 }
 
@@ -47,6 +47,9 @@ given = [
 offsets = torch.tensor([5, 5, 6, 18], dtype=torch.int32)
 
 def step(function):
+    if not os.environ["TEST_GRADIENTS"]:
+        with torch.no_grad():
+            return [function(*given, offsets)]
     out = function(*given, offsets)
     return [out, *torch.autograd.grad(out, given, torch.ones_like(out))]
 
@@ -74,10 +77,13 @@ def bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return build_kernels(KERNELS, (), tmp_path_factory.mktemp("bundle"), kernel_cache)
 
 
-def ran(caches: Path, bundle: Path | None = None, **variables: str) -> dict[str, Any]:
-    """What a step gives in a process of its own."""
+def ran(
+    caches: Path, bundle: Path | None = None, *, gradients: bool = True, **variables: str
+) -> dict[str, Any]:
+    """What a step gives in a process of its own, or its forward without gradients."""
     own = {name: one for name, one in os.environ.items() if not name.startswith("NVGEMM_AOT")}
     own |= {"TORCHINDUCTOR_CACHE_DIR": str(caches), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    own |= {"TEST_GRADIENTS": "yes" if gradients else ""}
     own |= {"NVGEMM_AOT_BUNDLES": "" if bundle is None else str(bundle), **variables}
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM], env=own, capture_output=True, text=True, check=False
@@ -117,3 +123,13 @@ def test_turned_off_they_are_other_graphs(cold: dict[str, Any], caches: Path, bu
     """Products by themselves are launched by their operators, which are no part of the mode."""
     found = ran(caches, bundle, NVGEMM_AOT="off")
     assert found == {"launched": [None] * 4, "hits": 0, "misses": 2}
+
+
+def test_a_graph_without_gradients_is_cached_before_kernels_are_chosen(
+    caches: Path, bundle: Path
+) -> None:
+    """By AOTAutograd, which does not cache functions that have a backward of their own."""
+    gated = [Epilogue.SWIGLU_HALVES.value, None]
+    for hits, with_kernels, launched in ((0, True, gated), (1, True, gated), (0, False, [])):
+        found = ran(caches, bundle if with_kernels else None, gradients=False)
+        assert found == {"launched": launched, "hits": hits, "misses": 1 - hits}
