@@ -55,6 +55,7 @@ def build_kernels(
     cache: Cache,
     *,
     candidates: int = len(cpu_provider.TILES),
+    provider: cpu_provider.CpuProvider | None = None,
 ) -> Path:
     """Build a bundle of grouped kernels in bf16: of epilogues by layout, or of some for several.
 
@@ -67,7 +68,10 @@ def build_kernels(
         for epilogue in of_layout
     ]
     problems = [problem_of(one, 18, 32, 32) for one in served]
-    return cpu_provider.build_bundle(problems, directory, cache, candidates=candidates).path
+    built = cpu_provider.build_bundle(
+        problems, directory, cache, candidates=candidates, provider=provider
+    )
+    return built.path
 
 
 def operands_for_kernels(*biases: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +22,17 @@ from torch.utils.checkpoint import (
 )
 from torch.utils.flop_counter import FlopCounterMode
 
+import cpu_provider
 import nvgemm_runtime
-from expert_kernels import Installed, assert_same, gradients, leaves, operands_for_kernels
+from expert_kernels import (
+    Installed,
+    assert_same,
+    build_kernels,
+    gradients,
+    leaves,
+    operands_for_kernels,
+)
+from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.moe_operators import NAMESPACE
@@ -514,3 +524,23 @@ def test_a_recording_counts_the_products_of_a_pair(install: Install) -> None:
         torch.ops.nvgemm_moe.paired_rows(a, b, b, offsets, None, None)
     keys = [problem.key for problem in calls.problems.elements()]
     assert keys == ["grouped_mm/tt/bf16xbf16/fp32/bf16/g4m18n64k32"] * 2
+
+
+def test_kernels_whose_results_depend_on_timing_are_not_traced_where_that_is_forbidden(
+    new_process: None, tmp_path: Path, kernel_cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = cpu_provider.TimingDependent()
+    built = build_kernels(all_kernels(), (), tmp_path, kernel_cache, provider=provider)
+    installed = Installed(built, monkeypatch)
+    made = operands_for_kernels()
+    gradients(compiled(), made)
+    assert KEPT in installed.epilogues()
+    monkeypatch.setattr(products, "_found", {})
+    torch.use_deterministic_algorithms(True)
+    try:
+        graphs = Graphs()
+        gradients(compiled(backend=graphs.backend), made)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert graphs.operators() == {"rows": 4, "columns": 2}
+    assert not installed.launched
