@@ -22,6 +22,9 @@ class Mode(str, enum.Enum):
 MODE_VARIABLE = "NVGEMM_AOT"
 """The `Mode` of a process; ``auto`` if not set."""
 
+COMPILE_OPTION = "nvgemm_aot_mode"
+"""The `Mode` of one compilation, among Inductor's options."""
+
 MAX_CHOICES_VARIABLE = "NVGEMM_AOT_MAX_CHOICES"
 """Most kernels that join the choices for one GEMM."""
 

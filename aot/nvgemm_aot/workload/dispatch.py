@@ -17,7 +17,8 @@ from nvgemm_runtime.gemm.aten import (
     named_arguments,
     read_call,
 )
-from nvgemm_runtime.gemm.moe_operators import NAMESPACE, read_product
+from nvgemm_runtime.gemm.moe_operators import NAMESPACE, read_products
+from nvgemm_runtime.gemm.moe_operators import OPERATORS as MOE_OPERATORS
 from nvgemm_runtime.gemm.operands import MAX_ALIGNMENT_BYTES, Operand
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.recording.declarable import declarable, declarable_for
@@ -55,10 +56,12 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
         if func.namespace == NAMESPACE:
-            result = func(*args, **kwargs)
-            a, b, offsets, *bias = (_operand(one) for one in args if one is not None)
-            self._count_gemm(read_product(name, a, b, offsets, _operand(result), *bias))
-            return result
+            if name in MOE_OPERATORS:
+                for gemm in read_products(name, named_arguments(func, args, kwargs, _value)):
+                    self._count_gemm(gemm)
+                return func(*args, **kwargs)
+            with self:
+                return func.decompose(*args, **kwargs)
         if func.namespace != "aten":
             return func(*args, **kwargs)
         if name not in GEMMS:

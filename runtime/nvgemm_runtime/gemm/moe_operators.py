@@ -5,8 +5,9 @@ It knows the operators by name alone, so that programs can be recorded without i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .aten import AtenGemm
 from .extra_operands import ExtraOperands
@@ -19,11 +20,48 @@ NAMESPACE = "nvgemm_moe"
 """Namespace of the operators."""
 
 ROWS, COLUMNS = "rows", "columns"
-"""Names of the operators; both take ``(a, b, offsets)``, the first a ``bias`` or None besides."""
+"""Names of two operators; both take ``(a, b, offsets)``, the first a ``bias`` or None besides."""
+
+GATED_ROWS, PAIRED_ROWS, GATE_GRADIENT = "gated_rows", "paired_rows", "gate_gradient"
+"""Names of those in compiled graphs that kernels with a gate compute, or write for one to read:
+`ROWS` with a gate behind it, two products side by side, and a product with a gate's gradient."""
+
+OPERATORS = (ROWS, COLUMNS, GATED_ROWS, PAIRED_ROWS, GATE_GRADIENT)
+"""Names of all operators that multiply; others of the namespace are made of these."""
 
 BIAS_COLUMNS = 8
 """Columns of ones by which the gradient of an expert's bias is computed, as a product by groups
 along k: as many as one row of 16 bytes needs."""
+
+
+def read_products(name: str, given: Mapping[str, Any]) -> tuple[AtenGemm, ...]:
+    """The products that a call of one of the operators computes, without its gate.
+
+    Args:
+        name: One of `OPERATORS`.
+        given: The call's arguments by their names in the schema, with `Operand` for tensors; those
+            that are None may be left out.
+
+    Raises:
+        KeyError: If there is no operator of that name.
+    """
+    if name == PAIRED_ROWS:
+        return tuple(
+            _read_compact(ROWS, given["a"], given[f"b_{one}"], given["offsets"], given.get(bias))
+            for one, bias in (("gate", "bias_gate"), ("up", "bias_up"))
+        )
+    a = given["grad" if name == GATE_GRADIENT else "a"]
+    read = ROWS if name in (GATED_ROWS, GATE_GRADIENT) else name
+    return (_read_compact(read, a, given["b"], given["offsets"], given.get("bias")),)
+
+
+def _read_compact(
+    name: str, a: Operand, b: Operand, offsets: Operand, bias: Operand | None
+) -> AtenGemm:
+    """As `read_product`, into a result of its own."""
+    groups = (offsets.shape[0], a.shape[1]) if name == COLUMNS else (a.shape[0],)
+    out = _copied(replace(a, shape=(*groups, b.shape[-1])))
+    return read_product(name, a, b, offsets, out, bias)
 
 
 def read_product(

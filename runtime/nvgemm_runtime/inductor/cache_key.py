@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import secrets
+import sys
 
 from torch._inductor import config
 from torch._inductor.codegen.common import custom_backend_passes
@@ -22,6 +23,8 @@ from . import operators
 
 _KEY = "nvgemm_aot"
 """Key of the pass, where torch expects a device's name: no device has this one."""
+
+_EXPERTS = "nvgemm_runtime.moe.traced"
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +39,7 @@ class CacheKeyPass(CustomGraphModulePass):  # type: ignore[misc]
         """A digest of the installed bundles and the settings; the same for any graph."""
         if os.environ.get(RECORD_VARIABLE):
             return f"{_KEY} {secrets.token_hex()}"  # a graph from a cache would not be recorded
-        if not (config.max_autotune or config.max_autotune_gemm) and not serves_default_mode():
+        if not _depends_on_bundles():
             return _KEY
         try:
             return _key_with_choices()
@@ -44,6 +47,16 @@ class CacheKeyPass(CustomGraphModulePass):  # type: ignore[misc]
             # Raising would fail the compilation. Whatever broke the digest breaks choices too.
             _log_failure(f"{type(error).__name__}: {error}")
             return f"{_KEY} unknown"
+
+
+def _depends_on_bundles() -> bool:
+    """Whether a graph may be another with other bundles.
+
+    Experts are traced with kernels that have their gate in every mode. No graph is seen here, so
+    the module that is imported for them says that one may have some.
+    """
+    times_choices = config.max_autotune or config.max_autotune_gemm
+    return times_choices or serves_default_mode() or _EXPERTS in sys.modules
 
 
 def _key_with_choices() -> str:

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 
 from ..errors import SettingError
-from ..settings import MODE_VARIABLE, Mode, default_mode
+from ..settings import COMPILE_OPTION, MODE_VARIABLE, Mode, default_mode
 
-OPTION = "nvgemm_aot_mode"
+OPTION = COMPILE_OPTION
 """Among Inductor's options; see `options`."""
 
 

@@ -8,6 +8,7 @@ The names of torch that are used here are private, and were run on torch 2.13.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch._inductor.pattern_matcher import (
 )
 
 from ..gemm.aten import AtenGemm
-from ..gemm.moe_operators import COLUMNS, NAMESPACE, ROWS, read_product
+from ..gemm.moe_operators import NAMESPACE, OPERATORS, PAIRED_ROWS, read_products
 from ..gemm.operands import Operand
 from . import epilogue_fusion
 from .autoload import after_import
@@ -28,7 +29,7 @@ from .hook import record_gemm
 from .reading import operand_of_tensor
 from .report import survive
 
-_DEFINED_BY = "nvgemm_runtime.moe.products"
+_DEFINED_BY = "nvgemm_runtime.moe.traced"
 """The module whose import defines the operators, which may come after Inductor's or never."""
 
 _SEEN = "nvgemm_aot_recorded"
@@ -44,7 +45,7 @@ def _register() -> None:
     from torch._inductor.fx_passes.post_grad import pass_patterns
 
     try:
-        for name in (ROWS, COLUMNS):
+        for name in OPERATORS:
             overload = getattr(getattr(torch.ops, NAMESPACE), name).default
             given = (KeywordArg(argument.name) for argument in overload._schema.arguments)
             register_graph_pattern(
@@ -57,7 +58,7 @@ def _register() -> None:
 
 
 def _record(match: Match) -> bool:
-    """Record a product, and leave the graph as it is.
+    """Record the products of an operator, and leave the graph as it is.
 
     Raises:
         RecordError: If it is to be recorded and cannot be.
@@ -65,16 +66,22 @@ def _record(match: Match) -> bool:
     node = match.output_node()
     if not node.meta.get(_SEEN):
         node.meta[_SEEN] = True
-        record_gemm(lambda: _read(node, match.kwargs))
+        for place in range(_count(node)):
+            record_gemm(functools.partial(_read, node, match.kwargs, place))
     return False
 
 
-def _read(node: torch.fx.Node, given: dict[str, Any]) -> AtenGemm:
+def _count(node: torch.fx.Node) -> int:
+    return 2 if node.target.overloadpacket.__name__ == PAIRED_ROWS else 1
+
+
+def _read(node: torch.fx.Node, given: dict[str, Any], place: int) -> AtenGemm:
     operands = {
-        name: _operand(argument) for name, argument in given.items() if argument is not None
+        name: _operand(argument)
+        for name, argument in given.items()
+        if isinstance(argument, torch.fx.Node)
     }
-    name = node.target.overloadpacket.__name__
-    return read_product(name, out=_operand(node), **operands)
+    return read_products(node.target.overloadpacket.__name__, operands)[place]
 
 
 def _operand(node: torch.fx.Node) -> Operand:

@@ -5,7 +5,8 @@ front of what the activation makes of it; both are saved for the backward, where
 gradient through the down projection and the gate. Else the activation is computed by operators, and
 again in the backward: as in the forward where that kernel has its gradient, and otherwise in fp32
 and for some rows at a time, so that its tensors stay small.
-While torch.compile traces, operators it is, in fp32 and for all rows at once, since it fuses them.
+While torch.compile traces, the same kernels are in its graph, as operators. Where none serves, the
+activation is computed by operators in fp32 and for all rows at once, since Inductor fuses them.
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ from .gates import (
     activated,
     gradients_by_kernel,
     gradients_by_operators,
+    has_gate,
     is_watched,
     project_up,
     rounded,
+    traced_gradients,
     weighted,
     widen,
 )
-from .products import columns, owner_of_rows, rows
+from .products import columns, owner_of_rows, rows, weight_gradient
+from .traced import is_traceable
 
 _UP = ("w_up", "up_bias")
 """Arguments that may be pairs."""
@@ -148,12 +152,16 @@ def experts(
     wants_grad = torch.is_grad_enabled() and any(
         one is not None and one.requires_grad for one in (*operands, routing_weights)
     )
+    is_compiling = torch.compiler.is_compiling()
     plan = Plan(
         activation=names,
         order=order,
         combine=combine,
         wants_grad=wants_grad,
         uses_kernels=not is_watched(ends, indices, routing_weights, *operands),
+        traces_gates=is_compiling and is_traceable() and has_gate(names),
+        is_compiled=is_compiling,
+        in_pieces=not is_compiling,
     )
     result: torch.Tensor = _Experts.apply(
         plan, ends.to(torch.int32), indices, routing_weights, *operands
@@ -178,7 +186,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         down_bias: torch.Tensor | None,
     ) -> torch.Tensor:
         taken = x if indices is None else x.index_select(0, indices)
-        projected = project_up(plan, taken, offsets, (w_gate, w_up), (gate_bias, up_bias))
+        projected = project_up(plan, taken, offsets, (w_gate, w_up), (gate_bias, up_bias), w_down)
         hidden = projected.joined
         if hidden is None:
             assert projected.gates is not None
@@ -223,12 +231,17 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
 
         projected = UpProjection(**dict(zip(("gates", "ups", "joined"), saved)))
         of_activation = None
-        if for_gates:
+        if plan.traces_gates and (for_gates or for_down or for_scores):
+            of_activation = traced_gradients(
+                plan, projected, grad, scores, w_down, offsets,
+                for_down=for_down, for_gates=for_gates, for_scores=for_scores,
+            )  # fmt: skip
+        elif for_gates:
             of_activation = gradients_by_kernel(
                 plan, projected, grad, scores, w_down, offsets,
                 for_down=for_down, for_scores=for_scores,
             )  # fmt: skip
-        by_kernel = of_activation is not None
+        by_kernel = of_activation is not None and not plan.traces_gates
         if of_activation is None:
             of_activation = gradients_by_operators(
                 plan, projected, grad, scores, w_down, offsets,
@@ -237,8 +250,10 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         grad_gate_rows, grad_up_rows = of_activation.gates, of_activation.ups
         if w_up is not None and grad_up_rows is None and grad_gate_rows is not None:
             grad_gate_rows, grad_up_rows = plan.split(grad_gate_rows)
-        if of_activation.joined is not None:
-            found["w_down"] = _weight_grad(
+        if of_activation.w_down is not None:
+            found["w_down"] = of_activation.w_down
+        elif of_activation.joined is not None:
+            found["w_down"] = weight_gradient(
                 of_activation.grad, of_activation.joined, offsets, w_down
             )
         by_row = of_activation.scores
@@ -255,11 +270,11 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         if grad_gate_rows is not None:
             taken = x if indices is None else x.index_select(0, indices)
             if for_gate:
-                found["gate"] = _weight_grad(grad_gate_rows, taken, offsets, w_gate)
+                found["gate"] = weight_gradient(grad_gate_rows, taken, offsets, w_gate)
             if for_gate_bias:
                 found["gate_bias"] = _bias_grad(grad_gate_rows, offsets)
             if for_up:
-                found["up"] = _weight_grad(grad_up_rows, taken, offsets, w_up)
+                found["up"] = weight_gradient(grad_up_rows, taken, offsets, w_up)
             if for_up_bias:
                 found["up_bias"] = _bias_grad(grad_up_rows, offsets)
             if for_x:
@@ -273,15 +288,6 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                 found["x"] = grad_x
         order = ("scores", "x", "gate", "up", "w_down", "gate_bias", "up_bias", "down_bias")
         return (None, None, None, *(found.get(name) for name in order))
-
-
-def _weight_grad(
-    grad: torch.Tensor, taken: torch.Tensor, offsets: torch.Tensor, weight: torch.Tensor
-) -> torch.Tensor:
-    """Gradient of weights [experts, columns of grad, columns of taken], as they lie in memory."""
-    if weight.stride(-1) != 1 and weight.stride(-2) == 1:
-        return columns(taken, grad, offsets).mT
-    return columns(grad, taken, offsets)
 
 
 def _bias_grad(grad: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,13 @@
 """Gates and ups: their products, what the activation makes of them, and their gradients.
 
-Kernels with the gate in their epilogue compute them where one serves, unless a tracer, a dispatch
-mode or a tensor subclass observes operators; else operators do.
+Kernels with the gate in their epilogue compute them where one serves, unless a dispatch mode or a
+tensor subclass observes operators; else operators do. While torch.compile traces, that is decided
+by what `traced` defines.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -16,9 +17,10 @@ from .activations import Activation, GatedActivation
 from .products import gate_gradients, gated_rows, rows, rows_into
 
 _PIECE = 1 << 24
-"""Elements of each fp32 tensor between products, except while torch.compile traces."""
+"""Elements of each fp32 tensor between products, except where all rows are computed at once."""
 
 _GATES = {one: Gate(one.value) for one in Activation}
+_OAI_CONSTANTS = (Gate.SWIGLU_OAI.row.alpha, Gate.SWIGLU_OAI.row.limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,10 @@ class Plan:
         order: Where gates and ups stand; None where they are two products, which lie in halves.
         uses_kernels: Whether kernels may be launched directly, which nothing sees that observes
             operators.
+        traces_gates: Whether operators with a gate may be traced, in place of those that they are
+            made of.
+        is_compiled: Whether operators compute the activation in fp32, whatever it is.
+        in_pieces: Whether they compute some rows at a time.
     """
 
     activation: GatedActivation
@@ -36,6 +42,9 @@ class Plan:
     combine: bool
     wants_grad: bool
     uses_kernels: bool
+    traces_gates: bool = False
+    is_compiled: bool = False
+    in_pieces: bool = True
 
     def split(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of the gates and ups among columns."""
@@ -55,13 +64,16 @@ class Plan:
 
         Two products have none that joins them; they lie in halves for the gradient.
         """
-        if self.order is None and form is not GateForm.GRADIENT:
+        if (self.order is None and form is not GateForm.GRADIENT) or not has_gate(self.activation):
             return None
         gate = _GATES[self.activation.kind]
-        constants = (self.activation.alpha, self.activation.limit)
-        if gate.row.limit is not None and constants != (gate.row.alpha, gate.row.limit):
-            return None
         return find_gated(gate, self.order or WeightOrder.HALVES, form)
+
+
+def has_gate(activation: GatedActivation) -> bool:
+    """Whether epilogues have the activation, with its constants."""
+    constants = (activation.alpha, activation.limit)
+    return activation.kind is not Activation.SWIGLU_OAI or constants == _OAI_CONSTANTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +98,12 @@ def project_up(
     offsets: torch.Tensor,
     weights: tuple[torch.Tensor, torch.Tensor | None],
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
+    w_down: torch.Tensor,
 ) -> UpProjection:
     """Multiply rows with the weights of gates and of ups, by the fewest launches that serve."""
     (w_gate, w_up), (gate_bias, up_bias) = weights, biases
+    if plan.traces_gates and (w_up is None or plan.wants_grad):
+        return _traced(plan, taken, offsets, weights, biases, w_down)
     if plan.uses_kernels:
         found = (
             _joined_by_kernel(plan, taken, offsets, w_gate, gate_bias)
@@ -102,6 +117,30 @@ def project_up(
     return UpProjection(gates=gates, ups=ups)
 
 
+def _traced(
+    plan: Plan,
+    taken: torch.Tensor,
+    offsets: torch.Tensor,
+    weights: tuple[torch.Tensor, torch.Tensor | None],
+    biases: tuple[torch.Tensor | None, torch.Tensor | None],
+    w_down: torch.Tensor,
+) -> UpProjection:
+    """The up projection by an operator that becomes others when the graph is traced further."""
+    (w_gate, w_up), (gate_bias, up_bias) = weights, biases
+    operators, kind = torch.ops.nvgemm_moe, plan.activation.kind.value
+    if w_up is not None:
+        gates, ups = operators.up_pair(
+            taken, w_gate, w_up, offsets, gate_bias, up_bias, w_down, kind
+        )
+        return UpProjection(gates=gates, ups=ups)
+    assert plan.order is not None
+    given = (taken, w_gate, offsets, gate_bias, kind, plan.order.value)
+    if not plan.wants_grad:
+        return UpProjection(joined=operators.up_joined(*given))
+    gates, joined = operators.up_kept(*given)
+    return UpProjection(gates=gates, joined=joined)
+
+
 def _joined_by_kernel(
     plan: Plan,
     taken: torch.Tensor,
@@ -111,13 +150,18 @@ def _joined_by_kernel(
 ) -> UpProjection | None:
     """The up projection by a kernel with the gate, if one serves."""
     epilogue = plan.epilogue(GateForm.KEPT if plan.wants_grad else GateForm.JOINED)
-    if epilogue is None or (epilogue.addend is None) is not (bias is None):
+    if epilogue is None or not adds(epilogue, bias):
         return None
     stored = gated_rows(taken, weight.mT, offsets, bias, epilogue)
     if stored is None or not plan.wants_grad:
         return None if stored is None else UpProjection(joined=stored)
     n = weight.shape[1]
     return UpProjection(gates=stored[:, :n], joined=stored[:, n:])
+
+
+def adds(epilogue: Epilogue, bias: torch.Tensor | None) -> bool:
+    """Whether an epilogue adds a bias exactly where there is one."""
+    return (epilogue.addend is None) is (bias is None)
 
 
 def _side_by_side(
@@ -143,10 +187,10 @@ def activated(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     else in fp32, rounded once.
     """
     is_product = plan.activation.kind is not Activation.SWIGLU_OAI
-    if is_product and not torch.compiler.is_compiling():
+    if is_product and not plan.is_compiled:
         return plan.activation.apply(gate, up).contiguous()
     joined = _dense_like(gate)
-    for piece in _pieces(gate):
+    for piece in _pieces(plan, gate):
         joined[piece] = plan.activation.apply(widen(gate[piece]), up[piece])
     return joined
 
@@ -161,6 +205,7 @@ class Gradients:
         gates: The gradients of gates, or of gates and ups in one matrix.
         ups: Those of ups; None where there is no matrix of their own.
         scores: The gradient of each row's weight, in fp32.
+        w_down: The gradient of the down projection's weights, where it is known already.
     """
 
     grad: torch.Tensor
@@ -168,6 +213,11 @@ class Gradients:
     gates: torch.Tensor | None = None
     ups: torch.Tensor | None = None
     scores: torch.Tensor | None = None
+    w_down: torch.Tensor | None = None
+
+    def with_parts(self, gates: torch.Tensor, ups: torch.Tensor) -> Gradients:
+        """The same, with the gradients of gates and ups apart."""
+        return replace(self, gates=gates, ups=ups)
 
 
 def gradients_by_kernel(
@@ -181,16 +231,7 @@ def gradients_by_kernel(
     for_down: bool,
     for_scores: bool,
 ) -> Gradients | None:
-    """Take the gradient of the result to gates and ups by one kernel, if one serves.
-
-    The gradient of a row's weight is the sum of what the activation gave times its gradient, and so
-    of ups times theirs, where ups are a factor as they are. Where they are cut off, it is that of
-    the down projection's result times the given gradient. That product is computed again, which
-    moves a quarter of the memory that operators do: for 98,304 rows, 2880 columns in and out and
-    32 experts (gpt-oss-20b), 1.6 TFLOP more and about 60 bytes for each of what the activation
-    gives in place of about 280.
-    """
-    ups_are_cut = plan.activation.kind is Activation.SWIGLU_OAI
+    """Take the gradient of the result to gates and ups by one kernel, if one serves."""
     # Before more is looked at: Dynamo of torch 2.11 does not iterate enumerations.
     if not plan.uses_kernels or projected.ups is not None:
         return None
@@ -201,18 +242,60 @@ def gradients_by_kernel(
     found = gate_gradients(given, w_down, offsets, product, epilogue)
     if found is None:
         return None
+    return behind_kernel(
+        plan, projected, found, grad, given, scores, w_down, offsets,
+        for_down=for_down, for_scores=for_scores,
+    )  # fmt: skip
+
+
+def behind_kernel(
+    plan: Plan,
+    projected: UpProjection,
+    found: torch.Tensor,
+    grad: torch.Tensor,
+    given: torch.Tensor,
+    scores: torch.Tensor | None,
+    w_down: torch.Tensor,
+    offsets: torch.Tensor,
+    *,
+    for_down: bool,
+    for_scores: bool,
+) -> Gradients:
+    """All that the backward needs, by what a kernel found.
+
+    The gradient of a row's weight is the sum of what the activation gave times its gradient, and so
+    of ups times theirs, where ups are a factor as they are. Where they are cut off, it is that of
+    the down projection's result times the given gradient. That product is computed again, which
+    moves a quarter of the memory that operators do: for 98,304 rows, 2880 columns in and out and
+    32 experts (gpt-oss-20b), 1.6 TFLOP more and about 60 bytes for each of what the activation
+    gives in place of about 280.
+
+    Args:
+        plan: What to compute.
+        projected: What the up projection gave.
+        found: Gradients of gates and ups in one matrix, which is overwritten: of ``given``.
+        grad: The gradient of the result.
+        given: The same, times the rows' weights unless their gradient is wanted.
+        scores: The rows' weights.
+        w_down: Weights of the down projection.
+        offsets: End of each expert's rows.
+        for_down: Whether the gradient of the down projection's weights is wanted.
+        for_scores: Whether that of the rows' weights is.
+    """
+    assert projected.gates is not None
+    gates, ups = plan.parts(projected.gates, projected.ups)
+    ups_are_cut = plan.activation.kind is Activation.SWIGLU_OAI
     joined = projected.joined
     if joined is None and (for_down or (for_scores and ups_are_cut)):
-        joined = activated(plan, *plan.split(product))
+        joined = activated(plan, gates, ups)
     by_row = None
     if for_scores:
         assert scores is not None
         if ups_are_cut:
             assert joined is not None
-            by_row = _sums_of_products(grad, rows(joined, w_down.mT, offsets))
+            by_row = _sums_of_products(plan, grad, rows(joined, w_down.mT, offsets))
         else:
-            of_ups, ups = plan.split(found)[1], plan.split(product)[1]
-            by_row = torch.sum(of_ups * ups, -1, dtype=torch.float32)
+            by_row = torch.sum(plan.split(found)[1] * ups, -1, dtype=torch.float32)
         found.mul_(scores[:, None])
         given = weighted(grad, scores)
     return Gradients(grad=given, joined=joined if for_down else None, gates=found, scores=by_row)
@@ -239,7 +322,7 @@ def gradients_by_operators(
     grad_gate_rows = torch.empty_like(gate_rows) if for_gates else None
     grad_up_rows = None if up_rows is None or not for_gates else torch.empty_like(up_rows)
     by_row = widen(gate.new_empty(gate.shape[0])) if for_scores else None
-    for piece in _pieces(gate):
+    for piece in _pieces(plan, gate):
         gates, ups = widen(gate[piece]), up[piece]
         factor = None if scores is None else scores[piece, None]
         if for_down or for_scores:
@@ -259,10 +342,41 @@ def gradients_by_operators(
     )
 
 
-def _sums_of_products(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def _sums_of_products(plan: Plan, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """For each row, the sum of two matrices' products, in fp32."""
-    pieces = _pieces(one)
+    pieces = _pieces(plan, one)
     return torch.cat([(widen(one[piece]) * other[piece]).sum(-1) for piece in pieces])
+
+
+def traced_gradients(
+    plan: Plan,
+    projected: UpProjection,
+    grad: torch.Tensor,
+    scores: torch.Tensor | None,
+    w_down: torch.Tensor,
+    offsets: torch.Tensor,
+    *,
+    for_down: bool,
+    for_gates: bool,
+    for_scores: bool,
+) -> Gradients:
+    """Take the gradient of the result by an operator that becomes others when traced further.
+
+    The gradient of the down projection's weights is among its results: only the operator knows
+    whether rows' weights belong to the gradient of rows, or to what the activation gave.
+    """
+    order = None if plan.order is None else plan.order.value
+    found = list(
+        torch.ops.nvgemm_moe.up_gradients(
+            grad, w_down, offsets, projected.gates, projected.ups, projected.joined, scores,
+            plan.activation.kind.value, order, for_down, for_gates, for_scores,
+        )
+    )  # fmt: skip
+    down = found.pop(0) if for_down else None
+    gates = found.pop(0) if for_gates else None
+    ups = found.pop(0) if for_gates and projected.ups is not None else None
+    by_row = found.pop(0) if for_scores else None
+    return Gradients(grad=grad, gates=gates, ups=ups, scores=by_row, w_down=down)
 
 
 def weighted(grad: torch.Tensor, scores: torch.Tensor | None) -> torch.Tensor:
@@ -278,9 +392,9 @@ def is_watched(*tensors: torch.Tensor | None) -> bool:
     return any(type(one) not in plain for one in tensors)
 
 
-def _pieces(matrix: torch.Tensor) -> list[slice]:
+def _pieces(plan: Plan, matrix: torch.Tensor) -> list[slice]:
     """Rows of a matrix to compute at a time."""
-    if torch.compiler.is_compiling():
+    if not plan.in_pieces:
         return [slice(None)]
     count, step = matrix.shape[0], max(1, _PIECE // matrix.shape[1])
     return [slice(begin, begin + step) for begin in range(0, count, step)]

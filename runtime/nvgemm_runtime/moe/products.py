@@ -1,7 +1,8 @@
 """Grouped products of experts: by a prebuilt kernel where one serves, else by torch.
 
 Both are operators, ``torch.ops.nvgemm_moe.rows`` and ``columns``, so torch.compile keeps them in
-its graph; the kernel is looked up where they run, once for each problem.
+its graph; the kernel is looked up where they run, once for each problem. Those with a gate are in
+`traced`.
 """
 
 from __future__ import annotations
@@ -62,13 +63,17 @@ def gated_rows(
     offsets: torch.Tensor,
     bias: torch.Tensor | None,
     epilogue: Epilogue,
+    *,
+    warns: bool = False,
 ) -> torch.Tensor | None:
     """`rows` with a gated epilogue, if a kernel serves it; not to be traced.
+
+    ``warns`` gives the process' warning where none does.
 
     Returns:
         What the epilogue stores, of the width that its form says; None if no kernel serves.
     """
-    return _by_kernel(a, b, offsets, bias, epilogue)
+    return _by_kernel(a, b, offsets, bias, epilogue, warns)
 
 
 def gate_gradients(
@@ -77,6 +82,8 @@ def gate_gradients(
     offsets: torch.Tensor,
     product: torch.Tensor,
     epilogue: Epilogue,
+    *,
+    warns: bool = False,
 ) -> torch.Tensor | None:
     """Gradients of gates and ups, if a kernel serves; not to be traced.
 
@@ -86,11 +93,12 @@ def gate_gradients(
         offsets: End of each group along m, int32 [groups].
         product: The product of gates and ups, [m, 2 * n], in the epilogue's order of columns.
         epilogue: A gradient.
+        warns: Whether to give the process' warning where no kernel serves.
 
     Returns:
         Matrix [m, 2 * n] in the order of the product; None if no kernel serves.
     """
-    return _by_kernel(grad, b, offsets, product, epilogue)
+    return _by_kernel(grad, b, offsets, product, epilogue, warns)
 
 
 def rows_into(
@@ -105,7 +113,7 @@ def rows_into(
     Returns:
         Whether a kernel served.
     """
-    return _run_kernel(out, a, b, offsets, bias, None)
+    return not _run_kernel(out, a, b, offsets, bias, None)
 
 
 def _by_kernel(
@@ -114,10 +122,14 @@ def _by_kernel(
     offsets: torch.Tensor,
     addend: torch.Tensor | None,
     epilogue: Epilogue,
+    warns: bool,
 ) -> torch.Tensor | None:
     shape = check_shapes(Op.GROUPED_MM, a, b, form=epilogue.form)
     out = a.new_empty(shape)
-    return out if _run_kernel(out, a, b, offsets, addend, epilogue) else None
+    reason = _run_kernel(out, a, b, offsets, addend, epilogue)
+    if reason and warns:
+        _warn_once(reason)
+    return None if reason else out
 
 
 def _run_kernel(
@@ -127,7 +139,8 @@ def _run_kernel(
     offsets: torch.Tensor,
     addend: torch.Tensor | None,
     epilogue: Epilogue | None,
-) -> bool:
+) -> str:
+    """Compute ``out``, of any number of rows, by a kernel; why none serves, or nothing."""
     # Torch resolves negated views for operators, but this is none.
     a, b, offsets = a.resolve_neg(), b.resolve_neg(), offsets.resolve_neg()
     addend = None if addend is None else addend.resolve_neg()
@@ -136,10 +149,10 @@ def _run_kernel(
     if is_debugging():
         check_offset_values(offsets, a.shape[0])
     if a.shape[0] == 0:
-        return True
+        return ""
     extras = ExtraOperands(offsets=offsets, addend=addend, gated=epilogue)
     a, b = _with_unit_stride(a), _with_unit_stride(b)
-    return not _launch(Op.GROUPED_MM, a, b, out, extras)
+    return _launch(Op.GROUPED_MM, a, b, out, extras)
 
 
 def columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -201,6 +214,15 @@ def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
         return out
     _warn_once(reason)
     return _torch_columns(a, b, offsets)
+
+
+def weight_gradient(
+    grad: torch.Tensor, taken: torch.Tensor, offsets: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    """Gradient of weights [experts, columns of grad, columns of taken], as they lie in memory."""
+    if weight.stride(-1) != 1 and weight.stride(-2) == 1:
+        return columns(taken, grad, offsets).mT
+    return columns(grad, taken, offsets)
 
 
 def _launch(
@@ -318,15 +340,16 @@ def _fake_columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> to
     return a.new_empty((offsets.shape[0], a.shape[1], b.shape[1]))
 
 
-_library = torch.library.Library(NAMESPACE, "DEF")
+library = torch.library.Library(NAMESPACE, "DEF")
 """Kept for the life of the process: torch unregisters the operators of a deleted library."""
 
 
-def _define(name: str, operands: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    _library.define(f"{name}({operands}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
-    _library.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+def define(name: str, operands: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Define an operator that gives one tensor, and what it gives for fake ones."""
+    library.define(f"{name}({operands}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+    library.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
 
 
-_define(ROWS, "Tensor a, Tensor b, Tensor offsets, Tensor? bias", _rows, _fake_rows)
-_define(COLUMNS, "Tensor a, Tensor b, Tensor offsets", _columns, _fake_columns)
+define(ROWS, "Tensor a, Tensor b, Tensor offsets, Tensor? bias", _rows, _fake_rows)
+define(COLUMNS, "Tensor a, Tensor b, Tensor offsets", _columns, _fake_columns)

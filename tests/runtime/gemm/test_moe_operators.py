@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from nvgemm_runtime.gemm.aten import AtenGemm
-from nvgemm_runtime.gemm.moe_operators import COLUMNS, NAMESPACE, ROWS, read_product
+from nvgemm_runtime.gemm.moe_operators import (
+    COLUMNS,
+    GATE_GRADIENT,
+    GATED_ROWS,
+    NAMESPACE,
+    OPERATORS,
+    PAIRED_ROWS,
+    ROWS,
+    read_product,
+    read_products,
+)
 from nvgemm_runtime.gemm.operands import Operand
 from nvgemm_runtime.moe import products
 from nvgemm_runtime.recording.declarable import declarable
@@ -72,3 +82,58 @@ def test_names_are_those_of_the_operators() -> None:
         assert names == ["a", "b", "offsets", *(["bias"] if name == ROWS else [])]
     with pytest.raises(KeyError):
         read("neither", operand(48, 64), operand(48, 32), 4, 64, 32)
+
+
+WEIGHTS = (2048, 1, 64)
+"""Strides of weights [4, 32, 64] as a product takes them: [4, 64, 32]."""
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        (ROWS, {"bias": operand(4, 32)}, ["grouped_mm/tn/bf16xbf16/fp32/bf16/bias/g4m48n32k64"]),
+        (GATED_ROWS, {}, ["grouped_mm/tn/bf16xbf16/fp32/bf16/g4m48n32k64"]),
+        (
+            GATED_ROWS,
+            {"bias": operand(4, 32), "epilogue": "swiglu_oai_halves"},
+            ["grouped_mm/tn/bf16xbf16/fp32/bf16/bias/g4m48n32k64"],
+        ),
+        (
+            PAIRED_ROWS,
+            {"bias_up": operand(4, 32)},
+            [
+                "grouped_mm/tn/bf16xbf16/fp32/bf16/g4m48n32k64",
+                "grouped_mm/tn/bf16xbf16/fp32/bf16/bias/g4m48n32k64",
+            ],
+        ),
+        (
+            GATE_GRADIENT,
+            {"gates": operand(48, 64, strides=(96, 1)), "epilogue": "swiglu_halves_gradient"},
+            ["grouped_mm/tn/bf16xbf16/fp32/bf16/g4m48n32k64"],
+        ),
+    ],
+)
+def test_products_are_those_behind_which_the_gate_is(
+    name: str, given: dict[str, object], expected: list[str]
+) -> None:
+    b = operand(4, 64, 32, strides=WEIGHTS)
+    weights = {"b_gate": b, "b_up": b} if name == PAIRED_ROWS else {"b": b}
+    rows = {"grad" if name == GATE_GRADIENT else "a": operand(48, 64)}
+    found = read_products(name, {**rows, **weights, "offsets": operand(4), **given})
+    assert [key(one) for one in found] == expected
+
+
+def test_products_of_columns() -> None:
+    given = {"a": operand(48, 64), "b": operand(48, 32), "offsets": operand(4)}
+    (found,) = read_products(COLUMNS, given)
+    assert key(found) == "k_grouped_mm/nt/bf16xbf16/fp32/bf16/g4m64n32k48"
+    with pytest.raises(KeyError):
+        read_products("up_kept", given)
+
+
+def test_operators_that_multiply_are_defined_and_have_the_arguments_that_are_read() -> None:
+    for name in OPERATORS:
+        schema = getattr(getattr(torch.ops, NAMESPACE), name).default._schema
+        named = {argument.name for argument in schema.arguments}
+        assert {"offsets"} < named
+        assert {"a", "b_gate", "b_up"} < named or "b" in named

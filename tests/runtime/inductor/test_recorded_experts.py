@@ -11,10 +11,14 @@ import torch
 import torch._dynamo
 from torch._inductor import config
 from torch._inductor.exc import InductorError
+from torch._inductor.utils import run_and_get_code
 
 import expert_steps
+from expert_kernels import build_kernels
 from expert_steps import KEPT, Experts
 from inductor_session import InductorSession
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.moe import products
 from nvgemm_runtime.recording.recorder import Recorder
 
@@ -58,12 +62,34 @@ def test_a_training_step_with_fusion(inductor: InductorSession, path: Path, kept
     check_training_step(path, kept=kept, biased=True)
 
 
-def check_training_step(path: Path, *, kept: str, biased: bool) -> None:
+def check_training_step(path: Path, *, kept: str, biased: bool) -> list[str]:
+    """Check what a step records; its generated modules."""
     sizes = Experts(count=4, rows=48, dim=96, hidden=32, kept=kept, biased=biased)
     compiled = torch.compile(expert_steps.forward(sizes), fullgraph=True, dynamic=False)
-    out = compiled(*expert_steps.operands(sizes))
-    out.backward(torch.randn_like(out))
+
+    def step() -> None:
+        out = compiled(*expert_steps.operands(sizes))
+        out.backward(torch.randn_like(out))
+
+    _, code = run_and_get_code(step)
     assert counts(path) == expert_steps.problems_of(sizes)
+    return list(code)
+
+
+@pytest.mark.usefixtures("no_fusion")
+@pytest.mark.parametrize("kept", ["one", "pair"])
+def test_products_that_kernels_with_a_gate_compute(
+    inductor: InductorSession, path: Path, kernel_cache: Cache, tmp_path: Path, kept: str
+) -> None:
+    """A recording holds the products alone, as of experts that run without such kernels."""
+    kernels: dict[str, list[Epilogue | None]] = {
+        "tn": [None, Epilogue.BIAS, Epilogue.SWIGLU_HALVES_KEPT],
+        "tt": [None, Epilogue.SWIGLU_HALVES_GRADIENT],
+    }
+    inductor.use(build_kernels(kernels, (), tmp_path, kernel_cache))
+    code = check_training_step(path, kept=kept, biased=kept == "pair")
+    assert "nvgemm_moe.gate_gradient.default" in code[1]
+    assert f"nvgemm_moe.{'paired' if kept == 'pair' else 'gated'}_rows.default" in code[0]
 
 
 @pytest.mark.usefixtures("no_fusion")

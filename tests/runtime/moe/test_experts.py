@@ -6,29 +6,24 @@ import functools
 import warnings
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from edges import problem_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-import cpu_provider
-from cpu_kernels import signature
-from installed_bundles import use
-from nvgemm_aot.storage.cache import Cache
+from expert_kernels import Installed, assert_same, gradients, leaves, operands_for_kernels
 from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
-from nvgemm_runtime.gemm.problem import DType, Op, Signature
-from nvgemm_runtime.launch.loader import LoadedKernel
 from nvgemm_runtime.moe import block, experts, gates, products
 from nvgemm_runtime.moe.activations import Activation, GatedActivation
 from nvgemm_runtime.settings import DEBUG_VARIABLE
+
+pytestmark = pytest.mark.usefixtures("new_process")
 
 EXPERTS, DIM, HIDDEN, TOKENS = 4, 24, 16, 11
 ROUTINGS = {
@@ -39,14 +34,6 @@ ROUTINGS = {
 }
 ACTIVATIONS = ("swiglu", "swiglu_oai", "geglu")
 ORDERS = ("halves", "interleaved", "pair")
-
-
-@pytest.fixture(autouse=True)
-def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No kernels, none looked up yet, and the warning still to come."""
-    use(monkeypatch)
-    monkeypatch.setattr(products, "_found", {})
-    monkeypatch.setattr(products, "_has_warned", True)
 
 
 def gated(activation: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -128,28 +115,6 @@ def operands(
         made["combine"] = True
     made["x"] = leaf(TOKENS if gather else rows, DIM)
     return made
-
-
-def leaves(made: dict[str, Any]) -> list[torch.Tensor]:
-    flat = [one for each in made.values() for one in (each if isinstance(each, tuple) else (each,))]
-    return [one for one in flat if isinstance(one, torch.Tensor) and one.requires_grad]
-
-
-def gradients(function: Any, made: dict[str, Any]) -> list[torch.Tensor]:
-    out = function(**made)
-    torch.manual_seed(1)
-    grads = torch.autograd.grad(out, leaves(made), torch.randn_like(out))
-    return [out.detach(), *grads]
-
-
-def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor], rtol: float) -> None:
-    """Each tensor's error is small beside the tensor's largest value."""
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected):
-        assert one.shape == other.shape
-        if one.numel():
-            bound = rtol * float(other.abs().max())
-            assert float((one.double() - other.double()).abs().max()) <= bound
 
 
 @pytest.mark.parametrize("biases", [False, True], ids=["plain", "biases"])
@@ -346,67 +311,6 @@ def test_inductor_compiles_it() -> None:
     made = operands(dtype=torch.float32)
     compiled = torch.compile(experts, fullgraph=True)
     assert_same(gradients(compiled, made), gradients(experts, made), 1e-5)
-
-
-class Installed:
-    """Grouped kernels for the CPU, and what has been launched of them since."""
-
-    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.path = path
-        self.monkeypatch = monkeypatch
-        self.launched: list[Signature] = []
-        attribute = LoadedKernel.__getattribute__
-
-        def watched(kernel: LoadedKernel, name: str) -> Any:
-            if name == "launch":
-                self.launched.append(attribute(kernel, "kernel").signature)
-            return attribute(kernel, name)
-
-        monkeypatch.setattr(LoadedKernel, "__getattribute__", watched)
-        use(monkeypatch, path)
-
-    def remove(self) -> None:
-        use(self.monkeypatch)
-        products._found.clear()
-
-    def epilogues(self) -> list[Epilogue | None]:
-        """Of what was launched since this was last asked for."""
-        found = [one.epilogue for one in self.launched]
-        self.launched.clear()
-        return found
-
-
-@pytest.fixture
-def install(
-    tmp_path: Path, kernel_cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Installed]:
-    def build(
-        layouts: str | dict[str, list[Epilogue | None]], *epilogues: Epilogue | None
-    ) -> Installed:
-        by_layout = (
-            dict.fromkeys(layouts.split(), epilogues) if isinstance(layouts, str) else layouts
-        )
-        served = [
-            signature(layout, op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
-            for layout, of_layout in by_layout.items()
-            for epilogue in of_layout
-        ]
-        problems = [problem_of(one, 18, 32, 32) for one in served]
-        built = cpu_provider.build_bundle(problems, tmp_path, kernel_cache)
-        return Installed(built.path, monkeypatch)
-
-    return build
-
-
-def operands_for_kernels(*biases: str) -> dict[str, Any]:
-    """Operands in bf16 that require gradients, of sizes that kernels serve."""
-    torch.manual_seed(0)
-    made: dict[str, Any] = {"counts": torch.tensor([5, 0, 1, 12])}
-    shapes = {"x": (18, 32), "w_up": (4, 64, 32), "w_down": (4, 32, 32)}
-    shapes |= {name: (4, 64 if name == "up_bias" else 32) for name in biases}
-    for name, shape in shapes.items():
-        made[name] = torch.randn(shape, dtype=torch.bfloat16).requires_grad_()
-    return made
 
 
 def test_a_kernel_computes_where_one_serves(install: Callable[..., Installed]) -> None:
@@ -635,7 +539,11 @@ def test_what_is_in_fp32_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     made = operands("interleaved", biases=True, gather=True)
     expected = gradients(experts, made)
     monkeypatch.setattr(gates, "_PIECE", 5 * HIDDEN)
-    assert len(gates._pieces(torch.empty(18, HIDDEN))) == 4
+    activation = GatedActivation(kind=Activation.SWIGLU, alpha=1.702, limit=7.0)
+    plan = gates.Plan(
+        activation=activation, order=None, combine=False, wants_grad=True, uses_kernels=True
+    )
+    assert len(gates._pieces(plan, torch.empty(18, HIDDEN))) == 4
     assert_same(gradients(experts, made), expected, 1e-15)
 
 

@@ -1,0 +1,123 @@
+"""Whether a kernel serves a grouped product of tensors that have no memory yet.
+
+While torch.compile traces, sizes may be symbols and addresses are unknown. A kernel serves any
+number of rows, so an example of one decides; addresses are taken to be aligned. Where the call's
+are not, the operator that was traced computes without the kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import torch
+
+from ..errors import NvgemmError
+from ..gemm.epilogues import Epilogue
+from ..gemm.extra_operands import ExtraOperands
+from ..gemm.operands import MAX_ALIGNMENT_BYTES, Operand, check_shapes, requests
+from ..gemm.problem import Op
+from ..launch.select import find
+from ..matching.device import device_facts
+from ..matching.index import Match
+from ..settings import COMPILE_OPTION, Mode, default_mode
+
+_EXAMPLE = 4096
+"""A size that torch knows no example of."""
+
+_log = logging.getLogger(__name__)
+
+
+def is_served(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    addend: torch.Tensor | None,
+    epilogue: Epilogue | None,
+    *,
+    parts: int = 1,
+) -> bool:
+    """Whether torch.compile may use a kernel for `nvgemm_runtime.moe.products.rows`, or one gated.
+
+    Args:
+        a: Matrix [m, k].
+        b: Matrices [groups, k, n].
+        offsets: End of each group along m, int32 [groups].
+        addend: A row of n for each group, or the product that a gradient reads.
+        epilogue: The gated epilogue; None for the product itself.
+        parts: How many results lie side by side in one matrix.
+    """
+    if _is_off() or (a.device.type == "cuda" and not torch.cuda.is_available()):
+        return False
+    try:
+        return _is_served(a, b, offsets, addend, epilogue, parts)
+    except NvgemmError as error:
+        _log.debug("experts are traced without a kernel: %s", error)
+    except Exception as error:  # It is the user's compilation: without kernels it goes on.
+        _log.warning("experts are traced without a kernel: %r", error)
+    return False
+
+
+def _is_off() -> bool:
+    """Whether the user keeps kernels out of this compilation, or of all."""
+    config = sys.modules.get("torch._inductor.config")
+    mode = getattr(config, COMPILE_OPTION, default_mode().value)
+    return bool(mode == Mode.OFF.value)
+
+
+def _is_served(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    addend: torch.Tensor | None,
+    epilogue: Epilogue | None,
+    parts: int,
+) -> bool:
+    left, right = _with_unit_stride(_operand(a)), _with_unit_stride(_operand(b))
+    added = None if addend is None else _operand(addend)
+    if added is not None and added.strides[-1] != 1:
+        added = _copied(added)
+    form = None if epilogue is None else epilogue.form
+    shape = check_shapes(Op.GROUPED_MM, left, right, form=form)
+    out = _made(left, shape, (parts * shape[-1], 1))
+    extras = ExtraOperands(
+        offsets=_operand(offsets),
+        addend=added,
+        gated=epilogue,
+    )
+    asked = requests(Op.GROUPED_MM, left, right, out=out, extras=extras)
+    facts = device_facts(a.device.type, a.device.index or 0)
+    return isinstance(find(asked, facts)[1], Match)
+
+
+def _operand(tensor: torch.Tensor) -> Operand:
+    """A tensor as it may lie, with examples of sizes that are symbols; no row counts as many."""
+    shape = tuple(_example(extent) or 1 for extent in tensor.shape)
+    return _made(tensor, shape, tuple(_example(step) for step in tensor.stride()))
+
+
+def _example(extent: int | torch.SymInt) -> int:
+    """A size, or what torch saw of it, without a guard."""
+    known: Any = extent if isinstance(extent, int) else extent.node.hint
+    return _EXAMPLE if known is None else int(known)
+
+
+def _made(like: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Operand:
+    return Operand(
+        dtype=like.dtype,
+        device=like.device,
+        shape=shape,
+        strides=strides,
+        address=MAX_ALIGNMENT_BYTES,
+    )
+
+
+def _with_unit_stride(operand: Operand) -> Operand:
+    """An operand, or the copy that is made of it at the call."""
+    return operand if 1 in operand.strides[-2:] else _copied(operand)
+
+
+def _copied(operand: Operand) -> Operand:
+    strides = torch.empty(operand.shape, device="meta").stride()
+    return _made(operand, operand.shape, strides)

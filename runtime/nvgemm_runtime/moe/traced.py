@@ -1,0 +1,336 @@
+"""Operators of experts' gates in the graphs of torch.compile.
+
+`experts` traces ``up_joined``, ``up_kept``, ``up_pair`` and ``up_gradients``. When AOTAutograd or a
+dispatcher comes to one, it is replaced: by an operator that launches a kernel with the gate, where
+installed bundles have one, and else by the products and the activation's operators, which Inductor
+fuses as if there were no such kernels. So Dynamo's graphs do not depend on what is installed, and
+what torch caches behind it does, for which `nvgemm_runtime.inductor.cache_key` has the bundles.
+
+The operators that launch, ``gated_rows``, ``paired_rows`` and ``gate_gradient``, look the kernel up
+where they run, once for each problem, and compute without one where none serves the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..gemm.epilogues import Epilogue, GateForm, WeightOrder
+from ..gemm.moe_operators import GATE_GRADIENT, GATED_ROWS, PAIRED_ROWS
+from . import products
+from .activations import Activation, GatedActivation
+from .gates import (
+    Gradients,
+    Plan,
+    UpProjection,
+    activated,
+    adds,
+    behind_kernel,
+    gradients_by_operators,
+    weighted,
+)
+from .products import define, library, rows, rows_into, weight_gradient
+from .served import is_served
+
+_launching = torch.ops.nvgemm_moe
+
+
+def is_traceable() -> bool:
+    """Whether the graph being traced may have the operators: not one of torch.export.
+
+    That is read and run by programs of any version of nvgemm-aot, and torch keeps operators there
+    that others are to replace.
+    """
+    # Dynamo of torch 2.11 takes is_exporting() for true whenever it traces.
+    return not getattr(torch.compiler, "_is_exporting_flag", False)
+
+
+def _plan(activation: str, order: str | None, *, in_pieces: bool) -> Plan:
+    """How to compute an activation, with the constants that kernels have."""
+    kind = Activation(activation)
+    row = Epilogue(f"{activation}_{order or WeightOrder.HALVES.value}").row
+    assert row.gate is not None
+    return Plan(
+        activation=GatedActivation(
+            kind=kind, alpha=row.gate.row.alpha, limit=row.gate.row.limit or 0.0
+        ),
+        order=None if order is None else WeightOrder(order),
+        combine=False,
+        wants_grad=False,
+        uses_kernels=False,
+        is_compiled=True,
+        in_pieces=in_pieces,
+    )
+
+
+def _up_by_kernel(
+    plan: Plan,
+    form: GateForm,
+    a: torch.Tensor,
+    w: torch.Tensor,
+    offsets: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor | None:
+    epilogue = plan.epilogue(form)
+    if epilogue is None or not adds(epilogue, bias):
+        return None
+    if not is_served(a, w.mT, offsets, bias, epilogue):
+        return None
+    found: torch.Tensor = _launching.gated_rows(a, w.mT, offsets, bias, epilogue.value)
+    return found
+
+
+def _up_joined(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    offsets: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    order: str,
+) -> torch.Tensor:
+    plan = _plan(activation, order, in_pieces=False)
+    joined = _up_by_kernel(plan, GateForm.JOINED, a, w, offsets, bias)
+    if joined is not None:
+        return joined
+    return activated(plan, *plan.split(rows(a, w.mT, offsets, bias)))
+
+
+def _up_kept(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    offsets: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    order: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    plan = _plan(activation, order, in_pieces=False)
+    stored = _up_by_kernel(plan, GateForm.KEPT, a, w, offsets, bias)
+    if stored is not None:
+        n = w.shape[1]
+        return stored[:, :n], stored[:, n:]
+    product = rows(a, w.mT, offsets, bias)
+    return product, activated(plan, *plan.split(product))
+
+
+def _up_pair(
+    a: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    offsets: torch.Tensor,
+    gate_bias: torch.Tensor | None,
+    up_bias: torch.Tensor | None,
+    w_down: torch.Tensor,
+    activation: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two products, side by side where a kernel is to read both for the gradient."""
+    epilogue = _plan(activation, None, in_pieces=False).epilogue(GateForm.GRADIENT)
+    hidden = w_gate.shape[1]
+    both = a.new_empty((a.shape[0], 2 * hidden))
+    weights, biases = (w_gate.mT, w_up.mT), (gate_bias, up_bias)
+    # The gradient of what is not computed yet has the shape of rows of a, as the result has.
+    if is_served(a, w_down, offsets, both, epilogue) and all(
+        is_served(a, one, offsets, bias, None, parts=2) for one, bias in zip(weights, biases)
+    ):
+        both = _launching.paired_rows(a, *weights, offsets, *biases)
+        return both[:, :hidden], both[:, hidden:]
+    gates, ups = (rows(a, one, offsets, bias) for one, bias in zip(weights, biases))
+    return gates, ups
+
+
+def _up_gradients(
+    grad: torch.Tensor,
+    w_down: torch.Tensor,
+    offsets: torch.Tensor,
+    gates: torch.Tensor,
+    ups: torch.Tensor | None,
+    joined: torch.Tensor | None,
+    scores: torch.Tensor | None,
+    activation: str,
+    order: str | None,
+    for_down: bool,
+    for_gates: bool,
+    for_scores: bool,
+) -> list[torch.Tensor]:
+    """Those that are asked for, in order: of w_down, gates, ups if they are apart, and scores."""
+    plan = _plan(activation, order, in_pieces=False)
+    projected = UpProjection(gates=gates, ups=ups, joined=joined)
+    found = None
+    if for_gates:
+        found = _gradients_by_kernel(
+            plan, projected, grad, scores, w_down, offsets, for_down, for_scores
+        )
+    if found is None:
+        found = gradients_by_operators(
+            plan, projected, grad, scores, w_down, offsets,
+            for_down=for_down, for_gates=for_gates, for_scores=for_scores,
+        )  # fmt: skip
+    wanted = []
+    if found.joined is not None:
+        wanted.append(weight_gradient(found.grad, found.joined, offsets, w_down))
+    wanted += [one for one in (found.gates, found.ups, found.scores) if one is not None]
+    return wanted
+
+
+def _gradients_by_kernel(
+    plan: Plan,
+    projected: UpProjection,
+    grad: torch.Tensor,
+    scores: torch.Tensor | None,
+    w_down: torch.Tensor,
+    offsets: torch.Tensor,
+    for_down: bool,
+    for_scores: bool,
+) -> Gradients | None:
+    gates, ups, epilogue = projected.gates, projected.ups, plan.epilogue(GateForm.GRADIENT)
+    assert gates is not None
+    product = gates if ups is None else gates.new_empty((gates.shape[0], 2 * gates.shape[1]))
+    if epilogue is None or not is_served(grad, w_down, offsets, product, epilogue):
+        return None
+    given = grad if for_scores else weighted(grad, scores)
+    found = _launching.gate_gradient(given, w_down, offsets, gates, ups, epilogue.value)
+    all_of_them = behind_kernel(
+        plan, projected, found, grad, given, scores, w_down, offsets,
+        for_down=for_down, for_scores=for_scores,
+    )  # fmt: skip
+    if ups is None:
+        return all_of_them
+    return all_of_them.with_parts(*plan.split(found))
+
+
+def _gated_rows(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    bias: torch.Tensor | None,
+    epilogue: str,
+) -> torch.Tensor:
+    wanted = Epilogue(epilogue)
+    stored = products.gated_rows(a, b, offsets, bias, wanted, warns=True)
+    if stored is not None:
+        return stored
+    plan = _plan_of(wanted)
+    product = rows(a, b, offsets, bias)
+    joined = activated(plan, *plan.split(product))
+    return joined if wanted.form is GateForm.JOINED else torch.cat((product, joined), 1)
+
+
+def _paired_rows(
+    a: torch.Tensor,
+    b_gate: torch.Tensor,
+    b_up: torch.Tensor,
+    offsets: torch.Tensor,
+    bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None,
+) -> torch.Tensor:
+    hidden = b_gate.shape[2]
+    both = a.new_empty((a.shape[0], 2 * hidden))
+    halves = both[:, :hidden], both[:, hidden:]
+    for half, b, bias in zip(halves, (b_gate, b_up), (bias_gate, bias_up)):
+        if not rows_into(half, a, b, offsets, bias):
+            half.copy_(rows(a, b, offsets, bias))
+    return both
+
+
+def _gate_gradient(
+    grad: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    gates: torch.Tensor,
+    ups: torch.Tensor | None,
+    epilogue: str,
+) -> torch.Tensor:
+    wanted = Epilogue(epilogue)
+    product = gates if ups is None else _as_one(gates, ups)
+    found = products.gate_gradients(grad, b, offsets, product, wanted, warns=True)
+    if found is None:
+        found = gradients_by_operators(
+            _plan_of(wanted), UpProjection(gates=product), grad, None, b, offsets,
+            for_down=False, for_gates=True, for_scores=False,
+        ).gates  # fmt: skip
+    assert found is not None
+    return found
+
+
+def _as_one(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
+    """Gates and ups in one matrix: the one whose halves they are, or a copy."""
+    rows_, half = gates.shape
+    behind = ups.data_ptr() - gates.data_ptr() == half * gates.element_size()
+    are_halves = (
+        behind
+        and gates.untyped_storage().data_ptr() == ups.untyped_storage().data_ptr()
+        and gates.stride() == ups.stride()
+        and gates.stride(1) == 1
+        and gates.stride(0) >= 2 * half
+    )
+    if not are_halves:
+        return torch.cat((gates, ups), 1)
+    return gates.as_strided((rows_, 2 * half), gates.stride())
+
+
+def _plan_of(epilogue: Epilogue) -> Plan:
+    gate, order = epilogue.gate, epilogue.row.order
+    assert gate is not None
+    assert order is not None
+    return _plan(gate.value, order.value, in_pieces=True)
+
+
+def _fake_gated_rows(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    bias: torch.Tensor | None,
+    epilogue: str,
+) -> torch.Tensor:
+    form = Epilogue(epilogue).form
+    assert form is not None
+    columns = b.shape[2] // form.row.product_columns * form.row.out_columns
+    return a.new_empty((a.shape[0], columns))
+
+
+def _fake_paired_rows(a: torch.Tensor, b_gate: torch.Tensor, *_: Any) -> torch.Tensor:
+    return a.new_empty((a.shape[0], 2 * b_gate.shape[2]))
+
+
+def _fake_gate_gradient(grad: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
+    return grad.new_empty((grad.shape[0], 2 * b.shape[2]))
+
+
+def _define_replaced(schema: str, run: Callable[..., Any]) -> None:
+    library.define(schema, tags=torch.Tag.pt2_compliant_tag)
+    library.impl(schema.partition("(")[0], run, "CompositeImplicitAutograd")
+
+
+define(
+    GATED_ROWS,
+    "Tensor a, Tensor b, Tensor offsets, Tensor? bias, str epilogue",
+    _gated_rows,
+    _fake_gated_rows,
+)
+define(
+    PAIRED_ROWS,
+    "Tensor a, Tensor b_gate, Tensor b_up, Tensor offsets, Tensor? bias_gate, Tensor? bias_up",
+    _paired_rows,
+    _fake_paired_rows,
+)
+define(
+    GATE_GRADIENT,
+    "Tensor grad, Tensor b, Tensor offsets, Tensor gates, Tensor? ups, str epilogue",
+    _gate_gradient,
+    _fake_gate_gradient,
+)
+_UP = "Tensor a, Tensor w, Tensor offsets, Tensor? bias, str activation, str order"
+_define_replaced(f"up_joined({_UP}) -> Tensor", _up_joined)
+_define_replaced(f"up_kept({_UP}) -> (Tensor, Tensor)", _up_kept)
+_define_replaced(
+    "up_pair(Tensor a, Tensor w_gate, Tensor w_up, Tensor offsets, Tensor? gate_bias, "
+    "Tensor? up_bias, Tensor w_down, str activation) -> (Tensor, Tensor)",
+    _up_pair,
+)
+_define_replaced(
+    "up_gradients(Tensor grad, Tensor w_down, Tensor offsets, Tensor gates, Tensor? ups, "
+    "Tensor? joined, Tensor? scores, str activation, str? order, bool for_down, bool for_gates, "
+    "bool for_scores) -> Tensor[]",
+    _up_gradients,
+)

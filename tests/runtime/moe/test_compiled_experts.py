@@ -1,0 +1,545 @@
+"""Experts under torch.compile: which kernels run, and that results stay right without them."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.utils import fresh_cache
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+from torch.utils.flop_counter import FlopCounterMode
+
+import cpu_provider
+import nvgemm_runtime
+from expert_kernels import (
+    Installed,
+    assert_same,
+    build_kernels,
+    gradients,
+    leaves,
+    operands_for_kernels,
+)
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.workload.dispatch import GemmCalls
+from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.gemm.moe_operators import NAMESPACE
+from nvgemm_runtime.moe import experts, products
+
+pytestmark = pytest.mark.usefixtures("new_process")
+
+ACTIVATIONS = ("swiglu", "swiglu_oai", "geglu")
+KEPT, GRADIENT = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
+Install = Callable[..., Installed]
+
+
+@pytest.fixture(autouse=True)
+def no_graphs() -> Iterator[None]:
+    """Nothing compiled before, in memory or in torch's caches."""
+    torch._dynamo.reset()
+    with fresh_cache():
+        yield
+    torch._dynamo.reset()
+
+
+def compiled(function: Callable[..., Any] = experts, **options: Any) -> Callable[..., Any]:
+    settings: dict[str, Any] = {"fullgraph": True, "backend": "aot_eager", **options}
+    return torch.compile(function, **settings)
+
+
+class Graphs:
+    """A backend that keeps the graphs that AOTAutograd makes, and runs them."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.fx.GraphModule] = []
+
+        def keep(graph: torch.fx.GraphModule, _: object) -> Any:
+            self.seen.append(graph)
+            return make_boxed_func(graph.forward)
+
+        self.backend = aot_autograd(
+            fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition
+        )
+
+    def operators(self) -> Counter[str]:
+        """Those of nvgemm-aot, by name."""
+        names = (node.target for graph in self.seen for node in graph.graph.nodes)
+        mine = (one for one in names if getattr(one, "namespace", "") == NAMESPACE)
+        return Counter(one.overloadpacket.__name__ for one in mine)
+
+
+def all_kernels(gate: str = "swiglu", order: str = "halves") -> dict[str, list[Epilogue | None]]:
+    """Those that a training step and a call without gradients can use."""
+    joined, kept, gradient = (find_gated(Gate(gate), WeightOrder(order), one) for one in GateForm)
+    return {"tn": [None, joined, kept], "tt": [None, gradient]}
+
+
+def with_pair(made: dict[str, Any]) -> dict[str, Any]:
+    halves = (one.detach().clone().requires_grad_() for one in made["w_up"].chunk(2, 1))
+    return {**made, "w_up": tuple(halves)}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("order", ["halves", "interleaved"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_step_runs_the_kernels_that_it_runs_when_called(
+    activation: str, order: str, backend: str, install: Install
+) -> None:
+    kernels = all_kernels(activation, order)
+    installed = install(kernels)
+    biases = ["up_bias"] if activation == "swiglu_oai" else []
+    made = operands_for_kernels(*biases) | {"activation": activation, "weights": order}
+    found = gradients(compiled(backend=backend), made)
+    assert installed.epilogues() == [kernels["tn"][2], None, kernels["tt"][1], None]
+    assert_same(found, gradients(experts, made), 2**-7)
+    with torch.no_grad():
+        out = compiled(backend=backend)(**made)
+        installed.launched.clear()
+        out = compiled(backend=backend)(**made)
+        assert installed.epilogues() == [kernels["tn"][1], None]
+        assert torch.equal(out, experts(**made))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_two_weights_have_the_gradient_of_the_gate_by_a_kernel(
+    backend: str, install: Install
+) -> None:
+    installed = install({"tn": [None], "tt": [None, GRADIENT]})
+    made = with_pair(operands_for_kernels())
+    found = gradients(compiled(backend=backend), made)
+    assert installed.epilogues() == [None, None, None, GRADIENT, None, None]
+    installed.remove()
+    assert_same(found, gradients(experts, made), 2**-5)
+
+
+def test_two_weights_are_two_products_without_the_kernel_or_a_gradient(install: Install) -> None:
+    install({"tn": [None], "tt": [None]})
+    made = with_pair(operands_for_kernels())
+    graphs = Graphs()
+    gradients(compiled(backend=graphs.backend), made)
+    assert graphs.operators() == {"rows": 6, "columns": 3}
+    install({"tn": [None], "tt": [None, GRADIENT]})
+    graphs = Graphs()
+    with torch.no_grad():
+        compiled(backend=graphs.backend)(**made)
+    assert graphs.operators() == {"rows": 3}
+
+
+def test_without_kernels_the_graphs_have_products_alone() -> None:
+    graphs = Graphs()
+    gradients(compiled(backend=graphs.backend), operands_for_kernels())
+    assert graphs.operators() == {"rows": 4, "columns": 2}
+    forward = graphs.seen[0].graph
+    names = [str(node.target) for node in forward.nodes]
+    assert "aten.silu.default" in names
+
+
+@pytest.mark.parametrize(
+    ("epilogues", "expected"),
+    [
+        ({"tn": [None, KEPT], "tt": [None]}, {"gated_rows": 1, "rows": 3, "columns": 2}),
+        ({"tn": [None], "tt": [None, GRADIENT]}, {"gate_gradient": 1, "rows": 3, "columns": 2}),
+    ],
+    ids=["kept", "gradient"],
+)
+def test_each_kernel_is_used_where_the_other_is_missing(
+    epilogues: dict[str, list[Epilogue | None]], expected: dict[str, int], install: Install
+) -> None:
+    installed = install(epilogues)
+    made = operands_for_kernels("down_bias")
+    graphs = Graphs()
+    found = gradients(compiled(backend=graphs.backend), made)
+    assert graphs.operators() == {**expected, "columns": 3}
+    installed.remove()
+    assert_same(found, gradients(experts, made), 2**-5)
+
+
+@pytest.mark.parametrize("wants_scores", [False, True], ids=["fixed", "learned"])
+@pytest.mark.parametrize("order", ["halves", "pair"])
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai"])
+def test_routing_weights(activation: str, order: str, wants_scores: bool, install: Install) -> None:
+    """Where ups are cut off, their gradient is of the down projection's result."""
+    kernels = all_kernels(activation)
+    installed = install({**kernels, "tn": [*kernels["tn"], Epilogue.BIAS]})
+    biases = ["up_bias"] if activation == "swiglu_oai" else []
+    made = operands_for_kernels("down_bias", *biases)
+    for name in ("x", "w_up", *biases):  # whole numbers, so that both cut off the same gates
+        made[name] = made[name].detach().round().requires_grad_()
+    if order == "pair":
+        made = with_pair(made)
+        if biases:
+            made["up_bias"] = tuple(
+                one.detach().clone().requires_grad_() for one in made["up_bias"].chunk(2, 1)
+            )
+    made |= {
+        "indices": torch.arange(18) % 11,
+        "combine": True,
+        "activation": activation,
+        "routing_weights": (torch.rand(18) + 0.5).requires_grad_(wants_scores),
+    }
+    made["x"] = made["x"].detach()[:11].clone().requires_grad_()
+    found = gradients(compiled(), made)
+    assert kernels["tt"][1] in installed.epilogues()
+    installed.remove()
+    assert_same(found, gradients(experts, made), 2**-5)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [("w_down",), ("down_bias",), ("routing_weights",), ("x",), ("w_up", "down_bias")],
+    ids="+".join,
+)
+def test_what_needs_no_gradient_gets_none(wanted: tuple[str, ...], install: Install) -> None:
+    installed = install(all_kernels())
+    made = operands_for_kernels("down_bias")
+    made["routing_weights"] = (torch.rand(18) + 0.5).requires_grad_()
+    for name in ("x", "w_up", "w_down", "down_bias", "routing_weights"):
+        made[name] = made[name].detach().requires_grad_(name in wanted)
+    found = gradients(compiled(), made)
+    assert len(found) == 1 + len(wanted)
+    has_gate_gradient = bool({"x", "w_up"} & {*wanted})
+    assert (GRADIENT in installed.epilogues()) is has_gate_gradient
+    assert_same(found, gradients(experts, made), 2**-6)
+
+
+def test_other_constants_than_the_kernels_are_computed_by_operators(install: Install) -> None:
+    installed = install(all_kernels("swiglu_oai"))
+    made = operands_for_kernels("up_bias") | {"activation": "swiglu_oai"}
+    for constants in ({"limit": 6.0}, {"alpha": 1.0}):
+        found = gradients(compiled(), made | constants)
+        assert installed.epilogues() == [None] * 4
+        assert_same(found, gradients(experts, made | constants), 2**-6)
+        installed.launched.clear()
+
+
+def with_rows(made: dict[str, Any], counts: list[int]) -> dict[str, Any]:
+    """The same experts, and other rows."""
+    drawn = torch.randn(sum(counts), 32, dtype=torch.bfloat16).requires_grad_()
+    return {**made, "x": drawn, "counts": torch.tensor(counts)}
+
+
+@pytest.mark.parametrize("order", ["halves", "pair"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "mark",
+    [torch._dynamo.mark_dynamic, torch._dynamo.decorators.mark_unbacked],
+    ids=["dynamic", "unbacked"],
+)
+def test_one_graph_serves_any_number_of_rows(
+    mark: Callable[..., None], backend: str, order: str, install: Install
+) -> None:
+    installed = install(all_kernels())
+    made = operands_for_kernels()
+    if order == "pair":
+        made = with_pair(made)
+    run = compiled(backend=backend)
+    for counts in ([5, 0, 1, 12], [0, 3, 3, 1], [40, 0, 0, 7]):
+        other = with_rows(made, counts)
+        expected = gradients(experts, other)
+        installed.launched.clear()
+        mark(other["x"], 0)
+        with torch._dynamo.config.patch(error_on_recompile=counts != [5, 0, 1, 12]):
+            found = gradients(run, other)
+        assert GRADIENT in installed.epilogues()
+        assert_same(found, expected, 2**-7)
+
+
+def test_no_row_is_computed_without_a_kernel(install: Install) -> None:
+    install(all_kernels())
+    made = operands_for_kernels()
+    run = compiled(dynamic=True)
+    gradients(run, made)
+    none = with_rows(made, [0, 0, 0, 0])
+    assert_same(gradients(run, none), gradients(experts, none), 0.0)
+
+
+def test_symbolic_sizes_of_weights_are_no_obstacle(install: Install) -> None:
+    installed = install(all_kernels())
+    made = operands_for_kernels()
+    for name in ("w_up", "w_down"):
+        torch._dynamo.mark_dynamic(made[name], 0)
+    torch._dynamo.mark_dynamic(made["counts"], 0)
+    found = gradients(compiled(), made)
+    assert installed.epilogues() == [KEPT, None, GRADIENT, None]
+    assert_same(found, gradients(experts, made), 2**-7)
+
+
+@pytest.mark.parametrize("order", ["halves", "pair"])
+def test_a_graph_runs_where_its_kernels_are_gone(
+    order: str, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = install(all_kernels())
+    made = operands_for_kernels("down_bias")
+    if order == "pair":
+        made = with_pair(made)
+    run = compiled()
+    gradients(run, made)
+    installed.remove()
+    installed.launched.clear()
+    monkeypatch.setattr(products, "_has_warned", False)
+    with pytest.warns(UserWarning, match="torch computes a grouped product") as seen:
+        found = gradients(run, made)
+    assert len(seen) == 1
+    assert not installed.launched
+    assert_same(found, gradients(experts, made), 2**-6)
+
+
+def test_a_graph_of_a_call_without_gradients_runs_where_its_kernels_are_gone(
+    install: Install,
+) -> None:
+    installed = install(all_kernels())
+    made = operands_for_kernels()
+    run = compiled()
+    with torch.no_grad():
+        run(**made)
+        installed.remove()
+        installed.launched.clear()
+        found = run(**made)
+        assert not installed.launched
+        assert_same([found], [experts(**made)], 2**-6)
+
+
+def test_operands_that_kernels_cannot_read_are_computed_without(install: Install) -> None:
+    """That they begin at no aligned address is not known while a graph is made."""
+    installed = install(all_kernels(), candidates=1)
+    made = operands_for_kernels()
+    run = compiled()
+    expected = gradients(run, made)
+    installed.launched.clear()
+    apart = dict(made)
+    for name in ("x", "w_up"):
+        base = torch.empty(made[name].numel() + 1, dtype=torch.bfloat16)
+        shifted = base[1:].view(made[name].shape)
+        shifted.copy_(made[name].detach())
+        apart[name] = shifted.detach().requires_grad_()
+        assert apart[name].data_ptr() % 16
+    found = gradients(run, apart)
+    launched = installed.epilogues()
+    assert KEPT not in launched
+    assert GRADIENT in launched
+    assert_same(found, expected, 2**-5)
+
+
+def test_off_traces_no_kernel_with_a_gate(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = install(all_kernels())
+    made = operands_for_kernels()
+    with nvgemm_runtime.mode("off"):
+        gradients(compiled(), made)
+    assert installed.epilogues() == [None] * 4
+    torch._dynamo.reset()
+    gradients(compiled(backend="inductor", options={"nvgemm_aot_mode": "off"}), made)
+    assert installed.epilogues() == [None] * 4
+    torch._dynamo.reset()
+    gradients(compiled(), made)
+    assert installed.epilogues() == [KEPT, None, GRADIENT, None]
+
+
+def checkpointed(made: dict[str, Any], **options: Any) -> torch.Tensor:
+    def of_rows(x: torch.Tensor) -> torch.Tensor:
+        return experts(**{**made, "x": x}).relu()
+
+    out: torch.Tensor = checkpoint(of_rows, made["x"], use_reentrant=False, **options)
+    return out
+
+
+def saves(operator: object) -> Callable[..., Any]:
+    def policy(_: object, called: object, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        is_it = called is operator
+        return CheckpointPolicy.MUST_SAVE if is_it else CheckpointPolicy.MUST_RECOMPUTE
+
+    return functools.partial(create_selective_checkpoint_contexts, policy)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("is_selective", [False, True], ids=["full", "selective"])
+def test_checkpointing(is_selective: bool, backend: str, install: Install) -> None:
+    made = operands_for_kernels()
+    gated = torch.ops.nvgemm_moe.gated_rows.default
+    options = {"context_fn": saves(gated)} if is_selective else {}
+
+    def run(**given: Any) -> torch.Tensor:
+        return checkpointed(given, **options)
+
+    plain = install({"tn": [None], "tt": [None]})
+    gradients(compiled(run, backend=backend), made)
+    # Torch 2.11 computes nothing again of what a function with its own backward made.
+    is_computed_again = not is_selective and len(plain.epilogues()) > 4
+    torch._dynamo.reset()
+    installed = install(all_kernels())
+    found = gradients(compiled(run, backend=backend), made)
+    launched = installed.epilogues()
+    assert launched.count(KEPT) == 1 + is_computed_again
+    assert launched.count(GRADIENT) == 1
+    installed.remove()
+    assert_same(found, gradients(lambda **given: experts(**given).relu(), made), 2**-5)
+
+
+def saved_bytes(run: Callable[..., torch.Tensor], made: dict[str, Any]) -> int:
+    """Memory of what is kept for the backward and is no operand."""
+    kept: dict[int, int] = {}
+
+    def keep(one: torch.Tensor) -> torch.Tensor:
+        storage = one.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return one
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+        out = run(**made)
+    del out
+    tensors = [one for one in made.values() if isinstance(one, torch.Tensor)]
+    given = {one.untyped_storage().data_ptr() for one in tensors}
+    return sum(size for place, size in kept.items() if place not in given)
+
+
+def test_no_more_is_saved_than_when_called(install: Install) -> None:
+    install(all_kernels())
+    made = operands_for_kernels()
+    made["counts"] = made["counts"].to(torch.int32)
+    when_called = saved_bytes(experts, made)
+    assert when_called >= 18 * 96 * 2  # the product and what the activation makes of it
+    assert saved_bytes(compiled(backend="inductor"), made) <= when_called
+
+
+def test_autocast(install: Install) -> None:
+    installed = install(all_kernels())
+    made = operands_for_kernels()
+    for name in ("x", "w_up", "w_down"):
+        made[name] = made[name].detach().float().requires_grad_()
+
+    def run(**given: Any) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return experts(**given)
+
+    found = gradients(compiled(run), made)
+    assert installed.epilogues() == [KEPT, None, GRADIENT, None]
+    assert_same(found, gradients(run, made), 2**-7)
+
+
+def test_transposed_weights_of_the_down_projection(install: Install) -> None:
+    installed = install({"tn": [None, KEPT, GRADIENT], "tt": [None]})
+    made = operands_for_kernels()
+    made["w_down"] = made["w_down"].detach().mT.contiguous().mT.requires_grad_()
+    found = gradients(compiled(), made)
+    assert installed.epilogues() == [KEPT, None, GRADIENT, None]
+    assert_same(found, gradients(experts, made), 2**-7)
+
+
+def test_inference_mode(install: Install) -> None:
+    installed = install(all_kernels())
+    made = operands_for_kernels()
+    with torch.inference_mode():
+        out = compiled(backend="inductor")(**made)
+    assert installed.epilogues() == [Epilogue.SWIGLU_HALVES, None]
+    with torch.no_grad():
+        assert torch.equal(out, experts(**made))
+
+
+def test_a_second_derivative_is_refused(install: Install) -> None:
+    install(all_kernels())
+    made = operands_for_kernels()
+    out = compiled()(**made)
+    (grad,) = torch.autograd.grad(out.sum(), made["x"], create_graph=True)
+    with pytest.raises(RuntimeError, match=r"does not .*support double backward"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_has_no_operators_with_a_gate(strict: bool, install: Install) -> None:
+    """So a version of nvgemm-aot that knows none of them can run it."""
+    install(all_kernels())
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            made = operands_for_kernels()
+            self.w_up = torch.nn.Parameter(made["w_up"].detach())
+            self.w_down = torch.nn.Parameter(made["w_down"].detach())
+
+        def forward(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+            return experts(x, self.w_up, self.w_down, counts=counts)
+
+    layer, made = Layer(), operands_for_kernels()
+    given = made["x"].detach(), made["counts"]
+    with torch.no_grad():
+        program = torch.export.export(layer, given, strict=strict)
+        names = {str(node.target) for node in program.graph.nodes}
+        mine = {name for name in names if name.startswith(NAMESPACE)}
+        assert mine == {f"{NAMESPACE}.rows.default"}
+        assert_same([program.module()(*given)], [layer(*given)], 2**-6)
+
+
+def test_what_watches_a_compiled_backward_sees_its_products(install: Install) -> None:
+    """Torch compiles nothing under a dispatch mode, but runs a backward that it has compiled."""
+    install(all_kernels())
+    made = operands_for_kernels()
+    run = compiled()
+    expected = gradients(run, made)
+    for call in (run, experts):
+        out = call(**made)
+        torch.manual_seed(1)
+        with GemmCalls("sm_90a") as calls:
+            grads = torch.autograd.grad(out, leaves(made), torch.randn_like(out))
+        assert_same(list(grads), expected[1:], 2**-6)
+        assert {problem.key: count for problem, count in calls.problems.items()} == {
+            "grouped_mm/tt/bf16xbf16/fp32/bf16/g4m18n32k32": 1,
+            "grouped_mm/tt/bf16xbf16/fp32/bf16/g4m18n32k64": 1,
+            "k_grouped_mm/nt/bf16xbf16/fp32/bf16/g4m32n32k18": 1,
+            "k_grouped_mm/nt/bf16xbf16/fp32/bf16/g4m64n32k18": 1,
+        }
+        assert not calls.others
+
+
+def test_a_counter_of_flops_runs_a_compiled_backward(install: Install) -> None:
+    install(all_kernels())
+    made = operands_for_kernels()
+    run = compiled()
+    expected = gradients(run, made)
+    out = run(**made)
+    torch.manual_seed(1)
+    with FlopCounterMode(display=False):
+        grads = torch.autograd.grad(out, leaves(made), torch.randn_like(out))
+    assert_same(list(grads), expected[1:], 0.0)
+
+
+def test_a_recording_counts_the_products_of_a_pair(install: Install) -> None:
+    given = [torch.empty(shape, dtype=torch.bfloat16) for shape in ((18, 32), (4, 32, 64))]
+    offsets = torch.tensor([5, 5, 6, 18], dtype=torch.int32)
+    a, b = given
+    with GemmCalls("sm_90a") as calls:
+        torch.ops.nvgemm_moe.paired_rows(a, b, b, offsets, None, None)
+    keys = [problem.key for problem in calls.problems.elements()]
+    assert keys == ["grouped_mm/tt/bf16xbf16/fp32/bf16/g4m18n64k32"] * 2
+
+
+def test_kernels_whose_results_depend_on_timing_are_not_traced_where_that_is_forbidden(
+    new_process: None, tmp_path: Path, kernel_cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = cpu_provider.TimingDependent()
+    built = build_kernels(all_kernels(), (), tmp_path, kernel_cache, provider=provider)
+    installed = Installed(built, monkeypatch)
+    made = operands_for_kernels()
+    gradients(compiled(), made)
+    assert KEPT in installed.epilogues()
+    monkeypatch.setattr(products, "_found", {})
+    torch.use_deterministic_algorithms(True)
+    try:
+        graphs = Graphs()
+        gradients(compiled(backend=graphs.backend), made)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert graphs.operators() == {"rows": 4, "columns": 2}
+    assert not installed.launched
