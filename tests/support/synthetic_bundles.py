@@ -8,7 +8,7 @@ from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_runtime.bundle.format import KernelDesign, RankingSource, sha256_hex
 from nvgemm_runtime.gemm.problem import Problem, Signature
-from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.gemm.target import read_target
 
 SIGNATURE = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
 
@@ -21,7 +21,7 @@ def write_synthetic_bundle(
     cuda: str = "cu13",
     payload: bytes = b"not a kernel",
 ) -> Path:
-    """Write a bundle of one kernel that is ranked for two problems."""
+    """Write a bundle of one kernel that is ranked for two problems, for any target."""
     kernel = BuiltKernel(
         payload=payload + arch.encode(),
         signature=SIGNATURE,
@@ -48,7 +48,7 @@ def write_synthetic_bundle(
         for m in (16, 1024)
     )
     content = BundleContent(
-        target=Target(arch=arch, platform=platform, cuda=cuda),
+        target=read_target(arch=arch, platform=platform, cuda=cuda),
         device="H200",
         generator="nvgemm-aot 0.1.0",
         build_key="0" * 64,

@@ -141,6 +141,7 @@ def build(
     document = {**build_document(result), "rankings": [str(file) for file in files]}
     if wheel:
         document["wheels"] = _pack(result, declared, wheel_version or __version__, out)
+        document["platforms_without_wheel"] = _platforms_without_bundle(result, declared)
     print_result(document, build_text, as_json=as_json)
     require_served(result.unserved, len(declared.targets))
 
@@ -165,6 +166,12 @@ def _pack(result: BuildResult, manifest: Manifest, version: str, out: Path) -> l
     for filename, data in wheels:
         write_atomic(out / filename, data)
     return [file_document(out / filename) for filename, _ in wheels]
+
+
+def _platforms_without_bundle(result: BuildResult, manifest: Manifest) -> list[str]:
+    """Declared platforms, sorted, that get no wheel because no target of theirs has a kernel."""
+    declared = {target.target.platform for target in manifest.targets}
+    return sorted(declared - {bundle.header.target.platform for bundle in result.bundles})
 
 
 def _rankings_files(given: Sequence[Path], name: str, is_shipped: bool) -> list[Path]:
@@ -409,5 +416,9 @@ def build_text(document: Document) -> str:
     )
     lines += [*_unserved_lines(document), *_measured_lines(document)]
     lines += map(file_text, document.get("wheels", ()))
+    lines += (
+        f"{platform}: no wheel, as no target of this platform has a kernel; the reasons are above"
+        for platform in document.get("platforms_without_wheel", ())
+    )
     lines.append(f"{document['compiled']} kernels compiled now")
     return "\n".join(lines)

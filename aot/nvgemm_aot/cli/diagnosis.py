@@ -217,14 +217,24 @@ def _bundle_problems(bundles: list[Document], devices: tuple[DeviceFacts, ...]) 
     problems = [bundle["problem"] for bundle in bundles if bundle["problem"] is not None]
     foreign = [bundle["process_refusal"] for bundle in bundles]
     if not devices and None not in foreign:
-        problems.append(f"no bundle serves this process: {'; '.join(dict.fromkeys(foreign))}")
+        problems.append(f"no bundle serves this process: {_refusals_text(bundles, foreign)}")
     for place, facts in enumerate(devices):
         refusals = [bundle["refusals"][place] for bundle in bundles]
         if None not in refusals:
             # GPUs of one kind share a reason, which is listed once.
-            reason = f"no bundle serves {describe_device(facts)}: {'; '.join(refusals)}"
+            device = describe_device(facts)
+            reason = f"no bundle serves {device}: {_refusals_text(bundles, refusals)}"
             problems += [reason] * (reason not in problems)
     return problems
+
+
+def _refusals_text(bundles: list[Document], reasons: list[str]) -> str:
+    """Each reason once, behind the bundles that it is of, unless it names its bundle itself."""
+    paths: dict[str, list[str]] = {}
+    for bundle, reason in zip(bundles, reasons):
+        named = paths.setdefault(reason, [])
+        named += [bundle["path"]] * (bundle["path"] not in reason)
+    return "; ".join(": ".join(filter(None, (", ".join(paths[one]), one))) for one in paths)
 
 
 def _cache_document() -> Document:

@@ -10,9 +10,15 @@ from pathlib import Path
 import click
 
 from nvgemm_runtime.gemm.problem import MAX_EXTENT, DType
-from nvgemm_runtime.gemm.target import DEFAULT_ARCHITECTURE
+from nvgemm_runtime.gemm.target import (
+    CUDA_VERSIONS,
+    DEFAULT_ARCHITECTURE,
+    PLATFORMS,
+    Target,
+    TargetName,
+)
 
-from .options import ANY_PATH
+from .options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam
 from .printing import count_text
 
 
@@ -29,15 +35,11 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
     return tuple(sorted(numbers))
 
 
-def _known_targets(
-    ctx: click.Context, param: click.Parameter, value: Sequence[str]
-) -> tuple[str, ...]:
-    from ..manifest.schema import ARCHITECTURES
-
-    for arch in value:
-        if arch not in ARCHITECTURES:
-            raise click.BadParameter(f"found {arch!r}; allowed: {', '.join(ARCHITECTURES)}")
-    return tuple(dict.fromkeys(value))
+def _targets(
+    ctx: click.Context, param: click.Parameter, value: Sequence[TargetName]
+) -> tuple[Target, ...]:
+    """The named targets, each once; what a name leaves open is the usual."""
+    return tuple(dict.fromkeys(name.resolve(platform=None, cuda=None) for name in value))
 
 
 @click.group()
@@ -95,11 +97,13 @@ def manifest() -> None:
 @click.option(
     "--target",
     "targets",
+    type=TargetNameParam(),
     multiple=True,
     default=[DEFAULT_ARCHITECTURE],
     show_default=True,
-    callback=_known_targets,
-    help="Architecture to build for; may come several times.",
+    callback=_targets,
+    help=f"What to build for: one of {ARCHITECTURE_NAMES}, for {PLATFORMS[0]} and "
+    f"{CUDA_VERSIONS[0]} unless named, as in sm_90a-linux_aarch64-cu12; may come several times.",
 )
 @click.option("--separate", is_flag=True, help="q, k, v and gate, up apart: the default.")
 @click.option("--fused", is_flag=True, help="Fused as serving engines do; with --separate both.")
@@ -118,7 +122,7 @@ def from_config(
     training: bool,
     experts: tuple[str, ...],
     dtypes: tuple[str, ...],
-    targets: tuple[str, ...],
+    targets: tuple[Target, ...],
     separate: bool,
     fused: bool,
     gated: bool,

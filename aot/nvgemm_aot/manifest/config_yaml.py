@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import yaml
 
 from nvgemm_runtime.gemm.epilogues import GateForm
+from nvgemm_runtime.recording.text import target_entry
 
 from .from_config import ConfigEntry, ConfigManifest, ManifestOptions, RankGemm
 from .models.decoder import DecoderConfig
@@ -75,7 +76,7 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
         f"description: GEMMs of a {made.model_type} model, tokens {tokens}, "
         f"tp {_listed(wanted.ranks)}{experts}{steps}."
     )
-    yield f"targets: [{', '.join(wanted.targets)}]"
+    yield f"targets: [{', '.join(map(target_entry, wanted.targets))}]"
     if any(
         entry.signature.is_gated or entry.product is Product.BIASED_FORWARD
         for entry in made.entries

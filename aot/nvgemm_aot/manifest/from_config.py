@@ -12,7 +12,7 @@ from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm, find_gated
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import misalignment
 from nvgemm_runtime.gemm.support import unavailable, unsupported
-from nvgemm_runtime.gemm.target import DEFAULT_ARCHITECTURE
+from nvgemm_runtime.gemm.target import DEFAULT_ARCHITECTURE, Target
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 
 from .models.config import find_config, read_config
@@ -36,7 +36,7 @@ class ManifestOptions:
         expert_ranks: Numbers of GPUs that experts are divided among as wholes; 1 for none.
         experts: Libraries whose weights of experts to declare.
         dtypes: Element types, of 2 bytes each.
-        targets: Architectures to build for.
+        targets: What to build for.
         separate, fused: In which forms to declare projections that can be fused.
         gated: Whether to declare gate_up projections with their gate, too.
         training: Whether to declare the products of gradients, too.
@@ -47,11 +47,16 @@ class ManifestOptions:
     expert_ranks: tuple[int, ...] = (1,)
     experts: tuple[ExpertWeights, ...] = (ExpertWeights.TRANSFORMERS,)
     dtypes: tuple[DType, ...] = (DType.BF16,)
-    targets: tuple[str, ...] = (DEFAULT_ARCHITECTURE,)
+    targets: tuple[Target, ...] = (Target(arch=DEFAULT_ARCHITECTURE),)
     separate: bool = True
     fused: bool = False
     gated: bool = False
     training: bool = False
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Those of the targets, each once."""
+        return tuple(dict.fromkeys(target.arch for target in self.targets))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,7 +359,9 @@ def _signature(use: RankGemm, wanted: ManifestOptions) -> Signature:
     )
     if types is not None:
         return replace(whole, a=types.dtype, b=types.dtype, scales=types.scales)
-    if unsupported(whole) is None and not any(unavailable(whole, arch) for arch in wanted.targets):
+    if unsupported(whole) is None and not any(
+        unavailable(whole, arch) for arch in wanted.architectures
+    ):
         return whole
     return replace(product, out=DType.FP32) if gemm.biased else product
 
@@ -369,10 +376,12 @@ def _why_unserved(use: RankGemm, signature: Signature, wanted: ManifestOptions) 
             return f"with its gate: {reason}"
     if signature.scales is not None and (reason := unsupported(signature)):
         return f"it is quantized to {signature.a.value}: {reason}"
-    if signature.scales is not None and all(unavailable(signature, one) for one in wanted.targets):
+    if signature.scales is not None and all(
+        unavailable(signature, one) for one in wanted.architectures
+    ):
         return (
             f"it is quantized to {signature.a.value} with scales {signature.scales.value}, and "
-            f"{', '.join(wanted.targets)} has no operator with block scales"
+            f"{', '.join(wanted.architectures)} has no operator with block scales"
         )
     try:
         m, n, k = sizes_of(use.product, 1, use.pair)

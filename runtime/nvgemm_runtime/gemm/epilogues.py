@@ -73,17 +73,13 @@ class GateFormRow:
     """What is known of a form of gated epilogues.
 
     Attributes:
-        suffix: What follows the gate and the order in an epilogue's name.
         product_columns, out_columns: The result has so many columns for so many of the product.
         parts: How many parts of equal width the result has; each begins at an aligned address.
-        text: Columns of the result of a product of n.
     """
 
-    suffix: str
     product_columns: int
     out_columns: int
     parts: int
-    text: str
 
 
 class GateForm(RowEnum):
@@ -96,15 +92,9 @@ class GateForm(RowEnum):
 
     row: GateFormRow
 
-    JOINED = "joined", GateFormRow(
-        suffix="", product_columns=2, out_columns=1, parts=1, text="n / 2"
-    )  # fmt: skip
-    KEPT = "kept", GateFormRow(
-        suffix="_kept", product_columns=2, out_columns=3, parts=3, text="n + n / 2"
-    )  # fmt: skip
-    GRADIENT = "gradient", GateFormRow(
-        suffix="_gradient", product_columns=1, out_columns=2, parts=2, text="2 n"
-    )  # fmt: skip
+    JOINED = "joined", GateFormRow(product_columns=2, out_columns=1, parts=1)
+    KEPT = "kept", GateFormRow(product_columns=2, out_columns=3, parts=3)
+    GRADIENT = "gradient", GateFormRow(product_columns=1, out_columns=2, parts=2)
 
 
 @dataclass(frozen=True, kw_only=True)

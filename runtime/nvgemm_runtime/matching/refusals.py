@@ -93,9 +93,7 @@ def needs_compact(calling_convention: str) -> bool:
 def refusal(header: Header, facts: DeviceFacts) -> str | None:
     """Why a device cannot run a bundle's kernels, or None."""
     target = header.target
-    if isinstance(target, UnknownTarget):
-        return f"target {target.key} is unknown to this release; {UPGRADE}"
-    reason = _platform_refusal(target, facts.platform)
+    reason = _unknown_refusal(target) or _platform_refusal(target, facts.platform)
     if reason is not None:
         return reason
     reason = device_refusal(target, facts)
@@ -126,10 +124,16 @@ def process_refusal(target: Target, platform: str, cuda: str | None) -> str | No
 
     ``cuda`` is torch's; a CPU build has None, and shows no GPU that could be refused.
     """
-    reason = _platform_refusal(target, platform)
+    reason = _unknown_refusal(target) or _platform_refusal(target, platform)
     if reason is None and target.arch != CPU and cuda is not None:
         return _cuda_refusal(target, cuda)
     return reason
+
+
+def _unknown_refusal(target: Target) -> str | None:
+    if not isinstance(target, UnknownTarget):
+        return None
+    return f"target {target.key} is unknown to this release; {UPGRADE}"
 
 
 def _platform_refusal(target: Target, platform: str) -> str | None:

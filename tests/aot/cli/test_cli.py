@@ -115,6 +115,30 @@ def test_bundles_of_each_platform_go_into_a_wheel() -> None:
         assert packed == [f"sm_90a-{platform}-{cuda}.nvgemm" for cuda in sorted(CUDA_VERSIONS)]
 
 
+def test_a_platform_without_kernels_gets_no_wheel_and_build_says_so(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = FakeProvider.enumerate
+
+    def none_for_arm(self: FakeProvider, signature: Signature, target: BuildTarget) -> Enumeration:
+        if target.target.platform == "linux_aarch64":
+            return Enumeration(absence="it compiles nothing for Arm")
+        return offered(self, signature, target)
+
+    monkeypatch.setattr(FakeProvider, "enumerate", none_for_arm)
+    targets = "targets: [sm_100f, {arch: sm_90a, platform: linux_aarch64}]"
+    Path("some.yaml").write_text(MANIFEST.replace("targets: [sm_100f]", targets))
+    result = run("build", "some.yaml", "-o", "out", "--wheel")
+    assert result.exit_code == 0, result.output
+    assert [one.name.rpartition("_2_28_")[2] for one in Path("out").glob("*.whl")] == ["x86_64.whl"]
+    arm = "\nlinux_aarch64: no wheel, as no target of this platform has a kernel; the reasons are"
+    assert arm in result.stdout
+    assert "it compiles nothing for Arm" in result.stdout.partition(arm)[0]
+    document = json.loads(run("build", "some.yaml", "-o", "out", "--wheel", "--json").stdout)
+    assert document["platforms_without_wheel"] == ["linux_aarch64"]
+    assert "no wheel" not in run("build", "some.yaml", "-o", "out").stdout
+
+
 def test_build_says_what_it_left_out_and_whether_that_may_pass(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,13 +136,46 @@ def test_each_bundle_is_judged_for_each_gpu(
     machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     have(monkeypatch, _gpus=(H200, replace(H200, capability=(10, 0), name="NVIDIA B200")))
-    assert problems().startswith("no bundle serves NVIDIA B200, compute capability 10.0: sm_90a")
+    b200 = "no bundle serves NVIDIA B200, compute capability 10.0"
+    assert problems().startswith(f"{b200}: {machine}: sm_90a kernels")
     other = write_synthetic_bundle(tmp_path / "blackwell.nvgemm", "sm_100f")
     name_bundles(monkeypatch, machine, other)
     assert problems() == ""
     text = run().stdout
     assert "  GPU 0: served\n  GPU 1: sm_90a kernels do not run on NVIDIA B200" in text
     assert "  GPU 0: sm_100f kernels do not run on NVIDIA H200" in text
+
+
+def test_each_refusal_names_its_bundles_and_stands_once(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arm = [
+        write_synthetic_bundle(tmp_path / f"arm{i}.nvgemm", "sm_90a", platform="linux_aarch64")
+        for i in (1, 2)
+    ]
+    blackwell = write_synthetic_bundle(tmp_path / "blackwell.nvgemm", "sm_100f")
+    (broken := tmp_path / "broken.nvgemm").write_bytes(b"broken")
+    name_bundles(monkeypatch, arm[0], blackwell, arm[1], broken)
+    said = problems().splitlines()[-1]
+    head, *refusals = said.split(f"{tmp_path}/")
+    assert head == "no bundle serves NVIDIA H200, compute capability 9.0: "
+    assert [one.split(" ")[0] for one in refusals] == [
+        *("arm1.nvgemm,", "arm2.nvgemm:", "blackwell.nvgemm:", "broken.nvgemm:")
+    ]
+    assert said.count("built for platform linux_aarch64") == 1
+    assert f"; {blackwell}: sm_100f kernels do not run on NVIDIA H200" in said
+    assert f"; {broken}: [truncated]" in said
+
+
+def test_a_bundle_for_a_target_of_later_releases_is_refused_without_a_gpu_too(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = write_synthetic_bundle(tmp_path / "later.nvgemm", "gfx950")
+    name_bundles(monkeypatch, later)
+    have(monkeypatch, _gpus=())
+    refused = "target gfx950-linux_x86_64-cu13 is unknown to this release; upgrade"
+    assert f"no bundle serves this process: {later}: {refused}" in problems()
+    assert f"\n  {refused}" in run().stdout
 
 
 def test_a_broken_or_forbidden_bundle_is_a_problem_beside_a_good_one_and_none_at_all(
@@ -170,7 +203,8 @@ def test_a_bundle_without_a_kernel_that_can_be_launched_is_a_problem(
         said = problems()
     finally:
         calling_convention.parse_calling_convention.cache_clear()
-    assert said.startswith("no bundle serves NVIDIA H200, compute capability 9.0: none of its 1")
+    h200 = "no bundle serves NVIDIA H200, compute capability 9.0"
+    assert said.startswith(f"{h200}: {machine}: none of its 1")
     assert "calling convention 'tvm_ffi:gemm(a,b,out,stream)'" in said
 
 
@@ -205,7 +239,8 @@ def test_a_library_without_a_symbol_is_told_without_a_gpu_too(
     machine.write_bytes(REAL_SM_90A.read_bytes())
     have(monkeypatch, find_runtime_library=old, _gpus=())
     said = problems()
-    assert f"no bundle serves this process: kernels import {lacking}, which the installed" in said
+    process = f"no bundle serves this process: {machine}"
+    assert f"{process}: kernels import {lacking}, which the installed" in said
     assert said.endswith("run: pip install 'nvidia-cutlass-dsl-libs-cu13>=4.7'")
 
 
@@ -232,9 +267,10 @@ def test_a_bundle_for_another_process_says_so_without_a_gpu_too(
 ) -> None:
     foreign = write_synthetic_bundle(tmp_path / "foreign.nvgemm", "sm_90a", **other)
     name_bundles(monkeypatch, foreign)
-    assert f"no bundle serves NVIDIA H200, compute capability 9.0: {reason}" in problems()
+    h200 = "no bundle serves NVIDIA H200, compute capability 9.0"
+    assert f"{h200}: {foreign}: {reason}" in problems()
     have(monkeypatch, _gpus=())
-    assert f"no bundle serves this process: {reason}" in problems()
+    assert f"no bundle serves this process: {foreign}: {reason}" in problems()
     assert f"\n  {reason}" in run().stdout
     name_bundles(monkeypatch, foreign, machine)
     assert "no bundle serves" not in problems()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -27,13 +28,15 @@ from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.manifest.source import MAX_FILE_BYTES
 from nvgemm_runtime.errors import ManifestError, StorageError
 from nvgemm_runtime.gemm.problem import DType
+from nvgemm_runtime.gemm.target import Target
 from repository import ROOT, TESTS
 
 CONFIGS = TESTS / "data" / "configs"
 SHIPPED = ROOT / "manifests"
 POWERS = tuple(2**power for power in range(14))
 BOTH = (DType.BF16, DType.FP16)
-HOPPER = ("sm_90a",)
+HOPPER = (Target(arch="sm_90a"),)
+BLACKWELL = (Target(arch="sm_100f"),)
 
 
 def config(stem: str, **changes: Any) -> dict[str, Any]:
@@ -151,14 +154,14 @@ def test_experts_are_grouped_where_targets_have_operators_for_that(tmp_path: Pat
         for dtype in ("bf16", "fp16")
         for tokens in (1, 16, 100, 4096)
     }
-    for targets in (HOPPER, ("sm_100f", *HOPPER)):
+    for targets in (HOPPER, (*BLACKWELL, *HOPPER)):
         same = load(tmp_path, content, tokens=(1, 16, 100, 4096), dtypes=BOTH, targets=targets)
         assert {d.problem.key for d in same.declared} == {d.problem.key for d in made.declared}
 
 
-@pytest.mark.parametrize("targets", [HOPPER, ("sm_100f",)])
+@pytest.mark.parametrize("targets", [HOPPER, BLACKWELL])
 def test_expert_weights_of_gpt_oss_are_row_major_in_groups(
-    targets: tuple[str, ...], tmp_path: Path
+    targets: tuple[Target, ...], tmp_path: Path
 ) -> None:
     made = load(tmp_path, config("gpt-oss-20b"), targets=targets)
     experts = [d.problem for d in made.declared if d.problem.groups > 1]
@@ -169,13 +172,13 @@ def test_expert_weights_of_gpt_oss_are_row_major_in_groups(
 def test_biases_are_declared_where_targets_have_operators_for_them(tmp_path: Path) -> None:
     content = config("gpt-oss-20b")
 
-    def signatures(targets: tuple[str, ...]) -> Counter[str]:
+    def signatures(targets: tuple[Target, ...]) -> Counter[str]:
         made = load(tmp_path, content, targets=targets)
         layers = [d.problem for d in made.declared if d.problem.m == 16 and d.problem.n != 201088]
         return Counter(problem.signature.key for problem in layers)
 
     product = "mm/tn/bf16xbf16/fp32/bf16"
-    for targets in (("sm_100f",), HOPPER, ("sm_100f", *HOPPER)):
+    for targets in (BLACKWELL, HOPPER, (*BLACKWELL, *HOPPER)):
         assert signatures(targets) == {f"{product}/bias": 4}
         assert "+bias" not in text_of(write(tmp_path, content), targets=targets)
 
@@ -388,6 +391,23 @@ def test_the_command_writes_a_file_and_says_what_is_left_out(tmp_path: Path) -> 
     assert (1536, 7168) not in sizes(made), "and not separate"
 
 
+def test_a_target_is_named_with_its_platform_and_cuda_version(tmp_path: Path) -> None:
+    out = tmp_path / "arm.yaml"
+    named = ("sm_90a-linux_aarch64-cu12", "sm_100f-linux_aarch64", "sm_90a", "sm_90a-cu13")
+    options = itertools.chain.from_iterable(("--target", one) for one in named)
+    result = run(CONFIGS / "qwen3-8b.json", "--tokens", "8", *options, "-o", out)
+    assert result.exit_code == 0, result.output
+    assert (
+        "targets: [{arch: sm_90a, platform: linux_aarch64, cuda: cu12}, "
+        "{arch: sm_100f, platform: linux_aarch64}, sm_90a]\n" in out.read_text()
+    )
+    assert [(one.target.key, one.device.name) for one in load_manifest(out).targets] == [
+        ("sm_100f-linux_aarch64-cu13", "GB200"),
+        ("sm_90a-linux_aarch64-cu12", "H200"),
+        ("sm_90a-linux_x86_64-cu13", "H200"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("file", "name"),
     [
@@ -414,7 +434,11 @@ def test_name_is_that_of_the_directory_or_the_file(file: str, name: str, tmp_pat
         (["--tokens", "2147483648"], 2, "found '2147483648'"),
         (["--tokens", "1", "--tp", "x"], 2, "found 'x'"),
         (["--tokens", "1", "--dtype", "fp8_e4m3"], 2, "'fp8_e4m3' is not one of"),
-        (["--tokens", "1", "--target", "sm_77"], 2, "found 'sm_77'; allowed: sm_100a, "),
+        (
+            ["--tokens", "1", "--target", "sm_77"],
+            2,
+            "nothing builds for 'sm_77'; allowed: sm_90a, ",
+        ),
         (["--tokens", "1", "--name", "No"], 10, "name: found 'No'; allowed: lower-case"),
         (["--tokens", "1", "--tp", "3"], 10, "num_attention_heads: found 32; allowed with tp 3"),
     ],

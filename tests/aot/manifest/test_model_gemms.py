@@ -27,6 +27,7 @@ from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.moe_operators import BIAS_COLUMNS
 from nvgemm_runtime.gemm.problem import Op, Problem
+from nvgemm_runtime.gemm.target import Target
 
 CONFIGS = sorted((TESTS / "data" / "configs").glob("*.json"))
 
@@ -183,7 +184,7 @@ def test_manifest_of_a_saved_model_declares_what_it_calls(case: str, tmp_path: P
     config = small(case)
     path = tmp_path / "config.json"
     path.write_text(transformers_gemms.as_transformers_saves_it(config))
-    wanted = ManifestOptions(tokens=(24,), ranks=(1,), targets=("sm_90a",))
+    wanted = ManifestOptions(tokens=(24,), ranks=(1,), targets=(Target(arch="sm_90a"),))
     made = make_manifest(path, wanted, name="small")
     (tmp_path / "small.yaml").write_text(manifest_yaml(made))
     declared = {in_words(d.problem) for d in load_manifest(tmp_path / "small.yaml").declared}
@@ -197,7 +198,9 @@ def test_manifest_of_a_training_step_declares_what_it_calls(case: str, tmp_path:
     config = small(case)
     path = tmp_path / "config.json"
     path.write_text(transformers_gemms.as_transformers_saves_it(config))
-    wanted = ManifestOptions(tokens=(24,), ranks=(1,), targets=("sm_90a",), training=True)
+    wanted = ManifestOptions(
+        tokens=(24,), ranks=(1,), targets=(Target(arch="sm_90a"),), training=True
+    )
     (tmp_path / "small.yaml").write_text(manifest_yaml(make_manifest(path, wanted, name="small")))
     declared = {d.problem for d in load_manifest(tmp_path / "small.yaml").declared}
     recorded = transformers_gemms.record_training(config, 24)

@@ -16,6 +16,7 @@ from nvgemm_aot.manifest.models.quantization import read_quantization
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.gemm.problem import DType, Op
+from nvgemm_runtime.gemm.target import Target
 from repository import TESTS
 
 CONFIGS = TESTS / "data" / "configs"
@@ -194,8 +195,8 @@ def test_mxfp4_is_of_experts_alone(tmp_path: Path) -> None:
 
 def test_experts_with_scales_of_rows_are_declared(tmp_path: Path) -> None:
     rows = group(("float", 8, "channel"), ("float", 8, "token"))
-    for target in ("sm_90a", "sm_100f"):
-        manifest, text = made(tmp_path, rows, stem="qwen3-30b-a3b", targets=(target,))
+    for arch in ("sm_90a", "sm_100f"):
+        manifest, text = made(tmp_path, rows, stem="qwen3-30b-a3b", targets=(Target(arch=arch),))
         grouped = [one.problem for one in manifest.declared if one.problem.signature.op.has_groups]
         assert {one.signature.key for one in grouped} == {f"grouped_mm/tn/{ROWS}"}
         assert {(one.groups, one.n, one.k) for one in grouped} == {
@@ -216,10 +217,10 @@ def test_no_grouped_operator_takes_scales_of_tensors(tmp_path: Path) -> None:
 
 
 def test_hopper_has_operators_with_scales_of_tensors_and_none_of_blocks(tmp_path: Path) -> None:
-    manifest, _ = made(tmp_path, STATIC, targets=("sm_90a",))
+    manifest, _ = made(tmp_path, STATIC, targets=(Target(arch="sm_90a"),))
     assert by_type(manifest) == {BF16: {HEAD}, TENSORS: LINEARS}
     blocks = group(("float", 4, "tensor_group"), ("float", 4, "tensor_group"))
-    _, text = made(tmp_path, blocks, targets=("sm_90a",))
+    _, text = made(tmp_path, blocks, targets=(Target(arch="sm_90a"),))
     assert "sm_90a has no operator with block scales" in text
 
 

@@ -89,7 +89,6 @@ def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
     """
     import_library()
     from cutlass import cute
-    from quack.tile_scheduler import TileSchedulerOptions
 
     gemm = _gemm_object(design, signature, arch)
     parameters = calling_convention(design, signature, arch).parameters
@@ -109,7 +108,7 @@ def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
         )
         gemm(
             first, second, given["out"], matrix, gemm.EpilogueArguments(**epilogue),
-            TileSchedulerOptions(**scheduler), None, given[STREAM], None, None,
+            scheduler, None, given[STREAM], None, None,
         )  # fmt: skip
 
     call = with_parameters(parameters, *_functions(launch))
@@ -236,12 +235,20 @@ def sample_arguments(parameters: tuple[str, ...], tensors: tuple[Any, ...]) -> t
     return (*tensors, *(makers[name]() for name in parameters[len(tensors) :]))
 
 
-def scheduler_options(clusters: Any, counter: Any = None) -> dict[str, Any]:
+def kernel_options(design: Design, arch: str) -> dict[str, Any]:
+    """How the library's kernels for an architecture hand out tiles."""
+    if arch == HOPPER:
+        return {"pingpong": design.pingpong, "is_persistent": True}
+    return {"use_clc_persistence": True}
+
+
+def scheduler_options(clusters: Any, counter: Any = None) -> Any:
     """Arguments of the library's scheduler; it asks for a number of clusters in any case.
 
     ``counter`` is a workspace that begins with the counter of a dynamic schedule.
     """
     from cutlass import Int32, cute
+    from quack.tile_scheduler import TileSchedulerOptions
 
     options = {
         "max_active_clusters": Int32(1) if clusters is None else clusters,
@@ -249,7 +256,7 @@ def scheduler_options(clusters: Any, counter: Any = None) -> dict[str, Any]:
     }
     if counter is not None:
         options["tile_count_semaphore"] = cute.recast_ptr(counter.iterator, dtype=Int32)
-    return options
+    return TileSchedulerOptions(**options)
 
 
 def _split_tensors(design: Design, arch: str, out: Any, workspace: Any) -> dict[str, Any]:
@@ -301,11 +308,7 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
     from quack import gemm_default_epi as library
     from quack.gemm_config import SplitKMode
 
-    options: dict[str, Any] = (
-        {"pingpong": design.pingpong, "is_persistent": True}
-        if arch == HOPPER
-        else {"use_clc_persistence": True}
-    )
+    options = kernel_options(design, arch)
     if design.splits > 1:
         mode = SplitKMode.PARALLEL if design.in_any_order else SplitKMode.SERIAL
         options |= {"split_k": design.splits, "split_k_mode": mode}

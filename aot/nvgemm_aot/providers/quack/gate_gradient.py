@@ -19,7 +19,7 @@ from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role
 
 from .designs import HOPPER, Design
-from .entry import ALIGNMENT_BYTES, cute_type, import_library, scheduler_options
+from .entry import ALIGNMENT_BYTES, cute_type, import_library, kernel_options, scheduler_options
 from .gated import CUBIC, SQRT_2_OVER_PI, columns_of, cuts, has_halves, sigmoid
 from .grouped import arguments_of_groups, compile_for_groups, scheduled_by_groups
 from .grouped import designs as designs_of_groups
@@ -64,7 +64,6 @@ def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> An
     import_library()
     import cutlass
     from cutlass import cute
-    from quack.tile_scheduler import TileSchedulerOptions
 
     assert signature.epilogue is not None
     assert signature.epilogue.gate is not None
@@ -77,13 +76,12 @@ def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> An
     )
     if arch == HOPPER and design.sums_of_a_thread > _MOST_SUMS_IN_WIDE_STEPS:
         kind = _in_narrow_steps(kind)
-    options: dict[str, Any] = (
-        {"pingpong": design.pingpong, "is_persistent": True}
-        if arch == HOPPER
-        else {"use_clc_persistence": True}
-    )
     gemm = scheduled_by_groups(kind, f"{kind.__name__}_groups")(
-        cutlass.Float32, cute_type(signature.a), design.tile, (*design.cluster, 1), **options
+        cutlass.Float32,
+        cute_type(signature.a),
+        design.tile,
+        (*design.cluster, 1),
+        **kernel_options(design, arch),
     )
     gemm.b_transposed = True  # its own convention has B as (groups, n, k)
 
@@ -100,7 +98,7 @@ def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> An
             loaded, stored = _pairs_of(kept), _pairs_of(out)
         gemm(
             given["a"], given["b"], stored, loaded, gemm.EpilogueArguments(**epilogue),
-            TileSchedulerOptions(**scheduler_options(given.get(CLUSTERS))),
+            scheduler_options(given.get(CLUSTERS)),
             arguments_of_groups(given), given[STREAM], None, None,
         )  # fmt: skip
 

@@ -30,6 +30,7 @@ from .entry import (
     calling_convention,
     cute_type,
     import_library,
+    kernel_options,
     sample_arguments,
     scheduler_options,
     with_parameters,
@@ -69,7 +70,6 @@ def compile_gated(design: Design, signature: Signature, arch: str) -> Any:
     import_library()
     from cutlass import cute
     from quack import layout_utils
-    from quack.tile_scheduler import TileSchedulerOptions
 
     gemm = _gemm_object(design, signature, arch)
     parameters = calling_convention(design, signature, arch).parameters
@@ -83,7 +83,7 @@ def compile_gated(design: Design, signature: Signature, arch: str) -> Any:
         scheduler = scheduler_options(given.get(CLUSTERS), given.get(WORKSPACE))
         gemm(
             given["a"], given["b"], product, None, gemm.EpilogueArguments(**epilogue),
-            TileSchedulerOptions(**scheduler), arguments_of_groups(given) if in_groups else None,
+            scheduler, arguments_of_groups(given) if in_groups else None,
             given[STREAM], None, None,
         )  # fmt: skip
 
@@ -167,11 +167,6 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
     assert signature.epilogue is not None
     assert signature.epilogue.gate is not None
     in_halves = has_halves(signature)
-    options: dict[str, Any] = (
-        {"pingpong": design.pingpong, "is_persistent": True}
-        if arch == HOPPER
-        else {"use_clc_persistence": True}
-    )
     kind = _gated_class(
         arch == HOPPER, signature.epilogue.gate, in_halves, signature.form is GateForm.KEPT
     )
@@ -179,7 +174,7 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
         kind = scheduled_by_groups(kind, f"{kind.__name__}_groups")
     gemm = kind(
         cutlass.Float32, cute_type(signature.a), design.tile, (*design.cluster, 1),
-        concat_layout=("B", "bias") if in_halves else None, **options,
+        concat_layout=("B", "bias") if in_halves else None, **kernel_options(design, arch),
     )  # fmt: skip
     gemm.b_transposed = True  # its own convention has B as (n, k)
     return gemm

@@ -31,6 +31,7 @@ from .entry import (
     calling_convention,
     cute_type,
     import_library,
+    kernel_options,
     sample_arguments,
     scheduler_options,
     with_parameters,
@@ -77,19 +78,17 @@ def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
     import_library()
     import cutlass
     from quack import gemm_default_epi as library
-    from quack.tile_scheduler import TileSchedulerOptions
 
     kind = library.GemmDefaultSm90 if arch == HOPPER else library.GemmDefaultSm100
     if has_own_epilogue(signature):
         kind = kernel_with_epilogue(kind, None)
     kind = scheduled_by_groups(kind, f"GemmGrouped{'Sm90' if arch == HOPPER else 'Sm100'}")
-    options: dict[str, Any] = (
-        {"pingpong": design.pingpong, "is_persistent": True}
-        if arch == HOPPER
-        else {"use_clc_persistence": True}
-    )
     gemm = kind(
-        cutlass.Float32, cute_type(signature.a), design.tile, (*design.cluster, 1), **options
+        cutlass.Float32,
+        cute_type(signature.a),
+        design.tile,
+        (*design.cluster, 1),
+        **kernel_options(design, arch),
     )
     gemm.b_transposed = True  # its own convention has B as (groups, n, k)
 
@@ -100,7 +99,7 @@ def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
             epilogue, _ = epilogue_arguments(signature, tensors, swapped=False)
         gemm(
             given["a"], given["b"], given["out"], None, gemm.EpilogueArguments(**epilogue),
-            TileSchedulerOptions(**scheduler_options(given.get(CLUSTERS))),
+            scheduler_options(given.get(CLUSTERS)),
             arguments_of_groups(given), given[STREAM], None, None,
         )  # fmt: skip
 

@@ -31,6 +31,7 @@ from .entry import (
     calling_convention,
     cute_type,
     import_library,
+    kernel_options,
     sample_arguments,
     scheduler_options,
     with_parameters,
@@ -59,17 +60,15 @@ def compile_k_grouped(design: Design, signature: Signature, arch: str) -> Any:
     import_library()
     import cutlass
     from cutlass import cute
-    from quack.tile_scheduler import TileSchedulerOptions
     from quack.varlen_utils import VarlenArguments
 
     kind = _library_kernel(arch == HOPPER)
-    options: dict[str, Any] = (
-        {"pingpong": design.pingpong, "is_persistent": True}
-        if arch == HOPPER
-        else {"use_clc_persistence": True}
-    )
     gemm = kind(
-        cutlass.Float32, cute_type(signature.a), design.tile, (*design.cluster, 1), **options
+        cutlass.Float32,
+        cute_type(signature.a),
+        design.tile,
+        (*design.cluster, 1),
+        **kernel_options(design, arch),
     )
     parameters = calling_convention(design, signature, arch).parameters
 
@@ -79,7 +78,7 @@ def compile_k_grouped(design: Design, signature: Signature, arch: str) -> Any:
         transposed = cute.make_tensor(b.iterator, cute.select(b.layout, [1, 0]))
         gemm(
             given["a"], transposed, given["out"], None, gemm.EpilogueArguments(),
-            TileSchedulerOptions(**scheduler_options(given.get(CLUSTERS))),
+            scheduler_options(given.get(CLUSTERS)),
             VarlenArguments(mCuSeqlensK=starts), given[STREAM], None, None,
         )  # fmt: skip
 
