@@ -370,7 +370,8 @@ def build_document(result: BuildResult) -> Document:
                 "failures": [
                     {
                         "operator": f.task.candidate.operator,
-                        "reason": f.reason,
+                        "provider": f.task.candidate.provider,
+                        "reason": f.own_reason,
                         "is_transient": f.is_transient,
                     }
                     for f in bundle.failures
@@ -403,7 +404,7 @@ def build_text(document: Document) -> str:
             counts = (f"{count} of {name}" for name, count in bundle["providers"].items())
             lines.append(f"  kernels: {', '.join(counts)}")
         lines += [
-            f"  left out {f['operator']}: {f['reason']}"
+            f"  left out {f['operator']} of provider {f['provider']!r}: {f['reason']}"
             + "; the next build tries it again" * f["is_transient"]
             for f in bundle["failures"]
         ]

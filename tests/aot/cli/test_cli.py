@@ -15,7 +15,7 @@ from nvgemm_aot.build import assemble, linker, pipeline
 from nvgemm_aot.build.pipeline import BuildResult, BuiltBundle
 from nvgemm_aot.bundle import wheel
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.providers import Enumeration
+from nvgemm_aot.providers import BLAME, Enumeration
 from nvgemm_aot.targets import BuildTarget
 from nvgemm_runtime import errors
 from nvgemm_runtime.bundle.reader import Bundle
@@ -144,10 +144,11 @@ def test_build_says_what_it_left_out_and_whether_that_may_pass(
 ) -> None:
     monkeypatch.setenv("FAKE_OPERATORS", "one fails crash")
     said = run("build", "some.yaml").output
-    assert "  left out fails: fails: told to fail\n" in said
+    provider = "of provider 'fake_provider:FakeProvider'"
+    assert f"  left out fails {provider}: told to fail\n" in said
     assert (
-        "  left out crash: the compiler process died by SIGKILL, as when memory is short; the next "
-        "build tries it again\n" in said
+        f"  left out crash {provider}: the compiler process died by SIGKILL, as when memory is "
+        f"short; if it does so again, {BLAME}; the next build tries it again\n" in said
     )
     document = json.loads(run("build", "some.yaml", "--json").stdout)
     [bundle] = document["bundles"]
