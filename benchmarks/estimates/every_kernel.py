@@ -13,7 +13,8 @@ from nvgemm_aot.build.assemble import (
     compile_and_assemble,
     toolchain,
 )
-from nvgemm_aot.build.compiler import Progress, default_jobs, make_tasks
+from nvgemm_aot.build.compiler import Progress, make_tasks
+from nvgemm_aot.build.compiler_limits import default_jobs
 from nvgemm_aot.build.pipeline import provider_of
 from nvgemm_aot.build.plan import Plan, PlannedProblem
 from nvgemm_aot.bundle.writer import write_bundle

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import os
-import re
 import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +35,7 @@ from ..targets import BuildTarget
 from ..targets.profile import DeviceProfile
 from ..verify.cubin import made_by_others, spilled_bytes
 from . import linker
+from .compiler_limits import compile_limit_seconds
 from .workers import (
     TimeLimitExceeded,
     WorkerDied,
@@ -46,9 +45,6 @@ from .workers import (
 )
 
 _log = logging.getLogger(__name__)
-
-DEFAULT_LIMIT_SECONDS = 300.0
-"""Hundreds of times what kernels take (0.35 to 1.5 s on one core)."""
 
 Progress = Callable[[int, int], None]
 """Called with (kernels done, kernels to do)."""
@@ -181,63 +177,6 @@ def _with_cluster_limits(candidate: Candidate, device: DeviceProfile) -> Candida
         for size, fact in facts.items()
     )
     return replace(candidate, design=replace(candidate.design, cluster_limits=limits))
-
-
-def default_jobs() -> int:
-    """How many worker processes fit on this machine: one a core, fewer if memory is short."""
-    return max(1, min(len(os.sched_getaffinity(0)), _free_memory_bytes() // _WORKER_BYTES))
-
-
-_WORKER_BYTES = 1_500_000_000
-"""Memory to allow for a worker: a compiler process takes about 1 GB."""
-
-
-_CGROUPS = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ),
-)
-"""Limit and use of memory in a container, by either version of cgroups."""
-
-
-def _free_memory_bytes() -> int:
-    free = _meminfo_available_bytes()
-    for limit, used in _CGROUPS:
-        with contextlib.suppress(OSError, ValueError):
-            # The page cache counts as used but is reclaimed on demand.
-            page_cache = _read_number(used.parent / "memory.stat", r"(?:total_)?inactive_file") or 0
-            free = min(free, int(limit.read_text()) - int(used.read_text()) + page_cache)
-    return max(0, free)
-
-
-def _meminfo_available_bytes() -> int:
-    kilobytes = _read_number(Path("/proc/meminfo"), "MemAvailable:")
-    return _WORKER_BYTES if kilobytes is None else kilobytes * 1024
-
-
-def _read_number(file: Path, name: str) -> int | None:
-    found = re.search(rf"^{name} +([0-9]+)", file.read_text(), re.MULTILINE)
-    return None if found is None else int(found[1])
-
-
-def compile_limit_seconds() -> float:
-    """The user's time limit for one kernel, or the default; warns of a value that is no number."""
-    text = os.environ.get(COMPILE_TIMEOUT_VARIABLE)
-    if not text:
-        return DEFAULT_LIMIT_SECONDS
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if seconds > 0:
-        return seconds
-    _log.warning(
-        "%s=%s: must be a number of seconds above 0; taken as %g",
-        *(COMPILE_TIMEOUT_VARIABLE, text, DEFAULT_LIMIT_SECONDS),
-    )
-    return DEFAULT_LIMIT_SECONDS
 
 
 Worked = tuple[Task, TaskResult | WorkerDied]

@@ -31,9 +31,9 @@ from .compiler import (
     ProcessKind,
     Progress,
     WorkersOfProviders,
-    default_jobs,
     make_tasks,
 )
+from .compiler_limits import default_jobs
 from .header_size import require_readable_size
 from .plan import (
     Plan,

@@ -54,6 +54,7 @@ _MAKERS = tuple(
         *("aot.providers.corrections", "aot.providers.group_times"),
         *("aot.rankings.usable", "aot.rankings.intervals"),
         *("runtime.gemm.support", "runtime.gemm.problem", "runtime.gemm.types"),
+        "runtime.gemm.group_limits",
         *("runtime.gemm.roles", "runtime.gemm.target"),
     )
 )

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from nvgemm_runtime.gemm.group_limits import too_large
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.roles import misalignment
 
@@ -83,7 +84,7 @@ def select(
     rejections: list[Rejection] = []
     able = []
     for candidate in candidates:
-        misfit = misalignment(problem, candidate.alignment_bytes)
+        misfit = _misfit(problem, candidate)
         if misfit is None:
             able.append(candidate)
         else:
@@ -103,6 +104,13 @@ def select(
     )
     kept = _keep_diverse(problem, ranked, limit, rejections)
     return Selection(problem=problem, choices=tuple(kept), rejections=tuple(rejections))
+
+
+def _misfit(problem: Problem, candidate: Candidate) -> str | None:
+    """Why a candidate cannot run a problem of these sizes, or None."""
+    return misalignment(problem, candidate.alignment_bytes) or too_large(
+        candidate.provider, problem
+    )
 
 
 def _unsplit_first(ranked: list[Choice]) -> list[Choice]:
@@ -127,7 +135,7 @@ def prefer_measured(
     able = {
         Operator(provider=candidate.provider, operator=candidate.operator): candidate
         for candidate in candidates
-        if misalignment(selection.problem, candidate.alignment_bytes) is None
+        if _misfit(selection.problem, candidate) is None
     }
     times = dict(usable.assessment.entry.kernels)
     wanted = [operator for operator in usable.operators if operator in able]

@@ -12,11 +12,9 @@ import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import files as distribution_files
 from pathlib import Path
-from string import Template
 from zipfile import ZIP_STORED, ZipInfo
 
 from wheel.wheelfile import WheelFile  # type: ignore[import-untyped]
@@ -25,8 +23,6 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import PackagingError, StorageError
-from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.gemm.target import CPU
 from nvgemm_runtime.installed.discover import (
     BUNDLE_SUFFIX,
     DISTRIBUTION_PREFIX,
@@ -35,6 +31,7 @@ from nvgemm_runtime.installed.discover import (
 
 from ..storage.files import write_atomic
 from .sbom import RUNTIME, BundledFile, render_sbom
+from .wheel_description import cuda_versions, fill_template, read_template, render_description
 
 MAX_WHEEL_BYTES = 95 << 20
 """Largest wheel in bytes. The public index takes files up to 100 MB unless a project asks for more;
@@ -324,7 +321,7 @@ def _requirements(headers: Sequence[Header]) -> list[tuple[str, str]]:
     If its bundles are of several, each has an extra that brings its library, for pip does not know
     which torch is installed.
     """
-    cudas = _cuda_versions(headers)
+    cudas = cuda_versions(headers)
     if len(cudas) < 2:
         return [("Requires-Dist", runtime_requirement(__version__, cudas))]
     fields = [("Requires-Dist", runtime_requirement(__version__, []))]
@@ -332,21 +329,6 @@ def _requirements(headers: Sequence[Header]) -> list[tuple[str, str]]:
         wanted = f'{runtime_requirement(__version__, [cuda])}; extra == "{cuda}"'
         fields += [("Provides-Extra", cuda), ("Requires-Dist", wanted)]
     return fields
-
-
-def _cuda_versions(headers: Sequence[Header]) -> list[str]:
-    return sorted({header.target.cuda for header in headers if header.target.arch != CPU})
-
-
-def _install_commands(distribution: str, headers: Sequence[Header]) -> str:
-    """A line, or one for each CUDA version where the wheel has an extra for each."""
-    cudas = _cuda_versions(headers)
-    if len(cudas) < 2:
-        return f"pip install {distribution}"
-    return "\n".join(
-        f"pip install '{distribution}[{cuda}]'  # beside a torch for CUDA {cuda.removeprefix('cu')}"
-        for cuda in cudas
-    )
 
 
 def runtime_requirement(builder_version: str, extras: Sequence[str]) -> str:
@@ -374,86 +356,3 @@ def _apache_licence() -> bytes:
             if file.match("*.dist-info/licenses/LICENSE"):
                 return file.read_binary()
     raise PackagingError(f"{RUNTIME}'s metadata holds no licence text: reinstall {RUNTIME}")
-
-
-MAX_PROBLEM_ROWS = 60
-"""Longest table of problems in a description, in rows; the bundle itself lists them all."""
-
-
-def read_template(name: str) -> str:
-    """Read a file of the template, installed inside this package or in the source checkout.
-
-    Raises:
-        PackagingError: If it is in neither place.
-    """
-    installed = resources.files("nvgemm_aot").joinpath("wheels").joinpath(name)
-    checkout = Path(__file__).resolve().parents[3] / "wheels" / name
-    for candidate in (installed, checkout):
-        if candidate.is_file():
-            return candidate.read_text(encoding="utf-8")
-    raise PackagingError(
-        f"the wheel template {name} is neither at {installed} nor at {checkout}: "
-        "reinstall nvgemm-aot"
-    )
-
-
-def fill_template(template: str, **values: str) -> str:
-    """Read a file of the template and put ``values`` in place of their ``$names``."""
-    return Template(read_template(template)).substitute(values)
-
-
-def render_description(distribution: str, headers: Sequence[Header], summary: str) -> str:
-    """Write a wheel's description, in Markdown."""
-    bundles = [
-        (
-            f"`{header.target.key}`",
-            header.device,
-            f"{len(header.kernels)}",
-            f"{header.declared_count}",
-            "; ".join(f"{item.kind} of {item.by} for {item.gpu}" for item in header.sources),
-        )
-        for header in headers
-    ]
-    tools = sorted({item for header in headers for item in header.toolchain.items()})
-    return fill_template(
-        "README.md.in",
-        distribution=distribution,
-        summary=summary.rstrip("."),
-        install=_install_commands(distribution, headers),
-        bundles=_markdown_table(
-            ("Target", "Tuned for", "Kernels", "Problems", "Order from"), bundles
-        ),
-        problems=_problem_table(headers),
-        toolchain=_markdown_table(("Tool", "Version"), tools),
-    )
-
-
-def _problem_table(headers: Sequence[Header]) -> str:
-    """Tabulate declared problems, one row for all m of a shape that the same targets declare."""
-    targets: dict[Problem, list[str]] = {}
-    for header in headers:
-        for ranking in header.rankings:
-            if ranking.is_declared:
-                archs = targets.setdefault(ranking.problem, [])
-                archs += [header.target.arch] if header.target.arch not in archs else []
-    rows: dict[tuple[str, str, str, str, str], list[int]] = {}
-    for problem in sorted(targets):
-        declaring = ", ".join(targets[problem])
-        n, k, batch = str(problem.n), str(problem.k), str(problem.batch)
-        rows.setdefault((f"`{problem.signature.key}`", n, k, batch, declaring), []).append(
-            problem.m
-        )
-    shown = [
-        (*row[:4], ", ".join(map(str, sizes)), row[4])
-        for row, sizes in list(rows.items())[:MAX_PROBLEM_ROWS]
-    ]
-    table = _markdown_table(("Signature", "n", "k", "Batch", "m", "Targets"), shown)
-    hidden = len(rows) - len(shown)
-    return f"{table}\n\n… and {hidden} more rows." if hidden else table
-
-
-def _markdown_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    if not rows:
-        return "None declared."
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in lines)

@@ -226,7 +226,7 @@ def plan_document(
     prunes: bool = False,
 ) -> Document:
     """Describe a plan, what it uses of rankings files, and estimate its cost."""
-    from ..build.compiler import default_jobs
+    from ..build.compiler_limits import default_jobs
     from ..build.pipeline import measured_of, without_operator
 
     measured = measured_of(planned)

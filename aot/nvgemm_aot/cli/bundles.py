@@ -74,7 +74,7 @@ def verify(
     bundles: tuple[Path, ...], disassemble: bool | None, jobs: int | None, as_json: bool
 ) -> None:
     """Check every rule, hash and kernel of BUNDLES, and print the evidence."""
-    from ..build.compiler import default_jobs
+    from ..build.compiler_limits import default_jobs
     from ..verify.bundle import verify_bundle
 
     documents: list[Any] = []

@@ -28,9 +28,9 @@ from ..build.compiler import (
     ProcessKind,
     Task,
     TaskResult,
-    compile_limit_seconds,
     death_text,
 )
+from ..build.compiler_limits import compile_limit_seconds
 from ..build.pipeline import look_up_plans, plan_build, without_operator
 from ..build.workers import WorkerDied
 from ..manifest.parse import Declared, Manifest

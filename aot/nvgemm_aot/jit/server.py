@@ -25,7 +25,7 @@ from nvgemm_runtime.errors import NvgemmError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.settings import JIT_JOBS_VARIABLE, JIT_PROVIDER_VARIABLE
 
-from ..build.compiler import default_jobs
+from ..build.compiler_limits import default_jobs
 from ..build.pipeline import DEFAULT_PROVIDER
 from ..providers import load_provider
 from ..storage import temporary_directory

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.group_limits import too_large
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, contiguous_bytes, extra_roles
@@ -73,8 +74,9 @@ class Contenders:
         if id_ not in self._places or id_ in self._without:
             return False
         _, kernel = self._places[id_]
-        is_aligned = contiguous_bytes(problem) % kernel.alignment_bytes == 0
-        return is_aligned and kernel.signature == problem.signature
+        if contiguous_bytes(problem) % kernel.alignment_bytes:
+            return False
+        return kernel.signature == problem.signature and too_large(kernel.provider, problem) is None
 
 
 def _late_run(bundle: Bundle, kernel: Kernel) -> Run:

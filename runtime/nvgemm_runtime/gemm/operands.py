@@ -70,11 +70,13 @@ class Request:
             their own; only pointers of row-wise scales count.
         is_compact: Whether A, B and the result have no gaps between rows or matrices. Kernels that
             take addresses and no strides need that.
+        out_row_bytes: From one row of the result to the next; None where it has no gaps.
     """
 
     problem: Problem
     alignment_bytes: int
     is_compact: bool = True
+    out_row_bytes: int | None = None
 
 
 @functools.cache
@@ -269,7 +271,10 @@ def requests(
     readings = {"a": _readings("a", a), "b": _readings("b", b)}
     part = shape[-1] // (1 if form is None else form.row.parts)
     alignment, is_compact = _power_of_two(result.bytes_of(part)), True
+    out_row_bytes: int | None = None
     if out is not None:
+        if shape[-2] > 1:
+            out_row_bytes = out.stride()[-2] * out.element_size()
         alignment = min(alignment, _out_alignment_bytes(out))
         is_compact = _lies_compact(out, -1, -2)
     alignment = min(alignment, _row_scale_alignment_bytes(extras, scales))
@@ -293,6 +298,7 @@ def requests(
                     is_compact=is_compact
                     and _lies_compact(a, *_DIMENSIONS[a_major])
                     and _lies_compact(b, *_DIMENSIONS[b_major]),
+                    out_row_bytes=out_row_bytes,
                 )
             )
     found.sort(key=lambda request: -request.alignment_bytes)  # stable: row-major first

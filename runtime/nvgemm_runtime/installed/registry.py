@@ -18,7 +18,8 @@ from ..bundle.reader import Bundle, file_identity
 from ..errors import NvgemmError
 from ..gemm.problem import Problem
 from ..matching.device import DeviceFacts, host_platform, torch_cuda, torch_versions
-from ..matching.index import BundleView, Index, LayeredIndex
+from ..matching.index import BundleView, Index
+from ..matching.layered_index import LayeredIndex
 from ..matching.refusals import (
     describe_fault,
     kernel_refusals,

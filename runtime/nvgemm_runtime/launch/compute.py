@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import NoKernelError
 from ..gemm.epilogues import GateForm
 from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands, check_offset_values
+from ..gemm.group_limits import too_large_for
 from ..gemm.operands import check_empty, check_kind, check_shapes, torch_dtype, usual_out_dtype
 from ..gemm.problem import Op
 from ..matching.device import wants_determinism, wants_warnings_alone
@@ -78,10 +79,23 @@ def _run(
             check_offset_values(extras.offsets, a.shape[1], op.value, "k")
         else:
             check_offset_values(extras.offsets, a.shape[0])
+    if loaded is not None and op.has_groups:
+        _require_small_enough(where, loaded, a, out)
     loaded = loaded or choose_kernel(op, a, b, out, extras)
     count_write(out)
     loaded.launch(a, b, out, *extras.tensors())
     return out
+
+
+def _require_small_enough(
+    where: str, loaded: LoadedKernel, a: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Require what matching looks at of sizes, for a kernel that a caller names."""
+    divided = a.shape[1] if loaded.op is Op.K_GROUPED_MM else a.shape[0]
+    row_bytes = out.element_size() * (out.stride(-2) if out.shape[-2] > 1 else out.shape[-1])
+    reason = too_large_for(loaded.kernel.provider, loaded.op, divided, row_bytes)
+    if reason is not None:
+        raise NoKernelError(f"{where}: kernel {loaded.kernel.id[:12]}: {reason}", (reason,))
 
 
 def _load_named(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..bundle.format import Header, Measured, RankingSource, Scope, UnservedReason
+from ..gemm.group_limits import too_large
 from ..gemm.problem import Problem, Signature
 from .device import DeviceFacts, TorchVersions
 from .nearest import Around
@@ -397,40 +398,18 @@ def _kernel_times(usable: UsableRanking) -> KernelTimes:
     )
 
 
-class LayeredIndex:
-    """Two indexes that are asked as one.
-
-    A problem that either ranks comes before one of which only the signature is known; among
-    equals, what was shipped comes first.
-    """
-
-    def __init__(self, shipped: Index, kept: Index) -> None:
-        self._layers = (shipped, kept)
-
-    def match(
-        self, problem: Problem, alignment_bytes: int, is_compact: bool = True
-    ) -> Match | Miss:
-        """Find the kernels for a problem; see `Index.match`."""
-        asked = problem, alignment_bytes, is_compact
-        shipped, kept = self._layers
-        ranked = shipped.match_ranked(*asked) or kept.match_ranked(*asked)
-        if ranked is not None:
-            return ranked
-        found = shipped.match_signature(*asked)
-        if isinstance(found, Match):
-            return found
-        found_in_cache = kept.match_signature(*asked)
-        if isinstance(found_in_cache, Match):
-            return found_in_cache
-        return Miss(reasons=(*found.reasons, *kept.refusals))
-
-    def ranked_sizes(self, problem: Problem) -> Mapping[int, Sequence[UsableRanking]]:
-        """As `Index.ranked_sizes`, of what was shipped: what a JIT keeps is estimated."""
-        return self._layers[0].ranked_sizes(problem)
-
-    def left_out_sizes(self, problem: Problem) -> Mapping[int, str]:
-        """As `Index.left_out_sizes`, of what was shipped."""
-        return self._layers[0].left_out_sizes(problem)
+def _small_enough(found: Match, request: Request) -> Match | Miss:
+    """Without kernels for which the problem is too large."""
+    reasons = [
+        too_large(served.kernel.provider, request.problem, request.out_row_bytes)
+        for served in found.kernels
+    ]
+    if not any(reasons):
+        return found
+    kernels = tuple(one for one, reason in zip(found.kernels, reasons) if reason is None)
+    if kernels:
+        return replace(found, kernels=kernels)
+    return Miss(reasons=tuple(dict.fromkeys(map(str, reasons))))
 
 
 def first_served(
@@ -444,6 +423,8 @@ def first_served(
     reasons: dict[str, None] = {}  # in order, each once
     for request in asked:
         found = match(request.problem, request.alignment_bytes, request.is_compact)
+        if isinstance(found, Match):
+            found = _small_enough(found, request)
         if isinstance(found, Match):
             return request, found
         reasons.update(dict.fromkeys(found.reasons))

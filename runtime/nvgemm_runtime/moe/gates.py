@@ -184,11 +184,15 @@ def gradients_by_kernel(
     """Take the gradient of the result to gates and ups by one kernel, if one serves.
 
     The gradient of a row's weight is the sum of what the activation gave times its gradient, and so
-    of ups times theirs, where ups are a factor as they are.
+    of ups times theirs, where ups are a factor as they are. Where they are cut off, it is that of
+    the down projection's result times the given gradient. That product is computed again, which
+    moves a quarter of the memory that operators do: for 98,304 rows, 2880 columns in and out and
+    32 experts (gpt-oss-20b), 1.6 TFLOP more and about 60 bytes for each of what the activation
+    gives in place of about 280.
     """
     ups_are_cut = plan.activation.kind is Activation.SWIGLU_OAI
     # Before more is looked at: Dynamo of torch 2.11 does not iterate enumerations.
-    if not plan.uses_kernels or projected.ups is not None or (for_scores and ups_are_cut):
+    if not plan.uses_kernels or projected.ups is not None:
         return None
     product, epilogue = projected.gates, plan.epilogue(GateForm.GRADIENT)
     if product is None or epilogue is None or is_watched(grad):
@@ -197,15 +201,20 @@ def gradients_by_kernel(
     found = gate_gradients(given, w_down, offsets, product, epilogue)
     if found is None:
         return None
+    joined = projected.joined
+    if joined is None and (for_down or (for_scores and ups_are_cut)):
+        joined = activated(plan, *plan.split(product))
     by_row = None
     if for_scores:
         assert scores is not None
-        by_row = torch.sum(plan.split(found)[1] * plan.split(product)[1], -1, dtype=torch.float32)
+        if ups_are_cut:
+            assert joined is not None
+            by_row = _sums_of_products(grad, rows(joined, w_down.mT, offsets))
+        else:
+            of_ups, ups = plan.split(found)[1], plan.split(product)[1]
+            by_row = torch.sum(of_ups * ups, -1, dtype=torch.float32)
         found.mul_(scores[:, None])
         given = weighted(grad, scores)
-    joined = projected.joined
-    if for_down and joined is None:
-        joined = activated(plan, *plan.split(product))
     return Gradients(grad=given, joined=joined if for_down else None, gates=found, scores=by_row)
 
 
@@ -248,6 +257,12 @@ def gradients_by_operators(
     return Gradients(
         grad=grad, joined=hidden, gates=grad_gate_rows, ups=grad_up_rows, scores=by_row
     )
+
+
+def _sums_of_products(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """For each row, the sum of two matrices' products, in fp32."""
+    pieces = _pieces(one)
+    return torch.cat([(widen(one[piece]) * other[piece]).sum(-1) for piece in pieces])
 
 
 def weighted(grad: torch.Tensor, scores: torch.Tensor | None) -> torch.Tensor:

@@ -13,16 +13,15 @@ import pytest
 from compile_tasks import tasks
 from counted_starts import bound_starts
 from fake_provider import FakeProvider
-from nvgemm_aot.build import compiler, linker
+from nvgemm_aot.build import compiler, compiler_limits, linker
 from nvgemm_aot.build.compiler import (
     Compilation,
     Task,
     TaskResult,
     WorkersOfProviders,
     compile_all,
-    compile_limit_seconds,
-    default_jobs,
 )
+from nvgemm_aot.build.compiler_limits import compile_limit_seconds, default_jobs
 from nvgemm_aot.build.workers import WorkerDied
 from nvgemm_aot.providers import BLAME
 from nvgemm_aot.storage.cache import Cache
@@ -228,18 +227,18 @@ def test_container_limits_count_but_page_cache_does_not(
     ):
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(
-        compiler, "_CGROUPS", ((tmp_path / "memory.max", tmp_path / "memory.current"),)
+        compiler_limits, "_CGROUPS", ((tmp_path / "memory.max", tmp_path / "memory.current"),)
     )
-    monkeypatch.setattr(compiler, "_meminfo_available_bytes", lambda: 100 * gigabyte)
-    assert compiler._free_memory_bytes() == 7 * gigabyte
+    monkeypatch.setattr(compiler_limits, "_meminfo_available_bytes", lambda: 100 * gigabyte)
+    assert compiler_limits._free_memory_bytes() == 7 * gigabyte
     (tmp_path / "memory.max").write_text("max")
-    assert compiler._free_memory_bytes() == 100 * gigabyte
+    assert compiler_limits._free_memory_bytes() == 100 * gigabyte
 
 
 def test_default_jobs_respects_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
     for free, jobs in ((100e9, 16), (4.6e9, 3), (1e9, 1), (0, 1)):
-        monkeypatch.setattr(compiler, "_free_memory_bytes", lambda free=free: int(free))
+        monkeypatch.setattr(compiler_limits, "_free_memory_bytes", lambda free=free: int(free))
         assert default_jobs() == jobs
 
 

@@ -271,3 +271,26 @@ def test_operators_of_one_name_from_two_providers_have_a_fixed_order() -> None:
     for offered in ((mine, theirs), (theirs, mine)):
         selection = select(problem(), offered, lambda *_: 1000, 1)
         assert [choice.candidate for choice in selection.choices] == [theirs]
+
+
+def test_quacks_kernels_are_not_chosen_for_rows_of_groups_that_are_too_long() -> None:
+    signature = Signature.parse("grouped_mm/tn/bf16xbf16/fp32/bf16")
+    offered = (
+        replace(candidate("one", signature), provider="quack"),
+        candidate("other", signature, tile=(128, 128, 64)),
+    )
+
+    def chosen(n: int) -> tuple[list[str], list[str]]:
+        wide = Problem(signature=signature, m=1024, n=n, k=4096, groups=8)
+        selection = select(wide, offered, lambda *_: 1000, 8)
+        names = [choice.candidate.operator for choice in selection.choices]
+        return sorted(names), [rejection.reason for rejection in selection.rejections]
+
+    assert chosen(49152) == (["one", "other"], [])
+    assert chosen(65536) == (
+        ["other"],
+        [
+            "rows of the result lie 131072 bytes apart, quack's kernels of groups take at most "
+            "98304; divide B's columns into several products"
+        ],
+    )

@@ -16,6 +16,7 @@ import pytest
 from packaging.utils import parse_wheel_filename
 
 from nvgemm_aot.bundle import wheel as wheel_module
+from nvgemm_aot.bundle import wheel_description
 from nvgemm_aot.bundle.wheel import runtime_requirement, write_wheel
 from nvgemm_runtime import __version__
 from nvgemm_runtime.errors import BundleFormatError, PackagingError, StorageError
@@ -138,7 +139,7 @@ def test_metadata_says_what_it_is_and_needs(wheel: Path) -> None:
 def test_description_of_many_problems_says_how_many_it_leaves_out(
     bundles: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wheel_module, "MAX_PROBLEM_ROWS", 0)
+    monkeypatch.setattr(wheel_description, "MAX_PROBLEM_ROWS", 0)
     path = write_wheel(bundles, name="demo", version="1.0", out_dir=tmp_path)
     assert "… and 1 more rows." in metadata(path)["body"][0]
 
@@ -206,7 +207,7 @@ def test_bsd_text_is_the_one_of_the_operator_sources() -> None:
     except PackageNotFoundError:
         pytest.skip("nvidia-cutlass-operators is not installed")
     texts = [f.read_text() for f in operators.files or () if f.match("licenses/LICENSE.txt")]
-    assert texts == [wheel_module.read_template("licenses/BSD-3-Clause.txt")]
+    assert texts == [wheel_description.read_template("licenses/BSD-3-Clause.txt")]
 
 
 def test_sbom_gives_bundles_toolchain_and_runtime(wheel: Path, bundles: list[Path]) -> None:

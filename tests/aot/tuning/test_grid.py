@@ -11,7 +11,7 @@ from tuner import Tuner
 import cpu_kernels
 import cpu_provider
 from nvgemm_aot.bundle.content import ProblemRanking
-from nvgemm_aot.bundle.wheel import render_description
+from nvgemm_aot.bundle.wheel_description import render_description
 from nvgemm_aot.cli.tune import tuned_document, tuned_text
 from nvgemm_aot.tuning import grid
 from nvgemm_aot.tuning.outcome import TuningOutcome

@@ -295,3 +295,21 @@ def test_extras_say_what_is_read(made: Experts) -> None:
     extras = ExtraOperands(offsets=made["ends"], gated=Epilogue.SWIGLU_HALVES_GRADIENT)
     explained = nvgemm_runtime.explain(made["grad"], made["w_down"], extras=extras)
     assert "swiglu_halves_gradient reads the product, and none is given" in str(explained)
+
+
+def test_rows_of_a_result_that_lie_too_far_apart_are_refused_of_quacks_kernels(
+    made: Experts, installed: BuiltBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that a caller names, too."""
+    ids = [one.id for one in installed.header.kernels if one.signature == PLAIN]
+    operands = made["x"], made["w_up"].mT, made["ends"]
+    near, far = (torch.zeros(16, pitch).bfloat16()[:, : 2 * HIDDEN] for pitch in (49152, 49160))
+    nvgemm_runtime.grouped_mm(*operands, far)
+    provider = installed.header.kernels[0].provider
+    monkeypatch.setattr("nvgemm_runtime.gemm.group_limits.LIMITED_PROVIDER", provider)
+    monkeypatch.setattr("nvgemm_runtime.launch.select._chosen", {})
+    for kernel in (None, ids[0], load_kernel(ids[0])):
+        nvgemm_runtime.grouped_mm(*operands, near, kernel=kernel)
+        with pytest.raises(NoKernelError, match=r"lie 98320 bytes apart.*take at most 98304"):
+            nvgemm_runtime.grouped_mm(*operands, far, kernel=kernel)
+    assert torch.equal(near[: ENDS[-1]], far[: ENDS[-1]])

@@ -17,6 +17,7 @@ from nvgemm_runtime.bundle.format import (
     sha256_hex,
 )
 from nvgemm_runtime.bundle.workspace import TileWorkspace
+from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import Layout, Problem, Signature
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.matching.device import DeviceFacts
@@ -26,9 +27,10 @@ from nvgemm_runtime.matching.index import (
     BundleView,
     Match,
     Miss,
+    first_served,
 )
 from nvgemm_runtime.matching.refusals import refusal
-from nvgemm_runtime.matching.usable_rankings import newest_compiler_first
+from nvgemm_runtime.matching.usable_rankings import MatchedKernel, newest_compiler_first
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import B200, LIBRARY
 
@@ -405,3 +407,21 @@ def test_every_declared_problem_without_a_kernel_here_is_left_out_with_the_reaso
     unserved = {problem(32): UnservedReason(text="none", scope=Scope.PROBLEM)}
     refused = index(replace(built, unserved=unserved), facts=replace(B200, capability=(9, 0)))
     assert sorted(refused.left_out_sizes(problem(1))) == [16, 32, 64]
+
+
+def test_kernels_for_which_groups_are_too_large_are_left_out() -> None:
+    """Matching goes by signature: a bundle may have kernels that were built for fewer columns."""
+    signature = Signature.parse("grouped_mm/tn/bf16xbf16/fp32/bf16")
+    wide = Problem(signature=signature, m=64, n=65536, k=64, groups=8)
+    match = found(index(header(problem(1), problem(2))).match(problem(1), 16))
+    (first,) = match.kernels
+    other = replace(first, rank=1)
+
+    def served(problem: Problem, *kernels: MatchedKernel) -> Match | Miss:
+        request = Request(problem=problem, alignment_bytes=16)
+        return first_served(lambda *_: replace(match, kernels=kernels), [request])[1]
+
+    quack = replace(first, kernel=replace(first.kernel, provider="quack"))
+    assert found(served(wide, quack, other)).kernels == (other,)
+    assert "lie 131072 bytes apart" in reasons(served(wide, quack))
+    assert found(served(replace(wide, n=49152), quack)).kernels == (quack,)

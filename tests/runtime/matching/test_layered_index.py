@@ -8,7 +8,8 @@ import pytest
 
 from matching_headers import found, header, problem, reasons
 from nvgemm_runtime.gemm.problem import DType
-from nvgemm_runtime.matching.index import Basis, BundleView, Index, LayeredIndex
+from nvgemm_runtime.matching.index import Basis, BundleView, Index
+from nvgemm_runtime.matching.layered_index import LayeredIndex
 from synthetic_content import SIGNATURE
 from synthetic_facts import B200, H200
 

@@ -1,0 +1,111 @@
+"""A wheel's description, filled into the template that `wheels/` holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.errors import PackagingError
+from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.target import CPU
+
+MAX_PROBLEM_ROWS = 60
+"""Longest table of problems in a description, in rows; the bundle itself lists them all."""
+
+
+def read_template(name: str) -> str:
+    """Read a file of the template, installed inside this package or in the source checkout.
+
+    Raises:
+        PackagingError: If it is in neither place.
+    """
+    installed = resources.files("nvgemm_aot").joinpath("wheels").joinpath(name)
+    checkout = Path(__file__).resolve().parents[3] / "wheels" / name
+    for candidate in (installed, checkout):
+        if candidate.is_file():
+            return candidate.read_text(encoding="utf-8")
+    raise PackagingError(
+        f"the wheel template {name} is neither at {installed} nor at {checkout}: "
+        "reinstall nvgemm-aot"
+    )
+
+
+def fill_template(template: str, **values: str) -> str:
+    """Read a file of the template and put ``values`` in place of their ``$names``."""
+    return Template(read_template(template)).substitute(values)
+
+
+def cuda_versions(headers: Sequence[Header]) -> list[str]:
+    """Those of the targets with a GPU, sorted."""
+    return sorted({header.target.cuda for header in headers if header.target.arch != CPU})
+
+
+def _install_commands(distribution: str, headers: Sequence[Header]) -> str:
+    """A line, or one for each CUDA version where the wheel has an extra for each."""
+    cudas = cuda_versions(headers)
+    if len(cudas) < 2:
+        return f"pip install {distribution}"
+    return "\n".join(
+        f"pip install '{distribution}[{cuda}]'  # beside a torch for CUDA {cuda.removeprefix('cu')}"
+        for cuda in cudas
+    )
+
+
+def render_description(distribution: str, headers: Sequence[Header], summary: str) -> str:
+    """Write a wheel's description, in Markdown."""
+    bundles = [
+        (
+            f"`{header.target.key}`",
+            header.device,
+            f"{len(header.kernels)}",
+            f"{header.declared_count}",
+            "; ".join(f"{item.kind} of {item.by} for {item.gpu}" for item in header.sources),
+        )
+        for header in headers
+    ]
+    tools = sorted({item for header in headers for item in header.toolchain.items()})
+    return fill_template(
+        "README.md.in",
+        distribution=distribution,
+        summary=summary.rstrip("."),
+        install=_install_commands(distribution, headers),
+        bundles=_markdown_table(
+            ("Target", "Tuned for", "Kernels", "Problems", "Order from"), bundles
+        ),
+        problems=_problem_table(headers),
+        toolchain=_markdown_table(("Tool", "Version"), tools),
+    )
+
+
+def _problem_table(headers: Sequence[Header]) -> str:
+    """Tabulate declared problems, one row for all m of a shape that the same targets declare."""
+    targets: dict[Problem, list[str]] = {}
+    for header in headers:
+        for ranking in header.rankings:
+            if ranking.is_declared:
+                archs = targets.setdefault(ranking.problem, [])
+                archs += [header.target.arch] if header.target.arch not in archs else []
+    rows: dict[tuple[str, str, str, str, str], list[int]] = {}
+    for problem in sorted(targets):
+        declaring = ", ".join(targets[problem])
+        n, k, batch = str(problem.n), str(problem.k), str(problem.batch)
+        rows.setdefault((f"`{problem.signature.key}`", n, k, batch, declaring), []).append(
+            problem.m
+        )
+    shown = [
+        (*row[:4], ", ".join(map(str, sizes)), row[4])
+        for row, sizes in list(rows.items())[:MAX_PROBLEM_ROWS]
+    ]
+    table = _markdown_table(("Signature", "n", "k", "Batch", "m", "Targets"), shown)
+    hidden = len(rows) - len(shown)
+    return f"{table}\n\n… and {hidden} more rows." if hidden else table
+
+
+def _markdown_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    if not rows:
+        return "None declared."
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in lines)
