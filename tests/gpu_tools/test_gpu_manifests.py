@@ -80,12 +80,36 @@ def test_hopper_has_every_signature_that_it_compiles() -> None:
         ("hopper_rows", "sm_90a"),
         ("every_row_sm100", "sm_100f"),
         ("int8_sm100", "sm_100a"),
+        ("quack_sm100", "sm_100f"),
     ],
 )
 def test_each_is_for_one_target(name: str, arch: str) -> None:
     manifest = load_manifest(DIRECTORY / f"{name}.yaml")
     assert [target.target.arch for target in manifest.targets] == [arch]
     assert manifest.name == name.replace("_", "-")
+
+
+def test_fp8_of_quack_is_tested_on_blackwell() -> None:
+    target, provider = build_target("sm_100f"), Quack()
+    there = declared("quack_sm100")
+    assert all(provider.enumerate(one, target).candidates for one in there)
+    narrow = {
+        one
+        for one in UNGATED
+        if not one.op.has_groups
+        and min(one.a.bits, one.out.bits) == 8
+        and provider.enumerate(one, target).candidates
+    }
+
+    def kinds(signatures: Iterable[Signature]) -> set[tuple[object, ...]]:
+        found: set[tuple[object, ...]] = set()
+        for one in signatures:
+            found |= {(one.a, one.out), (one.a, one.scales)}
+            if one.a.is_fp8:
+                found |= {(one.a, one.layout), (one.op, one.a), (one.a, one.epilogue)}
+        return found
+
+    assert kinds(narrow) == kinds(there)
 
 
 @pytest.mark.slow

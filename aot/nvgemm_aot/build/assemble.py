@@ -182,10 +182,9 @@ def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> As
     failures = tuple(one for one in compilation.failures if one.task.key in keys)
     if failures and strict:
         name = item.target.target.short_name
-        lines = [f"  {one.task.candidate.operator}: {one.reason}" for one in failures]
-        raise CompileError(
-            "\n".join([f"{name}: {len(failures)} kernels failed (--strict)", *lines])
-        )
+        kernels_text = f"{len(failures)} kernel{'s' * (len(failures) > 1)}"
+        lines = [f"  {text}" for text in _failure_texts(failures)]
+        raise CompileError("\n".join([f"{name}: {kernels_text} failed (--strict)", *lines]))
     kernels = [_built_kernel(task, compilation.kernels.get(task.key)) for task in item.tasks]
     rankings, uncompiled = _rank(item, kernels, failures)
     if not rankings:
@@ -259,16 +258,37 @@ def _rank(
                 )
             )
         else:
-            reasons = "; ".join(dict.fromkeys(one.reason or _NO_REASON for one in missing))
+            reasons = "; ".join(_failure_texts(missing))
             uncompiled.append(
                 Unserved(
                     target=item.target.target,
                     problem=planned.problem,
-                    reason=one_line(f"none of {len(missing)} operators compiles: {reasons}"),
+                    reason=one_line(f"{_none_of(len(missing))}: {reasons}"),
                     failed=True,
                 )
             )
     return tuple(rankings), tuple(uncompiled)
+
+
+def _none_of(operators: int) -> str:
+    return (
+        "its one operator does not compile"
+        if operators == 1
+        else (f"none of {operators} operators compiles")
+    )
+
+
+def _failure_texts(failures: Sequence[Failure]) -> list[str]:
+    """Each reason once, behind the first operator that it holds for and its provider."""
+    operators: dict[tuple[str, str], list[str]] = {}
+    for one in failures:
+        candidate = one.task.candidate
+        reason = one.own_reason or _NO_REASON
+        operators.setdefault((candidate.provider, reason), []).append(candidate.operator)
+    return [
+        f"{first}{f' and {len(others)} more' if others else ''} of provider {provider!r}: {reason}"
+        for (provider, reason), (first, *others) in operators.items()
+    ]
 
 
 def _compile_failure(failure: Failure) -> CompileFailure:

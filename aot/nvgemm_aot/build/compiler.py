@@ -18,6 +18,7 @@ from nvgemm_runtime.installed.ownership import writable_by_others
 from nvgemm_runtime.settings import COMPILE_TIMEOUT_VARIABLE
 
 from ..providers import (
+    BLAME,
     Candidate,
     Provider,
     cute_setup,
@@ -89,6 +90,11 @@ class Failure:
     task: Task
     reason: str
     is_transient: bool = False
+
+    @property
+    def own_reason(self) -> str:
+        """The reason without the operator's name, which providers put in front of theirs."""
+        return self.reason.removeprefix(f"{self.task.candidate.operator}: ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,8 +344,11 @@ def _results(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Ta
 def death_text(death: WorkerDied) -> str:
     """Say why a kernel whose compiler was killed is missing."""
     if isinstance(death, TimeLimitExceeded):
-        return f"its compiler was killed: {death}; set {COMPILE_TIMEOUT_VARIABLE} to allow more"
-    return f"the compiler process died {death}"
+        return (
+            f"its compiler was killed: {death}; set {COMPILE_TIMEOUT_VARIABLE} to allow more, or "
+            f"{BLAME}"
+        )
+    return f"the compiler process died {death}; if it does so again, {BLAME}"
 
 
 def _prepare_worker(kind: ProcessKind, directory: Path) -> None:
@@ -392,8 +401,10 @@ def _compile_and_store(task: Task, cache: Cache) -> str | None:
     try:
         relocatable = _worker_provider(task.candidate.provider).compile(task.candidate, task.target)
         payload = linker.link(relocatable, task.candidate.calling_convention, task.target.target)
-    except (CompileError, LinkError) as error:
+    except CompileError as error:
         return str(error)
+    except LinkError as error:
+        return f"its object does not link: {error}; {BLAME}"
     except OSError as error:
         raise StorageError(
             f"cannot compile {task.candidate.operator}: {error}; "

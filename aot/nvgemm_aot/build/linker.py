@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nvgemm_runtime.bundle.calling_convention import KNOWN_FORM, parse_calling_convention
 from nvgemm_runtime.bundle.imported_symbols import FFI_SYMBOLS
-from nvgemm_runtime.errors import LinkError, ToolchainError
+from nvgemm_runtime.errors import LinkError, ToolchainError, one_line
 from nvgemm_runtime.gemm.target import CPU, CUDA_VERSIONS, PLATFORMS, Target
 from nvgemm_runtime.matching.device import FFI_LIBRARY, RUNTIME_LIBRARY
 
@@ -249,10 +249,27 @@ def link(relocatable: bytes, calling_convention: str, target: Target) -> bytes:
         if os.strerror(errno.ENOSPC) in result.stderr:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
         if result.returncode:
-            raise LinkError(f"{shlex.join(command)} fails: {result.stderr.strip()[:500]}")
+            raise LinkError(_failure_text(command, result.stderr))
         linked = (folder / "kernel.so").read_bytes()
     require_host_object(linked, symbol, platform=target.platform, on_cpu=on_cpu)
     return linked
+
+
+_COMMENTARY = re.compile(
+    r"collect2: |clang.*: linker command failed|.*: in function |>>>|.*warning: "
+)
+"""Lines of a linker's output that do not say what is wrong: GNU's, LLVM's and their drivers'."""
+
+_MOST_SHOWN = 200
+"""Most characters of a linker's output in a message."""
+
+
+def _failure_text(command: Sequence[str], output: str) -> str:
+    """Say that a linker failed, with the first line of its output that says why."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    telling = [line for line in lines if not _COMMENTARY.match(line)] or lines
+    shown = one_line(telling[0])[:_MOST_SHOWN] if telling else "it printed no error"
+    return f"the linker ({command[0]}) fails: {shown}"
 
 
 def _require_object_for(platform: str, relocatable: bytes) -> None:
@@ -295,7 +312,7 @@ def _ffi_stub(platform: str, folder: Path) -> None:
     command = [*linker_of(platform).command, *made, "names"]
     result = _run(command, folder)
     if result.returncode:
-        raise LinkError(f"{shlex.join(command)} fails: {result.stderr.strip()[:500]}")
+        raise LinkError(_failure_text(command, result.stderr))
 
 
 _EMULATIONS = {"linux_aarch64": "aarch64linux"}

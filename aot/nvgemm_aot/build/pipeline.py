@@ -318,8 +318,9 @@ def _standings(plan: Plan, measured: UsableRankings) -> dict[Problem, str]:
 def _unoffered_notes(plan: Plan) -> list[str]:
     counts = Counter(operator.provider for operator in plan.unoffered)
     return [
-        f"{count} operators are not offered by this provider, {provider}, so their times are not "
-        "used: measure a bundle of this build"
+        f"{count} operator{'s are' if count > 1 else ' is'} not offered by this provider, "
+        f"{provider}, so {'their' if count > 1 else 'its'} times are not used: measure a bundle of "
+        "this build"
         for provider, count in sorted(counts.items())
     ]
 

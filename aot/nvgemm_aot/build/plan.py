@@ -399,10 +399,14 @@ def require_served(unserved: Sequence[Unserved], targets: int) -> None:
     if not nowhere:
         return
     count = len({one.problem for one in nowhere})
-    head = (
-        f"no kernel for {count} problem{'s' * (count > 1)}; change or remove "
-        f"{'it' if count == 1 else 'them'}:"
+    it = "it" if count == 1 else "them"
+    failed = any(one.failed for one in nowhere)
+    todo = (
+        f"name other providers for {it} (providers: in the manifest), or change or remove {it}"
+        if failed
+        else f"change or remove {it}"
     )
+    head = f"no kernel for {count} problem{'s' * (count > 1)}; {todo}:"
     lines = [f"  {one.target.short_name}: {one.problem.key}: {one.reason}" for one in nowhere]
-    error = CompileError if any(one.failed for one in nowhere) else NoCandidateError
+    error = CompileError if failed else NoCandidateError
     raise error("\n".join([head, *lines]))

@@ -118,7 +118,8 @@ def build(
             planned = pipeline.plan_build(
                 declared, cache, on_rejection=on_rejection, rankings=measured, prunes=prune
             )
-        print_result(plan_document(planned, jobs, files), plan_text, as_json=as_json)
+        plan = plan_document(planned, jobs, files, prunes=prune)
+        print_result(plan, plan_text, as_json=as_json)
         if strict:
             pipeline.require_used(pipeline.measured_of(planned))
         require_served(pipeline.without_operator(planned), 1 if strict else len(planned))
@@ -138,7 +139,7 @@ def build(
             rankings=measured,
             prunes=prune,
         )
-    document = {**build_document(result), "rankings": [str(file) for file in files]}
+    document = build_document(result, files)
     if wheel:
         document["wheels"] = _pack(result, declared, wheel_version or __version__, out)
         document["platforms_without_wheel"] = _platforms_without_bundle(result, declared)
@@ -218,7 +219,11 @@ bundles take less: the 854 kernels of benchmarks.build took 2,219 bytes each."""
 
 
 def plan_document(
-    planned: Sequence[PlannedTarget], jobs: int | None, rankings: Sequence[Path]
+    planned: Sequence[PlannedTarget],
+    jobs: int | None,
+    rankings: Sequence[Path],
+    *,
+    prunes: bool = False,
 ) -> Document:
     """Describe a plan, what it uses of rankings files, and estimate its cost."""
     from ..build.compiler_limits import default_jobs
@@ -258,6 +263,7 @@ def plan_document(
         "estimated_seconds": round(missing * _SECONDS_PER_KERNEL / processes, 1),
         "measured": _measured_document(measured),
         "rankings": [str(file) for file in rankings],
+        "prunes": prunes,
     }
 
 
@@ -283,8 +289,17 @@ def _measured_lines(document: Document) -> list[str]:
     for one in document["measured"]:
         ranked = ", ".join(f"{count} {standing}" for standing, count in one["problems"].items())
         lines.append(f"{_short_name(one)}: problems ranked by measurements: {ranked or 'none'}")
+        if "doubtful" in one["problems"]:
+            lines.append(f"  why doubtful: {_show_command(document['rankings'])}")
         lines += (f"  {note}" for note in one["notes"])
     return lines
+
+
+def _show_command(files: Sequence[str]) -> str:
+    """What shows the doubts of rankings that were read from files."""
+    merged = "" if len(files) == 1 else f"nvgemm-aot rankings merge {' '.join(files)} -o FILE; "
+    shown = files[0] if len(files) == 1 else "FILE"
+    return f"{merged}nvgemm-aot rankings show {shown} --standing doubtful"
 
 
 def plan_text(document: Document) -> str:
@@ -302,10 +317,12 @@ def plan_text(document: Document) -> str:
         )
     for target in built:
         parts.append(
-            f"{target['target']}: {len(target['problems'])} problems, {target['kernels']} unique "
-            f"kernels ({target['to_compile']} to compile), "
-            f"at most about {size_text(target['estimated_most_bytes'])}"
+            f"{target['target']}: {count_text(len(target['problems']), 'problem')}, "
+            f"{count_text(target['kernels'], 'unique kernel')} ({target['to_compile']} to compile)"
+            f", at most about {size_text(target['estimated_most_bytes'])}"
         )
+    if document["prunes"]:
+        parts.append("--prune keeps fewer of these: those that win, known once all are compiled")
     parts.append(
         f"about {document['estimated_seconds']} s of compiling in {document['jobs']} processes"
     )
@@ -349,8 +366,8 @@ def _unserved_lines(document: Document) -> list[str]:
     return lines
 
 
-def build_document(result: BuildResult) -> Document:
-    """Describe a finished build."""
+def build_document(result: BuildResult, rankings: Sequence[Path] = ()) -> Document:
+    """Describe a finished build, and which rankings files it used."""
     return {
         "bundles": [
             {
@@ -370,7 +387,8 @@ def build_document(result: BuildResult) -> Document:
                 "failures": [
                     {
                         "operator": f.task.candidate.operator,
-                        "reason": f.reason,
+                        "provider": f.task.candidate.provider,
+                        "reason": f.own_reason,
                         "is_transient": f.is_transient,
                     }
                     for f in bundle.failures
@@ -382,6 +400,7 @@ def build_document(result: BuildResult) -> Document:
         "removed": [str(path) for path in result.removed],
         "unserved": _unserved_document(result.unserved),
         "measured": _measured_document(result.measured),
+        "rankings": [str(file) for file in rankings],
     }
 
 
@@ -395,15 +414,16 @@ def build_text(document: Document) -> str:
     for bundle in document["bundles"]:
         state = "up to date" if bundle["up_to_date"] else "written"
         lines.append(
-            f"{bundle['path']}: {state}, {bundle['kernels']} kernels for {bundle['problems']} "
-            f"problems{_not_declared_text(bundle['not_declared'])}, {size_text(bundle['bytes'])} "
+            f"{bundle['path']}: {state}, {count_text(bundle['kernels'], 'kernel')} for "
+            f"{count_text(bundle['problems'], 'problem')}"
+            f"{_not_declared_text(bundle['not_declared'])}, {size_text(bundle['bytes'])} "
             f"({size_text(bundle['bytes'] // bundle['kernels'])} a kernel)"
         )
         if len(bundle["providers"]) > 1:
             counts = (f"{count} of {name}" for name, count in bundle["providers"].items())
             lines.append(f"  kernels: {', '.join(counts)}")
         lines += [
-            f"  left out {f['operator']}: {f['reason']}"
+            f"  left out {f['operator']} of provider {f['provider']!r}: {f['reason']}"
             + "; the next build tries it again" * f["is_transient"]
             for f in bundle["failures"]
         ]
@@ -420,5 +440,5 @@ def build_text(document: Document) -> str:
         f"{platform}: no wheel, as no target of this platform has a kernel; the reasons are above"
         for platform in document.get("platforms_without_wheel", ())
     )
-    lines.append(f"{document['compiled']} kernels compiled now")
+    lines.append(f"{count_text(document['compiled'], 'kernel')} compiled now")
     return "\n".join(lines)

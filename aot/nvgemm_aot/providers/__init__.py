@@ -14,11 +14,12 @@ from nvgemm_runtime.gemm.target import Target
 
 from . import cute_dsl, cute_setup
 from .base import Candidate, Enumeration, Provider, Rejection
-from .checked import described
+from .checked import BLAME, described
 from .combined import SEPARATOR, Combined
 from .discovery import load_external
 
 __all__ = [
+    "BLAME",
     "SEPARATOR",
     "UNSTATED_RECIPES",
     "Candidate",

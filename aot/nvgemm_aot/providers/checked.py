@@ -10,6 +10,7 @@ import errno
 import logging
 import re
 import sys
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,8 +29,10 @@ from nvgemm_runtime.gemm.problem import MAX_EXTENT, Problem, Signature
 
 from ..targets import BuildTarget
 from .base import (
+    DYNAMIC_PERSISTENT,
     INTERFACE_VERSIONS,
     SCHEDULERS,
+    STATIC_PERSISTENT,
     BlockShape,
     Candidate,
     Enumeration,
@@ -63,6 +66,10 @@ MAX_VERSION_LENGTH = 1000
 
 MAX_HEADER_INTEGER = 2**63 - 1
 """Largest integer of a header: no time is longer, and no workspace larger (FORMAT.md)."""
+
+SLOW_SECONDS = 10.0
+"""A provider that has not answered after so long is named in a warning: the builder waits for it
+without a limit. Listing takes the providers that come along less than a second."""
 
 _OUT_OF_RESOURCES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO})
 
@@ -99,7 +106,7 @@ class Checked:
 
     def toolchain(self) -> dict[str, str]:
         """Versions that shape its code, its own among them; see `Provider.toolchain`."""
-        found = self._ask("toolchain()", self._provider.toolchain)
+        found = self._ask_in_time("toolchain()", self._provider.toolchain)
         if not isinstance(found, dict) or not all(
             _is_version_text(text) for item in found.items() for text in item
         ):
@@ -121,8 +128,15 @@ class Checked:
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
         """List its operators, each checked; see `Provider.enumerate`."""
         asked = f"enumerate({signature.key}, {target.target.arch})"
-        found = self._ask(asked, lambda: self._provider.enumerate(signature, target))
-        fault = next(_listing_faults(found, self.name, signature, target), None)
+        found, again = (
+            self._ask_in_time(asked, lambda: self._provider.enumerate(signature, target))
+            for _ in range(2)
+        )
+        for one in (found, again):
+            fault = next(_listing_faults(one, self.name, signature, target), None)
+            if fault is not None:
+                raise self._error(f"{asked} {fault}")
+        fault = _instability(found, again)
         if fault is not None:
             raise self._error(f"{asked} {fault}")
         # Lists do not hash, and plans compare candidates. What else was hung on a candidate goes.
@@ -134,7 +148,7 @@ class Checked:
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
         """Its model, whose answers are checked; see `Provider.runtime_model`."""
-        model = self._ask("runtime_model()", lambda: self._provider.runtime_model(target))
+        model = self._ask_in_time("runtime_model()", lambda: self._provider.runtime_model(target))
         name: Any = self._ask("runtime_model().name", lambda: getattr(model, "name", None))
         if not _is_version_text(name) or not callable(getattr(model, "estimate_ns", None)):
             raise self._error(
@@ -179,6 +193,23 @@ class Checked:
         except BaseException as error:  # SystemExit, and a panic of Rust code
             _log.debug("provider %s: %s", self.name, what, exc_info=True)
             raise self._error(f"{what} raised {described(error)}") from error
+
+    def _ask_in_time(self, what: str, call: Callable[[], T]) -> T:
+        """Ask, and warn if there is no answer within `SLOW_SECONDS`."""
+        timer = threading.Timer(SLOW_SECONDS, self._warn_of_waiting, (what,))
+        timer.daemon = True
+        timer.start()
+        try:
+            return self._ask(what, call)
+        finally:
+            timer.cancel()
+
+    def _warn_of_waiting(self, what: str) -> None:
+        _log.warning(
+            "provider %r: %s has not returned for %g s; still waiting. To stop, press Ctrl-C: then "
+            "%s",
+            *(self.name, what, SLOW_SECONDS, BLAME),
+        )
 
     def _error(self, text: str) -> ToolchainError:
         return ToolchainError(f"provider {self.name!r}: {text}; {BLAME}")
@@ -283,6 +314,19 @@ def _listing_faults(
             yield f"listed {operator!r} {count} times; each operator must have a name of its own"
 
 
+def _instability(found: Enumeration, again: Enumeration) -> str | None:
+    """How two listings of one signature differ, but for their order; worded as faults are."""
+    once, twice = (
+        {candidate.operator: candidate for candidate in one.candidates} for one in (found, again)
+    )
+    for operator in (*once, *twice):
+        if operator not in once or operator not in twice:
+            return f"listed {operator!r} one time and not the other; must list the same each time"
+        if once[operator] != twice[operator]:
+            return f"listed {operator!r} with other facts when asked again; must list the same"
+    return None
+
+
 def _candidate_faults(
     candidate: Candidate, provider: str, signature: Signature, target: BuildTarget
 ) -> Iterator[str]:
@@ -322,6 +366,7 @@ def _candidate_faults(
                 f"cluster_sizes has {strange[0]}; the device profile {target.device.name} knows "
                 f"{', '.join(map(str, sorted(known)))}"
             )
+        yield from _schedule_faults(candidate)
     if not _is_integer(candidate.preference, -MAX_EXTENT, MAX_EXTENT):
         yield f"preference is {candidate.preference!r}, must be an integer of 32 bits"
     if not isinstance(candidate.is_deterministic, bool):
@@ -331,6 +376,31 @@ def _candidate_faults(
     traits = candidate.traits
     if not isinstance(traits, tuple) or not all(isinstance(one, str) and one for one in traits):
         yield f"traits is {traits!r}, must be a tuple of texts"
+
+
+def _schedule_faults(candidate: Candidate) -> Iterator[str]:
+    """What is wrong with how a kernel learns the number of clusters that run at once."""
+    convention = candidate.calling_convention
+    known = parse_calling_convention(convention) if isinstance(convention, str) else None
+    if known is None or next(_design_faults(candidate.design), None) is not None:
+        return  # which is a fault of its own
+    design = candidate.design
+    is_persistent = design.scheduler in (STATIC_PERSISTENT, DYNAMIC_PERSISTENT)
+    if known.takes_clusters and not is_persistent:
+        yield (
+            f"calling_convention is {convention!r}; scheduler {design.scheduler} takes no clusters"
+        )
+    clusters = filter(None, (design.cluster, design.fallback_cluster))
+    wanted = sorted({m * n for m, n in clusters}) if is_persistent else []
+    found = candidate.cluster_sizes
+    if known.takes_clusters and found:
+        yield f"cluster_sizes is {found!r}, must be () where each launch is told clusters"
+    elif not known.takes_clusters and sorted({*found}) != wanted:
+        told = ", or clusters in its calling_convention" if is_persistent else ""
+        yield (
+            f"cluster_sizes is {found!r}, must be {tuple(wanted)!r} with scheduler "
+            f"{design.scheduler}{told}"
+        )
 
 
 def _call_faults(candidate: Candidate, signature: Signature) -> Iterator[str]:

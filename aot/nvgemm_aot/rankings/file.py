@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from nvgemm_runtime.bundle.encode import timing_json
-from nvgemm_runtime.bundle.format import BACK_TO_BACK, Conditions, Timing, canonical_json
+from nvgemm_runtime.bundle.format import BACK_TO_BACK, MAGIC, Conditions, Timing, canonical_json
 from nvgemm_runtime.errors import NvgemmError, RankingsError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
@@ -93,7 +93,10 @@ def read_rankings(path: Path) -> Rankings:
     except IrregularFileError:
         raise
     except OSError as error:
-        raise StorageError(f"{path}: cannot read: {error.strerror}") from error
+        raise StorageError(
+            f"{path}: cannot read: {error.strerror}; name a file that nvgemm-aot rankings export "
+            "or merge wrote"
+        ) from error
     return decode(str(path), data)
 
 
@@ -121,6 +124,11 @@ class _Decoder:
     def rankings(self, data: bytes) -> Rankings:
         if len(data) > MOST_BYTES:
             self.fail("", f"has more than {MOST_BYTES} bytes", "is it a rankings file? Split it")
+        if data.startswith(MAGIC):
+            self.fail(
+                "", "is a bundle, must be a rankings file",
+                f"take its rankings: nvgemm-aot rankings export {self._where} -o FILE",
+            )  # fmt: skip
         try:
             document = json.loads(
                 data, object_pairs_hook=self._object, parse_constant=self._constant,

@@ -23,6 +23,7 @@ from nvgemm_aot.build.compiler import (
 )
 from nvgemm_aot.build.compiler_limits import compile_limit_seconds, default_jobs
 from nvgemm_aot.build.workers import WorkerDied
+from nvgemm_aot.providers import BLAME
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.format import sha256_hex
 from nvgemm_runtime.errors import StorageError, ToolchainError
@@ -71,7 +72,8 @@ def test_a_dying_compiler_is_named_and_the_others_go_on(tmp_path: Path, log: Pat
     assert result.compiled == 3
     assert [f.task.candidate.operator for f in result.failures] == ["crash"]
     assert result.failures[0].reason == (
-        "the compiler process died by SIGKILL, as when memory is short"
+        "the compiler process died by SIGKILL, as when memory is short; if it does so again, "
+        f"{BLAME}"
     )
     assert result.failures[0].is_transient
     assert all(cache.has(task.key) for task in wanted if task.candidate.operator != "crash")
@@ -87,8 +89,25 @@ def test_the_users_limit_is_that_of_compiler_processes(
     [failure] = result.failures
     assert failure.is_transient
     assert failure.reason == (
-        "its compiler was killed: not done within 1 s; set NVGEMM_AOT_COMPILE_TIMEOUT to allow more"
+        "its compiler was killed: not done within 1 s; set NVGEMM_AOT_COMPILE_TIMEOUT to allow "
+        f"more, or {BLAME}"
     )
+
+
+def test_an_object_that_does_not_link_is_the_providers_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [task] = tasks("one")
+
+    class Garbage:
+        def compile(self, *_: object) -> bytes:
+            return b"no object"
+
+    monkeypatch.setattr(compiler, "_worker_provider", lambda name: Garbage())
+    reason = compiler._compile_and_store(task, Cache(tmp_path))
+    assert reason is not None
+    assert reason.startswith("its object does not link: the linker (")
+    assert reason.endswith(BLAME)
 
 
 @pytest.mark.parametrize(

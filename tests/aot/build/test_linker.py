@@ -90,8 +90,31 @@ def test_refuses_an_object_that_lacks_or_needs_a_symbol(
 
 
 def test_refuses_what_is_no_object() -> None:
-    with pytest.raises(LinkError, match="fails"):
+    with pytest.raises(LinkError, match=r"^the linker \(\S+\) fails: .*kernel\.o: .*$") as refused:
         linker.link(b"not an object", CONVENTION, TARGET)
+    assert "-Wl," not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (
+            "/usr/bin/ld: kernel.o: in function `gemm':\n"
+            "kernel.c:(.text+0x5): undefined reference to `nowhere'\n"
+            "collect2: error: ld returned 1 exit status\n",
+            "kernel.c:(.text+0x5): undefined reference to `nowhere'",
+        ),
+        (
+            "ld.lld: error: undefined symbol: nobody\n>>> referenced by kernel.c\n",
+            "ld.lld: error: undefined symbol: nobody",
+        ),
+        ("collect2: fatal error: cannot find 'ld'\n", "collect2: fatal error: cannot find 'ld'"),
+        ("", "it printed no error"),
+        ("x" * 1000, "x" * 200),
+    ],
+)
+def test_a_failure_shows_the_line_that_says_why(output: str, said: str) -> None:
+    assert linker._failure_text(["cc", "-shared"], output) == f"the linker (cc) fails: {said}"
 
 
 def test_no_space_is_not_a_link_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

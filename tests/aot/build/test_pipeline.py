@@ -164,7 +164,11 @@ def test_strict_makes_one_failure_fatal_and_writes_nothing(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_OPERATORS", "one fails two")
-    with pytest.raises(CompileError, match=r"1 kernels failed \(--strict\)\n  fails: fails: told"):
+    said = (
+        r"1 kernel failed \(--strict\)\n"
+        r"  fails of provider 'fake_provider:FakeProvider': told to fail$"
+    )
+    with pytest.raises(CompileError, match=said):
         run(tmp_path, cache, strict=True)
     assert not list((tmp_path / "out").iterdir())
 
@@ -176,6 +180,20 @@ def test_where_nothing_compiles_nothing_is_written(
     with pytest.raises(CompileError, match=r"no kernel for 2 problems.*\n.*m1n512k256: none of 2"):
         run(tmp_path, cache)
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_compilers_that_die_are_named_with_their_provider_and_the_next_step(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "crash1 crash2")
+    said = (
+        r"no kernel for 2 problems; name other providers for them \(providers: in the manifest\), "
+        r"or change or remove them:\n.*: none of 2 operators compiles: crash1 and 1 more of "
+        r"provider 'fake_provider:FakeProvider': the compiler process died by SIGKILL, .*; if it "
+        r"does so again, report it to the provider's author, or take the provider out of the"
+    )
+    with pytest.raises(CompileError, match=said):
+        run(tmp_path, cache)
 
 
 def test_a_problem_whose_kernels_all_fail_is_left_out_and_the_bundle_says_why(
@@ -195,12 +213,14 @@ def test_a_problem_whose_kernels_all_fail_is_left_out_and_the_bundle_says_why(
     ((problem, reason),) = bundle.header.unserved.items()
     assert problem.signature.a is DType.FP16
     assert reason == UnservedReason(
-        text="none of 1 operators compiles: fails: told to fail", scope=Scope.PROBLEM
+        text="its one operator does not compile: fails of provider "
+        "'fake_provider:FakeProvider': told to fail",
+        scope=Scope.PROBLEM,
     )
     assert result.unserved == (
         Unserved(target=Target(arch="sm_100f"), problem=problem, reason=reason.text, failed=True),
     )
-    with pytest.raises(CompileError, match="no kernel for 1 problem; change or remove it"):
+    with pytest.raises(CompileError, match="no kernel for 1 problem; name other providers"):
         require_served(result.unserved, targets=1)
 
 

@@ -15,7 +15,7 @@ from nvgemm_aot.build import assemble, linker, pipeline
 from nvgemm_aot.build.pipeline import BuildResult, BuiltBundle
 from nvgemm_aot.bundle import wheel
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.providers import Enumeration
+from nvgemm_aot.providers import BLAME, Enumeration
 from nvgemm_aot.targets import BuildTarget
 from nvgemm_runtime import errors
 from nvgemm_runtime.bundle.reader import Bundle
@@ -63,7 +63,7 @@ def test_build_says_what_it_wrote_and_then_that_nothing_changed(directory: Path)
     first = run("build", "some.yaml", "-o", "out", "--wheel")
     assert first.exit_code == 0, first.output
     assert (
-        "some-sm_100f-linux_x86_64-cu13.nvgemm: written, 3 kernels for 1 problems" in first.output
+        "some-sm_100f-linux_x86_64-cu13.nvgemm: written, 3 kernels for 1 problem," in first.output
     )
     assert "nvgemm_kernels_some-0.1.0-py3-none-manylinux_2_28_x86_64.whl: written" in first.output
     assert "3 kernels compiled" in first.output
@@ -144,10 +144,11 @@ def test_build_says_what_it_left_out_and_whether_that_may_pass(
 ) -> None:
     monkeypatch.setenv("FAKE_OPERATORS", "one fails crash")
     said = run("build", "some.yaml").output
-    assert "  left out fails: fails: told to fail\n" in said
+    provider = "of provider 'fake_provider:FakeProvider'"
+    assert f"  left out fails {provider}: told to fail\n" in said
     assert (
-        "  left out crash: the compiler process died by SIGKILL, as when memory is short; the next "
-        "build tries it again\n" in said
+        f"  left out crash {provider}: the compiler process died by SIGKILL, as when memory is "
+        f"short; if it does so again, {BLAME}; the next build tries it again\n" in said
     )
     document = json.loads(run("build", "some.yaml", "--json").stdout)
     [bundle] = document["bundles"]
@@ -160,7 +161,9 @@ def test_build_says_what_it_left_out_and_whether_that_may_pass(
 def test_dry_run_prints_the_plan_and_compiles_nothing(directory: Path) -> None:
     result = run("build", "some.yaml", "--dry-run", "--rejections", "why.jsonl")
     assert result.exit_code == 0, result.output
-    assert "1 problems, 3 unique kernels (3 to compile), at most about 14.1 kB" in result.output
+    assert "1 problem, 3 unique kernels (3 to compile), at most about 14.1 kB" in result.output
+    assert "--prune keeps fewer" not in result.output
+    assert "--prune keeps fewer" in run("build", "some.yaml", "--dry-run", "--prune").output
     assert "mm/tn/bf16xbf16/fp32/bf16/m16n512k256" in result.output
     assert not (directory / "dist").exists()
     rejections = [json.loads(line) for line in Path("why.jsonl").read_text().splitlines()]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import threading
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +15,7 @@ from every_signature import EVERY_SIGNATURE
 from fake_provider import FakeProvider, candidate
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.manifest.parse import Declared, Manifest
-from nvgemm_aot.providers import Candidate, Enumeration, Rejection, load_provider
+from nvgemm_aot.providers import Candidate, Enumeration, Rejection, checked, load_provider
 from nvgemm_aot.providers.base import BlockShape, RuntimeModel
 from nvgemm_aot.providers.checked import BLAME, Checked, _listing_faults
 from nvgemm_aot.storage.cache import Cache
@@ -95,6 +97,8 @@ class Marked(Candidate):
 
 FIELDS = {field: getattr(GOOD, field) for field in Candidate.__dataclass_fields__}
 
+TOLD = "tvm_ffi:gemm(a,b,out,clusters,stream)"
+
 NONSENSE: list[tuple[Any, str]] = [
     (None, "gave NoneType; must be an Enumeration"),
     ([GOOD], "gave list; must be an Enumeration"),
@@ -165,6 +169,27 @@ NONSENSE: list[tuple[Any, str]] = [
     (listing(shaped(swapped="x")), "block_shape has swapped 'x', must be true or false"),
     (listing(replace(GOOD, cluster_sizes=(0,))), "cluster_sizes is (0,)"),
     (listing(replace(GOOD, cluster_sizes=(3,))), "cluster_sizes has 3; the device profile H200"),
+    (
+        listing(designed(scheduler="static_persistent", cluster=(2, 1))),
+        "cluster_sizes is (), must be (2,) with scheduler static_persistent, or clusters in its",
+    ),
+    (
+        listing(replace(designed(scheduler="dynamic_persistent"), cluster_sizes=(2,))),
+        "cluster_sizes is (2,), must be (1,) with scheduler dynamic_persistent",
+    ),
+    (
+        listing(replace(GOOD, cluster_sizes=(1,))),
+        f"cluster_sizes is (1,), must be () with scheduler {GOOD.design.scheduler}",
+    ),
+    (listing(replace(GOOD, calling_convention=TOLD)), "takes no clusters"),
+    (
+        listing(
+            replace(
+                designed(scheduler="static_persistent"), calling_convention=TOLD, cluster_sizes=(1,)
+            )
+        ),
+        "cluster_sizes is (1,), must be () where each launch is told clusters",
+    ),
     (listing(replace(GOOD, preference="first")), "preference is 'first', must be an integer"),
     (listing(replace(GOOD, added_code=b"code")), "added_code is b'code', must be text"),
     (listing(replace(GOOD, traits="pingpong")), "traits is 'pingpong', must be a tuple of texts"),
@@ -195,6 +220,63 @@ def test_a_listing_that_is_nonsense_is_an_error(answer: Any, said: str) -> None:
     assert said in text
     assert text.endswith(BLAME)
     assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({}, "listed 'one' one time and not the other; must list the same each time"),
+        ({"operator": "one"}, "listed 'one' with other facts when asked again"),
+    ],
+)
+def test_listings_must_be_the_same_each_time(names: dict[str, str], said: str) -> None:
+    good = replace(GOOD, provider=Foreign.name)
+    other = replace(good, preference=7, **{"operator": "another", **names})
+    listings = iter([listing(good), listing(other)])
+    provider = told()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Foreign, "enumerate", lambda *_: next(listings))
+        with pytest.raises(ToolchainError, match=said):
+            provider.enumerate(SIGNATURE, TARGET)
+
+
+class Listener(logging.Handler):
+    """Keeps messages; ``heard`` is set by the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+        self.heard = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+        self.heard.set()
+
+
+@pytest.mark.parametrize("method", ["toolchain", "enumerate", "model"])
+def test_a_provider_that_does_not_answer_is_named(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """It answers when the warning is there."""
+    monkeypatch.setattr(checked, "SLOW_SECONDS", 0.01)
+    listener = Listener()
+    monkeypatch.setattr(checked._log, "handlers", [listener])
+
+    def answer(self: Foreign, name: str) -> Any:
+        assert listener.heard.wait(60), "no warning"
+        return {"toolchain": {"x": "1"}, "enumerate": listing(), "model": Odd(1)}[name]
+
+    monkeypatch.setattr(Foreign, "_answer", answer)
+    provider = told(**{method: None})
+    {
+        "toolchain": provider.toolchain,
+        "enumerate": lambda: provider.enumerate(SIGNATURE, TARGET),
+        "model": lambda: provider.runtime_model(TARGET),
+    }[method]()
+    said = listener.messages[0]
+    assert said.startswith(f"provider '{Foreign.name}': ")
+    assert "has not returned for 0.01 s; still waiting" in said
+    assert said.endswith(BLAME)
 
 
 def test_a_listing_that_is_right_comes_through() -> None:

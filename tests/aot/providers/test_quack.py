@@ -18,7 +18,7 @@ import pytest
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.build.select import select
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.providers import Candidate, Enumeration, cute_setup, load_provider
+from nvgemm_aot.providers import Candidate, Enumeration, cute_dsl, cute_setup, load_provider
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
 from nvgemm_aot.providers.corrections import find_correction
 from nvgemm_aot.providers.quack import ACCEPTED_VERSIONS, Quack, gated
@@ -59,6 +59,37 @@ def test_offers_16_bit_kernels_in_all_layouts_and_results(arch: str, layout: str
             assert {one.signature for one in found} == {signature}
 
 
+@pytest.mark.parametrize("arch", ARCHITECTURES[1:])
+@pytest.mark.parametrize("layout", ["tn", "tt", "nn", "nt"])
+@pytest.mark.parametrize("op", ["mm", "bmm"])
+def test_offers_fp8_on_blackwell_in_all_layouts_and_results(
+    arch: str, layout: str, op: str
+) -> None:
+    narrow = ("fp8_e4m3", "fp8_e5m2")
+    pairs = (
+        *itertools.product(narrow, ("fp32", "fp16", "bf16", *narrow)),
+        *itertools.product(("bf16", "fp16"), narrow),
+    )
+    for dtype, out in pairs:
+        signature = Signature.parse(f"{op}/{layout}/{dtype}x{dtype}/fp32/{out}")
+        found = Quack().enumerate(signature, build_target(arch)).candidates
+        assert len(found) == len(designs(arch, signature))
+        assert {one.design.tile[2] for one in found} == {64 if dtype in ("bf16", "fp16") else 128}
+
+
+@pytest.mark.parametrize(
+    ("rest", "addend"), [("fp32_row", ""), ("fp32_tensor/bias", "addend,")], ids=["row", "tensor"]
+)
+def test_scales_reach_kernels_of_blackwell_without_a_number_of_clusters(
+    rest: str, addend: str
+) -> None:
+    signature = Signature.parse(f"mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/{rest}")
+    found = Quack().enumerate(signature, build_target("sm_100f")).candidates
+    taken = {one.calling_convention for one in found}
+    first = f"tvm_ffi:gemm(a,b,scale_a,scale_b,{addend}out,"
+    assert taken == {f"{first}stream)", f"{first}workspace,stream)"}
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_designs_are_distinct_and_so_are_their_names(arch: str) -> None:
     signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
@@ -73,10 +104,11 @@ def test_designs_are_distinct_and_so_are_their_names(arch: str) -> None:
     [
         ("mm/tn/int8xint8/int32/int32", "sm_90a", "here int8 into int32"),
         ("mm/nt/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_90a", "is multiplied in layout tn alone"),
-        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row", "sm_100f", "of fp16 and bf16 into"),
-        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_100f", "of fp16 and bf16 into"),
-        ("mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16", "sm_100f", "for sm_90a alone (here fp8_e5m2 by"),
-        ("mm/tn/bf16xbf16/fp32/fp8_e4m3", "sm_100f", "here bf16 into fp8_e4m3"),
+        (
+            "mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16",
+            "sm_100f",
+            "for sm_90a alone, for those of sm_100f do not compile (here fp8_e5m2 by fp8_e4m3)",
+        ),
         ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32", "sm_90a", "dense GEMMs do not compute"),
         ("grouped_mm/tt/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_90a", "has layout tn alone (here tt)"),
         ("grouped_mm/nt/bf16xbf16/fp32/bf16", "sm_90a", "has layout tn or tt alone (here nt)"),
@@ -506,10 +538,18 @@ def test_blackwell_pairs_blocks_where_the_cluster_is_even() -> None:
 def test_without_the_library_the_error_names_what_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "nvgemm_aot.providers.quack._DISTRIBUTIONS", ("nvidia-cutlass-dsl", "no-such-quack")
+    monkeypatch.setattr("nvgemm_aot.providers.quack._LIBRARY", "no-such-quack")
+    said = (
+        r"no-such-quack is not installed; run: pip install 'nvgemm-aot\[build\]', or build without "
+        r"it, by providers: \[cutlass_operators\] in the manifest$"
     )
-    with pytest.raises(ToolchainError, match=r"no-such-quack is not installed; run: pip install"):
+    with pytest.raises(ToolchainError, match=said):
+        Quack().toolchain()
+
+
+def test_without_the_compiler_no_other_provider_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cute_dsl, "DISTRIBUTIONS", ("no-such-dsl",))
+    with pytest.raises(ToolchainError, match=r"no-such-dsl is not installed; run: [^,]*$"):
         Quack().toolchain()
 
 
@@ -683,6 +723,27 @@ def test_tiles_of_widths_between_powers_of_two_verify(
     assert report.ok, report.findings
 
 
+FP8 = """
+version: 1
+name: fp8
+targets: [{arch}]
+providers: [quack]
+candidates: 1
+gemms:
+  - {{dtype: fp8_e4m3, out: [bf16, fp8_e4m3], mnk: [[16, 512, 4096]]}}
+  - {{dtype: fp8_e5m2, out: fp32, layout: [nn, nt, tt], mnk: [[512, 512, 512]]}}
+  - {{dtype: bf16, out: fp8_e5m2, mnk: [[512, 512, 512]]}}
+  - {{dtype: fp8_e5m2, out: fp16, scales: fp32_tensor, mnk: [[16, 512, 4096]]}}
+  - {{dtype: fp8_e4m3, out: bf16, scales: fp32_row, epilogue: bias, mnk: [[512, 512, 512]]}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES[1:])
+def test_fp8_compiles_for_blackwell_verifies_and_comes_out_equal(tmp_path: Path, arch: str) -> None:
+    builds_verified_and_equal(FP8.format(arch=arch), tmp_path)
+
+
 EPILOGUES = """
 version: 1
 name: epilogues
@@ -803,6 +864,17 @@ DYNAMIC_FP8 = "quack.GemmDefaultSm90_cooperative_dynamic_cluster2x1x1_tile128x19
                 ),
             )
             for epilogue in ("", ", epilogue: bias_relu")
+        ),
+        *(
+            (
+                "sm_100f",
+                f"dtype: fp8_e4m3, out: bf16, scales: fp32_row{epilogue}",
+                (
+                    "quack.GemmDefaultSm100_clc_cluster1x1x1_tile128x16x128_swap_ab_split_k4_serial",
+                    "quack.GemmDefaultSm100_clc_cluster2x1x1_tile256x128x128_split_k2_serial",
+                ),
+            )
+            for epilogue in ("", ", epilogue: bias")
         ),
     ],
 )

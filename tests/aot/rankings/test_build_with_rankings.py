@@ -177,6 +177,15 @@ def test_contradictions_are_doubts_of_the_bundle(tmp_path: Path, kernel_cache: C
     assert found is not None
     assert found.doubts[0].startswith("two runs disagree")
     assert [one.standings for one in result.measured] == [{PROBLEMS[0]: "doubtful"}]
+    said = build_command.build_text(build_command.build_document(result, [Path("r.json")]))
+    assert "1 doubtful\n  why doubtful: nvgemm-aot rankings show r.json --standing doubt" in said
+    files = [Path("r.json"), Path("s.json")]
+    said = build_command.build_text(build_command.build_document(result, files))
+    assert "rankings merge r.json s.json -o FILE; nvgemm-aot rankings show FILE --st" in said
+    (target,) = result.measured
+    sure = replace(result, measured=(replace(target, standings={PROBLEMS[0]: "measured once"}),))
+    said = build_command.build_text(build_command.build_document(sure, files))
+    assert "why doubtful" not in said
 
 
 def test_the_build_key_covers_the_measurements_and_the_same_are_up_to_date(

@@ -153,13 +153,24 @@ def test_damage_is_refused_with_place_finding_and_next_step(edit: Edit, said: st
         (b'{"format": 1, "format": 2}', "an object has 'format' twice"),
         (b'{"version": ' + b"9" * 5000 + b"}", "has an integer of 5000 digits"),
         (b"7", "format must be"),
-        (b"\x89NVGEMM\n", "is no JSON"),
+        (
+            b"\x89NVGEMM\n",
+            "r.json: is a bundle, must be a rankings file; take its rankings: nvgemm-aot rankings "
+            "export r.json -o FILE",
+        ),
     ],
 )
 def test_what_is_no_rankings_file_is_refused(data: bytes, said: str) -> None:
     with pytest.raises(RankingsError) as raised:
         decode("r.json", data)
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "why"), [("nope.json", "No such file"), (".", "Is a directory")])
+def test_what_cannot_be_read_says_what_to_name(tmp_path: Path, name: str, why: str) -> None:
+    said = f"cannot read: {why}.*; name a file that nvgemm-aot rankings export or merge wrote"
+    with pytest.raises(StorageError, match=said):
+        read_rankings(tmp_path / name)
 
 
 def test_what_is_too_large_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,8 +94,9 @@ def test_a_killed_compiler_is_replaced(machine: JitMachine, fallback: JitClient)
     outcome = fallback.request(problem(), H200).result(600)
     assert outcome.reason is None
     assert outcome.compiled == 2
-    assert outcome.failures == (
-        "crash: the compiler process died by SIGKILL, as when memory is short",
+    [failure] = outcome.failures
+    assert failure.startswith(
+        "crash: the compiler process died by SIGKILL, as when memory is short; "
     )
     assert machine.compiled() == ["crash", "crash", "one", "two"]
 

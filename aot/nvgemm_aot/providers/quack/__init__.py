@@ -49,8 +49,8 @@ from .entry import (
 
 _LIBRARY = "quack-kernels"
 
-_DISTRIBUTIONS = (*cute_dsl.DISTRIBUTIONS, _LIBRARY)
-"""Distributions whose versions shape the code."""
+_WITHOUT = "build without it, by providers: [cutlass_operators] in the manifest"
+"""The next step where the library is not to be installed."""
 
 ACCEPTED_VERSIONS = ("0.6.5",)
 """Releases of quack-kernels that are compiled. The provider builds the library's kernel objects
@@ -61,7 +61,6 @@ _VARIABLES = ("QUACK_",)
 """Prefix of the environment variables that the library reads."""
 
 _OPERANDS = tuple(dtype for dtype in CUTE_TYPES if dtype.bits <= 16)
-_WIDE = tuple(dtype for dtype in CUTE_TYPES if dtype.bits >= 16)
 
 
 class Quack:
@@ -78,15 +77,18 @@ class Quack:
             ToolchainError: If one is missing, or the library is of another release than
                 `ACCEPTED_VERSIONS`.
         """
-        found = cute_dsl.installed_versions(_DISTRIBUTIONS, "quack's kernels")
+        found = cute_dsl.installed_versions(cute_dsl.DISTRIBUTIONS, "quack's kernels")
+        try:
+            found |= cute_dsl.installed_versions((_LIBRARY,), "quack's kernels")
+        except ToolchainError as error:
+            raise ToolchainError(f"{error}, or {_WITHOUT}") from error
         version = found[_LIBRARY]
         if version not in ACCEPTED_VERSIONS:
             accepted = " or ".join(ACCEPTED_VERSIONS)
             raise ToolchainError(
                 f"cannot compile quack's kernels: {_LIBRARY} {version} is installed, must be "
                 f"{accepted}, as its kernels are made by parts of it that other releases change; "
-                f"run: pip install '{_LIBRARY}=={ACCEPTED_VERSIONS[-1]}', or build without it, by "
-                "providers: [cutlass_operators] in the manifest"
+                f"run: pip install '{_LIBRARY}=={ACCEPTED_VERSIONS[-1]}', or {_WITHOUT}"
             )
         return found
 
@@ -233,20 +235,15 @@ def _why_absent(signature: Signature, arch: str) -> str | None:
         return f"quack's dense GEMMs do not compute {signature.key}"
     if signature.a is not signature.b and arch != HOPPER:
         return (
-            f"of quack, kernels that multiply fp8 of two types are offered for {HOPPER} alone "
-            f"(here {signature.a.value} by {signature.b.value})"
+            f"of quack, kernels that multiply fp8 of two types are offered for {HOPPER} alone, for "
+            f"those of {arch} do not compile (here {signature.a.value} by {signature.b.value})"
         )
     if signature.a not in _OPERANDS or signature.out not in CUTE_TYPES:
         return (
             f"of quack, GEMMs of {_names(_OPERANDS)} into {_names(CUTE_TYPES)} are offered (here "
             f"{signature.a.value} into {signature.out.value})"
         )
-    if arch != HOPPER and {signature.a, signature.out} - {*_WIDE}:
-        return (
-            f"of quack, kernels for {arch} are offered of fp16 and bf16 into {_names(_WIDE)} alone "
-            f"(here {signature.a.value} into {signature.out.value})"
-        )
-    if signature.a.is_fp8 and signature.layout is not Layout.TN:
+    if arch == HOPPER and signature.a.is_fp8 and signature.layout is not Layout.TN:
         return f"{signature.a.value} is multiplied in layout tn alone on {arch}"
     return None
 

@@ -155,6 +155,30 @@ def _functions(launch: Any) -> tuple[Any, ...]:
             a=a, b=b, addend=addend, out=out, workspace=workspace, clusters=clusters, stream=stream
         )
 
+    def scale(a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, stream: Any) -> None:
+        launch(a=a, b=b, scale_a=scale_a, scale_b=scale_b, out=out, stream=stream)
+
+    def scale_split_untold(
+        a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, workspace: Any, stream: Any
+    ) -> None:
+        launch(
+            a=a, b=b, scale_a=scale_a, scale_b=scale_b, out=out, workspace=workspace, stream=stream
+        )
+
+    def scale_and_add(
+        a: Any, b: Any, scale_a: Any, scale_b: Any, addend: Any, out: Any, stream: Any
+    ) -> None:
+        launch(a=a, b=b, scale_a=scale_a, scale_b=scale_b, addend=addend, out=out, stream=stream)
+
+    def scale_and_add_split_untold(
+        a: Any, b: Any, scale_a: Any, scale_b: Any, addend: Any, out: Any, workspace: Any,
+        stream: Any,
+    ) -> None:  # fmt: skip
+        launch(
+            a=a, b=b, scale_a=scale_a, scale_b=scale_b, addend=addend, out=out,
+            workspace=workspace, stream=stream,
+        )  # fmt: skip
+
     def scale_told(
         a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, clusters: Any, stream: Any
     ) -> None:
@@ -191,7 +215,8 @@ def _functions(launch: Any) -> tuple[Any, ...]:
 
     return (
         multiply, split_untold, add, add_split_untold, multiply_told, split,
-        add_told, add_split, scale_told, scale_split, scale_and_add_told,
+        add_told, add_split, scale, scale_split_untold, scale_and_add,
+        scale_and_add_split_untold, scale_told, scale_split, scale_and_add_told,
         scale_and_add_split,
     )  # fmt: skip
 
