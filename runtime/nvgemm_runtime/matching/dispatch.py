@@ -19,6 +19,7 @@ from .thresholds import (
     MeasuredSize,
     Tiling,
     beating_aten,
+    gains_enough,
     kernels_that_decide,
     make_table,
     places_along,
@@ -103,6 +104,7 @@ def decide_dispatch(
             if files and not obstacle:  # else measuring again would not make it count here
                 doubtful[m] = files
             continue
+        is_won = bool(beating_aten(found)) or _left_out_beat(counting[0], found.aten)
         if only_deterministic:
             varying = {
                 one.kernel.id
@@ -111,10 +113,9 @@ def decide_dispatch(
                 if not one.kernel.is_deterministic
             }
             kept = {id_: one for id_, one in found.kernels.items() if id_ not in varying}
-            is_won = bool(beating_aten(found))
             found = replace(found, kernels=kept)
-            if is_won and not beating_aten(found):
-                why_open[m] = "results of the kernels that are faster than ATen depend on timing"
+        if is_won and not beating_aten(found):
+            why_open[m] = "results of the kernels that are faster than ATen depend on timing"
         sizes.append(found)
         for usable in of_size:
             for one in usable.kernels:
@@ -142,6 +143,12 @@ def decide_dispatch(
         doubtful=doubtful,
         needed=kernels_that_decide(places, table),
     )
+
+
+def _left_out_beat(usable: UsableRanking, aten: Timing) -> bool:
+    """Whether a kernel gains enough that is left out because its results depend on timing."""
+    time_ns = usable.least_left_out_ns
+    return time_ns is not None and gains_enough(time_ns, aten)
 
 
 def _counting(

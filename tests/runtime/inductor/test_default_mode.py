@@ -267,6 +267,51 @@ def test_no_kernel_joins_whose_results_depend_on_timing(
     assert launched == ()
 
 
+def with_timing_dependent(path: Path, operator: str) -> Path:
+    """The bundle, in which the results of one operator depend on timing."""
+    with Bundle(path) as bundle:
+        content = read_content(bundle)
+    kernels = tuple(
+        replace(kernel, is_deterministic=kernel.operator != operator) for kernel in content.kernels
+    )
+    output = path.with_name(f"varying-{path.name}")
+    write_bundle(output, replace(content, kernels=kernels))
+    return output
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_other_kernels_of_a_ranking_serve_a_deterministic_program(
+    inductor: InductorSession, bundles: Bundles, events: Events
+) -> None:
+    """Without doubts, and with no advice to measure again what the program leaves out."""
+    inductor.use(with_timing_dependent(bundles.measured(), WIDE))
+    compiled = compile_dynamic(inductor)
+    for m in (8, 16, 24):
+        assert inductor.launched(compiled.function, *operands(m)) == (SQUARE,), m
+    assert inductor.launched(compiled.function, *operands(32)) == ()
+    (met, _) = events()
+    assert met["doubtful"] == []
+    assert "nvgemm-aot tune" not in explained(events)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_required_refuses_a_winner_that_a_deterministic_program_leaves_out(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    """Where no other kernel beats ATen."""
+    times = {16: {SQUARE: 1100, WIDE: 300, ONE: 1200, ATEN: 1000}}
+    inductor.use(with_timing_dependent(bundles.measured(times), WIDE))
+    with pytest.raises(Exception, match=r"m 16: results of the kernels .* depend on timing"):
+        inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "required"})
+
+
 def test_an_aten_that_is_not_set_as_usual_was_not_measured(
     inductor: InductorSession, bundles: Bundles
 ) -> None:
