@@ -66,11 +66,13 @@ def join(choices: list[Any]) -> list[Any]:
     """Inductor's preprocessing function: the choices, with bundled kernels behind them.
 
     Raises:
-        RequiredError: If prebuilt kernels are required and none serves the GEMM.
+        RequiredError: If prebuilt kernels are required, and none serves the GEMM or a bundle cannot
+            be opened.
         RecordError: If GEMMs are to be recorded and cannot be.
         SettingError: If the mode is none.
     """
     if any(isinstance(choice, BundledChoice) for choice in choices):
+        _refuse_unopened()
         return choices  # a lowering of this package joined them before it asked Inductor
     gemm = None
     try:
@@ -84,6 +86,7 @@ def join(choices: list[Any]) -> list[Any]:
         if current_mode() is Mode.OFF:
             return choices
         _summarize_at_the_end()
+        _refuse_unopened()
         return _join_kernels(choices, gemm)
     except Exception as error:
         survive(error)
@@ -103,7 +106,15 @@ def _join_in_default_mode(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     from .default_mode import join_measured
 
     _summarize_at_the_end()
+    _refuse_unopened()
     return join_measured(choices, gemm)
+
+
+def _refuse_unopened() -> None:
+    if current_mode() is Mode.REQUIRED:
+        from .required import refuse_unopened
+
+        refuse_unopened()
 
 
 def record_gemm(read: Callable[[], AtenGemm]) -> None:

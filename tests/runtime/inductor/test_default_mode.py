@@ -646,6 +646,60 @@ def test_a_bundle_that_is_not_there_is_warned_of(
     assert nvgemm_runtime.stats().missed == 1
 
 
+@pytest.mark.parametrize("is_autotuned", [False, True])
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_required_refuses_a_bundle_that_cannot_be_opened(
+    inductor: InductorSession,
+    bundles: Bundles,
+    tmp_path: Path,
+    is_autotuned: bool,
+    is_damaged: bool,
+) -> None:
+    """Also beside one that serves the GEMM: what the other declares is not known."""
+    tmp_path.chmod(0o755)
+    measured, broken = bundles.measured(), tmp_path / "broken.nvgemm"
+    if is_damaged:
+        broken.write_bytes(measured.read_bytes()[:100])
+    inductor.use(measured, broken)
+    required = {"nvgemm_aot_mode": "required", "max_autotune": is_autotuned}
+    with pytest.raises(Exception, match="RequiredError: bundles cannot be opened") as caught:
+        inductor.compile(torch.mm, *operands(16), options=required)
+    assert str(broken) in str(caught.value)
+    assert str(measured) not in str(caught.value)
+    assert "correct what NVGEMM_AOT_BUNDLES names" in str(caught.value)
+
+
+def test_required_says_how_to_install_a_damaged_wheel_again(
+    inductor: InductorSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nvgemm_runtime.inductor.required import refuse_unopened
+    from nvgemm_runtime.installed.discover import BundleFile
+
+    broken = BundleFile(
+        path=Path("/nowhere/b.nvgemm"), origin="nvgemm-kernels-model 1.2", problem=None
+    )
+    inductor.use()
+    monkeypatch.setattr("nvgemm_runtime.installed.registry.find_bundles", lambda: (broken,))
+    with pytest.raises(RequiredError, match=r"nowhere/b\.nvgemm") as caught:
+        refuse_unopened()
+    assert str(caught.value).endswith(
+        "pip install --force-reinstall --no-deps nvgemm-kernels-model==1.2"
+    )
+
+
+def test_required_passes_beside_a_bundle_for_other_hardware(
+    inductor: InductorSession, bundles: Bundles, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    with Bundle(bundles.measured()) as bundle:
+        content = read_content(bundle)
+    other = replace(content, target=replace(content.target, arch="sm_90a"))
+    write_bundle(tmp_path / "other.nvgemm", other)
+    inductor.use(bundles.measured(), tmp_path / "other.nvgemm")
+    required = {"nvgemm_aot_mode": "required"}
+    assert inductor.compile(torch.mm, *operands(16), options=required).launched == (SQUARE,)
+
+
 def test_a_problem_whose_kernels_are_left_out_says_so(
     inductor: InductorSession, bundles: Bundles
 ) -> None:
