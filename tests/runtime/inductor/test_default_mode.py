@@ -798,6 +798,109 @@ def test_the_command_that_settles_contradictions_measures_both_bundles(
     )
 
 
+def test_the_command_that_confirms_what_one_gpu_measured_is_told(
+    inductor: InductorSession, bundles: Bundles, events: Events
+) -> None:
+    once = bundles.measured(confirmed_by=())
+    inductor.use(once)
+    compile_dynamic(inductor)
+    assert explained(events).endswith(
+        "to confirm on another GPU of this product what one has measured:\n"
+        f"  nvgemm-aot tune {once} -o tuned.nvgemm"
+    )
+
+
+@pytest.mark.parametrize("why", ["another product", "an older torch"])
+def test_no_command_confirms_what_does_not_hold_here(
+    inductor: InductorSession, bundles: Bundles, events: Events, why: str
+) -> None:
+    inductor.use(bundles.measured(confirmed_by=(), **OPEN[why]))
+    compile_dynamic(inductor)
+    assert "nvgemm-aot tune" not in explained(events)
+
+
+def test_what_aten_won_is_told_as_atens(
+    inductor: InductorSession, bundles: Bundles, events: Events
+) -> None:
+    inductor.use(bundles.measured())
+    inductor.compile(torch.mm, *operands(32))
+    text = explained(events)
+    assert "ATen, as measured" in text
+    assert (
+        "0 on others though bundled kernels were offered, 1 on ATen, as measured, 0 without" in text
+    )
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_at_most_no_kernel_is_none_in_default_mode_too(
+    inductor: InductorSession, bundles: Bundles, is_dynamic: bool
+) -> None:
+    inductor.use(bundles.measured())
+    inductor.monkeypatch.setenv("NVGEMM_AOT_MAX_CHOICES", "0")
+    if is_dynamic:
+        compiled = compile_dynamic(inductor)
+    else:
+        compiled = inductor.compile(torch.mm, *operands(16))
+    assert "nvgemm" not in compiled.code[0]
+    (reason,) = nvgemm_runtime.stats().misses
+    assert reason.startswith("NVGEMM_AOT_MAX_CHOICES=0")
+    with pytest.raises(Exception, match="NVGEMM_AOT_MAX_CHOICES=0: at most 0 kernels"):
+        inductor.compile(torch.mm, *operands(24), options={"nvgemm_aot_mode": "required"})
+
+
+def test_reasons_tell_what_nobody_declares_from_what_does_not_count(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    inductor.use(bundles.measured(**OPEN["doubts"]))
+    inductor.compile(torch.mm, torch.randn(16, 48), torch.randn(48, 32))
+    inductor.compile(torch.mm, *operands(100))
+    compile_dynamic(inductor)
+    unknown, elsewhere, open_ = nvgemm_runtime.stats().misses
+    assert unknown == "no bundle that serves this device declares this n and k"
+    assert elsewhere == (
+        "bundles rank this n and k at m 8, 12, 16, 24, 32, none of which the graph takes"
+    )
+    assert open_.startswith("bundles have this n and k, and no ranking counts at any m")
+    assert open_.count("it was hot") == 3
+    assert open_.endswith("; and 2 more m")
+
+
+NEXT = {
+    "doubts": "measure again here: nvgemm-aot tune {bundle} -o tuned.nvgemm",
+    "one GPU": "measure again on another GPU of this product: nvgemm-aot tune {bundle} -o tuned",
+    "another product": "tune the bundle on two GPUs of this product with this torch",
+    "a newer torch": "tune the bundle on two GPUs of this product with this torch",
+}
+
+
+@pytest.mark.parametrize("why", NEXT)
+def test_requireds_next_step_fits_the_cause(
+    inductor: InductorSession, bundles: Bundles, why: str
+) -> None:
+    bundle = bundles.measured(**OPEN[why])
+    inductor.use(bundle)
+    with pytest.raises(Exception, match="declared, and compiled without its kernel") as caught:
+        inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "required"})
+    told = str(caught.value)
+    assert NEXT[why].format(bundle=bundle) in told
+    others = {text.partition(":")[0].partition(" with")[0] for text in NEXT.values()}
+    assert sum(other in told for other in others) == 1
+
+
+def test_requireds_next_step_for_other_hardware_is_no_tuning(
+    inductor: InductorSession, bundles: Bundles, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    with Bundle(bundles.measured()) as bundle:
+        content = read_content(bundle)
+    other = replace(content, target=replace(content.target, arch="sm_90a"))
+    write_bundle(tmp_path / "other.nvgemm", other)
+    inductor.use(tmp_path / "other.nvgemm")
+    with pytest.raises(Exception, match="install a wheel whose kernels run on this") as caught:
+        inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "required"})
+    assert "measure again" not in str(caught.value)
+
+
 @pytest.mark.parametrize("is_contradicted", [False, True])
 def test_no_command_is_told_where_no_measurement_could_count(
     inductor: InductorSession, bundles: Bundles, events: Events, is_contradicted: bool
@@ -835,6 +938,7 @@ def test_what_aten_won_is_told_with_its_size_and_with_what_is_open(
     told = "ATen was measured to be as fast or faster at m 32"
     if not is_static:
         told += "".join(f"; m {m}: its ranking is an estimate" for m in (8, 12, 16))
+        told += "; and 1 more m"
     assert met["measured"] == told
 
 
