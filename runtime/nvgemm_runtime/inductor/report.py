@@ -92,8 +92,16 @@ def used(gemm: str, name: str, kernel_id: str) -> None:
     _report({"event": "used", "gemm": gemm, "name": name})
 
 
-def used_by_m(gemm: str, name: str, kernel_ids: Sequence[str]) -> None:
-    """Report that a call was generated which chooses among kernels by the rows of A."""
+def used_by_m(gemm: str, name: str, kernel_ids: Sequence[str], table: str) -> None:
+    """Report that a call was generated which chooses among kernels by the rows of A.
+
+    Args:
+        gemm: As given to `met`.
+        name: Its name in the code.
+        kernel_ids: The kernels.
+        table: Sizes and what computes them, in words.
+    """
+    COUNTERS.dispatch(f"{gemm}: {table}")
     for kernel_id in kernel_ids:
         COUNTERS.win(kernel_id)
     _report({"event": "used", "gemm": gemm, "name": name, "kernels": list(kernel_ids)})
@@ -103,7 +111,7 @@ def summarize(_: object) -> None:
     """Log one line of what was counted since the last such line, if any GEMM was met."""
     news = COUNTERS.news()
     if news.met:
-        _log.info("compiled %s", news)
+        _log.info("compiled %s", news.summary)
 
 
 def _report(event: dict[str, object]) -> None:

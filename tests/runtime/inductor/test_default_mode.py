@@ -734,6 +734,8 @@ def test_events_say_that_a_gemm_is_dispatched(
     assert used["name"] in met["offered"]
     assert len(used["kernels"]) == 2
     assert sum(nvgemm_runtime.stats().won.values()) == 2
+    assert nvgemm_runtime.stats().dispatched == {f"{met['gemm']}: {told}": 1}
+    assert str(nvgemm_runtime.stats()).endswith(f"\n  {met['gemm']}: {told} (calls: 1)")
     text = explain_text({"gemms": [g.to_json() for g in collect(events())], "unreadable_lines": 0})
     assert told in text
 
