@@ -17,6 +17,9 @@ ever would meet ever more of them."""
 OTHER_REASONS = "other reasons"
 """What misses for all further reasons are counted by."""
 
+OTHER_TABLES = "other tables"
+"""Likewise calls that choose by m, behind as many tables as `MOST_REASONS`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
@@ -34,6 +37,8 @@ class Stats:
             when `MOST_REASONS` were known.
         won: By kernel id, how often a call of it was written into generated code; a call that
             chooses by m counts for each of its kernels.
+        dispatched: By GEMM, sizes and winners in words, how often a call that chooses by m was
+            written into generated code.
         milliseconds: By what it was spent on: ``matching`` kernels, ``loading`` them, ``timing``
             them with all that their first launch takes, ``jit``, the waiting for a compiler.
     """
@@ -44,6 +49,7 @@ class Stats:
     jit_kernels: int = 0
     misses: Mapping[str, int] = field(default_factory=dict)
     won: Mapping[str, int] = field(default_factory=dict)
+    dispatched: Mapping[str, int] = field(default_factory=dict)
     milliseconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -65,6 +71,7 @@ class Stats:
             jit_kernels=self.jit_kernels - earlier.jit_kernels,
             misses=dict(Counter(self.misses) - Counter(earlier.misses)),
             won=dict(Counter(self.won) - Counter(earlier.won)),
+            dispatched=dict(Counter(self.dispatched) - Counter(earlier.dispatched)),
             milliseconds={
                 name: spent - earlier.milliseconds.get(name, 0.0)
                 for name, spent in self.milliseconds.items()
@@ -72,6 +79,12 @@ class Stats:
         )
 
     def __str__(self) -> str:
+        tables = (f"  {table} (calls: {count})" for table, count in self.dispatched.items())
+        return "\n".join([self.summary, *tables])
+
+    @property
+    def summary(self) -> str:
+        """The counts in one line, without sizes and winners."""
         spent = ", ".join(f"{ms:.0f} ms {name}" for name, ms in sorted(self.milliseconds.items()))
         return (
             f"{self.met} GEMMs: {self.declared} declared, {self.signature} by signature, "
@@ -94,6 +107,7 @@ class Counters:
             self._counts: Counter[str] = Counter()
             self._misses: Counter[str] = Counter()
             self._won: Counter[str] = Counter()
+            self._dispatched: Counter[str] = Counter()
             self._milliseconds: dict[str, float] = {}
             self._told = Stats()
 
@@ -122,6 +136,13 @@ class Counters:
         """Count a call of a kernel in generated code."""
         with self._lock:
             self._won[kernel_id] += 1
+
+    def dispatch(self, table: str) -> None:
+        """Count a call in generated code that chooses by m: its GEMM, sizes and winners."""
+        with self._lock:
+            if table not in self._dispatched and len(self._dispatched) >= MOST_REASONS:
+                table = OTHER_TABLES
+            self._dispatched[table] += 1
 
     @contextlib.contextmanager
     def spending(self, name: str) -> Iterator[None]:
@@ -154,6 +175,7 @@ class Counters:
             **self._counts,
             misses=dict(self._misses),
             won=dict(self._won),
+            dispatched=dict(self._dispatched),
             milliseconds=dict(self._milliseconds),
         )
 

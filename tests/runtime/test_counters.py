@@ -151,3 +151,19 @@ def test_the_public_functions_are_of_this_process() -> None:
     assert nvgemm_runtime.stats() == Stats(declared=1)
     nvgemm_runtime.reset_stats()
     assert nvgemm_runtime.stats() == Stats()
+
+
+def test_tables_by_m_are_counted_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nvgemm_runtime.counters.MOST_REASONS", 1)
+    counters = Counters()
+    for table in ("g: ATen, from m 8 Cpu", "h: Cpu", "g: ATen, from m 8 Cpu", "i: Cpu"):
+        counters.dispatch(table)
+    stats = counters.stats()
+    assert stats.dispatched == {"g: ATen, from m 8 Cpu": 2, "other tables": 2}
+    assert str(stats).splitlines() == [
+        stats.summary,
+        "  g: ATen, from m 8 Cpu (calls: 2)",
+        "  other tables (calls: 2)",
+    ]
+    assert counters.news().dispatched == stats.dispatched
+    assert counters.news().dispatched == {}

@@ -113,18 +113,25 @@ def _what_computes(gemm: Document) -> str:
         return "another choice"
     if gemm["fastest"] is not None:
         return str(gemm["fastest"])
-    if gemm["measured"] and gemm["basis"] != "miss" and not gemm["offered"]:
-        return "another choice, as measured"
+    if _is_atens(gemm):
+        return "ATen, as measured"
     return "not timed" if gemm["offered"] else "the only choice"
+
+
+def _is_atens(gemm: Document) -> bool:
+    """Whether no kernel was offered because ATen was measured to be the fastest."""
+    return bool(gemm["measured"]) and gemm["basis"] != "miss" and not gemm["offered"]
 
 
 def _summary(document: list[Document]) -> str:
     gemms = [gemm for gemm in document if gemm["graphs"]]  # without epilogue fusions that lost
     used = sum(bool(gemm["used"]) for gemm in gemms)
     missed = sum(gemm["basis"] == "miss" for gemm in gemms)
+    atens = sum(_is_atens(gemm) and not gemm["used"] for gemm in gemms)
     return (
         f"{count_text(len(gemms), 'GEMM')}: {used} on bundled kernels, "
-        f"{len(gemms) - used - missed} on others though bundled kernels were offered, "
+        f"{len(gemms) - used - missed - atens} on others though bundled kernels were offered, "
+        f"{f'{atens} on ATen, as measured, ' if atens else ''}"
         f"{missed} without a bundled kernel"
     )
 
@@ -140,13 +147,23 @@ def _measured_lines(gemms: list[Document]) -> Iterable[str]:
     return ["\nmeasured rankings:", *lines] if lines else []
 
 
+_TO_TUNE = {
+    "doubtful": "to measure on this GPU what is uncertain:",
+    "unconfirmed": "to confirm on another GPU of this product what one has measured:",
+}
+"""By field of a GEMM: what tuning its bundles is for."""
+
+
 def _tune_lines(gemms: list[Document]) -> Iterable[str]:
-    doubtful = sorted({tuple(files) for gemm in gemms for files in gemm["doubtful"]})
-    again = [
-        f"  nvgemm-aot tune {shlex.join(files)} -o tuned{f'-{place}' * (place > 1)}.nvgemm"
-        for place, files in enumerate(doubtful, start=1)
-    ]
-    return ["\nto measure on this GPU what is uncertain:", *again] if again else []
+    place = 0
+    for field, purpose in _TO_TUNE.items():
+        runs = sorted({tuple(files) for gemm in gemms for files in gemm[field]})
+        if runs:
+            yield f"\n{purpose}"
+        for files in runs:
+            place += 1
+            output = f"tuned{f'-{place}' * (place > 1)}.nvgemm"
+            yield f"  nvgemm-aot tune {shlex.join(files)} -o {output}"
 
 
 def _miss_lines(gemms: list[Document]) -> Iterable[str]:

@@ -21,7 +21,8 @@ NO_CACHES_VARIABLE = "TORCHINDUCTOR_FORCE_DISABLE_CACHES"
 missed."""
 
 _MET: dict[str, type] = {
-    "basis": str, "reasons": list, "offered": dict, "measured": str, "doubtful": list
+    "basis": str, "reasons": list, "offered": dict, "measured": str, "doubtful": list,
+    "unconfirmed": list,
 }  # fmt: skip
 
 _FIELDS: dict[str, dict[str, type]] = {
@@ -46,6 +47,8 @@ class MetGemm:
         measured: What its measured ranking says; empty without one.
         doubtful: The bundles whose measured rankings are in doubt or contradict each other: of each
             run of ``nvgemm-aot tune`` that would settle them, the files.
+        unconfirmed: Likewise those whose measured rankings another GPU has yet to confirm, which
+            default mode asks for.
         graphs: How often Inductor lowered it; 0 if an epilogue fusion of it was tried and lost, as
             the GEMM was then lowered without its activation.
         times_ms: By choice, milliseconds of the last autotuning.
@@ -58,6 +61,7 @@ class MetGemm:
     offered: dict[str, str] = field(default_factory=dict)
     measured: str = ""
     doubtful: list[list[str]] = field(default_factory=list)
+    unconfirmed: list[list[str]] = field(default_factory=list)
     graphs: int = 0
     times_ms: dict[str, float] = field(default_factory=dict)
     used: Counter[str] = field(default_factory=Counter)
@@ -76,7 +80,11 @@ class MetGemm:
                 self.basis = event["basis"]
             self.offered |= event["offered"]
             self.measured = event["measured"] or self.measured
-            self.doubtful += [files for files in event["doubtful"] if files not in self.doubtful]
+            for known, new in (
+                (self.doubtful, event["doubtful"]),
+                (self.unconfirmed, event["unconfirmed"]),
+            ):
+                known += [files for files in new if files not in known]
             self.reasons += [reason for reason in event["reasons"] if reason not in self.reasons]
         elif event["event"] == "timed":
             self.times_ms = event["times_ms"]

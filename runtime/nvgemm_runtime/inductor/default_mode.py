@@ -9,8 +9,9 @@ The names of torch that are used here are private, and were run on torch 2.11 to
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from ..counters import COUNTERS
 from ..errors import RequiredError
@@ -22,7 +23,13 @@ from ..matching.device import DeviceFacts
 from ..matching.dispatch import Dispatch, TunedTogether
 from ..matching.thresholds import ATEN
 from ..recording.declarable import read_requests
-from ..settings import DEFAULT_MODE_VARIABLE, MODE_VARIABLE, Mode
+from ..settings import (
+    DEFAULT_MODE_VARIABLE,
+    MAX_CHOICES_VARIABLE,
+    MODE_VARIABLE,
+    Mode,
+    max_choices,
+)
 from . import report
 from .choices import GemmChoice, StockCall, cpp_obstacle
 from .dispatched_choices import DispatchedChoice, DispatchOffer
@@ -57,7 +64,7 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
         _require(problem, here, decided, facts, reason if _wins_declared(here, decided) else None)
         return _miss(choices, problem.key, reason)
     table = decided.table.within(rows.least, rows.most)
-    obstacle = cpp_obstacle(gemm.op) if table.has_kernels else None
+    obstacle = _why_none_is_offered(gemm.op) if table.has_kernels else None
     _require(problem, rows, decided, facts, obstacle if _wins_declared(rows, decided) else None)
     if obstacle is not None:
         return _miss(choices, problem.key, obstacle)
@@ -78,9 +85,31 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
         basis="declared" if is_declared else "signature",
         offered={choice.name: str(choice.description)},
         measured=f"dispatched by m: {offer}",
-        doubtful=decided.doubtful_within(rows.least, rows.most),
+        **_to_tune(rows, decided),
     )
     return [choice]
+
+
+class _ToTune(TypedDict, total=False):
+    """The arguments of `report.met` about what tuning could make count."""
+
+    doubtful: Sequence[TunedTogether]
+    unconfirmed: Sequence[TunedTogether]
+
+
+def _to_tune(rows: RowRange, decided: Dispatch) -> _ToTune:
+    """What tuning could make count of the sizes of a graph."""
+    return {
+        "doubtful": decided.doubtful_within(rows.least, rows.most),
+        "unconfirmed": decided.unconfirmed_within(rows.least, rows.most),
+    }
+
+
+def _why_none_is_offered(op: str) -> str | None:
+    """Why the kernels of a table cannot compute an operator's calls, or None."""
+    if not max_choices():
+        return f"{MAX_CHOICES_VARIABLE}=0: at most 0 kernels are to be offered"
+    return cpp_obstacle(op)
 
 
 def _wins_declared(rows: RowRange, decided: Dispatch) -> bool:
@@ -95,8 +124,10 @@ def _none_faster(
     choices: list[Any], problem: Problem, rows: RowRange, decided: Dispatch, facts: DeviceFacts
 ) -> list[Any]:
     """Return ATen's choices where the table names no kernel."""
-    why_open = _why_open(problem, rows, decided, facts)[:_MOST_REASONS]
-    doubtful = decided.doubtful_within(rows.least, rows.most)
+    why_open = _why_open(problem, rows, decided, facts)
+    if len(why_open) > _MOST_REASONS:
+        left = len(why_open) - _MOST_REASONS
+        why_open[_MOST_REASONS:] = [f"and {left} more m"]
     won = [one.m for one in decided.sizes if one.m in rows and one.m not in decided.open]
     if won:
         told = "; ".join(
@@ -104,10 +135,18 @@ def _none_faster(
         )
         _log.debug("%s: chosen by measurement: %s", problem.key, told)
         basis = "signature" if decided.declared.isdisjoint(won) else "declared"
-        report.met(problem.key, basis=basis, measured=told, doubtful=doubtful)
+        report.met(problem.key, basis=basis, measured=told, **_to_tune(rows, decided))
         return choices
-    reason = "measured rankings name no kernel for this n and k at any m that the graph can take"
-    return _miss(choices, problem.key, "; ".join([reason, *why_open]), doubtful)
+    known = sorted({*decided.open, *(one.m for one in decided.sizes)})
+    if why_open:
+        reason = "bundles have this n and k, and no ranking counts at any m that the graph can take"
+    elif known:
+        reason = (
+            f"bundles rank this n and k at m {_sizes_text(known)}, none of which the graph takes"
+        )
+    else:
+        reason = "no bundle that serves this device declares this n and k"
+    return _miss(choices, problem.key, "; ".join([reason, *why_open]), _to_tune(rows, decided))
 
 
 _MOST_REASONS = 3
@@ -148,8 +187,12 @@ def _require(
     if current_mode() is not Mode.REQUIRED:
         return
     reasons = _why_open(problem, rows, decided, facts, only_declared=True)
+    steps = _next_steps(problem, rows, decided, facts)
     if obstacle is not None:
         reasons.append(obstacle)
+        steps.append(
+            "compile with max-autotune, which offers kernels in more cases, or in mode auto"
+        )
     if not reasons:
         return
     report.met(problem.key, basis="miss", reasons=reasons)
@@ -157,17 +200,55 @@ def _require(
         f"{problem.key}: declared, and compiled without its kernel, which {MODE_VARIABLE}=required "
         f"does not allow:",
         *(f"  {reason}" for reason in reasons),
-        f"without max-autotune ({DEFAULT_MODE_VARIABLE}=1), kernels are used where nvgemm-aot tune "
-        "measured them on two GPUs of this product with this torch; tune the bundle, or compile "
-        "with max-autotune",
+        f"next (without max-autotune, {DEFAULT_MODE_VARIABLE}=1 uses kernels that two GPUs of this "
+        "product measured with this torch):",
+        *(f"  {step}" for step in steps),
     ]
     raise RequiredError("\n".join(lines), tuple(reasons))
 
 
+def _next_steps(
+    problem: Problem, rows: RowRange, decided: Dispatch, facts: DeviceFacts
+) -> list[str]:
+    """What to do about the declared sizes of a graph that are without their kernels."""
+    steps: dict[str, None] = {}  # in order, each once
+    if any(m in rows for m in INSTALLATION.index(facts).left_out_sizes(problem)):
+        steps[
+            "install a wheel whose kernels run on this device, or uninstall the one that declares "
+            "the problem"
+        ] = None
+    with_kernels = {one.m for one in decided.sizes}
+    for m in decided.open:
+        if m not in rows or m not in decided.declared:
+            continue
+        if decided.unlike is not None:
+            step = "compile with max-autotune, which times kernels, or with operands and settings "
+            steps[f"{step}of torch like those measured"] = None
+        elif m in with_kernels:
+            step = "compile with max-autotune, which offers kernels whose results depend on timing"
+            steps[step] = None
+        elif m in decided.doubtful:
+            steps.update({_tune_step(files, "here"): None for files in decided.doubtful[m]})
+        elif m in decided.unconfirmed:
+            where = "on another GPU of this product"
+            steps.update({_tune_step(files, where): None for files in decided.unconfirmed[m]})
+        else:
+            step = "tune the bundle on two GPUs of this product with this torch (nvgemm-aot tune)"
+            steps[f"{step}, or compile with max-autotune"] = None
+    return list(steps)
+
+
+def _tune_step(files: Sequence[str], where: str) -> str:
+    return f"measure again {where}: nvgemm-aot tune {shlex.join(files)} -o tuned.nvgemm"
+
+
 def _miss(
-    choices: list[Any], gemm: str, reason: str, doubtful: Sequence[TunedTogether] = ()
+    choices: list[Any],
+    gemm: str,
+    reason: str,
+    to_tune: _ToTune | None = None,
 ) -> list[Any]:
     """ATen's choices; nobody declared the GEMM, or none of its kernels can be used."""
     _log.debug("%s: no bundled kernel: %s", gemm, reason)
-    report.met(gemm, basis="miss", reasons=[reason], doubtful=doubtful)
+    report.met(gemm, basis="miss", reasons=[reason], **(to_tune or {}))
     return choices

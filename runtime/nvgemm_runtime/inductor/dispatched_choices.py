@@ -148,7 +148,8 @@ class DispatchedNode(CallNode):
 
     def report_use(self) -> None:
         """Report the kernels."""
-        report.used_by_m(self.stock.gemm, self.name_in_code, list(self.offer.kernels))
+        kernels = list(self.offer.kernels)
+        report.used_by_m(self.stock.gemm, self.name_in_code, kernels, str(self.offer))
 
     def python_definition(self) -> tuple[str, str]:
         """As `CallNode.python_definition`."""

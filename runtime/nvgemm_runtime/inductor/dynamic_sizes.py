@@ -25,6 +25,7 @@ from ..gemm.problem import Op
 from ..gemm.roles import Role
 from ..launch.dispatch_table import find_dispatch
 from ..matching.dispatch import TunedTogether
+from ..matching.thresholds import ATEN
 from ..recording.declarable import read_requests
 from .choice_timing import SizedOperands
 from .choices import StockCall
@@ -60,18 +61,34 @@ class FoundByM:
     """What measured rankings give a graph of any m.
 
     Attributes:
-        choice: The choice; None where measured kernels do not change with m.
+        choice: The choice; None where what was measured to compute does not change with m, or where
+            a kernel is needed at each and ATen would compute at some.
+        is_left_to_aten: Whether measurements name ATen at every m of the graph, and no kernel is
+            needed.
         doubtful: The bundles whose measurements of sizes of the graph are in doubt or contradict
             each other; see `report.met`.
     """
 
     choice: ChoiceByM | None = None
+    is_left_to_aten: bool = False
     doubtful: Sequence[TunedTogether] = ()
 
 
-def find_choice_by_m(gemm: AutotunedGemm, stock: StockCall) -> FoundByM:
-    """The choice, where measured kernels change with m, and what is in doubt."""
-    return _find_choice(gemm, gemm.call, stock, None)
+def find_choice_by_m(
+    gemm: AutotunedGemm, stock: StockCall, *, needs_kernel: bool = False
+) -> FoundByM:
+    """The choice, where what was measured to be the fastest changes with m, and what is in doubt.
+
+    Args:
+        gemm: The GEMM.
+        stock: The call that kernels replace.
+        needs_kernel: Whether a kernel must compute at every m of the graph.
+    """
+    found = _find_choice(gemm, gemm.call, stock, None)
+    if not needs_kernel:
+        return found
+    is_whole = found.choice is not None and ATEN not in found.choice.choice.offer.table.kernels
+    return FoundByM(choice=found.choice if is_whole else None, doubtful=found.doubtful)
 
 
 def find_fused_choice_by_m(
@@ -116,7 +133,7 @@ def _find_choice(
         offer = offer.without_aten(usual)
     doubtful = decided.doubtful_within(rows.least, rows.most)
     if not offer.table.bounds:
-        return FoundByM(doubtful=doubtful)
+        return FoundByM(is_left_to_aten=not offer.table.has_kernels, doubtful=doubtful)
     others = [size.m for size in decided.sizes if size.m in rows and size.m != request.problem.m]
     sizes = [_operands_at(gemm, m) for m in _spread(others)]
     choice = DispatchedChoice(stock, offer, gemm.choice)

@@ -66,11 +66,13 @@ def join(choices: list[Any]) -> list[Any]:
     """Inductor's preprocessing function: the choices, with bundled kernels behind them.
 
     Raises:
-        RequiredError: If prebuilt kernels are required and none serves the GEMM.
+        RequiredError: If prebuilt kernels are required, and none serves the GEMM or a bundle cannot
+            be opened.
         RecordError: If GEMMs are to be recorded and cannot be.
         SettingError: If the mode is none.
     """
     if any(isinstance(choice, BundledChoice) for choice in choices):
+        _refuse_unopened()
         return choices  # a lowering of this package joined them before it asked Inductor
     gemm = None
     try:
@@ -84,6 +86,7 @@ def join(choices: list[Any]) -> list[Any]:
         if current_mode() is Mode.OFF:
             return choices
         _summarize_at_the_end()
+        _refuse_unopened()
         return _join_kernels(choices, gemm)
     except Exception as error:
         survive(error)
@@ -103,7 +106,15 @@ def _join_in_default_mode(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     from .default_mode import join_measured
 
     _summarize_at_the_end()
+    _refuse_unopened()
     return join_measured(choices, gemm)
+
+
+def _refuse_unopened() -> None:
+    if current_mode() is Mode.REQUIRED:
+        from .required import refuse_unopened
+
+        refuse_unopened()
 
 
 def record_gemm(read: Callable[[], AtenGemm]) -> None:
@@ -139,10 +150,12 @@ def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     stock = StockCall.of_choice(gemm.op, offers.gemm, gemm.choice, is_split=offers.is_split)
     kernels = gemm_choices(stock, offers.kernels)
     operators = {choice.name: choice.offer.kernel.operator for choice in kernels}
-    found_by_m = _find_choice_by_m(gemm, stock) if kernels and not offers.is_final else None
+    found_by_m = _find_choice_by_m(gemm, stock)
     by_m = None if found_by_m is None else found_by_m.choice
     if not is_alternative():
-        told = operators if by_m is None else {**operators, by_m.choice.name: by_m.told}
+        told = {} if offers.is_final and by_m is not None else operators
+        if by_m is not None:
+            told = {**told, by_m.choice.name: by_m.told}
         report.met(
             offers.gemm,
             basis=offers.basis,
@@ -150,28 +163,31 @@ def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
             measured=offers.measured,
             doubtful=[*offers.doubtful, *(found_by_m.doubtful if found_by_m else ())],
         )
-    if offers.is_final:
-        return kernels or [find_eager_aten(choices, gemm.choice)]  # one choice is not timed
-    if not kernels:
+    if offers.is_final:  # one choice is not timed
+        if by_m is not None:
+            return [by_m.choice]
+        if found_by_m is not None and found_by_m.is_left_to_aten:
+            kernels = []
+        return kernels or [find_eager_aten(choices, gemm.choice)]
+    joining = [*kernels, *([] if by_m is None else [by_m.choice])]
+    if not joining:
         return choices
     if current_mode() is Mode.REQUIRED:
-        return on_equal_terms(torch_nvgemm.without_any(choices), kernels)
-    others = torch_nvgemm.without_doubles(choices, set(operators.values()))
-    if by_m is None:
-        return on_equal_terms(others, kernels)
-    return join_by_m(on_equal_terms(others, [*kernels, by_m.choice]), by_m)
+        others = torch_nvgemm.without_any(choices)
+    else:
+        others = torch_nvgemm.without_doubles(choices, set(operators.values()))
+    joined = on_equal_terms(others, joining)
+    return joined if by_m is None else join_by_m(joined, by_m)
 
 
 def _find_choice_by_m(gemm: AutotunedGemm, stock: StockCall) -> FoundByM | None:
     """For a graph of any m, a choice that takes another kernel by m; None where none may join."""
     if is_alternative() or stock.is_split or not is_symbolic(gemm):
         return None
-    if current_mode() is Mode.REQUIRED:
-        return None  # at some m it would be ATen
     # Imported here, so that compiling for fixed sizes does not pay for it.
     from .dynamic_sizes import find_choice_by_m
 
-    return find_choice_by_m(gemm, stock)
+    return find_choice_by_m(gemm, stock, needs_kernel=current_mode() is Mode.REQUIRED)
 
 
 def join_by_m(choices: list[Any], by_m: ChoiceByM) -> list[Any]:

@@ -34,6 +34,7 @@ def met(
     offered: Mapping[str, str] | None = None,
     measured: str = "",
     doubtful: Sequence[TunedTogether] = (),
+    unconfirmed: Sequence[TunedTogether] = (),
 ) -> None:
     """Report that Inductor asked choices for a GEMM.
 
@@ -45,6 +46,7 @@ def met(
         measured: What a measured ranking decided, in words.
         doubtful: The bundles whose measured rankings are in doubt or contradict each other: of each
             run of ``nvgemm-aot tune`` that would settle them, the files.
+        unconfirmed: Likewise those whose measured rankings another GPU has yet to confirm.
     """
     if basis == "miss":
         COUNTERS.miss(reasons[0])
@@ -52,7 +54,8 @@ def met(
         COUNTERS.hit(basis)
     _report({"event": "met", "gemm": gemm, "basis": basis, "reasons": list(reasons),
             "offered": dict(offered or {}), "measured": measured,
-            "doubtful": [list(files) for files in dict.fromkeys(doubtful)]})  # fmt: skip
+            "doubtful": [list(files) for files in dict.fromkeys(doubtful)],
+            "unconfirmed": [list(files) for files in dict.fromkeys(unconfirmed)]})  # fmt: skip
 
 
 def tried(
@@ -69,7 +72,8 @@ def tried(
     """
     _report({"event": "tried", "gemm": gemm, "basis": basis, "reasons": [],
            "offered": dict(offered or {}), "measured": measured,
-           "doubtful": [list(files) for files in dict.fromkeys(doubtful)]})  # fmt: skip
+           "doubtful": [list(files) for files in dict.fromkeys(doubtful)],
+           "unconfirmed": []})  # fmt: skip
 
 
 def timed(gemm: str, times_ms: Mapping[str, float]) -> None:
@@ -88,8 +92,16 @@ def used(gemm: str, name: str, kernel_id: str) -> None:
     _report({"event": "used", "gemm": gemm, "name": name})
 
 
-def used_by_m(gemm: str, name: str, kernel_ids: Sequence[str]) -> None:
-    """Report that a call was generated which chooses among kernels by the rows of A."""
+def used_by_m(gemm: str, name: str, kernel_ids: Sequence[str], table: str) -> None:
+    """Report that a call was generated which chooses among kernels by the rows of A.
+
+    Args:
+        gemm: As given to `met`.
+        name: Its name in the code.
+        kernel_ids: The kernels.
+        table: Sizes and what computes them, in words.
+    """
+    COUNTERS.dispatch(f"{gemm}: {table}")
     for kernel_id in kernel_ids:
         COUNTERS.win(kernel_id)
     _report({"event": "used", "gemm": gemm, "name": name, "kernels": list(kernel_ids)})
@@ -99,7 +111,7 @@ def summarize(_: object) -> None:
     """Log one line of what was counted since the last such line, if any GEMM was met."""
     news = COUNTERS.news()
     if news.met:
-        _log.info("compiled %s", news)
+        _log.info("compiled %s", news.summary)
 
 
 def _report(event: dict[str, object]) -> None:

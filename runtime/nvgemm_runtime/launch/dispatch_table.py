@@ -172,9 +172,17 @@ def dispatch_table(
             mode.
 
     Raises:
+        TypeError: If an operand is no tensor.
         ValueError: If the operands cannot be multiplied, or are no numbers in memory.
         NoKernelError: If types, strides or extents are such that no kernel can exist.
     """
+    import torch
+
+    for name, operand in (("a", a), ("b", b)):
+        if not isinstance(operand, torch.Tensor):
+            raise TypeError(
+                f"dispatch_table: {name} is of type {type(operand).__name__}, must be a tensor"
+            )
     op = Op.BMM if a.dim() == 3 else Op.MM
     if extras.offsets is not None:
         op = Op.GROUPED_MM if b.dim() == 3 else Op.K_GROUPED_MM

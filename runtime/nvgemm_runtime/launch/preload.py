@@ -78,16 +78,20 @@ def preload(
 
     Raises:
         NoKernelError: If no installed or named bundle is of the manifest.
-        ValueError: If ``device`` is a CUDA device that torch does not see.
+        TypeError: If ``manifest`` is neither a name nor None.
+        ValueError: If ``manifest`` is empty, or ``device`` is neither the CPU nor a CUDA device
+            that torch sees.
     """
     import torch
 
-    where = usual_device() if device is None else torch.device(device)
-    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+    if manifest is not None and not isinstance(manifest, str):
+        raise TypeError(f"preload: manifest is {manifest!r}, must be a manifest's name or None")
+    if manifest == "":
         raise ValueError(
-            f"device is {where}, and torch sees {torch.cuda.device_count()} CUDA devices: name one "
-            "of these, or 'cpu', or leave it out"
+            "preload: manifest is '', must be a manifest's name; leave it out to load the kernels "
+            "of this process's compiled graphs"
         )
+    where = usual_device() if device is None else _checked_device(device)
     if where == torch.device("cuda"):  # of which torch means the current one
         where = usual_device()
     facts = device_facts(where.type, where.index or 0)
@@ -124,6 +128,30 @@ def preload(
         failures=failures,
         skipped=skipped,
     )
+
+
+def _checked_device(device: torch.device | str | int) -> torch.device:
+    """A device on which kernels can be called.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    import torch
+
+    try:
+        where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except RuntimeError:  # not a device of any kind
+        where = None
+    count = torch.cuda.device_count()
+    if where is not None and where.type == "cpu":
+        return where
+    if where is None or where.type != "cuda" or (where.index or 0) >= count:
+        told = device if where is None else where
+        raise ValueError(
+            f"preload: device is {told}, and torch sees {count} CUDA devices: name one of these, "
+            "or 'cpu', or leave it out"
+        )
+    return where
 
 
 def _free_bytes(device: torch.device) -> int:

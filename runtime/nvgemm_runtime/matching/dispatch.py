@@ -19,6 +19,7 @@ from .thresholds import (
     MeasuredSize,
     Tiling,
     beating_aten,
+    gains_enough,
     kernels_that_decide,
     make_table,
     places_along,
@@ -44,6 +45,9 @@ class Dispatch:
         declared: The m of problems that a bundle declares; others were measured beside them.
         doubtful: By m, the files of bundles whose measurements of that size are in doubt, or
             contradict each other; empty where no measurement by ``nvgemm-aot tune`` could count.
+        unconfirmed: By m, the files of bundles whose measurements of that size lack nothing but
+            that another GPU confirms them.
+        unlike: Why no measurement could count for these operands, or None.
         needed: The ids of the kernels without which the table could be another: those that it
             names, and those that others are compared to.
     """
@@ -54,17 +58,29 @@ class Dispatch:
     open: Mapping[int, str]
     declared: frozenset[int]
     doubtful: Mapping[int, tuple[TunedTogether, ...]]
+    unconfirmed: Mapping[int, tuple[TunedTogether, ...]]
+    unlike: str | None
     needed: frozenset[str]
 
     def doubtful_within(self, least: int, most: int | None) -> list[TunedTogether]:
         """The files of `doubtful` for m in ``least..most`` (no end if None), each run once."""
-        found = (
-            files
-            for m, of_size in self.doubtful.items()
-            if least <= m and (most is None or m <= most)
-            for files in of_size
-        )
-        return list(dict.fromkeys(found))
+        return _files_within(self.doubtful, least, most)
+
+    def unconfirmed_within(self, least: int, most: int | None) -> list[TunedTogether]:
+        """As `doubtful_within`, of `unconfirmed`."""
+        return _files_within(self.unconfirmed, least, most)
+
+
+def _files_within(
+    by_m: Mapping[int, tuple[TunedTogether, ...]], least: int, most: int | None
+) -> list[TunedTogether]:
+    found = (
+        files
+        for m, of_size in by_m.items()
+        if least <= m and (most is None or m <= most)
+        for files in of_size
+    )
+    return list(dict.fromkeys(found))
 
 
 def decide_dispatch(
@@ -94,6 +110,7 @@ def decide_dispatch(
     measured: dict[str, MatchedKernel] = {}
     why_open: dict[int, str] = {}
     doubtful: dict[int, tuple[TunedTogether, ...]] = {}
+    unconfirmed: dict[int, tuple[TunedTogether, ...]] = {}
     for m, of_size in sorted(rankings.items()):
         counting, reasons = _counting(of_size, request, facts, versions, only_confirmed)
         found = obstacle or reasons or _measured_size(m, counting, request)
@@ -102,7 +119,11 @@ def decide_dispatch(
             files = _contradicting_files(counting) or _doubtful_files(of_size)
             if files and not obstacle:  # else measuring again would not make it count here
                 doubtful[m] = files
+            once = [one for one in of_size if _counts(one, request, facts, versions)]
+            if once and not counting and not obstacle:
+                unconfirmed[m] = _each_alone(once)
             continue
+        is_won = bool(beating_aten(found)) or _left_out_beat(counting[0], found.aten)
         if only_deterministic:
             varying = {
                 one.kernel.id
@@ -111,10 +132,9 @@ def decide_dispatch(
                 if not one.kernel.is_deterministic
             }
             kept = {id_: one for id_, one in found.kernels.items() if id_ not in varying}
-            is_won = bool(beating_aten(found))
             found = replace(found, kernels=kept)
-            if is_won and not beating_aten(found):
-                why_open[m] = "results of the kernels that are faster than ATen depend on timing"
+        if is_won and not beating_aten(found):
+            why_open[m] = "results of the kernels that are faster than ATen depend on timing"
         sizes.append(found)
         for usable in of_size:
             for one in usable.kernels:
@@ -140,8 +160,16 @@ def decide_dispatch(
             m for m, of_size in rankings.items() if any(one.ranking.is_declared for one in of_size)
         ),
         doubtful=doubtful,
+        unconfirmed=unconfirmed,
+        unlike=obstacle,
         needed=kernels_that_decide(places, table),
     )
+
+
+def _left_out_beat(usable: UsableRanking, aten: Timing) -> bool:
+    """Whether a kernel gains enough that is left out because its results depend on timing."""
+    time_ns = usable.least_left_out_ns
+    return time_ns is not None and gains_enough(time_ns, aten)
 
 
 def _counting(
@@ -208,13 +236,24 @@ def _contradicting_files(counting: Sequence[UsableRanking]) -> tuple[TunedTogeth
 
 def _doubtful_files(rankings: Iterable[UsableRanking]) -> tuple[TunedTogether, ...]:
     """The files of the bundles that measured a problem with doubts, each by itself."""
-    return tuple(
-        (str(usable.bundle.opened.path),)
+    return _each_alone(
+        usable
         for usable in rankings
-        if usable.ranking.measured is not None
-        and usable.ranking.measured.doubts
-        and usable.bundle.opened is not None
+        if usable.ranking.measured is not None and usable.ranking.measured.doubts
     )
+
+
+def _each_alone(rankings: Iterable[UsableRanking]) -> tuple[TunedTogether, ...]:
+    """The files of bundles, to be tuned one by one."""
+    opened = (usable.bundle.opened for usable in rankings)
+    return tuple((str(one.path),) for one in opened if one is not None)
+
+
+def _counts(
+    usable: UsableRanking, request: Request, facts: DeviceFacts, versions: TorchVersions
+) -> bool:
+    """Whether a ranking counts where one that no other GPU confirms does."""
+    return _why_not_counted(usable, request, facts, versions, only_confirmed=False) is None
 
 
 def _why_not_counted(

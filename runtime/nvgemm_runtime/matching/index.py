@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 import functools
 import itertools
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -25,8 +24,6 @@ from .ranking import KernelTimes, order_between, waves
 from .refusals import (
     describe_device,
     describe_fault,
-    kernel_refusals,
-    needs_compact,
     refusal,
 )
 from .thresholds import MAX_WORKSPACE_BYTES
@@ -36,8 +33,7 @@ from .usable_rankings import (
     MatchedKernel,
     UsableRanking,
     index_by_alignment,
-    launchable,
-    with_doubt,
+    usable_rankings,
 )
 
 if TYPE_CHECKING:
@@ -118,7 +114,7 @@ class Index:
         for bundle in self.bundles:
             try:
                 reason = refusal(bundle.header, facts)
-                rankings, reasons = ([], [reason]) if reason else _usable_rankings(bundle, facts)
+                rankings, reasons = ([], [reason]) if reason else usable_rankings(bundle, facts)
             except Exception as error:  # Whatever is wrong with one bundle, the others are used.
                 reason = describe_fault(error)
                 rankings, reasons = [], [reason]
@@ -350,27 +346,6 @@ def _declared_by(header: Header) -> Iterator[Problem]:
     """The problems that a bundle declares, with a kernel or without one."""
     yield from (ranking.problem for ranking in header.rankings if ranking.is_declared)
     yield from header.unserved
-
-
-def _usable_rankings(
-    bundle: BundleView, facts: DeviceFacts
-) -> tuple[list[UsableRanking], list[str]]:
-    """A bundle's rankings, and why some of its kernels are left out."""
-    header = bundle.header
-    reasons = kernel_refusals(header, facts)
-    compact = {kernel.id for kernel in header.kernels if needs_compact(kernel.calling_convention)}
-    rankings = []
-    for ranking in header.rankings:
-        served = launchable(bundle, ranking, reasons)
-        if served:
-            with_gaps = served
-            if compact:
-                with_gaps = tuple(one for one in served if one.kernel.id not in compact)
-            gone = len(ranking.kernels) - len(served)
-            rankings.append(UsableRanking(bundle, with_doubt(ranking, gone), served, with_gaps))
-    counts = Counter(reason for reason in reasons if reason is not None)
-    told = [f"{count} kernels are left out: {why}" for why, count in sorted(counts.items())]
-    return rankings, told
 
 
 def _with_small_workspaces(

@@ -237,6 +237,11 @@ def make_table(places: Sequence[Place]) -> DispatchTable:
 _ONLY_ATEN: Mapping[str, float] = {ATEN: 0.0}
 
 
+def gains_enough(time_ns: int, aten: Timing) -> bool:
+    """Whether a time is below ATen's by `MIN_GAIN`."""
+    return time_ns <= aten.time_ns * (1 - MIN_GAIN)
+
+
 def beating_aten(size: MeasuredSize) -> dict[str, float]:
     """The kernels that beat ATen by `MIN_GAIN`, by id.
 
@@ -246,7 +251,7 @@ def beating_aten(size: MeasuredSize) -> dict[str, float]:
     beating = {
         kernel_id: one.timing.time_ns
         for kernel_id, one in size.kernels.items()
-        if one.timing.time_ns <= size.aten.time_ns * (1 - MIN_GAIN)
+        if gains_enough(one.timing.time_ns, size.aten)
     }
     least = min(beating.values(), default=0)
     return {kernel_id: time_ns / least - 1 for kernel_id, time_ns in beating.items()}

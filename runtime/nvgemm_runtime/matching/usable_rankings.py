@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..bundle.format import Header, Kernel, Ranking, RankingSource
@@ -11,7 +12,7 @@ from ..bundle.unknown_parts import doubt_about
 from ..gemm.problem import Problem, Signature
 from .device import DeviceFacts
 from .nearest import NearestSizes
-from .refusals import version_numbers
+from .refusals import kernel_refusals, needs_compact, timing_refusal, version_numbers
 from .trust import holds_here
 
 
@@ -71,7 +72,7 @@ def launchable(
     )
 
 
-def with_doubt(ranking: Ranking, gone: int) -> Ranking:
+def _with_doubt(ranking: Ranking, gone: int) -> Ranking:
     """A ranking of which some kernels cannot be launched: one that was measured is in doubt.
 
     It keeps those kernels, for `MatchedKernel.rank` counts them.
@@ -83,18 +84,50 @@ def with_doubt(ranking: Ranking, gone: int) -> Ranking:
     return replace(ranking, measured=measured)
 
 
+def _left_out_for_timing(
+    kernels: Sequence[Kernel], reasons: Sequence[str | None], facts: DeviceFacts
+) -> frozenset[int]:
+    """Positions of the kernels that nothing is against but that results depend on timing."""
+    wanted = facts.wants_determinism
+    return frozenset(
+        place
+        for place, (kernel, reason) in enumerate(zip(kernels, reasons))
+        if reason is not None and reason == timing_refusal(kernel, wanted)
+    )
+
+
+def _without_kernels(ranking: Ranking, positions: Collection[int]) -> Ranking:
+    """A ranking of the other kernels alone; the same if none is at these positions."""
+    kept = [place for place, one in enumerate(ranking.kernels) if one.kernel not in positions]
+    if len(kept) == len(ranking.kernels):
+        return ranking
+    measured = ranking.measured
+    if measured is not None:
+        measured = replace(measured, spreads_ns=tuple(measured.spreads_ns[one] for one in kept))
+    kernels = tuple(ranking.kernels[place] for place in kept)
+    return replace(ranking, kernels=kernels, measured=measured)
+
+
+def _least_time_ns(ranking: Ranking, positions: Collection[int]) -> int | None:
+    """The least time that a ranking gives a kernel at these positions; None where it has none."""
+    times = (one.time_ns for one in ranking.kernels if one.kernel in positions)
+    return min((time for time in times if time is not None), default=None)
+
+
 class UsableRanking:
     """A ranking of a problem, and which of its kernels a device can launch.
 
     Attributes:
         bundle: The bundle that has it.
-        ranking: As the bundle has it, but in doubt where measured kernels cannot be launched, and
-            declared where another bundle declares its problem.
+        ranking: As the bundle has it, but without kernels that a program that wants equal results
+            leaves out, in doubt where other measured kernels cannot be launched, and declared where
+            another bundle declares its problem.
+        least_left_out_ns: The least time of the kernels that it is without; None if it has all.
         kernels: Those that can be launched, best first; at least one.
         kernels_for_gaps: Those of them that take operands with gaps between rows or matrices.
     """
 
-    __slots__ = ("bundle", "kernels", "kernels_for_gaps", "ranking")
+    __slots__ = ("bundle", "kernels", "kernels_for_gaps", "least_left_out_ns", "ranking")
 
     def __init__(
         self,
@@ -102,11 +135,13 @@ class UsableRanking:
         ranking: Ranking,
         kernels: tuple[MatchedKernel, ...],
         kernels_for_gaps: tuple[MatchedKernel, ...],
+        least_left_out_ns: int | None = None,
     ) -> None:
         self.bundle = bundle
         self.ranking = ranking
         self.kernels = kernels
         self.kernels_for_gaps = kernels_for_gaps
+        self.least_left_out_ns = least_left_out_ns
 
     @property
     def source(self) -> RankingSource:
@@ -128,6 +163,31 @@ class UsableRanking:
         if all(one.kernel.alignment_bytes <= alignment_bytes for one in kernels):
             return kernels
         return tuple(one for one in kernels if one.kernel.alignment_bytes <= alignment_bytes)
+
+
+def usable_rankings(
+    bundle: BundleView, facts: DeviceFacts
+) -> tuple[list[UsableRanking], list[str]]:
+    """A bundle's rankings, and why some of its kernels are left out."""
+    header = bundle.header
+    reasons = kernel_refusals(header, facts)
+    compact = {kernel.id for kernel in header.kernels if needs_compact(kernel.calling_convention)}
+    varying = _left_out_for_timing(header.kernels, reasons, facts)
+    rankings = []
+    for whole in header.rankings:
+        ranking = _without_kernels(whole, varying) if varying else whole
+        served = launchable(bundle, ranking, reasons)
+        if served:
+            with_gaps = served
+            if compact:
+                with_gaps = tuple(one for one in served if one.kernel.id not in compact)
+            gone = len(ranking.kernels) - len(served)
+            least_ns = _least_time_ns(whole, varying) if varying else None
+            usable = _with_doubt(ranking, gone)
+            rankings.append(UsableRanking(bundle, usable, served, with_gaps, least_ns))
+    counts = Counter(reason for reason in reasons if reason is not None)
+    told = [f"{count} kernels are left out: {why}" for why, count in sorted(counts.items())]
+    return rankings, told
 
 
 SizesByAlignment = list[tuple[int, NearestSizes[UsableRanking]]]

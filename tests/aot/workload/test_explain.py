@@ -39,6 +39,7 @@ def met(gemm: str, *reasons: str, offered: dict[str, str] | None = None) -> Line
         "offered": offered or {},
         "measured": "",
         "doubtful": [],
+        "unconfirmed": [],
     }
 
 

@@ -267,6 +267,51 @@ def test_no_kernel_joins_whose_results_depend_on_timing(
     assert launched == ()
 
 
+def with_timing_dependent(path: Path, operator: str) -> Path:
+    """The bundle, in which the results of one operator depend on timing."""
+    with Bundle(path) as bundle:
+        content = read_content(bundle)
+    kernels = tuple(
+        replace(kernel, is_deterministic=kernel.operator != operator) for kernel in content.kernels
+    )
+    output = path.with_name(f"varying-{path.name}")
+    write_bundle(output, replace(content, kernels=kernels))
+    return output
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_other_kernels_of_a_ranking_serve_a_deterministic_program(
+    inductor: InductorSession, bundles: Bundles, events: Events
+) -> None:
+    """Without doubts, and with no advice to measure again what the program leaves out."""
+    inductor.use(with_timing_dependent(bundles.measured(), WIDE))
+    compiled = compile_dynamic(inductor)
+    for m in (8, 16, 24):
+        assert inductor.launched(compiled.function, *operands(m)) == (SQUARE,), m
+    assert inductor.launched(compiled.function, *operands(32)) == ()
+    (met, _) = events()
+    assert met["doubtful"] == []
+    assert "nvgemm-aot tune" not in explained(events)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_required_refuses_a_winner_that_a_deterministic_program_leaves_out(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    """Where no other kernel beats ATen."""
+    times = {16: {SQUARE: 1100, WIDE: 300, ONE: 1200, ATEN: 1000}}
+    inductor.use(with_timing_dependent(bundles.measured(times), WIDE))
+    with pytest.raises(Exception, match=r"m 16: results of the kernels .* depend on timing"):
+        inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "required"})
+
+
 def test_an_aten_that_is_not_set_as_usual_was_not_measured(
     inductor: InductorSession, bundles: Bundles
 ) -> None:
@@ -601,6 +646,60 @@ def test_a_bundle_that_is_not_there_is_warned_of(
     assert nvgemm_runtime.stats().missed == 1
 
 
+@pytest.mark.parametrize("is_autotuned", [False, True])
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_required_refuses_a_bundle_that_cannot_be_opened(
+    inductor: InductorSession,
+    bundles: Bundles,
+    tmp_path: Path,
+    is_autotuned: bool,
+    is_damaged: bool,
+) -> None:
+    """Also beside one that serves the GEMM: what the other declares is not known."""
+    tmp_path.chmod(0o755)
+    measured, broken = bundles.measured(), tmp_path / "broken.nvgemm"
+    if is_damaged:
+        broken.write_bytes(measured.read_bytes()[:100])
+    inductor.use(measured, broken)
+    required = {"nvgemm_aot_mode": "required", "max_autotune": is_autotuned}
+    with pytest.raises(Exception, match="RequiredError: bundles cannot be opened") as caught:
+        inductor.compile(torch.mm, *operands(16), options=required)
+    assert str(broken) in str(caught.value)
+    assert str(measured) not in str(caught.value)
+    assert "correct what NVGEMM_AOT_BUNDLES names" in str(caught.value)
+
+
+def test_required_says_how_to_install_a_damaged_wheel_again(
+    inductor: InductorSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nvgemm_runtime.inductor.required import refuse_unopened
+    from nvgemm_runtime.installed.discover import BundleFile
+
+    broken = BundleFile(
+        path=Path("/nowhere/b.nvgemm"), origin="nvgemm-kernels-model 1.2", problem=None
+    )
+    inductor.use()
+    monkeypatch.setattr("nvgemm_runtime.installed.registry.find_bundles", lambda: (broken,))
+    with pytest.raises(RequiredError, match=r"nowhere/b\.nvgemm") as caught:
+        refuse_unopened()
+    assert str(caught.value).endswith(
+        "pip install --force-reinstall --no-deps nvgemm-kernels-model==1.2"
+    )
+
+
+def test_required_passes_beside_a_bundle_for_other_hardware(
+    inductor: InductorSession, bundles: Bundles, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    with Bundle(bundles.measured()) as bundle:
+        content = read_content(bundle)
+    other = replace(content, target=replace(content.target, arch="sm_90a"))
+    write_bundle(tmp_path / "other.nvgemm", other)
+    inductor.use(bundles.measured(), tmp_path / "other.nvgemm")
+    required = {"nvgemm_aot_mode": "required"}
+    assert inductor.compile(torch.mm, *operands(16), options=required).launched == (SQUARE,)
+
+
 def test_a_problem_whose_kernels_are_left_out_says_so(
     inductor: InductorSession, bundles: Bundles
 ) -> None:
@@ -635,6 +734,8 @@ def test_events_say_that_a_gemm_is_dispatched(
     assert used["name"] in met["offered"]
     assert len(used["kernels"]) == 2
     assert sum(nvgemm_runtime.stats().won.values()) == 2
+    assert nvgemm_runtime.stats().dispatched == {f"{met['gemm']}: {told}": 1}
+    assert str(nvgemm_runtime.stats()).endswith(f"\n  {met['gemm']}: {told} (calls: 1)")
     text = explain_text({"gemms": [g.to_json() for g in collect(events())], "unreadable_lines": 0})
     assert told in text
 
@@ -699,6 +800,109 @@ def test_the_command_that_settles_contradictions_measures_both_bundles(
     )
 
 
+def test_the_command_that_confirms_what_one_gpu_measured_is_told(
+    inductor: InductorSession, bundles: Bundles, events: Events
+) -> None:
+    once = bundles.measured(confirmed_by=())
+    inductor.use(once)
+    compile_dynamic(inductor)
+    assert explained(events).endswith(
+        "to confirm on another GPU of this product what one has measured:\n"
+        f"  nvgemm-aot tune {once} -o tuned.nvgemm"
+    )
+
+
+@pytest.mark.parametrize("why", ["another product", "an older torch"])
+def test_no_command_confirms_what_does_not_hold_here(
+    inductor: InductorSession, bundles: Bundles, events: Events, why: str
+) -> None:
+    inductor.use(bundles.measured(confirmed_by=(), **OPEN[why]))
+    compile_dynamic(inductor)
+    assert "nvgemm-aot tune" not in explained(events)
+
+
+def test_what_aten_won_is_told_as_atens(
+    inductor: InductorSession, bundles: Bundles, events: Events
+) -> None:
+    inductor.use(bundles.measured())
+    inductor.compile(torch.mm, *operands(32))
+    text = explained(events)
+    assert "ATen, as measured" in text
+    assert (
+        "0 on others though bundled kernels were offered, 1 on ATen, as measured, 0 without" in text
+    )
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_at_most_no_kernel_is_none_in_default_mode_too(
+    inductor: InductorSession, bundles: Bundles, is_dynamic: bool
+) -> None:
+    inductor.use(bundles.measured())
+    inductor.monkeypatch.setenv("NVGEMM_AOT_MAX_CHOICES", "0")
+    if is_dynamic:
+        compiled = compile_dynamic(inductor)
+    else:
+        compiled = inductor.compile(torch.mm, *operands(16))
+    assert "nvgemm" not in compiled.code[0]
+    (reason,) = nvgemm_runtime.stats().misses
+    assert reason.startswith("NVGEMM_AOT_MAX_CHOICES=0")
+    with pytest.raises(Exception, match="NVGEMM_AOT_MAX_CHOICES=0: at most 0 kernels"):
+        inductor.compile(torch.mm, *operands(24), options={"nvgemm_aot_mode": "required"})
+
+
+def test_reasons_tell_what_nobody_declares_from_what_does_not_count(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    inductor.use(bundles.measured(**OPEN["doubts"]))
+    inductor.compile(torch.mm, torch.randn(16, 48), torch.randn(48, 32))
+    inductor.compile(torch.mm, *operands(100))
+    compile_dynamic(inductor)
+    unknown, elsewhere, open_ = nvgemm_runtime.stats().misses
+    assert unknown == "no bundle that serves this device declares this n and k"
+    assert elsewhere == (
+        "bundles rank this n and k at m 8, 12, 16, 24, 32, none of which the graph takes"
+    )
+    assert open_.startswith("bundles have this n and k, and no ranking counts at any m")
+    assert open_.count("it was hot") == 3
+    assert open_.endswith("; and 2 more m")
+
+
+NEXT = {
+    "doubts": "measure again here: nvgemm-aot tune {bundle} -o tuned.nvgemm",
+    "one GPU": "measure again on another GPU of this product: nvgemm-aot tune {bundle} -o tuned",
+    "another product": "tune the bundle on two GPUs of this product with this torch",
+    "a newer torch": "tune the bundle on two GPUs of this product with this torch",
+}
+
+
+@pytest.mark.parametrize("why", NEXT)
+def test_requireds_next_step_fits_the_cause(
+    inductor: InductorSession, bundles: Bundles, why: str
+) -> None:
+    bundle = bundles.measured(**OPEN[why])
+    inductor.use(bundle)
+    with pytest.raises(Exception, match="declared, and compiled without its kernel") as caught:
+        inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "required"})
+    told = str(caught.value)
+    assert NEXT[why].format(bundle=bundle) in told
+    others = {text.partition(":")[0].partition(" with")[0] for text in NEXT.values()}
+    assert sum(other in told for other in others) == 1
+
+
+def test_requireds_next_step_for_other_hardware_is_no_tuning(
+    inductor: InductorSession, bundles: Bundles, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    with Bundle(bundles.measured()) as bundle:
+        content = read_content(bundle)
+    other = replace(content, target=replace(content.target, arch="sm_90a"))
+    write_bundle(tmp_path / "other.nvgemm", other)
+    inductor.use(tmp_path / "other.nvgemm")
+    with pytest.raises(Exception, match="install a wheel whose kernels run on this") as caught:
+        inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "required"})
+    assert "measure again" not in str(caught.value)
+
+
 @pytest.mark.parametrize("is_contradicted", [False, True])
 def test_no_command_is_told_where_no_measurement_could_count(
     inductor: InductorSession, bundles: Bundles, events: Events, is_contradicted: bool
@@ -736,6 +940,7 @@ def test_what_aten_won_is_told_with_its_size_and_with_what_is_open(
     told = "ATen was measured to be as fast or faster at m 32"
     if not is_static:
         told += "".join(f"; m {m}: its ranking is an estimate" for m in (8, 12, 16))
+        told += "; and 1 more m"
     assert met["measured"] == told
 
 

@@ -32,6 +32,13 @@ TIMES = {m: times for m, times in kernels_by_m.TIMES.items() if m != 12}
 
 ONE_KERNEL = {m: {SQUARE: 300, WIDE: 500, ONE: 600, ATEN: 1000} for m in (8, 12, 16, 24)}
 
+TWO_KERNELS = {
+    8: {SQUARE: 500, WIDE: 300, ONE: 600, ATEN: 1000},
+    12: {SQUARE: 303, WIDE: 300, ONE: 600, ATEN: 1000},
+    16: {SQUARE: 300, WIDE: 500, ONE: 600, ATEN: 1000},
+}
+"""By m: WIDE is best up to 12, where SQUARE is next to it, which is best at 16."""
+
 
 @pytest.fixture(scope="module")
 def built(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -383,6 +390,67 @@ def test_required_means_a_kernel_at_every_size(
         compiled = compile_dynamic(measured)
     assert "by m" not in {name for _, name in timed.asked}
     assert launched_at(compiled, measured, 32) == (SQUARE,)
+
+
+def test_a_kernel_at_every_size_joins_by_m_where_kernels_are_required(
+    inductor: InductorSession, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the bounds of the graph the table names no ATen."""
+    tmp_path.chmod(0o755)
+    inductor.use(write_measured(built, tmp_path / "m" / "whole.nvgemm", TWO_KERNELS))
+    timed = Timed(lambda m, name: 50.0 if name == "by m" else 100.0)
+    timed.install(monkeypatch)
+    a, b = torch.randn(16, 64), torch.randn(64, 32)
+    torch._dynamo.mark_dynamic(a, 0, min=8, max=16)
+    with nvgemm_runtime.mode("required"):
+        compiled = inductor.compile(torch.mm, a, b, dynamic=None)
+    torch.testing.assert_close(compiled.result, a @ b)
+    for m, operator in {8: WIDE, 11: WIDE, 16: SQUARE}.items():
+        assert launched_at(compiled, inductor, m) == (operator,), m
+
+
+def test_where_aten_is_the_fastest_at_the_hint_it_competes_with_kernels_by_m(
+    measured: InductorSession,
+    monkeypatch: pytest.MonkeyPatch,
+    met: Callable[[], list[dict[str, Any]]],
+) -> None:
+    timed = Timed(as_measured)
+    timed.install(monkeypatch)
+    compiled = compile_dynamic(measured, 32)
+    for m, launched in {8: (WIDE,), 20: (SQUARE,), 32: (), 100: ()}.items():
+        assert launched_at(compiled, measured, m) == launched, m
+    assert {name for _, name in timed.asked} == {"by m", ATEN}
+    (event,) = met()
+    assert [told.partition(":")[0] for told in event["offered"].values()] == ["by m"]
+
+
+def test_where_aten_is_the_fastest_at_the_hint_kernels_by_m_may_lose(
+    measured: InductorSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Timed(lambda m, name: 150.0 if name == "by m" and m != 32 else 100.0).install(monkeypatch)
+    assert "nvgemm" not in compile_dynamic(measured, 32).code[0]
+
+
+@pytest.mark.parametrize("hint", [8, 16, 32])
+def test_a_trusted_ranking_of_a_graph_of_any_m_is_its_table(
+    measured: InductorSession, timed: list[str], monkeypatch: pytest.MonkeyPatch, hint: int
+) -> None:
+    """Whichever size it is compiled for; nothing is timed."""
+    monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "1")
+    compiled = compile_dynamic(measured, hint)
+    for m, launched in {8: (WIDE,), 16: (SQUARE,), 20: (SQUARE,), 32: (), 100: ()}.items():
+        assert launched_at(compiled, measured, m) == launched, m
+    assert timed == []
+
+
+def test_a_trusted_ranking_that_gains_too_little_leaves_any_m_to_aten(
+    inductor: InductorSession, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "1")
+    little = {m: {**times, ATEN: min(times.values()) + 1} for m, times in ONE_KERNEL.items()}
+    inductor.use(write_measured(built, tmp_path / "m" / "little.nvgemm", little))
+    assert "nvgemm" not in compile_dynamic(inductor).code[0]
 
 
 @pytest.mark.parametrize(

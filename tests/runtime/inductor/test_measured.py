@@ -281,7 +281,7 @@ def test_explanations_say_what_was_measured(
     trial.compile()
     gemms = [gemm.to_json() for gemm in collect(events())]
     text = explain_text({"gemms": gemms, "unreadable_lines": 0})
-    assert "another choice, as measured" in text
+    assert "ATen, as measured" in text
     assert "measured once on cpu, 2026-11-21: 0.2 us, ATen 0.1 us" in text
     assert "nvgemm-aot tune" not in text
 

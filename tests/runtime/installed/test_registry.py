@@ -113,8 +113,8 @@ FAULTS = (
         "nvgemm_runtime.bundle.reader.decode_header",
         "nvgemm_runtime.bundle.reader.file_identity",
         "nvgemm_runtime.matching.index.refusal",
-        "nvgemm_runtime.matching.index.kernel_refusals",
-        "nvgemm_runtime.matching.index.launchable",
+        "nvgemm_runtime.matching.usable_rankings.kernel_refusals",
+        "nvgemm_runtime.matching.usable_rankings.launchable",
     ],
 )
 @pytest.mark.parametrize("call", [0, 1])

@@ -94,3 +94,11 @@ def test_operands_that_no_kernel_could_take_are_refused(inductor: InductorSessio
         nvgemm_runtime.dispatch_table(A, torch.randn(60, 32))
     with pytest.raises(NoKernelError):
         nvgemm_runtime.dispatch_table(A.to(torch.complex64), B.to(torch.complex64))
+
+
+def test_what_is_no_tensor_is_refused_by_name() -> None:
+    b = torch.randn(64, 32)
+    with pytest.raises(TypeError, match="dispatch_table: b is of type NoneType, must be a tensor"):
+        nvgemm_runtime.dispatch_table(torch.randn(4, 64), None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="dispatch_table: a is of type list, must be a tensor"):
+        nvgemm_runtime.dispatch_table([1.0], b)  # type: ignore[arg-type]

@@ -364,3 +364,19 @@ def test_a_device_that_is_not_there_is_refused(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match=r"device is cuda.*, and torch sees 0 CUDA devices: name"):
         nvgemm_runtime.preload(device=device)
+
+
+@pytest.mark.parametrize("device", ["xpu", "meta", "bogus", 0, -1, torch.device("mps")])
+def test_what_is_no_device_for_kernels_is_refused(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device | str | int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match=r"preload: device is .*, and torch sees 0 CUDA devices: "):
+        nvgemm_runtime.preload(device=device)
+
+
+def test_a_manifest_that_is_no_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="preload: manifest is '', must be a manifest's name"):
+        nvgemm_runtime.preload("")
+    with pytest.raises(TypeError, match="preload: manifest is 3, must be a manifest's name"):
+        nvgemm_runtime.preload(3)  # type: ignore[arg-type]

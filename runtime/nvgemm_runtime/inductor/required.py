@@ -1,0 +1,45 @@
+"""What mode ``required`` refuses whichever GEMM is compiled: bundles that cannot be opened."""
+
+from __future__ import annotations
+
+from ..errors import RequiredError
+from ..installed.registry import INSTALLATION, FoundBundle
+from ..settings import BUNDLES_VARIABLE, MODE_VARIABLE
+from .modes import OPTION
+
+
+def refuse_unopened() -> None:
+    """Refuse to compile where a bundle cannot be opened; for mode ``required``.
+
+    What such a bundle declares is not known, so no GEMM is known to need none of its kernels.
+    Bundles that were built for another device can be opened.
+
+    Raises:
+        RequiredError: If one cannot.
+    """
+    unopened = [one for one in INSTALLATION.shipped_bundles() if one.bundle is None]
+    if not unopened:
+        return
+    reasons = tuple(f"{one.origin}: {one.problem}" for one in unopened)
+    lines = [
+        f"bundles cannot be opened, so what they declare is not known, which {MODE_VARIABLE}="
+        f"required (or {OPTION}) does not allow:",
+        *(f"  {reason}" for reason in reasons),
+        *dict.fromkeys(map(_next_step, unopened)),
+    ]
+    raise RequiredError("\n".join(lines), reasons)
+
+
+def _next_step(found: FoundBundle) -> str:
+    """What mends a bundle that cannot be opened."""
+    if found.origin == BUNDLES_VARIABLE:
+        return (
+            f"correct what {BUNDLES_VARIABLE} names or take it out; a damaged bundle is built "
+            "again by nvgemm-aot build"
+        )
+    return f"install it again: pip install --force-reinstall --no-deps {_pinned(found.origin)}"
+
+
+def _pinned(origin: str) -> str:
+    """A distribution and its version, as pip takes them."""
+    return "==".join(origin.rsplit(" ", 1))
