@@ -8,37 +8,32 @@ from __future__ import annotations
 
 import errno
 import logging
-import re
 import sys
 import threading
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
-from nvgemm_runtime.bundle.format import (
-    MAX_KERNEL_ALIGNMENT_BYTES,
-    MAX_TILE_BYTES,
-    KernelDesign,
-)
-from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.errors import CompileError, NvgemmError, ToolchainError, one_line
-from nvgemm_runtime.gemm.problem import MAX_EXTENT, Problem, Signature
+from nvgemm_runtime.gemm.problem import Problem, Signature
 
 from ..targets import BuildTarget
 from .base import (
-    DYNAMIC_PERSISTENT,
     INTERFACE_VERSIONS,
-    SCHEDULERS,
-    STATIC_PERSISTENT,
     BlockShape,
     Candidate,
     Enumeration,
     Provider,
-    Rejection,
     RuntimeModel,
+)
+from .listing_faults import (
+    MAX_HEADER_INTEGER,
+    MAX_VERSION_LENGTH,
+    instability,
+    is_integer,
+    is_version_text,
+    listing_faults,
 )
 from .sources import source_digest
 
@@ -48,24 +43,6 @@ T = TypeVar("T")
 
 BLAME = "report it to the provider's author, or take the provider out of the manifest"
 """The next step, after an error of a provider."""
-
-EXACTLY = ", and of no subclass"
-"""What is listed goes to compiler processes and into plans, where subclasses are unknown."""
-
-MAX_OPERATOR_LENGTH = 300
-_OPERATOR = re.compile(r"[!-~]+(?: [!-~]+)*")
-"""Printable ASCII without blanks at either end: names go into headers, tables and logs."""
-
-_EXTENTS = f"1 to {MAX_EXTENT}"
-
-MAX_CLUSTER_BLOCKS = 16
-"""Most thread blocks of a cluster (CUDA C++ Programming Guide, thread block clusters)."""
-
-MAX_VERSION_LENGTH = 1000
-"""Longest text of a toolchain: rankings files have none that is longer."""
-
-MAX_HEADER_INTEGER = 2**63 - 1
-"""Largest integer of a header: no time is longer, and no workspace larger (FORMAT.md)."""
 
 SLOW_SECONDS = 10.0
 """A provider that has not answered after so long is named in a warning: the builder waits for it
@@ -108,7 +85,7 @@ class Checked:
         """Versions that shape its code, its own among them; see `Provider.toolchain`."""
         found = self._ask_in_time("toolchain()", self._provider.toolchain)
         if not isinstance(found, dict) or not all(
-            _is_version_text(text) for item in found.items() for text in item
+            is_version_text(text) for item in found.items() for text in item
         ):
             raise self._error(
                 f"toolchain() gave {found!r}; must be a version by each distribution's name, both "
@@ -133,10 +110,10 @@ class Checked:
             for _ in range(2)
         )
         for one in (found, again):
-            fault = next(_listing_faults(one, self.name, signature, target), None)
+            fault = next(listing_faults(one, self.name, signature, target), None)
             if fault is not None:
                 raise self._error(f"{asked} {fault}")
-        fault = _instability(found, again)
+        fault = instability(found, again)
         if fault is not None:
             raise self._error(f"{asked} {fault}")
         # Lists do not hash, and plans compare candidates. What else was hung on a candidate goes.
@@ -150,7 +127,7 @@ class Checked:
         """Its model, whose answers are checked; see `Provider.runtime_model`."""
         model = self._ask_in_time("runtime_model()", lambda: self._provider.runtime_model(target))
         name: Any = self._ask("runtime_model().name", lambda: getattr(model, "name", None))
-        if not _is_version_text(name) or not callable(getattr(model, "estimate_ns", None)):
+        if not is_version_text(name) or not callable(getattr(model, "estimate_ns", None)):
             raise self._error(
                 f"runtime_model() gave {one_line(repr(model))[:100]}; must have estimate_ns(), and "
                 f"a name that is printable text of 1 to {MAX_VERSION_LENGTH} characters (got "
@@ -232,7 +209,7 @@ class _CheckedModel:
         """Estimate a runtime; see `RuntimeModel.estimate_ns`."""
         asked = f"estimate_ns({problem.key})"
         found = self._provider._ask(asked, lambda: self._model.estimate_ns(problem, shape))
-        if found is not None and not _is_integer(found, 1, MAX_HEADER_INTEGER):
+        if found is not None and not is_integer(found, 1, MAX_HEADER_INTEGER):
             raise self._provider._error(
                 f"{asked} gave {one_line(repr(found))[:60]}; must be whole nanoseconds from 1 to "
                 f"{MAX_HEADER_INTEGER}, or None"
@@ -262,7 +239,7 @@ def _require_interface(provider: Any, name: str) -> None:
                 f"{name!r} is no provider: its {one} is {value!r}, must be of type "
                 f"{kind.__name__} and not empty; {see}"
             )
-    if not _is_version_text(provider.recipe):
+    if not is_version_text(provider.recipe):
         raise ToolchainError(
             f"{name!r} is no provider: its recipe is {provider.recipe[:60]!r}, must be printable "
             f"text of at most {MAX_VERSION_LENGTH} characters, since bundles state it; {see}"
@@ -281,222 +258,6 @@ def _require_interface(provider: Any, name: str) -> None:
             f"provider {name!r} calls itself {provider.name!r}; compiler processes find it by its "
             f"name: write {provider.name!r} where {name!r} stands, or correct the provider"
         )
-
-
-def _listing_faults(
-    found: Any, provider: str, signature: Signature, target: BuildTarget
-) -> Iterator[str]:
-    """What is wrong with what `Provider.enumerate` returned, worded to follow its name."""
-    if not isinstance(found, Enumeration):
-        yield f"gave {type(found).__name__}; must be an Enumeration"
-        return
-    for field in ("candidates", "rejections"):
-        if not isinstance(getattr(found, field), tuple | list):
-            yield f"gave {type(getattr(found, field)).__name__} as {field}; must be a tuple"
-            return
-    if found.absence is not None and not isinstance(found.absence, str):
-        yield f"gave {found.absence!r} as absence; must be text or None"
-    for rejection in found.rejections:
-        if not isinstance(rejection, Rejection) or not all(
-            isinstance(text, str) for text in (rejection.operator, rejection.reason)
-        ):
-            yield f"gave {one_line(repr(rejection))} among rejections; must be a Rejection of texts"
-    for candidate in found.candidates:
-        if type(candidate) is not Candidate:
-            text = one_line(repr(candidate))[:100]
-            yield f"gave {text} among candidates; must be a Candidate{EXACTLY}"
-            return
-        for text in _candidate_faults(candidate, provider, signature, target):
-            yield f"listed {one_line(repr(candidate.operator))}, whose {text}"
-    counts = Counter(candidate.operator for candidate in found.candidates)
-    for operator, count in counts.items():
-        if count > 1:
-            yield f"listed {operator!r} {count} times; each operator must have a name of its own"
-
-
-def _instability(found: Enumeration, again: Enumeration) -> str | None:
-    """How two listings of one signature differ, but for their order; worded as faults are."""
-    once, twice = (
-        {candidate.operator: candidate for candidate in one.candidates} for one in (found, again)
-    )
-    for operator in (*once, *twice):
-        if operator not in once or operator not in twice:
-            return f"listed {operator!r} one time and not the other; must list the same each time"
-        if once[operator] != twice[operator]:
-            return f"listed {operator!r} with other facts when asked again; must list the same"
-    return None
-
-
-def _candidate_faults(
-    candidate: Candidate, provider: str, signature: Signature, target: BuildTarget
-) -> Iterator[str]:
-    """What is wrong with one candidate: the field, what it is, what it must be."""
-    operator = candidate.operator
-    if (
-        not isinstance(operator, str)
-        or not _OPERATOR.fullmatch(operator)
-        or len(operator) > MAX_OPERATOR_LENGTH
-    ):
-        yield (
-            f"name must be printable ASCII, at most {MAX_OPERATOR_LENGTH} characters, with no "
-            "blank at an end"
-        )
-    if candidate.provider != provider:
-        yield f"provider is {candidate.provider!r}, must be {provider!r}"
-    if candidate.signature != signature:
-        key = getattr(candidate.signature, "key", candidate.signature)
-        yield f"signature is {key}, must be the one asked for"
-    yield from _design_faults(candidate.design)
-    yield from _shape_faults(candidate.block_shape)
-    alignment = candidate.alignment_bytes
-    most = MAX_KERNEL_ALIGNMENT_BYTES
-    if not _is_integer(alignment, 1, most) or alignment & (alignment - 1):
-        yield f"alignment_bytes is {alignment!r}, must be a power of two from 1 to {most}"
-    yield from _call_faults(candidate, signature)
-    sizes = candidate.cluster_sizes
-    if not isinstance(sizes, tuple) or not all(
-        _is_integer(size, 1, MAX_CLUSTER_BLOCKS) for size in sizes
-    ):
-        yield f"cluster_sizes is {sizes!r}, must be a tuple of 1 to {MAX_CLUSTER_BLOCKS}"
-    else:
-        known = target.device.max_active_clusters
-        strange = [size for size in sizes if size not in known]
-        if strange:
-            yield (
-                f"cluster_sizes has {strange[0]}; the device profile {target.device.name} knows "
-                f"{', '.join(map(str, sorted(known)))}"
-            )
-        yield from _schedule_faults(candidate)
-    if not _is_integer(candidate.preference, -MAX_EXTENT, MAX_EXTENT):
-        yield f"preference is {candidate.preference!r}, must be an integer of 32 bits"
-    if not isinstance(candidate.is_deterministic, bool):
-        yield f"is_deterministic is {candidate.is_deterministic!r}, must be true or false"
-    if not isinstance(candidate.added_code, str):
-        yield f"added_code is {candidate.added_code!r}, must be text"
-    traits = candidate.traits
-    if not isinstance(traits, tuple) or not all(isinstance(one, str) and one for one in traits):
-        yield f"traits is {traits!r}, must be a tuple of texts"
-
-
-def _schedule_faults(candidate: Candidate) -> Iterator[str]:
-    """What is wrong with how a kernel learns the number of clusters that run at once."""
-    convention = candidate.calling_convention
-    known = parse_calling_convention(convention) if isinstance(convention, str) else None
-    if known is None or next(_design_faults(candidate.design), None) is not None:
-        return  # which is a fault of its own
-    design = candidate.design
-    is_persistent = design.scheduler in (STATIC_PERSISTENT, DYNAMIC_PERSISTENT)
-    if known.takes_clusters and not is_persistent:
-        yield (
-            f"calling_convention is {convention!r}; scheduler {design.scheduler} takes no clusters"
-        )
-    clusters = filter(None, (design.cluster, design.fallback_cluster))
-    wanted = sorted({m * n for m, n in clusters}) if is_persistent else []
-    found = candidate.cluster_sizes
-    if known.takes_clusters and found:
-        yield f"cluster_sizes is {found!r}, must be () where each launch is told clusters"
-    elif not known.takes_clusters and sorted({*found}) != wanted:
-        told = ", or clusters in its calling_convention" if is_persistent else ""
-        yield (
-            f"cluster_sizes is {found!r}, must be {tuple(wanted)!r} with scheduler "
-            f"{design.scheduler}{told}"
-        )
-
-
-def _call_faults(candidate: Candidate, signature: Signature) -> Iterator[str]:
-    """What is wrong with how a candidate says it is called."""
-    text = candidate.calling_convention
-    convention = parse_calling_convention(text) if isinstance(text, str) else None
-    if convention is None:
-        yield f"calling_convention is {text!r}; FORMAT.md lists what it may be"
-        return
-    workspace = candidate.workspace_bytes
-    if not _is_integer(workspace, 0, MAX_HEADER_INTEGER):
-        yield f"workspace_bytes is {workspace!r}, must be 0 or more, and at most 2**63 - 1"
-        return
-    formula = candidate.workspace
-    if formula is not None:
-        fault = _formula_fault(formula) or formula.fault(signature.op)
-        if fault is None and workspace:
-            fault = f"workspace_bytes is {workspace}, must be 0 beside it"
-        if fault is not None:
-            yield f"workspace is {formula!r}: {fault}"
-            return
-    misfit = convention.misfit(signature, candidate.has_workspace)
-    if misfit is not None:
-        yield f"calling_convention is {text!r}: {misfit}"
-
-
-def _formula_fault(formula: Any) -> str | None:
-    if type(formula) is not TileWorkspace:
-        return "must be a TileWorkspace or None"
-    extents = _are_extents(formula.tile, 2) and _are_extents(formula.tiles_multiple, 2)
-    sizes = (formula.zeroed_once, formula.zeroed_per_tile, formula.scratch_per_tile)
-    if extents and all(_is_integer(size, 0, MAX_TILE_BYTES) for size in sizes):
-        return None
-    return (
-        f"its tile and tiles_multiple must be two integers of {_EXTENTS}, its bytes integers of 0 "
-        f"to {MAX_TILE_BYTES}"
-    )
-
-
-def _design_faults(design: Any) -> Iterator[str]:
-    if type(design) is not KernelDesign:
-        yield f"design is {type(design).__name__}, must be a KernelDesign{EXACTLY}"
-        return
-    if not _are_extents(design.tile, 3):
-        yield f"tile is {design.tile!r}, must be three integers (m, n, k) of {_EXTENTS}"
-    if design.ctas_per_tile not in (1, 2):
-        yield f"ctas_per_tile is {design.ctas_per_tile!r}, must be 1 or 2"
-    clusters: list[tuple[str, Any]] = [("cluster", design.cluster)]
-    if design.fallback_cluster is not None:
-        clusters.append(("fallback_cluster", design.fallback_cluster))
-    for name, cluster in clusters:
-        if not _are_extents(cluster, 2) or cluster[0] * cluster[1] > MAX_CLUSTER_BLOCKS:
-            yield (
-                f"{name} is {cluster!r}, must be two integers (m, n) of 1 or more, together at "
-                f"most {MAX_CLUSTER_BLOCKS}"
-            )
-    if design.scheduler not in SCHEDULERS:
-        yield f"scheduler is {design.scheduler!r}, must be one of {', '.join(SCHEDULERS)}"
-    if design.cluster_limits:
-        yield "cluster_limits are given; the builder fills them in, by cluster_sizes"
-    for name in ("swapped", "dependent_launch"):
-        if not isinstance(getattr(design, name), bool):
-            yield f"{name} is {getattr(design, name)!r}, must be true or false"
-    if not _is_integer(design.splits, 1, MAX_EXTENT):
-        yield f"splits is {design.splits!r}, must be an integer of {_EXTENTS}"
-
-
-def _shape_faults(shape: Any) -> Iterator[str]:
-    if type(shape) is not BlockShape:
-        yield f"block_shape is {type(shape).__name__}, must be a BlockShape{EXACTLY}"
-        return
-    if not _are_extents(shape.tile, 3) or not _are_extents(shape.cluster, 2):
-        yield (
-            f"block_shape has tile {shape.tile!r} and cluster {shape.cluster!r}, must be three and "
-            f"two integers of {_EXTENTS}"
-        )
-    if not isinstance(shape.swapped, bool):
-        yield f"block_shape has swapped {shape.swapped!r}, must be true or false"
-    if not _is_integer(shape.splits, 1, MAX_EXTENT):
-        yield f"block_shape has splits {shape.splits!r}, must be an integer of {_EXTENTS}"
-
-
-def _is_version_text(text: Any) -> bool:
-    return isinstance(text, str) and text.isprintable() and 0 < len(text) <= MAX_VERSION_LENGTH
-
-
-def _are_extents(value: Any, count: int) -> bool:
-    return (
-        isinstance(value, tuple)
-        and len(value) == count
-        and all(_is_integer(extent, 1, MAX_EXTENT) for extent in value)
-    )
-
-
-def _is_integer(value: Any, least: int, most: int | None = None) -> bool:
-    return type(value) is int and least <= value and (most is None or value <= most)
 
 
 def described(error: BaseException) -> str:

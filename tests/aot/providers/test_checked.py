@@ -17,7 +17,8 @@ from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.providers import Candidate, Enumeration, Rejection, checked, load_provider
 from nvgemm_aot.providers.base import BlockShape, RuntimeModel
-from nvgemm_aot.providers.checked import BLAME, Checked, _listing_faults
+from nvgemm_aot.providers.checked import BLAME, Checked
+from nvgemm_aot.providers.listing_faults import listing_faults
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_runtime.bundle.format import ClusterLimit
@@ -292,7 +293,7 @@ def test_providers_that_come_along_keep_the_rules(name: str, arch: str) -> None:
     provider, target = load_provider(name), build_target(arch)
     for signature in EVERY_SIGNATURE[::12]:
         found = provider.enumerate(signature, target)
-        assert list(_listing_faults(found, name, signature, target)) == []
+        assert list(listing_faults(found, name, signature, target)) == []
 
 
 @pytest.mark.parametrize(
