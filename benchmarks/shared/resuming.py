@@ -170,10 +170,11 @@ class Results:
                 if len(failures) == MAX_FAILURES:
                     break
                 continue
+            finally:
+                with others_turn():
+                    pass
             self.add(key, entry)
             seconds = self._record["runs"][-1]["seconds"]
-            with others_turn():
-                pass
             click.echo(f"{number + 1}/{len(work)} {seconds:.0f} s {key}: {say(entry)}", err=True)
         if failures:
             raise click.ClickException("\n".join(failures))

@@ -24,7 +24,7 @@ Tensors = list[torch.Tensor]
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel looked up yet; that torch computes what is in fp32 is no news."""
     monkeypatch.setattr(products, "_found", {})
-    monkeypatch.setattr(products, "_has_warned", True)
+    monkeypatch.setattr(products, "_warned", {*products.WARNINGS})
 
 
 def operands(dtype: torch.dtype = torch.bfloat16, *, biased: bool = False) -> Tensors:

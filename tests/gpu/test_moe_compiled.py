@@ -24,7 +24,7 @@ OTHER_COUNTS = ((0, 87, 300, 0, 500, 200), (3, 2, 1, 0, 0, 1), (256,) * 6)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing compiled, no kernel looked up yet; that torch computes what is in fp32 is no news."""
     monkeypatch.setattr(products, "_found", {})
-    monkeypatch.setattr(products, "_has_warned", True)
+    monkeypatch.setattr(products, "_warned", {*products.WARNINGS})
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -132,15 +132,17 @@ def test_cuda_graphs_of_inductor_follow_new_ends(is_pair: bool) -> None:
     run = function(is_pair)
     compiled = torch.compile(run, fullgraph=True, mode="reduce-overhead")
     rows = sum(COUNTS)
+    torch._dynamo.utils.counters.clear()
     for counts in (*[COUNTS] * 4, (0, 87, 300, 0, 500, 200), (rows, 0, 0, 0, 0, 0)):
         assert sum(counts) == rows
         found = step(compiled, ends(counts), given)
         direct = step(run, ends(counts), given)
         assert max(error(found, direct)) < 1e-2
+    assert not torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
     assert Epilogue.SWIGLU_HALVES_GRADIENT in gates_found()
 
 
-def test_checkpointing_computes_the_gate_again() -> None:
+def test_checkpointing_runs_kernels_with_the_gate() -> None:
     given = operands()
 
     def run(offsets: torch.Tensor, x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:

@@ -256,7 +256,7 @@ def link(relocatable: bytes, calling_convention: str, target: Target) -> bytes:
 
 
 _COMMENTARY = re.compile(
-    r"collect2: |clang.*: linker command failed|.*: in function |>>>|.*warning: "
+    r"collect2: error: ld returned |clang.*: linker command failed|.*: in function |>>>|.*warning: "
 )
 """Lines of a linker's output that do not say what is wrong: GNU's, LLVM's and their drivers'."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -297,8 +298,8 @@ def _measured_lines(document: Document) -> list[str]:
 
 def _show_command(files: Sequence[str]) -> str:
     """What shows the doubts of rankings that were read from files."""
-    merged = "" if len(files) == 1 else f"nvgemm-aot rankings merge {' '.join(files)} -o FILE; "
-    shown = files[0] if len(files) == 1 else "FILE"
+    merged = "" if len(files) == 1 else f"nvgemm-aot rankings merge {shlex.join(files)} -o FILE; "
+    shown = shlex.quote(files[0]) if len(files) == 1 else "FILE"
     return f"{merged}nvgemm-aot rankings show {shown} --standing doubtful"
 
 

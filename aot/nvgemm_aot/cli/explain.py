@@ -120,18 +120,26 @@ def _what_computes(gemm: Document) -> str:
 
 def _is_atens(gemm: Document) -> bool:
     """Whether no kernel was offered because ATen was measured to be the fastest."""
-    return bool(gemm["measured"]) and gemm["basis"] != "miss" and not gemm["offered"]
+    return bool(gemm["measured"]) and _is_unoffered(gemm) and gemm["fastest"] is None
+
+
+def _is_unoffered(gemm: Document) -> bool:
+    """Whether bundles serve a GEMM, and none of their kernels was offered for it."""
+    return gemm["basis"] != "miss" and not gemm["offered"] and not gemm["used"]
 
 
 def _summary(document: list[Document]) -> str:
     gemms = [gemm for gemm in document if gemm["graphs"]]  # without epilogue fusions that lost
     used = sum(bool(gemm["used"]) for gemm in gemms)
     missed = sum(gemm["basis"] == "miss" for gemm in gemms)
-    atens = sum(_is_atens(gemm) and not gemm["used"] for gemm in gemms)
+    atens = sum(map(_is_atens, gemms))
+    unoffered = sum(map(_is_unoffered, gemms)) - atens
+    others = len(gemms) - used - missed - atens - unoffered
     return (
         f"{count_text(len(gemms), 'GEMM')}: {used} on bundled kernels, "
-        f"{len(gemms) - used - missed - atens} on others though bundled kernels were offered, "
+        f"{others} on others though bundled kernels were offered, "
         f"{f'{atens} on ATen, as measured, ' if atens else ''}"
+        f"{f'{unoffered} on others, as none was offered, ' if unoffered else ''}"
         f"{missed} without a bundled kernel"
     )
 

@@ -72,7 +72,8 @@ class Candidate(KernelFacts):
 
     Attributes:
         cluster_sizes: Sizes, in thread blocks, of the clusters whose number on the device is
-            compiled in; empty where the kernel does not depend on the device profile.
+            compiled in: with a persistent scheduler those of its clusters, unless each launch is
+            told; else empty.
         block_shape: What the runtime model needs to know of it.
         preference: Order among operators that the model cannot tell apart; lower is better.
         added_code: What the provider adds to the operator's own code, such as an epilogue's source.

@@ -70,7 +70,8 @@ class Request:
             their own; only pointers of row-wise scales count.
         is_compact: Whether A, B and the result have no gaps between rows or matrices. Kernels that
             take addresses and no strides need that.
-        out_row_bytes: From one row of the result to the next; None where it has no gaps.
+        out_row_bytes: From one row of the result to the next; None where it has one row, or is yet
+            to be made.
     """
 
     problem: Problem

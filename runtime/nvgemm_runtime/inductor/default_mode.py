@@ -214,8 +214,9 @@ def _next_steps(
     steps: dict[str, None] = {}  # in order, each once
     if any(m in rows for m in INSTALLATION.index(facts).left_out_sizes(problem)):
         steps[
-            "install a wheel whose kernels run on this device, or uninstall the one that declares "
-            "the problem"
+            "where kernels do not run here, install a wheel whose kernels do; where none was "
+            "built, name other providers in the manifest (providers:) and build again; or "
+            "uninstall the wheel that declares the problem"
         ] = None
     with_kernels = {one.m for one in decided.sizes}
     for m in decided.open:
@@ -225,8 +226,8 @@ def _next_steps(
             step = "compile with max-autotune, which times kernels, or with operands and settings "
             steps[f"{step}of torch like those measured"] = None
         elif m in with_kernels:
-            step = "compile with max-autotune, which offers kernels whose results depend on timing"
-            steps[step] = None
+            step = "compile with max-autotune, which offers the kernels whose results do not depend"
+            steps[f"{step} on timing"] = None
         elif m in decided.doubtful:
             steps.update({_tune_step(files, "here"): None for files in decided.doubtful[m]})
         elif m in decided.unconfirmed:

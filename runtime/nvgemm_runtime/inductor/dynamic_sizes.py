@@ -63,8 +63,8 @@ class FoundByM:
     Attributes:
         choice: The choice; None where what was measured to compute does not change with m, or where
             a kernel is needed at each and ATen would compute at some.
-        is_left_to_aten: Whether measurements name ATen at every m of the graph, and no kernel is
-            needed.
+        is_left_to_aten: Whether the table has ATen alone at every m of the graph, also where no
+            measurement counts, and no kernel is needed.
         doubtful: The bundles whose measurements of sizes of the graph are in doubt or contradict
             each other; see `report.met`.
     """

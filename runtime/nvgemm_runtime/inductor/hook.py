@@ -152,6 +152,10 @@ def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     operators = {choice.name: choice.offer.kernel.operator for choice in kernels}
     found_by_m = _find_choice_by_m(gemm, stock)
     by_m = None if found_by_m is None else found_by_m.choice
+    measured = offers.measured
+    if offers.is_final and found_by_m is not None and found_by_m.is_left_to_aten:
+        kernels, operators = [], {}
+        measured = "ATen at every m of the graph"
     if not is_alternative():
         told = {} if offers.is_final and by_m is not None else operators
         if by_m is not None:
@@ -160,14 +164,12 @@ def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
             offers.gemm,
             basis=offers.basis,
             offered=told,
-            measured=offers.measured,
+            measured=measured,
             doubtful=[*offers.doubtful, *(found_by_m.doubtful if found_by_m else ())],
         )
     if offers.is_final:  # one choice is not timed
         if by_m is not None:
             return [by_m.choice]
-        if found_by_m is not None and found_by_m.is_left_to_aten:
-            kernels = []
         return kernels or [find_eager_aten(choices, gemm.choice)]
     joining = [*kernels, *([] if by_m is None else [by_m.choice])]
     if not joining:

@@ -64,7 +64,8 @@ def preload(
         manifest: The name of a manifest whose kernel wheel is installed, or whose bundle is named
             in NVGEMM_AOT_BUNDLES: the kernel that is ranked first for each of its problems is
             loaded, and those that their dispatch tables name. Without it, every kernel that
-            compiled graphs of this process may call.
+            compiled graphs of this process may call, but those of `nvgemm_runtime.moe`, which are
+            looked up at their first call.
         device: Where they will be called; by default the current CUDA device, or the CPU where
             there is none.
         progress: Called with how many kernels are done, and of how many, after each. A preload of
@@ -138,18 +139,21 @@ def _checked_device(device: torch.device | str | int) -> torch.device:
     """
     import torch
 
-    try:
-        where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    except RuntimeError:  # not a device of any kind
-        where = None
     count = torch.cuda.device_count()
+    where = None
+    try:
+        if not isinstance(device, int):
+            where = torch.device(device)
+        elif 0 <= device < count:  # torch takes larger numbers modulo 256
+            where = torch.device("cuda", device)
+    except (RuntimeError, TypeError):  # not a device of any kind
+        pass
     if where is not None and where.type == "cpu":
         return where
     if where is None or where.type != "cuda" or (where.index or 0) >= count:
-        told = device if where is None else where
         raise ValueError(
-            f"preload: device is {told}, and torch sees {count} CUDA devices: name one of these, "
-            "or 'cpu', or leave it out"
+            f"preload: device is {device!r}, and torch sees {count} CUDA devices: name one of "
+            "these, or 'cpu', or leave it out"
         )
     return where
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..bundle.format import Timing
+from ..gemm.group_limits import too_large
 from ..gemm.operands import Request
 from .device import DeviceFacts, TorchVersions
 from .thresholds import (
@@ -124,15 +125,16 @@ def decide_dispatch(
                 unconfirmed[m] = _each_alone(once)
             continue
         is_won = bool(beating_aten(found)) or _left_out_beat(counting[0], found.aten)
-        if only_deterministic:
-            varying = {
-                one.kernel.id
-                for usable in of_size
-                for one in usable.kernels
-                if not one.kernel.is_deterministic
-            }
-            kept = {id_: one for id_, one in found.kernels.items() if id_ not in varying}
-            found = replace(found, kernels=kept)
+        here = replace(request.problem, m=m)
+        unusable = {
+            one.kernel.id
+            for usable in of_size
+            for one in usable.kernels
+            if (only_deterministic and not one.kernel.is_deterministic)
+            or too_large(one.kernel.provider, here, request.out_row_bytes) is not None
+        }
+        kept = {id_: one for id_, one in found.kernels.items() if id_ not in unusable}
+        found = replace(found, kernels=kept)
         if is_won and not beating_aten(found):
             why_open[m] = "results of the kernels that are faster than ATen depend on timing"
         sizes.append(found)

@@ -397,7 +397,7 @@ def _pieces(plan: Plan, matrix: torch.Tensor) -> list[slice]:
     if not plan.in_pieces:
         return [slice(None)]
     count, step = matrix.shape[0], max(1, _PIECE // matrix.shape[1])
-    return [slice(begin, begin + step) for begin in range(0, count, step)]
+    return [slice(begin, begin + step) for begin in range(0, max(count, 1), step)]
 
 
 def _dense_like(matrix: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,12 @@ _found: dict[tuple[object, ...], LoadedKernel | str] = {}
 """By all that decides: the kernel, or why none serves."""
 
 _MAX_FOUND = 4096
-_has_warned = False
+_BY_TORCH = "torch computes a grouped product"
+_GATE_LOST = "a compiled graph computes a gate by its product and torch's operators"
+WARNINGS = (_BY_TORCH, _GATE_LOST)
+"""What a process is warned of, once each."""
+
+_warned: set[str] = set()
 
 
 def rows(
@@ -128,7 +133,7 @@ def _by_kernel(
     out = a.new_empty(shape)
     reason = _run_kernel(out, a, b, offsets, addend, epilogue)
     if reason and warns:
-        _warn_once(reason)
+        _warn_once(_GATE_LOST, reason)
     return None if reason else out
 
 
@@ -197,7 +202,7 @@ def _rows(
     if bias is not None:
         reason = _launch(Op.GROUPED_MM, a, b, out, plain)
     if reason:
-        _warn_once(reason)
+        _warn_once(_BY_TORCH, reason)
         out = _torch_rows(a, b, offsets)
     return out if bias is None else out.add_(bias[owner_of_rows(offsets, a.shape[0])])
 
@@ -212,7 +217,7 @@ def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
     reason = _launch(Op.K_GROUPED_MM, a.t(), b, out, ExtraOperands(offsets=offsets))
     if not reason:
         return out
-    _warn_once(reason)
+    _warn_once(_BY_TORCH, reason)
     return _torch_columns(a, b, offsets)
 
 
@@ -250,13 +255,12 @@ def _launch(
     return ""
 
 
-def _warn_once(reason: str) -> None:
-    global _has_warned
-    if not _has_warned:
-        _has_warned = True
+def _warn_once(what: str, reason: str) -> None:
+    if what not in _warned:
+        _warned.add(what)
         warnings.warn(
-            f"nvgemm_runtime.moe: torch computes a grouped product, and from here on every other "
-            f"that no kernel serves, without another warning: {reason}",
+            f"nvgemm_runtime.moe: {what}, and from here on every other that no kernel serves, "
+            f"without another warning: {reason}",
             stacklevel=2,
         )
 

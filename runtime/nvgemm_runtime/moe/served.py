@@ -24,7 +24,7 @@ from ..matching.index import Match
 from ..settings import COMPILE_OPTION, Mode, default_mode
 
 _EXAMPLE = 4096
-"""A size that torch knows no example of."""
+"""For a size or stride of which torch knows no example."""
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def _is_served(
 
 
 def _operand(tensor: torch.Tensor) -> Operand:
-    """A tensor as it may lie, with examples of sizes that are symbols; no row counts as many."""
+    """A tensor as it may lie, with examples of sizes that are symbols; 0 rows count as one."""
     shape = tuple(_example(extent) or 1 for extent in tensor.shape)
     return _made(tensor, shape, tuple(_example(step) for step in tensor.stride()))
 

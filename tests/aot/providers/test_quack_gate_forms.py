@@ -165,20 +165,16 @@ gemms:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "epilogues"),
     [
         ("sm_90a", "swiglu_halves_kept, swiglu_oai_interleaved_gradient"),
-        pytest.param(
-            "sm_90a",
-            "swiglu_oai_halves_kept, geglu_interleaved_kept, geglu_halves_gradient",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
+        ("sm_90a", "swiglu_oai_halves_kept, geglu_interleaved_kept, geglu_halves_gradient"),
+        (
             "sm_100f",
             "geglu_halves_kept, swiglu_oai_interleaved_kept, swiglu_oai_halves_gradient, "
             "geglu_interleaved_gradient",
-            marks=pytest.mark.slow,
         ),
     ],
 )

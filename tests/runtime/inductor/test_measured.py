@@ -284,6 +284,12 @@ def test_explanations_say_what_was_measured(
     assert "ATen, as measured" in text
     assert "measured once on cpu, 2026-11-21: 0.2 us, ATen 0.1 us" in text
     assert "nvgemm-aot tune" not in text
+    assert "1 on ATen, as measured" in text
+    by_triton = explain_text(
+        {"gemms": [gemms[0] | {"fastest": "triton_mm_3"}]} | {"unreadable_lines": 0}
+    )
+    assert "1 on others, as none was offered" in by_triton
+    assert "as measured" not in by_triton
 
 
 def test_explanations_say_how_to_settle_what_is_in_doubt(

@@ -14,6 +14,7 @@ from nvgemm_runtime.bundle.format import Conditions, Header, Measured, RankingSo
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import Layout, Op, Problem, Signature
+from nvgemm_runtime.matching import dispatch as dispatch_module
 from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions
 from nvgemm_runtime.matching.dispatch import Dispatch, decide_dispatch
 from nvgemm_runtime.matching.index import Index
@@ -116,6 +117,24 @@ def test_confirmed_rankings_make_a_table_whose_kernels_are_known() -> None:
     assert len(made.measured) == 3
     assert made.open == {}
     assert [one.m for one in made.sizes] == [16, 24]
+
+
+def test_kernels_for_which_a_size_is_too_large_are_in_no_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    header = bundle(TIMES)
+    first, *_ = (header.kernels[one.kernel] for one in header.rankings[0].kernels)
+    asked = []
+
+    def too_large(provider: str, problem: Problem, out_row_bytes: int | None) -> str | None:
+        asked.append((provider, problem.m, out_row_bytes))
+        return "too large" if problem.m == 24 else None
+
+    monkeypatch.setattr(dispatch_module, "too_large", too_large)
+    made = dispatch(header, out_row_bytes=8192)
+    assert {(m, row_bytes) for _, m, row_bytes in asked} == {(16, 8192), (24, 8192)}
+    assert made.table.at(16) == first.id
+    assert made.table.at(24) == ATEN
 
 
 WITHOUT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

@@ -19,7 +19,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernels, none looked up yet, and no warning to come."""
     use(monkeypatch)
     monkeypatch.setattr(products, "_found", {})
-    monkeypatch.setattr(products, "_has_warned", True)
+    monkeypatch.setattr(products, "_warned", {*products.WARNINGS})
 
 
 @pytest.fixture

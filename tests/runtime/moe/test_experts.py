@@ -144,6 +144,24 @@ def test_offsets_are_the_sums_of_counts() -> None:
         assert torch.equal(experts(offsets=offsets, **rest), experts(**made))
 
 
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai", "geglu"])
+def test_no_rows_have_gradients_of_routing_weights(activation: str) -> None:
+    weights = torch.rand(0, requires_grad=True)
+    x, w_up, w_down = (
+        torch.randn(*shape, requires_grad=True) for shape in ((7, 32), (4, 64, 32), (4, 32, 32))
+    )
+    out = experts(
+        x, w_up, w_down, counts=torch.zeros(4, dtype=torch.int32), activation=activation,
+        indices=torch.zeros(0, dtype=torch.int64), routing_weights=weights, combine=True,
+    )  # fmt: skip
+    out.sum().backward()
+    assert weights.grad is not None
+    assert weights.grad.shape == (0,)
+    for one in (x, w_up, w_down):
+        assert one.grad is not None
+        assert not one.grad.any()
+
+
 def test_routing_weights_without_combine_scale_rows() -> None:
     made = operands(gather=True)
     made["combine"] = False
@@ -548,7 +566,7 @@ def test_what_is_in_fp32_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_one_warning_where_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_has_warned", False)
+    monkeypatch.setattr(products, "_warned", set())
     with pytest.warns(UserWarning, match="torch computes a grouped product"):
         experts(**operands(dtype=torch.bfloat16))
     with warnings.catch_warnings():

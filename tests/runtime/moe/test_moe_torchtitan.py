@@ -46,7 +46,7 @@ def test_the_override_computes_what_torchtitan_does(
 ) -> None:
     use(monkeypatch)
     monkeypatch.setattr(products, "_found", {})
-    monkeypatch.setattr(products, "_has_warned", True)
+    monkeypatch.setattr(products, "_warned", {*products.WARNINGS})
     config = kind.Config(dim=32, hidden_dim=48, num_experts=4)
     root = Root(experts=config)
     targets = [f"nvgemm_runtime.moe.torchtitan.{name}" for name in OVERRIDES]

@@ -106,7 +106,7 @@ def experts_step(module: Any, implementation: str) -> list[torch.Tensor]:
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch)
     monkeypatch.setattr(products, "_found", {})
-    monkeypatch.setattr(products, "_has_warned", True)
+    monkeypatch.setattr(products, "_warned", {*products.WARNINGS})
     moe_transformers.register()
 
 
