@@ -34,6 +34,10 @@ TunedTogether = tuple[str, ...]
 """Files of bundles that one run of ``nvgemm-aot tune`` measures together."""
 
 
+_VARYING = "results of the kernels that are faster than ATen depend on timing"
+"""Why a size is left to ATen where a program wants determinism."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dispatch:
     """What measured rankings say of one GEMM at every m.
@@ -124,19 +128,20 @@ def decide_dispatch(
             if once and not counting and not obstacle:
                 unconfirmed[m] = _each_alone(once)
             continue
-        is_won = bool(beating_aten(found)) or _left_out_beat(counting[0], found.aten)
+        faster = beating_aten(found)
+        is_won = bool(faster) or _left_out_beat(counting[0], found.aten)
         here = replace(request.problem, m=m)
-        unusable = {
-            one.kernel.id
-            for usable in of_size
-            for one in usable.kernels
-            if (only_deterministic and not one.kernel.is_deterministic)
-            or too_large(one.kernel.provider, here, request.out_row_bytes) is not None
-        }
+        unusable: dict[str, str] = {}
+        for one in (kernel for usable in of_size for kernel in usable.kernels):
+            reason = too_large(one.kernel.provider, here, request.out_row_bytes)
+            if reason is None and only_deterministic and not one.kernel.is_deterministic:
+                reason = _VARYING
+            if reason is not None:
+                unusable[one.kernel.id] = reason
         kept = {id_: one for id_, one in found.kernels.items() if id_ not in unusable}
         found = replace(found, kernels=kept)
         if is_won and not beating_aten(found):
-            why_open[m] = "results of the kernels that are faster than ATen depend on timing"
+            why_open[m] = "; ".join({unusable[id_]: None for id_ in faster}) or _VARYING
         sizes.append(found)
         for usable in of_size:
             for one in usable.kernels:

@@ -135,6 +135,7 @@ def test_kernels_for_which_a_size_is_too_large_are_in_no_table(
     assert {(m, row_bytes) for _, m, row_bytes in asked} == {(16, 8192), (24, 8192)}
     assert made.table.at(16) == first.id
     assert made.table.at(24) == ATEN
+    assert made.open == {24: "too large"}
 
 
 WITHOUT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
