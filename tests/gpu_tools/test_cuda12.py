@@ -16,7 +16,7 @@ from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.gemm.problem import DType, Op
 
-FACTS = {"library": "/root/lib.so", "device": "a GPU", "driver": "13.0"}
+FACTS = {"library": "/packed/lib.so", "device": "a GPU", "driver": "13.0"}
 GOOD = {"kernel": "abc", "problem": "mm", "result": "exact"}
 
 
@@ -115,7 +115,7 @@ def test_only_exact_kernels_beside_the_packed_library_pass(
     result: int,
     said: str,
 ) -> None:
-    assert cuda12.report(lines, Path("/root"), code) == result
+    assert cuda12.report(lines, Path("/packed"), code) == result
     assert said in capsys.readouterr().out
 
 

@@ -187,14 +187,15 @@ def _require(
     if current_mode() is not Mode.REQUIRED:
         return
     reasons = _why_open(problem, rows, decided, facts, only_declared=True)
-    steps = _next_steps(problem, rows, decided, facts)
     if obstacle is not None:
         reasons.append(obstacle)
+    if not reasons:
+        return
+    steps = _next_steps(problem, rows, decided, facts)
+    if obstacle is not None:
         steps.append(
             "compile with max-autotune, which offers kernels in more cases, or in mode auto"
         )
-    if not reasons:
-        return
     report.met(problem.key, basis="miss", reasons=reasons)
     lines = [
         f"{problem.key}: declared, and compiled without its kernel, which {MODE_VARIABLE}=required "
