@@ -139,7 +139,7 @@ def _measure_row(row: Row, bundles: Path, results: Path, budget_s: float | None)
 
 
 def _tune(row: Row, bundles: Path, results: Path, budget_s: float | None) -> Tuned:
-    options = TuningOptions(budget_s=budget_s, neighbours=True)
+    options = TuningOptions(budget_s=budget_s, neighbours=row.neighbours)
     return watchdog.tune_watched([row.bundle(bundles)], row.bundle(results), options)
 
 

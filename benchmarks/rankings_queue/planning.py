@@ -27,14 +27,15 @@ class PlannedRow:
     work: Manifest
 
 
-def planned_row(name: str, manifest: str, work: Manifest) -> PlannedRow:
-    """The row that a manifest of one target makes."""
+def planned_row(name: str, manifest: str, work: Manifest, *, neighbours: bool = True) -> PlannedRow:
+    """The row that a manifest of one target makes; ``neighbours`` is as in `Row`."""
     (target,) = work.targets
     row = Row(
         name=name,
         manifest=manifest,
         file=f"{work.name}-{target.target.key}.nvgemm",
         problems=tuple(entry.problem for entry in work.declared),
+        neighbours=neighbours,
     )
     return PlannedRow(row=row, work=work)
 
@@ -54,21 +55,24 @@ def read_queue(path: Path = QUEUE) -> list[PlannedRow]:
             description=manifest.description,
             targets=(target,),
             declared=tuple(
-                Declared(problem=one, candidates=queue["candidates"]) for one in problems
+                Declared(problem=one, candidates=row.get("candidates", queue["candidates"]))
+                for one in problems
             ),
             providers=tuple(queue["providers"]),
         )
-        rows.append(planned_row(row["name"], row["manifest"], work))
+        neighbours = row.get("neighbours", True)
+        rows.append(planned_row(row["name"], row["manifest"], work, neighbours=neighbours))
     return rows
 
 
 def _problems(manifest: Manifest, row: dict[str, Any]) -> list[Problem]:
     dtype = DType(row["dtype"])
     floats = (DType.BF16, DType.FP16)
+    operations = [Op(name) for name in row.get("op", [Op.MM.value])]
     products = [
         entry.problem
         for entry in manifest.declared
-        if entry.problem.signature.op is Op.MM and entry.problem.signature.a in floats
+        if entry.problem.signature.op in operations and entry.problem.signature.a in floats
     ]
     weights = {tuple(pair) for pair in row["nk"]} if "nk" in row else None
     found = sorted(

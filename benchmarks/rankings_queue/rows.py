@@ -24,12 +24,14 @@ class Row:
         manifest: The shipped manifest that its problems are of.
         file: Name of its bundle, of that to measure as of that which was measured.
         problems: What is measured, in the order of the manifest.
+        neighbours: Whether problems are measured with the winners of neighbouring m, too.
     """
 
     name: str
     manifest: str
     file: str
     problems: tuple[Problem, ...]
+    neighbours: bool = True
 
     def bundle(self, directory: Path) -> Path:
         """Its bundle in a directory."""

@@ -49,6 +49,11 @@ LIKENESS = 0.05
 partial sums to the output's type, as programs without this package get it too."""
 
 
+MOST_AT_ONCE = 2**28
+"""Elements of a result that are computed or compared at once: 2 GiB in fp64, of which a gate takes
+about ten. The experts of a layer may have eight times as many."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Expected:
     """The range of correct values of each element, in the output's type; NaN where it must be."""
@@ -61,8 +66,48 @@ def expect(operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
     """The range of correct results for these operands.
 
     ``terms`` is the most nonzero products of an element; 0 where every partial sum is exact in the
-    accumulator, so that no error is allowed.
+    accumulator, so that no error is allowed. Rows of groups are computed in parts of
+    `MOST_AT_ONCE` elements.
     """
+    import torch
+
+    out = operands[2]
+    if signature.op is not Op.GROUPED_MM or out.numel() <= MOST_AT_ONCE:
+        return _expect_at_once(operands, signature, terms=terms)
+    parts = [
+        _expect_at_once(_rows_of_groups(operands, signature, begin, end), signature, terms=terms)
+        for begin, end in _parts(out)
+    ]
+    return Expected(
+        low=torch.cat([part.low for part in parts]), high=torch.cat([part.high for part in parts])
+    )
+
+
+def _parts(values: torch.Tensor) -> list[tuple[int, int]]:
+    """Beginnings and ends along the first dimension of parts of at most `MOST_AT_ONCE` elements."""
+    rows = values.shape[0] if values.dim() else 1
+    step = max(1, MOST_AT_ONCE * rows // max(1, values.numel()))
+    return [(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
+
+
+def _rows_of_groups(
+    operands: Sequence[torch.Tensor], signature: Signature, begin: int, end: int
+) -> list[torch.Tensor]:
+    """Operands of a grouped product for some of its rows."""
+    a, b, out, *extras = operands
+    of_rows = {Role.SCALE_A} | ({Role.ADDEND} if signature.form is GateForm.GRADIENT else set())
+    made = [a[begin:end], b, out[begin:end]]
+    for role, operand in zip(extra_roles(signature), extras):
+        if role is Role.OFFSETS:
+            made.append((operand - begin).clamp(0, end - begin))
+        else:
+            made.append(operand[begin:end] if role in of_rows else operand)
+    return made
+
+
+def _expect_at_once(
+    operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
+) -> Expected:
     value, kept = _before_activation(operands, signature), _kept_product(operands, signature)
     error = value.new_zeros(())
     if terms:
@@ -205,27 +250,34 @@ def _activated(
 
 def find_fault(out: torch.Tensor, expected: Expected) -> str | None:
     """What is wrong with a result, or None."""
-    found, low, high = out.double(), expected.low.double(), expected.high.double()
-    right = (found >= low) & (found <= high)
-    right |= found.isnan() & low.isnan()
-    wrong = int((~right).sum())
-    if not wrong:
-        return None
-    place = (~right).nonzero()[0].tolist()
-    example = [f"{float(one[tuple(place)]):.6g}" for one in (found, low, high)]
-    allowed = example[1] if example[1] == example[2] else f"{example[1]} to {example[2]}"
-    return (
-        f"{wrong} of {out.numel()} elements are wrong; that at {place} is {example[0]}, must be "
-        f"{allowed}"
-    )
+    import torch
+
+    count, example = 0, ""
+    for begin, end in _parts(out):
+        found, low, high = (one[begin:end].double() for one in (out, expected.low, expected.high))
+        right = (found >= low) & (found <= high)
+        right |= found.isnan() & low.isnan()
+        wrong = int(right.numel()) - int(torch.count_nonzero(right))
+        if wrong and not count:
+            place = (~right).nonzero()[0].tolist()
+            values = [f"{float(one[tuple(place)]):.6g}" for one in (found, low, high)]
+            allowed = values[1] if values[1] == values[2] else f"{values[1]} to {values[2]}"
+            place[0] += begin
+            example = f"that at {place} is {values[0]}, must be {allowed}"
+        count += wrong
+    return f"{count} of {out.numel()} elements are wrong; {example}" if count else None
 
 
 def is_like(out: torch.Tensor, expected: Expected) -> bool:
     """Whether torch's own result is the same computation, ignoring elements that must be NaN."""
-    low, high = expected.low.double(), expected.high.double()
-    wanted = (low + high) / 2
-    difference = (out.double() - wanted)[~low.isnan()]
-    return bool(difference.norm() <= LIKENESS * wanted[~low.isnan()].norm())
+    different, wanted = 0.0, 0.0
+    for begin, end in _parts(out):
+        low, high = (one[begin:end].double() for one in (expected.low, expected.high))
+        middle = (low + high) / 2
+        right = ~low.isnan()
+        different += float((out[begin:end].double() - middle)[right].square().sum())
+        wanted += float(middle[right].square().sum())
+    return different <= LIKENESS**2 * wanted
 
 
 MOST_SHARE = 0.5
