@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,9 +158,11 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def draw(m: int, n: int, k: int, layout: Any, dtype: Any) -> Any:
         return measuring.Exact.draw(m, n, k, layout, dtype, device="cpu")
 
-    def times(ways: Mapping[str, Any], rounds: int, *_: Any) -> dict[str, list[float]]:
-        nanoseconds = {"good": 500.0, "better": 400.0, "lt-tuned2": 900.0}
-        return {name: [nanoseconds.get(name[:-3], 1000.0)] * rounds for name in ways}
+    def clock(nanoseconds: Mapping[str, float]) -> Callable[..., dict[str, list[float]]]:
+        def times(ways: Mapping[str, Any], rounds: int, *_: Any) -> dict[str, list[float]]:
+            return {name: [nanoseconds.get(name[:-3], 1000.0)] * rounds for name in ways}
+
+        return times
 
     def exact_ones(ids: list[str], exact: Any) -> Any:
         launches = {id_: (lambda a, b, out: None) for id_ in ids if "wrong" not in id_}
@@ -172,8 +174,10 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hgemm, "sizes", lambda sample: small[:sample])
     monkeypatch.setattr(hgemm, "Arena", lambda dtype, of: measuring.Arena(dtype, of, device="cpu"))
     monkeypatch.setattr(hgemm, "Exact", SimpleNamespace(draw=draw))
-    monkeypatch.setattr(hgemm, "offline_ns", times)
-    monkeypatch.setattr(hgemm, "server_ns", times)
+    offline = {"good": 500.0, "better": 400.0, "lt-tuned2": 900.0}
+    monkeypatch.setattr(hgemm, "offline_ns", clock(offline))
+    server = {"good": 600.0, "better": 700.0, "lt-tuned": 800.0}
+    monkeypatch.setattr(hgemm, "server_ns", clock(server))
     monkeypatch.setattr(hgemm, "tuned", lambda ways, *_: {name: -int(name) for name in ways})
     monkeypatch.setattr(hgemm, "load_exact", exact_ones)
     monkeypatch.setattr(
@@ -204,13 +208,16 @@ def test_measures_a_sample_and_goes_on(tmp_path: Path) -> None:
     entries = hgemm.Results.read(path, "hgemm").entries
     assert list(entries) == ["64_64_64", "64_128_64"]
     kept = entries["64_128_64"]
-    assert kept["chosen"] == {
-        "ours-nn": "better-nn", "ours-tn": "better-tn",
-        "lt-tuned-nn": "lt-tuned2-nn", "lt-tuned-tn": "lt-tuned2-tn",
-    }  # fmt: skip
-    assert set(kept["candidates"]["ours-nn"]) == {"good-nn", "better-nn"}
+    for mode, best, tuned in (("offline", "better", "lt-tuned2"), ("server", "good", "lt-tuned")):
+        assert kept["chosen"][mode] == {
+            "ours-nn": f"{best}-nn", "ours-tn": f"{best}-tn",
+            "lt-tuned-nn": f"{tuned}-nn", "lt-tuned-tn": f"{tuned}-tn",
+        }  # fmt: skip
+        assert set(kept["candidates"][mode]["ours-nn"]) == {"good-nn", "better-nn"}
     assert set(kept["offline"]) == set(kept["server"]) == {*METHODS, "ours-nn", "ours-tn"}
     assert kept["offline"]["ours-tn"] == [400, 400, 400, 400]
+    assert kept["server"]["ours-tn"] == [600, 600, 600, 600]
+    assert kept["server"]["lt-tuned-tn"] == [800, 800, 800, 800]
     assert kept["algorithms"] == {"nn": 2, "tn": 2}
     assert kept["inexact"] == []
     other = tmp_path / "rest.json"
