@@ -4,11 +4,11 @@
 
 The calls are those of ``mm`` of 256 x 256 x 256 in bf16, with the GPU behind the host:
 
-- stock: ``extern_kernels.mm``, or in C++ ``aoti_torch_cuda_mm_out``: ATen's, with no bundled kernel;
+- stock: ATen's call: ``extern_kernels.mm``, or in C++ ``aoti_torch_cuda_mm_out``;
 - kernel: the call of one bundled kernel;
 - by m, kernel: a table of two kernels and ATen, where the rows of A pick a kernel;
-- by m, ATen: the same, for one row of A more, which the table leaves to ATen. Beside it is the stock
-  call for as many rows.
+- by m, ATen: the same, for one row of A more, which the table leaves to ATen. Beside it is the
+  stock call for as many rows.
 
 First come the very functions that generated Python calls, apart. Then compiled chains of products,
 each the A of the next one, in generated Python and with ``cpp_wrapper``: what a chain of `LONG`
@@ -27,11 +27,11 @@ import contextlib
 import enum
 import itertools
 import json
+import os
 import re
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,11 +39,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
 from typing import Any
+from unittest import mock
 
 import click
 import torch
+from torch._inductor.graph import GraphLowering
 from torch._inductor.select_algorithm import extern_kernels
-from torch._inductor.utils import fresh_cache, run_and_get_code
+from torch._inductor.utils import fresh_cache
 
 from benchmarks.runtime.host_time import STREAM_DEPTH, host_times_us
 from benchmarks.runtime.made_up import Square, made_up_rankings
@@ -247,7 +249,10 @@ def compile_chain(square: Square, length: int, way: Way, language: Language) -> 
         "fx_graph_cache": False,  # a graph from the cache does not show its code
     }
     function = torch.compile(chain_of(length, way, language), options=options)
-    _, codes = run_and_get_code(function, a, b)
+    codes: list[str] = []
+    # Not torch's run_and_get_code, which throws away what was compiled before.
+    with mock.patch.object(GraphLowering, "save_output_code", codes.append):
+        function(a, b)
     calls = [found for found in (calls_in(code, language) for code in codes) if found]
     if calls != [Counter({way: length})]:
         raise click.ClickException(
@@ -263,18 +268,10 @@ def asked_for() -> Iterator[None]:
     """Ask for kernels in default mode, without gradients; every chain is compiled once."""
     with (
         torch.no_grad(),
-        _environment(DEFAULT_MODE_VARIABLE, "1"),
+        mock.patch.dict(os.environ, {DEFAULT_MODE_VARIABLE: "1"}),
         torch._inductor.config.patch(max_autotune=False, max_autotune_gemm=False),
         torch._dynamo.config.patch(error_on_recompile=True),
     ):
-        yield
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    from unittest import mock
-
-    with mock.patch.dict("os.environ", {name: value}):
         yield
 
 
@@ -358,7 +355,13 @@ def build_cpp_beside() -> None:
     """Compile the C++ of all chains, a process each, into the caches of this process."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.runtime.calls", "--compile", f"{way.value}-{length}"],
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.runtime.calls",
+                "--compile",
+                f"{way.value}-{length}",
+            ],
             cwd=ROOT,
             stdout=subprocess.DEVNULL,
         )
@@ -468,7 +471,7 @@ def main(json_path: Path | None, only: str | None) -> None:
             compile_chain(SQUARE, int(length), Way(way), Language.CPP)
         return
     begin = time.perf_counter()
-    with tempfile.TemporaryDirectory() as directory, fresh_cache(dir=directory):
+    with fresh_cache():
         build_cpp_beside()
         compiled_s = time.perf_counter() - begin
         with made_up_rankings(SQUARE), asked_for():

@@ -117,9 +117,7 @@ def _views(square: Square, facts: DeviceFacts) -> Sequence[BundleView]:
         header = _as_measured(found.bundle.header, square, facts)
         if header.rankings:
             name = str(found.path)
-            return [
-                BundleView(name=name, header=header, origin=found.origin, opened=found.bundle)
-            ]
+            return [BundleView(name=name, header=header, origin=found.origin, opened=found.bundle)]
     raise click.ClickException(
         f"no bundle that this device can run has {KERNELS} kernels of "
         f"{square.signature.key}; build benchmarks/runtime/manifest.yaml and name the bundle in "
@@ -136,5 +134,5 @@ def made_up_rankings(square: Square) -> Iterator[None]:
     """
     facts = device_facts(square.device, 0)
     index = Index(_views(square, facts), facts, versions=torch_versions())
-    with mock.patch.object(Installation, "index", lambda self, facts, *, without=(): index):
+    with mock.patch.object(Installation, "index", return_value=index):
         yield
