@@ -6,8 +6,9 @@
 - first launch: until the kernel has run once, with the upload of its device code.
 - host time of a launch: of a call until it returns, the GPU kept ahead; best of several windows, in
   turn with the others, against ``torch.mm(out=)`` in the same run. "generated call" is what a graph
-  that torch.compile made calls, beside ``extern_kernels.mm``, which stock torch calls there. With
-  the builder's side installed also ``cutlass.operators``' own ``Operator.run``.
+  that torch.compile made calls, beside ``extern_kernels.mm``, which stock torch calls there; for
+  that chosen by m, and for generated C++, see `benchmarks.runtime.calls`. With the builder's side
+  installed also ``cutlass.operators``' own ``Operator.run``.
 - memory: resident memory of the process and device memory, by kernel, over all installed kernels.
 """
 
@@ -25,6 +26,7 @@ import click
 import torch
 from torch._inductor.select_algorithm import extern_kernels
 
+from benchmarks.runtime.host_time import host_times_us
 from nvgemm_runtime import __version__, bundles, mm
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op
@@ -96,22 +98,6 @@ def loading(kernels: list[tuple[Any, Any]]) -> dict[str, Any]:
     }
 
 
-def host_times_us(calls: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Microseconds a call of each, window by window, the calls taking turns."""
-    for call in calls.values():
-        for _ in range(50):
-            call()
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(WINDOWS):
-        for name, call in calls.items():
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            for _ in range(WINDOW_CALLS):
-                call()
-            times[name].append((time.perf_counter() - begin) / WINDOW_CALLS * 1e6)
-    return times
-
-
 def launching() -> dict[str, list[float]]:
     a = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16).T
@@ -131,7 +117,7 @@ def launching() -> dict[str, list[float]]:
     }
     calls |= operator_run(a, b, out)
     with torch.no_grad():
-        return host_times_us(calls)
+        return host_times_us(calls, windows=WINDOWS, window_calls=WINDOW_CALLS)
 
 
 def operator_run(

@@ -1,0 +1,51 @@
+"""Host time of calls: of a call until it returns, in windows that take turns."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+STREAM_DEPTH = 1024
+"""Launches that wait in a stream before the host must; a window has fewer, so no call waits."""
+
+WARM_UP_CALLS = 50
+
+
+def host_times_us(
+    calls: Mapping[str, Callable[[], object]], *, windows: int, window_calls: int
+) -> dict[str, list[float]]:
+    """Microseconds a call of each, window by window, the calls taking turns.
+
+    Each window begins when the GPU has done all of the window before.
+
+    Args:
+        calls: By name. In a window, they must launch fewer kernels than `STREAM_DEPTH`.
+        windows: Of each call.
+        window_calls: Calls in a window.
+    """
+    for call in calls.values():
+        for _ in range(min(window_calls, WARM_UP_CALLS)):
+            call()
+        _synchronize()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(windows):
+            for name, call in calls.items():
+                _synchronize()
+                begin = time.perf_counter()
+                for _ in range(window_calls):
+                    call()
+                times[name].append((time.perf_counter() - begin) / window_calls * 1e6)
+    finally:
+        gc.enable()
+    return times
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,138 @@
+"""Bundles whose measurements are made up, so that graphs call what a benchmark of calls asks for.
+
+The kernels and the GPU are real. The rankings say that two kernels take turns at being the fastest
+as m grows, with ATen between and beyond, and that two GPUs confirm it: default mode then generates
+the calls of a tuned bundle, whatever the bundles at hand were tuned for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from unittest import mock
+
+import click
+
+from nvgemm_runtime import bundles
+from nvgemm_runtime.bundle.format import (
+    APART,
+    Conditions,
+    Header,
+    Kernel,
+    Measured,
+    Ranked,
+    Ranking,
+    RankingSource,
+    Timing,
+)
+from nvgemm_runtime.gemm.problem import Problem, Signature
+from nvgemm_runtime.installed.registry import Installation
+from nvgemm_runtime.matching.device import DeviceFacts, device_facts, torch_versions
+from nvgemm_runtime.matching.index import BundleView, Index
+from nvgemm_runtime.settings import BUNDLES_VARIABLE
+
+FAST_NS, SLOW_NS, ATEN_NS = 1000, 1500, 2000
+"""Times of the kernel that wins, of the other one, and of ATen."""
+
+KERNELS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Square:
+    """Products of square matrices B, so that they can follow each other.
+
+    Attributes:
+        device: ``cuda`` or ``cpu``.
+        signature: Of the products; B's layout and all types are its.
+        size: n and k, and the m at which a kernel computes.
+    """
+
+    device: str
+    signature: Signature
+    size: int
+
+    @property
+    def measured(self) -> tuple[int, ...]:
+        """The m with made-up times: the winner is another one at each, and ATen between them."""
+        return self.size // 16, self.size // 4, self.size
+
+    @property
+    def left_to_aten(self) -> int:
+        """An m near `size` that ATen computes."""
+        return self.size + 1
+
+
+def _usable(kernel: Kernel, square: Square) -> bool:
+    return kernel.signature == square.signature and kernel.is_deterministic
+
+
+def _as_measured(header: Header, square: Square, facts: DeviceFacts) -> Header:
+    """The header with made-up rankings of `Square.measured`, and no others."""
+    places = [i for i, kernel in enumerate(header.kernels) if _usable(kernel, square)][:KERNELS]
+    if len(places) < KERNELS:
+        return replace(header, rankings=())
+    versions = torch_versions()
+    source = RankingSource(
+        kind="measurement",
+        by="made up by a benchmark",
+        gpu=facts.name,
+        conditions=Conditions(
+            driver="",
+            torch=versions.torch,
+            cuda=versions.cuda,
+            date="2026-11-24",
+            launches=APART,
+        ),
+    )
+    measured = Measured(
+        spreads_ns=(1,) * KERNELS,
+        aten=Timing(time_ns=ATEN_NS, spread_ns=1),
+        triton=None,
+        doubts=(),
+        confirmed_by=("a" * 64, "b" * 64),
+    )
+
+    def ranked(turn: int, m: int) -> Ranking:
+        order = places if turn % 2 == 0 else places[::-1]
+        return Ranking(
+            problem=Problem(signature=square.signature, m=m, n=square.size, k=square.size),
+            source=0,
+            kernels=tuple(
+                Ranked(kernel=place, time_ns=time_ns)
+                for place, time_ns in zip(order, (FAST_NS, SLOW_NS))
+            ),
+            measured=measured,
+        )
+
+    rankings = tuple(ranked(turn, m) for turn, m in enumerate(square.measured))
+    return replace(header, sources=(source,), rankings=rankings, unserved={})
+
+
+def _views(square: Square, facts: DeviceFacts) -> Sequence[BundleView]:
+    """The first usable bundle with two kernels of the signature."""
+    for found in bundles():
+        if found.bundle is None or found.refusal(facts) is not None:
+            continue
+        header = _as_measured(found.bundle.header, square, facts)
+        if header.rankings:
+            name = str(found.path)
+            return [BundleView(name=name, header=header, origin=found.origin, opened=found.bundle)]
+    raise click.ClickException(
+        f"no bundle that this device can run has {KERNELS} kernels of "
+        f"{square.signature.key}; build benchmarks/runtime/manifest.yaml and name the bundle in "
+        f"{BUNDLES_VARIABLE}"
+    )
+
+
+@contextlib.contextmanager
+def made_up_rankings(square: Square) -> Iterator[None]:
+    """Have torch.compile see the bundles of this process as if `Square.measured` were measured.
+
+    Raises:
+        click.ClickException: If no bundle has two kernels of the signature.
+    """
+    facts = device_facts(square.device, 0)
+    index = Index(_views(square, facts), facts, versions=torch_versions())
+    with mock.patch.object(Installation, "index", return_value=index):
+        yield

@@ -1,0 +1,165 @@
+"""benchmarks.runtime.calls: what its chains call, and what it makes of times."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import torch
+
+import cpu_provider
+import tuning_bench
+from benchmarks.runtime import calls
+from benchmarks.runtime.calls import Language, Row, Way
+from benchmarks.runtime.made_up import Square, made_up_rankings
+from inductor_session import InductorSession
+from kernels_by_m import SQUARE as SQUARE_TILE
+from kernels_by_m import WIDE
+from nvgemm_aot.storage.cache import Cache
+
+PROBLEM = cpu_provider.problem(sizes=(32, 32, 32))
+
+SMALL = Square(device="cpu", signature=PROBLEM.signature, size=32)
+
+
+@pytest.fixture(scope="module")
+def bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Kernels whose only ranking is an estimate."""
+    directory = tmp_path_factory.mktemp("calls")
+    directory.chmod(0o755)
+    return tuning_bench.build([PROBLEM], directory / "built", kernel_cache)
+
+
+@pytest.fixture
+def made_up(inductor: InductorSession, bundle: Path) -> Iterator[InductorSession]:
+    inductor.use(bundle)
+    with made_up_rankings(SMALL), calls.asked_for():
+        yield inductor
+
+
+def test_functions_run_the_kernel_or_aten_as_the_row_says(made_up: InductorSession) -> None:
+    found = calls.functions(SMALL)
+    assert list(found) == list(Row)
+    launched = {row: made_up.launched(call) for row, call in found.items()}
+    (fastest,) = launched[Row.KERNEL]
+    assert fastest in (SQUARE_TILE, WIDE, "Cpu_1x1")
+    assert launched[Row.BY_M_KERNEL] == (fastest,)
+    assert {row for row, names in launched.items() if not names} == set(calls.RUNS_ATEN)
+    for call in found.values():
+        out = call()
+        assert isinstance(out, torch.Tensor)
+        assert out.isfinite().all()
+
+
+def test_a_table_that_says_too_little_is_refused(inductor: InductorSession, bundle: Path) -> None:
+    inductor.use(bundle)
+    with pytest.raises(click.ClickException, match="must have 3 bounds and two kernels"):
+        calls.functions(SMALL)  # estimates alone
+
+
+def test_without_two_kernels_of_the_signature_it_says_what_to_build(
+    inductor: InductorSession, bundle: Path
+) -> None:
+    inductor.use(bundle)
+    other = cpu_provider.problem("tn").signature
+    with (
+        pytest.raises(click.ClickException, match=r"build benchmarks/runtime/manifest\.yaml"),
+        made_up_rankings(Square(device="cpu", signature=other, size=32)),
+    ):
+        pass
+
+
+def assert_chains_launch(session: InductorSession, language: Language) -> None:
+    for way in Way:
+        chain = calls.compile_chain(SMALL, 3, way, language)
+        named = calls.chain_calls(SMALL, [chain])
+        for row, call in zip(calls.ROWS_OF[way], named.values()):
+            a, b = calls.operands(SMALL, row)
+            torch.testing.assert_close(chain.function(a, b), a @ b @ b @ b)
+            launched = session.launched(call)
+            assert len(launched) == (0 if row in calls.RUNS_ATEN else 3), row
+
+
+def test_chains_in_python_call_what_they_should(made_up: InductorSession) -> None:
+    assert_chains_launch(made_up, Language.PYTHON)
+
+
+@pytest.mark.slow
+def test_chains_in_cpp_call_what_they_should(made_up: InductorSession) -> None:
+    assert_chains_launch(made_up, Language.CPP)
+
+
+def test_a_chain_that_calls_something_else_is_refused(
+    made_up: InductorSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVGEMM_AOT_MAX_CHOICES", "0")
+    with pytest.raises(click.ClickException, match=r"calls \[\{'stock': 3\}\]; must be one"):
+        calls.compile_chain(SMALL, 3, Way.KERNEL, Language.PYTHON)
+
+
+def test_cpp_with_a_kernel_has_the_stock_call_behind_it() -> None:
+    stock = "aoti_torch_cuda_mm_out(buf0, a, b)"
+    by_m = "if (!nvgemm_aot::gemm_by_rows(a, b, buf0, {}, table)) {"
+    kernel = 'if (!nvgemm_aot::gemm(a, b, buf0, {}, "id", "wheel", kernel)) {'
+    code = "\n".join([kernel, stock, by_m, stock, by_m, stock, stock])
+    expected = Counter({Way.KERNEL: 1, Way.BY_M: 2, Way.STOCK: 1})
+    assert calls.calls_in(code, Language.CPP) == expected
+
+
+def test_a_product_takes_what_more_of_them_take_longer() -> None:
+    more = calls.LONG - calls.SHORT
+    assert calls.by_difference([50.0, 80.0], [50.0 + 4 * more, 80.0 + 5 * more]) == [4.0, 5.0]
+
+
+def test_what_ran_is_held_against_what_atens_calls_ran() -> None:
+    right = {
+        "a": (Row.STOCK, frozenset({"cublas"})),
+        "b": (Row.STOCK_BESIDE, frozenset({"cublas_odd"})),
+        "c": (Row.KERNEL, frozenset({"bundled"})),
+        "d": (Row.BY_M_ATEN, frozenset({"cublas_odd"})),
+    }
+    calls.check_what_ran(right)
+    for wrong in (
+        {"c": (Row.KERNEL, frozenset({"cublas"}))},
+        {"c": (Row.KERNEL, frozenset[str]())},
+        {"d": (Row.BY_M_ATEN, frozenset({"bundled"}))},
+    ):
+        with pytest.raises(click.ClickException, match=f"{next(iter(wrong))} ran"):
+            calls.check_what_ran({**right, **wrong})
+
+
+def times(kernel: float, by_m: float) -> dict[str, list[float]]:
+    usual = {row.value: [10.0] for row in Row}
+    return {**usual, Row.KERNEL.value: [kernel], Row.BY_M_KERNEL.value: [by_m]}
+
+
+def test_goals_are_judged_by_medians() -> None:
+    python, cpp = times(5.0, 5.2), times(5.5, 5.0)
+    said = calls.goals(times(7.0, 7.5), {"Python": python, "C++": cpp})
+    assert said == [
+        "functions: kernel at most 0.6 x stock: 0.70 x, missed",
+        "functions: by m at most 0.3 us more than kernel: +0.50 us, missed",
+        "chains in Python: kernel at most 0.6 x stock: 0.50 x, met",
+        "chains in Python: by m at most 0.3 us more than kernel: +0.20 us, met",
+        "chains in C++: kernel at most 0.6 x stock: 0.55 x, met",
+        "chains in C++: by m at most 0.3 us more than kernel: -0.50 us, met",
+        "chains: kernel in C++ at most as in Python: 5.50 and 5.00 us, missed",
+        "chains: by m, kernel in C++ at most as in Python: 5.00 and 5.20 us, met",
+    ]
+
+
+@pytest.mark.slow
+def test_all_is_measured_and_shown(
+    made_up: InductorSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "SHORT", 1)
+    monkeypatch.setattr(calls, "LONG", 3)
+    found = calls.measure(SMALL, windows=2)
+    assert {len(values) for values in found["functions_us"].values()} == {2}
+    shown = calls.report(found)
+    for row in Row:
+        assert sum(line.startswith(f"  {row.value:<32} ") for line in shown) == 3
+    assert sum(line.endswith((", met", ", missed")) for line in shown) == 8
