@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 import cpu_provider
 from benchmarks.rankings_queue import __main__ as queue
 from benchmarks.rankings_queue import planning
-from benchmarks.rankings_queue.rows import is_done_with, read_rows
+from benchmarks.rankings_queue.rows import is_done_with, read_rows, write_rows
 from nvgemm_aot.build.pipeline import plan_build
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import write_bundle
@@ -29,22 +29,27 @@ from nvgemm_aot.tuning import watchdog
 from nvgemm_aot.tuning.tune import Tuned
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError
-from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.problem import Op, Problem
 from repository import ROOT
 from tuning_bench import PROBLEMS
+
+EXPERTS = ("gpt-oss-20b-experts", "qwen3-30b-a3b-experts", "mixtral-8x7b-experts")
 
 
 def test_the_queue_holds_what_is_to_be_measured_each_once_and_bf16_first() -> None:
     found = planning.read_queue()
     assert {one.row.manifest for one in found} == {
-        *("llama-3.1-8b", "qwen3-8b", "llama-3.3-70b", "qwen3-30b-a3b", "hgemm-1000")
+        *("llama-3.1-8b", "qwen3-8b", "llama-3.3-70b", "qwen3-30b-a3b", "hgemm-1000"),
+        *EXPERTS,
     }
-    dtypes = [one.row.problems[0].signature.a.value for one in found]
+    dense = [one for one in found if one.row.manifest not in EXPERTS]
+    dtypes = [one.row.problems[0].signature.a.value for one in dense]
     assert dtypes == sorted(dtypes), "bf16 before fp16"
     counts = Counter(problem for one in found for problem in one.row.problems)
     assert set(counts.values()) == {1}
     for one in found:
-        assert {entry.candidates for entry in one.work.declared} == {8}
+        expected = 6 if one.row.manifest in EXPERTS else 8
+        assert {entry.candidates for entry in one.work.declared} == {expected}
         assert one.work.providers == ("cutlass_operators", "quack")
         assert [target.target.arch for target in one.work.targets] == ["sm_90a"]
     manifest = load_manifest(find_manifest(Path("llama-3.1-8b")))
@@ -55,6 +60,23 @@ def test_the_queue_holds_what_is_to_be_measured_each_once_and_bf16_first() -> No
     }
     assert tp8 < declared
     assert len(planning.problems_of("hgemm-1000")) == 100
+
+
+@pytest.mark.parametrize("manifest", EXPERTS)
+def test_all_products_of_experts_are_rows_of_the_queue(manifest: str) -> None:
+    (row,) = (one.row for one in planning.read_queue() if one.row.manifest == manifest)
+    declared = load_manifest(find_manifest(Path(manifest))).declared
+    assert [*row.problems] == sorted(entry.problem for entry in declared)
+    assert {one.signature.op for one in row.problems} == {Op.GROUPED_MM, Op.K_GROUPED_MM}
+    assert not row.neighbours
+    assert planning.problems_of(manifest) == {*row.problems}
+
+
+def test_rows_keep_whether_neighbours_are_measured(tmp_path: Path) -> None:
+    rows = [one.row for one in planning.read_queue()]
+    write_rows(tmp_path, rows)
+    assert read_rows(tmp_path) == rows
+    assert {row.neighbours for row in rows} == {False, True}
 
 
 @pytest.fixture
@@ -107,6 +129,19 @@ def test_measuring_goes_on_from_run_to_run_and_two_gpus_confirm(
     assert len(found.entries) == 6
     assert {assess(group).standing for group in found.groups.values()} == {"confirmed"}
     assert "problems: 3 confirmed" in exported.output
+
+
+def test_a_row_says_whether_neighbours_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(
+        watchdog, "tune_watched", lambda paths, output, options: asked.append(options.neighbours)
+    )
+    row = planning.planned_row("one", "some", cpu_provider.manifest(PROBLEMS)).row
+    for neighbours in (True, False):
+        queue._tune(replace(row, neighbours=neighbours), tmp_path, tmp_path, None)
+    assert asked == [True, False]
 
 
 @pytest.mark.slow

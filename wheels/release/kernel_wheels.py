@@ -20,11 +20,14 @@ from steps import read_module, run_module, stop
 READY_MADE = (
     "deepseek-v3",
     "gpt-oss-120b",
+    "gpt-oss-20b-experts",
     "llama-3.1-8b",
     "llama-3.1-8b-mxfp8",
     "llama-3.1-8b-nvfp4",
     "llama-3.3-70b",
+    "mixtral-8x7b-experts",
     "qwen3-30b-a3b",
+    "qwen3-30b-a3b-experts",
     "qwen3-8b",
 )
 """Manifests whose wheels a release has: those of models."""

@@ -55,7 +55,8 @@ Document = dict[str, Any]
     "--rankings",
     type=ANY_PATH,
     multiple=True,
-    help="Rank by the measurements of this file where they fit; may be repeated.",
+    help="Rank by the measurements of this file, or of a shipped manifest, where they fit; may be "
+    "repeated.",
 )
 @click.option(
     "--estimates-only",
@@ -178,10 +179,10 @@ def _platforms_without_bundle(result: BuildResult, manifest: Manifest) -> list[s
 
 def _rankings_files(given: Sequence[Path], name: str, is_shipped: bool) -> list[Path]:
     """The files that were named, or the one that comes with a shipped manifest."""
-    from ..rankings.shipped import find_rankings
+    from ..rankings.shipped import find_rankings, named_rankings
 
     shipped = find_rankings(name) if is_shipped and not given else None
-    return [*given, *([] if shipped is None else [shipped])]
+    return [*map(named_rankings, given), *([] if shipped is None else [shipped])]
 
 
 @contextlib.contextmanager

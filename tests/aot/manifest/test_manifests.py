@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.models import FAMILIES
 from nvgemm_aot.manifest.models.gemm import ModelGemm
 from nvgemm_aot.manifest.models.tensor_parallel import share
@@ -22,6 +24,9 @@ from repository import ROOT, TESTS
 
 DIRECTORY = ROOT / "manifests"
 FILES = sorted(DIRECTORY.glob("*.yaml"))
+
+EXPERTS = ("gpt-oss-20b", "mixtral-8x7b", "qwen3-30b-a3b")
+"""Configs in tests/data/configs whose experts have a manifest of their own."""
 
 DENSE = ("llama-3.1-8b", "llama-3.3-70b", "qwen3-8b")
 TOKENS = [2**power for power in range(14)]
@@ -36,7 +41,10 @@ def keys(manifest: Manifest) -> list[str]:
 
 
 def test_every_model_and_the_quickstart_ship() -> None:
-    assert {path.stem for path in FILES} == {*DENSE, *SOURCES, "hgemm-1000", "quickstart"}
+    experts = {f"{model}-experts" for model in EXPERTS}
+    assert {path.stem for path in FILES} == {
+        *DENSE, *SOURCES, *experts, "hgemm-1000", "quickstart"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -193,3 +201,26 @@ def test_examples_of_the_readme_load(tmp_path: Path) -> None:
         path = tmp_path / f"{index}.yaml"
         path.write_text(example, encoding="utf-8")
         assert load_manifest(path).declared
+
+
+@pytest.mark.parametrize("model", EXPERTS)
+def test_experts_of_a_training_step_are_declared_as_from_config_does(
+    model: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "made.yaml"
+    made = CliRunner().invoke(
+        main,
+        [
+            *("manifest", "from-config", str(TESTS / "data" / "configs" / f"{model}.json")),
+            *("--training", "--gated", "--tokens", "4096,24576", "--target", "sm_90a"),
+            *("-o", str(output)),
+        ],
+    )
+    assert made.exit_code == 0, made.output
+    experts = {
+        entry.problem
+        for entry in load_manifest(output).declared
+        if entry.problem.signature.op.has_groups
+    }
+    shipped = load(f"{model}-experts")
+    assert {entry.problem for entry in shipped.declared} == experts

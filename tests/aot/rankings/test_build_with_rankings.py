@@ -455,6 +455,24 @@ def test_the_command_uses_what_comes_with_a_shipped_manifest_and_says_what_does_
     assert f"error: {path}: format must be 'nvgemm-aot rankings'" in result.stderr
 
 
+def test_rankings_of_a_shipped_manifest_may_be_named_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = tmp_path / "mine.yaml"
+    manifest.write_text(MANIFEST.format(target="sm_90a"))
+    command = ["build", "--dry-run", "--cache-dir", str(tmp_path / "cache"), str(manifest)]
+    named = CliRunner().invoke(main, [*command, "--rankings", "qwen3-8b", "--json"])
+    assert named.exit_code == 0, named.output
+    assert json.loads(named.stdout)["rankings"] == [str(shipped.find_rankings("qwen3-8b"))]
+    unknown = CliRunner().invoke(main, [*command, "--rankings", "no-such-model"])
+    assert unknown.exit_code != 0
+    assert "no-such-model" in unknown.stderr
+    monkeypatch.chdir(tmp_path)
+    write_rankings(Path("qwen3-8b"), rankings(entry({"x": 1000})))
+    own = CliRunner().invoke(main, [*command, "--rankings", "qwen3-8b", "--json"])
+    assert json.loads(own.stdout)["rankings"] == ["qwen3-8b"], "a file comes first"
+
+
 def test_nothing_is_shipped_that_cannot_be_read() -> None:
     data = Path(shipped.__file__).parent / "data"
     assert data.is_dir()

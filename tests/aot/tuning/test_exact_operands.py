@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tensor_core
+from nvgemm_aot.tuning import correctness
 from nvgemm_aot.tuning.correctness import (
     FRACTION_BITS,
     expect_between,
@@ -333,3 +334,63 @@ def test_torchs_own_result_need_only_be_alike(key: str) -> None:
     value = reference(check.operands, posed.signature)
     assert is_like(rounded(value * 1.002, posed), check.expected)
     assert not is_like(rounded(value * 1.3, posed), check.expected)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "grouped_mm/tn/bf16xbf16/fp32/bf16",
+        "grouped_mm/tt/bf16xbf16/fp32/bf16/bias",
+        "grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row",
+        "grouped_mm/tn/bf16xbf16/fp32/bf16/swiglu_halves_kept",
+        "grouped_mm/tt/bf16xbf16/fp32/bf16/swiglu_oai_interleaved_gradient",
+    ],
+)
+def test_large_results_of_groups_are_computed_in_parts(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of five rows begin and end within groups of eight."""
+    posed = problem(key)
+    at_once = make_checks(posed, "cpu", seed=1)
+    sizes = []
+    expect_between_values = correctness.expect_between
+
+    def noted(value: torch.Tensor, *how: object) -> correctness.Expected:
+        sizes.append(len(value))
+        return expect_between_values(value, *how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(correctness, "expect_between", noted)
+    monkeypatch.setattr(correctness, "MOST_AT_ONCE", 5 * posed.out_n)
+    in_parts = make_checks(posed, "cpu", seed=1)
+    assert sizes == [5, 5, 5, 5, 4] * 2
+    for whole, parts in zip(at_once, in_parts):
+        for one, other in (
+            (whole.expected.low, parts.expected.low),
+            (whole.expected.high, parts.expected.high),
+        ):
+            # Sums of fp64 may differ with the number of rows, and then round to neighbours.
+            torch.testing.assert_close(one, other, rtol=2**-7, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "key", ["mm/tn/bf16xbf16/fp32/bf16", "k_grouped_mm/nt/bf16xbf16/fp32/bf16"]
+)
+def test_large_results_are_compared_in_parts(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    posed = problem(key)
+    whole, few = checks(posed)
+    result = right(whole, posed)
+    wrong = result.clone()
+    first = (2, 7, 3)[-wrong.dim() :]
+    for place in (first, tuple(extent - 1 for extent in wrong.shape)):
+        wrong[place] += 100
+    told = find_fault(wrong, whole.expected)
+    monkeypatch.setattr(correctness, "MOST_AT_ONCE", result[0].numel())
+    assert find_fault(result, whole.expected) is None
+    assert find_fault(wrong, whole.expected) == told
+    assert told is not None
+    assert told.startswith(f"2 of {result.numel()} elements are wrong; that at {list(first)} is ")
+    value = reference(few.operands, posed.signature)
+    assert is_like(rounded(value * 1.002, posed), few.expected)
+    assert not is_like(rounded(value * 1.3, posed), few.expected)
+    value[-1] = 0  # far off in the last part alone
+    assert not is_like(rounded(value, posed), few.expected)
