@@ -106,6 +106,17 @@ def test_a_chain_that_calls_something_else_is_refused(
         calls.compile_chain(SMALL, 3, Way.KERNEL, Language.PYTHON)
 
 
+def test_operands_lie_as_the_signature_says_and_a_chain_does_not_grow() -> None:
+    square = Square(device="cpu", signature=calls.SQUARE.signature, size=32)
+    a, b = calls.operands(square, Row.KERNEL)
+    assert (a.shape, a.stride(), b.stride()) == ((32, 32), (32, 1), (1, 32))
+    assert calls.operands(square, Row.BY_M_ATEN)[0].shape == (33, 32)
+    product = a.double()
+    for _ in range(calls.LONG):
+        product = product @ b.double()
+    assert product.norm() == pytest.approx(a.double().norm(), rel=0.1)
+
+
 def test_cpp_with_a_kernel_has_the_stock_call_behind_it() -> None:
     stock = "aoti_torch_cuda_mm_out(buf0, a, b)"
     by_m = "if (!nvgemm_aot::gemm_by_rows(a, b, buf0, {}, table)) {"
