@@ -114,7 +114,7 @@ def test_operands_lie_as_the_signature_says_and_a_chain_does_not_grow() -> None:
     product = a.double()
     for _ in range(calls.LONG):
         product = product @ b.double()
-    assert product.norm() == pytest.approx(a.double().norm(), rel=0.1)
+    assert product.norm().item() == pytest.approx(a.double().norm().item(), rel=0.1)
 
 
 def test_cpp_with_a_kernel_has_the_stock_call_behind_it() -> None:
