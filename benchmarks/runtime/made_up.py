@@ -69,7 +69,9 @@ def _usable(kernel: Kernel, square: Square) -> bool:
 
 def _as_measured(header: Header, square: Square, facts: DeviceFacts) -> Header:
     """The header with made-up rankings of `Square.measured`, and no others."""
-    places = [i for i, kernel in enumerate(header.kernels) if _usable(kernel, square)][:KERNELS]
+    usable = [i for i, kernel in enumerate(header.kernels) if _usable(kernel, square)]
+    # A call with a workspace takes longer, and most kernels have none.
+    places = sorted(usable, key=lambda i: header.kernels[i].has_workspace)[:KERNELS]
     if len(places) < KERNELS:
         return replace(header, rankings=())
     versions = torch_versions()

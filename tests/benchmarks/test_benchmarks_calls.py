@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 import torch
+from click.testing import CliRunner
 
 import cpu_provider
 import tuning_bench
@@ -73,14 +77,16 @@ def test_without_two_kernels_of_the_signature_it_says_what_to_build(
 
 
 def assert_chains_launch(session: InductorSession, language: Language) -> None:
+    """The kernel, and the same one where it is chosen by m."""
+    (fastest,) = session.launched(calls.functions(SMALL)[Row.KERNEL])
     for way in Way:
         chain = calls.compile_chain(SMALL, 3, way, language)
         named = calls.chain_calls(SMALL, [chain])
         for row, call in zip(calls.ROWS_OF[way], named.values()):
             a, b = calls.operands(SMALL, row)
             torch.testing.assert_close(chain.function(a, b), a @ b @ b @ b)
-            launched = session.launched(call)
-            assert len(launched) == (0 if row in calls.RUNS_ATEN else 3), row
+            expected = () if row in calls.RUNS_ATEN else (fastest,) * 3
+            assert session.launched(call) == expected, row
 
 
 def test_chains_in_python_call_what_they_should(made_up: InductorSession) -> None:
@@ -98,6 +104,17 @@ def test_a_chain_that_calls_something_else_is_refused(
     monkeypatch.setenv("NVGEMM_AOT_MAX_CHOICES", "0")
     with pytest.raises(click.ClickException, match=r"calls \[\{'stock': 3\}\]; must be one"):
         calls.compile_chain(SMALL, 3, Way.KERNEL, Language.PYTHON)
+
+
+def test_operands_lie_as_the_signature_says_and_a_chain_does_not_grow() -> None:
+    square = Square(device="cpu", signature=calls.SQUARE.signature, size=32)
+    a, b = calls.operands(square, Row.KERNEL)
+    assert (a.shape, a.stride(), b.stride()) == ((32, 32), (32, 1), (1, 32))
+    assert calls.operands(square, Row.BY_M_ATEN)[0].shape == (33, 32)
+    product = a.double()
+    for _ in range(calls.LONG):
+        product = product @ b.double()
+    assert product.norm().item() == pytest.approx(a.double().norm().item(), rel=0.1)
 
 
 def test_cpp_with_a_kernel_has_the_stock_call_behind_it() -> None:
@@ -125,6 +142,7 @@ def test_what_ran_is_held_against_what_atens_calls_ran() -> None:
     for wrong in (
         {"c": (Row.KERNEL, frozenset({"cublas"}))},
         {"c": (Row.KERNEL, frozenset[str]())},
+        {"e": (Row.BY_M_KERNEL, frozenset({"another"}))},
         {"d": (Row.BY_M_ATEN, frozenset({"bundled"}))},
     ):
         with pytest.raises(click.ClickException, match=f"{next(iter(wrong))} ran"):
@@ -151,15 +169,52 @@ def test_goals_are_judged_by_medians() -> None:
     ]
 
 
-@pytest.mark.slow
-def test_all_is_measured_and_shown(
-    made_up: InductorSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def without_gpu(
+    inductor: InductorSession, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> InductorSession:
+    """The command works on `SMALL`, in this process alone."""
+    inductor.use(bundle)
+    monkeypatch.setattr(calls, "SQUARE", SMALL)
     monkeypatch.setattr(calls, "SHORT", 1)
     monkeypatch.setattr(calls, "LONG", 3)
-    found = calls.measure(SMALL, windows=2)
-    assert {len(values) for values in found["functions_us"].values()} == {2}
-    shown = calls.report(found)
+    monkeypatch.setattr(calls, "WINDOWS", 2)
+    monkeypatch.setattr(calls, "require_gpu", lambda: None)
+    monkeypatch.setattr(calls, "environment", lambda: {"gpu": "a CPU", "torch": "2"})
+    monkeypatch.setattr(calls, "_cpp_compiled_beside", contextlib.nullcontext)
+    return inductor
+
+
+@pytest.mark.slow
+def test_the_command_measures_all_and_shows_it(
+    without_gpu: InductorSession, tmp_path: Path
+) -> None:
+    path = tmp_path / "calls.json"
+    ran = CliRunner().invoke(calls.main, ["--json", str(path)], catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    shown = ran.output.splitlines()
     for row in Row:
         assert sum(line.startswith(f"  {row.value:<32} ") for line in shown) == 3
     assert sum(line.endswith((", met", ", missed")) for line in shown) == 8
+    found = json.loads(path.read_text())
+    tables = [found["functions_us"], *(found["chains_us"][one.value] for one in Language)]
+    for table in tables:
+        assert {row: len(values) for row, values in table.items()} == {row.value: 2 for row in Row}
+
+
+@pytest.mark.slow
+def test_another_process_compiles_one_chain(
+    without_gpu: InductorSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = []
+    compile_chain = calls.compile_chain
+
+    def noting(*arguments: Any) -> Any:
+        compiled.append(compile_chain(*arguments))
+        return compiled[-1]
+
+    monkeypatch.setattr(calls, "compile_chain", noting)
+    ran = CliRunner().invoke(calls.main, ["--compile", "by-m-3"], catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    (one,) = compiled
+    assert (one.length, one.way, one.language) == (3, Way.BY_M, Language.CPP)
