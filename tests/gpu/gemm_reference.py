@@ -83,8 +83,17 @@ _ACTIVATIONS = {
 }
 
 
+def cut_off(values: torch.Tensor, limit: float, *, below: bool) -> torch.Tensor:
+    """Values cut off above a limit, and optionally below its negative.
+
+    Those at a limit keep their gradient, as in kernels; ``clamp`` of torch gives 0 from 2.14 on.
+    """
+    cut = values.masked_fill(values > limit, limit)
+    return cut.masked_fill(values < -limit, -limit) if below else cut
+
+
 def _swiglu_oai(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    gate, up = cut_off(gate, 7.0, below=False), cut_off(up, 7.0, below=True)
     return gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
 
 

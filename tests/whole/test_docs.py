@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -268,6 +269,30 @@ def test_private_names_of_torch_are_found_in_code_and_in_strings(tmp_path: Path)
     assert torch_names.by_module(tmp_path) == {
         "one.py": {"torch._inductor.ir", "torch._C._nn.thing", "torch._dynamo.config"}
     }
+
+
+def test_this_torch_has_each_private_name() -> None:
+    """Run with a new release of torch, this names what it has lost."""
+    names = {name for module in torch_names.by_module(ROOT).values() for name in module}
+    assert len(names) > 40
+    assert sorted(name for name in names if not _is_in_torch(name)) == []
+    assert not _is_in_torch("torch._inductor.ir.NoSuchNode")
+    assert not _is_in_torch("torch._no_such_module.ir")
+
+
+def _is_in_torch(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute in one."""
+    first, *others = name.split(".")
+    found, path = importlib.import_module(first), first
+    for part in others:
+        path = f"{path}.{part}"
+        if not hasattr(found, part):
+            try:
+                importlib.import_module(path)  # a submodule that nothing has imported yet
+            except ModuleNotFoundError:
+                return False
+        found = getattr(found, part)
+    return True
 
 
 def test_results_of_cold_starts_are_as_they_were_printed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from nvgemm_runtime.gemm.epilogues import Activation, GateForm, WeightOrder
@@ -146,8 +147,16 @@ def _factors(
     assert signature.epilogue.gate is not None
     row = signature.epilogue.gate.row
     if row.limit is not None:
-        gates = gates.clamp(max=row.limit)
-        return gates * torch.sigmoid(row.alpha * gates), ups.clamp(-row.limit, row.limit) + 1
+        gates = _cut_off(gates, -math.inf, row.limit)
+        return gates * torch.sigmoid(row.alpha * gates), _cut_off(ups, -row.limit, row.limit) + 1
     activation = row.activation.row
     function = getattr(functional, activation.torch_name)
     return function(gates, **activation.torch_options), ups
+
+
+def _cut_off(values: torch.Tensor, least: float, most: float) -> torch.Tensor:
+    """Values cut off beyond limits; those at a limit keep their gradient, as in kernels.
+
+    That of torch's ``clamp`` is kept there up to torch 2.13, and 0 from 2.14 on.
+    """
+    return values.masked_fill(values < least, least).masked_fill(values > most, most)

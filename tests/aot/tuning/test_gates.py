@@ -247,3 +247,22 @@ def test_gates_and_ups_beyond_their_limit_have_no_gradient() -> None:
     ):
         assert 0 < int(is_beyond.sum()) < values.numel()
         assert (found[is_beyond] == 0).all()
+
+
+def test_gates_and_ups_at_their_limit_keep_their_gradient() -> None:
+    """As in kernels, with every release of torch: from 2.14 on, ``clamp`` gives 0 there."""
+    signature = Signature.parse("grouped_mm/tt/bf16xbf16/fp32/bf16/swiglu_oai_halves_gradient")
+    grad, weight = torch.ones(1, 1).bfloat16(), torch.ones(1, 1, 3).bfloat16()
+    gates, ups = torch.tensor([[7.0, 1.0, 1.0]]), torch.tensor([[1.0, 7.0, -7.0]])
+    operands = (
+        grad,
+        weight,
+        torch.empty(1, 6).bfloat16(),
+        torch.tensor([1], dtype=torch.int32),
+        torch.cat((gates, ups), 1).bfloat16(),
+    )
+    of_gates, of_ups = reference(operands, signature).chunk(2, -1)
+    shares = torch.sigmoid(1.702 * gates.double())
+    slopes = shares * (1 + 1.702 * gates.double() * (1 - shares))
+    torch.testing.assert_close(of_gates, slopes * (ups.double() + 1), atol=0, rtol=1e-12)
+    torch.testing.assert_close(of_ups, gates.double() * shares, atol=0, rtol=1e-12)
