@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +21,7 @@ import click
 from benchmarks.estimates.records import Measurements
 from benchmarks.shared.compiling import ROOT
 from benchmarks.shared.records import write as write_file
-from nvgemm_aot.build.select import select
+from nvgemm_aot.build.select import SPLIT_GAIN, Choice, select, splits_behind
 from nvgemm_aot.providers import Candidate, load_provider
 from nvgemm_aot.providers.base import RuntimeModel
 from nvgemm_aot.providers.corrections import DATA, Correction, FeatureRow, feature_rows
@@ -38,8 +39,9 @@ CHOSEN = 8
 OFFERED = 4
 """Of them, those that are looked at besides the first."""
 
-POWERS = (4.0, 8.0, 16.0)
-"""A kernel counts (fastest time / its time) to one of these powers."""
+POWERS = (4.0, 8.0)
+"""A kernel counts (fastest time / its time) to one of these powers. To a higher one, kernels that
+take a quarter longer count for nothing, and any estimate of theirs would do."""
 STRENGTHS = (0.1, 0.3, 1.0, 3.0)
 """How strongly weights are drawn to 0, against the sum of what kernels count."""
 FOLDS = 3
@@ -205,14 +207,19 @@ def _choose_settings(examples: Sequence[Example]) -> tuple[float, float]:
 
 
 def _ordered_loss(examples: Sequence[Example], weights: Mapping[str, float]) -> Loss:
-    """As `_loss`, of kernels in the order of their corrected estimates, which is quicker."""
+    """As `_loss`, of all kernels and not those that a build would keep, which is quicker."""
     first, best_of = [], []
     for one in examples:
         corrected = [
             row.log_estimate + sum(weights.get(name, 0.0) * value for name, value in row.features)
             for row in one.rows
         ]
-        times = [time for _, time in sorted(zip(corrected, one.times.values()))]
+        choices = [
+            Choice(candidate=candidate, time_ns=round(math.exp(time)))
+            for time, candidate in zip(corrected, one.times)
+        ]
+        ranked = splits_behind(sorted(choices, key=lambda choice: choice.time_ns or 0), SPLIT_GAIN)
+        times = [one.times[choice.candidate] for choice in ranked]
         least = min(times)
         first.append(times[0] / least)
         best_of.append(min(times[:OFFERED]) / least)

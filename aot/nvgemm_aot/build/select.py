@@ -31,10 +31,19 @@ MAX_PER_SHAPE = 2
 or pairing. They have one estimate, so more of them would displace other shapes without evidence."""
 
 SPLIT_SHARE = 4
-"""At most one in so many of the kernels kept splits k, or one. On an H200 such kernels were the
-fastest at 5 of 167 problems, by up to 15 %, and up to 96 times as slow at others
-(``benchmarks/results/estimates-h200-2026-11-22.json``). So none counts as faster than the best one
-that does not split k, until it is measured."""
+"""At most one in so many of the kernels kept splits k, or one, unless one of them stands first. On
+an H200 such kernels were the fastest at 5 of 167 problems, by up to 15 %, and up to 96 times as
+slow at others (``benchmarks/results/estimates-h200-2026-11-22.json``)."""
+
+FIRST_SPLIT_SHARE = 2
+"""Likewise where one of them stands first: which split is the best of them is less certain."""
+
+SPLIT_GAIN = 0.8
+"""A kernel that splits k stands first if its corrected estimate is at most so much of that of the
+best one that does not. Any other counts as no faster than that one, until it is measured. On an
+H200, for few tiles and a large k, splits were up to 1.5 times as fast
+(``benchmarks/results/estimates-few-tiles-again-h200-2026-11-24.json``). Of 103 problems that
+nothing was fitted on, any number from 0.8 to 0.95 put right ones first at all but one."""
 
 DYNAMIC_SHARE = 8
 """At most one in so many of the kernels kept differs from another one by a dynamic schedule alone:
@@ -96,11 +105,12 @@ def select(
     times = [of_shape[candidate.block_shape] for candidate in able]
     if correct is not None:
         times = correct(problem, able, times)
-    ranked = _unsplit_first(
+    ranked = splits_behind(
         sorted(
             (Choice(candidate=candidate, time_ns=time) for candidate, time in zip(able, times)),
             key=lambda choice: _sort_key(problem, choice),
-        )
+        ),
+        gain=None if correct is None else SPLIT_GAIN,
     )
     kept = _keep_diverse(problem, ranked, limit, rejections)
     return Selection(problem=problem, choices=tuple(kept), rejections=tuple(rejections))
@@ -113,11 +123,17 @@ def _misfit(problem: Problem, candidate: Candidate) -> str | None:
     )
 
 
-def _unsplit_first(ranked: list[Choice]) -> list[Choice]:
-    """The choices with the best that does not split k first, and none before it left faster."""
+def splits_behind(ranked: list[Choice], gain: float | None) -> list[Choice]:
+    """The choices with the best that does not split k first, and none before it left faster.
+
+    As they are, if the first's estimate is at most ``gain`` of that one's.
+    """
     whole = (c for c in ranked if c.candidate.block_shape.splits == 1 and c.time_ns is not None)
     first = next(whole, None)
-    if first is None or first is ranked[0]:
+    if first is None or first is ranked[0] or first.time_ns is None:
+        return ranked
+    least = ranked[0].time_ns
+    if gain is not None and least is not None and least <= gain * first.time_ns:
         return ranked
     place = ranked.index(first)
     before = [replace(choice, time_ns=first.time_ns) for choice in ranked[:place]]
@@ -195,7 +211,9 @@ def _keep_diverse(
     kept: list[Choice] = []
     special = _small_m_choice(problem, ranked) if limit > 1 else None
     per_shape: Counter[BlockShape] = Counter()
-    splitting, most_splitting = 0, max(1, limit // SPLIT_SHARE)
+    is_split_first = bool(ranked) and ranked[0].candidate.block_shape.splits > 1
+    share = FIRST_SPLIT_SHARE if is_split_first else SPLIT_SHARE
+    splitting, most_splitting = 0, max(1, limit // share)
     dynamic, most_dynamic = 0, limit // DYNAMIC_SHARE
     others = {c.candidate.block_shape for c in ranked if not _is_dynamic(c)}
     for place, choice in enumerate(ranked, start=1):

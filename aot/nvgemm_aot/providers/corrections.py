@@ -244,7 +244,9 @@ def _features(problem: Problem, candidate: Candidate, sm_count: int) -> Iterator
     yield "constant", 1.0
     yield "work", math.log(grid.work)
     yield "waves", math.log(grid.waves)
-    yield "idle", max(0.0, math.log(sm_count / grid.needed))
+    idle = max(0.0, math.log(sm_count / grid.needed))
+    yield "idle", idle
+    yield "idle k", idle * math.log(problem.k / 4096)
     if grid.needed > sm_count:
         yield "tail", math.log(grid.waves * sm_count / grid.needed)
     yield "cluster padding", math.log(grid.blocks / grid.needed)
@@ -268,6 +270,12 @@ def _features(problem: Problem, candidate: Candidate, sm_count: int) -> Iterator
         yield "splits", math.log(shape.splits)
         yield "split k", math.log(problem.k / 4096)
         yield "split results", math.log1p(moved)
+        yield "split depth", math.log(problem.k / shape.splits / 1024)
+        if not candidate.is_deterministic:
+            # All parts add to memory at once: none waits, and each element moves once more.
+            yield "any order", 1.0
+            yield "any order, splits", math.log(shape.splits)
+            yield "any order, results", math.log1p(moved)
     yield (
         " ".join(["family", candidate.provider, *candidate.traits, *["swapped"] * shape.swapped]),
         1.0,

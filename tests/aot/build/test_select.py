@@ -6,7 +6,13 @@ from dataclasses import replace
 import pytest
 
 from fake_provider import candidate
-from nvgemm_aot.build.select import LEAST_DYNAMIC_NS, MAX_PER_SHAPE, Estimate, select
+from nvgemm_aot.build.select import (
+    LEAST_DYNAMIC_NS,
+    MAX_PER_SHAPE,
+    SPLIT_GAIN,
+    Estimate,
+    select,
+)
 from nvgemm_aot.providers import Candidate
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, BlockShape
 from nvgemm_aot.providers.heuristics import MatmulHeuristics
@@ -153,6 +159,27 @@ def test_at_most_a_quarter_of_the_kernels_split_k_and_none_stands_first() -> Non
         reasons = {one.operator: one.reason for one in selection.rejections}
         assert len(reasons) + len(parts) == len(offered)
     assert "2 that split k rank higher" in reasons.values()
+
+
+def test_a_split_stands_first_where_corrected_estimates_say_that_it_gains_much() -> None:
+    tiles = ((64, 64, 64), (128, 128, 64), (256, 128, 64))
+    splits = tuple(splitting(tile, 4) for tile in tiles)
+    offered = (*tiled(*tiles), *splits)
+
+    def chosen(split_ns: int, *, corrected: bool) -> list[int]:
+        def estimate(problem: Problem, shape: BlockShape) -> int:
+            return (split_ns if shape.splits > 1 else 1000) + shape.tile[0] - 64
+
+        correct = (lambda problem, candidates, times: list(times)) if corrected else None
+        choices = select(problem(), offered, estimate, 4, correct).choices
+        times = [choice.time_ns for choice in choices]
+        assert times == sorted(times, key=lambda time: time or 0)
+        return [choice.candidate.block_shape.splits for choice in choices]
+
+    enough = round(1000 * SPLIT_GAIN)
+    assert chosen(enough, corrected=True) == [4, 4, 1, 1]
+    assert chosen(enough + 1, corrected=True) == [1, 4, 1, 1]
+    assert chosen(enough, corrected=False) == [1, 4, 1, 1]
 
 
 def dynamic(tile: tuple[int, int, int]) -> Candidate:

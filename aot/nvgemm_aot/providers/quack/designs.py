@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from nvgemm_runtime.bundle.workspace import ZEROED_MULTIPLE_BYTES, TileWorkspace
-from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.types import DType
 
 
@@ -116,7 +116,8 @@ _HOPPER_EVEN = (
     Design(tile=(128, 96), cluster=(2, 1)),
 )
 """For weights whose n other tiles cut into a few more tiles than there are multiprocessors, or into
-far fewer: 5120 or 6144 for an m of 128 or 256, say.
+far fewer: 5120 or 6144 for an m of 128 or 256, say. For dense products without a gate alone: of
+groups and gates none was timed.
 
 Chosen one by one of 41 designs that an H200 timed at 77 problems, by what they gained beside those
 listed already."""
@@ -225,55 +226,10 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
         split = (*_HOPPER_SPLIT, *_HOPPER_SPLIT_LARGE, *_HOPPER_SPLIT_IN_ANY_ORDER)
     else:
         split = _HOPPER_SPLIT
-    return (*_hopper(), *_HOPPER_BETWEEN, *_HOPPER_DYNAMIC, *split, *_PROBED)
+    is_dense = signature.op in (Op.MM, Op.BMM) and not signature.is_gated
+    even = _HOPPER_EVEN if is_dense else ()
+    return (*_hopper(), *_HOPPER_BETWEEN, *even, *_HOPPER_DYNAMIC, *split)
 
-
-_PROBED = (
-    *(
-        Design(tile=tile, cluster=cluster, pingpong=pingpong)
-        for tile, clusters, kinds in (
-            ((128, 48), ((1, 1), (2, 1)), (False, True)),
-            ((128, 80), ((1, 1),), (False, True)),
-            ((128, 96), ((1, 1), (2, 1), (1, 2)), (False, True)),
-            ((128, 112), ((1, 1),), (False, True)),
-            ((128, 128), ((1, 1), (2, 1), (1, 2)), (True,)),
-            ((64, 48), ((1, 1),), (False, True)),
-            ((64, 80), ((1, 1), (2, 1)), (False, True)),
-            ((64, 96), ((1, 1), (2, 1)), (False, True)),
-            ((64, 160), ((1, 1),), (False, True)),
-            ((64, 192), ((1, 1),), (False, True)),
-        )
-        for cluster in clusters
-        for pingpong in kinds
-    ),
-    *(
-        Design(tile=(64, width), cluster=(1, 1), swapped=True, tile_k_blocks=2, splits=splits)
-        for width in (16, 32)
-        for splits in (3, 6, 8)
-        if (width, splits) != (16, 8)
-    ),
-    *(
-        Design(tile=(64, 64), cluster=(1, 1), swapped=True, tile_k_blocks=blocks, splits=splits)
-        for blocks in (1, 2)
-        for splits in (2, 3, 4, 6, 8)
-        if (blocks, splits) not in ((1, 2), (1, 4))
-    ),
-    *(Design(tile=(64, 128), cluster=(1, 1), swapped=swapped, splits=splits) for swapped in (False, True) for splits in (2, 3, 4, 6)),
-    *(Design(tile=(128, 64), cluster=(1, 1), swapped=True, splits=splits) for splits in (2, 3, 4, 6, 8)),
-    *(Design(tile=(128, 128), cluster=(1, 1), splits=splits) for splits in (3, 6, 8, 12)),
-    *(Design(tile=(128, 128), cluster=(1, 1), splits=splits, in_any_order=True) for splits in (8, 12)),
-    *(Design(tile=(128, 64), cluster=(1, 1), swapped=True, splits=splits, in_any_order=True) for splits in (6, 12)),
-    *(Design(tile=(128, 128), cluster=(2, 1), splits=splits) for splits in (2, 3)),
-    *(Design(tile=(256, 128), cluster=(2, 1), splits=splits) for splits in (2, 3)),
-    *(Design(tile=(128, 256), cluster=(2, 1), splits=splits) for splits in (2, 3)),
-    *(Design(tile=(128, 192), cluster=(1, 1), pingpong=True, splits=splits) for splits in (2, 3)),
-    Design(tile=(128, 192), cluster=(2, 1), pingpong=True, splits=3),
-    *(Design(tile=(128, 128), cluster=(1, 1), splits=splits, in_any_order=order) for splits in (16, 32) for order in (False, True)),
-    *(Design(tile=(64, 64), cluster=(1, 1), swapped=True, tile_k_blocks=2, splits=splits, in_any_order=order) for splits in (16, 32) for order in (False, True)),
-    Design(tile=(64, 64), cluster=(1, 1), swapped=True, tile_k_blocks=2, splits=8, in_any_order=True),
-    Design(tile=(64, 16), cluster=(1, 1), swapped=True, tile_k_blocks=2, splits=16),
-    Design(tile=(64, 16), cluster=(1, 1), swapped=True, tile_k_blocks=2, splits=16, in_any_order=True),
-)
 
 FLAG_BYTES = 4
 """Of a counter: of a tile's, which says how many parts of it are done, or of a schedule's."""
