@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 import cpu_provider
 import tuning_bench
-from benchmarks.runtime import calls
-from benchmarks.runtime.calls import Language, Row, Way
+from benchmarks.runtime import calls, chains
+from benchmarks.runtime.chains import Language, Row, Way
 from benchmarks.runtime.made_up import Square, made_up_rankings
 from inductor_session import InductorSession
 from kernels_by_m import SQUARE as SQUARE_TILE
@@ -40,7 +40,7 @@ def bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture
 def made_up(inductor: InductorSession, bundle: Path) -> Iterator[InductorSession]:
     inductor.use(bundle)
-    with made_up_rankings(SMALL), calls.asked_for():
+    with made_up_rankings(SMALL), chains.asked_for():
         yield inductor
 
 
@@ -51,7 +51,7 @@ def test_functions_run_the_kernel_or_aten_as_the_row_says(made_up: InductorSessi
     (fastest,) = launched[Row.KERNEL]
     assert fastest in (SQUARE_TILE, WIDE, "Cpu_1x1")
     assert launched[Row.BY_M_KERNEL] == (fastest,)
-    assert {row for row, names in launched.items() if not names} == set(calls.RUNS_ATEN)
+    assert {row for row, names in launched.items() if not names} == set(chains.RUNS_ATEN)
     for call in found.values():
         out = call()
         assert isinstance(out, torch.Tensor)
@@ -80,12 +80,12 @@ def assert_chains_launch(session: InductorSession, language: Language) -> None:
     """The kernel, and the same one where it is chosen by m."""
     (fastest,) = session.launched(calls.functions(SMALL)[Row.KERNEL])
     for way in Way:
-        chain = calls.compile_chain(SMALL, 3, way, language)
-        named = calls.chain_calls(SMALL, [chain])
-        for row, call in zip(calls.ROWS_OF[way], named.values()):
-            a, b = calls.operands(SMALL, row)
+        chain = chains.compile_chain(SMALL, 3, way, language)
+        named = chains.chain_calls(SMALL, [chain])
+        for row, call in zip(chains.ROWS_OF[way], named.values()):
+            a, b = chains.operands(SMALL, row)
             torch.testing.assert_close(chain.function(a, b), a @ b @ b @ b)
-            expected = () if row in calls.RUNS_ATEN else (fastest,) * 3
+            expected = () if row in chains.RUNS_ATEN else (fastest,) * 3
             assert session.launched(call) == expected, row
 
 
@@ -103,16 +103,16 @@ def test_a_chain_that_calls_something_else_is_refused(
 ) -> None:
     monkeypatch.setenv("NVGEMM_AOT_MAX_CHOICES", "0")
     with pytest.raises(click.ClickException, match=r"calls \[\{'stock': 3\}\]; must be one"):
-        calls.compile_chain(SMALL, 3, Way.KERNEL, Language.PYTHON)
+        chains.compile_chain(SMALL, 3, Way.KERNEL, Language.PYTHON)
 
 
 def test_operands_lie_as_the_signature_says_and_a_chain_does_not_grow() -> None:
-    square = Square(device="cpu", signature=calls.SQUARE.signature, size=32)
-    a, b = calls.operands(square, Row.KERNEL)
+    square = Square(device="cpu", signature=chains.SQUARE.signature, size=32)
+    a, b = chains.operands(square, Row.KERNEL)
     assert (a.shape, a.stride(), b.stride()) == ((32, 32), (32, 1), (1, 32))
-    assert calls.operands(square, Row.BY_M_ATEN)[0].shape == (33, 32)
+    assert chains.operands(square, Row.BY_M_ATEN)[0].shape == (33, 32)
     product = a.double()
-    for _ in range(calls.LONG):
+    for _ in range(chains.LONG):
         product = product @ b.double()
     assert product.norm().item() == pytest.approx(a.double().norm().item(), rel=0.1)
 
@@ -123,12 +123,12 @@ def test_cpp_with_a_kernel_has_the_stock_call_behind_it() -> None:
     kernel = 'if (!nvgemm_aot::gemm(a, b, buf0, {}, "id", "wheel", kernel)) {'
     code = "\n".join([kernel, stock, by_m, stock, by_m, stock, stock])
     expected = Counter({Way.KERNEL: 1, Way.BY_M: 2, Way.STOCK: 1})
-    assert calls.calls_in(code, Language.CPP) == expected
+    assert chains.calls_in(code, Language.CPP) == expected
 
 
 def test_a_product_takes_what_more_of_them_take_longer() -> None:
-    more = calls.LONG - calls.SHORT
-    assert calls.by_difference([50.0, 80.0], [50.0 + 4 * more, 80.0 + 5 * more]) == [4.0, 5.0]
+    more = chains.LONG - chains.SHORT
+    assert chains.by_difference([50.0, 80.0], [50.0 + 4 * more, 80.0 + 5 * more]) == [4.0, 5.0]
 
 
 def test_what_ran_is_held_against_what_atens_calls_ran() -> None:
@@ -138,7 +138,7 @@ def test_what_ran_is_held_against_what_atens_calls_ran() -> None:
         "c": (Row.KERNEL, frozenset({"bundled"})),
         "d": (Row.BY_M_ATEN, frozenset({"cublas_odd"})),
     }
-    calls.check_what_ran(right)
+    chains.check_what_ran(right)
     for wrong in (
         {"c": (Row.KERNEL, frozenset({"cublas"}))},
         {"c": (Row.KERNEL, frozenset[str]())},
@@ -146,7 +146,7 @@ def test_what_ran_is_held_against_what_atens_calls_ran() -> None:
         {"d": (Row.BY_M_ATEN, frozenset({"bundled"}))},
     ):
         with pytest.raises(click.ClickException, match=f"{next(iter(wrong))} ran"):
-            calls.check_what_ran({**right, **wrong})
+            chains.check_what_ran({**right, **wrong})
 
 
 def times(kernel: float, by_m: float) -> dict[str, list[float]]:
@@ -157,6 +157,7 @@ def times(kernel: float, by_m: float) -> dict[str, list[float]]:
 def test_goals_are_judged_by_medians() -> None:
     python, cpp = times(5.0, 5.2), times(5.5, 5.0)
     said = calls.goals(times(7.0, 7.5), {"Python": python, "C++": cpp})
+    assert calls.goals(times(7.0, 7.5), {"Python": python}) == said[:4]
     assert said == [
         "functions: kernel at most 0.6 x stock: 0.70 x, missed",
         "functions: by m at most 0.3 us more than kernel: +0.50 us, missed",
@@ -176,12 +177,13 @@ def without_gpu(
     """The command works on `SMALL`, in this process alone."""
     inductor.use(bundle)
     monkeypatch.setattr(calls, "SQUARE", SMALL)
-    monkeypatch.setattr(calls, "SHORT", 1)
-    monkeypatch.setattr(calls, "LONG", 3)
+    for module in (calls, chains):
+        monkeypatch.setattr(module, "SHORT", 1)
+        monkeypatch.setattr(module, "LONG", 3)
     monkeypatch.setattr(calls, "WINDOWS", 2)
     monkeypatch.setattr(calls, "require_gpu", lambda: None)
     monkeypatch.setattr(calls, "environment", lambda: {"gpu": "a CPU", "torch": "2"})
-    monkeypatch.setattr(calls, "_cpp_compiled_beside", contextlib.nullcontext)
+    monkeypatch.setattr(chains, "_cpp_compiled_beside", contextlib.nullcontext)
     return inductor
 
 
@@ -203,11 +205,23 @@ def test_the_command_measures_all_and_shows_it(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_gpu")
+def test_the_command_leaves_out_cpp_when_told_to() -> None:
+    ran = CliRunner().invoke(calls.main, ["--python-only"], catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    shown = ran.output.splitlines()
+    for row in Row:
+        assert sum(line.startswith(f"  {row.value:<32} ") for line in shown) == 2
+    assert sum(line.endswith((", met", ", missed")) for line in shown) == 4
+    assert "C++" not in ran.output
+
+
+@pytest.mark.slow
 def test_another_process_compiles_one_chain(
     without_gpu: InductorSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = []
-    compile_chain = calls.compile_chain
+    compile_chain = chains.compile_chain
 
     def noting(*arguments: Any) -> Any:
         compiled.append(compile_chain(*arguments))
