@@ -15,6 +15,10 @@ TOKENS = (1, 2, 16, 128, 1024)
 """Lower bounds of m in the table."""
 
 
+FEW_TOKENS = 64
+"""Up to so many there is a goal of its own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProblemTimes:
     """What was measured of one problem.
@@ -94,6 +98,8 @@ def _speedups(entries: Sequence[ProblemTimes]) -> list[str]:
         lines.append(speedups_row(over, of_kind))
         for label, group in grouped(of_kind, TOKENS, lambda one: one.problem.m):
             lines.append(speedups_row(f"  m {label}", group))
+        if few := [one for one in of_kind if one.problem.m <= FEW_TOKENS]:
+            lines.append(speedups_row(f"  m 1-{FEW_TOKENS}", few))
         for dtype in sorted({one.problem.signature.a.value for one in of_kind}):
             of_type = [one for one in of_kind if one.problem.signature.a.value == dtype]
             lines.append(speedups_row(f"  {dtype}", of_type))

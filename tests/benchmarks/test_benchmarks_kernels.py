@@ -87,6 +87,7 @@ def test_table_sets_apart_what_has_no_triton_and_names_what_was_thrown_out() -> 
         "over ATen and Triton", 2, r"1\.414", r"1\.000", r"0\.707", r"0\.791", "50%", "50%"
     )
     assert re.search(whole, text, re.MULTILINE)
+    assert re.search(r"^  m 1-64 +1 +2\.000 +2\.000", text, re.MULTILINE)
     assert re.search(r"^  m 1 +1 +2\.000 +2\.000", text, re.MULTILINE)
     assert re.search(r"^  m 1024- +1 +1\.000 +1\.000 +0\.250", text, re.MULTILINE)
     assert re.search(r"^over ATen alone +1 +1\.250", text, re.MULTILINE)
