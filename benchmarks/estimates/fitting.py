@@ -21,7 +21,7 @@ import click
 from benchmarks.estimates.records import Measurements
 from benchmarks.shared.compiling import ROOT
 from benchmarks.shared.records import write as write_file
-from nvgemm_aot.build.select import SPLIT_GAIN, Choice, select, splits_behind
+from nvgemm_aot.build.select import SPLIT_GAIN, Choice, rank_splits_behind, select
 from nvgemm_aot.providers import Candidate, load_provider
 from nvgemm_aot.providers.base import RuntimeModel
 from nvgemm_aot.providers.corrections import DATA, Correction, FeatureRow, feature_rows
@@ -218,7 +218,9 @@ def _ordered_loss(examples: Sequence[Example], weights: Mapping[str, float]) -> 
             Choice(candidate=candidate, time_ns=round(math.exp(time)))
             for time, candidate in zip(corrected, one.times)
         ]
-        ranked = splits_behind(sorted(choices, key=lambda choice: choice.time_ns or 0), SPLIT_GAIN)
+        ranked = rank_splits_behind(
+            sorted(choices, key=lambda choice: choice.time_ns or 0), SPLIT_GAIN
+        )
         times = [one.times[choice.candidate] for choice in ranked]
         least = min(times)
         first.append(times[0] / least)

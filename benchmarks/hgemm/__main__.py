@@ -7,9 +7,9 @@ fp16 with sums in fp32, all 10^3 sizes of 64, 128, ... 16384, NN and TN, against
 
 - torch.matmul and cuBLAS, by their own choice;
 - cuBLASLt: the heuristic's first algorithm, and the fastest of up to 100 that it suggests, tried in
-  random order on random operands; of the four fastest, that which is when measured like the rest;
-- bundled: the best of the kernels that installed bundles rank first for the size (--candidates,
-  four as well), after a check that each is exact on zeros and ones.
+  random order on random operands; of the first --candidates, the fastest when measured as the rest;
+- bundled: the best of as many kernels, those that installed bundles rank first for the size, after
+  a check that each is exact on zeros and ones.
 
 Which of them is best is decided in each mode by itself, by other rounds than those reported: what
 is fastest back to back need not be in single requests.
@@ -57,8 +57,6 @@ WINDOW_NS = 1_000_000.0
 ALGORITHMS = 100
 TUNING_NS = 200_000.0
 TUNING_PASSES = 3
-FINALISTS = 4
-"""Algorithms of cuBLASLt that are measured as bundled kernels are, after that; as many as those."""
 TUNED = "tuned"
 WRONG = 1e-2
 """Relative error from which a product is wrong, in the norm."""
@@ -101,11 +99,11 @@ def lt_launch(plan: Plan, algo: Algo) -> Launch:
 
 
 def tune_lt(
-    plan: Plan, sets: Sequence[Operands], order: random.Random
+    plan: Plan, sets: Sequence[Operands], order: random.Random, finalists: int
 ) -> tuple[dict[str, Algo], int]:
     """The heuristic's first algorithm and the fastest of all it suggests, and how many those are.
 
-    The fastest are `FINALISTS`, for a quick look does not tell near ones apart: ``tuned``,
+    The fastest are so many finalists, for a quick look does not tell near ones apart: ``tuned``,
     ``tuned2`` and so on.
     """
     suggested = plan.suggestions(ALGORITHMS)
@@ -119,7 +117,7 @@ def tune_lt(
     times = tuned(ways, TUNING_PASSES, TUNING_NS, order)
     first = next(iter(ways))
     found = {"heuristic": suggested[int(first)]}
-    for rank, name in enumerate(sorted(times, key=lambda name: times[name])[:FINALISTS], start=1):
+    for rank, name in enumerate(sorted(times, key=lambda name: times[name])[:finalists], start=1):
         found[TUNED if rank == 1 else f"{TUNED}{rank}"] = suggested[int(name)]
     return found, len(ways)
 
@@ -179,7 +177,7 @@ def measure_size(
     with plans(libraries, size) as of_layout:
         for layout, plan in of_layout.items():
             sets = arena.sets(size.m, size.n, size.k, layout.layout)
-            algorithms, count = tune_lt(plan, sets, order)
+            algorithms, count = tune_lt(plan, sets, order, candidates)
             launches = baselines(layout, libraries, plan, algorithms)
             exact = Exact.draw(size.m, size.n, size.k, layout.layout, torch.float16)
             entry["inexact"] += inexact(launches, exact)
@@ -272,7 +270,13 @@ def measure(
         path,
         what=WHAT,
         environment=found,
-        settings={**settings, "gap_ms": gap_ms, "window_ns": WINDOW_NS, "algorithms": ALGORITHMS},
+        settings={
+            **settings,
+            "gap_ms": gap_ms,
+            "window_ns": WINDOW_NS,
+            "algorithms": ALGORITHMS,
+            "chosen": "in each mode by itself",
+        },
         resume=resume,
     )
     done = results.entries.keys() | (Results.read(without, WHAT).entries if without else {}).keys()

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -148,7 +148,7 @@ class Chain:
         length: Products.
         way: What it calls.
         language: Of its code.
-        function: It.
+        function: The compiled chain.
     """
 
     length: int
@@ -215,6 +215,7 @@ def chain_calls(square: Square, chains: Sequence[Chain]) -> dict[str, Callable[[
 
 
 def name_of(language: Language, row: Row, length: int) -> str:
+    """What the call of a chain for a row is called where it is timed."""
     return f"{language.value}/{row.value}/{length}"
 
 
@@ -243,7 +244,17 @@ def kernels_on_gpu(call: Callable[[], object]) -> frozenset[str]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
-    return frozenset(event.key for event in profile.key_averages())
+    return kernels_among(profile.events())
+
+
+def kernels_among(events: Iterable[Any]) -> frozenset[str]:
+    """Names of the GPU's kernels among a profiler's events: no calls of the host, copies, fills."""
+    return frozenset(
+        event.name
+        for event in events
+        if event.device_type is torch.autograd.DeviceType.CUDA
+        and not event.name.startswith(("Memset", "Memcpy"))
+    )
 
 
 def check_what_ran(ran: Mapping[str, tuple[Row, frozenset[str]]]) -> None:
@@ -271,7 +282,7 @@ def _is_stock(row: Row) -> bool:
 
 
 def build_chains(square: Square, languages: Sequence[Language]) -> list[Chain]:
-    """Compile every chain; as long as those in Python take, other processes compile the C++."""
+    """Compile every chain; other processes compile the C++ meanwhile."""
     if Language.CPP not in languages:
         return _compile_all(square, Language.PYTHON)
     with _cpp_compiled_beside():
@@ -299,6 +310,10 @@ def _cpp_compiled_beside() -> Iterator[None]:
     ]
     try:
         yield
+    except BaseException:
+        for process in processes:
+            process.terminate()
+        raise
     finally:
         for process in processes:
             process.wait()

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -152,6 +153,20 @@ def test_what_ran_is_held_against_what_atens_calls_ran() -> None:
 def times(kernel: float, by_m: float) -> dict[str, list[float]]:
     usual = {row.value: [10.0] for row in Row}
     return {**usual, Row.KERNEL.value: [kernel], Row.BY_M_KERNEL.value: [by_m]}
+
+
+def test_calls_of_the_host_and_fills_are_no_kernels() -> None:
+    def event(name: str, where: torch.autograd.DeviceType) -> SimpleNamespace:
+        return SimpleNamespace(name=name, device_type=where)
+
+    gpu, host = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
+    events = [
+        event("cudaLaunchKernel", host),
+        event("a kernel", gpu),
+        event("Memset (Device)", gpu),
+        event("cudaDeviceSynchronize", host),
+    ]
+    assert chains.kernels_among(events) == {"a kernel"}
 
 
 def test_goals_are_judged_by_medians() -> None:

@@ -31,19 +31,24 @@ MAX_PER_SHAPE = 2
 or pairing. They have one estimate, so more of them would displace other shapes without evidence."""
 
 SPLIT_SHARE = 4
-"""At most one in so many of the kernels kept splits k, or one, unless one of them stands first. On
+"""At most one in so many of the kernels kept splits k, or one, unless one of them ranks first. On
 an H200 such kernels were the fastest at 5 of 167 problems, by up to 15 %, and up to 96 times as
 slow at others (``benchmarks/results/estimates-h200-2026-11-22.json``)."""
 
 FIRST_SPLIT_SHARE = 2
-"""Likewise where one of them stands first: which split is the best of them is less certain."""
+"""Likewise where one of them ranks first: which split is the best of them is less certain."""
 
 SPLIT_GAIN = 0.8
-"""A kernel that splits k stands first if its corrected estimate is at most so much of that of the
-best one that does not. Any other counts as no faster than that one, until it is measured. On an
-H200, for few tiles and a large k, splits were up to 1.5 times as fast
-(``benchmarks/results/estimates-few-tiles-again-h200-2026-11-24.json``). Of 103 problems that
-nothing was fitted on, any number from 0.8 to 0.95 put right ones first at all but one."""
+"""A kernel that splits k ranks first if its corrected estimate is at most this fraction of the best
+unsplit kernel's. Where none does, none counts as faster than that one, until it is measured. Of 103
+problems held back, splits ranked first at 7, all of n 512, and were the faster at 6; any number
+from 0.8 to 1 gives the same. It was chosen by looking at these
+(``benchmarks/results/estimates-h200-2026-11-24.txt``)."""
+
+LEAST_K_TILES = 4
+"""Fewest tiles along k of each part of a split. Of 368 kernels and problems with fewer, measured on
+an H200, the fastest took 1.34 times as long as the best unsplit one; with more, 179 of 4,903 were
+faster (``benchmarks/results/estimates-*-h200-2026-11-2*.json``)."""
 
 DYNAMIC_SHARE = 8
 """At most one in so many of the kernels kept differs from another one by a dynamic schedule alone:
@@ -105,28 +110,32 @@ def select(
     times = [of_shape[candidate.block_shape] for candidate in able]
     if correct is not None:
         times = correct(problem, able, times)
-    ranked = splits_behind(
+    ranked = rank_splits_behind(
         sorted(
             (Choice(candidate=candidate, time_ns=time) for candidate, time in zip(able, times)),
             key=lambda choice: _sort_key(problem, choice),
         ),
-        gain=None if correct is None else SPLIT_GAIN,
+        gain=None if correct is None or limit == 1 else SPLIT_GAIN,
     )
     kept = _keep_diverse(problem, ranked, limit, rejections)
     return Selection(problem=problem, choices=tuple(kept), rejections=tuple(rejections))
 
 
 def _misfit(problem: Problem, candidate: Candidate) -> str | None:
-    """Why a candidate cannot run a problem of these sizes, or None."""
+    """Why a candidate cannot run a problem of these sizes, or gains nothing there, or None."""
+    shape = candidate.block_shape
+    if shape.splits > 1 and problem.k < (least := LEAST_K_TILES * shape.splits * shape.tile[2]):
+        return f"{shape.splits} parts need a k of {least} or more, {LEAST_K_TILES} tiles each"
     return misalignment(problem, candidate.alignment_bytes) or too_large(
         candidate.provider, problem
     )
 
 
-def splits_behind(ranked: list[Choice], gain: float | None) -> list[Choice]:
-    """The choices with the best that does not split k first, and none before it left faster.
+def rank_splits_behind(ranked: list[Choice], gain: float | None) -> list[Choice]:
+    """Rank the best unsplit kernel first, unless the leading split takes at most ``gain`` of it.
 
-    As they are, if the first's estimate is at most ``gain`` of that one's.
+    Those that were before it then count as no faster. With one kernel kept, it is an unsplit one:
+    splits that add in any order serve no deterministic program.
     """
     whole = (c for c in ranked if c.candidate.block_shape.splits == 1 and c.time_ns is not None)
     first = next(whole, None)

@@ -237,16 +237,17 @@ def _log_work(problem: Problem, candidate: Candidate, sm_count: int) -> float:
 
 
 def _features(problem: Problem, candidate: Candidate, sm_count: int) -> Iterator[tuple[str, float]]:
-    """Features of a candidate, each about 0 to 4; those of a tile or family are 1, or absent."""
+    """Features of a candidate, most of 0 to 4; those of a tile or family are 1, or absent.
+
+    Of a split of k, "split k" is negative below 4096.
+    """
     grid = _grid(problem, candidate, sm_count)
     shape = candidate.block_shape
     tile_m, tile_n, tile_k = shape.tile
     yield "constant", 1.0
     yield "work", math.log(grid.work)
     yield "waves", math.log(grid.waves)
-    idle = max(0.0, math.log(sm_count / grid.needed))
-    yield "idle", idle
-    yield "idle k", idle * math.log(problem.k / 4096)
+    yield "idle", max(0.0, math.log(sm_count / grid.needed))
     if grid.needed > sm_count:
         yield "tail", math.log(grid.waves * sm_count / grid.needed)
     yield "cluster padding", math.log(grid.blocks / grid.needed)
@@ -270,7 +271,6 @@ def _features(problem: Problem, candidate: Candidate, sm_count: int) -> Iterator
         yield "splits", math.log(shape.splits)
         yield "split k", math.log(problem.k / 4096)
         yield "split results", math.log1p(moved)
-        yield "split depth", math.log(problem.k / shape.splits / 1024)
         if not candidate.is_deterministic:
             # All parts add to memory at once: none waits, and each element moves once more.
             yield "any order", 1.0

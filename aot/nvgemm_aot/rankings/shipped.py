@@ -5,18 +5,32 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
+from nvgemm_runtime.errors import RankingsError
+
+_DATA = Path(str(files("nvgemm_aot") / "rankings" / "data"))
+
 
 def find_rankings(manifest: str) -> Path | None:
     """The rankings file of a shipped manifest, or None where there is none."""
-    path = Path(str(files("nvgemm_aot") / "rankings" / "data" / f"{manifest}.json"))
+    path = _DATA / f"{manifest}.json"
     return path if path.is_file() else None
 
 
 def named_rankings(given: Path) -> Path:
     """Resolve what a user named: a file, or rankings that come with this package.
 
-    What is neither is returned as it is, for reading it to fail.
+    What is a path, and no name alone, is returned whether or not there is such a file.
+
+    Raises:
+        RankingsError: If there is neither a file nor rankings of a name.
     """
-    if given.exists() or given.parent != Path():
+    if given.is_file() or given.parent != Path():
         return given
-    return find_rankings(given.name.removesuffix(".json")) or given
+    found = find_rankings(given.name)
+    if found is None:
+        names = ", ".join(sorted(path.stem for path in _DATA.glob("*.json")))
+        raise RankingsError(
+            f"{given}: there is no such file; check the path, or name a manifest that comes with "
+            f"measured rankings: {names}"
+        )
+    return found

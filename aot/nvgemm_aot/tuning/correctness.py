@@ -50,8 +50,8 @@ partial sums to the output's type, as programs without this package get it too."
 
 
 MOST_AT_ONCE = 2**28
-"""Elements of a result that are computed or compared at once: 2 GiB in fp64, of which a gate takes
-about ten. The experts of a layer may have eight times as many."""
+"""Elements of a result that are compared at once, or computed, where rows are in groups: 2 GiB in
+fp64. The experts of a layer may have eight times as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def expect(operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
 
 def _parts(values: torch.Tensor) -> list[tuple[int, int]]:
     """Beginnings and ends along the first dimension of parts of at most `MOST_AT_ONCE` elements."""
-    rows = values.shape[0] if values.dim() else 1
+    rows = values.shape[0]
     step = max(1, MOST_AT_ONCE * rows // max(1, values.numel()))
     return [(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
 

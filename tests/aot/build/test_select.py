@@ -8,6 +8,7 @@ import pytest
 from fake_provider import candidate
 from nvgemm_aot.build.select import (
     LEAST_DYNAMIC_NS,
+    LEAST_K_TILES,
     MAX_PER_SHAPE,
     SPLIT_GAIN,
     Estimate,
@@ -176,10 +177,31 @@ def test_a_split_stands_first_where_corrected_estimates_say_that_it_gains_much()
         assert times == sorted(times, key=lambda time: time or 0)
         return [choice.candidate.block_shape.splits for choice in choices]
 
+    def alone() -> int:
+        choices = select(problem(), offered, lambda *_: 1000, 1, lambda *_: times_of_splits).choices
+        return choices[0].candidate.block_shape.splits
+
     enough = round(1000 * SPLIT_GAIN)
+    times_of_splits = [100 if one.block_shape.splits > 1 else 1000 for one in offered]
+    assert alone() == 1, "a single kernel must serve deterministic programs"
     assert chosen(enough, corrected=True) == [4, 4, 1, 1]
     assert chosen(enough + 1, corrected=True) == [1, 4, 1, 1]
     assert chosen(enough, corrected=False) == [1, 4, 1, 1]
+
+
+def test_each_part_of_a_split_has_some_tiles_of_k() -> None:
+    tile = (64, 64, 64)
+    offered = (*tiled(tile), splitting(tile, 4))
+    least = LEAST_K_TILES * 4 * 64
+
+    def chosen(k: int) -> tuple[list[int], list[str]]:
+        estimate: Estimate = lambda _, shape: 1000 // shape.splits  # noqa: E731
+        found = select(problem(k=k), offered, estimate, 4, lambda *given: list(given[2]))
+        parts = [choice.candidate.block_shape.splits for choice in found.choices]
+        return parts, [one.reason for one in found.rejections]
+
+    assert chosen(least) == ([4, 1], [])
+    assert chosen(least - 64) == ([1], [f"4 parts need a k of {least} or more, 4 tiles each"])
 
 
 def dynamic(tile: tuple[int, int, int]) -> Candidate:

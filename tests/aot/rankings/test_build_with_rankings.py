@@ -465,9 +465,14 @@ def test_rankings_of_a_shipped_manifest_may_be_named_for_another(
     assert named.exit_code == 0, named.output
     assert json.loads(named.stdout)["rankings"] == [str(shipped.find_rankings("qwen3-8b"))]
     unknown = CliRunner().invoke(main, [*command, "--rankings", "no-such-model"])
-    assert unknown.exit_code != 0
-    assert "no-such-model" in unknown.stderr
+    assert unknown.exit_code == 26
+    assert "no-such-model: there is no such file" in unknown.stderr
+    assert "rankings: gpt-oss-20b-experts, hgemm-1000, llama-3.1-8b" in unknown.stderr
     monkeypatch.chdir(tmp_path)
+    Path("llama-3.1-8b").mkdir()
+    beside = CliRunner().invoke(main, [*command, "--rankings", "llama-3.1-8b", "--json"])
+    (used,) = json.loads(beside.stdout)["rankings"]
+    assert used == str(shipped.find_rankings("llama-3.1-8b")), "a directory is no file"
     write_rankings(Path("qwen3-8b"), rankings(entry({"x": 1000})))
     own = CliRunner().invoke(main, [*command, "--rankings", "qwen3-8b", "--json"])
     assert json.loads(own.stdout)["rankings"] == ["qwen3-8b"], "a file comes first"

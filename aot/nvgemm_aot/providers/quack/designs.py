@@ -109,18 +109,17 @@ beside those listed already. A cluster of (1, 2) loads the weights once for two 
 problem's m. The library accepts widths that are multiples of 16 alone, and a tile of 256 x 224
 spills registers."""
 
-_HOPPER_EVEN = (
+_HOPPER_ONE_WAVE = (
     Design(tile=(64, 80), cluster=(2, 1)),
     Design(tile=(128, 80), cluster=(2, 1)),
     Design(tile=(128, 80), cluster=(1, 2)),
     Design(tile=(128, 96), cluster=(2, 1)),
 )
-"""For weights whose n other tiles cut into a few more tiles than there are multiprocessors, or into
-far fewer: 5120 or 6144 for an m of 128 or 256, say. For dense products without a gate alone: of
-groups and gates none was timed.
+"""Tiles of 80 and 96 columns divide an n of 5120 or 6144 into about one wave of 132 thread blocks.
 
-Chosen one by one of 41 designs that an H200 timed at 77 problems, by what they gained beside those
-listed already."""
+Chosen one by one of 38 designs that an H200 timed for plain bf16 products, by what they gained
+beside those listed already (``benchmarks/results/estimates-few-tiles-*``). Offered in every 16-bit
+type and with every epilogue but gates; not for groups."""
 
 _HOPPER_DYNAMIC = tuple(
     Design(tile=tile, cluster=(2, 1), pingpong=pingpong, swapped=swapped, dynamic=True)
@@ -188,7 +187,7 @@ _HOPPER_SPLIT_IN_ANY_ORDER = (
 )
 """Of two parts the order does not matter, so there are at least four. Without an epilogue alone.
 
-Chosen like `_HOPPER_EVEN`, of 58 splits. Added up in any order, many parts do not wait for one
+Chosen like `_HOPPER_ONE_WAVE`, of 98 splits. Added up in any order, many parts do not wait for one
 another; a cluster loads once what its thread blocks share, which counts where tiles are few."""
 
 _HOPPER_FP8_SHARED = (*product((128,), (128, 160, 192)), (192, 128), (256, 96))
@@ -227,7 +226,7 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     else:
         split = _HOPPER_SPLIT
     is_dense = signature.op in (Op.MM, Op.BMM) and not signature.is_gated
-    even = _HOPPER_EVEN if is_dense else ()
+    even = _HOPPER_ONE_WAVE if is_dense else ()
     return (*_hopper(), *_HOPPER_BETWEEN, *even, *_HOPPER_DYNAMIC, *split)
 
 
