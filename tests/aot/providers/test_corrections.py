@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from importlib.resources import files
 
@@ -118,6 +119,18 @@ def test_more_splits_of_k_mean_less_work_for_each() -> None:
     assert whole["idle, m 128"] > parted.get("idle, m 128", 0.0)
     assert whole["work, m 128"] > parted["work, m 128"]
     assert "splits, m 128" in parted
+
+
+def test_parts_that_are_added_in_any_order_have_weights_of_their_own() -> None:
+    one = candidate("one", SIGNATURE, tile=(128, 128, 64))
+    ordered = replace(one, operator="in order", block_shape=replace(one.block_shape, splits=4))
+    at_once = replace(ordered, operator="at once", is_deterministic=False)
+    weights = {"any order, m 128": -0.5, "any order, splits, m 128": -0.1}
+    times = replace(correction(), weights=weights).corrected(
+        problem(128), (one, ordered, at_once), [1000, 1000, 1000], SM_COUNT
+    )
+    assert times[:2] == [1000, 1000]
+    assert times[2] == pytest.approx(1000 * math.exp(-0.5 - 0.1 * math.log(4)), rel=0.01)
 
 
 @pytest.mark.parametrize("m", [1, 16, 40, 128, 500, 1024, 9000])
