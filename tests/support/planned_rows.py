@@ -238,6 +238,8 @@ def _right(case: Case, plan: Plan) -> BundleContent | None:
             design=candidate.design,
             alignment_bytes=candidate.alignment_bytes,
             workspace_bytes=candidate.workspace_bytes,
+            workspace=candidate.workspace,
+            is_deterministic=candidate.is_deterministic,
             calling_convention=candidate.calling_convention,
         )
     unserved = {

@@ -27,7 +27,7 @@ from .source import Location
 VERSION = 1
 """The version of the manifest format that this package reads."""
 
-MAX_CANDIDATES = 128
+MAX_CANDIDATES = 256
 
 ARCHITECTURES = tuple(sorted(DEFAULT_DEVICE))
 
