@@ -98,7 +98,7 @@ def select(
     rejections: list[Rejection] = []
     able = []
     for candidate in candidates:
-        misfit = _misfit(problem, candidate)
+        misfit = _misfit(problem, candidate) or _too_many_parts(problem, candidate)
         if misfit is None:
             able.append(candidate)
         else:
@@ -110,6 +110,7 @@ def select(
     times = [of_shape[candidate.block_shape] for candidate in able]
     if correct is not None:
         times = correct(problem, able, times)
+    # A single kernel is an unsplit one: parts added in any order serve no deterministic program.
     ranked = rank_splits_behind(
         sorted(
             (Choice(candidate=candidate, time_ns=time) for candidate, time in zip(able, times)),
@@ -122,20 +123,24 @@ def select(
 
 
 def _misfit(problem: Problem, candidate: Candidate) -> str | None:
-    """Why a candidate cannot run a problem of these sizes, or gains nothing there, or None."""
-    shape = candidate.block_shape
-    if shape.splits > 1 and problem.k < (least := LEAST_K_TILES * shape.splits * shape.tile[2]):
-        return f"{shape.splits} parts need a k of {least} or more, {LEAST_K_TILES} tiles each"
+    """Why a candidate cannot run a problem of these sizes, or None."""
     return misalignment(problem, candidate.alignment_bytes) or too_large(
         candidate.provider, problem
     )
 
 
+def _too_many_parts(problem: Problem, candidate: Candidate) -> str | None:
+    """Why a candidate that was not measured gains nothing by splitting this k, or None."""
+    shape = candidate.block_shape
+    if shape.splits > 1 and problem.k < (least := LEAST_K_TILES * shape.splits * shape.tile[2]):
+        return f"{shape.splits} parts need a k of {least} or more, {LEAST_K_TILES} tiles each"
+    return None
+
+
 def rank_splits_behind(ranked: list[Choice], gain: float | None) -> list[Choice]:
     """Rank the best unsplit kernel first, unless the leading split takes at most ``gain`` of it.
 
-    Those that were before it then count as no faster. With one kernel kept, it is an unsplit one:
-    splits that add in any order serve no deterministic program.
+    Those that were before it then count as no faster.
     """
     whole = (c for c in ranked if c.candidate.block_shape.splits == 1 and c.time_ns is not None)
     first = next(whole, None)

@@ -6,17 +6,22 @@ from dataclasses import replace
 import pytest
 
 from fake_provider import candidate
+from made_rankings import entry
 from nvgemm_aot.build.select import (
     LEAST_DYNAMIC_NS,
     LEAST_K_TILES,
     MAX_PER_SHAPE,
     SPLIT_GAIN,
     Estimate,
+    prefer_measured,
     select,
 )
 from nvgemm_aot.providers import Candidate
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, BlockShape
 from nvgemm_aot.providers.heuristics import MatmulHeuristics
+from nvgemm_aot.rankings.assess import assess
+from nvgemm_aot.rankings.entries import Operator
+from nvgemm_aot.rankings.usable import Usable
 from nvgemm_aot.targets.profile import load_profile
 from nvgemm_runtime.gemm.problem import Problem, Signature
 
@@ -202,6 +207,21 @@ def test_each_part_of_a_split_has_some_tiles_of_k() -> None:
 
     assert chosen(least) == ([4, 1], [])
     assert chosen(least - 64) == ([1], [f"4 parts need a k of {least} or more, 4 tiles each"])
+
+
+def test_a_split_that_was_measured_counts_however_few_tiles_its_parts_have() -> None:
+    tile = (64, 64, 64)
+    [whole], split = tiled(tile), splitting(tile, 4)
+    short = problem(k=LEAST_K_TILES * 64)
+    estimated = select(short, (whole, split), lambda *_: 1000, 4)
+    assert [choice.candidate for choice in estimated.choices] == [whole]
+    times = {split.operator: 500, whole.operator: 700}
+    usable = Usable(
+        assessment=assess([entry(times, problem=short, provider=split.provider)]),
+        operators=tuple(Operator(provider=split.provider, operator=name) for name in times),
+    )
+    chosen = prefer_measured(estimated, (whole, split), usable, 4).choices
+    assert [(choice.candidate, choice.time_ns) for choice in chosen] == [(split, 500), (whole, 700)]
 
 
 def dynamic(tile: tuple[int, int, int]) -> Candidate:
