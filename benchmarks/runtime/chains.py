@@ -266,7 +266,7 @@ def check_what_ran(ran: Mapping[str, tuple[Row, frozenset[str]]]) -> None:
     Raises:
         click.ClickException: If one did otherwise, or ran nothing.
     """
-    atens = frozenset().union(*(names for row, names in ran.values() if _is_stock(row)))
+    atens = frozenset().union(*(names for row, names in ran.values() if row in ROWS_OF[Way.STOCK]))
     bundled = next(names for row, names in ran.values() if row is Row.KERNEL)
     for call, (row, names) in ran.items():
         is_right = names <= atens if row in RUNS_ATEN else names == bundled and not names & atens
@@ -275,10 +275,6 @@ def check_what_ran(ran: Mapping[str, tuple[Row, frozenset[str]]]) -> None:
                 f"{call} ran {sorted(names)} on the GPU; stock calls run {sorted(atens)}, and the "
                 f"first of a bundled kernel {sorted(bundled)}"
             )
-
-
-def _is_stock(row: Row) -> bool:
-    return row in (Row.STOCK, Row.STOCK_BESIDE)
 
 
 def build_chains(square: Square, languages: Sequence[Language]) -> list[Chain]:

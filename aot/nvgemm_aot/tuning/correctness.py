@@ -250,14 +250,12 @@ def _activated(
 
 def find_fault(out: torch.Tensor, expected: Expected) -> str | None:
     """What is wrong with a result, or None."""
-    import torch
-
     count, example = 0, ""
     for begin, end in _parts(out):
         found, low, high = (one[begin:end].double() for one in (out, expected.low, expected.high))
         right = (found >= low) & (found <= high)
         right |= found.isnan() & low.isnan()
-        wrong = int(right.numel()) - int(torch.count_nonzero(right))
+        wrong = int((~right).sum())
         if wrong and not count:
             place = (~right).nonzero()[0].tolist()
             values = [f"{float(one[tuple(place)]):.6g}" for one in (found, low, high)]

@@ -157,6 +157,6 @@ def _factors(
 def _cut_off(values: torch.Tensor, least: float, most: float) -> torch.Tensor:
     """Values cut off beyond limits; those at a limit keep their gradient, as in kernels.
 
-    That of torch's ``clamp`` is kept there up to torch 2.13, and 0 from 2.14 on.
+    ``torch.clamp`` passes the gradient at a limit up to torch 2.13, and drops it from 2.14 on.
     """
     return values.masked_fill(values < least, least).masked_fill(values > most, most)

@@ -226,8 +226,8 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     else:
         split = _HOPPER_SPLIT
     is_dense = signature.op in (Op.MM, Op.BMM) and not signature.is_gated
-    even = _HOPPER_ONE_WAVE if is_dense else ()
-    return (*_hopper(), *_HOPPER_BETWEEN, *even, *_HOPPER_DYNAMIC, *split)
+    one_wave = _HOPPER_ONE_WAVE if is_dense else ()
+    return (*_hopper(), *_HOPPER_BETWEEN, *one_wave, *_HOPPER_DYNAMIC, *split)
 
 
 FLAG_BYTES = 4
