@@ -3,17 +3,20 @@
 For four models at 24,576 tokens, routed with skew by a fixed seed, through autograd and with all
 allocations:
 
-- ``experts``: `nvgemm_runtime.moe.experts`, with the bundled kernels that are installed;
-- ``experts, compiled``: the same by torch.compile;
-- ``torch``: three products of ``torch._grouped_mm`` and the activation between, as torchtitan's
-  experts compute them; of gpt-oss two products, each with a bias for each row;
-- ``torch, compiled``: this by torch.compile.
+- ``experts``: `nvgemm_runtime.moe.experts` of one weight for gates and ups, with the bundled
+  kernels that are installed;
+- ``experts, 2 weights``: the same of a weight for gates and one for ups, as torchtitan has them;
+- ``torch``: torchtitan's way: three products of ``torch._grouped_mm`` of two weights, and the
+  activation between; of gpt-oss, which has one weight, two products, each with a bias for each row;
+- ``torch, 1 product``: of one weight, so of one product for gates and ups;
+- each of these also by torch.compile.
 
-The ways take turns. A time is the median over rounds, of the GPU between two events, with a step
-before it that keeps the GPU busy. TFLOP/s are those of the products alone, beside those of one
-large dense product in the same run. Errors are norms of differences from fp32 on the same operands,
-over the norm of what fp32 gives: the largest of the result and of the gradients of rows and of
-weights.
+The ways take turns, in another order each round, and a large dense product is one of them: the GPU
+lowers its clock when it is hot, so all must be as hot. A time is the median over rounds, of the GPU
+between two events, behind a step that keeps the GPU busy; of the dense product, behind and over as
+many as take about as long. TFLOP/s are those of the products alone. Errors are norms of differences
+from fp32 on the same operands, over the norm of what fp32 gives: the largest of the result and of
+the gradients of rows and of weights.
 
     nvgemm-aot build benchmarks/moe/manifest.yaml  # anywhere
     NVGEMM_AOT_BUNDLES=moe-sm_90a-linux_x86_64-cu13.nvgemm python -m benchmarks.moe measure moe.json
@@ -21,6 +24,7 @@ weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +45,14 @@ if TYPE_CHECKING:
 WHAT = "moe"
 TOKENS = 24_576
 SEED = 18
-OURS, OURS_COMPILED, TORCH, COMPILED = "experts", "experts, compiled", "torch", "torch, compiled"
-DENSE = 8192
-"""Extent of the dense product."""
+OURS, OURS_OF_TWO = "experts", "experts, 2 weights"
+TORCH, TORCH_ONE = "torch", "torch, 1 product"
+COMPILED = ", compiled"
+"""Behind the name of a way: the same by torch.compile."""
+
+DENSE = "dense"
+DENSE_EXTENT = 8192
+DENSE_FLOPS = 2 * DENSE_EXTENT**3
 
 
 @dataclass(frozen=True)
@@ -90,7 +99,7 @@ def routed(model: Model) -> torch.Tensor:
     return torch.bincount(chosen, minlength=model.experts).to("cuda", torch.int32)
 
 
-def operands(model: Model) -> list[torch.Tensor]:
+def operands(model: Model) -> dict[str, torch.Tensor]:
     """Rows, weights of gates and ups in halves, weights of down projections, and two biases."""
     import torch
 
@@ -101,47 +110,96 @@ def operands(model: Model) -> list[torch.Tensor]:
         return made.bfloat16().requires_grad_()
 
     experts, dim, hidden = model.experts, model.dim, model.hidden
-    found = [
-        draw(model.rows, dim, scale=1),
-        draw(experts, 2 * hidden, dim, scale=dim**-0.5),
-        draw(experts, dim, hidden, scale=hidden**-0.5),
-    ]
+    found = {
+        "x": draw(model.rows, dim, scale=1),
+        "up": draw(experts, 2 * hidden, dim, scale=dim**-0.5),
+        "down": draw(experts, dim, hidden, scale=hidden**-0.5),
+    }
     if model.is_oai:
-        found += [draw(experts, 2 * hidden, scale=0.1), draw(experts, dim, scale=0.1)]
+        found["up_bias"] = draw(experts, 2 * hidden, scale=0.1)
+        found["down_bias"] = draw(experts, dim, scale=0.1)
     return found
 
 
-def ways(model: Model, counts: torch.Tensor) -> dict[str, Call]:
-    """What takes turns, each a function of `operands`."""
+def in_two(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Operands with a weight of its own for gates and for ups."""
+    gates, ups = (
+        one.detach().clone(memory_format=_contiguous()).requires_grad_()
+        for one in given["up"].chunk(2, dim=1)
+    )
+    return {"x": given["x"], "gate": gates, "other": ups, "down": given["down"]}
+
+
+def _contiguous() -> torch.memory_format:
+    import torch
+
+    return torch.contiguous_format
+
+
+@dataclass(frozen=True)
+class Way:
+    """What takes turns.
+
+    Attributes:
+        call: Computes rows from the operands.
+        given: The operands, in the order of `call`.
+    """
+
+    call: Call
+    given: Mapping[str, torch.Tensor]
+
+    def __call__(self) -> torch.Tensor:
+        """Compute."""
+        return self.call(**self.given)
+
+
+def ways(model: Model, counts: torch.Tensor, given: Mapping[str, torch.Tensor]) -> dict[str, Way]:
+    """What takes turns, by name."""
     import torch
 
     from nvgemm_runtime.moe import experts
 
     ends = counts.cumsum(0, dtype=torch.int32)
     kind = "swiglu_oai" if model.is_oai else "swiglu"
+    silu = torch.nn.functional.silu
 
-    def ours(x: Any, up: Any, down: Any, *biases: Any) -> torch.Tensor:
-        named = dict(zip(("up_bias", "down_bias"), biases))
-        return experts(x, up, down, ends, activation=kind, **named)
+    def ours(x: Any, up: Any, down: Any, **biases: Any) -> torch.Tensor:
+        return experts(x, up, down, ends, activation=kind, **biases)
+
+    def ours_of_two(x: Any, gate: Any, other: Any, down: Any) -> torch.Tensor:
+        return experts(x, (gate, other), down, ends)
 
     def grouped(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = torch._grouped_mm(x, weight.mT, offs=ends)
         return product
 
-    def stock(x: Any, up: Any, down: Any, *biases: Any) -> torch.Tensor:
-        if not biases:
-            gate, other = up.chunk(2, dim=1)
-            hidden = torch.nn.functional.silu(grouped(x, gate)) * grouped(x, other)
-            return grouped(hidden, down)
-        by_row = [bias.repeat_interleave(counts, dim=0, output_size=model.rows) for bias in biases]
+    def titan(x: Any, gate: Any, other: Any, down: Any) -> torch.Tensor:
+        return grouped(silu(grouped(x, gate)) * grouped(x, other), down)
+
+    def of_one(x: Any, up: Any, down: Any) -> torch.Tensor:
+        gate, other = grouped(x, up).chunk(2, dim=-1)
+        return grouped(silu(gate) * other, down)
+
+    def titan_oai(x: Any, up: Any, down: Any, up_bias: Any, down_bias: Any) -> torch.Tensor:
+        by_row = [
+            bias.repeat_interleave(counts, dim=0, output_size=model.rows)
+            for bias in (up_bias, down_bias)
+        ]
         gate, other = (grouped(x, up) + by_row[0]).chunk(2, dim=-1)
         return grouped(oai(gate, other), down) + by_row[1]
 
+    def also_compiled(name: str, call: Call, of: Mapping[str, torch.Tensor]) -> dict[str, Way]:
+        return {name: Way(call, of), name + COMPILED: Way(torch.compile(call), of)}
+
+    found = also_compiled(OURS, ours, given)
+    if model.is_oai:
+        return found | also_compiled(TORCH, titan_oai, given)
+    two = in_two(given)
     return {
-        OURS: ours,
-        OURS_COMPILED: torch.compile(ours),
-        TORCH: stock,
-        COMPILED: torch.compile(stock),
+        **found,
+        **also_compiled(OURS_OF_TWO, ours_of_two, two),
+        **also_compiled(TORCH, titan, two),
+        **also_compiled(TORCH_ONE, of_one, given),
     }
 
 
@@ -153,41 +211,45 @@ def oai(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return gate * torch.sigmoid(1.702 * gate) * (up + 1)
 
 
-def exactly(model: Model, counts: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
+def exactly(model: Model, counts: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The same in fp32, an expert after the other."""
     import torch
 
-    x, up, down, *biases = given
     parts = []
-    for expert, rows in enumerate(x.split(counts.tolist())):
-        both = rows @ up[expert].T
-        if biases:
-            both = both + biases[0][expert]
+    for expert, rows in enumerate(given["x"].split(counts.tolist())):
+        both = rows @ given["up"][expert].T
+        if model.is_oai:
+            both = both + given["up_bias"][expert]
         gate, other = both.chunk(2, dim=-1)
-        hidden = oai(gate, other) if biases else torch.nn.functional.silu(gate) * other
-        result = hidden @ down[expert].T
-        parts.append(result + biases[1][expert] if biases else result)
+        hidden = oai(gate, other) if model.is_oai else torch.nn.functional.silu(gate) * other
+        result = hidden @ given["down"][expert].T
+        parts.append(result + given["down_bias"][expert] if model.is_oai else result)
     return torch.cat(parts)
 
 
 def results_of(
-    call: Callable[[], torch.Tensor], given: Sequence[torch.Tensor], grad: torch.Tensor
+    call: Callable[[], torch.Tensor], given: Mapping[str, torch.Tensor], grad: torch.Tensor
 ) -> list[torch.Tensor]:
-    """The result, and the gradients of all operands."""
-    for one in given:
+    """The result, and the gradients of all operands; those of gates and ups in one matrix."""
+    import torch
+
+    for one in given.values():
         one.grad = None
     out = call()
     out.backward(grad.to(out.dtype))
-    found = [out.detach(), *(one.grad for one in given)]
-    assert all(one is not None for one in found)
-    return [one for one in found if one is not None]
+    found = {name: one.grad for name, one in given.items()}
+    assert all(one is not None for one in found.values())
+    if "gate" in found:
+        both = torch.cat((found.pop("gate"), found.pop("other")), 1)
+        found = {"x": found.pop("x"), "up": both, **found}
+    return [out.detach(), *(one for one in found.values() if one is not None)]
 
 
 def exact_results(
-    model: Model, counts: torch.Tensor, given: Sequence[torch.Tensor], grad: torch.Tensor
+    model: Model, counts: torch.Tensor, given: Mapping[str, torch.Tensor], grad: torch.Tensor
 ) -> list[torch.Tensor]:
     """`results_of` what is computed in fp32."""
-    wide = [one.detach().float().requires_grad_() for one in given]
+    wide = {name: one.detach().float().requires_grad_() for name, one in given.items()}
     return results_of(lambda: exactly(model, counts, wide), wide, grad)
 
 
@@ -196,29 +258,38 @@ def measure_model(model: Model, rounds: int) -> dict[str, Any]:
     import torch
 
     counts, given = routed(model), operands(model)
-    grad = torch.randn_like(given[0])
+    grad = torch.randn_like(given["x"])
     wanted = exact_results(model, counts, given, grad)
-    calls, entry = ways(model, counts), dict[str, Any]()
-    for name, call in calls.items():
-        results_of(lambda call=call: call(*given), given, grad)  # type: ignore[misc]
+    found_ways, entry = ways(model, counts, given), dict[str, Any]()
+    for name, way in found_ways.items():
+        step(way, grad)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        found = results_of(lambda call=call: call(*given), given, grad)  # type: ignore[misc]
-        entry[name] = {
-            "peak_mb": (torch.cuda.max_memory_allocated() - before) / 1e6,
-            "error": max(error_of(one, right) for one, right in zip(found, wanted)),
-        }
+        step(way, grad)
+        peak = torch.cuda.max_memory_allocated() - before
+        found = results_of(way, way.given, grad)
+        errors = [error_of(one, right) for one, right in zip(found, wanted)]
+        entry[name] = {"peak_mb": peak / 1e6, "error": max(errors)}
         del found
+        for one in way.given.values():
+            one.grad = None
     del wanted
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            times[name].append(timed(call, given, grad))
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in found_ways}
+    dense, products = [], math.ceil(3 * model.flops / DENSE_FLOPS)
+    matrices = [torch.randn((DENSE_EXTENT,) * 2, device="cuda").bfloat16() for _ in range(2)]
+    turns = [*found_ways, DENSE]
+    for turn in range(rounds):
+        begin = turn % len(turns)
+        for name in turns[begin:] + turns[:begin]:
+            if name == DENSE:
+                dense.append(dense_tflops(matrices, products))
+            else:
+                times[name].append(timed(found_ways[name], grad))
     for name, both in times.items():
         forward, backward = zip(*both)
         entry[name] |= {"forward_ms": median(forward), "backward_ms": median(backward)}
-    return {"ways": entry, "dense_tflops": dense_tflops()}
+    return {"ways": entry, "dense_tflops": median(dense)}
 
 
 def error_of(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -226,86 +297,97 @@ def error_of(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.float() - wanted).norm() / wanted.norm())
 
 
-def timed(call: Call, given: Sequence[torch.Tensor], grad: torch.Tensor) -> tuple[float, float]:
+def step(way: Way, grad: torch.Tensor) -> None:
+    """One forward and one backward."""
+    way().backward(grad)
+    for one in way.given.values():
+        one.grad = None
+
+
+def timed(way: Way, grad: torch.Tensor) -> tuple[float, float]:
     """Milliseconds of one forward and one backward, behind another that keeps the GPU busy.
 
     So the host is ahead, as in training, and what it takes to make the first launch is not counted.
     """
     import torch
 
-    call(*given).backward(grad)
-    for one in given:
-        one.grad = None
+    step(way, grad)
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
     marks[0].record()
-    out = call(*given)
+    out = way()
     marks[1].record()
     out.backward(grad)
     marks[2].record()
     torch.cuda.synchronize()
+    for one in way.given.values():
+        one.grad = None
     return marks[0].elapsed_time(marks[1]), marks[1].elapsed_time(marks[2])
 
 
-def dense_tflops() -> float:
-    """TFLOP/s of one large dense product, the median of ten, each behind another."""
+def dense_tflops(matrices: Sequence[torch.Tensor], products: int) -> float:
+    """TFLOP/s of so many large dense products, behind as many."""
     import torch
 
-    a, b = (torch.randn(DENSE, DENSE, device="cuda").bfloat16() for _ in range(2))
-    found = []
-    for _ in range(10):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.mm(a, b)
-        start.record()
-        torch.mm(a, b)
-        end.record()
-        torch.cuda.synchronize()
-        found.append(start.elapsed_time(end))
-    return float(2 * DENSE**3 / median(found) / 1e9)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for mark in (start, end):
+        for _ in range(products):
+            torch.mm(*matrices)
+        mark.record()
+    torch.cuda.synchronize()
+    return float(DENSE_FLOPS * products / start.elapsed_time(end) / 1e9)
 
 
 def table(entries: Mapping[str, Any]) -> Iterator[str]:
-    """A row a model and way."""
+    """A row a model and way, and what ours gain over torch's."""
     yield (
-        f"{'model':<20} {'way':<17} {'forward, ms':>11} {'backward':>9} {'TFLOP/s':>8} {'':>7} "
-        f"{'of dense':>8} {'peak, MB':>9} {'error':>9}"
+        f"{'model':<20} {'way':<28} {'forward, ms':>11} {'backward':>9} {'TFLOP/s':>8} {'':>7} "
+        f"{'of dense':>8} {'':>6} {'peak, MB':>9} {'error':>9}"
     )
-    gains: dict[tuple[str, str], list[tuple[float, float]]] = {
-        (own, other): [] for other in (TORCH, COMPILED) for own in (OURS, OURS_COMPILED)
-    }
+    means: dict[str, list[tuple[float, float]]] = {}
     for name, model in MODELS.items():
         if name not in entries:
             continue
-        ways_, dense = entries[name]["ways"], entries[name]["dense_tflops"]
-        for way, one in ways_.items():
-            rates = [
-                flops / one[part] / 1e9
-                for part, flops in (
-                    ("forward_ms", model.flops),
-                    ("backward_ms", 2 * model.flops),
-                )
-            ]
-            yield (
-                f"{name:<20} {way:<17} {one['forward_ms']:11.2f} {one['backward_ms']:9.2f} "
-                f"{rates[0]:8.0f} {rates[1]:7.0f} {min(rates) / dense:8.2f} {one['peak_mb']:9.0f} "
-                f"{one['error']:9.2e}"
-            )
-        for (own, other), found in gains.items():
-            if own not in ways_:  # of a file of before it was measured
-                continue
+        of_ways, dense = entries[name]["ways"], entries[name]["dense_tflops"]
+        for way, one in of_ways.items():
             forward, backward = (
-                ways_[other][part] / ways_[own][part] for part in ("forward_ms", "backward_ms")
+                flops / one[part] / 1e9
+                for part, flops in zip(PARTS, (model.flops, 2 * model.flops))
             )
-            found.append((forward, backward))
             yield (
-                f"{'':<20} {own} over {other}: {forward:.3f} times as fast, backward {backward:.3f}"
+                f"{name:<20} {way:<28} {one['forward_ms']:11.2f} {one['backward_ms']:9.2f} "
+                f"{forward:8.0f} {backward:7.0f} {forward / dense:8.2f} {backward / dense:6.2f} "
+                f"{one['peak_mb']:9.0f} {one['error']:9.2e}"
             )
-    for (own, other), found in gains.items():
-        if found:
-            means = [geomean(of_a_part) for of_a_part in zip(*found)]
-            yield (
-                f"geometric means, {own} over {other}: {means[0]:.3f} times as fast, backward "
-                f"{means[1]:.3f}"
-            )
+        for line, gain in gains(of_ways):
+            yield f"{'':<20} {line}: {gain[0]:.3f} times as fast, backward {gain[1]:.3f}"
+            means.setdefault(line.partition(" (")[0], []).append(gain)
+    for line, found in means.items():
+        both = [geomean(of_a_part) for of_a_part in zip(*found)]
+        yield (
+            f"geometric means of {len(found)}, {line}: {both[0]:.3f} times as fast, backward "
+            f"{both[1]:.3f}"
+        )
+
+
+PARTS = ("forward_ms", "backward_ms")
+
+
+def gains(of_ways: Mapping[str, Any]) -> Iterator[tuple[str, tuple[float, float]]]:
+    """How many times as fast each of ours is, forward and backward, as two ways of torch.
+
+    One is torchtitan's as called, the other torch's fastest, forward and backward together.
+    """
+
+    def step_ms(way: str) -> float:
+        return float(sum(of_ways[way][part] for part in PARTS))
+
+    torchs = [way for way in of_ways if way.startswith(TORCH)]
+    fastest = min(torchs, key=step_ms)
+    for own in of_ways:
+        if own not in torchs:
+            for other, words in ((TORCH, TORCH), (fastest, f"torch's fastest ({fastest})")):
+                forward, backward = (of_ways[other][part] / of_ways[own][part] for part in PARTS)
+                yield f"{own} over {words}", (forward, backward)
 
 
 @click.group()

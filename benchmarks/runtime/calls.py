@@ -1,6 +1,7 @@
 """What a GEMM's call costs the host in code that torch.compile generated, in Python and in C++.
 
     python -m benchmarks.runtime.calls [--python-only] [--json calls.json]
+    python -m benchmarks.runtime.calls --cache DIR --compile-only   # beside other work, first
 
 The calls are those of ``mm`` of 256 x 256 x 256 in bf16, with the GPU behind the host:
 
@@ -24,11 +25,14 @@ processes as there are chains, at the same time.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest import mock
 
 import click
 import torch
@@ -184,6 +188,7 @@ def measure(square: Square, languages: Sequence[Language], *, windows: int) -> d
         window_calls=FUNCTION_WINDOW_CALLS,
     )
     chains_us = time_chains(square, chains, windows=windows)
+    ran: dict[str, tuple[Row, frozenset[str]]] = {}
     if square.device == "cuda":  # at the end: a profiler may leave launches slower
         named = {f"function/{row.value}": (row, call) for row, call in calls.items()}
         timed = chain_calls(square, chains)
@@ -191,8 +196,9 @@ def measure(square: Square, languages: Sequence[Language], *, windows: int) -> d
             for row in ROWS_OF[chain.way]:
                 name = name_of(chain.language, row, chain.length)
                 named[name] = row, timed[name]
-        check_what_ran({name: (row, kernels_on_gpu(call)) for name, (row, call) in named.items()})
+        ran = {name: (row, kernels_on_gpu(call)) for name, (row, call) in named.items()}
     return {
+        "ran": {name: [row.value, sorted(names)] for name, (row, names) in ran.items()},
         "compiled_s": compiled_s,
         "chain_lengths": [SHORT, LONG],
         "functions_us": functions_us,
@@ -203,13 +209,34 @@ def measure(square: Square, languages: Sequence[Language], *, windows: int) -> d
     }
 
 
+def _compiled_into(cache: Path | None) -> AbstractContextManager[object]:
+    """Where this process and those that it starts keep what they compile."""
+    if cache is None:
+        return cast(AbstractContextManager[object], fresh_cache())
+    return mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(cache.absolute())})
+
+
 @click.command()
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
 @click.option("--python-only", is_flag=True, help="Leave out C++, which takes minutes to compile.")
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep compiled C++ here, and use what is there; otherwise all is compiled anew.",
+)
+@click.option("--compile-only", is_flag=True, help="Compile into --cache, and measure nothing.")
 @click.option("--compile", "only", hidden=True, help="Compile one chain in C++, and no more.")
-def main(json_path: Path | None, python_only: bool, only: str | None) -> None:
+def main(
+    json_path: Path | None,
+    python_only: bool,
+    cache: Path | None,
+    compile_only: bool,
+    only: str | None,
+) -> None:
     """Measure and print a table."""
     require_gpu()
+    if compile_only and cache is None:
+        raise click.UsageError("--compile-only keeps what it compiles in --cache; name one")
     if only is not None:
         way, length = only.rsplit("-", 1)
         with made_up_rankings(SQUARE), asked_for():
@@ -217,7 +244,10 @@ def main(json_path: Path | None, python_only: bool, only: str | None) -> None:
         return
     languages = (Language.PYTHON,) if python_only else tuple(Language)
     begin = time.perf_counter()
-    with fresh_cache(), made_up_rankings(SQUARE), asked_for():
+    with _compiled_into(cache), made_up_rankings(SQUARE), asked_for():
+        if compile_only:
+            build_chains(SQUARE, languages)
+            return
         results = measure(SQUARE, languages, windows=WINDOWS)
     results = {**environment(), **results, "wall_s": time.perf_counter() - begin}
     click.echo(f"{results['gpu']}, torch {results['torch']}, {results['wall_s']:.0f} s")
@@ -225,6 +255,9 @@ def main(json_path: Path | None, python_only: bool, only: str | None) -> None:
         click.echo(line)
     if json_path is not None:
         json_path.write_text(json.dumps(results, indent=2) + "\n")
+    check_what_ran(
+        {name: (Row(row), frozenset(names)) for name, (row, names) in results["ran"].items()}
+    )
 
 
 if __name__ == "__main__":

@@ -252,7 +252,8 @@ def kernels_among(events: Iterable[Any]) -> frozenset[str]:
     return frozenset(
         event.name
         for event in events
-        if event.device_type is torch.autograd.DeviceType.CUDA
+        # By value: a profiler gives each event an object of its own.
+        if event.device_type == torch.autograd.DeviceType.CUDA
         and not event.name.startswith(("Memset", "Memcpy"))
     )
 

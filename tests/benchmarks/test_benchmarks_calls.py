@@ -14,6 +14,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
+from torch.autograd import DeviceType
 
 import cpu_provider
 import tuning_bench
@@ -159,7 +160,9 @@ def test_calls_of_the_host_and_fills_are_no_kernels() -> None:
     def event(name: str, where: torch.autograd.DeviceType) -> SimpleNamespace:
         return SimpleNamespace(name=name, device_type=where)
 
-    gpu, host = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
+    # As a profiler has them: equal to torch's own, but other objects.
+    gpu, host = (torch.autograd.DeviceType(int(one)) for one in (DeviceType.CUDA, DeviceType.CPU))
+    assert gpu is not DeviceType.CUDA
     events = [
         event("cudaLaunchKernel", host),
         event("a kernel", gpu),
