@@ -13,7 +13,7 @@ bool IsRatioOf(GateForm form, int64_t product, int64_t out) {
 }
 
 const char* OutColumnsText(GateForm form) {
-  constexpr const char* kTexts[] = {"n)", "n / 2)", "n + n / 2)", "2 n)"};
+  constexpr const char* kTexts[] = {"n)", "n / 2)", "n + n / 2)", "2 n)", "2 n)"};
   return kTexts[static_cast<int>(form)];
 }
 
@@ -33,7 +33,7 @@ void Checker::CheckAll(const Operands& operands) const {
   const int64_t k = a.shape[spec_.a_rank() - 1];
   call_.sum_is_empty = k == 0 || (spec_.op == Op::kGroupedMm && b.shape[0] == 0);
   if (call_.out_is_empty) return;
-  const bool adds = spec_.addend != AddendKind::kNone && spec_.form != GateForm::kGradient;
+  const bool adds = spec_.addend != AddendKind::kNone && !ReadsAddend(spec_.form);
   if (k == 0 && adds) {
     Refuse(kValueError, "k is 0, so that the result is what is added alone; no kernel is needed, "
            "and this one computes no such thing: add it with torch");
@@ -83,10 +83,10 @@ void Checker::CheckShapes() const {
          has_columns ? OutColumnsText(spec_.form) : "");
 }
 
-// Gradients of gates and of ups may be stored as two matrices, of n columns each; of the other forms,
-// parts are aligned where the whole is.
+// Gradients of gates and of ups may be stored as two matrices, of n columns each, as ups and what
+// the gate gives are; of the other forms, parts are aligned where the whole is.
 void Checker::CheckParts() const {
-  if (spec_.form != GateForm::kGradient) return;
+  if (!ReadsAddend(spec_.form)) return;
   const int64_t n = ProductColumns();
   const int64_t step = spec_.alignment_bytes / ElementBytes(spec_.out_dtype);
   if (step < 2 || n % step == 0) return;

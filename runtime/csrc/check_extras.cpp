@@ -132,6 +132,7 @@ void Checker::CheckAddend(const DLTensor& from, const MemorySpan& out) const {
     CopyRow(from);
     return CheckVector(Role::kAddend, ProductColumns(), spec_.alignment_bytes, out);
   }
+  if (spec_.addend == AddendKind::kGates) return CheckGates(from, out);
   const TensorView& result = call_[Role::kOut];
   const TensorView& to = Copy(Role::kAddend, from, spec_.out_rank(), spec_.addend_dtype);
   for (int i = 0; i < spec_.out_rank(); ++i) {
@@ -139,6 +140,18 @@ void Checker::CheckAddend(const DLTensor& from, const MemorySpan& out) const {
       Refuse(kValueError, "addend has shape ", ShapeText(to.tensor), "; must have that of out, ",
              ShapeText(result.tensor));
     }
+  }
+  CheckDevice(Role::kAddend, to.tensor);
+  CheckOverlap(Role::kAddend, CheckLayout(Role::kAddend, true), out);
+}
+
+// A gate for each element of the product.
+void Checker::CheckGates(const DLTensor& from, const MemorySpan& out) const {
+  const int64_t rows = call_[Role::kOut].shape[rows_];
+  const TensorView& to = Copy(Role::kAddend, from, 2, spec_.addend_dtype);
+  if (to.shape[0] != rows || to.shape[1] != ProductColumns()) {
+    Refuse(kValueError, "addend has shape ", ShapeText(to.tensor), "; must have (", rows, ", ",
+           ProductColumns(), "), a gate for each element of the product");
   }
   CheckDevice(Role::kAddend, to.tensor);
   CheckOverlap(Role::kAddend, CheckLayout(Role::kAddend, true), out);

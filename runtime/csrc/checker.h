@@ -54,6 +54,7 @@ class Checker {
   void CheckRowScaleOfGroups(Role role, const DLTensor& from, int64_t rows) const;
   void CheckOffsets(const DLTensor& from, const MemorySpan& out) const;
   void CheckAddend(const DLTensor& from, const MemorySpan& out) const;
+  void CheckGates(const DLTensor& from, const MemorySpan& out) const;
   void CheckRowsOfGroups(const DLTensor& from, const MemorySpan& out) const;
   void CopyRow(const DLTensor& from) const;
   void CopyAsVector(Role role, const DLTensor& from, DLDataType dtype, int64_t elements,

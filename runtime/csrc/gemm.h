@@ -47,12 +47,19 @@ constexpr Roles SetOf(std::initializer_list<Role> roles) {
 // One value for a whole operand, for a row of a (column of b), or for a block along k.
 enum class ScaleKind { kNone, kTensor, kRow, kBlock };
 
-// A vector that is added to every row of the result, or a tensor of the result's shape.
-enum class AddendKind { kNone, kRow, kMatrix };
+// A vector that is added to every row of the result, a tensor of the result's shape, or gates that
+// are read, of the product's shape.
+enum class AddendKind { kNone, kRow, kMatrix, kGates };
 
 // What a gated epilogue stores: for each pair of columns of the product what the gate gives, that
-// behind the product, or for each column the gradients of a pair.
-enum class GateForm { kNone, kJoined, kKept, kGradient };
+// behind the product, for each column the gradients of a pair, or the product behind which stands
+// what gates that are read make of it.
+enum class GateForm { kNone, kJoined, kKept, kGradient, kUps };
+
+// Whether an epilogue reads what lies in the addend's place, and adds nothing.
+constexpr bool ReadsAddend(GateForm form) {
+  return form == GateForm::kGradient || form == GateForm::kUps;
+}
 
 // A result has `out` columns for `product` columns of the product.
 struct ColumnRatio {
@@ -61,7 +68,7 @@ struct ColumnRatio {
 };
 
 constexpr ColumnRatio RatioOf(GateForm form) {
-  constexpr ColumnRatio kRatios[] = {{1, 1}, {2, 1}, {2, 3}, {1, 2}};
+  constexpr ColumnRatio kRatios[] = {{1, 1}, {2, 1}, {2, 3}, {1, 2}, {1, 2}};
   return kRatios[static_cast<int>(form)];
 }
 

@@ -149,8 +149,10 @@ struct Arguments {
                                           : " has a gated epilogue: call gated_mm";
       case GateForm::kKept:
         return " keeps its product, which no operator gives: call nvgemm_runtime.grouped_mm";
-      default:
+      case GateForm::kGradient:
         return " gives a gate's gradient, as no operator does: call nvgemm_runtime.grouped_mm";
+      default:
+        return " reads gates, as no operator does: call nvgemm_runtime.grouped_mm";
     }
   }
 

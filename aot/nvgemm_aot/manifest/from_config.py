@@ -310,13 +310,16 @@ def _gated_products(gemm: ModelGemm, wanted: ManifestOptions) -> Iterator[tuple[
             yield Product.FORWARD, GateForm.KEPT
     if gemm.gate_before is not None and of_experts_in_training:
         yield Product.INPUT_GRADIENT, GateForm.GRADIENT
+    if gemm.gate_beside is not None and gemm.routing is not None:
+        yield Product.FORWARD, GateForm.UPS
 
 
 def _gated(use: RankGemm, form: GateForm, wanted: ManifestOptions) -> Signature:
     """The signature of a product with a gate, whether kernels compute it or not."""
     gemm, types, dtype = use.gemm, use.types, wanted.dtypes[0]
     assert not isinstance(types, str)
-    gate = gemm.gate_before if form is GateForm.GRADIENT else gemm.gated
+    others = {GateForm.GRADIENT: gemm.gate_before, GateForm.UPS: gemm.gate_beside}
+    gate = others.get(form, gemm.gated)
     assert gate is not None
     assert gate.gate is not None
     assert gate.row.order is not None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nvgemm_runtime.errors import TargetError
-from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
 from nvgemm_runtime.gemm.support import unsupported
 from nvgemm_runtime.gemm.target import CUDA_VERSIONS, PLATFORMS, Target
@@ -153,7 +153,7 @@ class GemmRules:
         paired = [
             one
             for one in Epilogue
-            if one.form in (GateForm.JOINED, GateForm.KEPT) and one.value in epilogues
+            if one.form is not None and one.form.has_pairs and one.value in epilogues
         ]
         rules = [
             *(("k", f"dtype {d.value!r}", d.packed, "k counts values, not bytes") for d in packed),

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvgemm_runtime.gemm.epilogues import GateForm
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
@@ -95,7 +94,7 @@ def _rows_of_groups(
 ) -> list[torch.Tensor]:
     """Operands of a grouped product for some of its rows."""
     a, b, out, *extras = operands
-    of_rows = {Role.SCALE_A} | ({Role.ADDEND} if signature.form is GateForm.GRADIENT else set())
+    of_rows = {Role.SCALE_A} | ({Role.ADDEND} if _reads(signature) else set())
     made = [a[begin:end], b, out[begin:end]]
     for role, operand in zip(extra_roles(signature), extras):
         if role is Role.OFFSETS:
@@ -108,7 +107,7 @@ def _rows_of_groups(
 def _expect_at_once(
     operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
 ) -> Expected:
-    value, kept = _before_activation(operands, signature), _kept_product(operands, signature)
+    value, kept = _before_activation(operands, signature), _read(operands, signature)
     error = value.new_zeros(())
     if terms:
         magnitude = _before_activation(operands, signature, of_magnitudes=True)
@@ -134,7 +133,7 @@ def activation_error(
 ) -> torch.Tensor:
     """Largest error after a signature's activation or gate, if any, of an input with ``error``.
 
-    ``kept`` is what the gradient of a gate is computed from.
+    ``kept`` is what a gate reads: the product that was kept, or gates.
     """
     if signature.is_gated:
         return stored_error(error, value, signature, kept, slope=STEEPEST, curve=CURVE_ERROR)
@@ -160,12 +159,18 @@ def expect_between(value: torch.Tensor, error: torch.Tensor, dtype: torch.dtype)
 def reference(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tensor:
     """``f(scale_a * scale_b * (a @ b) + addend)`` in fp64, exact for whole numbers without f."""
     value = _before_activation(operands, signature)
-    return _activated(value, signature, _kept_product(operands, signature))
+    return _activated(value, signature, _read(operands, signature))
 
 
-def _kept_product(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tensor | None:
-    """What the gradient of a gate is computed from; None for what is no such gradient."""
-    if signature.form is not GateForm.GRADIENT:
+def _reads(signature: Signature) -> bool:
+    """Whether a gate reads what lies in the addend's place, and nothing is added."""
+    addend = None if signature.epilogue is None else signature.epilogue.addend
+    return addend is not None and addend.is_read
+
+
+def _read(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tensor | None:
+    """What a gate reads beside its product; None for what reads nothing."""
+    if not _reads(signature):
         return None
     return dict(zip(extra_roles(signature), operands[3:]))[Role.ADDEND]
 
@@ -184,7 +189,7 @@ def _before_activation(
 
     given = dict(zip(extra_roles(signature), extras))
     if signature.op is Op.GROUPED_MM:
-        adds = Role.ADDEND in given and signature.form is not GateForm.GRADIENT
+        adds = Role.ADDEND in given and not _reads(signature)
         added = values(given[Role.ADDEND]) if adds else None
         result = _product_of_groups(values(a), values(b), given[Role.OFFSETS], added)
         if Role.SCALE_A in given:  # nothing is added behind them (`nvgemm_runtime.gemm.support`)

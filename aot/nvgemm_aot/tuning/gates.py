@@ -29,13 +29,17 @@ def stored(
     Args:
         product: In fp64, with any bias added.
         signature: A gated one.
-        kept: What the gradient of a gate is computed from.
+        kept: What is read: the product that the gradient of a gate is computed from, or gates.
     """
     import torch
 
     if signature.form is GateForm.GRADIENT:
         assert kept is not None
         return _paired(*_gradients(product, kept, signature), signature)
+    if signature.form is GateForm.UPS:
+        assert kept is not None
+        gated, ups = _factors(kept.double(), product, signature)
+        return torch.cat((product, gated * ups), -1)
     gated, ups = _gated_and_ups(product, signature)
     joined = gated * ups
     return joined if signature.form is GateForm.JOINED else torch.cat((product, joined), -1)
@@ -61,7 +65,7 @@ def stored_error(
         error: Of the product's shape, or one number for all.
         product: In fp64, with any bias added.
         signature: A gated one.
-        kept: What the gradient of a gate is computed from.
+        kept: What is read, as in `stored`.
         slope: Largest slope of the activation.
         curve: Error of the activation itself, relative to its input.
     """
@@ -78,6 +82,13 @@ def stored_error(
             for factor, of_factor in zip(factors, errors)
         )
         return _paired(of_gates, of_ups, signature)
+    if signature.form is GateForm.UPS:
+        assert kept is not None
+        gates = kept.double()
+        gated, _ = _factors(gates, product, signature)
+        of_gated = curve * gates.abs()  # gates themselves are read, and not off
+        joined = of_gated * product.abs() + gated.abs() * error + of_gated * error
+        return torch.cat((error, joined), -1)
     of_gates, of_ups = pairs(error, signature)
     gates, _ = pairs(product, signature)
     gated, ups = _gated_and_ups(product, signature)

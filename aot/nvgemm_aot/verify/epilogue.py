@@ -143,7 +143,10 @@ def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Fi
 
 
 def _check_form(code: EpilogueCode, signature: Signature) -> Iterator[Finding]:
-    """Check how many values are stored for each gate, which tells one form from the others."""
+    """Check how many values are stored for each gate.
+
+    That tells forms apart, but for a gradient and ups, of which both store two.
+    """
     form = signature.form
     if form is None or not code.curves:
         return  # no form, or a finding of its own

@@ -57,6 +57,13 @@ class Addend(enum.Enum):
     """A matrix (or a batch of them) of the result's shape."""
     PRODUCT = "product"
     """Not added, but read in its place: the product of gates and ups that was kept, [m, 2 n]."""
+    GATES = "gates"
+    """Not added, but read in its place: the product of gates, [m, n]."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it is read by a gate, and not added."""
+        return self in (Addend.PRODUCT, Addend.GATES)
 
 
 class WeightOrder(enum.Enum):
@@ -87,7 +94,9 @@ class GateForm(RowEnum):
 
     Training needs the product again, for the gradient of the gate. So one form stores it beside
     what the gate gives, and one computes that gradient from it: its own product is the gradient of
-    what the gate gave, and each column gives those of a gate and of its up.
+    what the gate gave, and each column gives those of a gate and of its up. Where gates and ups
+    have a weight each, one form multiplies with that of ups, reads the product of gates, and stores
+    ups and behind them what the gate gives.
     """
 
     row: GateFormRow
@@ -95,6 +104,12 @@ class GateForm(RowEnum):
     JOINED = "joined", GateFormRow(product_columns=2, out_columns=1, parts=1)
     KEPT = "kept", GateFormRow(product_columns=2, out_columns=3, parts=3)
     GRADIENT = "gradient", GateFormRow(product_columns=1, out_columns=2, parts=2)
+    UPS = "ups", GateFormRow(product_columns=1, out_columns=2, parts=2)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the columns of B are gates and ups."""
+        return self.row.product_columns > 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,9 +175,9 @@ class EpilogueRow:
 
 
 def _gated(gate: Gate, order: WeightOrder, form: GateForm = GateForm.JOINED) -> EpilogueRow:
-    addend = Addend.ROW if gate.row.is_biased else None
+    read = {GateForm.GRADIENT: Addend.PRODUCT, GateForm.UPS: Addend.GATES}
     return EpilogueRow(
-        addend=Addend.PRODUCT if form is GateForm.GRADIENT else addend,
+        addend=read.get(form, Addend.ROW if gate.row.is_biased else None),
         activation=gate.row.activation,
         gate=gate,
         order=order,
@@ -171,7 +186,7 @@ def _gated(gate: Gate, order: WeightOrder, form: GateForm = GateForm.JOINED) -> 
     )
 
 
-_KEPT, _GRADIENT = GateForm.KEPT, GateForm.GRADIENT
+_KEPT, _GRADIENT, _UPS = GateForm.KEPT, GateForm.GRADIENT, GateForm.UPS
 
 
 class Epilogue(RowEnum):
@@ -181,7 +196,8 @@ class Epilogue(RowEnum):
     gated one makes one column of the result of two of the product, so the result has n / 2. One
     that keeps the product has it in front of that. The gradient of a gate is computed from the
     product that was kept, in its order of columns, and from A @ B, the gradient of what the gate
-    gave.
+    gave. Where A @ B is that of ups alone, gates are read, as they were rounded; ups are not
+    rounded before they are multiplied.
     """
 
     row: EpilogueRow
@@ -239,6 +255,9 @@ class Epilogue(RowEnum):
         "swiglu_oai_interleaved_gradient",
         _gated(Gate.SWIGLU_OAI, WeightOrder.INTERLEAVED, _GRADIENT),
     )  # fmt: skip
+    # Of two weights; those of gpt-oss' gate are one. Gates and ups lie in halves for the gradient.
+    SWIGLU_HALVES_UPS = "swiglu_halves_ups", _gated(Gate.SWIGLU, WeightOrder.HALVES, _UPS)
+    GEGLU_HALVES_UPS = "geglu_halves_ups", _gated(Gate.GEGLU, WeightOrder.HALVES, _UPS)
 
     @property
     def addend(self) -> Addend | None:
@@ -268,9 +287,16 @@ def find_epilogue(addend: Addend, activation: Activation | None = None) -> Epilo
 
 
 def find_gated(gate: Gate, order: WeightOrder, form: GateForm = GateForm.JOINED) -> Epilogue:
-    """The gated epilogue of a gate, an order and a form."""
+    """The gated epilogue of a gate, an order and a form.
+
+    Raises:
+        KeyError: If there is none, as for the ups of a gate that has one weight alone.
+    """
     wanted = (gate, order, form)
-    return next(one for one in Epilogue if (one.gate, one.row.order, one.form) == wanted)
+    for one in Epilogue:
+        if (one.gate, one.row.order, one.form) == wanted:
+            return one
+    raise KeyError(wanted)
 
 
 def addend_dtype(out: DType) -> DType:

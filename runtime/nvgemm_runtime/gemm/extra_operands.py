@@ -25,7 +25,7 @@ class ExtraOperands:
         offsets: Where each group ends along m, or along k: int32 of shape [groups].
         addend: What is added to the product: [n], [1, n] or as the result, which may have stride 0
             where it is one row for all; [groups, n] with offsets, a row for each group. For the
-            gradient of a gate: the product that was kept, [m, 2 n].
+            gradient of a gate: the product that was kept, [m, 2 n]. For ups: the gates, [m, n].
         activation: What follows the sum.
         gated: The gated epilogue, if there is one; its activation is its own.
     """
@@ -185,7 +185,8 @@ def read_epilogues(
     """
     addend, gated = extras.addend, extras.gated
     if gated is not None and (addend is None) is not (gated.addend is None):
-        what = "reads the product" if gated.addend is Addend.PRODUCT else "adds a bias"
+        read = {Addend.PRODUCT: "reads the product", Addend.GATES: "reads gates"}
+        what = "adds a bias" if gated.addend is None else read.get(gated.addend, "adds a bias")
         raise NoKernelError(
             f"{gated.value} {what}, and none is given"
             if addend is None
@@ -202,8 +203,8 @@ def read_epilogues(
         raise NoKernelError(
             f"what is added is {addend.dtype}, must be torch.{wanted} with a result of {out.value}"
         )
-    if gated is not None and gated.addend is Addend.PRODUCT:
-        _check_product(gated, addend, shape)
+    if gated is not None and gated.addend is not None and gated.addend.is_read:
+        _check_read(gated, addend, shape)
         return (gated,)
     kinds: tuple[Addend, ...] = (Addend.ROW,)
     if groups is not None:
@@ -233,13 +234,16 @@ def read_epilogues(
     return epilogues
 
 
-def _check_product(gated: Epilogue, product: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Check what the gradient of a gate is computed from, for a product of this shape."""
-    wanted = (shape[0], 2 * shape[1])
-    if tuple(product.shape) != wanted:
+def _check_read(gated: Epilogue, read: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Check what a gate reads beside a product of this shape."""
+    if gated.addend is Addend.PRODUCT:
+        what, wanted, why = "a product", (shape[0], 2 * shape[1]), "a gate and an up"
+    else:
+        what, wanted, why = "gates", (shape[0], shape[1]), "one"
+    if tuple(read.shape) != wanted:
         raise NoKernelError(
-            f"{gated.value} reads a product of shape {list(product.shape)}, must have "
-            f"{list(wanted)}: a gate and an up for each column of a @ b"
+            f"{gated.value} reads {what} of shape {list(read.shape)}, must have {list(wanted)}: "
+            f"{why} for each column of a @ b"
         )
 
 

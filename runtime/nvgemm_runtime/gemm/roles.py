@@ -19,7 +19,7 @@ class Role(str, enum.Enum):
     OFFSETS = "offsets"
     """Where each group ends along m, or along k (k_grouped_mm), as int32."""
     ADDEND = "addend"
-    """The bias, or the matrix, that an epilogue adds, or the product that it reads."""
+    """The bias, or the matrix, that an epilogue adds, or the product or gates that it reads."""
     OUT = "out"
 
 
@@ -82,7 +82,7 @@ def misalignment(problem: Problem, alignment_bytes: int) -> str | None:
     """
     signature = problem.signature
     m, n, k = ("m", problem.m), ("n", problem.n), ("k", problem.k)
-    halved = signature.form is not None and signature.form.row.product_columns > 1
+    halved = signature.form is not None and signature.form.has_pairs
     out_n = ("n / 2" if halved else "n", signature.part_columns(problem.n))
     contiguous = {
         "A": (*(k if signature.layout.a_row_major else m), signature.a),
@@ -125,6 +125,8 @@ def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
         addend = signature.epilogue.addend
         if addend is Addend.PRODUCT:
             return (m, problem.out_n)
+        if addend is Addend.GATES:
+            return (m, n)
         return (*groups, n) if addend is Addend.ROW else (*batch, m, n)
     assert signature.scales is not None
     if signature.scales is ScaleRecipe.FP32_TENSOR:

@@ -166,9 +166,9 @@ def _unsupported_gate(signature: Signature) -> str | None:
     for what, dtype in (("takes", signature.a), ("gives", signature.out)):
         if dtype not in GATED:
             return f"{name} {what} no {dtype.value}, but {_listed(GATED)}"
-    has_pairs = signature.form is not GateForm.GRADIENT  # among the columns of B
+    assert signature.form is not None
     in_halves = signature.epilogue.row.order is WeightOrder.HALVES
-    if has_pairs and in_halves and signature.layout.b_row_major:
+    if signature.form.has_pairs and in_halves and signature.layout.b_row_major:
         # In memory, a gate and its up would lie n / 2 elements apart, each with neighbours of its
         # own, and TMA loads no such pairs into neighbouring columns of a tile.
         layouts = "tn or nn" if signature.op is Op.MM else "tn"

@@ -242,13 +242,16 @@ def grouped_mm(
     epilogue: Epilogue | str | None = None,
     bias: torch.Tensor | None = None,
     product: torch.Tensor | None = None,
+    gates: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply the rows of one matrix, group by group, with a matrix for each group.
 
     A bias may be added, a row for each group, and a gated epilogue may join the columns of the
     product in pairs, as `gated_mm` says. For training, one whose name ends with ``_kept`` stores
     the product in front of that, and one that ends with ``_gradient`` takes the gradient of what
-    the gate gave, by multiplying, to those of gates and ups.
+    the gate gave, by multiplying, to those of gates and ups. Of two weights, one that ends with
+    ``_ups`` multiplies with that of ups, reads gates, and stores ups in front of what the gate
+    gives.
 
     The ends of groups are on the device, so a call does not see them: ends that fall, or lie past
     the last row, make a kernel read and write memory outside its tensors. With NVGEMM_AOT_DEBUG=1
@@ -261,7 +264,7 @@ def grouped_mm(
         offsets: The end of each group along m, rising: int32 of shape [groups]. Rows past the last
             end are not computed, and the result is undefined there.
         out: The tensor to write, [m, n] row-major, with a gated epilogue [m, n / 2], with one that
-            keeps the product [m, n + n / 2], with a gradient [m, 2 n]; made if None.
+            keeps the product [m, n + n / 2], with a gradient or ups [m, 2 n]; made if None.
         kernel: The kernel: its id, or a loaded one; the best-ranked if None.
         out_dtype: Type of the result that is made; by default the kernel's, or as ``a`` (bfloat16
             for fp8).
@@ -271,6 +274,7 @@ def grouped_mm(
             fp8): needed by ``swiglu_oai``, and refused by the other gated epilogues.
         product: For a gradient: the product that was kept, [m, 2 n], row-major, of the result's
             type, with gates and ups in the order that the epilogue names.
+        gates: For ups: the product of gates, [m, n], row-major, of the result's type.
 
     Returns:
         ``out``.
@@ -287,16 +291,20 @@ def grouped_mm(
             f"{where}: epilogue is {gated.value}, must be a gated one or None; a bias alone needs "
             "no epilogue"
         )
-    is_gradient = gated is not None and gated.form is GateForm.GRADIENT
-    misplaced = bias if is_gradient else product
-    if misplaced is not None:
-        what, others = ("bias", "all but gradients") if is_gradient else ("product", "gradients")
-        raise ValueError(
-            f"{where}: {what} is given with epilogue {None if gated is None else gated.value}; "
-            f"it is for {others}"
-        )
-    addend = product if is_gradient else bias
-    extras = ExtraOperands(offsets=offsets, addend=addend, gated=gated)
+    form = None if gated is None else gated.form
+    wanted = {GateForm.GRADIENT: "product", GateForm.UPS: "gates"}.get(
+        form or GateForm.JOINED, "bias"
+    )
+    given = {"bias": bias, "product": product, "gates": gates}
+    for name, owner in (
+        ("bias", "neither gradients nor ups"), ("product", "gradients"), ("gates", "ups"),
+    ):  # fmt: skip
+        if given[name] is not None and name != wanted:
+            raise ValueError(
+                f"{where}: {name} is given with epilogue {None if gated is None else gated.value}; "
+                f"it is for {owner}"
+            )
+    extras = ExtraOperands(offsets=offsets, addend=given[wanted], gated=gated)
     return compute(where, Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import NoKernelError
-from ..gemm.epilogues import GateForm
 from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands, check_offset_values
 from ..gemm.group_limits import too_large_for
 from ..gemm.operands import check_empty, check_kind, check_shapes, torch_dtype, usual_out_dtype
@@ -67,7 +66,7 @@ def _run(
         raise ValueError(f"{where}: out is {out.dtype}, out_dtype {out_dtype}; omit one of them")
     refuse_negation(where, out, *operands.values())
     is_without_groups = op is Op.GROUPED_MM and b.shape[0] == 0
-    adds = extras.addend is not None and form is not GateForm.GRADIENT  # which multiplies it
+    adds = extras.addend is not None and (form is None or form.has_pairs)  # others read it
     is_without_products = not adds and 0 in (a.numel(), b.numel())
     if out.numel() == 0 or is_without_products or is_without_groups:
         check_empty(op, a, b, out, extras)

@@ -77,6 +77,8 @@ class ModelGemm:
         gated: The gate that follows, and the order of its columns, where kernels apply such a gate.
         gate_before: The gate, as ``gated``, that makes its input, where kernels compute the
             gradient of such a gate behind that of the input.
+        gate_beside: The gate, as ``gated``, that multiplies its result, where kernels apply such a
+            gate, whose own product another weight gives.
         unserved: Why no kernel computes it as the model does, in words; empty where one can.
     """
 
@@ -90,6 +92,7 @@ class ModelGemm:
     biased: bool = False
     gated: Epilogue | None = None
     gate_before: Epilogue | None = None
+    gate_beside: Epilogue | None = None
     unserved: str = ""
 
 

@@ -1,11 +1,12 @@
 """Provider of quack-kernels' GEMMs, CuTe-DSL kernels for Hopper and Blackwell.
 
 `designs` says which specialisations are offered, `entry` compiles one, `gated` one with a gate,
-`gate_gradient` one with the gradient of a gate, and `grouped` one of groups, `k_grouped` one of
-groups along k; `epilogue` is what kernels do before they store, where they do more than to
-multiply. It may import what `providers` may. The library and the compiler are imported when a
-kernel is first compiled, never to list candidates. quack changes classes of the DSL in the process
-that imports it, so a compiler process works for one provider alone.
+`gate_gradient` one with the gradient of a gate, `gate_ups` one of ups whose gates are read, and
+`grouped` one of groups, `k_grouped` one of groups along k; `epilogue` is what kernels do before
+they store, where they do more than to multiply. It may import what `providers` may. The library and
+the compiler are imported when a kernel is first compiled, never to list candidates. quack changes
+classes of the DSL in the process that imports it, so a compiler process works for one provider
+alone.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ..base import (
     RuntimeModel,
 )
 from ..heuristics import matmul_heuristics
-from . import epilogue, gate_gradient, gated, grouped, k_grouped
+from . import epilogue, gate_gradient, gate_ups, gated, grouped, k_grouped
 from .designs import HOPPER, Design, designs, workspace_of
 from .entry import (
     ALIGNMENT_BYTES,
@@ -183,6 +184,7 @@ def _added_code(signature: Signature) -> str:
     added = {
         "gate": (gated, signature.is_gated),
         "gradient": (gate_gradient, signature.form is GateForm.GRADIENT),
+        "ups": (gate_ups, signature.form is GateForm.UPS),
         "groups": (grouped, signature.op is Op.GROUPED_MM),
         "groups along k": (k_grouped, signature.op is Op.K_GROUPED_MM),
         "epilogue": (epilogue, epilogue.has_own_epilogue(signature) and not signature.is_gated),
@@ -200,6 +202,8 @@ def _source_digest(module: ModuleType) -> str:
 def _offered(signature: Signature, arch: str) -> tuple[Design, ...]:
     if signature.form is GateForm.GRADIENT:
         return gate_gradient.designs(arch, signature)
+    if signature.form is GateForm.UPS:
+        return gate_ups.designs(arch, signature)
     if signature.is_gated:
         return gated.designs(arch, signature)
     if signature.op is Op.GROUPED_MM:
@@ -219,6 +223,8 @@ def _compiled(operator: str, signature: Signature, arch: str) -> Any:
 def _compiler_of(signature: Signature) -> Callable[[Design, Signature, str], Any]:
     if signature.form is GateForm.GRADIENT:
         return gate_gradient.compile_gate_gradient
+    if signature.form is GateForm.UPS:
+        return gate_ups.compile_gate_ups
     if signature.is_gated:
         return gated.compile_gated
     if signature.op is Op.K_GROUPED_MM:
@@ -257,6 +263,7 @@ _GATED = {
     GateForm.JOINED: "Gated",
     GateForm.KEPT: "GatedKept",
     GateForm.GRADIENT: "GateGradient",
+    GateForm.UPS: "GateUps",
 }
 """By form of a gate: what a kernel's name says of it."""
 

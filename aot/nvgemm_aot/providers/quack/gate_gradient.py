@@ -27,7 +27,7 @@ from .grouped import designs as designs_of_groups
 _MOST_SUMS = 192
 """Of a thread, on Hopper: with 208, kernels spill 8 to 24 bytes, whatever the step."""
 
-_MOST_SUMS_IN_WIDE_STEPS = 128
+MOST_SUMS_IN_WIDE_STEPS = 128
 """Of a thread that takes the library's 32 columns at once, with what it loads and stores of them:
 with 160 sums, kernels spill 16 to 104 bytes, with 192 up to 208."""
 
@@ -74,8 +74,8 @@ def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> An
         if in_halves
         else _class_for_pairs(hopper, gate, cute_type(signature.out))
     )
-    if arch == HOPPER and design.sums_of_a_thread > _MOST_SUMS_IN_WIDE_STEPS:
-        kind = _in_narrow_steps(kind)
+    if arch == HOPPER and design.sums_of_a_thread > MOST_SUMS_IN_WIDE_STEPS:
+        kind = in_narrow_steps(kind)
     gemm = scheduled_by_groups(kind, f"{kind.__name__}_groups")(
         cutlass.Float32,
         cute_type(signature.a),
@@ -188,7 +188,7 @@ def _class_for_pairs(hopper: bool, gate: Gate, dtype: Any) -> Any:
 
 
 @functools.cache
-def _in_narrow_steps(kind: Any) -> Any:
+def in_narrow_steps(kind: Any) -> Any:
     """A class of kernels for Hopper that takes fewer columns of a tile at once."""
 
     class Narrow(kind):  # type: ignore[misc]

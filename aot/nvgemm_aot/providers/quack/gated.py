@@ -211,7 +211,7 @@ def _gated_class(hopper: bool, gate: Gate, in_halves: bool, keeps: bool) -> Any:
             part = cute.group_modes(mine, 3, cute.rank(mine))[None, None, None, 0]
             return [mine, cute.make_rmem_tensor(part.layout, gemm.acc_dtype)]
 
-    join = _joined(gate)
+    join = joined(gate)
     tensor = Optional[cute.Tensor]  # noqa: UP045  the DSL reads the type off the field
 
     class Joined(NamedTuple):
@@ -266,7 +266,7 @@ def _gated_class(hopper: bool, gate: Gate, in_halves: bool, keeps: bool) -> Any:
     return type(name, (Gated, base), {})
 
 
-def _joined(gate: Gate) -> Any:
+def joined(gate: Gate) -> Any:
     """The function of a pair (gate, up), in fp32; NaN in either gives NaN, as in torch."""
     from cutlass import cute
 

@@ -218,7 +218,8 @@ def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
         )
 
     a, b, out = signature.a, signature.b, signature.out
-    added = (m, out_n) if signature.form is GateForm.GRADIENT else (groups, n)
+    read = {GateForm.GRADIENT: (m, out_n), GateForm.UPS: (m, n)}
+    added = (groups, n) if signature.form is None else read.get(signature.form, (groups, n))
     inner = (stride(b), 1) if layout.b_row_major else (1, stride(b))
     samples = {
         Role.A: lambda: tensor(Role.A, (m, k), (stride(a), 1)),

@@ -1,0 +1,109 @@
+"""Compiles quack's GEMM of groups for the ups of a gate whose weights are two tensors.
+
+The product is that of ups. For each of its columns the epilogue reads the gate, which another
+product has stored, and stores the up and what the gate gives: of the gate as it was rounded and the
+up as it was not, computed in fp32 and rounded once.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple, Optional
+
+from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM
+from nvgemm_runtime.gemm.epilogues import Gate
+from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.roles import Role
+
+from .designs import HOPPER, Design
+from .entry import cute_type, import_library, kernel_options, scheduler_options
+from .gate_gradient import MOST_SUMS_IN_WIDE_STEPS, in_narrow_steps
+from .gated import columns_of, joined
+from .grouped import arguments_of_groups, compile_for_groups, scheduled_by_groups
+from .grouped import designs as designs_of_groups
+
+
+def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
+    """The designs for an architecture, in a fixed order: those of groups, of which none spills."""
+    return designs_of_groups(arch, signature)
+
+
+def compile_gate_ups(design: Design, signature: Signature, arch: str) -> Any:
+    """Compile one design for the ups of a gate, with `entry.compile_entry`'s arguments.
+
+    The function takes ``(a, b, offsets, addend, out, stream)``, on Hopper ``clusters`` before the
+    stream; ``addend`` are gates [m, n], and ``out`` [m, 2 n] are ups and what the gate gives.
+    """
+    import_library()
+    import cutlass
+    from cutlass import cute
+
+    assert signature.epilogue is not None
+    assert signature.epilogue.gate is not None
+    hopper = arch == HOPPER
+    kind = _class_for_ups(hopper, signature.epilogue.gate)
+    if hopper and design.sums_of_a_thread > MOST_SUMS_IN_WIDE_STEPS:
+        kind = in_narrow_steps(kind)
+    gemm = scheduled_by_groups(kind, f"{kind.__name__}_groups")(
+        cutlass.Float32,
+        cute_type(signature.a),
+        design.tile,
+        (*design.cluster, 1),
+        **kernel_options(design, arch),
+    )
+    gemm.b_transposed = True  # its own convention has B as (groups, n, k)
+
+    def launch(**given: Any) -> None:
+        out, n = given[Role.OUT.value], cute.size(given[Role.B.value], mode=[2])
+        epilogue = gemm.EpilogueArguments(
+            gates=columns_of(given[Role.ADDEND.value], 0, n),
+            ups=columns_of(out, 0, n),
+            joined=columns_of(out, n, n),
+        )
+        gemm(
+            given["a"], given["b"], None, None, epilogue, scheduler_options(given.get(CLUSTERS)),
+            arguments_of_groups(given), given[STREAM], None, None,
+        )  # fmt: skip
+
+    return compile_for_groups(launch, design, signature, arch)
+
+
+@functools.cache
+def _class_for_ups(hopper: bool, gate: Gate) -> Any:
+    """The library's GEMM with matrices of gates, of ups and of what the gate gives."""
+    import cutlass
+    from cutlass import Float32, cute
+    from quack.cute_dsl_utils import mlir_namedtuple
+    from quack.epilogue.mixin import ComposableEpiMixin
+    from quack.epilogue.ops import TileLoad, TileStore
+    from quack.gemm_sm90 import GemmSm90
+    from quack.gemm_sm100 import GemmSm100
+    from quack.rounding import RoundingMode
+
+    join = joined(gate)
+    tensor = Optional[cute.Tensor]  # noqa: UP045  the DSL reads the type off the field
+
+    class Arguments(NamedTuple):
+        gates: tensor = None
+        ups: tensor = None
+        joined: tensor = None
+
+    class Ups(ComposableEpiMixin):  # type: ignore[misc]
+        _epi_ops = (TileLoad("gates"), TileStore("ups"), TileStore("joined"))
+        EpilogueArguments = mlir_namedtuple(Arguments)
+
+        def epi_to_underlying_arguments(self, args: Any, *, loc: Any = None, ip: Any = None) -> Any:
+            self.rounding_mode = RoundingMode.RN
+            return self.EpilogueParams(**self._epi_ops_to_params_dict(args))
+
+        @cute.jit  # type: ignore[untyped-decorator]
+        def epi_visit_subtile(self, params: Any, found: Any, sums: Any, matrix: Any = None) -> Any:
+            gates = found["gates"]
+            ups = cute.make_rmem_tensor(sums.layout.shape, self.acc_dtype)
+            for i in cutlass.range(cute.size(sums), unroll_full=True):
+                ups[i] = sums[i]
+                sums[i] = join(gates[i].to(Float32), sums[i])
+            return (ups, sums)
+
+    base = GemmSm90 if hopper else GemmSm100
+    return type(f"GemmGateUps{'Sm90' if hopper else 'Sm100'}_{gate.value}", (Ups, base), {})
