@@ -126,8 +126,9 @@ class Arguments:
             name = "grouped_mm" if signature.scales is None else "scaled_grouped_mm"
         if signature.is_gated:
             named["epilogue"] = signature.epilogue
-            if signature.form is GateForm.GRADIENT:
-                named["product"] = named.pop("bias")
+            read = {GateForm.GRADIENT: "product", GateForm.UPS: "gates"}
+            if signature.form in read:
+                named[read[signature.form]] = named.pop("bias")
         elif signature.epilogue is not None and signature.epilogue.activation is not None:
             named["activation"] = signature.epilogue.activation
         if signature.scales is not None and signature.op is Op.MM:

@@ -44,6 +44,9 @@ def _stored(epilogue: Epilogue, value: torch.Tensor, arguments: Arguments) -> to
         with torch.enable_grad():
             given = join(*_pair(epilogue, kept))
         return torch.autograd.grad(given, kept, value)[0]
+    if epilogue.form is GateForm.UPS:
+        gates = arguments.tensors[Role.ADDEND].double()
+        return torch.cat((value, join(gates, value)), -1)
     joined = join(*_pair(epilogue, value))
     return joined if epilogue.form is GateForm.JOINED else torch.cat((value, joined), -1)
 
@@ -58,7 +61,7 @@ def _pair(epilogue: Epilogue, columns: torch.Tensor) -> tuple[torch.Tensor, torc
 def _before_activation(arguments: Arguments, *, of_magnitudes: bool = False) -> torch.Tensor:
     result = _product(arguments, of_magnitudes=of_magnitudes)
     addend = arguments.tensors.get(Role.ADDEND)
-    if addend is None or arguments.problem.signature.form is GateForm.GRADIENT:
+    if addend is None or arguments.problem.signature.form in (GateForm.GRADIENT, GateForm.UPS):
         return result
     if arguments.problem.signature.op is Op.GROUPED_MM:
         addend = _row_of_each(arguments.tensors[Role.OFFSETS], addend, len(result))
@@ -161,7 +164,7 @@ def assert_close(out: torch.Tensor, arguments: Arguments) -> None:
         terms = int((values != 0).sum(-1).max())
         error = sum_error(magnitude, signature, terms=terms)
     if signature.epilogue is not None:
-        kept = arguments.tensors.get(Role.ADDEND)  # read by gradients alone
+        kept = arguments.tensors.get(Role.ADDEND)  # read by gradients and ups alone
         error = activation_error(error, _before_activation(arguments), signature, kept)
     wanted = expect_between(reference(arguments), error, torch_dtype(signature.out))
     fault = find_fault(out, wanted)

@@ -231,9 +231,7 @@ def test_compiled_scaled_groups_run_a_bundled_kernel(code: Path) -> None:
 
 def test_both_layouts_and_every_epilogue_are_installed() -> None:
     assert {kernel.signature.layout.value for kernel in KERNELS} == {"tn", "tt"}
-    gated = {
-        find_gated(gate, order, form) for gate in Gate for order in WeightOrder for form in GateForm
-    }
+    gated = {one for one in Epilogue if one.gate is not None}
     assert {kernel.signature.epilogue for kernel in INSTALLED} == {None, Epilogue.BIAS, *gated}
     of_fp8 = [kernel.signature for kernel in KERNELS if kernel.signature.a.is_fp8]
     assert {one.scales for one in of_fp8} == {None, ScaleRecipe.FP32_ROW}

@@ -1,4 +1,4 @@
-"""Gates of groups for training: with the product kept, and gradients of gates.
+"""Gates of groups for training: with the product kept, gradients of gates, and ups beside gates.
 
 Needs the wheel of grouped.yaml, whose kernels `test_kernels` looks at as at all others.
 """
@@ -17,13 +17,13 @@ from torch.nn import functional
 
 import nvgemm_runtime
 from nvgemm_runtime.bundle.format import Kernel
-from nvgemm_runtime.gemm.epilogues import Gate, GateForm, WeightOrder, find_gated
-from nvgemm_runtime.gemm.problem import Op
+from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.gemm.problem import DType, Op
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.launch.select import load_kernel
 
 DEVICE = "cuda"
-FORMS = (GateForm.KEPT, GateForm.GRADIENT)
+FORMS = (GateForm.KEPT, GateForm.GRADIENT, GateForm.UPS)
 KERNELS = [
     kernel
     for _, kernel in installed_kernels()
@@ -52,11 +52,15 @@ MARGIN = 64
 
 def columns(kernel: Kernel, hidden: int) -> int:
     """Columns of B where a gate gives, or gave, ``hidden`` columns."""
-    return hidden if kernel.signature.form is GateForm.GRADIENT else 2 * hidden
+    form = kernel.signature.form
+    return 2 * hidden if form is not None and form.has_pairs else hidden
 
 
 def arguments_for(kernel: Kernel, counts: tuple[int, ...], rest: int = 0) -> Arguments:
-    """Groups of so many rows. A product lies where it was kept, between what the gate gave."""
+    """Groups of so many rows.
+
+    A product lies where it was kept, between what the gate gave; gates lie in front of the result.
+    """
     rows = sum(counts) + rest
     problem = problem_of(kernel.signature, rows, columns(kernel, 328), K, count=len(counts))
     arguments = random_arguments(problem, DEVICE)
@@ -67,6 +71,11 @@ def arguments_for(kernel: Kernel, counts: tuple[int, ...], rest: int = 0) -> Arg
         wide = product.new_full((rows, product.shape[1] // 2 * 3), float("nan"))
         wide[:, : product.shape[1]] = product
         arguments.tensors[Role.ADDEND] = wide[:, : product.shape[1]]
+    if kernel.signature.form is GateForm.UPS:
+        gates, out = arguments.tensors[Role.ADDEND], arguments.out
+        wide = torch.cat((gates, out), 1)
+        arguments.tensors[Role.ADDEND] = wide[:, : gates.shape[1]]
+        arguments.tensors[Role.OUT] = wide[:, gates.shape[1] :]
     return arguments
 
 
@@ -74,7 +83,7 @@ def first_rows(arguments: Arguments, count: int) -> Arguments:
     """The problem of the first rows alone."""
     tensors = dict(arguments.tensors)
     of_rows = [Role.A, Role.OUT]
-    if arguments.problem.signature.form is GateForm.GRADIENT:
+    if arguments.problem.signature.form in (GateForm.GRADIENT, GateForm.UPS):
         of_rows.append(Role.ADDEND)
     for role in of_rows:
         tensors[role] = tensors[role][:count]
@@ -192,12 +201,48 @@ def test_a_gradient_of_what_was_kept_is_autograds(gate: Gate, order: WeightOrder
     torch.testing.assert_close(found.double(), wanted, rtol=2**-7, atol=2**-10)
 
 
+UPS = [one for one in Epilogue if one.form is GateForm.UPS]
+
+
+@pytest.mark.parametrize("epilogue", UPS, ids=lambda one: one.value)
+def test_gates_and_ups_of_two_weights_are_stored_as_of_one(epilogue: Epilogue) -> None:
+    """Side by side in one buffer, so that the gradient reads them where they are."""
+    assert epilogue.gate is not None
+    torch.manual_seed(0)
+    dim, hidden, groups = 256, 328, len(RAGGED)
+    ends = torch.tensor(RAGGED, device=DEVICE).cumsum(0).to(torch.int32)
+
+    def made(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=DEVICE).to(torch.bfloat16)
+
+    x, grad, w_down = made(sum(RAGGED), dim), made(sum(RAGGED), dim), made(groups, dim, hidden) / 16
+    w_gate, w_up = (made(groups, hidden, dim) / 4 for _ in range(2))
+    stored = poisoned((sum(RAGGED), 3 * hidden), DType.BF16, DEVICE)
+    gates, others = stored[:, :hidden], stored[:, hidden:]
+    nvgemm_runtime.grouped_mm(x, w_gate.mT, ends, gates)
+    before = gates.clone()
+    nvgemm_runtime.grouped_mm(x, w_up.mT, ends, others, epilogue=epilogue, gates=gates)
+    assert torch.equal(gates, before)
+
+    exact = multiply(x, w_up.mT, ends)
+    torch.testing.assert_close(others[:, :hidden].double(), exact, rtol=2**-8, atol=2**-12)
+    wanted = join(epilogue.gate, gates.double(), exact)
+    torch.testing.assert_close(others[:, hidden:].double(), wanted, rtol=2**-7, atol=2**-3)
+
+    of_gate = find_gated(epilogue.gate, WeightOrder.HALVES, GateForm.GRADIENT)
+    product = stored[:, : 2 * hidden]
+    found = nvgemm_runtime.grouped_mm(grad, w_down, ends, epilogue=of_gate, product=product)
+    kept = product.double().requires_grad_()
+    given = join(epilogue.gate, *kept.chunk(2, -1))
+    of_kept = torch.autograd.grad(given, kept, multiply(grad, w_down, ends))[0]
+    torch.testing.assert_close(found.double(), of_kept, rtol=2**-7, atol=2**-10)
+
+
 def test_every_gate_in_each_order_and_form_is_installed() -> None:
     wanted = {
-        (find_gated(gate, order, form), dtype)
-        for gate in Gate
-        for order in WeightOrder
-        for form in FORMS
+        (epilogue, dtype)
+        for epilogue in Epilogue
+        if epilogue.form in FORMS
         for dtype in ("bf16", "fp16")
     }
     assert wanted == {(one.signature.epilogue, one.signature.a.value) for one in KERNELS}

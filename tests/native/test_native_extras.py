@@ -39,6 +39,7 @@ KEPT = signature(
 GRADIENT = signature(
     "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_HALVES_GRADIENT
 )
+UPS = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_HALVES_UPS)
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +172,30 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
         "addend has stride 68"),
     "gradients in place": (GRADIENT, lambda x: (x.others[0], x.out), ValueError,
         "out overlaps addend"),
+    "no gates": (UPS, lambda x: x.others[:1], TypeError, "addend is missing"),
+    "gates of the result's shape": (UPS, lambda x: (x.others[0], torch.ones(16, 64).bfloat16()),
+        ValueError, r"addend has shape \(16, 64\); must have \(16, 32\), a gate for each element of "
+        "the product"),
+    "gates of fewer rows": (UPS, lambda x: (x.others[0], x.others[1][:8]), ValueError,
+        r"addend has shape \(8, 32\); must have \(16, 32\)"),
+    "gates in one dimension": (UPS, lambda x: (x.others[0], x.others[1][0]), ValueError,
+        "addend has 1 dimensions"),
+    "gates' dtype": (UPS, lambda x: (x.others[0], x.others[1].half()), TypeError,
+        "addend is float16; must be bfloat16"),
+    "column-major gates": (UPS, lambda x: (x.others[0], x.others[1].T.contiguous().T), ValueError,
+        "addend has stride 16 along dimension 1; must be 1"),
+    "one row of gates": (UPS, lambda x: (x.others[0], x.others[1][:1].expand(16, 32)), ValueError,
+        "addend has stride 0 along dimension 0"),
+    "gates that are not aligned": (UPS,
+        lambda x: (x.others[0], at_odd_address(x.others[1], 1)), ValueError,
+        "addend begins 2 bytes behind an aligned address; must begin at a multiple of 16"),
+    "gates in rows that are not aligned": (UPS,
+        lambda x: (x.others[0], torch.ones(16, 36).bfloat16()[:, :32]), ValueError,
+        "addend has stride 36"),
+    "gates that ups overwrite": (UPS, lambda x: (x.others[0], x.out[:, :32]), ValueError,
+        "out overlaps addend"),
+    "gates that what they give overwrites": (UPS, lambda x: (x.others[0], x.out[:, 32:]),
+        ValueError, "out overlaps addend"),
     "gaps between offsets": (GROUPED, lambda x: (torch.zeros(6, dtype=torch.int32)[::2],),
         ValueError, r"offsets have shape \(3\) and strides \(2\)"),
 }  # fmt: skip
@@ -209,7 +234,7 @@ def test_a_row_comes_in_every_shape_that_expand_gives(
         assert_close(arguments.out, arguments)
 
 
-@pytest.mark.parametrize("served", [KEPT, GRADIENT], ids=lambda served: served.key)
+@pytest.mark.parametrize("served", [KEPT, GRADIENT, UPS], ids=lambda served: served.key)
 def test_gates_in_training_take_wider_matrices(
     lib: native.Native, handles: Callable[[Signature], int], served: Signature
 ) -> None:
@@ -225,12 +250,44 @@ def test_gates_in_training_take_wider_matrices(
     assert (wide[:, -8:] == 7).all()
 
 
+def test_gates_may_lie_in_front_of_the_result(
+    lib: native.Native, handles: Callable[[Signature], int]
+) -> None:
+    """Gates, ups and what they give side by side, in rows that are 3 n apart."""
+    arguments = arguments_of(UPS)
+    offsets, gates = arguments.others
+    stored = torch.full((16, 3 * 32), float("nan")).bfloat16()
+    stored[:, :32] = gates
+    read, out = stored[:, :32], stored[:, 32:]
+    for launched in (lib.launch, lib.try_launch):
+        out.fill_(float("nan"))
+        launched(handles(UPS), arguments.a, arguments.b, out, offsets, read)
+        assert_close(out, arguments)
+        assert torch.equal(read, gates)
+
+
+def test_gates_that_reach_into_the_result_are_refused(
+    lib: native.Native, handles: Callable[[Signature], int]
+) -> None:
+    arguments = arguments_of(UPS)
+    stored = torch.zeros(16, 3 * 32).bfloat16()
+    out = stored[:, 32:]
+    for begin in (8, 80):  # the last 16 columns, and the first of the next row
+        gates = stored.view(-1)[begin:].as_strided((15, 32), (96, 1))
+        operands = arguments.a[:15], arguments.b, out[:15], arguments.others[0].clamp(max=15), gates
+        with pytest.raises(ValueError, match="out overlaps addend"):
+            lib.launch(handles(UPS), *operands)
+    assert not stored.any()
+
+
 PARTS_REFUSED = {
     "gates and ups that the gate's column follows at no aligned address": (
         KEPT, 24, r"out .*\b36\b"),
     "halves of gradients": (
         GRADIENT, 12, r"b has 12 columns, and out twice as many; n must be a multiple of 8 "
         r"\(16 bytes\)"),
+    "ups that what they give follows at no aligned address": (
+        UPS, 12, r"addend has stride 12"),
 }  # fmt: skip
 
 
@@ -247,19 +304,19 @@ def test_refuses_parts_that_are_not_aligned(
 
 
 def test_kernels_without_alignment_take_any_parts(lib: native.Native, register: Register) -> None:
-    for served, n in ((KEPT, 6), (GRADIENT, 3)):
+    for served, n in ((KEPT, 6), (GRADIENT, 3), (UPS, 3)):
         _, handle = register(served, alignment=1)
         arguments = random_arguments(problem_of(served, 16, n, 5), "cpu")
         lib.launch(handle, *arguments.operands(), *arguments.others)
         assert_close(arguments.out, arguments)
 
 
-@pytest.mark.parametrize("served", [KEPT, GRADIENT], ids=lambda served: served.key)
+@pytest.mark.parametrize("served", [KEPT, GRADIENT, UPS], ids=lambda served: served.key)
 def test_columns_of_b_and_out_belong_together(
     lib: native.Native, handles: Callable[[Signature], int], served: Signature
 ) -> None:
     arguments = arguments_of(served)
-    columns = {KEPT: "n + n / 2", GRADIENT: "2 n"}[served]
+    columns = {KEPT: "n + n / 2", GRADIENT: "2 n", UPS: "2 n"}[served]
     wrong = arguments.out[:, :-8]
     with pytest.raises(
         ValueError,
@@ -268,14 +325,15 @@ def test_columns_of_b_and_out_belong_together(
         lib.launch(handles(served), arguments.a, arguments.b, wrong, *arguments.others)
 
 
-def test_a_gradient_of_no_products_is_zero(
+def test_what_multiplies_what_it_reads_is_zero_without_products(
     lib: native.Native, handles: Callable[[Signature], int]
 ) -> None:
-    """It multiplies what it reads; a bias would be the result."""
-    arguments = random_arguments(problem_of(GRADIENT, 16, 32, 64), "cpu")
-    a, b = arguments.a[:, :0], arguments.b[:, :0]
-    lib.launch(handles(GRADIENT), a, b, arguments.out, *arguments.others)
-    assert not arguments.out.any()
+    """A bias would be the result."""
+    for served in (GRADIENT, UPS):
+        arguments = arguments_of(served)
+        a, b = arguments.a[:, :0], arguments.b[:, :0]
+        lib.launch(handles(served), a, b, arguments.out, *arguments.others)
+        assert not arguments.out.any()
     kept = arguments_of(KEPT)
     with pytest.raises(ValueError, match="k is 0"):
         lib.launch(handles(KEPT), kept.a[:, :0], kept.b[:, :0], kept.out, *kept.others)

@@ -27,9 +27,13 @@ GROUPED_SWIGLU = signature(
 GROUPED_OAI = signature(
     "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_OAI_HALVES
 )
-GROUPED_KEPT, GROUPED_GRADIENT = (
+GROUPED_KEPT, GROUPED_GRADIENT, GROUPED_UPS = (
     signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
-    for epilogue in (Epilogue.GEGLU_INTERLEAVED_KEPT, Epilogue.GEGLU_INTERLEAVED_GRADIENT)
+    for epilogue in (
+        Epilogue.GEGLU_INTERLEAVED_KEPT,
+        Epilogue.GEGLU_INTERLEAVED_GRADIENT,
+        Epilogue.GEGLU_HALVES_UPS,
+    )
 )
 K_GROUPED = signature("nt", op=Op.K_GROUPED_MM, operand=DType.BF16)
 SIGNATURES = (
@@ -181,8 +185,9 @@ def test_gates_of_groups_have_an_operator_of_their_own(register: Register) -> No
     [
         (GROUPED_KEPT, "keeps its product, which no operator gives"),
         (GROUPED_GRADIENT, "gives a gate's gradient, as no operator does"),
+        (GROUPED_UPS, "reads gates, as no operator does"),
     ],
-    ids=["kept", "gradient"],
+    ids=["kept", "gradient", "ups"],
 )
 def test_gates_in_training_have_no_operator(
     register: Register, served: Signature, text: str

@@ -306,7 +306,7 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
 #endif
         sum *= load_fp32(sa, i * scale_a->strides[0]) * load_fp32(sb, row_of_b + j * scale_b->strides[1]);
 #endif
-#if defined AT_ADDEND && !defined GRADIENT
+#if defined AT_ADDEND && !defined GRADIENT && !defined UPS
         sum = ACTIVATION(sum + LOAD_ADDEND(addv.data, offset(addv, matrix, i, column)));
 #endif
 #ifdef PAIRED
@@ -328,6 +328,10 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
                  LOAD_ADDEND(addv.data, offset(addv, 0, i, up)), gradients);
         STORE(outv.data, offset(outv, batch, i, gate), gradients[0]);
         STORE(outv.data, offset(outv, batch, i, up), gradients[1]);
+#elif defined UPS
+        STORE(outv.data, offset(outv, batch, i, j), sum);
+        sum = UPS(LOAD_ADDEND(addv.data, offset(addv, 0, i, j)), sum);
+        STORE(outv.data, offset(outv, batch, i, n + j), sum);
 #elif defined KEPT
         STORE(outv.data, offset(outv, batch, i, 2 * n + j), sum);
 #else

@@ -149,10 +149,10 @@ def source(
         activation = served.epilogue.activation if gate is None else None
         if gate is not None:
             form = served.epilogue.form
-            is_gradient = form is GateForm.GRADIENT
-            definitions["GRADIENT" if is_gradient else "PAIRED"] = (
-                f"{gate.value}_gradient" if is_gradient else gate.value
-            )
+            if form is GateForm.GRADIENT:
+                definitions["GRADIENT"] = f"{gate.value}_gradient"
+            else:
+                definitions["UPS" if form is GateForm.UPS else "PAIRED"] = gate.value
             definitions["HALVES"] = int(order is WeightOrder.HALVES)
             if form is not None and form is not GateForm.JOINED:
                 definitions["PARTS"] = form.row.parts

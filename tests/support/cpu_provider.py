@@ -82,7 +82,7 @@ FUSED = (
     *(
         cpu_kernels.signature("tt", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
         for epilogue in Epilogue
-        if epilogue.form is GateForm.GRADIENT
+        if epilogue.form in (GateForm.GRADIENT, GateForm.UPS)
     ),
     *(
         cpu_kernels.signature("nt", op=Op.K_GROUPED_MM, operand=operand)

@@ -23,10 +23,15 @@ ROWS, COLUMNS = "rows", "columns"
 """Names of two operators; both take ``(a, b, offsets)``, the first a ``bias`` or None besides."""
 
 GATED_ROWS, PAIRED_ROWS, GATE_GRADIENT = "gated_rows", "paired_rows", "gate_gradient"
+PAIRED_GATED_ROWS = "paired_gated_rows"
 """Names of those in compiled graphs that kernels with a gate compute, or write for one to read:
-`ROWS` with a gate behind it, two products side by side, and a product with a gate's gradient."""
+`ROWS` with a gate behind it, two products side by side, a product with a gate's gradient, and two
+products side by side with their gate behind them."""
 
-OPERATORS = (ROWS, COLUMNS, GATED_ROWS, PAIRED_ROWS, GATE_GRADIENT)
+OF_TWO_WEIGHTS = (PAIRED_ROWS, PAIRED_GATED_ROWS)
+"""Those that compute two products."""
+
+OPERATORS = (ROWS, COLUMNS, GATED_ROWS, PAIRED_ROWS, PAIRED_GATED_ROWS, GATE_GRADIENT)
 """Names of all operators that multiply; others of the namespace are made of these."""
 
 BIAS_COLUMNS = 8
@@ -45,7 +50,7 @@ def read_products(name: str, given: Mapping[str, Any]) -> tuple[AtenGemm, ...]:
     Raises:
         KeyError: If there is no operator of that name.
     """
-    if name == PAIRED_ROWS:
+    if name in OF_TWO_WEIGHTS:
         return tuple(
             _read_compact(ROWS, given["a"], given[f"b_{one}"], given["offsets"], given.get(bias))
             for one, bias in (("gate", "bias_gate"), ("up", "bias_up"))

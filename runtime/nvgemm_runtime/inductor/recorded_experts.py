@@ -21,7 +21,7 @@ from torch._inductor.pattern_matcher import (
 )
 
 from ..gemm.aten import AtenGemm
-from ..gemm.moe_operators import NAMESPACE, OPERATORS, PAIRED_ROWS, read_products
+from ..gemm.moe_operators import NAMESPACE, OF_TWO_WEIGHTS, OPERATORS, read_products
 from ..gemm.operands import Operand
 from . import epilogue_fusion
 from .autoload import after_import
@@ -72,7 +72,7 @@ def _record(match: Match) -> bool:
 
 
 def _count(node: torch.fx.Node) -> int:
-    return 2 if node.target.overloadpacket.__name__ == PAIRED_ROWS else 1
+    return 2 if node.target.overloadpacket.__name__ in OF_TWO_WEIGHTS else 1
 
 
 def _read(node: torch.fx.Node, given: dict[str, Any], place: int) -> AtenGemm:

@@ -14,15 +14,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from .activations import Activation, GatedActivation
-from .products import gate_gradients, gated_rows, rows, rows_into
+from .products import gate_gradients, gated_rows, rows, rows_into, ups_into
 
 _PIECE = 1 << 24
 """Elements of each fp32 tensor between products, except where all rows are computed at once."""
-
-_CACHED_PIECE = 1 << 22
-"""Elements of a tensor that stays in the GPU's cache between two operators: 8 MiB of 16 bits, an
-eighth or less of what Hopper's and Blackwell's caches hold (50 MiB and more), since others pass
-through it."""
 
 _GATES = {one: Gate(one.value) for one in Activation}
 _OAI_CONSTANTS = (Gate.SWIGLU_OAI.row.alpha, Gate.SWIGLU_OAI.row.limit)
@@ -67,10 +62,14 @@ class Plan:
     def epilogue(self, form: GateForm) -> Epilogue | None:
         """The epilogue of this form that has the activation, if one does.
 
-        Two products have none that joins them; they lie in halves for the gradient.
+        Of two products, one has the gate where the other gave gates; they lie in halves for the
+        gradient.
         """
-        if (self.order is None and form is not GateForm.GRADIENT) or not has_gate(self.activation):
+        of_two = (GateForm.GRADIENT, GateForm.UPS)
+        if (self.order is None and form not in of_two) or not has_gate(self.activation):
             return None
+        if form is GateForm.UPS and self.activation.kind is Activation.SWIGLU_OAI:
+            return None  # whose models have one weight
         gate = _GATES[self.activation.kind]
         return find_gated(gate, self.order or WeightOrder.HALVES, form)
 
@@ -107,7 +106,7 @@ def project_up(
 ) -> UpProjection:
     """Multiply rows with the weights of gates and of ups, by the fewest launches that serve."""
     (w_gate, w_up), (gate_bias, up_bias) = weights, biases
-    if plan.traces_gates and (w_up is None or plan.wants_grad):
+    if plan.traces_gates:
         return _traced(plan, taken, offsets, weights, biases, w_down)
     if plan.uses_kernels:
         found = (
@@ -134,10 +133,10 @@ def _traced(
     (w_gate, w_up), (gate_bias, up_bias) = weights, biases
     operators, kind = torch.ops.nvgemm_moe, plan.activation.kind.value
     if w_up is not None:
-        gates, ups = operators.up_pair(
-            taken, w_gate, w_up, offsets, gate_bias, up_bias, w_down, kind
+        gates, ups, joined = operators.up_pair(
+            taken, w_gate, w_up, offsets, gate_bias, up_bias, w_down, kind, plan.wants_grad
         )
-        return UpProjection(gates=gates, ups=ups)
+        return UpProjection(gates=gates, ups=ups, joined=joined)
     assert plan.order is not None
     given = (taken, w_gate, offsets, gate_bias, kind, plan.order.value)
     if not plan.wants_grad:
@@ -176,33 +175,44 @@ def _side_by_side(
     weights: tuple[torch.Tensor, torch.Tensor],
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
 ) -> UpProjection | None:
-    """Both products in one matrix, as the gradient of the gate reads them, if kernels serve.
+    """Gates, ups and what the activation makes of them in one matrix, if kernels serve.
 
-    What the activation makes of them is kept as well, as a kernel with the gate keeps it: in a
-    backward whose gate a kernel takes, it would be computed again.
+    So the gradient of the gate reads them. A kernel has the gate behind the product of ups, where
+    one serves; what the activation makes is kept in any case, or the backward would compute it.
     """
     hidden = weights[0].shape[1]
-    both = taken.new_empty((taken.shape[0], 2 * hidden))
-    halves = both[:, :hidden], both[:, hidden:]
-    for half, weight, bias in zip(halves, weights, biases):
-        if not rows_into(half, taken, weight.mT, offsets, bias):
+    stored = taken.new_empty((taken.shape[0], 3 * hidden))
+    both, gates, joined = stored[:, : 2 * hidden], stored[:, :hidden], stored[:, 2 * hidden :]
+    w_gate, w_up = (weight.mT for weight in weights)
+    if not rows_into(gates, taken, w_gate, offsets, biases[0]):
+        return None
+    epilogue = plan.epilogue(GateForm.UPS)
+    is_joined = (
+        epilogue is not None
+        and biases[1] is None
+        and ups_into(stored[:, hidden:], taken, w_up, offsets, gates, epilogue)
+    )
+    if not is_joined:
+        ups = both[:, hidden:]
+        if not rows_into(ups, taken, w_up, offsets, biases[1]):
             return None
-    return UpProjection(gates=both, joined=activated(plan, *halves))
+        activated(plan, gates, ups, joined)
+    return UpProjection(gates=both, joined=joined)
 
 
-def activated(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """What the activation makes of gates and ups, contiguous.
+def activated(
+    plan: Plan, gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """What the activation makes of gates and ups, contiguous, or in ``out``.
 
     Of two operators as torchtitan calls them, and not under torch.compile, in the type of gates;
     else in fp32, rounded once.
     """
-    joined = _dense_like(gate)
+    joined = _dense_like(gate) if out is None else out
     is_product = plan.activation.kind is not Activation.SWIGLU_OAI
     if is_product and not plan.is_compiled:
-        for piece in _pieces(plan, gate, _CACHED_PIECE):
-            plan.activation.apply(gate[piece], up[piece], out=joined[piece])
-        return joined
-    for piece in _pieces(plan, gate, _PIECE):
+        return plan.activation.apply(gate, up, joined)
+    for piece in _pieces(plan, gate):
         joined[piece] = plan.activation.apply(widen(gate[piece]), up[piece])
     return joined
 
@@ -334,7 +344,7 @@ def gradients_by_operators(
     grad_gate_rows = torch.empty_like(gate_rows) if for_gates else None
     grad_up_rows = None if up_rows is None or not for_gates else torch.empty_like(up_rows)
     by_row = widen(gate.new_empty(gate.shape[0])) if for_scores else None
-    for piece in _pieces(plan, gate, _PIECE):
+    for piece in _pieces(plan, gate):
         gates, ups = widen(gate[piece]), up[piece]
         factor = None if scores is None else scores[piece, None]
         if for_down or for_scores:
@@ -356,7 +366,7 @@ def gradients_by_operators(
 
 def _sums_of_products(plan: Plan, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """For each row, the sum of two matrices' products, in fp32."""
-    pieces = _pieces(plan, one, _PIECE)
+    pieces = _pieces(plan, one)
     return torch.cat([(widen(one[piece]) * other[piece]).sum(-1) for piece in pieces])
 
 
@@ -404,11 +414,11 @@ def is_watched(*tensors: torch.Tensor | None) -> bool:
     return any(type(one) not in plain for one in tensors)
 
 
-def _pieces(plan: Plan, matrix: torch.Tensor, elements: int) -> list[slice]:
-    """Rows of a matrix to compute at a time, so many that they have about so many elements."""
+def _pieces(plan: Plan, matrix: torch.Tensor) -> list[slice]:
+    """Rows of a matrix to compute at a time."""
     if not plan.in_pieces:
         return [slice(None)]
-    count, step = matrix.shape[0], max(1, elements // matrix.shape[1])
+    count, step = matrix.shape[0], max(1, _PIECE // matrix.shape[1])
     return [slice(begin, begin + step) for begin in range(0, max(count, 1), step)]
 
 

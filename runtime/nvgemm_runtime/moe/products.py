@@ -121,6 +121,36 @@ def rows_into(
     return not _run_kernel(out, a, b, offsets, bias, None)
 
 
+def ups_into(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    gates: torch.Tensor,
+    epilogue: Epilogue,
+    *,
+    warns: bool = False,
+) -> bool:
+    """Ups, and behind them what the gate gives, if a kernel serves; not to be traced.
+
+    Args:
+        out: Matrix [m, 2 * n], which may have gaps between rows.
+        a: Matrix [m, k].
+        b: Weights of ups, [groups, k, n].
+        offsets: End of each group along m, int32 [groups].
+        gates: Matrix [m, n], which may have gaps between rows.
+        epilogue: One of ups.
+        warns: Whether to give the process' warning where no kernel serves.
+
+    Returns:
+        Whether a kernel served.
+    """
+    reason = _run_kernel(out, a, b, offsets, gates, epilogue)
+    if reason and warns:
+        _warn_once(_GATE_LOST, reason)
+    return not reason
+
+
 def _by_kernel(
     a: torch.Tensor,
     b: torch.Tensor,

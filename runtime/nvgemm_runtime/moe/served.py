@@ -36,7 +36,7 @@ def is_served(
     addend: torch.Tensor | None,
     epilogue: Epilogue | None,
     *,
-    parts: int = 1,
+    pitch: int | None = None,
 ) -> bool:
     """Whether torch.compile may use a kernel for `nvgemm_runtime.moe.products.rows`, or one gated.
 
@@ -46,12 +46,12 @@ def is_served(
         offsets: End of each group along m, int32 [groups].
         addend: A row of n for each group, or the product that a gradient reads.
         epilogue: The gated epilogue; None for the product itself.
-        parts: How many results lie side by side in one matrix.
+        pitch: Elements from a row of the result to the next, if there are gaps between.
     """
     if _is_off() or (a.device.type == "cuda" and not torch.cuda.is_available()):
         return False
     try:
-        return _is_served(a, b, offsets, addend, epilogue, parts)
+        return _is_served(a, b, offsets, addend, epilogue, pitch)
     except NvgemmError as error:
         _log.debug("experts are traced without a kernel: %s", error)
     except Exception as error:  # It is the user's compilation: without kernels it goes on.
@@ -72,7 +72,7 @@ def _is_served(
     offsets: torch.Tensor,
     addend: torch.Tensor | None,
     epilogue: Epilogue | None,
-    parts: int,
+    pitch: int | None,
 ) -> bool:
     left, right = _with_unit_stride(_operand(a)), _with_unit_stride(_operand(b))
     added = None if addend is None else _operand(addend)
@@ -80,7 +80,7 @@ def _is_served(
         added = _copied(added)
     form = None if epilogue is None else epilogue.form
     shape = check_shapes(Op.GROUPED_MM, left, right, form=form)
-    out = _made(left, shape, (parts * shape[-1], 1))
+    out = _made(left, shape, (pitch or shape[-1], 1))
     extras = ExtraOperands(
         offsets=_operand(offsets),
         addend=added,

@@ -6,8 +6,9 @@ installed bundles have one, and else by the products and the activation's operat
 fuses as if there were no such kernels. So Dynamo's graphs do not depend on what is installed, and
 what torch caches behind it does, for which `nvgemm_runtime.inductor.cache_key` has the bundles.
 
-The operators that launch, ``gated_rows``, ``paired_rows`` and ``gate_gradient``, look the kernel up
-where they run, once for each problem, and compute without one where none serves the call.
+The operators that launch, ``gated_rows``, ``paired_rows``, ``paired_gated_rows`` and
+``gate_gradient``, look the kernel up where they run, once for each problem, and compute without one
+where none serves the call.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from ..gemm.epilogues import Epilogue, GateForm, WeightOrder
-from ..gemm.moe_operators import GATE_GRADIENT, GATED_ROWS, PAIRED_ROWS
+from ..gemm.moe_operators import GATE_GRADIENT, GATED_ROWS, PAIRED_GATED_ROWS, PAIRED_ROWS
 from . import products
 from .activations import Activation, GatedActivation
 from .gates import (
@@ -31,7 +32,7 @@ from .gates import (
     gradients_by_operators,
     weighted,
 )
-from .products import define, library, rows, rows_into, weight_gradient
+from .products import define, library, rows, rows_into, ups_into, weight_gradient
 from .served import is_served
 
 _launching = torch.ops.nvgemm_moe
@@ -123,20 +124,40 @@ def _up_pair(
     up_bias: torch.Tensor | None,
     w_down: torch.Tensor,
     activation: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two products, side by side where a kernel is to read both for the gradient."""
-    epilogue = _plan(activation, None, in_pieces=False).epilogue(GateForm.GRADIENT)
+    wants_grad: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gates, ups and what the activation makes of them.
+
+    They lie side by side where a kernel has the gate, or is to read both for the gradient.
+    """
+    plan = _plan(activation, None, in_pieces=False)
     hidden = w_gate.shape[1]
-    both = a.new_empty((a.shape[0], 2 * hidden))
     weights, biases = (w_gate.mT, w_up.mT), (gate_bias, up_bias)
-    # The gradient of what is not computed yet has the shape of rows of a, as the result has.
-    if is_served(a, w_down, offsets, both, epilogue) and all(
-        is_served(a, one, offsets, bias, None, parts=2) for one, bias in zip(weights, biases)
+
+    def are_served(pitch: int) -> bool:
+        return all(
+            is_served(a, one, offsets, bias, None, pitch=pitch)
+            for one, bias in zip(weights, biases)
+        )
+
+    joining = plan.epilogue(GateForm.UPS) if gate_bias is None and up_bias is None else None
+    gates = a.new_empty((a.shape[0], hidden))
+    if (
+        joining is not None
+        and is_served(a, weights[1], offsets, gates, joining, pitch=3 * hidden)
+        and are_served(3 * hidden)
     ):
+        stored = _launching.paired_gated_rows(a, *weights, offsets, joining.value)
+        return stored[:, :hidden], stored[:, hidden : 2 * hidden], stored[:, 2 * hidden :]
+    both = a.new_empty((a.shape[0], 2 * hidden))
+    # The gradient of what is not computed yet has the shape of rows of a, as the result has.
+    gradient = plan.epilogue(GateForm.GRADIENT)
+    if wants_grad and is_served(a, w_down, offsets, both, gradient) and are_served(2 * hidden):
         both = _launching.paired_rows(a, *weights, offsets, *biases)
-        return both[:, :hidden], both[:, hidden:]
-    gates, ups = (rows(a, one, offsets, bias) for one, bias in zip(weights, biases))
-    return gates, ups
+        gates, ups = both[:, :hidden], both[:, hidden:]
+    else:
+        gates, ups = (rows(a, one, offsets, bias) for one, bias in zip(weights, biases))
+    return gates, ups, activated(plan, gates, ups)
 
 
 def _up_gradients(
@@ -216,6 +237,35 @@ def _gated_rows(
     return joined if wanted.form is GateForm.JOINED else torch.cat((product, joined), 1)
 
 
+def _paired_gated_rows(
+    a: torch.Tensor,
+    b_gate: torch.Tensor,
+    b_up: torch.Tensor,
+    offsets: torch.Tensor,
+    epilogue: str,
+) -> torch.Tensor:
+    wanted, hidden = Epilogue(epilogue), b_gate.shape[2]
+    stored = a.new_empty((a.shape[0], 3 * hidden))
+    gates, ups, joined = stored.split(hidden, dim=1)
+    _fill(gates, a, b_gate, offsets, None)
+    if not ups_into(stored[:, hidden:], a, b_up, offsets, gates, wanted, warns=True):
+        _fill(ups, a, b_up, offsets, None)
+        activated(_plan_of(wanted), gates, ups, joined)
+    return stored
+
+
+def _fill(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> None:
+    """`rows` into a matrix that may have gaps between rows."""
+    if not rows_into(out, a, b, offsets, bias):
+        out.copy_(rows(a, b, offsets, bias))
+
+
 def _paired_rows(
     a: torch.Tensor,
     b_gate: torch.Tensor,
@@ -228,8 +278,7 @@ def _paired_rows(
     both = a.new_empty((a.shape[0], 2 * hidden))
     halves = both[:, :hidden], both[:, hidden:]
     for half, b, bias in zip(halves, (b_gate, b_up), (bias_gate, bias_up)):
-        if not rows_into(half, a, b, offsets, bias):
-            half.copy_(rows(a, b, offsets, bias))
+        _fill(half, a, b, offsets, bias)
     return both
 
 
@@ -293,6 +342,10 @@ def _fake_paired_rows(a: torch.Tensor, b_gate: torch.Tensor, *_: Any) -> torch.T
     return a.new_empty((a.shape[0], 2 * b_gate.shape[2]))
 
 
+def _fake_paired_gated_rows(a: torch.Tensor, b_gate: torch.Tensor, *_: Any) -> torch.Tensor:
+    return a.new_empty((a.shape[0], 3 * b_gate.shape[2]))
+
+
 def _fake_gate_gradient(grad: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
     return grad.new_empty((grad.shape[0], 2 * b.shape[2]))
 
@@ -315,6 +368,12 @@ define(
     _fake_paired_rows,
 )
 define(
+    PAIRED_GATED_ROWS,
+    "Tensor a, Tensor b_gate, Tensor b_up, Tensor offsets, str epilogue",
+    _paired_gated_rows,
+    _fake_paired_gated_rows,
+)
+define(
     GATE_GRADIENT,
     "Tensor grad, Tensor b, Tensor offsets, Tensor gates, Tensor? ups, str epilogue",
     _gate_gradient,
@@ -325,7 +384,7 @@ _define_replaced(f"up_joined({_UP}) -> Tensor", _up_joined)
 _define_replaced(f"up_kept({_UP}) -> (Tensor, Tensor)", _up_kept)
 _define_replaced(
     "up_pair(Tensor a, Tensor w_gate, Tensor w_up, Tensor offsets, Tensor? gate_bias, "
-    "Tensor? up_bias, Tensor w_down, str activation) -> (Tensor, Tensor)",
+    "Tensor? up_bias, Tensor w_down, str activation, bool wants_grad) -> (Tensor, Tensor, Tensor)",
     _up_pair,
 )
 _define_replaced(

@@ -82,7 +82,8 @@ class Graphs:
 
 def all_kernels(gate: str = "swiglu", order: str = "halves") -> dict[str, list[Epilogue | None]]:
     """Those that a training step and a call without gradients can use."""
-    joined, kept, gradient = (find_gated(Gate(gate), WeightOrder(order), one) for one in GateForm)
+    forms = (GateForm.JOINED, GateForm.KEPT, GateForm.GRADIENT)
+    joined, kept, gradient = (find_gated(Gate(gate), WeightOrder(order), one) for one in forms)
     return {"tn": [None, joined, kept], "tt": [None, gradient]}
 
 

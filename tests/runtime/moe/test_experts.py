@@ -552,17 +552,16 @@ def test_a_gate_of_other_constants_than_the_kernels_is_not_its(
         installed.launched.clear()
 
 
-def test_activations_are_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_in_fp32_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows that do not divide into whole pieces, with all that is computed between products."""
     made = operands("interleaved", biases=True, gather=True)
     expected = gradients(experts, made)
     monkeypatch.setattr(gates, "_PIECE", 5 * HIDDEN)
-    monkeypatch.setattr(gates, "_CACHED_PIECE", 7 * HIDDEN)
     activation = GatedActivation(kind=Activation.SWIGLU, alpha=1.702, limit=7.0)
     plan = gates.Plan(
         activation=activation, order=None, combine=False, wants_grad=True, uses_kernels=True
     )
-    assert len(gates._pieces(plan, torch.empty(18, HIDDEN), 5 * HIDDEN)) == 4
+    assert len(gates._pieces(plan, torch.empty(18, HIDDEN))) == 4
     assert_same(gradients(experts, made), expected, 1e-15)
 
 
