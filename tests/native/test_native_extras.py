@@ -174,8 +174,8 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
         "out overlaps addend"),
     "no gates": (UPS, lambda x: x.others[:1], TypeError, "addend is missing"),
     "gates of the result's shape": (UPS, lambda x: (x.others[0], torch.ones(16, 64).bfloat16()),
-        ValueError, r"addend has shape \(16, 64\); must have \(16, 32\), a gate for each element of "
-        "the product"),
+        ValueError, r"addend has shape \(16, 64\); must have \(16, 32\), a gate for each element "
+        "of the product"),
     "gates of fewer rows": (UPS, lambda x: (x.others[0], x.others[1][:8]), ValueError,
         r"addend has shape \(8, 32\); must have \(16, 32\)"),
     "gates in one dimension": (UPS, lambda x: (x.others[0], x.others[1][0]), ValueError,
@@ -287,7 +287,7 @@ PARTS_REFUSED = {
         GRADIENT, 12, r"b has 12 columns, and out twice as many; n must be a multiple of 8 "
         r"\(16 bytes\)"),
     "ups that what they give follows at no aligned address": (
-        UPS, 12, r"addend has stride 12"),
+        UPS, 12, r"b has 12 columns, and out twice as many; n must be a multiple of 8"),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The provider quack: kernels that keep a gate's product, and those of the gate's gradient."""
+"""The provider quack: kernels that keep a gate's product, those of its gradient, and of ups."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from nvgemm_aot.build.compiler import compile_all, make_tasks
 from nvgemm_aot.providers import Candidate
-from nvgemm_aot.providers.quack import Quack, gate_gradient, gated
+from nvgemm_aot.providers.quack import Quack, gate_gradient, gate_ups, gated
 from nvgemm_aot.providers.quack.designs import HOPPER, Design
+from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Signature
@@ -21,6 +23,7 @@ from verified_builds import builds_verified_and_equal
 ARCHITECTURES = ["sm_90a", "sm_100f", "sm_100a", "sm_103a"]
 KEPT = [one for one in Epilogue if one.form is GateForm.KEPT]
 GRADIENTS = [one for one in Epilogue if one.form is GateForm.GRADIENT]
+UPS = [one for one in Epilogue if one.form is GateForm.UPS]
 
 
 def offered(signature: Signature, arch: str) -> tuple[Candidate, ...]:
@@ -66,7 +69,23 @@ def test_gradients_read_the_product_in_both_layouts(arch: str, epilogue: Epilogu
         assert conventions == {f"tvm_ffi:gemm(a,b,offsets,addend,out,{told}stream)"}
 
 
-@pytest.mark.parametrize("epilogue", [*KEPT, *GRADIENTS])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("epilogue", UPS)
+def test_ups_read_gates_in_both_layouts(arch: str, epilogue: Epilogue) -> None:
+    """In every design of groups."""
+    told = "clusters," if arch == HOPPER else ""
+    for dtype, layout in itertools.product(("bf16", "fp16"), ("tn", "tt")):
+        key = f"grouped_mm/{layout}/{dtype}x{dtype}/fp32/{dtype}"
+        found = offered(Signature.parse(f"{key}/{epilogue.value}"), arch)
+        assert all("GroupedGateUps" in one.operator for one in found)
+        conventions = {one.calling_convention for one in found}
+        assert conventions == {f"tvm_ffi:gemm(a,b,offsets,addend,out,{told}stream)"}
+        assert [one.design for one in found] == [
+            one.design for one in offered(Signature.parse(key), arch)
+        ]
+
+
+@pytest.mark.parametrize("epilogue", [*KEPT, *GRADIENTS, *UPS])
 def test_only_groups_have_these_forms(epilogue: Epilogue) -> None:
     signature = Signature.parse(f"mm/tn/bf16xbf16/fp32/bf16/{epilogue.value}")
     found = Quack().enumerate(signature, build_target(HOPPER))
@@ -79,6 +98,7 @@ def test_only_groups_have_these_forms(epilogue: Epilogue) -> None:
     [
         ("swiglu_halves_kept", ["gate", "groups"]),
         ("swiglu_halves_gradient", ["gate", "gradient", "groups"]),
+        ("swiglu_halves_ups", ["gate", "ups", "groups"]),
     ],
 )
 def test_cache_keys_hold_the_source_of_every_part(epilogue: str, parts: list[str]) -> None:
@@ -112,6 +132,7 @@ def test_a_thread_keeps_its_share_of_the_sums(
         (GateForm.KEPT, WeightOrder.INTERLEAVED, 160),
         (GateForm.GRADIENT, WeightOrder.HALVES, 192),
         (GateForm.GRADIENT, WeightOrder.INTERLEAVED, 192),
+        (GateForm.UPS, WeightOrder.HALVES, 208),
     ],
 )
 def test_leaves_out_designs_that_spill_on_hopper(
@@ -119,8 +140,8 @@ def test_leaves_out_designs_that_spill_on_hopper(
 ) -> None:
     epilogue = find_gated(Gate.SWIGLU, order, form)
     signature = Signature.parse(f"grouped_mm/tn/bf16xbf16/fp32/bf16/{epilogue.value}")
-    module = gate_gradient if form is GateForm.GRADIENT else gated
-    found = module.designs(HOPPER, signature)
+    modules = {GateForm.GRADIENT: gate_gradient, GateForm.UPS: gate_ups}
+    found = modules.get(form, gated).designs(HOPPER, signature)
     assert max(one.sums_of_a_thread for one in found) == most
 
 
@@ -176,9 +197,26 @@ gemms:
             "geglu_halves_kept, swiglu_oai_interleaved_kept, swiglu_oai_halves_gradient, "
             "geglu_interleaved_gradient",
         ),
+        ("sm_90a", "swiglu_halves_ups, geglu_halves_ups"),
+        ("sm_100f", "geglu_halves_ups, swiglu_halves_ups"),
     ],
 )
 def test_forms_of_gates_compile_verify_and_come_out_equal(
     tmp_path: Path, arch: str, epilogues: str
 ) -> None:
     builds_verified_and_equal(FORMS.format(arch=arch, epilogues=epilogues), tmp_path)
+
+
+WIDEST = ("cooperative_cluster1x1x1_tile256x128x64", "pingpong_cluster1x1x1_tile128x208x64")
+"""With the most sums of a thread in the library's steps, 128, and in narrow ones, 208."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epilogue", UPS)
+def test_ups_of_the_most_sums_spill_no_registers(kernel_cache: Cache, epilogue: Epilogue) -> None:
+    """One that spills is a failure of the build."""
+    signature = Signature.parse(f"grouped_mm/tn/bf16xbf16/fp32/bf16/{epilogue.value}")
+    widest = [one for one in offered(signature, HOPPER) if one.operator.endswith(WIDEST)]
+    assert len(widest) == len(WIDEST)
+    tasks = make_tasks(widest, build_target(HOPPER), Quack())
+    assert not compile_all(tasks, kernel_cache, jobs=2).failures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from nvgemm_aot.tuning.contenders import aten_run, triton_run
 from nvgemm_aot.tuning.correctness import find_fault, reference
 from nvgemm_aot.tuning.exact_operands import FEW_PRODUCTS, WHOLE_NUMBERS, OperandCheck, make_checks
-from nvgemm_aot.tuning.gates import pairs
+from nvgemm_aot.tuning.gates import pairs, stored, stored_error
 from nvgemm_aot.tuning.random_operands import make_sets
 from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm
 from nvgemm_runtime.gemm.problem import Problem, Signature
@@ -21,7 +22,7 @@ def named(form: GateForm) -> list[str]:
     return [epilogue.value for epilogue in Epilogue if epilogue.form is form]
 
 
-GATED, KEPT, GRADIENTS = map(named, GateForm)
+GATED, KEPT, GRADIENTS, UPS = map(named, GateForm)
 
 
 def problem(name: str, out: str = "bf16", k: int = 512) -> Problem:
@@ -141,7 +142,7 @@ def test_sets_to_time_have_half_the_columns_and_the_bias_all() -> None:
     assert bias.shape == (64,)
 
 
-@pytest.mark.parametrize("name", [*GATED, *KEPT, *GRADIENTS])
+@pytest.mark.parametrize("name", [*GATED, *KEPT, *GRADIENTS, *UPS])
 def test_torch_has_no_operator_to_race_with(name: str) -> None:
     """It needs several, which Inductor replaces by code of its own."""
     signature = (problem if name in GATED else grouped)(name).signature
@@ -154,12 +155,14 @@ def grouped(name: str, out: str = "bf16") -> Problem:
     return Problem.parse(f"grouped_mm/{layout}/{out}x{out}/fp32/{out}/{name}/g3m24n64k512")
 
 
-@pytest.mark.parametrize("name", KEPT + GRADIENTS)
+@pytest.mark.parametrize("name", KEPT + GRADIENTS + UPS)
 def test_sets_to_time_have_the_shapes_of_the_form(name: str) -> None:
     a, b, out, offsets, *added = make_sets(grouped(name), "cpu", seed=0, total_bytes=1)[0]
     assert (a.shape, b.shape, offsets.tolist()) == ((24, 512), (3, 512, 64), [8, 16, 24])
     if name in GRADIENTS:
         assert (out.shape, added[0].shape) == ((24, 128), (24, 128))
+    elif name in UPS:
+        assert (out.shape, added[0].shape) == ((24, 128), (24, 64))
     else:
         assert out.shape == (24, 96)
         assert [one.shape for one in added] == [(3, 64)] * ("oai" in name)
@@ -266,3 +269,78 @@ def test_gates_and_ups_at_their_limit_keep_their_gradient() -> None:
     slopes = shares * (1 + 1.702 * gates.double() * (1 - shares))
     torch.testing.assert_close(of_gates, slopes * (ups.double() + 1), atol=0, rtol=1e-12)
     torch.testing.assert_close(of_ups, gates.double() * shares, atol=0, rtol=1e-12)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+ACTIVATIONS = {"swiglu_halves_ups": silu, "geglu_halves_ups": gelu_tanh}
+
+
+def ups_and_gates(check: OperandCheck) -> tuple[torch.Tensor, torch.Tensor]:
+    """The product of ups and the gates that are read, in fp64."""
+    a, b, _, offsets, gates = check.operands
+    ends = offsets.tolist()
+    parts = [a[begin:end].double() @ one.double() for begin, end, one in zip([0, *ends], ends, b)]
+    return torch.cat(parts), gates.double()
+
+
+@pytest.mark.parametrize("out", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", UPS)
+def test_ups_stand_before_what_gates_that_are_read_make_of_them(name: str, out: str) -> None:
+    posed = grouped(name, out)
+    found = checks(posed)
+    assert [check.name for check in found] == [WHOLE_NUMBERS, FEW_PRODUCTS]
+    for check in found:
+        ups, gates = ups_and_gates(check)
+        wanted = torch.cat((ups, ACTIVATIONS[name](gates) * ups), -1)
+        right = reference(check.operands, posed.signature)
+        torch.testing.assert_close(right, wanted, equal_nan=True, rtol=1e-12, atol=1e-12)
+        assert find_fault(right.to(check.operands[2].dtype), check.expected) is None
+
+
+WRONG_UPS: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
+    "no activation": lambda f, g, u: (u, g * u),
+    "another activation": lambda f, g, u: (u, (gelu_tanh if f is silu else silu)(g) * u),
+    "gate and up exchanged": lambda f, g, u: (u, g * f(u)),
+    "gates stored for ups": lambda f, g, u: (g, f(g) * u),
+    "parts exchanged": lambda f, g, u: (f(g) * u, u),
+    "gates of another row": lambda f, g, u: (u, f(g.roll(1, 0)) * u),
+    "gates of another column": lambda f, g, u: (u, f(g.roll(1, 1)) * u),
+    "ups rounded first": lambda f, g, u: (u, f(g) * u.bfloat16().double()),
+    "activation rounded first": lambda f, g, u: (u, f(g).bfloat16().double() * u),
+    "a dropped NaN": lambda f, g, u: (u, (f(g) * u).nan_to_num()),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_UPS)
+@pytest.mark.parametrize("name", UPS)
+def test_wrong_ups_are_noticed(name: str, wrong: str) -> None:
+    faults = []
+    for check in checks(grouped(name)):
+        ups, gates = ups_and_gates(check)
+        made = torch.cat(WRONG_UPS[wrong](ACTIVATIONS[name], gates, ups), -1)
+        faults.append(find_fault(made.bfloat16(), check.expected))
+    assert any(fault is not None for fault in faults)
+
+
+@pytest.mark.parametrize("name", UPS)
+def test_errors_of_ups_and_activations_are_allowed_and_larger_ones_are_not(name: str) -> None:
+    """Those of an accumulator and of ``tanh.approx``; a gate that is read has none."""
+    signature = grouped(name).signature
+    generator = torch.Generator().manual_seed(2)
+    ups, gates = (torch.randn(24, 64, generator=generator, dtype=torch.float64) for _ in range(2))
+    activation = ACTIVATIONS[name]
+    error, curve = 2.0**-12, 2.0**-10
+    bound = stored_error(
+        torch.tensor(error).double(), ups, signature, gates, slope=1.2, curve=curve
+    )
+    right = stored(ups, signature, gates)
+    for sign, of_curve in itertools.product((1, -1), (1, -1)):
+        off = ups + sign * error
+        made = torch.cat((off, (activation(gates) + of_curve * curve * gates.abs()) * off), -1)
+        assert ((made - right).abs() <= bound * (1 + 1e-9)).all()
+    rest = bound[:, 64:] - activation(gates).abs() * error - curve * gates.abs() * ups.abs()
+    assert (rest <= 1.001 * error * curve * gates.abs()).all(), "more is allowed than can be off"
+    assert (bound[:, :64] == error).all()

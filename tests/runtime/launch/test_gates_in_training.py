@@ -32,6 +32,10 @@ JOINED = grouped(Epilogue.SWIGLU_HALVES)
 KEPT = grouped(Epilogue.SWIGLU_HALVES_KEPT)
 OAI_KEPT = grouped(Epilogue.SWIGLU_OAI_INTERLEAVED_KEPT)
 GRADIENT = grouped(Epilogue.SWIGLU_HALVES_GRADIENT, "tt")
+UPS = grouped(Epilogue.GEGLU_HALVES_UPS)
+
+READ = {GRADIENT: "product", UPS: "gates"}
+"""What is read where others add a bias."""
 
 HIDDEN, ENDS = 24, (0, 5, 6, 14)
 """What a gate gives, and ends of groups of 16 rows: an empty one, one of one row."""
@@ -82,6 +86,16 @@ def backward(
     )
 
 
+def ups_beside(
+    made: Experts, epilogue: Epilogue, gates: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The lower half of ``w_up`` gives ups; the upper one has given the gates."""
+    b = made["w_up"][:, HIDDEN:].mT
+    return nvgemm_runtime.grouped_mm(
+        made["x"], b, made["ends"], out, epilogue=epilogue.value, gates=gates
+    )
+
+
 def split(order: WeightOrder, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if order is WeightOrder.INTERLEAVED:
         return both[..., ::2], both[..., 1::2]
@@ -116,6 +130,30 @@ def test_a_gradient_of_what_was_kept_is_that_of_experts(
         torch.testing.assert_close(part, exact, rtol=2**-8, atol=2**-12)
 
 
+@pytest.mark.parametrize("gate", [Gate.SWIGLU, Gate.GEGLU])
+def test_gates_and_ups_of_two_weights_are_stored_as_of_one(made: Experts, gate: Gate) -> None:
+    """Side by side, where gates are read and the gradient reads both; ups multiply unrounded."""
+    stored = torch.full((16, 3 * HIDDEN), 7.0).bfloat16()
+    gates, others = stored[:, :HIDDEN], stored[:, HIDDEN:]
+    nvgemm_runtime.grouped_mm(made["x"], made["w_up"][:, :HIDDEN].mT, made["ends"], gates)
+    epilogue = find_gated(gate, WeightOrder.HALVES, GateForm.UPS)
+    assert ups_beside(made, epilogue, gates, others) is others
+    assert (stored[ENDS[-1] :] == 7).all()
+    of_one = forward(made, find_gated(gate, WeightOrder.HALVES, GateForm.KEPT))
+    assert torch.equal(stored[: ENDS[-1], : 2 * HIDDEN], of_one[: ENDS[-1], : 2 * HIDDEN])
+
+    activation = GatedActivation(kind=Activation(gate.value), alpha=1.702, limit=7.0)
+    exact = multiply(made["x"], made["w_up"][:, HIDDEN:].mT)
+    wanted = activation.apply(gates[: ENDS[-1]].double(), exact)
+    found = others[: ENDS[-1], HIDDEN:].double()
+    torch.testing.assert_close(found, wanted, rtol=2**-8, atol=2**-12)
+    assert torch.equal(ups_beside(made, epilogue, gates)[: ENDS[-1]], others[: ENDS[-1]])
+
+    of_gate = find_gated(gate, WeightOrder.HALVES, GateForm.GRADIENT)
+    read, alone = (backward(made, of_gate, one[:, : 2 * HIDDEN]) for one in (stored, of_one))
+    assert torch.equal(read[: ENDS[-1]], alone[: ENDS[-1]])
+
+
 def test_a_kept_product_is_that_of_a_kernel_without_a_gate(made: Experts) -> None:
     plain = nvgemm_runtime.grouped_mm(made["x"], made["w_up"].mT, made["ends"])
     stored = forward(made, Epilogue.SWIGLU_HALVES_KEPT)
@@ -127,10 +165,14 @@ def test_results_may_lie_in_wider_matrices(made: Experts) -> None:
     stored = forward(made, Epilogue.SWIGLU_OAI_HALVES_KEPT)
     product = stored[:, : 2 * HIDDEN]
     found = backward(made, Epilogue.SWIGLU_OAI_HALVES_GRADIENT, product)
+    gates = product[:, :HIDDEN]
+    ups = ups_beside(made, Epilogue.SWIGLU_HALVES_UPS, gates)
     for width, result, run in (
         (3 * HIDDEN, stored, lambda out: forward(made, Epilogue.SWIGLU_OAI_HALVES_KEPT, out)),
         (2 * HIDDEN, found,
          lambda out: backward(made, Epilogue.SWIGLU_OAI_HALVES_GRADIENT, product, out)),
+        (2 * HIDDEN, ups,
+         lambda out: ups_beside(made, Epilogue.SWIGLU_HALVES_UPS, gates, out)),
     ):  # fmt: skip
         wide = torch.full((16, width + 16), 7.0).bfloat16()
         out = wide[:, 8:-8]
@@ -141,11 +183,11 @@ def test_results_may_lie_in_wider_matrices(made: Experts) -> None:
         assert (out[ENDS[-1] :] == 7).all()
 
 
-@pytest.mark.parametrize("served", [KEPT, OAI_KEPT, GRADIENT], ids=lambda one: one.key)
+@pytest.mark.parametrize("served", [KEPT, OAI_KEPT, GRADIENT, UPS], ids=lambda one: one.key)
 def test_a_named_kernel_says_the_epilogue(installed: BuiltBundle, served: Signature) -> None:
     arguments = random_arguments(problem_of(served, 16, 32, 64), "cpu")
     offsets, *added = arguments.others
-    named = {"product" if served is GRADIENT else "bias": added[0]} if added else {}
+    named = {READ.get(served, "bias"): added[0]} if added else {}
     id_ = id_of(installed, served)
     for kernel in (id_, load_kernel(id_)):
         for out in (None, arguments.out.zero_()):
@@ -155,7 +197,7 @@ def test_a_named_kernel_says_the_epilogue(installed: BuiltBundle, served: Signat
             assert_close(found, arguments)
 
 
-@pytest.mark.parametrize("served", [KEPT, OAI_KEPT, GRADIENT], ids=lambda one: one.key)
+@pytest.mark.parametrize("served", [KEPT, OAI_KEPT, GRADIENT, UPS], ids=lambda one: one.key)
 def test_choose_and_explain_find_the_kernel(installed: BuiltBundle, served: Signature) -> None:
     arguments = random_arguments(problem_of(served, 16, 32, 64), "cpu")
     chosen = nvgemm_runtime.choose(*arguments.operands(), extras=arguments.extras)
@@ -180,10 +222,16 @@ def test_zero_sizes(installed: BuiltBundle, m: int, hidden: int, k: int) -> None
     )
     assert found.shape == (m, 2 * hidden)
     assert not found.any()
+    ups = nvgemm_runtime.grouped_mm(
+        a, down, ends, epilogue="geglu_halves_ups", gates=product[:, :hidden].contiguous()
+    )
+    assert ups.shape == (m, 2 * hidden)
+    assert not ups.any()
 
 
 Call = Callable[[Experts, torch.Tensor], Any]
 GATED, OF_GATE = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
+BESIDE = Epilogue.SWIGLU_HALVES_UPS
 
 REFUSALS: dict[str, tuple[Call, type[Exception], str]] = {
     "no product": (
@@ -205,8 +253,8 @@ REFUSALS: dict[str, tuple[Call, type[Exception], str]] = {
     "a bias for a gradient": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["grad"], x["w_down"], x["ends"],
             epilogue=OF_GATE, bias=x["bias"], product=p),
-        ValueError, "grouped_mm: bias is given with epilogue swiglu_halves_gradient; it is for all "
-        "but gradients"),
+        ValueError, "grouped_mm: bias is given with epilogue swiglu_halves_gradient; it is for "
+        "neither gradients nor ups"),
     "a product for what keeps one": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], epilogue=GATED,
             product=p),
@@ -237,6 +285,53 @@ REFUSALS: dict[str, tuple[Call, type[Exception], str]] = {
             epilogue=GATED),
         NoKernelError, "no kernel for grouped_mm/tt/bf16xbf16/fp32/bf16/swiglu_halves_kept"),
     "gradients in place": (lambda x, p: backward(x, OF_GATE, p, p), ValueError, "out overlaps"),
+    "no gates": (
+        lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], epilogue=BESIDE),
+        NoKernelError, "swiglu_halves_ups reads gates, and none is given"),
+    "gates and ups": (lambda x, p: ups_beside(x, BESIDE, p),
+        NoKernelError, r"swiglu_halves_ups reads gates of shape \[16, 48\], must have \[16, 24\]: "
+        "one for each column of a @ b"),
+    "gates of fewer rows": (lambda x, p: ups_beside(x, BESIDE, p[:15, :HIDDEN]), NoKernelError,
+        r"reads gates of shape \[15, 24\], must have \[16, 24\]"),
+    "a row of gates": (lambda x, p: ups_beside(x, BESIDE, p[0, :HIDDEN]), NoKernelError,
+        r"reads gates of shape \[24\], must have \[16, 24\]"),
+    "gates of another type": (lambda x, p: ups_beside(x, BESIDE, p[:, :HIDDEN].half()),
+        NoKernelError, "what is added is torch.float16, must be torch.bfloat16"),
+    "column-major gates": (
+        lambda x, p: ups_beside(x, BESIDE, p[:, :HIDDEN].T.contiguous().T), NoKernelError,
+        "what is added is not row-major"),
+    "a bias for ups": (
+        lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], epilogue=BESIDE,
+            gates=p, bias=x["bias"]),
+        ValueError, "grouped_mm: bias is given with epilogue swiglu_halves_ups; it is for neither "
+        "gradients nor ups"),
+    "a product for ups": (
+        lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], epilogue=BESIDE,
+            gates=p, product=p),
+        ValueError, "product is given with epilogue swiglu_halves_ups; it is for gradients"),
+    "gates for a gradient": (
+        lambda x, p: nvgemm_runtime.grouped_mm(x["grad"], x["w_down"], x["ends"],
+            epilogue=OF_GATE, product=p, gates=p[:, :HIDDEN]),
+        ValueError, "gates is given with epilogue swiglu_halves_gradient; it is for ups"),
+    "gates for what has them in its product": (
+        lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], epilogue=GATED,
+            gates=p),
+        ValueError, "gates is given with epilogue swiglu_halves_kept; it is for ups"),
+    "gates without an epilogue": (
+        lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], gates=p),
+        ValueError, "gates is given with epilogue None; it is for ups"),
+    "an out of ups alone": (
+        lambda x, p: ups_beside(x, BESIDE, p[:, :HIDDEN], torch.empty(16, 24).bfloat16()),
+        ValueError, r"out has shape \[16, 24\], must have \[16, 48\]"),
+    "gates in the result": (lambda x, p: ups_beside(x, BESIDE, p[:, :HIDDEN], p), ValueError,
+        "out overlaps"),
+    "ups of gpt-oss' gate": (
+        lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"],
+            epilogue="swiglu_oai_halves_ups", gates=p),
+        ValueError, "no such Epilogue: 'swiglu_oai_halves_ups'"),
+    "ups without groups": (
+        lambda x, p: nvgemm_runtime.gated_mm(x["x"], x["w_up"][0].T, epilogue=BESIDE),
+        ValueError, "epilogue is swiglu_halves_ups, must be one of swiglu_halves, "),
     "mm": (
         lambda x, p: nvgemm_runtime.gated_mm(x["x"], x["w_up"][0].T, epilogue=GATED),
         ValueError, "epilogue is swiglu_halves_kept, must be one of swiglu_halves, "
@@ -252,7 +347,7 @@ def test_refuses(made: Experts, name: str) -> None:
         call(made, product)
 
 
-@pytest.mark.parametrize("served", [JOINED, KEPT, GRADIENT], ids=lambda one: one.key)
+@pytest.mark.parametrize("served", [JOINED, KEPT, GRADIENT, UPS], ids=lambda one: one.key)
 def test_a_kernel_refuses_calls_for_another_form(
     installed: BuiltBundle, made: Experts, served: Signature
 ) -> None:
@@ -277,6 +372,7 @@ def test_operators_refuse_by_name_what_they_do_not_compute(
         (KEPT, "keeps its product, which no operator gives: call nvgemm_runtime.grouped_mm"),
         (GRADIENT,
          "gives a gate's gradient, as no operator does: call nvgemm_runtime.grouped_mm"),
+        (UPS, "reads gates, as no operator does: call nvgemm_runtime.grouped_mm"),
     ):  # fmt: skip
         id_ = id_of(installed, served)
         for operator in (operators.grouped_gated_mm, operators.grouped_mm):
@@ -289,12 +385,18 @@ def test_refuses_to_lose_a_gradient(made: Experts) -> None:
     product = forward(made, GATED)[:, : 2 * HIDDEN].requires_grad_()
     with pytest.raises(RuntimeError, match="requires grad"):
         backward(made, OF_GATE, product)
+    gates = product.detach()[:, :HIDDEN].requires_grad_()
+    with pytest.raises(RuntimeError, match="requires grad"):
+        ups_beside(made, BESIDE, gates)
 
 
 def test_extras_say_what_is_read(made: Experts) -> None:
     extras = ExtraOperands(offsets=made["ends"], gated=Epilogue.SWIGLU_HALVES_GRADIENT)
     explained = nvgemm_runtime.explain(made["grad"], made["w_down"], extras=extras)
     assert "swiglu_halves_gradient reads the product, and none is given" in str(explained)
+    extras = ExtraOperands(offsets=made["ends"], gated=Epilogue.SWIGLU_HALVES_UPS)
+    explained = nvgemm_runtime.explain(made["x"], made["w_up"].mT, extras=extras)
+    assert "swiglu_halves_ups reads gates, and none is given" in str(explained)
 
 
 def test_rows_of_a_result_that_lie_too_far_apart_are_refused_of_quacks_kernels(

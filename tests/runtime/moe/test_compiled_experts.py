@@ -42,6 +42,7 @@ pytestmark = pytest.mark.usefixtures("new_process")
 
 ACTIVATIONS = ("swiglu", "swiglu_oai", "geglu")
 KEPT, GRADIENT = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
+UPS = Epilogue.SWIGLU_HALVES_UPS
 Install = Callable[..., Installed]
 
 
@@ -123,6 +124,27 @@ def test_two_weights_have_the_gradient_of_the_gate_by_a_kernel(
     assert installed.epilogues() == [None, None, None, GRADIENT, None, None]
     installed.remove()
     assert_same(found, gradients(experts, made), 2**-5)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_two_weights_have_the_gate_behind_the_product_of_ups(
+    backend: str, install: Install
+) -> None:
+    installed = install({"tn": [None, UPS], "tt": [None, GRADIENT]})
+    made = with_pair(operands_for_kernels())
+    found = gradients(compiled(backend=backend), made)
+    assert installed.epilogues() == [None, UPS, None, GRADIENT, None, None]
+    assert_same(found, gradients(experts, made), 2**-7)
+    graphs = Graphs()
+    gradients(compiled(backend=graphs.backend), made)
+    expected = {"paired_gated_rows": 1, "gate_gradient": 1, "rows": 3, "columns": 3}
+    assert graphs.operators() == expected
+    with torch.no_grad():
+        out = compiled(backend=backend)(**made)
+        installed.launched.clear()
+        out = compiled(backend=backend)(**made)
+        assert installed.epilogues() == [None, UPS, None]
+        assert torch.equal(out, experts(**made))
 
 
 def test_two_weights_are_two_products_without_the_kernel_or_a_gradient(install: Install) -> None:
@@ -277,13 +299,16 @@ def test_symbolic_sizes_of_weights_are_no_obstacle(install: Install) -> None:
     assert_same(found, gradients(experts, made), 2**-7)
 
 
-@pytest.mark.parametrize("order", ["halves", "pair"])
+@pytest.mark.parametrize("order", ["halves", "pair", "pair with its gate"])
 def test_a_graph_runs_where_its_kernels_are_gone(
     order: str, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed = install(all_kernels())
+    kernels = all_kernels()
+    if order == "pair with its gate":
+        kernels["tn"].append(UPS)
+    installed = install(kernels)
     made = operands_for_kernels("down_bias")
-    if order == "pair":
+    if order != "halves":
         made = with_pair(made)
     run = compiled()
     gradients(run, made)

@@ -403,10 +403,60 @@ def test_two_weights_have_the_gradient_of_the_gate_by_a_kernel(
 ) -> None:
     gradient = Epilogue.SWIGLU_HALVES_GRADIENT
     installed = install({"tn": [None], "tt": [None, gradient]})
-    made = operands_for_kernels()
-    made["w_up"] = tuple(one.detach().clone().requires_grad_() for one in made["w_up"].chunk(2, 1))
+    made = of_two_weights(operands_for_kernels())
     found = gradients(experts, made)
     assert installed.epilogues() == [None, None, None, gradient, None, None]
+    installed.remove()
+    assert_same(found, gradients(experts, made), 2**-5)
+
+
+def of_two_weights(made: dict[str, Any]) -> dict[str, Any]:
+    """The same operands, with a weight of its own, and a bias, for gates and for ups."""
+    parts = {
+        name: tuple(one.detach().clone().requires_grad_() for one in made[name].chunk(2, 1))
+        for name in ("w_up", "up_bias")
+        if name in made
+    }
+    return {**made, **parts}
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "geglu"])
+def test_two_weights_have_the_gate_behind_the_product_of_ups(
+    activation: str, install: Callable[..., Installed]
+) -> None:
+    """What it gave is kept: the backward computes it no more."""
+    ups, gradient = (
+        find_gated(Gate(activation), WeightOrder.HALVES, form)
+        for form in (GateForm.UPS, GateForm.GRADIENT)
+    )
+    installed = install({"tn": [None, ups], "tt": [None, gradient]})
+    made = of_two_weights(operands_for_kernels("down_bias")) | {"activation": activation}
+    found = gradients(experts, made)
+    assert installed.epilogues() == [None, ups, None, gradient, None, None]
+    with torch.no_grad():
+        out = experts(**made)
+    assert installed.epilogues() == [None, ups, None]
+    installed.remove()
+    assert_same([out], [experts(**made).detach()], 2**-5)
+    assert_same(found, gradients(experts, made), 2**-5)
+
+
+@pytest.mark.parametrize("lacking", ["activation", "bias", "kernel of gates", "gradient"])
+def test_two_weights_do_without_the_gate_where_it_cannot_be(
+    lacking: str, install: Callable[..., Installed]
+) -> None:
+    """Of gpt-oss, whose models have one weight; with biases; or where one kernel is missing."""
+    ups, gradient = Epilogue.SWIGLU_HALVES_UPS, Epilogue.SWIGLU_HALVES_GRADIENT
+    tn: list[Epilogue | None] = [ups] if lacking == "kernel of gates" else [None, ups]
+    tn += [Epilogue.BIAS] if lacking == "bias" else []
+    installed = install({"tn": tn, "tt": [None] if lacking == "gradient" else [None, gradient]})
+    biases = ["up_bias"] if lacking == "bias" else []
+    made = of_two_weights(operands_for_kernels(*biases))
+    made["activation"] = "swiglu_oai" if lacking == "activation" else "swiglu"
+    found = gradients(experts, made)
+    launched = installed.epilogues()
+    assert (ups in launched) is (lacking == "gradient")
+    assert (gradient in launched) is (lacking == "bias")
     installed.remove()
     assert_same(found, gradients(experts, made), 2**-5)
 
