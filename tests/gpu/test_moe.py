@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from nvgemm_runtime.gemm.epilogues import Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.moe import experts, products
 
 DEVICE = "cuda"
@@ -77,6 +78,33 @@ def test_no_further_from_fp32_than_by_torch(
     # Both round products to bf16 once; what else differs is the order of fp32 sums.
     for ours, theirs in zip(error(own, wanted), error(by_torch, wanted)):
         assert ours <= 1.05 * theirs + 1e-6
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "geglu"])
+def test_two_weights_are_no_further_from_fp32_than_one(activation: str) -> None:
+    x, up, down = operands()
+    gates, ups = (one.detach().clone().requires_grad_() for one in up.chunk(2, 1))
+
+    def run_of_two(*given: torch.Tensor) -> Tensors:
+        first, gate, other, last = given
+        out = experts(first, (gate, other), last, ends(), activation=activation)
+        return [out.detach(), *torch.autograd.grad(out, given, torch.ones_like(out))]
+
+    found = run_of_two(x, gates, ups, down)
+    assert is_by_kernels()
+    looked_up = {key[1] for key in products._found}
+    forms = (GateForm.UPS, GateForm.GRADIENT)
+    expected = {find_gated(Gate(activation), WeightOrder.HALVES, form) for form in forms}
+    assert looked_up == {None, *expected}
+    wide = [one.detach().float().requires_grad_() for one in (x, gates, ups, down)]
+    wanted = run_of_two(*wide)
+    out, of_x, *_, of_down = run([x, up, down], activation=activation)
+    of_one = error([out, of_x, of_down], [wanted[0], wanted[1], wanted[-1]])
+    of_two = error([found[0], found[1], found[-1]], [wanted[0], wanted[1], wanted[-1]])
+    # Gates are rounded before the activation, and two gradients of x before they are added.
+    for two, one in zip(of_two, of_one):
+        assert two <= 1.5 * one
+    assert max(error(found[2:4], wanted[2:4])) < 1e-2
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ _OPS = (Op.MM, Op.BMM, Op.GROUPED_MM, Op.K_GROUPED_MM)
 _ADDENDS = {None: 0, Addend.ROW: 1, Addend.MATRIX: 2, Addend.PRODUCT: 2, Addend.GATES: 3}
 _FORMS = (None, GateForm.JOINED, GateForm.KEPT, GateForm.GRADIENT, GateForm.UPS)
 """Numbers of ``Op``, ``AddendKind`` and ``GateForm`` in csrc/gemm.h. A product that is read has the
-result's shape, as a matrix that is added has."""
+result's shape, as a matrix that is added has; gates have the product's."""
 
 
 def _ffi_name(dtype: DType) -> str:

@@ -44,7 +44,7 @@ def is_served(
         a: Matrix [m, k].
         b: Matrices [groups, k, n].
         offsets: End of each group along m, int32 [groups].
-        addend: A row of n for each group, or the product that a gradient reads.
+        addend: A row of n for each group, the product that a gradient reads, or gates.
         epilogue: The gated epilogue; None for the product itself.
         pitch: Elements from a row of the result to the next, if there are gaps between.
     """

@@ -175,8 +175,9 @@ GATES_OF_EXPERTS = {
         "tn/bf16xbf16/fp32/bf16/swiglu_halves_kept/g128m128n1536k2048",
         "tt/bf16xbf16/fp32/bf16/swiglu_halves_gradient/g128m128n768k2048",
     },
-    # Two products, which `nvgemm_runtime.moe` has stored side by side.
+    # Two products, which `nvgemm_runtime.moe` has stored side by side; that of ups has the gate.
     ("qwen3-30b-a3b", TORCHTITAN): {
+        "tn/bf16xbf16/fp32/bf16/swiglu_halves_ups/g128m128n768k2048",
         "tt/bf16xbf16/fp32/bf16/swiglu_halves_gradient/g128m128n768k2048",
     },
     ("gpt-oss-20b", TRANSFORMERS): {
@@ -224,6 +225,49 @@ def test_gates_of_experts_are_shared_as_their_weights(tmp_path: Path) -> None:
     }
 
 
+def test_ups_of_two_weights_are_shared_as_their_weights(tmp_path: Path) -> None:
+    wanted = {"gated": True, "ranks": (2,), "expert_ranks": (1, 8), "tokens": (4096,)}
+    made = declared(tmp_path, config("qwen3-30b-a3b"), experts=(TORCHTITAN,), **wanted)
+    rows = "g{}m{}n{}k2048".format
+    assert {key.split("bf16/")[-1] for key in made if "glu" in key} == {
+        f"swiglu_halves_ups/{rows(128, 32768, 384)}",
+        f"swiglu_halves_gradient/{rows(128, 32768, 384)}",
+        f"swiglu_halves_ups/{rows(16, 16384, 768)}",
+        f"swiglu_halves_gradient/{rows(16, 16384, 768)}",
+    }
+
+
+GATES_OF_FORWARD = {
+    "mixtral-8x7b": {"tn/bf16xbf16/fp32/bf16/swiglu_halves_ups/g8m32n14336k4096"},
+    "qwen3-30b-a3b": {"tn/bf16xbf16/fp32/bf16/swiglu_halves_ups/g128m128n768k2048"},
+    "deepseek-v3": {"tn/bf16xbf16/fp32/bf16/swiglu_halves_ups/g256m128n2048k7168"},
+    # Its weights of gates and ups are one.
+    "gpt-oss-20b": {"tn/bf16xbf16/fp32/bf16/swiglu_oai_interleaved/g32m64n5760k2880"},
+}
+
+
+@pytest.mark.parametrize("stem", GATES_OF_FORWARD)
+def test_ups_of_two_weights_have_their_gate_without_training_too(stem: str, tmp_path: Path) -> None:
+    """Beside the products of gates and of ups alone; without gates, those alone."""
+    wanted = {"experts": (TORCHTITAN,), "training": False}
+    plain = declared(tmp_path, config(stem), **wanted)
+    gated = declared(tmp_path, config(stem), gated=True, **wanted)
+    of_experts = {key for key in set(gated) - set(plain) if key.startswith("grouped_mm/")}
+    assert of_experts == {f"grouped_mm/{key}" for key in GATES_OF_FORWARD[stem]}
+    assert not any("glu" in key for key in plain)
+    if stem != "gpt-oss-20b":
+        (key,) = of_experts
+        assert key.replace("/swiglu_halves_ups/", "/") in plain, "the product of gates"
+
+
+def test_transformers_experts_have_no_ups_of_their_own(tmp_path: Path) -> None:
+    wanted = {"gated": True, "experts": (TRANSFORMERS,)}
+    for training in (False, True):
+        made = declared(tmp_path, config("mixtral-8x7b"), training=training, **wanted)
+        assert any("swiglu_halves" in key for key in made)
+        assert not any("_ups" in key for key in made)
+
+
 def test_comments_say_what_gates_of_training_store(tmp_path: Path) -> None:
     text = text_of(tmp_path, config("qwen3-30b-a3b"), gated=True)
     lead = "all of 128 experts, 8 a token (m = tokens * 8)"
@@ -234,6 +278,12 @@ def test_comments_say_what_gates_of_training_store(tmp_path: Path) -> None:
     ):
         assert f"  - comment: {comment}\n" in text
     assert "- [768, 2048] # tp 1: expert down_proj x48\n" in text
+    of_two = text_of(tmp_path, config("qwen3-30b-a3b"), gated=True, experts=(TORCHTITAN,))
+    ups = f"{lead}, as ups, with the gate whose product is read (the result has 2 n columns)"
+    assert (
+        f"  - comment: {ups}\n    op: grouped_mm\n    groups: 128\n    epilogue: swiglu_halves_ups\n"
+        "    layout: tn\n    m: [128]\n    nk:\n      - [768, 2048] # tp 1: expert up_proj x48\n\n"
+    ) in of_two
     assert "providers: [cutlass_operators, quack]" in text
 
 
@@ -242,6 +292,10 @@ def test_a_gate_that_no_kernel_keeps_the_product_of_is_left_out(tmp_path: Path) 
     small = config("qwen3-30b-a3b", moe_intermediate_size=100)
     _, left_out = text_of(tmp_path, small, gated=True).split("# Left out, ")
     reason = "which must be a multiple of 8 (16 bytes of bf16)"
+    of_two = text_of(tmp_path, small, gated=True, experts=(TORCHTITAN,))
+    assert (
+        "#   tp 1: expert up_proj x6144 [100, 2048]: out is contiguous along n = 100, " + reason
+    ) in of_two.split("# Left out, ")[1].splitlines()
     said = [line for line in left_out.splitlines() if "gate_up" in line or "of input" in line]
     assert said == [
         "#   tp 1: expert down_proj, gradient of input x6144 [100, 2048]: B is contiguous along "

@@ -213,6 +213,24 @@ def test_requests_name_groups() -> None:
 
 
 @pytest.mark.parametrize(
+    ("gates", "alignment"),
+    [
+        (torch.zeros(16, 32).bfloat16(), 64),
+        (torch.zeros(16, 96).bfloat16()[:, :32], 64),
+        (torch.zeros(16, 36).bfloat16()[:, :32], 8),
+    ],
+)
+def test_gates_are_read_beside_ups(gates: torch.Tensor, alignment: int) -> None:
+    """Their type is the result's, and rows of gates count for alignment."""
+    a, b = torch.zeros(16, 64).bfloat16(), torch.zeros(4, 32, 64).bfloat16().mT
+    offsets = torch.zeros(4, dtype=torch.int32)
+    extras = ExtraOperands(offsets=offsets, addend=gates, gated=Epilogue.SWIGLU_HALVES_UPS)
+    (asked,) = requests(Op.GROUPED_MM, a, b, extras=extras)
+    assert asked.problem.key == "grouped_mm/tn/bf16xbf16/fp32/bf16/swiglu_halves_ups/g4m16n32k64"
+    assert asked.alignment_bytes == alignment
+
+
+@pytest.mark.parametrize(
     ("addend", "alignment"),
     [
         (torch.zeros(32).bfloat16(), 64),

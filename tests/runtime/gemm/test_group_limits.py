@@ -27,6 +27,7 @@ def test_the_longest_row_keeps_a_descriptor_above_address_0() -> None:
         ("/swiglu_halves", 98304),
         ("/swiglu_halves_kept", 32768),
         ("/swiglu_interleaved_gradient", 24576),
+        ("/swiglu_halves_ups", 24576),
     ],
 )
 def test_rows_count_with_all_that_is_stored_in_them(epilogue: str, longest: int) -> None:

@@ -74,6 +74,20 @@ CASES = {
         Role.ADDEND: (DType.BF16, (7, 10)),
         Role.OUT: (DType.BF16, (3, 5)),
     },
+    "grouped_mm/tn/bf16xbf16/fp32/bf16/swiglu_halves_gradient/g7m3n5k8": {
+        Role.A: (DType.BF16, (3, 8)),
+        Role.B: (DType.BF16, (7, 8, 5)),
+        Role.OFFSETS: (DType.INT32, (7,)),
+        Role.ADDEND: (DType.BF16, (3, 10)),
+        Role.OUT: (DType.BF16, (3, 10)),
+    },
+    "grouped_mm/tn/fp16xfp16/fp32/bf16/geglu_halves_ups/g7m3n5k8": {
+        Role.A: (DType.FP16, (3, 8)),
+        Role.B: (DType.FP16, (7, 8, 5)),
+        Role.OFFSETS: (DType.INT32, (7,)),
+        Role.ADDEND: (DType.BF16, (3, 5)),
+        Role.OUT: (DType.BF16, (3, 10)),
+    },
     "grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/g7m3n5k8": {
         Role.A: (DType.FP8_E4M3, (3, 8)),
         Role.B: (DType.FP8_E4M3, (7, 8, 5)),
@@ -142,6 +156,23 @@ def test_misalignment_names_operand_extent_and_multiple(
         assert reason is None
     else:
         assert reason == f"{blamed}, which must be a multiple of 8 (16 bytes of bf16)"
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "columns"),
+    [
+        ("swiglu_halves", "n / 2 = 4"),
+        ("swiglu_halves_kept", "n / 2 = 4"),
+        ("swiglu_halves_gradient", "n = 8"),
+        ("swiglu_halves_ups", "n = 8"),
+    ],
+)
+def test_every_part_of_a_result_is_aligned(epilogue: str, columns: str) -> None:
+    signature = Signature.parse(f"grouped_mm/tn/bf16xbf16/fp32/bf16/{epilogue}")
+    reason = misalignment(Problem(signature=signature, m=8, n=8, k=16, groups=2), 32)
+    assert reason == (
+        f"out is contiguous along {columns}, which must be a multiple of 16 (32 bytes of bf16)"
+    )
 
 
 def test_alignment_counts_bytes_of_each_operands_own_type() -> None:

@@ -24,6 +24,8 @@ from nvgemm_runtime.gemm.support import provider_beside, unavailable, unsupporte
         "mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16/fp32_tensor",
         "mm/tn/fp8_e4m3xfp8_e5m2/fp32/fp16/fp32_row/bias",
         "bmm/tn/fp8_e4m3xfp8_e5m2/fp32/fp8_e5m2/add",
+        "grouped_mm/tn/bf16xbf16/fp32/bf16/swiglu_halves_ups",
+        "grouped_mm/tt/fp16xfp16/fp32/bf16/geglu_halves_ups",
     ],
 )
 def test_rows_of_the_support_table(key: str) -> None:
@@ -57,6 +59,8 @@ def test_rows_of_the_support_table(key: str) -> None:
         ("grouped_mm/tn/bf16xbf16/fp32/fp32/swiglu_halves", "swiglu_halves gives no fp32"),
         ("grouped_mm/tt/bf16xbf16/fp32/bf16/swiglu_halves", "column-major alone, layout tn .here"),
         ("bmm/tn/bf16xbf16/fp32/bf16/geglu_halves", "bmm has no gated epilogue"),
+        ("mm/tn/bf16xbf16/fp32/bf16/swiglu_halves_ups", "mm has no swiglu_halves_ups, grouped_mm"),
+        ("grouped_mm/tn/bf16xbf16/fp32/fp32/swiglu_halves_ups", "swiglu_halves_ups gives no fp32"),
         ("grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_tensor", "takes scales fp32_row alone"),
         ("grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32", "takes scales fp32_row alone"),
         ("grouped_mm/tn/bf16xbf16/fp32/bf16/fp32_row", "scales fp32_row are not for bf16"),
