@@ -41,15 +41,17 @@ def planned_row(name: str, manifest: str, work: Manifest, *, neighbours: bool = 
 
 
 def read_queue(path: Path = QUEUE) -> list[PlannedRow]:
-    """The rows, in order; each without what an earlier one has."""
+    """The rows, in order; each without what an earlier one has of its device."""
     queue = yaml.safe_load(path.read_text())
-    target = build_target(queue["arch"], queue["device"])
-    seen: set[Problem] = set()
+    seen: dict[str, set[Problem]] = {}
     rows = []
     for row in queue["rows"]:
+        device = row.get("device", queue["device"])
+        target = build_target(queue["arch"], device)
         manifest = load_manifest(find_manifest(Path(row["manifest"])))
-        problems = [one for one in _problems(manifest, row) if one not in seen]
-        seen.update(problems)
+        known = seen.setdefault(device, set())
+        problems = [one for one in _problems(manifest, row) if one not in known]
+        known.update(problems)
         work = Manifest(
             name=row["name"],
             description=manifest.description,

@@ -282,7 +282,8 @@ def test_comments_say_what_gates_of_training_store(tmp_path: Path) -> None:
     ups = f"{lead}, as ups, with the gate whose product is read (the result has 2 n columns)"
     assert (
         f"  - comment: {ups}\n    op: grouped_mm\n    groups: 128\n"
-        "    epilogue: swiglu_halves_ups\n    layout: tn\n    m: [128]\n    nk:\n      - [768, 2048] # tp 1: expert up_proj x48\n\n"
+        "    epilogue: swiglu_halves_ups\n    layout: tn\n    m: [128]\n    nk:\n"
+        "      - [768, 2048] # tp 1: expert up_proj x48\n\n"
     ) in of_two
     assert "providers: [cutlass_operators, quack]" in text
 

@@ -98,7 +98,7 @@ def test_only_groups_have_these_forms(epilogue: Epilogue) -> None:
     [
         ("swiglu_halves_kept", ["gate", "groups"]),
         ("swiglu_halves_gradient", ["gate", "gradient", "groups"]),
-        ("swiglu_halves_ups", ["gate", "ups", "groups"]),
+        ("swiglu_halves_ups", ["gate", "gradient", "ups", "groups"]),
     ],
 )
 def test_cache_keys_hold_the_source_of_every_part(epilogue: str, parts: list[str]) -> None:

@@ -335,10 +335,11 @@ def test_finds_other_gate(name: str, epilogue: str, message: str) -> None:
     [
         ("swiglu_halves_kept", "rounds 2 values for 2 gates"),
         ("swiglu_interleaved_gradient", "must round 2 for each"),
+        ("swiglu_halves_ups", "must round 2 for each"),
     ],
 )
 def test_finds_other_form_of_a_gate(epilogue: str, message: str) -> None:
-    """One stores what a gate gives, another the product as well, or the gradients of a pair."""
+    """One stores what a gate gives, another the product or ups as well, or a pair's gradients."""
     signature = f"grouped_mm/tn/bf16xbf16/fp32/bf16/{epilogue}"
     (finding,) = findings_of(sass("sm_90a_swiglu"), "sm_90a", signature, (128, 192))
     assert finding.check is Check.EPILOGUE
@@ -346,7 +347,8 @@ def test_finds_other_form_of_a_gate(epilogue: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("epilogue", "rounded"), [("swiglu_halves_kept", 6), ("swiglu_halves_gradient", 4)]
+    ("epilogue", "rounded"),
+    [("swiglu_halves_kept", 6), ("swiglu_halves_gradient", 4), ("swiglu_halves_ups", 4)],
 )
 def test_accepts_as_many_values_as_a_form_has_for_each_gate(epilogue: str, rounded: int) -> None:
     line = "        /*2f90*/                   F2FP.BF16.F32.PACK_AB R220, R10, R9 ;\n"

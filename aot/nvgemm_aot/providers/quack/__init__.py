@@ -183,7 +183,7 @@ def _added_code(signature: Signature) -> str:
     """What cache keys of kernels with an epilogue of this project hold of its source."""
     added = {
         "gate": (gated, signature.is_gated),
-        "gradient": (gate_gradient, signature.form is GateForm.GRADIENT),
+        "gradient": (gate_gradient, signature.form in (GateForm.GRADIENT, GateForm.UPS)),
         "ups": (gate_ups, signature.form is GateForm.UPS),
         "groups": (grouped, signature.op is Op.GROUPED_MM),
         "groups along k": (k_grouped, signature.op is Op.K_GROUPED_MM),
