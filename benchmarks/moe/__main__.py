@@ -11,12 +11,12 @@ allocations:
 - ``torch, 1 product``: of one weight, so of one product for gates and ups;
 - each of these also by torch.compile.
 
-The ways take turns, in another order each round, and a large dense product is one of them: the GPU
-lowers its clock when it is hot, so all must be as hot. A time is the median over rounds, of the GPU
-between two events, behind a step that keeps the GPU busy; of the dense product, behind and over as
-many as take about as long. TFLOP/s are those of the products alone. Errors are norms of differences
-from fp32 on the same operands, over the norm of what fp32 gives: the largest of the result and of
-the gradients of rows and of weights.
+The ways take turns, in an order drawn for each round, and a large dense product is one of them: the
+GPU lowers its clock when it is hot, so all must be as hot. A time is the median over rounds, of the
+GPU between two events, behind a step that keeps the GPU busy; of the dense product, behind and over
+as many as take about as long. TFLOP/s are those of the products alone. Errors are norms of
+differences from fp32 on the same operands, over the norm of what fp32 gives: the largest of the
+result and of the gradients of rows and of weights.
 
     nvgemm-aot build benchmarks/moe/manifest.yaml  # anywhere
     NVGEMM_AOT_BUNDLES=moe-sm_90a-linux_x86_64-cu13.nvgemm python -m benchmarks.moe measure moe.json
@@ -25,6 +25,7 @@ the gradients of rows and of weights.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,6 +258,7 @@ def measure_model(model: Model, rounds: int) -> dict[str, Any]:
     """Milliseconds, megabytes and errors, by way."""
     import torch
 
+    torch._dynamo.reset()  # or what another model made static would be compiled as dynamic
     counts, given = routed(model), operands(model)
     grad = torch.randn_like(given["x"])
     wanted = exact_results(model, counts, given, grad)
@@ -278,10 +280,10 @@ def measure_model(model: Model, rounds: int) -> dict[str, Any]:
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in found_ways}
     dense, products = [], math.ceil(3 * model.flops / DENSE_FLOPS)
     matrices = [torch.randn((DENSE_EXTENT,) * 2, device="cuda").bfloat16() for _ in range(2)]
-    turns = [*found_ways, DENSE]
-    for turn in range(rounds):
-        begin = turn % len(turns)
-        for name in turns[begin:] + turns[:begin]:
+    turns, drawn = [*found_ways, DENSE], random.Random(SEED)
+    for _ in range(rounds):
+        drawn.shuffle(turns)
+        for name in turns:
             if name == DENSE:
                 dense.append(dense_tflops(matrices, products))
             else:

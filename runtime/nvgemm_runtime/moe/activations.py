@@ -35,11 +35,9 @@ class GatedActivation:
     alpha: float
     limit: float
 
-    def apply(
-        self, gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Join gates and ups of one shape, into ``out`` if that is given."""
-        return torch.mul(self._of_gates(gate), self._of_ups(up, gate.dtype), out=out)
+    def apply(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """Join gates and ups of one shape."""
+        return self._of_gates(gate) * self._of_ups(up, gate.dtype)
 
     def gradients(
         self, gate: torch.Tensor, up: torch.Tensor, grad: torch.Tensor

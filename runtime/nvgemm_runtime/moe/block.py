@@ -2,7 +2,8 @@
 
 Where kernels have the gate in their epilogue, one computes the up projection, and stores it in
 front of what the activation makes of it; both are saved for the backward, where another takes the
-gradient through the down projection and the gate. Else the activation is computed by operators, and
+gradient through the down projection and the gate. Of two weights, one launch gives gates, and one
+ups and the rest. Else the activation is computed by operators, and
 again in the backward: as in the forward where that kernel has its gradient, and otherwise in fp32
 and for some rows at a time, so that its tensors stay small.
 While torch.compile traces, the same kernels are in its graph, as operators. Where none serves, the
@@ -70,9 +71,10 @@ def experts(
     Differentiable once, in x, all weights and biases, and routing weights; a weight that requires
     no grad costs no product. May be traced by torch.compile with ``fullgraph=True``. Under autocast
     all floating operands but routing weights are cast to autocast's type. Where a kernel has the
-    activation in its epilogue, it is computed in fp32 from the unrounded up projection, and rounded
-    once. Else it is computed from the rounded one, compiled and for ``swiglu_oai`` in fp32, and
-    otherwise by torch's operators in the operands' type, as torchtitan's experts do.
+    activation in its epilogue, it is computed in fp32 from the unrounded up projection (of two
+    weights, from rounded gates and unrounded ups), and rounded once. Else it is computed from the
+    rounded one, compiled and for ``swiglu_oai`` in fp32, and otherwise by torch's operators in the
+    operands' type, as torchtitan's experts do.
 
     Ends of groups are on the device, so a call does not see them: with ends that fall, or pass the
     last row, results are undefined, and kernels of torch or of other providers than quack may read
@@ -280,7 +282,10 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             if for_x:
                 grad_x = rows(grad_gate_rows, w_gate, offsets)
                 if grad_up_rows is not None:
-                    grad_x = grad_x + rows(grad_up_rows, w_up, offsets)
+                    other = rows(grad_up_rows, w_up, offsets)
+                    # In place where nothing watches: a third matrix may be the peak of memory.
+                    grad_x = grad_x.add_(other) if plan.uses_kernels else grad_x + other
+                    del other
                 if indices is not None:
                     exact = torch.where(_is_owned(offsets, grad_x), widen(grad_x), 0)
                     sums = exact.new_zeros(x.shape)

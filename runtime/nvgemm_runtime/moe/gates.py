@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from .activations import Activation, GatedActivation
-from .products import gate_gradients, gated_rows, rows, rows_into, ups_into
+from .products import gate_gradients, gated_rows, rows, rows_into, serves_ups, ups_into
 
 _PIECE = 1 << 24
 """Elements of each fp32 tensor between products, except where all rows are computed at once."""
@@ -88,7 +88,7 @@ class UpProjection:
         gates: The product of gates, or of gates and ups in one matrix; None where a kernel joined
             them and no gradient is wanted.
         ups: The product of ups; None where there is no matrix of its own.
-        joined: What the activation makes of both; None where no kernel computed it.
+        joined: What the activation makes of both; None where it is still to be computed.
     """
 
     gates: torch.Tensor | None = None
@@ -109,11 +109,12 @@ def project_up(
     if plan.traces_gates:
         return _traced(plan, taken, offsets, weights, biases, w_down)
     if plan.uses_kernels:
-        found = (
-            _joined_by_kernel(plan, taken, offsets, w_gate, gate_bias)
-            if w_up is None
-            else _side_by_side(plan, taken, offsets, (w_gate, w_up), biases)
-        )
+        if w_up is None:
+            found = _joined_by_kernel(plan, taken, offsets, w_gate, gate_bias)
+        else:
+            two = (w_gate, w_up)
+            found = _with_gate_behind_ups(plan, taken, offsets, two, biases)
+            found = found or _side_by_side(taken, offsets, two, biases)
         if found is not None:
             return found
     gates = rows(taken, w_gate.mT, offsets, gate_bias)
@@ -168,7 +169,7 @@ def adds(epilogue: Epilogue, bias: torch.Tensor | None) -> bool:
     return (epilogue.addend is None) is (bias is None)
 
 
-def _side_by_side(
+def _with_gate_behind_ups(
     plan: Plan,
     taken: torch.Tensor,
     offsets: torch.Tensor,
@@ -177,41 +178,49 @@ def _side_by_side(
 ) -> UpProjection | None:
     """Gates, ups and what the activation makes of them in one matrix, if kernels serve.
 
-    So the gradient of the gate reads them. A kernel has the gate behind the product of ups, where
-    one serves; what the activation makes is kept in any case, or the backward would compute it.
+    The first launch gives gates, the second the rest. The gradient of the gate reads the front.
     """
+    epilogue = plan.epilogue(GateForm.UPS)
+    if epilogue is None or biases != (None, None):
+        return None
     hidden = weights[0].shape[1]
     stored = taken.new_empty((taken.shape[0], 3 * hidden))
-    both, gates, joined = stored[:, : 2 * hidden], stored[:, :hidden], stored[:, 2 * hidden :]
+    gates, behind = stored[:, :hidden], stored[:, hidden:]
     w_gate, w_up = (weight.mT for weight in weights)
-    if not rows_into(gates, taken, w_gate, offsets, biases[0]):
+    given = (behind, taken, w_up, offsets, gates, epilogue)
+    if not serves_ups(*given) or not rows_into(gates, taken, w_gate, offsets, None):
         return None
-    epilogue = plan.epilogue(GateForm.UPS)
-    is_joined = (
-        epilogue is not None
-        and biases[1] is None
-        and ups_into(stored[:, hidden:], taken, w_up, offsets, gates, epilogue)
-    )
-    if not is_joined:
-        ups = both[:, hidden:]
-        if not rows_into(ups, taken, w_up, offsets, biases[1]):
+    if not ups_into(*given):
+        return None
+    return UpProjection(gates=stored[:, : 2 * hidden], joined=stored[:, 2 * hidden :])
+
+
+def _side_by_side(
+    taken: torch.Tensor,
+    offsets: torch.Tensor,
+    weights: tuple[torch.Tensor, torch.Tensor],
+    biases: tuple[torch.Tensor | None, torch.Tensor | None],
+) -> UpProjection | None:
+    """Both products in one matrix, as the gradient of the gate reads them, if kernels serve."""
+    hidden = weights[0].shape[1]
+    both = taken.new_empty((taken.shape[0], 2 * hidden))
+    halves = both[:, :hidden], both[:, hidden:]
+    for half, weight, bias in zip(halves, weights, biases):
+        if not rows_into(half, taken, weight.mT, offsets, bias):
             return None
-        activated(plan, gates, ups, joined)
-    return UpProjection(gates=both, joined=joined)
+    return UpProjection(gates=both)
 
 
-def activated(
-    plan: Plan, gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """What the activation makes of gates and ups, contiguous, or in ``out``.
+def activated(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """What the activation makes of gates and ups, contiguous.
 
     Of two operators as torchtitan calls them, and not under torch.compile, in the type of gates;
     else in fp32, rounded once.
     """
-    joined = _dense_like(gate) if out is None else out
     is_product = plan.activation.kind is not Activation.SWIGLU_OAI
     if is_product and not plan.is_compiled:
-        return plan.activation.apply(gate, up, joined)
+        return plan.activation.apply(gate, up).contiguous()
+    joined = _dense_like(gate)
     for piece in _pieces(plan, gate):
         joined[piece] = plan.activation.apply(widen(gate[piece]), up[piece])
     return joined

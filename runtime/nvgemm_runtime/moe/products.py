@@ -121,6 +121,20 @@ def rows_into(
     return not _run_kernel(out, a, b, offsets, bias, None)
 
 
+def serves_ups(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    gates: torch.Tensor,
+    epilogue: Epilogue,
+) -> bool:
+    """Whether a kernel serves `ups_into`, of the same arguments; not to be traced."""
+    extras = ExtraOperands(offsets=offsets, addend=gates, gated=epilogue)
+    found = _find(Op.GROUPED_MM, a, b, out, extras) if a.shape[0] else None
+    return not isinstance(found, str)
+
+
 def ups_into(
     out: torch.Tensor,
     a: torch.Tensor,
@@ -263,7 +277,19 @@ def weight_gradient(
 def _launch(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
 ) -> str:
-    """Compute ``out`` by the best kernel, looked up once a problem; why none serves, or nothing."""
+    """Compute ``out`` by the best kernel; why none serves, or nothing."""
+    kernel = _find(op, a, b, out, extras)
+    if isinstance(kernel, str):
+        return kernel
+    count_write(out)
+    kernel.launch(a, b, out, *extras.tensors())
+    return ""
+
+
+def _find(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
+) -> LoadedKernel | str:
+    """The best kernel, looked up once a problem, or why none serves."""
     tensors = (a, b, out, *extras.tensors())
     facts = (
         (one.device, one.dtype, one.shape, one.stride(), one.data_ptr() % 128) for one in tensors
@@ -278,11 +304,7 @@ def _launch(
         if len(_found) >= _MAX_FOUND:
             _found.clear()
         _found[key] = kernel
-    if isinstance(kernel, str):
-        return kernel
-    count_write(out)
-    kernel.launch(a, b, out, *extras.tensors())
-    return ""
+    return kernel
 
 
 def _warn_once(what: str, reason: str) -> None:

@@ -80,7 +80,7 @@ def _is_served(
         added = _copied(added)
     form = None if epilogue is None else epilogue.form
     shape = check_shapes(Op.GROUPED_MM, left, right, form=form)
-    out = _made(left, shape, (pitch or shape[-1], 1))
+    out = _made(left, shape, (shape[-1] if pitch is None else _example(pitch), 1))
     extras = ExtraOperands(
         offsets=_operand(offsets),
         addend=added,

@@ -250,7 +250,7 @@ def _paired_gated_rows(
     _fill(gates, a, b_gate, offsets, None)
     if not ups_into(stored[:, hidden:], a, b_up, offsets, gates, wanted, warns=True):
         _fill(ups, a, b_up, offsets, None)
-        activated(_plan_of(wanted), gates, ups, joined)
+        joined.copy_(activated(_plan_of(wanted), gates, ups))
     return stored
 
 

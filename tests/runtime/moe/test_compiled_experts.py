@@ -88,6 +88,14 @@ def all_kernels(gate: str = "swiglu", order: str = "halves") -> dict[str, list[E
     return {"tn": [None, joined, kept], "tt": [None, gradient]}
 
 
+def kernels_for(order: str) -> dict[str, list[Epilogue | None]]:
+    """Those of `all_kernels`, and of two weights ``with its gate`` that of ups."""
+    kernels = all_kernels()
+    if order.endswith("with its gate"):
+        kernels["tn"].append(UPS)
+    return kernels
+
+
 def with_pair(made: dict[str, Any]) -> dict[str, Any]:
     halves = (one.detach().clone().requires_grad_() for one in made["w_up"].chunk(2, 1))
     return {**made, "w_up": tuple(halves)}
@@ -253,7 +261,9 @@ def with_rows(made: dict[str, Any], counts: list[int]) -> dict[str, Any]:
     return {**made, "x": drawn, "counts": torch.tensor(counts)}
 
 
-@pytest.mark.parametrize("order", ["halves", "pair"])
+@pytest.mark.parametrize(
+    "order", ["halves", "pair", pytest.param("pair with its gate", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize(
     "mark",
@@ -263,9 +273,9 @@ def with_rows(made: dict[str, Any], counts: list[int]) -> dict[str, Any]:
 def test_one_graph_serves_any_number_of_rows(
     mark: Callable[..., None], backend: str, order: str, install: Install
 ) -> None:
-    installed = install(all_kernels())
+    installed = install(kernels_for(order))
     made = operands_for_kernels()
-    if order == "pair":
+    if order != "halves":
         made = with_pair(made)
     run = compiled(backend=backend)
     for counts in ([5, 0, 1, 12], [0, 3, 3, 1], [40, 0, 0, 7]):
@@ -288,14 +298,18 @@ def test_no_row_is_computed_without_a_kernel(install: Install) -> None:
     assert_same(gradients(run, none), gradients(experts, none), 0.0)
 
 
-def test_symbolic_sizes_of_weights_are_no_obstacle(install: Install) -> None:
-    installed = install(all_kernels())
+@pytest.mark.parametrize("is_pair", [False, True], ids=["one weight", "two weights"])
+def test_symbolic_sizes_of_weights_are_no_obstacle(is_pair: bool, install: Install) -> None:
+    installed = install(kernels_for("pair with its gate"))
     made = operands_for_kernels()
-    for name in ("w_up", "w_down"):
-        torch._dynamo.mark_dynamic(made[name], 0)
+    made = with_pair(made) if is_pair else made
+    for weight in (*(made["w_up"] if is_pair else (made["w_up"],)), made["w_down"]):
+        torch._dynamo.mark_dynamic(weight, 0)
     torch._dynamo.mark_dynamic(made["counts"], 0)
     found = gradients(compiled(), made)
-    assert installed.epilogues() == [KEPT, None, GRADIENT, None]
+    assert installed.epilogues() == (
+        [None, UPS, None, GRADIENT, None, None] if is_pair else [KEPT, None, GRADIENT, None]
+    )
     assert_same(found, gradients(experts, made), 2**-7)
 
 
@@ -303,10 +317,7 @@ def test_symbolic_sizes_of_weights_are_no_obstacle(install: Install) -> None:
 def test_a_graph_runs_where_its_kernels_are_gone(
     order: str, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels = all_kernels()
-    if order == "pair with its gate":
-        kernels["tn"].append(UPS)
-    installed = install(kernels)
+    installed = install(kernels_for(order))
     made = operands_for_kernels("down_bias")
     if order != "halves":
         made = with_pair(made)

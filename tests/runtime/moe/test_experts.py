@@ -13,7 +13,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 from torch.utils.flop_counter import FlopCounterMode
 
 from expert_kernels import Installed, assert_same, gradients, leaves, operands_for_kernels
@@ -445,7 +449,7 @@ def test_two_weights_have_the_gate_behind_the_product_of_ups(
 def test_two_weights_do_without_the_gate_where_it_cannot_be(
     lacking: str, install: Callable[..., Installed]
 ) -> None:
-    """Of gpt-oss, whose models have one weight; with biases; or where one kernel is missing."""
+    """Of gpt-oss, whose models have one weight; with biases; or where a kernel is missing."""
     ups, gradient = Epilogue.SWIGLU_HALVES_UPS, Epilogue.SWIGLU_HALVES_GRADIENT
     tn: list[Epilogue | None] = [ups] if lacking == "kernel of gates" else [None, ups]
     tn += [Epilogue.BIAS] if lacking == "bias" else []
@@ -459,6 +463,64 @@ def test_two_weights_do_without_the_gate_where_it_cannot_be(
     assert (gradient in launched) is (lacking == "bias")
     installed.remove()
     assert_same(found, gradients(experts, made), 2**-5)
+
+
+@pytest.mark.parametrize("has_ups", [True, False], ids=["gate behind ups", "two products"])
+def test_what_two_weights_keep_for_the_backward(
+    has_ups: bool, install: Callable[..., Installed]
+) -> None:
+    """Gates and ups, and what the gate gave only where a kernel gave it."""
+    ups, gradient = Epilogue.SWIGLU_HALVES_UPS, Epilogue.SWIGLU_HALVES_GRADIENT
+    installed = install({"tn": [None, ups] if has_ups else [None], "tt": [None, gradient]})
+    made = of_two_weights(operands_for_kernels())
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        memory = tensor.untyped_storage()
+        kept[memory.data_ptr()] = memory.nbytes()
+        return tensor
+
+    given = {one.untyped_storage().data_ptr() for one in leaves(made)}
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        experts(**made)
+    assert (ups in installed.epilogues()) is has_ups
+    ends = 4 * made["counts"].shape[0]
+    assert sum(size for at, size in kept.items() if at not in given) - ends == 18 * 32 * 2 * (
+        3 if has_ups else 2
+    )
+
+
+def test_rows_too_long_for_three_parts_have_two(
+    install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the gradient of the gate is still by its kernel."""
+    gradient = Epilogue.SWIGLU_HALVES_GRADIENT
+    installed = install({"tn": [None, Epilogue.SWIGLU_HALVES_UPS], "tt": [None, gradient]})
+    monkeypatch.setattr(gates, "serves_ups", lambda *_: False)
+    made = of_two_weights(operands_for_kernels())
+    found = gradients(experts, made)
+    assert installed.epilogues() == [None, None, None, gradient, None, None]
+    installed.remove()
+    assert_same(found, gradients(experts, made), 2**-5)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_selective_checkpointing_may_save_all_or_nothing(order: str) -> None:
+    """A mode that keeps what operators give refuses whatever writes into that."""
+    made = operands(order)
+    expected = gradients(experts, made)
+    for kept in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE):
+
+        def call(kept: CheckpointPolicy = kept, **given: Any) -> torch.Tensor:
+            contexts = functools.partial(
+                create_selective_checkpoint_contexts, lambda *_, **__: kept
+            )
+            found: torch.Tensor = checkpoint(
+                experts, **given, use_reentrant=False, context_fn=contexts
+            )
+            return found
+
+        assert_same(gradients(call, made), expected, 0.0)
 
 
 def test_routing_weights_that_need_no_gradient_scale_what_kernels_take(
