@@ -110,7 +110,7 @@ def manifest() -> None:
 @click.option(
     "--gated",
     is_flag=True,
-    help="Gate and up as one product with the gate behind it, too, by provider quack.",
+    help="Products with their gate behind them, too, by provider quack.",
 )
 @click.option("--name", help="Name of the manifest; default the model's directory's, or CONFIG's.")
 @click.option("-o", "--out", type=ANY_PATH, help="File to write; default is to print.")
