@@ -36,16 +36,24 @@ from tuning_bench import PROBLEMS
 EXPERTS = ("gpt-oss-20b-experts", "qwen3-30b-a3b-experts", "mixtral-8x7b-experts")
 
 
+def device_of(planned: planning.PlannedRow) -> str:
+    (target,) = planned.work.targets
+    return target.device.name
+
+
 def test_the_queue_holds_what_is_to_be_measured_each_once_and_bf16_first() -> None:
     found = planning.read_queue()
     assert {one.row.manifest for one in found} == {
         *("llama-3.1-8b", "qwen3-8b", "llama-3.3-70b", "qwen3-30b-a3b", "hgemm-1000"),
         *EXPERTS,
     }
-    dense = [one for one in found if one.row.manifest not in EXPERTS]
+    on_h100 = [one for one in found if device_of(one) == "H100"]
+    assert {device_of(one) for one in found} == {"H200", "H100"}
+    assert {one.row.manifest for one in on_h100} == {"llama-3.1-8b"}
+    dense = [one for one in found if one not in on_h100 and one.row.manifest not in EXPERTS]
     dtypes = [one.row.problems[0].signature.a.value for one in dense]
     assert dtypes == sorted(dtypes), "bf16 before fp16"
-    counts = Counter(problem for one in found for problem in one.row.problems)
+    counts = Counter((device_of(one), of) for one in found for of in one.row.problems)
     assert set(counts.values()) == {1}
     for one in found:
         expected = 6 if one.row.manifest in EXPERTS else 8

@@ -508,18 +508,7 @@ def test_the_guide_says_what_is_shipped() -> None:
     )
     counts = dict(re.findall(r"`([^`]*)`: (\d+)", passage))
     confirmations = dict(re.findall(r"confirm (\d+) of `([^`]*)`", passage))
-    problems, confirmed = {}, {}
-    for path in (Path(shipped.__file__).parent / "data").glob("*.json"):
-        read = read_rankings(path)
-        assert {one.origin.gpu for one in read.entries} == {"NVIDIA H200"}
-        problems[path.stem] = {one.problem for one in read.entries}
-        assert {one.signature.a.value for one in problems[path.stem]} <= {"bf16", "fp16"}
-        confirmed[path.stem] = {
-            problem
-            for problem in problems[path.stem]
-            for entries in read.groups.values()
-            if entries[0].problem == problem and assess(entries).standing == "confirmed"
-        }
+    problems, confirmed = _shipped("NVIDIA H200")
     assert counts == {name: str(len(ones)) for name, ones in problems.items()}
     assert {name: count for count, name in confirmations.items()} == {
         name: str(len(ones)) for name, ones in confirmed.items() if ones
@@ -531,6 +520,37 @@ def test_the_guide_says_what_is_shipped() -> None:
     shared = problems["llama-3.1-8b"] & problems["qwen3-8b"]
     assert f" {len(shared)} problems are in both, " in passage
     assert confirmed["qwen3-8b"] <= shared
+
+
+def test_the_guide_says_what_is_shipped_for_another_gpu() -> None:
+    guide = " ".join((ROOT / "docs" / "guide" / "tuning.md").read_text().split())
+    (said,) = re.findall(
+        r"the H100, two GPUs measured (\d+) problems of `([^`]*)` in (\w+), and confirm (\d+) ",
+        guide,
+    )
+    problems, confirmed = _shipped("NVIDIA H100 80GB HBM3")
+    ((name, ones),) = problems.items()
+    (dtype,) = {one.signature.a.value for one in ones}
+    assert said == (str(len(ones)), name, dtype, str(len(confirmed[name])))
+
+
+def _shipped(gpu: str) -> tuple[dict[str, set[Problem]], dict[str, set[Problem]]]:
+    """Problems that come measured on a GPU product, by manifest, and those that are confirmed."""
+    problems, confirmed = {}, {}
+    for path in (Path(shipped.__file__).parent / "data").glob("*.json"):
+        groups = [
+            entries
+            for entries in read_rankings(path).groups.values()
+            if entries[0].origin.gpu == gpu
+        ]
+        if not groups:
+            continue
+        problems[path.stem] = {entries[0].problem for entries in groups}
+        assert {one.signature.a.value for one in problems[path.stem]} <= {"bf16", "fp16"}
+        confirmed[path.stem] = {
+            entries[0].problem for entries in groups if assess(entries).standing == "confirmed"
+        }
+    return problems, confirmed
 
 
 def test_what_the_build_prints_of_measurements() -> None:
