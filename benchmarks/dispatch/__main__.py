@@ -13,13 +13,17 @@ what a choice is held against. Choices are
 - dispatch: what `nvgemm_runtime.dispatch_table` names for that m;
 - hint m: the fastest that was measured at that m, at every m: what one choice of max-autotune is,
   if the graph's first call had that m;
-- ATen.
+- ATen;
+- compiled, with ``--compiled``: one graph for each n and k, of a dynamic m, as torch.compile makes
+  it in default mode with NVGEMM_AOT_DEFAULT_MODE=1, so by rankings that two GPUs confirm. It is
+  timed itself, and must give exact results at every size without another compilation.
 
 Rounds that choose the best are not those that are reported, so a choice can gain.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -57,6 +61,12 @@ counts."""
 
 ATEN = "aten"
 
+COMPILED = "compiled"
+"""Way and choice of a compiled graph."""
+
+_COMPILED_FOR = 64
+"""The m that graphs are compiled with, an example of a dynamic one."""
+
 
 def held_back(measured: Sequence[int], count: int) -> list[int]:
     """Values of m between the least and the largest measured ones, and none of them.
@@ -79,7 +89,7 @@ def lines_of(problems: Mapping[Problem, Sequence[str]]) -> dict[Problem, dict[in
     return {line: of_m for line, of_m in lines.items() if len(of_m) > 1}
 
 
-def operands(problem: Problem) -> tuple[Any, Any]:
+def operands(problem: Problem, device: str = "cuda") -> tuple[Any, Any]:
     """A and B, of which only shapes and strides matter."""
     import torch
 
@@ -89,7 +99,7 @@ def operands(problem: Problem) -> tuple[Any, Any]:
 
     def matrix(rows: int, columns: int, *, row_major: bool) -> torch.Tensor:
         shape = (rows, columns) if row_major else (columns, rows)
-        made = torch.empty(shape, dtype=dtype, device="cuda")
+        made = torch.empty(shape, dtype=dtype, device=device)
         return made if row_major else made.t()
 
     a = matrix(problem.m, problem.k, row_major=layout.a_row_major)
@@ -135,10 +145,53 @@ def choices_of_bundle(
     return [tables[replace(problem, m=1)].at(problem.m) or ATEN for problem in problems]
 
 
+def one_graph(line: Problem, device: str = "cuda") -> Callable[[Any, Any], Any]:
+    """The product of a signature, n and k in one graph of a dynamic m, by confirmed rankings.
+
+    `benchmarks.runtime.chains.asked_for` must hold, also where it is called.
+
+    Raises:
+        click.ClickException: If the graph does not choose by m.
+    """
+    import torch
+
+    from benchmarks.runtime.chains import (
+        Language,
+        Way,
+        calls_in,
+        compiled_with_codes,
+        with_code_of_its_own,
+    )
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a @ b
+
+    a, b = operands(replace(line, m=_COMPILED_FOR), device)
+    torch._dynamo.mark_dynamic(a, 0)
+    own = with_code_of_its_own(multiply, f"multiply_n{line.n}_k{line.k}_{line.signature.a.value}")
+    function, codes = compiled_with_codes(own, (a, b))
+    calls = [found for found in (calls_in(code, Language.PYTHON) for code in codes) if found]
+    if calls != [{Way.BY_M: 1}]:
+        raise click.ClickException(
+            f"the graph of n {line.n}, k {line.k} does not choose by m (it calls "
+            f"{[{way.value: count for way, count in one.items()} for one in calls]}): default mode "
+            "needs rankings of several m that two GPUs confirm; see nvgemm-aot explain"
+        )
+    return function
+
+
 def measure_size(
-    problem: Problem, ids: Sequence[str], chosen_ids: Mapping[str, str], rounds: int
+    problem: Problem,
+    ids: Sequence[str],
+    chosen_ids: Mapping[str, str],
+    rounds: int,
+    graph: Callable[[Any, Any], Any] | None = None,
 ) -> dict[str, Any]:
-    """Measure one size; ``times`` are summaries by kernel and ATen."""
+    """Measure one size; ``times`` are summaries by kernel, ATen and the graph.
+
+    Raises:
+        click.ClickException: If the graph's result is not exact.
+    """
     import torch
 
     from nvgemm_runtime.gemm.operands import torch_dtype
@@ -146,14 +199,22 @@ def measure_size(
     m, n, k = problem.m, problem.n, problem.k
     dtype = torch_dtype(problem.signature.a)
     sets = Arena(dtype, [(m, n, k)]).sets(m, n, k, problem.signature.layout)
-    checked = load_exact(ids, Exact.draw(m, n, k, problem.signature.layout, dtype))
+    exact = Exact.draw(m, n, k, problem.signature.layout, dtype)
+    checked = load_exact(ids, exact)
     ways = {ATEN: Contender(launch=lambda a, b, out: torch.mm(a, b, out=out), sets=sets)}
     ways |= {id_: Contender(launch=launch, sets=sets) for id_, launch in checked.launches.items()}
+    choices_ = dict(chosen_ids)
+    if graph is not None:
+        error = exact.error(lambda a, b, out: out.copy_(graph(a, b)))
+        if error:
+            raise click.ClickException(f"{problem.key}: the graph's error is {error:g}, must be 0")
+        ways[COMPILED] = Contender(launch=lambda a, b, out: graph(a, b), sets=sets)
+        choices_[COMPILED] = COMPILED
     order = random.Random(problem.key)
     times = summarized(offline_ns(ways, rounds, WINDOW_NS, order, launches=APART))
     return {
         "times": {name: one.to_json() for name, one in times.items()},
-        "choices": dict(chosen_ids),
+        "choices": choices_,
         "thrown_out": dict(checked.thrown_out),
     }
 
@@ -161,7 +222,7 @@ def measure_size(
 def losses(entry: Mapping[str, Any]) -> dict[str, float]:
     """By choice, how many times as long as the best it takes."""
     times = {name: Summary.from_json(one) for name, one in entry["times"].items()}
-    best = times[chosen(times)]
+    best = times[chosen({name: one for name, one in times.items() if name != COMPILED})]
     named = {**entry["choices"], ATEN: ATEN}
     return {choice: ratio(times[name], best) for choice, name in named.items() if name in times}
 
@@ -187,7 +248,8 @@ def table(entries: Mapping[str, Any]) -> Iterator[str]:
     for problem in worst:
         entry = entries[problem.key]
         name = entry["choices"]["dispatch"]
-        best = chosen({n: Summary.from_json(one) for n, one in entry["times"].items()})
+        times = {n: Summary.from_json(one) for n, one in entry["times"].items()}
+        best = chosen({n: one for n, one in times.items() if n != COMPILED})
         loss = every[problem]["dispatch"]
         yield f"dispatch, {problem.key}: {loss:.3f}: {name[:12]} for {best[:12]}"
 
@@ -241,8 +303,15 @@ def choose_again(path: Path, bundle: Path) -> None:
 @click.option(
     "--measured-once", is_flag=True, help="Rankings count that no other GPU has confirmed."
 )
+@click.option("--compiled", is_flag=True, help="Measure also one compiled graph of each n and k.")
 def measure(
-    path: Path, resume: bool, budget: float | None, rounds: int, sizes: int, measured_once: bool
+    path: Path,
+    resume: bool,
+    budget: float | None,
+    rounds: int,
+    sizes: int,
+    measured_once: bool,
+    compiled: bool,
 ) -> None:
     """Measure, keeping results in PATH, and print the table."""
     require_gpu()
@@ -257,14 +326,28 @@ def measure(
         path,
         what=WHAT,
         environment=environment(),
-        settings={"rounds": rounds, "sizes": sizes, "measured once": measured_once},
+        settings={
+            "rounds": rounds,
+            "sizes": sizes,
+            "measured once": measured_once,
+            "compiled": compiled,
+        },
         resume=resume,
     )
+
+    graphs = contextlib.ExitStack()
+    by_line: dict[Problem, Callable[[Any, Any], Any]] = {}
+    if compiled:
+        from benchmarks.runtime.chains import asked_for
+
+        graphs.enter_context(asked_for())
+        by_line = {line: one_graph(line) for line in lines}
 
     def work(problem: Problem, of_m: Mapping[int, Problem]) -> Callable[[], dict[str, Any]]:
         ids = list(dict.fromkeys(id_ for one in of_m.values() for id_ in problems[one]))
         taken = choices(problem, list(of_m), only_confirmed=not measured_once)
-        return lambda: measure_size(problem, ids, taken, rounds)
+        graph = by_line.get(replace(problem, m=1))
+        return lambda: measure_size(problem, ids, taken, rounds, graph)
 
     wanted = [
         (replace(line, m=m), of_m)
@@ -278,7 +361,8 @@ def measure(
         if problem.key not in results.entries
     ]
     try:
-        results.fill(left, budget, lambda entry: f"dispatch {losses(entry)['dispatch']:.3f}")
+        with graphs:
+            results.fill(left, budget, lambda entry: f"dispatch {losses(entry)['dispatch']:.3f}")
     finally:
         results.end(table)
 

@@ -99,19 +99,23 @@ def operands(square: Square, row: Row) -> Operands:
 
 
 def chain_of(length: int, way: Way, language: Language) -> Callable[..., torch.Tensor]:
-    """A function of A and B: A times B, and the result times B, and so on.
-
-    Each has code of its own: torch looks for compiled code among all that a function's has.
-    """
+    """A function of A and B: A times B, and the result times B, and so on."""
 
     def chain(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         for _ in range(length):
             a = a @ b
         return a
 
-    name = f"chain_{language.name}_{way.name}_{length}"
-    code = chain.__code__.replace(co_name=name)
-    return FunctionType(code, globals(), name, closure=chain.__closure__)
+    return with_code_of_its_own(chain, f"chain_{language.name}_{way.name}_{length}")
+
+
+def with_code_of_its_own(
+    function: Callable[..., torch.Tensor], name: str
+) -> Callable[..., torch.Tensor]:
+    """The function of another name: torch looks for compiled code among all that one's code has."""
+    assert isinstance(function, FunctionType)
+    code = function.__code__.replace(co_name=name)
+    return FunctionType(code, function.__globals__, name, closure=function.__closure__)
 
 
 _STOCK_IN_CPP = re.compile(r"\baoti_torch_\w+_mm_out\(")
@@ -171,13 +175,8 @@ def compile_chain(square: Square, length: int, way: Way, language: Language) -> 
     options: dict[str, Any] = {
         COMPILE_OPTION: mode.value,
         "cpp_wrapper": language is Language.CPP,
-        "fx_graph_cache": False,  # a graph from the cache does not show its code
     }
-    function = torch.compile(chain_of(length, way, language), options=options)
-    codes: list[str] = []
-    # Not torch's run_and_get_code, which throws away what was compiled before.
-    with mock.patch.object(GraphLowering, "save_output_code", codes.append):
-        function(a, b)
+    function, codes = compiled_with_codes(chain_of(length, way, language), (a, b), options)
     calls = [found for found in (calls_in(code, language) for code in codes) if found]
     if calls != [Counter({way: length})]:
         raise click.ClickException(
@@ -186,6 +185,27 @@ def compile_chain(square: Square, length: int, way: Way, language: Language) -> 
             f"must be one module with {length} calls of {way.value}"
         )
     return Chain(length=length, way=way, language=language, function=function)
+
+
+def compiled_with_codes(
+    function: Callable[..., torch.Tensor],
+    given: Operands,
+    options: Mapping[str, Any] | None = None,
+) -> tuple[Callable[..., torch.Tensor], list[str]]:
+    """A function that was compiled for operands, and the code of each module that it was made of.
+
+    Args:
+        function: The function.
+        given: Its operands.
+        options: Of torch.compile.
+    """
+    # A graph from the cache does not show its code.
+    compiled = torch.compile(function, options={"fx_graph_cache": False, **(options or {})})
+    codes: list[str] = []
+    # Not torch's run_and_get_code, which throws away what was compiled before.
+    with mock.patch.object(GraphLowering, "save_output_code", codes.append):
+        compiled(*given)
+    return compiled, codes
 
 
 @contextlib.contextmanager

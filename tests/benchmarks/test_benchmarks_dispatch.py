@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
+import torch
 from click.testing import CliRunner
 
 import cpu_provider
+import tuning_bench
 from benchmarks.dispatch import __main__ as dispatch
+from benchmarks.runtime import chains
+from benchmarks.runtime.made_up import Square, made_up_rankings
 from benchmarks.shared.resuming import Results
+from inductor_session import InductorSession
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import describe, write_bundle
+from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.problem import DType, Problem
 from synthetic_content import SIGNATURE, synthetic_content
@@ -67,6 +76,45 @@ def test_a_choice_loses_what_it_takes_longer_than_the_best() -> None:
     ]
     assert lines[2].split()[0] == "all"
     assert lines[4] == f"dispatch, {large.key}: 1.250: aten for b"
+
+
+def test_a_compiled_graph_is_held_against_kernels_and_is_none() -> None:
+    problem = cpu_provider.problem(sizes=(12, 32, 64), operand=DType.BF16)
+    choices = {"dispatch": "a", dispatch.COMPILED: dispatch.COMPILED}
+    found = entry(choices, a=100, aten=110, **{dispatch.COMPILED: 90})
+    assert dispatch.losses(found) == pytest.approx(
+        {"dispatch": 1.0, dispatch.COMPILED: 0.9, "aten": 1.1}
+    )
+    assert list(dispatch.table({problem.key: found}))[-1].endswith("1.000: a for a")
+
+
+SQUARE = cpu_provider.problem(sizes=(32, 32, 32))
+SMALL = Square(device="cpu", signature=SQUARE.signature, size=32)
+
+
+@pytest.fixture
+def with_kernels(
+    inductor: InductorSession, kernel_cache: Cache, tmp_path: Path
+) -> Iterator[InductorSession]:
+    """Kernels are installed and asked for; no ranking is measured."""
+    inductor.use(tuning_bench.build([SQUARE], tmp_path / "built", kernel_cache))
+    with chains.asked_for():
+        yield inductor
+
+
+def test_one_graph_chooses_by_m_without_another_compilation(with_kernels: InductorSession) -> None:
+    with made_up_rankings(SMALL):
+        graph = dispatch.one_graph(replace(SQUARE, m=1), "cpu")
+        for m, runs_a_kernel in ((SMALL.size, True), (SMALL.left_to_aten, False), (2, True)):
+            a, b = torch.randn(m, SQUARE.k), torch.randn(SQUARE.k, SQUARE.n)
+            torch.testing.assert_close(graph(a, b), a @ b)
+            launched = with_kernels.launched(functools.partial(graph, a, b))
+            assert bool(launched) is runs_a_kernel, m
+
+
+def test_a_graph_that_does_not_choose_is_refused(with_kernels: InductorSession) -> None:
+    with pytest.raises(click.ClickException, match=r"n 32, k 32 does not choose by m \(it calls"):
+        dispatch.one_graph(replace(SQUARE, m=1), "cpu")
 
 
 @pytest.fixture

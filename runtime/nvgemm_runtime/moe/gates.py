@@ -181,7 +181,7 @@ def _with_gate_behind_ups(
     The first launch gives gates, the second the rest. The gradient of the gate reads the front.
     """
     epilogue = plan.epilogue(GateForm.UPS)
-    if epilogue is None or biases != (None, None):
+    if epilogue is None or any(bias is not None for bias in biases):
         return None
     hidden = weights[0].shape[1]
     stored = taken.new_empty((taken.shape[0], 3 * hidden))
