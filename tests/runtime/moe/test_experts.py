@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import (
@@ -18,11 +17,9 @@ from torch.utils.checkpoint import (
     checkpoint,
     create_selective_checkpoint_contexts,
 )
-from torch.utils.flop_counter import FlopCounterMode
 
 from expert_kernels import Installed, assert_same, gradients, leaves, operands_for_kernels
-from nvgemm_aot.workload.dispatch import GemmCalls
-from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.gemm.epilogues import Epilogue, WeightOrder
 from nvgemm_runtime.moe import block, experts, gates, products
 from nvgemm_runtime.moe.activations import Activation, GatedActivation
 from nvgemm_runtime.settings import DEBUG_VARIABLE
@@ -335,175 +332,6 @@ def test_inductor_compiles_it() -> None:
     assert_same(gradients(compiled, made), gradients(experts, made), 1e-5)
 
 
-def test_a_kernel_computes_where_one_serves(install: Callable[..., Installed]) -> None:
-    installed = install("tn tt", None)
-    made = operands_for_kernels()
-    found = gradients(experts, made)
-    assert [one.layout.value for one in installed.launched] == ["tn", "tn", "tt", "tt"]
-    installed.remove()
-    assert_same(found, gradients(experts, made), 2**-6)
-    assert len(installed.launched) == 4
-
-
-def test_a_kernel_adds_the_biases(install: Callable[..., Installed]) -> None:
-    installed = install("tn", None, Epilogue.BIAS)
-    made = operands_for_kernels("up_bias", "down_bias")
-    found = experts(**made)
-    assert installed.epilogues() == [Epilogue.BIAS] * 2
-    installed.remove()
-    assert_same([found.detach()], [experts(**made).detach()], 2**-6)
-
-
-def test_torch_adds_the_biases_to_what_a_kernel_multiplied(
-    install: Callable[..., Installed],
-) -> None:
-    installed = install("tn", None)
-    made = operands_for_kernels("up_bias", "down_bias")
-    found = experts(**made)
-    assert installed.epilogues() == [None] * 2
-    installed.remove()
-    assert torch.equal(found, experts(**made))
-
-
-@pytest.mark.parametrize("order", ["halves", "interleaved"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_a_kernel_with_the_gate_serves_where_no_gradient_is_wanted(
-    activation: str, order: str, install: Callable[..., Installed]
-) -> None:
-    epilogue = find_gated(Gate(activation), WeightOrder(order))
-    installed = install("tn", None, epilogue)
-    biases = ["up_bias"] if epilogue.addend else []
-    made = operands_for_kernels(*biases) | {"activation": activation, "weights": order}
-    rounded = experts(**made)
-    assert installed.epilogues() == [None, None]
-    with torch.no_grad():
-        found = experts(**made)
-    assert installed.epilogues() == [epilogue, None]
-    assert_same([found], [rounded.detach()], 2**-5)
-
-
-@pytest.mark.parametrize("order", ["halves", "interleaved"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_kernels_have_the_gate_and_its_gradient_in_training(
-    activation: str, order: str, install: Callable[..., Installed]
-) -> None:
-    kept, gradient = (
-        find_gated(Gate(activation), WeightOrder(order), form)
-        for form in (GateForm.KEPT, GateForm.GRADIENT)
-    )
-    installed = install({"tn": [None, kept], "tt": [None, gradient]})
-    biases = ["up_bias"] if kept.addend else []
-    made = operands_for_kernels(*biases) | {"activation": activation, "weights": order}
-    for name in ("x", "w_up", *biases):  # whole numbers, so that both cut off the same gates
-        made[name] = made[name].detach().round().requires_grad_()
-    found = gradients(experts, made)
-    assert installed.epilogues() == [kept, None, gradient, None]
-    installed.remove()
-    assert_same(found, gradients(experts, made), 2**-5)
-
-
-def test_two_weights_have_the_gradient_of_the_gate_by_a_kernel(
-    install: Callable[..., Installed],
-) -> None:
-    gradient = Epilogue.SWIGLU_HALVES_GRADIENT
-    installed = install({"tn": [None], "tt": [None, gradient]})
-    made = of_two_weights(operands_for_kernels())
-    found = gradients(experts, made)
-    assert installed.epilogues() == [None, None, None, gradient, None, None]
-    installed.remove()
-    assert_same(found, gradients(experts, made), 2**-5)
-
-
-def of_two_weights(made: dict[str, Any]) -> dict[str, Any]:
-    """The same operands, with a weight of its own, and a bias, for gates and for ups."""
-    parts = {
-        name: tuple(one.detach().clone().requires_grad_() for one in made[name].chunk(2, 1))
-        for name in ("w_up", "up_bias")
-        if name in made
-    }
-    return {**made, **parts}
-
-
-@pytest.mark.parametrize("activation", ["swiglu", "geglu"])
-def test_two_weights_have_the_gate_behind_the_product_of_ups(
-    activation: str, install: Callable[..., Installed]
-) -> None:
-    """What it gave is kept: the backward computes it no more."""
-    ups, gradient = (
-        find_gated(Gate(activation), WeightOrder.HALVES, form)
-        for form in (GateForm.UPS, GateForm.GRADIENT)
-    )
-    installed = install({"tn": [None, ups], "tt": [None, gradient]})
-    made = of_two_weights(operands_for_kernels("down_bias")) | {"activation": activation}
-    found = gradients(experts, made)
-    assert installed.epilogues() == [None, ups, None, gradient, None, None]
-    with torch.no_grad():
-        out = experts(**made)
-    assert installed.epilogues() == [None, ups, None]
-    installed.remove()
-    assert_same([out], [experts(**made).detach()], 2**-5)
-    assert_same(found, gradients(experts, made), 2**-5)
-
-
-@pytest.mark.parametrize("lacking", ["activation", "bias", "kernel of gates", "gradient"])
-def test_two_weights_do_without_the_gate_where_it_cannot_be(
-    lacking: str, install: Callable[..., Installed]
-) -> None:
-    """Of gpt-oss, whose models have one weight; with biases; or where a kernel is missing."""
-    ups, gradient = Epilogue.SWIGLU_HALVES_UPS, Epilogue.SWIGLU_HALVES_GRADIENT
-    tn: list[Epilogue | None] = [ups] if lacking == "kernel of gates" else [None, ups]
-    tn += [Epilogue.BIAS] if lacking == "bias" else []
-    installed = install({"tn": tn, "tt": [None] if lacking == "gradient" else [None, gradient]})
-    biases = ["up_bias"] if lacking == "bias" else []
-    made = of_two_weights(operands_for_kernels(*biases))
-    made["activation"] = "swiglu_oai" if lacking == "activation" else "swiglu"
-    found = gradients(experts, made)
-    launched = installed.epilogues()
-    assert (ups in launched) is (lacking == "gradient")
-    assert (gradient in launched) is (lacking == "bias")
-    installed.remove()
-    assert_same(found, gradients(experts, made), 2**-5)
-
-
-@pytest.mark.parametrize("has_ups", [True, False], ids=["gate behind ups", "two products"])
-def test_what_two_weights_keep_for_the_backward(
-    has_ups: bool, install: Callable[..., Installed]
-) -> None:
-    """Gates and ups, and what the gate gave only where a kernel gave it."""
-    ups, gradient = Epilogue.SWIGLU_HALVES_UPS, Epilogue.SWIGLU_HALVES_GRADIENT
-    installed = install({"tn": [None, ups] if has_ups else [None], "tt": [None, gradient]})
-    made = of_two_weights(operands_for_kernels())
-    kept: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        memory = tensor.untyped_storage()
-        kept[memory.data_ptr()] = memory.nbytes()
-        return tensor
-
-    given = {one.untyped_storage().data_ptr() for one in leaves(made)}
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        experts(**made)
-    assert (ups in installed.epilogues()) is has_ups
-    ends = 4 * made["counts"].shape[0]
-    assert sum(size for at, size in kept.items() if at not in given) - ends == 18 * 32 * 2 * (
-        3 if has_ups else 2
-    )
-
-
-def test_rows_too_long_for_three_parts_have_two(
-    install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So the gradient of the gate is still by its kernel."""
-    gradient = Epilogue.SWIGLU_HALVES_GRADIENT
-    installed = install({"tn": [None, Epilogue.SWIGLU_HALVES_UPS], "tt": [None, gradient]})
-    monkeypatch.setattr(gates, "serves_ups", lambda *_: False)
-    made = of_two_weights(operands_for_kernels())
-    found = gradients(experts, made)
-    assert installed.epilogues() == [None, None, None, gradient, None, None]
-    installed.remove()
-    assert_same(found, gradients(experts, made), 2**-5)
-
-
 @pytest.mark.parametrize("order", ORDERS)
 def test_selective_checkpointing_may_save_all_or_nothing(order: str) -> None:
     """A mode that keeps what operators give refuses whatever writes into that."""
@@ -521,147 +349,6 @@ def test_selective_checkpointing_may_save_all_or_nothing(order: str) -> None:
             return found
 
         assert_same(gradients(call, made), expected, 0.0)
-
-
-def test_routing_weights_that_need_no_gradient_scale_what_kernels_take(
-    install: Callable[..., Installed],
-) -> None:
-    kept, gradient = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
-    installed = install({"tn": [None, kept], "tt": [None, gradient]})
-    weights = torch.rand(18) + 0.5
-    made = operands_for_kernels("down_bias") | {"routing_weights": weights}
-    found = gradients(experts, made)
-    assert gradient in installed.epilogues()
-    installed.remove()
-    assert_same(found, gradients(experts, made), 2**-5)
-
-
-@pytest.mark.parametrize(
-    ("frozen", "activation", "expected"),
-    [
-        ((), "swiglu", [Epilogue.SWIGLU_HALVES_GRADIENT]),
-        ((), "swiglu_oai", [Epilogue.SWIGLU_OAI_HALVES_GRADIENT, None]),
-        (("x", "w_up", "up_bias"), "swiglu", [None]),
-        (("x", "w_up", "routing_weights"), "swiglu", []),
-        (("w_down",), "swiglu", [Epilogue.SWIGLU_HALVES_GRADIENT]),
-    ],
-    ids=["all", "ups are cut", "before the gate", "weights of rows, too", "weights of down"],
-)
-def test_a_kernel_takes_the_gradient_where_it_gives_all_that_is_wanted(
-    frozen: tuple[str, ...],
-    activation: str,
-    expected: list[Epilogue | None],
-    install: Callable[..., Installed],
-) -> None:
-    """The gradient of a row's weight is that of ups times ups. Where those are cut off, it is that
-    of the down projection's result times that: its product follows."""
-    kept, gradient = (
-        find_gated(Gate(activation), WeightOrder.HALVES, form)
-        for form in (GateForm.KEPT, GateForm.GRADIENT)
-    )
-    installed = install({"tn": [None, kept], "tt": [None, gradient]})
-    biases = ["up_bias"] if kept.addend else []
-    made = operands_for_kernels("down_bias", *biases)
-    made["routing_weights"] = (torch.rand(18) + 0.5).requires_grad_()
-    for name in {*frozen} & {*made}:
-        made[name] = made[name].detach()
-    for name in ("x", "w_up"):  # whole numbers, so that both cut off the same gates
-        made[name] = made[name].detach().round().requires_grad_(made[name].requires_grad)
-    made["activation"] = activation
-    out = experts(**made)
-    installed.epilogues()
-    wanted = [one for one in made.values() if isinstance(one, torch.Tensor) and one.requires_grad]
-    found = torch.autograd.grad(out, wanted, torch.ones_like(out))
-    assert installed.epilogues()[: len(expected) or 1] == expected
-    installed.remove()
-    again = experts(**made)
-    assert_same(list(found), list(torch.autograd.grad(again, wanted, torch.ones_like(out))), 2**-5)
-
-
-@pytest.mark.parametrize(
-    "setting", ["gather and add", "checkpoint", "autocast", "transposed weights of down"]
-)
-def test_kernels_have_the_gate_in_training(setting: str, install: Callable[..., Installed]) -> None:
-    kept, gradient = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
-    installed = install({"tn": [None, kept, gradient], "tt": [None, gradient]})
-    made = operands_for_kernels()
-    call: Callable[..., torch.Tensor] = experts
-    if setting == "gather and add":
-        made |= {"indices": torch.arange(18) % 11, "combine": True}
-        made["x"] = made["x"].detach()[:11].clone().requires_grad_()
-    elif setting == "checkpoint":
-
-        def call(**given: Any) -> torch.Tensor:
-            def of_rows(x: torch.Tensor) -> torch.Tensor:
-                return experts(**{**given, "x": x})
-
-            return checkpoint(of_rows, given["x"], use_reentrant=False)
-
-    elif setting == "autocast":
-        for name in ("x", "w_up", "w_down"):
-            made[name] = made[name].detach().float().requires_grad_()
-
-        def call(**given: Any) -> torch.Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                return experts(**given)
-
-    else:
-        made["w_down"] = made["w_down"].detach().mT.contiguous().mT.requires_grad_()
-    found = gradients(call, made)
-    launched = installed.epilogues()
-    assert gradient in launched
-    assert launched.count(kept) == (2 if setting == "checkpoint" else 1)
-    installed.remove()
-    assert_same(found, gradients(call, made), 2**-5)
-
-
-def test_a_dispatch_mode_sees_operators_in_the_backward_too(
-    install: Callable[..., Installed],
-) -> None:
-    """As selective checkpointing has, and whatever counts what runs."""
-    kept, gradient = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
-    installed = install({"tn": [None, kept], "tt": [None, gradient]})
-    made = operands_for_kernels()
-    out = experts(**made)
-    assert installed.epilogues() == [kept, None]
-    with FlopCounterMode(display=False):
-        torch.autograd.grad(out, made["x"], torch.ones_like(out))
-    assert installed.epilogues() == [None, None]
-
-
-def test_operators_take_the_gradient_of_a_product_that_a_kernel_kept(
-    install: Callable[..., Installed],
-) -> None:
-    installed = install({"tn": [None, Epilogue.SWIGLU_HALVES_KEPT], "tt": [None]})
-    made = operands_for_kernels()
-    found = gradients(experts, made)
-    assert installed.epilogues() == [Epilogue.SWIGLU_HALVES_KEPT, None, None, None]
-    installed.remove()
-    assert_same(found, gradients(experts, made), 2**-5)
-
-
-def test_what_follows_operators_sees_the_products(install: Callable[..., Installed]) -> None:
-    """Fake tensors have no memory, and a recording counts operators."""
-    installed = install("tn", Epilogue.SWIGLU_HALVES)
-    made = operands_for_kernels()
-    calls = GemmCalls("sm_90a")
-    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), calls:
-        experts(**made)
-    assert [str(one.signature.op.value) for one in calls.problems.elements()] == ["grouped_mm"] * 2
-    assert not installed.launched
-
-
-def test_a_gate_of_other_constants_than_the_kernels_is_not_its(
-    install: Callable[..., Installed],
-) -> None:
-    installed = install("tn", None, Epilogue.SWIGLU_OAI_HALVES)
-    made = operands_for_kernels("up_bias") | {"activation": "swiglu_oai"}
-    for constants in ({"limit": 6.0}, {"alpha": 1.0}):
-        with torch.no_grad():
-            found = experts(**made, **constants)
-        assert installed.epilogues() == [None, None]
-        assert torch.equal(found, experts(**made, **constants))
-        installed.launched.clear()
 
 
 def test_what_is_in_fp32_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -794,22 +481,6 @@ def test_tensors_without_memory_have_a_result_without_memory(gather: bool) -> No
     out = experts(**there)
     assert out.device.type == "meta"
     assert out.shape == experts(**made).shape
-
-
-@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("name", ["x", "w_up", "w_down"])
-def test_a_negated_view_is_negated(
-    name: str, grad: bool, install: Callable[..., Installed]
-) -> None:
-    """Such as ``z.conj().imag``, whose memory has the other sign."""
-    installed = install("tn tt", None, Epilogue.SWIGLU_HALVES)
-    made = {each: one.detach() for each, one in operands_for_kernels().items()}
-    made["w_up"].requires_grad_(grad)
-    expected = experts(**made)
-    assert installed.epilogues() == ([None] * 2 if grad else [Epilogue.SWIGLU_HALVES, None])
-    made[name] = torch._neg_view(-made[name])
-    assert torch.equal(experts(**made), expected)
-    assert len(installed.epilogues()) == 2
 
 
 class Wrapped(torch.Tensor):
