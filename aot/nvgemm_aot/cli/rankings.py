@@ -60,11 +60,14 @@ def export(bundles: tuple[Path, ...], out: Path, as_json: bool) -> None:
 @_out_option
 @json_option
 def merge(files: tuple[Path, ...], out: Path, as_json: bool) -> None:
-    """Merge rankings FILES into one, and say what confirms or contradicts what."""
-    from ..rankings.entries import merge as merge_rankings
-    from ..rankings.file import read_rankings, write_rankings
+    """Merge rankings FILES into one, and say what confirms or contradicts what.
 
-    several = [read_rankings(path) for path in files]
+    A file may be named by the manifest with which it comes with nvgemm-aot.
+    """
+    from ..rankings.entries import merge as merge_rankings
+    from ..rankings.file import write_rankings
+
+    several = [_read(path) for path in files]
     merged = merge_rankings(several)
     write_rankings(out, merged)
     document = {
@@ -84,10 +87,11 @@ def merge(files: tuple[Path, ...], out: Path, as_json: bool) -> None:
 )
 @json_option
 def show(file: Path, standing: str | None, as_json: bool) -> None:
-    """Show what FILE holds: a line for each problem."""
-    from ..rankings.file import read_rankings
+    """Show what FILE holds: a line for each problem.
 
-    document = summary_document(read_rankings(file))
+    A file may be named by the manifest with which it comes with nvgemm-aot.
+    """
+    document = summary_document(_read(file))
     if standing is not None:
         document["problems"] = [one for one in document["problems"] if one["standing"] == standing]
     print_result({"path": str(file), **document}, _shown_text, as_json=as_json)
@@ -100,12 +104,19 @@ def show(file: Path, standing: str | None, as_json: bool) -> None:
 def diff(before: Path, now: Path, as_json: bool) -> None:
     """Show what differs between the rankings files BEFORE and NOW.
 
-    The status is 0 whether anything differs or not.
+    A file may be named by the manifest with which it comes with nvgemm-aot. The status is 0 whether
+    anything differs or not.
     """
-    from ..rankings.file import read_rankings
-
-    document = _diff_document(read_rankings(before), read_rankings(now))
+    document = _diff_document(_read(before), _read(now))
     print_result({"before": str(before), "now": str(now), **document}, _diff_text, as_json=as_json)
+
+
+def _read(given: Path) -> Rankings:
+    """Read a file, or what comes with nvgemm-aot by that name."""
+    from ..rankings.file import read_rankings
+    from ..rankings.shipped import named_rankings
+
+    return read_rankings(named_rankings(given))
 
 
 def summary_document(rankings: Rankings) -> Document:

@@ -159,6 +159,19 @@ def test_diff_names_what_is_new_gone_and_changed(files: tuple[Path, Path]) -> No
     assert "2 problems in both, 0 of them differ" in command("diff", one, one).stdout
 
 
+def test_rankings_that_come_with_nvgemm_aot_are_named_by_their_manifest(tmp_path: Path) -> None:
+    name = "gpt-oss-20b-experts"
+    count = len(shown("show", name)["problems"])
+    assert count == 26
+    assert shown("diff", name, name)["common"] == count
+    merged = tmp_path / "merged.json"
+    assert command("merge", name, name, "-o", merged).exit_code == 0
+    assert len(read_rankings(merged).entries) == count
+    unknown = command("show", "no-such-manifest")
+    assert unknown.exit_code == 26
+    assert "no-such-manifest: there is no such file; check the path, or name" in unknown.stderr
+
+
 def test_show_has_a_line_a_problem_and_merge_says_what_contradicts(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
