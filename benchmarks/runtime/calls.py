@@ -255,9 +255,9 @@ def main(
         click.echo(line)
     if json_path is not None:
         json_path.write_text(json.dumps(results, indent=2) + "\n")
-    check_what_ran(
-        {name: (Row(row), frozenset(names)) for name, (row, names) in results["ran"].items()}
-    )
+    ran = {name: (Row(row), frozenset(names)) for name, (row, names) in results["ran"].items()}
+    if ran:  # nothing is profiled without a GPU
+        check_what_ran(ran)
 
 
 if __name__ == "__main__":

@@ -234,6 +234,20 @@ def test_the_command_leaves_out_cpp_when_told_to() -> None:
     assert "C++" not in ran.output
 
 
+@pytest.mark.usefixtures("without_gpu")
+def test_compiling_alone_fills_a_directory_and_measures_nothing(tmp_path: Path) -> None:
+    alone = ["--python-only", "--compile-only"]
+    refused = CliRunner().invoke(calls.main, alone)
+    assert refused.exit_code == 2
+    assert "keeps what it compiles in --cache; name one" in refused.output
+    directory = tmp_path / "compiled"
+    ran = CliRunner().invoke(
+        calls.main, [*alone, "--cache", str(directory)], catch_exceptions=False
+    )
+    assert (ran.exit_code, ran.output) == (0, "")
+    assert list(directory.rglob("*.py"))
+
+
 @pytest.mark.slow
 def test_another_process_compiles_one_chain(
     without_gpu: InductorSession, monkeypatch: pytest.MonkeyPatch
