@@ -158,8 +158,7 @@ def one_graph(line: Problem, device: str = "cuda") -> Callable[[Any, Any], Any]:
     from benchmarks.runtime.chains import (
         Language,
         Way,
-        calls_in,
-        compiled_with_codes,
+        compiled_with_calls,
         with_code_of_its_own,
     )
 
@@ -169,8 +168,7 @@ def one_graph(line: Problem, device: str = "cuda") -> Callable[[Any, Any], Any]:
     a, b = operands(replace(line, m=_COMPILED_FOR), device)
     torch._dynamo.mark_dynamic(a, 0)
     own = with_code_of_its_own(multiply, f"multiply_n{line.n}_k{line.k}_{line.signature.a.value}")
-    function, codes = compiled_with_codes(own, (a, b))
-    calls = [found for found in (calls_in(code, Language.PYTHON) for code in codes) if found]
+    function, calls = compiled_with_calls(own, (a, b), Language.PYTHON)
     if calls != [{Way.BY_M: 1}]:
         raise click.ClickException(
             f"the graph of n {line.n}, k {line.k} does not choose by m (it calls "
@@ -203,18 +201,18 @@ def measure_size(
     checked = load_exact(ids, exact)
     ways = {ATEN: Contender(launch=lambda a, b, out: torch.mm(a, b, out=out), sets=sets)}
     ways |= {id_: Contender(launch=launch, sets=sets) for id_, launch in checked.launches.items()}
-    choices_ = dict(chosen_ids)
+    taken = dict(chosen_ids)
     if graph is not None:
         error = exact.error(lambda a, b, out: out.copy_(graph(a, b)))
         if error:
             raise click.ClickException(f"{problem.key}: the graph's error is {error:g}, must be 0")
         ways[COMPILED] = Contender(launch=lambda a, b, out: graph(a, b), sets=sets)
-        choices_[COMPILED] = COMPILED
+        taken[COMPILED] = COMPILED
     order = random.Random(problem.key)
     times = summarized(offline_ns(ways, rounds, WINDOW_NS, order, launches=APART))
     return {
         "times": {name: one.to_json() for name, one in times.items()},
-        "choices": choices_,
+        "choices": taken,
         "thrown_out": dict(checked.thrown_out),
     }
 

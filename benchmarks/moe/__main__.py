@@ -51,6 +51,9 @@ TORCH, TORCH_ONE = "torch", "torch, 1 product"
 COMPILED = ", compiled"
 """Behind the name of a way: the same by torch.compile."""
 
+PARTS = ("forward_ms", "backward_ms")
+"""What is timed of a way."""
+
 DENSE = "dense"
 DENSE_EXTENT = 8192
 DENSE_FLOPS = 2 * DENSE_EXTENT**3
@@ -124,17 +127,8 @@ def operands(model: Model) -> dict[str, torch.Tensor]:
 
 def in_two(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Operands with a weight of its own for gates and for ups."""
-    gates, ups = (
-        one.detach().clone(memory_format=_contiguous()).requires_grad_()
-        for one in given["up"].chunk(2, dim=1)
-    )
+    gates, ups = (one.detach().contiguous().requires_grad_() for one in given["up"].chunk(2, dim=1))
     return {"x": given["x"], "gate": gates, "other": ups, "down": given["down"]}
-
-
-def _contiguous() -> torch.memory_format:
-    import torch
-
-    return torch.contiguous_format
 
 
 @dataclass(frozen=True)
@@ -143,7 +137,7 @@ class Way:
 
     Attributes:
         call: Computes rows from the operands.
-        given: The operands, in the order of `call`.
+        given: The operands, by the names that `call` takes them by.
     """
 
     call: Call
@@ -369,9 +363,6 @@ def table(entries: Mapping[str, Any]) -> Iterator[str]:
             f"geometric means of {len(found)}, {line}: {both[0]:.3f} times as fast, backward "
             f"{both[1]:.3f}"
         )
-
-
-PARTS = ("forward_ms", "backward_ms")
 
 
 def gains(of_ways: Mapping[str, Any]) -> Iterator[tuple[str, tuple[float, float]]]:

@@ -172,12 +172,9 @@ def compile_chain(square: Square, length: int, way: Way, language: Language) -> 
     if len(rows) > 1:
         torch._dynamo.mark_dynamic(a, 0)
     mode = Mode.OFF if way is Way.STOCK else Mode.AUTO
-    options: dict[str, Any] = {
-        COMPILE_OPTION: mode.value,
-        "cpp_wrapper": language is Language.CPP,
-    }
-    function, codes = compiled_with_codes(chain_of(length, way, language), (a, b), options)
-    calls = [found for found in (calls_in(code, language) for code in codes) if found]
+    function, calls = compiled_with_calls(
+        chain_of(length, way, language), (a, b), language, {COMPILE_OPTION: mode.value}
+    )
     if calls != [Counter({way: length})]:
         raise click.ClickException(
             f"the generated {language.value} of {length} products ({way.value}) calls "
@@ -187,25 +184,33 @@ def compile_chain(square: Square, length: int, way: Way, language: Language) -> 
     return Chain(length=length, way=way, language=language, function=function)
 
 
-def compiled_with_codes(
+def compiled_with_calls(
     function: Callable[..., torch.Tensor],
     given: Operands,
+    language: Language,
     options: Mapping[str, Any] | None = None,
-) -> tuple[Callable[..., torch.Tensor], list[str]]:
-    """A function that was compiled for operands, and the code of each module that it was made of.
+) -> tuple[Callable[..., torch.Tensor], list[Counter[Way]]]:
+    """A function that was compiled for operands, and what each module calls that it was made of.
+
+    Modules that call no product are left out.
 
     Args:
         function: The function.
         given: Its operands.
-        options: Of torch.compile.
+        language: Of the generated code.
+        options: Of torch.compile, besides.
     """
-    # A graph from the cache does not show its code.
-    compiled = torch.compile(function, options={"fx_graph_cache": False, **(options or {})})
+    all_of_them = {
+        "cpp_wrapper": language is Language.CPP,
+        "fx_graph_cache": False,  # a graph from the cache does not show its code
+        **(options or {}),
+    }
+    compiled = torch.compile(function, options=all_of_them)
     codes: list[str] = []
     # Not torch's run_and_get_code, which throws away what was compiled before.
     with mock.patch.object(GraphLowering, "save_output_code", codes.append):
         compiled(*given)
-    return compiled, codes
+    return compiled, [found for found in (calls_in(code, language) for code in codes) if found]
 
 
 @contextlib.contextmanager

@@ -164,8 +164,7 @@ def reference(operands: Sequence[torch.Tensor], signature: Signature) -> torch.T
 
 def _reads(signature: Signature) -> bool:
     """Whether a gate reads what lies in the addend's place, and nothing is added."""
-    addend = None if signature.epilogue is None else signature.epilogue.addend
-    return addend is not None and addend.is_read
+    return signature.epilogue is not None and signature.epilogue.reads_addend
 
 
 def _read(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tensor | None:

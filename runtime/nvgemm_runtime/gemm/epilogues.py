@@ -60,11 +60,6 @@ class Addend(enum.Enum):
     GATES = "gates"
     """Not added, but read in its place: the product of gates, [m, n]."""
 
-    @property
-    def is_read(self) -> bool:
-        """Whether it is read by a gate, and not added."""
-        return self in (Addend.PRODUCT, Addend.GATES)
-
 
 class WeightOrder(enum.Enum):
     """Which columns of B give the gates of a gated epilogue, and which what they are to let up."""
@@ -263,6 +258,11 @@ class Epilogue(RowEnum):
     def addend(self) -> Addend | None:
         """What is added, if anything is."""
         return self.row.addend
+
+    @property
+    def reads_addend(self) -> bool:
+        """Whether a gate reads what lies in the addend's place, and nothing is added."""
+        return self.addend in (Addend.PRODUCT, Addend.GATES)
 
     @property
     def activation(self) -> Activation | None:

@@ -185,8 +185,11 @@ def read_epilogues(
     """
     addend, gated = extras.addend, extras.gated
     if gated is not None and (addend is None) is not (gated.addend is None):
-        read = {Addend.PRODUCT: "reads the product", Addend.GATES: "reads gates"}
-        what = "adds a bias" if gated.addend is None else read.get(gated.addend, "adds a bias")
+        texts: dict[Addend | None, str] = {
+            Addend.PRODUCT: "reads the product",
+            Addend.GATES: "reads gates",
+        }
+        what = texts.get(gated.addend, "adds a bias")
         raise NoKernelError(
             f"{gated.value} {what}, and none is given"
             if addend is None
@@ -203,7 +206,7 @@ def read_epilogues(
         raise NoKernelError(
             f"what is added is {addend.dtype}, must be torch.{wanted} with a result of {out.value}"
         )
-    if gated is not None and gated.addend is not None and gated.addend.is_read:
+    if gated is not None and gated.reads_addend:
         _check_read(gated, addend, shape)
         return (gated,)
     kinds: tuple[Addend, ...] = (Addend.ROW,)

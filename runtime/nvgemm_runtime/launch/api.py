@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import NoKernelError
-from ..gemm.epilogues import Activation, Epilogue, GateForm
+from ..gemm.epilogues import Activation, Addend, Epilogue, GateForm
 from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
 from ..gemm.operands import Request, check_kinds, requests
 from ..gemm.problem import Op
@@ -291,10 +291,8 @@ def grouped_mm(
             f"{where}: epilogue is {gated.value}, must be a gated one or None; a bias alone needs "
             "no epilogue"
         )
-    form = None if gated is None else gated.form
-    wanted = {GateForm.GRADIENT: "product", GateForm.UPS: "gates"}.get(
-        form or GateForm.JOINED, "bias"
-    )
+    names: dict[Addend | None, str] = {Addend.PRODUCT: "product", Addend.GATES: "gates"}
+    wanted = names.get(None if gated is None else gated.addend, "bias")
     given = {"bias": bias, "product": product, "gates": gates}
     for name, owner in (
         ("bias", "neither gradients nor ups"), ("product", "gradients"), ("gates", "ups"),

@@ -66,7 +66,8 @@ def _run(
         raise ValueError(f"{where}: out is {out.dtype}, out_dtype {out_dtype}; omit one of them")
     refuse_negation(where, out, *operands.values())
     is_without_groups = op is Op.GROUPED_MM and b.shape[0] == 0
-    adds = extras.addend is not None and (form is None or form.has_pairs)  # others read it
+    reads = extras.gated is not None and extras.gated.reads_addend
+    adds = extras.addend is not None and not reads
     is_without_products = not adds and 0 in (a.numel(), b.numel())
     if out.numel() == 0 or is_without_products or is_without_groups:
         check_empty(op, a, b, out, extras)

@@ -19,9 +19,9 @@ from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role
 
 from .designs import HOPPER, Design
-from .entry import ALIGNMENT_BYTES, cute_type, import_library, kernel_options, scheduler_options
+from .entry import ALIGNMENT_BYTES, cute_type, import_library, scheduler_options
 from .gated import CUBIC, SQRT_2_OVER_PI, columns_of, cuts, has_halves, sigmoid
-from .grouped import arguments_of_groups, compile_for_groups, scheduled_by_groups
+from .grouped import arguments_of_groups, compile_for_groups, gemm_of_groups
 from .grouped import designs as designs_of_groups
 
 _MOST_SUMS = 192
@@ -62,7 +62,6 @@ def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> An
     stream; ``addend`` and ``out`` are gates and ups, and their gradients in the same order.
     """
     import_library()
-    import cutlass
     from cutlass import cute
 
     assert signature.epilogue is not None
@@ -76,14 +75,7 @@ def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> An
     )
     if arch == HOPPER and design.sums_of_a_thread > MOST_SUMS_IN_WIDE_STEPS:
         kind = in_narrow_steps(kind)
-    gemm = scheduled_by_groups(kind, f"{kind.__name__}_groups")(
-        cutlass.Float32,
-        cute_type(signature.a),
-        design.tile,
-        (*design.cluster, 1),
-        **kernel_options(design, arch),
-    )
-    gemm.b_transposed = True  # its own convention has B as (groups, n, k)
+    gemm = gemm_of_groups(kind, f"{kind.__name__}_groups", design, signature, arch)
 
     def launch(**given: Any) -> None:
         kept, out = given[Role.ADDEND.value], given[Role.OUT.value]

@@ -16,10 +16,10 @@ from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role
 
 from .designs import HOPPER, Design
-from .entry import cute_type, import_library, kernel_options, scheduler_options
+from .entry import import_library, scheduler_options
 from .gate_gradient import MOST_SUMS_IN_WIDE_STEPS, in_narrow_steps
 from .gated import columns_of, joined
-from .grouped import arguments_of_groups, compile_for_groups, scheduled_by_groups
+from .grouped import arguments_of_groups, compile_for_groups, gemm_of_groups
 from .grouped import designs as designs_of_groups
 
 
@@ -35,7 +35,6 @@ def compile_gate_ups(design: Design, signature: Signature, arch: str) -> Any:
     stream; ``addend`` are gates [m, n], and ``out`` [m, 2 n] are ups and what the gate gives.
     """
     import_library()
-    import cutlass
     from cutlass import cute
 
     assert signature.epilogue is not None
@@ -44,14 +43,7 @@ def compile_gate_ups(design: Design, signature: Signature, arch: str) -> Any:
     kind = _class_for_ups(hopper, signature.epilogue.gate)
     if hopper and design.sums_of_a_thread > MOST_SUMS_IN_WIDE_STEPS:
         kind = in_narrow_steps(kind)
-    gemm = scheduled_by_groups(kind, f"{kind.__name__}_groups")(
-        cutlass.Float32,
-        cute_type(signature.a),
-        design.tile,
-        (*design.cluster, 1),
-        **kernel_options(design, arch),
-    )
-    gemm.b_transposed = True  # its own convention has B as (groups, n, k)
+    gemm = gemm_of_groups(kind, f"{kind.__name__}_groups", design, signature, arch)
 
     def launch(**given: Any) -> None:
         out, n = given[Role.OUT.value], cute.size(given[Role.B.value], mode=[2])

@@ -76,21 +76,13 @@ def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
     behind ``b``, with a bias ``addend`` before ``out``, on Hopper ``clusters`` before the stream.
     """
     import_library()
-    import cutlass
     from quack import gemm_default_epi as library
 
     kind = library.GemmDefaultSm90 if arch == HOPPER else library.GemmDefaultSm100
     if has_own_epilogue(signature):
         kind = kernel_with_epilogue(kind, None)
-    kind = scheduled_by_groups(kind, f"GemmGrouped{'Sm90' if arch == HOPPER else 'Sm100'}")
-    gemm = kind(
-        cutlass.Float32,
-        cute_type(signature.a),
-        design.tile,
-        (*design.cluster, 1),
-        **kernel_options(design, arch),
-    )
-    gemm.b_transposed = True  # its own convention has B as (groups, n, k)
+    name = f"GemmGrouped{'Sm90' if arch == HOPPER else 'Sm100'}"
+    gemm = gemm_of_groups(kind, name, design, signature, arch)
 
     def launch(**given: Any) -> None:
         epilogue: dict[str, Any] = {}
@@ -104,6 +96,21 @@ def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
         )  # fmt: skip
 
     return compile_for_groups(launch, design, signature, arch)
+
+
+def gemm_of_groups(kind: type, name: str, design: Design, signature: Signature, arch: str) -> Any:
+    """The kernel of a class of the library's, for groups of any ends and B as (groups, k, n)."""
+    import cutlass
+
+    gemm = scheduled_by_groups(kind, name)(
+        cutlass.Float32,
+        cute_type(signature.a),
+        design.tile,
+        (*design.cluster, 1),
+        **kernel_options(design, arch),
+    )
+    gemm.b_transposed = True  # its own convention has B as (groups, n, k)
+    return gemm
 
 
 def compile_for_groups(
