@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from nvgemm_aot.tuning.gpu import small_kernel
 from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
 from nvgemm_runtime.gemm.problem import Layout
@@ -43,6 +45,8 @@ SPIN_CYCLES = 200_000
 """For so long, about 100 us, the GPU is kept busy while the host sends what is timed, and"""
 SPIN_CYCLES_PER_LAUNCH = 20_000
 """for about 10 us more a launch."""
+MOST_WAITS = 9
+"""So often a launch is timed again, behind a wait twice as long: up to about 25 ms."""
 
 _ALIGNED = 128
 """Operands begin at multiples of so many elements of two bytes: as from torch's allocator."""
@@ -174,18 +178,35 @@ def flush() -> None:
 
 
 def launch_ns(way: Contender, count: int = 1, first: int = 0) -> float:
-    """Nanoseconds a launch, of ``count`` in a row without a graph, with L2 flushed before."""
+    """Nanoseconds a launch, of ``count`` in a row without a graph, with L2 flushed before.
+
+    A kernel that only waits keeps the GPU busy while the host sends the launches. Where the GPU was
+    through with it before all were sent, part of the time would be the host's: then everything is
+    done again behind one that waits twice as long.
+
+    Raises:
+        click.ClickException: If the host is behind the longest wait, too.
+    """
     import torch
 
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    flush()
-    torch.cuda._sleep(SPIN_CYCLES + count * SPIN_CYCLES_PER_LAUNCH)
-    begin.record()
-    for number in range(first, first + count):
-        way.launch(*way.sets[number % len(way.sets)])
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) * 1e6 / count
+    cycles = SPIN_CYCLES + count * SPIN_CYCLES_PER_LAUNCH
+    for _ in range(MOST_WAITS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        flush()
+        torch.cuda._sleep(cycles)
+        begin.record()
+        for number in range(first, first + count):
+            way.launch(*way.sets[number % len(way.sets)])
+        end.record()
+        was_ahead = not begin.query()
+        end.synchronize()
+        if was_ahead:
+            return float(begin.elapsed_time(end)) * 1e6 / count
+        cycles *= 2
+    raise click.ClickException(
+        f"the host took longer to send {count} launches than the GPU to wait {cycles // 2} cycles, "
+        f"{MOST_WAITS} times in a row, so the GPU's time is not known: run where the host is idle"
+    )
 
 
 def _captured(

@@ -7,6 +7,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 import torch
 
@@ -99,6 +100,20 @@ def test_gaps_are_random_and_not_counted(gpu: SimulatedGpu) -> None:
     assert gpu.log[9] in ("one 0", "two 0")
     used = Counter(gpu.log[6:])
     assert [used[f"one {number}"] for number in range(3)] == [3, 3, 2]
+
+
+def test_a_launch_that_the_host_sent_late_is_timed_again_behind_a_longer_wait(
+    gpu: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr(torch.cuda, "_sleep", waits.append)
+    gpu.late = 2
+    assert measuring.launch_ns(gpu.way("one", 0.25)) == pytest.approx(2.5e5)
+    assert gpu.log == ["flush", "one 0"] * 3
+    assert waits == [waits[0], 2 * waits[0], 4 * waits[0]]
+    gpu.late = measuring.MOST_WAITS
+    with pytest.raises(click.ClickException, match=rf"{measuring.MOST_WAITS} times in a row"):
+        measuring.launch_ns(gpu.way("one", 0.25))
 
 
 def test_a_quick_look_takes_turns_and_gives_medians(gpu: SimulatedGpu) -> None:

@@ -74,8 +74,8 @@ class InductorSession:
         self.monkeypatch.setattr(choices, "_known_failures", set())
         cache_key.installed_digest.cache_clear()
 
-    def use_wheels(self, *wheels: Path) -> None:
-        """Likewise, with these wheels installed."""
+    def use_wheels(self, *wheels: Path) -> Path:
+        """Likewise, with these wheels installed; returns where."""
         self.use()
         site = Path(tempfile.mkdtemp(dir=self.record.path.parent))
         for wheel in wheels:
@@ -84,6 +84,7 @@ class InductorSession:
             "nvgemm_runtime.installed.discover.distributions",
             lambda: importlib.metadata.distributions(path=[str(site)]),
         )
+        return site
 
     @contextlib.contextmanager
     def watch_choices(self) -> Iterator[list[list[str]]]:

@@ -14,10 +14,13 @@ class SimulatedCuda:
 
     Attributes:
         now_ms: The clock, which work advances.
+        late: How many of the next events the device has reached when the host asks, because the
+            host was slow to send what follows them.
     """
 
     def __init__(self) -> None:
         self.now_ms = 0.0
+        self.late = 0
         self._captured: list[Callable[[], None]] | None = None
 
     def submit(self, run: Callable[[], None]) -> None:
@@ -40,6 +43,11 @@ class SimulatedCuda:
 
             def record(self) -> None:
                 self.at_ms = device.now_ms
+
+            def query(self) -> bool:
+                was_late = device.late > 0
+                device.late -= was_late
+                return was_late
 
             def synchronize(self) -> None:
                 device.on_synchronize()

@@ -342,6 +342,9 @@ def installed_document(installed: Sequence[InstalledBundle]) -> list[Document]:
             "distribution": item.distribution,
             "version": item.version,
         }
+        if item.problem is not None:
+            documents.append(document | {"error": item.problem})
+            continue
         try:
             with Bundle(item.path) as bundle:
                 document |= {
@@ -364,8 +367,8 @@ def installed_text(documents: Sequence[Document]) -> str:
         return "no bundle is installed: no distribution has an entry point in nvgemm_aot.bundles"
     rows = [
         [
-            d["distribution"],
-            d["version"],
+            d["distribution"] or "-",
+            d["version"] or "-",
             d.get("target", "-"),
             d.get("kernels", "-"),
             d.get("problems", "-"),

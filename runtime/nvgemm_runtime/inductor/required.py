@@ -37,9 +37,7 @@ def _next_step(found: FoundBundle) -> str:
             f"correct what {BUNDLES_VARIABLE} names or take it out; a damaged bundle is built "
             "again by nvgemm-aot build"
         )
-    return f"install it again: pip install --force-reinstall --no-deps {_pinned(found.origin)}"
-
-
-def _pinned(origin: str) -> str:
-    """A distribution and its version, as pip takes them."""
-    return "==".join(origin.rsplit(" ", 1))
+    pinned = "==".join(found.origin.split(" "))
+    if pinned.count("==") == 1:  # a distribution and its version, as pip takes them
+        return f"install it again: pip install --force-reinstall --no-deps {pinned}"
+    return f"install or uninstall {found.origin}"

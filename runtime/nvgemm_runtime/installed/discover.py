@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import logging
 import os
 import re
 from collections.abc import Iterator
@@ -26,22 +25,30 @@ BUNDLE_SUFFIX = ".nvgemm"
 
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, kw_only=True)
 class InstalledBundle:
-    """A bundle that an installed distribution brought.
+    """A bundle that an installed distribution brought, or should have brought.
 
     Attributes:
-        path: Absolute path of the file. It existed when it was found; nothing was read from it.
-        distribution: Name of the distribution, as its metadata gives it.
-        version: Version of the distribution.
+        path: Absolute path of the file, from which nothing was read; of a distribution that cannot
+            be read, where its metadata lies.
+        distribution: Name of the distribution, as its metadata gives it, or None.
+        version: Version of the distribution, or None.
+        problem: Why there is no bundle to open, or None.
     """
 
     path: Path
-    distribution: str
-    version: str
+    distribution: str | None
+    version: str | None
+    problem: str | None = None
+
+    @property
+    def origin(self) -> str:
+        """What messages call the distribution."""
+        if self.distribution is None:
+            return f"a kernel wheel at {self.path}"
+        return f"{self.distribution} {self.version}"
 
 
 def find_wheel_bundles() -> tuple[InstalledBundle, ...]:
@@ -49,8 +56,9 @@ def find_wheel_bundles() -> tuple[InstalledBundle, ...]:
 
     Distributions are told by their metadata alone: an entry point of group `ENTRY_POINT_GROUP`
     names a package, and the installer's RECORD says which files of that package are bundles. A
-    damaged one is left out, with one warning that names it; the others are still found. Where
-    ``sys.path`` holds a distribution twice, the first counts, as it does for imports.
+    file that is listed and missing, and a distribution that is damaged, come with their problem;
+    the others are still found. Where ``sys.path`` holds a distribution twice, the first counts, as
+    it does for imports.
 
     Returns:
         The bundles, ordered by distribution and path; no file comes twice.
@@ -67,18 +75,20 @@ def find_wheel_bundles() -> tuple[InstalledBundle, ...]:
             if key in seen_names:
                 continue
             seen_names.add(key)
-            paths = list(_bundle_files(distribution, packages))
+            bundles = list(_bundles(distribution, packages, name, version))
         except Exception as error:  # Metadata of third parties can be wrong in any way.
-            _log.warning(
-                "%s is left out: %s; reinstall or uninstall it",
-                describe_distribution(distribution),
-                error,
-            )
-            continue
-        for path in paths:
-            bundle = InstalledBundle(path=path, distribution=name, version=version)
-            found.setdefault(os.path.realpath(path), bundle)
-    return tuple(sorted(found.values(), key=lambda bundle: (bundle.distribution, bundle.path)))
+            bundles = [_unreadable(distribution, error)]
+        for bundle in bundles:
+            found.setdefault(os.path.realpath(bundle.path), bundle)
+    return tuple(sorted(found.values(), key=lambda one: (one.distribution or "", one.path)))
+
+
+def _unreadable(distribution: Distribution, error: Exception) -> InstalledBundle:
+    """What stands for the bundles of a distribution that cannot be read."""
+    said = f"{describe_distribution(distribution)} cannot be used: {error or type(error).__name__}"
+    return InstalledBundle(
+        path=_metadata_path(distribution), distribution=None, version=None, problem=said
+    )
 
 
 def canonical_name(name: str) -> str:
@@ -94,7 +104,7 @@ class BundleFile:
         path: The file.
         origin: The distribution and version that brought it, the variable that names it, or the
             JIT cache.
-        problem: Why it must not be opened, or None.
+        problem: Why it must not or cannot be opened, or None.
     """
 
     path: Path
@@ -110,7 +120,7 @@ def find_bundles() -> tuple[BundleFile, ...]:
     lie among code that is run anyway.
     """
     installed = (
-        BundleFile(path=bundle.path, origin=f"{bundle.distribution} {bundle.version}", problem=None)
+        BundleFile(path=bundle.path, origin=bundle.origin, problem=bundle.problem)
         for bundle in find_wheel_bundles()
     )
     first: dict[str, BundleFile] = {}
@@ -172,8 +182,10 @@ def _identity(distribution: Distribution) -> tuple[str, str]:
     return metadata["Name"], metadata["Version"]
 
 
-def _bundle_files(distribution: Distribution, packages: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the absolute paths of the bundles directly inside ``packages``."""
+def _bundles(
+    distribution: Distribution, packages: tuple[str, ...], name: str, version: str
+) -> Iterator[InstalledBundle]:
+    """Yield the bundles directly inside ``packages``."""
     # Read here, because `Distribution.files` silently drops missing files from Python 3.12 on.
     record = distribution.read_text("RECORD")
     if record is None:
@@ -190,12 +202,8 @@ def _bundle_files(distribution: Distribution, packages: tuple[str, ...]) -> Iter
         if not isinstance(located, os.PathLike):
             raise ValueError("it is installed in an archive, bundles must be plain files")
         path = Path(os.path.abspath(located))  # noqa: PTH100
-        if path.is_file():
-            yield path
-        else:
-            _log.warning(
-                "%s: %s is missing; reinstall it", describe_distribution(distribution), path
-            )
+        problem = None if path.is_file() else f"{path} is missing, which {name}'s RECORD lists"
+        yield InstalledBundle(path=path, distribution=name, version=version, problem=problem)
 
 
 def describe_distribution(distribution: Distribution) -> str:
@@ -204,6 +212,10 @@ def describe_distribution(distribution: Distribution) -> str:
         name = distribution.metadata["Name"]
     except Exception:  # As above.
         name = None
-    # The directory's path has no public name; it serves the message alone.
-    where = getattr(distribution, "_path", None) or distribution.locate_file("")
-    return f"distribution {name}" if name else f"the distribution of {where}"
+    return f"distribution {name}" if name else f"the distribution of {_metadata_path(distribution)}"
+
+
+def _metadata_path(distribution: Distribution) -> Path:
+    """Where a distribution's metadata lies."""
+    # The directory's path has no public name; it serves messages alone.
+    return Path(str(getattr(distribution, "_path", None) or distribution.locate_file("")))

@@ -22,6 +22,7 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import NvgemmError
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.target import CUDA_VERSIONS, PLATFORMS
+from nvgemm_runtime.installed.discover import InstalledBundle
 from synthetic_bundles import write_synthetic_bundle
 
 MANIFEST = """
@@ -349,3 +350,25 @@ def test_list_works_without_any_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nvgemm_runtime.installed.discover.find_wheel_bundles", tuple)
     assert "no bundle is installed" in run("list").output
     assert json.loads(run("list", "--json").output) == []
+
+
+def test_list_says_what_an_installed_wheel_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = InstalledBundle(
+        path=Path("/site/x/sm_90a.nvgemm"),
+        distribution="nvgemm-kernels-x",
+        version="1.0",
+        problem="it is missing",
+    )
+    unread = InstalledBundle(
+        path=Path("/site/y.dist-info"), distribution=None, version=None, problem="it has no RECORD"
+    )
+    monkeypatch.setattr(
+        "nvgemm_runtime.installed.discover.find_wheel_bundles", lambda: (lost, unread)
+    )
+    text = run("list").output
+    assert "/site/x/sm_90a.nvgemm: it is missing" in text
+    assert "/site/y.dist-info: it has no RECORD" in text
+    errors_of = {
+        one["distribution"]: one["error"] for one in json.loads(run("list", "--json").output)
+    }
+    assert errors_of == {"nvgemm-kernels-x": "it is missing", None: "it has no RECORD"}

@@ -30,6 +30,7 @@ from kernels_by_m import (
 )
 from measured_bundles import ATEN, write_measured
 from nvgemm_aot.bundle.content import read_content
+from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.format import Scope, UnservedReason
@@ -670,22 +671,56 @@ def test_required_refuses_a_bundle_that_cannot_be_opened(
     assert "correct what NVGEMM_AOT_BUNDLES names" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("origin", "step"),
+    [
+        (
+            "nvgemm-kernels-model 1.2",
+            "pip install --force-reinstall --no-deps nvgemm-kernels-model==1.2",
+        ),
+        (
+            "a kernel wheel at /nowhere/x.dist-info",
+            "install or uninstall a kernel wheel at /nowhere/x.dist-info",
+        ),
+    ],
+)
 def test_required_says_how_to_install_a_damaged_wheel_again(
-    inductor: InductorSession, monkeypatch: pytest.MonkeyPatch
+    inductor: InductorSession, monkeypatch: pytest.MonkeyPatch, origin: str, step: str
 ) -> None:
     from nvgemm_runtime.inductor.required import refuse_unopened
     from nvgemm_runtime.installed.discover import BundleFile
 
-    broken = BundleFile(
-        path=Path("/nowhere/b.nvgemm"), origin="nvgemm-kernels-model 1.2", problem=None
-    )
+    broken = BundleFile(path=Path("/nowhere/b.nvgemm"), origin=origin, problem=None)
     inductor.use()
     monkeypatch.setattr("nvgemm_runtime.installed.registry.find_bundles", lambda: (broken,))
     with pytest.raises(RequiredError, match=r"nowhere/b\.nvgemm") as caught:
         refuse_unopened()
-    assert str(caught.value).endswith(
-        "pip install --force-reinstall --no-deps nvgemm-kernels-model==1.2"
+    assert str(caught.value).endswith(step)
+
+
+@pytest.mark.parametrize("is_autotuned", [False, True])
+def test_required_refuses_an_installed_wheel_whose_bundle_is_gone(
+    inductor: InductorSession,
+    bundles: Bundles,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    is_autotuned: bool,
+) -> None:
+    """Beside a wheel that serves the GEMM; without ``required``, that one is used."""
+    served, lost = (
+        write_wheel([bundles.measured()], name=name, version="1.0", out_dir=tmp_path)
+        for name in ("served", "lost")
     )
+    (gone,) = (inductor.use_wheels(served, lost) / "nvgemm_kernels_lost").glob("*.nvgemm")
+    gone.unlink()
+    assert "nvgemm" in compile_dynamic(inductor).code[0]
+    assert warnings_of(caplog)[0].startswith(f"bundle left out (nvgemm-kernels-lost 1.0): {gone}")
+    required = {"nvgemm_aot_mode": "required", "max_autotune": is_autotuned}
+    with pytest.raises(Exception, match="RequiredError: bundles cannot be opened") as caught:
+        inductor.compile(torch.mm, *operands(16), options=required)
+    assert f"{gone} is missing" in str(caught.value)
+    assert str(caught.value).count("--no-deps") == 1
+    assert "--no-deps nvgemm-kernels-lost==1.0" in str(caught.value)
 
 
 def test_required_passes_beside_a_bundle_for_other_hardware(

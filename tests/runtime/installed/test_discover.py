@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from inductor_session import warnings_of
 from nvgemm_runtime.installed.discover import BundleFile, find_bundles, find_wheel_bundles
 
 METADATA = "Metadata-Version: 2.4\nName: {name}\nVersion: 1.0\n"
@@ -91,15 +89,20 @@ def test_first_of_two_installations_of_a_distribution_counts(
     assert [site in bundle.path.parents for bundle in find_wheel_bundles()] == [True]
 
 
+def usable_and_problems() -> tuple[list[str | None], list[str]]:
+    """Distributions whose bundles can be opened, and what is said of the others."""
+    found = find_wheel_bundles()
+    problems = [one.problem for one in found if one.problem is not None]
+    return [one.distribution for one in found if one.problem is None], problems
+
+
 @pytest.mark.parametrize("value", ["", "pkg:attribute", "../outside", "a b", "/etc", "pkg [x]"])
-def test_skips_entry_point_that_names_no_package(
-    site: Path, caplog: pytest.LogCaptureFixture, value: str
-) -> None:
+def test_entry_point_that_names_no_package_is_a_problem(site: Path, value: str) -> None:
     install(site, value=value)
     install(site, "nvgemm-kernels-good")
-    assert [b.distribution for b in find_wheel_bundles()] == ["nvgemm-kernels-good"]
-    (message,) = warnings_of(caplog)
-    assert "nvgemm-kernels-x" in message
+    usable, (problem,) = usable_and_problems()
+    assert usable == ["nvgemm-kernels-good"]
+    assert "nvgemm-kernels-x" in problem
 
 
 @pytest.mark.parametrize(
@@ -110,61 +113,57 @@ def test_skips_entry_point_that_names_no_package(
         ("../outside.nvgemm,,\nnvgemm_kernels_x/../../outside.nvgemm,,\n", "lists no .nvgemm file"),
     ],
 )
-def test_skips_distribution_whose_record_has_no_bundle_in_its_package(
-    site: Path, caplog: pytest.LogCaptureFixture, record: str | None, said: str
+def test_record_without_a_bundle_in_its_package_is_a_problem(
+    site: Path, record: str | None, said: str
 ) -> None:
-    path = install(site, files=()) / "RECORD"
+    info = install(site, files=())
     (site.parent / "outside.nvgemm").touch()
     if record is None:
-        path.unlink()
+        (info / "RECORD").unlink()
     else:
-        path.write_text(record)
-    assert find_wheel_bundles() == ()
-    assert "nvgemm-kernels-x" in warnings_of(caplog)[0]
-    assert said in warnings_of(caplog)[0]
+        (info / "RECORD").write_text(record)
+    (found,) = find_wheel_bundles()
+    assert found.path == info
+    assert found.origin == f"a kernel wheel at {info}"
+    assert "nvgemm-kernels-x" in str(found.problem)
+    assert said in str(found.problem)
 
 
-def test_warns_of_a_missing_bundle_and_keeps_the_others(
-    site: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_bundle_has_a_problem_and_the_others_are_kept(site: Path) -> None:
     install(site, files=("a.nvgemm", "b.nvgemm"))
     missing = site / "nvgemm_kernels_x" / "b.nvgemm"
     missing.unlink()
-    assert [bundle.path.name for bundle in find_wheel_bundles()] == ["a.nvgemm"]
-    assert f"{missing} is missing" in warnings_of(caplog)[0]
+    kept, lost = find_wheel_bundles()
+    assert (kept.path.name, kept.problem) == ("a.nvgemm", None)
+    assert (lost.path, lost.origin) == (missing, "nvgemm-kernels-x 1.0")
+    assert lost.problem == f"{missing} is missing, which nvgemm-kernels-x's RECORD lists"
+    assert BundleFile(path=missing, origin=lost.origin, problem=lost.problem) in find_bundles()
 
 
 @pytest.mark.parametrize("metadata", ["", "Metadata-Version: 2.4\nVersion: 1.0\n", "Name: x\n"])
-def test_skips_distribution_without_name_or_version(
-    site: Path, caplog: pytest.LogCaptureFixture, metadata: str
-) -> None:
-    install(site, metadata=metadata)
+def test_distribution_without_name_or_version_is_a_problem(site: Path, metadata: str) -> None:
+    info = install(site, metadata=metadata)
     install(site, "nvgemm-kernels-good")
-    assert [b.distribution for b in find_wheel_bundles()] == ["nvgemm-kernels-good"]
-    (message,) = warnings_of(caplog)
-    assert "nvgemm_kernels_x-1.0.dist-info" in message or "distribution x " in message
+    usable, (problem,) = usable_and_problems()
+    assert usable == ["nvgemm-kernels-good"]
+    assert str(info) in problem or "distribution x " in problem
 
 
 @pytest.mark.parametrize("damage", ["METADATA", "entry_points.txt", "RECORD"])
-def test_damage_of_one_distribution_does_not_hide_another(
-    site: Path, caplog: pytest.LogCaptureFixture, damage: str
-) -> None:
+def test_damage_of_one_distribution_does_not_hide_another(site: Path, damage: str) -> None:
     info = install(site)
     install(site, "nvgemm-kernels-good")
     (info / damage).write_bytes(b"nvgemm_aot.bundles\n\xff\xfe[[")
-    assert [b.distribution for b in find_wheel_bundles()] == ["nvgemm-kernels-good"]
-    assert len(warnings_of(caplog)) == 1
+    usable, problems = usable_and_problems()
+    assert usable == ["nvgemm-kernels-good"]
+    assert len(problems) == 1
 
 
-def test_says_nothing_of_damaged_distributions_of_others(
-    site: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_says_nothing_of_damaged_distributions_of_others(site: Path) -> None:
     info = site / "other-1.0.dist-info"
     info.mkdir()
     (info / "entry_points.txt").write_text("[console_scripts]\nnot an entry point\n")
-    with caplog.at_level(logging.DEBUG):
-        assert find_wheel_bundles() == ()
-    assert not warnings_of(caplog)
+    assert find_wheel_bundles() == ()
 
 
 def test_importing_loads_neither_the_builder_nor_torch() -> None:
