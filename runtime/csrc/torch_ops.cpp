@@ -137,6 +137,11 @@ struct Arguments {
     if (found->spec.form != kForm.form) {
       throw Failure(kValueError, Text("kernel ", ShortId(found->spec.id), WhyNot(found->spec)));
     }
+    if (found->spec.op == Op::kGroupedMm && found->spec.addend == AddendKind::kMatrix) {
+      throw Failure(kValueError, Text("kernel ", ShortId(found->spec.id),
+                                      " adds a matrix to groups, as no operator does: call "
+                                      "nvgemm_runtime.grouped_mm"));
+    }
     return found;
   }
 

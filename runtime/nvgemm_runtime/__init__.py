@@ -22,15 +22,17 @@ if TYPE_CHECKING:
         bundles,
         choose,
         explain,
-        gated_mm,
-        grouped_mm,
-        k_grouped_mm,
         load_operators,
         mm,
-        scaled_grouped_mm,
         scaled_mm,
     )
     from .launch.dispatch_table import DispatchedSizes, dispatch_table
+    from .launch.gates_and_groups import (
+        gated_mm,
+        grouped_mm,
+        k_grouped_mm,
+        scaled_grouped_mm,
+    )
     from .launch.preload import Preloaded, preload
 
 __all__ = [
@@ -65,9 +67,13 @@ _NOT_IN_API = {
     "Stats": "counters",
     "__version__": "_version",
     "dispatch_table": "launch.dispatch_table",
+    "gated_mm": "launch.gates_and_groups",
+    "grouped_mm": "launch.gates_and_groups",
+    "k_grouped_mm": "launch.gates_and_groups",
     "mode": "inductor.modes",
     "preload": "launch.preload",
     "reset_stats": "counters",
+    "scaled_grouped_mm": "launch.gates_and_groups",
     "stats": "counters",
 }
 """By name: its module, where that is not `launch.api`."""

@@ -17,7 +17,7 @@ import torch
 from microscaling import encode_e8m0, encode_fp4, quantise, swizzle
 
 from nvgemm_aot.tuning.exact_operands import shapes_with_k_last
-from nvgemm_runtime.gemm.epilogues import GateForm
+from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
@@ -81,6 +81,7 @@ class Arguments:
             recipe=signature.scales,
             offsets=self.tensors.get(Role.OFFSETS),
             addend=self.tensors.get(Role.ADDEND),
+            adds_matrix=signature.op.has_groups and epilogue is Epilogue.ADD,
             activation=epilogue.activation if epilogue and not signature.is_gated else None,
             gated=epilogue if signature.is_gated else None,
         )
@@ -91,7 +92,10 @@ class Arguments:
     @property
     def has_operator(self) -> bool:
         """Whether `torch.ops.nvgemm_aot` has an operator for it; a function there is for all."""
-        return self.problem.signature.form in (None, GateForm.JOINED)
+        signature = self.problem.signature
+        if signature.op.has_groups and signature.epilogue is Epilogue.ADD:
+            return False
+        return signature.form in (None, GateForm.JOINED)
 
     def operator_call(self) -> tuple[str, tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
         """Name of the operator of ``torch.ops.nvgemm_aot``, its tensors and its keywords.
@@ -124,6 +128,8 @@ class Arguments:
         named: dict[str, Any] = dict(keywords)
         if signature.op is Op.GROUPED_MM:
             name = "grouped_mm" if signature.scales is None else "scaled_grouped_mm"
+        if signature.op.has_groups and signature.epilogue is Epilogue.ADD:
+            named["addend"] = named.pop("bias")
         if signature.is_gated:
             named["epilogue"] = signature.epilogue
             read = {GateForm.GRADIENT: "product", GateForm.UPS: "gates"}

@@ -63,7 +63,8 @@ def _before_activation(arguments: Arguments, *, of_magnitudes: bool = False) -> 
     addend = arguments.tensors.get(Role.ADDEND)
     if addend is None or arguments.problem.signature.form in (GateForm.GRADIENT, GateForm.UPS):
         return result
-    if arguments.problem.signature.op is Op.GROUPED_MM:
+    signature = arguments.problem.signature
+    if signature.op is Op.GROUPED_MM and signature.epilogue is not Epilogue.ADD:
         addend = _row_of_each(arguments.tensors[Role.OFFSETS], addend, len(result))
     return result + (addend.double().abs() if of_magnitudes else addend.double())
 

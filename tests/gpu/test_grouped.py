@@ -15,7 +15,7 @@ import pytest
 import torch
 from edges import problem_of
 from gemm_arguments import Arguments, exact_arguments, poisoned, random_arguments
-from gemm_reference import assert_close, assert_exact
+from gemm_reference import assert_close, assert_exact, reference
 from installed import installed_kernels
 from torch._inductor.utils import fresh_cache
 from user_program import ATEN_GEMMS, slow_down_aten
@@ -232,7 +232,12 @@ def test_compiled_scaled_groups_run_a_bundled_kernel(code: Path) -> None:
 def test_both_layouts_and_every_epilogue_are_installed() -> None:
     assert {kernel.signature.layout.value for kernel in KERNELS} == {"tn", "tt"}
     gated = {one for one in Epilogue if one.gate is not None}
-    assert {kernel.signature.epilogue for kernel in INSTALLED} == {None, Epilogue.BIAS, *gated}
+    assert {kernel.signature.epilogue for kernel in INSTALLED} == {
+        None,
+        Epilogue.BIAS,
+        Epilogue.ADD,
+        *gated,
+    }
     of_fp8 = [kernel.signature for kernel in KERNELS if kernel.signature.a.is_fp8]
     assert {one.scales for one in of_fp8} == {None, ScaleRecipe.FP32_ROW}
 
@@ -298,6 +303,33 @@ def test_a_bias_may_lie_in_a_wider_one(kernel: Kernel) -> None:
     wide[:, :columns] = bias
     arguments.tensors[Role.ADDEND] = wide[:, :columns]
     assert_right(launch(kernel, arguments), arguments)
+
+
+ADDED = [kernel for kernel in INSTALLED if kernel.signature.epilogue is Epilogue.ADD]
+
+
+@pytest.mark.parametrize("kernel", ADDED, ids=ids(ADDED))
+def test_each_row_has_its_own_row_added(kernel: Kernel) -> None:
+    """A tile reads past the end of its group: what it reads there goes into no other row."""
+    columns = columns_of(kernel.signature)
+    arguments = exact_arguments(problem_of(kernel.signature, 310, columns, K, count=4))
+    ends = torch.tensor((90, 91, 91, 300), dtype=torch.int32, device=DEVICE)
+    arguments.tensors[Role.OFFSETS] = ends
+    addend = arguments.tensors[Role.ADDEND]
+    wide = torch.full((310, 2 * columns), float("nan"), dtype=addend.dtype, device=DEVICE)
+    wide[:, :columns] = addend
+    wide[(90, 205), :] = float("nan")  # of the only row of its group, and within another
+    wide[300:, :] = float("nan")  # of no group
+    arguments.tensors[Role.ADDEND] = wide[:, :columns]
+    out = arguments.out.fill_(7)
+    before = wide.clone()
+    launch(kernel, arguments)
+    assert (out[300:] == 7).all()
+    assert out[:300].isnan().any(1).nonzero().flatten().tolist() == [90, 205]
+    assert torch.equal(wide.nan_to_num(9), before.nan_to_num(9))
+    some = [place for place in range(300) if place not in (90, 205)]
+    wanted = reference(arguments)[some]
+    assert torch.equal(out[some].double(), wanted.to(out.dtype).double())
 
 
 def test_a_captured_launch_with_a_gate_reads_offsets_anew() -> None:

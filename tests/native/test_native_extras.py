@@ -39,6 +39,7 @@ KEPT = signature(
 GRADIENT = signature(
     "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_HALVES_GRADIENT
 )
+ADDED_TO_GROUPS = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.ADD)
 UPS = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_HALVES_UPS)
 
 
@@ -104,6 +105,22 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
     "one row expanded": (ADDED, lambda x: (x.others[0][:1].expand(16, 32),), ValueError,
         "addend has stride 0 along dimension 0"),
     "added in place": (ADDED, lambda x: (x.out,), ValueError, "out overlaps addend"),
+    "no matrix for groups": (ADDED_TO_GROUPS, lambda x: x.others[:1], TypeError,
+        "addend is missing"),
+    "a row for each group in place of a matrix": (ADDED_TO_GROUPS,
+        lambda x: (x.others[0], x.others[1][:3]), ValueError,
+        r"addend has shape \(3, 32\); must have that of out, \(16, 32\)"),
+    "one row for all groups": (ADDED_TO_GROUPS,
+        lambda x: (x.others[0], x.others[1][:1].expand(16, 32)), ValueError,
+        "addend has stride 0 along dimension 0"),
+    "dtype of a matrix for groups": (ADDED_TO_GROUPS,
+        lambda x: (x.others[0], x.others[1].half()), TypeError,
+        "addend is float16; must be bfloat16"),
+    "rows of a matrix for groups that are not aligned": (ADDED_TO_GROUPS,
+        lambda x: (x.others[0], torch.ones(16, 36).bfloat16()[:, :32]), ValueError,
+        "addend has stride 36"),
+    "added to groups in place": (ADDED_TO_GROUPS, lambda x: (x.others[0], x.out), ValueError,
+        "out overlaps addend"),
     "scale's dtype": (TENSOR_WISE, lambda x: (x.others[0].half(), x.others[1]), TypeError,
         "scale_a is float16; must be float32"),
     "two tensor-wise scales": (TENSOR_WISE, lambda x: (x.others[0], torch.ones(2)), ValueError,
@@ -234,8 +251,10 @@ def test_a_row_comes_in_every_shape_that_expand_gives(
         assert_close(arguments.out, arguments)
 
 
-@pytest.mark.parametrize("served", [KEPT, GRADIENT, UPS], ids=lambda served: served.key)
-def test_gates_in_training_take_wider_matrices(
+@pytest.mark.parametrize(
+    "served", [ADDED_TO_GROUPS, KEPT, GRADIENT, UPS], ids=lambda served: served.key
+)
+def test_groups_take_wider_matrices(
     lib: native.Native, handles: Callable[[Signature], int], served: Signature
 ) -> None:
     """A product where it was kept, and a result between other columns."""

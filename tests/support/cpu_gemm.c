@@ -227,7 +227,7 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
 #endif
 #ifdef AT_ADDEND
   const tensor_t *addend = arguments[AT_ADDEND].v.tensor;
-#ifdef AT_OFFSETS  /* a row for each group */
+#ifdef AT_OFFSETS  /* a row for each group, or for each of the result */
   if (addend->ndim != 2) return raise("ValueError", "addend of another rank");
 #else
   if (addend->ndim != (ADDEND_IS_ROW ? 1 : RANK)) return raise("ValueError", "addend of another rank");

@@ -77,12 +77,12 @@ FUSED = (
     *(
         cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
         for epilogue in Epilogue
-        if epilogue is Epilogue.BIAS or epilogue.gate is not None
+        if epilogue in (Epilogue.BIAS, Epilogue.ADD) or epilogue.gate is not None
     ),
     *(
         cpu_kernels.signature("tt", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
         for epilogue in Epilogue
-        if epilogue.form in (GateForm.GRADIENT, GateForm.UPS)
+        if epilogue is Epilogue.ADD or epilogue.form in (GateForm.GRADIENT, GateForm.UPS)
     ),
     *(
         cpu_kernels.signature("nt", op=Op.K_GROUPED_MM, operand=operand)

@@ -153,6 +153,7 @@ _LEADS = {
     Product.FORWARD: "",
     Product.BIASED_FORWARD: "with their biases, ",
     Product.INPUT_GRADIENT: "gradients of the inputs of ",
+    Product.ADDED_INPUT_GRADIENT: "added to other gradients, those of the inputs of ",
     Product.WEIGHT_GRADIENT: "gradients of the weights of ",
     Product.BIAS_GRADIENT: "gradients of the biases of ",
 }

@@ -336,6 +336,12 @@ def _gated(use: RankGemm, form: GateForm, wanted: ManifestOptions) -> Signature:
     )
 
 
+_EPILOGUES = {
+    Product.BIASED_FORWARD: Epilogue.BIAS,
+    Product.ADDED_INPUT_GRADIENT: Epilogue.ADD,
+}
+
+
 def _signature(use: RankGemm, wanted: ManifestOptions) -> Signature:
     """The signature to declare for a GEMM: with its bias, and all experts in one, where possible.
 
@@ -352,8 +358,7 @@ def _signature(use: RankGemm, wanted: ManifestOptions) -> Signature:
         out=dtype,
     )
     if use.product is not Product.FORWARD:
-        is_biased = use.product is Product.BIASED_FORWARD
-        epilogue = Epilogue.BIAS if is_biased else None
+        epilogue = _EPILOGUES.get(use.product)
         return replace(product, op=op_of(gemm, use.product), epilogue=epilogue)
     whole = replace(
         product,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nvgemm_runtime.gemm.epilogues import Addend
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
@@ -94,7 +95,7 @@ def _rows_of_groups(
 ) -> list[torch.Tensor]:
     """Operands of a grouped product for some of its rows."""
     a, b, out, *extras = operands
-    of_rows = {Role.SCALE_A} | ({Role.ADDEND} if _reads(signature) else set())
+    of_rows = {Role.SCALE_A} | ({Role.ADDEND} if _addend_has_rows(signature) else set())
     made = [a[begin:end], b, out[begin:end]]
     for role, operand in zip(extra_roles(signature), extras):
         if role is Role.OFFSETS:
@@ -167,6 +168,11 @@ def _reads(signature: Signature) -> bool:
     return signature.epilogue is not None and signature.epilogue.reads_addend
 
 
+def _addend_has_rows(signature: Signature) -> bool:
+    """Whether what lies in the addend's place has a row for each of the result."""
+    return signature.epilogue is not None and signature.epilogue.addend is not Addend.ROW
+
+
 def _read(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tensor | None:
     """What a gate reads beside its product; None for what reads nothing."""
     if not _reads(signature):
@@ -190,7 +196,11 @@ def _before_activation(
     if signature.op is Op.GROUPED_MM:
         adds = Role.ADDEND in given and not _reads(signature)
         added = values(given[Role.ADDEND]) if adds else None
-        result = _product_of_groups(values(a), values(b), given[Role.OFFSETS], added)
+        by_row = added is not None and _addend_has_rows(signature)
+        rows = None if by_row else added
+        result = _product_of_groups(values(a), values(b), given[Role.OFFSETS], rows)
+        if by_row:
+            result += added
         if Role.SCALE_A in given:  # nothing is added behind them (`nvgemm_runtime.gemm.support`)
             result *= given[Role.SCALE_A].double()[:, None]
             result *= _row_of_each(given[Role.SCALE_B].double(), given[Role.OFFSETS], len(result))
@@ -207,14 +217,15 @@ def _before_activation(
 
 
 def _product_of_groups(
-    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, added: torch.Tensor | None
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, rows: torch.Tensor | None
 ) -> torch.Tensor:
+    """Products of groups in fp64, each with its row added, if there are such."""
     result = a.new_empty((a.shape[0], b.shape[-1]))
     begin = 0
     for group, end in enumerate(offsets.tolist()):
         result[begin:end] = a[begin:end] @ b[group]
-        if added is not None:
-            result[begin:end] += added[group]
+        if rows is not None:
+            result[begin:end] += rows[group]
         begin = end
     return result
 

@@ -16,6 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from nvgemm_runtime.gemm.aten import AtenGemm, operation_of, operator_for, product_of_sum
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.operands import Operand, Request, requests, torch_dtype
 from nvgemm_runtime.gemm.problem import Problem, Signature
@@ -84,6 +85,7 @@ def call_of(problem: Problem) -> AtenGemm:
             recipe=served.scales,
             offsets=tensors.get(Role.OFFSETS),
             addend=tensors.get(Role.ADDEND),
+            adds_matrix=served.op.has_groups and epilogue is Epilogue.ADD,
             activation=epilogue.activation if epilogue and not served.is_gated else None,
             gated=epilogue if served.is_gated else None,
         ),

@@ -26,6 +26,8 @@ class ExtraOperands:
         addend: What is added to the product: [n], [1, n] or as the result, which may have stride 0
             where it is one row for all; [groups, n] with offsets, a row for each group. For the
             gradient of a gate: the product that was kept, [m, 2 n]. For ups: the gates, [m, n].
+        adds_matrix: With offsets, whether the addend is a matrix [m, n], and not a row for each
+            group: shapes do not tell where there are as many groups as rows.
         activation: What follows the sum.
         gated: The gated epilogue, if there is one; its activation is its own.
     """
@@ -35,6 +37,7 @@ class ExtraOperands:
     recipe: ScaleRecipe | None = None
     offsets: torch.Tensor | None = None
     addend: torch.Tensor | None = None
+    adds_matrix: bool = False
     activation: Activation | None = None
     gated: Epilogue | None = None
 
@@ -44,6 +47,10 @@ class ExtraOperands:
         if self.offsets is None or self.offsets.dim() != 1:
             return None
         return int(self.offsets.shape[0])
+
+    def wanted(self) -> tuple[object, ...]:
+        """All but the tensors themselves that decides what is computed."""
+        return (self.recipe, self.adds_matrix, self.activation, self.gated, *self.named())
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Those that there are, in the order of `nvgemm_runtime.gemm.roles.extra_roles`."""
@@ -210,8 +217,11 @@ def read_epilogues(
         _check_read(gated, addend, shape)
         return (gated,)
     kinds: tuple[Addend, ...] = (Addend.ROW,)
-    if groups is not None:
+    if groups is not None and not extras.adds_matrix:
         _check_rows_of_groups(addend, (groups, shape[-1]))
+    elif groups is not None:
+        _check_rows_of_result(addend, shape)
+        kinds = (Addend.MATRIX,)
     else:
         kinds = addend_kinds(tuple(addend.shape), tuple(addend.stride()), shape)
     if not kinds:
@@ -264,6 +274,15 @@ def _check_rows_of_groups(addend: torch.Tensor, shape: tuple[int, int]) -> None:
         f"what is added to groups has shape {list(addend.shape)}, must have {list(shape)}: a row "
         "for each group; of one row for all, call .expand(groups, n).contiguous()"
     )
+
+
+def _check_rows_of_result(addend: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Check that a matrix that is added to groups has the shape of their product."""
+    if tuple(addend.shape) != shape:
+        raise NoKernelError(
+            f"the matrix that is added to groups has shape {list(addend.shape)}, must have "
+            f"{list(shape)}, that of the result"
+        )
 
 
 def addend_kinds(

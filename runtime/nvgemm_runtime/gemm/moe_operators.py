@@ -28,10 +28,14 @@ PAIRED_GATED_ROWS = "paired_gated_rows"
 `ROWS` with a gate behind it, two products side by side, a product with a gate's gradient, and two
 products side by side with their gate behind them."""
 
+ADDED_ROWS = "added_rows"
+"""Name of `ROWS` with a matrix added, ``other``: the second gradient of rows that two weights
+multiply."""
+
 OF_TWO_WEIGHTS = (PAIRED_ROWS, PAIRED_GATED_ROWS)
 """Those that compute two products."""
 
-OPERATORS = (ROWS, COLUMNS, GATED_ROWS, PAIRED_ROWS, PAIRED_GATED_ROWS, GATE_GRADIENT)
+OPERATORS = (ROWS, COLUMNS, ADDED_ROWS, GATED_ROWS, PAIRED_ROWS, PAIRED_GATED_ROWS, GATE_GRADIENT)
 """Names of all operators that multiply; others of the namespace are made of these."""
 
 BIAS_COLUMNS = 8
@@ -40,7 +44,7 @@ along k: as many as one row of 16 bytes needs."""
 
 
 def read_products(name: str, given: Mapping[str, Any]) -> tuple[AtenGemm, ...]:
-    """The products that a call of one of the operators computes, without its gate.
+    """The products that a call of one of the operators computes, without its gate or sum.
 
     Args:
         name: One of `OPERATORS`.
@@ -56,7 +60,7 @@ def read_products(name: str, given: Mapping[str, Any]) -> tuple[AtenGemm, ...]:
             for one, bias in (("gate", "bias_gate"), ("up", "bias_up"))
         )
     a = given["grad" if name == GATE_GRADIENT else "a"]
-    read = ROWS if name in (GATED_ROWS, GATE_GRADIENT) else name
+    read = ROWS if name in (ADDED_ROWS, GATED_ROWS, GATE_GRADIENT) else name
     return (_read_compact(read, a, given["b"], given["offsets"], given.get("bias")),)
 
 

@@ -43,7 +43,7 @@ ROW_MAJOR_GROUPS_PROVIDER = "quack"
 """The provider of groups with row-major B, on every architecture."""
 
 GROUP_EPILOGUE_PROVIDER = "quack"
-"""The provider of groups with a bias or with scales, on every architecture."""
+"""The provider of groups with an epilogue or with scales, on every architecture."""
 
 K_GROUPED_LAYOUTS = (Layout.NT,)
 """Layouts of groups along k. A group may begin at any k: where k were contiguous, in A or in B, TMA
@@ -136,9 +136,9 @@ def _unsupported_in_groups(signature: Signature) -> str | None:
     epilogue = signature.epilogue
     if epilogue is not None and is_along_k:
         return f"{name} has no epilogue (here {epilogue.value})"
-    if epilogue not in (None, Epilogue.BIAS) and not signature.is_gated:
+    if epilogue not in (None, Epilogue.BIAS, Epilogue.ADD) and not signature.is_gated:
         assert epilogue is not None
-        return f"{name} has the epilogue bias, or a gated one (here {epilogue.value})"
+        return f"{name} has the epilogues bias and add, and gated ones (here {epilogue.value})"
     if signature.a not in operands:
         return f"{name} takes no {signature.a.value}, but {_listed(operands)}"
     if signature.out not in _WIDE:

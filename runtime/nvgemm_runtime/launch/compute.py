@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import NoKernelError
+from ..gemm.epilogues import Epilogue
 from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands, check_offset_values
 from ..gemm.group_limits import too_large_for
 from ..gemm.operands import check_empty, check_kind, check_shapes, torch_dtype, usual_out_dtype
@@ -22,6 +24,8 @@ from .select import choose_kernel, load_kernel
 
 if TYPE_CHECKING:
     import torch
+
+_Named = TypeVar("_Named", bound=enum.Enum)
 
 _hidden: Callable[..., torch.Tensor] | None = None
 
@@ -121,6 +125,19 @@ def _load_named(
         computes = epilogue is extras.gated
     else:
         computes = (epilogue and epilogue.activation) is extras.activation
+        if op is Op.GROUPED_MM:  # where a bias may have the shape of a matrix
+            computes = computes and (epilogue is Epilogue.ADD) is extras.adds_matrix
     if kernel.op is not op or not computes or recipe is not signature.scales:
         raise ValueError(f"{where}: kernel {kernel.kernel.id[:12]} computes {signature.key}")
     return kernel
+
+
+def enum_of(where: str, kind: type[_Named], value: _Named | str | None) -> _Named | None:
+    """A member that a caller may give by its value."""
+    if value is None:
+        return None
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(str(one.value) for one in kind)
+        raise ValueError(f"{where}: no such {kind.__name__}: {value!r} (known: {known})") from None

@@ -42,8 +42,7 @@ def choose_kernel(
         ValueError: If they do not fit together.
     """
     tensors = (a, b, out, *extras.tensors())
-    wanted = (op, extras.recipe, extras.activation, extras.gated, wants_determinism())
-    what = (*wanted, *extras.named())
+    what = (op, wants_determinism(), *extras.wanted())
     key = (*what, *(fact for tensor in tensors for fact in _deciding_facts(tensor)))
     kernel = _chosen.get(key)
     if kernel is None:

@@ -35,7 +35,7 @@ from .gates import (
     weighted,
     widen,
 )
-from .products import columns, owner_of_rows, rows, weight_gradient
+from .products import added_rows, columns, owner_of_rows, rows, weight_gradient
 from .traced import is_traceable
 
 _UP = ("w_up", "up_bias")
@@ -282,10 +282,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             if for_x:
                 grad_x = rows(grad_gate_rows, w_gate, offsets)
                 if grad_up_rows is not None:
-                    other = rows(grad_up_rows, w_up, offsets)
-                    # In place where nothing watches: a third matrix may be the peak of memory.
-                    grad_x = grad_x.add_(other) if plan.uses_kernels else grad_x + other
-                    del other
+                    grad_x = _sum_of_rows(plan, grad_up_rows, w_up, offsets, grad_x)
                 if indices is not None:
                     exact = torch.where(_is_owned(offsets, grad_x), widen(grad_x), 0)
                     sums = exact.new_zeros(x.shape)
@@ -293,6 +290,16 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                 found["x"] = grad_x
         order = ("scores", "x", "gate", "up", "w_down", "gate_bias", "up_bias", "down_bias")
         return (None, None, None, *(found.get(name) for name in order))
+
+
+def _sum_of_rows(
+    plan: Plan, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, other: torch.Tensor
+) -> torch.Tensor:
+    """`rows` and a matrix of their shape, by one kernel where one serves."""
+    if plan.traces_gates:
+        found: torch.Tensor = torch.ops.nvgemm_moe.sum_of_rows(a, b, offsets, other)
+        return found
+    return added_rows(a, b, offsets, other) if plan.uses_kernels else other + rows(a, b, offsets)
 
 
 def _bias_grad(grad: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Grouped products of experts: by a prebuilt kernel where one serves, else by torch.
 
-Both are operators, ``torch.ops.nvgemm_moe.rows`` and ``columns``, so torch.compile keeps them in
-its graph; the kernel is looked up where they run, once for each problem. Those with a gate are in
-`traced`.
+They are operators, ``torch.ops.nvgemm_moe.rows``, ``added_rows`` and ``columns``, so torch.compile
+keeps them in its graph; the kernel is looked up where they run, once for each problem. Those with a
+gate are in `traced`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from ..errors import NvgemmError
 from ..gemm.epilogues import Epilogue
 from ..gemm.extra_operands import ExtraOperands, check_offset_values
-from ..gemm.moe_operators import COLUMNS, NAMESPACE, ROWS
+from ..gemm.moe_operators import ADDED_ROWS, COLUMNS, NAMESPACE, ROWS
 from ..gemm.operands import check_shapes
 from ..gemm.problem import Op
 from ..launch.fast_path import count_write
@@ -24,12 +24,7 @@ from ..launch.loader import LoadedKernel
 from ..launch.select import choose_kernel
 from ..matching.device import wants_determinism
 from ..settings import is_debugging
-
-_ALIGNMENT_BYTES = 16
-"""Of rows and pointers in ``torch._grouped_mm``, whose error message names it."""
-
-_TORCH_TYPES = (torch.bfloat16, torch.float16, torch.float32)
-"""Types of operands that ``torch._grouped_mm`` computes, as its error message names them."""
+from .by_torch import ALIGNMENT_BYTES, columns_by_torch, rows_by_torch
 
 _found: dict[tuple[object, ...], LoadedKernel | str] = {}
 """By all that decides: the kernel, or why none serves."""
@@ -59,6 +54,25 @@ def rows(
         Matrix [m, n] of the operands' type; undefined in rows past the last end.
     """
     result: torch.Tensor = torch.ops.nvgemm_moe.rows(a, b, offsets, bias)
+    return result
+
+
+def added_rows(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, other: torch.Tensor
+) -> torch.Tensor:
+    """`rows` with a matrix added.
+
+    Args:
+        a: Matrix [m, k], the groups' rows one after the other.
+        b: Matrices [groups, k, n].
+        offsets: End of each group along m, int32 [groups].
+        other: Matrix [m, n] of the operands' type. Where no kernel adds it, torch does, to the
+            rounded product.
+
+    Returns:
+        Matrix [m, n] of the operands' type; undefined in rows past the last end.
+    """
+    result: torch.Tensor = torch.ops.nvgemm_moe.added_rows(a, b, offsets, other)
     return result
 
 
@@ -247,8 +261,22 @@ def _rows(
         reason = _launch(Op.GROUPED_MM, a, b, out, plain)
     if reason:
         _warn_once(_BY_TORCH, reason)
-        out = _torch_rows(a, b, offsets)
+        out = rows_by_torch(a, b, offsets)
     return out if bias is None else out.add_(bias[owner_of_rows(offsets, a.shape[0])])
+
+
+def _added_rows(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, other: torch.Tensor
+) -> torch.Tensor:
+    if 0 not in (a.numel(), b.numel()):
+        if is_debugging():
+            check_offset_values(offsets, a.shape[0])
+        out = a.new_empty((a.shape[0], b.shape[2]))
+        left, right = _with_unit_stride(a), _with_unit_stride(b)
+        extras = ExtraOperands(offsets=offsets, addend=other.contiguous(), adds_matrix=True)
+        if not _launch(Op.GROUPED_MM, left, right, out, extras):
+            return out
+    return _rows(a, b, offsets, None).add_(other)
 
 
 def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -262,7 +290,7 @@ def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
     if not reason:
         return out
     _warn_once(_BY_TORCH, reason)
-    return _torch_columns(a, b, offsets)
+    return columns_by_torch(a, b, offsets)
 
 
 def weight_gradient(
@@ -294,7 +322,7 @@ def _find(
     facts = (
         (one.device, one.dtype, one.shape, one.stride(), one.data_ptr() % 128) for one in tensors
     )
-    key = (op, extras.gated, wants_determinism(), *facts)
+    key = (op, wants_determinism(), *extras.wanted(), *facts)
     kernel = _found.get(key)
     if kernel is None:
         try:
@@ -326,68 +354,18 @@ def _with_unit_stride(matrix: torch.Tensor) -> torch.Tensor:
 def _row_major(matrix: torch.Tensor) -> torch.Tensor:
     """The matrix, or a copy where rows have gaps or begin at addresses that kernels cannot read."""
     pitch = matrix.stride(0) * matrix.element_size()
-    is_aligned = (pitch | matrix.data_ptr()) % _ALIGNMENT_BYTES == 0
+    is_aligned = (pitch | matrix.data_ptr()) % ALIGNMENT_BYTES == 0
     return matrix if matrix.stride(1) == 1 and is_aligned else matrix.contiguous()
-
-
-def _torch_rows(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    if not _torch_can_group(a):
-        out = a.new_zeros((a.shape[0], b.shape[2]))
-        for group, (start, end) in enumerate(_spans(offsets)):
-            out[start:end] = a[start:end] @ b[group]
-        return out
-    n = b.shape[2]
-    b = _aligned(b) if b.stride(-1) == 1 else _aligned(b.mT).mT
-    a = _aligned(a)
-    if a.shape[1] != b.shape[1]:  # only one of them was padded along k
-        k = max(a.shape[1], b.shape[1])
-        a = torch.nn.functional.pad(a, (0, k - a.shape[1]))
-        b = _padded_rows(b, k)
-    return torch._grouped_mm(a, b, offs=offsets)[:, :n].contiguous()
-
-
-def _torch_columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    if not _torch_can_group(a):
-        out = a.new_zeros((offsets.shape[0], a.shape[1], b.shape[1]))
-        for group, (start, end) in enumerate(_spans(offsets)):
-            out[group] = a[start:end].t() @ b[start:end]
-        return out
-    p, q = a.shape[1], b.shape[1]
-    a, b = _aligned(a), _aligned(b)
-    return torch._grouped_mm(a.t(), b, offs=offsets)[:, :p, :q].contiguous()
-
-
-def _torch_can_group(a: torch.Tensor) -> bool:
-    """Whether ``torch._grouped_mm`` runs on the device; on the CPU a loop does not cost more."""
-    if a.device.type != "cuda" or a.dtype not in _TORCH_TYPES:
-        return False
-    return bool(torch.cuda.get_device_capability(a.device) >= (8, 0))
-
-
-def _spans(offsets: torch.Tensor) -> list[tuple[int, int]]:
-    """First and last row of each group. Waits for the device."""
-    ends = offsets.tolist()
-    return list(zip([0, *ends], ends))
-
-
-def _aligned(matrix: torch.Tensor) -> torch.Tensor:
-    """A row-major matrix as ``torch._grouped_mm`` takes it, rows padded with zeros if need be."""
-    unit = _ALIGNMENT_BYTES // matrix.element_size()
-    padding = -matrix.shape[-1] % unit
-    if padding:
-        return torch.nn.functional.pad(matrix, (0, padding))
-    starts = matrix.data_ptr() % _ALIGNMENT_BYTES == 0
-    if starts and all(step % unit == 0 for step in matrix.stride()[:-1]) and matrix.stride(-1) == 1:
-        return matrix
-    return matrix.clone(memory_format=torch.contiguous_format)
-
-
-def _padded_rows(b: torch.Tensor, k: int) -> torch.Tensor:
-    return torch.nn.functional.pad(b, (0, 0, 0, k - b.shape[1]))
 
 
 def _fake_rows(
     a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    return a.new_empty((a.shape[0], b.shape[2]))
+
+
+def _fake_added_rows(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, other: torch.Tensor
 ) -> torch.Tensor:
     return a.new_empty((a.shape[0], b.shape[2]))
 
@@ -408,4 +386,7 @@ def define(name: str, operands: str, run: Callable[..., Any], fake: Callable[...
 
 
 define(ROWS, "Tensor a, Tensor b, Tensor offsets, Tensor? bias", _rows, _fake_rows)
+define(
+    ADDED_ROWS, "Tensor a, Tensor b, Tensor offsets, Tensor other", _added_rows, _fake_added_rows
+)
 define(COLUMNS, "Tensor a, Tensor b, Tensor offsets", _columns, _fake_columns)

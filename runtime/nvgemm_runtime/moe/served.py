@@ -37,8 +37,9 @@ def is_served(
     epilogue: Epilogue | None,
     *,
     pitch: int | None = None,
+    adds_matrix: bool = False,
 ) -> bool:
-    """Whether torch.compile may use a kernel for `nvgemm_runtime.moe.products.rows`, or one gated.
+    """Whether torch.compile may use a kernel for `nvgemm_runtime.moe.products.rows` and the like.
 
     Args:
         a: Matrix [m, k].
@@ -47,11 +48,12 @@ def is_served(
         addend: A row of n for each group, the product that a gradient reads, or gates.
         epilogue: The gated epilogue; None for the product itself.
         pitch: Elements from a row of the result to the next, if there are gaps between.
+        adds_matrix: Whether the addend is a matrix [m, n] that is added.
     """
     if _is_off() or (a.device.type == "cuda" and not torch.cuda.is_available()):
         return False
     try:
-        return _is_served(a, b, offsets, addend, epilogue, pitch)
+        return _is_served(a, b, offsets, addend, epilogue, pitch, adds_matrix)
     except NvgemmError as error:
         _log.debug("experts are traced without a kernel: %s", error)
     except Exception as error:  # It is the user's compilation: without kernels it goes on.
@@ -73,6 +75,7 @@ def _is_served(
     addend: torch.Tensor | None,
     epilogue: Epilogue | None,
     pitch: int | None,
+    adds_matrix: bool,
 ) -> bool:
     left, right = _with_unit_stride(_operand(a)), _with_unit_stride(_operand(b))
     added = None if addend is None else _operand(addend)
@@ -84,6 +87,7 @@ def _is_served(
     extras = ExtraOperands(
         offsets=_operand(offsets),
         addend=added,
+        adds_matrix=adds_matrix,
         gated=epilogue,
     )
     asked = requests(Op.GROUPED_MM, left, right, out=out, extras=extras)

@@ -1,10 +1,11 @@
 """Operators of experts' gates in the graphs of torch.compile.
 
-`experts` traces ``up_joined``, ``up_kept``, ``up_pair`` and ``up_gradients``. When AOTAutograd or a
-dispatcher comes to one, it is replaced: by an operator that launches a kernel with the gate, where
-installed bundles have one, and else by the products and the activation's operators, which Inductor
-fuses as if there were no such kernels. So Dynamo's graphs do not depend on what is installed, and
-what torch caches behind it does, for which `nvgemm_runtime.inductor.cache_key` has the bundles.
+`experts` traces ``up_joined``, ``up_kept``, ``up_pair``, ``up_gradients`` and ``sum_of_rows``. When
+AOTAutograd or a dispatcher comes to one, it is replaced: by an operator that launches a kernel with
+the gate or the sum, where installed bundles have one, and else by the products and the other
+operators, which Inductor fuses as if there were no such kernels. So Dynamo's graphs do not depend
+on what is installed, and what torch caches behind it does, for which
+`nvgemm_runtime.inductor.cache_key` has the bundles.
 
 The operators that launch, ``gated_rows``, ``paired_rows``, ``paired_gated_rows`` and
 ``gate_gradient``, look the kernel up where they run, once for each problem, and compute without one
@@ -32,7 +33,15 @@ from .gates import (
     gradients_by_operators,
     weighted,
 )
-from .products import define, library, rows, rows_into, ups_into, weight_gradient
+from .products import (
+    added_rows,
+    define,
+    library,
+    rows,
+    rows_into,
+    ups_into,
+    weight_gradient,
+)
 from .served import is_served
 
 _launching = torch.ops.nvgemm_moe
@@ -220,6 +229,14 @@ def _gradients_by_kernel(
     return all_of_them.with_parts(*plan.split(found))
 
 
+def _sum_of_rows(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, other: torch.Tensor
+) -> torch.Tensor:
+    if is_served(a, b, offsets, other, None, adds_matrix=True):
+        return added_rows(a, b, offsets, other)
+    return other + rows(a, b, offsets)
+
+
 def _gated_rows(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -386,6 +403,9 @@ _define_replaced(
     "up_pair(Tensor a, Tensor w_gate, Tensor w_up, Tensor offsets, Tensor? gate_bias, "
     "Tensor? up_bias, Tensor w_down, str activation, bool wants_grad) -> (Tensor, Tensor, Tensor)",
     _up_pair,
+)
+_define_replaced(
+    "sum_of_rows(Tensor a, Tensor b, Tensor offsets, Tensor other) -> Tensor", _sum_of_rows
 )
 _define_replaced(
     "up_gradients(Tensor grad, Tensor w_down, Tensor offsets, Tensor gates, Tensor? ups, "

@@ -102,8 +102,13 @@ def test_products_of_experts_are_those_that_a_training_step_calls(
         expert_steps.step(sizes)
     assert not met.others
     called = {problem.key for problem in met.problems}
+    added = {key for key in in_groups(made) if "/add/" in key}
     # The libraries themselves multiply first, and then add biases.
-    assert in_groups(made) == called | {key.replace("/bias/", "/") for key in called}
+    assert in_groups(made) - added == called | {key.replace("/bias/", "/") for key in called}
+    # Of two weights with one input, the second's gradient of that is added to the first's.
+    second = f"grouped_mm/tt/bf16xbf16/fp32/bf16/add/g{sizes.count}m{sizes.rows}n64k{sizes.hidden}"
+    assert added == ({second} if sizes.kept == "pair" else set())
+    assert {key.replace("/add/", "/") for key in added} <= called
     assert met.problems == Counter(
         {Problem.parse(key): n for key, n in expert_steps.problems_of(sizes).items()}
     )

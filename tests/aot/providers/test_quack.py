@@ -202,6 +202,20 @@ def test_offers_gates_of_groups_in_what_is_supported(arch: str, epilogue: Epilog
         assert all(one.design.tile[1] % 32 == 0 for one in found.candidates)
 
 
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_design_of_groups_may_add_a_matrix(arch: str) -> None:
+    told = "clusters," if arch == HOPPER else ""
+    for dtype, layout, out in itertools.product(
+        ("bf16", "fp16"), ("tn", "tt"), ("fp32", "fp16", "bf16")
+    ):
+        key = f"grouped_mm/{layout}/{dtype}x{dtype}/fp32/{out}"
+        found = Quack().enumerate(Signature.parse(f"{key}/add"), build_target(arch)).candidates
+        plain = Quack().enumerate(Signature.parse(key), build_target(arch)).candidates
+        assert [one.design for one in found] == [one.design for one in plain]
+        conventions = {one.calling_convention for one in found}
+        assert conventions == {f"tvm_ffi:gemm(a,b,offsets,addend,out,{told}stream)"}
+
+
 def test_cache_keys_hold_the_source_of_every_part_of_an_epilogue() -> None:
     """A change of what groups or gates do must compile their kernels anew, and no others."""
     added = {}

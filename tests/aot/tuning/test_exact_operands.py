@@ -46,6 +46,7 @@ SIGNATURES = [
     "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/bias",
     "grouped_mm/tn/bf16xbf16/fp32/bf16",
     "grouped_mm/tt/bf16xbf16/fp32/bf16/bias",
+    "grouped_mm/tn/bf16xbf16/fp32/bf16/add",
     "k_grouped_mm/nt/bf16xbf16/fp32/bf16",
     "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32",
     "mm/nt/fp8_e5m2xfp8_e5m2/fp32/fp8_e4m3/e8m0_1x32",
@@ -341,6 +342,7 @@ def test_torchs_own_result_need_only_be_alike(key: str) -> None:
     [
         "grouped_mm/tn/bf16xbf16/fp32/bf16",
         "grouped_mm/tt/bf16xbf16/fp32/bf16/bias",
+        "grouped_mm/tt/bf16xbf16/fp32/bf16/add",
         "grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row",
         "grouped_mm/tn/bf16xbf16/fp32/bf16/swiglu_halves_kept",
         "grouped_mm/tt/bf16xbf16/fp32/bf16/swiglu_oai_interleaved_gradient",

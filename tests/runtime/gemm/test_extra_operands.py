@@ -179,6 +179,35 @@ def test_epilogues_that_none_has_are_refused(extras: ExtraOperands, message: str
         read_epilogues(extras, DType.BF16, (16, 32))
 
 
+def test_groups_have_a_row_each_or_a_matrix_added() -> None:
+    """Not by the shape, which is the same where there are as many groups as rows."""
+    added = torch.ones(16, 32).bfloat16()
+    row, matrix = (ExtraOperands(addend=added, adds_matrix=one) for one in (False, True))
+    assert read_epilogues(row, DType.BF16, (16, 32), 16) == (Epilogue.BIAS,)
+    assert read_epilogues(row, DType.BF16, (4, 32), 16) == (Epilogue.BIAS,)
+    assert read_epilogues(matrix, DType.BF16, (16, 32), 16) == (Epilogue.ADD,)
+    assert read_epilogues(matrix, DType.BF16, (16, 32), 4) == (Epilogue.ADD,)
+    with pytest.raises(NoKernelError, match=r"must have \[4, 32\], that of the result"):
+        read_epilogues(matrix, DType.BF16, (4, 32), 16)
+
+
+@pytest.mark.parametrize(
+    ("added", "alignment"),
+    [
+        (torch.zeros(16, 32).bfloat16(), 64),
+        (torch.zeros(16, 64).bfloat16()[:, :32], 64),
+        (torch.zeros(16, 36).bfloat16()[:, :32], 8),
+    ],
+)
+def test_a_matrix_added_to_groups_counts_for_alignment(added: torch.Tensor, alignment: int) -> None:
+    a, b = torch.zeros(16, 64).bfloat16(), torch.zeros(4, 32, 64).bfloat16().mT
+    offsets = torch.zeros(4, dtype=torch.int32)
+    extras = ExtraOperands(offsets=offsets, addend=added, adds_matrix=True)
+    (asked,) = requests(Op.GROUPED_MM, a, b, extras=extras)
+    assert asked.problem.key == "grouped_mm/tn/bf16xbf16/fp32/bf16/add/g4m16n32k64"
+    assert asked.alignment_bytes == alignment
+
+
 def test_offsets_rise_and_stay_within_a() -> None:
     check_offset_values(torch.tensor([0, 0, 7, 16], dtype=torch.int32), 16)
     for ends, message in (

@@ -155,6 +155,28 @@ def test_two_weights_have_the_gate_behind_the_product_of_ups(
         assert torch.equal(out, experts(**made))
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_two_weights_add_one_gradient_of_rows_to_the_other(backend: str, install: Install) -> None:
+    installed = install({"tn": [None, UPS], "tt": [None, GRADIENT, Epilogue.ADD]})
+    made = with_pair(operands_for_kernels())
+    found = gradients(compiled(backend=backend), made)
+    assert installed.epilogues() == [None, UPS, None, GRADIENT, None, Epilogue.ADD]
+    assert_same(found, gradients(experts, made), 2**-7)
+    graphs = Graphs()
+    gradients(compiled(backend=graphs.backend), made)
+    wanted = {"paired_gated_rows": 1, "gate_gradient": 1, "rows": 2, "added_rows": 1, "columns": 3}
+    assert graphs.operators() == wanted
+
+
+def test_a_graph_adds_gradients_where_the_kernel_is_gone(install: Install) -> None:
+    installed = install({"tn": [None, UPS], "tt": [None, GRADIENT, Epilogue.ADD]})
+    made = with_pair(operands_for_kernels())
+    run = compiled()
+    found = gradients(run, made)
+    installed.remove()
+    assert_same(gradients(run, made), found, 2**-5)
+
+
 def test_two_weights_are_two_products_without_the_kernel_or_a_gradient(install: Install) -> None:
     install({"tn": [None], "tt": [None]})
     made = with_pair(operands_for_kernels())

@@ -241,13 +241,13 @@ def test_a_weight_that_requires_no_grad_gets_no_product(monkeypatch: pytest.Monk
     made = operands()
     made["w_up"] = made["w_up"].detach()
     seen: list[tuple[int, ...]] = []
-    computed = products._torch_columns
+    computed = products.columns_by_torch
 
     def counted(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         seen.append((a.shape[1], b.shape[1]))
         return computed(a, b, offsets)
 
-    monkeypatch.setattr(products, "_torch_columns", counted)
+    monkeypatch.setattr(products, "columns_by_torch", counted)
     experts(**made).sum().backward()
     assert seen == [(DIM, HIDDEN)]
     assert made["x"].grad is not None

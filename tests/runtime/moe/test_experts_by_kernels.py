@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from expert_kernels import Installed, assert_same, gradients, leaves, operands_for_kernels
 from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
-from nvgemm_runtime.moe import experts, gates
+from nvgemm_runtime.moe import experts, gates, products
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -131,6 +131,41 @@ def test_two_weights_have_the_gate_behind_the_product_of_ups(
     installed.remove()
     assert_same([out], [experts(**made).detach()], 2**-5)
     assert_same(found, gradients(experts, made), 2**-5)
+
+
+def test_two_weights_add_one_gradient_of_rows_to_the_other(
+    install: Callable[..., Installed],
+) -> None:
+    """By the kernel of the second product, which rounds the sum once."""
+    installed = install({"tn": [None], "tt": [None, Epilogue.ADD]})
+    made = of_two_weights(operands_for_kernels())
+    found = gradients(experts, made)
+    assert installed.epilogues() == [None, None, None, None, None, Epilogue.ADD]
+    installed.remove()
+    assert_same(found, gradients(experts, made), 2**-5)
+
+
+@pytest.mark.parametrize("rows", [0, 18])
+def test_rows_with_a_matrix_added(rows: int, install: Callable[..., Installed]) -> None:
+    """By a kernel, by another one and torch, and by torch alone; of a matrix of any strides."""
+    torch.manual_seed(0)
+    a, b = torch.randn(rows, 32).bfloat16(), torch.randn(4, 32, 32).bfloat16()
+    ends = torch.tensor([5, 5, 6, 18], dtype=torch.int32).clamp(max=rows)
+    other = torch.randn(32, rows).bfloat16().T
+    results = []
+    for epilogues in ([None, Epilogue.ADD], [None], []):
+        if epilogues:
+            installed = install({"tt": epilogues})
+        else:
+            installed.remove()
+        products._found.clear()
+        results.append(products.added_rows(a, b, ends, other))
+        wanted = [epilogues[-1]] if epilogues and rows else []
+        assert installed.epilogues() == wanted
+    for one in results:
+        assert one.shape == (rows, 32)
+        assert_same([one], [results[0]], 2**-6)
+    assert not rows or not torch.equal(results[0], results[1]), "rounded once, and twice"
 
 
 @pytest.mark.parametrize("lacking", ["activation", "bias", "kernel of gates", "gradient"])

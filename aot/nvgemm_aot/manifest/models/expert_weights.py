@@ -38,7 +38,14 @@ def _as_torchtitan_has(gemm: ModelGemm) -> Iterator[ModelGemm]:
         yield replace(gemm, layout=Layout.TN)
     elif gemm.role == "expert gate_up_proj":
         for part in ("gate_proj", "up_proj"):
-            gate = gemm.gated if part == "up_proj" else None
-            yield replace(gemm, role=f"expert {part}", n=gemm.n // 2, gated=None, gate_beside=gate)
+            is_up = part == "up_proj"
+            yield replace(
+                gemm,
+                role=f"expert {part}",
+                n=gemm.n // 2,
+                gated=None,
+                gate_beside=gemm.gated if is_up else None,
+                shares_input=is_up,
+            )
     else:
         yield gemm

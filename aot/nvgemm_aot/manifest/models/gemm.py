@@ -79,6 +79,8 @@ class ModelGemm:
             gradient of such a gate behind that of the input.
         gate_beside: The gate, as ``gated``, that multiplies its result, where kernels apply such a
             gate, whose own product another weight gives.
+        shares_input: Whether another expert weight multiplies its input before it, so that the
+            gradient by this one is added to that by the other.
         unserved: Why no kernel computes it as the model does, in words; empty where one can.
     """
 
@@ -93,6 +95,7 @@ class ModelGemm:
     gated: Epilogue | None = None
     gate_before: Epilogue | None = None
     gate_beside: Epilogue | None = None
+    shares_input: bool = False
     unserved: str = ""
 
 

@@ -14,7 +14,9 @@ class Product(str, enum.Enum):
     """What a product computes: the layer itself, or a gradient of the backward pass.
 
     Of experts with biases, torch computes ``FORWARD`` and adds the biases to it;
-    `nvgemm_runtime.moe` computes ``BIASED_FORWARD``, where a kernel does both.
+    `nvgemm_runtime.moe` computes ``BIASED_FORWARD``, where a kernel does both. Where two weights
+    have one input, that adds the gradient by the second to that by the first, in a kernel where one
+    does both: ``ADDED_INPUT_GRADIENT``.
 
     Each has one extent that grows with the tokens, and a pair of fixed ones (`pair_of`).
     """
@@ -22,6 +24,7 @@ class Product(str, enum.Enum):
     FORWARD = "forward"
     BIASED_FORWARD = "forward, with biases"
     INPUT_GRADIENT = "gradient of input"
+    ADDED_INPUT_GRADIENT = "gradient of input, added to another"
     WEIGHT_GRADIENT = "gradient of weight"
     BIAS_GRADIENT = "gradient of bias"
 
@@ -29,6 +32,11 @@ class Product(str, enum.Enum):
     def sums_over_tokens(self) -> bool:
         """Whether k grows with the tokens, and not m."""
         return self in (Product.WEIGHT_GRADIENT, Product.BIAS_GRADIENT)
+
+    @property
+    def is_of_input(self) -> bool:
+        """Whether it is the gradient of the input, by itself or added to another."""
+        return self in (Product.INPUT_GRADIENT, Product.ADDED_INPUT_GRADIENT)
 
 
 def products_of(gemm: ModelGemm) -> tuple[Product, ...]:
@@ -38,8 +46,10 @@ def products_of(gemm: ModelGemm) -> tuple[Product, ...]:
     with columns of ones.
     """
     biased = gemm.routing is not None and gemm.routing.biased
-    of_biases = (Product.BIASED_FORWARD, Product.BIAS_GRADIENT)
-    return tuple(one for one in Product if biased or one not in of_biases)
+    left_out = set() if biased else {Product.BIASED_FORWARD, Product.BIAS_GRADIENT}
+    if not gemm.shares_input:
+        left_out.add(Product.ADDED_INPUT_GRADIENT)
+    return tuple(one for one in Product if one not in left_out)
 
 
 def pair_of(gemm: ModelGemm, product: Product) -> tuple[int, int]:
@@ -50,7 +60,7 @@ def pair_of(gemm: ModelGemm, product: Product) -> tuple[int, int]:
     out_features, in_features = gemm.n, gemm.k
     if product is Product.BIAS_GRADIENT:
         return out_features, BIAS_COLUMNS
-    is_turned = product is Product.INPUT_GRADIENT or (
+    is_turned = product.is_of_input or (
         product is Product.WEIGHT_GRADIENT and gemm.layout.b_row_major
     )
     return (in_features, out_features) if is_turned else (out_features, in_features)
@@ -65,7 +75,7 @@ def layout_of(gemm: ModelGemm, product: Product) -> Layout:
     """The layout of a product: the gradient of the input multiplies by the transposed weight."""
     if product in (Product.FORWARD, Product.BIASED_FORWARD):
         return gemm.layout
-    if product is Product.INPUT_GRADIENT:
+    if product.is_of_input:
         return Layout.TN if gemm.layout.b_row_major else Layout.TT
     return Layout.NT
 

@@ -8,7 +8,8 @@ rows of A, and a group that would end before it begins has no tiles. Of writing,
 it; of reading, nothing but this reasoning has. The result of such ends is undefined.
 
 A bias is a matrix with a row for each group. Which one a tile reads goes by the scheduler's number
-of its group, as its B does, and so by no end.
+of its group, as its B does, and so by no end. A matrix that is added has the rows of the result; a
+tile reads it where its group begins, and so past the group's end, as it reads A.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from itertools import product
 from typing import Any
 
 from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM
-from nvgemm_runtime.gemm.epilogues import GateForm
+from nvgemm_runtime.gemm.epilogues import Addend
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, roles
 from nvgemm_runtime.gemm.types import DType
@@ -73,7 +74,8 @@ def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
     """Compile one design for a grouped signature; arguments are those of `entry.compile_entry`.
 
     The function takes ``(a, b, offsets, out, stream)``, with scales ``scale_a`` and ``scale_b``
-    behind ``b``, with a bias ``addend`` before ``out``, on Hopper ``clusters`` before the stream.
+    behind ``b``, with what is added as ``addend`` before ``out``, on Hopper ``clusters`` before the
+    stream.
     """
     import_library()
     from quack import gemm_default_epi as library
@@ -86,11 +88,12 @@ def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
 
     def launch(**given: Any) -> None:
         epilogue: dict[str, Any] = {}
+        matrix = None
         if has_own_epilogue(signature):
             tensors = {role: given[role.value] for role in roles(signature)}
-            epilogue, _ = epilogue_arguments(signature, tensors, swapped=False)
+            epilogue, matrix = epilogue_arguments(signature, tensors, swapped=False)
         gemm(
-            given["a"], given["b"], given["out"], None, gemm.EpilogueArguments(**epilogue),
+            given["a"], given["b"], given["out"], matrix, gemm.EpilogueArguments(**epilogue),
             scheduler_options(given.get(CLUSTERS)),
             arguments_of_groups(given), given[STREAM], None, None,
         )  # fmt: skip
@@ -225,8 +228,9 @@ def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
         )
 
     a, b, out = signature.a, signature.b, signature.out
-    read = {GateForm.GRADIENT: (m, out_n), GateForm.UPS: (m, n)}
-    added = (groups, n) if signature.form is None else read.get(signature.form, (groups, n))
+    kind = None if signature.epilogue is None else signature.epilogue.addend
+    of_rows = {Addend.MATRIX: n, Addend.GATES: n, Addend.PRODUCT: out_n}
+    added = (m, of_rows[kind]) if kind in of_rows else (groups, n)
     inner = (stride(b), 1) if layout.b_row_major else (1, stride(b))
     samples = {
         Role.A: lambda: tensor(Role.A, (m, k), (stride(a), 1)),

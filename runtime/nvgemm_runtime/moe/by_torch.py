@@ -1,0 +1,69 @@
+"""Grouped products of experts by torch, where no prebuilt kernel serves."""
+
+from __future__ import annotations
+
+import torch
+
+ALIGNMENT_BYTES = 16
+"""Of rows and pointers in ``torch._grouped_mm``, whose error message names it."""
+
+_TORCH_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""Types of operands that ``torch._grouped_mm`` computes, as its error message names them."""
+
+
+def rows_by_torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """`nvgemm_runtime.moe.products.rows` without a bias."""
+    if not _torch_can_group(a):
+        out = a.new_zeros((a.shape[0], b.shape[2]))
+        for group, (start, end) in enumerate(_spans(offsets)):
+            out[start:end] = a[start:end] @ b[group]
+        return out
+    n = b.shape[2]
+    b = _aligned(b) if b.stride(-1) == 1 else _aligned(b.mT).mT
+    a = _aligned(a)
+    if a.shape[1] != b.shape[1]:  # only one of them was padded along k
+        k = max(a.shape[1], b.shape[1])
+        a = torch.nn.functional.pad(a, (0, k - a.shape[1]))
+        b = _padded_rows(b, k)
+    return torch._grouped_mm(a, b, offs=offsets)[:, :n].contiguous()
+
+
+def columns_by_torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """`nvgemm_runtime.moe.products.columns`."""
+    if not _torch_can_group(a):
+        out = a.new_zeros((offsets.shape[0], a.shape[1], b.shape[1]))
+        for group, (start, end) in enumerate(_spans(offsets)):
+            out[group] = a[start:end].t() @ b[start:end]
+        return out
+    p, q = a.shape[1], b.shape[1]
+    a, b = _aligned(a), _aligned(b)
+    return torch._grouped_mm(a.t(), b, offs=offsets)[:, :p, :q].contiguous()
+
+
+def _torch_can_group(a: torch.Tensor) -> bool:
+    """Whether ``torch._grouped_mm`` runs on the device; on the CPU a loop does not cost more."""
+    if a.device.type != "cuda" or a.dtype not in _TORCH_TYPES:
+        return False
+    return bool(torch.cuda.get_device_capability(a.device) >= (8, 0))
+
+
+def _spans(offsets: torch.Tensor) -> list[tuple[int, int]]:
+    """First and last row of each group. Waits for the device."""
+    ends = offsets.tolist()
+    return list(zip([0, *ends], ends))
+
+
+def _aligned(matrix: torch.Tensor) -> torch.Tensor:
+    """A row-major matrix as ``torch._grouped_mm`` takes it, rows padded with zeros if need be."""
+    unit = ALIGNMENT_BYTES // matrix.element_size()
+    padding = -matrix.shape[-1] % unit
+    if padding:
+        return torch.nn.functional.pad(matrix, (0, padding))
+    starts = matrix.data_ptr() % ALIGNMENT_BYTES == 0
+    if starts and all(step % unit == 0 for step in matrix.stride()[:-1]) and matrix.stride(-1) == 1:
+        return matrix
+    return matrix.clone(memory_format=torch.contiguous_format)
+
+
+def _padded_rows(b: torch.Tensor, k: int) -> torch.Tensor:
+    return torch.nn.functional.pad(b, (0, 0, 0, k - b.shape[1]))
