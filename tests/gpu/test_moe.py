@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from nvgemm_runtime.gemm.epilogues import Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.bundle.format import Kernel
+from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.launch.loader import LoadedKernel
 from nvgemm_runtime.moe import experts, products
 
 DEVICE = "cuda"
@@ -58,6 +60,12 @@ def is_by_kernels() -> bool:
     return bool(found) and not any(isinstance(one, str) for one in found)
 
 
+def kernels() -> list[Kernel]:
+    """The kernels that were looked up."""
+    found = (one for one in products._found.values() if isinstance(one, LoadedKernel))
+    return [one.kernel for one in found]
+
+
 def error(found: Tensors, wanted: Tensors) -> list[float]:
     return [float((a.float() - b.float()).norm() / b.norm()) for a, b in zip(found, wanted)]
 
@@ -92,16 +100,16 @@ def test_two_weights_are_at_most_half_as_far_again_from_fp32_as_one(activation: 
 
     found = run_of_two(x, gates, ups, down)
     assert is_by_kernels()
-    looked_up = {key[1] for key in products._found}
+    looked_up = {kernel.signature.epilogue for kernel in kernels()}
     forms = (GateForm.UPS, GateForm.GRADIENT)
     expected = {find_gated(Gate(activation), WeightOrder.HALVES, form) for form in forms}
-    assert looked_up == {None, *expected}
+    assert looked_up == {None, Epilogue.ADD, *expected}
     wide = [one.detach().float().requires_grad_() for one in (x, gates, ups, down)]
     wanted = run_of_two(*wide)
     out, of_x, *_, of_down = run([x, up, down], activation=activation)
     of_one = error([out, of_x, of_down], [wanted[0], wanted[1], wanted[-1]])
     of_two = error([found[0], found[1], found[-1]], [wanted[0], wanted[1], wanted[-1]])
-    # Gates are rounded before the activation, and two gradients of x before they are added.
+    # Gates are rounded before the activation, and one gradient of x before another is added.
     for two, one in zip(of_two, of_one):
         assert two <= 1.5 * one
     assert max(error(found[2:4], wanted[2:4])) < 1e-2
@@ -119,7 +127,7 @@ def test_without_gradients_a_kernel_has_the_gate(activation: str, order: str) ->
     with torch.no_grad():
         out = experts(x, up, down, ends(), **options)
     assert is_by_kernels()
-    assert any(key[1] is not None for key in products._found)
+    assert any(kernel.signature.is_gated for kernel in kernels())
     rounded = experts(x, up, down, ends(), **options)
     wide = {name: one.float() for name, one in named.items()}
     exact = experts(x.float(), up.float(), down.float(), ends(), **{**options, **wide})

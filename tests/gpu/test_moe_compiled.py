@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch.utils.checkpoint
-from test_moe import COUNTS, DEVICE, Tensors, ends, error, is_by_kernels, operands
+from test_moe import COUNTS, DEVICE, Tensors, ends, error, is_by_kernels, kernels, operands
 
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.moe import experts, products
@@ -62,7 +62,8 @@ def split(given: Tensors) -> Tensors:
 def gates_found() -> set[Epilogue]:
     """Gated epilogues that were looked up, all of which kernels served."""
     assert is_by_kernels()
-    return {key[1] for key in products._found if isinstance(key[1], Epilogue)}
+    epilogues = {kernel.signature.epilogue for kernel in kernels()}
+    return {one for one in epilogues if one is not None and one.gate is not None}
 
 
 @pytest.mark.parametrize(
