@@ -16,6 +16,8 @@ import pytest
 import torch
 from installed import installed_kernels
 
+from nvgemm_runtime.bundle.format import Kernel
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -45,3 +47,14 @@ def pytest_report_header() -> list[str]:
 def kernels_are_installed() -> None:
     if torch.cuda.is_available():
         assert installed_kernels(), "no installed bundle serves this GPU; install a kernel wheel"
+
+
+@pytest.fixture(scope="module")
+def kernels() -> dict[str, Kernel]:
+    """By the first digits of their ids, as generated code calls them."""
+    found = {kernel.id[:12]: kernel for _, kernel in installed_kernels()}
+    keys = {kernel.signature.key for kernel in found.values()}
+    for layout in ("mm/tn", "mm/tt", "mm/nt", "bmm/tn"):
+        if f"{layout}/bf16xbf16/fp32/bf16" not in keys:
+            pytest.skip(f"no installed kernel for {layout} in bf16; install the quickstart wheel")
+    return found
