@@ -46,7 +46,7 @@ SPIN_CYCLES = 200_000
 SPIN_CYCLES_PER_LAUNCH = 20_000
 """for about 10 us more a launch."""
 MOST_WAITS = 9
-"""So often a launch is timed again, behind a wait twice as long: up to about 25 ms."""
+"""Most tries to time launches, each behind a wait twice as long as before: for one, up to 28 ms."""
 
 _ALIGNED = 128
 """Operands begin at multiples of so many elements of two bytes: as from torch's allocator."""
@@ -185,7 +185,8 @@ def launch_ns(way: Contender, count: int = 1, first: int = 0) -> float:
     done again behind one that waits twice as long.
 
     Raises:
-        click.ClickException: If the host is behind the longest wait, too.
+        click.ClickException: If the host is late behind the longest wait, too, as it is where
+            the launch itself waits for the GPU.
     """
     import torch
 
@@ -204,8 +205,8 @@ def launch_ns(way: Contender, count: int = 1, first: int = 0) -> float:
             return float(begin.elapsed_time(end)) * 1e6 / count
         cycles *= 2
     raise click.ClickException(
-        f"the host took longer to send {count} launches than the GPU to wait {cycles // 2} cycles, "
-        f"{MOST_WAITS} times in a row, so the GPU's time is not known: run where the host is idle"
+        f"the host sent {count} launches too late in {MOST_WAITS} tries, the last of them behind a "
+        f"wait of {cycles // 2} cycles, so the GPU's time is not known: run where the host is idle"
     )
 
 

@@ -42,7 +42,7 @@ def _result(folder: Path, name: str) -> str:
             data = json.loads(path.read_text("utf-8"))
     if data is not None and (made_with := _made_with(data)):
         parts.append(made_with)
-    kind = re.sub(r"-(cpu|h[12]00|\d+-gemms)", "", title)
+    kind = re.sub(r"-(cpu|h200|\d+-gemms)", "", title)
     if data is not None and kind in TABLES:
         parts.append(TABLES[kind](data))
     links = ", ".join(f"[{path.name}](../../benchmarks/results/{path.name})" for path in files)

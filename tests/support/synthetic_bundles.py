@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import zipfile
 from pathlib import Path
 
+import pytest
+
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
+from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_runtime.bundle.format import KernelDesign, RankingSource, sha256_hex
 from nvgemm_runtime.gemm.problem import Problem, Signature
@@ -58,3 +63,25 @@ def write_synthetic_bundle(
     )
     write_bundle(path, content)
     return path
+
+
+def install_lost_and_damaged(directory: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Install two wheels alone: one whose bundle is gone, and one whose RECORD is.
+
+    Returns:
+        Where the bundle was, and where the metadata of the other lies.
+    """
+    site = directory / "site"
+    bundle = write_synthetic_bundle(directory / "sm_90a.nvgemm", "sm_90a")
+    for name in ("lost", "damaged"):
+        wheel = write_wheel([bundle], name=name, version="1.0", out_dir=directory)
+        zipfile.ZipFile(wheel).extractall(site)
+    (lost,) = (site / "nvgemm_kernels_lost").glob("*.nvgemm")
+    lost.unlink()
+    (damaged,) = site.glob("nvgemm_kernels_damaged-*.dist-info")
+    (damaged / "RECORD").unlink()
+    monkeypatch.setattr(
+        "nvgemm_runtime.installed.discover.distributions",
+        lambda: importlib.metadata.distributions(path=[str(site)]),
+    )
+    return lost, damaged

@@ -377,6 +377,10 @@ def installed_text(documents: Sequence[Document]) -> str:
         ]
         for d in documents
     ]
-    broken = [f"{d['path']}: {d['error']}" for d in documents if d["error"]]
+    broken = [
+        d["error"] if d["error"].startswith(d["path"]) else f"{d['path']}: {d['error']}"
+        for d in documents
+        if d["error"]
+    ]
     header = ["distribution", "version", "target", "kernels", "problems", "size", "path"]
     return "\n".join([table(rows, header), *broken])

@@ -78,7 +78,8 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
     )
     yield f"targets: [{', '.join(map(target_entry, wanted.targets))}]"
     if any(
-        entry.signature.is_gated or entry.product is Product.BIASED_FORWARD
+        entry.signature.is_gated
+        or entry.product in (Product.BIASED_FORWARD, Product.ADDED_INPUT_GRADIENT)
         for entry in made.entries
     ):
         yield "providers: [cutlass_operators, quack]"
@@ -153,7 +154,7 @@ _LEADS = {
     Product.FORWARD: "",
     Product.BIASED_FORWARD: "with their biases, ",
     Product.INPUT_GRADIENT: "gradients of the inputs of ",
-    Product.ADDED_INPUT_GRADIENT: "added to other gradients, those of the inputs of ",
+    Product.ADDED_INPUT_GRADIENT: "gradients of inputs, added to those by the other weight, of ",
     Product.WEIGHT_GRADIENT: "gradients of the weights of ",
     Product.BIAS_GRADIENT: "gradients of the biases of ",
 }

@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+from nvgemm_runtime.gemm.epilogues import Addend
 from nvgemm_runtime.gemm.problem import Op, Problem
+from nvgemm_runtime.gemm.roles import Role, role_shape
 
 from ..targets import BuildTarget
 from .base import Candidate
@@ -201,8 +203,16 @@ def work_of(problem: Problem, candidate: Candidate, counts: Sequence[int], sm_co
     tiles = sum(_in_clusters(count, tile_m, cluster_m) for count in used) * tiles_n
     waves = _busiest(tiles, blocks)
     moved = (sum(used) + len(used) * problem.n) * problem.k * in_bits
-    moved += sum(used) * problem.out_n * out_bits
+    moved += sum(used) * (problem.out_n + _columns_read(problem)) * out_bits
     return Work(tiles=waves, steps=waves * -(-problem.k // tile_k), moved_bytes=moved / 8)
+
+
+def _columns_read(problem: Problem) -> int:
+    """Columns of what lies in the addend's place, where that has a row for each of the result."""
+    epilogue = problem.signature.epilogue
+    if epilogue is None or epilogue.addend in (None, Addend.ROW):
+        return 0
+    return role_shape(problem, Role.ADDEND)[-1]
 
 
 def _in_clusters(extent: int, tile: int, cluster: int) -> int:

@@ -37,7 +37,6 @@ def _next_step(found: FoundBundle) -> str:
             f"correct what {BUNDLES_VARIABLE} names or take it out; a damaged bundle is built "
             "again by nvgemm-aot build"
         )
-    pinned = "==".join(found.origin.split(" "))
-    if pinned.count("==") == 1:  # a distribution and its version, as pip takes them
-        return f"install it again: pip install --force-reinstall --no-deps {pinned}"
-    return f"install or uninstall {found.origin}"
+    if found.requirement is None:
+        return f"reinstall the kernel wheel whose metadata lies in {found.path}, or delete that"
+    return f"install it again: pip install --force-reinstall --no-deps {found.requirement}"

@@ -23,6 +23,9 @@ DISTRIBUTION_PREFIX = "nvgemm-kernels-"
 BUNDLE_SUFFIX = ".nvgemm"
 """Ending of a bundle's file name."""
 
+_LEFT_BY_PIP = "~"
+"""How the directories begin of what pip was interrupted in uninstalling."""
+
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 
 
@@ -35,7 +38,7 @@ class InstalledBundle:
             be read, where its metadata lies.
         distribution: Name of the distribution, as its metadata gives it, or None.
         version: Version of the distribution, or None.
-        problem: Why there is no bundle to open, or None.
+        problem: Why there is no bundle to open, with the next step, or None.
     """
 
     path: Path
@@ -66,6 +69,9 @@ def find_wheel_bundles() -> tuple[InstalledBundle, ...]:
     found: dict[str, InstalledBundle] = {}
     seen_names: set[str] = set()
     for distribution in distributions():
+        if _metadata_path(distribution).name.startswith(_LEFT_BY_PIP):
+            continue
+        name = version = None
         try:
             packages = _declared_packages(distribution)
             if not packages:
@@ -77,18 +83,17 @@ def find_wheel_bundles() -> tuple[InstalledBundle, ...]:
             seen_names.add(key)
             bundles = list(_bundles(distribution, packages, name, version))
         except Exception as error:  # Metadata of third parties can be wrong in any way.
-            bundles = [_unreadable(distribution, error)]
+            problem = (
+                f"{describe_distribution(distribution)} cannot be used: "
+                f"{str(error) or type(error).__name__}; reinstall or uninstall it"
+            )
+            path = _metadata_path(distribution)
+            bundles = [
+                InstalledBundle(path=path, distribution=name, version=version, problem=problem)
+            ]
         for bundle in bundles:
             found.setdefault(os.path.realpath(bundle.path), bundle)
     return tuple(sorted(found.values(), key=lambda one: (one.distribution or "", one.path)))
-
-
-def _unreadable(distribution: Distribution, error: Exception) -> InstalledBundle:
-    """What stands for the bundles of a distribution that cannot be read."""
-    said = f"{describe_distribution(distribution)} cannot be used: {error or type(error).__name__}"
-    return InstalledBundle(
-        path=_metadata_path(distribution), distribution=None, version=None, problem=said
-    )
 
 
 def canonical_name(name: str) -> str:
@@ -105,11 +110,13 @@ class BundleFile:
         origin: The distribution and version that brought it, the variable that names it, or the
             JIT cache.
         problem: Why it must not or cannot be opened, or None.
+        requirement: The distribution and version as pip takes them, if they are known.
     """
 
     path: Path
     origin: str
     problem: str | None
+    requirement: str | None = None
 
 
 def find_bundles() -> tuple[BundleFile, ...]:
@@ -120,7 +127,12 @@ def find_bundles() -> tuple[BundleFile, ...]:
     lie among code that is run anyway.
     """
     installed = (
-        BundleFile(path=bundle.path, origin=bundle.origin, problem=bundle.problem)
+        BundleFile(
+            path=bundle.path,
+            origin=bundle.origin,
+            problem=bundle.problem,
+            requirement=None if bundle.distribution is None else bundle.origin.replace(" ", "=="),
+        )
         for bundle in find_wheel_bundles()
     )
     first: dict[str, BundleFile] = {}
@@ -202,7 +214,9 @@ def _bundles(
         if not isinstance(located, os.PathLike):
             raise ValueError("it is installed in an archive, bundles must be plain files")
         path = Path(os.path.abspath(located))  # noqa: PTH100
-        problem = None if path.is_file() else f"{path} is missing, which {name}'s RECORD lists"
+        problem = None
+        if not path.is_file():
+            problem = f"{path} is missing, and the RECORD of {name} lists it; reinstall {name}"
         yield InstalledBundle(path=path, distribution=name, version=version, problem=problem)
 
 
@@ -217,5 +231,6 @@ def describe_distribution(distribution: Distribution) -> str:
 
 def _metadata_path(distribution: Distribution) -> Path:
     """Where a distribution's metadata lies."""
-    # The directory's path has no public name; it serves messages alone.
-    return Path(str(getattr(distribution, "_path", None) or distribution.locate_file("")))
+    # The directory's path has no public name.
+    found = getattr(distribution, "_path", None) or distribution.locate_file("")
+    return Path(os.path.abspath(str(found)))  # noqa: PTH100

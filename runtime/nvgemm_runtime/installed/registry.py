@@ -44,12 +44,14 @@ class FoundBundle:
             JIT cache.
         bundle: It, opened, and open as long as it is needed; None where it cannot be used.
         problem: Why it cannot be used, or None.
+        requirement: The distribution and version as pip takes them, where one brought it.
     """
 
     path: Path
     origin: str
     bundle: Bundle | None
     problem: str | None
+    requirement: str | None = None
 
     @property
     def name(self) -> str:
@@ -207,7 +209,13 @@ class Installation:
                     problem += "; it is made anew when kernels are next compiled"
         if problem is not None:
             self._warn(found.origin, problem)
-        return FoundBundle(path=found.path, origin=found.origin, bundle=bundle, problem=problem)
+        return FoundBundle(
+            path=found.path,
+            origin=found.origin,
+            bundle=bundle,
+            problem=problem,
+            requirement=found.requirement,
+        )
 
     def _warn(self, origin: str, problem: str) -> None:
         if problem not in self._logged:

@@ -282,7 +282,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             if for_x:
                 grad_x = rows(grad_gate_rows, w_gate, offsets)
                 if grad_up_rows is not None:
-                    grad_x = _sum_of_rows(plan, grad_up_rows, w_up, offsets, grad_x)
+                    grad_x = _with_rows_added(plan, grad_up_rows, w_up, offsets, grad_x)
                 if indices is not None:
                     exact = torch.where(_is_owned(offsets, grad_x), widen(grad_x), 0)
                     sums = exact.new_zeros(x.shape)
@@ -292,12 +292,12 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         return (None, None, None, *(found.get(name) for name in order))
 
 
-def _sum_of_rows(
+def _with_rows_added(
     plan: Plan, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, other: torch.Tensor
 ) -> torch.Tensor:
     """`rows` and a matrix of their shape, by one kernel where one serves."""
-    if plan.traces_gates:
-        found: torch.Tensor = torch.ops.nvgemm_moe.sum_of_rows(a, b, offsets, other)
+    if plan.is_compiled and is_traceable():
+        found: torch.Tensor = torch.ops.nvgemm_moe.traced_added_rows(a, b, offsets, other)
         return found
     return added_rows(a, b, offsets, other) if plan.uses_kernels else other + rows(a, b, offsets)
 

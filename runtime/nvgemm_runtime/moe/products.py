@@ -202,18 +202,20 @@ def _run_kernel(
     offsets: torch.Tensor,
     addend: torch.Tensor | None,
     epilogue: Epilogue | None,
+    *,
+    adds_matrix: bool = False,
 ) -> str:
     """Compute ``out``, of any number of rows, by a kernel; why none serves, or nothing."""
     # Torch resolves negated views for operators, but this is none.
     a, b, offsets = a.resolve_neg(), b.resolve_neg(), offsets.resolve_neg()
     addend = None if addend is None else addend.resolve_neg()
-    if addend is not None and addend.stride(-1) != 1:  # a bias; a product has rows with gaps
+    if addend is not None and addend.stride(-1) != 1:  # rows with gaps are read as they are
         addend = addend.contiguous()
     if is_debugging():
         check_offset_values(offsets, a.shape[0])
     if a.shape[0] == 0:
         return ""
-    extras = ExtraOperands(offsets=offsets, addend=addend, gated=epilogue)
+    extras = ExtraOperands(offsets=offsets, addend=addend, adds_matrix=adds_matrix, gated=epilogue)
     a, b = _with_unit_stride(a), _with_unit_stride(b)
     return _launch(Op.GROUPED_MM, a, b, out, extras)
 
@@ -261,6 +263,7 @@ def _rows(
         reason = _launch(Op.GROUPED_MM, a, b, out, plain)
     if reason:
         _warn_once(_BY_TORCH, reason)
+        del out  # torch makes its own
         out = rows_by_torch(a, b, offsets)
     return out if bias is None else out.add_(bias[owner_of_rows(offsets, a.shape[0])])
 
@@ -268,14 +271,17 @@ def _rows(
 def _added_rows(
     a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, other: torch.Tensor
 ) -> torch.Tensor:
+    shape = (a.shape[0], b.shape[2])
+    if other.shape != shape or other.dtype is not a.dtype:
+        raise ValueError(
+            f"added_rows: other is {other.dtype} of shape {list(other.shape)}, must be {a.dtype} "
+            f"of shape {list(shape)}"
+        )
     if 0 not in (a.numel(), b.numel()):
-        if is_debugging():
-            check_offset_values(offsets, a.shape[0])
-        out = a.new_empty((a.shape[0], b.shape[2]))
-        left, right = _with_unit_stride(a), _with_unit_stride(b)
-        extras = ExtraOperands(offsets=offsets, addend=other.contiguous(), adds_matrix=True)
-        if not _launch(Op.GROUPED_MM, left, right, out, extras):
+        out = a.new_empty(shape)
+        if not _run_kernel(out, a, b, offsets, other, None, adds_matrix=True):
             return out
+        del out  # with what follows it would be a third matrix, and perhaps the peak of memory
     return _rows(a, b, offsets, None).add_(other)
 
 

@@ -45,10 +45,10 @@ def is_served(
         a: Matrix [m, k].
         b: Matrices [groups, k, n].
         offsets: End of each group along m, int32 [groups].
-        addend: A row of n for each group, the product that a gradient reads, or gates.
+        addend: A row of n for each group, the product that a gradient reads, gates, or a matrix.
         epilogue: The gated epilogue; None for the product itself.
         pitch: Elements from a row of the result to the next, if there are gaps between.
-        adds_matrix: Whether the addend is a matrix [m, n] that is added.
+        adds_matrix: Whether the addend is that matrix, [m, n], which is added.
     """
     if _is_off() or (a.device.type == "cuda" and not torch.cuda.is_available()):
         return False

@@ -1,15 +1,15 @@
-"""Operators of experts' gates in the graphs of torch.compile.
+"""Operators of experts' gates, and of the sum of two products, in the graphs of torch.compile.
 
-`experts` traces ``up_joined``, ``up_kept``, ``up_pair``, ``up_gradients`` and ``sum_of_rows``. When
-AOTAutograd or a dispatcher comes to one, it is replaced: by an operator that launches a kernel with
-the gate or the sum, where installed bundles have one, and else by the products and the other
-operators, which Inductor fuses as if there were no such kernels. So Dynamo's graphs do not depend
-on what is installed, and what torch caches behind it does, for which
+`experts` traces ``up_joined``, ``up_kept``, ``up_pair``, ``up_gradients`` and
+``traced_added_rows``. When AOTAutograd or a dispatcher comes to one, it is replaced: by an operator
+that launches a kernel with the gate or the sum, where installed bundles have one, and else by the
+products and the other operators, which Inductor fuses as if there were no such kernels. So Dynamo's
+graphs do not depend on what is installed, and what torch caches behind it does, for which
 `nvgemm_runtime.inductor.cache_key` has the bundles.
 
-The operators that launch, ``gated_rows``, ``paired_rows``, ``paired_gated_rows`` and
-``gate_gradient``, look the kernel up where they run, once for each problem, and compute without one
-where none serves the call.
+The operators that launch, ``gated_rows``, ``paired_rows``, ``paired_gated_rows``, ``gate_gradient``
+and ``added_rows``, look the kernel up where they run, once for each problem, and compute without
+one where none serves the call.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def _gradients_by_kernel(
     return all_of_them.with_parts(*plan.split(found))
 
 
-def _sum_of_rows(
+def _traced_added_rows(
     a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, other: torch.Tensor
 ) -> torch.Tensor:
     if is_served(a, b, offsets, other, None, adds_matrix=True):
@@ -405,7 +405,8 @@ _define_replaced(
     _up_pair,
 )
 _define_replaced(
-    "sum_of_rows(Tensor a, Tensor b, Tensor offsets, Tensor other) -> Tensor", _sum_of_rows
+    "traced_added_rows(Tensor a, Tensor b, Tensor offsets, Tensor other) -> Tensor",
+    _traced_added_rows,
 )
 _define_replaced(
     "up_gradients(Tensor grad, Tensor w_down, Tensor offsets, Tensor gates, Tensor? ups, "

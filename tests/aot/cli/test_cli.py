@@ -22,8 +22,7 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import NvgemmError
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.target import CUDA_VERSIONS, PLATFORMS
-from nvgemm_runtime.installed.discover import InstalledBundle
-from synthetic_bundles import write_synthetic_bundle
+from synthetic_bundles import install_lost_and_damaged, write_synthetic_bundle
 
 MANIFEST = """
 version: 1
@@ -352,23 +351,17 @@ def test_list_works_without_any_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(run("list", "--json").output) == []
 
 
-def test_list_says_what_an_installed_wheel_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = InstalledBundle(
-        path=Path("/site/x/sm_90a.nvgemm"),
-        distribution="nvgemm-kernels-x",
-        version="1.0",
-        problem="it is missing",
-    )
-    unread = InstalledBundle(
-        path=Path("/site/y.dist-info"), distribution=None, version=None, problem="it has no RECORD"
-    )
-    monkeypatch.setattr(
-        "nvgemm_runtime.installed.discover.find_wheel_bundles", lambda: (lost, unread)
-    )
+def test_list_says_what_an_installed_wheel_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, damaged = install_lost_and_damaged(tmp_path, monkeypatch)
     text = run("list").output
-    assert "/site/x/sm_90a.nvgemm: it is missing" in text
-    assert "/site/y.dist-info: it has no RECORD" in text
-    errors_of = {
-        one["distribution"]: one["error"] for one in json.loads(run("list", "--json").output)
-    }
-    assert errors_of == {"nvgemm-kernels-x": "it is missing", None: "it has no RECORD"}
+    assert f"\n{lost} is missing" in text
+    assert f"\n{damaged}: distribution nvgemm-kernels-damaged cannot be used" in text
+    assert text.count("reinstall") == 2
+    rows = json.loads(run("list", "--json").output)
+    assert [(one["distribution"], one["path"]) for one in rows] == [
+        ("nvgemm-kernels-damaged", str(damaged)),
+        ("nvgemm-kernels-lost", str(lost)),
+    ]
+    assert "it has no RECORD" in rows[0]["error"]

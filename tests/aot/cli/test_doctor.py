@@ -23,7 +23,7 @@ from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.launch import native
 from nvgemm_runtime.matching.device import UNKNOWN_VERSION
 from repository import TESTS
-from synthetic_bundles import write_synthetic_bundle
+from synthetic_bundles import install_lost_and_damaged, write_synthetic_bundle
 from synthetic_facts import H200, LIBRARY
 
 REAL_SM_90A = TESTS / "data/format-1/sm_90a.nvgemm"
@@ -192,6 +192,20 @@ def test_a_broken_or_forbidden_bundle_is_a_problem_beside_a_good_one_and_none_at
     assert "no bundle serves" not in said
     name_bundles(monkeypatch)
     assert "no bundle is installed; pip install a kernel wheel" in problems()
+
+
+def test_a_wheel_without_its_bundle_or_its_record_is_a_problem_beside_a_good_bundle(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, damaged = install_lost_and_damaged(tmp_path, monkeypatch)
+    said = problems().splitlines()
+    assert [place for place, one in enumerate(said) if f"{lost} is missing" in one] == [1]
+    assert ["reinstall" in one for one in said] == [True, True]
+    assert "distribution nvgemm-kernels-damaged cannot be used: it has no RECORD" in said[0]
+    text = run().output
+    assert f"{lost} (nvgemm-kernels-lost 1.0): unusable" in text
+    assert f"{damaged} (nvgemm-kernels-damaged 1.0): unusable" in text
+    assert "served" in text
 
 
 def test_a_bundle_without_a_kernel_that_can_be_launched_is_a_problem(

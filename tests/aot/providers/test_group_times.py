@@ -29,6 +29,7 @@ from nvgemm_aot.providers.group_times import (
 )
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Problem, Signature
 
 ROWS = Signature.parse("grouped_mm/tn/bf16xbf16/fp32/bf16")
@@ -116,6 +117,19 @@ def test_of_two_kernels_the_one_that_has_less_to_do_is_first() -> None:
     assert few[0] is not None
     assert few[1] is not None
     assert few[1] < few[0]
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "columns"),
+    [("bias", 0), ("add", 4096), ("swiglu_halves_ups", 4096), ("swiglu_halves_gradient", 8192)],
+)
+def test_what_is_read_for_each_row_of_the_result_is_moved_too(epilogue: str, columns: int) -> None:
+    plain = problem(64)
+    signature = replace(plain.signature, epilogue=Epilogue(epilogue))
+    other = replace(plain, signature=signature)
+    moved = [work_of(one, SMALL, [8] * 8, SM_COUNT).moved_bytes for one in (plain, other)]
+    written = 2 * 64 * (other.out_n - plain.out_n)
+    assert moved[1] - moved[0] == written + 2 * 64 * columns
 
 
 def test_memory_bounds_a_product_of_few_rows() -> None:

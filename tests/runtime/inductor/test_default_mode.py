@@ -672,25 +672,26 @@ def test_required_refuses_a_bundle_that_cannot_be_opened(
 
 
 @pytest.mark.parametrize(
-    ("origin", "step"),
+    ("requirement", "step"),
     [
         (
-            "nvgemm-kernels-model 1.2",
+            "nvgemm-kernels-model==1.2",
             "pip install --force-reinstall --no-deps nvgemm-kernels-model==1.2",
         ),
         (
-            "a kernel wheel at /nowhere/x.dist-info",
-            "install or uninstall a kernel wheel at /nowhere/x.dist-info",
+            None,
+            "reinstall the kernel wheel whose metadata lies in /nowhere/b.nvgemm, or delete that",
         ),
     ],
 )
 def test_required_says_how_to_install_a_damaged_wheel_again(
-    inductor: InductorSession, monkeypatch: pytest.MonkeyPatch, origin: str, step: str
+    inductor: InductorSession, monkeypatch: pytest.MonkeyPatch, requirement: str | None, step: str
 ) -> None:
     from nvgemm_runtime.inductor.required import refuse_unopened
     from nvgemm_runtime.installed.discover import BundleFile
 
-    broken = BundleFile(path=Path("/nowhere/b.nvgemm"), origin=origin, problem=None)
+    path = Path("/nowhere/b.nvgemm")
+    broken = BundleFile(path=path, origin="a wheel", problem=None, requirement=requirement)
     inductor.use()
     monkeypatch.setattr("nvgemm_runtime.installed.registry.find_bundles", lambda: (broken,))
     with pytest.raises(RequiredError, match=r"nowhere/b\.nvgemm") as caught:

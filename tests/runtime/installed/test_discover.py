@@ -124,7 +124,10 @@ def test_record_without_a_bundle_in_its_package_is_a_problem(
         (info / "RECORD").write_text(record)
     (found,) = find_wheel_bundles()
     assert found.path == info
-    assert found.origin == f"a kernel wheel at {info}"
+    assert found.origin == "nvgemm-kernels-x 1.0"
+    assert str(found.problem).endswith("; reinstall or uninstall it")
+    (named,) = find_bundles()
+    assert named.requirement == "nvgemm-kernels-x==1.0"
     assert "nvgemm-kernels-x" in str(found.problem)
     assert said in str(found.problem)
 
@@ -136,8 +139,14 @@ def test_a_missing_bundle_has_a_problem_and_the_others_are_kept(site: Path) -> N
     kept, lost = find_wheel_bundles()
     assert (kept.path.name, kept.problem) == ("a.nvgemm", None)
     assert (lost.path, lost.origin) == (missing, "nvgemm-kernels-x 1.0")
-    assert lost.problem == f"{missing} is missing, which nvgemm-kernels-x's RECORD lists"
-    assert BundleFile(path=missing, origin=lost.origin, problem=lost.problem) in find_bundles()
+    said = f"{missing} is missing, and the RECORD of nvgemm-kernels-x lists it; reinstall "
+    assert lost.problem == f"{said}nvgemm-kernels-x"
+    assert find_bundles()[1] == BundleFile(
+        path=missing,
+        origin=lost.origin,
+        problem=lost.problem,
+        requirement="nvgemm-kernels-x==1.0",
+    )
 
 
 @pytest.mark.parametrize("metadata", ["", "Metadata-Version: 2.4\nVersion: 1.0\n", "Name: x\n"])
@@ -147,6 +156,8 @@ def test_distribution_without_name_or_version_is_a_problem(site: Path, metadata:
     usable, (problem,) = usable_and_problems()
     assert usable == ["nvgemm-kernels-good"]
     assert str(info) in problem or "distribution x " in problem
+    (unnamed,) = (one for one in find_wheel_bundles() if one.problem)
+    assert (unnamed.path, unnamed.origin) == (info, f"a kernel wheel at {info}")
 
 
 @pytest.mark.parametrize("damage", ["METADATA", "entry_points.txt", "RECORD"])
@@ -157,6 +168,26 @@ def test_damage_of_one_distribution_does_not_hide_another(site: Path, damage: st
     usable, problems = usable_and_problems()
     assert usable == ["nvgemm-kernels-good"]
     assert len(problems) == 1
+
+
+def test_what_pip_left_behind_is_passed_over(site: Path) -> None:
+    """Of an uninstallation that was interrupted, beside the installation that followed."""
+    left = install(site)
+    left.rename(site / "~vgemm_kernels_x-1.0.dist-info")
+    (site / "nvgemm_kernels_x").rename(site / "~vgemm_kernels_x")
+    assert find_wheel_bundles() == ()
+    install(site)
+    assert usable_and_problems() == (["nvgemm-kernels-x"], [])
+
+
+def test_a_damaged_distribution_on_a_relative_path_has_an_absolute_one(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = install(site)
+    (info / "RECORD").unlink()
+    monkeypatch.chdir(site)
+    monkeypatch.setattr(sys, "path", [""])
+    assert [one.path for one in find_wheel_bundles()] == [info]
 
 
 def test_says_nothing_of_damaged_distributions_of_others(site: Path) -> None:

@@ -168,6 +168,16 @@ def test_two_weights_add_one_gradient_of_rows_to_the_other(backend: str, install
     assert graphs.operators() == wanted
 
 
+def test_gradients_are_added_by_the_kernel_of_an_activation_that_no_kernel_has(
+    install: Install,
+) -> None:
+    installed = install({"tn": [None], "tt": [None, Epilogue.ADD]})
+    made = with_pair(operands_for_kernels()) | {"activation": "swiglu_oai", "alpha": 1.5}
+    found = gradients(compiled(), made)
+    assert installed.epilogues() == [None, None, None, None, None, Epilogue.ADD]
+    assert_same(found, gradients(experts, made), 2**-5)
+
+
 def test_a_graph_adds_gradients_where_the_kernel_is_gone(install: Install) -> None:
     installed = install({"tn": [None, UPS], "tt": [None, GRADIENT, Epilogue.ADD]})
     made = with_pair(operands_for_kernels())

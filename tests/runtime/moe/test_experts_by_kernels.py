@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -166,6 +167,55 @@ def test_rows_with_a_matrix_added(rows: int, install: Callable[..., Installed]) 
         assert one.shape == (rows, 32)
         assert_same([one], [results[0]], 2**-6)
     assert not rows or not torch.equal(results[0], results[1]), "rounded once, and twice"
+
+
+def test_a_bias_and_a_matrix_of_one_shape_have_kernels_of_their_own(
+    install: Callable[..., Installed],
+) -> None:
+    """There are as many rows as groups, and nothing else tells the calls apart."""
+    installed = install({"tt": [None, Epilogue.BIAS, Epilogue.ADD]})
+    torch.manual_seed(0)
+    a, b, added = torch.randn(4, 32), torch.randn(4, 32, 32), torch.randn(4, 32)
+    a, b, added = a.bfloat16(), b.bfloat16(), added.bfloat16()
+    ends = torch.tensor([4, 4, 4, 4], dtype=torch.int32)
+    product = a.double() @ b[0].double()
+    for _ in range(2):
+        summed = products.added_rows(a, b, ends, added)
+        biased = products.rows(a, b, ends, added)
+        assert installed.epilogues() == [Epilogue.ADD, Epilogue.BIAS]
+        assert_same(
+            [summed.double(), biased.double()], [product + added, product + added[0]], 2**-6
+        )
+
+
+@pytest.mark.parametrize("served", ["nothing", "products", "sums"])
+def test_no_third_matrix_is_kept_for_a_sum(
+    served: str, install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a product is computed, there are the other one and the result, or not even that."""
+    epilogues = {"nothing": [], "products": [None], "sums": [None, Epilogue.ADD]}[served]
+    if epilogues:
+        install({"tt": epilogues})
+    a, b = torch.ones(18, 64).bfloat16(), torch.ones(4, 64, 32).bfloat16()
+    ends = torch.tensor([5, 5, 6, 18], dtype=torch.int32)
+    other = torch.ones(18, 32).bfloat16()
+    alive: list[int] = []
+
+    def watched(name: str) -> None:
+        compute = getattr(products, name)
+
+        def counted(*operands: Any) -> Any:
+            gc.collect()
+            tensors = (one for one in gc.get_objects() if type(one) is torch.Tensor)
+            alive.append(sum(one.shape == other.shape for one in tensors))
+            return compute(*operands)
+
+        monkeypatch.setattr(products, name, counted)
+
+    watched("_launch")
+    watched("rows_by_torch")
+    assert (products.added_rows(a, b, ends, other) == 65).all()
+    assert alive == {"nothing": [2, 2, 1], "products": [2, 2], "sums": [2]}[served]
 
 
 @pytest.mark.parametrize("lacking", ["activation", "bias", "kernel of gates", "gradient"])

@@ -15,8 +15,8 @@ class Product(str, enum.Enum):
 
     Of experts with biases, torch computes ``FORWARD`` and adds the biases to it;
     `nvgemm_runtime.moe` computes ``BIASED_FORWARD``, where a kernel does both. Where two weights
-    have one input, that adds the gradient by the second to that by the first, in a kernel where one
-    does both: ``ADDED_INPUT_GRADIENT``.
+    multiply one input, `nvgemm_runtime.moe` computes ``ADDED_INPUT_GRADIENT`` of the second, which
+    adds to the gradient by the first, where a kernel does both.
 
     Each has one extent that grows with the tokens, and a pair of fixed ones (`pair_of`).
     """

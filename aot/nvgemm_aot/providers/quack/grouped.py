@@ -8,8 +8,8 @@ rows of A, and a group that would end before it begins has no tiles. Of writing,
 it; of reading, nothing but this reasoning has. The result of such ends is undefined.
 
 A bias is a matrix with a row for each group. Which one a tile reads goes by the scheduler's number
-of its group, as its B does, and so by no end. A matrix that is added has the rows of the result; a
-tile reads it where its group begins, and so past the group's end, as it reads A.
+of its group, as its B does, and so by no end. Of a matrix that is added, a tile reads the rows of
+its own place, and at the end of a group those of the next one, as it does of A.
 """
 
 from __future__ import annotations
