@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ from .upload import is_capturing, upload
 
 if TYPE_CHECKING:
     import torch
+
+_EXPERTS = "nvgemm_runtime.moe.products"
+"""The module that looks kernels up at their first call, once it is imported."""
 
 REPORT_S = 5.0
 """Seconds between two lines of the log that tell how far a long preload is."""
@@ -64,8 +68,9 @@ def preload(
         manifest: The name of a manifest whose kernel wheel is installed, or whose bundle is named
             in NVGEMM_AOT_BUNDLES: the kernel that is ranked first for each of its problems is
             loaded, and those that their dispatch tables name. Without it, every kernel that
-            compiled graphs of this process may call, but those of `nvgemm_runtime.moe`, which are
-            looked up at their first call.
+            compiled graphs of this process may call. Those of `nvgemm_runtime.moe` are looked up at
+            their first call: once that is imported, the kernel that is ranked first for each
+            product of groups that usable bundles declare is loaded as well.
         device: Where they will be called; by default the current CUDA device, or the CPU where
             there is none.
         progress: Called with how many kernels are done, and of how many, after each. A preload of
@@ -97,8 +102,11 @@ def preload(
         where = usual_device()
     facts = device_facts(where.type, where.index or 0)
     asked: list[str] = []
-    if not is_off():
-        asked += named_kernels() if manifest is None else _best(manifest, facts)
+    if not is_off() and manifest is not None:
+        asked += _best(manifest, facts)
+    elif not is_off():
+        experts = _best_of_groups(facts) if _EXPERTS in sys.modules else ()
+        asked += dict.fromkeys((*named_kernels(), *experts))
     elsewhere = ((kernel_id, why_for_another_device(kernel_id, facts)) for kernel_id in asked)
     skipped = {kernel_id: why for kernel_id, why in elsewhere if why is not None}
     found = [kernel_id for kernel_id in asked if kernel_id not in skipped]
@@ -197,9 +205,22 @@ def _best(manifest: str, facts: DeviceFacts) -> Iterator[str]:
     return iter(seen)
 
 
-def _first_of_each(header: Header, reasons: Sequence[str | None]) -> Iterator[str]:
-    """Of each problem, the id of the best kernel that there is no reason against."""
+def _best_of_groups(facts: DeviceFacts) -> Iterator[str]:
+    """Ids of the kernels that are ranked first for problems with groups, in every usable bundle."""
+    for found in INSTALLATION.shipped_bundles():
+        if found.bundle is not None and found.refusal(facts) is None:
+            header = found.bundle.header
+            reasons = kernel_refusals(header, facts)
+            yield from _first_of_each(header, reasons, of_groups=True)
+
+
+def _first_of_each(
+    header: Header, reasons: Sequence[str | None], *, of_groups: bool = False
+) -> Iterator[str]:
+    """Ids: of each problem, or each with groups, of the best kernel that no reason is against."""
     for ranking in header.rankings:
+        if of_groups and not ranking.problem.signature.op.has_groups:
+            continue
         usable = (one.kernel for one in ranking.kernels if reasons[one.kernel] is None)
         first = next(usable, None)
         if first is not None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import logging
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +113,27 @@ def test_kernels_of_all_conventions_take_the_operands_that_they_get(
     assert dict(done.failures) == {}
     of_kernel = {kernel.id: kernel.signature for kernel in built.header.kernels}
     assert {of_kernel[id_] for id_, _ in launched} == set(signatures)
+
+
+def test_without_a_name_kernels_of_groups_are_loaded_once_experts_are_imported(
+    fused_bundle: BuiltBundle, launched: list[Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, fused_bundle.path)
+    with monkeypatch.context() as patched:
+        patched.delitem(sys.modules, "nvgemm_runtime.moe.products", raising=False)
+        assert nvgemm_runtime.preload().kernels == 0
+    importlib.import_module("nvgemm_runtime.moe")
+    header = fused_bundle.header
+    wanted = {
+        header.kernels[ranking.kernels[0].kernel].id
+        for ranking in header.rankings
+        if ranking.problem.signature.op.has_groups
+    }
+    done = nvgemm_runtime.preload()
+    assert {id_ for id_, _ in launched} == wanted
+    assert (done.kernels, dict(done.failures)) == (len(wanted), {})
+    monkeypatch.setenv("NVGEMM_AOT", "off")
+    assert nvgemm_runtime.preload().kernels == 0
 
 
 def test_operands_of_every_row_pass_the_launchers_checks(
