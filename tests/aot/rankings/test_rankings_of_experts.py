@@ -40,6 +40,7 @@ PROBLEMS = sorted(
         rows_of("tn", Epilogue.SWIGLU_HALVES): ((16, 32, 64), (64, 32, 64)),
         rows_of("tn", Epilogue.SWIGLU_HALVES_KEPT): ((16, 32, 64), (64, 32, 64)),
         rows_of("tt", Epilogue.SWIGLU_HALVES_GRADIENT): ((16, 32, 64), (64, 32, 64)),
+        rows_of("tt", Epilogue.ADD): ((16, 32, 64), (64, 32, 64)),
         ALONG_K: ((16, 32, 64), (16, 32, 256)),
     }.items()
     for sizes in both
@@ -131,16 +132,23 @@ def test_a_build_ranks_experts_by_their_file_and_prunes_what_never_wins(
     assert others <= {TAKES_ANY_ALIGNMENT}
 
 
-def test_gpus_that_rank_experts_differently_are_doubtful(tmp_path: Path) -> None:
+@pytest.mark.parametrize("agree", [True, False])
+def test_gpus_that_rank_experts_differently_are_doubtful(agree: bool, tmp_path: Path) -> None:
     problem = PROBLEMS[0]
-    first, second = (
-        entry(times, problem=problem, gpu=gpu, aten=None)
-        for times, gpu in (
-            ({"one": 1000, "other": 1300}, GPU_A),
-            ({"one": 1300, "other": 1000}, GPU_B),
-        )
-    )
+    first = {"one": 1000, "other": 1300}
+    second = first if agree else {"one": 1300, "other": 1000}
     path = tmp_path / "both.json"
-    write_rankings(path, Rankings(entries=(first, second)))
+    entries = (
+        entry(times, problem=problem, gpu=gpu, aten=None)
+        for times, gpu in ((first, GPU_A), (second, GPU_B))
+    )
+    write_rankings(path, Rankings(entries=tuple(entries)))
     (shown,) = ran("show", str(path))["problems"]
+    if agree:
+        assert (shown["standing"], shown["doubts"]) == ("confirmed", [])
+        return
     assert shown["standing"] == "doubtful"
+    (doubt,) = shown["doubts"]
+    assert "two runs disagree" in doubt
+    assert "took 1300 ns" in doubt
+    assert "took 1000 ns" in doubt
