@@ -217,10 +217,15 @@ def measure_size(
     }
 
 
+def best_of(times: Mapping[str, Summary]) -> str:
+    """What choices are held against: the fastest of kernels and ATen."""
+    return chosen({name: one for name, one in times.items() if name != COMPILED})
+
+
 def losses(entry: Mapping[str, Any]) -> dict[str, float]:
     """By choice, how many times as long as the best it takes."""
     times = {name: Summary.from_json(one) for name, one in entry["times"].items()}
-    best = times[chosen({name: one for name, one in times.items() if name != COMPILED})]
+    best = times[best_of(times)]
     named = {**entry["choices"], ATEN: ATEN}
     return {choice: ratio(times[name], best) for choice, name in named.items() if name in times}
 
@@ -246,8 +251,7 @@ def table(entries: Mapping[str, Any]) -> Iterator[str]:
     for problem in worst:
         entry = entries[problem.key]
         name = entry["choices"]["dispatch"]
-        times = {n: Summary.from_json(one) for n, one in entry["times"].items()}
-        best = chosen({n: one for n, one in times.items() if n != COMPILED})
+        best = best_of({n: Summary.from_json(one) for n, one in entry["times"].items()})
         loss = every[problem]["dispatch"]
         yield f"dispatch, {problem.key}: {loss:.3f}: {name[:12]} for {best[:12]}"
 

@@ -190,8 +190,8 @@ def launch_ns(way: Contender, count: int = 1, first: int = 0) -> float:
     """
     import torch
 
-    cycles = SPIN_CYCLES + count * SPIN_CYCLES_PER_LAUNCH
-    for _ in range(MOST_WAITS):
+    for doublings in range(MOST_WAITS):
+        cycles = (SPIN_CYCLES + count * SPIN_CYCLES_PER_LAUNCH) << doublings
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         flush()
         torch.cuda._sleep(cycles)
@@ -203,10 +203,9 @@ def launch_ns(way: Contender, count: int = 1, first: int = 0) -> float:
         end.synchronize()
         if was_ahead:
             return float(begin.elapsed_time(end)) * 1e6 / count
-        cycles *= 2
     raise click.ClickException(
         f"the host sent {count} launches too late in {MOST_WAITS} tries, the last of them behind a "
-        f"wait of {cycles // 2} cycles, so the GPU's time is not known: run where the host is idle"
+        f"wait of {cycles} cycles, so the GPU's time is not known: run where the host is idle"
     )
 
 

@@ -73,18 +73,7 @@ class Arguments:
     @property
     def extras(self) -> ExtraOperands:
         """The same as `nvgemm_runtime.gemm.operands.requests` takes it."""
-        signature = self.problem.signature
-        epilogue = signature.epilogue
-        return ExtraOperands(
-            scale_a=self.tensors.get(Role.SCALE_A),
-            scale_b=self.tensors.get(Role.SCALE_B),
-            recipe=signature.scales,
-            offsets=self.tensors.get(Role.OFFSETS),
-            addend=self.tensors.get(Role.ADDEND),
-            adds_matrix=signature.op.has_groups and epilogue is Epilogue.ADD,
-            activation=epilogue.activation if epilogue and not signature.is_gated else None,
-            gated=epilogue if signature.is_gated else None,
-        )
+        return ExtraOperands.of(self.problem.signature, self.tensors)
 
     def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.a, self.b, self.out

@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
+ERROR_FACTOR = 1.5
+"""How much further from fp32 than eager a compiled result may be: another order of summation."""
+
 STEPS = 4
 """Under CUDA graphs: a warm-up, a recording, and replays on new data."""
 

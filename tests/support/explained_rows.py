@@ -117,18 +117,13 @@ def report_offers(arch: str, problems: list[Problem]) -> None:
 
 def _gemm(problem: Problem) -> AtenGemm:
     given = exact_arguments(problem, "meta")
-    extras = given.extras
+    tensors = {role: _operand(tensor) for role, tensor in given.tensors.items()}
     return AtenGemm(
         op=aten_name(problem.signature),
-        a=_operand(given.a),
-        b=_operand(given.b),
-        out=_operand(given.out),
-        extras=ExtraOperands(
-            recipe=extras.recipe,
-            activation=extras.activation,
-            gated=extras.gated,
-            **{name: _operand(tensor) for name, tensor in extras.named().items()},  # type: ignore
-        ),
+        a=tensors[Role.A],
+        b=tensors[Role.B],
+        out=tensors[Role.OUT],
+        extras=ExtraOperands.of(problem.signature, tensors),
     )
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 import json
 import logging
 import os
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,14 +74,11 @@ class InductorSession:
 
     def use_wheels(self, *wheels: Path) -> Path:
         """Likewise, with these wheels installed; returns where."""
+        from installed_bundles import install_wheels
+
         self.use()
         site = Path(tempfile.mkdtemp(dir=self.record.path.parent))
-        for wheel in wheels:
-            zipfile.ZipFile(wheel).extractall(site)
-        self.monkeypatch.setattr(
-            "nvgemm_runtime.installed.discover.distributions",
-            lambda: importlib.metadata.distributions(path=[str(site)]),
-        )
+        install_wheels(self.monkeypatch, site, *wheels)
         return site
 
     @contextlib.contextmanager

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import zipfile
 from pathlib import Path
 
 import pytest
 
+from installed_bundles import install_wheels
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
@@ -73,15 +72,13 @@ def install_lost_and_damaged(directory: Path, monkeypatch: pytest.MonkeyPatch) -
     """
     site = directory / "site"
     bundle = write_synthetic_bundle(directory / "sm_90a.nvgemm", "sm_90a")
-    for name in ("lost", "damaged"):
-        wheel = write_wheel([bundle], name=name, version="1.0", out_dir=directory)
-        zipfile.ZipFile(wheel).extractall(site)
+    wheels = (
+        write_wheel([bundle], name=name, version="1.0", out_dir=directory)
+        for name in ("lost", "damaged")
+    )
+    install_wheels(monkeypatch, site, *wheels)
     (lost,) = (site / "nvgemm_kernels_lost").glob("*.nvgemm")
     lost.unlink()
     (damaged,) = site.glob("nvgemm_kernels_damaged-*.dist-info")
     (damaged / "RECORD").unlink()
-    monkeypatch.setattr(
-        "nvgemm_runtime.installed.discover.distributions",
-        lambda: importlib.metadata.distributions(path=[str(site)]),
-    )
     return lost, damaged

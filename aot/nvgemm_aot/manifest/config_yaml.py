@@ -79,7 +79,7 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
     yield f"targets: [{', '.join(map(target_entry, wanted.targets))}]"
     if any(
         entry.signature.is_gated
-        or entry.product in (Product.BIASED_FORWARD, Product.ADDED_INPUT_GRADIENT)
+        or (entry.signature.op.has_groups and entry.signature.epilogue is not None)
         for entry in made.entries
     ):
         yield "providers: [cutlass_operators, quack]"

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from nvgemm_runtime.gemm.epilogues import Addend
 from nvgemm_runtime.gemm.problem import Op, Problem
 from nvgemm_runtime.gemm.roles import Role, role_shape
 
@@ -210,7 +209,7 @@ def work_of(problem: Problem, candidate: Candidate, counts: Sequence[int], sm_co
 def _columns_read(problem: Problem) -> int:
     """Columns of what lies in the addend's place, where that has a row for each of the result."""
     epilogue = problem.signature.epilogue
-    if epilogue is None or epilogue.addend in (None, Addend.ROW):
+    if epilogue is None or not epilogue.addend_has_rows:
         return 0
     return role_shape(problem, Role.ADDEND)[-1]
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvgemm_runtime.gemm.epilogues import Addend
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
@@ -170,7 +169,7 @@ def _reads(signature: Signature) -> bool:
 
 def _addend_has_rows(signature: Signature) -> bool:
     """Whether what lies in the addend's place has a row for each of the result."""
-    return signature.epilogue is not None and signature.epilogue.addend is not Addend.ROW
+    return signature.epilogue is not None and signature.epilogue.addend_has_rows
 
 
 def _read(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tensor | None:
@@ -194,12 +193,11 @@ def _before_activation(
 
     given = dict(zip(extra_roles(signature), extras))
     if signature.op is Op.GROUPED_MM:
-        adds = Role.ADDEND in given and not _reads(signature)
-        added = values(given[Role.ADDEND]) if adds else None
-        by_row = added is not None and _addend_has_rows(signature)
-        rows = None if by_row else added
-        result = _product_of_groups(values(a), values(b), given[Role.OFFSETS], rows)
-        if by_row:
+        result = _product_of_groups(values(a), values(b), given[Role.OFFSETS])
+        if Role.ADDEND in given and not _reads(signature):
+            added = values(given[Role.ADDEND])
+            if not _addend_has_rows(signature):
+                added = _row_of_each(added, given[Role.OFFSETS], len(result))
             result += added
         if Role.SCALE_A in given:  # nothing is added behind them (`nvgemm_runtime.gemm.support`)
             result *= given[Role.SCALE_A].double()[:, None]
@@ -216,16 +214,11 @@ def _before_activation(
     return result
 
 
-def _product_of_groups(
-    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, rows: torch.Tensor | None
-) -> torch.Tensor:
-    """Products of groups in fp64, each with its row added, if there are such."""
+def _product_of_groups(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     result = a.new_empty((a.shape[0], b.shape[-1]))
     begin = 0
     for group, end in enumerate(offsets.tolist()):
         result[begin:end] = a[begin:end] @ b[group]
-        if rows is not None:
-            result[begin:end] += rows[group]
         begin = end
     return result
 

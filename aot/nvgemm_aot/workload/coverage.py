@@ -16,7 +16,6 @@ from fractions import Fraction
 from pathlib import Path
 
 from nvgemm_runtime.gemm.aten import AtenGemm, operation_of, operator_for, product_of_sum
-from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.operands import Operand, Request, requests, torch_dtype
 from nvgemm_runtime.gemm.problem import Problem, Signature
@@ -71,24 +70,13 @@ def call_of(problem: Problem) -> AtenGemm:
     every kernel needs them.
     """
     served = problem.signature
-    epilogue = served.epilogue
     tensors = {role: _operand(problem, role) for role in roles(served)}
     return AtenGemm(
         op=operator_for(served),
         a=tensors[Role.A],
         b=tensors[Role.B],
         out=tensors[Role.OUT],
-        extras=ExtraOperands(
-            scale_a=tensors.get(Role.SCALE_A),
-            scale_b=tensors.get(Role.SCALE_B),
-            # Named, not read off shapes: those of two recipes can be equal.
-            recipe=served.scales,
-            offsets=tensors.get(Role.OFFSETS),
-            addend=tensors.get(Role.ADDEND),
-            adds_matrix=served.op.has_groups and epilogue is Epilogue.ADD,
-            activation=epilogue.activation if epilogue and not served.is_gated else None,
-            gated=epilogue if served.is_gated else None,
-        ),
+        extras=ExtraOperands.of(served, tensors),
     )
 
 

@@ -265,6 +265,11 @@ class Epilogue(RowEnum):
         return self.addend in (Addend.PRODUCT, Addend.GATES)
 
     @property
+    def addend_has_rows(self) -> bool:
+        """Whether what lies in the addend's place has a row for each of the result."""
+        return self.addend not in (None, Addend.ROW)
+
+    @property
     def activation(self) -> Activation | None:
         """What follows the sum; of a gated epilogue, what is applied to gates."""
         return self.row.activation

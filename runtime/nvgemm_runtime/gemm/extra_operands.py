@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
 from .epilogues import Activation, Addend, Epilogue, addend_dtype, find_epilogue
+from .roles import Role
 from .types import SWIZZLED_ALIGNMENT_BYTES, DType, ScaleRecipe, swizzled_elements
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
+
+    from .problem import Signature
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +45,22 @@ class ExtraOperands:
     adds_matrix: bool = False
     activation: Activation | None = None
     gated: Epilogue | None = None
+
+    @classmethod
+    def of(cls, signature: Signature, tensors: Mapping[Role, torch.Tensor]) -> ExtraOperands:
+        """Those of a signature, among its tensors by role."""
+        epilogue = signature.epilogue
+        return cls(
+            scale_a=tensors.get(Role.SCALE_A),
+            scale_b=tensors.get(Role.SCALE_B),
+            # Named, not read off shapes: those of two recipes can be equal.
+            recipe=signature.scales,
+            offsets=tensors.get(Role.OFFSETS),
+            addend=tensors.get(Role.ADDEND),
+            adds_matrix=signature.op.has_groups and epilogue is Epilogue.ADD,
+            activation=epilogue.activation if epilogue and not signature.is_gated else None,
+            gated=epilogue if signature.is_gated else None,
+        )
 
     @property
     def groups(self) -> int | None:

@@ -53,6 +53,11 @@ class InstalledBundle:
             return f"a kernel wheel at {self.path}"
         return f"{self.distribution} {self.version}"
 
+    @property
+    def requirement(self) -> str | None:
+        """The distribution and version as pip takes them, if they are known."""
+        return None if self.distribution is None else f"{self.distribution}=={self.version}"
+
 
 def find_wheel_bundles() -> tuple[InstalledBundle, ...]:
     """Find every bundle of every installed kernel wheel.
@@ -131,7 +136,7 @@ def find_bundles() -> tuple[BundleFile, ...]:
             path=bundle.path,
             origin=bundle.origin,
             problem=bundle.problem,
-            requirement=None if bundle.distribution is None else bundle.origin.replace(" ", "=="),
+            requirement=bundle.requirement,
         )
         for bundle in find_wheel_bundles()
     )

@@ -364,15 +364,7 @@ def _row_major(matrix: torch.Tensor) -> torch.Tensor:
     return matrix if matrix.stride(1) == 1 and is_aligned else matrix.contiguous()
 
 
-def _fake_rows(
-    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    return a.new_empty((a.shape[0], b.shape[2]))
-
-
-def _fake_added_rows(
-    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, other: torch.Tensor
-) -> torch.Tensor:
+def _fake_rows(a: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
     return a.new_empty((a.shape[0], b.shape[2]))
 
 
@@ -392,7 +384,5 @@ def define(name: str, operands: str, run: Callable[..., Any], fake: Callable[...
 
 
 define(ROWS, "Tensor a, Tensor b, Tensor offsets, Tensor? bias", _rows, _fake_rows)
-define(
-    ADDED_ROWS, "Tensor a, Tensor b, Tensor offsets, Tensor other", _added_rows, _fake_added_rows
-)
+define(ADDED_ROWS, "Tensor a, Tensor b, Tensor offsets, Tensor other", _added_rows, _fake_rows)
 define(COLUMNS, "Tensor a, Tensor b, Tensor offsets", _columns, _fake_columns)

@@ -33,15 +33,7 @@ from .gates import (
     gradients_by_operators,
     weighted,
 )
-from .products import (
-    added_rows,
-    define,
-    library,
-    rows,
-    rows_into,
-    ups_into,
-    weight_gradient,
-)
+from .products import added_rows, define, library, rows, rows_into, ups_into, weight_gradient
 from .served import is_served
 
 _launching = torch.ops.nvgemm_moe

@@ -10,7 +10,7 @@ import torch
 
 import nvgemm_runtime
 from cpu_kernels import signature
-from installed_bundles import use
+from installed_bundles import id_of
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.epilogues import Epilogue
@@ -28,12 +28,6 @@ def grouped(epilogue: Epilogue | None, layout: str = "tn") -> Signature:
 
 
 @pytest.fixture
-def installed(fused_bundle: BuiltBundle, monkeypatch: pytest.MonkeyPatch) -> BuiltBundle:
-    use(monkeypatch, fused_bundle.path)
-    return fused_bundle
-
-
-@pytest.fixture
 def made(installed: BuiltBundle) -> Tensors:
     torch.manual_seed(0)
     shapes = {"a": (M, K), "w": (len(ENDS), N, K), "addend": (M, N), "bias": (len(ENDS), N)}
@@ -43,11 +37,6 @@ def made(installed: BuiltBundle) -> Tensors:
 
 def call(made: Tensors, **given: Any) -> torch.Tensor:
     return nvgemm_runtime.grouped_mm(made["a"], made["b"], made["ends"], **given)
-
-
-def id_of(installed: BuiltBundle, epilogue: Epilogue) -> str:
-    (first, *_) = [one for one in installed.header.kernels if one.signature == grouped(epilogue)]
-    return first.id
 
 
 def exact(made: Tensors, addend: torch.Tensor) -> torch.Tensor:
@@ -92,7 +81,8 @@ def test_a_matrix_of_as_many_rows_as_groups_is_told_from_a_bias(installed: Built
         call(made, bias=added, out=out)
         torch.testing.assert_close(out.double(), product + added[0].double(), **close)
     for name, epilogue in (("bias", Epilogue.ADD), ("addend", Epilogue.BIAS)):
-        for kernel in (id_of(installed, epilogue), load_kernel(id_of(installed, epilogue))):
+        id_ = id_of(installed, grouped(epilogue))
+        for kernel in (id_, load_kernel(id_)):
             with pytest.raises(ValueError, match=f"computes grouped_mm/.*/{epilogue.value}"):
                 call(made, kernel=kernel, **{name: added})
 
@@ -104,7 +94,7 @@ def test_a_kernel_is_found_and_may_be_named(installed: BuiltBundle, made: Tensor
     assert chosen.kernel.signature == grouped(Epilogue.ADD)
     assert nvgemm_runtime.explain(made["a"], made["b"], extras=extras).match is not None
     wanted = call(made, addend=made["addend"])
-    for kernel in (chosen, id_of(installed, Epilogue.ADD)):
+    for kernel in (chosen, id_of(installed, grouped(Epilogue.ADD))):
         found = call(made, addend=made["addend"], kernel=kernel)
         assert torch.equal(found[: ENDS[-1]], wanted[: ENDS[-1]])
 
@@ -166,7 +156,6 @@ def test_refuses(made: Tensors, name: str) -> None:
 def test_operators_refuse_the_kernel_by_name(installed: BuiltBundle, made: Tensors) -> None:
     nvgemm_runtime.load_operators()
     operator = torch.ops.nvgemm_aot.grouped_mm
+    id_ = id_of(installed, grouped(Epilogue.ADD))
     with pytest.raises(RuntimeError, match="adds a matrix to groups, as no operator does"):
-        operator(
-            made["a"], made["b"], made["ends"], id_of(installed, Epilogue.ADD), bias=made["addend"]
-        )
+        operator(made["a"], made["b"], made["ends"], id_, bias=made["addend"])

@@ -41,12 +41,6 @@ GROUPED = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16)
 K_GROUPED = signature("nt", op=Op.K_GROUPED_MM, operand=DType.BF16)
 
 
-@pytest.fixture
-def installed(fused_bundle: BuiltBundle, monkeypatch: pytest.MonkeyPatch) -> BuiltBundle:
-    use(monkeypatch, fused_bundle.path)
-    return fused_bundle
-
-
 def arguments_of(served: Signature, m: int = 16, n: int = 32, k: int = 64) -> Arguments:
     torch.manual_seed(0)
     return random_arguments(problem_of(served, m, n, k), "cpu")

@@ -14,23 +14,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nvgemm_runtime
 from cpu_kernels import signature
-from installed_bundles import use
+from installed_bundles import id_of
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, WeightOrder, find_gated
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
-from nvgemm_runtime.gemm.problem import DType, Signature
+from nvgemm_runtime.gemm.problem import DType
 from nvgemm_runtime.launch.select import load_kernel
 
 SWIGLU = signature("tn", operand=DType.BF16, epilogue=Epilogue.SWIGLU_HALVES)
 OAI = signature("tn", operand=DType.BF16, epilogue=Epilogue.SWIGLU_OAI_INTERLEAVED)
 BIASED = signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS)
-
-
-@pytest.fixture
-def installed(fused_bundle: BuiltBundle, monkeypatch: pytest.MonkeyPatch) -> BuiltBundle:
-    use(monkeypatch, fused_bundle.path)
-    return fused_bundle
 
 
 @pytest.fixture
@@ -41,11 +35,6 @@ def swiglu(installed: BuiltBundle) -> Arguments:
 @pytest.fixture
 def oai(installed: BuiltBundle) -> Arguments:
     return random_arguments(problem_of(OAI, 16, 32, 64), "cpu")
-
-
-def id_of(installed: BuiltBundle, served: Signature) -> str:
-    (first, *_) = [one for one in installed.header.kernels if one.signature == served]
-    return first.id
 
 
 @pytest.mark.parametrize("gate", Gate)

@@ -13,7 +13,7 @@ from gemm_reference import assert_close
 
 import nvgemm_runtime
 from cpu_kernels import signature
-from installed_bundles import use
+from installed_bundles import id_of
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
@@ -41,17 +41,6 @@ HIDDEN, ENDS = 24, (0, 5, 6, 14)
 """What a gate gives, and ends of groups of 16 rows: an empty one, one of one row."""
 
 Experts = dict[str, torch.Tensor]
-
-
-@pytest.fixture
-def installed(fused_bundle: BuiltBundle, monkeypatch: pytest.MonkeyPatch) -> BuiltBundle:
-    use(monkeypatch, fused_bundle.path)
-    return fused_bundle
-
-
-def id_of(installed: BuiltBundle, served: Signature) -> str:
-    (first, *_) = [one for one in installed.header.kernels if one.signature == served]
-    return first.id
 
 
 @pytest.fixture
