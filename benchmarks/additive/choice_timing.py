@@ -33,7 +33,7 @@ from benchmarks.shared.records import require_gpu
 from nvgemm_aot.tuning.gpu import GpuTimer, buffer_bytes
 from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem
-from nvgemm_runtime.inductor import choice_timing
+from nvgemm_runtime.inductor import gpu_times
 from nvgemm_runtime.launch.api import load_kernel
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def time_us(calls: list[Callable[[], object]]) -> dict[str, float]:
     return {
         "stock": float(benchmarker.benchmark_gpu(calls[0])) * 1e3,
         "cold": _cold_ms(calls[0]) * 1e3,
-        "gpu_time": choice_timing.measure_ms(calls[0]) * 1e3,
+        "gpu_time": gpu_times.measure_ms(calls[0]) * 1e3,
         **{
             name: statistics.median(sample() for _ in range(7)) / 1e3
             for name, sample in samples.items()
@@ -73,9 +73,9 @@ def _cold_ms(call: Callable[[], object]) -> float:
     import torch
 
     call()
-    flush = choice_timing._l2_flush()
-    torch.cuda._sleep(int(4 * choice_timing.CYCLES_PER_MS))
-    sent = [choice_timing._timed_call(call, flush) for _ in range(choice_timing.MOST_CALLS)]
+    flush = gpu_times._l2_flush()
+    torch.cuda._sleep(int(4 * gpu_times.CYCLES_PER_MS))
+    sent = [gpu_times._timed_call(call, flush) for _ in range(gpu_times.MOST_CALLS)]
     torch.cuda.synchronize()
     return statistics.median(begin.elapsed_time(end) for begin, end, _ in sent)
 

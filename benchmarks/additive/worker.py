@@ -127,15 +127,10 @@ def _benchmark_alone(gpu: _Lock) -> None:
 
     kind.benchmark_gpu = benchmark_gpu
     with contextlib.suppress(ImportError):
-        from nvgemm_runtime.inductor import choice_timing
+        from nvgemm_runtime.inductor import gpu_times
 
-        measure = choice_timing.measure_ms
-
-        def measure_ms(*args: Any, **options: Any) -> float:
-            with gpu.held():
-                return measure(*args, **options)
-
-        choice_timing.measure_ms = measure_ms
+        for name in ("measure_ms", "measure_in_turns_ms"):
+            setattr(gpu_times, name, gpu.held()(getattr(gpu_times, name)))
 
 
 def _compile(

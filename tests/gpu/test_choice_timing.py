@@ -35,7 +35,7 @@ def delayed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_a_slow_launch_is_not_part_of_the_time() -> None:
-    from nvgemm_runtime.inductor.choice_timing import measure_ms
+    from nvgemm_runtime.inductor.gpu_times import measure_ms
 
     a = torch.randn(16, 2048, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)

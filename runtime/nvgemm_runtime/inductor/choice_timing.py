@@ -27,11 +27,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import math
 import statistics
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,53 +38,28 @@ import torch
 from torch._inductor import config
 from torch._inductor.runtime import benchmarking
 
-_log = logging.getLogger(__name__)
+from . import gpu_times
 
-MOST_CALLS = 30
-"""Calls of a choice that are timed each way, and at least `FEWEST_CALLS`."""
-
-FEWEST_CALLS = 3
-
-LONGEST_MS = 10.0
-"""Milliseconds on the GPU after which a choice is timed no more often, unless the user allows less
-(``TORCHINDUCTOR_DEFAULT_AUTOTUNE_REP``)."""
-
-GROUPS = 5
-"""Calls with a warm cache are timed in so many groups, of which the middle ones count: another
-process on the GPU may disturb some."""
-
-TRIAL_CALLS = 5
-"""Calls that say how long the host and the GPU take for one."""
-
-WARM_UP_READS = 50
-"""Reads of the buffer before calls are timed, about a millisecond: the GPU is idle while torch
-compiles, and the first choice must not be timed at lower clocks than the others."""
-
-LAUNCH_SHARE = 1 / 512
-"""Share of a call's time on the host that is added to its time on the GPU: of choices that take the
-same time on the GPU, the cheapest launch wins, and no more than that. Launches take 4 to 40
-microseconds, so this adds less than 0.1."""
+LONG_MS = 0.2
+"""Milliseconds from which on bundled kernels are timed in turns with what they must beat. A GPU
+that was idle while torch compiled runs faster for its first 100 ms or so of full load: there an
+H100 took 0.97 times as long as behind that for a product of 0.27 ms, 0.86 times for one of 2.4
+(`benchmarks.additive.clocks`)."""
 
 LEAST_GAIN = 0.98
 """Share of the time of Inductor's choice that a bundled kernel may take on the GPU to be used where
 launches may count: 2 % are the noise of single times, and the kernel's launch is the dearer one."""
-
-CYCLES_PER_MS = 2_000_000
-"""Clock cycles, as `torch.cuda._sleep` counts; Hopper and Blackwell run at up to 1.98 GHz."""
-
-LONGEST_WAIT_MS = 200.0
-"""Most milliseconds that calls wait for the host: a call that itself waits for the GPU would wait
-that long."""
-
-ATTEMPTS = 3
-"""How often the wait is doubled where the host did not keep ahead of the GPU."""
 
 _STOCK_TIMERS = ("InductorBenchmarker", "TritonBenchmarker")
 """Benchmarkers of torch that time launches too; its profiler-based one and a user's own stay."""
 
 _Benchmark = Callable[..., float]
 
+_Measure = Callable[[Callable[[], object], float], float]
+"""``measure(call, longest_ms)`` gives milliseconds of a call, timed for about so long."""
+
 _thread = threading.local()
+"""Its ``measure`` says how choices are timed; None or nothing is Inductor's own way."""
 
 
 @dataclass
@@ -185,13 +158,39 @@ def _benchmark_stock(
 def _benchmark_against(
     best: _Best, share: float, benchmark: _Benchmark, *args: Any, **kwargs: Any
 ) -> float:
-    gpu_ms = _benchmark(benchmark, *args, **kwargs)
+    if best.repeat is not None and LONG_MS <= best.gpu_ms < math.inf:
+        gpu_ms, beside_ms = _benchmark_in_turns(benchmark, best.repeat, *args, **kwargs)
+        if beside_ms is not None:
+            return best.ms * gpu_ms / (beside_ms * share)
+    else:
+        gpu_ms = _benchmark(benchmark, *args, **kwargs)
     if math.isinf(best.ms):
         return gpu_ms
     if best.repeat is not None and gpu_ms < best.gpu_ms:
         best.gpu_ms = min(best.gpu_ms, _benchmark(best.repeat, *args, **kwargs))
         best.repeat = None  # once, or times of kernels would not compare with each other
     return best.ms * gpu_ms / (best.gpu_ms * share)
+
+
+def _benchmark_in_turns(
+    benchmark: _Benchmark, other: _Benchmark, *args: Any, **kwargs: Any
+) -> tuple[float, float | None]:
+    """Milliseconds of two choices that take turns; of the first alone if another process has it."""
+    times: list[tuple[float, float]] = []
+
+    def hold(call: Callable[[], object], longest_ms: float) -> float:
+        def measure(other_call: Callable[[], object], _: float) -> float:
+            with _lock():
+                times.append(gpu_times.measure_in_turns_ms(call, other_call, longest_ms=longest_ms))
+            return times[-1][1]
+
+        with _timing(measure):
+            other(*args, **kwargs)
+        return times[-1][0] if times else _measure(call, longest_ms)
+
+    with _timing(hold):
+        gpu_ms = benchmark(*args, **kwargs)
+    return gpu_ms, times[-1][1] if times else None
 
 
 SizedOperands = Callable[[], tuple[Sequence[torch.Tensor], torch.Tensor]]
@@ -283,7 +282,8 @@ class TimedRequest:
     def benchmark(self, *tensors: torch.Tensor, out: torch.Tensor | None = None) -> float:
         """Milliseconds that a call takes on the GPU."""
         _replace_timer()  # not yet done in a process that torch started for benchmarks
-        return _benchmark(self._request.benchmark, *tensors, out=out)
+        with _timing(getattr(_thread, "measure", None) or _measure):
+            return float(self._request.benchmark(*tensors, out=out))
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Any]:
@@ -301,12 +301,23 @@ class TimedRequest:
 
 def timing_as_usual() -> contextlib.AbstractContextManager[None]:
     """Have Inductor time as stock torch does, inside a choice that is itself timed."""
-    return _timing(on_gpu=False)
+    return _timing(None)
 
 
 def _benchmark(benchmark: _Benchmark, *args: Any, **kwargs: Any) -> float:
-    with _timing(on_gpu=True):
+    with _timing(_measure):
         return benchmark(*args, **kwargs)
+
+
+def _measure(call: Callable[[], object], longest_ms: float) -> float:
+    with _lock():
+        return gpu_times.measure_ms(call, longest_ms=longest_ms)
+
+
+def _lock() -> contextlib.AbstractContextManager[None]:
+    """From torch 2.13 on, processes may be told to keep away from each other's benchmarks."""
+    lock = getattr(benchmarking, "maybe_gpu_benchmark_lock", contextlib.nullcontext)
+    return lock()
 
 
 def _hash_key(hash_key: Callable[[], str], way: str) -> str:
@@ -314,17 +325,17 @@ def _hash_key(hash_key: Callable[[], str], way: str) -> str:
 
 
 @contextlib.contextmanager
-def _timing(*, on_gpu: bool) -> Iterator[None]:
-    before = getattr(_thread, "on_gpu", False)
-    _thread.on_gpu = on_gpu
+def _timing(measure: _Measure | None) -> Iterator[None]:
+    before = getattr(_thread, "measure", None)
+    _thread.measure = measure
     try:
         yield
     finally:
-        _thread.on_gpu = before
+        _thread.measure = before
 
 
 def _replace_timer() -> bool:
-    """Have torch's benchmarker call `measure_ms` where choices are timed on the GPU.
+    """Have torch's benchmarker ask `_thread` how to measure, where choices are timed on the GPU.
 
     Returns:
         Whether it does. A benchmarker that the user chose or replaced stays as it is.
@@ -343,101 +354,8 @@ class _Timer:
         self._benchmarker = benchmarker
 
     def __call__(self, call: Callable[[], Any], *args: Any, **options: Any) -> Any:
-        if not getattr(_thread, "on_gpu", False):
+        measure: _Measure | None = getattr(_thread, "measure", None)
+        if measure is None:
             stock = type(self._benchmarker).benchmark_gpu
             return stock(self._benchmarker, call, *args, **options)
-        # From torch 2.13 on, processes may be told to keep away from each other's benchmarks.
-        lock = getattr(benchmarking, "maybe_gpu_benchmark_lock", contextlib.nullcontext)
-        with lock():
-            return measure_ms(call, longest_ms=min(LONGEST_MS, float(options.get("rep", 1e9))))
-
-
-def measure_ms(call: Callable[[], object], *, longest_ms: float = LONGEST_MS) -> float:
-    """Milliseconds of a call on the current GPU, plus `LAUNCH_SHARE` of the host's time.
-
-    Args:
-        call: Sends work to the current stream. One call warms up.
-        longest_ms: About how long all timed calls may take on the GPU.
-
-    Returns:
-        The mean of its time with a cold and with a warm cache.
-    """
-    call()  # loads code, and lets libraries choose their kernels
-    torch.cuda.synchronize()
-    flush, between = _l2_flush(), _small_kernel()
-    trial = [_timed_call(call, flush) for _ in range(TRIAL_CALLS)]
-    torch.cuda.synchronize()
-    launch_ms = statistics.median(host_ms for *_, host_ms in trial)
-    gpu_ms = min(_elapsed_ms(begin, end) for begin, end, _ in trial)
-    count = max(FEWEST_CALLS, min(MOST_CALLS, int(longest_ms / 2 / max(gpu_ms, 1e-3))))
-
-    size = -(-count // GROUPS)
-    groups = -(-count // size)
-    wait_ms = min(LONGEST_WAIT_MS, 4 * count * launch_ms)
-    for attempt in range(ATTEMPTS):
-        for _ in range(WARM_UP_READS if attempt == 0 else 0):
-            flush()
-        torch.cuda._sleep(int(wait_ms * CYCLES_PER_MS))
-        cold = [_timed_call(call, flush) for _ in range(count)]
-        warm = [_calls_between_events(lambda: (between(), call()), size) for _ in range(groups)]
-        alone = [_calls_between_events(between, size) for _ in range(groups)]
-        kept_ahead = not cold[0][0].query()
-        torch.cuda.synchronize()
-        if kept_ahead:
-            break
-        wait_ms = min(LONGEST_WAIT_MS, 2 * wait_ms)
-    else:
-        _log.debug("a choice was timed while the GPU waited for its launches")
-    cold_ms = _middle_mean([_elapsed_ms(begin, end) for begin, end, _ in cold])
-    both_ms, alone_ms = (
-        _middle_mean([_elapsed_ms(*one) for one in group]) for group in (warm, alone)
-    )
-    warm_ms = max(0.0, both_ms - alone_ms) / size
-    return (cold_ms + warm_ms) / 2 + LAUNCH_SHARE * launch_ms
-
-
-def _middle_mean(times: list[float]) -> float:
-    """The mean of the middle half: finer than the median where events count in steps."""
-    outer = len(times) // 4
-    return statistics.fmean(sorted(times)[outer : len(times) - outer])
-
-
-_TimedCall = tuple[torch.cuda.Event, torch.cuda.Event, float]
-
-
-def _timed_call(call: Callable[[], object], flush: Callable[[], object]) -> _TimedCall:
-    """Send a call behind a flush of the L2 cache: its events, and milliseconds of the host."""
-    start = time.perf_counter()
-    flush()
-    begin, end = _calls_between_events(call, 1)
-    return begin, end, (time.perf_counter() - start) * 1e3
-
-
-def _calls_between_events(
-    call: Callable[[], object], count: int
-) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    """Send calls one after the other, and return the events before and behind them."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(count):
-        call()
-    end.record()
-    return begin, end
-
-
-def _elapsed_ms(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
-    return float(begin.elapsed_time(end))
-
-
-def _l2_flush() -> Callable[[], object]:
-    """A function that evicts the current GPU's L2 cache by reading a buffer of its size."""
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    buffer = torch.ones(int(properties.L2_cache_size) // 4, dtype=torch.float32, device="cuda")
-    total = torch.empty((), dtype=torch.float32, device="cuda")
-    return lambda: torch.sum(buffer, dim=0, out=total)
-
-
-def _small_kernel() -> Callable[[], object]:
-    """A function that launches a small kernel, which waits for the one before it to end."""
-    values = torch.zeros(1024, dtype=torch.float32, device="cuda")
-    return lambda: values.add_(1.0)
+        return measure(call, min(gpu_times.LONGEST_MS, float(options.get("rep", 1e9))))

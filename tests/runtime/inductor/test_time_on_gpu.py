@@ -1,13 +1,13 @@
-"""Choices are compared by what they take on the GPU: a GPU and its host are imitated here."""
+"""Choices are compared by what they take on the GPU; their times are made up here."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
-import itertools
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,166 +17,9 @@ from torch._inductor import config
 from torch._inductor.autotune_process import TritonGPUBenchmarkRequest
 from torch._inductor.runtime import benchmarking
 
+from imitated_gpu import Machine, imitate
 from inductor_session import InductorSession
-from nvgemm_runtime.inductor import choice_timing
-
-FLUSH_US = 20.0
-"""What the imitated GPU takes to read as much as its L2 cache holds."""
-
-
-@dataclass
-class Machine:
-    """A host that sends work to a GPU, each with a clock of its own, in microseconds."""
-
-    host_us: float = 0.0
-    gpu_us: float = 0.0
-    flushes: int = 0
-    events: int = 0
-    waits_us: list[float] = field(default_factory=list)
-
-    def run(self, *, host_us: float, gpu_us: float) -> None:
-        """The host takes some time to send what then takes the GPU some time, in order."""
-        self.host_us += host_us
-        self.gpu_us = max(self.gpu_us, self.host_us) + gpu_us
-
-    def flush(self) -> None:
-        self.flushes += 1
-        self.run(host_us=5.0, gpu_us=FLUSH_US)
-
-    def sleep(self, cycles: int) -> None:
-        self.waits_us.append(cycles / choice_timing.CYCLES_PER_MS * 1e3)
-        self.run(host_us=5.0, gpu_us=self.waits_us[-1])
-
-    def synchronize(self) -> None:
-        self.host_us = max(self.host_us, self.gpu_us)
-
-
-class Event:
-    """An event of the imitated GPU."""
-
-    machine: Machine
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        self.machine.run(host_us=1.0, gpu_us=0.0)
-        self.time_us = self.machine.gpu_us
-
-    def query(self) -> bool:
-        return self.time_us <= self.machine.host_us
-
-    def elapsed_time(self, later: Event) -> float:
-        return (later.time_us - self.time_us) / 1e3
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    machine = Machine()
-    monkeypatch.setattr(Event, "machine", machine, raising=False)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", machine.synchronize)
-    monkeypatch.setattr(torch.cuda, "_sleep", machine.sleep)
-    monkeypatch.setattr(choice_timing.time, "perf_counter", lambda: machine.host_us / 1e6)
-    monkeypatch.setattr(choice_timing, "_l2_flush", lambda: machine.flush)
-    monkeypatch.setattr(
-        choice_timing, "_small_kernel", lambda: lambda: machine.run(host_us=2.0, gpu_us=1.5)
-    )
-    return machine
-
-
-@pytest.mark.parametrize("host_us", [1.0, 30.0, 400.0])
-@pytest.mark.parametrize("gpu_us", [2.0, 12.6, 700.0])
-def test_the_time_is_the_kernels_and_not_the_launches(
-    machine: Machine, host_us: float, gpu_us: float
-) -> None:
-    """Of two events around a launch, the later waits for the host: 30 µs for a kernel of 2 µs."""
-    time_ms = choice_timing.measure_ms(lambda: machine.run(host_us=host_us, gpu_us=gpu_us))
-    launch_us = host_us + 7.0
-    assert time_ms * 1e3 == pytest.approx(gpu_us + launch_us * choice_timing.LAUNCH_SHARE)
-
-
-def test_half_of_the_time_is_of_calls_that_find_their_operands_in_the_cache(
-    machine: Machine,
-) -> None:
-    flushes = 0
-
-    def call() -> None:
-        nonlocal flushes
-        was_flushed, flushes = machine.flushes > flushes, machine.flushes
-        machine.run(host_us=0.0, gpu_us=12.0 if was_flushed else 6.0)
-
-    launch_us = 7.0  # the flush, and two events
-    cold = 12.0 * choice_timing.MOST_CALLS
-    warm = 6.0 * choice_timing.MOST_CALLS
-    assert choice_timing.measure_ms(call) * 1e3 == pytest.approx(
-        (cold + warm) / 2 / choice_timing.MOST_CALLS + launch_us * choice_timing.LAUNCH_SHARE
-    )
-
-
-def test_calls_that_something_disturbed_do_not_count(machine: Machine) -> None:
-    """Of 30 calls behind a flush, a few that took ten times as long."""
-    numbers = itertools.count()
-
-    def call() -> None:
-        disturbed = next(numbers) - 1 - choice_timing.TRIAL_CALLS in (3, 9, 17)
-        machine.run(host_us=0.0, gpu_us=100.0 if disturbed else 10.0)
-
-    assert choice_timing.measure_ms(call) * 1e3 == pytest.approx(10.0, abs=0.1)
-
-
-def test_a_group_of_calls_that_another_process_disturbed_does_not_count(machine: Machine) -> None:
-    """Of the calls that find their operands in the cache, six in a row took ten times as long."""
-    calls_before = 1 + choice_timing.TRIAL_CALLS + choice_timing.MOST_CALLS
-    numbers = itertools.count(-calls_before)
-
-    def call() -> None:
-        machine.run(host_us=0.0, gpu_us=100.0 if 6 <= next(numbers) < 12 else 10.0)
-
-    assert choice_timing.measure_ms(call) * 1e3 == pytest.approx(10.0, abs=0.1)
-
-
-def test_of_equal_kernels_the_cheaper_launch_wins_and_else_the_quicker_kernel(
-    machine: Machine,
-) -> None:
-    def time_ms(host_us: float, gpu_us: float) -> float:
-        return choice_timing.measure_ms(lambda: machine.run(host_us=host_us, gpu_us=gpu_us))
-
-    assert time_ms(4.0, 10.5) < time_ms(20.0, 10.5) < time_ms(4.0, 10.6)
-
-
-def test_a_host_that_falls_behind_is_waited_for(machine: Machine) -> None:
-    """A launch that takes longer than it did in the trial: the first wait is not enough."""
-    costs = itertools.chain([10.0] * 6, itertools.repeat(100.0))
-    time_ms = choice_timing.measure_ms(lambda: machine.run(host_us=next(costs), gpu_us=3.0))
-    assert time_ms * 1e3 == pytest.approx(3.0, abs=0.1)
-    assert len(machine.waits_us) > 1
-
-
-def test_a_call_that_waits_for_the_gpu_itself_still_gets_a_time(machine: Machine) -> None:
-    def call() -> None:
-        machine.run(host_us=10.0, gpu_us=10.0)
-        machine.synchronize()
-
-    assert 10.0 <= choice_timing.measure_ms(call) * 1e3 < 1000.0
-    assert len(machine.waits_us) == choice_timing.ATTEMPTS
-
-
-def test_no_call_has_the_gpu_wait_for_long(machine: Machine) -> None:
-    choice_timing.measure_ms(lambda: machine.run(host_us=1e6, gpu_us=10.0))
-    assert max(machine.waits_us) <= choice_timing.LONGEST_WAIT_MS * 1e3
-
-
-@pytest.mark.parametrize(("gpu_ms", "calls"), [(0.01, 30), (1.0, 5), (100.0, 3)])
-def test_slow_kernels_are_timed_less_often(machine: Machine, gpu_ms: float, calls: int) -> None:
-    counted: list[None] = []
-
-    def call() -> None:
-        counted.append(None)
-        machine.run(host_us=5.0, gpu_us=gpu_ms * 1e3)
-
-    choice_timing.measure_ms(call)
-    assert len(counted) == 1 + choice_timing.TRIAL_CALLS + 2 * calls
+from nvgemm_runtime.inductor import choice_timing, gpu_times
 
 
 @pytest.fixture
@@ -189,7 +32,7 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         call()
         return 0.5
 
-    monkeypatch.setattr(choice_timing, "measure_ms", measure)
+    monkeypatch.setattr(gpu_times, "measure_ms", measure)
     monkeypatch.setattr(benchmarking, "benchmarker", benchmarking.InductorBenchmarker())
     monkeypatch.setattr(benchmarking.InductorBenchmarker, "benchmark_gpu", lambda *_, **__: 35.4)
     return asked
@@ -239,7 +82,7 @@ def test_choices_of_every_kind_are_timed_alike(timer: list[float]) -> None:
     assert [choice.hash_key() for choice in choices] == ["key-on-gpu"] * 2
     assert before.benchmark(out=out) == 35.4, "what did not join is timed as Inductor does"
     assert before.hash_key() == "key"
-    assert timer == [choice_timing.LONGEST_MS] * 2
+    assert timer == [gpu_times.LONGEST_MS] * 2
 
 
 def test_a_choice_that_has_a_request_and_times_itself_is_timed_alike(timer: list[float]) -> None:
@@ -332,7 +175,7 @@ class Launched:
     gpu_us: float
 
     def benchmark(self) -> float:
-        on_gpu = getattr(choice_timing._thread, "on_gpu", False)
+        on_gpu = getattr(choice_timing._thread, "measure", None) is not None
         # Inductor's events are 5 us apart before the launch counts.
         return self.gpu_us + (0.0 if on_gpu else max(0.0, self.host_us - 5.0))
 
@@ -416,6 +259,77 @@ def test_what_a_kernel_beats_is_timed_again(
     assert min(times, key=times.__getitem__) == winner
     assert times["aten"] == aten_us[0], "what Inductor was told stays"
     assert aten.timed == len(inductors_us) + timings
+
+
+class Working:
+    """A choice whose call keeps an imitated GPU busy, in this process or out of its sight."""
+
+    def __init__(self, machine: Machine, gpu_us: float, *, elsewhere: bool = False) -> None:
+        self.machine, self.gpu_us, self.elsewhere = machine, gpu_us, elsewhere
+
+    def benchmark(self) -> float:
+        call = functools.partial(self.machine.run, host_us=20.0, gpu_us=self.gpu_us)
+        if self.elsewhere:
+            return gpu_times.measure_ms(call)
+        return float(benchmarking.benchmarker.benchmark_gpu(call))
+
+    def hash_key(self) -> str:
+        return "key"
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(benchmarking, "benchmarker", benchmarking.InductorBenchmarker())
+    monkeypatch.setattr(
+        benchmarking.InductorBenchmarker,
+        "benchmark_gpu",
+        lambda self, call, **_: gpu_times.measure_ms(call),
+    )
+    return imitate(monkeypatch)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("before_us", [0.0, 40e3, 60e3, 80e3])
+def test_long_kernels_are_not_compared_with_what_ran_at_higher_clocks(
+    machine: Machine, beside: bool, before_us: float
+) -> None:
+    """The GPU was idle while torch compiled, and its clocks fall once it has worked for 100 ms."""
+    machine.boost, machine.worked_us = 0.86, before_us
+    aten, slow, quick = (Working(machine, us) for us in (2500.0, 2600.0, 2300.0))
+    time = choice_timing.time_beside_inductor if beside else choice_timing.time_on_gpu
+    time([aten], [slow, quick])
+    times = [choice.benchmark() for choice in (aten, slow, quick)]
+    assert times[2] < times[0] < times[1]
+    share = choice_timing.LEAST_GAIN if beside else 1.0
+    assert times[2] / times[0] == pytest.approx(0.92 / share, rel=0.002)
+    assert times[1] / times[0] == pytest.approx(1.04 / share, rel=0.002)
+
+
+def test_short_kernels_are_timed_by_themselves(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their calls with a warm cache count too."""
+    monkeypatch.delattr(gpu_times, "measure_in_turns_ms")
+    aten, kernel = Working(machine, 190.0), Working(machine, 180.0)
+    choice_timing.time_on_gpu([aten], [kernel])
+    assert aten.benchmark() > kernel.benchmark()
+
+
+def test_a_long_kernel_that_another_process_calls_is_timed_by_itself(machine: Machine) -> None:
+    aten = Working(machine, 2500.0)
+    kernels = [Working(machine, us, elsewhere=True) for us in (2300.0, 2600.0)]
+    choice_timing.time_on_gpu([aten], kernels)
+    times = [choice.benchmark() for choice in (aten, *kernels)]
+    assert [one / times[0] for one in times] == pytest.approx([1.0, 0.92, 1.04], rel=0.002)
+
+
+def test_what_cannot_be_called_beside_a_kernel_leaves_its_time(machine: Machine) -> None:
+    """What Inductor has instead was timed, and then gives a time in some other way."""
+    aten, kernel = Working(machine, 2500.0), Working(machine, 2300.0)
+    choice_timing.time_on_gpu([aten], [kernel])
+    first = aten.benchmark()
+    aten.elsewhere = True
+    assert kernel.benchmark() / first == pytest.approx(0.92, rel=0.002)
 
 
 def test_a_kernel_of_inductors_takes_other_tensors_and_is_not_timed_again(

@@ -1,0 +1,86 @@
+"""How well does a call compare with itself while a GPU's clocks fall?
+
+After a pause, as while torch compiles, a product is timed again and again. Each time over the first
+should be 1; so should each of two calls of it that take turns. The first is how torch times its
+choices, the second how `nvgemm_runtime.inductor.choice_timing` compares bundled kernels with ATen
+where calls are long.
+
+    python -m benchmarks.additive.clocks
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from benchmarks.shared.bundled import environment
+from benchmarks.shared.records import require_gpu
+from nvgemm_runtime.inductor import gpu_times
+
+if TYPE_CHECKING:
+    import torch
+
+SIZES = (
+    (16, 4096, 4096),
+    (512, 4096, 4096),
+    (512, 24576, 4096),
+    (1024, 24576, 4096),
+    (2048, 24576, 4096),
+    (4096, 24576, 4096),
+    (8192, 24576, 4096),
+)
+"""(m, n, k) of products in bf16: an attention's and a gated MLP's of a model with 8 billion
+parameters."""
+
+PAUSE_S = 3.0
+
+TIMES = 12
+
+
+def measure(m: int, n: int, k: int) -> tuple[list[float], list[float]]:
+    """Milliseconds of a product one after the other, and those of two over each other."""
+    import torch
+
+    a, b = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
+    out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+
+    def call() -> torch.Tensor:
+        return torch.mm(a, b.T, out=out)
+
+    def paused() -> range:
+        call()
+        torch.cuda.synchronize()
+        time.sleep(PAUSE_S)
+        return range(TIMES)
+
+    alone = [gpu_times.measure_ms(call) for _ in paused()]
+    turns = [gpu_times.measure_in_turns_ms(call, call) for _ in paused()]
+    return alone, [first / second for first, second in turns]
+
+
+def table(rows: Sequence[tuple[tuple[int, int, int], list[float], list[float]]]) -> Iterator[str]:
+    """A line a size."""
+    yield f"{'m':>5} {'n':>6} {'k':>6} {'first, ms':>10} {'over the first':>16} {'in turns':>16}"
+    for (m, n, k), alone, turns in rows:
+        later = [one / alone[0] for one in alone[1:]]
+        yield (
+            f"{m:>5} {n:>6} {k:>6} {alone[0]:10.4f} {min(later):7.3f} to {max(later):.3f} "
+            f"{min(turns):7.3f} to {max(turns):.3f}"
+        )
+
+
+@click.command()
+def main() -> None:
+    """Measure and print a table."""
+    require_gpu()
+    found = environment()
+    click.echo(f"{found['gpu']}, torch {found['torch']}, nvgemm-aot {found['nvgemm-aot']}")
+    for line in table([(size, *measure(*size)) for size in SIZES]):
+        click.echo(line)
+
+
+if __name__ == "__main__":
+    main()

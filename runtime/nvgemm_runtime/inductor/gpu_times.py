@@ -1,0 +1,194 @@
+"""Times calls on the GPU without their launches.
+
+Calls wait in the stream behind a kernel that spins until the host has sent them all, so that the
+GPU never waits for the host.
+
+The names of torch that are used here are private, and were read on torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+_log = logging.getLogger(__name__)
+
+MOST_CALLS = 30
+"""Calls that are timed each way, and at least `FEWEST_CALLS`."""
+
+FEWEST_CALLS = 3
+
+FEWEST_TURNS = 5
+"""Turns of two calls, of which the middle ones count, of however long a call."""
+
+LONGEST_MS = 10.0
+"""Milliseconds on the GPU after which a call is timed no more often, unless the caller allows
+less."""
+
+GROUPS = 5
+"""Calls with a warm cache are timed in so many groups, of which the middle ones count: another
+process on the GPU may disturb some."""
+
+TRIAL_CALLS = 5
+"""Calls that say how long the host and the GPU take for one."""
+
+WARM_UP_READS = 50
+"""Reads of the buffer before calls are timed, about a millisecond: the GPU is idle while torch
+compiles, and the first choice must not be timed at lower clocks than the others."""
+
+LAUNCH_SHARE = 1 / 512
+"""Share of a call's time on the host that is added to its time on the GPU: of choices that take the
+same time on the GPU, the cheapest launch wins, and no more than that. Launches take 4 to 40
+microseconds, so this adds less than 0.1."""
+
+CYCLES_PER_MS = 2_000_000
+"""Clock cycles, as `torch.cuda._sleep` counts; Hopper and Blackwell run at up to 1.98 GHz."""
+
+LONGEST_WAIT_MS = 200.0
+"""Most milliseconds that calls wait for the host: a call that itself waits for the GPU would wait
+that long."""
+
+ATTEMPTS = 3
+"""How often the wait is doubled where the host did not keep ahead of the GPU."""
+
+_Sent = TypeVar("_Sent")
+
+
+def measure_ms(call: Callable[[], object], *, longest_ms: float = LONGEST_MS) -> float:
+    """Milliseconds of a call on the current GPU, plus `LAUNCH_SHARE` of the host's time.
+
+    Args:
+        call: Sends work to the current stream. One call warms up.
+        longest_ms: About how long all timed calls may take on the GPU.
+
+    Returns:
+        The mean of its time with a cold and with a warm cache.
+    """
+    call()  # loads code, and lets libraries choose their kernels
+    torch.cuda.synchronize()
+    flush, between = _l2_flush(), _small_kernel()
+    trial = [_timed_call(call, flush) for _ in range(TRIAL_CALLS)]
+    torch.cuda.synchronize()
+    launch_ms = statistics.median(host_ms for *_, host_ms in trial)
+    gpu_ms = min(_elapsed_ms(begin, end) for begin, end, _ in trial)
+    count = max(FEWEST_CALLS, min(MOST_CALLS, int(longest_ms / 2 / max(gpu_ms, 1e-3))))
+
+    size = -(-count // GROUPS)
+    groups = -(-count // size)
+
+    def send() -> tuple[list[_TimedCall], list[_Events], list[_Events]]:
+        cold = [_timed_call(call, flush) for _ in range(count)]
+        warm = [_calls_between_events(lambda: (between(), call()), size) for _ in range(groups)]
+        alone = [_calls_between_events(between, size) for _ in range(groups)]
+        return cold, warm, alone
+
+    for _ in range(WARM_UP_READS):
+        flush()
+    cold, warm, alone = _sent_ahead(send, 4 * count * launch_ms)
+    cold_ms = _middle_mean([_elapsed_ms(begin, end) for begin, end, _ in cold])
+    both_ms, alone_ms = (
+        _middle_mean([_elapsed_ms(*one) for one in group]) for group in (warm, alone)
+    )
+    warm_ms = max(0.0, both_ms - alone_ms) / size
+    return (cold_ms + warm_ms) / 2 + LAUNCH_SHARE * launch_ms
+
+
+def measure_in_turns_ms(
+    call: Callable[[], object], other: Callable[[], object], *, longest_ms: float = LONGEST_MS
+) -> tuple[float, float]:
+    """Milliseconds of two calls that take turns on the current GPU, each with a cold cache.
+
+    Both then run at the same clocks, whatever those are. The first time is the second one, scaled
+    by what the calls take of each other in turns.
+
+    Args:
+        call: Sends work to the current stream, longer than the host takes to send it.
+        other: Likewise. One call of each warms up.
+        longest_ms: About how long all timed calls may take on the GPU.
+    """
+    both = call, other
+    for one in both:
+        one()
+    flush = _l2_flush()
+    trial = [_timed_call(one, flush) for one in both]
+    torch.cuda.synchronize()
+    launch_ms = sum(host_ms for *_, host_ms in trial)
+    gpu_ms = sum(_elapsed_ms(begin, end) for begin, end, _ in trial)
+    count = max(FEWEST_TURNS, min(MOST_CALLS, int(longest_ms / max(gpu_ms, 1e-3))))
+
+    def send() -> list[list[_TimedCall]]:
+        return [[_timed_call(one, flush) for one in both] for _ in range(count)]
+
+    turns = _sent_ahead(send, 4 * count * launch_ms)
+    times = [[_elapsed_ms(begin, end) for begin, end, _ in turn] for turn in turns]
+    other_ms = _middle_mean([second for _, second in times])
+    return other_ms * _middle_mean([first / second for first, second in times]), other_ms
+
+
+def _sent_ahead(send: Callable[[], _Sent], wait_ms: float) -> _Sent:
+    """What a function sends while the GPU waits: once it has run, if it did wait for all of it."""
+    for _ in range(ATTEMPTS):
+        wait_ms = min(LONGEST_WAIT_MS, wait_ms)
+        torch.cuda._sleep(int(wait_ms * CYCLES_PER_MS))
+        waited = torch.cuda.Event(enable_timing=True)
+        waited.record()
+        sent = send()
+        kept_ahead = not waited.query()
+        torch.cuda.synchronize()
+        if kept_ahead:
+            break
+        wait_ms *= 2
+    else:
+        _log.debug("calls were timed while the GPU waited for their launches")
+    return sent
+
+
+def _middle_mean(times: list[float]) -> float:
+    """The mean of the middle half: finer than the median where events count in steps."""
+    outer = len(times) // 4
+    return statistics.fmean(sorted(times)[outer : len(times) - outer])
+
+
+_Events = tuple[torch.cuda.Event, torch.cuda.Event]
+_TimedCall = tuple[torch.cuda.Event, torch.cuda.Event, float]
+
+
+def _timed_call(call: Callable[[], object], flush: Callable[[], object]) -> _TimedCall:
+    """Send a call behind a flush of the L2 cache: its events, and milliseconds of the host."""
+    start = time.perf_counter()
+    flush()
+    begin, end = _calls_between_events(call, 1)
+    return begin, end, (time.perf_counter() - start) * 1e3
+
+
+def _calls_between_events(call: Callable[[], object], count: int) -> _Events:
+    """Send calls one after the other, and return the events before and behind them."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(count):
+        call()
+    end.record()
+    return begin, end
+
+
+def _elapsed_ms(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    return float(begin.elapsed_time(end))
+
+
+def _l2_flush() -> Callable[[], object]:
+    """A function that evicts the current GPU's L2 cache by reading a buffer of its size."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    buffer = torch.ones(int(properties.L2_cache_size) // 4, dtype=torch.float32, device="cuda")
+    total = torch.empty((), dtype=torch.float32, device="cuda")
+    return lambda: torch.sum(buffer, dim=0, out=total)
+
+
+def _small_kernel() -> Callable[[], object]:
+    """A function that launches a small kernel, which waits for the one before it to end."""
+    values = torch.zeros(1024, dtype=torch.float32, device="cuda")
+    return lambda: values.add_(1.0)
