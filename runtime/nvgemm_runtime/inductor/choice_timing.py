@@ -253,9 +253,8 @@ def _benchmark_over(
     ratios = [here_ms / lead.ms]
     for make in sizes:
         operands, out = make()
-        own, best = (
-            _benchmark(stock_benchmark(choice), *operands, out=out)
-            for choice in (by_m, lead.extern)
+        own, best = _benchmark_both(
+            stock_benchmark(by_m), stock_benchmark(lead.extern), *operands, out=out
         )
         if math.isinf(own):
             return math.inf
@@ -263,6 +262,18 @@ def _benchmark_over(
             ratios.append(own / best)
     overall = math.exp(statistics.fmean(map(math.log, ratios)))
     return lead.ms * (overall if lead.extern_ms == lead.ms else max(overall, ratios[0]))
+
+
+def _benchmark_both(
+    benchmark: _Benchmark, other: _Benchmark, *args: Any, **kwargs: Any
+) -> tuple[float, float]:
+    """Milliseconds of two choices, in turns where the first is long."""
+    ms = _benchmark(benchmark, *args, **kwargs)
+    if LONG_MS <= ms < math.inf:
+        in_turns, other_ms = _benchmark_in_turns(benchmark, other, *args, **kwargs)
+        if other_ms is not None:
+            return in_turns, other_ms
+    return ms, _benchmark(other, *args, **kwargs)
 
 
 def stock_benchmark(choice: Any) -> _Benchmark:

@@ -267,7 +267,7 @@ class Working:
     def __init__(self, machine: Machine, gpu_us: float, *, elsewhere: bool = False) -> None:
         self.machine, self.gpu_us, self.elsewhere = machine, gpu_us, elsewhere
 
-    def benchmark(self) -> float:
+    def benchmark(self, *_: torch.Tensor, out: torch.Tensor | None = None) -> float:
         call = functools.partial(self.machine.run, host_us=20.0, gpu_us=self.gpu_us)
         if self.elsewhere:
             return gpu_times.measure_ms(call)
@@ -303,6 +303,17 @@ def test_long_kernels_are_not_compared_with_what_ran_at_higher_clocks(
     share = choice_timing.LEAST_GAIN if beside else 1.0
     assert times[2] / times[0] == pytest.approx(0.92 / share, rel=0.002)
     assert times[1] / times[0] == pytest.approx(1.04 / share, rel=0.002)
+
+
+@pytest.mark.parametrize("before_us", [0.0, 20e3, 40e3, 60e3, 80e3])
+def test_nor_is_a_choice_that_is_timed_at_several_sizes(machine: Machine, before_us: float) -> None:
+    machine.boost, machine.worked_us = 0.86, before_us
+    aten, by_m = Working(machine, 2500.0), Working(machine, 2300.0)
+    choice_timing.time_on_gpu([aten], [by_m])
+    sizes = [lambda: ([], torch.empty(1))] * 4
+    choice_timing.time_over_sizes([aten], by_m, lambda choice: choice is aten, sizes)
+    first = aten.benchmark()
+    assert by_m.benchmark() / first == pytest.approx(0.92, rel=0.002)
 
 
 def test_short_kernels_are_timed_by_themselves(
