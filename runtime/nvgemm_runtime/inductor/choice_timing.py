@@ -20,6 +20,9 @@ row, and hardly ever with what stands between two GEMMs of a model. Inductor wri
 instead, and then kernels also wait for the cache to be written back, some more than others.
 `benchmarks.additive.choice_timing` compares ways of timing.
 
+Long calls make the GPU's clocks fall, so those of bundled kernels take turns with what they must
+beat, with a cold cache alone (`LONG_MS`). `gpu_times` has the stopwatches.
+
 The names of torch that are used here are private, and were read on torch 2.11 to 2.15.
 """
 
