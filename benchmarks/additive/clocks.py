@@ -1,9 +1,9 @@
 """How well does a call compare with itself while a GPU's clocks fall?
 
 After a pause, as while torch compiles, a product is timed again and again. Each time over the first
-should be 1; so should each of two calls of it that take turns. The first is how torch times its
-choices, the second how `nvgemm_runtime.inductor.choice_timing` compares bundled kernels with ATen
-where calls are long.
+should be 1; so should each of two calls of it that take turns. So
+`nvgemm_runtime.inductor.choice_timing` compares bundled kernels with ATen where calls are short and
+where they are long.
 
     python -m benchmarks.additive.clocks
 """

@@ -23,14 +23,15 @@ class Machine:
 
     Attributes:
         boost: What share of its time the GPU takes for work until it has worked for `BOOSTED_US`.
+        last: Whose call came last, where callers say so.
     """
 
     host_us: float = 0.0
     gpu_us: float = 0.0
     worked_us: float = 0.0
     boost: float = 1.0
+    last: object = None
     flushes: int = 0
-    events: int = 0
     waits_us: list[float] = field(default_factory=list)
 
     def run(self, *, host_us: float, gpu_us: float) -> None:

@@ -23,8 +23,8 @@ MOST_CALLS = 30
 
 FEWEST_CALLS = 3
 
-FEWEST_TURNS = 5
-"""Turns of two calls, of which the middle ones count, of however long a call."""
+FEWEST_TURNS = 4
+"""Times that two calls take turns, of which the middle ones count, of however long a call."""
 
 LONGEST_MS = 10.0
 """Milliseconds on the GPU after which a call is timed no more often, unless the caller allows
@@ -103,31 +103,37 @@ def measure_in_turns_ms(
 ) -> tuple[float, float]:
     """Milliseconds of two calls that take turns on the current GPU, each with a cold cache.
 
-    Both then run at the same clocks, whatever those are. The first time is the second one, scaled
-    by what the calls take of each other in turns.
+    Both then run at the same clocks, whatever those are. A turn is the first, the second, the
+    second and the first: what a call gains or loses by its place, both do. The first time is the
+    second one times the mean ratio of the first to the second in a turn.
 
     Args:
-        call: Sends work to the current stream, longer than the host takes to send it.
-        other: Likewise. One call of each warms up.
+        call: Sends work to the current stream. Two calls warm up, and the last one is of it.
+        other: Likewise, but for the last one.
         longest_ms: About how long all timed calls may take on the GPU.
     """
-    both = call, other
-    for one in both:
-        one()
     flush = _l2_flush()
-    trial = [_timed_call(one, flush) for one in both]
+    turn = call, other, other, call
+
+    def send_turn() -> list[_TimedCall]:
+        return [_timed_call(one, flush) for one in turn]
+
+    send_turn()
     torch.cuda.synchronize()
-    launch_ms = sum(host_ms for *_, host_ms in trial)
+    trial = send_turn()
+    torch.cuda.synchronize()
+    launch_ms = len(turn) * statistics.median(host_ms for *_, host_ms in trial)
     gpu_ms = sum(_elapsed_ms(begin, end) for begin, end, _ in trial)
-    count = max(FEWEST_TURNS, min(MOST_CALLS, int(longest_ms / max(gpu_ms, 1e-3))))
+    count = max(FEWEST_TURNS, min(MOST_CALLS // 2, int(longest_ms / max(gpu_ms, 1e-3))))
 
-    def send() -> list[list[_TimedCall]]:
-        return [[_timed_call(one, flush) for one in both] for _ in range(count)]
-
-    turns = _sent_ahead(send, 4 * count * launch_ms)
-    times = [[_elapsed_ms(begin, end) for begin, end, _ in turn] for turn in turns]
-    other_ms = _middle_mean([second for _, second in times])
-    return other_ms * _middle_mean([first / second for first, second in times]), other_ms
+    turns = _sent_ahead(lambda: [send_turn() for _ in range(count)], 4 * count * launch_ms)
+    own, others = [], []
+    for sent in turns:
+        first, second, third, fourth = (_elapsed_ms(begin, end) for begin, end, _ in sent)
+        own.append((first + fourth) / 2)
+        others.append((second + third) / 2)
+    other_ms = _middle_mean(others)
+    return other_ms * _middle_mean([one / two for one, two in zip(own, others)]), other_ms
 
 
 def _sent_ahead(send: Callable[[], _Sent], wait_ms: float) -> _Sent:
