@@ -35,7 +35,7 @@ SIZES = (
 """(m, n, k) of products in bf16: an attention's and a gated MLP's of a model with 8 billion
 parameters."""
 
-PAUSE_S = 3.0
+PAUSE_S = 2.0
 
 TIMES = 12
 
