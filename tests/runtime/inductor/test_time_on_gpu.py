@@ -306,6 +306,45 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return imitate(monkeypatch)
 
 
+def extern_call(machine: Machine, gpu_us: float) -> Any:
+    """A call of ATen's as Inductor has it, with a request that is timed on the imitated GPU."""
+    from torch._inductor.autotune_process import ExternKernelGPUBenchmarkRequest
+    from torch._inductor.select_algorithm import ExternKernelCaller
+
+    class OnImitatedGpu(ExternKernelGPUBenchmarkRequest):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.kernel_name = "aten"
+            self.has_out_variant = True
+
+        def make_run_fn(self, *_: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
+            return functools.partial(machine.run, host_us=20.0, gpu_us=gpu_us)
+
+        def do_bench(self, fn: Callable[[], None], *_: Any) -> float:
+            return float(benchmarking.benchmarker.benchmark_gpu(fn))
+
+    choice = object.__new__(ExternKernelCaller)
+    choice.bmreq = OnImitatedGpu()
+    choice._benchmark_with_cudagraphs = False
+    choice.hash_key = lambda: "key"
+    return choice
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("aten_us", [150.0, 2500.0])
+def test_atens_call_is_timed_again_beside_kernels(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, beside: bool, aten_us: float
+) -> None:
+    """Short or long; what Inductor times it with, a kernel is timed with, too."""
+    machine.boost = 1.3  # it is the slower at first, as an idle GPU may be
+    aten, kernel = extern_call(machine, aten_us), Working(machine, 1.02 * aten_us)
+    time = choice_timing.time_beside_inductor if beside else choice_timing.time_on_gpu
+    time([aten], [kernel])
+    out = torch.empty(1)
+    first = aten.benchmark(out=out)
+    machine.boost = 1.0
+    assert kernel.benchmark(out=out) > first
+
+
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("before_us", [0.0, 40e3, 60e3, 80e3])
 def test_long_kernels_are_not_compared_with_what_ran_at_higher_clocks(
