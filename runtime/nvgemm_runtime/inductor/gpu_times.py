@@ -137,7 +137,7 @@ def measure_in_turns_ms(
 
 
 def _sent_ahead(send: Callable[[], _Sent], wait_ms: float) -> _Sent:
-    """What a function sends while the GPU waits: once it has run, if it did wait for all of it."""
+    """Send work while the GPU waits, and again if it did not wait for all; it has run then."""
     for _ in range(ATTEMPTS):
         wait_ms = min(LONGEST_WAIT_MS, wait_ms)
         torch.cuda._sleep(int(wait_ms * CYCLES_PER_MS))
