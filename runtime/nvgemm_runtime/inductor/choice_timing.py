@@ -121,9 +121,11 @@ def _takes_tensors_of_kernels(choice: Any) -> bool:
 
     So it does with all extern calls, which have requests too, and with parts of a graph.
     """
+    from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
     from torch._inductor.select_algorithm import ExternKernelCaller
 
-    return isinstance(choice, ExternKernelCaller) or not _requests(choice)
+    kinds = ExternKernelCaller, SubgraphChoiceCaller
+    return isinstance(choice, kinds) or not _requests(choice)
 
 
 def _wrap_requests(choice: Any) -> None:
