@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -263,6 +264,82 @@ def test_a_kernel_that_hangs_is_named_and_the_others_go_on(
         ["two", "7", "0", "0"],
     ]
     assert sum("did not end (operator.s)" in line for line in lines) == 2
+
+
+LASTING = """
+import time
+import pytest
+pytestmark = pytest.mark.gpu
+def test_right():
+    pass
+def test_wrong():
+    raise ValueError("seen")
+def test_long():
+    while True:
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            if not STUBBORN:
+                raise
+def test_never():
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_what_ran_until_the_time_was_over_is_in_the_table(
+    script: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    stubborn: bool,
+) -> None:
+    """Pytest is run for real; a test that cannot be interrupted is killed."""
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (folder / "test_lasting.py").write_text(f"STUBBORN = {stubborn}" + LASTING)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    add_wheel(tmp_path, "quickstart")
+    part = script.Part(("test_lasting.py",), ("quickstart",))
+    monkeypatch.setattr(script, "PARTS", {"one": part, "two": part})
+    monkeypatch.setattr(script, "HERE", folder)
+    monkeypatch.setattr(script, "ROOT", folder)
+    monkeypatch.setattr(script, "GRACE_S", 3 if stubborn else 60)
+    notes: list[Path] = []
+    run_session = script.run_session
+
+    def noted(*given: Path) -> int:
+        notes.append(given[2])
+        return int(run_session(*given))
+
+    def monotonic() -> float:
+        """Later than any end, once the long test has begun."""
+        begun = [one["test"] for path in notes for one in progress.read_progress(path)]
+        return 1e12 if any(test.endswith("long") for test in begun) else time.monotonic()
+
+    monkeypatch.setattr(script, "run_session", noted)
+    monkeypatch.setattr(script, "time", SimpleNamespace(monotonic=monotonic, time=time.time))
+    assert script.main(["--wheels", str(tmp_path), "--seconds", "1e9", "one"]) == 1
+    printed = capfd.readouterr().out
+    assert [line.split()[:4] for line in printed.splitlines()][-3] == ["one", "1", "1", "0"]
+    assert "test_long did not end" in printed.splitlines()[-1]
+    assert ("ValueError: seen" in printed) is not stubborn
+    assert "hangs" not in printed
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_parts_that_have_not_begun_when_the_time_is_over_are_named(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_wheel(tmp_path, "quickstart")
+    assert script.main(["--wheels", str(tmp_path), "--seconds", "1e-9", "timing"]) == 1
+    assert "timing: not begun: the time was over" in capsys.readouterr().out
+    for wrong in ("0", "-1", "nan"):
+        with pytest.raises(SystemExit):
+            script.main(["--wheels", str(tmp_path), "--seconds", wrong])
+        assert "--seconds must be more than 0" in capsys.readouterr().err
 
 
 def test_parts_run_at_once_but_for_those_that_measure(
