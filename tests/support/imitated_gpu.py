@@ -12,7 +12,6 @@ from nvgemm_runtime.inductor import gpu_times
 FLUSH_US = 20.0
 """What the imitated GPU takes to read as much as its L2 cache holds."""
 
-
 BOOSTED_US = 100e3
 """For how long it may run at higher clocks."""
 

@@ -268,16 +268,13 @@ class Working:
         gpu_us: Microseconds that a call takes.
         elsewhere: Whether another process calls it.
         error: What calls raise; an infinite time tells of it, as Inductor's own choices do.
-        calls: How many calls were made.
     """
 
     def __init__(self, machine: Machine, gpu_us: float, *, elsewhere: bool = False) -> None:
         self.machine, self.gpu_us, self.elsewhere = machine, gpu_us, elsewhere
         self.error: Exception | None = None
-        self.calls = 0
 
     def call(self) -> None:
-        self.calls += 1
         if self.error is not None:
             raise self.error
         self.machine.last = self
@@ -332,7 +329,7 @@ def extern_call(machine: Machine, gpu_us: float) -> Any:
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("aten_us", [150.0, 2500.0])
 def test_atens_call_is_timed_again_beside_kernels(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, beside: bool, aten_us: float
+    machine: Machine, beside: bool, aten_us: float
 ) -> None:
     """Short or long; what Inductor times it with, a kernel is timed with, too."""
     machine.boost = 1.3  # it is the slower at first, as an idle GPU may be
