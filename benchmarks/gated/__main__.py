@@ -120,12 +120,34 @@ def _activation(epilogue: Epilogue) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: getattr(functional, row.torch_name)(x, **row.torch_options)  # type: ignore[no-any-return]
 
 
+def bundled(mlp: Mlp, x: torch.Tensor, weight: torch.Tensor) -> dict[str, Call]:
+    """Calls of every bundled kernel for such operands, by its operator.
+
+    Raises:
+        click.ClickException: If there is none.
+    """
+    from nvgemm_runtime import explain
+    from nvgemm_runtime.launch.api import load_kernel
+
+    found = explain(x, weight.t(), extras=ExtraOperands(gated=mlp.epilogue))
+    if found.match is None:
+        raise click.ClickException(f"no bundled kernel: {'; '.join(found.reasons)}")
+    calls: dict[str, Call] = {}
+    for served in found.match.kernels:
+        launch = load_kernel(served.kernel.id).launch
+
+        def call(x: torch.Tensor, weight: torch.Tensor, launch: Any = launch) -> torch.Tensor:
+            out = x.new_empty(x.shape[0], mlp.half)
+            launch(x, weight.t(), out)
+            return out
+
+        calls[served.kernel.operator] = call
+    return calls
+
+
 def contenders(mlp: Mlp, x: torch.Tensor, weight: torch.Tensor) -> dict[str, Call]:
     """Calls by name, each compiled and right."""
     import torch
-
-    from nvgemm_runtime import explain
-    from nvgemm_runtime.launch.api import load_kernel
 
     torch._dynamo.reset()  # or all sizes together would count for the recompilation limit
 
@@ -143,39 +165,33 @@ def contenders(mlp: Mlp, x: torch.Tensor, weight: torch.Tensor) -> dict[str, Cal
     exact = one_product(mlp.epilogue)(x.float(), weight.float())
     with compiling():
         results = {name: call(x, weight) for name, call in calls.items()}
-    extras = ExtraOperands(gated=mlp.epilogue)
-    found = explain(x, weight.t(), extras=extras)
-    if found.match is None:
-        raise click.ClickException(f"no bundled kernel: {'; '.join(found.reasons)}")
-    for served in found.match.kernels:
-        launch = load_kernel(served.kernel.id).launch
-
-        def call(x: torch.Tensor, weight: torch.Tensor, launch: Any = launch) -> torch.Tensor:
-            out = x.new_empty(x.shape[0], mlp.half)
-            launch(x, weight.t(), out)
-            return out
-
-        calls[served.kernel.operator] = call
-        results[served.kernel.operator] = call(x, weight)
+    calls |= bundled(mlp, x, weight)
+    results |= {name: calls[name](x, weight) for name in calls.keys() - results.keys()}
     for result in results.values():
         check_results([result], [eager], [exact])
     return calls
 
 
-def measure_size(mlp: Mlp, m: int, rounds: int, apart: bool) -> dict[str, Any]:
-    """Summaries by name."""
+def operand_sets(mlp: Mlp, m: int) -> list[tuple[torch.Tensor, ...]]:
+    """So many pairs of x and weight that none is found in the L2 cache."""
     import torch
 
     once = 2 * (m * mlp.hidden + 2 * mlp.half * mlp.hidden)
     count = max(2, -(-buffer_bytes() // once))
-    sets = [
+    return [
         tuple(
             torch.randn(rows, mlp.hidden, device="cuda").bfloat16() / mlp.hidden**0.25
             for rows in (m, 2 * mlp.half)
         )
         for _ in range(count)
     ]
-    timer, samples = GpuTimer(), {}
+
+
+def measure_size(mlp: Mlp, m: int, rounds: int, apart: bool) -> dict[str, Any]:
+    """Summaries by name."""
+    import torch
+
+    sets, timer, samples = operand_sets(mlp, m), GpuTimer(), {}
     with torch.no_grad():
         for name, call in contenders(mlp, *sets[0]).items():
             turns = [functools.partial(call, *operands) for operands in sets]

@@ -9,30 +9,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from made_up_times import measured_index
 from torch._inductor import config
 from torch._inductor.utils import fresh_cache
 from user_program import relative_error
 
-from nvgemm_runtime import bundles
-from nvgemm_runtime.bundle.format import (
-    APART,
-    Conditions,
-    Header,
-    Measured,
-    Ranked,
-    Ranking,
-    RankingSource,
-    Timing,
-)
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.registry import Installation
-from nvgemm_runtime.matching.device import DeviceFacts, device_facts, torch_versions
-from nvgemm_runtime.matching.index import BundleView, Index
+from nvgemm_runtime.matching.index import Index
 
 SIGNATURE = "mm/tn/bf16xbf16/fp32/bf16"
 LAST = 2048
@@ -44,53 +32,7 @@ ERROR_FACTOR = 1.5
 @pytest.fixture(scope="module")
 def index() -> Index:
     """The installed bundles, as if two GPUs of this product had measured them."""
-    facts = device_facts("cuda", 0)
-    views = [
-        BundleView(
-            name=str(found.path),
-            header=as_measured(found.bundle.header, facts),
-            origin=found.origin,
-            opened=found.bundle,
-        )
-        for found in bundles()
-        if found.bundle is not None and found.refusal(facts) is None
-    ]
-    return Index(views, facts, versions=torch_versions())
-
-
-def as_measured(header: Header, facts: DeviceFacts) -> Header:
-    versions = torch_versions()
-    source = RankingSource(
-        kind="measurement",
-        by="a test",
-        gpu=facts.name,
-        conditions=Conditions(
-            driver="",
-            torch=versions.torch,
-            cuda=versions.cuda,
-            date="2026-11-22",
-            launches=APART,
-        ),
-    )
-
-    def measure(ranking: Ranking) -> Ranking:
-        count = len(ranking.kernels)
-        # Two neighbours may have different kernels first: then none is used between them.
-        kernels = tuple(
-            Ranked(kernel=one.kernel, time_ns=1000 + 100 * rank)
-            for rank, one in enumerate(ranking.kernels)
-        )
-        aten = 2000 if ranking.problem.m <= LAST else 500
-        measured = Measured(
-            spreads_ns=(1,) * count,
-            aten=Timing(time_ns=aten, spread_ns=1),
-            triton=None,
-            doubts=(),
-            confirmed_by=("a" * 64, "b" * 64),
-        )
-        return replace(ranking, source=0, kernels=kernels, measured=measured)
-
-    return replace(header, sources=(source,), rankings=tuple(map(measure, header.rankings)))
+    return measured_index(lambda problem: problem.m <= LAST)
 
 
 @pytest.fixture

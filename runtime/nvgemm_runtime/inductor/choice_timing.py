@@ -21,7 +21,8 @@ instead, and then kernels also wait for the cache to be written back, some more 
 `benchmarks.additive.choice_timing` compares ways of timing.
 
 Long calls make the GPU's clocks fall, so those of bundled kernels take turns with what they must
-beat, with a cold cache alone (`LONG_MS`). `gpu_times` has the stopwatches.
+beat, with a cold cache alone (`LONG_MS`), after a load that lasts (`LOAD_MS`). `gpu_times` has the
+stopwatches.
 
 The names of torch that are used here are private, and were read on torch 2.11 to 2.15.
 """
@@ -43,11 +44,15 @@ from torch._inductor.runtime import benchmarking
 
 from . import gpu_times
 
-LONG_MS = 0.2
+LONG_MS = 0.1
 """Milliseconds from which on bundled kernels are timed in turns with what they must beat. A GPU
 that was idle while torch compiled soon runs slower under full load: later times of a product of
 0.26 ms were up to 1.05 times the first on an H100, of one of 2.1 ms 1.17 times, and of one of 0.14
 ms within 1.4 % (`benchmarks.additive.clocks`)."""
+
+LOAD_MS = 60.0
+"""Milliseconds of load before a GEMM's kernels are timed in turns. At the lower clocks of a GPU
+under load another kernel may be the fastest. `benchmarks.gated.choice_timing` compares loads."""
 
 LEAST_GAIN = 0.98
 """Share of the time of Inductor's choice that a bundled kernel may take on the GPU to be used where
@@ -74,11 +79,13 @@ class _Best:
         gpu_ms: Milliseconds on the GPU, the least that was seen.
         repeat: Times it again, with the tensors that a bundled kernel is timed with; None where it
             takes others.
+        load_ms: Milliseconds of load that the GPU still needs before kernels take turns with it.
     """
 
     ms: float = math.inf
     gpu_ms: float = math.inf
     repeat: _Benchmark | None = None
+    load_ms: float = LOAD_MS
 
 
 def time_on_gpu(others: Iterable[Any], kernels: Iterable[Any]) -> None:
@@ -104,11 +111,11 @@ def time_on_gpu(others: Iterable[Any], kernels: Iterable[Any]) -> None:
         repeatable = _takes_tensors_of_kernels(choice)
         _wrap_requests(choice)
         choice.benchmark = functools.partial(_benchmark_other, best, repeatable, choice.benchmark)
-        choice.hash_key = functools.partial(_hash_key, choice.hash_key, "on-gpu-in-turns")
+        choice.hash_key = functools.partial(_hash_key, choice.hash_key, "on-gpu-under-load")
     for choice in kernels:
         _wrap_requests(choice)
         choice.benchmark = functools.partial(_benchmark_against, best, 1.0, choice.benchmark)
-        choice.hash_key = functools.partial(_hash_key, choice.hash_key, "on-gpu-in-turns")
+        choice.hash_key = functools.partial(_hash_key, choice.hash_key, "on-gpu-under-load")
 
 
 def _requests(choice: Any) -> list[str]:
@@ -159,7 +166,7 @@ def time_beside_inductor(others: Iterable[Any], kernels: Iterable[Any]) -> None:
         choice.benchmark = functools.partial(_benchmark_stock, best, repeatable, choice.benchmark)
     for choice in kernels:
         choice.benchmark = functools.partial(_benchmark_against, best, LEAST_GAIN, choice.benchmark)
-        choice.hash_key = functools.partial(_hash_key, choice.hash_key, "beside-inductor-in-turns")
+        choice.hash_key = functools.partial(_hash_key, choice.hash_key, "beside-under-load")
 
 
 def _benchmark_stock(
@@ -178,7 +185,8 @@ def _benchmark_against(
     if math.isinf(best.ms):
         return _benchmark(benchmark, *args, **kwargs)
     if best.repeat is not None and best.gpu_ms >= LONG_MS:
-        gpu_ms, beside_ms = _benchmark_in_turns(benchmark, best.repeat, *args, **kwargs)
+        load_ms, best.load_ms = best.load_ms, 0.0
+        gpu_ms, beside_ms = _benchmark_in_turns(load_ms, benchmark, best.repeat, *args, **kwargs)
         if beside_ms is not None:
             return best.ms * gpu_ms / (beside_ms * share)
     else:
@@ -197,9 +205,9 @@ class _OtherFailedError(BaseException):
 
 
 def _benchmark_in_turns(
-    benchmark: _Benchmark, other: _Benchmark, *args: Any, **kwargs: Any
+    load_ms: float, benchmark: _Benchmark, other: _Benchmark, *args: Any, **kwargs: Any
 ) -> tuple[float, float | None]:
-    """Milliseconds of two choices that take turns, the first last.
+    """Milliseconds of two choices that take turns, the first last, after so much load.
 
     Where they cannot be called together, those of the first by itself, and None: it is called in
     another process, or the other one has no call here or fails in turns.
@@ -224,7 +232,11 @@ def _benchmark_in_turns(
 
     def measure(call: Callable[[], object], longest_ms: float) -> float:
         with _lock(), _timing(None):
-            times.append(gpu_times.measure_in_turns_ms(call, call_other, longest_ms=longest_ms))
+            times.append(
+                gpu_times.measure_in_turns_ms(
+                    call, call_other, longest_ms=longest_ms, load_ms=load_ms
+                )
+            )
         return times[-1][0]
 
     try:
@@ -309,10 +321,10 @@ def _benchmark_over(
 def _benchmark_both(
     benchmark: _Benchmark, other: _Benchmark, *args: Any, **kwargs: Any
 ) -> tuple[float, float]:
-    """Milliseconds of two choices, in turns where the first is long."""
+    """Milliseconds of two choices, in turns and after a load where the first is long."""
     ms = _benchmark(benchmark, *args, **kwargs)
     if LONG_MS <= ms < math.inf:
-        in_turns, other_ms = _benchmark_in_turns(benchmark, other, *args, **kwargs)
+        in_turns, other_ms = _benchmark_in_turns(LOAD_MS, benchmark, other, *args, **kwargs)
         if other_ms is not None:
             return in_turns, other_ms
     return ms, _benchmark(other, *args, **kwargs)

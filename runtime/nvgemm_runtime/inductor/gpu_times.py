@@ -99,7 +99,11 @@ def measure_ms(call: Callable[[], object], *, longest_ms: float = LONGEST_MS) ->
 
 
 def measure_in_turns_ms(
-    call: Callable[[], object], other: Callable[[], object], *, longest_ms: float = LONGEST_MS
+    call: Callable[[], object],
+    other: Callable[[], object],
+    *,
+    longest_ms: float = LONGEST_MS,
+    load_ms: float = 0.0,
 ) -> tuple[float, float]:
     """Milliseconds of two calls that take turns on the current GPU, each with a cold cache.
 
@@ -111,6 +115,7 @@ def measure_in_turns_ms(
         call: Sends work to the current stream. Two calls warm up, and the last one is of it.
         other: Likewise, but for the last one.
         longest_ms: About how long all timed calls may take on the GPU.
+        load_ms: About how long calls that do not count take turns before.
     """
     flush = _l2_flush()
     turn = call, other, other, call
@@ -125,6 +130,8 @@ def measure_in_turns_ms(
     launch_ms = len(turn) * statistics.median(host_ms for *_, host_ms in trial)
     gpu_ms = sum(_elapsed_ms(begin, end) for begin, end, _ in trial)
     count = max(FEWEST_TURNS, min(MOST_CALLS // 2, int(longest_ms / max(gpu_ms, 1e-3))))
+    for _ in range(int(load_ms / max(gpu_ms, 1e-3))):
+        send_turn()
 
     turns = _sent_ahead(lambda: [send_turn() for _ in range(count)], 4 * count * launch_ms)
     own, others = [], []

@@ -125,6 +125,18 @@ def test_calls_that_take_turns_are_compared_at_whatever_clocks(
     assert other <= max(boost, 1.0) * 2.5 * 1.001
 
 
+@pytest.mark.parametrize("gpu_us", [150.0, 2500.0])
+def test_calls_take_turns_under_a_load_that_lasts(machine: Machine, gpu_us: float) -> None:
+    machine.boost = 0.86
+
+    def call() -> None:
+        machine.run(host_us=5.0, gpu_us=gpu_us)
+
+    own, other = gpu_times.measure_in_turns_ms(call, call, load_ms=110.0)
+    assert [own * 1e3, other * 1e3] == pytest.approx([gpu_us, gpu_us], rel=1e-3)
+    assert machine.worked_us < 200e3, "no longer than that"
+
+
 def test_a_turn_that_another_process_disturbed_does_not_count(machine: Machine) -> None:
     numbers = itertools.count()
 
