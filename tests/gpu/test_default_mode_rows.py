@@ -39,7 +39,9 @@ def operator_of(signature: Signature) -> tuple[str, Call] | None:
     if signature.is_gated or (epilogue is not None and epilogue.activation is not None):
         return None
     if signature.op is Op.GROUPED_MM:
-        is_served = epilogue is None and scales is None and signature.a is signature.out
+        # Of fp16, torch's operator runs, but torch 2.11 cannot compile it.
+        is_served = epilogue is None and scales is None
+        is_served = is_served and signature.a is signature.out is DType.BF16
         return ("_grouped_mm", _grouped) if is_served else None
     if signature.op not in (Op.MM, Op.BMM):
         return None
@@ -47,8 +49,11 @@ def operator_of(signature: Signature) -> tuple[str, Call] | None:
         is_served = signature.op is Op.MM and scales.block is None
         is_served = is_served and epilogue in (None, Epilogue.BIAS)
         return ("_scaled_mm", _scaled(torch_dtype(signature.out))) if is_served else None
-    if signature.a is DType.INT8:
-        is_served = signature.op is Op.MM and signature.out is DType.INT32
+    if signature.a.is_integer:
+        is_served = signature.op is Op.MM and (signature.a, signature.out) == (
+            DType.INT8,
+            DType.INT32,
+        )
         return ("_int_mm", torch._int_mm) if is_served else None
     if signature.a is not signature.out or signature.a.is_fp8:
         return None
@@ -158,7 +163,7 @@ def test_one_graph_runs_the_kernel_at_measured_sizes_and_aten_elsewhere(
     beyond = exact_arguments(replace(declared[-1], m=2 * declared[-1].m))
     try:
         assert_exact(call(*operands_of(beyond)), beyond)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         pytest.skip(f"torch's own operator refuses this: {error}")
     make_rows_dynamic(beyond)
     compiled = torch.compile(call, fullgraph=True)
