@@ -166,14 +166,14 @@ def contenders(mlp: Mlp, x: torch.Tensor, weight: torch.Tensor) -> dict[str, Cal
     with compiling():
         results = {name: call(x, weight) for name, call in calls.items()}
     calls |= bundled(mlp, x, weight)
-    results |= {name: calls[name](x, weight) for name in calls.keys() - results.keys()}
+    results |= {name: call(x, weight) for name, call in calls.items() if name not in results}
     for result in results.values():
         check_results([result], [eager], [exact])
     return calls
 
 
 def operand_sets(mlp: Mlp, m: int) -> list[tuple[torch.Tensor, ...]]:
-    """So many pairs of x and weight that none is found in the L2 cache."""
+    """Pairs of x and weight, enough of them that none is found in the L2 cache."""
     import torch
 
     once = 2 * (m * mlp.hidden + 2 * mlp.half * mlp.hidden)

@@ -1,7 +1,8 @@
 """Times calls on the GPU without their launches.
 
-Calls wait in the stream behind a kernel that spins until the host has sent them all, so that the
-GPU never waits for the host.
+Calls wait in the stream behind other work until the host has sent them all, so that the GPU never
+waits for the host: behind a kernel that spins, or, where clocks must not rise meanwhile, behind
+calls like themselves.
 
 The names of torch that are used here are private, and were read on torch 2.11 to 2.15.
 """
@@ -9,6 +10,7 @@ The names of torch that are used here are private, and were read on torch 2.11 t
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -115,7 +117,7 @@ def measure_in_turns_ms(
         call: Sends work to the current stream. Two calls warm up, and the last one is of it.
         other: Likewise, but for the last one.
         longest_ms: About how long all timed calls may take on the GPU.
-        load_ms: About how long calls that do not count take turns before.
+        load_ms: Milliseconds for which both first take turns that do not count.
     """
     flush = _l2_flush()
     turn = call, other, other, call
@@ -130,10 +132,14 @@ def measure_in_turns_ms(
     launch_ms = len(turn) * statistics.median(host_ms for *_, host_ms in trial)
     gpu_ms = sum(_elapsed_ms(begin, end) for begin, end, _ in trial)
     count = max(FEWEST_TURNS, min(MOST_CALLS // 2, int(longest_ms / max(gpu_ms, 1e-3))))
-    for _ in range(int(load_ms / max(gpu_ms, 1e-3))):
-        send_turn()
 
-    turns = _sent_ahead(lambda: [send_turn() for _ in range(count)], 4 * count * launch_ms)
+    wait_ms = 4 * count * launch_ms
+
+    def wait_under_load() -> None:
+        for _ in range(math.ceil(max(load_ms, wait_ms) / max(gpu_ms, 1e-3))):
+            send_turn()
+
+    turns = _sent_ahead(lambda: [send_turn() for _ in range(count)], wait_ms, wait_under_load)
     own, others = [], []
     for sent in turns:
         first, second, third, fourth = (_elapsed_ms(begin, end) for begin, end, _ in sent)
@@ -143,11 +149,23 @@ def measure_in_turns_ms(
     return other_ms * _middle_mean([one / two for one, two in zip(own, others)]), other_ms
 
 
-def _sent_ahead(send: Callable[[], _Sent], wait_ms: float) -> _Sent:
-    """Send work while the GPU waits, and again if it did not wait for all; it has run then."""
-    for _ in range(ATTEMPTS):
+def _sent_ahead(
+    send: Callable[[], _Sent], wait_ms: float, wait: Callable[[], None] | None = None
+) -> _Sent:
+    """Send work while the GPU waits, and again if it did not wait for all; it has run then.
+
+    Args:
+        send: Sends the work.
+        wait_ms: Milliseconds for which the GPU spins.
+        wait: Keeps the GPU busy instead, at the first attempt: if the host takes longer to send
+            work than the GPU to run it, the host gets ahead of a spinning kernel alone.
+    """
+    for attempt in range(ATTEMPTS):
         wait_ms = min(LONGEST_WAIT_MS, wait_ms)
-        torch.cuda._sleep(int(wait_ms * CYCLES_PER_MS))
+        if wait is not None and attempt == 0:
+            wait()
+        else:
+            torch.cuda._sleep(int(wait_ms * CYCLES_PER_MS))
         waited = torch.cuda.Event(enable_timing=True)
         waited.record()
         sent = send()

@@ -454,6 +454,50 @@ def test_calls_are_long_from_a_tenth_of_a_millisecond_on(
     assert [one["load_ms"] for one in seen] == [choice_timing.LOAD_MS, 0.0, 0.0][: 3 * in_turns]
 
 
+def test_the_load_is_for_the_first_kernel_that_is_timed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[float] = []
+    in_turns = gpu_times.measure_in_turns_ms
+
+    def measure(*calls: Callable[[], object], **limits_ms: float) -> tuple[float, float]:
+        loads.append(limits_ms["load_ms"])
+        return in_turns(*calls, **limits_ms)
+
+    monkeypatch.setattr(gpu_times, "measure_in_turns_ms", measure)
+    aten, *kernels = (Working(machine, us) for us in (2500.0, 2200.0, 2300.0, 2400.0))
+    choice_timing.time_on_gpu([aten], kernels)
+    kernels[0].error = RuntimeError("too many resources")
+    for choice in (aten, *kernels):
+        choice.benchmark()
+    assert loads == [choice_timing.LOAD_MS, choice_timing.LOAD_MS, 0.0]
+
+
+def test_of_several_sizes_the_first_long_one_has_the_load(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[float] = []
+    monkeypatch.setattr(
+        gpu_times,
+        "measure_in_turns_ms",
+        lambda *_, load_ms, **__: (loads.append(load_ms), (1.0, 2.0))[1],
+    )
+    aten, by_m = Working(machine, 90.0), Working(machine, 80.0)
+    choice_timing.time_on_gpu([aten], [by_m])
+    sizes: list[choice_timing.SizedOperands] = []
+    for us in (80.0, 300.0, 400.0):
+
+        def make(us: float = us) -> tuple[list[torch.Tensor], torch.Tensor]:
+            aten.gpu_us = by_m.gpu_us = us
+            return [], torch.empty(1)
+
+        sizes.append(make)
+    choice_timing.time_over_sizes([aten], by_m, lambda choice: choice is aten, sizes)
+    aten.benchmark()
+    by_m.benchmark()
+    assert loads == [choice_timing.LOAD_MS, 0.0]
+
+
 def test_the_kernel_that_is_fastest_under_load_is_taken(machine: Machine) -> None:
     """The other one is the faster at the clocks of a GPU that was idle."""
 
