@@ -47,10 +47,9 @@ def operator_of(signature: Signature) -> tuple[str, Call] | None:
         return ("_grouped_mm", _grouped) if is_served else None
     if signature.op not in (Op.MM, Op.BMM):
         return None
-    if scales is not None:
-        return (
-            ("_scaled_mm", _scaled(torch_dtype(signature.out))) if _is_scaled(signature) else None
-        )
+    if signature.scales is not None:
+        is_served = _is_scaled(signature)
+        return ("_scaled_mm", _scaled(torch_dtype(signature.out))) if is_served else None
     if signature.a.is_integer:
         is_served = (signature.op, signature.a, signature.out) == _INTEGERS
         return ("_int_mm", torch._int_mm) if is_served else None
