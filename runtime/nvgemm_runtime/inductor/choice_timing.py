@@ -48,14 +48,15 @@ LONG_MS = 0.1
 """Milliseconds from which on bundled kernels are timed in turns with what they must beat. A GPU
 that was idle while torch compiled soon runs slower under full load: later times of a product of
 0.26 ms were up to 1.05 times the first on an H100, of one of 2.1 ms 1.17 times, and of one of 0.14
-ms within 1.4 % (`benchmarks.additive.clocks`). Of such a short one a load still changes which of
-its kernels is the fastest: timed alone, the one chosen for a product of 0.16 ms took 1.045 times as
-long as the fastest under lasting load, and 1.000 times in turns (`benchmarks.gated.loads`)."""
+ms within 1.4 % (`benchmarks.additive.clocks`). Of shorter ones a load still changes which kernel
+is the fastest: of a gated product of 0.16 ms, the kernel that is picked by its time alone took
+1.047 times as long as the fastest under lasting load (`benchmarks.gated.loads`)."""
 
 LOAD_MS = 60.0
 """Milliseconds of load before a GEMM's kernels are timed in turns. At the lower clocks of a GPU
-under load another kernel may be the fastest. Loads of 0, 30, 60 and 150 ms chose kernels that took
-1.009, 1.008, 1.003 and 1.004 times as long as the fastest (`benchmarks.gated.loads`, an H200)."""
+under load another kernel may be the fastest. After loads of 0, 30, 60 and 150 ms, the kernels that
+were picked took 1.013, 1.014, 1.006 and 1.002 times as long as the fastest under lasting load, on
+an H200 (`benchmarks.gated.loads`); 150 ms would be dear for what they gain."""
 
 LEAST_GAIN = 0.98
 """Share of the time of Inductor's choice that a bundled kernel may take on the GPU to be used where
