@@ -56,7 +56,7 @@ LOAD_MS = 60.0
 """Milliseconds of load before a GEMM's kernels are timed in turns. At the lower clocks of a GPU
 under load another kernel may be the fastest. After loads of 0, 30, 60 and 150 ms, the kernels that
 were picked took 1.013, 1.014, 1.006 and 1.002 times as long as the fastest under lasting load, on
-an H200 (`benchmarks.gated.loads`); 150 ms would be dear for what they gain."""
+an H200 (`benchmarks.gated.loads`); with 150 ms each such GEMM would take 0.09 s longer."""
 
 LEAST_GAIN = 0.98
 """Share of the time of Inductor's choice that a bundled kernel may take on the GPU to be used where

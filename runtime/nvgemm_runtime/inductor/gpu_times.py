@@ -133,7 +133,7 @@ def measure_in_turns_ms(
     gpu_ms = sum(_elapsed_ms(begin, end) for begin, end, _ in trial)
     count = max(FEWEST_TURNS, min(MOST_CALLS // 2, int(longest_ms / max(gpu_ms, 1e-3))))
 
-    wait_ms = 4 * count * launch_ms
+    wait_ms = min(LONGEST_WAIT_MS, 4 * count * launch_ms)
 
     def wait_under_load() -> None:
         for _ in range(math.ceil(max(load_ms, wait_ms) / max(gpu_ms, 1e-3))):
