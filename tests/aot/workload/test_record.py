@@ -193,6 +193,7 @@ def test_under_fake_tensors(start: Start, tmp_path: Path) -> None:
     assert "9 GEMMs met, 7 distinct, 7 new in the file" in said
 
 
+@pytest.mark.slow
 def test_a_recording_under_fake_tensors_names_platform_and_cuda(
     start: Start, tmp_path: Path
 ) -> None:

@@ -437,7 +437,7 @@ def saves(operator: object) -> Callable[..., Any]:
     return functools.partial(create_selective_checkpoint_contexts, policy)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_selective", [False, True], ids=["full", "selective"])
 def test_checkpointing(is_selective: bool, backend: str, install: Install) -> None:
     made = operands_for_kernels()
