@@ -196,11 +196,17 @@ def measure_size(mlp: Mlp, m: int, rounds: int, apart: bool) -> dict[str, Any]:
         for name, call in contenders(mlp, *sets[0]).items():
             turns = [functools.partial(call, *operands) for operands in sets]
             samples[name] = timer.prepare(turns, launches=APART if apart else BACK_TO_BACK)
-        order, times = random.Random(0), {name: [] for name in samples}
-        for _ in range(rounds):
-            for name in order.sample(list(samples), len(samples)):
-                times[name].append(samples[name]())
-    return {"times": {name: one.to_json() for name, one in summarized(times).items()}}
+        times = in_rounds(samples, rounds)
+    return {"times": {name: one.to_json() for name, one in times.items()}}
+
+
+def in_rounds(samples: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, Summary]:
+    """Summaries of samples in nanoseconds, by name: all are taken in each round, in any order."""
+    order, times = random.Random(0), {name: [] for name in samples}
+    for _ in range(rounds):
+        for name in order.sample(list(samples), len(samples)):
+            times[name].append(samples[name]())
+    return summarized(times)
 
 
 def read(entry: Mapping[str, Any]) -> tuple[Summary, Summary, Summary, str]:

@@ -19,7 +19,6 @@ memory, after a second of such calls.
 from __future__ import annotations
 
 import functools
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,11 +26,11 @@ from typing import Any
 
 import click
 
-from benchmarks.gated.__main__ import MODELS, Mlp, bundled, one_product, operand_sets
+from benchmarks.gated.__main__ import MODELS, Mlp, bundled, in_rounds, one_product, operand_sets
 from benchmarks.shared.bundled import environment
 from benchmarks.shared.records import require_gpu
 from benchmarks.shared.resuming import Results, measuring_options
-from benchmarks.shared.summaries import Summary, geomean, summarized
+from benchmarks.shared.summaries import Summary, geomean
 from nvgemm_aot.tuning.gpu import GpuTimer
 from nvgemm_runtime.bundle.format import APART
 from nvgemm_runtime.inductor import gpu_times
@@ -97,11 +96,7 @@ def under_lasting_load(samples: Mapping[str, Callable[[], float]]) -> dict[str, 
     while time.perf_counter() < end:
         for sample in samples.values():
             sample()
-    order, times = random.Random(0), {name: [] for name in samples}
-    for _ in range(ROUNDS):
-        for name in order.sample(list(samples), len(samples)):
-            times[name].append(samples[name]())
-    return summarized(times)
+    return in_rounds(samples, ROUNDS)
 
 
 def measure_size(mlp: Mlp, m: int) -> dict[str, Any]:

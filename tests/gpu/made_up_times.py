@@ -1,9 +1,15 @@
-"""The installed bundles with times that are made up, so that kernels win where a test wants it."""
+"""Default mode by times that are made up, so that kernels win where a test wants it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+
+import pytest
+import torch
+from torch._inductor import config
+from torch._inductor.utils import fresh_cache
 
 from nvgemm_runtime import bundles
 from nvgemm_runtime.bundle.format import (
@@ -17,6 +23,7 @@ from nvgemm_runtime.bundle.format import (
     Timing,
 )
 from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.matching.device import DeviceFacts, device_facts, torch_versions
 from nvgemm_runtime.matching.index import BundleView, Index
 
@@ -72,3 +79,28 @@ def _as_measured(header: Header, facts: DeviceFacts, is_won: Callable[[Problem],
         return replace(ranking, source=0, kernels=kernels, measured=measured)
 
     return replace(header, sources=(source,), rankings=tuple(map(measure, header.rankings)))
+
+
+@contextlib.contextmanager
+def default_mode(index: Index, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Default mode is asked for with such bundles, and a graph is compiled once."""
+    monkeypatch.setattr(Installation, "index", lambda self, facts, *, without=(): index)
+    monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "1")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    with (
+        fresh_cache(),
+        config.patch(max_autotune=False, max_autotune_gemm=False),
+        torch._dynamo.config.patch(error_on_recompile=True),
+    ):
+        yield
+    torch._dynamo.reset()
+
+
+def runs_aten(operator: str, function: Callable[..., torch.Tensor], *given: torch.Tensor) -> bool:
+    """Whether an operator of ATen, such as ``mm``, computes a call."""
+    cpu = torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[cpu]) as profile:
+        function(*given)
+        torch.cuda.synchronize()
+    return any(event.key.startswith(f"aten::{operator}") for event in profile.key_averages())

@@ -13,13 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_up_times import measured_index
+from made_up_times import default_mode, measured_index, runs_aten
 from torch._inductor import config
-from torch._inductor.utils import fresh_cache
 from user_program import relative_error
 
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.matching.index import Index
 
 SIGNATURE = "mm/tn/bf16xbf16/fp32/bf16"
@@ -48,17 +46,8 @@ def declared(index: Index, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pro
     row = sorted(max(rows.values(), key=len, default=[]))
     if len(row) < 3:
         pytest.skip(f"no n and k has three m of {SIGNATURE}; install the llama-3.1-8b wheel")
-    monkeypatch.setattr(Installation, "index", lambda self, facts, *, without=(): index)
-    monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "1")
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    with (
-        fresh_cache(),
-        config.patch(max_autotune=False, max_autotune_gemm=False),
-        torch._dynamo.config.patch(error_on_recompile=True),
-    ):
+    with default_mode(index, monkeypatch):
         yield row
-    torch._dynamo.reset()
 
 
 def operands(problem: Problem, m: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,15 +62,6 @@ def compile_dynamic(problem: Problem) -> Callable[..., torch.Tensor]:
     compiled = torch.compile(torch.mm)
     compiled(a, b)
     return compiled
-
-
-def runs_aten(function: Callable[..., torch.Tensor], *arguments: torch.Tensor) -> bool:
-    """Whether ATen computes a product in a call."""
-    cpu = torch.profiler.ProfilerActivity.CPU
-    with torch.profiler.profile(activities=[cpu]) as profile:
-        function(*arguments)
-        torch.cuda.synchronize()
-    return any(event.key.startswith("aten::mm") for event in profile.key_averages())
 
 
 def runs_cublas(function: Callable[..., torch.Tensor], *arguments: torch.Tensor) -> bool:
@@ -107,10 +87,10 @@ def test_one_graph_runs_the_kernel_of_each_size(declared: list[Problem]) -> None
     for problem in declared:
         a, b = operands(problem)
         assert_right(compiled(a, b), a, b)
-        assert runs_aten(compiled, a, b) == (problem.m > LAST), problem.key
+        assert runs_aten("mm", compiled, a, b) == (problem.m > LAST), problem.key
     a, b = operands(declared[0], largest + 8)
     assert_right(compiled(a, b), a, b)
-    assert runs_aten(compiled, a, b), "beyond what was measured"
+    assert runs_aten("mm", compiled, a, b), "beyond what was measured"
 
 
 def test_generated_cpp_runs_the_kernel_of_each_size(declared: list[Problem]) -> None:
@@ -176,7 +156,7 @@ def test_unaligned_operands_at_one_call_and_aligned_at_the_next(declared: list[P
     unaligned = torch.empty(a.numel() + 1, device="cuda", dtype=a.dtype)[1:].view_as(a).copy_(a)
     for one in (unaligned, a, unaligned, a):
         assert_right(compiled(one, b), a, b)
-        assert not runs_aten(compiled, one, b)
+        assert not runs_aten("mm", compiled, one, b)
 
 
 def test_cuda_graphs_of_sixteen_sizes_from_one_graph(declared: list[Problem]) -> None:

@@ -17,15 +17,12 @@ import torch
 from gemm_arguments import Arguments, exact_arguments
 from gemm_reference import assert_exact
 from installed import installed_kernels
-from made_up_times import measured_index
-from torch._inductor import config
-from torch._inductor.utils import fresh_cache
+from made_up_times import default_mode, measured_index, runs_aten
 
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role
-from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.matching.index import Index
 
 Call = Callable[..., torch.Tensor]
@@ -104,15 +101,6 @@ def make_rows_dynamic(arguments: Arguments) -> None:
             torch._dynamo.mark_dynamic(tensor, tensor.dim() - 2)
 
 
-def runs_aten(name: str, function: Call, *operands: torch.Tensor) -> bool:
-    """Whether the operator of ATen computes a call."""
-    cpu = torch.profiler.ProfilerActivity.CPU
-    with torch.profiler.profile(activities=[cpu]) as profile:
-        function(*operands)
-        torch.cuda.synchronize()
-    return any(event.key.startswith(f"aten::{name}") for event in profile.key_averages())
-
-
 SIGNATURES = {
     kernel.signature.key: kernel.signature
     for _, kernel in installed_kernels()
@@ -127,19 +115,9 @@ def index() -> Index:
 
 
 @pytest.fixture(autouse=True)
-def default_mode(index: Index, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Default mode is asked for, and a graph is compiled once."""
-    monkeypatch.setattr(Installation, "index", lambda self, facts, *, without=(): index)
-    monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "1")
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    with (
-        fresh_cache(),
-        config.patch(max_autotune=False, max_autotune_gemm=False),
-        torch._dynamo.config.patch(error_on_recompile=True),
-    ):
+def asked_for(index: Index, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with default_mode(index, monkeypatch):
         yield
-    torch._dynamo.reset()
 
 
 def declared_rows(index: Index, signature: Signature) -> list[Problem]:
