@@ -14,8 +14,8 @@ times choices on the GPU.
     python -m benchmarks.additive measure additive.json --resume --budget 500       # go on
     python -m benchmarks.additive table additive.json
 
-With ``--backends default`` nothing is autotuned, and NVGEMM_AOT_DEFAULT_MODE is 1: kernels join
-where two GPUs measured them to beat ATen, so the bundle must be one that `nvgemm-aot tune` made.
+With ``--backends default`` nothing is autotuned: kernels join where two GPUs measured them to beat
+ATen, so the bundle must be one that `nvgemm-aot tune` made.
 """
 
 from __future__ import annotations

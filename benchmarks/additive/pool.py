@@ -199,7 +199,7 @@ def started(backends: str, processes: int, draws: int, device: str) -> Iterator[
             environment = fresh_environment(
                 own,
                 TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS=None if backends == DEFAULT else backends,
-                NVGEMM_AOT_DEFAULT_MODE="1" if backends == DEFAULT else None,
+                NVGEMM_AOT_DEFAULT_MODE="1" if backends == DEFAULT else "0",
                 TORCHINDUCTOR_COMPILE_THREADS="4",
                 # Both sides are compiled, rather than one found where it equals the other.
                 TORCHINDUCTOR_FX_GRAPH_CACHE="0",

@@ -22,8 +22,8 @@ benchmarks/cold_start/manifest.yaml. Modes take turns, ``--repeat`` times.
 Every result is checked against eager fp32. The modes:
 
 - default: without autotuning.
-- default+measured: the same with NVGEMM_AOT_DEFAULT_MODE=1 and the bundles of --measured, of whose
-  rankings those count that two GPUs confirm.
+- default+measured: the same with the plug-in on and the bundles of --measured, of whose rankings
+  those count that two GPUs confirm.
 - aten, aten+triton: autotuning over these backends, the plug-in off.
 - aten+bundle: the plug-in on, with the installed bundles, or those of --estimated.
 - aten+measured: with the bundles of --measured, whose rankings `nvgemm-aot tune` has measured, and

@@ -73,7 +73,6 @@ class Variant:
             "NVGEMM_AOT_MAX_CHOICES": None if self.choices is None else str(self.choices),
             "NVGEMM_AOT_JIT_CANDIDATES": str(JIT_CANDIDATES if is_jit else 0),
             "NVGEMM_AOT_TRUST_RANKING": "1" if self.mode == MEASURED_MODE else None,
-            "NVGEMM_AOT_DEFAULT_MODE": "1" if self.mode == DEFAULT_MODE else None,
         }
         if is_jit:
             variables["NVGEMM_AOT_CACHE"] = str(kept)

@@ -10,7 +10,7 @@ from typing import Any
 REFERENCE = "aten"
 STOCK_MODE = "default"
 DEFAULT_MODE = "default+measured"
-"""Without max-autotune, with `NVGEMM_AOT_DEFAULT_MODE=1`."""
+"""Without max-autotune, by confirmed rankings."""
 TRITON_MODE = "aten+triton"
 BUNDLE_MODE = "aten+bundle"
 MEASURED_MODE = "aten+measured"

@@ -15,8 +15,8 @@ what a choice is held against. Choices are
   if the graph's first call had that m;
 - ATen;
 - compiled, with ``--compiled``: one graph for each n and k, of a dynamic m, as torch.compile makes
-  it in default mode with NVGEMM_AOT_DEFAULT_MODE=1, so by rankings that two GPUs confirm. It is
-  timed itself, and must give exact results at every size without another compilation.
+  it without max-autotune, so by rankings that two GPUs confirm. It is timed itself, and must give
+  exact results at every size without another compilation.
 
 Rounds that choose the best are not those that are reported, so a choice can gain.
 """

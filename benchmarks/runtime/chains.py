@@ -215,7 +215,7 @@ def compiled_with_calls(
 
 @contextlib.contextmanager
 def asked_for() -> Iterator[None]:
-    """Ask for kernels in default mode, without gradients; every chain is compiled once."""
+    """Default mode with kernels, without gradients; every chain is compiled once."""
     with (
         torch.no_grad(),
         mock.patch.dict(os.environ, {DEFAULT_MODE_VARIABLE: "1"}),

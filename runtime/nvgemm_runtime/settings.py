@@ -37,8 +37,7 @@ GRAPHS_VARIABLE = "NVGEMM_AOT_CUDA_GRAPHS"
 """1: the program records its compiled calls in CUDA graphs itself; see `choice_timing`."""
 
 DEFAULT_MODE_VARIABLE = "NVGEMM_AOT_DEFAULT_MODE"
-"""1: kernels that several GPUs measured to beat ATen join without max-autotune too; see
-`default_mode`."""
+"""0: without max-autotune, torch's code stays as it is; see `inductor.default_mode`."""
 
 RECORD_VARIABLE = "NVGEMM_AOT_RECORD"
 """Names the file that records every GEMM torch.compile asks choices for; see `recorder`."""
@@ -124,7 +123,7 @@ def trusts_rankings() -> bool:
 
 def serves_default_mode() -> bool:
     """Whether measured kernels join graphs that are compiled without max-autotune."""
-    return _switch(DEFAULT_MODE_VARIABLE)
+    return _switch(DEFAULT_MODE_VARIABLE, unset="1")
 
 
 def records_graphs() -> bool:
@@ -132,11 +131,12 @@ def records_graphs() -> bool:
     return _switch(GRAPHS_VARIABLE)
 
 
-def _switch(variable: str) -> bool:
-    """Whether a variable is 1; a value that is neither 0 nor 1 counts as 0."""
-    text = os.environ.get(variable) or "0"
+def _switch(variable: str, *, unset: str = "0") -> bool:
+    """Whether a variable is 1; a value that is neither 0 nor 1 counts as not set."""
+    text = os.environ.get(variable) or unset
     if text not in ("0", "1"):
-        _warn_once(f"{variable}={text}: allowed are 0, 1; taken as 0")
+        _warn_once(f"{variable}={text}: allowed are 0, 1; taken as {unset}")
+        text = unset
     return text == "1"
 
 
@@ -179,9 +179,9 @@ VARIABLES = {
         "makes the graphs, and where ATEN alone competes."
     ),
     DEFAULT_MODE_VARIABLE: (
-        "`1`: plain torch.compile, without max-autotune, uses the kernels that `nvgemm-aot tune` "
-        "measured to beat ATen on two GPUs of this product, by the sizes of each call. Nothing is "
-        "timed and nothing compiled."
+        "`0`: plain torch.compile, without max-autotune, is left as it is. If not set, it uses the "
+        "kernels that `nvgemm-aot tune` measured to beat ATen on two GPUs of this product, by the "
+        "sizes of each call; nothing is timed and nothing compiled."
     ),
     RECORD_VARIABLE: (
         "A file in which every GEMM that torch.compile meets is kept, as a manifest."

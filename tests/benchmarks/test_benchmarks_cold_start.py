@@ -53,8 +53,6 @@ def test_each_mode_sets_what_it_is_named_for() -> None:
     assert off == ["default", "aten", "aten+triton"]
     trusting = [mode for mode, one in variables.items() if one["NVGEMM_AOT_TRUST_RANKING"]]
     assert trusting == ["aten+measured"]
-    default = [mode for mode, one in variables.items() if one["NVGEMM_AOT_DEFAULT_MODE"]]
-    assert default == ["default+measured"]
     compiling = [m for m, one in variables.items() if one["NVGEMM_AOT_JIT_CANDIDATES"] != "0"]
     assert compiling == ["jit", "kept"]
     keeping = [mode for mode, one in variables.items() if one.get("NVGEMM_AOT_CACHE") == "kept"]

@@ -83,9 +83,9 @@ def _as_measured(header: Header, facts: DeviceFacts, is_won: Callable[[Problem],
 
 @contextlib.contextmanager
 def default_mode(index: Index, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Default mode is asked for with such bundles, and a graph is compiled once."""
+    """No max-autotune, such bundles, and a graph is compiled once."""
     monkeypatch.setattr(Installation, "index", lambda self, facts, *, without=(): index)
-    monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "1")
+    monkeypatch.delenv("NVGEMM_AOT_DEFAULT_MODE", raising=False)
     torch._dynamo.reset()
     torch.manual_seed(0)
     with (

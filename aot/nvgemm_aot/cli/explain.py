@@ -55,7 +55,7 @@ _MOST_CHARACTERS = 60
 _NO_GEMM = """\
 no GEMM came up for autotuning. It may be that
   - nothing was compiled under max-autotune (torch.compile(model, mode="max-autotune")), nor
-    without it and with NVGEMM_AOT_DEFAULT_MODE=1;
+    without it where a bundle is installed and NVGEMM_AOT_DEFAULT_MODE is not 0;
   - what was compiled has no GEMM, or Inductor made something else of it;
   - the plug-in is off (NVGEMM_AOT=off), not installed in the command's Python, or does not
     support its torch.

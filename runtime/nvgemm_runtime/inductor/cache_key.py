@@ -55,8 +55,9 @@ def _depends_on_bundles() -> bool:
     Experts are traced with kernels that have their gate in every mode. No graph is seen here, so
     the module that is imported for them says that one may have some.
     """
-    times_choices = config.max_autotune or config.max_autotune_gemm
-    return times_choices or serves_default_mode() or _EXPERTS in sys.modules
+    if config.max_autotune or config.max_autotune_gemm or _EXPERTS in sys.modules:
+        return True
+    return serves_default_mode() and has_bundles()
 
 
 def _key_with_choices() -> str:

@@ -201,9 +201,10 @@ def _require(
         f"{problem.key}: declared, and compiled without its kernel, which {MODE_VARIABLE}=required "
         f"does not allow:",
         *(f"  {reason}" for reason in reasons),
-        f"next (without max-autotune, {DEFAULT_MODE_VARIABLE}=1 uses kernels that two GPUs of this "
-        "product measured with this torch):",
+        "next (without max-autotune, a kernel is used if two GPUs of this product measured it with "
+        "this torch):",
         *(f"  {step}" for step in steps),
+        f"  or set {DEFAULT_MODE_VARIABLE}=0: graphs compiled without max-autotune are left alone",
     ]
     raise RequiredError("\n".join(lines), tuple(reasons))
 

@@ -160,7 +160,7 @@ def dispatch_table(
 ) -> DispatchedSizes:
     """Say what computes ``a @ b`` at every number of rows of ``a``, as measured on this product.
 
-    The result prints as a table. It is what default mode uses (NVGEMM_AOT_DEFAULT_MODE=1).
+    The result prints as a table. It is what torch.compile uses without max-autotune.
 
     Args:
         a: Matrix [m, k], or a batch of them.

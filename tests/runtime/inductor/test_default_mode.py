@@ -80,8 +80,8 @@ def bundles(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Bu
 
 @pytest.fixture
 def default_mode(inductor: InductorSession) -> Iterator[None]:
-    """No max-autotune, and the variable that asks for kernels without it."""
-    inductor.monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "1")
+    """No max-autotune, and no variable that turns kernels off without it."""
+    inductor.monkeypatch.delenv("NVGEMM_AOT_DEFAULT_MODE", raising=False)
     with torch._inductor.config.patch(max_autotune=False, max_autotune_gemm=False):
         yield
 
@@ -133,11 +133,9 @@ def test_a_static_size_gets_its_kernel_without_timing(
     assert ("by_m" in compiled.code[0]) is False, "a size that is known needs no table"
 
 
-def test_without_the_variable_the_code_is_stock(
-    inductor: InductorSession, bundles: Bundles
-) -> None:
+def test_turned_off_the_code_is_stock(inductor: InductorSession, bundles: Bundles) -> None:
     inductor.use(bundles.measured())
-    inductor.monkeypatch.delenv("NVGEMM_AOT_DEFAULT_MODE")
+    inductor.monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "0")
     compiled = compile_dynamic(inductor)
     assert compiled.launched == ()
     assert "nvgemm" not in compiled.code[0]
@@ -476,7 +474,7 @@ def test_required_refuses_a_declared_problem_without_its_kernel(
     with pytest.raises(Exception, match="declared, and compiled without its kernel") as caught:
         inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "required"})
     assert isinstance(caught.value, RequiredError) or "RequiredError" in str(caught.value)
-    assert "NVGEMM_AOT_DEFAULT_MODE=1" in str(caught.value)
+    assert "NVGEMM_AOT_DEFAULT_MODE=0" in str(caught.value)
 
 
 @pytest.mark.parametrize("not_declared", [(), (16,)])
@@ -1004,7 +1002,7 @@ def test_the_compile_caches_know_bundles_and_settings(
     assert key() == key(measured) not in keys
     with torch._inductor.config.patch(max_autotune=True):
         timed = key(measured)
-    inductor.monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "1")
+    inductor.monkeypatch.delenv("NVGEMM_AOT_DEFAULT_MODE", raising=False)
     with torch._inductor.config.patch(max_autotune=True):
         assert key(measured) != timed
 

@@ -21,8 +21,6 @@ TIMES = {
     16: {SQUARE: 300, WIDE: 500, ONE: 600, ATEN: 1000},
 }
 
-ASKED = {"NVGEMM_AOT_DEFAULT_MODE": "1"}
-
 KERNELS = [WIDE, WIDE]
 """What the program's two GEMMs launch at the second call, of 8 rows."""
 
@@ -50,7 +48,7 @@ def site(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cold(home: Home, site: Path) -> Ran:
     """The first process."""
-    return home.run(site, plain=True, variables=ASKED)
+    return home.run(site, plain=True)
 
 
 def test_a_cold_start_compiles_one_graph_with_kernels(cold: Ran, home: Home) -> None:
@@ -63,22 +61,22 @@ def test_a_cold_start_compiles_one_graph_with_kernels(cold: Ran, home: Home) -> 
 
 
 def test_a_warm_start_runs_the_kernels_from_the_cache(home: Home, site: Path, cold: Ran) -> None:
-    warm = home.run(site, plain=True, variables=ASKED)
+    warm = home.run(site, plain=True)
     assert warm.right == [True, True]
     assert (warm.hits, warm.misses) == (1, 0)
     assert warm.launched == KERNELS
     assert warm.count("nvgemm") == 0
 
 
-def test_without_the_variable_it_is_another_graph(home: Home, site: Path, cold: Ran) -> None:
-    stock = home.run(site, plain=True)
+def test_turned_off_it_is_another_graph(home: Home, site: Path, cold: Ran) -> None:
+    stock = home.run(site, plain=True, variables={"NVGEMM_AOT_DEFAULT_MODE": "0"})
     assert stock.right == [True, True]
     assert (stock.hits, stock.misses) == (0, 1)
     assert stock.launched == []
 
 
 def test_with_the_wheel_removed_it_is_another_graph(home: Home, cold: Ran) -> None:
-    removed = home.run(plain=True, variables=ASKED)
+    removed = home.run(plain=True)
     assert removed.right == [True, True]
     assert (removed.hits, removed.misses) == (0, 1)
     assert removed.launched == []

@@ -34,8 +34,6 @@ from nvgemm_runtime.matching import thresholds
 
 Tensor = torch.Tensor
 
-ASKED = {"NVGEMM_AOT_DEFAULT_MODE": "1"}
-
 BIASED = cpu_kernels.signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS)
 
 
@@ -56,7 +54,7 @@ def measured(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture
 def default_mode(inductor: InductorSession, counted_anew: None) -> Iterator[InductorSession]:
     """No max-autotune, C++, and one compilation for all sizes."""
-    inductor.monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "1")
+    inductor.monkeypatch.delenv("NVGEMM_AOT_DEFAULT_MODE", raising=False)
     config = torch._inductor.config
     with (
         config.patch(max_autotune=False, max_autotune_gemm=False, cpp_wrapper=True),
@@ -345,7 +343,7 @@ def package(measured: Path, home: Home, tmp_path_factory: pytest.TempPathFactory
     """A package that is made in one process and loaded in others."""
     path = str(home.directory / "model.pt2")
     bundles = {"NVGEMM_AOT_BUNDLES": str(measured)}
-    made = home.run(compiles=False, after=MAKE.format(path=path), variables={**bundles, **ASKED})
+    made = home.run(compiles=False, after=MAKE.format(path=path), variables=bundles)
     directory = tmp_path_factory.mktemp("damaged")
     directory.chmod(0o755)
     damaged = without_kernel(measured, WIDE, directory / "damaged.nvgemm")
@@ -409,7 +407,7 @@ def test_a_kernel_that_cannot_be_loaded_in_the_middle_of_a_run_costs_its_rows_al
     assert ran.count("a compiled graph runs GEMMs on ATen instead of the kernels of") == 1
 
 
-IN_CPP = {**ASKED, "TORCHINDUCTOR_CPP_WRAPPER": "1"}
+IN_CPP = {"TORCHINDUCTOR_CPP_WRAPPER": "1"}
 
 
 @pytest.fixture(scope="module")

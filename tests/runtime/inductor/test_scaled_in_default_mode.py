@@ -82,7 +82,7 @@ def measured(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> M
 
 @pytest.fixture
 def default_mode(inductor: InductorSession) -> Iterator[None]:
-    inductor.monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "1")
+    inductor.monkeypatch.delenv("NVGEMM_AOT_DEFAULT_MODE", raising=False)
     with torch._inductor.config.patch(max_autotune=False, max_autotune_gemm=False):
         yield
 
