@@ -18,6 +18,8 @@ benchmarks/cold_start/manifest.yaml. Modes take turns, ``--repeat`` times.
 - graph: of the same calls as replays of one CUDA graph.
 - plug-in: what it spent by its own clock, in matching, in timing and loading kernels, and in
   waiting for a compiler.
+- seen on the stack: how long nvgemm-aot, what it imports and what it calls were on the main
+  thread's stack before the first result, by a look every few ms (benchmarks.shared.stacks).
 
 Every result is checked against eager fp32. The modes:
 

@@ -174,6 +174,17 @@ def default_goals(runs: Runs) -> list[str]:
         f"goal: {DEFAULT_MODE} at most {MOST_OVER_STOCK} x {STOCK_MODE}: {own / stock:.3f} x, "
         f"{verdict(MOST_OVER_STOCK, own / stock)}"
     ]
+    within, stock_within = (
+        [run["within_s"] for run in runs[mode] if "within_s" in run]  # older files have none
+        for mode in (DEFAULT_MODE, STOCK_MODE)
+    )
+    if within and stock_within:
+        added_s = statistics.median(within) - statistics.median(stock_within)
+        lines.append(
+            f"  seen on the stack, nvgemm-aot takes {spread(within, 3)} s of it, "
+            f"and without kernels {spread(stock_within, 3)} s: by that {1 + added_s / stock:.4f} x, "
+            f"{verdict(MOST_OVER_STOCK, 1 + added_s / stock)}"
+        )
     for key in ("call_us", "graph_us"):
         mine, best = (values(runs.get(mode, ()), key) for mode in (DEFAULT_MODE, TRITON_MODE))
         if mine and best:

@@ -192,6 +192,12 @@ def test_goals_without_autotuning() -> None:
     text = "\n".join(table.goals(table.by_label([*runs, slow])))
     assert "1.050 x, MISSED" in text
     assert "1.095 x, MISSED" in text
+    assert "seen on the stack" not in text
+    for one, within_s in zip((*runs, slow), (0.02, 0.5, 0.06), strict=True):
+        one["within_s"] = within_s
+    text = "\n".join(table.goals(table.by_label([*runs, slow])))
+    assert "0.060 (0.060-0.060) s of it, and without kernels 0.020 (0.020-0.020) s" in text
+    assert "by that 1.0100 x, met" in text
 
 
 def test_one_run_of_the_reference_gives_no_verdict_on_what_kernels_add() -> None:
