@@ -182,7 +182,8 @@ def default_goals(runs: Runs) -> list[str]:
         added_s = statistics.median(within) - statistics.median(stock_within)
         lines.append(
             f"  seen on the stack, nvgemm-aot takes {spread(within, 3)} s of it, "
-            f"and without kernels {spread(stock_within, 3)} s: by that {1 + added_s / stock:.4f} x, "
+            f"and without kernels {spread(stock_within, 3)} s: "
+            f"by that {1 + added_s / stock:.4f} x, "
             f"{verdict(MOST_OVER_STOCK, 1 + added_s / stock)}"
         )
     for key in ("call_us", "graph_us"):
