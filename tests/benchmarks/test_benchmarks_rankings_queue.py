@@ -49,7 +49,10 @@ def test_the_queue_holds_what_is_to_be_measured_each_once_and_bf16_first() -> No
     }
     on_h100 = [one for one in found if device_of(one) == "H100"]
     assert {device_of(one) for one in found} == {"H200", "H100"}
-    assert {one.row.manifest for one in on_h100} == {"llama-3.1-8b"}
+    assert {one.row.manifest for one in on_h100} == {
+        *("llama-3.1-8b", "qwen3-8b", "llama-3.3-70b", "qwen3-30b-a3b")
+    }
+    assert {of.signature.a.value for one in on_h100 for of in one.row.problems} == {"bf16"}
     dense = [one for one in found if one not in on_h100 and one.row.manifest not in EXPERTS]
     dtypes = [one.row.problems[0].signature.a.value for one in dense]
     assert dtypes == sorted(dtypes), "bf16 before fp16"
