@@ -19,6 +19,9 @@ EVERY_S = 0.004
 IMPORT_HOOKS = frozenset({"nvgemm_runtime.inductor.autoload"})
 """Modules that stand on the stack while torch imports its own: what they call says whose it is."""
 
+IN_ANY_CASE = frozenset({("triton.runtime.cache", "triton_key")})
+"""Functions that every compilation runs once, whoever is the first: a digest of Triton's files."""
+
 
 class TimeWithin:
     """Seconds for which the thread that enters is in packages, from entering to leaving.
@@ -61,6 +64,8 @@ def is_within(frame: FrameType | None, packages: Collection[str]) -> bool:
     """Whether a frame or one that waits for it runs a module of packages, or imports one."""
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
+        if (module, frame.f_code.co_name) in IN_ANY_CASE:
+            return False
         if frame.f_code.co_name == "_find_and_load":  # the import system's, whose argument it is
             module = str(frame.f_locals.get("name"))
         if module.partition(".")[0] in packages and module not in IMPORT_HOOKS:

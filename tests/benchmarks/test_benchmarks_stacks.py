@@ -42,6 +42,15 @@ def test_its_import_hook_is_not(
     assert call_within(here) is False
 
 
+def test_what_is_done_in_any_case_is_not(
+    call_within: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the package is the first to ask for it."""
+    assert call_within(lambda: here()) is True
+    monkeypatch.setattr(stacks, "IN_ANY_CASE", {(__name__, "here")})
+    assert call_within(lambda: here()) is False
+
+
 def test_what_happens_while_it_is_imported_is_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

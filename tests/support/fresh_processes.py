@@ -23,7 +23,8 @@ os.dup2(os.open(os.environ["TEST_RECORD"], os.O_WRONLY | os.O_APPEND), {DESCRIPT
 import torch
 
 def loaded():
-    return sorted(name for name in sys.modules if name.startswith(("nvgemm", "torch._inductor")))
+    ours = ("nvgemm", "tvm_ffi", "torch._inductor")
+    return sorted(name for name in sys.modules if name.startswith(ours))
 
 at_import = loaded()
 opened_at_import = [path for path in opened if path.endswith(".nvgemm")]
@@ -72,7 +73,7 @@ class Ran:
         right: Whether each of the model's calls gave the right results.
         hits: Graphs that were found in torch's cache.
         misses: Graphs that were not.
-        at_import: Modules of nvgemm-aot and of Inductor that ``import torch`` had imported.
+        at_import: Modules of nvgemm-aot, TVM-FFI and Inductor that ``import torch`` had imported.
         opened_at_import: Bundles that it had opened.
         at_end: Such modules at the end.
         launched: Operators of bundled kernels that the last call of the model launched.

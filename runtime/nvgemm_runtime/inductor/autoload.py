@@ -26,7 +26,7 @@ _WAITED_FOR = {
     "torch._inductor.fx_passes.post_grad": "epilogue_fusion",
     "torch._inductor.graph": "scaled",  # when lowering and select_algorithm, a cycle, are complete
     "torch._inductor.package.package": "operators",
-    "torch.export.pt2_archive._package": "operators",
+    "torch.export.pt2_archive._package": "archives",
 }
 """Modules of torch, and the module here that is installed once one was imported."""
 

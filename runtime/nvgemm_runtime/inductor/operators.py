@@ -1,7 +1,8 @@
 """Gives torch the operators of nvgemm-aot before a package of AOTInductor is loaded.
 
 A package's code finds the operators by name and runs on ATen without them. Loading the library
-takes some tens of milliseconds, so it is only done where kernels are installed.
+takes tens of milliseconds, and hundreds where nothing of it was read before, so it is only done
+where kernels are installed and a package is loaded.
 """
 
 from __future__ import annotations

@@ -306,6 +306,12 @@ for m in {sizes!r}:
 """
 )
 
+RUN_ARCHIVE = RUN.replace(
+    "torch._inductor.aoti_load_package({path!r})",
+    "load_pt2({path!r}).aoti_runners['model']",
+).replace("model =", "from torch.export.pt2_archive._package import load_pt2\nmodel =")
+"""Loads the package as an archive, without Inductor's module of packages."""
+
 CALL_ONCE = (
     FIRST_LINES
     + """
@@ -350,6 +356,7 @@ def package(measured: Path, home: Home, tmp_path_factory: pytest.TempPathFactory
     run = RUN.format(path=path, sizes=SIZES)
     loads = {
         "with bundles": (run, bundles),
+        "as an archive": (RUN_ARCHIVE.format(path=path, sizes=SIZES), bundles),
         "called once": (CALL_ONCE.format(path=path), bundles),
         "off": (run, {**bundles, "NVGEMM_AOT": "off"}),
         "without kernels": ("import nvgemm_runtime\nnvgemm_runtime.load_operators()\n" + run, {}),
@@ -364,13 +371,17 @@ def package(measured: Path, home: Home, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.slow
-def test_a_package_chooses_by_m_where_kernels_are_installed(package: dict[str, Ran]) -> None:
-    """The process that loads it need not ask for kernels in default mode."""
-    ran = package["with bundles"]
+@pytest.mark.parametrize("loaded", ["with bundles", "as an archive"])
+def test_a_package_chooses_by_m_where_kernels_are_installed(
+    package: dict[str, Ran], loaded: str
+) -> None:
+    ran = package[loaded]
     assert ran.right == [True] * len(SIZES)
     assert ran.launched == LAUNCHED
     assert "warning" not in ran.said.lower()
     assert not any(name.startswith("torch._inductor.select") for name in ran.at_end)
+    has_packages = "torch._inductor.package.package" in ran.at_end
+    assert has_packages == (loaded == "with bundles")
 
 
 @pytest.mark.slow
