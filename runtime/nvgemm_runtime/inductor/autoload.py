@@ -22,13 +22,16 @@ SUPPORTED = (2, 11), (2, 15)
 _WAITED_FOR = {
     "torch._inductor.config": "options",
     "torch._inductor.codegen.common": "cache_key",
-    "torch._inductor.select_algorithm": "hook",
+    "torch._inductor.select_algorithm": "entry",
     "torch._inductor.fx_passes.post_grad": "epilogue_fusion",
     "torch._inductor.graph": "scaled",  # when lowering and select_algorithm, a cycle, are complete
     "torch._inductor.package.package": "operators",
     "torch.export.pt2_archive._package": "archives",
 }
 """Modules of torch, and the module here that is installed once one was imported."""
+
+EXPERTS = "nvgemm_runtime.moe.traced"
+"""The module that defines the operators of experts, which a program may import late or never."""
 
 _log = logging.getLogger(__name__)
 

@@ -20,11 +20,10 @@ from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
 from ..settings import RECORD_VARIABLE, choosing_key, jit_candidates, serves_default_mode
 from . import operators
+from .autoload import EXPERTS
 
 _KEY = "nvgemm_aot"
 """Key of the pass, where torch expects a device's name: no device has this one."""
-
-_EXPERTS = "nvgemm_runtime.moe.traced"
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ def _depends_on_bundles() -> bool:
     Experts are traced with kernels that have their gate in every mode. No graph is seen here, so
     the module that is imported for them says that one may have some.
     """
-    if config.max_autotune or config.max_autotune_gemm or _EXPERTS in sys.modules:
+    if config.max_autotune or config.max_autotune_gemm or EXPERTS in sys.modules:
         return True
     return serves_default_mode() and has_bundles()
 

@@ -33,6 +33,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from ..gemm.epilogues import Activation
 from ..gemm.operands import Operand
 from ..settings import Mode
+from .autoload import EXPERTS, after_import
 from .modes import current_mode
 from .report import survive
 
@@ -47,7 +48,7 @@ def install() -> None:
     """Register the patterns of sums with activations, of gates, and of experts to record."""
     from torch._inductor.fx_passes.post_grad import pass_patterns
 
-    from . import gated_fusion, recorded_experts
+    from . import gated_fusion
 
     for activation, pattern in _patterns():
         lowering = _lowering(activation)
@@ -56,6 +57,12 @@ def install() -> None:
         )
         with_metadata(lowering, _fake_result)  # registering resets it
     gated_fusion.install()
+    after_import(EXPERTS, _record_experts)
+
+
+def _record_experts() -> None:
+    from . import recorded_experts
+
     recorded_experts.install()
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._inductor.pattern_matcher import (
@@ -34,7 +34,6 @@ from torch._inductor.pattern_matcher import (
 )
 from torch.fx import Node
 
-from ..gemm.aten import AtenGemm, read_inputs
 from ..gemm.epilogues import Activation, Epilogue, Gate, WeightOrder, find_gated
 from ..gemm.operands import Operand
 from . import epilogue_fusion
@@ -51,6 +50,9 @@ from .epilogue_fusion import (
     with_metadata,
 )
 from .report import survive
+
+if TYPE_CHECKING:
+    from ..gemm.aten import AtenGemm
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -330,6 +332,7 @@ def _has_kernels(source: _Source, gate: Gate) -> bool:
 
 
 def _read(source: _Source, epilogue: Epilogue) -> AtenGemm:
+    from ..gemm.aten import read_inputs
     from .reading import operand_of_tensor
 
     b = source.b.meta["val"]

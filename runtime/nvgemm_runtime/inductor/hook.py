@@ -1,6 +1,6 @@
 """Bundled kernels join the choices of Inductor's autotuning.
 
-Inductor calls a preprocessing function with the choices for every GEMM. The function here reads the
+Inductor calls a preprocessing function with the choices for every GEMM (`entry`). `join` reads the
 GEMM off ATen's choice and adds one for each kernel that `offers` finds. A choice that wins writes a
 call into the generated module, with a header that finds the kernel again, or ATen in its place, in
 whatever process the module runs.
@@ -54,23 +54,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def install() -> None:
-    """Have Inductor call `join` for the choices of every GEMM, and report their times."""
-    cache = autotuning.get_algorithm_selector_cache()
-    # First, so that a user's own functions see bundled kernels too, and may filter them.
-    cache.preprocessing_fns.insert(0, join)
-    cache.feedback_saver_fns.append(_report_times)
-
-
 def join(choices: list[Any]) -> list[Any]:
-    """Inductor's preprocessing function: the choices, with bundled kernels behind them.
-
-    Raises:
-        RequiredError: If prebuilt kernels are required, and none serves the GEMM or a bundle cannot
-            be opened.
-        RecordError: If GEMMs are to be recorded and cannot be.
-        SettingError: If the mode is none.
-    """
+    """The choices for a GEMM, with bundled kernels behind them; see `entry.join`."""
     if any(isinstance(choice, BundledChoice) for choice in choices):
         _refuse_unopened()
         return choices  # a lowering of this package joined them before it asked Inductor
@@ -294,8 +279,8 @@ def _required_text(gemm: str, reasons: Sequence[str], problem: Problem | None) -
     return "\n".join(lines)
 
 
-def _report_times(timings: dict[Any, float], *_: object) -> None:
-    """Inductor's feedback function: what each choice took, in milliseconds."""
+def report_times(timings: dict[Any, float]) -> None:
+    """Report what each choice for a GEMM took, in milliseconds."""
     try:
         if is_alternative():
             return  # part of a choice that is timed as a whole

@@ -24,24 +24,16 @@ from ..gemm.aten import AtenGemm
 from ..gemm.moe_operators import NAMESPACE, OF_TWO_WEIGHTS, OPERATORS, read_products
 from ..gemm.operands import Operand
 from . import epilogue_fusion
-from .autoload import after_import
 from .hook import record_gemm
 from .reading import operand_of_tensor
 from .report import survive
-
-_DEFINED_BY = "nvgemm_runtime.moe.traced"
-"""The module whose import defines the operators, which may come after Inductor's or never."""
 
 _SEEN = "nvgemm_aot_recorded"
 """Key of a node's metadata: a pass may look at a node several times."""
 
 
 def install() -> None:
-    """Register the patterns once there are operators."""
-    after_import(_DEFINED_BY, _register)
-
-
-def _register() -> None:
+    """Register the patterns, of operators that are defined by now."""
     from torch._inductor.fx_passes.post_grad import pass_patterns
 
     try:

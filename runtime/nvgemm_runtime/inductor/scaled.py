@@ -19,7 +19,7 @@ from torch._inductor import lowering
 from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
-from .hook import join
+from .entry import join
 from .report import survive
 
 _log = logging.getLogger(__name__)

@@ -1,0 +1,69 @@
+"""What Inductor calls for the choices of every GEMM, in every process that compiles.
+
+Only where kernels may join, or a GEMM is to be recorded, it brings in `hook` and what that imports.
+
+The names of torch that are used here are private, and were run on torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+from torch._inductor import config
+from torch._inductor import select_algorithm as autotuning
+
+from ..settings import RECORD_VARIABLE, serves_default_mode
+from . import cache_key
+
+_log = logging.getLogger(__name__)
+
+_HOOK = f"{__package__}.hook"
+
+_failures: set[str] = set()
+"""Failures to import it that were logged."""
+
+
+def install() -> None:
+    """Have Inductor call `join` for the choices of every GEMM, and report their times."""
+    cache = autotuning.get_algorithm_selector_cache()
+    # First, so that a user's own functions see bundled kernels too, and may filter them.
+    cache.preprocessing_fns.insert(0, join)
+    cache.feedback_saver_fns.append(_report_times)
+
+
+def join(choices: list[Any]) -> list[Any]:
+    """Inductor's preprocessing function: the choices, with bundled kernels behind them.
+
+    Raises:
+        RequiredError: If prebuilt kernels are required, and none serves the GEMM or a bundle cannot
+            be opened.
+        RecordError: If GEMMs are to be recorded and cannot be.
+        SettingError: If the mode is none.
+    """
+    if not _may_concern():
+        return choices
+    try:
+        from . import hook
+    except Exception as error:
+        if repr(error) not in _failures:
+            _failures.add(repr(error))
+            _log.warning("nvgemm-aot stays out of torch.compile: %s: %r", _HOOK, error)
+        return choices
+    return hook.join(choices)
+
+
+def _may_concern() -> bool:
+    """Whether kernels may join this GEMM, a missing one may be an error, or it is recorded."""
+    if config.max_autotune or config.max_autotune_gemm or os.environ.get(RECORD_VARIABLE):
+        return True
+    return serves_default_mode() and cache_key.has_bundles()
+
+
+def _report_times(timings: dict[Any, float], *_: object) -> None:
+    """Inductor's feedback function: what each choice took, in milliseconds."""
+    hook = sys.modules.get(_HOOK)
+    if hook is not None:
+        hook.report_times(timings)
