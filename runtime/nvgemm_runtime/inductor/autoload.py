@@ -94,16 +94,20 @@ def _install(module: str) -> None:
     try:
         importlib.import_module(f"{__package__}.{module}").install()
     except Exception as error:
-        # A module that all of them import fails them all: once is enough.
-        level = logging.DEBUG if repr(error) in _logged else logging.WARNING
-        _logged.add(repr(error))
-        _log.log(
-            level,
-            "nvgemm-aot stays out of torch.compile: %s cannot be installed: %r",
-            module,
-            error,
-            exc_info=_log.isEnabledFor(logging.DEBUG),
-        )
+        log_broken(module, error)
+
+
+def log_broken(module: str, error: Exception) -> None:
+    """Say that a module cannot be used: once, though one that all of them import fails them all."""
+    level = logging.DEBUG if repr(error) in _logged else logging.WARNING
+    _logged.add(repr(error))
+    _log.log(
+        level,
+        "nvgemm-aot stays out of torch.compile: %s cannot be installed: %r",
+        module,
+        error,
+        exc_info=_log.isEnabledFor(logging.DEBUG),
+    )
 
 
 def after_import(name: str, function: Callable[[], None]) -> None:

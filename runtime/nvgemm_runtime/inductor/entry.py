@@ -7,7 +7,6 @@ The names of torch that are used here are private, and were run on torch 2.11 to
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from typing import Any
@@ -17,13 +16,9 @@ from torch._inductor import select_algorithm as autotuning
 
 from ..settings import RECORD_VARIABLE, serves_default_mode
 from . import cache_key
-
-_log = logging.getLogger(__name__)
+from .autoload import log_broken
 
 _HOOK = f"{__package__}.hook"
-
-_failures: set[str] = set()
-"""Failures to import it that were logged."""
 
 
 def install() -> None:
@@ -48,9 +43,7 @@ def join(choices: list[Any]) -> list[Any]:
     try:
         from . import hook
     except Exception as error:
-        if repr(error) not in _failures:
-            _failures.add(repr(error))
-            _log.warning("nvgemm-aot stays out of torch.compile: %s: %r", _HOOK, error)
+        log_broken("hook", error)
         return choices
     return hook.join(choices)
 
