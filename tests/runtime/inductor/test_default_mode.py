@@ -33,6 +33,7 @@ from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.cache import Cache
+from nvgemm_runtime import settings
 from nvgemm_runtime.bundle.format import Scope, UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import RequiredError
@@ -140,6 +141,17 @@ def test_turned_off_the_code_is_stock(inductor: InductorSession, bundles: Bundle
     assert compiled.launched == ()
     assert "nvgemm" not in compiled.code[0]
     assert nvgemm_runtime.stats().met == 0
+
+
+def test_a_value_that_is_none_counts_as_not_set(
+    inductor: InductorSession, bundles: Bundles, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings._warn_once.cache_clear()
+    inductor.use(bundles.measured())
+    inductor.monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "off")
+    assert compile_dynamic(inductor).launched == (SQUARE,)
+    assert caplog.text.count("NVGEMM_AOT_DEFAULT_MODE=off: allowed are 0, 1; taken as 1") == 1
+    settings._warn_once.cache_clear()
 
 
 MAJOR, MINOR = map(int, torch.__version__.split(".")[:2])

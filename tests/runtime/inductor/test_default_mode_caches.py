@@ -82,7 +82,7 @@ def test_turned_off_and_with_the_wheel_removed_it_is_one_other_graph(
     assert (removed.hits, removed.misses) == (1, 0)
     assert removed.launched == []
     assert removed.count("nvgemm") == 0
-    heavy = ("nvgemm_runtime.inductor.default_mode", "nvgemm_runtime.bundle.reader", "tvm_ffi")
+    heavy = ("nvgemm_runtime.inductor.hook", "nvgemm_runtime.bundle.reader", "tvm_ffi")
     assert not set(heavy) & set(removed.at_end), (
         "nothing is imported for bundles that are not there"
     )
