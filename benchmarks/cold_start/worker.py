@@ -17,7 +17,7 @@ from benchmarks.shared.compiling import (
 )
 from benchmarks.shared.stacks import TimeWithin
 
-OURS = ("nvgemm_runtime", "nvgemm_aot", "nvgemm_aot_autoload", "tvm_ffi")
+PACKAGES = ("nvgemm_runtime", "nvgemm_aot", "nvgemm_aot_autoload", "tvm_ffi")
 """Packages that a process runs and imports because nvgemm-aot is installed."""
 
 WINDOWS = 30
@@ -78,7 +78,7 @@ def work(mode: str, device: str, directory: Path, batches: tuple[int, ...]) -> N
 
     with torch.no_grad():
         begin = time.perf_counter()
-        with TimeWithin(OURS) as within:
+        with TimeWithin(PACKAGES) as within:
             compiled = torch.compile(model, dynamic=False, options=options)
             results = all_of(compiled)
             synchronize(device)

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.shared.bundled import environment
+from benchmarks.shared.compiling import WITHOUT_BUNDLES
 from benchmarks.shared.records import require_gpu
 from benchmarks.shared.resuming import Results, measuring_options
 from benchmarks.shared.summaries import geomean, median
@@ -184,7 +185,9 @@ def ways(model: Model, counts: torch.Tensor, given: Mapping[str, torch.Tensor]) 
         return grouped(oai(gate, other), down) + by_row[1]
 
     def also_compiled(name: str, call: Call, of: Mapping[str, torch.Tensor]) -> dict[str, Way]:
-        return {name: Way(call, of), name + COMPILED: Way(torch.compile(call), of)}
+        options = None if name in (OURS, OURS_OF_TWO) else WITHOUT_BUNDLES
+        compiled = torch.compile(call, options=options)
+        return {name: Way(call, of), name + COMPILED: Way(compiled, of)}
 
     found = also_compiled(OURS, ours, given)
     if model.is_oai:

@@ -32,6 +32,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.shared.bundled import environment
+from benchmarks.shared.compiling import WITHOUT_BUNDLES
 from benchmarks.shared.records import require_gpu
 from benchmarks.shared.resuming import Results, measuring_options
 from benchmarks.shared.summaries import median
@@ -131,7 +132,9 @@ def experts_of(way: str) -> Experts:
     """The function that computes experts in a way."""
     plain = way.removesuffix(COMPILED)
     found = {EXACT: exactly, TORCH: by_torch, MOVED: by_torch, OURS: by_bundles}[plain]
-    return torch.compile(found) if way.endswith(COMPILED) else found
+    if not way.endswith(COMPILED):
+        return found
+    return torch.compile(found, options=None if plain == OURS else WITHOUT_BUNDLES)
 
 
 class Layer(nn.Module):  # type: ignore[misc]

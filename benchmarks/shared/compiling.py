@@ -22,10 +22,13 @@ from typing import Any
 import click
 
 from benchmarks.shared.resuming import nvidia_smi
-from nvgemm_runtime.settings import BUNDLES_VARIABLE
+from nvgemm_runtime.settings import BUNDLES_VARIABLE, COMPILE_OPTION, Mode
 
 ROOT = Path(__file__).parents[2]
 """The repository's root, from which benchmarks are imported."""
+
+WITHOUT_BUNDLES = {COMPILE_OPTION: Mode.OFF.value}
+"""Options of torch.compile with which it does what it does without nvgemm-aot."""
 
 _GEMM_CALLS = {
     "nvgemm": re.compile(r"\bnvgemm_\w+_[0-9a-f]{12}\("),

@@ -1,8 +1,12 @@
 """How long a thread is in some packages, by looking at its stack every few milliseconds.
 
 Two processes that do the same take several percent more or less time. What a package adds to one of
-them is seen more finely from within: it is the share of looks that find the package on the stack,
-also below an import, a library that is loaded, or torch's functions that it calls.
+them can be told more finely from within: by the share of samples in which the package is on the
+stack, also below an import, or torch's functions that it calls.
+
+Only the thread that enters is sampled. A sample needs the interpreter's lock: while a C function
+holds it, as one that loads a library may, there is none, and the time until the next one counts for
+whatever is on the stack then.
 """
 
 from __future__ import annotations
@@ -17,10 +21,11 @@ EVERY_S = 0.004
 """Seconds between two looks: a first result has thousands, and a look takes well under 0.1 ms."""
 
 IMPORT_HOOKS = frozenset({"nvgemm_runtime.inductor.autoload"})
-"""Modules that stand on the stack while torch imports its own: what they call says whose it is."""
+"""Modules that are on the stack while torch imports modules of its own, and do not count."""
 
 IN_ANY_CASE = frozenset({("triton.runtime.cache", "triton_key")})
-"""Functions that every compilation runs once, whoever is the first: a digest of Triton's files."""
+"""Functions that do not count, by module: a digest of Triton's files, which stock torch computes
+too, once a process; the first caller pays for it."""
 
 
 class TimeWithin:

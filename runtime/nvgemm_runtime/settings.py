@@ -12,9 +12,10 @@ class Mode(str, enum.Enum):
     """How torch.compile may use bundled kernels."""
 
     AUTO = "auto"
-    """Bundled kernels join the choices; a GEMM that none serves may be compiled at run time."""
+    """Bundled kernels are used; under max-autotune, others may be compiled at run time."""
     REQUIRED = "required"
-    """A GEMM that no bundled kernel covers is an error, and nothing is compiled."""
+    """Nothing is compiled. Under max-autotune, a GEMM that no bundled kernel covers is an error;
+    without it, a declared one whose kernel cannot be used."""
     OFF = "off"
     """The plug-in does nothing."""
 
@@ -179,9 +180,9 @@ VARIABLES = {
         "makes the graphs, and where ATEN alone competes."
     ),
     DEFAULT_MODE_VARIABLE: (
-        "`0`: plain torch.compile, without max-autotune, is left as it is. If not set, it uses the "
-        "kernels that `nvgemm-aot tune` measured to beat ATen on two GPUs of this product, by the "
-        "sizes of each call; nothing is timed and nothing compiled."
+        "`0`: no bundled kernels without max-autotune. If not set, plain torch.compile uses the "
+        "kernels that `nvgemm-aot tune` measured to be faster than ATen on two GPUs of this "
+        "product, by the sizes of each call; nothing is timed and nothing compiled."
     ),
     RECORD_VARIABLE: (
         "A file in which every GEMM that torch.compile meets is kept, as a manifest."
@@ -201,7 +202,8 @@ VARIABLES = {
     ),
     BUNDLES_VARIABLE: (
         "Bundle files, or directories of them, besides those of installed wheels; separated by "
-        "`:`. Others must not be able to write to them or to a directory above."
+        "`:`. It is read once, when a process first compiles or asks for a kernel. Others must not "
+        "be able to write to them or to a directory above."
     ),
     DEBUG_VARIABLE: (
         "`1`: `nvgemm_runtime.grouped_mm`, `k_grouped_mm` and `moe.experts`, which checks counts "

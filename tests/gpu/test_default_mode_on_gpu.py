@@ -35,7 +35,7 @@ def index() -> Index:
 
 @pytest.fixture
 def declared(index: Index, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Problem]]:
-    """The problems of one n and k with the most m; default mode is asked for."""
+    """The problems of one n and k with the most m; graphs are compiled without max-autotune."""
     rows: dict[tuple[int, int], list[Problem]] = {}
     for view in index.bundles:
         for ranking in view.header.rankings:

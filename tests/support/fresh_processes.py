@@ -23,8 +23,8 @@ os.dup2(os.open(os.environ["TEST_RECORD"], os.O_WRONLY | os.O_APPEND), {DESCRIPT
 import torch
 
 def loaded():
-    ours = ("nvgemm", "tvm_ffi", "torch._inductor")
-    return sorted(name for name in sys.modules if name.startswith(ours))
+    packages = ("nvgemm", "tvm_ffi", "torch._inductor")
+    return sorted(name for name in sys.modules if name.startswith(packages))
 
 at_import = loaded()
 opened_at_import = [path for path in opened if path.endswith(".nvgemm")]

@@ -79,6 +79,7 @@ DAMAGES = [
     Damage(file="inductor/__init__.py", way=empty, says=None, is_slow=True),
     Damage(file="settings.py", way=garble, says="SyntaxError", is_slow=True),
     Damage(file="gemm/problem.py", way=cut, says="problem", compiles=True),
+    Damage(file="installed/discover.py", way=remove, says="discover", compiles=True, is_slow=True),
 ]
 
 ONLY_FROM = """

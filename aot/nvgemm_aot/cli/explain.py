@@ -53,9 +53,9 @@ _MOST_CHARACTERS = 60
 """Most characters of a GEMM's name in the table."""
 
 _NO_GEMM = """\
-no GEMM came up for autotuning. It may be that
-  - nothing was compiled under max-autotune (torch.compile(model, mode="max-autotune")), nor
-    without it where a bundle is installed and NVGEMM_AOT_DEFAULT_MODE is not 0;
+no GEMM came up. It may be that
+  - nothing was compiled with max-autotune (torch.compile(model, mode="max-autotune")), and no
+    bundle is installed, or NVGEMM_AOT_DEFAULT_MODE is 0;
   - what was compiled has no GEMM, or Inductor made something else of it;
   - the plug-in is off (NVGEMM_AOT=off), not installed in the command's Python, or does not
     support its torch.

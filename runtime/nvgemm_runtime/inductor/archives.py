@@ -1,7 +1,7 @@
 """Gives torch the operators before an archive of torch.export loads a compiled model.
 
-Inductor imports torch's module of archives wherever anything is compiled, so that module's import
-says nothing: the operators are loaded when it loads a model.
+Inductor imports torch's module of archives in every process that compiles. So the operators are not
+loaded with that module, but when it loads a model.
 
 The name of torch that is used here is private, and was run on torch 2.11 to 2.15.
 """
@@ -21,7 +21,7 @@ def install() -> None:
     from torch.export.pt2_archive import _package
 
     if not load_operators_first(_package):
-        operators.install()  # of a torch that loads models otherwise: too early, not too late
+        operators.install()  # this torch has no such function: load now, which is early but safe
 
 
 def load_operators_first(archives: ModuleType) -> bool:

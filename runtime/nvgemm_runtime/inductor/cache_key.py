@@ -38,10 +38,8 @@ class CacheKeyPass(CustomGraphModulePass):  # type: ignore[misc]
         """A digest of the installed bundles and the settings; the same for any graph."""
         if os.environ.get(RECORD_VARIABLE):
             return f"{_KEY} {secrets.token_hex()}"  # a graph from a cache would not be recorded
-        if not _depends_on_bundles():
-            return _KEY
         try:
-            return _key_with_choices()
+            return _key_with_choices() if _depends_on_bundles() else _KEY
         except Exception as error:
             # Raising would fail the compilation. Whatever broke the digest breaks choices too.
             _log_failure(f"{type(error).__name__}: {error}")

@@ -33,7 +33,7 @@ from ..settings import (
 from . import report
 from .choices import GemmChoice, StockCall, cpp_obstacle
 from .dispatched_choices import DispatchedChoice, DispatchOffer
-from .modes import current_mode
+from .modes import OPTION, current_mode
 from .offers import facts_for
 from .reading import AutotunedGemm, RowRange, rows_of
 
@@ -193,18 +193,17 @@ def _require(
         return
     steps = _next_steps(problem, rows, decided, facts)
     if obstacle is not None:
-        steps.append(
-            "compile with max-autotune, which offers kernels in more cases, or in mode auto"
-        )
+        steps.append("compile with max-autotune, which offers kernels in more cases")
     report.met(problem.key, basis="miss", reasons=reasons)
     lines = [
         f"{problem.key}: declared, and compiled without its kernel, which {MODE_VARIABLE}=required "
-        f"does not allow:",
+        f"(or {OPTION}) does not allow:",
         *(f"  {reason}" for reason in reasons),
         "next (without max-autotune, a kernel is used if two GPUs of this product measured it with "
         "this torch):",
         *(f"  {step}" for step in steps),
-        f"  or set {DEFAULT_MODE_VARIABLE}=0: graphs compiled without max-autotune are left alone",
+        f"to use ATen here, compile this model in mode auto ({OPTION}), or set "
+        f"{DEFAULT_MODE_VARIABLE}=0, with which mode required looks at max-autotune alone",
     ]
     raise RequiredError("\n".join(lines), tuple(reasons))
 

@@ -1,6 +1,7 @@
 """What Inductor calls for the choices of every GEMM, in every process that compiles.
 
-Only where kernels may join, or a GEMM is to be recorded, it brings in `hook` and what that imports.
+It imports `hook`, and what that imports, only if GEMMs are autotuned or recorded, or a bundle is
+installed.
 
 The names of torch that are used here are private, and were run on torch 2.11 to 2.15.
 """
@@ -38,9 +39,9 @@ def join(choices: list[Any]) -> list[Any]:
         RecordError: If GEMMs are to be recorded and cannot be.
         SettingError: If the mode is none.
     """
-    if not _may_concern():
-        return choices
     try:
+        if not _may_concern():
+            return choices
         from . import hook
     except Exception as error:
         log_broken("hook", error)
@@ -49,7 +50,7 @@ def join(choices: list[Any]) -> list[Any]:
 
 
 def _may_concern() -> bool:
-    """Whether kernels may join this GEMM, a missing one may be an error, or it is recorded."""
+    """Whether `hook` has anything to do: offer kernels, demand one, or record the GEMM."""
     if config.max_autotune or config.max_autotune_gemm or os.environ.get(RECORD_VARIABLE):
         return True
     return serves_default_mode() and cache_key.has_bundles()

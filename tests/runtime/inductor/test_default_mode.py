@@ -154,6 +154,59 @@ def test_a_value_that_is_none_counts_as_not_set(
     settings._warn_once.cache_clear()
 
 
+@pytest.mark.parametrize(("value", "joins"), [("", True), ("1", True), ("0", False)])
+def test_the_variable_turns_it_off_alone(
+    inductor: InductorSession, bundles: Bundles, value: str, joins: bool
+) -> None:
+    inductor.use(bundles.measured())
+    inductor.monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", value)
+    assert compile_dynamic(inductor).launched == ((SQUARE,) if joins else ())
+
+
+def test_the_plug_in_is_not_asked_in_mode_off(inductor: InductorSession, bundles: Bundles) -> None:
+    inductor.use(bundles.measured())
+    with nvgemm_runtime.mode("off"):
+        compiled = compile_dynamic(inductor)
+    assert compiled.launched == ()
+    assert "nvgemm" not in compiled.code[0]
+
+
+@pytest.mark.parametrize("turned_off", [False, True])
+def test_required_demands_nothing_without_bundles_or_turned_off(
+    inductor: InductorSession, bundles: Bundles, turned_off: bool
+) -> None:
+    inductor.use(*([bundles.measured({})] if turned_off else []))
+    if turned_off:
+        inductor.monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "0")
+    required = {"options": {"nvgemm_aot_mode": "required"}}
+    assert inductor.compile(torch.mm, *operands(16), **required).launched == ()
+
+
+def test_required_refuses_estimates(inductor: InductorSession, bundles: Bundles) -> None:
+    inductor.use(bundles.measured({}))
+    with pytest.raises(Exception, match="tune the bundle on two GPUs of this product") as caught:
+        inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "required"})
+    assert "to use ATen here, compile this model in mode auto" in str(caught.value)
+
+
+def test_a_search_for_bundles_that_fails_costs_the_kernels_alone(
+    inductor: InductorSession, bundles: Bundles, caplog: pytest.LogCaptureFixture
+) -> None:
+    from nvgemm_runtime.inductor import autoload, cache_key
+
+    def fail() -> bool:
+        raise RuntimeError("broken on purpose")
+
+    inductor.use(bundles.measured())
+    inductor.monkeypatch.setattr(cache_key, "has_bundles", fail)
+    inductor.monkeypatch.setattr(autoload, "_logged", set())
+    compiled = compile_dynamic(inductor)
+    assert compiled.launched == ()
+    assert "nvgemm" not in compiled.code[0]
+    warnings = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert sum("stays out of torch.compile" in one.getMessage() for one in warnings) == 1
+
+
 MAJOR, MINOR = map(int, torch.__version__.split(".")[:2])
 
 OPEN: dict[str, dict[str, Any]] = {
@@ -1000,8 +1053,10 @@ def test_the_compile_caches_know_bundles_and_settings(
         inductor.use(*places)
         return CacheKeyPass().uuid()
 
+    inductor.monkeypatch.delitem(sys.modules, "nvgemm_runtime.moe.traced", raising=False)
     measured, other = bundles.measured(), bundles.measured(confirmed_by=())
-    keys = {key(), key(measured), key(other)}
+    stock = key()
+    keys = {stock, key(measured), key(other)}
     assert len(keys) == 3
     assert key(measured) in keys
     prefer = SimpleNamespace(name="Cublaslt")
@@ -1010,8 +1065,7 @@ def test_the_compile_caches_know_bundles_and_settings(
         assert key(measured) not in keys
     assert key(measured) in keys
     inductor.monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "0")
-    inductor.monkeypatch.delitem(sys.modules, "nvgemm_runtime.moe.traced", raising=False)
-    assert key() == key(measured) not in keys
+    assert key() == key(measured) == stock
     with torch._inductor.config.patch(max_autotune=True):
         timed = key(measured)
     inductor.monkeypatch.delenv("NVGEMM_AOT_DEFAULT_MODE", raising=False)

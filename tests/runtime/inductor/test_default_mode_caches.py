@@ -71,12 +71,12 @@ def test_a_warm_start_runs_the_kernels_from_the_cache(home: Home, site: Path, co
 def test_turned_off_and_with_the_wheel_removed_it_is_one_other_graph(
     home: Home, site: Path, cold: Ran
 ) -> None:
-    """Torch's own, as without nvgemm-aot."""
+    """Turned off, the key is the one without a wheel."""
     off = home.run(site, plain=True, variables={"NVGEMM_AOT_DEFAULT_MODE": "0"})
     assert off.right == [True, True]
     assert (off.hits, off.misses) == (0, 1)
     assert off.launched == []
-    assert "tvm_ffi" not in off.at_end, "operators are loaded for who calls them"
+    assert "tvm_ffi" not in off.at_end, "operators are loaded if they are called"
     removed = home.run(plain=True)
     assert removed.right == [True, True]
     assert (removed.hits, removed.misses) == (1, 0)
