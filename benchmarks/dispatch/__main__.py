@@ -148,7 +148,7 @@ def choices_of_bundle(
 def one_graph(line: Problem, device: str = "cuda") -> Callable[[Any, Any], Any]:
     """The product of a signature, n and k in one graph of a dynamic m, by confirmed rankings.
 
-    `benchmarks.runtime.chains.asked_for` must hold, also where it is called.
+    `benchmarks.runtime.chains.in_default_mode` must hold, also where it is called.
 
     Raises:
         click.ClickException: If the graph does not choose by m.
@@ -340,9 +340,9 @@ def measure(
     graphs = contextlib.ExitStack()
     by_line: dict[Problem, Callable[[Any, Any], Any]] = {}
     if compiled:
-        from benchmarks.runtime.chains import asked_for
+        from benchmarks.runtime.chains import in_default_mode
 
-        graphs.enter_context(asked_for())
+        graphs.enter_context(in_default_mode())
         by_line = {line: one_graph(line) for line in lines}
 
     def work(problem: Problem, of_m: Mapping[int, Problem]) -> Callable[[], dict[str, Any]]:

@@ -49,11 +49,11 @@ from benchmarks.runtime.chains import (
     Language,
     Row,
     Way,
-    asked_for,
     build_chains,
     chain_calls,
     check_what_ran,
     compile_chain,
+    in_default_mode,
     kernels_on_gpu,
     name_of,
     operands,
@@ -177,7 +177,7 @@ def report(results: Mapping[str, Any]) -> list[str]:
 
 
 def measure(square: Square, languages: Sequence[Language], *, windows: int) -> dict[str, Any]:
-    """Measure functions and chains; `made_up_rankings` and `asked_for` must hold."""
+    """Measure functions and chains; `made_up_rankings` and `in_default_mode` must hold."""
     begin = time.perf_counter()
     chains = build_chains(square, languages)
     compiled_s = time.perf_counter() - begin
@@ -239,12 +239,12 @@ def main(
         raise click.UsageError("--compile-only keeps what it compiles in --cache; name one")
     if only is not None:
         way, length = only.rsplit("-", 1)
-        with made_up_rankings(SQUARE), asked_for():
+        with made_up_rankings(SQUARE), in_default_mode():
             compile_chain(SQUARE, int(length), Way(way), Language.CPP)
         return
     languages = (Language.PYTHON,) if python_only else tuple(Language)
     begin = time.perf_counter()
-    with _compiled_into(cache), made_up_rankings(SQUARE), asked_for():
+    with _compiled_into(cache), made_up_rankings(SQUARE), in_default_mode():
         if compile_only:
             build_chains(SQUARE, languages)
             return

@@ -162,7 +162,7 @@ class Chain:
 
 
 def compile_chain(square: Square, length: int, way: Way, language: Language) -> Chain:
-    """Compile a chain in default mode; `made_up_rankings` and `asked_for` must hold.
+    """Compile a chain in default mode; `made_up_rankings` and `in_default_mode` must hold.
 
     Raises:
         click.ClickException: If the code does not have the intended call for every product.
@@ -214,7 +214,7 @@ def compiled_with_calls(
 
 
 @contextlib.contextmanager
-def asked_for() -> Iterator[None]:
+def in_default_mode() -> Iterator[None]:
     """Default mode with kernels, without gradients; every chain is compiled once."""
     with (
         torch.no_grad(),

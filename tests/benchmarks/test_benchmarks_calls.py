@@ -42,7 +42,7 @@ def bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture
 def made_up(inductor: InductorSession, bundle: Path) -> Iterator[InductorSession]:
     inductor.use(bundle)
-    with made_up_rankings(SMALL), chains.asked_for():
+    with made_up_rankings(SMALL), chains.in_default_mode():
         yield inductor
 
 
