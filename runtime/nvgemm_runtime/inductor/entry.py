@@ -40,7 +40,7 @@ def join(choices: list[Any]) -> list[Any]:
         SettingError: If the mode is none.
     """
     try:
-        if not _may_concern():
+        if not _has_work():
             return choices
         from . import hook
     except Exception as error:
@@ -49,7 +49,7 @@ def join(choices: list[Any]) -> list[Any]:
     return hook.join(choices)
 
 
-def _may_concern() -> bool:
+def _has_work() -> bool:
     """Whether `hook` has anything to do: offer kernels, demand one, or record the GEMM."""
     if config.max_autotune or config.max_autotune_gemm or os.environ.get(RECORD_VARIABLE):
         return True
