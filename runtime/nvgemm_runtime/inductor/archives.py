@@ -3,7 +3,7 @@
 Inductor imports torch's module of archives in every process that compiles. So the operators are not
 loaded with that module, but when it loads a model.
 
-The name of torch that is used here is private, and was run on torch 2.11 to 2.15.
+The name of torch that is used here is private, and was run on torch 2.13.
 """
 
 from __future__ import annotations
