@@ -79,7 +79,6 @@ DAMAGES = [
     Damage(file="inductor/__init__.py", way=empty, says=None, is_slow=True),
     Damage(file="settings.py", way=garble, says="SyntaxError", is_slow=True),
     Damage(file="gemm/problem.py", way=cut, says="problem", compiles=True),
-    Damage(file="installed/discover.py", way=remove, says="discover", compiles=True, is_slow=True),
 ]
 
 ONLY_FROM = """
@@ -168,6 +167,21 @@ except nvgemm_runtime.errors.ToolchainError as error:
     assert run.count("is cut off") == 2, run.said
     assert run.count("is not offered") == 1, run.said
     assert run.said.splitlines()[-1].endswith("--force-reinstall --no-deps nvgemm-aot"), run.said
+
+
+@pytest.mark.slow
+def test_without_max_autotune_a_missing_part_is_said_and_leaves_gemms_to_aten(
+    recording_bundle: BuiltBundle, tmp_path: Path
+) -> None:
+    site = tmp_path / "site"
+    remove(installation(site) / "installed" / "discover.py")
+    variables = {"NVGEMM_AOT_BUNDLES": str(recording_bundle.path)}
+    before = ONLY_FROM.format(site=str(site))
+    run = Home(tmp_path / "home").run(site, plain=True, before=before, variables=variables)
+    assert run.right == [True, True]
+    assert run.launched == []
+    assert run.count("nvgemm-aot stays out of torch.compile") == 1, run.said
+    assert run.count("torch's compile caches do not know the installed bundles") == 1, run.said
 
 
 def test_torch_names_a_module_that_imports_nothing_of_ours() -> None:

@@ -154,6 +154,7 @@ def test_a_value_that_is_none_counts_as_not_set(
     settings._warn_once.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "joins"), [("", True), ("1", True), ("0", False)])
 def test_the_variable_turns_it_off_alone(
     inductor: InductorSession, bundles: Bundles, value: str, joins: bool
@@ -163,6 +164,7 @@ def test_the_variable_turns_it_off_alone(
     assert compile_dynamic(inductor).launched == ((SQUARE,) if joins else ())
 
 
+@pytest.mark.slow
 def test_the_plug_in_is_not_asked_in_mode_off(inductor: InductorSession, bundles: Bundles) -> None:
     inductor.use(bundles.measured())
     with nvgemm_runtime.mode("off"):
@@ -171,6 +173,7 @@ def test_the_plug_in_is_not_asked_in_mode_off(inductor: InductorSession, bundles
     assert "nvgemm" not in compiled.code[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turned_off", [False, True])
 def test_required_demands_nothing_without_bundles_or_turned_off(
     inductor: InductorSession, bundles: Bundles, turned_off: bool
