@@ -88,6 +88,9 @@ def all_kernels(gate: str = "swiglu", order: str = "halves") -> dict[str, list[E
     return {"tn": [None, joined, kept], "tt": [None, gradient]}
 
 
+BACKENDS = [pytest.param("aot_eager", marks=pytest.mark.slow), "inductor"]
+
+
 def kernels_for(order: str) -> dict[str, list[Epilogue | None]]:
     """Those of `all_kernels`, and of two weights ``with its gate`` that of ups."""
     kernels = all_kernels()
@@ -101,7 +104,7 @@ def with_pair(made: dict[str, Any]) -> dict[str, Any]:
     return {**made, "w_up": tuple(halves)}
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("order", ["halves", "interleaved"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_a_step_runs_the_kernels_that_it_runs_when_called(
@@ -122,7 +125,7 @@ def test_a_step_runs_the_kernels_that_it_runs_when_called(
         assert torch.equal(out, experts(**made))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_two_weights_have_the_gradient_of_the_gate_by_a_kernel(
     backend: str, install: Install
 ) -> None:
@@ -134,7 +137,7 @@ def test_two_weights_have_the_gradient_of_the_gate_by_a_kernel(
     assert_same(found, gradients(experts, made), 2**-5)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_two_weights_have_the_gate_behind_the_product_of_ups(
     backend: str, install: Install
 ) -> None:
@@ -155,7 +158,7 @@ def test_two_weights_have_the_gate_behind_the_product_of_ups(
         assert torch.equal(out, experts(**made))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_two_weights_add_one_gradient_of_rows_to_the_other(backend: str, install: Install) -> None:
     installed = install({"tn": [None, UPS], "tt": [None, GRADIENT, Epilogue.ADD]})
     made = with_pair(operands_for_kernels())
@@ -294,9 +297,13 @@ def with_rows(made: dict[str, Any], counts: list[int]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "order", ["halves", "pair", pytest.param("pair with its gate", marks=pytest.mark.slow)]
+    "order",
+    [
+        "halves",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("pair", "pair with its gate")),
+    ],
 )
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "mark",
     [torch._dynamo.mark_dynamic, torch._dynamo.decorators.mark_unbacked],
