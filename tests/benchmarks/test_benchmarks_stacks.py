@@ -17,7 +17,7 @@ LIMIT_S = 60
 
 
 @pytest.fixture
-def call_within(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], object]:
+def call_within() -> Callable[[Callable[[], object]], object]:
     """A function of a module of the package `looked_for`, which calls another."""
     module = ModuleType("looked_for.inside")
     exec("def call(other):\n    return other()", vars(module))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,14 +107,19 @@ def ran(
         directory = tmp_path_factory.mktemp("damaged")
         site = directory / "site"
         damage.way(installation(site) / damage.file)
-        return Home(directory / "home").run(
-            site,
-            compiles=damage.compiles,
-            before=ONLY_FROM.format(site=str(site)),
-            variables={"NVGEMM_AOT_BUNDLES": str(recording_bundle.path)},
-        )
+        return run_from(site, recording_bundle, compiles=damage.compiles)
 
     return run
+
+
+def run_from(site: Path, bundle: BuiltBundle, **options: Any) -> Ran:
+    """Run a program with a bundle and the runtime that was copied to a directory, and no other."""
+    return Home(site.parent / "home").run(
+        site,
+        before=ONLY_FROM.format(site=str(site)),
+        variables={"NVGEMM_AOT_BUNDLES": str(bundle.path)},
+        **options,
+    )
 
 
 def installation(site: Path) -> Path:
@@ -158,9 +164,7 @@ try:
 except nvgemm_runtime.errors.ToolchainError as error:
     print(error, file=sys.stderr)
 """
-    variables = {"NVGEMM_AOT_BUNDLES": str(recording_bundle.path)}
-    before = ONLY_FROM.format(site=str(site))
-    run = Home(tmp_path / "home").run(site, before=before, after=after, variables=variables)
+    run = run_from(site, recording_bundle, after=after)
     assert run.right == [True, True]
     assert run.launched == []
     # The one warning, and what the call says that asks for a kernel outright.
@@ -175,9 +179,7 @@ def test_without_max_autotune_a_missing_part_is_said_and_leaves_gemms_to_aten(
 ) -> None:
     site = tmp_path / "site"
     remove(installation(site) / "installed" / "discover.py")
-    variables = {"NVGEMM_AOT_BUNDLES": str(recording_bundle.path)}
-    before = ONLY_FROM.format(site=str(site))
-    run = Home(tmp_path / "home").run(site, plain=True, before=before, variables=variables)
+    run = run_from(site, recording_bundle, plain=True)
     assert run.right == [True, True]
     assert run.launched == []
     assert run.count("nvgemm-aot stays out of torch.compile") == 1, run.said

@@ -9,7 +9,6 @@ The name of torch that is used here is private, and was run on torch 2.13.
 from __future__ import annotations
 
 import functools
-from types import ModuleType
 from typing import Any
 
 from . import operators
@@ -20,15 +19,10 @@ def install() -> None:
     """Have torch's module of archives load the operators before a compiled model."""
     from torch.export.pt2_archive import _package
 
-    if not load_operators_first(_package):
-        operators.install()  # this torch has no such function: load now, which is early but safe
-
-
-def load_operators_first(archives: ModuleType) -> bool:
-    """Put the operators before the function that loads a model; False where there is none."""
-    load = getattr(archives, "_load_aoti", None)
+    load = getattr(_package, "_load_aoti", None)
     if load is None:
-        return False
+        operators.install()  # this torch has no such function: load now, which is early but safe
+        return
 
     @functools.wraps(load)
     def load_with_operators(*arguments: Any, **options: Any) -> Any:
@@ -38,5 +32,4 @@ def load_operators_first(archives: ModuleType) -> bool:
             log_failure(error)
         return load(*arguments, **options)
 
-    vars(archives)["_load_aoti"] = load_with_operators
-    return True
+    _package._load_aoti = load_with_operators

@@ -69,7 +69,7 @@ def _activate() -> None:
         after_import("torch._inductor.select_algorithm", lambda: _log.warning(message))
         return
     for name, module in _WAITED_FOR.items():
-        after_import(name, functools.partial(_install, module))
+        after_import(name, functools.partial(install_module, module))
 
 
 def _prepare_recording() -> None:
@@ -90,7 +90,8 @@ def _prepare_recording() -> None:
         _log.error("%s", error)
 
 
-def _install(module: str) -> None:
+def install_module(module: str) -> None:
+    """Import a module of this package and install it; one that is broken is logged."""
     try:
         importlib.import_module(f"{__package__}.{module}").install()
     except Exception as error:

@@ -16,6 +16,7 @@ The names of torch that are used here are private, and were read and run on torc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from ..gemm.epilogues import Activation
 from ..gemm.operands import Operand
 from ..settings import Mode
-from .autoload import EXPERTS, after_import
+from .autoload import EXPERTS, after_import, install_module
 from .modes import current_mode
 from .report import survive
 
@@ -57,13 +58,7 @@ def install() -> None:
         )
         with_metadata(lowering, _fake_result)  # registering resets it
     gated_fusion.install()
-    after_import(EXPERTS, _record_experts)
-
-
-def _record_experts() -> None:
-    from . import recorded_experts
-
-    recorded_experts.install()
+    after_import(EXPERTS, functools.partial(install_module, "recorded_experts"))
 
 
 def _patterns() -> Iterator[tuple[Activation, PatternExpr]]:
