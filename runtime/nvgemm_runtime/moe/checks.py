@@ -105,16 +105,25 @@ def check_shapes(
         raise ValueError(f"experts: w_down is {tuple(w_down.shape)}; no size may be 0")
     count, dim, hidden = w_down.shape
     sizes = {"experts": count, "dim": dim, "hidden": hidden, "2 * hidden": 2 * hidden}
+    sizes["tokens"] = x.shape[0]
     sizes["rows"] = x.shape[0] if indices is None else indices.shape[0]
     for name, one in tensors.items():
         axes = _axes_of(name, pair="w_up[0]" in floating)
-        # Only x has tokens, and without indices those are the rows.
-        wanted = tuple(sizes.get(axis, one.shape[0]) for axis in axes)
+        # Without indices, tokens are the rows. Any k will do.
+        wanted = tuple(sizes.get(axis, one.shape[-1]) for axis in axes)
         if tuple(one.shape) != wanted:
             raise ValueError(
                 f"experts: {name} is {tuple(one.shape)}, must be {wanted}: [{', '.join(axes)}], "
                 f"with {count} experts, dim {dim} and hidden {hidden} of w_down"
             )
+    if "token_rows" in tensors and indices is None:
+        raise ValueError("experts: token_rows needs indices, the token of each row")
+    token_rows = tensors.get("token_rows")
+    if token_rows is not None and (token_rows.shape[1] == 0 or token_rows.numel() != sizes["rows"]):
+        raise ValueError(
+            f"experts: token_rows is {tuple(token_rows.shape)}, must be [tokens, k] with an "
+            f"element for each of the {sizes['rows']} rows of indices, and k not 0"
+        )
     if combine and indices is None:
         raise ValueError("experts: combine needs indices, the token of each row")
 
@@ -132,6 +141,7 @@ def _axes_of(name: str, *, pair: bool) -> tuple[str, ...]:
         "offsets": ("experts",),
         "counts": ("experts",),
         "indices": ("rows",),
+        "token_rows": ("tokens", "k"),
         "routing_weights": ("rows",),
     }[argument]
 
@@ -156,6 +166,7 @@ def check_values(others: Mapping[str, torch.Tensor | None], tokens: int) -> None
                     f"experts: indices[{place}] is {index}, must be in 0..{tokens - 1}: "
                     f"x has {tokens} tokens"
                 )
+        _check_token_rows(others["token_rows"], indices)
     counts = others.get("counts")
     if counts is not None:
         end = 0
@@ -176,3 +187,25 @@ def check_values(others: Mapping[str, torch.Tensor | None], tokens: int) -> None
                     f"up to the {rows} rows"
                 )
             end = offset
+
+
+def _check_token_rows(token_rows: torch.Tensor | None, indices: torch.Tensor) -> None:
+    """Check that the rows of tokens are ``indices`` the other way round."""
+    if token_rows is None:
+        return
+    owners, rows, seen = indices.tolist(), len(indices), set[int]()
+    for token, of_token in enumerate(token_rows.tolist()):
+        for choice, row in enumerate(of_token):
+            if not 0 <= row < rows:
+                wrong = f"must be in 0..{rows - 1}"
+            elif owners[row] != token:
+                wrong = f"a row of token {owners[row]} by indices"
+            elif row in seen:
+                wrong = "which an element before it is, too"
+            else:
+                seen.add(row)
+                continue
+            raise ValueError(
+                f"experts: token_rows[{token}, {choice}] is {row}, {wrong}; take both from "
+                "nvgemm_runtime.moe.sort_by_expert"
+            )

@@ -15,9 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from ..gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from .activations import Activation, GatedActivation
 from .products import gate_gradients, gated_rows, rows, rows_into, serves_ups, ups_into
-
-_PIECE = 1 << 24
-"""Elements of each fp32 tensor between products, except where all rows are computed at once."""
+from .rounding import dense_like, pieces, weighted, widen
 
 _GATES = {one: Gate(one.value) for one in Activation}
 _OAI_CONSTANTS = (Gate.SWIGLU_OAI.row.alpha, Gate.SWIGLU_OAI.row.limit)
@@ -153,15 +151,22 @@ def _joined_by_kernel(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> UpProjection | None:
-    """The up projection by a kernel with the gate, if one serves."""
-    epilogue = plan.epilogue(GateForm.KEPT if plan.wants_grad else GateForm.JOINED)
-    if epilogue is None or not adds(epilogue, bias):
-        return None
-    stored = gated_rows(taken, weight.mT, offsets, bias, epilogue)
-    if stored is None or not plan.wants_grad:
-        return None if stored is None else UpProjection(joined=stored)
-    n = weight.shape[1]
-    return UpProjection(gates=stored[:, :n], joined=stored[:, n:])
+    """The up projection by a kernel with the gate, if one serves.
+
+    Bundles for training may have no kernel but the one that also stores the product.
+    """
+    for form in (GateForm.KEPT,) if plan.wants_grad else (GateForm.JOINED, GateForm.KEPT):
+        epilogue = plan.epilogue(form)
+        if epilogue is None or not adds(epilogue, bias):
+            continue
+        stored = gated_rows(taken, weight.mT, offsets, bias, epilogue)
+        if stored is None:
+            continue
+        if form is GateForm.JOINED:
+            return UpProjection(joined=stored)
+        n = weight.shape[1]
+        return UpProjection(gates=stored[:, :n], joined=stored[:, n:])
+    return None
 
 
 def adds(epilogue: Epilogue, bias: torch.Tensor | None) -> bool:
@@ -220,7 +225,7 @@ def activated(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     is_product = plan.activation.kind is not Activation.SWIGLU_OAI
     if is_product and not plan.is_compiled:
         return plan.activation.apply(gate, up).contiguous()
-    joined = _dense_like(gate)
+    joined = dense_like(gate)
     for piece in _pieces(plan, gate):
         joined[piece] = plan.activation.apply(widen(gate[piece]), up[piece])
     return joined
@@ -269,7 +274,7 @@ def gradients_by_kernel(
     product, epilogue = projected.gates, plan.epilogue(GateForm.GRADIENT)
     if product is None or epilogue is None or is_watched(grad):
         return None
-    given = grad if for_scores else weighted(grad, scores)
+    given = grad if for_scores else weighted(grad, scores, is_compiled=plan.is_compiled)
     found = gate_gradients(given, w_down, offsets, product, epilogue)
     if found is None:
         return None
@@ -328,7 +333,7 @@ def behind_kernel(
         else:
             by_row = torch.sum(plan.split(found)[1] * ups, -1, dtype=torch.float32)
         found.mul_(scores[:, None])
-        given = weighted(grad, scores)
+        given = weighted(grad, scores, is_compiled=plan.is_compiled)
     return Gradients(grad=given, joined=joined if for_down else None, gates=found, scores=by_row)
 
 
@@ -349,7 +354,7 @@ def gradients_by_operators(
     assert gate_rows is not None
     gate, up = plan.parts(gate_rows, up_rows)
     grad_hidden = rows(grad, w_down, offsets) if for_gates or for_scores else None
-    hidden = _dense_like(gate) if for_down else None
+    hidden = dense_like(gate) if for_down else None
     grad_gate_rows = torch.empty_like(gate_rows) if for_gates else None
     grad_up_rows = None if up_rows is None or not for_gates else torch.empty_like(up_rows)
     by_row = widen(gate.new_empty(gate.shape[0])) if for_scores else None
@@ -410,11 +415,6 @@ def traced_gradients(
     return Gradients(grad=grad, gates=gates, ups=ups, scores=by_row, w_down=down)
 
 
-def weighted(grad: torch.Tensor, scores: torch.Tensor | None) -> torch.Tensor:
-    """Gradients of rows, times the rows' weights."""
-    return grad if scores is None else (widen(grad) * scores[:, None]).to(grad.dtype)
-
-
 def is_watched(*tensors: torch.Tensor | None) -> bool:
     """Whether a tracer, a dispatch mode or a tensor subclass observes operators."""
     if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
@@ -425,24 +425,4 @@ def is_watched(*tensors: torch.Tensor | None) -> bool:
 
 def _pieces(plan: Plan, matrix: torch.Tensor) -> list[slice]:
     """Rows of a matrix to compute at a time."""
-    if not plan.in_pieces:
-        return [slice(None)]
-    count, step = matrix.shape[0], max(1, _PIECE // matrix.shape[1])
-    return [slice(begin, begin + step) for begin in range(0, max(count, 1), step)]
-
-
-def _dense_like(matrix: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(matrix, memory_format=torch.contiguous_format)
-
-
-def widen(matrix: torch.Tensor) -> torch.Tensor:
-    """The matrix in fp32, or in fp64 where it is that."""
-    return matrix if matrix.dtype is torch.float64 else matrix.float()
-
-
-def rounded(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The matrix in a type; itself where it has it.
-
-    Compiled by torch 2.11, a function whose result is ``to`` of its own type has no gradients.
-    """
-    return matrix if matrix.dtype is dtype else matrix.to(dtype)
+    return pieces(*matrix.shape) if plan.in_pieces else [slice(None)]

@@ -135,6 +135,34 @@ def rows_into(
     return not _run_kernel(out, a, b, offsets, bias, None)
 
 
+def rows_before_zeros(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    other: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """`rows`, or `added_rows`, and a row of zeros, if a kernel serves; not to be traced.
+
+    Args:
+        a: Matrix [m, k].
+        b: Matrices [groups, k, n].
+        offsets: End of each group along m, int32 [groups].
+        bias: A row of n for each group.
+        other: Instead of a bias: matrix [m, n], which is added.
+
+    Returns:
+        Matrix [m + 1, n]; None if no kernel serves.
+    """
+    out = a.new_empty((a.shape[0] + 1, b.shape[2]))
+    added, adds_matrix = (bias, False) if other is None else (other, True)
+    if _run_kernel(out[:-1], a, b, offsets, added, None, adds_matrix=adds_matrix):
+        return None
+    out[-1].zero_()
+    return out
+
+
 def serves_ups(
     out: torch.Tensor,
     a: torch.Tensor,

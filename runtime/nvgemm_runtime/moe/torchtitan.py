@@ -1,8 +1,9 @@
-"""Overrides by which torchtitan's experts are computed by `nvgemm_runtime.moe.experts`.
+"""Overrides by which `nvgemm_runtime.moe` computes torchtitan's experts.
 
-In torchtitan 0.3: ``--override.imports nvgemm_runtime.moe.torchtitan.nvgemm_experts``, or
-``...nvgemm_gpt_oss_experts`` for gpt-oss. Parameters keep their names, shapes and shards, so
-checkpoints stay interchangeable.
+In torchtitan 0.3: ``--override.imports nvgemm_runtime.moe.torchtitan.nvgemm_routed_experts`` for
+all from tokens to tokens, of gpt-oss too; or, if something else has replaced the routed experts,
+``...nvgemm_experts`` and ``...nvgemm_gpt_oss_experts`` for the experts of sorted rows alone.
+Parameters keep their names, shapes and shards, so checkpoints stay interchangeable.
 """
 
 # mypy: disable-error-code="misc,untyped-decorator"
@@ -14,10 +15,12 @@ from typing import Any
 
 import torch
 from torchtitan.config import derive, override
-from torchtitan.models.common.moe import GroupedExperts
+from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
 
 from .block import experts
+from .routed import routed_experts
 
 
 class NvgemmExperts(GroupedExperts):
@@ -31,13 +34,19 @@ class NvgemmExperts(GroupedExperts):
         self,
         x_RD: torch.Tensor,  # noqa: N803
         num_tokens_per_expert_E: torch.Tensor,  # noqa: N803
+        **routing: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute rows [rows, dim], given each expert's number of them, in bf16 as torchtitan."""
+        """Compute rows [rows, dim], given each expert's number of them, in bf16 as torchtitan.
+
+        With ``chosen`` and ``routing_weights``, tokens [tokens, dim], as `routed_experts` does.
+        """
+        return _compute(x_RD, num_tokens_per_expert_E, routing, self._operands())
+
+    def _operands(self) -> dict[str, Any]:
         w_gate, w_down, w_up = (
             _local(one).bfloat16() for one in (self.w1_EFD, self.w2_EDF, self.w3_EFD)
         )
-        out = experts(x_RD.bfloat16(), (w_gate, w_up), w_down, counts=num_tokens_per_expert_E)
-        return out.type_as(x_RD)
+        return {"w_up": (w_gate, w_up), "w_down": w_down}
 
 
 class NvgemmGptOssExperts(GptOssGroupedExperts):
@@ -51,17 +60,21 @@ class NvgemmGptOssExperts(GptOssGroupedExperts):
         self,
         x_RD: torch.Tensor,  # noqa: N803
         num_tokens_per_expert_E: torch.Tensor,  # noqa: N803
+        **routing: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute rows [rows, dim], given each expert's number of them, in bf16 as torchtitan.
+        """Compute rows or tokens as `NvgemmExperts` does.
 
         Raises:
             NotImplementedError: If the weights are sharded along a mesh dimension ``tp``.
         """
+        return _compute(x_RD, num_tokens_per_expert_E, routing, self._operands())
+
+    def _operands(self) -> dict[str, Any]:
         names = getattr(getattr(self.mlp1_weight_EGD, "device_mesh", None), "mesh_dim_names", None)
         if "tp" in (names or ()):
             raise NotImplementedError(
-                "nvgemm_gpt_oss_experts: biases are not divided among tensor-parallel ranks; use "
-                "torchtitan's own experts, or expert parallelism"
+                "nvgemm-aot's experts of gpt-oss: biases are not divided among tensor-parallel "
+                "ranks; use torchtitan's own experts, or expert parallelism"
             )
         w_up, up_bias, w_down, down_bias = (
             _local(one).bfloat16()
@@ -72,17 +85,64 @@ class NvgemmGptOssExperts(GptOssGroupedExperts):
                 self.mlp2_bias_ED,
             )
         )
-        return experts(
-            x_RD.bfloat16(),
-            w_up,
-            w_down,
-            counts=num_tokens_per_expert_E,
-            activation="swiglu_oai",
-            weights="interleaved",
-            up_bias=up_bias,
-            down_bias=down_bias,
-            limit=self.swiglu_limit,
+        return {
+            "w_up": w_up,
+            "w_down": w_down,
+            "activation": "swiglu_oai",
+            "weights": "interleaved",
+            "up_bias": up_bias,
+            "down_bias": down_bias,
+            "limit": self.swiglu_limit,
+        }
+
+
+class NvgemmRoutedExperts(RoutedExperts):
+    """torchtitan's experts from tokens to tokens.
+
+    Tokens of bf16 that stay on their rank are sorted and added here; else torchtitan's dispatcher
+    does that, around experts of this package.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(RoutedExperts.Config):
+        """As that of torchtitan's."""
+
+    def forward(
+        self,
+        x_BLD: torch.Tensor,  # noqa: N803
+        topk_scores_BLK: torch.Tensor,  # noqa: N803
+        topk_expert_ids_BLK: torch.Tensor,  # noqa: N803
+        num_local_tokens_per_expert_E: torch.Tensor,  # noqa: N803
+    ) -> torch.Tensor:
+        """Compute tokens [batch, length, dim], each through its k experts, weighted and added."""
+        stays = type(self.token_dispatcher) is LocalTokenDispatcher
+        if not stays or x_BLD.dtype is not torch.bfloat16:
+            return super().forward(
+                x_BLD, topk_scores_BLK, topk_expert_ids_BLK, num_local_tokens_per_expert_E
+            )
+        # By a call of the module, whose hooks may gather its weights.
+        out: torch.Tensor = self.inner_experts(
+            x_BLD.flatten(0, 1),
+            num_local_tokens_per_expert_E,
+            chosen=topk_expert_ids_BLK.flatten(0, 1),
+            routing_weights=topk_scores_BLK.flatten(0, 1),
         )
+        return out.view(x_BLD.shape)
+
+
+def _compute(
+    x: torch.Tensor,
+    counts: torch.Tensor,
+    routing: dict[str, torch.Tensor],
+    operands: dict[str, Any],
+) -> torch.Tensor:
+    """The experts of rows, or with routing of tokens, in bf16, and the result in the type of x."""
+    narrow = x.bfloat16()
+    if routing:
+        out = routed_experts(narrow, **operands, **routing)
+    else:
+        out = experts(narrow, **operands, counts=counts)
+    return out.type_as(x)
 
 
 def _local(parameter: Any) -> torch.Tensor:
@@ -101,3 +161,17 @@ def nvgemm_experts(config: Any) -> Any:
 def nvgemm_gpt_oss_experts(config: Any) -> Any:
     """Replace torchtitan's experts of gpt-oss."""
     return derive(config, NvgemmGptOssExperts.Config)
+
+
+@override(target=RoutedExperts.Config, description="Routed experts by nvgemm-aot.", exact=True)
+def nvgemm_routed_experts(config: Any) -> Any:
+    """Replace torchtitan's routed experts with their experts; of other kinds of these, none."""
+    kinds: dict[Any, Any] = {
+        GroupedExperts.Config: NvgemmExperts,
+        GptOssGroupedExperts.Config: NvgemmGptOssExperts,
+    }
+    kind = kinds.get(type(config.inner_experts))
+    if kind is None:
+        return config
+    inner = derive(config.inner_experts, kind.Config)
+    return derive(config, NvgemmRoutedExperts.Config, inner_experts=inner)

@@ -31,9 +31,9 @@ from .gates import (
     adds,
     behind_kernel,
     gradients_by_operators,
-    weighted,
 )
 from .products import added_rows, define, library, rows, rows_into, ups_into, weight_gradient
+from .rounding import weighted
 from .served import is_served
 
 _launching = torch.ops.nvgemm_moe
@@ -96,6 +96,9 @@ def _up_joined(
     joined = _up_by_kernel(plan, GateForm.JOINED, a, w, offsets, bias)
     if joined is not None:
         return joined
+    stored = _up_by_kernel(plan, GateForm.KEPT, a, w, offsets, bias)
+    if stored is not None:
+        return stored[:, w.shape[1] :]
     return activated(plan, *plan.split(rows(a, w.mT, offsets, bias)))
 
 
@@ -210,7 +213,7 @@ def _gradients_by_kernel(
     product = gates if ups is None else gates.new_empty((gates.shape[0], 2 * gates.shape[1]))
     if epilogue is None or not is_served(grad, w_down, offsets, product, epilogue):
         return None
-    given = grad if for_scores else weighted(grad, scores)
+    given = grad if for_scores else weighted(grad, scores, is_compiled=plan.is_compiled)
     found = _launching.gate_gradient(given, w_down, offsets, gates, ups, epilogue.value)
     all_of_them = behind_kernel(
         plan, projected, found, grad, given, scores, w_down, offsets,

@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers.activations import GELUTanh, SiLUActivation
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from .block import experts
+from .routed import routed_experts
 
 NAME = "nvgemm"
 """What the implementation is called in transformers."""
@@ -47,24 +47,19 @@ def experts_forward(
         ValueError: If the module's gate is not one that `nvgemm_runtime.moe.experts` computes.
     """
     gate = _gate_of(module)
-    chosen, order = torch.sort(top_k_index.reshape(-1), stable=True)
-    places = torch.arange(module.num_experts, device=chosen.device, dtype=chosen.dtype)
-    offsets = torch.searchsorted(chosen, places, right=True)
     w_up, w_down = module.gate_up_proj, module.down_proj
     if module.is_transposed:
         w_up, w_down = w_up.mT, w_down.mT
-    return experts(
+    return routed_experts(
         hidden_states,
         w_up,
         w_down,
-        offsets,
+        top_k_index,
+        top_k_weights,
         activation=gate.activation,
         weights=gate.weights,
         up_bias=module.gate_up_proj_bias if module.has_bias else None,
         down_bias=module.down_proj_bias if module.has_bias else None,
-        indices=order // top_k_index.shape[-1],
-        routing_weights=top_k_weights.reshape(-1).index_select(0, order),
-        combine=True,
         **{name: float(getattr(module, place)) for name, place in gate.constants.items()},
     )
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import (
 
 from expert_kernels import Installed, assert_same, gradients, leaves, operands_for_kernels
 from nvgemm_runtime.gemm.epilogues import Epilogue, WeightOrder
-from nvgemm_runtime.moe import block, experts, gates, products
+from nvgemm_runtime.moe import block, experts, gates, products, rounding
 from nvgemm_runtime.moe.activations import Activation, GatedActivation
 from nvgemm_runtime.settings import DEBUG_VARIABLE
 
@@ -291,7 +291,7 @@ def test_what_is_saved_is_free_before_the_last_gradients(monkeypatch: pytest.Mon
     """And stays where the graph is retained, for which a second backward gives the same."""
     made = operands(routing="uneven")
     out = experts(**made)
-    saved = weakref.ref(out.grad_fn.saved_tensors[8].untyped_storage())
+    saved = weakref.ref(out.grad_fn.saved_tensors[9].untyped_storage())
     lives: list[bool] = []
     multiply = block.rows
 
@@ -355,7 +355,7 @@ def test_what_is_in_fp32_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     """Of rows that do not divide into whole pieces, with all that is computed between products."""
     made = operands("interleaved", biases=True, gather=True)
     expected = gradients(experts, made)
-    monkeypatch.setattr(gates, "_PIECE", 5 * HIDDEN)
+    monkeypatch.setattr(rounding, "PIECE", 5 * HIDDEN)
     activation = GatedActivation(kind=Activation.SWIGLU, alpha=1.702, limit=7.0)
     plan = gates.Plan(
         activation=activation, order=None, combine=False, wants_grad=True, uses_kernels=True

@@ -39,4 +39,4 @@ def test_the_overrides_compute_what_torchtitan_does() -> None:
             text=True,
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
+    assert "8 passed" in done.stdout

@@ -162,14 +162,14 @@ def test_a_training_step_is_that_of_transformers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    computed = moe_transformers.experts
+    computed = moe_transformers.routed_experts
 
     def counted(*tensors: torch.Tensor, **named: Any) -> torch.Tensor:
         calls.append(1)
         out: torch.Tensor = computed(*tensors, **named)
         return out
 
-    monkeypatch.setattr(moe_transformers, "experts", counted)
+    monkeypatch.setattr(moe_transformers, "routed_experts", counted)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(MODELS[name]()).float()
     for one in model.parameters():

@@ -1,0 +1,81 @@
+"""The experts of tokens, given what a router chose."""
+
+from __future__ import annotations
+
+import torch
+
+from .block import experts
+from .tokens import sort_by_expert
+
+
+def routed_experts(
+    x: torch.Tensor,
+    w_up: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+    w_down: torch.Tensor,
+    chosen: torch.Tensor,
+    routing_weights: torch.Tensor | None = None,
+    *,
+    activation: str = "swiglu",
+    weights: str = "halves",
+    up_bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+    down_bias: torch.Tensor | None = None,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+) -> torch.Tensor:
+    """Send each token through the experts that a router chose, and add their results.
+
+    As `experts` of rows that `sort_by_expert` sorted, with ``combine``; the arguments that are not
+    named here are that function's.
+
+    Args:
+        x: Tokens [tokens, dim].
+        w_up: Weights of gates and ups.
+        w_down: Weights of down projections [experts, dim, hidden].
+        chosen: Experts of each token: int32 or int64 [tokens, k]. One below 0, or past the last, is
+            no expert here, as of another rank, and adds nothing.
+        routing_weights: Factor of each expert's result: floating, of the shape of ``chosen``.
+        activation: What joins gates and ups.
+        weights: Where gates and ups stand.
+        up_bias: Bias of gates and ups.
+        down_bias: Bias of down projections.
+        alpha: Constant of ``swiglu_oai``.
+        limit: Constant of ``swiglu_oai``.
+
+    Returns:
+        Sums [tokens, dim] of the type of x, in fp32 until they are rounded.
+
+    Raises:
+        ValueError: If shapes, devices or names do not fit.
+        TypeError: If types differ or cannot be computed.
+        RuntimeError: In a backward with ``create_graph=True``.
+    """
+    for name, one in (("chosen", chosen), ("routing_weights", routing_weights)):
+        if one is not None and (one.dim() != 2 or one.shape[0] != x.shape[0]):
+            raise ValueError(
+                f"routed_experts: {name} is {tuple(one.shape)}, must be [tokens, k] with the "
+                f"{x.shape[0]} tokens of x"
+            )
+    if routing_weights is not None and routing_weights.shape != chosen.shape:
+        raise ValueError(
+            f"routed_experts: routing_weights is {tuple(routing_weights.shape)}, must have the "
+            f"shape of chosen, {tuple(chosen.shape)}"
+        )
+    routing = sort_by_expert(chosen, w_down.shape[0])
+    if routing_weights is not None:
+        routing_weights = routing_weights.reshape(-1).index_select(0, routing.order)
+    return experts(
+        x,
+        w_up,
+        w_down,
+        routing.offsets,
+        activation=activation,
+        weights=weights,
+        up_bias=up_bias,
+        down_bias=down_bias,
+        indices=routing.indices,
+        token_rows=routing.token_rows,
+        routing_weights=routing_weights,
+        combine=True,
+        alpha=alpha,
+        limit=limit,
+    )

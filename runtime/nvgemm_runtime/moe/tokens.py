@@ -1,0 +1,169 @@
+"""Rows of tokens: which expert has which, and the sums of each token's rows.
+
+A token's rows lie apart, one with each expert that it goes to. Where it is known which they are,
+they are added in the token's order: while torch.compile traces, by operators that Inductor joins
+into one kernel; called, by a copy of all rows in the order of tokens, and a product of each token's
+with its weights. Where only the token of each row is known, rows are added by atomic operations, in
+no order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from .rounding import pieces, rounded, widen
+
+_REDUCED = (torch.bfloat16, torch.float16)
+
+
+class Routing(NamedTuple):
+    """Rows sorted by expert, k a token.
+
+    Attributes:
+        offsets: End of each expert's rows, int64 [experts].
+        order: The choice that each row is, of those counted token by token, int64 [rows].
+        indices: The token of each row, int64 [rows].
+        token_rows: The rows of each token, int64 [tokens, k].
+    """
+
+    offsets: torch.Tensor
+    order: torch.Tensor
+    indices: torch.Tensor
+    token_rows: torch.Tensor
+
+
+def sort_by_expert(chosen: torch.Tensor, experts: int) -> Routing:
+    """Give each choice of a token a row, those of the first expert first.
+
+    Args:
+        chosen: Experts of each token, int32 or int64 [tokens, k]. One below 0, or not below
+            ``experts``, is none here: its row is behind the last end.
+        experts: How many there are.
+
+    Returns:
+        What `experts` is given; rows of an expert are in the order of tokens.
+
+    Raises:
+        TypeError: If ``chosen`` is of another type.
+        ValueError: If it is no matrix, or k is 0.
+    """
+    if chosen.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"sort_by_expert: chosen is {chosen.dtype}, must be int32 or int64")
+    if chosen.dim() != 2 or chosen.shape[1] == 0:
+        raise ValueError(
+            f"sort_by_expert: chosen is {tuple(chosen.shape)}, must be [tokens, k], and k not 0"
+        )
+    keys = chosen.reshape(-1).to(torch.int32)
+    ordered, order = torch.sort(torch.where(keys < 0, experts, keys), stable=True)
+    places = torch.arange(experts, device=chosen.device, dtype=torch.int32)
+    offsets = torch.searchsorted(ordered, places, right=True)
+    counted = torch.arange(order.shape[0], device=chosen.device)
+    token_rows = torch.empty_like(order).scatter(0, order, counted).reshape(chosen.shape)
+    return Routing(offsets, order, order // chosen.shape[1], token_rows)
+
+
+def is_owned(offsets: torch.Tensor, count: int) -> torch.Tensor:
+    """Which of so many rows an expert has."""
+    places = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
+    return places < offsets[-1]
+
+
+def sums_of_tokens(
+    rows: torch.Tensor,
+    offsets: torch.Tensor,
+    indices: torch.Tensor,
+    token_rows: torch.Tensor | None,
+    scores: torch.Tensor | None,
+    tokens: int,
+    *,
+    is_compiled: bool,
+) -> torch.Tensor:
+    """Add the rows of each token that an expert has, each times its weight, in fp32.
+
+    Args:
+        rows: Matrix [rows, dim]; what is behind the last end may be anything. Or [rows + 1, dim]
+            with zeros in the last row, to be read in place of what is behind the last end.
+        offsets: End of each expert's rows.
+        indices: The token of each row.
+        token_rows: The rows of each token [tokens, k]; None where that is not known.
+        scores: Weight of each row [rows]; None to add rows as they are.
+        tokens: How many there are.
+        is_compiled: Whether Inductor joins operators, which then must be functional.
+
+    Returns:
+        Matrix [tokens, dim] of the rows' type, rounded once.
+    """
+    if token_rows is None:
+        rows = rows[: indices.shape[0]]
+        return _by_index(rows, offsets, indices, scores, tokens, in_pieces=not is_compiled)
+    weights = None if scores is None else scores[token_rows]
+    owned = token_rows < offsets[-1]
+    if is_compiled:
+        return _one_after_the_other(rows, token_rows, owned, weights)
+    if rows.shape[0] > indices.shape[0]:
+        return _together(rows, torch.where(owned, token_rows, indices.shape[0]), None, weights)
+    return _together(rows, token_rows, owned, weights)
+
+
+def _one_after_the_other(
+    rows: torch.Tensor, token_rows: torch.Tensor, owned: torch.Tensor, weights: torch.Tensor | None
+) -> torch.Tensor:
+    """The sums by operators of [tokens, dim], which Inductor joins; of a reduction, it does less.
+
+    On an H100, 196,608 rows of 2048 take 0.31 ms so, and 1.29 by a sum over a third dimension.
+    """
+    sums = None
+    for choice in range(token_rows.shape[1]):
+        taken = rows.index_select(0, token_rows[:, choice])
+        exact = widen(torch.where(owned[:, choice, None], taken, 0))
+        if weights is not None:
+            exact = exact * weights[:, choice, None]
+        sums = exact if sums is None else sums + exact
+    assert sums is not None
+    return rounded(sums, rows.dtype)
+
+
+def _together(
+    rows: torch.Tensor,
+    token_rows: torch.Tensor,
+    owned: torch.Tensor | None,
+    weights: torch.Tensor | None,
+) -> torch.Tensor:
+    """The sums by as few operators as torch has for it; without ``owned``, all rows are added."""
+    shape = (*token_rows.shape, rows.shape[1])
+    taken = rows.index_select(0, token_rows.reshape(-1)).reshape(shape)
+    if owned is not None:
+        taken = torch.where(owned[..., None], taken, 0)
+    if weights is None:
+        return taken.sum(1)  # of 16 bits, torch adds in fp32
+    if rows.dtype not in _REDUCED or not rows.is_cuda:
+        return rounded((widen(taken) * weights[..., None]).sum(1), rows.dtype)
+    # Torch multiplies 16 bits with 16 bits. What a weight has more of is a product of its own.
+    near = weights.to(rows.dtype)
+    sums = torch.bmm(near[:, None], taken, out_dtype=torch.float32)
+    if weights.dtype is not rows.dtype:
+        rest = (weights - near).to(rows.dtype)
+        sums += torch.bmm(rest[:, None], taken, out_dtype=torch.float32)
+    return sums[:, 0].to(rows.dtype)
+
+
+def _by_index(
+    rows: torch.Tensor,
+    offsets: torch.Tensor,
+    indices: torch.Tensor,
+    scores: torch.Tensor | None,
+    tokens: int,
+    *,
+    in_pieces: bool,
+) -> torch.Tensor:
+    owned = is_owned(offsets, rows.shape[0])[:, None]
+    sums = widen(rows.new_zeros((tokens, rows.shape[1])))
+    for piece in pieces(*rows.shape) if in_pieces else [slice(None)]:
+        exact = torch.where(owned[piece], widen(rows[piece]), 0)
+        if scores is not None:
+            exact = exact * scores[piece, None]
+        # Not in place: of what was written in place, torch 2.11 compiles no gradient.
+        sums = sums.index_add(0, indices[piece], exact)
+    return rounded(sums, rows.dtype)
