@@ -21,26 +21,16 @@ from ..gemm.moe_operators import BIAS_COLUMNS
 from ..settings import is_debugging
 from .activations import Activation, GatedActivation
 from .checks import check_dtypes, check_kinds, check_shapes, check_values, named, pair_of
-from .gates import (
-    Plan,
-    UpProjection,
-    activated,
-    gradients_by_kernel,
-    gradients_by_operators,
-    has_gate,
-    is_watched,
-    project_up,
-    traced_gradients,
-)
+from .gates import Plan, UpProjection, activated, has_gate, is_watched, project_up
+from .gradients import gradients_by_kernel, gradients_by_operators, traced_gradients
 from .products import (
     added_rows,
     columns,
-    owner_of_rows,
     rows,
     rows_before_zeros,
     weight_gradient,
 )
-from .rounding import weighted, widen
+from .rounding import weighted
 from .tokens import is_owned, sums_of_tokens
 from .traced import is_traceable
 
@@ -247,18 +237,18 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         of_activation = None
         if plan.traces_gates and (for_gates or for_down or for_scores):
             of_activation = traced_gradients(
-                plan, projected, grad, scores, w_down, offsets,
+                plan, projected, grad, scores, w_down, down_bias, offsets,
                 for_down=for_down, for_gates=for_gates, for_scores=for_scores,
             )  # fmt: skip
         elif for_gates:
             of_activation = gradients_by_kernel(
-                plan, projected, grad, scores, w_down, offsets,
+                plan, projected, grad, scores, w_down, down_bias, offsets,
                 for_down=for_down, for_scores=for_scores,
             )  # fmt: skip
         by_kernel = of_activation is not None and not plan.traces_gates
         if of_activation is None:
             of_activation = gradients_by_operators(
-                plan, projected, grad, scores, w_down, offsets,
+                plan, projected, grad, scores, w_down, down_bias, offsets,
                 for_down=for_down, for_gates=for_gates, for_scores=for_scores,
             )  # fmt: skip
         grad_gate_rows, grad_up_rows = of_activation.gates, of_activation.ups
@@ -280,21 +270,22 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             found["down_bias"] = _bias_grad(of_rows, offsets)
         del of_activation, projected, saved  # their memory is free for what follows
         if by_row is not None:
-            if down_bias is not None:
-                owner = owner_of_rows(offsets, grad.shape[0])
-                by_row = by_row + (widen(grad) * down_bias.index_select(0, owner)).sum(-1)
             owned = is_owned(offsets, by_row.shape[0])
             found["scores"] = torch.where(owned, by_row, 0).to(scores.dtype)
         if grad_gate_rows is not None:
+            # Weights that gradients of gates and ups do not have yet are on the narrower tensors.
+            factors = scores if for_scores else None
             taken = x if indices is None else x.index_select(0, indices)
+            if for_gate or for_up:
+                taken = weighted(taken, factors, is_compiled=plan.is_compiled)
             if for_gate:
                 found["gate"] = weight_gradient(grad_gate_rows, taken, offsets, w_gate)
             if for_gate_bias:
-                found["gate_bias"] = _bias_grad(grad_gate_rows, offsets)
+                found["gate_bias"] = _bias_grad(grad_gate_rows, offsets, factors)
             if for_up:
                 found["up"] = weight_gradient(grad_up_rows, taken, offsets, w_up)
             if for_up_bias:
-                found["up_bias"] = _bias_grad(grad_up_rows, offsets)
+                found["up_bias"] = _bias_grad(grad_up_rows, offsets, factors)
             if for_x:
                 grad_x = _gradient_of_rows(
                     plan, grad_gate_rows, grad_up_rows, w_gate, w_up, offsets,
@@ -302,9 +293,11 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                 )  # fmt: skip
                 if indices is not None:
                     grad_x = sums_of_tokens(
-                        grad_x, offsets, indices, token_rows, None, x.shape[0],
+                        grad_x, offsets, indices, token_rows, factors, x.shape[0],
                         is_compiled=plan.is_compiled,
                     )  # fmt: skip
+                else:
+                    grad_x = weighted(grad_x, factors, is_compiled=plan.is_compiled)
                 found["x"] = grad_x
         order = ("scores", "x", "gate", "up", "w_down", "gate_bias", "up_bias", "down_bias")
         return (None, None, None, None, *(found.get(name) for name in order))
@@ -341,7 +334,17 @@ def _gradient_of_rows(
     return added_rows(of_ups, w_up, offsets, first) if found is None else found
 
 
-def _bias_grad(grad: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Sums of each group's rows: a product with ones, summed in fp32 in a fixed order."""
-    ones = grad.new_ones((grad.shape[0], BIAS_COLUMNS))
-    return columns(grad, ones, offsets)[..., 0]
+def _bias_grad(
+    grad: torch.Tensor, offsets: torch.Tensor, factors: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Sums of each group's rows, times their factors: products, summed in fp32 in a fixed order.
+
+    The first column has the factors, or ones, the second what rounding takes off them.
+    """
+    if factors is None:
+        ones = grad.new_ones((grad.shape[0], BIAS_COLUMNS))
+        return columns(grad, ones, offsets)[..., 0]
+    near = factors.to(grad.dtype)
+    zeros = grad.new_zeros((grad.shape[0], BIAS_COLUMNS - 2))
+    parts = (near[:, None], (factors - near).to(grad.dtype)[:, None], zeros)
+    return columns(grad, torch.cat(parts, 1), offsets)[..., :2].sum(-1)

@@ -1,4 +1,4 @@
-"""Gates and ups: their products, what the activation makes of them, and their gradients.
+"""Gates and ups: their products, and what the activation makes of them.
 
 Kernels with the gate in their epilogue compute them where one serves, unless a dispatch mode or a
 tensor subclass observes operators; else operators do. While torch.compile traces, that is decided
@@ -7,15 +7,21 @@ by what `traced` defines.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from .activations import Activation, GatedActivation
-from .products import gate_gradients, gated_rows, rows, rows_into, serves_ups, ups_into
-from .rounding import dense_like, pieces, weighted, widen
+from .products import (
+    gated_rows,
+    rows,
+    rows_into,
+    serves_ups,
+    ups_into,
+)
+from .rounding import dense_like, pieces, widen
 
 _GATES = {one: Gate(one.value) for one in Activation}
 _OAI_CONSTANTS = (Gate.SWIGLU_OAI.row.alpha, Gate.SWIGLU_OAI.row.limit)
@@ -226,193 +232,9 @@ def activated(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     if is_product and not plan.is_compiled:
         return plan.activation.apply(gate, up).contiguous()
     joined = dense_like(gate)
-    for piece in _pieces(plan, gate):
+    for piece in pieces_of(plan, gate):
         joined[piece] = plan.activation.apply(widen(gate[piece]), up[piece])
     return joined
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gradients:
-    """What the backward needs of the activation; None for what is not asked for.
-
-    Attributes:
-        grad: The gradient of the down projection's result that goes with ``joined``.
-        joined: What the activation gave, for the gradient of the down projection's weights.
-        gates: The gradients of gates, or of gates and ups in one matrix.
-        ups: Those of ups; None where there is no matrix of their own.
-        scores: The gradient of each row's weight, in fp32.
-        w_down: The gradient of the down projection's weights, where it is known already.
-    """
-
-    grad: torch.Tensor
-    joined: torch.Tensor | None = None
-    gates: torch.Tensor | None = None
-    ups: torch.Tensor | None = None
-    scores: torch.Tensor | None = None
-    w_down: torch.Tensor | None = None
-
-    def with_parts(self, gates: torch.Tensor, ups: torch.Tensor) -> Gradients:
-        """The same, with the gradients of gates and ups apart."""
-        return replace(self, gates=gates, ups=ups)
-
-
-def gradients_by_kernel(
-    plan: Plan,
-    projected: UpProjection,
-    grad: torch.Tensor,
-    scores: torch.Tensor | None,
-    w_down: torch.Tensor,
-    offsets: torch.Tensor,
-    *,
-    for_down: bool,
-    for_scores: bool,
-) -> Gradients | None:
-    """Take the gradient of the result to gates and ups by one kernel, if one serves."""
-    # Before more is looked at: Dynamo of torch 2.11 does not iterate enumerations.
-    if not plan.uses_kernels or projected.ups is not None:
-        return None
-    product, epilogue = projected.gates, plan.epilogue(GateForm.GRADIENT)
-    if product is None or epilogue is None or is_watched(grad):
-        return None
-    given = grad if for_scores else weighted(grad, scores, is_compiled=plan.is_compiled)
-    found = gate_gradients(given, w_down, offsets, product, epilogue)
-    if found is None:
-        return None
-    return behind_kernel(
-        plan, projected, found, grad, given, scores, w_down, offsets,
-        for_down=for_down, for_scores=for_scores,
-    )  # fmt: skip
-
-
-def behind_kernel(
-    plan: Plan,
-    projected: UpProjection,
-    found: torch.Tensor,
-    grad: torch.Tensor,
-    given: torch.Tensor,
-    scores: torch.Tensor | None,
-    w_down: torch.Tensor,
-    offsets: torch.Tensor,
-    *,
-    for_down: bool,
-    for_scores: bool,
-) -> Gradients:
-    """All that the backward needs, by what a kernel found.
-
-    The gradient of a row's weight is the sum of what the activation gave times its gradient, and so
-    of ups times theirs, where ups are a factor as they are. Where they are cut off, it is that of
-    the down projection's result times the given gradient. That product is computed again, which
-    moves a quarter of the memory that operators do: for 98,304 rows, 2880 columns in and out and
-    32 experts (gpt-oss-20b), 1.6 TFLOP more and about 60 bytes for each of what the activation
-    gives in place of about 280.
-
-    Args:
-        plan: What to compute.
-        projected: What the up projection gave.
-        found: Gradients of gates and ups in one matrix, which is overwritten: of ``given``.
-        grad: The gradient of the result.
-        given: The same, times the rows' weights unless their gradient is wanted.
-        scores: The rows' weights.
-        w_down: Weights of the down projection.
-        offsets: End of each expert's rows.
-        for_down: Whether the gradient of the down projection's weights is wanted.
-        for_scores: Whether that of the rows' weights is.
-    """
-    assert projected.gates is not None
-    gates, ups = plan.parts(projected.gates, projected.ups)
-    ups_are_cut = plan.activation.kind is Activation.SWIGLU_OAI
-    joined = projected.joined
-    if joined is None and (for_down or (for_scores and ups_are_cut)):
-        joined = activated(plan, gates, ups)
-    by_row = None
-    if for_scores:
-        assert scores is not None
-        if ups_are_cut:
-            assert joined is not None
-            by_row = _sums_of_products(plan, grad, rows(joined, w_down.mT, offsets))
-        else:
-            by_row = torch.sum(plan.split(found)[1] * ups, -1, dtype=torch.float32)
-        found.mul_(scores[:, None])
-        given = weighted(grad, scores, is_compiled=plan.is_compiled)
-    return Gradients(grad=given, joined=joined if for_down else None, gates=found, scores=by_row)
-
-
-def gradients_by_operators(
-    plan: Plan,
-    projected: UpProjection,
-    grad: torch.Tensor,
-    scores: torch.Tensor | None,
-    w_down: torch.Tensor,
-    offsets: torch.Tensor,
-    *,
-    for_down: bool,
-    for_gates: bool,
-    for_scores: bool,
-) -> Gradients:
-    """Take the gradient of the result to gates and ups by a product and operators, in fp32."""
-    gate_rows, up_rows = projected.gates, projected.ups
-    assert gate_rows is not None
-    gate, up = plan.parts(gate_rows, up_rows)
-    grad_hidden = rows(grad, w_down, offsets) if for_gates or for_scores else None
-    hidden = dense_like(gate) if for_down else None
-    grad_gate_rows = torch.empty_like(gate_rows) if for_gates else None
-    grad_up_rows = None if up_rows is None or not for_gates else torch.empty_like(up_rows)
-    by_row = widen(gate.new_empty(gate.shape[0])) if for_scores else None
-    for piece in _pieces(plan, gate):
-        gates, ups = widen(gate[piece]), up[piece]
-        factor = None if scores is None else scores[piece, None]
-        if for_down or for_scores:
-            joined = plan.activation.apply(gates, ups)
-        if hidden is not None:  # the factor is on the narrower of the two
-            hidden[piece] = joined if factor is None else joined * factor
-        if grad_hidden is not None:
-            grads = widen(grad_hidden[piece])
-        if by_row is not None:
-            by_row[piece] = (grads * joined).sum(-1)
-        if grad_gate_rows is not None:
-            grads = grads if factor is None else grads * factor
-            of_gates, of_ups = plan.parts(grad_gate_rows, grad_up_rows)
-            of_gates[piece], of_ups[piece] = plan.activation.gradients(gates, ups, grads)
-    return Gradients(
-        grad=grad, joined=hidden, gates=grad_gate_rows, ups=grad_up_rows, scores=by_row
-    )
-
-
-def _sums_of_products(plan: Plan, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """For each row, the sum of two matrices' products, in fp32."""
-    pieces = _pieces(plan, one)
-    return torch.cat([(widen(one[piece]) * other[piece]).sum(-1) for piece in pieces])
-
-
-def traced_gradients(
-    plan: Plan,
-    projected: UpProjection,
-    grad: torch.Tensor,
-    scores: torch.Tensor | None,
-    w_down: torch.Tensor,
-    offsets: torch.Tensor,
-    *,
-    for_down: bool,
-    for_gates: bool,
-    for_scores: bool,
-) -> Gradients:
-    """Take the gradient of the result by an operator that becomes others when traced further.
-
-    The gradient of the down projection's weights is among its results: only the operator knows
-    whether rows' weights belong to the gradient of rows, or to what the activation gave.
-    """
-    order = None if plan.order is None else plan.order.value
-    found = list(
-        torch.ops.nvgemm_moe.up_gradients(
-            grad, w_down, offsets, projected.gates, projected.ups, projected.joined, scores,
-            plan.activation.kind.value, order, for_down, for_gates, for_scores,
-        )
-    )  # fmt: skip
-    down = found.pop(0) if for_down else None
-    gates = found.pop(0) if for_gates else None
-    ups = found.pop(0) if for_gates and projected.ups is not None else None
-    by_row = found.pop(0) if for_scores else None
-    return Gradients(grad=grad, gates=gates, ups=ups, scores=by_row, w_down=down)
 
 
 def is_watched(*tensors: torch.Tensor | None) -> bool:
@@ -423,6 +245,6 @@ def is_watched(*tensors: torch.Tensor | None) -> bool:
     return any(type(one) not in plain for one in tensors)
 
 
-def _pieces(plan: Plan, matrix: torch.Tensor) -> list[slice]:
+def pieces_of(plan: Plan, matrix: torch.Tensor) -> list[slice]:
     """Rows of a matrix to compute at a time."""
     return pieces(*matrix.shape) if plan.in_pieces else [slice(None)]

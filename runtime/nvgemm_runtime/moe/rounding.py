@@ -34,6 +34,18 @@ def weighted(rows: torch.Tensor, scores: torch.Tensor | None, *, is_compiled: bo
     return found
 
 
+def sums_of_products(one: torch.Tensor, other: torch.Tensor, *, is_compiled: bool) -> torch.Tensor:
+    """For each row, the sum of two matrices' products, in fp32 (of fp64 in that): [rows]."""
+    if is_compiled or not is_multiplied_in_fp32(one):
+        return (widen(one) * other).sum(-1)
+    return torch.bmm(one[:, None], other[:, :, None], out_dtype=torch.float32)[:, 0, 0]
+
+
+def is_multiplied_in_fp32(matrix: torch.Tensor) -> bool:
+    """Whether ``torch.bmm`` can give fp32 of such a matrix."""
+    return matrix.is_cuda and matrix.dtype in (torch.bfloat16, torch.float16)
+
+
 def dense_like(matrix: torch.Tensor) -> torch.Tensor:
     """Memory for a matrix of that shape, row-major without gaps."""
     return torch.empty_like(matrix, memory_format=torch.contiguous_format)

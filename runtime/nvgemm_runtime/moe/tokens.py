@@ -13,9 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from .rounding import pieces, rounded, widen
-
-_REDUCED = (torch.bfloat16, torch.float16)
+from .rounding import is_multiplied_in_fp32, pieces, rounded, widen
 
 
 class Routing(NamedTuple):
@@ -138,7 +136,7 @@ def _together(
         taken = torch.where(owned[..., None], taken, 0)
     if weights is None:
         return taken.sum(1)  # of 16 bits, torch adds in fp32
-    if rows.dtype not in _REDUCED or not rows.is_cuda:
+    if not is_multiplied_in_fp32(rows):
         return rounded((widen(taken) * weights[..., None]).sum(1), rows.dtype)
     # Torch multiplies 16 bits with 16 bits. What a weight has more of is a product of its own.
     near = weights.to(rows.dtype)

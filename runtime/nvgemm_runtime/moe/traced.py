@@ -23,15 +23,8 @@ from ..gemm.epilogues import Epilogue, GateForm, WeightOrder
 from ..gemm.moe_operators import GATE_GRADIENT, GATED_ROWS, PAIRED_GATED_ROWS, PAIRED_ROWS
 from . import products
 from .activations import Activation, GatedActivation
-from .gates import (
-    Gradients,
-    Plan,
-    UpProjection,
-    activated,
-    adds,
-    behind_kernel,
-    gradients_by_operators,
-)
+from .gates import Plan, UpProjection, activated, adds
+from .gradients import Gradients, behind_kernel, gradients_by_operators
 from .products import added_rows, define, library, rows, rows_into, ups_into, weight_gradient
 from .rounding import weighted
 from .served import is_served
@@ -167,6 +160,7 @@ def _up_pair(
 def _up_gradients(
     grad: torch.Tensor,
     w_down: torch.Tensor,
+    down_bias: torch.Tensor | None,
     offsets: torch.Tensor,
     gates: torch.Tensor,
     ups: torch.Tensor | None,
@@ -184,11 +178,11 @@ def _up_gradients(
     found = None
     if for_gates:
         found = _gradients_by_kernel(
-            plan, projected, grad, scores, w_down, offsets, for_down, for_scores
+            plan, projected, grad, scores, w_down, down_bias, offsets, for_down, for_scores
         )
     if found is None:
         found = gradients_by_operators(
-            plan, projected, grad, scores, w_down, offsets,
+            plan, projected, grad, scores, w_down, down_bias, offsets,
             for_down=for_down, for_gates=for_gates, for_scores=for_scores,
         )  # fmt: skip
     wanted = []
@@ -204,6 +198,7 @@ def _gradients_by_kernel(
     grad: torch.Tensor,
     scores: torch.Tensor | None,
     w_down: torch.Tensor,
+    down_bias: torch.Tensor | None,
     offsets: torch.Tensor,
     for_down: bool,
     for_scores: bool,
@@ -216,7 +211,7 @@ def _gradients_by_kernel(
     given = grad if for_scores else weighted(grad, scores, is_compiled=plan.is_compiled)
     found = _launching.gate_gradient(given, w_down, offsets, gates, ups, epilogue.value)
     all_of_them = behind_kernel(
-        plan, projected, found, grad, given, scores, w_down, offsets,
+        plan, projected, found, grad, given, scores, w_down, down_bias, offsets,
         for_down=for_down, for_scores=for_scores,
     )  # fmt: skip
     if ups is None:
@@ -307,7 +302,7 @@ def _gate_gradient(
     found = products.gate_gradients(grad, b, offsets, product, wanted, warns=True)
     if found is None:
         found = gradients_by_operators(
-            _plan_of(wanted), UpProjection(gates=product), grad, None, b, offsets,
+            _plan_of(wanted), UpProjection(gates=product), grad, None, b, None, offsets,
             for_down=False, for_gates=True, for_scores=False,
         ).gates  # fmt: skip
     assert found is not None
@@ -404,8 +399,8 @@ _define_replaced(
     _traced_added_rows,
 )
 _define_replaced(
-    "up_gradients(Tensor grad, Tensor w_down, Tensor offsets, Tensor gates, Tensor? ups, "
-    "Tensor? joined, Tensor? scores, str activation, str? order, bool for_down, bool for_gates, "
-    "bool for_scores) -> Tensor[]",
+    "up_gradients(Tensor grad, Tensor w_down, Tensor? down_bias, Tensor offsets, Tensor gates, "
+    "Tensor? ups, Tensor? joined, Tensor? scores, str activation, str? order, bool for_down, "
+    "bool for_gates, bool for_scores) -> Tensor[]",
     _up_gradients,
 )

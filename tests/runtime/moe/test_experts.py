@@ -360,7 +360,7 @@ def test_what_is_in_fp32_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     plan = gates.Plan(
         activation=activation, order=None, combine=False, wants_grad=True, uses_kernels=True
     )
-    assert len(gates._pieces(plan, torch.empty(18, HIDDEN))) == 4
+    assert len(gates.pieces_of(plan, torch.empty(18, HIDDEN))) == 4
     assert_same(gradients(experts, made), expected, 1e-15)
 
 
