@@ -15,7 +15,7 @@ import torch
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.launch.loader import LoadedKernel
-from nvgemm_runtime.moe import experts, products
+from nvgemm_runtime.moe import experts, products, routed_experts
 
 DEVICE = "cuda"
 EXPERTS, DIM, HIDDEN = 6, 256, 384
@@ -133,6 +133,55 @@ def test_without_gradients_a_kernel_has_the_gate(activation: str, order: str) ->
     exact = experts(x.float(), up.float(), down.float(), ends(), **{**options, **wide})
     # The up projection is not rounded on the way.
     assert error([out], [exact]) <= error([rounded], [exact])
+
+
+TOKENS, CHOSEN = 301, 3
+
+
+def routed(
+    given: Tensors, chosen: torch.Tensor, scores: torch.Tensor, run: Any = routed_experts
+) -> Tensors:
+    """The result from tokens to tokens, and the gradients of all operands and of scores."""
+    x, up, down, *biases = given
+    named: dict[str, Any] = dict(zip(("up_bias", "down_bias"), biases))
+    if biases:
+        named |= {"activation": "swiglu_oai", "weights": "interleaved"}
+    out = run(x, up, down, chosen, scores, **named)
+    drawn = torch.Generator(DEVICE).manual_seed(7)
+    grad = torch.randn(out.shape, device=DEVICE, generator=drawn).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, [*given, scores], grad)]
+
+
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["called", "compiled"])
+@pytest.mark.parametrize("scores_dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("biased", [False, True], ids=["swiglu", "swiglu_oai"])
+def test_tokens_to_tokens_no_further_from_fp32_than_by_torch(
+    biased: bool, scores_dtype: torch.dtype, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With choices that are experts of another rank, whose rows hold what memory held before."""
+    given = [one.detach() for one in operands(biased=biased)]
+    given[0] = given[0][:TOKENS]
+    given = [one.requires_grad_() for one in given]
+    drawn = torch.Generator(DEVICE).manual_seed(6)
+    chosen = torch.rand(TOKENS, EXPERTS + 2, device=DEVICE, generator=drawn).topk(CHOSEN).indices
+    scores = torch.rand(TOKENS, CHOSEN, device=DEVICE, generator=drawn).to(scores_dtype)
+    scores.requires_grad_()
+    run = routed_experts
+    if is_compiled:
+        torch._dynamo.reset()
+        run = torch.compile(routed_experts, fullgraph=True)
+    junk = torch.full((TOKENS * CHOSEN * 4, DIM), torch.nan, device=DEVICE, dtype=torch.bfloat16)
+    del junk
+    own = routed(given, chosen, scores, run)
+    assert is_by_kernels()
+    assert torch.equal(own[0], routed(given, chosen, scores, run)[0])  # added in a fixed order
+    wide = [one.detach().float().requires_grad_() for one in given]
+    wanted = routed(wide, chosen, scores.detach().float().requires_grad_())
+    monkeypatch.setattr(products, "_found", {})
+    monkeypatch.setattr(products, "_launch", lambda *_: "no kernel")
+    by_torch = routed(given, chosen, scores)
+    for ours, torchs in zip(error(own, wanted), error(by_torch, wanted)):
+        assert ours <= 1.1 * torchs + 1e-4
 
 
 def test_a_capture_may_be_the_first_use_and_follows_new_ends() -> None:

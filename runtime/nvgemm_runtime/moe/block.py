@@ -22,7 +22,12 @@ from ..settings import is_debugging
 from .activations import Activation, GatedActivation
 from .checks import check_dtypes, check_kinds, check_shapes, check_values, named, pair_of
 from .gates import Plan, UpProjection, activated, has_gate, is_watched, project_up
-from .gradients import gradients_by_kernel, gradients_by_operators, traced_gradients
+from .gradients import (
+    gradients_by_kernel,
+    gradients_by_operators,
+    is_narrow,
+    traced_gradients,
+)
 from .products import (
     added_rows,
     columns,
@@ -273,8 +278,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             owned = is_owned(offsets, by_row.shape[0])
             found["scores"] = torch.where(owned, by_row, 0).to(scores.dtype)
         if grad_gate_rows is not None:
-            # Weights that gradients of gates and ups do not have yet are on the narrower tensors.
-            factors = scores if for_scores else None
+            factors = scores if for_scores and not is_narrow(w_down) else None
             taken = x if indices is None else x.index_select(0, indices)
             if for_gate or for_up:
                 taken = weighted(taken, factors, is_compiled=plan.is_compiled)

@@ -101,6 +101,9 @@ def check_shapes(
                 f"[{', '.join(axes)}]"
             )
     x, w_down, indices = tensors["x"], tensors["w_down"], tensors.get("indices")
+    token_rows = tensors.get("token_rows")
+    if token_rows is not None and indices is None:
+        raise ValueError("experts: token_rows needs indices, the token of each row")
     if 0 in w_down.shape:
         raise ValueError(f"experts: w_down is {tuple(w_down.shape)}; no size may be 0")
     count, dim, hidden = w_down.shape
@@ -116,8 +119,6 @@ def check_shapes(
                 f"experts: {name} is {tuple(one.shape)}, must be {wanted}: [{', '.join(axes)}], "
                 f"with {count} experts, dim {dim} and hidden {hidden} of w_down"
             )
-    if "token_rows" in tensors and indices is None:
-        raise ValueError("experts: token_rows needs indices, the token of each row")
     token_rows = tensors.get("token_rows")
     if token_rows is not None and (token_rows.shape[1] == 0 or token_rows.numel() != sizes["rows"]):
         raise ValueError(

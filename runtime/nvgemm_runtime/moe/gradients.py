@@ -26,7 +26,7 @@ class Gradients:
         grad: The gradient of the down projection's result that goes with ``joined``.
         joined: What the activation gave, for the gradient of the down projection's weights.
         gates: The gradients of gates, or of gates and ups in one matrix. Where the gradient of
-            rows' weights is asked for, they are still to be multiplied by these weights.
+            rows' weights is asked for, they have these weights only if `is_narrow`.
         ups: Those of ups, likewise; None where there is no matrix of their own.
         scores: The gradient of each row's weight, in fp32.
         w_down: The gradient of the down projection's weights, where it is known already.
@@ -42,6 +42,14 @@ class Gradients:
     def with_parts(self, gates: torch.Tensor, ups: torch.Tensor) -> Gradients:
         """The same, with the gradients of gates and ups apart."""
         return replace(self, gates=gates, ups=ups)
+
+
+def is_narrow(w_down: torch.Tensor) -> bool:
+    """Whether gates and ups, given weights of down projections, are narrower than rows.
+
+    Then weights of rows are put on them, else on rows, and on the sums of rows' gradients.
+    """
+    return bool(2 * w_down.shape[2] < w_down.shape[1])
 
 
 def gradients_by_kernel(
@@ -99,7 +107,7 @@ def behind_kernel(
     Args:
         plan: What to compute.
         projected: What the up projection gave.
-        found: Gradients of gates and ups in one matrix: of ``given``.
+        found: Gradients of gates and ups in one matrix, which may be overwritten: of ``given``.
         grad: The gradient of the result.
         given: The same, times the rows' weights unless their gradient is wanted.
         scores: The rows' weights.
@@ -126,6 +134,8 @@ def behind_kernel(
             of_ups = plan.split(found)[1]
             by_row = sums_of_products(of_ups, ups, is_compiled=plan.is_compiled)
             by_row = by_row + _of_bias(plan, grad, offsets, down_bias)
+        if is_narrow(w_down):
+            found.mul_(scores[:, None])
         given = weighted(grad, scores, is_compiled=plan.is_compiled)
     return Gradients(grad=given, joined=joined if for_down else None, gates=found, scores=by_row)
 
@@ -164,7 +174,7 @@ def gradients_by_operators(
         if by_row is not None:
             by_row[piece] = (grads * joined).sum(-1)
         if grad_gate_rows is not None:
-            if factor is not None and not for_scores:
+            if factor is not None and (is_narrow(w_down) or not for_scores):
                 grads = grads * factor
             of_gates, of_ups = plan.parts(grad_gate_rows, grad_up_rows)
             of_gates[piece], of_ups[piece] = plan.activation.gradients(gates, ups, grads)

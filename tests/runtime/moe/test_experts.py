@@ -384,6 +384,15 @@ def test_one_warning_where_torch_computes(monkeypatch: pytest.MonkeyPatch) -> No
         ({"counts": [5, 0, 2, 12]}, r"counts\[3\] is 12, must be in 0..11"),
         ({"indices": [0] * 17 + [TOKENS]}, r"indices\[17\] is 11, must be in 0..10"),
         ({"indices": [-1] + [0] * 17}, r"indices\[0\] is -1, must be in 0..10"),
+        ({"token_rows": [*range(17), 18]}, r"token_rows\[8, 1\] is 18, must be in 0..17; take"),
+        (
+            {"token_rows": [1, 0, *range(2, 16), 0, 17]},
+            "is 0, a row of token 0 by indices",
+        ),
+        (
+            {"token_rows": [0, 0, *range(2, 18)]},
+            "is 0, which an element before it",
+        ),
     ],
 )
 def test_debugging_refuses_values_out_of_range(
@@ -394,7 +403,13 @@ def test_debugging_refuses_values_out_of_range(
     experts(**made)
     if "offsets" in changed:
         del made["counts"]
+    if "token_rows" in changed:
+        made["x"] = made["x"].detach()[:9]
+        made["indices"] = torch.arange(18) // 2
+        experts(**made, token_rows=torch.arange(18).view(9, 2))
     made |= {name: torch.tensor(values) for name, values in changed.items()}
+    if "token_rows" in changed:
+        made["token_rows"] = made["token_rows"].view(9, 2)
     with pytest.raises(ValueError, match=message):
         experts(**made)
 
@@ -458,6 +473,17 @@ PAIR = (fp64(EXPERTS, HIDDEN, DIM), fp64(EXPERTS, HIDDEN, DIM))
         ({"routing_weights": fp64(17)}, ValueError, r"routing_weights is \(17,\), must be \(18,\)"),
         ({"down_bias": fp64(EXPERTS, 7)}, ValueError, r"down_bias is .*must be \(4, 24\)"),
         ({"combine": True}, ValueError, "combine needs indices"),
+        ({"token_rows": integers(9, 2)}, ValueError, "token_rows needs indices"),
+        (
+            {"token_rows": integers(18)},
+            ValueError,
+            "token_rows is .* must have 2 dim",
+        ),
+        (
+            {"indices": integers(18), "token_rows": integers(18, 2)},
+            ValueError,
+            r"token_rows is \(18, 2\), must be \[tokens, k\] with an element for each of the 18",
+        ),
         ({"up_bias": (fp64(1), fp64(1))}, ValueError, "must be a pair exactly"),
         ({"w_up": PAIR, "up_bias": fp64(1)}, ValueError, "must be a pair exactly"),
         (

@@ -72,6 +72,20 @@ def test_a_kernel_with_the_gate_serves_where_no_gradient_is_wanted(
 
 
 @pytest.mark.parametrize("order", ["halves", "interleaved"])
+def test_a_kernel_that_keeps_the_product_serves_where_no_other_has_the_gate(
+    order: str, install: Callable[..., Installed]
+) -> None:
+    kept = find_gated(Gate.SWIGLU, WeightOrder(order), GateForm.KEPT)
+    installed = install("tn", None, kept)
+    made = operands_for_kernels() | {"weights": order}
+    in_training = experts(**made)
+    assert installed.epilogues() == [kept, None]
+    with torch.no_grad():
+        assert torch.equal(experts(**made), in_training)
+    assert installed.epilogues() == [kept, None]
+
+
+@pytest.mark.parametrize("order", ["halves", "interleaved"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_kernels_have_the_gate_and_its_gradient_in_training(
     activation: str, order: str, install: Callable[..., Installed]

@@ -1,0 +1,226 @@
+"""Experts of tokens, given what a router chose, against a loop over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from expert_kernels import Installed, assert_same, gradients, leaves
+from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.moe import block, experts, routed_experts, sort_by_expert
+
+pytestmark = pytest.mark.usefixtures("new_process")
+
+EXPERTS, TOKENS, CHOSEN = 4, 9, 3
+DIM, WIDE = 24, 40
+"""Rows that are narrower than gates and ups, and wider ones."""
+HIDDEN = 16
+
+HERE = [[0, 1, 3], [3, 0, 1], [1, 3, 0]] * 3
+"""Expert 2 has no row."""
+ELSEWHERE = [[-1, 1, 4], [7, -1, 9], [3, 3, 0], *HERE[:6]]
+"""Some choices are experts of other ranks, all of the second token's too; one token chose twice."""
+
+
+def operands(
+    chosen: list[list[int]],
+    *,
+    dim: int = DIM,
+    biases: bool = False,
+    dtype: torch.dtype = torch.float64,
+    hidden: int = HIDDEN,
+) -> dict[str, Any]:
+    torch.manual_seed(0)
+
+    def leaf(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=dtype).requires_grad_()
+
+    made: dict[str, Any] = {
+        "x": leaf(len(chosen), dim),
+        "w_up": leaf(EXPERTS, 2 * hidden, dim),
+        "w_down": leaf(EXPERTS, dim, hidden),
+        "chosen": torch.tensor(chosen),
+        "routing_weights": torch.rand(len(chosen), CHOSEN, dtype=dtype).requires_grad_(),
+    }
+    if biases:
+        made |= {"up_bias": leaf(EXPERTS, 2 * hidden), "down_bias": leaf(EXPERTS, dim)}
+    return made
+
+
+def reference(
+    x: torch.Tensor,
+    w_up: torch.Tensor,
+    w_down: torch.Tensor,
+    chosen: torch.Tensor,
+    routing_weights: torch.Tensor,
+    *,
+    activation: str = "swiglu",
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    results = []
+    for token, row in enumerate(x):
+        result = torch.zeros_like(row)
+        for choice, expert in enumerate(chosen[token].tolist()):
+            if not 0 <= expert < EXPERTS:
+                continue
+            both = w_up[expert] @ row
+            both = both if up_bias is None else both + up_bias[expert]
+            gate, up = both.chunk(2)
+            if activation == "swiglu_oai":
+                gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0) + 1
+                hidden = gate * torch.sigmoid(1.702 * gate) * up
+            else:
+                hidden = functional.silu(gate) * up
+            out = w_down[expert] @ hidden
+            out = out if down_bias is None else out + down_bias[expert]
+            result = result + routing_weights[token, choice] * out
+        results.append(result)
+    return torch.stack(results)
+
+
+@pytest.mark.parametrize("biases", [False, True], ids=["plain", "biases"])
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai"])
+@pytest.mark.parametrize("dim", [DIM, WIDE])
+@pytest.mark.parametrize("chosen", [HERE, ELSEWHERE], ids=["here", "elsewhere"])
+def test_values_and_gradients_are_those_of_a_loop(
+    chosen: list[list[int]], dim: int, activation: str, biases: bool
+) -> None:
+    made = operands(chosen, dim=dim, biases=biases) | {"activation": activation}
+    assert_same(gradients(routed_experts, made), gradients(reference, made), 1e-12)
+
+
+@pytest.mark.parametrize("dim", [DIM, WIDE])
+def test_compiled_in_one_graph(dim: int) -> None:
+    torch._dynamo.reset()
+    made = operands(ELSEWHERE, dim=dim, biases=True)
+    compiled = torch.compile(routed_experts, fullgraph=True, backend="aot_eager")
+    assert_same(gradients(compiled, made), gradients(reference, made), 1e-12)
+
+
+def sorted_operands(made: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `experts` for those of `routed_experts`."""
+    routing = sort_by_expert(made["chosen"], EXPERTS)
+    weights = made["routing_weights"].detach().reshape(-1)[routing.order].requires_grad_()
+    rest = {name: one for name, one in made.items() if name != "chosen"}
+    return {
+        **rest,
+        "offsets": routing.offsets,
+        "indices": routing.indices,
+        "token_rows": routing.token_rows,
+        "routing_weights": weights,
+        "combine": True,
+    }
+
+
+def test_rows_of_tokens_change_the_order_of_sums_alone() -> None:
+    made = sorted_operands(operands(ELSEWHERE, biases=True))
+    without = {**made, "token_rows": None}
+    assert_same(gradients(experts, made), gradients(experts, without), 1e-14)
+
+
+def test_weights_are_optional_and_need_no_gradient() -> None:
+    made = operands(ELSEWHERE)
+    ones = torch.ones(TOKENS, CHOSEN, dtype=torch.float64)
+    expected = gradients(reference, {**made, "routing_weights": ones})
+    assert_same(gradients(routed_experts, {**made, "routing_weights": ones}), expected, 1e-12)
+    assert_same(gradients(routed_experts, {**made, "routing_weights": None}), expected, 1e-12)
+
+
+@pytest.mark.parametrize("narrow", [torch.int32, torch.int64])
+def test_no_tokens(narrow: torch.dtype) -> None:
+    made = operands([]) | {"chosen": torch.zeros(0, CHOSEN, dtype=narrow)}
+    out, *grads = gradients(routed_experts, made)
+    assert out.shape == (0, DIM)
+    assert all(one.shape == leaf.shape for one, leaf in zip(grads, leaves(made)))
+    assert not any(one.any() for one in grads)
+
+
+def test_rows_behind_the_last_end_may_be_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = operands(ELSEWHERE)
+    expected = gradients(routed_experts, made)
+    multiply = block.rows
+
+    def spoiled(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, *rest: Any) -> Any:
+        out = multiply(a, b, offsets, *rest)
+        out[int(offsets[-1]) :] = torch.nan
+        return out
+
+    monkeypatch.setattr(block, "rows", spoiled)
+    assert_same(gradients(routed_experts, made), expected, 0.0)
+
+
+@pytest.mark.parametrize("is_pair", [False, True], ids=["one weight", "two weights"])
+def test_kernels_write_before_a_row_of_zeros(
+    is_pair: bool, install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is read in place of rows that no expert has, so all that is read is finite."""
+    installed = install("tn tt", None, Epilogue.ADD)
+    made = operands(ELSEWHERE, dim=32, hidden=32, dtype=torch.bfloat16)
+    if is_pair:
+        parts = made["w_up"].chunk(2, 1)
+        made["w_up"] = tuple(one.detach().clone().requires_grad_() for one in parts)
+    empty = torch.Tensor.new_empty
+
+    def filled(tensor: torch.Tensor, *shape: Any, **options: Any) -> torch.Tensor:
+        out = empty(tensor, *shape, **options)
+        return out.fill_(torch.nan) if out.is_floating_point() else out
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", filled)
+    seen: list[int] = []
+    add = block.sums_of_tokens
+
+    def watched(rows: torch.Tensor, *given: Any, **options: Any) -> torch.Tensor:
+        seen.append(rows.shape[0])
+        return add(rows, *given, **options)
+
+    monkeypatch.setattr(block, "sums_of_tokens", watched)
+    found = gradients(routed_experts, made)
+    assert installed.launched
+    assert seen == [TOKENS * CHOSEN + 1] * 2  # the result's rows, and those of their gradient
+    installed.remove()
+    assert_same(found, gradients(routed_experts, made), 2**-5)
+
+
+def test_sorting() -> None:
+    chosen = torch.tensor(ELSEWHERE)
+    routing = sort_by_expert(chosen, EXPERTS)
+    counts = [int((chosen == expert).sum()) for expert in range(EXPERTS)]
+    assert routing.offsets.diff(prepend=torch.zeros(1)).tolist() == counts
+    flat = chosen.reshape(-1)
+    begin = 0
+    for expert, end in enumerate(routing.offsets.tolist()):
+        of_expert = routing.order[begin:end]
+        assert set(flat[of_expert].tolist()) <= {expert}
+        assert of_expert.tolist() == sorted(of_expert.tolist())
+        begin = end
+    assert torch.equal(routing.indices, routing.order // CHOSEN)
+    assert torch.equal(routing.order[routing.token_rows.reshape(-1)], torch.arange(flat.numel()))
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "message"),
+    [
+        ({"chosen": torch.zeros(TOKENS, CHOSEN)}, TypeError, "chosen is torch.float32, must be in"),
+        ({"chosen": torch.zeros(TOKENS).int()}, ValueError, r"chosen is \(9,\), must be \[tokens"),
+        ({"chosen": torch.zeros(8, CHOSEN).int()}, ValueError, r"chosen is \(8, 3\).*9 tokens of"),
+        (
+            {"chosen": torch.zeros(TOKENS, 0).int(), "routing_weights": None},
+            ValueError,
+            r"chosen is \(9, 0\), must be \[tokens, k\], and k not 0",
+        ),
+        ({"routing_weights": torch.rand(TOKENS * CHOSEN)}, ValueError, r"routing_weights is \(27,"),
+        ({"routing_weights": torch.rand(TOKENS, 2)}, ValueError, r"\(9, 2\), must have the shape"),
+        ({"activation": "relu"}, ValueError, "activation is 'relu'"),
+        ({"w_down": torch.ones(0, DIM, HIDDEN).double()}, ValueError, "no size may be 0"),
+    ],
+)
+def test_refuses_what_does_not_fit(
+    changed: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        routed_experts(**{**operands(HERE), **changed})
