@@ -180,8 +180,12 @@ def test_tokens_to_tokens_no_further_from_fp32_than_by_torch(
     monkeypatch.setattr(products, "_found", {})
     monkeypatch.setattr(products, "_launch", lambda *_: "no kernel")
     by_torch = routed(given, chosen, scores)
-    for ours, torchs in zip(error(own, wanted), error(by_torch, wanted)):
-        assert ours <= 1.1 * torchs + 1e-4
+    errors = [*zip(error(own, wanted), error(by_torch, wanted))]
+    of_scores = errors.pop()
+    assert all(ours <= 1.1 * torchs + 1e-4 for ours, torchs in errors)
+    # Of swiglu_oai it is that of a rounded result, as autograd's, where torch's operators round
+    # the gradient of what the gate gave.
+    assert of_scores[0] <= 1.25 * of_scores[1]
 
 
 def test_a_capture_may_be_the_first_use_and_follows_new_ends() -> None:

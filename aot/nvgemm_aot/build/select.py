@@ -232,7 +232,9 @@ def _keep_diverse(
     others = {c.candidate.block_shape for c in ranked if not _is_dynamic(c)}
     for place, choice in enumerate(ranked, start=1):
         shape = choice.candidate.block_shape
-        is_split, is_twin = shape.splits > 1, _is_dynamic(choice) and shape in others
+        is_split = shape.splits > 1
+        # Of groups a dynamic schedule is another kernel, for groups differ in length.
+        is_twin = _is_dynamic(choice) and shape in others and not problem.signature.op.has_groups
         if is_split:
             shape = replace(shape, splits=2)  # into how many parts counts as a schedule does
         room = limit - (special is not None and special not in kept)

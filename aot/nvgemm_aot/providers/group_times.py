@@ -25,7 +25,7 @@ from nvgemm_runtime.gemm.problem import Op, Problem
 from nvgemm_runtime.gemm.roles import Role, role_shape
 
 from ..targets import BuildTarget
-from .base import Candidate
+from .base import DYNAMIC_PERSISTENT, Candidate
 
 DATA = "group_times.json"
 """The file, beside this module."""
@@ -193,17 +193,39 @@ def work_of(problem: Problem, candidate: Candidate, counts: Sequence[int], sm_co
         steps = [-(-count // tile_k) for count in counts]
         moved = (problem.m + problem.n) * sum(used) * in_bits
         moved += len(counts) * problem.m * problem.n * out_bits
-        return Work(
-            tiles=_busiest(tiles * len(counts), blocks),
+        clusters = blocks // (cluster_m * cluster_n)
+        of_cluster = tiles // (cluster_m * cluster_n)
+        if candidate.design.scheduler == DYNAMIC_PERSISTENT:
             # Tiles of unlike length even out, but for one of the longest at the end.
-            steps=max(tiles * sum(steps) / blocks, max(steps, default=0)),
-            moved_bytes=moved / 8,
+            busiest = max(of_cluster * sum(steps) / clusters, max(steps, default=0))
+        else:
+            busiest = most_steps(steps, of_cluster, clusters)
+        return Work(
+            tiles=_busiest(tiles * len(counts), blocks), steps=busiest, moved_bytes=moved / 8
         )
     tiles = sum(_in_clusters(count, tile_m, cluster_m) for count in used) * tiles_n
     waves = _busiest(tiles, blocks)
     moved = (sum(used) + len(used) * problem.n) * problem.k * in_bits
     moved += sum(used) * (problem.out_n + _columns_read(problem)) * out_bits
     return Work(tiles=waves, steps=waves * -(-problem.k // tile_k), moved_bytes=moved / 8)
+
+
+def most_steps(steps: Sequence[int], tiles: int, clusters: int) -> int:
+    """Steps of the busiest cluster, where the n-th takes every tile that leaves the rest n.
+
+    Args:
+        steps: Steps of a tile, by group.
+        tiles: Tiles of each group, counted in clusters.
+        clusters: How many there are.
+    """
+    found, begin = [0] * clusters, 0
+    for of_tile in steps:
+        each, rest = divmod(tiles, clusters)
+        for place in range(clusters):
+            has_one_more = (place - begin) % clusters < rest
+            found[place] += of_tile * (each + has_one_more)
+        begin = (begin + tiles) % clusters
+    return max(found, default=0)
 
 
 def _columns_read(problem: Problem) -> int:
@@ -223,7 +245,7 @@ def _busiest(tiles: int, blocks: int) -> int:
 
 
 def design_name(candidate: Candidate) -> str:
-    """What costs are known by: operation, layout, tile, cluster and schedule of warps.
+    """What costs are known by: operation, layout, tile, cluster and schedules of warps and tiles.
 
     Types and epilogues are left out: kernels that differ in these alone cost nearly the same, and
     are not compared with each other.
@@ -231,9 +253,10 @@ def design_name(candidate: Candidate) -> str:
     shape = candidate.block_shape
     signature = candidate.signature
     tile = "x".join(map(str, shape.tile))
+    schedule = ("dynamic",) if candidate.design.scheduler == DYNAMIC_PERSISTENT else ()
     words = (
         signature.op.value, signature.layout.value, tile, "x".join(map(str, shape.cluster)),
-        *candidate.traits,
+        *candidate.traits, *schedule,
     )  # fmt: skip
     return " ".join(words)
 

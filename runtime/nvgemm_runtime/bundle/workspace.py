@@ -54,10 +54,8 @@ class TileWorkspace:
 
     def fault(self, op: Op) -> str | None:
         """Why a kernel of an operation cannot have this workspace, or None."""
-        if op is Op.K_GROUPED_MM:
-            return "a k_grouped_mm has no workspace"
-        if op is Op.GROUPED_MM:
-            return "of grouped_mm, whose groups the host does not know, tiles cannot be counted"
+        if op.has_groups and (self.zeroed_per_tile or self.scratch_per_tile):
+            return f"of {op.value}, whose groups the host does not know, it cannot count tiles"
         if not self.zeroed_once + self.zeroed_per_tile + self.scratch_per_tile:
             return "its workspace has 0 bytes for every problem"
         return None

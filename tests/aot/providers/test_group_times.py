@@ -15,6 +15,7 @@ from fake_provider import FakeProvider, candidate
 from nvgemm_aot.build.plan import look_up_plan, make_plan
 from nvgemm_aot.manifest.parse import Declared
 from nvgemm_aot.providers import load_provider
+from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT
 from nvgemm_aot.providers.group_times import (
     DATA,
     ROUTINGS,
@@ -102,9 +103,22 @@ def test_a_long_group_along_k_is_waited_for() -> None:
     weights = Problem(signature=TERMS, m=1024, n=1024, k=8 * 2112, groups=8)
     even = work_of(weights, one, [2112] * 8, SM_COUNT)
     skewed = work_of(weights, one, [8 * 2112] + [0] * 7, SM_COUNT)
-    assert even.steps == 64 * 8 * 33 / SM_COUNT
+    assert even.steps == 4 * 33
     assert skewed.steps == 8 * 33
     assert even.tiles == skewed.tiles == 4  # a group without terms has its result filled
+
+
+def test_tiles_of_unlike_length_even_out_only_where_they_are_handed_out() -> None:
+    static = candidate("one", TERMS, tile=(128, 128, 64), cluster=(2, 1))
+    dynamic = replace(static, design=replace(static.design, scheduler=DYNAMIC_PERSISTENT))
+    assert design_name(dynamic) == f"{design_name(static)} dynamic"
+    weights = Problem(signature=TERMS, m=1024, n=640, k=64 * 330, groups=4)
+    counts = [64 * steps for steps in (200, 1, 29, 100)]
+    clusters = SM_COUNT // 2
+    tiles = [steps for steps in (200, 1, 29, 100) for _ in range(4 * 5)]  # of a cluster
+    busiest = max(sum(tiles[place::clusters]) for place in range(clusters))
+    assert work_of(weights, static, counts, SM_COUNT).steps == busiest
+    assert work_of(weights, dynamic, counts, SM_COUNT).steps == max(200, sum(tiles) / clusters)
 
 
 def test_of_two_kernels_the_one_that_has_less_to_do_is_first() -> None:

@@ -16,6 +16,7 @@ from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.errors import BundleFormatError
+from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.matching.index import BundleView, Index, Match, Miss
 from synthetic_content import synthetic_content
 from synthetic_facts import B200
@@ -220,3 +221,22 @@ def test_programs_that_want_determinism_get_other_kernels(tmp_path: Path) -> Non
                 assert every.measured is not None
                 assert some.measured.doubts == every.measured.doubts
     assert any("results depend on timing" in reason for reason in strict.refusals)
+
+
+@pytest.mark.parametrize("op", [Op.GROUPED_MM, Op.K_GROUPED_MM])
+@pytest.mark.parametrize(
+    ("formula", "is_refused"),
+    [
+        (replace(WORKSPACE, zeroed_once=4, zeroed_per_tile=0, scratch_per_tile=0), False),
+        (replace(WORKSPACE, zeroed_per_tile=4, scratch_per_tile=0), True),
+        (replace(WORKSPACE, zeroed_per_tile=0, scratch_per_tile=64), True),
+    ],
+    ids=["counter", "a counter a tile", "scratch a tile"],
+)
+def test_of_groups_a_workspace_has_no_tiles(
+    op: Op, formula: TileWorkspace, is_refused: bool
+) -> None:
+    fault = formula.fault(op)
+    assert (fault is not None) is is_refused
+    assert not is_refused or f"of {op.value}" in str(fault)
+    assert formula.fault(Op.MM) is None
