@@ -1,9 +1,11 @@
 """Experts from tokens to tokens: sorted, gathered, computed, weighted and added.
 
-Torch's ways are those of torchtitan 0.3 (without expert parallelism) and of transformers 5.23
-(its implementation ``grouped_mm``), written here with their operators: torchtitan of two weights,
-with scores applied in fp32, rounded, and added by ``scatter_add``; transformers of one weight, with
-results put back into the order of tokens and added there.
+Torch's ways are those of torchtitan 0.3 without expert parallelism, and of transformers 5.23 (its
+implementation ``grouped_mm``), written here with torch's operators. Torchtitan has two weights;
+scores are applied in fp32, and rounded rows added by ``scatter_add``, here by torch's own, which is
+faster than the deterministic one that torchtitan calls. Transformers has one weight, and scores in
+the operands' type, as its routers of Qwen3-MoE and gpt-oss give them; results are put back into the
+order of tokens and added there. Ours have scores in fp32.
 """
 
 from __future__ import annotations
@@ -29,7 +31,11 @@ if TYPE_CHECKING:
 
 
 def chosen_experts(model: Model) -> torch.Tensor:
-    """Different experts for each token, int64 [tokens, k], with the skew of `rows.routed`."""
+    """Different experts for each token, int64 [tokens, k].
+
+    Each is drawn with the shares of `rows.routed`, and without those drawn for the token before, so
+    rows are spread with less skew than there, most of all where experts are few.
+    """
     import torch
 
     drawn = torch.Generator().manual_seed(SEED)
@@ -100,11 +106,10 @@ def ways(model: Model, chosen: torch.Tensor, given: Mapping[str, torch.Tensor]) 
         rows = product(oai(gate, other) if biases else silu(gate) * other, down, ends)
         if biases:
             rows = rows + biases["down_bias"][owner]
-        weighted = rows * scores.view(-1)[order][:, None]
+        weighted = rows * scores.to(rows.dtype).view(-1)[order][:, None]
         back = torch.empty_like(order)
         back[order] = torch.arange(model.rows, device=order.device)
-        added = weighted[back].view(TOKENS, model.chosen, -1).sum(1)
-        return added.to(x.dtype)
+        return weighted[back].view(TOKENS, model.chosen, -1).sum(1)
 
     found = also_compiled(OURS, ours, given)
     if model.is_oai:

@@ -21,13 +21,14 @@ from ..gemm.moe_operators import BIAS_COLUMNS
 from ..settings import is_debugging
 from .activations import Activation, GatedActivation
 from .checks import check_dtypes, check_kinds, check_shapes, check_values, named, pair_of
-from .gates import Plan, UpProjection, activated, has_gate, is_watched, project_up
+from .gates import Plan, UpProjection, activated, has_gate, project_up
 from .gradients import (
     gradients_by_kernel,
     gradients_by_operators,
-    is_narrow,
+    scores_go_on_gates,
     traced_gradients,
 )
+from .operators import apply_weights, is_watched
 from .products import (
     added_rows,
     columns,
@@ -35,8 +36,7 @@ from .products import (
     rows_before_zeros,
     weight_gradient,
 )
-from .rounding import weighted
-from .tokens import is_owned, sums_of_tokens
+from .tokens import is_owned, sum_rows_of_tokens
 from .traced import is_traceable
 
 _UP = ("w_up", "up_bias")
@@ -102,7 +102,7 @@ def experts(
         indices: The token of each row: int32 or int64 of shape [rows].
         token_rows: The rows of each token, where each has k: int32 or int64 of shape [tokens, k],
             all of ``indices`` the other way round (`sort_by_expert` gives both). With it, rows of a
-            token are added in its order, and several times as fast as in no order without it.
+            token are added in its order, and without it in no order, which takes longer.
         routing_weights: Factor of each row's result: floating, of shape [rows].
         combine: Add the results of each token's rows, in fp32, instead of returning rows. Needs
             ``indices``. Rows past the last end add nothing.
@@ -212,8 +212,8 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         if result is None:
             result = rows(hidden, w_down.mT, offsets, down_bias)
         if not plan.combine:
-            return weighted(result, scores, is_compiled=plan.is_compiled)
-        return sums_of_tokens(
+            return apply_weights(result, scores, is_compiled=plan.is_compiled)
+        return sum_rows_of_tokens(
             result, offsets, indices, token_rows, scores, x.shape[0], is_compiled=plan.is_compiled
         )
 
@@ -270,7 +270,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             of_rows = (
                 of_activation.grad
                 if by_kernel
-                else weighted(grad, scores, is_compiled=plan.is_compiled)
+                else apply_weights(grad, scores, is_compiled=plan.is_compiled)
             )
             found["down_bias"] = _bias_grad(of_rows, offsets)
         del of_activation, projected, saved  # their memory is free for what follows
@@ -278,10 +278,10 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             owned = is_owned(offsets, by_row.shape[0])
             found["scores"] = torch.where(owned, by_row, 0).to(scores.dtype)
         if grad_gate_rows is not None:
-            factors = scores if for_scores and not is_narrow(w_down) else None
+            factors = scores if for_scores and not scores_go_on_gates(w_down) else None
             taken = x if indices is None else x.index_select(0, indices)
             if for_gate or for_up:
-                taken = weighted(taken, factors, is_compiled=plan.is_compiled)
+                taken = apply_weights(taken, factors, is_compiled=plan.is_compiled)
             if for_gate:
                 found["gate"] = weight_gradient(grad_gate_rows, taken, offsets, w_gate)
             if for_gate_bias:
@@ -296,12 +296,12 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                     zeros_behind=token_rows is not None,
                 )  # fmt: skip
                 if indices is not None:
-                    grad_x = sums_of_tokens(
+                    grad_x = sum_rows_of_tokens(
                         grad_x, offsets, indices, token_rows, factors, x.shape[0],
                         is_compiled=plan.is_compiled,
                     )  # fmt: skip
                 else:
-                    grad_x = weighted(grad_x, factors, is_compiled=plan.is_compiled)
+                    grad_x = apply_weights(grad_x, factors, is_compiled=plan.is_compiled)
                 found["x"] = grad_x
         order = ("scores", "x", "gate", "up", "w_down", "gate_bias", "up_bias", "down_bias")
         return (None, None, None, None, *(found.get(name) for name in order))
@@ -341,9 +341,10 @@ def _gradient_of_rows(
 def _bias_grad(
     grad: torch.Tensor, offsets: torch.Tensor, factors: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Sums of each group's rows, times their factors: products, summed in fp32 in a fixed order.
+    """Sums of each group's rows, times their factors: a product, in a fixed order.
 
-    The first column has the factors, or ones, the second what rounding takes off them.
+    Its columns have ones; or the first the factors, and the second what rounding takes off them, of
+    which each gives a sum in fp32 that is rounded.
     """
     if factors is None:
         ones = grad.new_ones((grad.shape[0], BIAS_COLUMNS))

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from .activations import Activation, GatedActivation
+from .operators import dense_like, pieces, widen
 from .products import (
     gated_rows,
     rows,
@@ -21,7 +21,6 @@ from .products import (
     serves_ups,
     ups_into,
 )
-from .rounding import dense_like, pieces, widen
 
 _GATES = {one: Gate(one.value) for one in Activation}
 _OAI_CONSTANTS = (Gate.SWIGLU_OAI.row.alpha, Gate.SWIGLU_OAI.row.limit)
@@ -235,14 +234,6 @@ def activated(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     for piece in pieces_of(plan, gate):
         joined[piece] = plan.activation.apply(widen(gate[piece]), up[piece])
     return joined
-
-
-def is_watched(*tensors: torch.Tensor | None) -> bool:
-    """Whether a tracer, a dispatch mode or a tensor subclass observes operators."""
-    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
-        return True
-    plain = (torch.Tensor, torch.nn.Parameter, type(None))
-    return any(type(one) not in plain for one in tensors)
 
 
 def pieces_of(plan: Plan, matrix: torch.Tensor) -> list[slice]:

@@ -13,9 +13,9 @@ import torch
 
 from ..gemm.epilogues import GateForm
 from .activations import Activation
-from .gates import Plan, UpProjection, activated, is_watched, pieces_of
+from .gates import Plan, UpProjection, activated, pieces_of
+from .operators import apply_weights, dense_like, is_watched, sum_products, widen
 from .products import gate_gradients, owner_of_rows, rows
-from .rounding import dense_like, sums_of_products, weighted, widen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Gradients:
         grad: The gradient of the down projection's result that goes with ``joined``.
         joined: What the activation gave, for the gradient of the down projection's weights.
         gates: The gradients of gates, or of gates and ups in one matrix. Where the gradient of
-            rows' weights is asked for, they have these weights only if `is_narrow`.
+            rows' weights is asked for, they have these weights only if `scores_go_on_gates`.
         ups: Those of ups, likewise; None where there is no matrix of their own.
         scores: The gradient of each row's weight, in fp32.
         w_down: The gradient of the down projection's weights, where it is known already.
@@ -44,10 +44,10 @@ class Gradients:
         return replace(self, gates=gates, ups=ups)
 
 
-def is_narrow(w_down: torch.Tensor) -> bool:
-    """Whether gates and ups, given weights of down projections, are narrower than rows.
+def scores_go_on_gates(w_down: torch.Tensor) -> bool:
+    """Whether gradients of gates and ups get rows' weights: where they are narrower than rows.
 
-    Then weights of rows are put on them, else on rows, and on the sums of rows' gradients.
+    Else rows themselves get them, and the sums of rows' gradients.
     """
     return bool(2 * w_down.shape[2] < w_down.shape[1])
 
@@ -71,7 +71,7 @@ def gradients_by_kernel(
     product, epilogue = projected.gates, plan.epilogue(GateForm.GRADIENT)
     if product is None or epilogue is None or is_watched(grad):
         return None
-    given = grad if for_scores else weighted(grad, scores, is_compiled=plan.is_compiled)
+    given = grad if for_scores else apply_weights(grad, scores, is_compiled=plan.is_compiled)
     found = gate_gradients(given, w_down, offsets, product, epilogue)
     if found is None:
         return None
@@ -129,14 +129,14 @@ def behind_kernel(
         if ups_are_cut:
             assert joined is not None
             result = rows(joined, w_down.mT, offsets, down_bias)
-            by_row = sums_of_products(grad, result, is_compiled=plan.is_compiled)
+            by_row = sum_products(grad, result, is_compiled=plan.is_compiled)
         else:
             of_ups = plan.split(found)[1]
-            by_row = sums_of_products(of_ups, ups, is_compiled=plan.is_compiled)
+            by_row = sum_products(of_ups, ups, is_compiled=plan.is_compiled)
             by_row = by_row + _of_bias(plan, grad, offsets, down_bias)
-        if is_narrow(w_down):
+        if scores_go_on_gates(w_down):
             found.mul_(scores[:, None])
-        given = weighted(grad, scores, is_compiled=plan.is_compiled)
+        given = apply_weights(grad, scores, is_compiled=plan.is_compiled)
     return Gradients(grad=given, joined=joined if for_down else None, gates=found, scores=by_row)
 
 
@@ -174,7 +174,7 @@ def gradients_by_operators(
         if by_row is not None:
             by_row[piece] = (grads * joined).sum(-1)
         if grad_gate_rows is not None:
-            if factor is not None and (is_narrow(w_down) or not for_scores):
+            if factor is not None and (scores_go_on_gates(w_down) or not for_scores):
                 grads = grads * factor
             of_gates, of_ups = plan.parts(grad_gate_rows, grad_up_rows)
             of_gates[piece], of_ups[piece] = plan.activation.gradients(gates, ups, grads)
@@ -192,7 +192,7 @@ def _of_bias(
     if down_bias is None:
         return 0
     by_row = down_bias.index_select(0, owner_of_rows(offsets, grad.shape[0]))
-    return sums_of_products(grad, by_row, is_compiled=plan.is_compiled)
+    return sum_products(grad, by_row, is_compiled=plan.is_compiled)
 
 
 def traced_gradients(

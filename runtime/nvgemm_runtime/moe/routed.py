@@ -31,8 +31,8 @@ def routed_experts(
         x: Tokens [tokens, dim].
         w_up: Weights of gates and ups.
         w_down: Weights of down projections [experts, dim, hidden].
-        chosen: Experts of each token: int32 or int64 [tokens, k]. One below 0, or past the last, is
-            no expert here, as of another rank, and adds nothing.
+        chosen: Experts of each token: int32 or int64 [tokens, k]. A choice below 0, or past the
+            last expert, is one of another rank, and adds nothing.
         routing_weights: Factor of each expert's result: floating, of the shape of ``chosen``.
         activation: What joins gates and ups.
         weights: Where gates and ups stand.
@@ -42,24 +42,14 @@ def routed_experts(
         limit: Constant of ``swiglu_oai``.
 
     Returns:
-        Sums [tokens, dim] of the type of x, in fp32 until they are rounded.
+        Sums [tokens, dim] of the operands' type, in fp32 until they are rounded.
 
     Raises:
         ValueError: If shapes, devices or names do not fit.
         TypeError: If types differ or cannot be computed.
         RuntimeError: In a backward with ``create_graph=True``.
     """
-    for name, one in (("chosen", chosen), ("routing_weights", routing_weights)):
-        if one is not None and (one.dim() != 2 or one.shape[0] != x.shape[0]):
-            raise ValueError(
-                f"routed_experts: {name} is {tuple(one.shape)}, must be [tokens, k] with the "
-                f"{x.shape[0]} tokens of x"
-            )
-    if routing_weights is not None and routing_weights.shape != chosen.shape:
-        raise ValueError(
-            f"routed_experts: routing_weights is {tuple(routing_weights.shape)}, must have the "
-            f"shape of chosen, {tuple(chosen.shape)}"
-        )
+    _check(x, w_down, chosen, routing_weights)
     routing = sort_by_expert(chosen, w_down.shape[0])
     if routing_weights is not None:
         routing_weights = routing_weights.reshape(-1).index_select(0, routing.order)
@@ -79,3 +69,39 @@ def routed_experts(
         alpha=alpha,
         limit=limit,
     )
+
+
+def _check(
+    x: torch.Tensor,
+    w_down: torch.Tensor,
+    chosen: torch.Tensor,
+    routing_weights: torch.Tensor | None,
+) -> None:
+    """Refuse what `experts` would not know by the names that it has here."""
+    needed = {"x": (x, 2), "w_down": (w_down, 3), "chosen": (chosen, 2)}
+    if routing_weights is not None:
+        needed["routing_weights"] = (routing_weights, 2)
+    for name, (one, dimensions) in needed.items():
+        if not isinstance(one, torch.Tensor):
+            found = "None" if one is None else f"of type {type(one).__name__}"
+            raise TypeError(f"routed_experts: {name} is {found}, must be a tensor")
+        if one.dim() != dimensions:
+            raise ValueError(
+                f"routed_experts: {name} is {tuple(one.shape)}, must have {dimensions} dimensions"
+            )
+        if one.device != x.device:
+            raise ValueError(
+                f"routed_experts: {name} is on {one.device}, x on {x.device}; move it there"
+            )
+    if chosen.shape[0] != x.shape[0]:
+        raise ValueError(
+            f"routed_experts: chosen is {tuple(chosen.shape)}, must be [tokens, k] with the "
+            f"{x.shape[0]} tokens of x"
+        )
+    if routing_weights is not None and routing_weights.shape != chosen.shape:
+        raise ValueError(
+            f"routed_experts: routing_weights is {tuple(routing_weights.shape)}, must have the "
+            f"shape of chosen, {tuple(chosen.shape)}"
+        )
+    if 0 in w_down.shape:
+        raise ValueError(f"routed_experts: w_down is {tuple(w_down.shape)}; no size may be 0")

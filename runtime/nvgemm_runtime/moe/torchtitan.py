@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torchtitan.config import derive, override
+from torchtitan.distributed.spmd_types import maybe_set_sparse_mesh
 from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
 from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
@@ -38,7 +39,8 @@ class NvgemmExperts(GroupedExperts):
     ) -> torch.Tensor:
         """Compute rows [rows, dim], given each expert's number of them, in bf16 as torchtitan.
 
-        With ``chosen`` and ``routing_weights``, tokens [tokens, dim], as `routed_experts` does.
+        With ``chosen`` and ``routing_weights``, tokens [tokens, dim], as `routed_experts` does,
+        which counts rows itself.
         """
         return _compute(x_RD, num_tokens_per_expert_E, routing, self._operands())
 
@@ -120,13 +122,14 @@ class NvgemmRoutedExperts(RoutedExperts):
             return super().forward(
                 x_BLD, topk_scores_BLK, topk_expert_ids_BLK, num_local_tokens_per_expert_E
             )
-        # By a call of the module, whose hooks may gather its weights.
-        out: torch.Tensor = self.inner_experts(
-            x_BLD.flatten(0, 1),
-            num_local_tokens_per_expert_E,
-            chosen=topk_expert_ids_BLK.flatten(0, 1),
-            routing_weights=topk_scores_BLK.flatten(0, 1),
-        )
+        with maybe_set_sparse_mesh():
+            # By a call of the module, whose hooks may gather its weights.
+            out: torch.Tensor = self.inner_experts(
+                x_BLD.flatten(0, 1),
+                num_local_tokens_per_expert_E,
+                chosen=topk_expert_ids_BLK.flatten(0, 1),
+                routing_weights=topk_scores_BLK.flatten(0, 1),
+            )
         return out.view(x_BLD.shape)
 
 

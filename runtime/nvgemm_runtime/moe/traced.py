@@ -25,8 +25,8 @@ from . import products
 from .activations import Activation, GatedActivation
 from .gates import Plan, UpProjection, activated, adds
 from .gradients import Gradients, behind_kernel, gradients_by_operators
+from .operators import apply_weights
 from .products import added_rows, define, library, rows, rows_into, ups_into, weight_gradient
-from .rounding import weighted
 from .served import is_served
 
 _launching = torch.ops.nvgemm_moe
@@ -208,7 +208,7 @@ def _gradients_by_kernel(
     product = gates if ups is None else gates.new_empty((gates.shape[0], 2 * gates.shape[1]))
     if epilogue is None or not is_served(grad, w_down, offsets, product, epilogue):
         return None
-    given = grad if for_scores else weighted(grad, scores, is_compiled=plan.is_compiled)
+    given = grad if for_scores else apply_weights(grad, scores, is_compiled=plan.is_compiled)
     found = _launching.gate_gradient(given, w_down, offsets, gates, ups, epilogue.value)
     all_of_them = behind_kernel(
         plan, projected, found, grad, given, scores, w_down, down_bias, offsets,

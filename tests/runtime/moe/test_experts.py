@@ -20,7 +20,7 @@ from torch.utils.checkpoint import (
 
 from expert_kernels import Installed, assert_same, gradients, leaves, operands_for_kernels
 from nvgemm_runtime.gemm.epilogues import Epilogue, WeightOrder
-from nvgemm_runtime.moe import block, experts, gates, products, rounding
+from nvgemm_runtime.moe import block, experts, gates, operators, products
 from nvgemm_runtime.moe.activations import Activation, GatedActivation
 from nvgemm_runtime.settings import DEBUG_VARIABLE
 
@@ -355,7 +355,7 @@ def test_what_is_in_fp32_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     """Of rows that do not divide into whole pieces, with all that is computed between products."""
     made = operands("interleaved", biases=True, gather=True)
     expected = gradients(experts, made)
-    monkeypatch.setattr(rounding, "PIECE", 5 * HIDDEN)
+    monkeypatch.setattr(operators, "PIECE", 5 * HIDDEN)
     activation = GatedActivation(kind=Activation.SWIGLU, alpha=1.702, limit=7.0)
     plan = gates.Plan(
         activation=activation, order=None, combine=False, wants_grad=True, uses_kernels=True

@@ -7,11 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from expert_kernels import Installed, assert_same, gradients, leaves
-from nvgemm_runtime.gemm.epilogues import Epilogue
-from nvgemm_runtime.moe import block, experts, routed_experts, sort_by_expert
+from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.moe import (
+    block,
+    experts,
+    gates,
+    products,
+    routed_experts,
+    sort_by_expert,
+    tokens,
+)
+from nvgemm_runtime.moe import gradients as gradients_module
+from nvgemm_runtime.moe.operators import sum_products
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -140,18 +152,84 @@ def test_no_tokens(narrow: torch.dtype) -> None:
     assert not any(one.any() for one in grads)
 
 
-def test_rows_behind_the_last_end_may_be_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = operands(ELSEWHERE)
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai"])
+def test_rows_behind_the_last_end_may_be_anything(
+    activation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = operands(ELSEWHERE, biases=True) | {"activation": activation}
     expected = gradients(routed_experts, made)
-    multiply = block.rows
 
     def spoiled(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, *rest: Any) -> Any:
-        out = multiply(a, b, offsets, *rest)
+        out = products.rows(a, b, offsets, *rest)
         out[int(offsets[-1]) :] = torch.nan
         return out
 
-    monkeypatch.setattr(block, "rows", spoiled)
+    for module in (block, gates, gradients_module):
+        monkeypatch.setattr(module, "rows", spoiled)
     assert_same(gradients(routed_experts, made), expected, 0.0)
+
+
+def test_a_weight_of_another_ranks_expert_may_be_anything() -> None:
+    made = operands(ELSEWHERE)
+    elsewhere = (made["chosen"] < 0) | (made["chosen"] >= EXPERTS)
+    spoiled = made["routing_weights"].detach().masked_fill(elsewhere, torch.nan).requires_grad_()
+    found = gradients(routed_experts, {**made, "routing_weights": spoiled})
+    assert_same(found, gradients(routed_experts, made), 0.0)
+
+
+def test_choices_beyond_32_bits_are_of_other_ranks() -> None:
+    chosen = torch.tensor([[2**32, 1], [0, 2**40 + 3]])
+    assert sort_by_expert(chosen, EXPERTS).offsets.tolist() == [1, 2, 2, 2]
+    with pytest.raises(ValueError, match="experts is 0, must be 1 or more"):
+        sort_by_expert(chosen, 0)
+
+
+@pytest.mark.parametrize("has_weights", [False, True], ids=["plain", "weighted"])
+def test_on_a_gpu_flop_counters_see_operators_that_they_know(has_weights: bool) -> None:
+    with FakeTensorMode(), FlopCounterMode(display=False):
+        rows = torch.empty(6, 8, dtype=torch.bfloat16, device="cuda")
+        places = torch.empty(3, 2, dtype=torch.int64, device="cuda")
+        weights = torch.empty(3, 2, device="cuda") if has_weights else None
+        out = tokens._sum_by_product(rows, places, None, weights)
+        sums = sum_products(rows, rows, is_compiled=False)
+    assert (out.dtype, out.shape) == (torch.bfloat16, (3, 8))
+    assert (sums.dtype, sums.shape) == (torch.float32, (6,))
+
+
+# (hidden, dim): gates and ups are wider than rows, and narrower.
+@pytest.mark.parametrize(("hidden", "dim"), [(32, 32), (32, 96)], ids=["wide", "narrow"])
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai"])
+def test_gradients_behind_kernels_have_weights_once(
+    activation: str, hidden: int, dim: int, install: Callable[..., Installed]
+) -> None:
+    """Operands of 16 bits, weights of 32: near what fp64 gives of the same values."""
+    kept, gradient = (
+        find_gated(Gate(activation), WeightOrder.HALVES, form)
+        for form in (GateForm.KEPT, GateForm.GRADIENT)
+    )
+    installed = install({"tn": [None, kept, Epilogue.BIAS], "tt": [None, gradient]})
+    made = operands(ELSEWHERE, dim=dim, hidden=hidden, biases=True, dtype=torch.float32)
+    if kept.addend is None:
+        del made["up_bias"]
+    made |= {
+        name: (one.detach() / 8).bfloat16().requires_grad_()
+        for name, one in made.items()
+        if name not in ("chosen", "routing_weights")
+    }
+    made["activation"] = activation
+    out = routed_experts(**made)
+    grad = torch.randn_like(out)
+    found = [out, *torch.autograd.grad(out, leaves(made), grad)]
+    assert {kept, gradient} <= {*installed.epilogues()}
+    exact = {
+        name: one.detach().double().requires_grad_() if one.is_floating_point() else one
+        for name, one in made.items()
+        if isinstance(one, torch.Tensor)
+    }
+    out = reference(**exact, activation=activation)
+    expected = [out, *torch.autograd.grad(out, leaves(exact), grad.double())]
+    # Values are rounded to 2^-9 a few times on the way.
+    assert_same(found, expected, 2**-6)
 
 
 @pytest.mark.parametrize("is_pair", [False, True], ids=["one weight", "two weights"])
@@ -172,18 +250,26 @@ def test_kernels_write_before_a_row_of_zeros(
 
     monkeypatch.setattr(torch.Tensor, "new_empty", filled)
     seen: list[int] = []
-    add = block.sums_of_tokens
+    add = block.sum_rows_of_tokens
 
     def watched(rows: torch.Tensor, *given: Any, **options: Any) -> torch.Tensor:
         seen.append(rows.shape[0])
         return add(rows, *given, **options)
 
-    monkeypatch.setattr(block, "sums_of_tokens", watched)
+    monkeypatch.setattr(block, "sum_rows_of_tokens", watched)
     found = gradients(routed_experts, made)
     assert installed.launched
     assert seen == [TOKENS * CHOSEN + 1] * 2  # the result's rows, and those of their gradient
     installed.remove()
     assert_same(found, gradients(routed_experts, made), 2**-5)
+
+
+def test_sums_of_biases_have_all_of_a_weight() -> None:
+    """Also what 16 bits do not hold of it."""
+    grad = torch.tensor([[1.0], [-1.0]], dtype=torch.bfloat16).expand(2, 8).contiguous()
+    weights = torch.tensor([1 + 2**-10, 1.0])
+    found = block._bias_grad(grad, torch.tensor([2], dtype=torch.int32), weights)
+    assert found.tolist() == [[2**-10] * 8]
 
 
 def test_sorting() -> None:
@@ -206,14 +292,24 @@ def test_sorting() -> None:
     ("changed", "kind", "message"),
     [
         ({"chosen": torch.zeros(TOKENS, CHOSEN)}, TypeError, "chosen is torch.float32, must be in"),
-        ({"chosen": torch.zeros(TOKENS).int()}, ValueError, r"chosen is \(9,\), must be \[tokens"),
+        ({"chosen": torch.zeros(TOKENS).int()}, ValueError, r"chosen is \(9,\), must have 2 dim"),
+        ({"chosen": None}, TypeError, "chosen is None, must be a tensor"),
+        ({"chosen": HERE}, TypeError, "chosen is of type list, must be a tensor"),
+        ({"chosen": torch.zeros(TOKENS, CHOSEN).int().to("meta")}, ValueError, "chosen is on meta"),
+        ({"x": None}, TypeError, "x is None, must be a tensor"),
+        ({"w_down": torch.ones(()).double()}, ValueError, r"w_down is \(\), must have 3 dim"),
+        ({"routing_weights": [1.0]}, TypeError, "routing_weights is of type list"),
         ({"chosen": torch.zeros(8, CHOSEN).int()}, ValueError, r"chosen is \(8, 3\).*9 tokens of"),
         (
             {"chosen": torch.zeros(TOKENS, 0).int(), "routing_weights": None},
             ValueError,
             r"chosen is \(9, 0\), must be \[tokens, k\], and k not 0",
         ),
-        ({"routing_weights": torch.rand(TOKENS * CHOSEN)}, ValueError, r"routing_weights is \(27,"),
+        (
+            {"routing_weights": torch.rand(TOKENS * CHOSEN)},
+            ValueError,
+            r"routing_weights is \(27,\), m",
+        ),
         ({"routing_weights": torch.rand(TOKENS, 2)}, ValueError, r"\(9, 2\), must have the shape"),
         ({"activation": "relu"}, ValueError, "activation is 'relu'"),
         ({"w_down": torch.ones(0, DIM, HIDDEN).double()}, ValueError, "no size may be 0"),

@@ -1,28 +1,39 @@
-"""Where the experts' function rounds, and how many rows operators compute at a time."""
+"""What torch's operators compute between products, and who else may look at operators."""
 
 from __future__ import annotations
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 PIECE = 1 << 24
 """Elements of each fp32 tensor between products, except where all rows are computed at once."""
 
 
+def is_watched(*tensors: torch.Tensor | None) -> bool:
+    """Whether a tracer, a dispatch mode or a tensor subclass observes operators."""
+    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
+        return True
+    plain = (torch.Tensor, torch.nn.Parameter, type(None))
+    return any(type(one) not in plain for one in tensors)
+
+
 def widen(matrix: torch.Tensor) -> torch.Tensor:
-    """The matrix in fp32, or in fp64 where it is that."""
+    """Convert to fp32; a matrix of fp64 stays as it is."""
     return matrix if matrix.dtype is torch.float64 else matrix.float()
 
 
 def rounded(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The matrix in a type; itself where it has it.
+    """Convert to a type; a matrix of that type stays as it is.
 
     Compiled by torch 2.11, a function whose result is ``to`` of its own type has no gradients.
     """
     return matrix if matrix.dtype is dtype else matrix.to(dtype)
 
 
-def weighted(rows: torch.Tensor, scores: torch.Tensor | None, *, is_compiled: bool) -> torch.Tensor:
-    """Rows times their weights, rounded once; they themselves without weights.
+def apply_weights(
+    rows: torch.Tensor, scores: torch.Tensor | None, *, is_compiled: bool
+) -> torch.Tensor:
+    """Multiply rows with their weights and round once; without weights, give the rows back.
 
     Called, one operator does it, and no fp32 matrix is made.
     """
@@ -34,16 +45,18 @@ def weighted(rows: torch.Tensor, scores: torch.Tensor | None, *, is_compiled: bo
     return found
 
 
-def sums_of_products(one: torch.Tensor, other: torch.Tensor, *, is_compiled: bool) -> torch.Tensor:
+def sum_products(one: torch.Tensor, other: torch.Tensor, *, is_compiled: bool) -> torch.Tensor:
     """For each row, the sum of two matrices' products, in fp32 (of fp64 in that): [rows]."""
-    if is_compiled or not is_multiplied_in_fp32(one):
+    if is_compiled or not multiplies_into_fp32(one):
         return (widen(one) * other).sum(-1)
-    return torch.bmm(one[:, None], other[:, :, None], out_dtype=torch.float32)[:, 0, 0]
+    product = torch.bmm(one.unsqueeze(1), other.unsqueeze(2), out_dtype=torch.float32)
+    return product.flatten()
 
 
-def is_multiplied_in_fp32(matrix: torch.Tensor) -> bool:
-    """Whether ``torch.bmm`` can give fp32 of such a matrix."""
-    return matrix.is_cuda and matrix.dtype in (torch.bfloat16, torch.float16)
+def multiplies_into_fp32(matrix: torch.Tensor) -> bool:
+    """Whether ``torch.bmm`` may give fp32 of such a matrix; FLOP counters do not know that form."""
+    is_16_bit = matrix.dtype in (torch.bfloat16, torch.float16)
+    return matrix.is_cuda and is_16_bit and not is_watched(matrix)
 
 
 def dense_like(matrix: torch.Tensor) -> torch.Tensor:
