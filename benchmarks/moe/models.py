@@ -51,6 +51,14 @@ MODELS = {
 the eight rows of each token."""
 
 
+def shares(model: Model, drawn: torch.Generator) -> torch.Tensor:
+    """Shares of rows: the k-th expert's is 1 / (k + 3), in an order drawn by lot."""
+    import torch
+
+    share = 1 / (torch.arange(model.experts) + 3.0)
+    return share[torch.randperm(model.experts, generator=drawn)]
+
+
 def operands(model: Model, count: int) -> dict[str, torch.Tensor]:
     """So many rows or tokens, weights of gates and ups in halves, those of downs, two biases."""
     import torch
@@ -85,3 +93,18 @@ def oai(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
     gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
     return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+
+def one_exactly(
+    model: Model, expert: int, rows: torch.Tensor, given: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    """What an expert makes of rows, in their type."""
+    import torch
+
+    both = rows @ given["up"][expert].T
+    if model.is_oai:
+        both = both + given["up_bias"][expert]
+    gate, other = both.chunk(2, dim=-1)
+    hidden = oai(gate, other) if model.is_oai else torch.nn.functional.silu(gate) * other
+    result = hidden @ given["down"][expert].T
+    return result + given["down_bias"][expert] if model.is_oai else result

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.moe.models import SEED, Model, in_two, oai, operands
+from benchmarks.moe.models import SEED, Model, in_two, oai, one_exactly, operands, shares
 from benchmarks.moe.turns import (
     OURS,
     OURS_OF_TWO,
@@ -23,13 +23,11 @@ if TYPE_CHECKING:
 
 
 def routed(model: Model) -> torch.Tensor:
-    """Rows of each expert: the k-th has a share of 1 / (k + 3), in an order drawn by lot."""
+    """Rows of each expert, by `shares`."""
     import torch
 
     drawn = torch.Generator().manual_seed(SEED)
-    share = 1 / (torch.arange(model.experts) + 3.0)
-    share = share[torch.randperm(model.experts, generator=drawn)]
-    chosen = torch.multinomial(share, model.rows, replacement=True, generator=drawn)
+    chosen = torch.multinomial(shares(model, drawn), model.rows, replacement=True, generator=drawn)
     return torch.bincount(chosen, minlength=model.experts).to("cuda", torch.int32)
 
 
@@ -84,16 +82,8 @@ def exactly(model: Model, counts: torch.Tensor, given: Mapping[str, torch.Tensor
     """The same in fp32, an expert after the other."""
     import torch
 
-    parts = []
-    for expert, rows in enumerate(given["x"].split(counts.tolist())):
-        both = rows @ given["up"][expert].T
-        if model.is_oai:
-            both = both + given["up_bias"][expert]
-        gate, other = both.chunk(2, dim=-1)
-        hidden = oai(gate, other) if model.is_oai else torch.nn.functional.silu(gate) * other
-        result = hidden @ given["down"][expert].T
-        parts.append(result + given["down_bias"][expert] if model.is_oai else result)
-    return torch.cat(parts)
+    of_experts = enumerate(given["x"].split(counts.tolist()))
+    return torch.cat([one_exactly(model, expert, rows, given) for expert, rows in of_experts])
 
 
 def measure_model(model: Model, rounds: int) -> dict[str, Any]:

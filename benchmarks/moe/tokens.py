@@ -14,7 +14,7 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.moe.models import SEED, TOKENS, Model, in_two, oai, operands
+from benchmarks.moe.models import SEED, TOKENS, Model, in_two, oai, one_exactly, operands, shares
 from benchmarks.moe.turns import (
     OURS,
     OURS_OF_TWO,
@@ -33,16 +33,14 @@ if TYPE_CHECKING:
 def chosen_experts(model: Model) -> torch.Tensor:
     """Different experts for each token, int64 [tokens, k].
 
-    Each is drawn with the shares of `rows.routed`, and without those drawn for the token before, so
+    Each is drawn by `shares`, as in `rows.routed`, and without those drawn for the token before, so
     rows are spread with less skew than there, most of all where experts are few.
     """
     import torch
 
     drawn = torch.Generator().manual_seed(SEED)
-    share = 1 / (torch.arange(model.experts) + 3.0)
-    share = share[torch.randperm(model.experts, generator=drawn)]
-    shares = share.expand(TOKENS, -1)
-    chosen = torch.multinomial(shares, model.chosen, replacement=False, generator=drawn)
+    of_token = shares(model, drawn).expand(TOKENS, -1)
+    chosen = torch.multinomial(of_token, model.chosen, replacement=False, generator=drawn)
     return chosen.cuda()
 
 
@@ -135,14 +133,7 @@ def exactly(model: Model, chosen: torch.Tensor, given: Mapping[str, torch.Tensor
     sums = torch.zeros_like(x)
     for expert in range(model.experts):
         tokens, choice = torch.nonzero(chosen == expert, as_tuple=True)
-        both = x[tokens] @ given["up"][expert].T
-        if model.is_oai:
-            both = both + given["up_bias"][expert]
-        gate, other = both.chunk(2, dim=-1)
-        hidden = oai(gate, other) if model.is_oai else torch.nn.functional.silu(gate) * other
-        result = hidden @ given["down"][expert].T
-        if model.is_oai:
-            result = result + given["down_bias"][expert]
+        result = one_exactly(model, expert, x[tokens], given)
         sums = sums.index_add(0, tokens, result * scores[tokens, choice, None])
     return sums
 

@@ -218,14 +218,18 @@ def most_steps(steps: Sequence[int], tiles: int, clusters: int) -> int:
         tiles: Tiles of each group, counted in clusters.
         clusters: How many there are.
     """
-    found, begin = [0] * clusters, 0
+    whole, begin = 0, 0
+    change = [0] * clusters  # from one to the next, in steps of tiles that not all have
     for of_tile in steps:
         each, rest = divmod(tiles, clusters)
-        for place in range(clusters):
-            has_one_more = (place - begin) % clusters < rest
-            found[place] += of_tile * (each + has_one_more)
-        begin = (begin + tiles) % clusters
-    return max(found, default=0)
+        whole += of_tile * each
+        end = (begin + rest) % clusters
+        change[begin] += of_tile
+        change[end] -= of_tile
+        if end < begin:
+            change[0] += of_tile
+        begin = end
+    return whole + max(itertools.accumulate(change))
 
 
 def _columns_read(problem: Problem) -> int:

@@ -50,20 +50,29 @@ def check_kinds(floating: Mapping[str, Any], others: Mapping[str, Any]) -> None:
     for name, one in (*floating.items(), *others.items()):
         if one is None and name not in ("x", "w_up", "w_up[0]", "w_up[1]", "w_down"):
             continue
-        if not isinstance(one, torch.Tensor):
-            found = "None" if one is None else f"of type {type(one).__name__}"
-            raise TypeError(f"experts: {name} is {found}, must be a tensor")
-        if hasattr(one, "to_local"):
-            raise TypeError(f"experts: {name} is a DTensor; pass {name}.to_local()")
-        if device is None:
-            device = one.device
-        elif one.device != device:
-            raise ValueError(f"experts: {name} is on {one.device}, x on {device}; move it there")
+        check_tensor("experts", name, one, device)
+        device = one.device if device is None else device
         is_floating = name in floating or name == "routing_weights"
         allowed = _FLOATING if is_floating else _INTEGERS
         if one.dtype not in allowed:
             wanted = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
             raise TypeError(f"experts: {name} is {one.dtype}, must be one of {wanted}")
+
+
+def check_tensor(where: str, name: str, one: Any, device: torch.device | None) -> None:
+    """Check that one argument of ``where`` is a plain tensor, on x's device if that is known.
+
+    Raises:
+        ValueError: If it is on another.
+        TypeError: If it is no tensor, or a DTensor.
+    """
+    if not isinstance(one, torch.Tensor):
+        found = "None" if one is None else f"of type {type(one).__name__}"
+        raise TypeError(f"{where}: {name} is {found}, must be a tensor")
+    if hasattr(one, "to_local"):
+        raise TypeError(f"{where}: {name} is a DTensor; pass {name}.to_local()")
+    if device is not None and one.device != device:
+        raise ValueError(f"{where}: {name} is on {one.device}, x on {device}; move it there")
 
 
 def check_dtypes(floating: Mapping[str, torch.Tensor | None]) -> None:
@@ -119,7 +128,6 @@ def check_shapes(
                 f"experts: {name} is {tuple(one.shape)}, must be {wanted}: [{', '.join(axes)}], "
                 f"with {count} experts, dim {dim} and hidden {hidden} of w_down"
             )
-    token_rows = tensors.get("token_rows")
     if token_rows is not None and (token_rows.shape[1] == 0 or token_rows.numel() != sizes["rows"]):
         raise ValueError(
             f"experts: token_rows is {tuple(token_rows.shape)}, must be [tokens, k] with an "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .block import experts
+from .checks import check_tensor
 from .tokens import sort_by_expert
 
 
@@ -82,16 +83,10 @@ def _check(
     if routing_weights is not None:
         needed["routing_weights"] = (routing_weights, 2)
     for name, (one, dimensions) in needed.items():
-        if not isinstance(one, torch.Tensor):
-            found = "None" if one is None else f"of type {type(one).__name__}"
-            raise TypeError(f"routed_experts: {name} is {found}, must be a tensor")
+        check_tensor("routed_experts", name, one, None if one is x else x.device)
         if one.dim() != dimensions:
             raise ValueError(
                 f"routed_experts: {name} is {tuple(one.shape)}, must have {dimensions} dimensions"
-            )
-        if one.device != x.device:
-            raise ValueError(
-                f"routed_experts: {name} is on {one.device}, x on {x.device}; move it there"
             )
     if chosen.shape[0] != x.shape[0]:
         raise ValueError(

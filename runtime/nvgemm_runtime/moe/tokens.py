@@ -85,7 +85,8 @@ def sum_rows_of_tokens(
 
     Args:
         rows: Matrix [rows, dim]; what is behind the last end may be anything. Or [rows + 1, dim]
-            with zeros in the last row, to be read in place of what is behind the last end.
+            with zeros in the last row, to be read in place of what is behind the last end, where
+            ``token_rows`` are given.
         offsets: End of each expert's rows.
         indices: The token of each row.
         token_rows: The rows of each token [tokens, k]; None where that is not known.
@@ -97,7 +98,6 @@ def sum_rows_of_tokens(
         Matrix [tokens, dim] of the rows' type, rounded once.
     """
     if token_rows is None:
-        rows = rows[: indices.shape[0]]
         return _sum_by_index(rows, offsets, indices, scores, tokens, in_pieces=not is_compiled)
     owned = token_rows < offsets[-1]
     weights = None if scores is None else torch.where(owned, scores[token_rows], 0)

@@ -24,12 +24,8 @@ from .block import experts
 from .routed import routed_experts
 
 
-class NvgemmExperts(GroupedExperts):
-    """torchtitan's experts: SwiGLU of separate weights for gate and up."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(GroupedExperts.Config):
-        """As that of torchtitan's experts."""
+class _ByNvgemm:
+    """The call of both kinds of experts, before whose own it stands among their bases."""
 
     def forward(
         self,
@@ -41,8 +37,28 @@ class NvgemmExperts(GroupedExperts):
 
         With ``chosen`` and ``routing_weights``, tokens [tokens, dim], as `routed_experts` does,
         which counts rows itself.
+
+        Raises:
+            NotImplementedError: If weights of gpt-oss are sharded along a mesh dimension ``tp``.
         """
-        return _compute(x_RD, num_tokens_per_expert_E, routing, self._operands())
+        narrow = x_RD.bfloat16()
+        if routing:
+            out = routed_experts(narrow, **self._operands(), **routing)
+        else:
+            out = experts(narrow, **self._operands(), counts=num_tokens_per_expert_E)
+        return out.type_as(x_RD)
+
+    def _operands(self) -> dict[str, Any]:
+        """Arguments of `experts`, but for rows and routing."""
+        raise NotImplementedError
+
+
+class NvgemmExperts(_ByNvgemm, GroupedExperts):
+    """torchtitan's experts: SwiGLU of separate weights for gate and up."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        """As that of torchtitan's experts."""
 
     def _operands(self) -> dict[str, Any]:
         w_gate, w_down, w_up = (
@@ -51,25 +67,12 @@ class NvgemmExperts(GroupedExperts):
         return {"w_up": (w_gate, w_up), "w_down": w_down}
 
 
-class NvgemmGptOssExperts(GptOssGroupedExperts):
+class NvgemmGptOssExperts(_ByNvgemm, GptOssGroupedExperts):
     """torchtitan's experts of gpt-oss: biases, and gates and ups interleaved."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(GptOssGroupedExperts.Config):
         """As that of torchtitan's experts."""
-
-    def forward(
-        self,
-        x_RD: torch.Tensor,  # noqa: N803
-        num_tokens_per_expert_E: torch.Tensor,  # noqa: N803
-        **routing: torch.Tensor,
-    ) -> torch.Tensor:
-        """Compute rows or tokens as `NvgemmExperts` does.
-
-        Raises:
-            NotImplementedError: If the weights are sharded along a mesh dimension ``tp``.
-        """
-        return _compute(x_RD, num_tokens_per_expert_E, routing, self._operands())
 
     def _operands(self) -> dict[str, Any]:
         names = getattr(getattr(self.mlp1_weight_EGD, "device_mesh", None), "mesh_dim_names", None)
@@ -131,21 +134,6 @@ class NvgemmRoutedExperts(RoutedExperts):
                 routing_weights=topk_scores_BLK.flatten(0, 1),
             )
         return out.view(x_BLD.shape)
-
-
-def _compute(
-    x: torch.Tensor,
-    counts: torch.Tensor,
-    routing: dict[str, torch.Tensor],
-    operands: dict[str, Any],
-) -> torch.Tensor:
-    """The experts of rows, or with routing of tokens, in bf16, and the result in the type of x."""
-    narrow = x.bfloat16()
-    if routing:
-        out = routed_experts(narrow, **operands, **routing)
-    else:
-        out = experts(narrow, **operands, counts=counts)
-    return out.type_as(x)
 
 
 def _local(parameter: Any) -> torch.Tensor:

@@ -87,12 +87,7 @@ def _up_joined(
 ) -> torch.Tensor:
     plan = _plan(activation, order, in_pieces=False)
     joined = _up_by_kernel(plan, GateForm.JOINED, a, w, offsets, bias)
-    if joined is not None:
-        return joined
-    stored = _up_by_kernel(plan, GateForm.KEPT, a, w, offsets, bias)
-    if stored is not None:
-        return stored[:, w.shape[1] :]
-    return activated(plan, *plan.split(rows(a, w.mT, offsets, bias)))
+    return _up_kept(a, w, offsets, bias, activation, order)[1] if joined is None else joined
 
 
 def _up_kept(
