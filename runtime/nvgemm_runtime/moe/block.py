@@ -23,6 +23,7 @@ from .activations import Activation, GatedActivation
 from .checks import check_dtypes, check_kinds, check_shapes, check_values, named, pair_of
 from .gates import Plan, UpProjection, activated, has_gate, project_up
 from .gradients import (
+    Backward,
     gradients_by_kernel,
     gradients_by_operators,
     scores_go_on_gates,
@@ -239,23 +240,18 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         grad = grad.index_select(0, indices) if plan.combine else grad.contiguous()
 
         projected = UpProjection(**dict(zip(("gates", "ups", "joined"), saved)))
+        task = Backward(
+            grad=grad, scores=scores, w_down=w_down, down_bias=down_bias, offsets=offsets,
+            for_down=for_down, for_gates=for_gates, for_scores=for_scores,
+        )  # fmt: skip
         of_activation = None
         if plan.traces_gates and (for_gates or for_down or for_scores):
-            of_activation = traced_gradients(
-                plan, projected, grad, scores, w_down, down_bias, offsets,
-                for_down=for_down, for_gates=for_gates, for_scores=for_scores,
-            )  # fmt: skip
+            of_activation = traced_gradients(plan, projected, task)
         elif for_gates:
-            of_activation = gradients_by_kernel(
-                plan, projected, grad, scores, w_down, down_bias, offsets,
-                for_down=for_down, for_scores=for_scores,
-            )  # fmt: skip
+            of_activation = gradients_by_kernel(plan, projected, task)
         by_kernel = of_activation is not None and not plan.traces_gates
         if of_activation is None:
-            of_activation = gradients_by_operators(
-                plan, projected, grad, scores, w_down, down_bias, offsets,
-                for_down=for_down, for_gates=for_gates, for_scores=for_scores,
-            )  # fmt: skip
+            of_activation = gradients_by_operators(plan, projected, task)
         grad_gate_rows, grad_up_rows = of_activation.gates, of_activation.ups
         if w_up is not None and grad_up_rows is None and grad_gate_rows is not None:
             grad_gate_rows, grad_up_rows = plan.split(grad_gate_rows)
@@ -267,13 +263,9 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             )
         by_row = of_activation.scores
         if for_down_bias:
-            of_rows = (
-                of_activation.grad
-                if by_kernel
-                else apply_weights(grad, scores, is_compiled=plan.is_compiled)
-            )
+            of_rows = of_activation.grad if by_kernel else task.weighted(plan)
             found["down_bias"] = _bias_grad(of_rows, offsets)
-        del of_activation, projected, saved  # their memory is free for what follows
+        del of_activation, projected, saved, task  # their memory is free for what follows
         if by_row is not None:
             owned = is_owned(offsets, by_row.shape[0])
             found["scores"] = torch.where(owned, by_row, 0).to(scores.dtype)

@@ -19,6 +19,40 @@ from .products import gate_gradients, owner_of_rows, rows
 
 
 @dataclass(frozen=True, kw_only=True)
+class Backward:
+    """The gradient of the result, what it is taken through, and which gradients are wanted of it.
+
+    Attributes:
+        grad: The gradient of each row's result.
+        scores: The rows' weights; None without.
+        w_down, down_bias: Weights of the down projection, and its bias.
+        offsets: End of each expert's rows.
+        for_down, for_gates, for_scores: Whether those of the down projection's weights, of gates
+            and ups, and of the rows' weights are wanted.
+    """
+
+    grad: torch.Tensor
+    scores: torch.Tensor | None
+    w_down: torch.Tensor
+    down_bias: torch.Tensor | None
+    offsets: torch.Tensor
+    for_down: bool
+    for_gates: bool
+    for_scores: bool
+
+    def weighted(self, plan: Plan) -> torch.Tensor:
+        """The gradient times the rows' weights."""
+        return apply_weights(self.grad, self.scores, is_compiled=plan.is_compiled)
+
+    def of_kernel(self, plan: Plan) -> torch.Tensor:
+        """What a kernel with the gradient of a gate is given.
+
+        Without the rows' weights where their gradient is wanted, which is found behind it.
+        """
+        return self.grad if self.for_scores else self.weighted(plan)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gradients:
     """What the backward needs of the activation; None for what is not asked for.
 
@@ -52,48 +86,21 @@ def scores_go_on_gates(w_down: torch.Tensor) -> bool:
     return bool(2 * w_down.shape[2] < w_down.shape[1])
 
 
-def gradients_by_kernel(
-    plan: Plan,
-    projected: UpProjection,
-    grad: torch.Tensor,
-    scores: torch.Tensor | None,
-    w_down: torch.Tensor,
-    down_bias: torch.Tensor | None,
-    offsets: torch.Tensor,
-    *,
-    for_down: bool,
-    for_scores: bool,
-) -> Gradients | None:
+def gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) -> Gradients | None:
     """Take the gradient of the result to gates and ups by one kernel, if one serves."""
     # Before more is looked at: Dynamo of torch 2.11 does not iterate enumerations.
     if not plan.uses_kernels or projected.ups is not None:
         return None
     product, epilogue = projected.gates, plan.epilogue(GateForm.GRADIENT)
-    if product is None or epilogue is None or is_watched(grad):
+    if product is None or epilogue is None or is_watched(task.grad):
         return None
-    given = grad if for_scores else apply_weights(grad, scores, is_compiled=plan.is_compiled)
-    found = gate_gradients(given, w_down, offsets, product, epilogue)
-    if found is None:
-        return None
-    return behind_kernel(
-        plan, projected, found, grad, given, scores, w_down, down_bias, offsets,
-        for_down=for_down, for_scores=for_scores,
-    )  # fmt: skip
+    given = task.of_kernel(plan)
+    found = gate_gradients(given, task.w_down, task.offsets, product, epilogue)
+    return None if found is None else behind_kernel(plan, projected, task, found, given)
 
 
 def behind_kernel(
-    plan: Plan,
-    projected: UpProjection,
-    found: torch.Tensor,
-    grad: torch.Tensor,
-    given: torch.Tensor,
-    scores: torch.Tensor | None,
-    w_down: torch.Tensor,
-    down_bias: torch.Tensor | None,
-    offsets: torch.Tensor,
-    *,
-    for_down: bool,
-    for_scores: bool,
+    plan: Plan, projected: UpProjection, task: Backward, found: torch.Tensor, given: torch.Tensor
 ) -> Gradients:
     """All that the backward needs, by what a kernel found.
 
@@ -107,65 +114,50 @@ def behind_kernel(
     Args:
         plan: What to compute.
         projected: What the up projection gave.
+        task: What it is computed of.
         found: Gradients of gates and ups in one matrix, which may be overwritten: of ``given``.
-        grad: The gradient of the result.
-        given: The same, times the rows' weights unless their gradient is wanted.
-        scores: The rows' weights.
-        w_down: Weights of the down projection.
-        down_bias: Its bias.
-        offsets: End of each expert's rows.
-        for_down: Whether the gradient of the down projection's weights is wanted.
-        for_scores: Whether that of the rows' weights is.
+        given: What the kernel was given.
     """
     assert projected.gates is not None
     gates, ups = plan.parts(projected.gates, projected.ups)
     ups_are_cut = plan.activation.kind is Activation.SWIGLU_OAI
     joined = projected.joined
-    if joined is None and (for_down or (for_scores and ups_are_cut)):
+    if joined is None and (task.for_down or (task.for_scores and ups_are_cut)):
         joined = activated(plan, gates, ups)
     by_row = None
-    if for_scores:
-        assert scores is not None
+    if task.for_scores:
+        assert task.scores is not None
         if ups_are_cut:
             assert joined is not None
-            result = rows(joined, w_down.mT, offsets, down_bias)
-            by_row = sum_products(grad, result, is_compiled=plan.is_compiled)
+            result = rows(joined, task.w_down.mT, task.offsets, task.down_bias)
+            by_row = sum_products(task.grad, result, is_compiled=plan.is_compiled)
         else:
             of_ups = plan.split(found)[1]
             by_row = sum_products(of_ups, ups, is_compiled=plan.is_compiled)
-            by_row = by_row + _of_bias(plan, grad, offsets, down_bias)
-        if scores_go_on_gates(w_down):
-            found.mul_(scores[:, None])
-        given = apply_weights(grad, scores, is_compiled=plan.is_compiled)
-    return Gradients(grad=given, joined=joined if for_down else None, gates=found, scores=by_row)
+            by_row = by_row + _of_bias(plan, task)
+        if scores_go_on_gates(task.w_down):
+            found.mul_(task.scores[:, None])
+        given = task.weighted(plan)
+    joined = joined if task.for_down else None
+    return Gradients(grad=given, joined=joined, gates=found, scores=by_row)
 
 
-def gradients_by_operators(
-    plan: Plan,
-    projected: UpProjection,
-    grad: torch.Tensor,
-    scores: torch.Tensor | None,
-    w_down: torch.Tensor,
-    down_bias: torch.Tensor | None,
-    offsets: torch.Tensor,
-    *,
-    for_down: bool,
-    for_gates: bool,
-    for_scores: bool,
-) -> Gradients:
+def gradients_by_operators(plan: Plan, projected: UpProjection, task: Backward) -> Gradients:
     """Take the gradient of the result to gates and ups by a product and operators, in fp32."""
-    gate_rows, up_rows = projected.gates, projected.ups
+    gate_rows, up_rows, scores = projected.gates, projected.ups, task.scores
     assert gate_rows is not None
     gate, up = plan.parts(gate_rows, up_rows)
-    grad_hidden = rows(grad, w_down, offsets) if for_gates or for_scores else None
-    hidden = dense_like(gate) if for_down else None
-    grad_gate_rows = torch.empty_like(gate_rows) if for_gates else None
-    grad_up_rows = None if up_rows is None or not for_gates else torch.empty_like(up_rows)
-    by_row = widen(gate.new_empty(gate.shape[0])) if for_scores else None
+    grad_hidden = None
+    if task.for_gates or task.for_scores:
+        grad_hidden = rows(task.grad, task.w_down, task.offsets)
+    hidden = dense_like(gate) if task.for_down else None
+    grad_gate_rows = torch.empty_like(gate_rows) if task.for_gates else None
+    grad_up_rows = None if up_rows is None or not task.for_gates else torch.empty_like(up_rows)
+    by_row = widen(gate.new_empty(gate.shape[0])) if task.for_scores else None
     for piece in pieces_of(plan, gate):
         gates, ups = widen(gate[piece]), up[piece]
         factor = None if scores is None else scores[piece, None]
-        if for_down or for_scores:
+        if task.for_down or task.for_scores:
             joined = plan.activation.apply(gates, ups)
         if hidden is not None:  # the factor is on the narrower of the two
             hidden[piece] = joined if factor is None else joined * factor
@@ -174,40 +166,26 @@ def gradients_by_operators(
         if by_row is not None:
             by_row[piece] = (grads * joined).sum(-1)
         if grad_gate_rows is not None:
-            if factor is not None and (scores_go_on_gates(w_down) or not for_scores):
+            if factor is not None and (scores_go_on_gates(task.w_down) or not task.for_scores):
                 grads = grads * factor
             of_gates, of_ups = plan.parts(grad_gate_rows, grad_up_rows)
             of_gates[piece], of_ups[piece] = plan.activation.gradients(gates, ups, grads)
     if by_row is not None:
-        by_row = by_row + _of_bias(plan, grad, offsets, down_bias)
+        by_row = by_row + _of_bias(plan, task)
     return Gradients(
-        grad=grad, joined=hidden, gates=grad_gate_rows, ups=grad_up_rows, scores=by_row
+        grad=task.grad, joined=hidden, gates=grad_gate_rows, ups=grad_up_rows, scores=by_row
     )
 
 
-def _of_bias(
-    plan: Plan, grad: torch.Tensor, offsets: torch.Tensor, down_bias: torch.Tensor | None
-) -> torch.Tensor | int:
+def _of_bias(plan: Plan, task: Backward) -> torch.Tensor | int:
     """What the bias of the down projection adds to the gradient of each row's weight."""
-    if down_bias is None:
+    if task.down_bias is None:
         return 0
-    by_row = down_bias.index_select(0, owner_of_rows(offsets, grad.shape[0]))
-    return sum_products(grad, by_row, is_compiled=plan.is_compiled)
+    by_row = task.down_bias.index_select(0, owner_of_rows(task.offsets, task.grad.shape[0]))
+    return sum_products(task.grad, by_row, is_compiled=plan.is_compiled)
 
 
-def traced_gradients(
-    plan: Plan,
-    projected: UpProjection,
-    grad: torch.Tensor,
-    scores: torch.Tensor | None,
-    w_down: torch.Tensor,
-    down_bias: torch.Tensor | None,
-    offsets: torch.Tensor,
-    *,
-    for_down: bool,
-    for_gates: bool,
-    for_scores: bool,
-) -> Gradients:
+def traced_gradients(plan: Plan, projected: UpProjection, task: Backward) -> Gradients:
     """Take the gradient of the result by an operator that becomes others when traced further.
 
     The gradient of the down projection's weights is among its results: only the operator knows
@@ -216,13 +194,13 @@ def traced_gradients(
     order = None if plan.order is None else plan.order.value
     found = list(
         torch.ops.nvgemm_moe.up_gradients(
-            grad, w_down, down_bias, offsets,
-            projected.gates, projected.ups, projected.joined, scores,
-            plan.activation.kind.value, order, for_down, for_gates, for_scores,
+            task.grad, task.w_down, task.down_bias, task.offsets,
+            projected.gates, projected.ups, projected.joined, task.scores,
+            plan.activation.kind.value, order, task.for_down, task.for_gates, task.for_scores,
         )
     )  # fmt: skip
-    down = found.pop(0) if for_down else None
-    gates = found.pop(0) if for_gates else None
-    ups = found.pop(0) if for_gates and projected.ups is not None else None
-    by_row = found.pop(0) if for_scores else None
-    return Gradients(grad=grad, gates=gates, ups=ups, scores=by_row, w_down=down)
+    down = found.pop(0) if task.for_down else None
+    gates = found.pop(0) if task.for_gates else None
+    ups = found.pop(0) if task.for_gates and projected.ups is not None else None
+    by_row = found.pop(0) if task.for_scores else None
+    return Gradients(grad=task.grad, gates=gates, ups=ups, scores=by_row, w_down=down)

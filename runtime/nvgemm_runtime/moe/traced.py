@@ -24,8 +24,7 @@ from ..gemm.moe_operators import GATE_GRADIENT, GATED_ROWS, PAIRED_GATED_ROWS, P
 from . import products
 from .activations import Activation, GatedActivation
 from .gates import Plan, UpProjection, activated, adds
-from .gradients import Gradients, behind_kernel, gradients_by_operators
-from .operators import apply_weights
+from .gradients import Backward, Gradients, behind_kernel, gradients_by_operators
 from .products import added_rows, define, library, rows, rows_into, ups_into, weight_gradient
 from .served import is_served
 
@@ -170,16 +169,13 @@ def _up_gradients(
     """Those that are asked for, in order: of w_down, gates, ups if they are apart, and scores."""
     plan = _plan(activation, order, in_pieces=False)
     projected = UpProjection(gates=gates, ups=ups, joined=joined)
-    found = None
-    if for_gates:
-        found = _gradients_by_kernel(
-            plan, projected, grad, scores, w_down, down_bias, offsets, for_down, for_scores
-        )
+    task = Backward(
+        grad=grad, scores=scores, w_down=w_down, down_bias=down_bias, offsets=offsets,
+        for_down=for_down, for_gates=for_gates, for_scores=for_scores,
+    )  # fmt: skip
+    found = _gradients_by_kernel(plan, projected, task) if for_gates else None
     if found is None:
-        found = gradients_by_operators(
-            plan, projected, grad, scores, w_down, down_bias, offsets,
-            for_down=for_down, for_gates=for_gates, for_scores=for_scores,
-        )  # fmt: skip
+        found = gradients_by_operators(plan, projected, task)
     wanted = []
     if found.joined is not None:
         wanted.append(weight_gradient(found.grad, found.joined, offsets, w_down))
@@ -187,28 +183,16 @@ def _up_gradients(
     return wanted
 
 
-def _gradients_by_kernel(
-    plan: Plan,
-    projected: UpProjection,
-    grad: torch.Tensor,
-    scores: torch.Tensor | None,
-    w_down: torch.Tensor,
-    down_bias: torch.Tensor | None,
-    offsets: torch.Tensor,
-    for_down: bool,
-    for_scores: bool,
-) -> Gradients | None:
+def _gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) -> Gradients | None:
     gates, ups, epilogue = projected.gates, projected.ups, plan.epilogue(GateForm.GRADIENT)
     assert gates is not None
     product = gates if ups is None else gates.new_empty((gates.shape[0], 2 * gates.shape[1]))
-    if epilogue is None or not is_served(grad, w_down, offsets, product, epilogue):
+    w_down, offsets = task.w_down, task.offsets
+    if epilogue is None or not is_served(task.grad, w_down, offsets, product, epilogue):
         return None
-    given = grad if for_scores else apply_weights(grad, scores, is_compiled=plan.is_compiled)
+    given = task.of_kernel(plan)
     found = _launching.gate_gradient(given, w_down, offsets, gates, ups, epilogue.value)
-    all_of_them = behind_kernel(
-        plan, projected, found, grad, given, scores, w_down, down_bias, offsets,
-        for_down=for_down, for_scores=for_scores,
-    )  # fmt: skip
+    all_of_them = behind_kernel(plan, projected, task, found, given)
     if ups is None:
         return all_of_them
     return all_of_them.with_parts(*plan.split(found))
@@ -296,10 +280,11 @@ def _gate_gradient(
     product = gates if ups is None else _as_one(gates, ups)
     found = products.gate_gradients(grad, b, offsets, product, wanted, warns=True)
     if found is None:
-        found = gradients_by_operators(
-            _plan_of(wanted), UpProjection(gates=product), grad, None, b, None, offsets,
+        task = Backward(
+            grad=grad, scores=None, w_down=b, down_bias=None, offsets=offsets,
             for_down=False, for_gates=True, for_scores=False,
-        ).gates  # fmt: skip
+        )  # fmt: skip
+        found = gradients_by_operators(_plan_of(wanted), UpProjection(gates=product), task).gates
     assert found is not None
     return found
 
