@@ -8,11 +8,9 @@
 namespace nvgemm {
 namespace {
 
-// Alignment that block-scaled kernels assume of scales (nvgemm_runtime/gemm/types.py), and that which
-// kernels assume of a single scale and of int32 offsets, in bytes. Scales of rows are moved by TMA,
-// as operands are, and are held to the kernel's own alignment.
+// Alignment that block-scaled kernels assume of scales (nvgemm_runtime/gemm/types.py), in bytes. Scales
+// of rows are moved by TMA, as operands are, and are held to the kernel's own alignment.
 constexpr int64_t kSwizzledAlignment = 32;
-constexpr int64_t kElementAlignment = 4;
 
 constexpr int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -51,6 +49,7 @@ void Checker::CheckExtras(const Operands& operands, const MemorySpan& out) const
     CheckScale(Role::kScaleB, operands[Role::kScaleB], out);
   }
   if (HasGroups(spec_.op)) CheckOffsets(operands[Role::kOffsets], out);
+  if (spec_.op == Op::kGatheredMm) CheckRows(operands[Role::kRows], out);
   if (spec_.addend != AddendKind::kNone) CheckAddend(operands[Role::kAddend], out);
 }
 
@@ -124,6 +123,20 @@ void Checker::CheckOffsets(const DLTensor& from, const MemorySpan& out) const {
   }
   to.strides[0] = 1;
   CheckVector(Role::kOffsets, groups, kElementAlignment, out);
+}
+
+// A row of b for each element of a. Which they are, the kernel checks.
+void Checker::CheckRows(const DLTensor& from, const MemorySpan& out) const {
+  const TensorView& a = call_[Role::kA];
+  TensorView& to = Copy(Role::kRows, from, 2, DLDataType{kDLInt, 32, 1});
+  if (to.shape[0] != a.shape[0] || to.shape[1] != a.shape[1] || !IsCompact(to.tensor)) {
+    Refuse(kValueError, "rows have shape ", ShapeText(to.tensor), " and strides ",
+           StridesText(to.tensor), "; must be contiguous and of the shape of a, ",
+           ShapeText(a.tensor));
+  }
+  to.strides[0] = to.shape[1];
+  to.strides[1] = 1;
+  CheckVector(Role::kRows, ElementsOf(to.tensor), kElementAlignment, out);
 }
 
 void Checker::CheckAddend(const DLTensor& from, const MemorySpan& out) const {

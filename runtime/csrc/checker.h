@@ -14,6 +14,10 @@ namespace nvgemm {
 // compiled kernel does not tell whether it computes with wider ones.
 inline constexpr int64_t kMaxExtent = (int64_t{1} << 31) - 1;
 
+// Alignment that kernels assume of what they read by the element: a single scale, int32 offsets and
+// rows, and a of gathered rows, in bytes.
+inline constexpr int64_t kElementAlignment = 4;
+
 std::string DTypeText(DLDataType dtype);
 std::string DeviceText(DLDevice device);
 std::string ShapeText(const DLTensor& tensor);
@@ -35,6 +39,12 @@ class Checker {
   // Columns of the product, of which a gate makes another number of the result.
   int64_t ProductColumns() const { return call_[Role::kB].shape[spec_.b_rank() - 1]; }
 
+  // Alignment of a matrix, in bytes: of its address, its contiguous extent and its other strides.
+  int64_t AlignmentOf(Role role) const {
+    const bool by_element = spec_.op == Op::kGatheredMm && role == Role::kA;
+    return by_element ? kElementAlignment : spec_.alignment_bytes;
+  }
+
   template <typename... Parts>
   [[noreturn, gnu::cold, gnu::noinline]] void Refuse(const char* kind, const Parts&... parts) const {
     if (quiet_) throw Refused();
@@ -53,6 +63,7 @@ class Checker {
   void CheckRowScale(Role role, const DLTensor& from, int64_t rows) const;
   void CheckRowScaleOfGroups(Role role, const DLTensor& from, int64_t rows) const;
   void CheckOffsets(const DLTensor& from, const MemorySpan& out) const;
+  void CheckRows(const DLTensor& from, const MemorySpan& out) const;
   void CheckAddend(const DLTensor& from, const MemorySpan& out) const;
   void CheckGates(const DLTensor& from, const MemorySpan& out) const;
   void CheckRowsOfGroups(const DLTensor& from, const MemorySpan& out) const;
@@ -114,14 +125,12 @@ class Checker {
     const int inner = row_major ? rank - 1 : rank - 2;
     const int outer = row_major ? rank - 2 : rank - 1;
     const int64_t element_bytes = ElementBytes(view.tensor.dtype);
-    const int64_t step = spec_.alignment_bytes > element_bytes
-                             ? spec_.alignment_bytes / element_bytes
-                             : 1;
+    const int64_t alignment = AlignmentOf(role);
+    const int64_t step = alignment > element_bytes ? alignment / element_bytes : 1;
     const int64_t inner_extent = view.shape[inner];
     if (inner_extent % step != 0) {
       Refuse(kValueError, name, " has ", inner_extent, " elements along dimension ", inner,
-             ", which is contiguous; must be a multiple of ", step, " (", spec_.alignment_bytes,
-             " bytes); pad it or use another kernel");
+             ", which is contiguous; must be a multiple of ", step, " (", alignment, " bytes); pad it or use another kernel");
     }
     if (inner_extent > 1 && view.strides[inner] != 1) {
       Refuse(kValueError, name, " has stride ", view.strides[inner], " along dimension ", inner,
@@ -156,8 +165,7 @@ class Checker {
     }
     if (stride <= 0 || stride > kMaxExtent || stride % step != 0) {
       Refuse(kValueError, RoleName(role), " has stride ", stride, " along dimension ", dimension,
-             "; must be a multiple of ", step, " elements (", spec_.alignment_bytes,
-             " bytes) in 1..", kMaxExtent,
+             "; must be a multiple of ", step, " elements (", AlignmentOf(role), " bytes) in 1..", kMaxExtent,
              "; make a copy with .contiguous() or use another kernel");
     }
   }
@@ -190,7 +198,7 @@ class Checker {
                     int64_t inner_extent) const {
     const TensorView& view = call_[role];
     const int64_t element_bytes = ElementBytes(view.tensor.dtype);
-    const uintptr_t begin = CheckAddress(role, spec_.alignment_bytes);
+    const uintptr_t begin = CheckAddress(role, AlignmentOf(role));
     const uintptr_t end = EndOf(role, begin, elements, element_bytes);
     const auto pitch = [&](int dimension) {
       return static_cast<uintptr_t>(view.strides[dimension] * element_bytes);

@@ -10,13 +10,14 @@
 
 namespace nvgemm {
 
-enum class Op { kMm, kBmm, kGroupedMm, kKGroupedMm };
+enum class Op { kMm, kBmm, kGroupedMm, kKGroupedMm, kGatheredMm };
 
 constexpr const char* OpName(Op op) {
-  return op == Op::kMm          ? "mm"
-         : op == Op::kBmm       ? "bmm"
-         : op == Op::kGroupedMm ? "grouped_mm"
-                                : "k_grouped_mm";
+  return op == Op::kMm           ? "mm"
+         : op == Op::kBmm        ? "bmm"
+         : op == Op::kGroupedMm  ? "grouped_mm"
+         : op == Op::kKGroupedMm ? "k_grouped_mm"
+                                 : "gathered_mm";
 }
 
 // Whether offsets say where groups end: along m, or along k.
@@ -24,14 +25,15 @@ constexpr bool HasGroups(Op op) { return op == Op::kGroupedMm || op == Op::kKGro
 
 // The tensors of a launch. Those between b and out are the extras, in the order in which every
 // function takes them.
-enum class Role { kA, kB, kScaleA, kScaleB, kOffsets, kAddend, kOut };
-inline constexpr int kRoles = 7;
+enum class Role { kA, kB, kScaleA, kScaleB, kOffsets, kRows, kAddend, kOut };
+inline constexpr int kRoles = 8;
 
-inline constexpr Role kExtras[] = {Role::kScaleA, Role::kScaleB, Role::kOffsets, Role::kAddend};
+inline constexpr Role kExtras[] = {Role::kScaleA, Role::kScaleB, Role::kOffsets, Role::kRows,
+                                   Role::kAddend};
 
 constexpr const char* RoleName(Role role) {
-  constexpr const char* kNames[kRoles] = {"a",       "b",      "scale_a", "scale_b",
-                                          "offsets", "addend", "out"};
+  constexpr const char* kNames[kRoles] = {"a",       "b",    "scale_a", "scale_b",
+                                          "offsets", "rows", "addend",  "out"};
   return kNames[static_cast<int>(role)];
 }
 

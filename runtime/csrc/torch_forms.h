@@ -18,6 +18,7 @@ struct Form {
   int scale_a = kNowhere;
   int scale_b = kNowhere;
   int offsets = kNowhere;
+  int rows = kNowhere;
   int addend = kNowhere;
   int optional_addend = kNowhere;
   int out = kNowhere;
@@ -71,6 +72,13 @@ constexpr Form KGrouped() {
 }
 inline constexpr Form kKGroupedMm = KGrouped();
 
+constexpr Form Gathered() {
+  Form form{"nvgemm_aot::gathered_mm", Op::kGatheredMm, 0, 1, 3};
+  form.rows = 2;
+  return form;
+}
+inline constexpr Form kGatheredMm = Gathered();
+
 constexpr Form Gated() {
   Form form{"nvgemm_aot::gated_mm", Op::kMm, 0, 1, 2};
   form.optional_addend = 3;
@@ -95,6 +103,7 @@ inline constexpr Form kScaledGroupedMmOut =
 inline constexpr Form kGroupedGatedMmOut =
     WithOut(kGroupedGatedMm, "nvgemm_aot::grouped_gated_mm.out", 5);
 inline constexpr Form kKGroupedMmOut = WithOut(kKGroupedMm, "nvgemm_aot::k_grouped_mm.out", 4);
+inline constexpr Form kGatheredMmOut = WithOut(kGatheredMm, "nvgemm_aot::gathered_mm.out", 4);
 inline constexpr Form kGatedMmOut = WithOut(kGatedMm, "nvgemm_aot::gated_mm.out", 4);
 
 }  // namespace nvgemm

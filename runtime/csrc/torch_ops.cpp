@@ -117,6 +117,7 @@ struct Arguments {
         scale_a(Take(stack, kForm.scale_a)),
         scale_b(Take(stack, kForm.scale_b)),
         offsets(Take(stack, kForm.offsets)),
+        rows(Take(stack, kForm.rows)),
         addend(kForm.addend == Form::kNowhere ? TakeOptional(stack, kForm.optional_addend)
                                               : Take(stack, kForm.addend)),
         out(Take(stack, kForm.out)) {}
@@ -125,6 +126,7 @@ struct Arguments {
     scale_a.GiveTo(operands, Role::kScaleA);
     scale_b.GiveTo(operands, Role::kScaleB);
     offsets.GiveTo(operands, Role::kOffsets);
+    rows.GiveTo(operands, Role::kRows);
     addend.GiveTo(operands, Role::kAddend);
   }
 
@@ -170,6 +172,7 @@ struct Arguments {
   const GivenTensor scale_a;
   const GivenTensor scale_b;
   const GivenTensor offsets;
+  const GivenTensor rows;
   const GivenTensor addend;
   const OwnedTensor out;
 };
@@ -273,6 +276,8 @@ constexpr const char* kSchemas[] = {
     "str kernel, *, Tensor(a!) out) -> ()",
     "k_grouped_mm(Tensor a, Tensor b, Tensor offsets, str kernel) -> Tensor",
     "k_grouped_mm.out(Tensor a, Tensor b, Tensor offsets, str kernel, *, Tensor(a!) out) -> ()",
+    "gathered_mm(Tensor a, Tensor b, Tensor rows, str kernel) -> Tensor",
+    "gathered_mm.out(Tensor a, Tensor b, Tensor rows, str kernel, *, Tensor(a!) out) -> ()",
     "gated_mm(Tensor a, Tensor b, str kernel, *, Tensor? bias=None) -> Tensor",
     "gated_mm.out(Tensor a, Tensor b, str kernel, *, Tensor? bias=None, Tensor(a!) out) -> ()",
     "grouped_gated_mm(Tensor a, Tensor b, Tensor offsets, str kernel, *, Tensor? bias=None) "
@@ -307,6 +312,8 @@ constexpr Implementation kDeviceImplementations[] = {
     {"scaled_grouped_mm.out", Out<kScaledGroupedMmOut>},
     {"k_grouped_mm", Functional<kKGroupedMm>},
     {"k_grouped_mm.out", Out<kKGroupedMmOut>},
+    {"gathered_mm", Functional<kGatheredMm>},
+    {"gathered_mm.out", Out<kGatheredMmOut>},
     {"gated_mm", Functional<kGatedMm>},
     {"gated_mm.out", Out<kGatedMmOut>},
     {"grouped_gated_mm", Functional<kGroupedGatedMm>},

@@ -28,13 +28,15 @@ def steps(signature: Signature, alignment_bytes: int) -> tuple[int, int, int]:
     def values(dtype: DType) -> int:
         return max(1, alignment_bytes * 8 // dtype.bits)
 
-    of_operand = values(signature.a)
+    of_operand = values(signature.dtype)
     m = 1 if signature.layout.a_row_major else of_operand
     form = signature.form
     of_result = values(signature.out) * (1 if form is None else form.row.product_columns)
     n = math.lcm(of_result, of_operand if signature.layout.b_row_major else 1)
     k_is_contiguous = signature.layout.a_row_major or not signature.layout.b_row_major
     block = signature.scales.block or 1 if signature.scales is not None else 1
+    if signature.op is Op.GATHERED_MM:  # whose A is read by the element
+        return m, n, 1
     return m, n, math.lcm(of_operand if k_is_contiguous else 1, block)
 
 

@@ -97,7 +97,7 @@ class Arguments:
             if signature.op is Op.GROUPED_MM:
                 return "scaled_grouped_mm", (self.a, self.b, *others), {}
             return "scaled_mm", (self.a, self.b, *others[:2]), bias
-        if signature.op is Op.K_GROUPED_MM:
+        if signature.op in (Op.K_GROUPED_MM, Op.GATHERED_MM):
             return signature.op.value, (self.a, self.b, *others), {}
         if signature.op is Op.GROUPED_MM:
             name = "grouped_gated_mm" if signature.is_gated else "grouped_mm"
@@ -255,8 +255,17 @@ def _complete(
         is_along_k = problem.signature.op is Op.K_GROUPED_MM
         shared = problem.k if is_along_k else problem.m
         tensors[Role.OFFSETS] = group_ends(shared, problem.groups, device)
+    if Role.ROWS in extra_roles(problem.signature):
+        tensors[Role.ROWS] = named_rows(problem, device)
     tensors[Role.OUT] = poisoned(role_shape(problem, Role.OUT), problem.signature.out, device)
     return Arguments(problem=problem, tensors=tensors, has_exact_sums=has_exact_sums)
+
+
+def named_rows(problem: Problem, device: str) -> torch.Tensor:
+    """Any rows of B, some of them several times, and some that are just outside of it."""
+    count = role_shape(problem, Role.B)[0]
+    drawn = torch.randint(-2, count + 2, role_shape(problem, Role.ROWS), device=device)
+    return drawn.to(torch.int32)
 
 
 def group_ends(shared: int, groups: int, device: str) -> torch.Tensor:

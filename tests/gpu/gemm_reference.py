@@ -113,6 +113,11 @@ def _product(arguments: Arguments, *, of_magnitudes: bool = False) -> torch.Tens
     a, b = operand_values(problem, tensors, Role.A), operand_values(problem, tensors, Role.B)
     if of_magnitudes:
         a, b = a.abs(), b.abs()
+    if problem.signature.op is Op.GATHERED_MM:
+        named = tensors[Role.ROWS].long()
+        inside = (named >= 0) & (named < b.shape[1])
+        taken = b.mT[named.clamp(0, b.shape[1] - 1)] * inside[..., None]
+        return (a[..., None] * taken).sum(1)
     if not problem.signature.op.has_groups:
         return a @ b.mT
     begin = 0

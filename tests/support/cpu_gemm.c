@@ -240,6 +240,11 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
   const tensor_t *offsets = arguments[AT_OFFSETS].v.tensor;
   const int32_t *ends = (const int32_t *)((char *)offsets->data + offsets->byte_offset);
 #endif
+#ifdef AT_ROWS
+  const tensor_t *rows = arguments[AT_ROWS].v.tensor;
+  const int32_t *named = (const int32_t *)((char *)rows->data + rows->byte_offset);
+  if (rows->ndim != 2) return raise("ValueError", "rows of another rank");
+#endif
 #ifdef AT_WORKSPACE
   const tensor_t *workspace = arguments[AT_WORKSPACE].v.tensor;
   char *bytes = (char *)workspace->data + workspace->byte_offset;
@@ -288,8 +293,13 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
 #endif
         sum = 0;
         for (int64_t k = first; k < last; ++k) {
+          int64_t row = k;
+#ifdef AT_ROWS
+          row = named[i * depth + k];
+          if (row < 0 || row >= b->shape[0]) continue;
+#endif
           SUM product = LOAD(av.data, offset(av, batch, i, k)) *
-                        LOAD_B(bv.data, offset(bv, matrix, k, column));
+                        LOAD_B(bv.data, offset(bv, matrix, row, column));
 #ifdef SCALES_BLOCK
           product *= LOAD_SCALE(sa, swizzled(i, k / BLOCK, blocks)) *
                      LOAD_SCALE(sb, swizzled(j, k / BLOCK, blocks));

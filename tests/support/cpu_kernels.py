@@ -63,7 +63,7 @@ RACES_ON_FIRST_CALL = """
 
 def computes(served: Signature) -> bool:
     """Whether these kernels compute such a thing; they do most of the support table, and fp32."""
-    if served.a is DType.FP32:
+    if served.a is DType.FP32 and served.op is not Op.GATHERED_MM:
         return served.a is served.b and served.scales is None and served.out is DType.FP32
     return unsupported(served) is None and (not served.a.is_integer or served.out.is_integer)
 
@@ -96,7 +96,12 @@ def signature(
     scales: ScaleRecipe | None = None,
     epilogue: Epilogue | None = None,
 ) -> Signature:
-    """A signature that these kernels can serve, if `computes` says so; B's type is usually A's."""
+    """A signature that these kernels can serve, if `computes` says so; B's type is usually A's.
+
+    Of gathered rows, A's type is fp32, and ``operand`` B's.
+    """
+    if op is Op.GATHERED_MM:
+        operand, b, out = DType.FP32, b or operand, out or b or operand
     whole = operand.is_integer
     usual = DType.INT32 if whole else operand if operand.bits > 8 else DType.BF16
     return Signature(

@@ -88,6 +88,10 @@ FUSED = (
         cpu_kernels.signature("nt", op=Op.K_GROUPED_MM, operand=operand)
         for operand in (DType.FP16, DType.BF16)
     ),
+    *(
+        cpu_kernels.signature("tt", op=Op.GATHERED_MM, operand=operand)
+        for operand in (DType.FP16, DType.BF16)
+    ),
 )
 """GEMMs that take more than A and B: some of what `cpu_kernels.computes`."""
 

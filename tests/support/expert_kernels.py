@@ -56,9 +56,11 @@ def build_kernels(
     *,
     candidates: int = len(cpu_provider.TILES),
     provider: cpu_provider.CpuProvider | None = None,
+    gathered: bool = False,
 ) -> Path:
     """Build a bundle of grouped kernels in bf16: of epilogues by layout, or of some for several.
 
+    With ``gathered``, also of those that weigh and add rows.
     The only candidate, where there is one, demands operands that are aligned to 16 bytes.
     """
     by_layout = dict.fromkeys(layouts.split(), epilogues) if isinstance(layouts, str) else layouts
@@ -67,6 +69,8 @@ def build_kernels(
         for layout, of_layout in by_layout.items()
         for epilogue in of_layout
     ]
+    if gathered:
+        served.append(signature("tt", op=Op.GATHERED_MM, operand=DType.BF16))
     problems = [problem_of(one, 18, 32, 32) for one in served]
     built = cpu_provider.build_bundle(
         problems, directory, cache, candidates=candidates, provider=provider

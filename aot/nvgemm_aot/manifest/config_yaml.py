@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import yaml
 
 from nvgemm_runtime.gemm.epilogues import GateForm
+from nvgemm_runtime.gemm.problem import Op
+from nvgemm_runtime.gemm.support import GATE_PROVIDER, GATHERED_PROVIDER
 from nvgemm_runtime.recording.text import target_entry
 
 from .from_config import ConfigEntry, ConfigManifest, ManifestOptions, RankGemm
@@ -61,7 +63,7 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
             "a target has no operator. This is the product alone, in fp32, to which the plug-in of "
             "torch.compile has the bias added."
         )
-    if any(entry.routing and entry.groups is None for entry in made.entries):
+    if any(_is_of_one_expert(entry) for entry in made.entries):
         yield from _comment_lines(
             "Experts are those of a loop over them, counted as where each is hit. Most programs "
             "compute all in one grouped GEMM, for which there is no operator here."
@@ -77,16 +79,23 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
         f"tp {_listed(wanted.ranks)}{experts}{steps}."
     )
     yield f"targets: [{', '.join(map(target_entry, wanted.targets))}]"
-    if any(
-        entry.signature.is_gated
-        or (entry.signature.op.has_groups and entry.signature.epilogue is not None)
-        for entry in made.entries
-    ):
-        yield "providers: [cutlass_operators, quack]"
+    beside = [GATE_PROVIDER] if any(map(_needs_quack, made.entries)) else []
+    beside += [GATHERED_PROVIDER] if any(one.product.is_gathered for one in made.entries) else []
+    if beside:
+        yield f"providers: [{', '.join(['cutlass_operators', *beside])}]"
     yield ""
     yield "defaults:"
     yield f"  dtype: [{', '.join(dtype.value for dtype in wanted.dtypes)}]"
     yield ""
+
+
+def _is_of_one_expert(entry: ConfigEntry) -> bool:
+    return bool(entry.routing) and entry.groups is None and not entry.product.is_gathered
+
+
+def _needs_quack(entry: ConfigEntry) -> bool:
+    signature = entry.signature
+    return signature.is_gated or (signature.op.has_groups and signature.epilogue is not None)
 
 
 def _entry_lines(entries: Iterable[ConfigEntry], wanted: ManifestOptions) -> Iterator[str]:
@@ -97,14 +106,15 @@ def _entry_lines(entries: Iterable[ConfigEntry], wanted: ManifestOptions) -> Ite
             yield from _summing_lines(entry)
             continue
         yield f"  - comment: {_entry_comment(entry)}"
-        if entry.groups is not None:
+        if entry.signature.op is not Op.MM:
             yield f"    op: {entry.signature.op.value}"
+        if entry.groups is not None:
             yield f"    groups: {entry.groups}"
         if entry.signature.scales is not None:
             yield f"    dtype: {entry.signature.a.value}"
             yield f"    scales: {entry.signature.scales.value}"
             yield f"    out: [{', '.join(dtype.value for dtype in wanted.dtypes)}]"
-        elif entry.signature.out is not entry.signature.a:
+        elif entry.signature.out is not entry.signature.dtype:
             yield f"    out: {entry.signature.out.value}"
         if entry.signature.epilogue is not None:
             yield f"    epilogue: {entry.signature.epilogue.value}"
@@ -135,6 +145,9 @@ def _entry_comment(entry: ConfigEntry) -> str:
             return "what every token passes through, with its gate (n counts gates and ups)"
         added = " and has a bias added" if entry.signature.epilogue is not None else ""
         return f"{lead}what every token passes through{added}"
+    if entry.product.is_gathered:
+        extent = f"tokens * {routing.chosen}" if entry.product is Product.WEIGHTED_ROW else "tokens"
+        return f"{lead}all of {routing.experts} experts, {routing.chosen} a token (m = {extent})"
     if entry.groups is not None:
         gate = _GATES[entry.signature.form]
         extent = "k" if entry.product.sums_over_tokens else "m"
@@ -157,6 +170,8 @@ _LEADS = {
     Product.ADDED_INPUT_GRADIENT: "gradients of inputs, added to those by the other weight, of ",
     Product.WEIGHT_GRADIENT: "gradients of the weights of ",
     Product.BIAS_GRADIENT: "gradients of the biases of ",
+    Product.ROW_SUM: "sums of each token's rows, of results and gradients of ",
+    Product.WEIGHTED_ROW: "rows times their weights, in the backward of ",
 }
 
 
@@ -182,7 +197,7 @@ def _pair_comment(uses: Sequence[RankGemm], entry: ConfigEntry) -> str:
     by_ranks: dict[tuple[int, int], list[str]] = {}
     for use in uses:
         added = " +bias" if use.gemm.biased and alone else ""
-        role = f"{use.gemm.role} x{use.gemm.calls // (entry.groups or 1)}{added}"
+        role = f"{use.gemm.role} x{use.gemm.calls // entry.experts_at_once}{added}"
         by_ranks.setdefault((use.expert_ranks, use.ranks), []).append(role)
     ranks_of: dict[tuple[int, str], list[int]] = {}
     for (expert_ranks, ranks), roles in by_ranks.items():

@@ -111,6 +111,13 @@ class ConfigEntry:
         return self.routing.experts
 
     @property
+    def experts_at_once(self) -> int:
+        """How many experts one call computes; 1 where it is of one, or of none."""
+        if self.routing is not None and self.product.is_gathered:
+            return self.routing.experts
+        return self.groups or 1
+
+    @property
     def expert_ranks(self) -> int:
         """Ranks among which experts are divided as wholes: the same for all of the entry."""
         (use, *_), *_ = self.uses.values()
@@ -183,7 +190,7 @@ def make_manifest(
                 product=use.product,
                 routing=gemm.routing,
                 signature=signature,
-                rows=_row_counts(gemm.routing, signature.op, wanted.tokens),
+                rows=_row_counts(gemm.routing, signature.op, use.product, wanted.tokens),
                 uses={},
             ),
         )
@@ -358,6 +365,8 @@ def _signature(use: RankGemm, wanted: ManifestOptions) -> Signature:
         out=dtype,
     )
     if use.product is not Product.FORWARD:
+        if use.product.is_gathered:
+            product = replace(product, a=DType.FP32)
         epilogue = _EPILOGUES.get(use.product)
         return replace(product, op=op_of(gemm, use.product), epilogue=epilogue)
     whole = replace(
@@ -399,10 +408,12 @@ def _why_unserved(use: RankGemm, signature: Signature, wanted: ManifestOptions) 
     return misalignment(problem, ALIGNMENT_BYTES) or ""
 
 
-def _row_counts(routing: Routing | None, op: Op, tokens: Iterable[int]) -> tuple[int, ...]:
-    if routing is None:
+def _row_counts(
+    routing: Routing | None, op: Op, product: Product, tokens: Iterable[int]
+) -> tuple[int, ...]:
+    if routing is None or product is Product.ROW_SUM:
         return tuple(tokens)
-    if op.has_groups:
+    if op.has_groups or product is Product.WEIGHTED_ROW:
         return tuple(sorted({routing.rows(count) for count in tokens}))
     return tuple(sorted({routing.tokens_of_one(count) for count in tokens}))
 

@@ -33,6 +33,7 @@ _WORDS = {
             "bmm": "batched",
             "grouped_mm": "_grouped_mm grouped moe",
             "k_grouped_mm": "wgrad grouped_wgrad",
+            "gathered_mm": "embedding_bag combine unpermute gather_sum",
             "gemms": "shape shapes problems matmuls",
             "mnk": "shape shapes problems size sizes",
             "nk": "shape shapes size sizes weights",

@@ -176,14 +176,15 @@ class GemmRules:
         hold for a B of A's type, else of A's.
         """
         for key, choices in _CHOICES.items():
-            field = _FIELDS.get(key, key)
+            field = _field(signature, key)
             right = [c for c in choices if unsupported(replace(signature, **{field: c})) is None]
             if right and values[key].given:
                 break
         else:
             alike = replace(signature, b=signature.a)
-            key = "dtype" if unsupported(alike) == reason else "dtype_b"
-        value = _spelling(getattr(signature, _FIELDS.get(key, key)))
+            is_of_a = signature.op is Op.GATHERED_MM or unsupported(alike) == reason
+            key = "dtype" if is_of_a else "dtype_b"
+        value = _spelling(getattr(signature, _field(signature, key)))
         place = (*values[key].location, values[key].given.index(value))
         found = f"found {value!r}"
         if place[0] == "defaults" and any(one.location[0] == "gemms" for one in values.values()):
@@ -194,8 +195,12 @@ class GemmRules:
             self._add(place, f"{found}; {reason}{allowed}")
 
 
-_FIELDS = {"dtype": "a", "dtype_b": "b"}
-"""By key of a gemm: the signature's field, where that has another name."""
+def _field(signature: Signature, key: str) -> str:
+    """The field of a signature that a key of a gemm gives."""
+    if key == "dtype":
+        return "b" if signature.op is Op.GATHERED_MM else "a"
+    return "b" if key == "dtype_b" else key
+
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "dtype_b": tuple(map(DType, INPUT_DTYPES)),
@@ -245,12 +250,14 @@ def _expand_signatures(values: Mapping[str, _Values]) -> Iterator[Signature]:
     def known(key: str, allowed: tuple[str, ...], usual: str = NONE) -> list[str]:
         return [value for value in values[key].given or (usual,) if value in allowed]
 
-    for op, layout, dtype in itertools.product(
+    usual_layout = {Op.GATHERED_MM.value: Layout.TT.value}
+    for op, dtype in itertools.product(
         known("op", tuple(op.value for op in Op), Op.MM.value),
-        known("layout", LAYOUTS, Layout.TN.value),
         map(DType, known("dtype", INPUT_DTYPES)),
     ):
-        for b, out, recipe, epilogue in itertools.product(
+        of_weights = DType.FP32 if op == Op.GATHERED_MM.value else dtype
+        for layout, b, out, recipe, epilogue in itertools.product(
+            known("layout", LAYOUTS, usual_layout.get(op, Layout.TN.value)),
             map(DType, known("dtype_b", INPUT_DTYPES, dtype.value)),
             known("out", OUT_DTYPES, dtype.usual_out.value),
             known("scales", SCALES),
@@ -259,9 +266,9 @@ def _expand_signatures(values: Mapping[str, _Values]) -> Iterator[Signature]:
             yield Signature(
                 op=Op(op),
                 layout=Layout(layout),
-                a=dtype,
+                a=of_weights,
                 b=b,
-                accumulator=dtype.accumulator,
+                accumulator=of_weights.accumulator,
                 out=DType(out),
                 scales=None if recipe == NONE else ScaleRecipe(recipe),
                 epilogue=None if epilogue == NONE else Epilogue(epilogue),

@@ -37,6 +37,7 @@ __all__ = [
 PROVIDERS = {
     "cutlass_operators": f"{__name__}.cutlass_operators:CutlassOperators",
     "quack": f"{__name__}.quack:Quack",
+    "gathered": f"{__name__}.gathered:Gathered",
 }
 """By name: ``module:class``. Imported only when used, because compilers are slow to import."""
 

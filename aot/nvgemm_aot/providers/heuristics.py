@@ -81,8 +81,11 @@ class MatmulHeuristics:
 
         A split of k is not modelled by the package for narrow tiles. It is taken to shorten a
         kernel whose tiles leave multiprocessors idle, by the work that these take over, and to cost
-        the filling of counters and the sums of partial results.
+        the filling of counters and the sums of partial results. What tensor cores do not multiply
+        has no estimate.
         """
+        if not problem.signature.a.is_operand:
+            return None
         whole_ns = self._whole_ns(problem, shape)
         if whole_ns is None or shape.splits == 1:
             return whole_ns

@@ -108,10 +108,13 @@ def aten_run(signature: Signature) -> Run | None:
     For fp8 it is ``_scaled_mm`` with fast accumulation, as the kernels do not promote their sums
     either, and with scales of 1 where the problem has none. For block scales it is
     ``_scaled_mm_v2``, which supports MXFP4 too. An activation has none: ATen needs a second
-    operator for it, which Inductor replaces by code of its own.
+    operator for it, which Inductor replaces by code of its own. Gathered rows have none that takes
+    weights in fp32.
     """
     import torch
 
+    if signature.op is Op.GATHERED_MM:
+        return None
     if signature.op.has_groups and signature.scales is not None:
         return _scaled_groups(signature)
     if signature.op.has_groups:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -205,6 +205,8 @@ def _before_activation(
         return result
     if signature.op is Op.K_GROUPED_MM:
         return _products_along_k(values(a), values(b), given[Role.OFFSETS])
+    if signature.op is Op.GATHERED_MM:
+        return _sums_of_rows(values(a), b, given[Role.ROWS], values)
     result = values(a) @ values(b)
     for role in (Role.SCALE_A, Role.SCALE_B):
         if role in given:
@@ -238,6 +240,22 @@ def _products_along_k(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -
     for group, end in enumerate(offsets.tolist()):
         result[group] = a[:, begin:end] @ b[begin:end]
         begin = end
+    return result
+
+
+def _sums_of_rows(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    rows: torch.Tensor,
+    values: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Sums of the rows of B that are named, but for those outside of it."""
+    result = a.new_zeros((a.shape[0], b.shape[1]))
+    for place in range(a.shape[1]):
+        named = rows[:, place].long()
+        inside = (named >= 0) & (named < b.shape[0])
+        taken = values(b[named[inside]])
+        result[inside] += a[inside, place, None] * taken
     return result
 
 

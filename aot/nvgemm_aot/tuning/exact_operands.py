@@ -94,7 +94,9 @@ def make_checks(problem: Problem, device: str, *, seed: int) -> list[OperandChec
         expected = expect(operands, signature, terms=terms)
         checks.append(OperandCheck(name=name, operands=operands, expected=expected))
 
-    if signature.a is not DType.UINT8:
+    if signature.op is Op.GATHERED_MM:
+        add(WHOLE_NUMBERS, _whole_rows(problem, device, generator))
+    elif signature.a is not DType.UINT8:
         add(WHOLE_NUMBERS, _whole_numbers(problem, device, generator))
     if signature.a.is_integer:
         add(INTEGERS, make_operands(problem, device, generator))
@@ -121,6 +123,7 @@ def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) ->
         extras = make_extras(
             problem,
             device,
+            generator,
             lambda shape: torch.randint(-2, 3, shape, generator=generator, device=device),
             lambda role: _powers(problem, role, device, generator),
         )
@@ -145,6 +148,24 @@ def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) ->
     a[..., partner] = first + change * changed
     b[..., partner] = -b[..., :half]
     return complete(a, b)
+
+
+def _whole_rows(problem: Problem, device: str, generator: torch.Generator) -> Operands:
+    """Rows of B that are named several times, once or never, and some that are outside of it.
+
+    Sums are whole numbers that fp32 has; what is outside has the weight infinity.
+    """
+    import torch
+
+    def drawn(shape: tuple[int, ...], least: int, end: int) -> torch.Tensor:
+        return torch.randint(least, end, shape, generator=generator, device=device)
+
+    shape_a, shape_b = shapes_with_k_last(problem)
+    count = shape_b[-1]
+    rows = drawn(shape_a, -count // 8, count + count // 8 + 1)
+    a = drawn(shape_a, -_LARGEST, _LARGEST + 1).float()
+    a[(rows < 0) | (rows >= count)] = math.inf
+    return _complete(problem, a, drawn(shape_b, -8, 9), device, [rows.to(torch.int32)])
 
 
 def _cancels(problem: Problem) -> bool:
@@ -254,6 +275,8 @@ def shapes_with_k_last(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ..
     """Shapes of A and B with k last in both; extents count values."""
     batch = (problem.batch,) if problem.signature.op is Op.BMM else ()
     groups = (problem.groups,) if problem.signature.op is Op.GROUPED_MM else ()
+    if problem.signature.op is Op.GATHERED_MM:
+        return (problem.m, problem.k), (problem.n, problem.m * problem.k)
     return (*batch, problem.m, problem.k), (*batch, *groups, problem.n, problem.k)
 
 

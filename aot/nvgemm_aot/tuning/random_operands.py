@@ -87,6 +87,7 @@ KEPT_TIMES = 4
 def make_extras(
     problem: Problem,
     device: str,
+    generator: torch.Generator,
     addend: Callable[[tuple[int, ...]], torch.Tensor],
     scales: Callable[[Role], torch.Tensor],
     routing: str = EVEN,
@@ -100,6 +101,8 @@ def make_extras(
     for role in extra_roles(problem.signature):
         if role is Role.OFFSETS:
             made.append(_group_ends(problem, device, routing))
+        elif role is Role.ROWS:
+            made.append(_random_rows(problem, device, generator))
         elif role is Role.ADDEND:
             dtype = torch_dtype(role_dtype(problem.signature, role))
             made.append((addend(role_shape(problem, role)) * times).to(dtype))
@@ -122,6 +125,7 @@ def random_extras(
     return make_extras(
         problem,
         device,
+        generator,
         lambda shape: torch.randn(shape, generator=generator, device=device),
         scales,
         routing,
@@ -133,6 +137,15 @@ def _group_ends(problem: Problem, device: str, routing: str) -> torch.Tensor:
 
     ends = list(itertools.accumulate(routed(problem, routing)))
     return torch.tensor(ends, dtype=torch.int32, device=device)
+
+
+def _random_rows(problem: Problem, device: str, generator: torch.Generator) -> torch.Tensor:
+    """Each row of B once, in random order: as the rows of tokens lie among those of experts."""
+    import torch
+
+    shape = role_shape(problem, Role.ROWS)
+    drawn = torch.randperm(math.prod(shape), generator=generator, device=device)
+    return drawn.to(torch.int32).reshape(shape)
 
 
 def _matrix(

@@ -164,7 +164,7 @@ def check_cubin(
     """Check device code against its target, and the limits of its GPU where there is a profile.
 
     ``launch_bytes`` is the dynamic shared memory of the launch per thread block; None, which is a
-    finding, if the launcher does not show it.
+    finding unless the code has no shared memory at all, if the launcher does not show it.
     """
     wanted = target.arch.removesuffix("f")
     if cubin.architecture != wanted:
@@ -176,7 +176,7 @@ def check_cubin(
         yield Check.ARCHITECTURE.finding(
             f"device code was compiled for {cubin.compiled_for}, must be {target.arch}"
         )
-    if launch_bytes is None:
+    if launch_bytes is None and any(kernel.shared_bytes for kernel in cubin.kernels):
         yield Check.SHARED_MEMORY.unseen("the launcher does not show its dynamic shared memory")
     for kernel in cubin.kernels:
         if f"cu{kernel.cuda_version // 10}" != target.cuda:

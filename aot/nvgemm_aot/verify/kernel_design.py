@@ -19,9 +19,12 @@ COUNTER_BYTES = 4
 PARTIAL_BYTES = 4
 """Of a tile's counter, and of each element of its partial result, where k is split."""
 
-NAMING_PROVIDERS = frozenset({"cutlass_operators", "quack"})
+NAMING_PROVIDERS = frozenset({"cutlass_operators", "gathered", "quack"})
 """Providers that are known: their operator names state the tile, their device functions name their
 family, and their kernels show what `verify` looks for."""
+
+_TRANSPOSING_PROVIDER = "cutlass_operators"
+"""The one of them whose kernels with scheduler ``one_tile`` all compute the transposed problem."""
 
 _PERSISTENT = (DYNAMIC_PERSISTENT, STATIC_PERSISTENT)
 """Schedulers whose grid has as many clusters as the device runs at once."""
@@ -29,16 +32,16 @@ _PERSISTENT = (DYNAMIC_PERSISTENT, STATIC_PERSISTENT)
 _TILE = re.compile(r"_tile[0-9]+x[0-9]+x([0-9]+)")
 """The tile in names of these providers, e.g. ``…_cluster4x1x1_tile256x256x64``."""
 
-_ONE_TILE_FAMILY = "TgvGemmKernel"
-"""Part of the names of device functions of the one family with scheduler ``one_tile``."""
+_ONE_TILE_FAMILIES = ("TgvGemmKernel", "gathered_mm_kernel")
+"""Parts of the names of device functions of the families with scheduler ``one_tile``."""
 
 
 def computes_transposed(design: KernelDesign, provider: str) -> bool:
     """Whether a kernel multiplies the other way round: out.T = B.T @ A.T.
 
-    Entries of known providers that came before ``swapped`` say so by their scheduler.
+    Entries that came before ``swapped`` say so by their scheduler.
     """
-    return design.swapped or (provider in NAMING_PROVIDERS and design.scheduler == ONE_TILE)
+    return design.swapped or (provider == _TRANSPOSING_PROVIDER and design.scheduler == ONE_TILE)
 
 
 def check_design(
@@ -68,7 +71,7 @@ def check_design(
         )
     for cubin in cubins:
         for function in cubin.kernels:
-            yield from _check_code(design, cubin, function)
+            yield from _check_code(kernel, cubin, function)
     if kernel.provider in NAMING_PROVIDERS:
         yield from _check_operator(kernel, cubins)
     yield from _check_counter(kernel)
@@ -78,15 +81,18 @@ def check_design(
     yield from _check_cluster_limits(design, profile, is_told=is_told)
 
 
-def _check_code(design: KernelDesign, cubin: Cubin, kernel: DeviceKernel) -> Iterator[Finding]:
-    if kernel.cluster_launch_control not in (None, design.scheduler == CLC):
-        uses = "uses" if kernel.cluster_launch_control else "does not use"
+def _check_code(kernel: Kernel, cubin: Cubin, function: DeviceKernel) -> Iterator[Finding]:
+    design = kernel.design
+    if function.cluster_launch_control not in (None, design.scheduler == CLC):
+        uses = "uses" if function.cluster_launch_control else "does not use"
         yield Check.SCHEDULER.finding(
             f"device code {uses} cluster launch control, its entry says scheduler "
             f"{design.scheduler}"
         )
     # Pairs of thread blocks came with tcgen05; code for sm_90 has no such instructions.
-    ctas = 1 if cubin.sm < 100 else kernel.ctas_per_tile
+    ctas = 1 if cubin.sm < 100 else function.ctas_per_tile
+    if ctas is None and not kernel.signature.a.is_operand:
+        ctas = 1  # no instruction of tensor cores, none of which multiplies this type
     if ctas != design.ctas_per_tile:
         yield Check.CTAS_PER_TILE.finding(
             f"device code multiplies with {ctas or 'no one number of'} thread blocks a "
@@ -104,11 +110,12 @@ def _check_operator(kernel: Kernel, cubins: tuple[Cubin, ...]) -> Iterator[Findi
             f"{stated[1] if stated else 'nowhere'}, its entry says {tile_k}"
         )
     for function in (one for cubin in cubins for one in cubin.kernels):
-        if (_ONE_TILE_FAMILY in function.name) != (kernel.design.scheduler == ONE_TILE):
+        is_one_tile = any(family in function.name for family in _ONE_TILE_FAMILIES)
+        if is_one_tile != (kernel.design.scheduler == ONE_TILE):
             yield Check.OPERATOR_NAME.finding(
                 f"the device function is called {function.name[:160]}, its entry says "
-                f"scheduler {kernel.design.scheduler}; {_ONE_TILE_FAMILY} has {ONE_TILE}, and no "
-                "other"
+                f"scheduler {kernel.design.scheduler}; {' and '.join(_ONE_TILE_FAMILIES)} have "
+                f"{ONE_TILE}, and no other"
             )
 
 

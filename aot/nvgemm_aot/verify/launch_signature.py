@@ -30,7 +30,7 @@ from nvgemm_runtime.bundle.calling_convention import (
     parse_calling_convention,
 )
 from nvgemm_runtime.bundle.format import Kernel
-from nvgemm_runtime.gemm.problem import DType, Problem, Signature
+from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
@@ -49,6 +49,7 @@ _NAMES = {
     Role.SCALE_B.value: r"(?:scale_b|_vararg_[0-9]+)",
     Role.ADDEND.value: r"(?:addend|_vararg_[0-9]+)",
     Role.OFFSETS.value: "(?:offsets|offset_mapping)",
+    Role.ROWS.value: "rows",
     WORKSPACE: "workspace",
 }
 """What launchers call their tensors: those of quack by their roles, others a, b and c. The
@@ -193,7 +194,13 @@ def _check_alignment(
 
 
 def _needed_alignment(kernel: Kernel, name: str) -> int:
-    """Alignment of a tensor: scales and offsets need no more than that of their elements."""
-    if name in (Role.SCALE_A.value, Role.SCALE_B.value, Role.OFFSETS.value):
+    """Alignment of a tensor: what is read by the element needs no more than that of one.
+
+    That are scales, offsets, and of gathered rows their numbers and weights.
+    """
+    by_element = {Role.SCALE_A.value, Role.SCALE_B.value, Role.OFFSETS.value, Role.ROWS.value}
+    if kernel.signature.op is Op.GATHERED_MM:
+        by_element.add(Role.A.value)
+    if name in by_element:
         return role_dtype(kernel.signature, Role(name)).bits // 8
     return kernel.alignment_bytes

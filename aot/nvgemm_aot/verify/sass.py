@@ -110,6 +110,14 @@ def check_disassembly(
         yield replace(finding, is_unseen=True) if is_shared_otherwise else finding
     for opcode, count in code.local_memory.items():
         yield Check.LOCAL_MEMORY.finding(f"{count} x {opcode}: registers spill, must be none")
+    if not signature.a.is_operand:
+        if code.tensor_core:
+            yield Check.TENSOR_CORE.finding(
+                f"multiplies with {', '.join(code.tensor_core)}; no tensor core multiplies "
+                f"{signature.a.value}, and {signature.key} calls for none"
+            )
+        yield from check_epilogue_code(code.epilogue, signature)
+        return
     major = target.capability[0]
     wanted = TENSOR_CORE_INSTRUCTIONS.get((major, signature.a))
     if wanted is None:

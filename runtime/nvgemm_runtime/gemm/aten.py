@@ -93,6 +93,10 @@ _SCALED = {**_PRODUCT, "scale_a": Role.SCALE_A, "scale_b": Role.SCALE_B, "bias":
 BIAS_ADDMM = "bias_addmm"
 """Inductor's second choice of ATen's for addmm, beside ``addmm`` itself."""
 
+EMBEDDING_BAG = "embedding_bag"
+"""What torch calls sums of gathered rows. It is not among `OPERATORS`: torch.compile asks for no
+choices for it, and its weights are of the matrix' type."""
+
 OPERATORS = {
     "mm": ServedOperator(
         op=Op.MM, tensors=_PRODUCT, stock_call="torch.mm", inductor_names=("mm_dtype",)
@@ -181,7 +185,9 @@ def aten_name(inductor_name: str) -> str:
 
 
 def operation_of(gemm: AtenGemm) -> Op:
-    """The operation of kernels that may compute a call of an operator of `OPERATORS`."""
+    """The operation of kernels that may compute a call of an operator that they have."""
+    if gemm.op == EMBEDDING_BAG:
+        return Op.GATHERED_MM
     row = OPERATORS[gemm.op]
     if row.op_of_matrices is not None and (gemm.a.dim(), gemm.b.dim()) == (2, 2):
         return row.op_of_matrices
@@ -190,6 +196,8 @@ def operation_of(gemm: AtenGemm) -> Op:
 
 def operator_for(signature: Signature) -> str:
     """ATen's name of the operator that takes a signature's tensors, and as few others as any."""
+    if signature.op is Op.GATHERED_MM:
+        return EMBEDDING_BAG
     needed = {role for role in roles(signature) if role is not Role.OUT}
     return next(
         name

@@ -28,6 +28,7 @@ class ExtraOperands:
             [m] and [groups, n].
         recipe: What the scales are; None to read it off their types and sizes, as torch does.
         offsets: Where each group ends along m, or along k: int32 of shape [groups].
+        rows: The row of B that each element of A multiplies: int32 of A's shape.
         addend: What is added to the product: [n], [1, n] or as the result, which may have stride 0
             where it is one row for all; [groups, n] with offsets, a row for each group. For the
             gradient of a gate: the product that was kept, [m, 2 n]. For ups: the gates, [m, n].
@@ -41,6 +42,7 @@ class ExtraOperands:
     scale_b: torch.Tensor | None = None
     recipe: ScaleRecipe | None = None
     offsets: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
     addend: torch.Tensor | None = None
     adds_matrix: bool = False
     activation: Activation | None = None
@@ -56,6 +58,7 @@ class ExtraOperands:
             # Named, not read off shapes: those of two recipes can be equal.
             recipe=signature.scales,
             offsets=tensors.get(Role.OFFSETS),
+            rows=tensors.get(Role.ROWS),
             addend=tensors.get(Role.ADDEND),
             adds_matrix=signature.op.has_groups and epilogue is Epilogue.ADD,
             activation=epilogue.activation if epilogue and not signature.is_gated else None,
@@ -83,6 +86,7 @@ class ExtraOperands:
             "scale_a": self.scale_a,
             "scale_b": self.scale_b,
             "offsets": self.offsets,
+            "rows": self.rows,
             "addend": self.addend,
         }
         return {name: tensor for name, tensor in all_of_them.items() if tensor is not None}
@@ -345,6 +349,26 @@ def check_offsets(extras: ExtraOperands, groups: int, where: str = "grouped_mm")
         raise NoKernelError(f"offsets are {offsets.dtype}, must be torch.int32")
     if groups > 1 and offsets.stride()[0] != 1:
         raise NoKernelError("offsets are not contiguous; call .contiguous() on them")
+
+
+def check_rows(extras: ExtraOperands, shape: tuple[int, ...]) -> None:
+    """Check the rows that ``gathered_mm`` adds, but for their values: kernels skip those outside B.
+
+    Raises:
+        ValueError: If they are missing, or not of A's shape.
+        NoKernelError: If they are of another type, or not contiguous.
+    """
+    rows = extras.rows
+    if rows is None:
+        raise ValueError("gathered_mm: rows are missing")
+    if tuple(rows.shape) != shape:
+        raise ValueError(
+            f"gathered_mm: rows have shape {list(rows.shape)}, must have that of a, {list(shape)}"
+        )
+    if str(rows.dtype) != "torch.int32":
+        raise NoKernelError(f"rows are {rows.dtype}, must be torch.int32; call .int() on them")
+    if not _is_compact(rows):
+        raise NoKernelError("rows are not contiguous; call .contiguous() on them")
 
 
 def check_offset_values(

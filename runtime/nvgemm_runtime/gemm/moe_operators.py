@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .aten import AtenGemm
+from .aten import EMBEDDING_BAG, AtenGemm
 from .extra_operands import ExtraOperands
-from .operands import MAX_ALIGNMENT_BYTES
+from .operands import MAX_ALIGNMENT_BYTES, torch_dtype
+from .types import DType
 
 if TYPE_CHECKING:
     from .operands import Operand
@@ -32,10 +33,17 @@ ADDED_ROWS = "added_rows"
 """Name of `ROWS` with a matrix added, ``other``: the second gradient of rows that two weights
 multiply."""
 
+GATHERED_ROWS = "gathered_rows"
+"""Name of the one that adds rows of a matrix that ``rows`` name, each times one of ``weights``; it
+takes ``(matrix, rows, weights)``, the last of which may be None."""
+
 OF_TWO_WEIGHTS = (PAIRED_ROWS, PAIRED_GATED_ROWS)
 """Those that compute two products."""
 
-OPERATORS = (ROWS, COLUMNS, ADDED_ROWS, GATED_ROWS, PAIRED_ROWS, PAIRED_GATED_ROWS, GATE_GRADIENT)
+OPERATORS = (
+    ROWS, COLUMNS, ADDED_ROWS, GATED_ROWS, PAIRED_ROWS, PAIRED_GATED_ROWS, GATE_GRADIENT,
+    GATHERED_ROWS,
+)  # fmt: skip
 """Names of all operators that multiply; others of the namespace are made of these."""
 
 BIAS_COLUMNS = 8
@@ -54,6 +62,8 @@ def read_products(name: str, given: Mapping[str, Any]) -> tuple[AtenGemm, ...]:
     Raises:
         KeyError: If there is no operator of that name.
     """
+    if name == GATHERED_ROWS:
+        return (_read_gathered(given["matrix"], given["rows"]),)
     if name in OF_TWO_WEIGHTS:
         return tuple(
             _read_compact(ROWS, given["a"], given[f"b_{one}"], given["offsets"], given.get(bias))
@@ -62,6 +72,16 @@ def read_products(name: str, given: Mapping[str, Any]) -> tuple[AtenGemm, ...]:
     a = given["grad" if name == GATE_GRADIENT else "a"]
     read = ROWS if name in (ADDED_ROWS, GATED_ROWS, GATE_GRADIENT) else name
     return (_read_compact(read, a, given["b"], given["offsets"], given.get("bias")),)
+
+
+def _read_gathered(matrix: Operand, rows: Operand) -> AtenGemm:
+    """What a kernel is given: weights in fp32, and rows in int32, whatever the call has."""
+    matrix = matrix if matrix.strides[-1] == 1 else _copied(matrix)
+    weights = _copied(replace(rows, dtype=torch_dtype(DType.FP32)))
+    named = _copied(replace(rows, dtype=torch_dtype(DType.INT32)))
+    out = _copied(replace(matrix, shape=(rows.shape[0], matrix.shape[1])))
+    extras = ExtraOperands(rows=named)
+    return AtenGemm(op=EMBEDDING_BAG, a=weights, b=matrix, out=out, extras=extras)
 
 
 def _read_compact(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
 from .epilogues import Addend, Epilogue, GateForm
-from .extra_operands import NO_EXTRAS, ExtraOperands, check_offsets, read_epilogues, read_scales
+from .extra_operands import NO_EXTRAS, ExtraOperands, check_offsets, check_rows, read_epilogues, read_scales
 from .problem import DType, Layout, Op, Problem, Signature
 from .support import multiply_together
 from .types import ScaleRecipe
@@ -66,8 +66,8 @@ class Request:
     Attributes:
         problem: What is to be computed.
         alignment_bytes: Largest power of two, up to 256, that divides every pointer, and in bytes
-            every contiguous extent and every stride other than 1. Offsets and scales have rules of
-            their own; only pointers of row-wise scales count.
+            every contiguous extent and every stride other than 1. Offsets, rows and scales have rules
+            of their own, as A of ``gathered_mm`` has; only pointers of row-wise scales count.
         is_compact: Whether A, B and the result have no gaps between rows or matrices. Kernels that
             take addresses and no strides need that.
         out_row_bytes: From one row of the result to the next; None where it has one row, or is yet
@@ -102,8 +102,23 @@ def usual_out_dtype(operand: torch.dtype) -> torch.dtype:
     return operand if dtype is None else torch_dtype(dtype.usual_out)
 
 
-RANKS = {Op.MM: (2, 2), Op.BMM: (3, 3), Op.GROUPED_MM: (2, 3), Op.K_GROUPED_MM: (2, 2)}
+RANKS = {
+    Op.MM: (2, 2),
+    Op.BMM: (3, 3),
+    Op.GROUPED_MM: (2, 3),
+    Op.K_GROUPED_MM: (2, 2),
+    Op.GATHERED_MM: (2, 2),
+}
 """Ranks of A and B; the result has that of A, but 3 for ``k_grouped_mm``."""
+
+
+def op_of(a: torch.Tensor, b: torch.Tensor, extras: ExtraOperands) -> Op:
+    """The operation that takes such operands."""
+    if extras.offsets is not None:
+        return Op.GROUPED_MM if b.dim() == 3 else Op.K_GROUPED_MM
+    if extras.rows is not None:
+        return Op.GATHERED_MM
+    return Op.BMM if a.dim() == 3 else Op.MM
 
 
 def check_shapes(
@@ -119,7 +134,8 @@ def check_shapes(
 
     A has the shape [m, k], with a leading batch for ``bmm``; B has [k, n], with a leading batch for
     ``bmm`` or groups for ``grouped_mm``. With a gate, its ``form`` says how many columns the result
-    has. Of ``k_grouped_mm``, it is [groups, m, n]; how many ``groups`` there are, offsets say.
+    has. Of ``k_grouped_mm``, it is [groups, m, n]; how many ``groups`` there are, offsets say. Of
+    ``gathered_mm``, B may have any number of rows.
 
     Raises:
         ValueError: If ranks, shapes or devices do not fit, or n is odd and has pairs for a gate.
@@ -128,7 +144,8 @@ def check_shapes(
     if (a.dim(), b.dim()) != ranks:
         wanted = f"rank {ranks[0]}" if ranks[0] == ranks[1] else f"ranks {ranks[0]} and {ranks[1]}"
         raise ValueError(f"{op.value} takes tensors of {wanted} (got {a.dim()} and {b.dim()})")
-    if a.shape[-1] != b.shape[-2] or (op is Op.BMM and a.shape[0] != b.shape[0]):
+    agree = op is Op.GATHERED_MM or a.shape[-1] == b.shape[-2]
+    if not agree or (op is Op.BMM and a.shape[0] != b.shape[0]):
         raise ValueError(f"{op.value}: shapes {list(a.shape)} and {list(b.shape)} do not multiply")
     if a.device != b.device:
         raise ValueError(f"{op.value}: operands are on two devices ({a.device} and {b.device})")
@@ -202,10 +219,13 @@ def check_empty(
         NoKernelError: If types, extras or the output's strides are such that no kernel can exist.
     """
     a_dtype, b_dtype, out_dtype = (_dtype(tensor.dtype) for tensor in (a, b, out))
-    if not multiply_together(a_dtype, b_dtype) or (out_dtype.is_integer and not a_dtype.is_integer):
+    if not multiply_together(a_dtype, b_dtype, op) or (out_dtype.is_integer and not a_dtype.is_integer):
+        wanted = "a and b one type, or both of fp8"
+        if op is Op.GATHERED_MM:
+            wanted = "a fp32, and b and the result bf16 or fp16"
         raise NoKernelError(
             f"{op.value}: no kernel computes {a_dtype.value} x {b_dtype.value} to "
-            f"{out_dtype.value}; give a and b one type, or both of fp8"
+            f"{out_dtype.value}; give {wanted}"
         )
     _read_extras(op, a, b, out_dtype, extras)
     if out.numel():
@@ -227,6 +247,8 @@ def _read_extras(
         check_offsets(extras, b.shape[0])
     elif op is Op.K_GROUPED_MM:
         check_offsets(extras, extras.groups or 0, op.value)
+    elif op is Op.GATHERED_MM:
+        check_rows(extras, tuple(a.shape))
     groups = b.shape[0] if op is Op.GROUPED_MM else None
     epilogues = read_epilogues(extras, out, (*a.shape[:-1], n), groups)
     return read_scales(extras, dtype, m, n, k, groups), epilogues
@@ -247,10 +269,11 @@ def requests(
         op: The operation; it fixes the ranks of the operands.
         a: Operand of shape [m, k], with a leading batch for ``bmm``.
         b: Operand of shape [k, n], with a leading batch for ``bmm``, or groups for ``grouped_mm``.
-            Of ``k_grouped_mm``, both are matrices, and the result is [groups, m, n].
+            Of ``k_grouped_mm``, both are matrices, and the result is [groups, m, n]. Of
+            ``gathered_mm``, [any number of rows, n].
         out_dtype: Type of the result; by default what `usual_out_dtype` says.
         out: The tensor to be written, if there is one already; its type counts.
-        extras: Scales, offsets and addend.
+        extras: Scales, offsets, rows and addend.
 
     Returns:
         Every way to read the operands, best aligned first: one, but for a matrix of one row or
@@ -266,7 +289,8 @@ def requests(
         out_dtype = out.dtype
     # Types before layouts: theirs is the reason that helps most.
     a_dtype, b_dtype = _dtype(a.dtype), _dtype(b.dtype)
-    result = _dtype(out_dtype or usual_out_dtype(a.dtype))
+    named = b.dtype if op is Op.GATHERED_MM else a.dtype  # the type of weights says nothing
+    result = _dtype(out_dtype or usual_out_dtype(named))
     scales, epilogues = _read_extras(op, a, b, result, extras)
     added = [(one, _addend_alignment_bytes(op, extras.addend, one)) for one in epilogues]
     readings = {"a": _readings("a", a), "b": _readings("b", b)}
@@ -280,6 +304,8 @@ def requests(
         is_compact = _lies_compact(out, -1, -2)
     alignment = min(alignment, _row_scale_alignment_bytes(extras, scales))
     found = []
+    if op is Op.GATHERED_MM:  # whose kernels read it by the element
+        readings["a"] = [(major, MAX_ALIGNMENT_BYTES) for major, _ in readings["a"]]
     for a_major, a_alignment in readings["a"]:
         for (b_major, b_alignment), (epilogue, addend_alignment) in product(readings["b"], added):
             signature = Signature(

@@ -22,18 +22,25 @@ class Op(str, enum.Enum):
 
     ``mm`` takes matrices and ``bmm`` a batch of them. ``grouped_mm`` multiplies the rows of one A,
     group by group, with a B for each group: the experts of a mixture. ``k_grouped_mm`` has groups
-    along k, and a result for each: the gradient of the experts' weights.
+    along k, and a result for each: the gradient of the experts' weights. ``gathered_mm`` multiplies
+    each row of A, which is short, with rows of B that indices name: sums of the experts' results.
     """
 
     MM = "mm"
     BMM = "bmm"
     GROUPED_MM = "grouped_mm"
     K_GROUPED_MM = "k_grouped_mm"
+    GATHERED_MM = "gathered_mm"
 
     @property
     def has_groups(self) -> bool:
         """Whether offsets say where groups end: along m, or along k."""
         return self in (Op.GROUPED_MM, Op.K_GROUPED_MM)
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether it is there for experts, which `nvgemm_runtime.moe` computes by it."""
+        return self.has_groups or self is Op.GATHERED_MM
 
 
 class Layout(str, enum.Enum):
@@ -65,9 +72,9 @@ class Signature:
 
     Attributes:
         op: The operation; it fixes the rank of the operands (mm: 2, bmm: 3, grouped_mm: 2 of A
-            and the result, 3 of B; k_grouped_mm: 2 of A and B, 3 of the result).
+            and the result, 3 of B; k_grouped_mm: 2 of A and B, 3 of the result; gathered_mm: 2).
         layout: Majors of A and B.
-        a, b: Element types of A and B: one type, or two of fp8.
+        a, b: Element types of A and B: one type, two of fp8, or for gathered_mm fp32 and B's.
         accumulator: Element type in which products are summed.
         out: Element type of the result.
         scales: What scales A and B, if anything does.
@@ -82,6 +89,11 @@ class Signature:
     out: DType
     scales: ScaleRecipe | None = None
     epilogue: Epilogue | None = None
+
+    @property
+    def dtype(self) -> DType:
+        """What a manifest calls its type: A's, but B's of ``gathered_mm``, for its A is fp32."""
+        return self.b if self.op is Op.GATHERED_MM else self.a
 
     @property
     def is_gated(self) -> bool:
@@ -167,7 +179,7 @@ def _parse_optional(key: str, parts: list[str]) -> tuple[ScaleRecipe | None, Epi
 _SCALES = frozenset(recipe.value for recipe in ScaleRecipe)
 _EPILOGUES = frozenset(epilogue.value for epilogue in Epilogue)
 
-_COUNTS = {Op.MM: "", Op.BMM: "b", Op.GROUPED_MM: "g", Op.K_GROUPED_MM: "g"}
+_COUNTS = {Op.MM: "", Op.BMM: "b", Op.GROUPED_MM: "g", Op.K_GROUPED_MM: "g", Op.GATHERED_MM: ""}
 """Letter before the number of matrices or groups, in the key of a problem."""
 
 _SIZES = re.compile(r"(?:([bg])([1-9][0-9]*))?m([1-9][0-9]*)n([1-9][0-9]*)k([1-9][0-9]*)")
@@ -181,7 +193,9 @@ class Problem:
     """One GEMM to serve: out[m, n] = A[m, k] @ B[k, n], ``batch`` times for ``bmm``.
 
     For ``grouped_mm``, m counts the rows of all groups, and there are ``groups`` matrices B. For
-    ``k_grouped_mm``, k counts the terms of all groups, and there are ``groups`` results.
+    ``k_grouped_mm``, k counts the terms of all groups, and there are ``groups`` results. For
+    ``gathered_mm``, k counts the rows of B that are added to one row of the result; how many rows B
+    has decides nothing, and is not in it.
     Extents count values: k is twice the extent of a tensor of fp4. With a gated epilogue, n counts
     the columns of B, and the result has as many as its form says (`out_n`).
 
@@ -245,8 +259,8 @@ class Problem:
         match = _SIZES.fullmatch(sizes)
         if match is None or (match[1] or "") != _COUNTS[signature.op]:
             raise ValueError(
-                f"sizes {sizes!r} of {key!r} are not of the form m1n2k3 (mm), b4m1n2k3 (bmm) or "
-                "g4m1n2k3 (grouped_mm, k_grouped_mm)"
+                f"sizes {sizes!r} of {key!r} are not of the form m1n2k3 (mm, gathered_mm), "
+                "b4m1n2k3 (bmm) or g4m1n2k3 (grouped_mm, k_grouped_mm)"
             )
         count = int(match[2] or 1)
         return cls(

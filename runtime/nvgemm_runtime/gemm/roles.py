@@ -18,6 +18,8 @@ class Role(str, enum.Enum):
     SCALE_B = "scale_b"
     OFFSETS = "offsets"
     """Where each group ends along m, or along k (k_grouped_mm), as int32."""
+    ROWS = "rows"
+    """The row of B that each element of A multiplies (gathered_mm), as int32."""
     ADDEND = "addend"
     """The bias, or the matrix, that an epilogue adds, or the product or gates that it reads."""
     OUT = "out"
@@ -35,6 +37,8 @@ def extra_roles(signature: Signature) -> tuple[Role, ...]:
         extras += (Role.SCALE_A, Role.SCALE_B)
     if signature.op.has_groups:
         extras.append(Role.OFFSETS)
+    if signature.op is Op.GATHERED_MM:
+        extras.append(Role.ROWS)
     if _adds(signature):
         extras.append(Role.ADDEND)
     return tuple(extras)
@@ -54,6 +58,7 @@ def role_dtype(signature: Signature, role: Role) -> DType:
         Role.A: signature.a,
         Role.B: signature.b,
         Role.OFFSETS: DType.INT32,
+        Role.ROWS: DType.INT32,
         Role.ADDEND: addend_dtype(signature.out),
         Role.OUT: signature.out,
     }[role]
@@ -63,12 +68,14 @@ def contiguous_bytes(problem: Problem) -> int:
     """Bitwise or of the contiguous extents of A, B and the parts of the result, in bytes.
 
     A power of two divides it that divides every one of them, and so every stride of compact ones.
-    What is added has rows of as many elements as the product, or a multiple of a part's.
+    What is added has rows of as many elements as the product, or a multiple of a part's. A of
+    ``gathered_mm`` is read by the element, and does not count.
     """
     signature = problem.signature
     layout = signature.layout
+    of_a = signature.a.bytes_of(problem.k if layout.a_row_major else problem.m)
     return (
-        signature.a.bytes_of(problem.k if layout.a_row_major else problem.m)
+        (0 if signature.op is Op.GATHERED_MM else of_a)
         | signature.b.bytes_of(problem.n if layout.b_row_major else problem.k)
         | signature.out.bytes_of(signature.part_columns(problem.n))
     )
@@ -89,6 +96,8 @@ def misalignment(problem: Problem, alignment_bytes: int) -> str | None:
         "B": (*(n if signature.layout.b_row_major else k), signature.b),
         "out": (*out_n, signature.out),
     }
+    if signature.op is Op.GATHERED_MM:
+        del contiguous["A"]  # which is read by the element
     if _adds(signature):
         contiguous["addend"] = (*n, role_dtype(signature, Role.ADDEND))
     for operand, (name, extent, dtype) in contiguous.items():
@@ -105,7 +114,8 @@ def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
     """Shape of one of a problem's tensors, as torch counts: two values of fp4 are one element.
 
     Swizzled scales have one dimension here, for their shape says nothing; tensor-wise ones hold one
-    element, row-wise ones are [m, 1] and [1, n], in groups [m] and [groups, n].
+    element, row-wise ones are [m, 1] and [1, n], in groups [m] and [groups, n]. B of ``gathered_mm``
+    may have any number of rows; here, as many as A has elements.
     """
     signature = problem.signature
     m, n, k = problem.m, problem.n, problem.k
@@ -114,6 +124,10 @@ def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
     of_b, of_out = ((), groups) if signature.op is Op.K_GROUPED_MM else (groups, ())
     if role is Role.A:
         return (*batch, m, k // signature.a.packed)
+    if role is Role.ROWS:
+        return (m, k)
+    if role is Role.B and signature.op is Op.GATHERED_MM:
+        return (m * k, n)
     if role is Role.B:
         return (*batch, *of_b, k // signature.b.packed, n)
     if role is Role.OUT:

@@ -33,6 +33,12 @@ GATED = tuple(dtype for dtype in DType if dtype in _WIDE and dtype.bits == 16)
 K_GROUPED = GATED
 """Dtypes of A and B in groups along k; the result is fp32, fp16 or bf16."""
 
+GATHERED = GATED
+"""Dtypes of B and the result of gathered rows; A is fp32."""
+
+GATHERED_PROVIDER = "gathered"
+"""The provider of gathered rows, on every architecture."""
+
 GATE_PROVIDER = "quack"
 """The provider of gated epilogues, on every architecture."""
 
@@ -53,8 +59,13 @@ K_GROUPED_PROVIDER = "quack"
 """The provider of groups along k, on every architecture."""
 
 
-def multiply_together(a: DType, b: DType) -> bool:
-    """Whether an A of one type is multiplied by a B of the other: equal ones, and both of fp8."""
+def multiply_together(a: DType, b: DType, op: Op = Op.MM) -> bool:
+    """Whether an A of one type is multiplied by a B of the other: equal ones, and both of fp8.
+
+    Of ``gathered_mm``, A has weights in fp32.
+    """
+    if op is Op.GATHERED_MM:
+        return a is DType.FP32 and b in GATHERED
     return a is b or (a.is_fp8 and b.is_fp8)
 
 
@@ -64,6 +75,8 @@ def unsupported(signature: Signature) -> str | None:
     Where several reasons hold, the one that stands first in the signature's text.
     """
     a, b, out, scales = signature.a, signature.b, signature.out, signature.scales
+    if signature.op is Op.GATHERED_MM:
+        return _unsupported_gather(signature)
     if not multiply_together(a, b):
         return f"A is {a.value} and B is {b.value}, must be of one type, or both of fp8"
     if a not in OUTS:
@@ -87,6 +100,8 @@ def provider_beside(signature: Signature, arch: str) -> str | None:
     """The provider that serves a signature on an architecture where the usual one does not."""
     if signature.is_gated:
         return GATE_PROVIDER
+    if signature.op is Op.GATHERED_MM:
+        return GATHERED_PROVIDER
     if signature.op is Op.GROUPED_MM and (signature.epilogue or signature.scales):
         return GROUP_EPILOGUE_PROVIDER
     row = ARCHITECTURES.get(arch)
@@ -119,6 +134,22 @@ def unavailable(signature: Signature, arch: str) -> str | None:
             f"kernels for {arch} multiply {signature.a.value} in layout {', '.join(layouts)} alone "
             f"(here {signature.layout.value})"
         )
+    return None
+
+
+def _unsupported_gather(signature: Signature) -> str | None:
+    name, b = signature.op.value, signature.b
+    if not multiply_together(signature.a, b, signature.op):
+        return (
+            f"{name} takes A of {DType.FP32.value} and B of {_listed(GATHERED)}{_two_types(signature)}"
+        )
+    if signature.out is not b:
+        return f"{name} gives B's type, {b.value} (here {signature.out.value})"
+    for what in (signature.scales, signature.epilogue):
+        if what is not None:
+            return f"{name} takes no scales and has no epilogue (here {what.value})"
+    if signature.layout is not Layout.TT:
+        return f"{name} has layout {Layout.TT.value} alone (here {signature.layout.value})"
     return None
 
 

@@ -3,7 +3,7 @@
 Each GEMM function computes ``round(f(scale_a * scale_b * (A @ B) + addend))``: everything in the
 accumulator's type, and one rounding at the end. All go through `compute`; `mm` and `bmm` skip it
 where they are given an ``out`` and a loaded kernel (`fast_path`). Those of groups, and those with a
-gate, which joins columns in pairs, are in `gates_and_groups`.
+gate, which joins columns in pairs, and gathered rows are in `gates_and_groups`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..errors import NoKernelError
 from ..gemm.epilogues import Activation
 from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
-from ..gemm.operands import Request, check_kinds, requests
+from ..gemm.operands import Request, check_kinds, op_of, requests
 from ..gemm.problem import Op
 from ..gemm.types import ScaleRecipe
 from ..installed.registry import INSTALLATION, FoundBundle
@@ -82,7 +82,7 @@ def explain(
         extras: Scales, offsets and addend, see `nvgemm_runtime.gemm.extra_operands.ExtraOperands`.
     """
     facts = facts_of(a)
-    op = _op(a, b, extras)
+    op = op_of(a, b, extras)
     try:
         check_kinds(op, a, b)
         asked = requests(op, a, b, out_dtype, extras=extras)
@@ -243,15 +243,9 @@ def choose(
         NoKernelError: If no bundled kernel serves this, with every reason why.
         ValueError: If the operands cannot be multiplied.
     """
-    op = _op(a, b, extras)
+    op = op_of(a, b, extras)
     check_kinds(op, a, b, out)
     return choose_kernel(op, a, b, out, extras)
-
-
-def _op(a: torch.Tensor, b: torch.Tensor, extras: ExtraOperands) -> Op:
-    if extras.offsets is not None:
-        return Op.GROUPED_MM if b.dim() == 3 else Op.K_GROUPED_MM
-    return Op.BMM if a.dim() == 3 else Op.MM
 
 
 def load_operators() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..gemm.aten import unusual_setting
 from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
-from ..gemm.operands import Request, check_kinds, requests
+from ..gemm.operands import Request, check_kinds, op_of, requests
 from ..gemm.problem import Op
 from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, torch_versions
@@ -115,12 +115,11 @@ class DispatchedSizes:
         problem = self.request.problem
         count = problem.batch * problem.groups
         groups = f", {count} groups"
-        beside = {
-            Op.MM: "", Op.BMM: f", batch {count}", Op.GROUPED_MM: groups, Op.K_GROUPED_MM: groups
-        }  # fmt: skip
+        op = problem.signature.op
+        beside = groups if op.has_groups else f", batch {count}" if op is Op.BMM else ""
         lines = [
             f"{problem.signature.key}, n {problem.n}, k {problem.k}"
-            f"{beside[problem.signature.op]}, on {self.facts.name}",
+            f"{beside}, on {self.facts.name}",
             *(f"  {segment}" for segment in self.segments),
         ]
         for size in self.decided.sizes:
@@ -183,9 +182,7 @@ def dispatch_table(
             raise TypeError(
                 f"dispatch_table: {name} is of type {type(operand).__name__}, must be a tensor"
             )
-    op = Op.BMM if a.dim() == 3 else Op.MM
-    if extras.offsets is not None:
-        op = Op.GROUPED_MM if b.dim() == 3 else Op.K_GROUPED_MM
+    op = op_of(a, b, extras)
     check_kinds(op, a, b)
     asked = requests(op, a, b, out_dtype, extras=extras)
     facts = facts_of(a)

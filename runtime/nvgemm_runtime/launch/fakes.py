@@ -30,6 +30,7 @@ OPERATORS = {
     "grouped_mm": Form(op=Op.GROUPED_MM),
     "scaled_grouped_mm": Form(op=Op.GROUPED_MM),
     "k_grouped_mm": Form(op=Op.K_GROUPED_MM),
+    "gathered_mm": Form(op=Op.GATHERED_MM),
     "gated_mm": Form(op=Op.MM, is_gated=True),
     "grouped_gated_mm": Form(op=Op.GROUPED_MM, is_gated=True),
 }
@@ -65,7 +66,7 @@ def _fake(
             ),
         )
         torch._check(
-            a.shape[-1] == b.shape[-2],
+            form.op is Op.GATHERED_MM or a.shape[-1] == b.shape[-2],
             lambda: f"a is {tuple(a.shape)} and b is {tuple(b.shape)}; k must agree",
         )
         columns = b.shape[-1]

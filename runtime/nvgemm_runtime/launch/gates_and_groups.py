@@ -1,4 +1,6 @@
-"""The public functions of groups, such as experts, and of gates, which join columns in pairs.
+"""The public functions of groups, such as experts, of gates, and of gathered rows.
+
+Gates join columns in pairs.
 
 They compute as those of `api` do, and go through `compute`.
 """
@@ -177,6 +179,35 @@ def k_grouped_mm(
     """
     extras = ExtraOperands(offsets=offsets)
     return compute("k_grouped_mm", Op.K_GROUPED_MM, a, b, out, kernel, extras, out_dtype)
+
+
+def gathered_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    rows: torch.Tensor,
+    out: torch.Tensor | None = None,
+    kernel: str | LoadedKernel | None = None,
+) -> torch.Tensor:
+    """Add rows of a matrix, each with a weight: the sum of what a token's experts gave.
+
+    ``out[i] = sum over j of a[i, j] * b[rows[i, j]]``, in fp32, in the order of j, rounded once. A
+    row outside ``b``, such as -1, adds nothing, whatever its weight.
+
+    Args:
+        a: Weights, fp32 of shape [m, k], row-major.
+        b: Matrix of shape [any number, n], bf16 or fp16, row-major.
+        rows: A row of ``b`` for each weight: int32 of shape [m, k], contiguous.
+        out: The tensor to write, [m, n] row-major, of the type of ``b``; made if None.
+        kernel: The kernel: its id, or a loaded one; the best-ranked if None.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        NoKernelError, ValueError, TypeError, RuntimeError: As `nvgemm_runtime.mm`.
+    """
+    extras = ExtraOperands(rows=rows)
+    return compute("gathered_mm", Op.GATHERED_MM, a, b, out, kernel, extras, b.dtype)
 
 
 def gated_mm(

@@ -2,8 +2,8 @@
 
 Importing this module loads nothing. `load` imports torch and TVM-FFI and then the library, which
 binds to both; the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``addmm``, ``baddbmm``,
-``scaled_mm``, ``grouped_mm``, ``scaled_grouped_mm``, ``k_grouped_mm``, ``gated_mm`` and
-``grouped_gated_mm`` (each with an ``out`` form) and ``abi`` exist from then on.
+``scaled_mm``, ``grouped_mm``, ``scaled_grouped_mm``, ``k_grouped_mm``, ``gathered_mm``,
+``gated_mm`` and ``grouped_gated_mm`` (each with an ``out`` form) and ``abi`` exist from then on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..matching.shared_library import missing_part
 from .autograd import register_refusals
 from .fakes import register_fakes
 
-ABI = 6
+ABI = 7
 """Version of the operators' schemas, which ``torch.ops.nvgemm_aot.abi()`` returns: kAbi of
 runtime/csrc/torch_ops.h."""
 
@@ -64,7 +64,7 @@ class Native:
         launch: ``launch(handle, a, b, out, *extras)`` checks everything and enqueues what the
             kernel computes on the current stream of the tensors' device. The extras are the tensors
             that the kernel's signature has besides, in the order of `roles.extra_roles`: scale_a,
-            scale_b, offsets, addend. It raises ValueError or TypeError for operands that the kernel
+            scale_b, offsets, rows, addend. It raises ValueError or TypeError for operands that the kernel
             cannot take, NoKernelError for an unknown handle, DriverError where the driver fails,
             torch.OutOfMemoryError where a workspace cannot be allocated, and what the kernel itself
             raises. The ends of groups are on the device and not checked, see
@@ -200,7 +200,7 @@ def _formula(workspace: TileWorkspace | None) -> tuple[int, ...]:
     )
 
 
-_OPS = (Op.MM, Op.BMM, Op.GROUPED_MM, Op.K_GROUPED_MM)
+_OPS = (Op.MM, Op.BMM, Op.GROUPED_MM, Op.K_GROUPED_MM, Op.GATHERED_MM)
 _ADDENDS = {None: 0, Addend.ROW: 1, Addend.MATRIX: 2, Addend.PRODUCT: 2, Addend.GATES: 3}
 _FORMS = (None, GateForm.JOINED, GateForm.KEPT, GateForm.GRADIENT, GateForm.UPS)
 """Numbers of ``Op``, ``AddendKind`` and ``GateForm`` in csrc/gemm.h. A product that is read has the

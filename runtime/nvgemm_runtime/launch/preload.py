@@ -70,7 +70,7 @@ def preload(
             loaded, and those that their dispatch tables name. Without it, every kernel that
             compiled graphs of this process may call. Those of `nvgemm_runtime.moe` are looked up at
             their first call: once that is imported, the kernel that is ranked first for each
-            product of groups that usable bundles declare is loaded as well.
+            product of experts that usable bundles declare is loaded as well.
         device: Where they will be called; by default the current CUDA device, or the CPU where
             there is none.
         progress: Called with how many kernels are done, and of how many, after each. A preload of
@@ -105,7 +105,7 @@ def preload(
     if not is_off() and manifest is not None:
         asked += _best(manifest, facts)
     elif not is_off():
-        experts = _best_of_groups(facts) if _EXPERTS in sys.modules else ()
+        experts = _best_of_experts(facts) if _EXPERTS in sys.modules else ()
         asked += dict.fromkeys((*named_kernels(), *experts))
     elsewhere = ((kernel_id, why_for_another_device(kernel_id, facts)) for kernel_id in asked)
     skipped = {kernel_id: why for kernel_id, why in elsewhere if why is not None}
@@ -205,21 +205,21 @@ def _best(manifest: str, facts: DeviceFacts) -> Iterator[str]:
     return iter(seen)
 
 
-def _best_of_groups(facts: DeviceFacts) -> Iterator[str]:
-    """Ids of the kernels that are ranked first for problems with groups, in every usable bundle."""
+def _best_of_experts(facts: DeviceFacts) -> Iterator[str]:
+    """Ids of the kernels that are ranked first for problems of experts, in every usable bundle."""
     for found in INSTALLATION.shipped_bundles():
         if found.bundle is not None and found.refusal(facts) is None:
             header = found.bundle.header
             reasons = kernel_refusals(header, facts)
-            yield from _first_of_each(header, reasons, of_groups=True)
+            yield from _first_of_each(header, reasons, of_experts=True)
 
 
 def _first_of_each(
-    header: Header, reasons: Sequence[str | None], *, of_groups: bool = False
+    header: Header, reasons: Sequence[str | None], *, of_experts: bool = False
 ) -> Iterator[str]:
-    """Ids: of each problem, or each with groups, of the best kernel that no reason is against."""
+    """Ids: of each problem, or each of experts, of the best kernel that no reason is against."""
     for ranking in header.rankings:
-        if of_groups and not ranking.problem.signature.op.has_groups:
+        if of_experts and not ranking.problem.signature.op.is_of_experts:
             continue
         usable = (one.kernel for one in ranking.kernels if reasons[one.kernel] is None)
         first = next(usable, None)

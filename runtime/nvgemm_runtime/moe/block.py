@@ -26,10 +26,9 @@ from .gradients import (
     Backward,
     gradients_by_kernel,
     gradients_by_operators,
-    scores_go_on_gates,
     traced_gradients,
 )
-from .operators import apply_weights, is_watched
+from .operators import is_watched
 from .products import (
     added_rows,
     columns,
@@ -37,7 +36,7 @@ from .products import (
     rows_before_zeros,
     weight_gradient,
 )
-from .tokens import is_owned, sum_rows_of_tokens
+from .tokens import is_owned, sum_rows_of_tokens, weighted_rows
 from .traced import is_traceable
 
 _UP = ("w_up", "up_bias")
@@ -196,7 +195,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         up_bias: torch.Tensor | None,
         down_bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        taken = x if indices is None else x.index_select(0, indices)
+        taken = weighted_rows(x, indices, None, is_compiled=plan.is_compiled)
         projected = project_up(plan, taken, offsets, (w_gate, w_up), (gate_bias, up_bias), w_down)
         hidden = projected.joined
         if hidden is None:
@@ -207,13 +206,9 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             offsets, indices, token_rows, scores, x, w_gate, w_up, w_down, down_bias,
             projected.gates, projected.ups, projected.joined,
         )  # fmt: skip
-        result = None
-        if plan.combine and token_rows is not None and plan.uses_kernels:
-            result = rows_before_zeros(hidden, w_down.mT, offsets, down_bias)
-        if result is None:
-            result = rows(hidden, w_down.mT, offsets, down_bias)
+        result = rows(hidden, w_down.mT, offsets, down_bias)
         if not plan.combine:
-            return apply_weights(result, scores, is_compiled=plan.is_compiled)
+            return weighted_rows(result, None, scores, is_compiled=plan.is_compiled)
         return sum_rows_of_tokens(
             result, offsets, indices, token_rows, scores, x.shape[0], is_compiled=plan.is_compiled
         )
@@ -239,10 +234,13 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         grad = grad.to(x.dtype)
         grad = grad.index_select(0, indices) if plan.combine else grad.contiguous()
 
+        # Weighing what is gathered anyway takes no pass of its own; else, the narrower is weighed.
+        weighs_gates = indices is None and 2 * w_down.shape[2] < w_down.shape[1]
         projected = UpProjection(**dict(zip(("gates", "ups", "joined"), saved)))
         task = Backward(
             grad=grad, scores=scores, w_down=w_down, down_bias=down_bias, offsets=offsets,
             for_down=for_down, for_gates=for_gates, for_scores=for_scores,
+            weighs_gates=weighs_gates,
         )  # fmt: skip
         of_activation = None
         if plan.traces_gates and (for_gates or for_down or for_scores):
@@ -270,10 +268,9 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             owned = is_owned(offsets, by_row.shape[0])
             found["scores"] = torch.where(owned, by_row, 0).to(scores.dtype)
         if grad_gate_rows is not None:
-            factors = scores if for_scores and not scores_go_on_gates(w_down) else None
-            taken = x if indices is None else x.index_select(0, indices)
+            factors = scores if for_scores and not weighs_gates else None
             if for_gate or for_up:
-                taken = apply_weights(taken, factors, is_compiled=plan.is_compiled)
+                taken = weighted_rows(x, indices, factors, is_compiled=plan.is_compiled)
             if for_gate:
                 found["gate"] = weight_gradient(grad_gate_rows, taken, offsets, w_gate)
             if for_gate_bias:
@@ -293,7 +290,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                         is_compiled=plan.is_compiled,
                     )  # fmt: skip
                 else:
-                    grad_x = apply_weights(grad_x, factors, is_compiled=plan.is_compiled)
+                    grad_x = weighted_rows(grad_x, None, factors, is_compiled=plan.is_compiled)
                 found["x"] = grad_x
         order = ("scores", "x", "gate", "up", "w_down", "gate_bias", "up_bias", "down_bias")
         return (None, None, None, None, *(found.get(name) for name in order))

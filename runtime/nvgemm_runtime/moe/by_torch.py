@@ -1,8 +1,10 @@
-"""Grouped products of experts by torch, where no prebuilt kernel serves."""
+"""Grouped products of experts, and sums of rows, by torch, where no prebuilt kernel serves."""
 
 from __future__ import annotations
 
 import torch
+
+from .operators import multiplies_into_fp32, rounded, widen
 
 ALIGNMENT_BYTES = 16
 """Of rows and pointers in ``torch._grouped_mm``, whose error message names it."""
@@ -38,6 +40,36 @@ def columns_by_torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) ->
     p, q = a.shape[1], b.shape[1]
     a, b = _aligned(a), _aligned(b)
     return torch._grouped_mm(a.t(), b, offs=offsets)[:, :p, :q].contiguous()
+
+
+def gathered_by_torch(
+    matrix: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | None
+) -> torch.Tensor:
+    """`nvgemm_runtime.moe.products.gathered_rows`: a copy of all rows, and a product for each sum.
+
+    Torch has ``embedding_bag`` for this, of weights that have the matrix' type.
+    """
+    inside = (rows >= 0) & (rows < matrix.shape[0])
+    named = torch.where(inside, rows, 0)
+    taken = matrix.index_select(0, named.reshape(-1)).reshape(*rows.shape, matrix.shape[1])
+    taken = torch.where(inside[..., None], taken, 0)
+    if weights is None:
+        # Of 16 bits, torch adds in fp32, of which CUDA's autocast makes the result's type.
+        return rounded(taken.sum(1), matrix.dtype)
+    weights = torch.where(inside, weights, 0)
+    if weights.shape[1] == 1:  # one operator does it, and no fp32 matrix is made
+        single = taken.squeeze(1)
+        found: torch.Tensor = torch.mul(single, widen(weights), out=torch.empty_like(single))
+        return found
+    if not multiplies_into_fp32(matrix):
+        return rounded((widen(taken) * weights.unsqueeze(2)).sum(1), matrix.dtype)
+    # Torch multiplies 16 bits with 16 bits. What a weight has more of is a product of its own.
+    near = weights.to(matrix.dtype)
+    sums = torch.bmm(near.unsqueeze(1), taken, out_dtype=torch.float32)
+    if weights.dtype is not matrix.dtype:
+        rest = torch.where(near.isfinite(), weights - near, 0).to(matrix.dtype)
+        sums += torch.bmm(rest.unsqueeze(1), taken, out_dtype=torch.float32)
+    return sums.squeeze(1).to(matrix.dtype)
 
 
 def _torch_can_group(a: torch.Tensor) -> bool:

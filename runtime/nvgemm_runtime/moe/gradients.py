@@ -14,8 +14,9 @@ import torch
 from ..gemm.epilogues import GateForm
 from .activations import Activation
 from .gates import Plan, UpProjection, activated, pieces_of
-from .operators import apply_weights, dense_like, is_watched, sum_products, widen
+from .operators import dense_like, is_watched, sum_products, widen
 from .products import gate_gradients, owner_of_rows, rows
+from .tokens import weighted_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class Backward:
         offsets: End of each expert's rows.
         for_down, for_gates, for_scores: Whether those of the down projection's weights, of gates
             and ups, and of the rows' weights are wanted.
+        weighs_gates: Whether gradients of gates and ups get the rows' weights, where the gradient
+            of these is wanted. Else rows get them, and the sums of rows' gradients.
     """
 
     grad: torch.Tensor
@@ -39,10 +42,11 @@ class Backward:
     for_down: bool
     for_gates: bool
     for_scores: bool
+    weighs_gates: bool
 
     def weighted(self, plan: Plan) -> torch.Tensor:
         """The gradient times the rows' weights."""
-        return apply_weights(self.grad, self.scores, is_compiled=plan.is_compiled)
+        return weighted_rows(self.grad, None, self.scores, is_compiled=plan.is_compiled)
 
     def of_kernel(self, plan: Plan) -> torch.Tensor:
         """What a kernel with the gradient of a gate is given.
@@ -60,7 +64,7 @@ class Gradients:
         grad: The gradient of the down projection's result that goes with ``joined``.
         joined: What the activation gave, for the gradient of the down projection's weights.
         gates: The gradients of gates, or of gates and ups in one matrix. Where the gradient of
-            rows' weights is asked for, they have these weights only if `scores_go_on_gates`.
+            rows' weights is asked for, they have these weights only if the task `weighs_gates`.
         ups: Those of ups, likewise; None where there is no matrix of their own.
         scores: The gradient of each row's weight, in fp32.
         w_down: The gradient of the down projection's weights, where it is known already.
@@ -76,14 +80,6 @@ class Gradients:
     def with_parts(self, gates: torch.Tensor, ups: torch.Tensor) -> Gradients:
         """The same, with the gradients of gates and ups apart."""
         return replace(self, gates=gates, ups=ups)
-
-
-def scores_go_on_gates(w_down: torch.Tensor) -> bool:
-    """Whether gradients of gates and ups get rows' weights: where they are narrower than rows.
-
-    Else rows themselves get them, and the sums of rows' gradients.
-    """
-    return bool(2 * w_down.shape[2] < w_down.shape[1])
 
 
 def gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) -> Gradients | None:
@@ -135,7 +131,7 @@ def behind_kernel(
             of_ups = plan.split(found)[1]
             by_row = sum_products(of_ups, ups, is_compiled=plan.is_compiled)
             by_row = by_row + _of_bias(plan, task)
-        if scores_go_on_gates(task.w_down):
+        if task.weighs_gates:
             found.mul_(task.scores[:, None])
         given = task.weighted(plan)
     joined = joined if task.for_down else None
@@ -166,7 +162,7 @@ def gradients_by_operators(plan: Plan, projected: UpProjection, task: Backward) 
         if by_row is not None:
             by_row[piece] = (grads * joined).sum(-1)
         if grad_gate_rows is not None:
-            if factor is not None and (scores_go_on_gates(task.w_down) or not task.for_scores):
+            if factor is not None and (task.weighs_gates or not task.for_scores):
                 grads = grads * factor
             of_gates, of_ups = plan.parts(grad_gate_rows, grad_up_rows)
             of_gates[piece], of_ups[piece] = plan.activation.gradients(gates, ups, grads)
@@ -197,6 +193,7 @@ def traced_gradients(plan: Plan, projected: UpProjection, task: Backward) -> Gra
             task.grad, task.w_down, task.down_bias, task.offsets,
             projected.gates, projected.ups, projected.joined, task.scores,
             plan.activation.kind.value, order, task.for_down, task.for_gates, task.for_scores,
+            task.weighs_gates,
         )
     )  # fmt: skip
     down = found.pop(0) if task.for_down else None

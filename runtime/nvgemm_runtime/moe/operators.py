@@ -30,21 +30,6 @@ def rounded(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return matrix if matrix.dtype is dtype else matrix.to(dtype)
 
 
-def apply_weights(
-    rows: torch.Tensor, scores: torch.Tensor | None, *, is_compiled: bool
-) -> torch.Tensor:
-    """Multiply rows with their weights and round once; without weights, give the rows back.
-
-    Called, one operator does it, and no fp32 matrix is made.
-    """
-    if scores is None:
-        return rows
-    if is_compiled:
-        return rounded(widen(rows) * scores[:, None], rows.dtype)
-    found: torch.Tensor = torch.mul(rows, widen(scores)[:, None], out=dense_like(rows))
-    return found
-
-
 def sum_products(one: torch.Tensor, other: torch.Tensor, *, is_compiled: bool) -> torch.Tensor:
     """For each row, the sum of two matrices' products, in fp32 (of fp64 in that): [rows]."""
     if is_compiled or not multiplies_into_fp32(one):

@@ -1,8 +1,8 @@
-"""Grouped products of experts: by a prebuilt kernel where one serves, else by torch.
+"""Grouped products of experts, and sums of rows: by a prebuilt kernel, or where none serves by torch.
 
-They are operators, ``torch.ops.nvgemm_moe.rows``, ``added_rows`` and ``columns``, so torch.compile
-keeps them in its graph; the kernel is looked up where they run, once for each problem. Those with a
-gate are in `traced`.
+They are operators, ``torch.ops.nvgemm_moe.rows``, ``added_rows``, ``columns`` and
+``gathered_rows``, so torch.compile keeps them in its graph; the kernel is looked up where they run,
+once for each problem. Those with a gate are in `traced`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from ..errors import NvgemmError
 from ..gemm.epilogues import Epilogue
 from ..gemm.extra_operands import ExtraOperands, check_offset_values
-from ..gemm.moe_operators import ADDED_ROWS, COLUMNS, NAMESPACE, ROWS
+from ..gemm.moe_operators import ADDED_ROWS, COLUMNS, GATHERED_ROWS, NAMESPACE, ROWS
 from ..gemm.operands import check_shapes
 from ..gemm.problem import Op
 from ..launch.fast_path import count_write
@@ -24,7 +24,8 @@ from ..launch.loader import LoadedKernel
 from ..launch.select import choose_kernel
 from ..matching.device import wants_determinism
 from ..settings import is_debugging
-from .by_torch import ALIGNMENT_BYTES, columns_by_torch, rows_by_torch
+from .by_torch import ALIGNMENT_BYTES, columns_by_torch, gathered_by_torch, rows_by_torch
+from .operators import widen
 
 _found: dict[tuple[object, ...], LoadedKernel | str] = {}
 """By all that decides: the kernel, or why none serves."""
@@ -32,7 +33,8 @@ _found: dict[tuple[object, ...], LoadedKernel | str] = {}
 _MAX_FOUND = 4096
 _BY_TORCH = "torch computes a grouped product"
 _GATE_LOST = "a compiled graph computes a gate by its product and torch's operators"
-WARNINGS = (_BY_TORCH, _GATE_LOST)
+_SUMMED_BY_TORCH = "torch weighs or adds rows of tokens"
+WARNINGS = (_BY_TORCH, _GATE_LOST, _SUMMED_BY_TORCH)
 """What a process is warned of, once each."""
 
 _warned: set[str] = set()
@@ -263,6 +265,24 @@ def columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Te
     return result
 
 
+def gathered_rows(
+    matrix: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Add rows of a matrix, each times its weight, in fp32 (of fp64 in that), and round once.
+
+    Args:
+        matrix: Matrix [any number, n].
+        rows: Which rows to add: int32 or int64 [m, k]. One outside the matrix, such as -1, adds
+            nothing.
+        weights: Factors, floating, of the shape of ``rows``; None to add rows as they are.
+
+    Returns:
+        Matrix [m, n] of the matrix' type.
+    """
+    result: torch.Tensor = torch.ops.nvgemm_moe.gathered_rows(matrix, rows, weights)
+    return result
+
+
 def owner_of_rows(offsets: torch.Tensor, count: int) -> torch.Tensor:
     """The group of each of so many rows; the last one of rows past the last end."""
     places = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
@@ -325,6 +345,23 @@ def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
         return out
     _warn_once(_BY_TORCH, reason)
     return columns_by_torch(a, b, offsets)
+
+
+def _gathered_rows(
+    matrix: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | None
+) -> torch.Tensor:
+    out = matrix.new_empty((rows.shape[0], matrix.shape[1]))
+    if 0 in (matrix.numel(), rows.numel()):
+        return out.zero_()
+    factors = torch.ones(rows.shape, device=rows.device) if weights is None else widen(weights)
+    matrix = _row_major(matrix)
+    extras = ExtraOperands(rows=rows.to(torch.int32).contiguous())
+    reason = _launch(Op.GATHERED_MM, factors.contiguous(), matrix, out, extras)
+    if not reason:
+        return out
+    del out  # torch makes its own
+    _warn_once(_SUMMED_BY_TORCH, reason)
+    return gathered_by_torch(matrix, rows, weights)
 
 
 def weight_gradient(
@@ -400,6 +437,10 @@ def _fake_columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> to
     return a.new_empty((offsets.shape[0], a.shape[1], b.shape[1]))
 
 
+def _fake_gathered_rows(matrix: torch.Tensor, rows: torch.Tensor, *_: Any) -> torch.Tensor:
+    return matrix.new_empty((rows.shape[0], matrix.shape[1]))
+
+
 library = torch.library.Library(NAMESPACE, "DEF")
 """Kept for the life of the process: torch unregisters the operators of a deleted library."""
 
@@ -414,3 +455,9 @@ def define(name: str, operands: str, run: Callable[..., Any], fake: Callable[...
 define(ROWS, "Tensor a, Tensor b, Tensor offsets, Tensor? bias", _rows, _fake_rows)
 define(ADDED_ROWS, "Tensor a, Tensor b, Tensor offsets, Tensor other", _added_rows, _fake_rows)
 define(COLUMNS, "Tensor a, Tensor b, Tensor offsets", _columns, _fake_columns)
+define(
+    GATHERED_ROWS,
+    "Tensor matrix, Tensor rows, Tensor? weights",
+    _gathered_rows,
+    _fake_gathered_rows,
+)

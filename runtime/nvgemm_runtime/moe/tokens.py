@@ -2,9 +2,8 @@
 
 A token's rows lie apart, one with each expert that it goes to. Where the caller gives the rows of
 each token, they are added in the token's order: while torch.compile traces, by operators that
-Inductor joins into one kernel; called, by a copy of all rows in the order of tokens, and a product
-of each token's with its weights. Where only the token of each row is known, rows are added by
-atomic operations, in no order.
+Inductor joins into one kernel, and called by `products.gathered_rows`. Where only the token of each
+row is known, rows are added by atomic operations, in no order.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from .operators import multiplies_into_fp32, pieces, rounded, widen
+from .operators import pieces, rounded, widen
+from .products import gathered_rows
 
 
 class Routing(NamedTuple):
@@ -71,6 +71,34 @@ def is_owned(offsets: torch.Tensor, count: int) -> torch.Tensor:
     return places < offsets[-1]
 
 
+def weighted_rows(
+    matrix: torch.Tensor,
+    indices: torch.Tensor | None,
+    scores: torch.Tensor | None,
+    *,
+    is_compiled: bool,
+) -> torch.Tensor:
+    """Rows of a matrix, each times its weight, rounded once.
+
+    Args:
+        matrix: Matrix [any number, dim].
+        indices: Which rows [rows]; None for all, in order.
+        scores: Weight of each row [rows]; None to give rows as they are.
+        is_compiled: Whether Inductor joins operators.
+
+    Returns:
+        Matrix [rows, dim] of the matrix' type.
+    """
+    if scores is None:
+        return matrix if indices is None else matrix.index_select(0, indices)
+    if is_compiled:
+        taken = matrix if indices is None else matrix.index_select(0, indices)
+        return rounded(widen(taken) * scores[:, None], matrix.dtype)
+    if indices is None:
+        indices = torch.arange(matrix.shape[0], device=matrix.device, dtype=torch.int32)
+    return gathered_rows(matrix, indices[:, None], scores[:, None])
+
+
 def sum_rows_of_tokens(
     rows: torch.Tensor,
     offsets: torch.Tensor,
@@ -84,9 +112,7 @@ def sum_rows_of_tokens(
     """Add the rows of each token that an expert has, each times its weight, in fp32.
 
     Args:
-        rows: Matrix [rows, dim]; what is behind the last end may be anything. Or [rows + 1, dim]
-            with zeros in the last row, to be read in place of what is behind the last end, where
-            ``token_rows`` are given.
+        rows: Matrix [rows, dim]; what is behind the last end may be anything.
         offsets: End of each expert's rows.
         indices: The token of each row.
         token_rows: The rows of each token [tokens, k]; None where that is not known.
@@ -100,14 +126,11 @@ def sum_rows_of_tokens(
     if token_rows is None:
         return _sum_by_index(rows, offsets, indices, scores, tokens, in_pieces=not is_compiled)
     owned = token_rows < offsets[-1]
-    weights = None if scores is None else torch.where(owned, scores[token_rows], 0)
     if is_compiled:
+        weights = None if scores is None else torch.where(owned, scores[token_rows], 0)
         return _sum_by_choice(rows, token_rows, owned, weights)
-    if rows.shape[0] > indices.shape[0]:
-        return _sum_by_product(
-            rows, torch.where(owned, token_rows, indices.shape[0]), None, weights
-        )
-    return _sum_by_product(rows, token_rows, owned, weights)
+    named = torch.where(owned, token_rows, -1)
+    return gathered_rows(rows, named, None if scores is None else scores[token_rows])
 
 
 def _sum_by_choice(
@@ -123,31 +146,6 @@ def _sum_by_choice(
         sums = exact if sums is None else sums + exact
     assert sums is not None
     return rounded(sums, rows.dtype)
-
-
-def _sum_by_product(
-    rows: torch.Tensor,
-    token_rows: torch.Tensor,
-    owned: torch.Tensor | None,
-    weights: torch.Tensor | None,
-) -> torch.Tensor:
-    """Sums by a product for each token; without ``owned``, all rows are added."""
-    shape = (*token_rows.shape, rows.shape[1])
-    taken = rows.index_select(0, token_rows.reshape(-1)).reshape(shape)
-    if owned is not None:
-        taken = torch.where(owned[..., None], taken, 0)
-    if weights is None:
-        # Of 16 bits, torch adds in fp32, of which CUDA's autocast makes the result's type.
-        return rounded(taken.sum(1), rows.dtype)
-    if not multiplies_into_fp32(rows):
-        return rounded((widen(taken) * weights.unsqueeze(2)).sum(1), rows.dtype)
-    # Torch multiplies 16 bits with 16 bits. What a weight has more of is a product of its own.
-    near = weights.to(rows.dtype)
-    sums = torch.bmm(near.unsqueeze(1), taken, out_dtype=torch.float32)
-    if weights.dtype is not rows.dtype:
-        rest = torch.where(near.isfinite(), weights - near, 0).to(rows.dtype)
-        sums += torch.bmm(rest.unsqueeze(1), taken, out_dtype=torch.float32)
-    return sums.squeeze(1).to(rows.dtype)
 
 
 def _sum_by_index(

@@ -165,13 +165,14 @@ def _up_gradients(
     for_down: bool,
     for_gates: bool,
     for_scores: bool,
+    weighs_gates: bool,
 ) -> list[torch.Tensor]:
     """Those that are asked for, in order: of w_down, gates, ups if they are apart, and scores."""
     plan = _plan(activation, order, in_pieces=False)
     projected = UpProjection(gates=gates, ups=ups, joined=joined)
     task = Backward(
         grad=grad, scores=scores, w_down=w_down, down_bias=down_bias, offsets=offsets,
-        for_down=for_down, for_gates=for_gates, for_scores=for_scores,
+        for_down=for_down, for_gates=for_gates, for_scores=for_scores, weighs_gates=weighs_gates,
     )  # fmt: skip
     found = _gradients_by_kernel(plan, projected, task) if for_gates else None
     if found is None:
@@ -282,7 +283,7 @@ def _gate_gradient(
     if found is None:
         task = Backward(
             grad=grad, scores=None, w_down=b, down_bias=None, offsets=offsets,
-            for_down=False, for_gates=True, for_scores=False,
+            for_down=False, for_gates=True, for_scores=False, weighs_gates=False,
         )  # fmt: skip
         found = gradients_by_operators(_plan_of(wanted), UpProjection(gates=product), task).gates
     assert found is not None
@@ -381,6 +382,6 @@ _define_replaced(
 _define_replaced(
     "up_gradients(Tensor grad, Tensor w_down, Tensor? down_bias, Tensor offsets, Tensor gates, "
     "Tensor? ups, Tensor? joined, Tensor? scores, str activation, str? order, bool for_down, "
-    "bool for_gates, bool for_scores) -> Tensor[]",
+    "bool for_gates, bool for_scores, bool weighs_gates) -> Tensor[]",
     _up_gradients,
 )

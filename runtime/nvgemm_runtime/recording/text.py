@@ -164,8 +164,8 @@ def gemm_line(problem: Problem, count: int | None = None) -> str:
     signature = problem.signature
     values = {
         "op": signature.op.value,
-        "dtype": signature.a.value,
-        "dtype_b": None if signature.b is signature.a else signature.b.value,
+        "dtype": signature.dtype.value,
+        "dtype_b": None if signature.b is signature.dtype else signature.b.value,
         "out": signature.out.value,
         "layout": signature.layout.value,
         "scales": signature.scales and signature.scales.value,

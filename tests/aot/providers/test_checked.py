@@ -287,7 +287,7 @@ def test_a_listing_that_is_right_comes_through() -> None:
     assert found.rejections == tuple(answer.rejections)
 
 
-@pytest.mark.parametrize("name", ["cutlass_operators", "quack"])
+@pytest.mark.parametrize("name", ["cutlass_operators", "quack", "gathered"])
 @pytest.mark.parametrize("arch", ["sm_90a", pytest.param("sm_100f", marks=pytest.mark.slow)])
 def test_providers_that_come_along_keep_the_rules(name: str, arch: str) -> None:
     provider, target = load_provider(name), build_target(arch)

@@ -91,7 +91,7 @@ def test_two_packages_of_one_name_are_refused_both_named(site: Path) -> None:
 def test_an_unknown_name_lists_what_there_is(site: Path) -> None:
     write_package(site, "good_foreign", GOOD)
     with pytest.raises(
-        ToolchainError, match=r"known: .*cutlass_operators, foreign, quack.*install"
+        ToolchainError, match=r"known: .*cutlass_operators, foreign, gathered, quack.*install"
     ):
         load_provider("foreing")
 

@@ -18,6 +18,7 @@ from nvgemm_runtime.gemm.target import Target
 from repository import TESTS
 
 DATA = TESTS / "data"
+GATHERED = "gathered_mm/tt/fp32xbf16/fp32/bf16"
 BF16 = "mm/tn/bf16xbf16/fp32/bf16"
 MXFP8 = "mm/nn/fp8_e5m2xfp8_e5m2/fp32/fp16/e8m0_1x32"
 FP4 = "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/"
@@ -238,6 +239,7 @@ def test_finds_other_operand_types(
         ("sm_90a_bf16", "sm_90a", "mm/tn/int8xint8/int32/int32", "int8 on sm_90a calls for IGMMA"),
         ("sm_100_local_memory", "sm_100f", BF16, "multiplies with no tensor-core instruction"),
         ("sm_90a_bf16", "sm_80", BF16, "no rule for bf16 on sm_80"),
+        ("sm_90a_bf16", "sm_90a", GATHERED, "no tensor core multiplies fp32"),
     ],
 )
 def test_finds_other_tensor_core_instruction(

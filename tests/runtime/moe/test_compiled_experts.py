@@ -368,9 +368,8 @@ def test_a_graph_runs_where_its_kernels_are_gone(
     with pytest.warns(UserWarning, match="without another warning") as seen:
         found = gradients(run, made)
     texts = [str(one.message) for one in seen]
-    assert sorted(what for what in products.WARNINGS for text in texts if what in text) == sorted(
-        products.WARNINGS
-    )
+    lost = (products._BY_TORCH, products._GATE_LOST)
+    assert all(sum(what in text for text in texts) == 1 for what in lost)
     assert len(seen) == 2
     assert not installed.launched
     assert_same(found, gradients(experts, made), 2**-6)

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from expert_kernels import Installed, assert_same, gradients, leaves
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.moe import (
     block,
     experts,
@@ -20,7 +21,6 @@ from nvgemm_runtime.moe import (
     products,
     routed_experts,
     sort_by_expert,
-    tokens,
 )
 from nvgemm_runtime.moe import gradients as gradients_module
 from nvgemm_runtime.moe.operators import sum_products
@@ -190,7 +190,7 @@ def test_on_a_gpu_flop_counters_see_operators_that_they_know(has_weights: bool) 
         rows = torch.empty(6, 8, dtype=torch.bfloat16, device="cuda")
         places = torch.empty(3, 2, dtype=torch.int64, device="cuda")
         weights = torch.empty(3, 2, device="cuda") if has_weights else None
-        out = tokens._sum_by_product(rows, places, None, weights)
+        out = products.gathered_rows(rows, places, weights)
         sums = sum_products(rows, rows, is_compiled=False)
     assert (out.dtype, out.shape) == (torch.bfloat16, (3, 8))
     assert (sums.dtype, sums.shape) == (torch.float32, (6,))
@@ -233,11 +233,11 @@ def test_gradients_behind_kernels_have_weights_once(
 
 
 @pytest.mark.parametrize("is_pair", [False, True], ids=["one weight", "two weights"])
-def test_kernels_write_before_a_row_of_zeros(
+def test_a_kernel_weighs_and_adds_rows(
     is_pair: bool, install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is read in place of rows that no expert has, so all that is read is finite."""
-    installed = install("tn tt", None, Epilogue.ADD)
+    """Sums in the forward, and in the backward rows for the up weights, and the tokens' gradient."""
+    installed = install("tn tt", None, Epilogue.ADD, gathered=True)
     made = operands(ELSEWHERE, dim=32, hidden=32, dtype=torch.bfloat16)
     if is_pair:
         parts = made["w_up"].chunk(2, 1)
@@ -248,20 +248,39 @@ def test_kernels_write_before_a_row_of_zeros(
         out = empty(tensor, *shape, **options)
         return out.fill_(torch.nan) if out.is_floating_point() else out
 
-    monkeypatch.setattr(torch.Tensor, "new_empty", filled)
-    seen: list[int] = []
-    add = block.sum_rows_of_tokens
-
-    def watched(rows: torch.Tensor, *given: Any, **options: Any) -> torch.Tensor:
-        seen.append(rows.shape[0])
-        return add(rows, *given, **options)
-
-    monkeypatch.setattr(block, "sum_rows_of_tokens", watched)
+    monkeypatch.setattr(torch.Tensor, "new_empty", filled)  # of rows that no expert has
     found = gradients(routed_experts, made)
-    assert installed.launched
-    assert seen == [TOKENS * CHOSEN + 1] * 2  # the result's rows, and those of their gradient
+    assert [one.op for one in installed.launched].count(Op.GATHERED_MM) == 3
     installed.remove()
     assert_same(found, gradients(routed_experts, made), 2**-5)
+
+
+@pytest.mark.parametrize("narrow", [torch.int32, torch.int64])
+@pytest.mark.parametrize("has_weights", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("served", [False, True], ids=["torch", "kernel"])
+@pytest.mark.parametrize("chosen", [1, 3])
+def test_rows_outside_a_matrix_add_nothing(
+    chosen: int,
+    served: bool,
+    has_weights: bool,
+    narrow: torch.dtype,
+    install: Callable[..., Installed],
+) -> None:
+    """Whatever their weights are, and whatever rows hold that nothing names."""
+    installed = install("tn", None, gathered=True) if served else None
+    torch.manual_seed(0)
+    matrix = torch.randn(9, 48).bfloat16()[:, :40]  # rows with gaps
+    matrix[8] = torch.nan
+    rows = torch.randint(-3, 8, (20, chosen), dtype=narrow)
+    rows[rows == -3] = 9
+    weights = torch.randn(20, chosen).masked_fill((rows < 0) | (rows > 8), torch.inf)
+    expected = torch.zeros(20, 40)
+    for row, place in (rows.clamp(0, 8) == rows).nonzero().tolist():
+        factor = float(weights[row, place]) if has_weights else 1.0
+        expected[row] += factor * matrix[int(rows[row, place])].float()
+    found = products.gathered_rows(matrix, rows, weights if has_weights else None)
+    assert bool(installed and installed.launched) is served
+    torch.testing.assert_close(found.float(), expected, rtol=2**-7, atol=2**-7)
 
 
 def test_sums_of_biases_have_all_of_a_weight() -> None:

@@ -16,7 +16,9 @@ class Product(str, enum.Enum):
     Of experts with biases, torch computes ``FORWARD`` and adds the biases to it;
     `nvgemm_runtime.moe` computes ``BIASED_FORWARD``, where a kernel does both. Where two weights
     multiply one input, `nvgemm_runtime.moe` computes ``ADDED_INPUT_GRADIENT`` of the second, which
-    adds to the gradient by the first, where a kernel does both.
+    adds to the gradient by the first, where a kernel does both. ``ROW_SUM`` adds the rows of each
+    token, each times its weight: the results of its experts, or their gradients of its input; and
+    ``WEIGHTED_ROW`` gives rows their weights, in the backward.
 
     Each has one extent that grows with the tokens, and a pair of fixed ones (`pair_of`).
     """
@@ -27,11 +29,18 @@ class Product(str, enum.Enum):
     ADDED_INPUT_GRADIENT = "gradient of input, added to another"
     WEIGHT_GRADIENT = "gradient of weight"
     BIAS_GRADIENT = "gradient of bias"
+    ROW_SUM = "sum of each token's rows"
+    WEIGHTED_ROW = "rows times their weights"
 
     @property
     def sums_over_tokens(self) -> bool:
         """Whether k grows with the tokens, and not m."""
         return self in (Product.WEIGHT_GRADIENT, Product.BIAS_GRADIENT)
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether it multiplies weights with rows that indices name."""
+        return self in (Product.ROW_SUM, Product.WEIGHTED_ROW)
 
     @property
     def is_of_input(self) -> bool:
@@ -43,12 +52,15 @@ def products_of(gemm: ModelGemm) -> tuple[Product, ...]:
     """The products of a training step that belong to a GEMM of the forward pass.
 
     The gradient of a Linear's bias is summed without a product, those of experts' biases by one
-    with columns of ones.
+    with columns of ones. Rows are summed, or get their weights, where experts are not divided among
+    ranks, whose results are exchanged in between.
     """
     biased = gemm.routing is not None and gemm.routing.biased
     left_out = set() if biased else {Product.BIASED_FORWARD, Product.BIAS_GRADIENT}
     if not gemm.shares_input:
         left_out.add(Product.ADDED_INPUT_GRADIENT)
+    if not gemm.is_summed or (gemm.routing is not None and gemm.routing.sharing > 1):
+        left_out |= {Product.ROW_SUM, Product.WEIGHTED_ROW}
     return tuple(one for one in Product if one not in left_out)
 
 
@@ -58,6 +70,9 @@ def pair_of(gemm: ModelGemm, product: Product) -> tuple[int, int]:
     The gradient of a weight is computed as the weight lies in memory.
     """
     out_features, in_features = gemm.n, gemm.k
+    if product.is_gathered:
+        assert gemm.routing is not None
+        return out_features, gemm.routing.chosen if product is Product.ROW_SUM else 1
     if product is Product.BIAS_GRADIENT:
         return out_features, BIAS_COLUMNS
     is_turned = product.is_of_input or (
@@ -73,6 +88,8 @@ def sizes_of(product: Product, tokens: int, pair: tuple[int, int]) -> tuple[int,
 
 def layout_of(gemm: ModelGemm, product: Product) -> Layout:
     """The layout of a product: the gradient of the input multiplies by the transposed weight."""
+    if product.is_gathered:
+        return Layout.TT
     if product in (Product.FORWARD, Product.BIASED_FORWARD):
         return gemm.layout
     if product.is_of_input:
@@ -82,6 +99,8 @@ def layout_of(gemm: ModelGemm, product: Product) -> Layout:
 
 def op_of(gemm: ModelGemm, product: Product) -> Op:
     """The operation that computes all experts at once, or one matrix where there are none."""
+    if product.is_gathered:
+        return Op.GATHERED_MM
     if gemm.routing is None:
         return Op.MM
     return Op.K_GROUPED_MM if product.sums_over_tokens else Op.GROUPED_MM

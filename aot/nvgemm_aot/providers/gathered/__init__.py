@@ -1,0 +1,119 @@
+"""Provider of sums of gathered rows (``gathered_mm``), by a kernel of this project.
+
+`kernel` is the kernel, in CuTe DSL; `estimate` is the model that ranks its designs. It may import
+what `providers` may. The compiler is imported when a kernel is first compiled, never to list
+candidates.
+"""
+
+from __future__ import annotations
+
+from nvgemm_runtime.bundle.calling_convention import STREAM, CallingConvention
+from nvgemm_runtime.bundle.format import KernelDesign
+from nvgemm_runtime.gemm.problem import Op, Signature
+from nvgemm_runtime.gemm.roles import roles
+from nvgemm_runtime.gemm.support import unsupported
+
+from ...targets import BuildTarget
+from .. import cute_dsl
+from ..base import (
+    INTERFACE_VERSION,
+    ONE_TILE,
+    BlockShape,
+    Candidate,
+    Enumeration,
+    RuntimeModel,
+)
+from ..sources import source_digest
+from .estimate import MemoryModel
+
+TILES = ((1, 1024, 1), (4, 256, 1), (1, 1024, 4), (4, 256, 4))
+"""Rows and columns of the result that a thread block computes, and rows of B that a thread loads
+before it uses the first; the usual choice first.
+
+A block has 128 threads, so few are idle where a row ends; blocks of 256 or 512 were no faster. On
+an H100, sums of three models' experts took 204 to 309 microseconds by the first two designs, and by
+no other 1 % less; of a single row each, those with four loads at once took 16 to 23 % longer. These
+are for few rows, which do not fill SMs with warps: 64 of 2,880 columns, each a sum of four, took
+5.4 microseconds, not 5.8."""
+
+ALIGNMENT_BYTES = 16
+"""What a thread loads and stores at once: B, the result and their rows begin at a multiple of it.
+A and the rows' numbers are read by the element."""
+
+
+class Gathered:
+    """Lists and compiles the kernel of `kernel`, in each of `TILES`."""
+
+    interface = INTERFACE_VERSION
+    name = "gathered"
+    recipe = cute_dsl.recipe("1")
+
+    def toolchain(self) -> dict[str, str]:
+        """Versions of the compiler; see `Provider.toolchain`.
+
+        Raises:
+            ToolchainError: If one is missing.
+        """
+        return cute_dsl.installed_versions(cute_dsl.DISTRIBUTIONS, "kernels of gathered rows")
+
+    def prepare(self) -> None:
+        """Import the compiler, compile an empty function; see `Provider.prepare`."""
+        cute_dsl.set_environment()
+        cute_dsl.warm_up()
+
+    def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
+        """List a design for each of `TILES`, on every target; see `Provider.enumerate`."""
+        absence = unsupported(signature)
+        if absence is None and signature.op is not Op.GATHERED_MM:
+            absence = f"gathered computes {Op.GATHERED_MM.value} alone (here {signature.op.value})"
+        if absence is not None:
+            return Enumeration(absence=absence)
+        return Enumeration(
+            candidates=tuple(
+                self._candidate(tile, preference, signature)
+                for preference, tile in enumerate(TILES)
+            )
+        )
+
+    def runtime_model(self, target: BuildTarget) -> RuntimeModel:
+        """A model of the device's memory; see `Provider.runtime_model`."""
+        return MemoryModel(target.device.name)
+
+    def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
+        """Compile one design to an object; see `Provider.compile`."""
+        from .kernel import make_gathered_mm, sample_tensors
+
+        dtype = candidate.signature.out
+        return cute_dsl.compile_object(
+            make_gathered_mm(candidate.design.tile, dtype),
+            sample_tensors(dtype),
+            arch=target.target.arch,
+            name=candidate.operator,
+            platform=target.target.platform,
+        )
+
+    def _candidate(
+        self, tile: tuple[int, int, int], preference: int, signature: Signature
+    ) -> Candidate:
+        m, n, k = tile
+        parameters = (*(role.value for role in roles(signature)), STREAM)
+        convention = CallingConvention(name=cute_dsl.FUNCTION_NAME, parameters=parameters)
+        return Candidate(
+            provider=self.name,
+            operator=f"gathered.GatheredMm_cluster1x1x1_tile{m}x{n}x{k}",
+            signature=signature,
+            design=KernelDesign(
+                tile=tile,
+                ctas_per_tile=1,
+                cluster=(1, 1),
+                fallback_cluster=None,
+                scheduler=ONE_TILE,
+            ),
+            cluster_sizes=(),
+            block_shape=BlockShape(tile=tile, cluster=(1, 1)),
+            preference=preference,
+            alignment_bytes=ALIGNMENT_BYTES,
+            workspace_bytes=0,
+            calling_convention=str(convention),
+            added_code=f"kernel {source_digest(__name__)}",
+        )
