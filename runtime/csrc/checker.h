@@ -207,6 +207,11 @@ class Checker {
                       view.shape[outer] > 1 ? pitch(outer) : 0, several ? pitch(0) : 0};
   }
 
+  // Whether two matrices of one shape have each element at the same address.
+  static bool IsSameMatrix(const MemorySpan& x, const MemorySpan& y) {
+    return x.begin == y.begin && x.end == y.end && x.row_pitch == y.row_pitch;
+  }
+
   void CheckOverlap(Role role, const MemorySpan& input, const MemorySpan& out) const {
     if (!MayOverlap(input, out)) return;
     const bool out_first = out.begin < input.begin;

@@ -66,7 +66,7 @@ def seed() -> None:
 
 def test_the_table_has_every_op_type_and_recipe() -> None:
     assert {signature.op for signature in EVERY_SIGNATURE} == set(Op)
-    assert {signature.a for signature in EVERY_SIGNATURE} == set(OUTS)
+    assert {signature.dtype for signature in EVERY_SIGNATURE} == set(OUTS)
     assert {signature.scales for signature in EVERY_SIGNATURE} == {None, *ScaleRecipe}
     assert {signature.epilogue for signature in EVERY_SIGNATURE} == {None, *Epilogue}
 

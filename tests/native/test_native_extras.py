@@ -119,8 +119,6 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
     "rows of a matrix for groups that are not aligned": (ADDED_TO_GROUPS,
         lambda x: (x.others[0], torch.ones(16, 36).bfloat16()[:, :32]), ValueError,
         "addend has stride 36"),
-    "added to groups in place": (ADDED_TO_GROUPS, lambda x: (x.others[0], x.out), ValueError,
-        "out overlaps addend"),
     "scale's dtype": (TENSOR_WISE, lambda x: (x.others[0].half(), x.others[1]), TypeError,
         "scale_a is float16; must be float32"),
     "two tensor-wise scales": (TENSOR_WISE, lambda x: (x.others[0], torch.ones(2)), ValueError,
@@ -228,6 +226,22 @@ def test_refuses(lib: native.Native, handles: Callable[[Signature], int], case: 
     if kind is ValueError:
         assert lib.try_launch(handles(served), *operands, *change(arguments)) is False
     assert arguments.out.isnan().all(), "something was written"
+
+
+@pytest.mark.parametrize("rows", [16, 1])
+def test_a_sum_for_groups_takes_the_place_of_what_is_added(
+    lib: native.Native, handles: Callable[[Signature], int], rows: int
+) -> None:
+    arguments = arguments_of(ADDED_TO_GROUPS, rows)
+    lib.launch(handles(ADDED_TO_GROUPS), *arguments.operands(), *arguments.others)
+    a, b, out = arguments.operands()
+    offsets, added = arguments.others
+    lib.launch(handles(ADDED_TO_GROUPS), a, b, added, offsets, added)
+    assert torch.equal(added[: offsets[-1]], out[: offsets[-1]])
+    memory = torch.zeros(rows + 1, 32, dtype=torch.bfloat16)
+    if rows > 1:
+        with pytest.raises(ValueError, match="out overlaps addend"):
+            lib.launch(handles(ADDED_TO_GROUPS), a, b, memory[1:], offsets, memory[:-1])
 
 
 @pytest.mark.parametrize(

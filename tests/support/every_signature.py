@@ -6,7 +6,7 @@ import itertools
 
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
-from nvgemm_runtime.gemm.support import OUTS, multiply_together, unsupported
+from nvgemm_runtime.gemm.support import GATHERED, OUTS, multiply_together, unsupported
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
 EVERY_SIGNATURE = [
@@ -30,4 +30,15 @@ EVERY_SIGNATURE = [
         )
     )
     is None
+]
+EVERY_SIGNATURE += [
+    Signature(
+        op=Op.GATHERED_MM,
+        layout=Layout.TT,
+        a=DType.FP32,
+        b=dtype,
+        accumulator=DType.FP32,
+        out=dtype,
+    )
+    for dtype in GATHERED
 ]

@@ -282,7 +282,7 @@ class ManifestEntry(_Entry):
         default_factory=list,
         description="Sources of kernels: those that come along, those of installed packages by the "
         "name of their entry point, or module:class. Left out: cutlass_operators, and quack beside "
-        "it if a gemm has an epilogue, scales or types that only quack has on a target, and gathered "
+        "it if a gemm has an epilogue, scales or types that only quack has on a target; gathered "
         "for gathered_mm. Candidates "
         "of all are ranked together, by the first one's model.",
     )

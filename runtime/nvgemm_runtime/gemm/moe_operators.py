@@ -30,14 +30,14 @@ PAIRED_GATED_ROWS = "paired_gated_rows"
 products side by side with their gate behind them."""
 
 ADDED_ROWS = "added_rows"
-"""Name of `ROWS` with a matrix added, ``other``: the second gradient of rows that two weights
-multiply."""
+"""Name of `ROWS` added to another product of them, of ``other_a`` and ``other_b``: the gradient of
+rows that two weights multiply."""
 
 GATHERED_ROWS = "gathered_rows"
 """Name of the one that adds rows of a matrix that ``rows`` name, each times one of ``weights``; it
 takes ``(matrix, rows, weights)``, the last of which may be None."""
 
-OF_TWO_WEIGHTS = (PAIRED_ROWS, PAIRED_GATED_ROWS)
+OF_TWO_WEIGHTS = (PAIRED_ROWS, PAIRED_GATED_ROWS, ADDED_ROWS)
 """Those that compute two products."""
 
 OPERATORS = (
@@ -64,13 +64,18 @@ def read_products(name: str, given: Mapping[str, Any]) -> tuple[AtenGemm, ...]:
     """
     if name == GATHERED_ROWS:
         return (_read_gathered(given["matrix"], given["rows"]),)
+    if name == ADDED_ROWS:
+        return tuple(
+            _read_compact(ROWS, given[a], given[b], given["offsets"], None)
+            for a, b in (("other_a", "other_b"), ("a", "b"))
+        )
     if name in OF_TWO_WEIGHTS:
         return tuple(
             _read_compact(ROWS, given["a"], given[f"b_{one}"], given["offsets"], given.get(bias))
             for one, bias in (("gate", "bias_gate"), ("up", "bias_up"))
         )
     a = given["grad" if name == GATE_GRADIENT else "a"]
-    read = ROWS if name in (ADDED_ROWS, GATED_ROWS, GATE_GRADIENT) else name
+    read = ROWS if name in (GATED_ROWS, GATE_GRADIENT) else name
     return (_read_compact(read, a, given["b"], given["offsets"], given.get("bias")),)
 
 

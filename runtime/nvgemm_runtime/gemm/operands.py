@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
 from .epilogues import Addend, Epilogue, GateForm
-from .extra_operands import NO_EXTRAS, ExtraOperands, check_offsets, check_rows, read_epilogues, read_scales
+from .extra_operands import (
+    NO_EXTRAS,
+    ExtraOperands,
+    check_offsets,
+    check_rows,
+    read_epilogues,
+    read_scales,
+)
 from .problem import DType, Layout, Op, Problem, Signature
 from .support import multiply_together
 from .types import ScaleRecipe
@@ -66,8 +73,8 @@ class Request:
     Attributes:
         problem: What is to be computed.
         alignment_bytes: Largest power of two, up to 256, that divides every pointer, and in bytes
-            every contiguous extent and every stride other than 1. Offsets, rows and scales have rules
-            of their own, as A of ``gathered_mm`` has; only pointers of row-wise scales count.
+            every contiguous extent and every stride other than 1. Offsets, rows and scales have
+            rules of their own, as A of ``gathered_mm`` has; only pointers of row-wise scales count.
         is_compact: Whether A, B and the result have no gaps between rows or matrices. Kernels that
             take addresses and no strides need that.
         out_row_bytes: From one row of the result to the next; None where it has one row, or is yet
@@ -219,7 +226,8 @@ def check_empty(
         NoKernelError: If types, extras or the output's strides are such that no kernel can exist.
     """
     a_dtype, b_dtype, out_dtype = (_dtype(tensor.dtype) for tensor in (a, b, out))
-    if not multiply_together(a_dtype, b_dtype, op) or (out_dtype.is_integer and not a_dtype.is_integer):
+    rounds_to_integers = out_dtype.is_integer and not a_dtype.is_integer
+    if not multiply_together(a_dtype, b_dtype, op) or rounds_to_integers:
         wanted = "a and b one type, or both of fp8"
         if op is Op.GATHERED_MM:
             wanted = "a fp32, and b and the result bf16 or fp16"

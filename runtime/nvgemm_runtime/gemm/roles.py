@@ -114,8 +114,8 @@ def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
     """Shape of one of a problem's tensors, as torch counts: two values of fp4 are one element.
 
     Swizzled scales have one dimension here, for their shape says nothing; tensor-wise ones hold one
-    element, row-wise ones are [m, 1] and [1, n], in groups [m] and [groups, n]. B of ``gathered_mm``
-    may have any number of rows; here, as many as A has elements.
+    element, row-wise ones are [m, 1] and [1, n], in groups [m] and [groups, n]. B of
+    ``gathered_mm`` may have any number of rows; here, as many as A has elements.
     """
     signature = problem.signature
     m, n, k = problem.m, problem.n, problem.k

@@ -140,9 +140,8 @@ def unavailable(signature: Signature, arch: str) -> str | None:
 def _unsupported_gather(signature: Signature) -> str | None:
     name, b = signature.op.value, signature.b
     if not multiply_together(signature.a, b, signature.op):
-        return (
-            f"{name} takes A of {DType.FP32.value} and B of {_listed(GATHERED)}{_two_types(signature)}"
-        )
+        taken = f"A of {DType.FP32.value} and B of {_listed(GATHERED)}"
+        return f"{name} takes {taken}{_two_types(signature)}"
     if signature.out is not b:
         return f"{name} gives B's type, {b.value} (here {signature.out.value})"
     for what in (signature.scales, signature.epilogue):

@@ -118,8 +118,7 @@ class DispatchedSizes:
         op = problem.signature.op
         beside = groups if op.has_groups else f", batch {count}" if op is Op.BMM else ""
         lines = [
-            f"{problem.signature.key}, n {problem.n}, k {problem.k}"
-            f"{beside}, on {self.facts.name}",
+            f"{problem.signature.key}, n {problem.n}, k {problem.k}{beside}, on {self.facts.name}",
             *(f"  {segment}" for segment in self.segments),
         ]
         for size in self.decided.sizes:

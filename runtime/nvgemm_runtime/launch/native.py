@@ -64,10 +64,10 @@ class Native:
         launch: ``launch(handle, a, b, out, *extras)`` checks everything and enqueues what the
             kernel computes on the current stream of the tensors' device. The extras are the tensors
             that the kernel's signature has besides, in the order of `roles.extra_roles`: scale_a,
-            scale_b, offsets, rows, addend. It raises ValueError or TypeError for operands that the kernel
-            cannot take, NoKernelError for an unknown handle, DriverError where the driver fails,
-            torch.OutOfMemoryError where a workspace cannot be allocated, and what the kernel itself
-            raises. The ends of groups are on the device and not checked, see
+            scale_b, offsets, rows, addend. It raises ValueError or TypeError for operands that the
+            kernel cannot take, NoKernelError for an unknown handle, DriverError where the driver
+            fails, torch.OutOfMemoryError where a workspace cannot be allocated, and what the kernel
+            itself raises. The ends of groups are on the device and not checked, see
             `nvgemm_runtime.gemm.extra_operands.check_offset_values`. Torch does not see the call,
             so the caller must check derivatives, negative bits (``torch.Tensor.is_neg``), versions
             and tracing, see `nvgemm_runtime.launch.fast_path`.

@@ -33,7 +33,6 @@ from .products import (
     added_rows,
     columns,
     rows,
-    rows_before_zeros,
     weight_gradient,
 )
 from .tokens import is_owned, sum_rows_of_tokens, weighted_rows
@@ -281,9 +280,8 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                 found["up_bias"] = _bias_grad(grad_up_rows, offsets, factors)
             if for_x:
                 grad_x = _gradient_of_rows(
-                    plan, grad_gate_rows, grad_up_rows, w_gate, w_up, offsets,
-                    zeros_behind=token_rows is not None,
-                )  # fmt: skip
+                    plan, grad_gate_rows, grad_up_rows, w_gate, w_up, offsets
+                )
                 if indices is not None:
                     grad_x = sum_rows_of_tokens(
                         grad_x, offsets, indices, token_rows, factors, x.shape[0],
@@ -303,28 +301,21 @@ def _gradient_of_rows(
     w_gate: torch.Tensor,
     w_up: torch.Tensor | None,
     offsets: torch.Tensor,
-    *,
-    zeros_behind: bool,
 ) -> torch.Tensor:
-    """The gradient of rows, of one product or two; perhaps a row of zeros behind, if it may be.
+    """The gradient of rows, of one product or two.
 
-    By one kernel the second product is added to the first, where one serves.
+    The second product is added to the first, in its memory: by one kernel, where one serves.
     """
-    zeros_behind = zeros_behind and plan.uses_kernels
     if of_ups is None:
-        found = rows_before_zeros(of_gates, w_gate, offsets, None) if zeros_behind else None
-        return rows(of_gates, w_gate, offsets) if found is None else found
+        return rows(of_gates, w_gate, offsets)
     assert w_up is not None
-    first = rows(of_gates, w_gate, offsets)
+    second = (of_ups, w_up, offsets)
     if plan.is_compiled and is_traceable():
-        traced: torch.Tensor = torch.ops.nvgemm_moe.traced_added_rows(of_ups, w_up, offsets, first)
+        traced: torch.Tensor = torch.ops.nvgemm_moe.traced_added_rows(*second, of_gates, w_gate)
         return traced
     if not plan.uses_kernels:
-        return first + rows(of_ups, w_up, offsets)
-    found = None
-    if zeros_behind:
-        found = rows_before_zeros(of_ups, w_up, offsets, None, other=first)
-    return added_rows(of_ups, w_up, offsets, first) if found is None else found
+        return rows(of_gates, w_gate, offsets) + rows(*second)
+    return added_rows(*second, of_gates, w_gate)
 
 
 def _bias_grad(

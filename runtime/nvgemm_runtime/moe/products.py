@@ -1,4 +1,4 @@
-"""Grouped products of experts, and sums of rows: by a prebuilt kernel, or where none serves by torch.
+"""Grouped products of experts, and sums of rows: by a prebuilt kernel if one serves, else by torch.
 
 They are operators, ``torch.ops.nvgemm_moe.rows``, ``added_rows``, ``columns`` and
 ``gathered_rows``, so torch.compile keeps them in its graph; the kernel is looked up where they run,
@@ -60,22 +60,45 @@ def rows(
 
 
 def added_rows(
-    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, other: torch.Tensor
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    other_a: torch.Tensor,
+    other_b: torch.Tensor,
 ) -> torch.Tensor:
-    """`rows` with a matrix added.
+    """The sum of two products of `rows`, in the memory of the other one; see `add_rows`.
 
     Args:
         a: Matrix [m, k], the groups' rows one after the other.
         b: Matrices [groups, k, n].
         offsets: End of each group along m, int32 [groups].
-        other: Matrix [m, n] of the operands' type. Where no kernel adds it, torch does, to the
-            rounded product.
+        other_a: Matrix [m, p] of the other product.
+        other_b: Matrices [groups, p, n] of the other product.
 
     Returns:
         Matrix [m, n] of the operands' type; undefined in rows past the last end.
     """
-    result: torch.Tensor = torch.ops.nvgemm_moe.added_rows(a, b, offsets, other)
+    result: torch.Tensor = torch.ops.nvgemm_moe.added_rows(a, b, offsets, other_a, other_b)
     return result
+
+
+def add_rows(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> None:
+    """Add what `rows` gives to a matrix, in place; not to be traced.
+
+    A kernel may get one matrix as addend and result: a tile has read an element of the addend
+    before it writes the same element of the result, and no other tile writes it. At the end of a
+    group a tile also reads rows of the next one, written or not, and stores nothing of them.
+
+    Args:
+        out: Matrix [m, n] of the operands' type. Where no kernel adds to it, torch does, the
+            rounded product.
+        a: Matrix [m, k].
+        b: Matrices [groups, k, n].
+        offsets: End of each group along m, int32 [groups].
+    """
+    is_empty = 0 in (a.numel(), b.numel())
+    if is_empty or _run_kernel(out, a, b, offsets, out, None, adds_matrix=True):
+        out.add_(rows(a, b, offsets))
 
 
 def gated_rows(
@@ -135,34 +158,6 @@ def rows_into(
         Whether a kernel served.
     """
     return not _run_kernel(out, a, b, offsets, bias, None)
-
-
-def rows_before_zeros(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    other: torch.Tensor | None = None,
-) -> torch.Tensor | None:
-    """`rows`, or `added_rows`, and a row of zeros, if a kernel serves; not to be traced.
-
-    Args:
-        a: Matrix [m, k].
-        b: Matrices [groups, k, n].
-        offsets: End of each group along m, int32 [groups].
-        bias: A row of n for each group.
-        other: Instead of a bias: matrix [m, n], which is added.
-
-    Returns:
-        Matrix [m + 1, n]; None if no kernel serves.
-    """
-    out = a.new_empty((a.shape[0] + 1, b.shape[2]))
-    added, adds_matrix = (bias, False) if other is None else (other, True)
-    if _run_kernel(out[:-1], a, b, offsets, added, None, adds_matrix=adds_matrix):
-        return None
-    out[-1].zero_()
-    return out
 
 
 def serves_ups(
@@ -317,20 +312,15 @@ def _rows(
 
 
 def _added_rows(
-    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, other: torch.Tensor
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    other_a: torch.Tensor,
+    other_b: torch.Tensor,
 ) -> torch.Tensor:
-    shape = (a.shape[0], b.shape[2])
-    if other.shape != shape or other.dtype is not a.dtype:
-        raise ValueError(
-            f"added_rows: other is {other.dtype} of shape {list(other.shape)}, must be {a.dtype} "
-            f"of shape {list(shape)}"
-        )
-    if 0 not in (a.numel(), b.numel()):
-        out = a.new_empty(shape)
-        if not _run_kernel(out, a, b, offsets, other, None, adds_matrix=True):
-            return out
-        del out  # with what follows it would be a third matrix, and perhaps the peak of memory
-    return _rows(a, b, offsets, None).add_(other)
+    out = _rows(other_a, other_b, offsets, None)
+    add_rows(out, a, b, offsets)
+    return out
 
 
 def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -453,7 +443,12 @@ def define(name: str, operands: str, run: Callable[..., Any], fake: Callable[...
 
 
 define(ROWS, "Tensor a, Tensor b, Tensor offsets, Tensor? bias", _rows, _fake_rows)
-define(ADDED_ROWS, "Tensor a, Tensor b, Tensor offsets, Tensor other", _added_rows, _fake_rows)
+define(
+    ADDED_ROWS,
+    "Tensor a, Tensor b, Tensor offsets, Tensor other_a, Tensor other_b",
+    _added_rows,
+    _fake_rows,
+)
 define(COLUMNS, "Tensor a, Tensor b, Tensor offsets", _columns, _fake_columns)
 define(
     GATHERED_ROWS,

@@ -200,11 +200,16 @@ def _gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) ->
 
 
 def _traced_added_rows(
-    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, other: torch.Tensor
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    other_a: torch.Tensor,
+    other_b: torch.Tensor,
 ) -> torch.Tensor:
+    other = a.new_empty((a.shape[0], b.shape[2]))
     if is_served(a, b, offsets, other, None, adds_matrix=True):
-        return added_rows(a, b, offsets, other)
-    return other + rows(a, b, offsets)
+        return added_rows(a, b, offsets, other_a, other_b)
+    return rows(other_a, other_b, offsets) + rows(a, b, offsets)
 
 
 def _gated_rows(
@@ -376,7 +381,8 @@ _define_replaced(
     _up_pair,
 )
 _define_replaced(
-    "traced_added_rows(Tensor a, Tensor b, Tensor offsets, Tensor other) -> Tensor",
+    "traced_added_rows(Tensor a, Tensor b, Tensor offsets, Tensor other_a, Tensor other_b) "
+    "-> Tensor",
     _traced_added_rows,
 )
 _define_replaced(

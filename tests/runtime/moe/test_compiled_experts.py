@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+import torch._functorch.config
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -160,15 +161,41 @@ def test_two_weights_have_the_gate_behind_the_product_of_ups(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_weights_add_one_gradient_of_rows_to_the_other(backend: str, install: Install) -> None:
+    """In the memory of that one, which nobody else sees."""
     installed = install({"tn": [None, UPS], "tt": [None, GRADIENT, Epilogue.ADD]})
     made = with_pair(operands_for_kernels())
     found = gradients(compiled(backend=backend), made)
     assert installed.epilogues() == [None, UPS, None, GRADIENT, None, Epilogue.ADD]
     assert_same(found, gradients(experts, made), 2**-7)
+    before = [one.detach().clone() for one in leaves(made)]
+    torch._dynamo.reset()
+    # A retained graph gives torch none of its buffers.
+    with torch._functorch.config.patch(donated_buffer=False):
+        out = compiled(backend=backend)(**made)
+    grad, result = torch.randn_like(out), out.detach().clone()
+    given = grad.clone()
+    first, second = (
+        torch.autograd.grad(out, leaves(made), grad, retain_graph=again) for again in (True, False)
+    )
+    assert all(torch.equal(one, other) for one, other in zip(first, second))
+    seen = [(grad, given), (out, result), *zip(leaves(made), before)]
+    assert all(torch.equal(one, other) for one, other in seen)
     graphs = Graphs()
     gradients(compiled(backend=graphs.backend), made)
-    wanted = {"paired_gated_rows": 1, "gate_gradient": 1, "rows": 2, "added_rows": 1, "columns": 3}
+    wanted = {"paired_gated_rows": 1, "gate_gradient": 1, "rows": 1, "added_rows": 1, "columns": 3}
     assert graphs.operators() == wanted
+
+
+def test_the_operator_of_a_sum_is_what_torch_takes_it_for(install: Install) -> None:
+    """It changes none of its operands, and gives none of them back."""
+    install({"tt": [None, Epilogue.ADD]})
+    a, b = torch.randn(18, 32).bfloat16(), torch.randn(4, 32, 32).bfloat16()
+    offsets = torch.tensor([5, 5, 6, 18], dtype=torch.int32)
+    torch.library.opcheck(
+        torch.ops.nvgemm_moe.added_rows.default,
+        (a, b, offsets, a, b),
+        test_utils=("test_schema", "test_faketensor"),
+    )
 
 
 def test_gradients_are_added_by_the_kernel_of_an_activation_that_no_kernel_has(
@@ -602,6 +629,17 @@ def test_a_recording_counts_the_products_of_a_pair(install: Install) -> None:
         torch.ops.nvgemm_moe.paired_rows(a, b, b, offsets, None, None)
     keys = [problem.key for problem in calls.problems.elements()]
     assert keys == ["grouped_mm/tt/bf16xbf16/fp32/bf16/g4m18n64k32"] * 2
+
+
+def test_a_recording_counts_the_products_of_a_sum(install: Install) -> None:
+    shapes = ((18, 32), (4, 32, 64), (18, 48), (4, 48, 64))
+    a, b, other_a, other_b = (torch.empty(shape, dtype=torch.bfloat16) for shape in shapes)
+    offsets = torch.tensor([5, 5, 6, 18], dtype=torch.int32)
+    with GemmCalls("sm_90a") as calls:
+        torch.ops.nvgemm_moe.added_rows(a, b, offsets, other_a, other_b)
+    keys = [problem.key for problem in calls.problems.elements()]
+    start = "grouped_mm/tt/bf16xbf16/fp32/bf16"
+    assert keys == [f"{start}/g4m18n64k48", f"{start}/g4m18n64k32"]
 
 
 def test_kernels_whose_results_depend_on_timing_are_not_traced_where_that_is_forbidden(

@@ -17,6 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from expert_kernels import Installed, assert_same, gradients, leaves, operands_for_kernels
 from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.gemm.extra_operands import ExtraOperands
+from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.moe import experts, gates, products
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -160,13 +162,74 @@ def test_two_weights_add_one_gradient_of_rows_to_the_other(
     assert_same(found, gradients(experts, made), 2**-5)
 
 
+def watch_memory(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, int]]:
+    """Of each product from here on: where a matrix that is added begins, and where the result."""
+    launch = products._launch
+    seen: list[tuple[int | None, int]] = []
+
+    def watched(op: Op, a: Any, b: Any, out: Any, extras: ExtraOperands) -> str:
+        added = extras.addend if extras.adds_matrix else None
+        seen.append((None if added is None else added.data_ptr(), out.data_ptr()))
+        return launch(op, a, b, out, extras)
+
+    monkeypatch.setattr(products, "_launch", watched)
+    return seen
+
+
+@pytest.mark.parametrize("combine", [False, True], ids=["rows", "rows before zeros"])
+def test_the_sum_is_written_where_the_first_gradient_of_rows_is(
+    combine: bool, install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time that the graph is run backward."""
+    installed = install({"tn": [None], "tt": [None, Epilogue.ADD]})
+    made = of_two_weights(operands_for_kernels())
+    if combine:
+        made["x"] = made["x"].detach()[:9].clone().requires_grad_()
+        made["token_rows"] = torch.randperm(18).reshape(9, 2)
+        made["indices"] = torch.empty(18, dtype=torch.int64)
+        made["indices"][made["token_rows"].flatten()] = torch.arange(9).repeat_interleave(2)
+        made["counts"] = torch.tensor([5, 0, 1, 9])  # three rows add nothing
+        made["combine"] = True
+    out = experts(**made)
+    seen = watch_memory(monkeypatch)
+    found = [
+        torch.autograd.grad(out, leaves(made), torch.ones_like(out), retain_graph=again)
+        for again in (True, False)
+    ]
+    assert installed.epilogues().count(Epilogue.ADD) == 2
+    sums = [place for place, (added, _) in enumerate(seen) if added is not None]
+    assert len(sums) == 2
+    for place in sums:
+        added, result = seen[place]
+        assert added == result
+        assert seen[place - 1] == (None, result)
+    assert all(torch.equal(one, other) for one, other in zip(*found))
+    installed.remove()
+    out = experts(**made)
+    expected = torch.autograd.grad(out, leaves(made), torch.ones_like(out))
+    assert_same(list(found[0]), list(expected), 2**-5)
+
+
+def test_a_dispatch_mode_sees_the_sum_of_two_gradients_of_rows(
+    install: Callable[..., Installed],
+) -> None:
+    installed = install({"tn": [None], "tt": [None, Epilogue.ADD]})
+    made = of_two_weights(operands_for_kernels())
+    expected = gradients(experts, made)
+    assert Epilogue.ADD in installed.epilogues()
+    with FlopCounterMode(display=False):
+        found = gradients(experts, made)
+    assert installed.epilogues() == [None] * 6
+    assert_same(found, expected, 2**-5)
+
+
 @pytest.mark.parametrize("rows", [0, 18])
-def test_rows_with_a_matrix_added(rows: int, install: Callable[..., Installed]) -> None:
-    """By a kernel, by another one and torch, and by torch alone; of a matrix of any strides."""
+def test_rows_added_to_a_matrix(rows: int, install: Callable[..., Installed]) -> None:
+    """By a kernel, by another one and torch, and by torch alone; to a matrix of any strides."""
     torch.manual_seed(0)
     a, b = torch.randn(rows, 32).bfloat16(), torch.randn(4, 32, 32).bfloat16()
     ends = torch.tensor([5, 5, 6, 18], dtype=torch.int32).clamp(max=rows)
-    other = torch.randn(32, rows).bfloat16().T
+    other_a, other_b = torch.randn(rows, 64).bfloat16(), torch.randn(4, 64, 32).bfloat16()
     results = []
     for epilogues in ([None, Epilogue.ADD], [None], []):
         if epilogues:
@@ -174,13 +237,29 @@ def test_rows_with_a_matrix_added(rows: int, install: Callable[..., Installed]) 
         else:
             installed.remove()
         products._found.clear()
-        results.append(products.added_rows(a, b, ends, other))
-        wanted = [epilogues[-1]] if epilogues and rows else []
-        assert installed.epilogues() == wanted
+        results.append(products.added_rows(a, b, ends, other_a, other_b))
+        wanted = {2: [None, Epilogue.ADD], 1: [None, None], 0: []}[len(epilogues)]
+        assert installed.epilogues() == (wanted if rows else [])
+        by_column = products.rows(other_a, other_b, ends).T.contiguous().T
+        products.add_rows(by_column, a, b, ends)
+        results.append(by_column)
+        installed.launched.clear()
     for one in results:
         assert one.shape == (rows, 32)
         assert_same([one], [results[0]], 2**-6)
-    assert not rows or not torch.equal(results[0], results[1]), "rounded once, and twice"
+    assert not rows or not torch.equal(results[0], results[2]), "rounded once, and twice"
+
+
+@pytest.mark.parametrize("sizes", [(18, 0, 32), (18, 32, 0), (0, 32, 32)])
+def test_nothing_is_added_of_no_element(
+    sizes: tuple[int, int, int], install: Callable[..., Installed]
+) -> None:
+    install({"tt": [None, Epilogue.ADD]})
+    m, k, n = sizes
+    out = torch.ones(m, n).bfloat16()
+    ends = torch.full((4,), m, dtype=torch.int32)
+    products.add_rows(out, torch.ones(m, k).bfloat16(), torch.ones(4, k, n).bfloat16(), ends)
+    assert torch.equal(out, torch.ones(m, n).bfloat16())
 
 
 def test_a_bias_and_a_matrix_of_one_shape_have_kernels_of_their_own(
@@ -194,7 +273,8 @@ def test_a_bias_and_a_matrix_of_one_shape_have_kernels_of_their_own(
     ends = torch.tensor([4, 4, 4, 4], dtype=torch.int32)
     product = a.double() @ b[0].double()
     for _ in range(2):
-        summed = products.added_rows(a, b, ends, added)
+        summed = added.clone()
+        products.add_rows(summed, a, b, ends)
         biased = products.rows(a, b, ends, added)
         assert installed.epilogues() == [Epilogue.ADD, Epilogue.BIAS]
         assert_same(
@@ -203,22 +283,21 @@ def test_a_bias_and_a_matrix_of_one_shape_have_kernels_of_their_own(
 
 
 @pytest.mark.parametrize("served", ["nothing", "products", "sums"])
-def test_no_third_matrix_is_kept_for_a_sum(
+def test_no_second_matrix_is_kept_for_a_sum(
     served: str, install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a product is computed, there are the other one and the result, or not even that."""
+    """Where no kernel adds, there are two for a while: the sum, and what torch adds to it."""
     epilogues = {"nothing": [], "products": [None], "sums": [None, Epilogue.ADD]}[served]
     if epilogues:
         install({"tt": epilogues})
     a, b = torch.ones(18, 64).bfloat16(), torch.ones(4, 64, 48).bfloat16()
     ends = torch.tensor([5, 5, 6, 18], dtype=torch.int32)
-    other = torch.ones(18, 48).bfloat16()
     alive: list[int] = []
 
     def is_result(one: Any) -> bool:
         # Other tests leave tensors whose sizes are symbols, which must not be compared.
         is_plain = type(one) is torch.Tensor and all(type(extent) is int for extent in one.shape)
-        return is_plain and one.shape == other.shape
+        return is_plain and one.shape == (18, 48)
 
     def watched(name: str) -> None:
         compute = getattr(products, name)
@@ -232,8 +311,9 @@ def test_no_third_matrix_is_kept_for_a_sum(
 
     watched("_launch")
     watched("rows_by_torch")
-    assert (products.added_rows(a, b, ends, other) == 65).all()
-    assert alive == {"nothing": [2, 2, 1], "products": [2, 2], "sums": [2]}[served]
+    assert (products.added_rows(a, b, ends, a, b) == 128).all()
+    expected = {"nothing": [1, 0, 1, 2, 1], "products": [1, 1, 2], "sums": [1, 1]}
+    assert alive == expected[served]
 
 
 @pytest.mark.parametrize("lacking", ["activation", "bias", "kernel of gates", "gradient"])

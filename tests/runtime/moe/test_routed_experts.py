@@ -236,7 +236,7 @@ def test_gradients_behind_kernels_have_weights_once(
 def test_a_kernel_weighs_and_adds_rows(
     is_pair: bool, install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sums in the forward, and in the backward rows for the up weights, and the tokens' gradient."""
+    """Results in the forward; in the backward rows for up weights, and the tokens' gradient."""
     installed = install("tn tt", None, Epilogue.ADD, gathered=True)
     made = operands(ELSEWHERE, dim=32, hidden=32, dtype=torch.bfloat16)
     if is_pair:

@@ -192,7 +192,11 @@ class SparseConfig(DecoderConfig):
             role="expert gate_up_proj", n=2 * intermediate, k=hidden, split=COLUMNS, gated=gate
         )
         out_of = ModelGemm(
-            role="expert down_proj", n=hidden, k=intermediate, split=ROWS, gate_before=gate,
+            role="expert down_proj",
+            n=hidden,
+            k=intermediate,
+            split=ROWS,
+            gate_before=gate,
             is_summed=True,
         )
         both = [replace(gemm, routing=routing, layout=layout) for gemm in (into, out_of)]

@@ -81,7 +81,7 @@ class ModelGemm:
             gate, whose own product another weight gives.
         shares_input: Whether another expert weight multiplies its input before it, so that the
             gradient by this one is added to that by the other.
-        is_summed: Whether its rows belong to tokens, which get the sum of theirs, each with a weight.
+        is_summed: Whether its rows belong to tokens, each of which gets the sum of its own.
         unserved: Why no kernel computes it as the model does, in words; empty where one can.
     """
 
