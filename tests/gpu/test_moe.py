@@ -14,6 +14,7 @@ import torch
 
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.launch.loader import LoadedKernel
 from nvgemm_runtime.moe import experts, products, routed_experts
 
@@ -209,6 +210,8 @@ def test_tokens_to_tokens_no_further_from_fp32_than_by_torch(
     del junk
     own = routed(given, chosen, scores, run)
     assert is_by_kernels()
+    sums = [one for one in kernels() if one.signature.op is Op.GATHERED_MM]
+    assert bool(sums) is not is_compiled
     assert torch.equal(own[0], routed(given, chosen, scores, run)[0])  # added in a fixed order
     wide = [one.detach().float().requires_grad_() for one in given]
     wanted = routed(wide, chosen, scores.detach().float().requires_grad_(), by_a_loop)

@@ -246,7 +246,6 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             of_activation = traced_gradients(plan, projected, task)
         elif for_gates:
             of_activation = gradients_by_kernel(plan, projected, task)
-        by_kernel = of_activation is not None and not plan.traces_gates
         if of_activation is None:
             of_activation = gradients_by_operators(plan, projected, task)
         grad_gate_rows, grad_up_rows = of_activation.gates, of_activation.ups
@@ -260,8 +259,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             )
         by_row = of_activation.scores
         if for_down_bias:
-            of_rows = of_activation.grad if by_kernel else task.weighted(plan)
-            found["down_bias"] = _bias_grad(of_rows, offsets)
+            found["down_bias"] = _bias_grad(grad, offsets, scores)
         del of_activation, projected, saved, task  # their memory is free for what follows
         if by_row is not None:
             owned = is_owned(offsets, by_row.shape[0])

@@ -62,7 +62,8 @@ class Gradients:
 
     Attributes:
         grad: The gradient of the down projection's result that goes with ``joined``.
-        joined: What the activation gave, for the gradient of the down projection's weights.
+        joined: What the activation gave, for the gradient of the down projection's weights. One
+            of both has the rows' weights.
         gates: The gradients of gates, or of gates and ups in one matrix. Where the gradient of
             rows' weights is asked for, they have these weights only if the task `weighs_gates`.
         ups: Those of ups, likewise; None where there is no matrix of their own.
@@ -133,7 +134,13 @@ def behind_kernel(
             by_row = by_row + _of_bias(plan, task)
         if task.weighs_gates:
             found.mul_(task.scores[:, None])
-        given = task.weighted(plan)
+        if task.for_down:
+            assert joined is not None
+            # Of what the gradient of these weights multiplies, the narrower is weighed.
+            if joined.shape[1] < given.shape[1]:
+                joined = weighted_rows(joined, None, task.scores, is_compiled=plan.is_compiled)
+            else:
+                given = task.weighted(plan)
     joined = joined if task.for_down else None
     return Gradients(grad=given, joined=joined, gates=found, scores=by_row)
 
