@@ -59,6 +59,9 @@ def check_design(
     stated = _clusters(design)
     if design.swapped:
         clusters = frozenset((m, n) for n, m in clusters)
+    if not clusters and not kernel.signature.a.is_operand:
+        # Kernels without tensor cores are launched as blocks, which is what clusters of one are.
+        clusters = frozenset({(1, 1)})
     if clusters != stated:
         fault = (
             f"the launcher asks for clusters of {_shapes(clusters)}, its entry says "

@@ -37,10 +37,8 @@ def test_offers_every_design_on_every_target(arch: str, key: str) -> None:
     found = Checked(Gathered(), "gathered").enumerate(signature, build_target(arch))
     assert found.absence is None
     assert [one.operator for one in found.candidates] == [
-        "gathered.GatheredMm_cluster1x1x1_tile1x1024x1",
-        "gathered.GatheredMm_cluster1x1x1_tile4x256x1",
-        "gathered.GatheredMm_cluster1x1x1_tile1x1024x4",
-        "gathered.GatheredMm_cluster1x1x1_tile4x256x4",
+        "gathered.GatheredMm_tile1x1024x1",
+        "gathered.GatheredMm_tile1x1024x4",
     ]
     for one in found.candidates:
         assert one.calling_convention == "tvm_ffi:gemm(a,b,rows,out,stream)"
@@ -89,7 +87,8 @@ def ranked(provider: str, sizes: str) -> list[str]:
 def test_few_rows_are_loaded_several_at_a_time_and_a_single_term_is_not() -> None:
     assert ranked("gathered", "m64n2880k4")[0] == "1x1024x4"
     assert ranked("gathered", "m98304n2880k1")[0] == "1x1024x1"
-    assert ranked("gathered", "m24576n4096k2")[0] == "1x1024x1"
+    for sizes in ("m24576n4096k2", "m24576n2880k4", "m24576n2048k8", "m4096n2048k8"):
+        assert ranked("gathered", sizes)[0] == "1x1024x1"
 
 
 def test_beside_other_providers_the_usual_design_comes_first() -> None:
@@ -99,7 +98,7 @@ def test_beside_other_providers_the_usual_design_comes_first() -> None:
 
 
 def test_estimates_follow_what_is_moved() -> None:
-    """566 MB are read and 142 MB written. On an H100, it took 240 us."""
+    """566 MB are read and 142 MB written, at the bandwidth of the data sheet."""
     target = build_target("sm_90a", "H100")
     problem = Problem.parse(f"{KEYS[0]}/m24576n2880k4")
     candidate = Gathered().enumerate(problem.signature, target).candidates[0]
@@ -174,7 +173,7 @@ def check_instructions(found: dict[str, Counter[str]], kernels: int) -> None:
 
 
 def test_kernels_load_vectors_and_spill_nothing(tmp_path: Path, kernel_cache: Cache) -> None:
-    check_instructions(instructions("sm_90a", "bf16", tmp_path, kernel_cache), kernels=4)
+    check_instructions(instructions("sm_90a", "bf16", tmp_path, kernel_cache), kernels=len(TILES))
 
 
 @pytest.mark.slow

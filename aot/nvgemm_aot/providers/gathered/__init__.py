@@ -26,15 +26,15 @@ from ..base import (
 from ..sources import source_digest
 from .estimate import MemoryModel
 
-TILES = ((1, 1024, 1), (4, 256, 1), (1, 1024, 4), (4, 256, 4))
+TILES = ((1, 1024, 1), (1, 1024, 4))
 """Rows and columns of the result that a thread block computes, and rows of B that a thread loads
 before it uses the first; the usual choice first.
 
-A block has 128 threads, so few are idle where a row ends; blocks of 256 or 512 were no faster. On
-an H100, sums of three models' experts took 204 to 309 microseconds by the first two designs, and by
-no other 1 % less; of a single row each, those with four loads at once took 16 to 23 % longer. These
-are for few rows, which do not fill SMs with warps: 64 of 2,880 columns, each a sum of four, took
-5.4 microseconds, not 5.8."""
+A block has 128 threads, so few are idle where a row ends. On an H200, the first was the fastest of
+ten designs, or within 0.5 % of it, at all twelve sums of three models' experts
+(benchmarks/results/gathered-designs-h200-2026-11-26.txt): others loaded 2 or 4 rows of B at once,
+or had 2, 4 or 8 rows of the result for each thread. The second is for few rows, which do not fill
+multiprocessors with warps."""
 
 ALIGNMENT_BYTES = 16
 """What a thread loads and stores at once: B, the result and their rows begin at a multiple of it.
@@ -100,7 +100,7 @@ class Gathered:
         convention = CallingConvention(name=cute_dsl.FUNCTION_NAME, parameters=parameters)
         return Candidate(
             provider=self.name,
-            operator=f"gathered.GatheredMm_cluster1x1x1_tile{m}x{n}x{k}",
+            operator=f"gathered.GatheredMm_tile{m}x{n}x{k}",
             signature=signature,
             design=KernelDesign(
                 tile=tile,

@@ -17,8 +17,15 @@ _USUAL_BYTES_PER_NS = min(_BYTES_PER_NS.values())
 """That of other devices, which changes no order but that of a few rows."""
 
 _STEP_NS = 170
-"""What a step along k adds, which waits for the one before it: on an H100, 64 rows of 2,880 columns
-and k 4 took 0.5 microseconds longer in four steps than in one (`TILES` of the provider)."""
+"""What a step along k adds where multiprocessors have too few warps to hide it: on an H100, 64 rows
+of 2,880 columns and k 4 took 0.5 microseconds longer in four steps than in one."""
+
+_FULL = 132 * 16
+"""Thread blocks of 128 threads with which all multiprocessors of an H200 are full."""
+
+_SEVERAL_LOADS = 1.05
+"""How much longer a full GPU takes with several loads at once, which need registers: 1.03 to 1.08
+at m 24,576 (benchmarks/results/gathered-designs-h200-2026-11-26.txt)."""
 
 
 class MemoryModel:
@@ -44,4 +51,8 @@ class MemoryModel:
         weights = signature.a.bytes_of(problem.m * problem.k) * 2  # and as many numbers of rows
         gathered = signature.b.bytes_of(problem.m * steps * shape.tile[2] * problem.n)
         stored = signature.out.bytes_of(problem.m * problem.n)
-        return round((weights + gathered + stored) / self._bytes_per_ns) + steps * _STEP_NS
+        moved_ns = (weights + gathered + stored) / self._bytes_per_ns
+        if shape.tile[2] > 1:
+            moved_ns *= _SEVERAL_LOADS
+        blocks = problem.m * -(-problem.n // shape.tile[1])
+        return round(moved_ns + steps * _STEP_NS * max(0, 1 - blocks / _FULL))

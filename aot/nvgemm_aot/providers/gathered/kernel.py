@@ -53,15 +53,14 @@ def make_gathered_mm(tile: tuple[int, int, int], dtype: DType) -> Any:
     """A function ``(a, b, rows, out, stream)`` that launches the kernel.
 
     Args:
-        tile: Rows and columns of out that a thread block computes, and rows of b that a thread
-            loads before it uses the first. Columns are a multiple of 256: 8 for each thread of a
-            warp.
+        tile: Rows of out that a thread block computes, which is 1, and columns; and rows of b that
+            a thread loads before it uses the first. Columns are a multiple of 256: 8 for each
+            thread of a warp.
         dtype: Element type of b and out, of 16 bits.
     """
-    tile_m, tile_n, tile_k = tile
+    _, tile_n, tile_k = tile
     element, element_bytes = cute_type(dtype), dtype.bits // 8
     vector = VECTOR_BYTES // element_bytes
-    threads_n = tile_n // vector
     # Left alone, ptxas keeps to registers with which an SM is full of warps, and loads a row only
     # when the one before is used. Where one block is enough, it first issues all loads.
     min_blocks = 0 if tile_k == 1 else 1
@@ -70,12 +69,12 @@ def make_gathered_mm(tile: tuple[int, int, int], dtype: DType) -> Any:
     def gathered_mm_kernel(
         a: cute.Tensor, b: cute.Tensor, rows: cute.Tensor, out: cute.Tensor
     ) -> None:
-        thread_n, thread_m, _ = cute.arch.thread_idx()
+        thread, _, _ = cute.arch.thread_idx()
         block_n, block_y, block_z = cute.arch.block_idx()
         _, blocks_y, _ = cute.arch.grid_dim()
         (m, n), k, r = out.shape, a.shape[1], b.shape[0]
-        row = (block_z * blocks_y + block_y) * tile_m + thread_m
-        column = block_n * tile_n + thread_n * vector
+        row = block_z * blocks_y + block_y
+        column = block_n * tile_n + thread * vector
         # Behind the last of 2**31 - 1 rows, numbers of rows wrap around to negative ones.
         if row >= 0 and row < m and column < n:
             # Offsets have 64 bits: 32 count fewer elements than b may have.
@@ -116,14 +115,14 @@ def make_gathered_mm(tile: tuple[int, int, int], dtype: DType) -> Any:
         a: cute.Tensor, b: cute.Tensor, rows: cute.Tensor, out: cute.Tensor, stream: CUstream
     ) -> None:
         m, n = out.shape
-        blocks_m = cute.ceil_div(m, tile_m)
-        # Blocks along m fill y and z evenly; along n, which comes first, neighbours share a row.
-        blocks_z = cute.ceil_div(blocks_m, _MAX_BLOCKS_Y)
-        blocks_y = cute.ceil_div(blocks_m, blocks_z)
+        # Rows fill y and z evenly; along n, which comes first, neighbours share a row.
+        blocks_z = cute.ceil_div(m, _MAX_BLOCKS_Y)
+        blocks_y = cute.ceil_div(m, blocks_z)
+        # No cluster, not even of one block: the GPU begins clusters at less than half the rate of
+        # blocks, and blocks are what there are most of.
         gathered_mm_kernel(a, b, rows, out).launch(
             grid=(cute.ceil_div(n, tile_n), blocks_y, blocks_z),
-            block=(threads_n, tile_m, 1),
-            cluster=(1, 1, 1),
+            block=(tile_n // vector, 1, 1),
             min_blocks_per_mp=min_blocks,
             stream=stream,
         )
