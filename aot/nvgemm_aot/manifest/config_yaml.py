@@ -79,10 +79,10 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
         f"tp {_listed(wanted.ranks)}{experts}{steps}."
     )
     yield f"targets: [{', '.join(map(target_entry, wanted.targets))}]"
-    beside = [GATE_PROVIDER] if any(map(_needs_quack, made.entries)) else []
-    beside += [GATHERED_PROVIDER] if any(one.product.is_gathered for one in made.entries) else []
-    if beside:
-        yield f"providers: [{', '.join(['cutlass_operators', *beside])}]"
+    if any(map(_needs_quack, made.entries)):  # else a build finds out itself what to ask
+        names = ["cutlass_operators", GATE_PROVIDER]
+        names += [GATHERED_PROVIDER] * any(entry.product.is_gathered for entry in made.entries)
+        yield f"providers: [{', '.join(names)}]"
     yield ""
     yield "defaults:"
     yield f"  dtype: [{', '.join(dtype.value for dtype in wanted.dtypes)}]"

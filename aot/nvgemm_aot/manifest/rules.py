@@ -131,6 +131,9 @@ class GemmRules:
         if given not in SIZE_WAYS and misspelt.isdisjoint(SIZE_KEYS):
             self._add(location, _explain_sizes(given))
         op = gemm.get("op", self._defaults.get("op", Op.MM.value))
+        if op == Op.GATHERED_MM.value and "dtype_b" in gemm:
+            text = f"found key 'dtype_b' with op {op}; allowed: dtype alone, which is that of its B"
+            self._add((*location, "dtype_b"), text, at_key=True)
         for key, (counted, *owners) in _COUNTS.items():
             if op in owners and key not in gemm.keys() | misspelt:
                 text = f"found no key {key!r}, which {op} requires; add the number of {counted}"
@@ -255,10 +258,11 @@ def _expand_signatures(values: Mapping[str, _Values]) -> Iterator[Signature]:
         known("op", tuple(op.value for op in Op), Op.MM.value),
         map(DType, known("dtype", INPUT_DTYPES)),
     ):
-        of_weights = DType.FP32 if op == Op.GATHERED_MM.value else dtype
+        is_gathered = op == Op.GATHERED_MM.value
+        a = DType.FP32 if is_gathered else dtype
         for layout, b, out, recipe, epilogue in itertools.product(
             known("layout", LAYOUTS, usual_layout.get(op, Layout.TN.value)),
-            map(DType, known("dtype_b", INPUT_DTYPES, dtype.value)),
+            [dtype] if is_gathered else map(DType, known("dtype_b", INPUT_DTYPES, dtype.value)),
             known("out", OUT_DTYPES, dtype.usual_out.value),
             known("scales", SCALES),
             known("epilogue", EPILOGUES),
@@ -266,9 +270,9 @@ def _expand_signatures(values: Mapping[str, _Values]) -> Iterator[Signature]:
             yield Signature(
                 op=Op(op),
                 layout=Layout(layout),
-                a=of_weights,
+                a=a,
                 b=b,
-                accumulator=of_weights.accumulator,
+                accumulator=a.accumulator,
                 out=DType(out),
                 scales=None if recipe == NONE else ScaleRecipe(recipe),
                 epilogue=None if epilogue == NONE else Epilogue(epilogue),

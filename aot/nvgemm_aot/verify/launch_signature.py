@@ -196,7 +196,7 @@ def _check_alignment(
 def _needed_alignment(kernel: Kernel, name: str) -> int:
     """Alignment of a tensor: what is read by the element needs no more than that of one.
 
-    That are scales, offsets, and of gathered rows their numbers and weights.
+    These are scales, offsets, numbers of rows, and the weights of gathered rows.
     """
     by_element = {Role.SCALE_A.value, Role.SCALE_B.value, Role.OFFSETS.value, Role.ROWS.value}
     if kernel.signature.op is Op.GATHERED_MM:

@@ -28,7 +28,7 @@ class AtenGemm:
     """A GEMM that ATen is asked for.
 
     Attributes:
-        op: ATen's name of the operator, such as ``mm`` or ``addmm``.
+        op: ATen's name of the operator, such as ``mm`` or ``addmm``; or `GATHERED`.
         a: Operand of shape [m, k], with a leading batch for batches.
         b: Operand of shape [k, n], with a leading batch or groups.
         out: Result of shape [m, n], with a leading batch for batches; [m, n / 2] with a gate.
@@ -93,9 +93,9 @@ _SCALED = {**_PRODUCT, "scale_a": Role.SCALE_A, "scale_b": Role.SCALE_B, "bias":
 BIAS_ADDMM = "bias_addmm"
 """Inductor's second choice of ATen's for addmm, beside ``addmm`` itself."""
 
-EMBEDDING_BAG = "embedding_bag"
-"""What torch calls sums of gathered rows. It is not among `OPERATORS`: torch.compile asks for no
-choices for it, and its weights are of the matrix' type."""
+GATHERED = "gathered_mm"
+"""Stands in `AtenGemm` for sums of gathered rows. No operator of ATen's computes them with weights
+in fp32 (``embedding_bag`` takes them in the matrix' type), so it is not among `OPERATORS`."""
 
 OPERATORS = {
     "mm": ServedOperator(
@@ -186,7 +186,7 @@ def aten_name(inductor_name: str) -> str:
 
 def operation_of(gemm: AtenGemm) -> Op:
     """The operation of kernels that may compute a call of an operator that they have."""
-    if gemm.op == EMBEDDING_BAG:
+    if gemm.op == GATHERED:
         return Op.GATHERED_MM
     row = OPERATORS[gemm.op]
     if row.op_of_matrices is not None and (gemm.a.dim(), gemm.b.dim()) == (2, 2):
@@ -197,7 +197,7 @@ def operation_of(gemm: AtenGemm) -> Op:
 def operator_for(signature: Signature) -> str:
     """ATen's name of the operator that takes a signature's tensors, and as few others as any."""
     if signature.op is Op.GATHERED_MM:
-        return EMBEDDING_BAG
+        return GATHERED
     needed = {role for role in roles(signature) if role is not Role.OUT}
     return next(
         name

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .aten import EMBEDDING_BAG, AtenGemm
+from .aten import GATHERED, AtenGemm
 from .extra_operands import ExtraOperands
 from .operands import MAX_ALIGNMENT_BYTES, torch_dtype
 from .types import DType
@@ -63,7 +63,7 @@ def read_products(name: str, given: Mapping[str, Any]) -> tuple[AtenGemm, ...]:
         KeyError: If there is no operator of that name.
     """
     if name == GATHERED_ROWS:
-        return (_read_gathered(given["matrix"], given["rows"]),)
+        return (_read_gathered(given["matrix"], given.get("rows") or given["weights"]),)
     if name == ADDED_ROWS:
         return tuple(
             _read_compact(ROWS, given[a], given[b], given["offsets"], None)
@@ -79,14 +79,20 @@ def read_products(name: str, given: Mapping[str, Any]) -> tuple[AtenGemm, ...]:
     return (_read_compact(read, a, given["b"], given["offsets"], given.get("bias")),)
 
 
+_ROW_BYTES = 16
+"""`nvgemm_runtime.moe` copies a matrix whose rows begin at no multiple of it."""
+
+
 def _read_gathered(matrix: Operand, rows: Operand) -> AtenGemm:
     """What a kernel is given: weights in fp32, and rows in int32, whatever the call has."""
-    matrix = matrix if matrix.strides[-1] == 1 else _copied(matrix)
+    pitch = matrix.strides[0] * matrix.element_size()
+    is_read = matrix.strides[1] == 1 and (pitch | matrix.address) % _ROW_BYTES == 0
+    matrix = matrix if is_read else _copied(matrix)
     weights = _copied(replace(rows, dtype=torch_dtype(DType.FP32)))
     named = _copied(replace(rows, dtype=torch_dtype(DType.INT32)))
     out = _copied(replace(matrix, shape=(rows.shape[0], matrix.shape[1])))
     extras = ExtraOperands(rows=named)
-    return AtenGemm(op=EMBEDDING_BAG, a=weights, b=matrix, out=out, extras=extras)
+    return AtenGemm(op=GATHERED, a=weights, b=matrix, out=out, extras=extras)
 
 
 def _read_compact(

@@ -75,11 +75,12 @@ def explain(
     """Say which kernels serve ``a @ b``, or every reason why none does.
 
     Args:
-        a: Matrix [m, k], or a batch of them.
-        b: Matrix [k, n], or a batch of them.
+        a: Matrix [m, k], or a batch of them; with rows, their weights.
+        b: Matrix [k, n], or a batch of them; with rows, a matrix [any number, n].
         out_dtype: Type of the result; by default as ``a``, but int32 for integers and bfloat16 for
             fp8.
-        extras: Scales, offsets and addend, see `nvgemm_runtime.gemm.extra_operands.ExtraOperands`.
+        extras: Scales, offsets, rows and addend, see
+            `nvgemm_runtime.gemm.extra_operands.ExtraOperands`.
     """
     facts = facts_of(a)
     op = op_of(a, b, extras)
@@ -237,7 +238,8 @@ def choose(
         a: Matrix [m, k], or a batch of them.
         b: Matrix [k, n], or a batch of them.
         out: The tensor that the result would be written to.
-        extras: Scales, offsets and addend, see `nvgemm_runtime.gemm.extra_operands.ExtraOperands`.
+        extras: Scales, offsets, rows and addend, see
+            `nvgemm_runtime.gemm.extra_operands.ExtraOperands`.
 
     Raises:
         NoKernelError: If no bundled kernel serves this, with every reason why.

@@ -1,8 +1,6 @@
 """The public functions of groups, such as experts, of gates, and of gathered rows.
 
-Gates join columns in pairs.
-
-They compute as those of `api` do, and go through `compute`.
+Gates join columns in pairs. All compute as those of `api` do, and go through `compute`.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         up_bias: torch.Tensor | None,
         down_bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        taken = weighted_rows(x, indices, None, is_compiled=plan.is_compiled)
+        taken = x if indices is None else x.index_select(0, indices)
         projected = project_up(plan, taken, offsets, (w_gate, w_up), (gate_bias, up_bias), w_down)
         hidden = projected.joined
         if hidden is None:

@@ -43,12 +43,15 @@ def columns_by_torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) ->
 
 
 def gathered_by_torch(
-    matrix: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | None
+    matrix: torch.Tensor, rows: torch.Tensor | None, weights: torch.Tensor | None
 ) -> torch.Tensor:
     """`nvgemm_runtime.moe.products.gathered_rows`: a copy of all rows, and a product for each sum.
 
-    Torch has ``embedding_bag`` for this, of weights that have the matrix' type.
+    ``embedding_bag`` does this, but needs weights of the matrix' type.
     """
+    if rows is None:
+        assert weights is not None
+        return _weighted(matrix, weights, torch.empty_like(matrix, memory_format=_DENSE))
     inside = (rows >= 0) & (rows < matrix.shape[0])
     named = torch.where(inside, rows, 0)
     taken = matrix.index_select(0, named.reshape(-1)).reshape(*rows.shape, matrix.shape[1])
@@ -57,10 +60,9 @@ def gathered_by_torch(
         # Of 16 bits, torch adds in fp32, of which CUDA's autocast makes the result's type.
         return rounded(taken.sum(1), matrix.dtype)
     weights = torch.where(inside, weights, 0)
-    if weights.shape[1] == 1:  # one operator does it, and no fp32 matrix is made
+    if weights.shape[1] == 1:
         single = taken.squeeze(1)
-        found: torch.Tensor = torch.mul(single, widen(weights), out=torch.empty_like(single))
-        return found
+        return _weighted(single, weights, single)
     if not multiplies_into_fp32(matrix):
         return rounded((widen(taken) * weights.unsqueeze(2)).sum(1), matrix.dtype)
     # Torch multiplies 16 bits with 16 bits. What a weight has more of is a product of its own.
@@ -70,6 +72,15 @@ def gathered_by_torch(
         rest = torch.where(near.isfinite(), weights - near, 0).to(matrix.dtype)
         sums += torch.bmm(rest.unsqueeze(1), taken, out_dtype=torch.float32)
     return sums.squeeze(1).to(matrix.dtype)
+
+
+_DENSE = torch.contiguous_format
+
+
+def _weighted(rows: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Rows times their weights [rows, 1], by one operator, which makes no fp32 matrix."""
+    found: torch.Tensor = torch.mul(rows, widen(weights), out=out)
+    return found
 
 
 def _torch_can_group(a: torch.Tensor) -> bool:

@@ -261,14 +261,14 @@ def columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Te
 
 
 def gathered_rows(
-    matrix: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | None = None
+    matrix: torch.Tensor, rows: torch.Tensor | None, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Add rows of a matrix, each times its weight, in fp32 (of fp64 in that), and round once.
 
     Args:
         matrix: Matrix [any number, n].
         rows: Which rows to add: int32 or int64 [m, k]. One outside the matrix, such as -1, adds
-            nothing.
+            nothing. None for each row by itself, in order; then there are weights [m, 1].
         weights: Factors, floating, of the shape of ``rows``; None to add rows as they are.
 
     Returns:
@@ -338,19 +338,28 @@ def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
 
 
 def _gathered_rows(
-    matrix: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | None
+    matrix: torch.Tensor, rows: torch.Tensor | None, weights: torch.Tensor | None
 ) -> torch.Tensor:
-    out = matrix.new_empty((rows.shape[0], matrix.shape[1]))
-    if 0 in (matrix.numel(), rows.numel()):
+    count = matrix.shape[0]
+    shape = (count, 1) if rows is None else rows.shape
+    out = matrix.new_empty((shape[0], matrix.shape[1]))
+    if 0 in (matrix.numel(), *shape):
         return out.zero_()
-    factors = torch.ones(rows.shape, device=rows.device) if weights is None else widen(weights)
-    matrix = _row_major(matrix)
-    extras = ExtraOperands(rows=rows.to(torch.int32).contiguous())
-    reason = _launch(Op.GATHERED_MM, factors.contiguous(), matrix, out, extras)
+    if rows is None:
+        named = torch.arange(count, device=matrix.device, dtype=torch.int32)[:, None]
+    else:  # what 32 bits do not hold is outside as well
+        named = (rows if rows.dtype is torch.int32 else rows.clamp(-1, count)).to(torch.int32)
+    if weights is None:
+        factors = torch.ones(shape, device=matrix.device, dtype=torch.float32)
+    else:
+        factors = widen(weights).contiguous()
+    extras = ExtraOperands(rows=named.contiguous())
+    reason = _launch(Op.GATHERED_MM, factors, _row_major(matrix), out, extras)
     if not reason:
         return out
     del out  # torch makes its own
-    _warn_once(_SUMMED_BY_TORCH, reason)
+    if _BY_TORCH not in _warned:  # of which there is a warning then
+        _warn_once(_SUMMED_BY_TORCH, reason)
     return gathered_by_torch(matrix, rows, weights)
 
 
@@ -427,8 +436,8 @@ def _fake_columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> to
     return a.new_empty((offsets.shape[0], a.shape[1], b.shape[1]))
 
 
-def _fake_gathered_rows(matrix: torch.Tensor, rows: torch.Tensor, *_: Any) -> torch.Tensor:
-    return matrix.new_empty((rows.shape[0], matrix.shape[1]))
+def _fake_gathered_rows(matrix: torch.Tensor, rows: torch.Tensor | None, _: Any) -> torch.Tensor:
+    return matrix.new_empty(((matrix if rows is None else rows).shape[0], matrix.shape[1]))
 
 
 library = torch.library.Library(NAMESPACE, "DEF")
@@ -452,7 +461,7 @@ define(
 define(COLUMNS, "Tensor a, Tensor b, Tensor offsets", _columns, _fake_columns)
 define(
     GATHERED_ROWS,
-    "Tensor matrix, Tensor rows, Tensor? weights",
+    "Tensor matrix, Tensor? rows, Tensor? weights",
     _gathered_rows,
     _fake_gathered_rows,
 )

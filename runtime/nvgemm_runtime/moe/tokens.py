@@ -94,9 +94,7 @@ def weighted_rows(
     if is_compiled:
         taken = matrix if indices is None else matrix.index_select(0, indices)
         return rounded(widen(taken) * scores[:, None], matrix.dtype)
-    if indices is None:
-        indices = torch.arange(matrix.shape[0], device=matrix.device, dtype=torch.int32)
-    return gathered_rows(matrix, indices[:, None], scores[:, None])
+    return gathered_rows(matrix, None if indices is None else indices[:, None], scores[:, None])
 
 
 def sum_rows_of_tokens(

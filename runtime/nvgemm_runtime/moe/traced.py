@@ -206,7 +206,7 @@ def _traced_added_rows(
     other_a: torch.Tensor,
     other_b: torch.Tensor,
 ) -> torch.Tensor:
-    other = a.new_empty((a.shape[0], b.shape[2]))
+    other = a.new_empty((a.shape[0], b.shape[2]))  # as the other product will be
     if is_served(a, b, offsets, other, None, adds_matrix=True):
         return added_rows(a, b, offsets, other_a, other_b)
     return rows(other_a, other_b, offsets) + rows(a, b, offsets)

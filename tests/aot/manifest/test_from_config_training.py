@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import expert_steps
 import recorded_gemms
 from expert_steps import Experts
+from nvgemm_aot.build.pipeline import provider_of
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.config_yaml import manifest_yaml
 from nvgemm_aot.manifest.from_config import ManifestOptions, make_manifest
@@ -24,6 +25,7 @@ from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.gemm.problem import Op, Problem
 from nvgemm_runtime.gemm.support import unsupported
+from nvgemm_runtime.gemm.target import Target
 from repository import TESTS
 
 CONFIGS = TESTS / "data" / "configs"
@@ -147,9 +149,13 @@ def test_without_training_no_gradient_is_declared(tmp_path: Path) -> None:
     made = declared(tmp_path, config("qwen3-30b-a3b"), training=False)
     assert {problem.signature.layout.value for problem in made.values()} == {"tn"}
     assert {problem.signature.op for problem in made.values()} == {Op.MM, Op.GROUPED_MM}
-    with_gradients = declared(tmp_path, config("qwen3-30b-a3b"))
+    with_gradients = {*declared(tmp_path, config("qwen3-30b-a3b"))}
     assert set(made) < set(with_gradients)
-    assert len(with_gradients) == 3 * len(made)
+    gathers = {key for key in with_gradients if key.startswith("gathered_mm/")}
+    assert len(with_gradients - gathers) == 3 * len(made)
+    assert {key.split("/")[-1] for key in gathers} == {
+        "m16n2048k8", "m128n2048k1", "m128n768k1",
+    }  # fmt: skip
 
 
 def test_every_declared_gradient_is_computed_by_some_kernel(tmp_path: Path) -> None:
@@ -290,7 +296,28 @@ def test_comments_say_what_gates_of_training_store(tmp_path: Path) -> None:
         "    epilogue: swiglu_halves_ups\n    layout: tn\n    m: [128]\n    nk:\n"
         "      - [768, 2048] # tp 1: expert up_proj x48\n\n"
     ) in of_two
-    assert "providers: [cutlass_operators, quack]" in text
+    assert (
+        "  - comment: sums of each token's rows, of results and gradients of "
+        f"{lead.partition(' (')[0]} (m = tokens)\n    op: gathered_mm\n    layout: tt\n    m: [16]\n    nk:\n"
+        "      - [2048, 8] # tp 1: expert down_proj x48\n"
+    ) in text
+    assert "providers: [cutlass_operators, quack, gathered]\n" in text
+    assert "\nproviders:" not in text_of(tmp_path, config("qwen3-30b-a3b"))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("stem", TINY)
+def test_a_build_asks_providers_that_have_all_that_is_declared(
+    stem: str, gated: bool, tmp_path: Path
+) -> None:
+    targets = (Target(arch="sm_90a"),)
+    text = text_of(tmp_path, config(stem, **TINY[stem]), gated=gated, targets=targets)
+    (tmp_path / "made.yaml").write_text(text)
+    manifest = load_manifest(tmp_path / "made.yaml")
+    provider = provider_of(manifest)
+    for declared_one in manifest.declared:
+        found = provider.enumerate(declared_one.problem.signature, manifest.targets[0])
+        assert found.candidates, (declared_one.problem.key, found.absence)
 
 
 def test_a_gate_that_no_kernel_keeps_the_product_of_is_left_out(tmp_path: Path) -> None:
@@ -414,7 +441,9 @@ def test_the_command_takes_the_options(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     made = [one.problem for one in load_manifest(out).declared]
     assert {one.groups for one in made} == {1, 8}
-    assert {one.signature.op for one in made} == {Op.MM, Op.GROUPED_MM, Op.K_GROUPED_MM}
+    assert {one.signature.op for one in made} == {
+        Op.MM, Op.GROUPED_MM, Op.K_GROUPED_MM, Op.GATHERED_MM,
+    }  # fmt: skip
     assert {one.n for one in made if one.signature.key.startswith("grouped_mm/tn")} == {14336, 4096}
     assert result.stdout == f"{out}: written, {len(made)} problems\n"
 

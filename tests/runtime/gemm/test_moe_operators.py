@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from nvgemm_runtime.gemm.moe_operators import (
     COLUMNS,
     GATE_GRADIENT,
     GATED_ROWS,
+    GATHERED_ROWS,
     NAMESPACE,
     OPERATORS,
     PAIRED_ROWS,
@@ -131,9 +134,26 @@ def test_products_of_columns() -> None:
         read_products("up_kept", given)
 
 
+@pytest.mark.parametrize("rows", ["int32", "int64", None])
+@pytest.mark.parametrize("pitch", [32, 33])
+def test_sums_of_rows(rows: str | None, pitch: int) -> None:
+    """Whatever the call has, a kernel is given weights in fp32, rows in int32, and aligned rows."""
+    matrix = replace(operand(64, 32), strides=(pitch, 1))
+    given = {"matrix": matrix, "weights": operand(64, 1)}
+    if rows is not None:
+        given |= {"rows": replace(operand(12, 4), dtype=getattr(torch, rows)), "weights": None}
+    (found,) = read_products(GATHERED_ROWS, given)
+    sizes = "m64n32k1" if rows is None else "m12n32k4"
+    assert key(found) == f"gathered_mm/tt/fp32xbf16/fp32/bf16/{sizes}"
+    assert found.b.strides == (32, 1)
+
+
 def test_operators_that_multiply_are_defined_and_have_the_arguments_that_are_read() -> None:
     for name in OPERATORS:
         schema = getattr(getattr(torch.ops, NAMESPACE), name).default._schema
         named = {argument.name for argument in schema.arguments}
+        if name == GATHERED_ROWS:
+            assert named == {"matrix", "rows", "weights"}
+            continue
         assert {"offsets"} < named
         assert {"a", "b_gate", "b_up"} < named or "b" in named

@@ -176,7 +176,7 @@ def watch_memory(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, int]
     return seen
 
 
-@pytest.mark.parametrize("combine", [False, True], ids=["rows", "rows before zeros"])
+@pytest.mark.parametrize("combine", [False, True], ids=["rows", "rows of tokens"])
 def test_the_sum_is_written_where_the_first_gradient_of_rows_is(
     combine: bool, install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -184,16 +184,13 @@ def test_choices_beyond_32_bits_are_of_other_ranks() -> None:
         sort_by_expert(chosen, 0)
 
 
-@pytest.mark.parametrize("has_weights", [False, True], ids=["plain", "weighted"])
-def test_on_a_gpu_flop_counters_see_operators_that_they_know(has_weights: bool) -> None:
+def test_on_a_gpu_flop_counters_see_operators_that_they_know() -> None:
     with FakeTensorMode(), FlopCounterMode(display=False):
         rows = torch.empty(6, 8, dtype=torch.bfloat16, device="cuda")
-        places = torch.empty(3, 2, dtype=torch.int64, device="cuda")
-        weights = torch.empty(3, 2, device="cuda") if has_weights else None
-        out = products.gathered_rows(rows, places, weights)
         sums = sum_products(rows, rows, is_compiled=False)
-    assert (out.dtype, out.shape) == (torch.bfloat16, (3, 8))
+        found = products.gathered_rows(rows, torch.empty(3, 2, dtype=torch.int32, device="cuda"))
     assert (sums.dtype, sums.shape) == (torch.float32, (6,))
+    assert (found.dtype, found.shape) == (torch.bfloat16, (3, 8))
 
 
 # (hidden, dim): gates and ups are wider than rows, and narrower.
@@ -255,6 +252,15 @@ def test_a_kernel_weighs_and_adds_rows(
     assert_same(found, gradients(routed_experts, made), 2**-5)
 
 
+@pytest.mark.parametrize("served", [False, True], ids=["torch", "kernel"])
+def test_all_rows_of_a_matrix_in_order(served: bool, install: Callable[..., Installed]) -> None:
+    installed = install("tn", None, gathered=True) if served else None
+    matrix, weights = torch.randn(9, 40).bfloat16(), torch.randn(9, 1)
+    found = products.gathered_rows(matrix, None, weights)
+    assert bool(installed and installed.launched) is served
+    assert torch.equal(found, (matrix.float() * weights).bfloat16())
+
+
 @pytest.mark.parametrize("narrow", [torch.int32, torch.int64])
 @pytest.mark.parametrize("has_weights", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("served", [False, True], ids=["torch", "kernel"])
@@ -273,12 +279,19 @@ def test_rows_outside_a_matrix_add_nothing(
     matrix[8] = torch.nan
     rows = torch.randint(-3, 8, (20, chosen), dtype=narrow)
     rows[rows == -3] = 9
+    if narrow is torch.int64:  # that 32 bits would make 1 and 3 of
+        rows[0], rows[1] = 2**32 + 1, -(2**32) + 3
     weights = torch.randn(20, chosen).masked_fill((rows < 0) | (rows > 8), torch.inf)
     expected = torch.zeros(20, 40)
     for row, place in (rows.clamp(0, 8) == rows).nonzero().tolist():
         factor = float(weights[row, place]) if has_weights else 1.0
         expected[row] += factor * matrix[int(rows[row, place])].float()
-    found = products.gathered_rows(matrix, rows, weights if has_weights else None)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # which changes nothing
+    try:
+        found = products.gathered_rows(matrix, rows, weights if has_weights else None)
+    finally:
+        torch.set_default_dtype(usual)
     assert bool(installed and installed.launched) is served
     torch.testing.assert_close(found.float(), expected, rtol=2**-7, atol=2**-7)
 

@@ -59,20 +59,26 @@ def products_of(gemm: ModelGemm) -> tuple[Product, ...]:
     left_out = set() if biased else {Product.BIASED_FORWARD, Product.BIAS_GRADIENT}
     if not gemm.shares_input:
         left_out.add(Product.ADDED_INPUT_GRADIENT)
-    if not gemm.is_summed or (gemm.routing is not None and gemm.routing.sharing > 1):
+    if gemm.routing is None or gemm.routing.sharing > 1:
         left_out |= {Product.ROW_SUM, Product.WEIGHTED_ROW}
+    if not gemm.is_summed:
+        left_out.add(Product.ROW_SUM)
     return tuple(one for one in Product if one not in left_out)
 
 
 def pair_of(gemm: ModelGemm, product: Product) -> tuple[int, int]:
     """The fixed extents: [n, k], or [m, n] of a product that sums over tokens.
 
+    For the gradient of a weight, rows get their weights: those that go into it, but of the down
+    projection the narrower of what its gradient multiplies.
     The gradient of a weight is computed as the weight lies in memory.
     """
     out_features, in_features = gemm.n, gemm.k
-    if product.is_gathered:
+    if product is Product.ROW_SUM:
         assert gemm.routing is not None
-        return out_features, gemm.routing.chosen if product is Product.ROW_SUM else 1
+        return out_features, gemm.routing.chosen
+    if product is Product.WEIGHTED_ROW:
+        return (min(out_features, in_features) if gemm.is_summed else in_features), 1
     if product is Product.BIAS_GRADIENT:
         return out_features, BIAS_COLUMNS
     is_turned = product.is_of_input or (

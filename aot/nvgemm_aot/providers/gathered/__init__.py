@@ -1,8 +1,8 @@
 """Provider of sums of gathered rows (``gathered_mm``), by a kernel of this project.
 
-`kernel` is the kernel, in CuTe DSL; `estimate` is the model that ranks its designs. It may import
-what `providers` may. The compiler is imported when a kernel is first compiled, never to list
-candidates.
+`kernel` is the kernel, in CuTe DSL. No model estimates it: of its designs, the first is the usual
+choice. It may import what `providers` may. The compiler is imported when a kernel is first
+compiled, never to list candidates.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ..base import (
     Enumeration,
     RuntimeModel,
 )
+from ..heuristics import matmul_heuristics
 from ..sources import source_digest
-from .estimate import MemoryModel
 
 TILES = ((1, 1024, 1), (1, 1024, 4))
 """Rows and columns of the result that a thread block computes, and rows of B that a thread loads
@@ -76,8 +76,8 @@ class Gathered:
         )
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
-        """A model of the device's memory; see `Provider.runtime_model`."""
-        return MemoryModel(target.device.name)
+        """The usual model, which has no estimate for these; see `Provider.runtime_model`."""
+        return matmul_heuristics(target)
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         """Compile one design to an object; see `Provider.compile`."""

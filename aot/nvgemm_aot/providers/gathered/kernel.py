@@ -58,7 +58,8 @@ def make_gathered_mm(tile: tuple[int, int, int], dtype: DType) -> Any:
             thread of a warp.
         dtype: Element type of b and out, of 16 bits.
     """
-    _, tile_n, tile_k = tile
+    tile_m, tile_n, tile_k = tile
+    assert tile_m == 1, tile
     element, element_bytes = cute_type(dtype), dtype.bits // 8
     vector = VECTOR_BYTES // element_bytes
     # Left alone, ptxas keeps to registers with which an SM is full of warps, and loads a row only
