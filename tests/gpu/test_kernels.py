@@ -16,6 +16,7 @@ import nvgemm_runtime
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.roles import Role, extra_roles, role_shape
 from nvgemm_runtime.launch.select import load_kernel
@@ -101,6 +102,21 @@ def test_operators_and_function_agree(installed: Installed) -> None:
     function = getattr(nvgemm_runtime, name)
     assert function(*operands, out=out, kernel=kernel.id, **named) is out
     assert_right(out, arguments)
+
+
+def test_a_sum_of_groups_may_take_the_place_of_what_is_added(installed: Installed) -> None:
+    """Ends of groups lie inside of tiles, whose rows behind an end others may have written."""
+    _, kernel = installed
+    if (kernel.signature.op, kernel.signature.epilogue) != (Op.GROUPED_MM, Epilogue.ADD):
+        pytest.skip("adds no matrix to groups")
+    for m, n, k in ((37, 256, 128), (1003, 1032, 512), (4096, 2048, 768)):
+        arguments = random_arguments(problem_of(kernel.signature, m, n, k, count=7))
+        apart = launch(kernel, arguments)
+        for _ in range(3):
+            added = arguments.tensors[Role.ADDEND].clone()
+            offsets = arguments.tensors[Role.OFFSETS]
+            load_kernel(kernel.id).launch(arguments.a, arguments.b, added, offsets, added)
+            assert torch.equal(added, apart)
 
 
 def test_zero_sizes_are_as_aten_has_them(installed: Installed) -> None:

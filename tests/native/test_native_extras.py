@@ -40,6 +40,7 @@ GRADIENT = signature(
     "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_HALVES_GRADIENT
 )
 ADDED_TO_GROUPS = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.ADD)
+GATHERED = signature("tt", op=Op.GATHERED_MM, operand=DType.BF16)
 UPS = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_HALVES_UPS)
 
 
@@ -162,6 +163,13 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
         "scale_b begins 16 bytes behind an aligned address; must begin at a multiple of 32"),
     "scales of packed values count values": (NVFP4, lambda x: (x.others[0][:256], x.others[1]),
         ValueError, "must have 512 contiguous elements: 16 rows and k = 64 in blocks of 16"),
+    "no rows": (GATHERED, lambda x: (), TypeError, "rows is missing; besides .* takes rows"),
+    "rows of another shape": (GATHERED, lambda x: (x.others[0][:8],), ValueError,
+        r"rows have shape \(8, 64\).*contiguous and of the shape of a, \(16, 64\)"),
+    "rows that are transposed": (GATHERED, lambda x: (x.others[0].T.contiguous().T,), ValueError,
+        r"rows have shape \(16, 64\) and strides \(1, 16\)"),
+    "rows' dtype": (GATHERED, lambda x: (x.others[0].long(),), TypeError,
+        "rows is int64; must be int32"),
     "number of offsets": (GROUPED, lambda x: (x.others[0][:2],), ValueError,
         r"offsets have shape \(2\).*must be contiguous and of shape \(3\)"),
     "number of offsets of groups along k": (K_GROUPED, lambda x: (x.others[0][:2],), ValueError,
@@ -470,6 +478,47 @@ def test_groups_along_k_want_a_matrix_for_each_end(
         lib.launch(handles(K_GROUPED), a, b[:8], out, *arguments.others)
     with pytest.raises(ValueError, match=r"out has 2 dimensions.*must have 3"):
         lib.launch(handles(K_GROUPED), a, b, out[0], *arguments.others)
+
+
+@pytest.mark.parametrize(("m", "k"), [(16, 8), (1, 8), (16, 1), (1, 1)])
+@pytest.mark.parametrize("pitch", [0, 3])
+def test_weights_and_rows_begin_anywhere(
+    lib: native.Native, handles: Callable[[Signature], int], m: int, k: int, pitch: int
+) -> None:
+    """They are read by the element, and b may have any number of rows."""
+    torch.manual_seed(0)
+    a = at_odd_address(torch.randn(m, k + pitch), 1)[:, :k]
+    rows = at_odd_address(torch.randint(-1, 41, (m, k), dtype=torch.int32), 1)
+    b, out = torch.randn(40, 48).bfloat16()[:, :32], torch.empty(m, 32).bfloat16()
+    inside = (rows >= 0) & (rows < 40)
+    taken = b[rows.clamp(0, 39).long()].float() * inside[..., None]
+    wanted = (a[..., None] * taken).sum(1)
+    for weights in (a, a.T.contiguous().T if 1 in (m, k) else a):
+        lib.launch(handles(GATHERED), weights, b, out, rows)
+        torch.testing.assert_close(out.float(), wanted, rtol=2**-7, atol=2**-6)
+    out.fill_(float("nan"))
+    lib.launch(handles(GATHERED), a, b[:0], out, rows)
+    assert not out.any()
+    out.fill_(float("nan"))
+    lib.launch(handles(GATHERED), a[:, :0], b, out, rows[:, :0])
+    assert not out.any()
+
+
+def test_gathered_rows_have_the_results_columns_and_memory_of_their_own(
+    lib: native.Native, handles: Callable[[Signature], int]
+) -> None:
+    a, rows = torch.randn(16, 8), torch.zeros(16, 8, dtype=torch.int32)
+    b, out = torch.randn(16, 32).bfloat16(), torch.empty(16, 32).bfloat16()
+    with pytest.raises(ValueError, match=r"must be \(m, k\), \(any, n\) and \(m, n\)"):
+        lib.launch(handles(GATHERED), a, b[:, :16], out, rows)
+    with pytest.raises(ValueError, match="out overlaps b"):
+        lib.launch(handles(GATHERED), a, b, b, rows)
+    with pytest.raises(ValueError, match="out overlaps rows"):
+        lib.launch(handles(GATHERED), a, b, out, out.flatten()[:256].view(torch.int32).view(16, 8))
+    with pytest.raises(ValueError, match=r"out has 12 elements along dimension 1.*multiple of 8"):
+        lib.launch(handles(GATHERED), a, b[:, :12], out[:, :12], rows)
+    with pytest.raises(ValueError, match="a has stride 16 along dimension 1; must be 1"):
+        lib.launch(handles(GATHERED), a.T.contiguous().T, b, out, rows)
 
 
 @pytest.mark.parametrize(

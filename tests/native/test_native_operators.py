@@ -50,6 +50,7 @@ SIGNATURES = (
     GROUPED_SWIGLU,
     GROUPED_OAI,
     K_GROUPED,
+    signature("tt", op=Op.GATHERED_MM, operand=DType.BF16),
 )
 
 by_key = pytest.mark.parametrize("served", SIGNATURES, ids=lambda served: served.key)
@@ -93,6 +94,8 @@ def test_out_forms_and_try_gemm_give_the_same(register: Register, served: Signat
     assert_close(made, arguments)
     packet.out(*positional, **keywords, out=arguments.out)
     assert torch.equal(made, arguments.out)
+    if served.op is Op.GATHERED_MM:
+        return  # which generated C++ does not call
     tried = torch.zeros_like(made)
     a, b, _ = arguments.operands()
     extras = arguments.extras.named()

@@ -298,8 +298,8 @@ def test_comments_say_what_gates_of_training_store(tmp_path: Path) -> None:
     ) in of_two
     assert (
         "  - comment: sums of each token's rows, of results and gradients of "
-        f"{lead.partition(' (')[0]} (m = tokens)\n    op: gathered_mm\n    layout: tt\n    m: [16]\n    nk:\n"
-        "      - [2048, 8] # tp 1: expert down_proj x48\n"
+        f"{lead.partition(' (')[0]} (m = tokens)\n    op: gathered_mm\n"
+        "    layout: tt\n    m: [16]\n    nk:\n      - [2048, 8] # tp 1: expert down_proj x48\n"
     ) in text
     assert "providers: [cutlass_operators, quack, gathered]\n" in text
     assert "\nproviders:" not in text_of(tmp_path, config("qwen3-30b-a3b"))
