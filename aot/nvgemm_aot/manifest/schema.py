@@ -201,7 +201,7 @@ class SharedEntry(_Entry):
     layout: OneOrMore[Annotated[str, _one_of(LAYOUTS, _LAYOUT_HELP)]] = Field(
         default_factory=list,
         description="Majors of A and B, or several: t is row-major, n column-major. tn, the layout "
-        "of torch.nn.Linear, if left out.",
+        "of torch.nn.Linear, if left out; tt for gathered_mm.",
     )
     scales: OneOrMore[Annotated[str, _one_of(SCALES)]] = Field(
         default_factory=list,

@@ -64,7 +64,7 @@ def grouped_mm(
             type, with gates and ups in the order that the epilogue names.
         gates: For ups: the product of gates, [m, n], row-major, of the result's type.
         addend: A matrix that is added, [m, n], row-major, of the result's type; without a bias and
-            a gated epilogue.
+            a gated epilogue. It may be ``out`` itself, but not overlap it otherwise.
 
     Returns:
         ``out``.
