@@ -14,7 +14,7 @@ from benchmarks.shared.resuming import ORDER_SEED
 from nvgemm_aot.manifest.parse import Declared, Manifest, load_manifest
 from nvgemm_aot.manifest.shipped import find_manifest
 from nvgemm_aot.targets import build_target
-from nvgemm_runtime.gemm.problem import DType, Op, Problem
+from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 
 QUEUE = Path(__file__).with_name("queue.yaml")
 
@@ -60,7 +60,7 @@ def read_queue(path: Path = QUEUE) -> list[PlannedRow]:
                 Declared(problem=one, candidates=row.get("candidates", queue["candidates"]))
                 for one in problems
             ),
-            providers=tuple(queue["providers"]),
+            providers=tuple(row.get("providers", queue["providers"])),
         )
         neighbours = row.get("neighbours", True)
         rows.append(planned_row(row["name"], row["manifest"], work, neighbours=neighbours))
@@ -74,12 +74,12 @@ def _problems(manifest: Manifest, row: dict[str, Any]) -> list[Problem]:
     products = [
         entry.problem
         for entry in manifest.declared
-        if entry.problem.signature.op in operations and entry.problem.signature.a in floats
+        if entry.problem.signature.op in operations and entry.problem.signature.dtype in floats
     ]
     weights = {tuple(pair) for pair in row["nk"]} if "nk" in row else None
     found = sorted(
         {
-            replace(one, signature=replace(one.signature, a=dtype, b=dtype, out=dtype))
+            replace(one, signature=_in_type(one.signature, dtype))
             for one in products
             if weights is None or (one.n, one.k) in weights
         }
@@ -88,6 +88,11 @@ def _problems(manifest: Manifest, row: dict[str, Any]) -> list[Problem]:
         random.Random(ORDER_SEED).shuffle(found)
         found = sorted(found[: row["sample"]])
     return found
+
+
+def _in_type(signature: Signature, dtype: DType) -> Signature:
+    a = signature.a if signature.op is Op.GATHERED_MM else dtype  # whose weights are fp32
+    return replace(signature, a=a, b=dtype, out=dtype)
 
 
 def problems_of(manifest: str) -> set[Problem]:

@@ -516,7 +516,8 @@ def test_the_guide_says_what_is_shipped() -> None:
     types = {
         name: {one.signature.a.value for one in ones} for name, ones in confirmed.items() if ones
     }
-    assert types == {"llama-3.1-8b": {"bf16"}, "qwen3-8b": {"bf16"}, "qwen3-30b-a3b": {"fp16"}}
+    in_bf16 = ("llama-3.1-8b", "qwen3-8b", "gpt-oss-20b-experts", "qwen3-30b-a3b-experts")
+    assert types == {**dict.fromkeys(in_bf16, {"bf16"}), "qwen3-30b-a3b": {"fp16"}}
     shared = problems["llama-3.1-8b"] & problems["qwen3-8b"]
     assert f" {len(shared)} problems are in both, " in passage
     assert confirmed["qwen3-8b"] <= shared
@@ -548,7 +549,7 @@ def _shipped(gpu: str) -> tuple[dict[str, set[Problem]], dict[str, set[Problem]]
         if not groups:
             continue
         problems[path.stem] = {entries[0].problem for entries in groups}
-        assert {one.signature.a.value for one in problems[path.stem]} <= {"bf16", "fp16"}
+        assert {one.signature.dtype.value for one in problems[path.stem]} <= {"bf16", "fp16"}
         confirmed[path.stem] = {
             entries[0].problem for entries in groups if assess(entries).standing == "confirmed"
         }
