@@ -16,6 +16,7 @@ from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.providers import stated_recipes
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
+from nvgemm_aot.rankings.shipped import find_rankings
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.tuning.gpu import uuid_digest
 from nvgemm_runtime.gemm.target import Target
@@ -162,11 +163,15 @@ def test_diff_names_what_is_new_gone_and_changed(files: tuple[Path, Path]) -> No
 def test_rankings_that_come_with_nvgemm_aot_are_named_by_their_manifest(tmp_path: Path) -> None:
     name = "gpt-oss-20b-experts"
     count = len(shown("show", name)["problems"])
-    assert count == 22
+    assert count == 30
     assert shown("diff", name, name)["common"] == count
     merged = tmp_path / "merged.json"
     assert command("merge", name, name, "-o", merged).exit_code == 0
-    assert len(read_rankings(merged).entries) == count
+    path = find_rankings(name)
+    assert path is not None
+    shipped = read_rankings(path)
+    assert read_rankings(merged) == shipped
+    assert len(shipped.entries) == 38, "two GPUs measured eight"
     unknown = command("show", "no-such-manifest")
     assert unknown.exit_code == 26
     assert "no-such-manifest: there is no such file; check the path, or name" in unknown.stderr

@@ -84,26 +84,11 @@ def ranked(provider: str, sizes: str) -> list[str]:
     return [one.candidate.operator.rpartition("_tile")[2] for one in chosen]
 
 
-def test_few_rows_are_loaded_several_at_a_time_and_a_single_term_is_not() -> None:
-    assert ranked("gathered", "m64n2880k4")[0] == "1x1024x4"
-    assert ranked("gathered", "m98304n2880k1")[0] == "1x1024x1"
-    for sizes in ("m24576n4096k2", "m24576n2880k4", "m24576n2048k8", "m4096n2048k8"):
-        assert ranked("gathered", sizes)[0] == "1x1024x1"
-
-
-def test_beside_other_providers_the_usual_design_comes_first() -> None:
-    """Their model knows no such kernels and gives no estimate."""
-    usual = ["x".join(map(str, tile)) for tile in TILES]
-    assert ranked("cutlass_operators+quack+gathered", "m24576n2880k4") == usual
-
-
-def test_estimates_follow_what_is_moved() -> None:
-    """566 MB are read and 142 MB written, at the bandwidth of the data sheet."""
-    target = build_target("sm_90a", "H100")
-    problem = Problem.parse(f"{KEYS[0]}/m24576n2880k4")
-    candidate = Gathered().enumerate(problem.signature, target).candidates[0]
-    time_ns = Gathered().runtime_model(target).estimate_ns(problem, candidate.block_shape)
-    assert time_ns == pytest.approx(212_000, rel=0.01)
+@pytest.mark.parametrize("provider", ["gathered", "cutlass_operators+quack+gathered"])
+@pytest.mark.parametrize("sizes", ["m64n2880k4", "m98304n2880k1"])
+def test_the_usual_design_comes_first(provider: str, sizes: str) -> None:
+    """No model has an estimate of these kernels."""
+    assert ranked(provider, sizes) == ["x".join(map(str, tile)) for tile in TILES]
 
 
 def test_listing_imports_no_compiler() -> None:

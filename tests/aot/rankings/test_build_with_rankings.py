@@ -517,7 +517,7 @@ def test_the_guide_says_what_is_shipped() -> None:
         name: {one.signature.a.value for one in ones} for name, ones in confirmed.items() if ones
     }
     in_bf16 = ("llama-3.1-8b", "qwen3-8b", "gpt-oss-20b-experts", "qwen3-30b-a3b-experts")
-    assert types == {**dict.fromkeys(in_bf16, {"bf16"}), "qwen3-30b-a3b": {"fp16"}}
+    assert types == {**{name: {"bf16"} for name in in_bf16}, "qwen3-30b-a3b": {"fp16"}}
     shared = problems["llama-3.1-8b"] & problems["qwen3-8b"]
     assert f" {len(shared)} problems are in both, " in passage
     assert confirmed["qwen3-8b"] <= shared
