@@ -162,7 +162,7 @@ def gradients_by_operators(plan: Plan, projected: UpProjection, task: Backward) 
         factor = None if scores is None else scores[piece, None]
         if task.for_down or task.for_scores:
             joined = plan.activation.apply(gates, ups)
-        if hidden is not None:  # the factor is on the narrower of the two
+        if hidden is not None:  # which gets the weights while it is computed
             hidden[piece] = joined if factor is None else joined * factor
         if grad_hidden is not None:
             grads = widen(grad_hidden[piece])

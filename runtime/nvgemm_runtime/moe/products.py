@@ -66,7 +66,7 @@ def added_rows(
     other_a: torch.Tensor,
     other_b: torch.Tensor,
 ) -> torch.Tensor:
-    """The sum of two products of `rows`, in the memory of the other one; see `add_rows`.
+    """`rows` added to another such product, in the memory of that one; see `add_rows`.
 
     Args:
         a: Matrix [m, k], the groups' rows one after the other.

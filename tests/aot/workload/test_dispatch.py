@@ -15,7 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import expert_steps
 from expert_steps import KEPT, Experts
 from nvgemm_aot.workload.dispatch import GemmCalls
-from nvgemm_runtime.moe import products
+from nvgemm_runtime.moe import products, routed_experts
 
 Tensor = torch.Tensor
 
@@ -243,4 +243,27 @@ def test_experts_forward_and_backward(
     sizes = Experts(count=4, rows=48, dim=96, hidden=32, kept=kept, biased=True)
     problems, others = count(lambda: expert_steps.step(sizes))
     assert problems == expert_steps.problems_of(sizes)
+    assert not others
+
+
+@pytest.mark.parametrize("kind", ["real", "fake"], indirect=True)
+@pytest.mark.parametrize("weighed", [False, True], ids=["plain", "weighed"])
+def test_sums_of_tokens_rows(weighed: bool, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what experts give each token, and in the backward of the gradients of what goes into them.
+
+    With weights, the backward also gives rows theirs, for the gradient of the up projection.
+    """
+    monkeypatch.setattr(products, "_warned", {*products.WARNINGS})
+    x, up, down = (matrix(*shape).requires_grad_() for shape in ((6, 16), (4, 64, 16), (4, 16, 32)))
+    chosen = torch.ones((6, 2), dtype=torch.int32)
+    scores = torch.ones((6, 2)).requires_grad_() if weighed else None
+
+    def step() -> None:
+        out = routed_experts(x, up, down, chosen, scores)
+        out.backward(torch.ones_like(out))
+
+    problems, others = count(step)
+    found = {key: times for key, times in problems.items() if key.startswith("gathered_mm/")}
+    rows = {"gathered_mm/tt/fp32xbf16/fp32/bf16/m12n16k1": 1} if weighed else {}
+    assert found == {"gathered_mm/tt/fp32xbf16/fp32/bf16/m6n16k2": 2, **rows}
     assert not others
