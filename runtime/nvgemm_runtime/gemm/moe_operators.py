@@ -35,7 +35,7 @@ rows that two weights multiply."""
 
 GATHERED_ROWS = "gathered_rows"
 """Name of the one that adds rows of a matrix that ``rows`` name, each times one of ``weights``; it
-takes ``(matrix, rows, weights)``, the last of which may be None."""
+takes ``(matrix, rows, weights)``, of which one of the last two may be None."""
 
 OF_TWO_WEIGHTS = (PAIRED_ROWS, PAIRED_GATED_ROWS, ADDED_ROWS)
 """Those that compute two products."""
