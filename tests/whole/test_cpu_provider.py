@@ -145,6 +145,7 @@ def test_builds_kernels_that_take_more_than_a_and_b(fused_bundle: BuiltBundle) -
         "tvm_ffi:gemm(a*,b*,scale_a*,scale_b*,out*,mnkl,stream)",
         "tvm_ffi:gemm(a,b,out,offsets,stream)",
         "tvm_ffi:gemm(a,b,stream,offsets,addend,out)",
+        "tvm_ffi:gemm(a,b,out,rows,stream)",
     }
 
 

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from nvgemm_runtime.errors import ToolchainError
-from nvgemm_runtime.gemm.problem import DType, Problem
+from nvgemm_runtime.gemm.problem import DType, Op, Problem
 
 from ..targets import BuildTarget
 from .base import BlockShape
@@ -81,10 +81,10 @@ class MatmulHeuristics:
 
         A split of k is not modelled by the package for narrow tiles. It is taken to shorten a
         kernel whose tiles leave multiprocessors idle, by the work that these take over, and to cost
-        the filling of counters and the sums of partial results. What tensor cores do not multiply
-        has no estimate.
+        the filling of counters and the sums of partial results. Sums of gathered rows, which tensor
+        cores do not multiply, have no estimate.
         """
-        if not problem.signature.a.is_operand:
+        if problem.signature.op is Op.GATHERED_MM:
             return None
         whole_ns = self._whole_ns(problem, shape)
         if whole_ns is None or shape.splits == 1:
