@@ -282,6 +282,7 @@ def test_a_bias_and_a_matrix_of_one_shape_have_kernels_of_their_own(
         )
 
 
+@pytest.mark.slow  # it looks at every object of the process
 @pytest.mark.parametrize("served", ["nothing", "products", "sums"])
 def test_no_second_matrix_is_kept_for_a_sum(
     served: str, install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
