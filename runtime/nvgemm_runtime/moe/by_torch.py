@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .operators import multiplies_into_fp32, rounded, widen
+from .operators import dense_like, multiplies_into_fp32, rounded, widen
 
 ALIGNMENT_BYTES = 16
 """Of rows and pointers in ``torch._grouped_mm``, whose error message names it."""
@@ -51,7 +51,7 @@ def gathered_by_torch(
     """
     if rows is None:
         assert weights is not None
-        return _weighted(matrix, weights, torch.empty_like(matrix, memory_format=_DENSE))
+        return _weighted(matrix, weights, dense_like(matrix))
     inside = (rows >= 0) & (rows < matrix.shape[0])
     named = torch.where(inside, rows, 0)
     taken = matrix.index_select(0, named.reshape(-1)).reshape(*rows.shape, matrix.shape[1])
@@ -72,9 +72,6 @@ def gathered_by_torch(
         rest = torch.where(near.isfinite(), weights - near, 0).to(matrix.dtype)
         sums += torch.bmm(rest.unsqueeze(1), taken, out_dtype=torch.float32)
     return sums.squeeze(1).to(matrix.dtype)
-
-
-_DENSE = torch.contiguous_format
 
 
 def _weighted(rows: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -89,12 +89,10 @@ def weighted_rows(
     Returns:
         Matrix [rows, dim] of the matrix' type.
     """
-    if scores is None:
-        return matrix if indices is None else matrix.index_select(0, indices)
-    if is_compiled:
-        taken = matrix if indices is None else matrix.index_select(0, indices)
-        return rounded(widen(taken) * scores[:, None], matrix.dtype)
-    return gathered_rows(matrix, None if indices is None else indices[:, None], scores[:, None])
+    if scores is not None and not is_compiled:
+        return gathered_rows(matrix, None if indices is None else indices[:, None], scores[:, None])
+    taken = matrix if indices is None else matrix.index_select(0, indices)
+    return taken if scores is None else rounded(widen(taken) * scores[:, None], matrix.dtype)
 
 
 def sum_rows_of_tokens(

@@ -69,9 +69,9 @@ def products_of(gemm: ModelGemm) -> tuple[Product, ...]:
 def pair_of(gemm: ModelGemm, product: Product) -> tuple[int, int]:
     """The fixed extents: [n, k], or [m, n] of a product that sums over tokens.
 
-    For the gradient of a weight, rows get their weights: those that go into it, but of the down
-    projection the narrower of what its gradient multiplies.
-    The gradient of a weight is computed as the weight lies in memory.
+    The gradient of a weight is computed as the weight lies in memory. For it, rows get their
+    routing weights: those that go into it, but of the down projection the narrower of what its
+    gradient multiplies.
     """
     out_features, in_features = gemm.n, gemm.k
     if product is Product.ROW_SUM:
