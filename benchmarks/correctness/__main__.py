@@ -32,7 +32,6 @@ from benchmarks.shared.records import check_output, write
 from nvgemm_aot.tuning.contenders import kernel_run
 from nvgemm_aot.tuning.correctness import find_fault
 from nvgemm_aot.tuning.exact_operands import make_checks
-from nvgemm_aot.tuning.random_operands import poison
 from nvgemm_runtime import bundles
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
@@ -142,9 +141,9 @@ def try_one(installed: Installed, problem: Problem, device: str, seed: int, tall
     where = f"{problem.key}, kernel {kernel.id[:12]} ({kernel.operator})"
     rights, faults = [], []
     for check in checks:
-        poison(check.operands[2])
+        check.prepare()
         rights.append(run(*check.operands))
-        fault = find_fault(rights[-1], check.expected)
+        fault = check.fault(rights[-1])
         if fault is not None:
             faults.append(f"{check.name}: {fault}")
     tally.tried += 1

@@ -13,7 +13,7 @@ bool IsRatioOf(GateForm form, int64_t product, int64_t out) {
 }
 
 const char* OutColumnsText(GateForm form) {
-  constexpr const char* kTexts[] = {"n)", "n / 2)", "n + n / 2)", "2 n)", "2 n)"};
+  constexpr const char* kTexts[] = {"n)", "n / 2)", "n + n / 2)", "2 n)", "2 n)", "2 n)"};
   return kTexts[static_cast<int>(form)];
 }
 

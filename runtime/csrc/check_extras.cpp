@@ -51,6 +51,7 @@ void Checker::CheckExtras(const Operands& operands, const MemorySpan& out) const
   if (HasGroups(spec_.op)) CheckOffsets(operands[Role::kOffsets], out);
   if (spec_.op == Op::kGatheredMm) CheckRows(operands[Role::kRows], out);
   if (spec_.addend != AddendKind::kNone) CheckAddend(operands[Role::kAddend], out);
+  if (spec_.form == GateForm::kGradientSums) CheckSums(operands[Role::kSums], out);
 }
 
 void Checker::CheckScale(Role role, const DLTensor& from, const MemorySpan& out) const {
@@ -183,6 +184,34 @@ void Checker::CheckRowsOfGroups(const DLTensor& from, const MemorySpan& out) con
   }
   CheckDevice(Role::kAddend, to.tensor);
   CheckOverlap(Role::kAddend, CheckLayout(Role::kAddend, true), out);
+}
+
+// A second result: so many parts for each row. What is read was checked before.
+void Checker::CheckSums(const DLTensor& from, const MemorySpan& out) const {
+  const int64_t rows = call_[Role::kOut].shape[rows_];
+  const int64_t parts = RoundUp(ProductColumns(), kSummedColumns) / kSummedColumns;
+  TensorView& to = Copy(Role::kSums, from, 2, DLDataType{kDLFloat, 32, 1});
+  if (to.shape[0] != rows || to.shape[1] != parts || !IsCompact(to.tensor)) {
+    Refuse(kValueError, "sums have shape ", ShapeText(to.tensor), " and strides ",
+           StridesText(to.tensor), "; must be contiguous and of shape (", rows, ", ", parts,
+           "), a part for each ", kSummedColumns, " columns of the product");
+  }
+  to.strides[0] = parts;
+  to.strides[1] = 1;
+  CheckVector(Role::kSums, rows * parts, kElementAlignment, out);
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(to.data());
+  const uintptr_t bytes = static_cast<uintptr_t>(rows * parts) * sizeof(float);
+  const MemorySpan sums{begin, begin + bytes, bytes, 0, 0};
+  const auto keep_apart = [&](Role role, bool row_major) {
+    CheckOverlap(role, CheckLayout(role, row_major), sums, Role::kSums);
+  };
+  keep_apart(Role::kA, spec_.a_row_major);
+  keep_apart(Role::kB, spec_.b_row_major);
+  keep_apart(Role::kAddend, true);
+  const TensorView& offsets = call_[Role::kOffsets];
+  const uintptr_t ends = reinterpret_cast<uintptr_t>(offsets.data());
+  const uintptr_t length = static_cast<uintptr_t>(offsets.shape[0]) * sizeof(int32_t);
+  CheckOverlap(Role::kOffsets, MemorySpan{ends, ends + length, length, 0, 0}, sums, Role::kSums);
 }
 
 // One row for all rows: [n], or with leading dimensions of extent 1 or stride 0, as expand()

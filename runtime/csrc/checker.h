@@ -67,6 +67,7 @@ class Checker {
   void CheckAddend(const DLTensor& from, const MemorySpan& out) const;
   void CheckGates(const DLTensor& from, const MemorySpan& out) const;
   void CheckRowsOfGroups(const DLTensor& from, const MemorySpan& out) const;
+  void CheckSums(const DLTensor& from, const MemorySpan& out) const;
   void CopyRow(const DLTensor& from) const;
   void CopyAsVector(Role role, const DLTensor& from, DLDataType dtype, int64_t elements,
                     const char* why) const;
@@ -212,14 +213,16 @@ class Checker {
     return x.begin == y.begin && x.end == y.end && x.row_pitch == y.row_pitch;
   }
 
-  void CheckOverlap(Role role, const MemorySpan& input, const MemorySpan& out) const {
+  void CheckOverlap(Role role, const MemorySpan& input, const MemorySpan& out,
+                    Role written = Role::kOut) const {
     if (!MayOverlap(input, out)) return;
     const bool out_first = out.begin < input.begin;
-    Refuse(kValueError, "out overlaps ", RoleName(role), ": their memory is ", out.end - out.begin,
-           " and ", input.end - input.begin, " bytes long, and out begins ",
+    Refuse(kValueError, RoleName(written), " overlaps ", RoleName(role), ": their memory is ",
+           out.end - out.begin, " and ", input.end - input.begin, " bytes long, and ",
+           RoleName(written), " begins ",
            out_first ? input.begin - out.begin : out.begin - input.begin, " bytes ",
-           out_first ? "before " : "behind ", "the beginning of ", RoleName(role),
-           "; pass an out with memory of its own");
+           out_first ? "before " : "behind ", "the beginning of ", RoleName(role), "; pass ",
+           written == Role::kOut ? "an out" : RoleName(written), " with memory of its own");
   }
 
   static int64_t Reach(const TensorView& view, int dimension) {

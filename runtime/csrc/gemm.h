@@ -25,15 +25,15 @@ constexpr bool HasGroups(Op op) { return op == Op::kGroupedMm || op == Op::kKGro
 
 // The tensors of a launch. Those between b and out are the extras, in the order in which every
 // function takes them.
-enum class Role { kA, kB, kScaleA, kScaleB, kOffsets, kRows, kAddend, kOut };
-inline constexpr int kRoles = 8;
+enum class Role { kA, kB, kScaleA, kScaleB, kOffsets, kRows, kAddend, kSums, kOut };
+inline constexpr int kRoles = 9;
 
 inline constexpr Role kExtras[] = {Role::kScaleA, Role::kScaleB, Role::kOffsets, Role::kRows,
-                                   Role::kAddend};
+                                   Role::kAddend, Role::kSums};
 
 constexpr const char* RoleName(Role role) {
-  constexpr const char* kNames[kRoles] = {"a",       "b",    "scale_a", "scale_b",
-                                          "offsets", "rows", "addend",  "out"};
+  constexpr const char* kNames[kRoles] = {"a",    "b",      "scale_a", "scale_b", "offsets",
+                                          "rows", "addend", "sums",    "out"};
   return kNames[static_cast<int>(role)];
 }
 
@@ -55,13 +55,16 @@ enum class AddendKind { kNone, kRow, kMatrix, kGates };
 
 // What a gated epilogue stores: for each pair of columns of the product what the gate gives, that
 // behind the product, for each column the gradients of a pair, or the product behind which stands
-// what gates that are read make of it.
-enum class GateForm { kNone, kJoined, kKept, kGradient, kUps };
+// what gates that are read make of it. Sums of rows may be beside the gradients.
+enum class GateForm { kNone, kJoined, kKept, kGradient, kUps, kGradientSums };
 
 // Whether an epilogue reads what lies in the addend's place, and adds nothing.
 constexpr bool ReadsAddend(GateForm form) {
-  return form == GateForm::kGradient || form == GateForm::kUps;
+  return form == GateForm::kGradient || form == GateForm::kUps || form == GateForm::kGradientSums;
 }
+
+// Columns of the product for one part of a row's sums; as roles.SUMMED_COLUMNS.
+inline constexpr int64_t kSummedColumns = 64;
 
 // A result has `out` columns for `product` columns of the product.
 struct ColumnRatio {
@@ -70,7 +73,7 @@ struct ColumnRatio {
 };
 
 constexpr ColumnRatio RatioOf(GateForm form) {
-  constexpr ColumnRatio kRatios[] = {{1, 1}, {2, 1}, {2, 3}, {1, 2}, {1, 2}};
+  constexpr ColumnRatio kRatios[] = {{1, 1}, {2, 1}, {2, 3}, {1, 2}, {1, 2}, {1, 2}};
   return kRatios[static_cast<int>(form)];
 }
 

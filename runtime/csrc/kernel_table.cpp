@@ -138,6 +138,7 @@ void KernelSpec::Complete() {
   if (HasGroups(op)) extras |= SetOf(Role::kOffsets);
   if (op == Op::kGatheredMm) extras |= SetOf(Role::kRows);
   if (addend != AddendKind::kNone) extras |= SetOf(Role::kAddend);
+  if (form == GateForm::kGradientSums) extras |= SetOf(Role::kSums);
   for (const Parameter& parameter : parameters) {
     needs_compact |= parameter.kind == Parameter::Kind::kPointer;
   }

@@ -17,7 +17,7 @@ import torch
 from microscaling import encode_e8m0, encode_fp4, quantise, swizzle
 
 from nvgemm_aot.tuning.exact_operands import shapes_with_k_last
-from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm
+from nvgemm_runtime.gemm.epilogues import Addend, Epilogue, GateForm
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
@@ -121,9 +121,11 @@ class Arguments:
             named["addend"] = named.pop("bias")
         if signature.is_gated:
             named["epilogue"] = signature.epilogue
-            read = {GateForm.GRADIENT: "product", GateForm.UPS: "gates"}
-            if signature.form in read:
-                named[read[signature.form]] = named.pop("bias")
+            read = {Addend.PRODUCT: "product", Addend.GATES: "gates"}
+            if signature.epilogue is not None and signature.epilogue.addend in read:
+                named[read[signature.epilogue.addend]] = named.pop("bias")
+            if Role.SUMS in self.tensors:
+                named["sums"] = self.tensors[Role.SUMS]
         elif signature.epilogue is not None and signature.epilogue.activation is not None:
             named["activation"] = signature.epilogue.activation
         if signature.scales is not None and signature.op is Op.MM:
@@ -188,7 +190,7 @@ def random_arguments(problem: Problem, device: str = "cuda") -> Arguments:
 
 def _times(signature: Signature) -> int:
     """Gates and ups that a gradient reads pass their limit here and there."""
-    return 5 if signature.form is GateForm.GRADIENT else 1
+    return 5 if signature.form is not None and signature.form.is_gradient else 1
 
 
 FEW = 4
@@ -257,6 +259,8 @@ def _complete(
         tensors[Role.OFFSETS] = group_ends(shared, problem.groups, device)
     if Role.ROWS in extra_roles(problem.signature):
         tensors[Role.ROWS] = named_rows(problem, device)
+    if Role.SUMS in extra_roles(problem.signature):
+        tensors[Role.SUMS] = torch.zeros(role_shape(problem, Role.SUMS), device=device)
     tensors[Role.OUT] = poisoned(role_shape(problem, Role.OUT), problem.signature.out, device)
     return Arguments(problem=problem, tensors=tensors, has_exact_sums=has_exact_sums)
 

@@ -11,7 +11,14 @@ import torch
 from gemm_arguments import Arguments
 from microscaling import decode, dequantise, unswizzle
 
-from nvgemm_aot.tuning.correctness import activation_error, expect_between, find_fault, sum_error
+from nvgemm_aot.tuning.correctness import (
+    CURVE_ERROR,
+    activation_error,
+    expect_between,
+    find_fault,
+    sum_error,
+)
+from nvgemm_aot.tuning.gates import row_sums
 from nvgemm_runtime.gemm.epilogues import Activation, Epilogue, Gate, GateForm, WeightOrder
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature
@@ -39,7 +46,7 @@ def _stored(epilogue: Epilogue, value: torch.Tensor, arguments: Arguments) -> to
     """What a gated epilogue stores; gradients are autograd's."""
     assert epilogue.gate is not None
     join = _GATES[epilogue.gate]
-    if epilogue.form is GateForm.GRADIENT:
+    if epilogue.form is not None and epilogue.form.is_gradient:
         kept = arguments.tensors[Role.ADDEND].double().requires_grad_()
         with torch.enable_grad():
             given = join(*_pair(epilogue, kept))
@@ -49,6 +56,15 @@ def _stored(epilogue: Epilogue, value: torch.Tensor, arguments: Arguments) -> to
         return torch.cat((value, join(gates, value)), -1)
     joined = join(*_pair(epilogue, value))
     return joined if epilogue.form is GateForm.JOINED else torch.cat((value, joined), -1)
+
+
+def _sums(arguments: Arguments) -> torch.Tensor:
+    """Of each row, the sum of what a gate gave times its gradient, in fp64."""
+    epilogue = arguments.problem.signature.epilogue
+    assert epilogue is not None
+    assert epilogue.gate is not None
+    kept = arguments.tensors[Role.ADDEND].double()
+    return (_GATES[epilogue.gate](*_pair(epilogue, kept)) * _product(arguments)).sum(1)
 
 
 def _pair(epilogue: Epilogue, columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,9 +77,9 @@ def _pair(epilogue: Epilogue, columns: torch.Tensor) -> tuple[torch.Tensor, torc
 def _before_activation(arguments: Arguments, *, of_magnitudes: bool = False) -> torch.Tensor:
     result = _product(arguments, of_magnitudes=of_magnitudes)
     addend = arguments.tensors.get(Role.ADDEND)
-    if addend is None or arguments.problem.signature.form in (GateForm.GRADIENT, GateForm.UPS):
-        return result
     signature = arguments.problem.signature
+    if addend is None or (signature.epilogue is not None and signature.epilogue.reads_addend):
+        return result
     if signature.op is Op.GROUPED_MM and signature.epilogue is not Epilogue.ADD:
         addend = _row_of_each(arguments.tensors[Role.OFFSETS], addend, len(result))
     return result + (addend.double().abs() if of_magnitudes else addend.double())
@@ -169,9 +185,17 @@ def assert_close(out: torch.Tensor, arguments: Arguments) -> None:
         values = operand_values(arguments.problem, arguments.tensors, Role.A)
         terms = int((values != 0).sum(-1).max())
         error = sum_error(magnitude, signature, terms=terms)
+    stored = error
     if signature.epilogue is not None:
         kept = arguments.tensors.get(Role.ADDEND)  # read by gradients and ups alone
-        error = activation_error(error, _before_activation(arguments), signature, kept)
-    wanted = expect_between(reference(arguments), error, torch_dtype(signature.out))
+        product = _before_activation(arguments)
+        stored = activation_error(error, product, signature, kept)
+    wanted = expect_between(reference(arguments), stored, torch_dtype(signature.out))
     fault = find_fault(out, wanted)
     assert fault is None, fault
+    if Role.SUMS in arguments.tensors:
+        assert kept is not None
+        _, off = row_sums(error, product, signature, kept, curve=CURVE_ERROR)
+        wanted = expect_between(_sums(arguments), off, torch.float32)
+        fault = find_fault(arguments.tensors[Role.SUMS].sum(1), wanted)
+        assert fault is None, f"sums of rows: {fault}"

@@ -19,11 +19,11 @@ import nvgemm_runtime
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.gemm.roles import Role
+from nvgemm_runtime.gemm.roles import Role, sum_parts
 from nvgemm_runtime.launch.select import load_kernel
 
 DEVICE = "cuda"
-FORMS = (GateForm.KEPT, GateForm.GRADIENT, GateForm.UPS)
+FORMS = (GateForm.KEPT, GateForm.GRADIENT, GateForm.GRADIENT_SUMS, GateForm.UPS)
 KERNELS = [
     kernel
     for _, kernel in installed_kernels()
@@ -66,12 +66,13 @@ def arguments_for(kernel: Kernel, counts: tuple[int, ...], rest: int = 0) -> Arg
     arguments = random_arguments(problem, DEVICE)
     ends = torch.tensor(counts).cumsum(0).to(torch.int32)
     arguments.tensors[Role.OFFSETS] = ends.to(DEVICE)
-    if kernel.signature.form is GateForm.GRADIENT:
+    form = kernel.signature.form
+    if form is not None and form.is_gradient:
         product = arguments.tensors[Role.ADDEND]
         wide = product.new_full((rows, product.shape[1] // 2 * 3), float("nan"))
         wide[:, : product.shape[1]] = product
         arguments.tensors[Role.ADDEND] = wide[:, : product.shape[1]]
-    if kernel.signature.form is GateForm.UPS:
+    if form is GateForm.UPS:
         gates, out = arguments.tensors[Role.ADDEND], arguments.out
         wide = torch.cat((gates, out), 1)
         arguments.tensors[Role.ADDEND] = wide[:, : gates.shape[1]]
@@ -82,10 +83,11 @@ def arguments_for(kernel: Kernel, counts: tuple[int, ...], rest: int = 0) -> Arg
 def first_rows(arguments: Arguments, count: int) -> Arguments:
     """The problem of the first rows alone."""
     tensors = dict(arguments.tensors)
-    of_rows = [Role.A, Role.OUT]
-    if arguments.problem.signature.form in (GateForm.GRADIENT, GateForm.UPS):
-        of_rows.append(Role.ADDEND)
-    for role in of_rows:
+    of_rows = {Role.A, Role.OUT, Role.SUMS}
+    epilogue = arguments.problem.signature.epilogue
+    if epilogue is not None and epilogue.reads_addend:
+        of_rows.add(Role.ADDEND)
+    for role in of_rows & tensors.keys():
         tensors[role] = tensors[role][:count]
     return replace(arguments, problem=replace(arguments.problem, m=count), tensors=tensors)
 
@@ -96,12 +98,27 @@ def launch(kernel: Kernel, arguments: Arguments) -> torch.Tensor:
 
 
 def framed(arguments: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make the result a window of a poisoned frame; returns the frame and a copy."""
+    """Make the result a window of a poisoned frame, and sums one; returns that and a copy."""
     rows, width = arguments.out.shape
     shape = (rows + 2 * MARGIN, width + 2 * MARGIN)
     frame = poisoned(shape, arguments.problem.signature.out, DEVICE)
     arguments.tensors[Role.OUT] = frame[MARGIN:-MARGIN, MARGIN:-MARGIN]
+    if Role.SUMS in arguments.tensors:
+        parts = arguments.tensors[Role.SUMS].shape[1]
+        around = poisoned((rows + 2 * MARGIN, parts), DType.FP32, DEVICE)
+        arguments.tensors[Role.SUMS] = around[MARGIN:-MARGIN].zero_()
     return frame, frame.clone()
+
+
+def assert_sums_unchanged(arguments: Arguments, rows: int) -> None:
+    """What is around the sums, and those of the rows from this one on; there may be none."""
+    sums = arguments.tensors.get(Role.SUMS)
+    if sums is None:
+        return
+    assert not sums[rows:].any()
+    assert sums._base is not None
+    for edge in (sums._base[:MARGIN], sums._base[-MARGIN:]):
+        assert (edge.view(torch.uint8) == 0xFF).all()
 
 
 def assert_unchanged(frame: torch.Tensor, before: torch.Tensor, rows: int) -> None:
@@ -119,6 +136,7 @@ def test_ragged_groups_are_right_and_nothing_else_is_written(kernel: Kernel) -> 
     out = launch(kernel, arguments)
     assert_close(out[: sum(RAGGED)], first_rows(arguments, sum(RAGGED)))
     assert_unchanged(frame, before, sum(RAGGED))
+    assert_sums_unchanged(arguments, sum(RAGGED))
 
 
 @each
@@ -139,6 +157,7 @@ def test_wrong_ends_write_nothing_outside_the_result(kernel: Kernel, ends: tuple
     launch(kernel, arguments)
     torch.cuda.synchronize()
     assert_unchanged(frame, before, 128)
+    assert_sums_unchanged(arguments, 128)
 
 
 @each
@@ -197,8 +216,19 @@ def test_a_gradient_of_what_was_kept_is_autograds(gate: Gate, order: WeightOrder
     torch.testing.assert_close(
         stored[:, 2 * hidden :].double(), given.detach(), rtol=2**-5, atol=2**-3
     )
-    wanted = torch.autograd.grad(given, kept, multiply(grad, w_down, ends))[0]
+    of_given = multiply(grad, w_down, ends)
+    wanted = torch.autograd.grad(given, kept, of_given)[0]
     torch.testing.assert_close(found.double(), wanted, rtol=2**-7, atol=2**-10)
+
+    sums = torch.zeros((sum(RAGGED), sum_parts(hidden)), device=DEVICE)
+    with_sums = nvgemm_runtime.grouped_mm(
+        grad, w_down, ends, epilogue=find_gated(gate, order, GateForm.GRADIENT_SUMS),
+        product=product, sums=sums,
+    )  # fmt: skip
+    torch.testing.assert_close(with_sums.double(), wanted, rtol=2**-7, atol=2**-10)
+    terms = (given * of_given).detach()
+    error = (sums.sum(1).double() - terms.sum(1)).abs()
+    assert bool((error <= 2**-8 * terms.abs().sum(1) + 2**-10).all())
 
 
 UPS = [one for one in Epilogue if one.form is GateForm.UPS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from cpu_kernels import Register, signature
 from nvgemm_runtime.bundle.calling_convention import CallingConvention
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
+from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.launch import native
 
@@ -38,6 +40,9 @@ KEPT = signature(
 )
 GRADIENT = signature(
     "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_HALVES_GRADIENT
+)
+SUMMED = signature(
+    "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_HALVES_GRADIENT_SUMS
 )
 ADDED_TO_GROUPS = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.ADD)
 GATHERED = signature("tt", op=Op.GATHERED_MM, operand=DType.BF16)
@@ -78,6 +83,11 @@ def at_odd_address(tensor: torch.Tensor, elements: int) -> torch.Tensor:
     copy = there.view(tensor.shape)
     copy.copy_(tensor)
     return copy
+
+
+def floats_in(tensor: torch.Tensor) -> torch.Tensor:
+    """Sums for 16 rows in the memory of another tensor."""
+    return tensor.reshape(-1)[:32].view(torch.float32).view(16, 1)
 
 
 Change = Callable[[Arguments], tuple[Any, ...]]
@@ -195,6 +205,30 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
         "addend has stride 68"),
     "gradients in place": (GRADIENT, lambda x: (x.others[0], x.out), ValueError,
         "out overlaps addend"),
+    "no sums": (SUMMED, lambda x: x.others[:2], TypeError,
+        "sums is missing; besides a, b and out the kernel takes offsets, addend, sums"),
+    "sums for a gradient without": (GRADIENT, lambda x: (*x.others, torch.zeros(16, 1)), TypeError,
+        "3 tensors are"),
+    "sums of fewer rows": (SUMMED, lambda x: (*x.others[:2], torch.zeros(8, 1)), ValueError,
+        r"sums have shape \(8, 1\).*contiguous and of shape \(16, 1\), a part for each 64"),
+    "a sum of each element": (SUMMED, lambda x: (*x.others[:2], torch.zeros(16, 32)), ValueError,
+        r"sums have shape \(16, 32\)"),
+    "sums in one dimension": (SUMMED, lambda x: (*x.others[:2], torch.zeros(16)), ValueError,
+        "sums has 1 dimensions"),
+    "sums' dtype": (SUMMED, lambda x: (*x.others[:2], torch.zeros(16, 1).bfloat16()), TypeError,
+        "sums is bfloat16; must be float32"),
+    "sums with gaps": (SUMMED, lambda x: (*x.others[:2], torch.zeros(16, 2)[:, :1]), ValueError,
+        r"sums have shape \(16, 1\) and strides \(2, 1\)"),
+    "sums in the result": (SUMMED, lambda x: (*x.others[:2], floats_in(x.out)), ValueError,
+        "out overlaps sums"),
+    "sums in what is read": (SUMMED, lambda x: (*x.others[:2], floats_in(x.others[1])), ValueError,
+        "sums overlaps addend.*pass sums with memory of its own"),
+    "sums in a": (SUMMED, lambda x: (*x.others[:2], floats_in(x.a)), ValueError, "sums overlaps a:"),
+    "sums in b": (SUMMED, lambda x: (*x.others[:2], floats_in(x.b.mT)), ValueError,
+        "sums overlaps b:"),
+    "sums in offsets": (SUMMED,
+        lambda x: ((room := torch.zeros(16, 1))[:3, 0].view(torch.int32), x.others[1], room),
+        ValueError, "sums overlaps offsets"),
     "no gates": (UPS, lambda x: x.others[:1], TypeError, "addend is missing"),
     "gates of the result's shape": (UPS, lambda x: (x.others[0], torch.ones(16, 64).bfloat16()),
         ValueError, r"addend has shape \(16, 64\); must have \(16, 32\), a gate for each element "
@@ -291,6 +325,30 @@ def test_groups_take_wider_matrices(
     assert (wide[:, -8:] == 7).all()
 
 
+def test_sums_of_rows_are_written_beside_the_gradient(
+    lib: native.Native, handles: Callable[[Signature], int]
+) -> None:
+    """In some of the parts; those of rows in no group are not."""
+    torch.manual_seed(0)
+    arguments = random_arguments(problem_of(SUMMED, 24, 200, 64), "cpu")
+    offsets, _, sums = arguments.others
+    offsets -= 1
+    offsets.clamp_(min=0)
+    assert sums.shape == (24, 4)
+    lib.launch(handles(SUMMED), *arguments.operands(), *arguments.others)
+    assert_close(arguments.out[:23], first_rows(arguments, 23))
+    assert [bool(part.any()) for part in sums.T] == [True, True, False, False]
+    assert not sums[23].any()
+
+
+def first_rows(arguments: Arguments, count: int) -> Arguments:
+    tensors = {
+        role: one[:count] if role in (Role.A, Role.ADDEND, Role.SUMS, Role.OUT) else one
+        for role, one in arguments.tensors.items()
+    }
+    return replace(arguments, problem=replace(arguments.problem, m=count), tensors=tensors)
+
+
 def test_gates_may_lie_in_front_of_the_result(
     lib: native.Native, handles: Callable[[Signature], int]
 ) -> None:
@@ -345,19 +403,19 @@ def test_refuses_parts_that_are_not_aligned(
 
 
 def test_kernels_without_alignment_take_any_parts(lib: native.Native, register: Register) -> None:
-    for served, n in ((KEPT, 6), (GRADIENT, 3), (UPS, 3)):
+    for served, n in ((KEPT, 6), (GRADIENT, 3), (SUMMED, 3), (UPS, 3)):
         _, handle = register(served, alignment=1)
         arguments = random_arguments(problem_of(served, 16, n, 5), "cpu")
         lib.launch(handle, *arguments.operands(), *arguments.others)
         assert_close(arguments.out, arguments)
 
 
-@pytest.mark.parametrize("served", [KEPT, GRADIENT, UPS], ids=lambda served: served.key)
+@pytest.mark.parametrize("served", [KEPT, GRADIENT, SUMMED, UPS], ids=lambda served: served.key)
 def test_columns_of_b_and_out_belong_together(
     lib: native.Native, handles: Callable[[Signature], int], served: Signature
 ) -> None:
     arguments = arguments_of(served)
-    columns = {KEPT: "n + n / 2", GRADIENT: "2 n", UPS: "2 n"}[served]
+    columns = {KEPT: "n + n / 2", GRADIENT: "2 n", SUMMED: "2 n", UPS: "2 n"}[served]
     wrong = arguments.out[:, :-8]
     with pytest.raises(
         ValueError,
@@ -370,7 +428,7 @@ def test_what_multiplies_what_it_reads_is_zero_without_products(
     lib: native.Native, handles: Callable[[Signature], int]
 ) -> None:
     """A bias would be the result."""
-    for served in (GRADIENT, UPS):
+    for served in (GRADIENT, SUMMED, UPS):
         arguments = arguments_of(served)
         a, b = arguments.a[:, :0], arguments.b[:, :0]
         lib.launch(handles(served), a, b, arguments.out, *arguments.others)

@@ -141,12 +141,13 @@ static float swiglu_oai(float gate, float up) {
   return (float)(gate / (1 + exponential(-1.702 * gate))) * (clamp(up, -7.0f, 7.0f) + 1.0f);
 }
 
-/* The gradients of a gate and its up, from that of what the gate gave. */
+/* The gradients of a gate and its up, from that of what the gate gave, and both multiplied. */
 static double sigmoid(double x) { return 1 / (1 + exponential(-x)); }
 static double silu_slope(double x) { return sigmoid(x) * (1 + x * (1 - sigmoid(x))); }
 static void swiglu_gradient(float grad, float gate, float up, float *pair) {
   pair[0] = (float)(grad * up * silu_slope(gate));
   pair[1] = grad * silu(gate);
+  pair[2] = pair[1] * up;
 }
 static void geglu_gradient(float grad, float gate, float up, float *pair) {
   double scale = 0.79788456080286535588, x = gate; /* sqrt(2 / pi) */
@@ -154,12 +155,15 @@ static void geglu_gradient(float grad, float gate, float up, float *pair) {
   double slope = 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * scale * (1 + 3 * 0.044715 * x * x);
   pair[0] = (float)(grad * up * slope);
   pair[1] = grad * gelu_tanh(gate);
+  pair[2] = pair[1] * up;
 }
 static void swiglu_oai_gradient(float grad, float gate, float up, float *pair) {
   double cut = gate > 7.0f ? 7.0f : gate;
   pair[0] = gate > 7.0f ? 0.0f
       : (float)(grad * (clamp(up, -7.0f, 7.0f) + 1.0f) * silu_slope(1.702 * cut));
-  pair[1] = up > 7.0f || up < -7.0f ? 0.0f : (float)(grad * cut * sigmoid(1.702 * cut));
+  float of_up = (float)(grad * cut * sigmoid(1.702 * cut));
+  pair[1] = up > 7.0f || up < -7.0f ? 0.0f : of_up;
+  pair[2] = of_up * (clamp(up, -7.0f, 7.0f) + 1.0f);
 }
 
 /* A batch of matrices; strides count values. */
@@ -244,6 +248,11 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
   const tensor_t *rows = arguments[AT_ROWS].v.tensor;
   const int32_t *named = (const int32_t *)((char *)rows->data + rows->byte_offset);
   if (rows->ndim != 2) return raise("ValueError", "rows of another rank");
+#endif
+#ifdef AT_SUMS  /* as a kernel whose tiles are two parts wide: it writes every second one */
+  const tensor_t *sums = arguments[AT_SUMS].v.tensor;
+  float *parts = (float *)((char *)sums->data + sums->byte_offset);
+  if (sums->ndim != 2) return raise("ValueError", "sums of another rank");
 #endif
 #ifdef AT_WORKSPACE
   const tensor_t *workspace = arguments[AT_WORKSPACE].v.tensor;
@@ -333,11 +342,15 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
 #endif
 #ifdef GRADIENT
         int64_t gate = HALVES ? j : 2 * j, up = HALVES ? n + j : 2 * j + 1;
-        float gradients[2];
+        float gradients[3];
         GRADIENT(sum, LOAD_ADDEND(addv.data, offset(addv, 0, i, gate)),
                  LOAD_ADDEND(addv.data, offset(addv, 0, i, up)), gradients);
         STORE(outv.data, offset(outv, batch, i, gate), gradients[0]);
         STORE(outv.data, offset(outv, batch, i, up), gradients[1]);
+#ifdef AT_SUMS
+        float *part = parts + i * sums->strides[0] + j / (2 * SUMMED_COLUMNS);
+        *part = (j % (2 * SUMMED_COLUMNS) ? *part : 0.0f) + gradients[2];
+#endif
 #elif defined UPS
         STORE(outv.data, offset(outv, batch, i, j), sum);
         sum = UPS(LOAD_ADDEND(addv.data, offset(addv, 0, i, j)), sum);

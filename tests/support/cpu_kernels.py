@@ -25,7 +25,7 @@ from nvgemm_runtime.bundle.calling_convention import (
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.gemm.epilogues import Addend, Epilogue, GateForm, WeightOrder, addend_dtype
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
-from nvgemm_runtime.gemm.roles import Role, extra_roles
+from nvgemm_runtime.gemm.roles import SUMMED_COLUMNS, Role, extra_roles
 from nvgemm_runtime.gemm.support import unsupported
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
@@ -154,8 +154,9 @@ def source(
         activation = served.epilogue.activation if gate is None else None
         if gate is not None:
             form = served.epilogue.form
-            if form is GateForm.GRADIENT:
+            if form is not None and form.is_gradient:
                 definitions["GRADIENT"] = f"{gate.value}_gradient"
+                definitions["SUMMED_COLUMNS"] = SUMMED_COLUMNS
             else:
                 definitions["UPS" if form is GateForm.UPS else "PAIRED"] = gate.value
             definitions["HALVES"] = int(order is WeightOrder.HALVES)

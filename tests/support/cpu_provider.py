@@ -82,7 +82,7 @@ FUSED = (
     *(
         cpu_kernels.signature("tt", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
         for epilogue in Epilogue
-        if epilogue is Epilogue.ADD or epilogue.form in (GateForm.GRADIENT, GateForm.UPS)
+        if epilogue is Epilogue.ADD or epilogue.reads_addend
     ),
     *(
         cpu_kernels.signature("nt", op=Op.K_GROUPED_MM, operand=operand)

@@ -180,6 +180,9 @@ _GATES = {
     GateForm.JOINED: ", with its gate (n counts gates and ups)",
     GateForm.KEPT: ", with its gate and the product kept (n counts gates and ups)",
     GateForm.GRADIENT: ", and of the gate before them (the result has 2 n columns)",
+    GateForm.GRADIENT_SUMS: (
+        ", of the gate before them, and of rows' weights (the result has 2 n columns)"
+    ),
     GateForm.UPS: ", as ups, with the gate whose product is read (the result has 2 n columns)",
 }
 

@@ -317,6 +317,8 @@ def _gated_products(gemm: ModelGemm, wanted: ManifestOptions) -> Iterator[tuple[
             yield Product.FORWARD, GateForm.KEPT
     if gemm.gate_before is not None and of_experts_in_training:
         yield Product.INPUT_GRADIENT, GateForm.GRADIENT
+        if gemm.routing is not None and gemm.routing.sharing == 1:  # where rows get their weights
+            yield Product.INPUT_GRADIENT, GateForm.GRADIENT_SUMS
     if gemm.gate_beside is not None and gemm.routing is not None:
         yield Product.FORWARD, GateForm.UPS
 
@@ -325,8 +327,9 @@ def _gated(use: RankGemm, form: GateForm, wanted: ManifestOptions) -> Signature:
     """The signature of a product with a gate, whether kernels compute it or not."""
     gemm, types, dtype = use.gemm, use.types, wanted.dtypes[0]
     assert not isinstance(types, str)
-    others = {GateForm.GRADIENT: gemm.gate_before, GateForm.UPS: gemm.gate_beside}
-    gate = others.get(form, gemm.gated)
+    gate = gemm.gate_before if form.is_gradient else gemm.gated
+    if form is GateForm.UPS:
+        gate = gemm.gate_beside
     assert gate is not None
     assert gate.gate is not None
     assert gate.row.order is not None

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Signature
-from nvgemm_runtime.gemm.roles import Role, extra_roles
+from nvgemm_runtime.gemm.roles import Role, extra_roles, has_sums
 
 from ..rankings.agreement import contender_name
 from .block_scales import block_scaled_product
-from .gates import stored, stored_error
+from .gates import row_sums, stored, stored_error
 from .outcome import TuningOutcome
 
 if TYPE_CHECKING:
@@ -82,6 +82,27 @@ def expect(operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
     )
 
 
+def expect_sums(
+    operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
+) -> Expected | None:
+    """The range of correct sums of rows [m], for what `expect` takes; None where there are none."""
+    import torch
+
+    if not has_sums(signature):
+        return None
+    parts = []
+    for begin, end in _parts(operands[2]):
+        some = _rows_of_groups(operands, signature, begin, end)
+        value, error = _product_and_error(some, signature, terms=terms)
+        kept = _read(some, signature)
+        assert kept is not None
+        sums, off = row_sums(error, value, signature, kept, curve=CURVE_ERROR)
+        parts.append(expect_between(sums, off, torch.float32))
+    return Expected(
+        low=torch.cat([part.low for part in parts]), high=torch.cat([part.high for part in parts])
+    )
+
+
 def _parts(values: torch.Tensor) -> list[tuple[int, int]]:
     """Beginnings and ends along the first dimension of parts of at most `MOST_AT_ONCE` elements."""
     rows = values.shape[0]
@@ -94,7 +115,7 @@ def _rows_of_groups(
 ) -> list[torch.Tensor]:
     """Operands of a grouped product for some of its rows."""
     a, b, out, *extras = operands
-    of_rows = {Role.SCALE_A} | ({Role.ADDEND} if _addend_has_rows(signature) else set())
+    of_rows = {Role.SCALE_A, Role.SUMS} | ({Role.ADDEND} if _addend_has_rows(signature) else set())
     made = [a[begin:end], b, out[begin:end]]
     for role, operand in zip(extra_roles(signature), extras):
         if role is Role.OFFSETS:
@@ -107,13 +128,21 @@ def _rows_of_groups(
 def _expect_at_once(
     operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
 ) -> Expected:
-    value, kept = _before_activation(operands, signature), _read(operands, signature)
-    error = value.new_zeros(())
-    if terms:
-        magnitude = _before_activation(operands, signature, of_magnitudes=True)
-        error = sum_error(magnitude, signature, terms=terms)
+    value, error = _product_and_error(operands, signature, terms=terms)
+    kept = _read(operands, signature)
     error = activation_error(error, value, signature, kept)
     return expect_between(_activated(value, signature, kept), error, torch_dtype(signature.out))
+
+
+def _product_and_error(
+    operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What goes into the activation or gate, and how far it may be off."""
+    value = _before_activation(operands, signature)
+    if not terms:
+        return value, value.new_zeros(())
+    magnitude = _before_activation(operands, signature, of_magnitudes=True)
+    return value, sum_error(magnitude, signature, terms=terms)
 
 
 def sum_error(magnitude: torch.Tensor, signature: Signature, *, terms: int) -> torch.Tensor:

@@ -34,8 +34,8 @@ from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from nvgemm_runtime.gemm.roles import Role, role_shape
 
 from .block_scales import fp4_of, scales_of_powers
-from .correctness import Expected, expect
-from .random_operands import Operands, make_extras, make_operands, random_extras
+from .correctness import Expected, expect, expect_sums, find_fault
+from .random_operands import Operands, make_extras, make_operands, poison, random_extras
 
 if TYPE_CHECKING:
     import torch
@@ -73,11 +73,29 @@ _LARGEST_OF_B_FOR_INT8 = 4
 
 @dataclass(frozen=True, kw_only=True)
 class OperandCheck:
-    """Operands and their expected result; the name is for messages."""
+    """Operands and their expected result; the name is for messages.
+
+    ``expected_sums`` are those of rows, which a gate's gradient with sums has as a second result.
+    """
 
     name: str
     operands: Operands
     expected: Expected
+    expected_sums: Expected | None = None
+
+    def prepare(self) -> None:
+        """Make results that are not written show."""
+        poison(self.operands[2])
+        if self.expected_sums is not None:
+            self.operands[-1].zero_()  # `Role.SUMS` is the last, and zero before
+
+    def fault(self, result: torch.Tensor) -> str | None:
+        """What is wrong with what a kernel computed, or None."""
+        found = find_fault(result, self.expected)
+        if found is not None or self.expected_sums is None:
+            return found
+        found = find_fault(self.operands[-1].sum(1), self.expected_sums)
+        return found and f"sums of rows: {found}"
 
 
 WHOLE_NUMBERS, FEW_PRODUCTS, INTEGERS = "whole numbers", "few products", "random integers"
@@ -92,7 +110,10 @@ def make_checks(problem: Problem, device: str, *, seed: int) -> list[OperandChec
 
     def add(name: str, operands: Operands, terms: int = 0) -> None:
         expected = expect(operands, signature, terms=terms)
-        checks.append(OperandCheck(name=name, operands=operands, expected=expected))
+        sums = expect_sums(operands, signature, terms=terms)
+        checks.append(
+            OperandCheck(name=name, operands=operands, expected=expected, expected_sums=sums)
+        )
 
     if signature.op is Op.GATHERED_MM:
         add(WHOLE_NUMBERS, _whole_rows(problem, device, generator))

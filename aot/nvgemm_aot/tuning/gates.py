@@ -33,7 +33,7 @@ def stored(
     """
     import torch
 
-    if signature.form is GateForm.GRADIENT:
+    if _is_gradient(signature):
         assert kept is not None
         return _paired(*_gradients(product, kept, signature), signature)
     if signature.form is GateForm.UPS:
@@ -72,7 +72,7 @@ def stored_error(
     import torch
 
     error = error.expand_as(product)
-    if signature.form is GateForm.GRADIENT:
+    if _is_gradient(signature):
         assert kept is not None
         factors = _gradients(torch.ones_like(product), kept, signature)
         errors = _slope_errors(kept.double(), signature, curve)
@@ -95,6 +95,31 @@ def stored_error(
     of_gated = slope * of_gates + curve * gates.abs()
     joined = of_gated * ups.abs() + gated.abs() * of_ups + of_gated * of_ups
     return joined if signature.form is GateForm.JOINED else torch.cat((error, joined), -1)
+
+
+def row_sums(
+    error: torch.Tensor, product: torch.Tensor, signature: Signature, kept: torch.Tensor, *,
+    curve: float,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Of each row, the sum of what a gate gave times its gradient, and how far it may be off.
+
+    A kernel adds in fp32, in any order. The arguments are those of `stored_error`.
+    """
+    gated, factors = _gated_and_ups(kept.double(), signature)
+    gates, _ = pairs(kept.double(), signature)
+    joined, of_joined = gated * factors, curve * (gates * factors).abs()
+    terms = product * joined
+    errors = error * (joined.abs() + of_joined) + product.abs() * of_joined
+    errors = errors + terms.abs() * (product.shape[-1] + _STEPS_BEFORE_SUM) * 2.0**-24
+    return terms.sum(-1), errors.sum(-1)
+
+
+_STEPS_BEFORE_SUM = 4
+"""Multiplications in fp32 that make a term of the sum, or one more."""
+
+
+def _is_gradient(signature: Signature) -> bool:
+    return signature.form is not None and signature.form.is_gradient
 
 
 def _paired(gates: torch.Tensor, ups: torch.Tensor, signature: Signature) -> torch.Tensor:

@@ -16,12 +16,12 @@ from nvgemm_runtime.gemm.problem import Problem
 from ..rankings.agreement import ATEN, TRITON
 from ..rankings.intervals import contending
 from .contenders import Run
-from .correctness import find_fault, is_like
+from .correctness import is_like
 from .exact_operands import OperandCheck, make_checks
 from .gpu import Bench
 from .outcome import UNSEEN_SLOWDOWNS, UNSEEN_WORK, TuningOutcome
 from .race import LEAST_SAMPLES, RaceResult, Sample, median_interval, race
-from .random_operands import make_sets, poison
+from .random_operands import make_sets
 
 _log = logging.getLogger(__name__)
 
@@ -182,12 +182,12 @@ def _time_back_to_back(
 def _fault(name: str, run: Run, checks: Sequence[OperandCheck]) -> str | None:
     if name in (ATEN, TRITON):
         check = checks[-1]  # both may round parts of a sum: with few products that matters little
-        poison(check.operands[2])
+        check.prepare()
         result = run(*check.operands)
         return None if is_like(result, check.expected) else "it computes something else"
     for check in checks:
-        poison(check.operands[2])
-        fault = find_fault(run(*check.operands), check.expected)
+        check.prepare()
+        fault = check.fault(run(*check.operands))
         if fault is not None:
             return f"{fault} ({check.name})"
     return None

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from nvgemm_runtime.gemm.epilogues import GateForm
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Problem
 from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape, roles
@@ -96,13 +95,18 @@ def make_extras(
 
     A product that is read in its place is larger, so that some gates and ups pass their limit.
     """
+    import torch
+
     made = []
-    times = KEPT_TIMES if problem.signature.form is GateForm.GRADIENT else 1
+    form = problem.signature.form
+    times = KEPT_TIMES if form is not None and form.is_gradient else 1
     for role in extra_roles(problem.signature):
         if role is Role.OFFSETS:
             made.append(_group_ends(problem, device, routing))
         elif role is Role.ROWS:
             made.append(_random_rows(problem, device, generator))
+        elif role is Role.SUMS:
+            made.append(torch.zeros(role_shape(problem, role), device=device))
         elif role is Role.ADDEND:
             dtype = torch_dtype(role_dtype(problem.signature, role))
             made.append((addend(role_shape(problem, role)) * times).to(dtype))

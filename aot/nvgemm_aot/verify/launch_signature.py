@@ -50,6 +50,7 @@ _NAMES = {
     Role.ADDEND.value: r"(?:addend|_vararg_[0-9]+)",
     Role.OFFSETS.value: "(?:offsets|offset_mapping)",
     Role.ROWS.value: "rows",
+    Role.SUMS.value: "sums",
     WORKSPACE: "workspace",
 }
 """What launchers call their tensors: those of quack by their roles, others a, b and c. The
@@ -196,9 +197,10 @@ def _check_alignment(
 def _needed_alignment(kernel: Kernel, name: str) -> int:
     """Alignment of a tensor: what is read by the element needs no more than that of one.
 
-    These are scales, offsets, numbers of rows, and the weights of gathered rows.
+    These are scales, offsets, numbers of rows, sums, and the weights of gathered rows.
     """
-    by_element = {Role.SCALE_A.value, Role.SCALE_B.value, Role.OFFSETS.value, Role.ROWS.value}
+    roles_by_element = (Role.SCALE_A, Role.SCALE_B, Role.OFFSETS, Role.ROWS, Role.SUMS)
+    by_element = {role.value for role in roles_by_element}
     if kernel.signature.op is Op.GATHERED_MM:
         by_element.add(Role.A.value)
     if name in by_element:

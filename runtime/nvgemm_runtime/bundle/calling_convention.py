@@ -4,7 +4,7 @@ The text is ``tvm_ffi:NAME(PARAMETERS)``: a TVM-FFI function and what it takes, 
 parameter is one of
 
 - a role of `nvgemm_runtime.gemm.roles`, for a tensor: ``a``, ``b``, ``scale_a``, ``scale_b``,
-  ``offsets``, ``rows``, ``addend``, ``out``;
+  ``offsets``, ``rows``, ``addend``, ``sums``, ``out``;
 - a role and ``*``, for the address of a tensor's first element, whose strides the kernel takes to
   be those of a compact tensor;
 - ``mnkl``: the array (m, n, k, batch);

@@ -77,11 +77,15 @@ class GateFormRow:
     Attributes:
         product_columns, out_columns: The result has so many columns for so many of the product.
         parts: How many parts of equal width the result has; each begins at an aligned address.
+        is_gradient: Whether it is the gradient of a gate.
+        has_sums: Whether there are sums beside it, for each row.
     """
 
     product_columns: int
     out_columns: int
     parts: int
+    is_gradient: bool = False
+    has_sums: bool = False
 
 
 class GateForm(RowEnum):
@@ -91,20 +95,30 @@ class GateForm(RowEnum):
     what the gate gives, and one computes that gradient from it: its own product is the gradient of
     what the gate gave, and each column gives those of a gate and of its up. Where gates and ups
     have a weight each, one form multiplies with that of ups, reads the product of gates, and stores
-    ups and behind them what the gate gives.
+    ups and behind them what the gate gives. Where rows get weights, the gradient of such a weight
+    is the sum of what the gate gave times its gradient: one form gives these sums as well.
     """
 
     row: GateFormRow
 
     JOINED = "joined", GateFormRow(product_columns=2, out_columns=1, parts=1)
     KEPT = "kept", GateFormRow(product_columns=2, out_columns=3, parts=3)
-    GRADIENT = "gradient", GateFormRow(product_columns=1, out_columns=2, parts=2)
+    GRADIENT = "gradient", GateFormRow(product_columns=1, out_columns=2, parts=2, is_gradient=True)
+    GRADIENT_SUMS = (
+        "gradient_sums",
+        GateFormRow(product_columns=1, out_columns=2, parts=2, is_gradient=True, has_sums=True),
+    )
     UPS = "ups", GateFormRow(product_columns=1, out_columns=2, parts=2)
 
     @property
     def has_pairs(self) -> bool:
         """Whether the columns of B are gates and ups."""
         return self.row.product_columns > 1
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it is the gradient of a gate, with sums or without."""
+        return self.row.is_gradient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +184,11 @@ class EpilogueRow:
 
 
 def _gated(gate: Gate, order: WeightOrder, form: GateForm = GateForm.JOINED) -> EpilogueRow:
-    read = {GateForm.GRADIENT: Addend.PRODUCT, GateForm.UPS: Addend.GATES}
+    read = {
+        GateForm.GRADIENT: Addend.PRODUCT,
+        GateForm.GRADIENT_SUMS: Addend.PRODUCT,
+        GateForm.UPS: Addend.GATES,
+    }
     return EpilogueRow(
         addend=read.get(form, Addend.ROW if gate.row.is_biased else None),
         activation=gate.row.activation,
@@ -181,7 +199,9 @@ def _gated(gate: Gate, order: WeightOrder, form: GateForm = GateForm.JOINED) -> 
     )
 
 
-_KEPT, _GRADIENT, _UPS = GateForm.KEPT, GateForm.GRADIENT, GateForm.UPS
+_KEPT, _GRADIENT, _SUMS, _UPS = (
+    GateForm.KEPT, GateForm.GRADIENT, GateForm.GRADIENT_SUMS, GateForm.UPS
+)  # fmt: skip
 
 
 class Epilogue(RowEnum):
@@ -191,7 +211,8 @@ class Epilogue(RowEnum):
     gated one makes one column of the result of two of the product, so the result has n / 2. One
     that keeps the product has it in front of that. The gradient of a gate is computed from the
     product that was kept, in its order of columns, and from A @ B, the gradient of what the gate
-    gave. Where A @ B is that of ups alone, gates are read, as they were rounded; ups are not
+    gave; one with sums gives, for each row, also the sum of what the gate gave times its gradient.
+    Where A @ B is that of ups alone, gates are read, as they were rounded; ups are not
     rounded before they are multiplied.
     """
 
@@ -249,6 +270,25 @@ class Epilogue(RowEnum):
     SWIGLU_OAI_INTERLEAVED_GRADIENT = (
         "swiglu_oai_interleaved_gradient",
         _gated(Gate.SWIGLU_OAI, WeightOrder.INTERLEAVED, _GRADIENT),
+    )  # fmt: skip
+    SWIGLU_HALVES_GRADIENT_SUMS = (
+        "swiglu_halves_gradient_sums", _gated(Gate.SWIGLU, WeightOrder.HALVES, _SUMS)
+    )  # fmt: skip
+    SWIGLU_INTERLEAVED_GRADIENT_SUMS = (
+        "swiglu_interleaved_gradient_sums", _gated(Gate.SWIGLU, WeightOrder.INTERLEAVED, _SUMS)
+    )  # fmt: skip
+    GEGLU_HALVES_GRADIENT_SUMS = (
+        "geglu_halves_gradient_sums", _gated(Gate.GEGLU, WeightOrder.HALVES, _SUMS)
+    )  # fmt: skip
+    GEGLU_INTERLEAVED_GRADIENT_SUMS = (
+        "geglu_interleaved_gradient_sums", _gated(Gate.GEGLU, WeightOrder.INTERLEAVED, _SUMS)
+    )  # fmt: skip
+    SWIGLU_OAI_HALVES_GRADIENT_SUMS = (
+        "swiglu_oai_halves_gradient_sums", _gated(Gate.SWIGLU_OAI, WeightOrder.HALVES, _SUMS)
+    )  # fmt: skip
+    SWIGLU_OAI_INTERLEAVED_GRADIENT_SUMS = (
+        "swiglu_oai_interleaved_gradient_sums",
+        _gated(Gate.SWIGLU_OAI, WeightOrder.INTERLEAVED, _SUMS),
     )  # fmt: skip
     # Of two weights; those of gpt-oss' gate are one. Gates and ups lie in halves for the gradient.
     SWIGLU_HALVES_UPS = "swiglu_halves_ups", _gated(Gate.SWIGLU, WeightOrder.HALVES, _UPS)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
 from .epilogues import Activation, Addend, Epilogue, addend_dtype, find_epilogue
-from .roles import Role
+from .roles import SUMMED_COLUMNS, Role, sum_parts
 from .types import SWIZZLED_ALIGNMENT_BYTES, DType, ScaleRecipe, swizzled_elements
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class ExtraOperands:
         addend: What is added to the product: [n], [1, n] or as the result, which may have stride 0
             where it is one row for all; [groups, n] with offsets, a row for each group. For the
             gradient of a gate: the product that was kept, [m, 2 n]. For ups: the gates, [m, n].
+        sums: For the gradient of a gate with sums: where these go, zero before: fp32 of shape
+            [m, parts], see `nvgemm_runtime.gemm.roles.SUMMED_COLUMNS`.
         adds_matrix: With offsets, whether the addend is a matrix [m, n], and not a row for each
             group: shapes do not tell where there are as many groups as rows.
         activation: What follows the sum.
@@ -44,6 +46,7 @@ class ExtraOperands:
     offsets: torch.Tensor | None = None
     rows: torch.Tensor | None = None
     addend: torch.Tensor | None = None
+    sums: torch.Tensor | None = None
     adds_matrix: bool = False
     activation: Activation | None = None
     gated: Epilogue | None = None
@@ -60,6 +63,7 @@ class ExtraOperands:
             offsets=tensors.get(Role.OFFSETS),
             rows=tensors.get(Role.ROWS),
             addend=tensors.get(Role.ADDEND),
+            sums=tensors.get(Role.SUMS),
             adds_matrix=signature.op.has_groups and epilogue is Epilogue.ADD,
             activation=epilogue.activation if epilogue and not signature.is_gated else None,
             gated=epilogue if signature.is_gated else None,
@@ -88,6 +92,7 @@ class ExtraOperands:
             "offsets": self.offsets,
             "rows": self.rows,
             "addend": self.addend,
+            "sums": self.sums,
         }
         return {name: tensor for name, tensor in all_of_them.items() if tensor is not None}
 
@@ -369,6 +374,34 @@ def check_rows(extras: ExtraOperands, shape: tuple[int, ...]) -> None:
         raise NoKernelError(f"rows are {rows.dtype}, must be torch.int32; call .int() on them")
     if not _is_compact(rows):
         raise NoKernelError("rows are not contiguous; call .contiguous() on them")
+
+
+def check_sums(extras: ExtraOperands, m: int, n: int) -> None:
+    """Check where the sums of rows go, of a product [m, n] with a gate's gradient.
+
+    Raises:
+        ValueError: If they are missing, of another shape, or given where there are none.
+        NoKernelError: If they are of another type, or not contiguous.
+    """
+    sums, gated = extras.sums, extras.gated
+    has_sums = gated is not None and gated.form is not None and gated.form.row.has_sums
+    if sums is None and not has_sums:
+        return
+    if not has_sums or gated is None:
+        named = "no epilogue" if gated is None else gated.value
+        raise ValueError(f"grouped_mm: sums are given, and {named} gives none")
+    if sums is None:
+        raise ValueError(f"grouped_mm: sums are missing, which {gated.value} gives")
+    wanted = [m, sum_parts(n)]
+    if list(sums.shape) != wanted:
+        raise ValueError(
+            f"grouped_mm: sums have shape {list(sums.shape)}, must have {wanted}: a part for each "
+            f"{SUMMED_COLUMNS} columns of a @ b"
+        )
+    if str(sums.dtype) != "torch.float32":
+        raise NoKernelError(f"sums are {sums.dtype}, must be torch.float32")
+    if not _is_compact(sums):
+        raise NoKernelError("sums are not contiguous; make them by torch.zeros()")
 
 
 def check_offset_values(

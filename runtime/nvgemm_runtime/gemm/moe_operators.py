@@ -24,10 +24,13 @@ ROWS, COLUMNS = "rows", "columns"
 """Names of two operators; both take ``(a, b, offsets)``, the first a ``bias`` or None besides."""
 
 GATED_ROWS, PAIRED_ROWS, GATE_GRADIENT = "gated_rows", "paired_rows", "gate_gradient"
-PAIRED_GATED_ROWS = "paired_gated_rows"
+GATE_GRADIENT_SUMS, PAIRED_GATED_ROWS = "gate_gradient_sums", "paired_gated_rows"
 """Names of those in compiled graphs that kernels with a gate compute, or write for one to read:
-`ROWS` with a gate behind it, two products side by side, a product with a gate's gradient, and two
-products side by side with their gate behind them."""
+`ROWS` with a gate behind it, two products side by side, a product with a gate's gradient, that with
+sums of rows, and two products side by side with their gate behind them."""
+
+OF_GRADIENTS = (GATE_GRADIENT, GATE_GRADIENT_SUMS)
+"""Those whose first operand is ``grad``."""
 
 ADDED_ROWS = "added_rows"
 """Name of `ROWS` added to another product of them, of ``other_a`` and ``other_b``: the gradient of
@@ -41,7 +44,7 @@ OF_TWO_WEIGHTS = (PAIRED_ROWS, PAIRED_GATED_ROWS, ADDED_ROWS)
 """Those that compute two products."""
 
 OPERATORS = (
-    ROWS, COLUMNS, ADDED_ROWS, GATED_ROWS, PAIRED_ROWS, PAIRED_GATED_ROWS, GATE_GRADIENT,
+    ROWS, COLUMNS, ADDED_ROWS, GATED_ROWS, PAIRED_ROWS, PAIRED_GATED_ROWS, *OF_GRADIENTS,
     GATHERED_ROWS,
 )  # fmt: skip
 """Names of all operators that multiply; others of the namespace are made of these."""
@@ -74,8 +77,8 @@ def read_products(name: str, given: Mapping[str, Any]) -> tuple[AtenGemm, ...]:
             _read_compact(ROWS, given["a"], given[f"b_{one}"], given["offsets"], given.get(bias))
             for one, bias in (("gate", "bias_gate"), ("up", "bias_up"))
         )
-    a = given["grad" if name == GATE_GRADIENT else "a"]
-    read = ROWS if name in (GATED_ROWS, GATE_GRADIENT) else name
+    a = given["grad" if name in OF_GRADIENTS else "a"]
+    read = ROWS if name in (GATED_ROWS, *OF_GRADIENTS) else name
     return (_read_compact(read, a, given["b"], given["offsets"], given.get("bias")),)
 
 

@@ -14,6 +14,7 @@ from .extra_operands import (
     ExtraOperands,
     check_offsets,
     check_rows,
+    check_sums,
     read_epilogues,
     read_scales,
 )
@@ -253,6 +254,7 @@ def _read_extras(
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1] * dtype.packed
     if op is Op.GROUPED_MM:
         check_offsets(extras, b.shape[0])
+        check_sums(extras, m, n)
     elif op is Op.K_GROUPED_MM:
         check_offsets(extras, extras.groups or 0, op.value)
     elif op is Op.GATHERED_MM:

@@ -22,7 +22,14 @@ class Role(str, enum.Enum):
     """The row of B that each element of A multiplies (gathered_mm), as int32."""
     ADDEND = "addend"
     """The bias, or the matrix, that an epilogue adds, or the product or gates that it reads."""
+    SUMS = "sums"
+    """The second result of a gate's gradient with sums, which is zero before: fp32 [m, parts]."""
     OUT = "out"
+
+
+SUMMED_COLUMNS = 64
+"""Columns of a product for one part of a row's sums. No tile is narrower, and each writes the part
+of its number."""
 
 
 def roles(signature: Signature) -> tuple[Role, ...]:
@@ -41,12 +48,19 @@ def extra_roles(signature: Signature) -> tuple[Role, ...]:
         extras.append(Role.ROWS)
     if _adds(signature):
         extras.append(Role.ADDEND)
+    if has_sums(signature):
+        extras.append(Role.SUMS)
     return tuple(extras)
 
 
 def _adds(signature: Signature) -> bool:
     """Whether an epilogue adds something, or reads it in that place."""
     return signature.epilogue is not None and signature.epilogue.addend is not None
+
+
+def has_sums(signature: Signature) -> bool:
+    """Whether a kernel has a second result, the sums of rows."""
+    return signature.form is not None and signature.form.row.has_sums
 
 
 def role_dtype(signature: Signature, role: Role) -> DType:
@@ -60,6 +74,7 @@ def role_dtype(signature: Signature, role: Role) -> DType:
         Role.OFFSETS: DType.INT32,
         Role.ROWS: DType.INT32,
         Role.ADDEND: addend_dtype(signature.out),
+        Role.SUMS: DType.FP32,
         Role.OUT: signature.out,
     }[role]
 
@@ -110,6 +125,11 @@ def misalignment(problem: Problem, alignment_bytes: int) -> str | None:
     return None
 
 
+def sum_parts(n: int) -> int:
+    """How many parts the sums of a row have, of a product with n columns."""
+    return -(-n // SUMMED_COLUMNS)
+
+
 def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
     """Shape of one of a problem's tensors, as torch counts: two values of fp4 are one element.
 
@@ -126,6 +146,8 @@ def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
         return (*batch, m, k // signature.a.packed)
     if role is Role.ROWS:
         return (m, k)
+    if role is Role.SUMS:
+        return (m, sum_parts(n))
     if role is Role.B and signature.op is Op.GATHERED_MM:
         return (m * k, n)
     if role is Role.B:

@@ -86,7 +86,9 @@ def _run(
     if loaded is not None and op.has_groups:
         _require_small_enough(where, loaded, a, out)
     loaded = loaded or choose_kernel(op, a, b, out, extras)
-    count_write(out)
+    for written in (out, extras.sums):
+        if written is not None:
+            count_write(written)
     loaded.launch(a, b, out, *extras.tensors())
     return out
 

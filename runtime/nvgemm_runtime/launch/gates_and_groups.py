@@ -31,15 +31,18 @@ def grouped_mm(
     product: torch.Tensor | None = None,
     gates: torch.Tensor | None = None,
     addend: torch.Tensor | None = None,
+    sums: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply the rows of one matrix, group by group, with a matrix for each group.
 
     A bias may be added, a row for each group, or a matrix; and a gated epilogue may join the
     columns of the product in pairs, as `gated_mm` says. For training, one whose name ends with
     ``_kept`` stores the product in front of that, and one that ends with ``_gradient`` takes the
-    gradient of what the gate gave, by multiplying, to those of gates and ups. Of two weights, one
-    that ends with ``_ups`` multiplies with that of ups, reads gates, and stores ups in front of
-    what the gate gives.
+    gradient of what the gate gave, by multiplying, to those of gates and ups. One that ends with
+    ``_gradient_sums`` also gives, for each row, the sum of what the gate gave times its gradient,
+    which is the gradient of the weight that a router gave the row (without a bias of the down
+    projection). Of two weights, one that ends with ``_ups`` multiplies with that of ups, reads
+    gates, and stores ups in front of what the gate gives.
 
     The ends of groups are on the device, so a call does not see them: ends that fall, or lie past
     the last row, make a kernel read and write memory outside its tensors. With NVGEMM_AOT_DEBUG=1
@@ -65,6 +68,9 @@ def grouped_mm(
         gates: For ups: the product of gates, [m, n], row-major, of the result's type.
         addend: A matrix that is added, [m, n], row-major, of the result's type; without a bias and
             a gated epilogue. It may be ``out`` itself, but not overlap it otherwise.
+        sums: For a gradient with sums: where their parts go, fp32 [m, ceil(n / 64)], contiguous.
+            They must be zero before, for a kernel with wider tiles writes fewer of them;
+            ``sums.sum(1)`` is the result. Undefined in rows past the last end.
 
     Returns:
         ``out``.
@@ -99,7 +105,7 @@ def grouped_mm(
                 f"it is for {owner}"
             )
     extras = ExtraOperands(
-        offsets=offsets, addend=given[wanted], adds_matrix=adds_matrix, gated=gated
+        offsets=offsets, addend=given[wanted], sums=sums, adds_matrix=adds_matrix, gated=gated
     )
     return compute(where, Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype)
 

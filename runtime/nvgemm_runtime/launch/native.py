@@ -64,10 +64,10 @@ class Native:
         launch: ``launch(handle, a, b, out, *extras)`` checks everything and enqueues what the
             kernel computes on the current stream of the tensors' device. The extras are the tensors
             that the kernel's signature has besides, in the order of `roles.extra_roles`: scale_a,
-            scale_b, offsets, rows, addend. It raises ValueError or TypeError for operands that the
-            kernel cannot take, NoKernelError for an unknown handle, DriverError where the driver
-            fails, torch.OutOfMemoryError where a workspace cannot be allocated, and what the kernel
-            itself raises. The ends of groups are on the device and not checked, see
+            scale_b, offsets, rows, addend, sums. It raises ValueError or TypeError for operands
+            that the kernel cannot take, NoKernelError for an unknown handle, DriverError where the
+            driver fails, torch.OutOfMemoryError where a workspace cannot be allocated, and what the
+            kernel itself raises. The ends of groups are on the device and not checked, see
             `nvgemm_runtime.gemm.extra_operands.check_offset_values`. Torch does not see the call,
             so the caller must check derivatives, negative bits (``torch.Tensor.is_neg``), versions
             and tracing, see `nvgemm_runtime.launch.fast_path`.
@@ -202,7 +202,9 @@ def _formula(workspace: TileWorkspace | None) -> tuple[int, ...]:
 
 _OPS = (Op.MM, Op.BMM, Op.GROUPED_MM, Op.K_GROUPED_MM, Op.GATHERED_MM)
 _ADDENDS = {None: 0, Addend.ROW: 1, Addend.MATRIX: 2, Addend.PRODUCT: 2, Addend.GATES: 3}
-_FORMS = (None, GateForm.JOINED, GateForm.KEPT, GateForm.GRADIENT, GateForm.UPS)
+_FORMS = (
+    None, GateForm.JOINED, GateForm.KEPT, GateForm.GRADIENT, GateForm.UPS, GateForm.GRADIENT_SUMS
+)  # fmt: skip
 """Numbers of ``Op``, ``AddendKind`` and ``GateForm`` in csrc/gemm.h. A product that is read has the
 result's shape, as a matrix that is added has; gates have the product's."""
 

@@ -62,8 +62,8 @@ class Plan:
         Of two products, one has the gate where the other gave gates; they lie in halves for the
         gradient.
         """
-        of_two = (GateForm.GRADIENT, GateForm.UPS)
-        if (self.order is None and form not in of_two) or not has_gate(self.activation):
+        of_two = form.is_gradient or form is GateForm.UPS
+        if (self.order is None and not of_two) or not has_gate(self.activation):
             return None
         if form is GateForm.UPS and self.activation.kind is Activation.SWIGLU_OAI:
             return None  # whose models have one weight

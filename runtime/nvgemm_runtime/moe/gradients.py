@@ -15,7 +15,7 @@ from ..gemm.epilogues import GateForm
 from .activations import Activation
 from .gates import Plan, UpProjection, activated, pieces_of
 from .operators import dense_like, is_watched, sum_products, widen
-from .products import gate_gradients, owner_of_rows, rows
+from .products import gate_gradients, owner_of_rows, rows, summed_gate_gradients
 from .tokens import weighted_rows
 
 
@@ -92,46 +92,61 @@ def gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) -> 
     if product is None or epilogue is None or is_watched(task.grad):
         return None
     given = task.of_kernel(plan)
-    found = gate_gradients(given, task.w_down, task.offsets, product, epilogue)
-    return None if found is None else behind_kernel(plan, projected, task, found, given)
+    operands = (given, task.w_down, task.offsets, product)
+    if task.for_scores:
+        with_sums = plan.epilogue(GateForm.GRADIENT_SUMS)
+        assert with_sums is not None  # which every gate has
+        both = summed_gate_gradients(*operands, with_sums)
+        if both is not None:
+            return behind_kernel(plan, projected, task, *both, given=given)
+    found = gate_gradients(*operands, epilogue)
+    return None if found is None else behind_kernel(plan, projected, task, found, given=given)
 
 
 def behind_kernel(
-    plan: Plan, projected: UpProjection, task: Backward, found: torch.Tensor, given: torch.Tensor
+    plan: Plan,
+    projected: UpProjection,
+    task: Backward,
+    found: torch.Tensor,
+    sums: torch.Tensor | None = None,
+    *,
+    given: torch.Tensor,
 ) -> Gradients:
     """All that the backward needs, by what a kernel found.
 
-    The gradient of a row's weight is the sum of what the activation gave times its gradient, and so
-    of ups times theirs, where ups are a factor as they are. Where they are cut off, it is that of
-    the down projection's result times the given gradient. That product is computed again, which
-    moves a quarter of the memory that operators do: for 98,304 rows, 2880 columns in and out and
-    32 experts (gpt-oss-20b), 1.6 TFLOP more and about 60 bytes for each of what the activation
-    gives in place of about 280.
+    The gradient of a row's weight is the sum of what the activation gave times its gradient, which
+    a kernel may have found as well. Else it is that of ups times theirs, where ups are a factor as
+    they are. Where they are cut off, it is that of the down projection's result times the given
+    gradient. That product is computed again, which moves a quarter of the memory that operators do:
+    for 98,304 rows, 2880 columns in and out and 32 experts (gpt-oss-20b), 1.6 TFLOP more and about
+    60 bytes for each of what the activation gives in place of about 280.
 
     Args:
         plan: What to compute.
         projected: What the up projection gave.
         task: What it is computed of.
         found: Gradients of gates and ups in one matrix, which may be overwritten: of ``given``.
+        sums: For each row, what the activation gave times its gradient; None to find it here.
         given: What the kernel was given.
     """
     assert projected.gates is not None
     gates, ups = plan.parts(projected.gates, projected.ups)
     ups_are_cut = plan.activation.kind is Activation.SWIGLU_OAI
     joined = projected.joined
-    if joined is None and (task.for_down or (task.for_scores and ups_are_cut)):
+    needs_result = task.for_scores and sums is None and ups_are_cut
+    if joined is None and (task.for_down or needs_result):
         joined = activated(plan, gates, ups)
     by_row = None
     if task.for_scores:
         assert task.scores is not None
-        if ups_are_cut:
+        if needs_result:
             assert joined is not None
             result = rows(joined, task.w_down.mT, task.offsets, task.down_bias)
             by_row = sum_products(task.grad, result, is_compiled=plan.is_compiled)
         else:
-            of_ups = plan.split(found)[1]
-            by_row = sum_products(of_ups, ups, is_compiled=plan.is_compiled)
-            by_row = by_row + _of_bias(plan, task)
+            if sums is None:
+                sums = sum_products(plan.split(found)[1], ups, is_compiled=plan.is_compiled)
+            by_row = sums + _of_bias(plan, task)
         if task.weighs_gates:
             found.mul_(task.scores[:, None])
         if task.for_down:

@@ -19,6 +19,7 @@ from ..gemm.extra_operands import ExtraOperands, check_offset_values
 from ..gemm.moe_operators import ADDED_ROWS, COLUMNS, GATHERED_ROWS, NAMESPACE, ROWS
 from ..gemm.operands import check_shapes
 from ..gemm.problem import Op
+from ..gemm.roles import sum_parts
 from ..launch.fast_path import count_write
 from ..launch.loader import LoadedKernel
 from ..launch.select import choose_kernel
@@ -145,6 +146,27 @@ def gate_gradients(
     return _by_kernel(grad, b, offsets, product, epilogue, warns)
 
 
+def summed_gate_gradients(
+    grad: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    product: torch.Tensor,
+    epilogue: Epilogue,
+    *,
+    warns: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """`gate_gradients`, and for each row the sum of what the gate gave times its gradient.
+
+    ``epilogue`` is a gradient with sums.
+
+    Returns:
+        Matrix [m, 2 * n] and vector [m] in fp32; None if no kernel serves.
+    """
+    parts = grad.new_zeros((grad.shape[0], sum_parts(b.shape[2])), dtype=torch.float32)
+    found = _by_kernel(grad, b, offsets, product, epilogue, warns, parts)
+    return None if found is None else (found, parts.sum(1))
+
+
 def rows_into(
     out: torch.Tensor,
     a: torch.Tensor,
@@ -211,10 +233,11 @@ def _by_kernel(
     addend: torch.Tensor | None,
     epilogue: Epilogue,
     warns: bool,
+    sums: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     shape = check_shapes(Op.GROUPED_MM, a, b, form=epilogue.form)
     out = a.new_empty(shape)
-    reason = _run_kernel(out, a, b, offsets, addend, epilogue)
+    reason = _run_kernel(out, a, b, offsets, addend, epilogue, sums=sums)
     if reason and warns:
         _warn_once(_GATE_LOST, reason)
     return None if reason else out
@@ -229,6 +252,7 @@ def _run_kernel(
     epilogue: Epilogue | None,
     *,
     adds_matrix: bool = False,
+    sums: torch.Tensor | None = None,
 ) -> str:
     """Compute ``out``, of any number of rows, by a kernel; why none serves, or nothing."""
     # Torch resolves negated views for operators, but this is none.
@@ -240,7 +264,9 @@ def _run_kernel(
         check_offset_values(offsets, a.shape[0])
     if a.shape[0] == 0:
         return ""
-    extras = ExtraOperands(offsets=offsets, addend=addend, adds_matrix=adds_matrix, gated=epilogue)
+    extras = ExtraOperands(
+        offsets=offsets, addend=addend, sums=sums, adds_matrix=adds_matrix, gated=epilogue
+    )
     a, b = _with_unit_stride(a), _with_unit_stride(b)
     return _launch(Op.GROUPED_MM, a, b, out, extras)
 
@@ -444,9 +470,16 @@ library = torch.library.Library(NAMESPACE, "DEF")
 """Kept for the life of the process: torch unregisters the operators of a deleted library."""
 
 
-def define(name: str, operands: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Define an operator that gives one tensor, and what it gives for fake ones."""
-    library.define(f"{name}({operands}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+def define(
+    name: str,
+    operands: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    gives: str = "Tensor",
+) -> None:
+    """Define an operator, and what it gives for fake tensors."""
+    library.define(f"{name}({operands}) -> {gives}", tags=torch.Tag.pt2_compliant_tag)
     library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
 

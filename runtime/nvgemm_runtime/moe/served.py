@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ..gemm.epilogues import Epilogue
 from ..gemm.extra_operands import ExtraOperands
 from ..gemm.operands import MAX_ALIGNMENT_BYTES, Operand, check_shapes, requests
 from ..gemm.problem import Op
+from ..gemm.roles import sum_parts
 from ..launch.select import find
 from ..matching.device import device_facts
 from ..matching.index import Match
@@ -84,15 +86,22 @@ def _is_served(
     form = None if epilogue is None else epilogue.form
     shape = check_shapes(Op.GROUPED_MM, left, right, form=form)
     out = _made(left, shape, (shape[-1] if pitch is None else _example(pitch), 1))
+    has_sums = form is not None and form.row.has_sums
     extras = ExtraOperands(
         offsets=_operand(offsets),
         addend=added,
+        sums=_sums(left, right) if has_sums else None,
         adds_matrix=adds_matrix,
         gated=epilogue,
     )
     asked = requests(Op.GROUPED_MM, left, right, out=out, extras=extras)
     facts = device_facts(a.device.type, a.device.index or 0)
     return isinstance(find(asked, facts)[1], Match)
+
+
+def _sums(a: Operand, b: Operand) -> Operand:
+    shape = (a.shape[0], sum_parts(b.shape[-1]))
+    return replace(_made(a, shape, (shape[1], 1)), dtype=torch.float32)
 
 
 def _operand(tensor: torch.Tensor) -> Operand:

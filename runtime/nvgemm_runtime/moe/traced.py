@@ -7,9 +7,9 @@ products and the other operators, which Inductor fuses as if there were no such 
 graphs do not depend on what is installed, and what torch caches behind it does, for which
 `nvgemm_runtime.inductor.cache_key` has the bundles.
 
-The operators that launch, ``gated_rows``, ``paired_rows``, ``paired_gated_rows``, ``gate_gradient``
-and ``added_rows``, look the kernel up where they run, once for each problem, and compute without
-one where none serves the call.
+The operators that launch, ``gated_rows``, ``paired_rows``, ``paired_gated_rows``,
+``gate_gradient``, ``gate_gradient_sums`` and ``added_rows``, look the kernel up where they run,
+once for each problem, and compute without one where none serves the call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from typing import Any
 import torch
 
 from ..gemm.epilogues import Epilogue, GateForm, WeightOrder
-from ..gemm.moe_operators import GATE_GRADIENT, GATED_ROWS, PAIRED_GATED_ROWS, PAIRED_ROWS
+from ..gemm.moe_operators import (
+    GATE_GRADIENT,
+    GATE_GRADIENT_SUMS,
+    GATED_ROWS,
+    PAIRED_GATED_ROWS,
+    PAIRED_ROWS,
+)
 from . import products
 from .activations import Activation, GatedActivation
 from .gates import Plan, UpProjection, activated, adds
@@ -185,18 +191,25 @@ def _up_gradients(
 
 
 def _gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) -> Gradients | None:
-    gates, ups, epilogue = projected.gates, projected.ups, plan.epilogue(GateForm.GRADIENT)
+    gates, ups = projected.gates, projected.ups
     assert gates is not None
     product = gates if ups is None else gates.new_empty((gates.shape[0], 2 * gates.shape[1]))
     w_down, offsets = task.w_down, task.offsets
-    if epilogue is None or not is_served(task.grad, w_down, offsets, product, epilogue):
-        return None
-    given = task.of_kernel(plan)
-    found = _launching.gate_gradient(given, w_down, offsets, gates, ups, epilogue.value)
-    all_of_them = behind_kernel(plan, projected, task, found, given)
-    if ups is None:
-        return all_of_them
-    return all_of_them.with_parts(*plan.split(found))
+    forms = (GateForm.GRADIENT_SUMS, GateForm.GRADIENT) if task.for_scores else (GateForm.GRADIENT,)
+    for form in forms:
+        epilogue = plan.epilogue(form)
+        if epilogue is None or not is_served(task.grad, w_down, offsets, product, epilogue):
+            continue
+        given = task.of_kernel(plan)
+        operands = (given, w_down, offsets, gates, ups, epilogue.value)
+        sums = None
+        if form.row.has_sums:
+            found, sums = _launching.gate_gradient_sums(*operands)
+        else:
+            found = _launching.gate_gradient(*operands)
+        all_of_them = behind_kernel(plan, projected, task, found, sums, given=given)
+        return all_of_them if ups is None else all_of_them.with_parts(*plan.split(found))
+    return None
 
 
 def _traced_added_rows(
@@ -286,13 +299,45 @@ def _gate_gradient(
     product = gates if ups is None else _as_one(gates, ups)
     found = products.gate_gradients(grad, b, offsets, product, wanted, warns=True)
     if found is None:
-        task = Backward(
-            grad=grad, scores=None, w_down=b, down_bias=None, offsets=offsets,
-            for_down=False, for_gates=True, for_scores=False, weighs_gates=False,
-        )  # fmt: skip
-        found = gradients_by_operators(_plan_of(wanted), UpProjection(gates=product), task).gates
-    assert found is not None
+        found = _by_operators(grad, b, offsets, product, wanted, for_scores=False)[0]
     return found
+
+
+def _gate_gradient_sums(
+    grad: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    gates: torch.Tensor,
+    ups: torch.Tensor | None,
+    epilogue: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    wanted = Epilogue(epilogue)
+    product = gates if ups is None else _as_one(gates, ups)
+    found = products.summed_gate_gradients(grad, b, offsets, product, wanted, warns=True)
+    return (
+        _by_operators(grad, b, offsets, product, wanted, for_scores=True)
+        if found is None
+        else found
+    )
+
+
+def _by_operators(
+    grad: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    product: torch.Tensor,
+    epilogue: Epilogue,
+    *,
+    for_scores: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Gradients of gates and ups, and of rows' weights where these are asked for."""
+    task = Backward(
+        grad=grad, scores=None, w_down=b, down_bias=None, offsets=offsets,
+        for_down=False, for_gates=True, for_scores=for_scores, weighs_gates=False,
+    )  # fmt: skip
+    found = gradients_by_operators(_plan_of(epilogue), UpProjection(gates=product), task)
+    assert found.gates is not None
+    return found.gates, found.scores
 
 
 def _as_one(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
@@ -343,6 +388,13 @@ def _fake_gate_gradient(grad: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.T
     return grad.new_empty((grad.shape[0], 2 * b.shape[2]))
 
 
+def _fake_gate_gradient_sums(
+    grad: torch.Tensor, b: torch.Tensor, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    sums = grad.new_empty(grad.shape[0], dtype=torch.float32)
+    return _fake_gate_gradient(grad, b), sums
+
+
 def _define_replaced(schema: str, run: Callable[..., Any]) -> None:
     library.define(schema, tags=torch.Tag.pt2_compliant_tag)
     library.impl(schema.partition("(")[0], run, "CompositeImplicitAutograd")
@@ -366,11 +418,14 @@ define(
     _paired_gated_rows,
     _fake_paired_gated_rows,
 )
+_GRADIENT = "Tensor grad, Tensor b, Tensor offsets, Tensor gates, Tensor? ups, str epilogue"
+define(GATE_GRADIENT, _GRADIENT, _gate_gradient, _fake_gate_gradient)
 define(
-    GATE_GRADIENT,
-    "Tensor grad, Tensor b, Tensor offsets, Tensor gates, Tensor? ups, str epilogue",
-    _gate_gradient,
-    _fake_gate_gradient,
+    GATE_GRADIENT_SUMS,
+    _GRADIENT,
+    _gate_gradient_sums,
+    _fake_gate_gradient_sums,
+    gives="(Tensor, Tensor)",
 )
 _UP = "Tensor a, Tensor w, Tensor offsets, Tensor? bias, str activation, str order"
 _define_replaced(f"up_joined({_UP}) -> Tensor", _up_joined)

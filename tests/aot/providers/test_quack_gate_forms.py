@@ -17,12 +17,13 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.roles import SUMMED_COLUMNS
 from nvgemm_runtime.moe.activations import Activation, GatedActivation
 from verified_builds import builds_verified_and_equal
 
 ARCHITECTURES = ["sm_90a", "sm_100f", "sm_100a", "sm_103a"]
 KEPT = [one for one in Epilogue if one.form is GateForm.KEPT]
-GRADIENTS = [one for one in Epilogue if one.form is GateForm.GRADIENT]
+GRADIENTS = [one for one in Epilogue if one.form is not None and one.form.is_gradient]
 UPS = [one for one in Epilogue if one.form is GateForm.UPS]
 
 
@@ -66,7 +67,12 @@ def test_gradients_read_the_product_in_both_layouts(arch: str, epilogue: Epilogu
         found = offered(Signature.parse(key), arch)
         assert all("GroupedGateGradient" in one.operator for one in found)
         conventions = {one.calling_convention for one in found}
-        assert conventions == {f"tvm_ffi:gemm(a,b,offsets,addend,out,{told}stream)"}
+        sums = "sums," if epilogue.form is GateForm.GRADIENT_SUMS else ""
+        assert conventions == {f"tvm_ffi:gemm(a,b,offsets,addend,{sums}out,{told}stream)"}
+        if sums:
+            tiles = [one.design.block_shape.tile for one in found if one.design.block_shape]
+            assert len(tiles) == len(found)
+            assert min(n for _, n, _ in tiles) >= SUMMED_COLUMNS
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -132,6 +138,8 @@ def test_a_thread_keeps_its_share_of_the_sums(
         (GateForm.KEPT, WeightOrder.INTERLEAVED, 160),
         (GateForm.GRADIENT, WeightOrder.HALVES, 192),
         (GateForm.GRADIENT, WeightOrder.INTERLEAVED, 192),
+        (GateForm.GRADIENT_SUMS, WeightOrder.HALVES, 160),
+        (GateForm.GRADIENT_SUMS, WeightOrder.INTERLEAVED, 160),
         (GateForm.UPS, WeightOrder.HALVES, 208),
     ],
 )
@@ -140,8 +148,8 @@ def test_leaves_out_designs_that_spill_on_hopper(
 ) -> None:
     epilogue = find_gated(Gate.SWIGLU, order, form)
     signature = Signature.parse(f"grouped_mm/tn/bf16xbf16/fp32/bf16/{epilogue.value}")
-    modules = {GateForm.GRADIENT: gate_gradient, GateForm.UPS: gate_ups}
-    found = modules.get(form, gated).designs(HOPPER, signature)
+    module = gate_gradient if form.is_gradient else gate_ups if form is GateForm.UPS else gated
+    found = module.designs(HOPPER, signature)
     assert max(one.sums_of_a_thread for one in found) == most
 
 
@@ -170,8 +178,10 @@ def test_gradients_are_those_of_torch(gate: Gate, monkeypatch: pytest.MonkeyPatc
     values = (-9.0, -7.0, -2.5, -0.3, 0.0, 0.7, 3.1, 7.0, 9.5)
     for one, up, grad in itertools.product(values, values, (-1.5, 0.25)):
         tensors = (torch.tensor(value, dtype=torch.float64) for value in (one, up, grad))
-        wanted = tuple(found.item() for found in activation.gradients(*tensors))
-        assert gradients(one, up, grad) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+        wanted = [found.item() for found in activation.gradients(*tensors)]
+        gave = activation.apply(*(torch.tensor(value, dtype=torch.float64) for value in (one, up)))
+        wanted.append(grad * gave.item())
+        assert list(gradients(one, up, grad)) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
 
 
 FORMS = """
@@ -198,6 +208,8 @@ gemms:
             "geglu_interleaved_gradient",
         ),
         ("sm_90a", "swiglu_halves_ups, geglu_halves_ups"),
+        ("sm_90a", "swiglu_oai_halves_gradient_sums, geglu_interleaved_gradient_sums"),
+        ("sm_100f", "geglu_halves_gradient_sums, swiglu_oai_interleaved_gradient_sums"),
         ("sm_100f", "geglu_halves_ups, swiglu_halves_ups"),
     ],
 )

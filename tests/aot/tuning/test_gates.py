@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
+from nvgemm_aot.tuning import correctness
 from nvgemm_aot.tuning.contenders import aten_run, triton_run
 from nvgemm_aot.tuning.correctness import find_fault, reference
 from nvgemm_aot.tuning.exact_operands import FEW_PRODUCTS, WHOLE_NUMBERS, OperandCheck, make_checks
 from nvgemm_aot.tuning.gates import pairs, stored, stored_error
 from nvgemm_aot.tuning.random_operands import make_sets
-from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm
+from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm, find_gated
 from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.moe.activations import Activation, GatedActivation
 
@@ -22,7 +24,7 @@ def named(form: GateForm) -> list[str]:
     return [epilogue.value for epilogue in Epilogue if epilogue.form is form]
 
 
-GATED, KEPT, GRADIENTS, UPS = map(named, GateForm)
+GATED, KEPT, GRADIENTS, SUMMED, UPS = map(named, GateForm)
 
 
 def problem(name: str, out: str = "bf16", k: int = 512) -> Problem:
@@ -142,7 +144,7 @@ def test_sets_to_time_have_half_the_columns_and_the_bias_all() -> None:
     assert bias.shape == (64,)
 
 
-@pytest.mark.parametrize("name", [*GATED, *KEPT, *GRADIENTS, *UPS])
+@pytest.mark.parametrize("name", [*GATED, *KEPT, *GRADIENTS, *SUMMED, *UPS])
 def test_torch_has_no_operator_to_race_with(name: str) -> None:
     """It needs several, which Inductor replaces by code of its own."""
     signature = (problem if name in GATED else grouped)(name).signature
@@ -151,16 +153,19 @@ def test_torch_has_no_operator_to_race_with(name: str) -> None:
 
 
 def grouped(name: str, out: str = "bf16") -> Problem:
-    layout = "tt" if name in GRADIENTS else "tn"
+    layout = "tt" if name in GRADIENTS + SUMMED else "tn"
     return Problem.parse(f"grouped_mm/{layout}/{out}x{out}/fp32/{out}/{name}/g3m24n64k512")
 
 
-@pytest.mark.parametrize("name", KEPT + GRADIENTS + UPS)
+@pytest.mark.parametrize("name", KEPT + GRADIENTS + SUMMED + UPS)
 def test_sets_to_time_have_the_shapes_of_the_form(name: str) -> None:
     a, b, out, offsets, *added = make_sets(grouped(name), "cpu", seed=0, total_bytes=1)[0]
     assert (a.shape, b.shape, offsets.tolist()) == ((24, 512), (3, 512, 64), [8, 16, 24])
-    if name in GRADIENTS:
+    if name in GRADIENTS + SUMMED:
         assert (out.shape, added[0].shape) == ((24, 128), (24, 128))
+        sums = added[1:]
+        assert [one.shape for one in sums] == [(24, 1)] * (name in SUMMED)
+        assert not any(one.any() for one in sums)
     elif name in UPS:
         assert (out.shape, added[0].shape) == ((24, 128), (24, 64))
     else:
@@ -237,6 +242,59 @@ def test_wrong_gradients_are_noticed(name: str, wrong: str) -> None:
             part.copy_(values)
         faults.append(find_fault(changed.bfloat16(), check.expected))
     assert any(fault is not None for fault in faults)
+
+
+def summed(check: OperandCheck, signature: Signature) -> torch.Tensor:
+    """Of each row, what the gate gave times its gradient, each by its own reference."""
+    grad = reference(check.operands[:4], Signature.parse("grouped_mm/tt/bf16xbf16/fp32/bf16"))
+    assert signature.epilogue is not None
+    joined = stored(check.operands[4].double(), joined_signature(signature))
+    return (grad * joined).sum(1)
+
+
+def joined_signature(signature: Signature) -> Signature:
+    """That of what the gate gives."""
+    assert signature.epilogue is not None
+    assert signature.epilogue.gate is not None
+    assert signature.epilogue.row.order is not None
+    gate = find_gated(signature.epilogue.gate, signature.epilogue.row.order)
+    return replace(signature, epilogue=gate)
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_sums_are_a_second_result_that_is_checked(name: str) -> None:
+    """In any of their parts, right; and wrong, stale or missing."""
+    posed = grouped(name)
+    for check in checks(posed):
+        right = reference(check.operands, posed.signature)
+        gradient = right.to(check.operands[2].dtype)
+        without = grouped(name.removesuffix("_sums")).signature
+        torch.testing.assert_close(
+            right, reference(check.operands[:5], without), equal_nan=True, rtol=0, atol=0
+        )
+        sums, parts = summed(check, posed.signature), check.operands[5]
+        check.prepare()
+        assert check.operands[2].isnan().all()
+        parts[:, 0] = sums
+        assert check.fault(gradient) is None
+        assert "sums" not in str(check.fault(gradient.flip(1)))
+        for wrong in (-sums, sums.roll(1), torch.where(sums.isnan(), sums, 0), sums * 1.01 + 0.1):
+            check.prepare()
+            assert not parts.any()
+            parts[:, 0] = wrong
+            assert str(check.fault(gradient)).startswith("sums of rows: ")
+
+
+@pytest.mark.parametrize("name", ["swiglu_halves_gradient_sums"])
+def test_sums_are_found_in_parts_as_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    posed = grouped(name)
+    whole = [check.expected_sums for check in checks(posed)]
+    monkeypatch.setattr(correctness, "MOST_AT_ONCE", 5 * 128)
+    for one, check in zip(whole, checks(posed)):
+        assert one is not None
+        assert check.expected_sums is not None
+        torch.testing.assert_close(one.low, check.expected_sums.low, equal_nan=True)
+        torch.testing.assert_close(one.high, check.expected_sums.high, equal_nan=True)
 
 
 def test_gates_and_ups_beyond_their_limit_have_no_gradient() -> None:

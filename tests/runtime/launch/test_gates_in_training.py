@@ -68,11 +68,16 @@ def forward(made: Experts, epilogue: Epilogue, out: torch.Tensor | None = None) 
 
 
 def backward(
-    made: Experts, epilogue: Epilogue, product: torch.Tensor, out: torch.Tensor | None = None
+    made: Experts,
+    epilogue: Epilogue,
+    product: torch.Tensor,
+    out: torch.Tensor | None = None,
+    sums: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return nvgemm_runtime.grouped_mm(
-        made["grad"], made["w_down"], made["ends"], out, epilogue=epilogue.value, product=product
-    )
+        made["grad"], made["w_down"], made["ends"], out, epilogue=epilogue.value, product=product,
+        sums=sums,
+    )  # fmt: skip
 
 
 def ups_beside(
@@ -117,6 +122,22 @@ def test_a_gradient_of_what_was_kept_is_that_of_experts(
     wanted = activation.gradients(gates, ups, multiply(made["grad"], made["w_down"]))
     for part, exact in zip(split(order, found[: ENDS[-1]].double()), wanted):
         torch.testing.assert_close(part, exact, rtol=2**-8, atol=2**-12)
+
+
+@pytest.mark.parametrize("order", WeightOrder)
+@pytest.mark.parametrize("gate", Gate)
+def test_sums_are_those_of_rows(made: Experts, gate: Gate, order: WeightOrder) -> None:
+    """Beside the gradient, which is that of a kernel without sums."""
+    stored = forward(made, find_gated(gate, order, GateForm.KEPT))
+    product, joined = stored[:, : 2 * HIDDEN], forward(made, find_gated(gate, order))
+    sums = torch.zeros(16, 1)
+    found = backward(made, find_gated(gate, order, GateForm.GRADIENT_SUMS), product, sums=sums)
+    without = backward(made, find_gated(gate, order, GateForm.GRADIENT), product)
+    assert torch.equal(found[: ENDS[-1]], without[: ENDS[-1]])
+    grad = multiply(made["grad"], made["w_down"])
+    wanted = (grad * joined[: ENDS[-1]].double()).sum(1)
+    torch.testing.assert_close(sums[: ENDS[-1], 0].double(), wanted, rtol=2**-6, atol=2**-3)
+    assert not sums[ENDS[-1] :].any()
 
 
 @pytest.mark.parametrize("gate", [Gate.SWIGLU, Gate.GEGLU])
@@ -220,6 +241,7 @@ def test_zero_sizes(installed: BuiltBundle, m: int, hidden: int, k: int) -> None
 
 Call = Callable[[Experts, torch.Tensor], Any]
 GATED, OF_GATE = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
+SUMMED = Epilogue.SWIGLU_HALVES_GRADIENT_SUMS
 BESIDE = Epilogue.SWIGLU_HALVES_UPS
 
 REFUSALS: dict[str, tuple[Call, type[Exception], str]] = {
@@ -274,6 +296,28 @@ REFUSALS: dict[str, tuple[Call, type[Exception], str]] = {
             epilogue=GATED),
         NoKernelError, "no kernel for grouped_mm/tt/bf16xbf16/fp32/bf16/swiglu_halves_kept"),
     "gradients in place": (lambda x, p: backward(x, OF_GATE, p, p), ValueError, "out overlaps"),
+    "no sums": (
+        lambda x, p: backward(x, SUMMED, p),
+        ValueError, "grouped_mm: sums are missing, which swiglu_halves_gradient_sums gives"),
+    "sums for a gradient without": (
+        lambda x, p: backward(x, OF_GATE, p, sums=torch.zeros(16, 1)),
+        ValueError, "grouped_mm: sums are given, and swiglu_halves_gradient gives none"),
+    "sums without an epilogue": (
+        lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"],
+            sums=torch.zeros(16, 1)),
+        ValueError, "grouped_mm: sums are given, and no epilogue gives none"),
+    "sums of another shape": (
+        lambda x, p: backward(x, SUMMED, p, sums=torch.zeros(16)),
+        ValueError, r"sums have shape \[16\], must have \[16, 1\]: a part for each 64 columns"),
+    "sums of another type": (
+        lambda x, p: backward(x, SUMMED, p, sums=torch.zeros(16, 1).double()),
+        NoKernelError, "sums are torch.float64, must be torch.float32"),
+    "sums with gaps": (
+        lambda x, p: backward(x, SUMMED, p, sums=torch.zeros(16, 2)[:, ::2]),
+        NoKernelError, "sums are not contiguous"),
+    "sums on another device": (
+        lambda x, p: backward(x, SUMMED, p, sums=torch.zeros(16, 1, device="meta")),
+        (TypeError, ValueError, NoKernelError), "meta"),
     "no gates": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], epilogue=BESIDE),
         NoKernelError, "swiglu_halves_ups reads gates, and none is given"),

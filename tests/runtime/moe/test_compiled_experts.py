@@ -289,6 +289,38 @@ def test_routing_weights(activation: str, order: str, wants_scores: bool, instal
     assert_same(found, gradients(experts, made), 2**-5)
 
 
+@pytest.mark.parametrize("order", ["halves", "pair"])
+def test_a_kernel_finds_the_gradients_of_routing_weights(order: str, install: Install) -> None:
+    """With that of the gate: gpt-oss' ups are cut off, and no product follows."""
+    kernels = all_kernels("swiglu_oai")
+    summed = Epilogue.SWIGLU_OAI_HALVES_GRADIENT_SUMS
+    installed = install({"tn": [*kernels["tn"], Epilogue.BIAS], "tt": [*kernels["tt"], summed]})
+    made = operands_for_kernels("down_bias", "up_bias")
+    for name in ("x", "w_up", "up_bias"):  # whole numbers, so that both cut off the same gates
+        made[name] = made[name].detach().round().requires_grad_()
+    if order == "pair":
+        made = with_pair(made)
+        made["up_bias"] = tuple(
+            one.detach().clone().requires_grad_() for one in made["up_bias"].chunk(2, 1)
+        )
+    made |= {
+        "activation": "swiglu_oai",
+        "routing_weights": (torch.rand(18) + 0.5).requires_grad_(),
+    }
+    run = compiled()
+    found = gradients(run, made)
+    assert summed in installed.epilogues()
+    assert_same(found, gradients(experts, made), 2**-5)
+    graphs = Graphs()
+    gradients(compiled(backend=graphs.backend), made)
+    operators = graphs.operators()
+    assert operators["gate_gradient_sums"] == 1
+    assert "gate_gradient" not in operators
+    assert operators["rows"] == (4 if order == "pair" else 2)
+    installed.remove()
+    assert_same(gradients(run, made), found, 2**-5)
+
+
 @pytest.mark.parametrize(
     "wanted",
     [("w_down",), ("down_bias",), ("routing_weights",), ("x",), ("w_up", "down_bias")],

@@ -389,6 +389,44 @@ def test_routing_weights_that_need_no_gradient_scale_what_kernels_take(
     assert_same(found, gradients(experts, made), 2**-5)
 
 
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai"])
+@pytest.mark.parametrize("is_pair", [False, True], ids=["one weight", "two weights"])
+def test_a_kernel_finds_the_gradients_of_routing_weights(
+    activation: str, is_pair: bool, install: Callable[..., Installed]
+) -> None:
+    """With that of the gate; no product follows, and no other kernel is asked for."""
+    gate = Gate(activation)
+    forms = (GateForm.KEPT, GateForm.GRADIENT, GateForm.GRADIENT_SUMS)
+    kept, gradient, summed = (find_gated(gate, WeightOrder.HALVES, form) for form in forms)
+    installed = install({"tn": [None, Epilogue.BIAS, kept], "tt": [None, gradient, summed]})
+    made = operands_for_kernels("down_bias", *(["up_bias"] if kept.addend else []))
+    if is_pair:
+        made = of_two_weights(made)
+    made |= {"activation": activation, "routing_weights": (torch.rand(18) + 0.5).requires_grad_()}
+    out = experts(**made)
+    installed.epilogues()
+    grad = torch.randn_like(out)
+    found = torch.autograd.grad(out, leaves(made), grad, retain_graph=True)
+    launched = installed.epilogues()
+    assert launched[0] is summed
+    assert gradient not in launched
+    without = install({"tn": [None, Epilogue.BIAS, kept], "tt": [None, gradient]})
+    assert_same(list(found), list(torch.autograd.grad(out, leaves(made), grad)), 2**-6)
+    assert without.epilogues()[0] is gradient
+
+
+def test_routing_weights_that_need_no_gradient_want_no_sums(
+    install: Callable[..., Installed],
+) -> None:
+    summed = Epilogue.SWIGLU_HALVES_GRADIENT_SUMS
+    installed = install(
+        {"tn": [None, Epilogue.SWIGLU_HALVES_KEPT],
+         "tt": [None, Epilogue.SWIGLU_HALVES_GRADIENT, summed]}
+    )  # fmt: skip
+    gradients(experts, operands_for_kernels() | {"routing_weights": torch.rand(18)})
+    assert summed not in installed.epilogues()
+
+
 @pytest.mark.parametrize(
     ("frozen", "activation", "expected"),
     [

@@ -196,13 +196,13 @@ def test_on_a_gpu_flop_counters_see_operators_that_they_know() -> None:
 # (hidden, dim): gates and ups are wider than rows, and narrower.
 @pytest.mark.parametrize(("hidden", "dim"), [(32, 32), (32, 96)], ids=["wide", "narrow"])
 @pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai"])
+@pytest.mark.parametrize("form", [GateForm.GRADIENT, GateForm.GRADIENT_SUMS])
 def test_gradients_behind_kernels_have_weights_once(
-    activation: str, hidden: int, dim: int, install: Callable[..., Installed]
+    activation: str, hidden: int, dim: int, form: GateForm, install: Callable[..., Installed]
 ) -> None:
     """Operands of 16 bits, weights of 32: near what fp64 gives of the same values."""
     kept, gradient = (
-        find_gated(Gate(activation), WeightOrder.HALVES, form)
-        for form in (GateForm.KEPT, GateForm.GRADIENT)
+        find_gated(Gate(activation), WeightOrder.HALVES, one) for one in (GateForm.KEPT, form)
     )
     installed = install({"tn": [None, kept, Epilogue.BIAS], "tt": [None, gradient]})
     made = operands(ELSEWHERE, dim=dim, hidden=hidden, biases=True, dtype=torch.float32)

@@ -183,7 +183,7 @@ def _added_code(signature: Signature) -> str:
     """What cache keys of kernels with an epilogue of this project hold of its source."""
     added = {
         "gate": (gated, signature.is_gated),
-        "gradient": (gate_gradient, signature.form in (GateForm.GRADIENT, GateForm.UPS)),
+        "gradient": (gate_gradient, _is_gradient(signature) or signature.form is GateForm.UPS),
         "ups": (gate_ups, signature.form is GateForm.UPS),
         "groups": (grouped, signature.op is Op.GROUPED_MM),
         "groups along k": (k_grouped, signature.op is Op.K_GROUPED_MM),
@@ -199,8 +199,12 @@ def _source_digest(module: ModuleType) -> str:
     return hashlib.sha256(inspect.getsource(module).encode()).hexdigest()
 
 
+def _is_gradient(signature: Signature) -> bool:
+    return signature.form is not None and signature.form.is_gradient
+
+
 def _offered(signature: Signature, arch: str) -> tuple[Design, ...]:
-    if signature.form is GateForm.GRADIENT:
+    if _is_gradient(signature):
         return gate_gradient.designs(arch, signature)
     if signature.form is GateForm.UPS:
         return gate_ups.designs(arch, signature)
@@ -221,7 +225,7 @@ def _compiled(operator: str, signature: Signature, arch: str) -> Any:
 
 
 def _compiler_of(signature: Signature) -> Callable[[Design, Signature, str], Any]:
-    if signature.form is GateForm.GRADIENT:
+    if _is_gradient(signature):
         return gate_gradient.compile_gate_gradient
     if signature.form is GateForm.UPS:
         return gate_ups.compile_gate_ups
@@ -263,6 +267,7 @@ _GATED = {
     GateForm.JOINED: "Gated",
     GateForm.KEPT: "GatedKept",
     GateForm.GRADIENT: "GateGradient",
+    GateForm.GRADIENT_SUMS: "GateGradientSums",
     GateForm.UPS: "GateUps",
 }
 """By form of a gate: what a kernel's name says of it."""

@@ -5,6 +5,9 @@ and the up that the forward kernel kept, and stores the gradients of both, compu
 rounded once. In halves, gates and ups are two matrices, loaded and stored beside each other.
 Interleaved, a gate and its up are one element of 32 bits, which the library loads as its C and
 stores as its D.
+
+Where sums are wanted, what the gate gives is computed as well, and multiplied by its gradient, as
+the kernel has it before it is rounded. Each tile stores the sum of each of its rows, in fp32.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any, NamedTuple, Optional
 from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM
 from nvgemm_runtime.gemm.epilogues import Gate
 from nvgemm_runtime.gemm.problem import Signature
-from nvgemm_runtime.gemm.roles import Role
+from nvgemm_runtime.gemm.roles import SUMMED_COLUMNS, Role, has_sums
 
 from .designs import HOPPER, Design
 from .entry import ALIGNMENT_BYTES, cute_type, import_library, scheduler_options
@@ -31,6 +34,12 @@ MOST_SUMS_IN_WIDE_STEPS = 128
 """Of a thread that takes the library's 32 columns at once, with what it loads and stores of them:
 with 160 sums, kernels spill 16 to 104 bytes, with 192 up to 208."""
 
+_MOST_BESIDE_SUMS_OF_ROWS = 160
+"""Likewise where rows are summed too: with 192, kernels spill 16 to 32 bytes in narrow steps."""
+
+_MOST_BESIDE_SUMS_IN_WIDE_STEPS = 96
+"""Likewise: with 128, kernels spill 8 bytes in wide steps."""
+
 _SPILLING_BLOCK = (128, 192)
 """Rows and columns of a thread block's part of a tile, on Blackwell."""
 
@@ -42,15 +51,18 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     """The designs for an architecture, in a fixed order: those of groups that spill no registers.
 
     On Hopper, sums stay in registers while gates and ups come and go. On Blackwell, kernels with
-    gates and ups in halves spill 8 to 16 bytes with one of the library's steps.
+    gates and ups in halves spill 8 to 16 bytes with one of the library's steps. Tiles of kernels
+    that give sums of rows are as wide as a part of these.
     """
+    offered = designs_of_groups(arch, signature)
+    if has_sums(signature):
+        offered = tuple(one for one in offered if one.block_tile(arch)[1] >= SUMMED_COLUMNS)
     if arch == HOPPER:
-        return tuple(
-            one for one in designs_of_groups(arch, signature) if one.sums_of_a_thread <= _MOST_SUMS
-        )
+        most = _MOST_BESIDE_SUMS_OF_ROWS if has_sums(signature) else _MOST_SUMS
+        return tuple(one for one in offered if one.sums_of_a_thread <= most)
     return tuple(
         one
-        for one in designs_of_groups(arch, signature)
+        for one in offered
         if not (has_halves(signature) and one.block_tile(arch) == _SPILLING_BLOCK)
     )
 
@@ -59,7 +71,8 @@ def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> An
     """Compile one design for the gradient of a gate, with `entry.compile_entry`'s arguments.
 
     The function takes ``(a, b, offsets, addend, out, stream)``, on Hopper ``clusters`` before the
-    stream; ``addend`` and ``out`` are gates and ups, and their gradients in the same order.
+    stream; ``addend`` and ``out`` are gates and ups, and their gradients in the same order. With
+    sums, ``sums`` is behind ``addend``: a tile writes its own into the column of its number.
     """
     import_library()
     from cutlass import cute
@@ -68,12 +81,14 @@ def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> An
     assert signature.epilogue.gate is not None
     in_halves = has_halves(signature)
     hopper, gate = arch == HOPPER, signature.epilogue.gate
+    with_sums = has_sums(signature)
     kind = (
-        _class_for_halves(hopper, gate)
+        _class_for_halves(hopper, gate, with_sums)
         if in_halves
-        else _class_for_pairs(hopper, gate, cute_type(signature.out))
+        else _class_for_pairs(hopper, gate, cute_type(signature.out), with_sums)
     )
-    if arch == HOPPER and design.sums_of_a_thread > MOST_SUMS_IN_WIDE_STEPS:
+    most_wide = _MOST_BESIDE_SUMS_IN_WIDE_STEPS if with_sums else MOST_SUMS_IN_WIDE_STEPS
+    if arch == HOPPER and design.sums_of_a_thread > most_wide:
         kind = in_narrow_steps(kind)
     gemm = gemm_of_groups(kind, f"{kind.__name__}_groups", design, signature, arch)
 
@@ -88,6 +103,8 @@ def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> An
                 epilogue[part] = columns_of(out, place, n)
         else:
             loaded, stored = _pairs_of(kept), _pairs_of(out)
+        if with_sums:
+            epilogue["sums"] = given[Role.SUMS.value]
         gemm(
             given["a"], given["b"], stored, loaded, gemm.EpilogueArguments(**epilogue),
             scheduler_options(given.get(CLUSTERS)),
@@ -110,13 +127,13 @@ def _pairs_of(matrix: Any) -> Any:
 
 
 @functools.cache
-def _class_for_halves(hopper: bool, gate: Gate) -> Any:
+def _class_for_halves(hopper: bool, gate: Gate, with_sums: bool) -> Any:
     """The library's GEMM with matrices of gates and of ups."""
     import cutlass
     from cutlass import Float32, cute
     from quack.cute_dsl_utils import mlir_namedtuple
     from quack.epilogue.mixin import ComposableEpiMixin
-    from quack.epilogue.ops import TileLoad, TileStore
+    from quack.epilogue.ops import ColVecReduce, TileLoad, TileStore
     from quack.gemm_sm90 import GemmSm90
     from quack.gemm_sm100 import GemmSm100
     from quack.rounding import RoundingMode
@@ -129,10 +146,12 @@ def _class_for_halves(hopper: bool, gate: Gate) -> Any:
         kept_ups: tensor = None
         gates: tensor = None
         ups: tensor = None
+        sums: tensor = None
 
     class GradientOfHalves(ComposableEpiMixin):  # type: ignore[misc]
         _epi_ops = (
             TileLoad("kept_gates"), TileLoad("kept_ups"), TileStore("gates"), TileStore("ups"),
+            *((ColVecReduce("sums"),) if with_sums else ()),
         )  # fmt: skip
         EpilogueArguments = mlir_namedtuple(Arguments)
 
@@ -147,24 +166,41 @@ def _class_for_halves(hopper: bool, gate: Gate) -> Any:
             ups = cute.make_rmem_tensor(sums.layout.shape, self.acc_dtype)
             for i in cutlass.range(cute.size(sums), unroll_full=True):
                 gate, up = kept_gates[i].to(Float32), kept_ups[i].to(Float32)
-                gates[i], ups[i] = gradients(gate, up, sums[i])
+                gates[i], ups[i], term = gradients(gate, up, sums[i])
+                if cutlass.const_expr(with_sums):
+                    found["sums"][i] += term
             return (gates, ups)
 
     base = GemmSm90 if hopper else GemmSm100
-    return type(_class_name(hopper, gate, "_halves"), (GradientOfHalves, base), {})
+    rest = f"_halves{'_sums' if with_sums else ''}"
+    return type(_class_name(hopper, gate, rest), (GradientOfHalves, base), {})
 
 
 @functools.cache
-def _class_for_pairs(hopper: bool, gate: Gate, dtype: Any) -> Any:
+def _class_for_pairs(hopper: bool, gate: Gate, dtype: Any, with_sums: bool) -> Any:
     """The library's GEMM with one matrix of pairs of 16-bit elements."""
     import cutlass
     from cutlass import Float32, cute
     from quack import gemm_default_epi as library
+    from quack.cute_dsl_utils import mlir_namedtuple
+    from quack.epilogue.ops import ColVecReduce
+    from quack.rounding import RoundingMode
 
     gradients = _gradients(gate)
     base = library.GemmDefaultSm90 if hopper else library.GemmDefaultSm100
 
+    class Arguments(NamedTuple):
+        sums: Optional[cute.Tensor] = None  # noqa: UP045  the DSL reads the type off the field
+        add_to_output: cutlass.Constexpr[bool] = False
+        rounding_mode: cutlass.Constexpr[int] = RoundingMode.RN
+        split_k_semaphore: Any = None
+        split_k_workspace: Any = None
+
     class GradientOfPairs(base):  # type: ignore[misc, valid-type]
+        if with_sums:
+            _epi_ops = (ColVecReduce("sums"),)
+            EpilogueArguments = mlir_namedtuple(Arguments)
+
         @cute.jit  # type: ignore[untyped-decorator]
         def epi_visit_subtile(self, params: Any, found: Any, sums: Any, matrix: Any = None) -> Any:
             kept = cute.recast_tensor(matrix, dtype)
@@ -172,11 +208,14 @@ def _class_for_pairs(hopper: bool, gate: Gate, dtype: Any) -> Any:
             pair = cute.make_rmem_tensor(2, Float32)
             for i in cutlass.range(cute.size(sums), unroll_full=True):
                 gate, up = kept[2 * i].to(Float32), kept[2 * i + 1].to(Float32)
-                pair[0], pair[1] = gradients(gate, up, sums[i])
+                pair[0], pair[1], term = gradients(gate, up, sums[i])
+                if cutlass.const_expr(with_sums):
+                    found["sums"][i] += term
                 sums[i] = cute.recast_tensor(pair.to(dtype), Float32)[0]
             return ()
 
-    return type(_class_name(hopper, gate, f"_{dtype.__name__}"), (GradientOfPairs,), {})
+    rest = f"_{dtype.__name__}{'_sums' if with_sums else ''}"
+    return type(_class_name(hopper, gate, rest), (GradientOfPairs,), {})
 
 
 @functools.cache
@@ -196,19 +235,24 @@ def _class_name(hopper: bool, gate: Gate, rest: str) -> str:
 
 
 def _gradients(gate: Gate) -> Any:
-    """The gradients of a gate and an up, by them and by that of what they gave; all in fp32."""
+    """The gradients of a gate and an up, and what they gave times its gradient; all in fp32.
+
+    A function of the gate, the up and the gradient of what they gave.
+    """
     from cutlass import Float32, cute
 
-    def swiglu(gate: Any, up: Any, grad: Any) -> tuple[Any, Any]:
+    def swiglu(gate: Any, up: Any, grad: Any) -> tuple[Any, Any, Any]:
         share = sigmoid(gate)
-        return grad * up * share * (1.0 + gate * (1.0 - share)), grad * gate * share
+        of_up = grad * gate * share
+        return grad * up * share * (1.0 + gate * (1.0 - share)), of_up, of_up * up
 
-    def geglu(gate: Any, up: Any, grad: Any) -> tuple[Any, Any]:
+    def geglu(gate: Any, up: Any, grad: Any) -> tuple[Any, Any, Any]:
         # (1 + tanh(x)) / 2 is sigmoid(2 x), whose difference from 1 keeps more digits.
         square = gate * gate
         share = sigmoid(2.0 * SQRT_2_OVER_PI * (gate + CUBIC * square * gate))
         slope = 2.0 * SQRT_2_OVER_PI * (1.0 + 3.0 * CUBIC * square)
-        return grad * up * share * (1.0 + gate * slope * (1.0 - share)), grad * gate * share
+        of_up = grad * gate * share
+        return grad * up * share * (1.0 + gate * slope * (1.0 - share)), of_up, of_up * up
 
     alpha = gate.row.alpha
     cut_above, cut_below = cuts(gate)
@@ -222,13 +266,14 @@ def _gradients(gate: Gate) -> Any:
     def unless_below(x: Float32, cut: Float32, grad: Float32) -> Float32:
         return 0.0 if x < cut else grad
 
-    def swiglu_oai(gate: Any, up: Any, grad: Any) -> tuple[Any, Any]:
+    def swiglu_oai(gate: Any, up: Any, grad: Any) -> tuple[Any, Any, Any]:
         cut_gate, cut_up = cut_above(gate), cut_below(cut_above(up))
         inner = alpha * cut_gate
         share = sigmoid(inner)
         of_gate = grad * (cut_up + 1.0) * share * (1.0 + inner * (1.0 - share))
         of_up = grad * cut_gate * share
+        term = of_up * (cut_up + 1.0)
         of_up = unless_above(up, cut_up, unless_below(up, cut_up, of_up))
-        return unless_above(gate, cut_gate, of_gate), of_up
+        return unless_above(gate, cut_gate, of_gate), of_up, term
 
     return {Gate.SWIGLU: swiglu, Gate.GEGLU: geglu, Gate.SWIGLU_OAI: swiglu_oai}[gate]

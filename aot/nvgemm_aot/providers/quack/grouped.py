@@ -138,6 +138,19 @@ def compile_for_groups(
     ) -> None:
         launch(a=a, b=b, offsets=offsets, addend=addend, out=out, clusters=clusters, stream=stream)
 
+    def sum_groups(
+        a: Any, b: Any, offsets: Any, addend: Any, sums: Any, out: Any, stream: Any
+    ) -> None:
+        launch(a=a, b=b, offsets=offsets, addend=addend, sums=sums, out=out, stream=stream)
+
+    def sum_groups_with_clusters(
+        a: Any, b: Any, offsets: Any, addend: Any, sums: Any, out: Any, clusters: Any, stream: Any
+    ) -> None:
+        launch(
+            a=a, b=b, offsets=offsets, addend=addend, sums=sums, out=out, clusters=clusters,
+            stream=stream,
+        )  # fmt: skip
+
     def scale_groups(
         a: Any, b: Any, scale_a: Any, scale_b: Any, offsets: Any, out: Any, stream: Any
     ) -> None:
@@ -155,7 +168,8 @@ def compile_for_groups(
     parameters = calling_convention(design, signature, arch).parameters
     function = with_parameters(
         parameters, multiply_groups, multiply_groups_with_clusters, add_to_groups,
-        add_to_groups_with_clusters, scale_groups, scale_groups_with_clusters,
+        add_to_groups_with_clusters, sum_groups, sum_groups_with_clusters, scale_groups,
+        scale_groups_with_clusters,
     )  # fmt: skip
     return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
         cute.jit(function), *sample_arguments(parameters, _sample_tensors(signature))
@@ -243,6 +257,9 @@ def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
             Int32, (groups,), (1,), assumed_align=4
         ),
         Role.ADDEND: lambda: tensor(Role.ADDEND, added, (stride(out), 1)),
+        Role.SUMS: lambda: cute.runtime.make_fake_tensor(
+            cute_type(DType.FP32), (m, cute.sym_int()), (cute.sym_int64(), 1), assumed_align=4
+        ),
         Role.OUT: lambda: tensor(Role.OUT, (m, out_n), (stride(out), 1)),
     }
     return tuple(samples[role]() for role in roles(signature))
