@@ -54,13 +54,13 @@ enum class ScaleKind { kNone, kTensor, kRow, kBlock };
 enum class AddendKind { kNone, kRow, kMatrix, kGates };
 
 // What a gated epilogue stores: for each pair of columns of the product what the gate gives, that
-// behind the product, for each column the gradients of a pair, or the product behind which stands
-// what gates that are read make of it. Sums of rows may be beside the gradients.
-enum class GateForm { kNone, kJoined, kKept, kGradient, kUps, kGradientSums };
+// behind the product, for each column the gradients of a pair, the same with sums of rows beside
+// it, or the product behind which stands what gates that are read make of it.
+enum class GateForm { kNone, kJoined, kKept, kGradient, kGradientSums, kUps };
 
 // Whether an epilogue reads what lies in the addend's place, and adds nothing.
 constexpr bool ReadsAddend(GateForm form) {
-  return form == GateForm::kGradient || form == GateForm::kUps || form == GateForm::kGradientSums;
+  return form == GateForm::kGradient || form == GateForm::kGradientSums || form == GateForm::kUps;
 }
 
 // Columns of the product for one part of a row's sums; as roles.SUMMED_COLUMNS.

@@ -223,7 +223,8 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
         "out overlaps sums"),
     "sums in what is read": (SUMMED, lambda x: (*x.others[:2], floats_in(x.others[1])), ValueError,
         "sums overlaps addend.*pass sums with memory of its own"),
-    "sums in a": (SUMMED, lambda x: (*x.others[:2], floats_in(x.a)), ValueError, "sums overlaps a:"),
+    "sums in a": (SUMMED, lambda x: (*x.others[:2], floats_in(x.a)), ValueError,
+        "sums overlaps a:"),
     "sums in b": (SUMMED, lambda x: (*x.others[:2], floats_in(x.b.mT)), ValueError,
         "sums overlaps b:"),
     "sums in offsets": (SUMMED,
@@ -584,7 +585,7 @@ def test_gathered_rows_have_the_results_columns_and_memory_of_their_own(
     [
         (("a", "b", "c", "stream"), "no parameter is called 'c'"),
         (("a", "b", "", "stream"), "no parameter is called ''"),
-        (("a",) * 13, "takes 13 parameters; must be at most 12"),
+        (("a",) * 14, "takes 14 parameters; must be at most 13"),
     ],
 )
 def test_refuses_to_register(lib: native.Native, parameters: tuple[str, ...], message: str) -> None:

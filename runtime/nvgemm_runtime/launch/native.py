@@ -202,9 +202,7 @@ def _formula(workspace: TileWorkspace | None) -> tuple[int, ...]:
 
 _OPS = (Op.MM, Op.BMM, Op.GROUPED_MM, Op.K_GROUPED_MM, Op.GATHERED_MM)
 _ADDENDS = {None: 0, Addend.ROW: 1, Addend.MATRIX: 2, Addend.PRODUCT: 2, Addend.GATES: 3}
-_FORMS = (
-    None, GateForm.JOINED, GateForm.KEPT, GateForm.GRADIENT, GateForm.UPS, GateForm.GRADIENT_SUMS
-)  # fmt: skip
+_FORMS = (None, *GateForm)
 """Numbers of ``Op``, ``AddendKind`` and ``GateForm`` in csrc/gemm.h. A product that is read has the
 result's shape, as a matrix that is added has; gates have the product's."""
 

@@ -185,21 +185,25 @@ GATES_OF_EXPERTS = {
         "tn/bf16xbf16/fp32/bf16/swiglu_halves/g128m128n1536k2048",
         "tn/bf16xbf16/fp32/bf16/swiglu_halves_kept/g128m128n1536k2048",
         "tt/bf16xbf16/fp32/bf16/swiglu_halves_gradient/g128m128n768k2048",
+        "tt/bf16xbf16/fp32/bf16/swiglu_halves_gradient_sums/g128m128n768k2048",
     },
     # Two products, which `nvgemm_runtime.moe` has stored side by side; that of ups has the gate.
     ("qwen3-30b-a3b", TORCHTITAN): {
         "tn/bf16xbf16/fp32/bf16/swiglu_halves_ups/g128m128n768k2048",
         "tt/bf16xbf16/fp32/bf16/swiglu_halves_gradient/g128m128n768k2048",
+        "tt/bf16xbf16/fp32/bf16/swiglu_halves_gradient_sums/g128m128n768k2048",
     },
     ("gpt-oss-20b", TRANSFORMERS): {
         "tt/bf16xbf16/fp32/bf16/swiglu_oai_interleaved/g32m64n5760k2880",
         "tt/bf16xbf16/fp32/bf16/swiglu_oai_interleaved_kept/g32m64n5760k2880",
         "tn/bf16xbf16/fp32/bf16/swiglu_oai_interleaved_gradient/g32m64n2880k2880",
+        "tn/bf16xbf16/fp32/bf16/swiglu_oai_interleaved_gradient_sums/g32m64n2880k2880",
     },
     ("gpt-oss-20b", TORCHTITAN): {
         "tn/bf16xbf16/fp32/bf16/swiglu_oai_interleaved/g32m64n5760k2880",
         "tn/bf16xbf16/fp32/bf16/swiglu_oai_interleaved_kept/g32m64n5760k2880",
         "tt/bf16xbf16/fp32/bf16/swiglu_oai_interleaved_gradient/g32m64n2880k2880",
+        "tt/bf16xbf16/fp32/bf16/swiglu_oai_interleaved_gradient_sums/g32m64n2880k2880",
     },
 }
 
@@ -231,6 +235,7 @@ def test_gates_of_experts_are_shared_as_their_weights(tmp_path: Path) -> None:
     assert {key.split("bf16/")[-1] for key in made if "kept" in key or "gradient" in key} == {
         f"swiglu_halves_kept/{rows(128, 32768, 768)}",
         f"swiglu_halves_gradient/{rows(128, 32768, 384)}",
+        f"swiglu_halves_gradient_sums/{rows(128, 32768, 384)}",
         f"swiglu_halves_kept/{rows(16, 16384, 1536)}",
         f"swiglu_halves_gradient/{rows(16, 16384, 768)}",
     }
@@ -243,6 +248,7 @@ def test_ups_of_two_weights_are_shared_as_their_weights(tmp_path: Path) -> None:
     assert {key.split("bf16/")[-1] for key in made if "glu" in key} == {
         f"swiglu_halves_ups/{rows(128, 32768, 384)}",
         f"swiglu_halves_gradient/{rows(128, 32768, 384)}",
+        f"swiglu_halves_gradient_sums/{rows(128, 32768, 384)}",
         f"swiglu_halves_ups/{rows(16, 16384, 768)}",
         f"swiglu_halves_gradient/{rows(16, 16384, 768)}",
     }

@@ -70,7 +70,7 @@ def test_gradients_read_the_product_in_both_layouts(arch: str, epilogue: Epilogu
         sums = "sums," if epilogue.form is GateForm.GRADIENT_SUMS else ""
         assert conventions == {f"tvm_ffi:gemm(a,b,offsets,addend,{sums}out,{told}stream)"}
         if sums:
-            tiles = [one.design.block_shape.tile for one in found if one.design.block_shape]
+            tiles = [one.block_shape.tile for one in found if one.block_shape is not None]
             assert len(tiles) == len(found)
             assert min(n for _, n, _ in tiles) >= SUMMED_COLUMNS
 

@@ -142,7 +142,7 @@ def test_numbers_that_the_native_part_takes_are_those_of_its_enumerations() -> N
     assert [enumerators("AddendKind")[native._ADDENDS[addend]] for addend in Addend] == [
         "matrix" if addend is Addend.PRODUCT else addend.value for addend in Addend
     ]
-    assert enumerators("GateForm") == ["none", *(form.value for form in GateForm)]
+    assert enumerators("GateForm") == ["none", *(form.value.replace("_", "") for form in GateForm)]
     assert (None, *GateForm) == native._FORMS
     ratios = re.search(r"kRatios\[\] = {(.*)};", header)
     assert ratios is not None

@@ -316,7 +316,7 @@ def test_a_kernel_finds_the_gradients_of_routing_weights(order: str, install: In
     operators = graphs.operators()
     assert operators["gate_gradient_sums"] == 1
     assert "gate_gradient" not in operators
-    assert operators["rows"] == (4 if order == "pair" else 2)
+    assert operators["rows"] == (3 if order == "pair" else 2)
     installed.remove()
     assert_same(gradients(run, made), found, 2**-5)
 

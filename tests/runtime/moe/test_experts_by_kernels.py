@@ -410,6 +410,7 @@ def test_a_kernel_finds_the_gradients_of_routing_weights(
     launched = installed.epilogues()
     assert launched[0] is summed
     assert gradient not in launched
+    installed.remove()
     without = install({"tn": [None, Epilogue.BIAS, kept], "tt": [None, gradient]})
     assert_same(list(found), list(torch.autograd.grad(out, leaves(made), grad)), 2**-6)
     assert without.epilogues()[0] is gradient
