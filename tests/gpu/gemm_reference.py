@@ -58,7 +58,7 @@ def _stored(epilogue: Epilogue, value: torch.Tensor, arguments: Arguments) -> to
     return joined if epilogue.form is GateForm.JOINED else torch.cat((value, joined), -1)
 
 
-def _sums(arguments: Arguments) -> torch.Tensor:
+def reference_sums(arguments: Arguments) -> torch.Tensor:
     """Of each row, the sum of what a gate gave times its gradient, in fp64."""
     epilogue = arguments.problem.signature.epilogue
     assert epilogue is not None
@@ -196,6 +196,6 @@ def assert_close(out: torch.Tensor, arguments: Arguments) -> None:
     if Role.SUMS in arguments.tensors:
         assert kept is not None
         _, off = row_sums(error, product, signature, kept, curve=CURVE_ERROR)
-        wanted = expect_between(_sums(arguments), off, torch.float32)
+        wanted = expect_between(reference_sums(arguments), off, torch.float32)
         fault = find_fault(arguments.tensors[Role.SUMS].sum(1), wanted)
         assert fault is None, f"sums of rows: {fault}"

@@ -14,6 +14,7 @@ from gemm_reference import (
     has_exact_results,
     operand_values,
     reference,
+    reference_sums,
 )
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -135,6 +136,10 @@ def test_rounded_results_are_within_the_bound_and_wrong_ones_are_not(
         result = reference(arguments)
         assert bool(result.isfinite().all())
         right = result.to(torch_dtype(signature.out))
+        if Role.SUMS in arguments.tensors:
+            with pytest.raises(AssertionError, match=r"sums of rows: .*elements are wrong"):
+                assert_close(right, arguments)
+            arguments.tensors[Role.SUMS][:, 0] = reference_sums(arguments)
         assert_close(right, arguments)
         for wrong in (result * 1.5 + 1, result.roll(1, -1)):
             with pytest.raises(AssertionError, match="elements are wrong"):

@@ -77,7 +77,8 @@ FUSED = (
     *(
         cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
         for epilogue in Epilogue
-        if epilogue in (Epilogue.BIAS, Epilogue.ADD) or epilogue.gate is not None
+        if epilogue in (Epilogue.BIAS, Epilogue.ADD)
+        or (epilogue.form is not None and not epilogue.form.row.has_sums)
     ),
     *(
         cpu_kernels.signature("tt", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)

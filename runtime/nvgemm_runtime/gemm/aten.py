@@ -195,10 +195,13 @@ def operation_of(gemm: AtenGemm) -> Op:
 
 
 def operator_for(signature: Signature) -> str:
-    """ATen's name of the operator that takes a signature's tensors, and as few others as any."""
+    """ATen's name of the operator that takes a signature's tensors, and as few others as any.
+
+    None has a second result, such as sums of rows.
+    """
     if signature.op is Op.GATHERED_MM:
         return GATHERED
-    needed = {role for role in roles(signature) if role is not Role.OUT}
+    needed = {role for role in roles(signature) if role not in (Role.OUT, Role.SUMS)}
     return next(
         name
         for name, row in OPERATORS.items()

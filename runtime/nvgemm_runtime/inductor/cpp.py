@@ -17,10 +17,10 @@ from ..gemm.roles import Role
 from ..launch.native import CALLED_ABI
 from ..matching.thresholds import ATEN, DispatchTable
 
-_NOT_EXTRAS = (Role.A, Role.B, Role.ROWS, Role.OUT)
+_NOT_EXTRAS = (Role.A, Role.B, Role.ROWS, Role.SUMS, Role.OUT)
 _EXTRAS = tuple(role.value for role in Role if role not in _NOT_EXTRAS)
 """What kernels take besides A and B, in the order of ``try_gemm``'s arguments. No operator of
-ATen's takes rows."""
+ATen's takes rows, or gives sums."""
 
 LIBRARY_SONAME = "libnvgemm_aot.so"
 """Soname of the native launcher (runtime/csrc/CMakeLists.txt sets it)."""

@@ -260,7 +260,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         by_row = of_activation.scores
         if for_down_bias:
             found["down_bias"] = _bias_grad(grad, offsets, scores)
-        del of_activation, projected, saved, task  # their memory is free for what follows
+        del of_activation, projected, saved, task, grad  # their memory is free for what follows
         if by_row is not None:
             owned = is_owned(offsets, by_row.shape[0])
             found["scores"] = torch.where(owned, by_row, 0).to(scores.dtype)

@@ -14,7 +14,7 @@ import torch
 from ..gemm.epilogues import GateForm
 from .activations import Activation
 from .gates import Plan, UpProjection, activated, pieces_of
-from .operators import dense_like, is_watched, sum_products, widen
+from .operators import dense_like, is_watched, multiplies_into_fp32, sum_products, widen
 from .products import gate_gradients, owner_of_rows, rows, summed_gate_gradients
 from .tokens import weighted_rows
 
@@ -196,10 +196,18 @@ def gradients_by_operators(plan: Plan, projected: UpProjection, task: Backward) 
 
 
 def _of_bias(plan: Plan, task: Backward) -> torch.Tensor | int:
-    """What the bias of the down projection adds to the gradient of each row's weight."""
+    """What the bias of the down projection adds to the gradient of each row's weight.
+
+    Called on a GPU, rows are multiplied with the biases of all experts, which reads them once; a
+    row of the bias for each would be a matrix as large as they are.
+    """
     if task.down_bias is None:
         return 0
-    by_row = task.down_bias.index_select(0, owner_of_rows(task.offsets, task.grad.shape[0]))
+    owner = owner_of_rows(task.offsets, task.grad.shape[0])
+    if not plan.is_compiled and multiplies_into_fp32(task.grad):
+        by_expert = torch.mm(task.grad, task.down_bias.mT, out_dtype=torch.float32)
+        return by_expert.gather(1, owner[:, None]).flatten()
+    by_row = task.down_bias.index_select(0, owner)
     return sum_products(task.grad, by_row, is_compiled=plan.is_compiled)
 
 

@@ -450,7 +450,7 @@ def test_a_gated_problem_asks_for_itself(epilogue: Epilogue) -> None:
     places = ["grouped_mm/tn:g3"]
     if epilogue.form is GateForm.JOINED:
         places.append("mm/tn:")
-    if epilogue.form in (GateForm.GRADIENT, GateForm.UPS):
+    if epilogue.reads_addend:
         places.append("grouped_mm/tt:g3")
     for lead, count in (place.split(":") for place in places):
         asked = Problem.parse(f"{lead}/bf16xbf16/fp32/bf16/{epilogue.value}/{count}m16n64k32")
@@ -459,18 +459,22 @@ def test_a_gated_problem_asks_for_itself(epilogue: Epilogue) -> None:
 
 def test_gates_in_training_are_covered_where_they_are_built() -> None:
     """By their own kernels alone: that of another form, or of the plain product, serves neither."""
-    kept, gradient, ups, joined, plain = (
+    kept, gradient, summed, ups, joined, plain = (
         Problem.parse(f"grouped_mm/tn/bf16xbf16/fp32/bf16{epilogue}/g3m16n64k32")
         for epilogue in (
-            "/swiglu_halves_kept", "/swiglu_halves_gradient", "/swiglu_halves_ups",
-            "/swiglu_halves", "",
+            "/swiglu_halves_kept", "/swiglu_halves_gradient", "/swiglu_halves_gradient_sums",
+            "/swiglu_halves_ups", "/swiglu_halves", "",
         )
     )  # fmt: skip
     asked = recording([(kept, 1), (gradient, 1)], "sm_90a")
     (whole,) = cover(asked, [view(content(kept, gradient, arch="sm_90a"))])
     assert whole.percent(Weight.COUNT, SERVED) == 100
-    (other,) = cover(asked, [view(content(ups, joined, plain, arch="sm_90a"))])
+    (other,) = cover(asked, [view(content(summed, ups, joined, plain, arch="sm_90a"))])
     assert other.percent(Weight.COUNT, SERVED) == 0
+    of_sums = recording([(summed, 1)], "sm_90a")
+    for built, percent in ((summed, 100), (gradient, 0)):
+        (found,) = cover(of_sums, [view(content(built, arch="sm_90a"))])
+        assert found.percent(Weight.COUNT, SERVED) == percent
     of_ups = recording([(ups, 1)], "sm_90a")
     for built, percent in ((ups, 100), (gradient, 0), (plain, 0)):
         (found,) = cover(of_ups, [view(content(built, arch="sm_90a"))])

@@ -52,7 +52,10 @@ def counts(path: Path) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("no_fusion")
-@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biases"])
+@pytest.mark.parametrize(
+    "biased",
+    [pytest.param(False, id="plain"), pytest.param(True, id="biases", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("kept", KEPT)
 def test_a_training_step(inductor: InductorSession, path: Path, kept: str, biased: bool) -> None:
     check_training_step(path, kept=kept, biased=biased)

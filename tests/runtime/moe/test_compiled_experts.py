@@ -126,7 +126,8 @@ def test_a_step_runs_the_kernels_that_it_runs_when_called(
         assert torch.equal(out, experts(**made))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_two_weights_have_the_gradient_of_the_gate_by_a_kernel(
     backend: str, install: Install
 ) -> None:

@@ -104,7 +104,7 @@ def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> An
         else:
             loaded, stored = _pairs_of(kept), _pairs_of(out)
         if with_sums:
-            epilogue["sums"] = given[Role.SUMS.value]
+            epilogue["row_sums"] = given[Role.SUMS.value]
         gemm(
             given["a"], given["b"], stored, loaded, gemm.EpilogueArguments(**epilogue),
             scheduler_options(given.get(CLUSTERS)),
@@ -146,12 +146,12 @@ def _class_for_halves(hopper: bool, gate: Gate, with_sums: bool) -> Any:
         kept_ups: tensor = None
         gates: tensor = None
         ups: tensor = None
-        sums: tensor = None
+        row_sums: tensor = None
 
     class GradientOfHalves(ComposableEpiMixin):  # type: ignore[misc]
         _epi_ops = (
             TileLoad("kept_gates"), TileLoad("kept_ups"), TileStore("gates"), TileStore("ups"),
-            *((ColVecReduce("sums"),) if with_sums else ()),
+            *((ColVecReduce("row_sums"),) if with_sums else ()),
         )  # fmt: skip
         EpilogueArguments = mlir_namedtuple(Arguments)
 
@@ -168,7 +168,7 @@ def _class_for_halves(hopper: bool, gate: Gate, with_sums: bool) -> Any:
                 gate, up = kept_gates[i].to(Float32), kept_ups[i].to(Float32)
                 gates[i], ups[i], term = gradients(gate, up, sums[i])
                 if cutlass.const_expr(with_sums):
-                    found["sums"][i] += term
+                    found["row_sums"][i] += term
             return (gates, ups)
 
     base = GemmSm90 if hopper else GemmSm100
@@ -190,7 +190,7 @@ def _class_for_pairs(hopper: bool, gate: Gate, dtype: Any, with_sums: bool) -> A
     base = library.GemmDefaultSm90 if hopper else library.GemmDefaultSm100
 
     class Arguments(NamedTuple):
-        sums: Optional[cute.Tensor] = None  # noqa: UP045  the DSL reads the type off the field
+        row_sums: Optional[cute.Tensor] = None  # noqa: UP045  the DSL reads the type off the field
         add_to_output: cutlass.Constexpr[bool] = False
         rounding_mode: cutlass.Constexpr[int] = RoundingMode.RN
         split_k_semaphore: Any = None
@@ -198,7 +198,7 @@ def _class_for_pairs(hopper: bool, gate: Gate, dtype: Any, with_sums: bool) -> A
 
     class GradientOfPairs(base):  # type: ignore[misc, valid-type]
         if with_sums:
-            _epi_ops = (ColVecReduce("sums"),)
+            _epi_ops = (ColVecReduce("row_sums"),)
             EpilogueArguments = mlir_namedtuple(Arguments)
 
         @cute.jit  # type: ignore[untyped-decorator]
@@ -210,7 +210,7 @@ def _class_for_pairs(hopper: bool, gate: Gate, dtype: Any, with_sums: bool) -> A
                 gate, up = kept[2 * i].to(Float32), kept[2 * i + 1].to(Float32)
                 pair[0], pair[1], term = gradients(gate, up, sums[i])
                 if cutlass.const_expr(with_sums):
-                    found["sums"][i] += term
+                    found["row_sums"][i] += term
                 sums[i] = cute.recast_tensor(pair.to(dtype), Float32)[0]
             return ()
 
