@@ -191,6 +191,7 @@ def test_a_kernel_that_hangs_on_the_gpu_is_dropped_and_the_others_are_measured(
     hanging = header.kernels[header.rankings[0].kernels[0].kernel].id
     monkeypatch.setenv("HANGING_KERNEL", hanging)
     output = tmp_path / "tuned.nvgemm"
+    torch.cuda.empty_cache()  # what this process has kept, the processes of measuring need
     result = tune_watched([small], output, TuningOptions(), bench="hanging_bench:make", hang_s=10.0)
     assert [contender for contender, _ in result.hanging] == [hanging]
     assert "it hangs: it has not returned for 10 s" in result.broken[hanging]
@@ -293,7 +294,9 @@ def test_torch_compile_goes_by_what_was_measured(
         assert time_ns is not None
         is_ours = time_ns < measured.aten.time_ns
         usual = compiled_elsewhere(result.path, problem, tmp_path / f"usual{number}", "0")
-        assert len(usual["timed"]) == (2 if is_ours else 0), "ATen and the winner, or ATen alone"
+        # ATen may be timed once more, as the plug-in times what it is compared with.
+        timed = set(usual["timed"])
+        assert len(timed) == (2 if is_ours else 0), f"must be ATen and the winner, or none: {timed}"
         trusted = compiled_elsewhere(result.path, problem, tmp_path / f"trusted{number}", "1")
         assert trusted["timed"] == []
         assert trusted["won"] == ([winner] if is_ours else [])
