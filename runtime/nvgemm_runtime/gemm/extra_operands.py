@@ -399,3 +399,22 @@ def check_offset_values(
                 "ends rise, and stay within a"
             )
         before = end
+
+
+def check_row_values(rows: torch.Tensor, count: int, offsets: torch.Tensor) -> None:
+    """Check that A has the rows that ``gathered_grouped_mm`` takes; copies from the device.
+
+    Kernels take some other row of A for one that it does not have. For debugging; it waits for the
+    device. Rows past the last end are not looked at.
+
+    Raises:
+        ValueError: If a row is negative, or not below ``count``, the number of A's rows.
+    """
+    taken = rows[: int(offsets[-1])]
+    outside = ((taken < 0) | (taken >= count)).nonzero()
+    if len(outside):
+        place = int(outside[0])
+        raise ValueError(
+            f"gathered_grouped_mm: rows[{place}] is {int(taken[place])}, must be in "
+            f"0..{count - 1}: a has {count} rows"
+        )

@@ -24,9 +24,27 @@ def gathers(signature: Signature) -> bool:
     return signature.op is Op.GATHERED_GROUPED_MM
 
 
+_TALL = 128
+"""Of a tile with more rows on Hopper, a thread that copies A has 16 numbers of rows or more. With the
+library's own 56 registers it spills."""
+
+_REGISTERS_OF_TALL_TILES = (88, 208)
+"""Of a thread that loads, and of one that multiplies: in all as many as the library gives them, 504
+for three warp groups."""
+
+_SPILLING_SUMS = 192
+"""Sums of a thread for which 208 registers do not suffice."""
+
+
 def can_gather(design: Design, arch: str) -> bool:
-    """Whether a design of groups has one that gathers: thread blocks along n would share A's rows."""
-    return design.cluster[1] == 1 and (arch != HOPPER or design.tile[1] not in _UNGATHERED_WIDTHS)
+    """Whether a design of groups has one that gathers, and spills no registers.
+
+    Thread blocks of a cluster along n would share A's rows, which no copy of single rows does.
+    """
+    if arch != HOPPER or design.cluster[1] != 1:
+        return design.cluster[1] == 1
+    spills = design.tile[0] > _TALL and design.sums_of_a_thread >= _SPILLING_SUMS
+    return design.tile[1] not in _UNGATHERED_WIDTHS and not spills
 
 
 def may_begin_early(signature: Signature, arch: str) -> bool:
@@ -53,6 +71,11 @@ def gathering(kernel: type, hopper: bool) -> Any:
     rows_inside = _rows_inside()
 
     class Hopper:
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options)
+            if self.cta_tile_shape_mnk[0] > _TALL:
+                self.num_regs_load, self.num_regs_mma = _REGISTERS_OF_TALL_TILES
+
         @cute.jit  # type: ignore[untyped-decorator]
         def _make_gather_A_copy(  # noqa: N802
             self: Any, a: Any, tiles: Any, groups: Any, place: Any, group: Any
