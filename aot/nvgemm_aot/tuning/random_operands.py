@@ -140,8 +140,8 @@ def _group_ends(problem: Problem, device: str, routing: str) -> torch.Tensor:
 
 
 ROWS_OF_A_TOKEN = 8
-"""Of groups of gathered rows, how many groups get each row of A that is used: as many as most models
-have experts for a token."""
+"""Of groups of gathered rows, how often each row of A that is used is named: as many models have 8
+experts for a token."""
 
 
 def _random_rows(

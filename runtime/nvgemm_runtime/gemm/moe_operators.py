@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .aten import GATHERED, AtenGemm
+from .aten import GATHERED, GATHERED_GROUPED, AtenGemm
 from .extra_operands import ExtraOperands
 from .operands import MAX_ALIGNMENT_BYTES, torch_dtype
 from .types import DType
@@ -27,7 +27,8 @@ GATED_ROWS, PAIRED_ROWS, GATE_GRADIENT = "gated_rows", "paired_rows", "gate_grad
 PAIRED_GATED_ROWS = "paired_gated_rows"
 """Names of those in compiled graphs that kernels with a gate compute, or write for one to read:
 `ROWS` with a gate behind it, two products side by side, a product with a gate's gradient, and two
-products side by side with their gate behind them."""
+products side by side with their gate behind them. The first and the last may take ``indices``, the
+row of ``a`` for each row of the result."""
 
 ADDED_ROWS = "added_rows"
 """Name of `ROWS` added to another product of them, of ``other_a`` and ``other_b``: the gradient of
@@ -71,11 +72,13 @@ def read_products(name: str, given: Mapping[str, Any]) -> tuple[AtenGemm, ...]:
         )
     if name in OF_TWO_WEIGHTS:
         return tuple(
-            _read_compact(ROWS, given["a"], given[f"b_{one}"], given["offsets"], given.get(bias))
+            _read_groups(given, given[f"b_{one}"], given.get(bias))
             for one, bias in (("gate", "bias_gate"), ("up", "bias_up"))
         )
+    if name == GATED_ROWS:
+        return (_read_groups(given, given["b"], given.get("bias")),)
     a = given["grad" if name == GATE_GRADIENT else "a"]
-    read = ROWS if name in (GATED_ROWS, GATE_GRADIENT) else name
+    read = ROWS if name == GATE_GRADIENT else name
     return (_read_compact(read, a, given["b"], given["offsets"], given.get("bias")),)
 
 
@@ -93,6 +96,18 @@ def _read_gathered(matrix: Operand, rows: Operand) -> AtenGemm:
     out = _copied(replace(matrix, shape=(rows.shape[0], matrix.shape[1])))
     extras = ExtraOperands(rows=named)
     return AtenGemm(op=GATHERED, a=weights, b=matrix, out=out, extras=extras)
+
+
+def _read_groups(given: Mapping[str, Any], b: Operand, bias: Operand | None) -> AtenGemm:
+    """A product of groups, of the rows of ``a`` or of those that indices name."""
+    a, offsets, indices = given["a"], given["offsets"], given.get("indices")
+    if indices is None:
+        return _read_compact(ROWS, a, b, offsets, bias)
+    taken = _copied(replace(a, shape=(indices.shape[0], a.shape[1])))
+    product = _read_compact(ROWS, taken, b, offsets, bias)
+    extras = replace(product.extras, rows=indices)
+    a = a if 1 in a.strides[-2:] else _copied(a)
+    return replace(product, op=GATHERED_GROUPED, a=a, extras=extras)
 
 
 def _read_compact(

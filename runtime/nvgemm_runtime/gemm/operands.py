@@ -292,8 +292,8 @@ def requests(
         a: Operand of shape [m, k], with a leading batch for ``bmm``.
         b: Operand of shape [k, n], with a leading batch for ``bmm``, or groups for ``grouped_mm``.
             Of ``k_grouped_mm``, both are matrices, and the result is [groups, m, n]. Of
-            ``gathered_mm``, [any number of rows, n]; of ``gathered_grouped_mm``, A has any number of
-            rows, and B groups.
+            ``gathered_mm``, [any number of rows, n]; of ``gathered_grouped_mm``, A has any number
+            of rows, and B groups.
         out_dtype: Type of the result; by default what `usual_out_dtype` says.
         out: The tensor to be written, if there is one already; its type counts.
         extras: Scales, offsets, rows and addend.

@@ -178,7 +178,9 @@ def _unsupported_in_groups(signature: Signature) -> str | None:
         return f"{name} has no epilogue (here {epilogue.value})"
     if is_gathered and (epilogue is Epilogue.ADD or signature.form is GateForm.GRADIENT):
         assert epilogue is not None
-        return f"{name} has the epilogue bias, and gates but their gradients (here {epilogue.value})"
+        return (
+            f"{name} has the epilogue bias, and gates but their gradients (here {epilogue.value})"
+        )
     if epilogue not in (None, Epilogue.BIAS, Epilogue.ADD) and not signature.is_gated:
         assert epilogue is not None
         return f"{name} has the epilogues bias and add, and gated ones (here {epilogue.value})"

@@ -96,10 +96,11 @@ def gathered_grouped_mm(
 ) -> torch.Tensor:
     """Multiply rows of a matrix that indices name, group by group: the tokens of each expert.
 
-    It is ``grouped_mm(a[rows], b, offsets, ...)`` without a copy of the rows. The ends of groups are
-    as that function has them. Where a row is named that ``a`` does not have, the kernel takes
-    another one, so nothing outside ``a`` is read, and the result is undefined in that row. With
-    NVGEMM_AOT_DEBUG=1 rows and ends are copied and checked, for which the call waits for the device.
+    It is ``grouped_mm(a[rows], b, offsets, ...)`` without a copy of the rows. The ends of groups
+    are as that function has them. Where a row is named that ``a`` does not have, kernels of quack
+    take another one: nothing outside ``a`` is read, and the result is undefined in that row. With
+    NVGEMM_AOT_DEBUG=1 rows and ends are copied and checked, for which the call waits for the
+    device.
 
     Args:
         a: Matrix of shape [any number of tokens, k], row-major, bf16 or fp16.

@@ -2,9 +2,9 @@
 
 `designs` says which specialisations are offered, `entry` compiles one, `gated` one with a gate,
 `gate_gradient` one with the gradient of a gate, `gate_ups` one of ups whose gates are read, and
-`grouped` one of groups, whose rows `gathered_groups` may gather, and `k_grouped` one of groups along
-k; `epilogue` is what kernels do before they store, where they do more than to multiply. It may
-import what `providers` may. The library and the compiler are imported when a kernel is first
+`grouped` one of groups, whose rows `gathered_groups` has gathered, and `k_grouped` one of groups
+along k; `epilogue` is what kernels do before they store, where they do more than to multiply. It
+may import what `providers` may. The library and the compiler are imported when a kernel is first
 compiled, never to list candidates. quack changes classes of the DSL in the process that imports it,
 so a compiler process works for one provider alone.
 """

@@ -16,7 +16,7 @@ from nvgemm_runtime.gemm.problem import Op, Signature
 from .designs import HOPPER, Design
 
 _UNGATHERED_WIDTHS = (208,)
-"""Widths of tiles that the library's own list of designs for Hopper leaves out for gathered rows."""
+"""Widths of tiles on Hopper that the library's own tuner leaves out for gathered rows."""
 
 
 def gathers(signature: Signature) -> bool:
@@ -25,8 +25,8 @@ def gathers(signature: Signature) -> bool:
 
 
 _TALL = 128
-"""Of a tile with more rows on Hopper, a thread that copies A has 16 numbers of rows or more. With the
-library's own 56 registers it spills."""
+"""Of a tile with more rows on Hopper, a thread that copies A keeps more numbers of rows than the
+library's own 56 registers have room for: it spills."""
 
 _REGISTERS_OF_TALL_TILES = (88, 208)
 """Of a thread that loads, and of one that multiplies: in all as many as the library gives them, 504
@@ -48,9 +48,9 @@ def can_gather(design: Design, arch: str) -> bool:
 
 
 def may_begin_early(signature: Signature, arch: str) -> bool:
-    """Whether a kernel waits for the one ahead of it on the stream before it reads what that writes.
+    """Whether a kernel may be launched before the one ahead of it on the stream has ended.
 
-    On Blackwell the library has a warp that loads numbers of rows, and does not wait.
+    On Blackwell the library has a warp that loads numbers of rows, and does not wait for that one.
     """
     return arch == HOPPER or not gathers(signature)
 
@@ -63,14 +63,14 @@ def options_of(signature: Signature, arch: str) -> dict[str, Any]:
 
 
 @functools.cache
-def gathering(kernel: type, hopper: bool) -> Any:
+def gathering(kernel: Any, hopper: bool) -> Any:
     """A class of the library's kernels that cuts the numbers of rows to those that A has."""
     from cutlass import cute
     from quack import copy_utils
 
     rows_inside = _rows_inside()
 
-    class Hopper:
+    class Hopper(kernel):  # type: ignore[misc]
         def __init__(self, *given: Any, **options: Any) -> None:
             super().__init__(*given, **options)
             if self.cta_tile_shape_mnk[0] > _TALL:
@@ -90,7 +90,7 @@ def gathering(kernel: type, hopper: bool) -> Any:
                 limit_m=groups.len_m(group) - place[0] * tile_m, limit_k=groups.len_k(group),
             ), None  # fmt: skip
 
-    class Blackwell(kernel):  # type: ignore[misc, valid-type]
+    class Blackwell(kernel):  # type: ignore[misc]
         @cute.jit  # type: ignore[untyped-decorator]
         def _make_gather_A_copy(  # noqa: N802
             self: Any, a: Any, tiles: Any, numbers: Any, tma: Any, groups: Any, place: Any,
@@ -101,9 +101,7 @@ def gathering(kernel: type, hopper: bool) -> Any:
                 self, a, tiles, inside, tma, groups, place, group, warp
             )
 
-    if not hopper:
-        return Blackwell
-    return type(f"{kernel.__name__}_gathering", (Hopper, kernel), {})
+    return type(f"{kernel.__name__}_gathering", (Hopper if hopper else Blackwell,), {})
 
 
 @functools.cache

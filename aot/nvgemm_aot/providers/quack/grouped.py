@@ -262,9 +262,7 @@ def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
     added = (m, of_rows[kind]) if kind in of_rows else (groups, n)
     inner = (stride(b), 1) if layout.b_row_major else (1, stride(b))
     samples = {
-        Role.A: lambda: tensor(
-            Role.A, (tokens if gathers(signature) else m, k), (stride(a), 1)
-        ),
+        Role.A: lambda: tensor(Role.A, (tokens if gathers(signature) else m, k), (stride(a), 1)),
         Role.B: lambda: tensor(Role.B, (groups, k, n), (stride(b), *inner)),
         Role.SCALE_A: lambda: tensor(Role.SCALE_A, (m,), (1,)),
         Role.SCALE_B: lambda: tensor(
