@@ -357,7 +357,7 @@ dtype: fp4_e2m1, scales: e4m3_1x16, mnk: [[1, 1, 31]]
 op: grouped_mm, dtype: bf16, groups: 8, layout: nt, *
     4:59: gemms[0].layout: found 'nt' ... has layout tn or tt alone (here nt); allowed here: tn, tt
 op: gathered_grouped_mm, groups: 8, dtype: fp8_e4m3, *
-    4:54: gemms[0].dtype: found 'fp8_e4m3' ... takes no fp8_e4m3, but fp16, bf16
+    4:15: gemms[0].op: found 'gathered_grouped_mm' ... takes no fp8_e4m3, but fp16, bf16
 op: gathered_grouped_mm, groups: 8, dtype: bf16, epilogue: add, *
     4:70: gemms[0].epilogue: found 'add' ... has the epilogue bias, and gates but their gradients
 op: gathered_grouped_mm, groups: 8, dtype: bf16, epilogue: swiglu_halves_gradient, *

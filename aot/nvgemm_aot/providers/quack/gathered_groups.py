@@ -11,7 +11,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Op, Signature
+from nvgemm_runtime.gemm.types import DType
 
 from .designs import HOPPER, Design
 
@@ -33,17 +35,20 @@ _REGISTERS_OF_TALL_TILES = (88, 208)
 for three warp groups."""
 
 _SPILLING_SUMS = 192
-"""Sums of a thread for which 208 registers do not suffice."""
+"""Sums of a thread for which 208 registers do not suffice, nor the library's own 224 where a bias is
+added and the result is fp32."""
 
 
-def can_gather(design: Design, arch: str) -> bool:
+def can_gather(design: Design, signature: Signature, arch: str) -> bool:
     """Whether a design of groups has one that gathers, and spills no registers.
 
     Thread blocks of a cluster along n would share A's rows, which no copy of single rows does.
     """
     if arch != HOPPER or design.cluster[1] != 1:
         return design.cluster[1] == 1
-    spills = design.tile[0] > _TALL and design.sums_of_a_thread >= _SPILLING_SUMS
+    adds_in_fp32 = signature.epilogue is Epilogue.BIAS and signature.out is DType.FP32
+    has_few = design.tile[0] > _TALL or adds_in_fp32
+    spills = has_few and design.sums_of_a_thread >= _SPILLING_SUMS
     return design.tile[1] not in _UNGATHERED_WIDTHS and not spills
 
 

@@ -69,7 +69,7 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
         for tile, pingpong in (_HOPPER_UNCLUSTERED if arch == HOPPER else ())
     )
     found = dict.fromkeys((*plain, *more))
-    return tuple(one for one in found if not gathers(signature) or can_gather(one, arch))
+    return tuple(one for one in found if not gathers(signature) or can_gather(one, signature, arch))
 
 
 def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
