@@ -31,12 +31,11 @@ _TALL = 128
 library's own 56 registers have room for: it spills."""
 
 _REGISTERS_OF_TALL_TILES = (88, 208)
-"""Of a thread that loads, and of one that multiplies: in all as many as the library gives them, 504
-for three warp groups."""
+"""Of a thread that loads, and of one that multiplies; in all, as many as in the library."""
 
 _SPILLING_SUMS = 192
-"""Sums of a thread for which 208 registers do not suffice, nor the library's own 224 where a bias is
-added and the result is fp32."""
+"""Sums of a thread for which 208 registers do not suffice, nor the library's own 224 where a bias
+is added and the result is fp32."""
 
 
 def can_gather(design: Design, signature: Signature, arch: str) -> bool:
