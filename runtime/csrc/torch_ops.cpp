@@ -147,7 +147,8 @@ struct Arguments {
     return found;
   }
 
-  static const char* WhyNot(const KernelSpec& spec) {
+  static std::string WhyNot(const KernelSpec& spec) {
+    const std::string function = Text(": call nvgemm_runtime.", OpName(spec.op));
     switch (spec.form) {
       case GateForm::kNone:
         return " has no gated epilogue";
@@ -157,11 +158,11 @@ struct Arguments {
                    ? " has a gated epilogue: call gathered_grouped_gated_mm"
                    : " has a gated epilogue: call gated_mm";
       case GateForm::kKept:
-        return " keeps its product, which no operator gives: call nvgemm_runtime.grouped_mm";
+        return " keeps its product, which no operator gives" + function;
       case GateForm::kGradient:
-        return " gives a gate's gradient, as no operator does: call nvgemm_runtime.grouped_mm";
+        return " gives a gate's gradient, as no operator does" + function;
       default:
-        return " reads gates, as no operator does: call nvgemm_runtime.grouped_mm";
+        return " reads gates, as no operator does" + function;
     }
   }
 
