@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .aten import GATHERED, GATHERED_GROUPED, AtenGemm
+from .aten import GATHERED, AtenGemm
 from .extra_operands import ExtraOperands
 from .operands import MAX_ALIGNMENT_BYTES, torch_dtype
 from .types import DType
@@ -99,15 +99,11 @@ def _read_gathered(matrix: Operand, rows: Operand) -> AtenGemm:
 
 
 def _read_groups(given: Mapping[str, Any], b: Operand, bias: Operand | None) -> AtenGemm:
-    """A product of groups, of the rows of ``a`` or of those that indices name."""
-    a, offsets, indices = given["a"], given["offsets"], given.get("indices")
-    if indices is None:
-        return _read_compact(ROWS, a, b, offsets, bias)
-    taken = _copied(replace(a, shape=(indices.shape[0], a.shape[1])))
-    product = _read_compact(ROWS, taken, b, offsets, bias)
-    extras = replace(product.extras, rows=indices)
-    a = a if 1 in a.strides[-2:] else _copied(a)
-    return replace(product, op=GATHERED_GROUPED, a=a, extras=extras)
+    """A product of groups of the rows of ``a``; of those that indices name, as of a copy."""
+    a, indices = given["a"], given.get("indices")
+    if indices is not None:
+        a = _copied(replace(a, shape=(indices.shape[0], a.shape[1])))
+    return _read_compact(ROWS, a, b, given["offsets"], bias)
 
 
 def _read_compact(

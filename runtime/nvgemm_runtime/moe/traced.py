@@ -392,7 +392,7 @@ def _define_replaced(schema: str, run: Callable[..., Any]) -> None:
 
 define(
     GATED_ROWS,
-    "Tensor a, Tensor b, Tensor offsets, Tensor? bias, str epilogue, Tensor? indices=None",
+    "Tensor a, Tensor b, Tensor offsets, Tensor? bias, str epilogue, Tensor? indices",
     _gated_rows,
     _fake_gated_rows,
 )
@@ -404,7 +404,7 @@ define(
 )
 define(
     PAIRED_GATED_ROWS,
-    "Tensor a, Tensor b_gate, Tensor b_up, Tensor offsets, str epilogue, Tensor? indices=None",
+    "Tensor a, Tensor b_gate, Tensor b_up, Tensor offsets, str epilogue, Tensor? indices",
     _paired_gated_rows,
     _fake_paired_gated_rows,
 )
