@@ -31,8 +31,9 @@ void Checker::CheckAll(const Operands& operands) const {
   const int64_t batch = spec_.out_rank() == 3 ? out.shape[0] : 1;
   call_.out_is_empty = batch == 0 || out.shape[rows_] == 0 || out.shape[columns_] == 0;
   const int64_t k = a.shape[spec_.a_rank() - 1];
-  const bool needs_b = spec_.op == Op::kGroupedMm || spec_.op == Op::kGatheredMm;
-  call_.sum_is_empty = k == 0 || (needs_b && b.shape[0] == 0);
+  const bool needs_b = GroupsRows(spec_.op) || spec_.op == Op::kGatheredMm;
+  const bool needs_a = spec_.op == Op::kGatheredGroupedMm;  // of any number of rows, of which none can be taken
+  call_.sum_is_empty = k == 0 || (needs_b && b.shape[0] == 0) || (needs_a && a.shape[0] == 0);
   if (call_.out_is_empty) return;
   const bool adds = spec_.addend != AddendKind::kNone && !ReadsAddend(spec_.form);
   if (k == 0 && adds) {
@@ -69,18 +70,21 @@ void Checker::CheckShapes() const {
   const TensorView& out = call_[Role::kOut];
   const int b_rows = spec_.b_rank() - 2;
   const int a_rows = spec_.a_rank() - 2;
-  const bool is_gathered = spec_.op == Op::kGatheredMm;  // of any number of rows
-  const bool agree = (is_gathered || a.shape[a_rows + 1] == b.shape[b_rows]) && a.shape[a_rows] == out.shape[rows_] &&
+  const bool any_b = spec_.op == Op::kGatheredMm;  // of any number of rows
+  const bool any_a = spec_.op == Op::kGatheredGroupedMm;
+  const bool agree = (any_b || a.shape[a_rows + 1] == b.shape[b_rows]) &&
+                     (any_a || a.shape[a_rows] == out.shape[rows_]) &&
                      IsRatioOf(spec_.form, b.shape[b_rows + 1], out.shape[columns_]) &&
                      (spec_.op != Op::kBmm || (a.shape[0] == b.shape[0] && a.shape[0] == out.shape[0]));
   if (agree) return;
   const char* form =
       spec_.op == Op::kBmm ? "(batch, m, k), (batch, k, n) and (batch, m, n)"
       : spec_.op == Op::kKGroupedMm ? "(m, k), (k, n) and (groups, m, n)"
-      : is_gathered ? "(m, k), (any, n) and (m, n)"
+      : any_b ? "(m, k), (any, n) and (m, n)"
+      : any_a ? "(any, k), (groups, k, n) and (m, "
       : spec_.op == Op::kGroupedMm ? "(m, k), (groups, k, n) and (m, "
                                    : "(m, k), (k, n) and (m, ";
-  const bool has_columns = spec_.op == Op::kMm || spec_.op == Op::kGroupedMm;
+  const bool has_columns = spec_.op == Op::kMm || GroupsRows(spec_.op);
   Refuse(kValueError, "shapes of a, b and out are ", ShapeText(a.tensor), ", ",
          ShapeText(b.tensor), " and ", ShapeText(out.tensor), "; must be ", form,
          has_columns ? OutColumnsText(spec_.form) : "");

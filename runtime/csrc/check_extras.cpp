@@ -49,7 +49,7 @@ void Checker::CheckExtras(const Operands& operands, const MemorySpan& out) const
     CheckScale(Role::kScaleB, operands[Role::kScaleB], out);
   }
   if (HasGroups(spec_.op)) CheckOffsets(operands[Role::kOffsets], out);
-  if (spec_.op == Op::kGatheredMm) CheckRows(operands[Role::kRows], out);
+  if (IsGathered(spec_.op)) CheckRows(operands[Role::kRows], out);
   if (spec_.addend != AddendKind::kNone) CheckAddend(operands[Role::kAddend], out);
   if (spec_.form == GateForm::kGradientSums) CheckSums(operands[Role::kSums], out);
 }
@@ -114,7 +114,7 @@ void Checker::CheckRowScaleOfGroups(Role role, const DLTensor& from, int64_t row
 }
 
 void Checker::CheckOffsets(const DLTensor& from, const MemorySpan& out) const {
-  const Role grouped = spec_.op == Op::kGroupedMm ? Role::kB : Role::kOut;
+  const Role grouped = GroupsRows(spec_.op) ? Role::kB : Role::kOut;
   const int64_t groups = call_[grouped].shape[0];
   TensorView& to = Copy(Role::kOffsets, from, 1, DLDataType{kDLInt, 32, 1});
   if (to.shape[0] != groups || (groups > 1 && to.strides[0] != 1)) {
@@ -126,8 +126,13 @@ void Checker::CheckOffsets(const DLTensor& from, const MemorySpan& out) const {
   CheckVector(Role::kOffsets, groups, kElementAlignment, out);
 }
 
-// A row of b for each element of a. Which they are, the kernel checks.
+// A row of b for each element of a, or of a for each row of out. Which they are, the kernel checks.
 void Checker::CheckRows(const DLTensor& from, const MemorySpan& out) const {
+  if (spec_.op == Op::kGatheredGroupedMm) {
+    const int64_t rows = call_[Role::kOut].shape[rows_];
+    CopyAsVector(Role::kRows, from, DLDataType{kDLInt, 32, 1}, rows, "one for each row of out");
+    return CheckVector(Role::kRows, rows, kElementAlignment, out);
+  }
   const TensorView& a = call_[Role::kA];
   TensorView& to = Copy(Role::kRows, from, 2, DLDataType{kDLInt, 32, 1});
   if (to.shape[0] != a.shape[0] || to.shape[1] != a.shape[1] || !IsCompact(to.tensor)) {
@@ -142,7 +147,7 @@ void Checker::CheckRows(const DLTensor& from, const MemorySpan& out) const {
 
 void Checker::CheckAddend(const DLTensor& from, const MemorySpan& out) const {
   if (spec_.addend == AddendKind::kRow) {
-    if (spec_.op == Op::kGroupedMm) return CheckRowsOfGroups(from, out);
+    if (GroupsRows(spec_.op)) return CheckRowsOfGroups(from, out);
     CopyRow(from);
     return CheckVector(Role::kAddend, ProductColumns(), spec_.alignment_bytes, out);
   }

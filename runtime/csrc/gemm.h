@@ -10,18 +10,25 @@
 
 namespace nvgemm {
 
-enum class Op { kMm, kBmm, kGroupedMm, kKGroupedMm, kGatheredMm };
+enum class Op { kMm, kBmm, kGroupedMm, kKGroupedMm, kGatheredMm, kGatheredGroupedMm };
 
 constexpr const char* OpName(Op op) {
   return op == Op::kMm           ? "mm"
          : op == Op::kBmm        ? "bmm"
          : op == Op::kGroupedMm  ? "grouped_mm"
          : op == Op::kKGroupedMm ? "k_grouped_mm"
-                                 : "gathered_mm";
+         : op == Op::kGatheredMm ? "gathered_mm"
+                                 : "gathered_grouped_mm";
 }
 
+// Whether groups are of rows, along m, with a b for each.
+constexpr bool GroupsRows(Op op) { return op == Op::kGroupedMm || op == Op::kGatheredGroupedMm; }
+
+// Whether rows are named: of b for each element of a, or of a for each row of out.
+constexpr bool IsGathered(Op op) { return op == Op::kGatheredMm || op == Op::kGatheredGroupedMm; }
+
 // Whether offsets say where groups end: along m, or along k.
-constexpr bool HasGroups(Op op) { return op == Op::kGroupedMm || op == Op::kKGroupedMm; }
+constexpr bool HasGroups(Op op) { return GroupsRows(op) || op == Op::kKGroupedMm; }
 
 // The tensors of a launch. Those between b and out are the extras, in the order in which every
 // function takes them.

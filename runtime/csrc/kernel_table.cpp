@@ -136,7 +136,7 @@ bool IsPlain(const std::vector<Parameter>& parameters) {
 void KernelSpec::Complete() {
   if (scales != ScaleKind::kNone) extras |= SetOf({Role::kScaleA, Role::kScaleB});
   if (HasGroups(op)) extras |= SetOf(Role::kOffsets);
-  if (op == Op::kGatheredMm) extras |= SetOf(Role::kRows);
+  if (IsGathered(op)) extras |= SetOf(Role::kRows);
   if (addend != AddendKind::kNone) extras |= SetOf(Role::kAddend);
   if (form == GateForm::kGradientSums) extras |= SetOf(Role::kSums);
   for (const Parameter& parameter : parameters) {

@@ -72,7 +72,7 @@ struct KernelSpec {
   void Complete();
 
   int a_rank() const { return op == Op::kBmm ? 3 : 2; }
-  int b_rank() const { return op == Op::kBmm || op == Op::kGroupedMm ? 3 : 2; }
+  int b_rank() const { return op == Op::kBmm || GroupsRows(op) ? 3 : 2; }
   int out_rank() const { return op == Op::kBmm || op == Op::kKGroupedMm ? 3 : 2; }
   int64_t OutColumns(int64_t product) const {
     return product / RatioOf(form).product * RatioOf(form).out;

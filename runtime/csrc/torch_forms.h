@@ -65,6 +65,18 @@ constexpr Form GroupedGated() {
   return form;
 }
 inline constexpr Form kGroupedGatedMm = GroupedGated();
+constexpr Form GatheredGrouped(const char* name, GateForm gate) {
+  Form form{name, Op::kGatheredGroupedMm, 0, 1, 4};
+  form.offsets = 2;
+  form.rows = 3;
+  form.optional_addend = 5;
+  form.form = gate;
+  return form;
+}
+inline constexpr Form kGatheredGroupedMm =
+    GatheredGrouped("nvgemm_aot::gathered_grouped_mm", GateForm::kNone);
+inline constexpr Form kGatheredGroupedGatedMm =
+    GatheredGrouped("nvgemm_aot::gathered_grouped_gated_mm", GateForm::kJoined);
 constexpr Form KGrouped() {
   Form form = Grouped("nvgemm_aot::k_grouped_mm", Op::kKGroupedMm);
   form.optional_addend = Form::kNowhere;
@@ -102,6 +114,10 @@ inline constexpr Form kScaledGroupedMmOut =
     WithOut(kScaledGroupedMm, "nvgemm_aot::scaled_grouped_mm.out", 6);
 inline constexpr Form kGroupedGatedMmOut =
     WithOut(kGroupedGatedMm, "nvgemm_aot::grouped_gated_mm.out", 5);
+inline constexpr Form kGatheredGroupedMmOut =
+    WithOut(kGatheredGroupedMm, "nvgemm_aot::gathered_grouped_mm.out", 6);
+inline constexpr Form kGatheredGroupedGatedMmOut =
+    WithOut(kGatheredGroupedGatedMm, "nvgemm_aot::gathered_grouped_gated_mm.out", 6);
 inline constexpr Form kKGroupedMmOut = WithOut(kKGroupedMm, "nvgemm_aot::k_grouped_mm.out", 4);
 inline constexpr Form kGatheredMmOut = WithOut(kGatheredMm, "nvgemm_aot::gathered_mm.out", 4);
 inline constexpr Form kGatedMmOut = WithOut(kGatedMm, "nvgemm_aot::gated_mm.out", 4);

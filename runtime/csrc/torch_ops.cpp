@@ -147,24 +147,30 @@ struct Arguments {
     return found;
   }
 
-  static const char* WhyNot(const KernelSpec& spec) {
+  static std::string WhyNot(const KernelSpec& spec) {
+    const std::string function = Text(": call nvgemm_runtime.", OpName(spec.op));
     switch (spec.form) {
       case GateForm::kNone:
         return " has no gated epilogue";
       case GateForm::kJoined:
         return kForm.op == Op::kGroupedMm ? " has a gated epilogue: call grouped_gated_mm"
-                                          : " has a gated epilogue: call gated_mm";
+               : kForm.op == Op::kGatheredGroupedMm
+                   ? " has a gated epilogue: call gathered_grouped_gated_mm"
+                   : " has a gated epilogue: call gated_mm";
       case GateForm::kKept:
-        return " keeps its product, which no operator gives: call nvgemm_runtime.grouped_mm";
+        return " keeps its product, which no operator gives" + function;
       case GateForm::kGradient:
-        return " gives a gate's gradient, as no operator does: call nvgemm_runtime.grouped_mm";
+        return " gives a gate's gradient, as no operator does" + function;
       default:
-        return " reads gates, as no operator does: call nvgemm_runtime.grouped_mm";
+        return " reads gates, as no operator does" + function;
     }
   }
 
-  // How many groups offsets end; 0 where they are none, or no vector, which checks refuse.
-  int64_t groups() const { return offsets.length(); }
+  // How many groups offsets end, or for groups of gathered rows how many rows there are; 0 where there
+  // are none, or no vector, which checks refuse.
+  int64_t count() const {
+    return kForm.op == Op::kGatheredGroupedMm ? rows.length() : offsets.length();
+  }
 
   const OwnedTensor a;
   const OwnedTensor b;
@@ -184,7 +190,7 @@ void Functional(shim::Value* stack, uint64_t, uint64_t) {
     Kernel* kernel = arguments.FindKernel();
     const DLTensor a = ViewOf(arguments.a);
     const DLTensor b = ViewOf(arguments.b);
-    OwnedTensor out = AllocateResult(kernel->spec, a, b, arguments.groups());
+    OwnedTensor out = AllocateResult(kernel->spec, a, b, arguments.count());
     const DLTensor out_view = ViewOf(out);
     const StreamScope scope(a.device);
     Operands operands(a, b, out_view);
@@ -284,6 +290,14 @@ constexpr const char* kSchemas[] = {
     "-> Tensor",
     "grouped_gated_mm.out(Tensor a, Tensor b, Tensor offsets, str kernel, *, Tensor? bias=None, "
     "Tensor(a!) out) -> ()",
+    "gathered_grouped_mm(Tensor a, Tensor b, Tensor offsets, Tensor rows, str kernel, *, "
+    "Tensor? bias=None) -> Tensor",
+    "gathered_grouped_mm.out(Tensor a, Tensor b, Tensor offsets, Tensor rows, str kernel, *, "
+    "Tensor? bias=None, Tensor(a!) out) -> ()",
+    "gathered_grouped_gated_mm(Tensor a, Tensor b, Tensor offsets, Tensor rows, str kernel, *, "
+    "Tensor? bias=None) -> Tensor",
+    "gathered_grouped_gated_mm.out(Tensor a, Tensor b, Tensor offsets, Tensor rows, str kernel, *, "
+    "Tensor? bias=None, Tensor(a!) out) -> ()",
     "prepare(str kernel, str origin) -> int",
     "try_gemm(Tensor a, Tensor b, int kernel, *, Tensor(a!) out, Tensor? scale_a=None, "
     "Tensor? scale_b=None, Tensor? offsets=None, Tensor? addend=None) -> bool",
@@ -318,6 +332,10 @@ constexpr Implementation kDeviceImplementations[] = {
     {"gated_mm.out", Out<kGatedMmOut>},
     {"grouped_gated_mm", Functional<kGroupedGatedMm>},
     {"grouped_gated_mm.out", Out<kGroupedGatedMmOut>},
+    {"gathered_grouped_mm", Functional<kGatheredGroupedMm>},
+    {"gathered_grouped_mm.out", Out<kGatheredGroupedMmOut>},
+    {"gathered_grouped_gated_mm", Functional<kGatheredGroupedGatedMm>},
+    {"gathered_grouped_gated_mm.out", Out<kGatheredGroupedGatedMmOut>},
     {"try_gemm", TryGemm},
 };
 

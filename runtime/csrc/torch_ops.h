@@ -8,7 +8,7 @@
 namespace nvgemm {
 
 // The result of nvgemm_aot::abi(), which Python checks. Changes with the operators' schemas.
-inline constexpr int64_t kAbi = 7;
+inline constexpr int64_t kAbi = 8;
 
 // What generated C++ checks before it calls an operator. Changes with the schemas of prepare and
 // try_gemm alone, for packages that were compiled for another number run on ATen for ever.

@@ -120,7 +120,7 @@ OwnedTensor AllocateBytes(DLDevice device, int64_t bytes) {
 }
 
 OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTensor& b,
-                           int64_t groups) {
+                           int64_t count) {
   const int rank = spec.a_rank();
   if (a.ndim != rank || b.ndim != spec.b_rank()) {
     throw Failure(kValueError, Text("a and b have ", a.ndim, " and ", b.ndim,
@@ -130,7 +130,8 @@ OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTe
   const Numbers& numbers = Numbers::Get();
   const int64_t columns = spec.OutColumns(b.shape[spec.b_rank() - 1]);
   const int out_rank = spec.out_rank();
-  int64_t sizes[3] = {out_rank > rank ? groups : a.shape[0], a.shape[rank - 2], columns};
+  const int64_t rows = spec.op == Op::kGatheredGroupedMm ? count : a.shape[rank - 2];
+  int64_t sizes[3] = {out_rank > rank ? count : a.shape[0], rows, columns};
   // As torch computes them, for a tensor without elements too.
   const auto extent = [&](int at) { return sizes[at] > 0 ? sizes[at] : 1; };
   int64_t strides[3] = {extent(1) * extent(2), extent(2), 1};

@@ -52,10 +52,10 @@ DLTensor ViewOf(const OwnedTensor& tensor);
 // stream may use it even after it is freed, as with any temporary tensor of torch.
 OwnedTensor AllocateBytes(DLDevice device, int64_t bytes);
 
-// A row-major tensor for the result of a @ b, on the device of `a`; with `groups` matrices, where
-// groups lie along k.
+// A row-major tensor for the result of a @ b, on the device of `a`; with `count` matrices, where
+// groups lie along k, or `count` rows, where those of `a` are gathered for groups.
 OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTensor& b,
-                           int64_t groups);
+                           int64_t count);
 
 // Tells autograd that the operator writes to a tensor, so that backward() refuses to use a value
 // that was saved before. Throws Failure if torch does not let it be written to.

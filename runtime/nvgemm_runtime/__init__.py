@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .launch.dispatch_table import DispatchedSizes, dispatch_table
     from .launch.gates_and_groups import (
         gated_mm,
+        gathered_grouped_mm,
         gathered_mm,
         grouped_mm,
         k_grouped_mm,
@@ -50,6 +51,7 @@ __all__ = [
     "dispatch_table",
     "explain",
     "gated_mm",
+    "gathered_grouped_mm",
     "gathered_mm",
     "grouped_mm",
     "k_grouped_mm",
@@ -70,6 +72,7 @@ _NOT_IN_API = {
     "__version__": "_version",
     "dispatch_table": "launch.dispatch_table",
     "gated_mm": "launch.gates_and_groups",
+    "gathered_grouped_mm": "launch.gates_and_groups",
     "gathered_mm": "launch.gates_and_groups",
     "grouped_mm": "launch.gates_and_groups",
     "k_grouped_mm": "launch.gates_and_groups",

@@ -206,12 +206,12 @@ VARIABLES = {
         "be able to write to them or to a directory above."
     ),
     DEBUG_VARIABLE: (
-        "`1`: `nvgemm_runtime.grouped_mm`, `k_grouped_mm` and `moe.experts`, which checks counts "
-        "and indices too, and compiled code that is loaded while it is set, copy "
-        "offsets from the device and check them. Each call waits for that, so no CUDA graph can "
-        "be captured. `torch.ops.nvgemm_aot.grouped_mm` never checks; in generated C++, ATen "
-        "computes grouped products. Unchecked offsets that fall, or pass the end, go unnoticed, "
-        "and memory outside the operands may be read and written."
+        "`1`: `nvgemm_runtime.grouped_mm`, `k_grouped_mm`, `gathered_grouped_mm`, which checks its "
+        "rows too, and `moe.experts`, which checks counts and indices too, and compiled code that "
+        "is loaded while it is set, copy offsets from the device and check them. Each call waits "
+        "for that, so no CUDA graph can be captured. `torch.ops.nvgemm_aot.grouped_mm` never "
+        "checks; in generated C++, ATen computes grouped products. Unchecked offsets that fall, or "
+        "pass the end, go unnoticed, and memory outside the operands may be read and written."
     ),
     CACHE_VARIABLE: (
         "The cache directory of builds and of kernels compiled at run time; `nvgemm-aot` in "

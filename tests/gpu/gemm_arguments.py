@@ -99,10 +99,13 @@ class Arguments:
             return "scaled_mm", (self.a, self.b, *others[:2]), bias
         if signature.op in (Op.K_GROUPED_MM, Op.GATHERED_MM):
             return signature.op.value, (self.a, self.b, *others), {}
-        if signature.op is Op.GROUPED_MM:
-            name = "grouped_gated_mm" if signature.is_gated else "grouped_mm"
-            added = {"bias": others[1]} if Role.ADDEND in self.tensors else {}
-            return name, (self.a, self.b, others[0]), added
+        if signature.op.groups_rows:
+            name = signature.op.value
+            if signature.is_gated:
+                name = f"{name.removesuffix('mm')}gated_mm"
+            count = 2 if signature.op.is_gathered else 1
+            added = {"bias": others[count]} if Role.ADDEND in self.tensors else {}
+            return name, (self.a, self.b, *others[:count]), added
         if signature.is_gated:
             return "gated_mm", (self.a, self.b), {"bias": others[0]} if others else {}
         if signature.epilogue is not None:
@@ -115,8 +118,8 @@ class Arguments:
         name, tensors, keywords = self.operator_call()
         signature = self.problem.signature
         named: dict[str, Any] = dict(keywords)
-        if signature.op is Op.GROUPED_MM:
-            name = "grouped_mm" if signature.scales is None else "scaled_grouped_mm"
+        if signature.op.groups_rows:
+            name = signature.op.value if signature.scales is None else "scaled_grouped_mm"
         if signature.op.has_groups and signature.epilogue is Epilogue.ADD:
             named["addend"] = named.pop("bias")
         if signature.is_gated:
@@ -266,7 +269,12 @@ def _complete(
 
 
 def named_rows(problem: Problem, device: str) -> torch.Tensor:
-    """Any rows of B, some of them several times, and some that are just outside of it."""
+    """Any rows of B, some of them several times, and some that are just outside of it.
+
+    Of groups, any rows of A.
+    """
+    if problem.signature.op.has_groups:
+        return torch.randint(problem.m, (problem.m,), device=device, dtype=torch.int32)
     count = role_shape(problem, Role.B)[0]
     drawn = torch.randint(-2, count + 2, role_shape(problem, Role.ROWS), device=device)
     return drawn.to(torch.int32)

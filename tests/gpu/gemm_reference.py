@@ -80,7 +80,7 @@ def _before_activation(arguments: Arguments, *, of_magnitudes: bool = False) -> 
     signature = arguments.problem.signature
     if addend is None or (signature.epilogue is not None and signature.epilogue.reads_addend):
         return result
-    if signature.op is Op.GROUPED_MM and signature.epilogue is not Epilogue.ADD:
+    if signature.op.groups_rows and signature.epilogue is not Epilogue.ADD:
         addend = _row_of_each(arguments.tensors[Role.OFFSETS], addend, len(result))
     return result + (addend.double().abs() if of_magnitudes else addend.double())
 
@@ -136,6 +136,8 @@ def _product(arguments: Arguments, *, of_magnitudes: bool = False) -> torch.Tens
         return (a[..., None] * taken).sum(1)
     if not problem.signature.op.has_groups:
         return a @ b.mT
+    if problem.signature.op is Op.GATHERED_GROUPED_MM:
+        a = a[tensors[Role.ROWS].long().clamp(0, len(a) - 1)]
     begin = 0
     if problem.signature.op is Op.K_GROUPED_MM:
         shape = role_shape(problem, Role.OUT)

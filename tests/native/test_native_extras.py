@@ -46,6 +46,7 @@ SUMMED = signature(
 )
 ADDED_TO_GROUPS = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.ADD)
 GATHERED = signature("tt", op=Op.GATHERED_MM, operand=DType.BF16)
+GATHERED_GROUPS = signature("tn", op=Op.GATHERED_GROUPED_MM, operand=DType.BF16)
 UPS = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_HALVES_UPS)
 
 
@@ -180,6 +181,23 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
         r"rows have shape \(16, 64\) and strides \(1, 16\)"),
     "rows' dtype": (GATHERED, lambda x: (x.others[0].long(),), TypeError,
         "rows is int64; must be int32"),
+    "no rows for groups": (GATHERED_GROUPS, lambda x: x.others[:1], TypeError,
+        "rows is missing; besides .* takes offsets, rows"),
+    "rows for groups that are not gathered": (GROUPED, lambda x: (*x.others, x.others[0]),
+        TypeError, "2 tensors are.*takes 1"),
+    "a row less than the result has": (GATHERED_GROUPS,
+        lambda x: (x.others[0], x.others[1][:15]), ValueError,
+        r"rows has shape \(15\).*must have 16 contiguous elements: one for each row of out"),
+    "rows for groups with gaps": (GATHERED_GROUPS,
+        lambda x: (x.others[0], torch.zeros(32, dtype=torch.int32)[::2]), ValueError,
+        r"rows has shape \(16\) and strides \(2\)"),
+    "dtype of rows for groups": (GATHERED_GROUPS,
+        lambda x: (x.others[0], x.others[1].long()), TypeError, "rows is int64; must be int32"),
+    "rows for groups in the result": (GATHERED_GROUPS,
+        lambda x: (x.others[0], x.out[0].view(torch.int32)), ValueError, "out overlaps rows"),
+    "number of offsets of gathered groups": (GATHERED_GROUPS,
+        lambda x: (x.others[0][:2], x.others[1]), ValueError,
+        r"offsets have shape \(2\).*of shape \(3\), one end for each matrix of b"),
     "number of offsets": (GROUPED, lambda x: (x.others[0][:2],), ValueError,
         r"offsets have shape \(2\).*must be contiguous and of shape \(3\)"),
     "number of offsets of groups along k": (K_GROUPED, lambda x: (x.others[0][:2],), ValueError,
@@ -578,6 +596,37 @@ def test_gathered_rows_have_the_results_columns_and_memory_of_their_own(
         lib.launch(handles(GATHERED), a, b[:, :12], out[:, :12], rows)
     with pytest.raises(ValueError, match="a has stride 16 along dimension 1; must be 1"):
         lib.launch(handles(GATHERED), a.T.contiguous().T, b, out, rows)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+def test_groups_take_rows_of_any_number_of_tokens(
+    lib: native.Native, handles: Callable[[Signature], int], tokens: int
+) -> None:
+    arguments = arguments_of(GATHERED_GROUPS)
+    _, b, out = arguments.operands()
+    offsets, _ = arguments.others
+    a = torch.randn(tokens, 72).bfloat16()[:, :64]
+    rows = at_odd_address(torch.randint(tokens, (16,), dtype=torch.int32), 1)
+    lib.launch(handles(GATHERED_GROUPS), a, b, out, offsets, rows)
+    begin = 0
+    for group, end in enumerate(offsets.tolist()):
+        wanted = a[rows[begin:end].long()].float() @ b[group].float()
+        torch.testing.assert_close(out[begin:end].float(), wanted, rtol=2**-7, atol=0.1)
+        begin = end
+    lib.launch(handles(GATHERED_GROUPS), a, b, out[:0], offsets * 0, rows[:0])
+    lib.launch(handles(GATHERED_GROUPS), a[:0], b, out, offsets, rows)
+    assert not out.any(), "of no token"
+
+
+def test_gathered_groups_have_the_columns_and_memory_of_their_result(
+    lib: native.Native, handles: Callable[[Signature], int]
+) -> None:
+    arguments = arguments_of(GATHERED_GROUPS)
+    a, b, out = arguments.operands()
+    with pytest.raises(ValueError, match=r"must be \(any, k\), \(groups, k, n\) and \(m, n\)"):
+        lib.launch(handles(GATHERED_GROUPS), a[:, :32], b, out, *arguments.others)
+    with pytest.raises(ValueError, match="out overlaps a"):
+        lib.launch(handles(GATHERED_GROUPS), out[:, :32], b[:, :32], out, *arguments.others)
 
 
 @pytest.mark.parametrize(

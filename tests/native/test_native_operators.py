@@ -36,6 +36,7 @@ GROUPED_KEPT, GROUPED_GRADIENT, GROUPED_UPS = (
     )
 )
 K_GROUPED = signature("nt", op=Op.K_GROUPED_MM, operand=DType.BF16)
+GATHERED_GROUPS = signature("tn", op=Op.GATHERED_GROUPED_MM, operand=DType.BF16)
 SIGNATURES = (
     BIASED,
     signature("tn", operand=DType.BF16, epilogue=Epilogue.ADD),
@@ -51,6 +52,10 @@ SIGNATURES = (
     GROUPED_OAI,
     K_GROUPED,
     signature("tt", op=Op.GATHERED_MM, operand=DType.BF16),
+    GATHERED_GROUPS,
+    signature(
+        "tn", op=Op.GATHERED_GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_OAI_HALVES
+    ),
 )
 
 by_key = pytest.mark.parametrize("served", SIGNATURES, ids=lambda served: served.key)
@@ -94,7 +99,7 @@ def test_out_forms_and_try_gemm_give_the_same(register: Register, served: Signat
     assert_close(made, arguments)
     packet.out(*positional, **keywords, out=arguments.out)
     assert torch.equal(made, arguments.out)
-    if served.op is Op.GATHERED_MM:
+    if served.op.is_gathered:
         return  # which generated C++ does not call
     tried = torch.zeros_like(made)
     a, b, _ = arguments.operands()
@@ -181,6 +186,29 @@ def test_gates_of_groups_have_an_operator_of_their_own(register: Register) -> No
     assert operators.grouped_gated_mm(*meta, gated).shape == (16, 16)
     with pytest.raises(RuntimeError, match="b has 31 columns; must have pairs"):
         operators.grouped_gated_mm(meta[0], meta[1][..., :31], meta[2], gated)
+
+
+def test_gathered_groups_have_the_rows_that_are_named(register: Register) -> None:
+    kept, _ = register(
+        signature(
+            "tn", op=Op.GATHERED_GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.GEGLU_HALVES_KEPT
+        )
+    )
+    id, _ = register(GATHERED_GROUPS)
+    grouped, _ = register(GROUPED)
+    operators = torch.ops.nvgemm_aot
+    a, b, offsets, rows = arguments_of(GATHERED_GROUPS).operator_call()[1]
+    few = rows[:7], offsets.clamp(max=7)
+    assert operators.gathered_grouped_mm(a, b, few[1], few[0], id).shape == (7, 32)
+    meta = [one.to("meta") for one in (a, b, few[1], few[0])]
+    assert operators.gathered_grouped_mm(*meta, id).shape == (7, 32)
+    with pytest.raises(RuntimeError, match=r"rows are \(7, 1\); must be \[m\]"):
+        operators.gathered_grouped_mm(*meta[:3], meta[3][:, None], id)
+    with pytest.raises(RuntimeError, match="is for grouped_mm, not for gathered_grouped_mm"):
+        operators.gathered_grouped_mm(a, b, offsets, rows, grouped)
+    said = "no operator gives: call nvgemm_runtime.gathered_grouped_mm"
+    with pytest.raises(RuntimeError, match=said):
+        operators.gathered_grouped_gated_mm(a, b, offsets, rows, kept)
 
 
 @pytest.mark.parametrize(

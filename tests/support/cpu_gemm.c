@@ -247,7 +247,11 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
 #ifdef AT_ROWS
   const tensor_t *rows = arguments[AT_ROWS].v.tensor;
   const int32_t *named = (const int32_t *)((char *)rows->data + rows->byte_offset);
+#ifdef AT_OFFSETS  /* of a, one for each of the result */
+  if (rows->ndim != 1) return raise("ValueError", "rows of another rank");
+#else
   if (rows->ndim != 2) return raise("ValueError", "rows of another rank");
+#endif
 #endif
 #ifdef AT_SUMS  /* as a kernel whose tiles are two parts wide: it writes every second one */
   const tensor_t *sums = arguments[AT_SUMS].v.tensor;
@@ -283,7 +287,7 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
     for (int64_t i = i0; i < i0 + TILE_M && i < m; ++i)
       for (int64_t j = j0; j < j0 + TILE_N && j < n; ++j) {
         int64_t matrix = batch;
-        int64_t first = 0, last = depth;
+        int64_t first = 0, last = depth, of_a = i;
         SUM sum;
 #ifdef GROUPS_ALONG_K
         first = batch == 0 ? 0 : ends[batch - 1];
@@ -292,6 +296,9 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
         matrix = 0;
         while (matrix < offsets->shape[0] && i >= ends[matrix]) ++matrix;
         if (matrix == offsets->shape[0]) continue;  /* behind the last group */
+#ifdef AT_ROWS  /* another one where a has none of that number */
+        of_a = named[i] < 0 ? 0 : named[i] < a->shape[0] ? named[i] : a->shape[0] - 1;
+#endif
 #endif
 #ifdef PAIRED
         SUM pair[2];
@@ -303,11 +310,11 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
         sum = 0;
         for (int64_t k = first; k < last; ++k) {
           int64_t row = k;
-#ifdef AT_ROWS
+#if defined AT_ROWS && !defined AT_OFFSETS
           row = named[i * depth + k];
           if (row < 0 || row >= b->shape[0]) continue;
 #endif
-          SUM product = LOAD(av.data, offset(av, batch, i, k)) *
+          SUM product = LOAD(av.data, offset(av, batch, of_a, k)) *
                         LOAD_B(bv.data, offset(bv, matrix, row, column));
 #ifdef SCALES_BLOCK
           product *= LOAD_SCALE(sa, swizzled(i, k / BLOCK, blocks)) *

@@ -90,6 +90,19 @@ FUSED = (
         for operand in (DType.FP16, DType.BF16)
     ),
     *(
+        cpu_kernels.signature("tn", op=Op.GATHERED_GROUPED_MM, operand=operand)
+        for operand in (DType.FP16, DType.BF16)
+    ),
+    *(
+        cpu_kernels.signature("tn", op=Op.GATHERED_GROUPED_MM, operand=DType.BF16, epilogue=one)
+        for one in (
+            Epilogue.BIAS,
+            Epilogue.SWIGLU_HALVES,
+            Epilogue.SWIGLU_OAI_INTERLEAVED_KEPT,
+            Epilogue.SWIGLU_HALVES_UPS,
+        )
+    ),
+    *(
         cpu_kernels.signature("tt", op=Op.GATHERED_MM, operand=operand)
         for operand in (DType.FP16, DType.BF16)
     ),

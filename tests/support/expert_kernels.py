@@ -57,10 +57,12 @@ def build_kernels(
     candidates: int = len(cpu_provider.TILES),
     provider: cpu_provider.CpuProvider | None = None,
     gathered: bool = False,
+    gathering: Sequence[Epilogue | None] = (),
 ) -> Path:
     """Build a bundle of grouped kernels in bf16: of epilogues by layout, or of some for several.
 
-    With ``gathered``, also of those that weigh and add rows.
+    With ``gathered``, also of those that weigh and add rows; of the epilogues ``gathering``, those
+    in layout tn that take rows of A by their numbers.
     The only candidate, where there is one, demands operands that are aligned to 16 bytes.
     """
     by_layout = dict.fromkeys(layouts.split(), epilogues) if isinstance(layouts, str) else layouts
@@ -68,6 +70,10 @@ def build_kernels(
         signature(layout, op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
         for layout, of_layout in by_layout.items()
         for epilogue in of_layout
+    ]
+    served += [
+        signature("tn", op=Op.GATHERED_GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
+        for epilogue in gathering
     ]
     if gathered:
         served.append(signature("tt", op=Op.GATHERED_MM, operand=DType.BF16))

@@ -95,7 +95,9 @@ def _is_of_one_expert(entry: ConfigEntry) -> bool:
 
 def _needs_quack(entry: ConfigEntry) -> bool:
     signature = entry.signature
-    return signature.is_gated or (signature.op.has_groups and signature.epilogue is not None)
+    if signature.is_gated or signature.op is Op.GATHERED_GROUPED_MM:
+        return True
+    return signature.op.has_groups and signature.epilogue is not None
 
 
 def _entry_lines(entries: Iterable[ConfigEntry], wanted: ManifestOptions) -> Iterator[str]:
@@ -166,6 +168,7 @@ def _entry_comment(entry: ConfigEntry) -> str:
 _LEADS = {
     Product.FORWARD: "",
     Product.BIASED_FORWARD: "with their biases, ",
+    Product.GATHERED_FORWARD: "taking the rows of tokens where they are, ",
     Product.INPUT_GRADIENT: "gradients of the inputs of ",
     Product.ADDED_INPUT_GRADIENT: "gradients of inputs, added to those by the other weight, of ",
     Product.WEIGHT_GRADIENT: "gradients of the weights of ",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,15 @@ from .models.expert_weights import ExpertWeights, as_kept_by
 from .models.gemm import ModelGemm, Projection, Routing
 from .models.quantization import QuantizedTypes
 from .models.tensor_parallel import share, undivided_heads
-from .models.training import Product, layout_of, op_of, pair_of, products_of, sizes_of
+from .models.training import (
+    Product,
+    gathers_rows,
+    layout_of,
+    op_of,
+    pair_of,
+    products_of,
+    sizes_of,
+)
 from .rules import MAX_PROBLEMS
 from .schema import NAME_ALLOWED, NAME_PATTERN
 
@@ -182,7 +191,8 @@ def make_manifest(
         signature = _gated(use, use.form, wanted) if use.form else _signature(use, wanted)
         reason = gemm.unserved or _why_unserved(use, signature, wanted)
         if reason:
-            left_out.append((use, reason))
+            if use.product is not Product.GATHERED_FORWARD:  # that is said of copied rows
+                left_out.append((use, reason))
             continue
         entry = entries.setdefault(
             (use.product, gemm.routing, signature),
@@ -304,23 +314,32 @@ def _uses(
             if not gemm.unserved  # that is said without its gate
             for product, form in _gated_products(gemm, wanted)
             for types in types_of(gemm)
+            if types is None or product is not Product.GATHERED_FORWARD
         )
         yield from dict.fromkeys(gated)
 
 
-def _gated_products(gemm: ModelGemm, wanted: ManifestOptions) -> Iterator[tuple[Product, GateForm]]:
-    """The products of a GEMM that have a gate as part of them; those of training for experts."""
+def _gated_products(
+    gemm: ModelGemm, wanted: ManifestOptions
+) -> Iterator[tuple[Product, GateForm | None]]:
+    """The products of a GEMM that have a gate as part of them; those of training for experts.
+
+    Where kernels gather rows, the product of gates has a form of its own, without one: the gate
+    beside ups reads it.
+    """
+    forward = (Product.FORWARD, *([Product.GATHERED_FORWARD] if gathers_rows(gemm) else ()))
     of_experts_in_training = wanted.training and gemm.routing is not None
     if gemm.gated is not None:
-        yield Product.FORWARD, GateForm.JOINED
-        if of_experts_in_training:
-            yield Product.FORWARD, GateForm.KEPT
+        forms = [GateForm.JOINED, *([GateForm.KEPT] if of_experts_in_training else ())]
+        yield from itertools.product(forward, forms)
     if gemm.gate_before is not None and of_experts_in_training:
         yield Product.INPUT_GRADIENT, GateForm.GRADIENT
         if gemm.routing is not None and gemm.routing.sharing == 1:  # where rows get their weights
             yield Product.INPUT_GRADIENT, GateForm.GRADIENT_SUMS
     if gemm.gate_beside is not None and gemm.routing is not None:
-        yield Product.FORWARD, GateForm.UPS
+        yield from itertools.product(forward, [GateForm.UPS])
+    if gemm.is_read_by_gate and gathers_rows(gemm):
+        yield Product.GATHERED_FORWARD, None
 
 
 def _gated(use: RankGemm, form: GateForm, wanted: ManifestOptions) -> Signature:
@@ -335,7 +354,7 @@ def _gated(use: RankGemm, form: GateForm, wanted: ManifestOptions) -> Signature:
     assert gate.row.order is not None
     operand = dtype if types is None else types.dtype
     return Signature(
-        op=Op.GROUPED_MM if gemm.routing else Op.MM,
+        op=op_of(gemm, use.product),
         layout=layout_of(gemm, use.product),
         a=operand,
         b=operand,

@@ -34,6 +34,7 @@ _WORDS = {
             "grouped_mm": "_grouped_mm grouped moe",
             "k_grouped_mm": "wgrad grouped_wgrad",
             "gathered_mm": "embedding_bag combine unpermute gather_sum",
+            "gathered_grouped_mm": "gather_grouped_mm grouped_gather permute",
             "gemms": "shape shapes problems matmuls",
             "mnk": "shape shapes problems size sizes",
             "nk": "shape shapes size sizes weights",

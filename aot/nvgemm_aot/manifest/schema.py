@@ -252,8 +252,8 @@ class GemmEntry(SharedEntry):
     )
     groups: OneOrMore[Extent] = Field(
         default_factory=list,
-        description="Groups of rows, and matrices B, of grouped_mm; groups along k, and results, "
-        "of k_grouped_mm. These alone have them, and need it.",
+        description="Groups of rows, and matrices B, of grouped_mm and gathered_grouped_mm; groups "
+        "along k, and results, of k_grouped_mm. These alone have them, and need it.",
     )
     count: Number = Field(
         default_factory=int,

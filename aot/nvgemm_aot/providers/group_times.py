@@ -148,7 +148,7 @@ class GroupTimes:
         known = self.costs.get(design_name(candidate))
         if known is not None:
             return known
-        unit = self.unknown[candidate.signature.op.value]
+        unit = self.unknown[_counted_as(candidate)]
         m, n, k = candidate.block_shape.tile
         area = m * n / 128**2
         return TileCost(step=unit.step * area * k / 64, rest=unit.rest * area)
@@ -252,17 +252,23 @@ def design_name(candidate: Candidate) -> str:
     """What costs are known by: operation, layout, tile, cluster and schedules of warps and tiles.
 
     Types and epilogues are left out: kernels that differ in these alone cost nearly the same, and
-    are not compared with each other.
+    are not compared with each other. So is whether rows are gathered.
     """
     shape = candidate.block_shape
     signature = candidate.signature
     tile = "x".join(map(str, shape.tile))
     schedule = ("dynamic",) if candidate.design.scheduler == DYNAMIC_PERSISTENT else ()
     words = (
-        signature.op.value, signature.layout.value, tile, "x".join(map(str, shape.cluster)),
+        _counted_as(candidate), signature.layout.value, tile, "x".join(map(str, shape.cluster)),
         *candidate.traits, *schedule,
     )  # fmt: skip
     return " ".join(words)
+
+
+def _counted_as(candidate: Candidate) -> str:
+    """The operation whose costs a candidate's tiles have."""
+    op = candidate.signature.op
+    return (Op.GROUPED_MM if op.groups_rows else op).value
 
 
 def find_group_times(target: BuildTarget) -> GroupTimes | None:

@@ -71,7 +71,7 @@ def expect(operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
     import torch
 
     out = operands[2]
-    if signature.op is not Op.GROUPED_MM or out.numel() <= MOST_AT_ONCE:
+    if not signature.op.groups_rows or out.numel() <= MOST_AT_ONCE:
         return _expect_at_once(operands, signature, terms=terms)
     parts = [
         _expect_at_once(_rows_of_groups(operands, signature, begin, end), signature, terms=terms)
@@ -115,8 +115,9 @@ def _rows_of_groups(
 ) -> list[torch.Tensor]:
     """Operands of a grouped product for some of its rows."""
     a, b, out, *extras = operands
-    of_rows = {Role.SCALE_A, Role.SUMS} | ({Role.ADDEND} if _addend_has_rows(signature) else set())
-    made = [a[begin:end], b, out[begin:end]]
+    of_rows = {Role.SCALE_A, Role.ROWS, Role.SUMS}
+    of_rows |= {Role.ADDEND} if _addend_has_rows(signature) else set()
+    made = [a if signature.op.is_gathered else a[begin:end], b, out[begin:end]]
     for role, operand in zip(extra_roles(signature), extras):
         if role is Role.OFFSETS:
             made.append((operand - begin).clamp(0, end - begin))
@@ -221,7 +222,9 @@ def _before_activation(
         return tensor.double().abs_() if of_magnitudes else tensor.double()
 
     given = dict(zip(extra_roles(signature), extras))
-    if signature.op is Op.GROUPED_MM:
+    if signature.op.groups_rows:
+        if Role.ROWS in given:
+            a = a[given[Role.ROWS].long()]
         result = _product_of_groups(values(a), values(b), given[Role.OFFSETS])
         if Role.ADDEND in given and not _reads(signature):
             added = values(given[Role.ADDEND])

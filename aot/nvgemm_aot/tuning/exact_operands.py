@@ -295,7 +295,7 @@ def _plant_nan(matrix: torch.Tensor, generator: torch.Generator, device: str) ->
 def shapes_with_k_last(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of A and B with k last in both; extents count values."""
     batch = (problem.batch,) if problem.signature.op is Op.BMM else ()
-    groups = (problem.groups,) if problem.signature.op is Op.GROUPED_MM else ()
+    groups = (problem.groups,) if problem.signature.op.groups_rows else ()
     if problem.signature.op is Op.GATHERED_MM:
         return (problem.m, problem.k), (problem.n, problem.m * problem.k)
     return (*batch, problem.m, problem.k), (*batch, *groups, problem.n, problem.k)

@@ -104,7 +104,7 @@ def make_extras(
         if role is Role.OFFSETS:
             made.append(_group_ends(problem, device, routing))
         elif role is Role.ROWS:
-            made.append(_random_rows(problem, device, generator))
+            made.append(_random_rows(problem, device, generator, routing))
         elif role is Role.SUMS:
             made.append(torch.zeros(role_shape(problem, role), device=device))
         elif role is Role.ADDEND:
@@ -143,12 +143,28 @@ def _group_ends(problem: Problem, device: str, routing: str) -> torch.Tensor:
     return torch.tensor(ends, dtype=torch.int32, device=device)
 
 
-def _random_rows(problem: Problem, device: str, generator: torch.Generator) -> torch.Tensor:
-    """Each row of B once, in random order: as the rows of tokens lie among those of experts."""
+ROWS_OF_A_TOKEN = 8
+"""Of groups of gathered rows, how often each row of A that is used is named: as many models have 8
+experts for a token."""
+
+
+def _random_rows(
+    problem: Problem, device: str, generator: torch.Generator, routing: str
+) -> torch.Tensor:
+    """Each row of B once, in random order: as the rows of tokens lie among those of experts.
+
+    Of groups, some rows of A several times, rising in each group, as each expert has its tokens.
+    """
     import torch
 
     shape = role_shape(problem, Role.ROWS)
     drawn = torch.randperm(math.prod(shape), generator=generator, device=device)
+    if problem.signature.op.has_groups:
+        drawn %= -(-problem.m // ROWS_OF_A_TOKEN)
+        begin = 0
+        for count in routed(problem, routing):
+            drawn[begin : begin + count] = drawn[begin : begin + count].sort().values
+            begin += count
     return drawn.to(torch.int32).reshape(shape)
 
 

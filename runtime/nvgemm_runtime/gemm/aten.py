@@ -28,7 +28,8 @@ class AtenGemm:
     """A GEMM that ATen is asked for.
 
     Attributes:
-        op: ATen's name of the operator, such as ``mm`` or ``addmm``; or `GATHERED`.
+        op: ATen's name of the operator, such as ``mm`` or ``addmm``; or `GATHERED`, or
+            `GATHERED_GROUPED`.
         a: Operand of shape [m, k], with a leading batch for batches.
         b: Operand of shape [k, n], with a leading batch or groups.
         out: Result of shape [m, n], with a leading batch for batches; [m, n / 2] with a gate.
@@ -96,6 +97,9 @@ BIAS_ADDMM = "bias_addmm"
 GATHERED = "gathered_mm"
 """Stands in `AtenGemm` for sums of gathered rows. No operator of ATen's computes them with weights
 in fp32 (``embedding_bag`` takes them in the matrix' type), so it is not among `OPERATORS`."""
+
+GATHERED_GROUPED = "gathered_grouped_mm"
+"""Stands there for products of groups of rows that indices name, which ATen computes of a copy."""
 
 OPERATORS = {
     "mm": ServedOperator(
@@ -186,8 +190,8 @@ def aten_name(inductor_name: str) -> str:
 
 def operation_of(gemm: AtenGemm) -> Op:
     """The operation of kernels that may compute a call of an operator that they have."""
-    if gemm.op == GATHERED:
-        return Op.GATHERED_MM
+    if gemm.op in (GATHERED, GATHERED_GROUPED):
+        return Op(gemm.op)
     row = OPERATORS[gemm.op]
     if row.op_of_matrices is not None and (gemm.a.dim(), gemm.b.dim()) == (2, 2):
         return row.op_of_matrices
@@ -199,8 +203,8 @@ def operator_for(signature: Signature) -> str:
 
     None has a second result, such as sums of rows.
     """
-    if signature.op is Op.GATHERED_MM:
-        return GATHERED
+    if signature.op.is_gathered:
+        return signature.op.value
     needed = {role for role in roles(signature) if role not in (Role.OUT, Role.SUMS)}
     return next(
         name

@@ -28,7 +28,8 @@ class ExtraOperands:
             [m] and [groups, n].
         recipe: What the scales are; None to read it off their types and sizes, as torch does.
         offsets: Where each group ends along m, or along k: int32 of shape [groups].
-        rows: The row of B that each element of A multiplies: int32 of A's shape.
+        rows: The row of B that each element of A multiplies: int32 of A's shape. With offsets, the
+            row of A for each row of the result: int32 of shape [m].
         addend: What is added to the product: [n], [1, n] or as the result, which may have stride 0
             where it is one row for all; [groups, n] with offsets, a row for each group. For the
             gradient of a gate: the product that was kept, [m, 2 n]. For ups: the gates, [m, n].
@@ -75,6 +76,13 @@ class ExtraOperands:
         if self.offsets is None or self.offsets.dim() != 1:
             return None
         return int(self.offsets.shape[0])
+
+    @property
+    def gathered(self) -> int | None:
+        """How many rows of A are gathered, one for each of the result; None where none are."""
+        if self.rows is None or self.offsets is None or self.rows.dim() != 1:
+            return None
+        return int(self.rows.shape[0])
 
     def wanted(self) -> tuple[object, ...]:
         """All but the tensors themselves that decides what is computed."""
@@ -356,19 +364,20 @@ def check_offsets(extras: ExtraOperands, groups: int, where: str = "grouped_mm")
         raise NoKernelError("offsets are not contiguous; call .contiguous() on them")
 
 
-def check_rows(extras: ExtraOperands, shape: tuple[int, ...]) -> None:
-    """Check the rows that ``gathered_mm`` adds, but for their values: kernels skip those outside B.
+def check_rows(extras: ExtraOperands, shape: tuple[int, ...], where: str = "gathered_mm") -> None:
+    """Check the rows that are gathered, but for their values, which kernels check.
 
     Raises:
-        ValueError: If they are missing, or not of A's shape.
+        ValueError: If they are missing, or not of A's shape, or with offsets of one dimension.
         NoKernelError: If they are of another type, or not contiguous.
     """
     rows = extras.rows
     if rows is None:
-        raise ValueError("gathered_mm: rows are missing")
+        raise ValueError(f"{where}: rows are missing")
     if tuple(rows.shape) != shape:
+        wanted = "one for each row of the result" if extras.offsets is not None else "that of a"
         raise ValueError(
-            f"gathered_mm: rows have shape {list(rows.shape)}, must have that of a, {list(shape)}"
+            f"{where}: rows have shape {list(rows.shape)}, must have {list(shape)}, {wanted}"
         )
     if str(rows.dtype) != "torch.int32":
         raise NoKernelError(f"rows are {rows.dtype}, must be torch.int32; call .int() on them")
@@ -423,3 +432,22 @@ def check_offset_values(
                 "ends rise, and stay within a"
             )
         before = end
+
+
+def check_row_values(rows: torch.Tensor, count: int, offsets: torch.Tensor) -> None:
+    """Check that A has the rows that ``gathered_grouped_mm`` takes; copies from the device.
+
+    Kernels take some other row of A for one that it does not have. For debugging; it waits for the
+    device. Rows past the last end are not looked at.
+
+    Raises:
+        ValueError: If a row is negative, or not below ``count``, the number of A's rows.
+    """
+    taken = rows[: int(offsets[-1])]
+    outside = ((taken < 0) | (taken >= count)).nonzero()
+    if len(outside):
+        place = int(outside[0])
+        raise ValueError(
+            f"gathered_grouped_mm: rows[{place}] is {int(taken[place])}, must be in "
+            f"0..{count - 1}: a has {count} rows"
+        )

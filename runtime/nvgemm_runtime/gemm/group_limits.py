@@ -51,7 +51,7 @@ def too_large_for(provider: str, op: Op, divided: int, out_row_bytes: int) -> st
     if divided > LARGEST_GROUP:
         name = "k" if op is Op.K_GROUPED_MM else "m"
         return f"{name} is {divided}, {provider}'s kernels of groups take at most {LARGEST_GROUP}"
-    if op is Op.GROUPED_MM and out_row_bytes > LONGEST_ROW_BYTES:
+    if op.groups_rows and out_row_bytes > LONGEST_ROW_BYTES:
         return (
             f"rows of the result lie {out_row_bytes} bytes apart, {provider}'s kernels of groups "
             f"take at most {LONGEST_ROW_BYTES}; divide B's columns into several products"

@@ -27,7 +27,8 @@ GATED_ROWS, PAIRED_ROWS, GATE_GRADIENT = "gated_rows", "paired_rows", "gate_grad
 GATE_GRADIENT_SUMS, PAIRED_GATED_ROWS = "gate_gradient_sums", "paired_gated_rows"
 """Names of those in compiled graphs that kernels with a gate compute, or write for one to read:
 `ROWS` with a gate behind it, two products side by side, a product with a gate's gradient, that with
-sums of rows, and two products side by side with their gate behind them."""
+sums of rows, and two products side by side with their gate behind them. The first and the last may
+take ``indices``, the row of ``a`` for each row of the result."""
 
 OF_GRADIENTS = (GATE_GRADIENT, GATE_GRADIENT_SUMS)
 """Those whose first operand is ``grad``."""
@@ -74,11 +75,13 @@ def read_products(name: str, given: Mapping[str, Any]) -> tuple[AtenGemm, ...]:
         )
     if name in OF_TWO_WEIGHTS:
         return tuple(
-            _read_compact(ROWS, given["a"], given[f"b_{one}"], given["offsets"], given.get(bias))
+            _read_groups(given, given[f"b_{one}"], given.get(bias))
             for one, bias in (("gate", "bias_gate"), ("up", "bias_up"))
         )
+    if name == GATED_ROWS:
+        return (_read_groups(given, given["b"], given.get("bias")),)
     a = given["grad" if name in OF_GRADIENTS else "a"]
-    read = ROWS if name in (GATED_ROWS, *OF_GRADIENTS) else name
+    read = ROWS if name in OF_GRADIENTS else name
     return (_read_compact(read, a, given["b"], given["offsets"], given.get("bias")),)
 
 
@@ -96,6 +99,14 @@ def _read_gathered(matrix: Operand, rows: Operand) -> AtenGemm:
     out = _copied(replace(matrix, shape=(rows.shape[0], matrix.shape[1])))
     extras = ExtraOperands(rows=named)
     return AtenGemm(op=GATHERED, a=weights, b=matrix, out=out, extras=extras)
+
+
+def _read_groups(given: Mapping[str, Any], b: Operand, bias: Operand | None) -> AtenGemm:
+    """A product of groups of the rows of ``a``; of those that indices name, as of a copy."""
+    a, indices = given["a"], given.get("indices")
+    if indices is not None:
+        a = _copied(replace(a, shape=(indices.shape[0], a.shape[1])))
+    return _read_compact(ROWS, a, b, given["offsets"], bias)
 
 
 def _read_compact(

@@ -116,12 +116,15 @@ RANKS = {
     Op.GROUPED_MM: (2, 3),
     Op.K_GROUPED_MM: (2, 2),
     Op.GATHERED_MM: (2, 2),
+    Op.GATHERED_GROUPED_MM: (2, 3),
 }
 """Ranks of A and B; the result has that of A, but 3 for ``k_grouped_mm``."""
 
 
 def op_of(a: torch.Tensor, b: torch.Tensor, extras: ExtraOperands) -> Op:
     """The operation that takes such operands."""
+    if extras.offsets is not None and extras.rows is not None:
+        return Op.GATHERED_GROUPED_MM
     if extras.offsets is not None:
         return Op.GROUPED_MM if b.dim() == 3 else Op.K_GROUPED_MM
     if extras.rows is not None:
@@ -137,13 +140,15 @@ def check_shapes(
     *,
     form: GateForm | None = None,
     groups: int | None = None,
+    rows: int | None = None,
 ) -> tuple[int, ...]:
     """The shape of a result; operands that cannot be multiplied, whatever the kernel, are refused.
 
     A has the shape [m, k], with a leading batch for ``bmm``; B has [k, n], with a leading batch for
     ``bmm`` or groups for ``grouped_mm``. With a gate, its ``form`` says how many columns the result
     has. Of ``k_grouped_mm``, it is [groups, m, n]; how many ``groups`` there are, offsets say. Of
-    ``gathered_mm``, B may have any number of rows.
+    ``gathered_mm``, B may have any number of rows. Of ``gathered_grouped_mm``, A may, and ``rows``
+    says how many the result has.
 
     Raises:
         ValueError: If ranks, shapes or devices do not fit, or n is odd and has pairs for a gate.
@@ -163,6 +168,10 @@ def check_shapes(
             raise ValueError(f"{op.value}: b has {columns} columns, must have pairs for a gate")
         columns = columns // form.row.product_columns * form.row.out_columns
     shape: tuple[int, ...] = (*a.shape[:-1], columns)
+    if op is Op.GATHERED_GROUPED_MM:
+        if rows is None:
+            raise ValueError(f"{op.value}: rows are missing, or not of one dimension")
+        shape = (rows, columns)
     if op is Op.K_GROUPED_MM:
         if groups is None:
             raise ValueError(f"{op.value}: offsets are missing, or not of one dimension")
@@ -252,15 +261,20 @@ def _read_extras(
             )
     dtype = _dtype(a.dtype)
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1] * dtype.packed
-    if op is Op.GROUPED_MM:
-        check_offsets(extras, b.shape[0])
+    in_front = a.shape[:-1]
+    if op is Op.GATHERED_GROUPED_MM:
+        m = extras.gathered or 0
+        in_front = (m,)
+        check_rows(extras, in_front, op.value)
+    if op.groups_rows:
+        check_offsets(extras, b.shape[0], op.value)
         check_sums(extras, m, n)
     elif op is Op.K_GROUPED_MM:
         check_offsets(extras, extras.groups or 0, op.value)
     elif op is Op.GATHERED_MM:
         check_rows(extras, tuple(a.shape))
-    groups = b.shape[0] if op is Op.GROUPED_MM else None
-    epilogues = read_epilogues(extras, out, (*a.shape[:-1], n), groups)
+    groups = b.shape[0] if op.groups_rows else None
+    epilogues = read_epilogues(extras, out, (*in_front, n), groups)
     return read_scales(extras, dtype, m, n, k, groups), epilogues
 
 
@@ -280,7 +294,8 @@ def requests(
         a: Operand of shape [m, k], with a leading batch for ``bmm``.
         b: Operand of shape [k, n], with a leading batch for ``bmm``, or groups for ``grouped_mm``.
             Of ``k_grouped_mm``, both are matrices, and the result is [groups, m, n]. Of
-            ``gathered_mm``, [any number of rows, n].
+            ``gathered_mm``, [any number of rows, n]; of ``gathered_grouped_mm``, A has any number
+            of rows, and B groups.
         out_dtype: Type of the result; by default what `usual_out_dtype` says.
         out: The tensor to be written, if there is one already; its type counts.
         extras: Scales, offsets, rows and addend.
@@ -294,7 +309,7 @@ def requests(
         NoKernelError: If types, strides or extents are such that no kernel can exist.
     """
     form = None if extras.gated is None else extras.gated.form
-    shape = check_shapes(op, a, b, out, form=form, groups=extras.groups)
+    shape = check_shapes(op, a, b, out, form=form, groups=extras.groups, rows=extras.gathered)
     if out is not None:
         out_dtype = out.dtype
     # Types before layouts: theirs is the reason that helps most.
@@ -367,7 +382,7 @@ def _addend_alignment_bytes(op: Op, addend: torch.Tensor | None, epilogue: Epilo
     """Alignment of what is added, which kernels hold to the rule of operands."""
     if epilogue is None or addend is None:  # where nothing is added, there is no addend
         return MAX_ALIGNMENT_BYTES
-    if epilogue.addend is Addend.ROW and op is not Op.GROUPED_MM:
+    if epilogue.addend is Addend.ROW and not op.groups_rows:
         return _power_of_two(addend.data_ptr() | addend.shape[-1] * addend.element_size())
     alignment = _alignment_bytes(addend, -1, -2)
     if alignment is None:
@@ -390,10 +405,12 @@ def _problem(
     signature: Signature, a: torch.Tensor, b: torch.Tensor, extras: ExtraOperands
 ) -> Problem:
     batch = a.shape[0] if signature.op is Op.BMM else 1
-    groups = b.shape[0] if signature.op is Op.GROUPED_MM else 1
+    groups = b.shape[0] if signature.op.groups_rows else 1
     if signature.op is Op.K_GROUPED_MM:
         groups = extras.groups or 0
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1] * signature.a.packed
+    if signature.op is Op.GATHERED_GROUPED_MM:
+        m = extras.gathered or 0
     for name, extent in (("m", m), ("n", n), ("k", k), ("batch", batch), ("groups", groups)):
         if extent == 0:
             raise NoKernelError(

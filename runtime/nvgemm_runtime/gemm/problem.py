@@ -24,6 +24,8 @@ class Op(str, enum.Enum):
     group by group, with a B for each group: the experts of a mixture. ``k_grouped_mm`` has groups
     along k, and a result for each: the gradient of the experts' weights. ``gathered_mm`` multiplies
     each row of A, which is short, with rows of B that indices name: sums of the experts' results.
+    ``gathered_grouped_mm`` is ``grouped_mm`` of rows of A that indices name: of the tokens that
+    each expert gets, wherever they are.
     """
 
     MM = "mm"
@@ -31,11 +33,22 @@ class Op(str, enum.Enum):
     GROUPED_MM = "grouped_mm"
     K_GROUPED_MM = "k_grouped_mm"
     GATHERED_MM = "gathered_mm"
+    GATHERED_GROUPED_MM = "gathered_grouped_mm"
 
     @property
     def has_groups(self) -> bool:
         """Whether offsets say where groups end: along m, or along k."""
-        return self in (Op.GROUPED_MM, Op.K_GROUPED_MM)
+        return self.groups_rows or self is Op.K_GROUPED_MM
+
+    @property
+    def groups_rows(self) -> bool:
+        """Whether groups are of rows, along m, with a B for each."""
+        return self in (Op.GROUPED_MM, Op.GATHERED_GROUPED_MM)
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether indices name rows: of B for each element of A, or of A for each of the result."""
+        return self in (Op.GATHERED_MM, Op.GATHERED_GROUPED_MM)
 
     @property
     def is_of_experts(self) -> bool:
@@ -72,7 +85,8 @@ class Signature:
 
     Attributes:
         op: The operation; it fixes the rank of the operands (mm: 2, bmm: 3, grouped_mm: 2 of A
-            and the result, 3 of B; k_grouped_mm: 2 of A and B, 3 of the result; gathered_mm: 2).
+            and the result, 3 of B, as of gathered_grouped_mm; k_grouped_mm: 2 of A and B, 3 of the
+            result; gathered_mm: 2).
         layout: Majors of A and B.
         a, b: Element types of A and B: one type, two of fp8, or for gathered_mm fp32 and B's.
         accumulator: Element type in which products are summed.
@@ -179,7 +193,7 @@ def _parse_optional(key: str, parts: list[str]) -> tuple[ScaleRecipe | None, Epi
 _SCALES = frozenset(recipe.value for recipe in ScaleRecipe)
 _EPILOGUES = frozenset(epilogue.value for epilogue in Epilogue)
 
-_COUNTS = {Op.MM: "", Op.BMM: "b", Op.GROUPED_MM: "g", Op.K_GROUPED_MM: "g", Op.GATHERED_MM: ""}
+_COUNTS = {op: "b" if op is Op.BMM else "g" if op.has_groups else "" for op in Op}
 """Letter before the number of matrices or groups, in the key of a problem."""
 
 _SIZES = re.compile(r"(?:([bg])([1-9][0-9]*))?m([1-9][0-9]*)n([1-9][0-9]*)k([1-9][0-9]*)")
@@ -195,7 +209,8 @@ class Problem:
     For ``grouped_mm``, m counts the rows of all groups, and there are ``groups`` matrices B. For
     ``k_grouped_mm``, k counts the terms of all groups, and there are ``groups`` results. For
     ``gathered_mm``, k counts the rows of B that are added to one row of the result; how many rows B
-    has decides nothing, and is not in it.
+    has decides nothing, and is not in it, as that of A's rows is not for ``gathered_grouped_mm``,
+    where m counts the rows of the result.
     Extents count values: k is twice the extent of a tensor of fp4. With a gated epilogue, n counts
     the columns of B, and the result has as many as its form says (`out_n`).
 
@@ -260,7 +275,7 @@ class Problem:
         if match is None or (match[1] or "") != _COUNTS[signature.op]:
             raise ValueError(
                 f"sizes {sizes!r} of {key!r} are not of the form m1n2k3 (mm, gathered_mm), "
-                "b4m1n2k3 (bmm) or g4m1n2k3 (grouped_mm, k_grouped_mm)"
+                "b4m1n2k3 (bmm) or g4m1n2k3 (grouped_mm, k_grouped_mm, gathered_grouped_mm)"
             )
         count = int(match[2] or 1)
         return cls(

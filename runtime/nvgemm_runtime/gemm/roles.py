@@ -19,7 +19,8 @@ class Role(str, enum.Enum):
     OFFSETS = "offsets"
     """Where each group ends along m, or along k (k_grouped_mm), as int32."""
     ROWS = "rows"
-    """The row of B that each element of A multiplies (gathered_mm), as int32."""
+    """The row of B that each element of A multiplies (gathered_mm), or of A for each row of the
+    result (gathered_grouped_mm), as int32."""
     ADDEND = "addend"
     """The bias, or the matrix, that an epilogue adds, or the product or gates that it reads."""
     SUMS = "sums"
@@ -44,7 +45,7 @@ def extra_roles(signature: Signature) -> tuple[Role, ...]:
         extras += (Role.SCALE_A, Role.SCALE_B)
     if signature.op.has_groups:
         extras.append(Role.OFFSETS)
-    if signature.op is Op.GATHERED_MM:
+    if signature.op.is_gathered:
         extras.append(Role.ROWS)
     if _adds(signature):
         extras.append(Role.ADDEND)
@@ -135,7 +136,8 @@ def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
 
     Swizzled scales have one dimension here, for their shape says nothing; tensor-wise ones hold one
     element, row-wise ones are [m, 1] and [1, n], in groups [m] and [groups, n]. B of
-    ``gathered_mm`` may have any number of rows; here, as many as A has elements.
+    ``gathered_mm`` may have any number of rows; here, as many as A has elements. A of
+    ``gathered_grouped_mm`` may, too; here, m.
     """
     signature = problem.signature
     m, n, k = problem.m, problem.n, problem.k
@@ -145,7 +147,7 @@ def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
     if role is Role.A:
         return (*batch, m, k // signature.a.packed)
     if role is Role.ROWS:
-        return (m, k)
+        return (m,) if signature.op.has_groups else (m, k)
     if role is Role.SUMS:
         return (m, sum_parts(n))
     if role is Role.B and signature.op is Op.GATHERED_MM:

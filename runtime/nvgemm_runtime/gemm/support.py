@@ -36,6 +36,12 @@ K_GROUPED = GATED
 GATHERED = GATED
 """Dtypes of B and the result of gathered rows; A is fp32."""
 
+GATHERED_GROUPED = GATED
+"""Dtypes of A and B in groups of gathered rows; the result is fp32, fp16 or bf16."""
+
+GATHERED_GROUPED_PROVIDER = "quack"
+"""The provider of groups of gathered rows, on every architecture."""
+
 GATHERED_PROVIDER = "gathered"
 """The provider of gathered rows, on every architecture."""
 
@@ -102,6 +108,8 @@ def provider_beside(signature: Signature, arch: str) -> str | None:
         return GATE_PROVIDER
     if signature.op is Op.GATHERED_MM:
         return GATHERED_PROVIDER
+    if signature.op is Op.GATHERED_GROUPED_MM:
+        return GATHERED_GROUPED_PROVIDER
     if signature.op is Op.GROUPED_MM and (signature.epilogue or signature.scales):
         return GROUP_EPILOGUE_PROVIDER
     row = ARCHITECTURES.get(arch)
@@ -154,10 +162,12 @@ def _unsupported_gather(signature: Signature) -> str | None:
 
 def _unsupported_in_groups(signature: Signature) -> str | None:
     name, is_along_k = signature.op.value, signature.op is Op.K_GROUPED_MM
-    operands = K_GROUPED if is_along_k else GROUPED
+    is_gathered = signature.op is Op.GATHERED_GROUPED_MM
+    operands = K_GROUPED if is_along_k else GATHERED_GROUPED if is_gathered else GROUPED
     scales = signature.scales
-    if scales is not None and (is_along_k or scales is not ScaleRecipe.FP32_ROW):
-        taken = "no scales" if is_along_k else f"scales {ScaleRecipe.FP32_ROW.value} alone"
+    is_unscaled = is_along_k or is_gathered
+    if scales is not None and (is_unscaled or scales is not ScaleRecipe.FP32_ROW):
+        taken = "no scales" if is_unscaled else f"scales {ScaleRecipe.FP32_ROW.value} alone"
         return f"{name} takes {taken} (here {scales.value})"
     if scales is not None and signature.a not in scales.row.operands:
         return _wrong_operand(scales, signature.a)
@@ -166,6 +176,11 @@ def _unsupported_in_groups(signature: Signature) -> str | None:
     epilogue = signature.epilogue
     if epilogue is not None and is_along_k:
         return f"{name} has no epilogue (here {epilogue.value})"
+    if is_gathered and (epilogue is Epilogue.ADD or _is_gradient(signature)):
+        assert epilogue is not None
+        return (
+            f"{name} has the epilogue bias, and gates but their gradients (here {epilogue.value})"
+        )
     if epilogue not in (None, Epilogue.BIAS, Epilogue.ADD) and not signature.is_gated:
         assert epilogue is not None
         return f"{name} has the epilogues bias and add, and gated ones (here {epilogue.value})"
@@ -186,12 +201,16 @@ def _unsupported_in_groups(signature: Signature) -> str | None:
     return _unsupported_gate(signature) if signature.is_gated else None
 
 
+def _is_gradient(signature: Signature) -> bool:
+    return signature.form is not None and signature.form.is_gradient
+
+
 def _unsupported_gate(signature: Signature) -> str | None:
     assert signature.epilogue is not None
     name = signature.epilogue.value
     if signature.op is Op.BMM:
         return f"bmm has no gated epilogue (here {name}), mm and grouped_mm do"
-    if signature.op is not Op.GROUPED_MM and signature.form is not GateForm.JOINED:
+    if not signature.op.groups_rows and signature.form is not GateForm.JOINED:
         return f"{signature.op.value} has no {name}, grouped_mm has"
     for what, dtype in (("takes", signature.a), ("gives", signature.out)):
         if dtype not in GATED:

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import NoKernelError
 from ..gemm.epilogues import Epilogue
-from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands, check_offset_values
+from ..gemm.extra_operands import (
+    NO_EXTRAS,
+    ExtraOperands,
+    check_offset_values,
+    check_row_values,
+)
 from ..gemm.group_limits import too_large_for
 from ..gemm.operands import check_empty, check_kind, check_shapes, torch_dtype, usual_out_dtype
 from ..gemm.problem import Op
@@ -61,7 +66,7 @@ def _run(
     for name, tensor in operands.items():
         check_kind(where, name, tensor)
     form = None if extras.gated is None else extras.gated.form
-    shape = check_shapes(op, a, b, out, form=form, groups=extras.groups)
+    shape = check_shapes(op, a, b, out, form=form, groups=extras.groups, rows=extras.gathered)
     if out is None:
         signature = None if loaded is None else loaded.kernel.signature
         usual = usual_out_dtype(a.dtype) if signature is None else torch_dtype(signature.out)
@@ -69,7 +74,7 @@ def _run(
     elif out_dtype not in (None, out.dtype):
         raise ValueError(f"{where}: out is {out.dtype}, out_dtype {out_dtype}; omit one of them")
     refuse_negation(where, out, *operands.values())
-    is_without_groups = op is Op.GROUPED_MM and b.shape[0] == 0
+    is_without_groups = op.groups_rows and b.shape[0] == 0
     reads = extras.gated is not None and extras.gated.reads_addend
     adds = extras.addend is not None and not reads
     is_without_products = not adds and 0 in (a.numel(), b.numel())
@@ -82,7 +87,9 @@ def _run(
         if op is Op.K_GROUPED_MM:
             check_offset_values(extras.offsets, a.shape[1], op.value, "k")
         else:
-            check_offset_values(extras.offsets, a.shape[0])
+            check_offset_values(extras.offsets, out.shape[0], op.value)
+            if extras.rows is not None:
+                check_row_values(extras.rows, a.shape[0], extras.offsets)
     if loaded is not None and op.has_groups:
         _require_small_enough(where, loaded, a, out)
     loaded = loaded or choose_kernel(op, a, b, out, extras)
@@ -97,7 +104,7 @@ def _require_small_enough(
     where: str, loaded: LoadedKernel, a: torch.Tensor, out: torch.Tensor
 ) -> None:
     """Require what matching looks at of sizes, for a kernel that a caller names."""
-    divided = a.shape[1] if loaded.op is Op.K_GROUPED_MM else a.shape[0]
+    divided = a.shape[1] if loaded.op is Op.K_GROUPED_MM else out.shape[0]
     row_bytes = out.element_size() * (out.stride(-2) if out.shape[-2] > 1 else out.shape[-1])
     reason = too_large_for(loaded.kernel.provider, loaded.op, divided, row_bytes)
     if reason is not None:
@@ -127,7 +134,7 @@ def _load_named(
         computes = epilogue is extras.gated
     else:
         computes = (epilogue and epilogue.activation) is extras.activation
-        if op is Op.GROUPED_MM:  # where a bias may have the shape of a matrix
+        if op.groups_rows:  # where a bias may have the shape of a matrix
             computes = computes and (epilogue is Epilogue.ADD) is extras.adds_matrix
     if kernel.op is not op or not computes or recipe is not signature.scales:
         raise ValueError(f"{where}: kernel {kernel.kernel.id[:12]} computes {signature.key}")

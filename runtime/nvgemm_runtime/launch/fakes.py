@@ -33,6 +33,8 @@ OPERATORS = {
     "gathered_mm": Form(op=Op.GATHERED_MM),
     "gated_mm": Form(op=Op.MM, is_gated=True),
     "grouped_gated_mm": Form(op=Op.GROUPED_MM, is_gated=True),
+    "gathered_grouped_mm": Form(op=Op.GATHERED_GROUPED_MM),
+    "gathered_grouped_gated_mm": Form(op=Op.GATHERED_GROUPED_MM, is_gated=True),
 }
 """By name of an operator, as runtime/csrc/torch_ops.cpp defines it with an ``out`` form."""
 
@@ -75,7 +77,11 @@ def _fake(
             columns = columns // 2
         dtype = getattr(torch, str(out_dtype(given["kernel"])))
         groups = given["offsets"].shape if form.op is Op.K_GROUPED_MM else ()
-        result: torch.Tensor = a.new_empty((*groups, *a.shape[:-1], columns), dtype=dtype)
+        in_front = a.shape[:-1]
+        if form.op is Op.GATHERED_GROUPED_MM:
+            in_front = given["rows"].shape
+            torch._check(len(in_front) == 1, lambda: f"rows are {tuple(in_front)}; must be [m]")
+        result: torch.Tensor = a.new_empty((*groups, *in_front, columns), dtype=dtype)
         return result
 
     return fake

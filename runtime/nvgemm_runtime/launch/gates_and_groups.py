@@ -5,6 +5,8 @@ Gates join columns in pairs. All compute as those of `api` do, and go through `c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..gemm.epilogues import Addend, Epilogue, GateForm
@@ -70,7 +72,7 @@ def grouped_mm(
             a gated epilogue. It may be ``out`` itself, but not overlap it otherwise.
         sums: For a gradient with sums: where their parts go, fp32 [m, ceil(n / 64)], contiguous.
             They must be zero before, for a kernel with wider tiles writes fewer of them;
-            ``sums.sum(1)`` is the result. Undefined in rows past the last end.
+            ``sums.sum(1)`` is the result. In rows past the last end nothing is written.
 
     Returns:
         ``out``.
@@ -80,21 +82,88 @@ def grouped_mm(
             under NVGEMM_AOT_DEBUG=1, if offsets fall or pass the last row, and if n is odd with a
             gated epilogue, or the epilogue has no gate.
     """
-    where = "grouped_mm"
+    added = {"bias": bias, "product": product, "gates": gates, "addend": addend}
+    extras = ExtraOperands(offsets=offsets, sums=sums)
+    return _compute_groups(Op.GROUPED_MM, a, b, extras, out, kernel, out_dtype, epilogue, added)
+
+
+def gathered_grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    rows: torch.Tensor,
+    out: torch.Tensor | None = None,
+    kernel: str | LoadedKernel | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    epilogue: Epilogue | str | None = None,
+    bias: torch.Tensor | None = None,
+    gates: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Multiply rows of a matrix that indices name, group by group: the tokens of each expert.
+
+    It is ``grouped_mm(a[rows], b, offsets, ...)`` without a copy of the rows. The ends of groups
+    are as that function has them. Where a row is named that ``a`` does not have, kernels of quack
+    take another one: nothing outside ``a`` is read, and the result is undefined in that row. With
+    NVGEMM_AOT_DEBUG=1 rows and ends are copied and checked, for which the call waits for the
+    device.
+
+    Args:
+        a: Matrix of shape [any number of tokens, k], row-major, bf16 or fp16.
+        b: Matrices of shape [groups, k, n], each contiguous along one dimension: along k if a gated
+            epilogue has columns in halves.
+        offsets: The end of each group along m, rising: int32 of shape [groups]. Rows past the last
+            end are not computed, and the result is undefined there.
+        rows: The row of ``a`` for each row of the result: int32 of shape [m], contiguous.
+        out: The tensor to write, [m, n] row-major, with a gated epilogue [m, n / 2], with one that
+            keeps the product [m, n + n / 2], with ups [m, 2 n]; made if None.
+        kernel: The kernel: its id, or a loaded one; the best-ranked if None.
+        out_dtype: Type of the result that is made; by default the kernel's, or as ``a``.
+        epilogue: A gated epilogue but a gradient (an `Epilogue` or its value, such as
+            ``swiglu_halves_kept``); None for none, or for that of a kernel that is named.
+        bias: What is added, [groups, n], contiguous along n, of the result's type: needed by
+            ``swiglu_oai``, and refused by the other gated epilogues.
+        gates: For ups: the product of gates, [m, n], row-major, of the result's type.
+
+    Returns:
+        ``out``; zeros where ``a`` has no row.
+
+    Raises:
+        NoKernelError, ValueError, TypeError, RuntimeError: As `grouped_mm`; ValueError also if
+            ``rows`` have another shape than [m], and under NVGEMM_AOT_DEBUG=1, if one is negative
+            or not below the number of tokens.
+    """
+    added = {"bias": bias, "gates": gates, "product": None, "addend": None}
+    op, extras = Op.GATHERED_GROUPED_MM, ExtraOperands(offsets=offsets, rows=rows)
+    return _compute_groups(op, a, b, extras, out, kernel, out_dtype, epilogue, added)
+
+
+def _compute_groups(
+    op: Op,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    extras: ExtraOperands,
+    out: torch.Tensor | None,
+    kernel: str | LoadedKernel | None,
+    out_dtype: torch.dtype | None,
+    epilogue: Epilogue | str | None,
+    given: Mapping[str, torch.Tensor | None],
+) -> torch.Tensor:
+    """Compute groups of rows with what is ``given`` to be added or read, by name."""
+    where = op.value
     gated, kernel = _gated_epilogue(where, epilogue, kernel)
     if gated is not None and gated.gate is None:
         raise ValueError(
             f"{where}: epilogue is {gated.value}, must be a gated one or None; a bias or a matrix "
             "alone needs no epilogue"
         )
-    if bias is not None and addend is not None:
+    if given["bias"] is not None and given["addend"] is not None:
         raise ValueError(
             f"{where}: bias and addend are given, must be one of them: add one by torch"
         )
     names: dict[Addend | None, str] = {Addend.PRODUCT: "product", Addend.GATES: "gates"}
-    adds_matrix = gated is None and addend is not None
+    adds_matrix = gated is None and given["addend"] is not None
     wanted = names.get(None if gated is None else gated.addend, "addend" if adds_matrix else "bias")
-    given = {"bias": bias, "product": product, "gates": gates, "addend": addend}
     for name, owner in (
         ("bias", "neither gradients nor ups"), ("product", "gradients"), ("gates", "ups"),
         ("addend", "products without a gate"),
@@ -104,10 +173,8 @@ def grouped_mm(
                 f"{where}: {name} is given with epilogue {None if gated is None else gated.value}; "
                 f"it is for {owner}"
             )
-    extras = ExtraOperands(
-        offsets=offsets, addend=given[wanted], sums=sums, adds_matrix=adds_matrix, gated=gated
-    )
-    return compute(where, Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype)
+    extras = replace(extras, addend=given[wanted], adds_matrix=adds_matrix, gated=gated)
+    return compute(where, op, a, b, out, kernel, extras, out_dtype)
 
 
 def scaled_grouped_mm(

@@ -3,7 +3,8 @@
 Importing this module loads nothing. `load` imports torch and TVM-FFI and then the library, which
 binds to both; the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``addmm``, ``baddbmm``,
 ``scaled_mm``, ``grouped_mm``, ``scaled_grouped_mm``, ``k_grouped_mm``, ``gathered_mm``,
-``gated_mm`` and ``grouped_gated_mm`` (each with an ``out`` form) and ``abi`` exist from then on.
+``gated_mm``, ``grouped_gated_mm``, ``gathered_grouped_mm`` and ``gathered_grouped_gated_mm`` (each
+with an ``out`` form) and ``abi`` exist from then on.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..matching.shared_library import missing_part
 from .autograd import register_refusals
 from .fakes import register_fakes
 
-ABI = 7
+ABI = 8
 """Version of the operators' schemas, which ``torch.ops.nvgemm_aot.abi()`` returns: kAbi of
 runtime/csrc/torch_ops.h."""
 
@@ -200,7 +201,9 @@ def _formula(workspace: TileWorkspace | None) -> tuple[int, ...]:
     )
 
 
-_OPS = (Op.MM, Op.BMM, Op.GROUPED_MM, Op.K_GROUPED_MM, Op.GATHERED_MM)
+_OPS = (
+    Op.MM, Op.BMM, Op.GROUPED_MM, Op.K_GROUPED_MM, Op.GATHERED_MM, Op.GATHERED_GROUPED_MM,
+)  # fmt: skip
 _ADDENDS = {None: 0, Addend.ROW: 1, Addend.MATRIX: 2, Addend.PRODUCT: 2, Addend.GATES: 3}
 _FORMS = (None, *GateForm)
 """Numbers of ``Op``, ``AddendKind`` and ``GateForm`` in csrc/gemm.h. A product that is read has the

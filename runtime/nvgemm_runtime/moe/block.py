@@ -194,8 +194,9 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         up_bias: torch.Tensor | None,
         down_bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        taken = x if indices is None else x.index_select(0, indices)
-        projected = project_up(plan, taken, offsets, (w_gate, w_up), (gate_bias, up_bias), w_down)
+        projected = project_up(
+            plan, x, indices, offsets, (w_gate, w_up), (gate_bias, up_bias), w_down
+        )
         hidden = projected.joined
         if hidden is None:
             assert projected.gates is not None

@@ -14,7 +14,7 @@ import torch
 from ..gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from .activations import Activation, GatedActivation
 from .operators import dense_like, pieces, widen
-from .products import gated_rows, rows, rows_into, serves_ups, ups_into
+from .products import gated_rows, narrow, rows, rows_into, serves_ups, ups_into
 
 _GATES = {one: Gate(one.value) for one in Activation}
 _OAI_CONSTANTS = (Gate.SWIGLU_OAI.row.alpha, Gate.SWIGLU_OAI.row.limit)
@@ -95,23 +95,30 @@ class UpProjection:
 
 def project_up(
     plan: Plan,
-    taken: torch.Tensor,
+    x: torch.Tensor,
+    indices: torch.Tensor | None,
     offsets: torch.Tensor,
     weights: tuple[torch.Tensor, torch.Tensor | None],
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
     w_down: torch.Tensor,
 ) -> UpProjection:
-    """Multiply rows with the weights of gates and of ups, by the fewest launches that serve."""
+    """Multiply rows with the weights of gates and of ups, by the fewest launches that serve.
+
+    With ``indices``, they are the rows of ``x`` that these name. A kernel that takes them where
+    they are, with the gate, is preferred to a copy: bundles declare one where it is faster.
+    """
     (w_gate, w_up), (gate_bias, up_bias) = weights, biases
     if plan.traces_gates:
-        return _traced(plan, taken, offsets, weights, biases, w_down)
+        return _traced(plan, x, indices, offsets, weights, biases, w_down)
+    if plan.uses_kernels and indices is not None:
+        found = _with_gate(plan, x, narrow(indices), offsets, weights, biases)
+        if found is not None:
+            return found
+    taken = x if indices is None else x.index_select(0, indices)
     if plan.uses_kernels:
-        if w_up is None:
-            found = _joined_by_kernel(plan, taken, offsets, w_gate, gate_bias)
-        else:
-            two = (w_gate, w_up)
-            found = _with_gate_behind_ups(plan, taken, offsets, two, biases)
-            found = found or _side_by_side(taken, offsets, two, biases)
+        found = _with_gate(plan, taken, None, offsets, weights, biases)
+        if found is None and w_up is not None:
+            found = _side_by_side(taken, offsets, (w_gate, w_up), biases)
         if found is not None:
             return found
     gates = rows(taken, w_gate.mT, offsets, gate_bias)
@@ -119,9 +126,25 @@ def project_up(
     return UpProjection(gates=gates, ups=ups)
 
 
+def _with_gate(
+    plan: Plan,
+    x: torch.Tensor,
+    indices: torch.Tensor | None,
+    offsets: torch.Tensor,
+    weights: tuple[torch.Tensor, torch.Tensor | None],
+    biases: tuple[torch.Tensor | None, torch.Tensor | None],
+) -> UpProjection | None:
+    """The up projection by kernels of which one has the gate, if they serve."""
+    w_gate, w_up = weights
+    if w_up is None:
+        return _joined_by_kernel(plan, x, indices, offsets, w_gate, biases[0])
+    return _with_gate_behind_ups(plan, x, indices, offsets, (w_gate, w_up), biases)
+
+
 def _traced(
     plan: Plan,
-    taken: torch.Tensor,
+    x: torch.Tensor,
+    indices: torch.Tensor | None,
     offsets: torch.Tensor,
     weights: tuple[torch.Tensor, torch.Tensor | None],
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
@@ -132,11 +155,11 @@ def _traced(
     operators, kind = torch.ops.nvgemm_moe, plan.activation.kind.value
     if w_up is not None:
         gates, ups, joined = operators.up_pair(
-            taken, w_gate, w_up, offsets, gate_bias, up_bias, w_down, kind, plan.wants_grad
+            x, w_gate, w_up, offsets, gate_bias, up_bias, w_down, kind, plan.wants_grad, indices
         )
         return UpProjection(gates=gates, ups=ups, joined=joined)
     assert plan.order is not None
-    given = (taken, w_gate, offsets, gate_bias, kind, plan.order.value)
+    given = (x, w_gate, offsets, gate_bias, kind, plan.order.value, indices)
     if not plan.wants_grad:
         return UpProjection(joined=operators.up_joined(*given))
     gates, joined = operators.up_kept(*given)
@@ -145,7 +168,8 @@ def _traced(
 
 def _joined_by_kernel(
     plan: Plan,
-    taken: torch.Tensor,
+    x: torch.Tensor,
+    indices: torch.Tensor | None,
     offsets: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -158,7 +182,7 @@ def _joined_by_kernel(
         epilogue = plan.epilogue(form)
         if epilogue is None or not adds(epilogue, bias):
             continue
-        stored = gated_rows(taken, weight.mT, offsets, bias, epilogue)
+        stored = gated_rows(x, weight.mT, offsets, bias, epilogue, indices)
         if stored is None:
             continue
         if form is GateForm.JOINED:
@@ -175,7 +199,8 @@ def adds(epilogue: Epilogue, bias: torch.Tensor | None) -> bool:
 
 def _with_gate_behind_ups(
     plan: Plan,
-    taken: torch.Tensor,
+    x: torch.Tensor,
+    indices: torch.Tensor | None,
     offsets: torch.Tensor,
     weights: tuple[torch.Tensor, torch.Tensor],
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
@@ -188,11 +213,11 @@ def _with_gate_behind_ups(
     if epilogue is None or any(bias is not None for bias in biases):
         return None
     hidden = weights[0].shape[1]
-    stored = taken.new_empty((taken.shape[0], 3 * hidden))
+    stored = x.new_empty(((x if indices is None else indices).shape[0], 3 * hidden))
     gates, behind = stored[:, :hidden], stored[:, hidden:]
     w_gate, w_up = (weight.mT for weight in weights)
-    given = (behind, taken, w_up, offsets, gates, epilogue)
-    if not serves_ups(*given) or not rows_into(gates, taken, w_gate, offsets, None):
+    given = (behind, x, w_up, offsets, gates, epilogue, indices)
+    if not serves_ups(*given) or not rows_into(gates, x, w_gate, offsets, None, indices):
         return None
     if not ups_into(*given):
         return None

@@ -108,17 +108,19 @@ def gated_rows(
     offsets: torch.Tensor,
     bias: torch.Tensor | None,
     epilogue: Epilogue,
+    indices: torch.Tensor | None = None,
     *,
     warns: bool = False,
 ) -> torch.Tensor | None:
     """`rows` with a gated epilogue, if a kernel serves it; not to be traced.
 
-    ``warns`` gives the process' warning where none does.
+    With ``indices``, int32 [m], the kernel takes the rows of ``a`` that they name. ``warns`` gives
+    the process' warning where none serves.
 
     Returns:
         What the epilogue stores, of the width that its form says; None if no kernel serves.
     """
-    return _by_kernel(a, b, offsets, bias, epilogue, warns)
+    return _by_kernel(a, b, offsets, bias, epilogue, warns, indices)
 
 
 def gate_gradients(
@@ -163,7 +165,7 @@ def summed_gate_gradients(
         Matrix [m, 2 * n] and vector [m] in fp32; None if no kernel serves.
     """
     parts = grad.new_zeros((grad.shape[0], sum_parts(b.shape[2])), dtype=torch.float32)
-    found = _by_kernel(grad, b, offsets, product, epilogue, warns, parts)
+    found = _by_kernel(grad, b, offsets, product, epilogue, warns, sums=parts)
     return None if found is None else (found, parts.sum(1))
 
 
@@ -173,13 +175,16 @@ def rows_into(
     b: torch.Tensor,
     offsets: torch.Tensor,
     bias: torch.Tensor | None,
+    indices: torch.Tensor | None = None,
 ) -> bool:
     """`rows` into a matrix that may have gaps between rows, if a kernel serves; not to be traced.
+
+    With ``indices``, int32 [m], the kernel takes the rows of ``a`` that they name.
 
     Returns:
         Whether a kernel served.
     """
-    return not _run_kernel(out, a, b, offsets, bias, None)
+    return not _run_kernel(out, a, b, offsets, bias, None, indices=indices)
 
 
 def serves_ups(
@@ -189,10 +194,11 @@ def serves_ups(
     offsets: torch.Tensor,
     gates: torch.Tensor,
     epilogue: Epilogue,
+    indices: torch.Tensor | None = None,
 ) -> bool:
     """Whether a kernel serves `ups_into`, of the same arguments; not to be traced."""
-    extras = ExtraOperands(offsets=offsets, addend=gates, gated=epilogue)
-    found = _find(Op.GROUPED_MM, a, b, out, extras) if a.shape[0] else None
+    extras = ExtraOperands(offsets=offsets, rows=indices, addend=gates, gated=epilogue)
+    found = _find(_op_of(indices), a, b, out, extras) if out.shape[0] else None
     return not isinstance(found, str)
 
 
@@ -203,6 +209,7 @@ def ups_into(
     offsets: torch.Tensor,
     gates: torch.Tensor,
     epilogue: Epilogue,
+    indices: torch.Tensor | None = None,
     *,
     warns: bool = False,
 ) -> bool:
@@ -215,12 +222,13 @@ def ups_into(
         offsets: End of each group along m, int32 [groups].
         gates: Matrix [m, n], which may have gaps between rows.
         epilogue: One of ups.
+        indices: The row of ``a`` for each row of the result, int32 [m]; None for each in order.
         warns: Whether to give the process' warning where no kernel serves.
 
     Returns:
         Whether a kernel served.
     """
-    reason = _run_kernel(out, a, b, offsets, gates, epilogue)
+    reason = _run_kernel(out, a, b, offsets, gates, epilogue, indices=indices)
     if reason and warns:
         _warn_once(_GATE_LOST, reason)
     return not reason
@@ -233,11 +241,13 @@ def _by_kernel(
     addend: torch.Tensor | None,
     epilogue: Epilogue,
     warns: bool,
+    indices: torch.Tensor | None = None,
     sums: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    shape = check_shapes(Op.GROUPED_MM, a, b, form=epilogue.form)
+    count = None if indices is None else indices.shape[0]
+    shape = check_shapes(_op_of(indices), a, b, form=epilogue.form, rows=count)
     out = a.new_empty(shape)
-    reason = _run_kernel(out, a, b, offsets, addend, epilogue, sums=sums)
+    reason = _run_kernel(out, a, b, offsets, addend, epilogue, indices=indices, sums=sums)
     if reason and warns:
         _warn_once(_GATE_LOST, reason)
     return None if reason else out
@@ -252,6 +262,7 @@ def _run_kernel(
     epilogue: Epilogue | None,
     *,
     adds_matrix: bool = False,
+    indices: torch.Tensor | None = None,
     sums: torch.Tensor | None = None,
 ) -> str:
     """Compute ``out``, of any number of rows, by a kernel; why none serves, or nothing."""
@@ -261,14 +272,23 @@ def _run_kernel(
     if addend is not None and addend.stride(-1) != 1:  # rows with gaps are read as they are
         addend = addend.contiguous()
     if is_debugging():
-        check_offset_values(offsets, a.shape[0])
-    if a.shape[0] == 0:
+        check_offset_values(offsets, out.shape[0])
+    if out.shape[0] == 0:
         return ""
     extras = ExtraOperands(
-        offsets=offsets, addend=addend, sums=sums, adds_matrix=adds_matrix, gated=epilogue
+        offsets=offsets,
+        rows=indices,
+        addend=addend,
+        sums=sums,
+        adds_matrix=adds_matrix,
+        gated=epilogue,
     )
     a, b = _with_unit_stride(a), _with_unit_stride(b)
-    return _launch(Op.GROUPED_MM, a, b, out, extras)
+    return _launch(_op_of(indices), a, b, out, extras)
+
+
+def _op_of(indices: torch.Tensor | None) -> Op:
+    return Op.GROUPED_MM if indices is None else Op.GATHERED_GROUPED_MM
 
 
 def columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -302,6 +322,11 @@ def gathered_rows(
     """
     result: torch.Tensor = torch.ops.nvgemm_moe.gathered_rows(matrix, rows, weights)
     return result
+
+
+def narrow(indices: torch.Tensor) -> torch.Tensor:
+    """Rows' numbers as kernels take them: int32, contiguous."""
+    return indices.to(torch.int32).contiguous()
 
 
 def owner_of_rows(offsets: torch.Tensor, count: int) -> torch.Tensor:

@@ -40,6 +40,7 @@ def is_served(
     *,
     pitch: int | None = None,
     adds_matrix: bool = False,
+    indices: torch.Tensor | None = None,
 ) -> bool:
     """Whether torch.compile may use a kernel for `nvgemm_runtime.moe.products.rows` and the like.
 
@@ -51,11 +52,12 @@ def is_served(
         epilogue: The gated epilogue; None for the product itself.
         pitch: Elements from a row of the result to the next, if there are gaps between.
         adds_matrix: Whether the addend is that matrix, [m, n], which is added.
+        indices: The row of ``a`` for each row of the result, [m]; None for each in order.
     """
     if _is_off() or (a.device.type == "cuda" and not torch.cuda.is_available()):
         return False
     try:
-        return _is_served(a, b, offsets, addend, epilogue, pitch, adds_matrix)
+        return _is_served(a, b, offsets, addend, epilogue, pitch, adds_matrix, indices)
     except NvgemmError as error:
         _log.debug("experts are traced without a kernel: %s", error)
     except Exception as error:  # It is the user's compilation: without kernels it goes on.
@@ -78,23 +80,28 @@ def _is_served(
     epilogue: Epilogue | None,
     pitch: int | None,
     adds_matrix: bool,
+    indices: torch.Tensor | None,
 ) -> bool:
     left, right = _with_unit_stride(_operand(a)), _with_unit_stride(_operand(b))
     added = None if addend is None else _operand(addend)
     if added is not None and added.strides[-1] != 1:
         added = _copied(added)
     form = None if epilogue is None else epilogue.form
-    shape = check_shapes(Op.GROUPED_MM, left, right, form=form)
+    rows = None if indices is None else replace(_copied(_operand(indices)), dtype=torch.int32)
+    op = Op.GROUPED_MM if rows is None else Op.GATHERED_GROUPED_MM
+    count = None if rows is None else rows.shape[0]
+    shape = check_shapes(op, left, right, form=form, rows=count)
     out = _made(left, shape, (shape[-1] if pitch is None else _example(pitch), 1))
     has_sums = form is not None and form.row.has_sums
     extras = ExtraOperands(
         offsets=_operand(offsets),
+        rows=rows,
         addend=added,
         sums=_sums(left, right) if has_sums else None,
         adds_matrix=adds_matrix,
         gated=epilogue,
     )
-    asked = requests(Op.GROUPED_MM, left, right, out=out, extras=extras)
+    asked = requests(op, left, right, out=out, extras=extras)
     facts = device_facts(a.device.type, a.device.index or 0)
     return isinstance(find(asked, facts)[1], Match)
 

@@ -31,7 +31,16 @@ from . import products
 from .activations import Activation, GatedActivation
 from .gates import Plan, UpProjection, activated, adds
 from .gradients import Backward, Gradients, behind_kernel, gradients_by_operators
-from .products import added_rows, define, library, rows, rows_into, ups_into, weight_gradient
+from .products import (
+    added_rows,
+    define,
+    library,
+    narrow,
+    rows,
+    rows_into,
+    ups_into,
+    weight_gradient,
+)
 from .served import is_served
 
 _launching = torch.ops.nvgemm_moe
@@ -72,14 +81,20 @@ def _up_by_kernel(
     w: torch.Tensor,
     offsets: torch.Tensor,
     bias: torch.Tensor | None,
+    indices: torch.Tensor | None,
 ) -> torch.Tensor | None:
     epilogue = plan.epilogue(form)
     if epilogue is None or not adds(epilogue, bias):
         return None
-    if not is_served(a, w.mT, offsets, bias, epilogue):
+    if not is_served(a, w.mT, offsets, bias, epilogue, indices=indices):
         return None
-    found: torch.Tensor = _launching.gated_rows(a, w.mT, offsets, bias, epilogue.value)
+    named = None if indices is None else narrow(indices)
+    found: torch.Tensor = _launching.gated_rows(a, w.mT, offsets, bias, epilogue.value, named)
     return found
+
+
+def _taken(a: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
+    return a if indices is None else a.index_select(0, indices)
 
 
 def _up_joined(
@@ -89,10 +104,16 @@ def _up_joined(
     bias: torch.Tensor | None,
     activation: str,
     order: str,
+    indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
     plan = _plan(activation, order, in_pieces=False)
-    joined = _up_by_kernel(plan, GateForm.JOINED, a, w, offsets, bias)
-    return _up_kept(a, w, offsets, bias, activation, order)[1] if joined is None else joined
+    for form in (GateForm.JOINED, GateForm.KEPT):  # with indices, either before a copy
+        stored = _up_by_kernel(plan, form, a, w, offsets, bias, indices)
+        if stored is not None:
+            return stored if form is GateForm.JOINED else stored[:, w.shape[1] :]
+    if indices is not None:
+        return _up_joined(_taken(a, indices), w, offsets, bias, activation, order)
+    return _up_kept(a, w, offsets, bias, activation, order)[1]
 
 
 def _up_kept(
@@ -102,12 +123,15 @@ def _up_kept(
     bias: torch.Tensor | None,
     activation: str,
     order: str,
+    indices: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     plan = _plan(activation, order, in_pieces=False)
-    stored = _up_by_kernel(plan, GateForm.KEPT, a, w, offsets, bias)
+    stored = _up_by_kernel(plan, GateForm.KEPT, a, w, offsets, bias, indices)
     if stored is not None:
         n = w.shape[1]
         return stored[:, :n], stored[:, n:]
+    if indices is not None:
+        return _up_kept(_taken(a, indices), w, offsets, bias, activation, order)
     product = rows(a, w.mT, offsets, bias)
     return product, activated(plan, *plan.split(product))
 
@@ -122,6 +146,7 @@ def _up_pair(
     w_down: torch.Tensor,
     activation: str,
     wants_grad: bool,
+    indices: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gates, ups and what the activation makes of them.
 
@@ -133,19 +158,25 @@ def _up_pair(
 
     def are_served(pitch: int) -> bool:
         return all(
-            is_served(a, one, offsets, bias, None, pitch=pitch)
+            is_served(a, one, offsets, bias, None, pitch=pitch, indices=indices)
             for one, bias in zip(weights, biases)
         )
 
     joining = plan.epilogue(GateForm.UPS) if gate_bias is None and up_bias is None else None
-    gates = a.new_empty((a.shape[0], hidden))
+    gates = a.new_empty(((a if indices is None else indices).shape[0], hidden))
     if (
         joining is not None
-        and is_served(a, weights[1], offsets, gates, joining, pitch=3 * hidden)
+        and is_served(a, weights[1], offsets, gates, joining, pitch=3 * hidden, indices=indices)
         and are_served(3 * hidden)
     ):
-        stored = _launching.paired_gated_rows(a, *weights, offsets, joining.value)
+        named = None if indices is None else narrow(indices)
+        stored = _launching.paired_gated_rows(a, *weights, offsets, joining.value, named)
         return stored[:, :hidden], stored[:, hidden : 2 * hidden], stored[:, 2 * hidden :]
+    if indices is not None:
+        return _up_pair(
+            _taken(a, indices), w_gate, w_up, offsets, gate_bias, up_bias, w_down, activation,
+            wants_grad,
+        )  # fmt: skip
     both = a.new_empty((a.shape[0], 2 * hidden))
     # The gradient of what is not computed yet has the shape of rows of a, as the result has.
     gradient = plan.epilogue(GateForm.GRADIENT)
@@ -231,13 +262,14 @@ def _gated_rows(
     offsets: torch.Tensor,
     bias: torch.Tensor | None,
     epilogue: str,
+    indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
     wanted = Epilogue(epilogue)
-    stored = products.gated_rows(a, b, offsets, bias, wanted, warns=True)
+    stored = products.gated_rows(a, b, offsets, bias, wanted, indices, warns=True)
     if stored is not None:
         return stored
     plan = _plan_of(wanted)
-    product = rows(a, b, offsets, bias)
+    product = rows(_taken(a, indices), b, offsets, bias)
     joined = activated(plan, *plan.split(product))
     return joined if wanted.form is GateForm.JOINED else torch.cat((product, joined), 1)
 
@@ -248,13 +280,14 @@ def _paired_gated_rows(
     b_up: torch.Tensor,
     offsets: torch.Tensor,
     epilogue: str,
+    indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
     wanted, hidden = Epilogue(epilogue), b_gate.shape[2]
-    stored = a.new_empty((a.shape[0], 3 * hidden))
+    stored = a.new_empty(((a if indices is None else indices).shape[0], 3 * hidden))
     gates, ups, joined = stored.split(hidden, dim=1)
-    _fill(gates, a, b_gate, offsets, None)
-    if not ups_into(stored[:, hidden:], a, b_up, offsets, gates, wanted, warns=True):
-        _fill(ups, a, b_up, offsets, None)
+    _fill(gates, a, b_gate, offsets, None, indices)
+    if not ups_into(stored[:, hidden:], a, b_up, offsets, gates, wanted, indices, warns=True):
+        _fill(ups, a, b_up, offsets, None, indices)
         joined.copy_(activated(_plan_of(wanted), gates, ups))
     return stored
 
@@ -265,10 +298,11 @@ def _fill(
     b: torch.Tensor,
     offsets: torch.Tensor,
     bias: torch.Tensor | None,
+    indices: torch.Tensor | None = None,
 ) -> None:
     """`rows` into a matrix that may have gaps between rows."""
-    if not rows_into(out, a, b, offsets, bias):
-        out.copy_(rows(a, b, offsets, bias))
+    if not rows_into(out, a, b, offsets, bias, indices):
+        out.copy_(rows(_taken(a, indices), b, offsets, bias))
 
 
 def _paired_rows(
@@ -369,19 +403,27 @@ def _fake_gated_rows(
     offsets: torch.Tensor,
     bias: torch.Tensor | None,
     epilogue: str,
+    indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
     form = Epilogue(epilogue).form
     assert form is not None
     columns = b.shape[2] // form.row.product_columns * form.row.out_columns
-    return a.new_empty((a.shape[0], columns))
+    return a.new_empty(((a if indices is None else indices).shape[0], columns))
 
 
 def _fake_paired_rows(a: torch.Tensor, b_gate: torch.Tensor, *_: Any) -> torch.Tensor:
     return a.new_empty((a.shape[0], 2 * b_gate.shape[2]))
 
 
-def _fake_paired_gated_rows(a: torch.Tensor, b_gate: torch.Tensor, *_: Any) -> torch.Tensor:
-    return a.new_empty((a.shape[0], 3 * b_gate.shape[2]))
+def _fake_paired_gated_rows(
+    a: torch.Tensor,
+    b_gate: torch.Tensor,
+    b_up: torch.Tensor,
+    offsets: torch.Tensor,
+    epilogue: str,
+    indices: torch.Tensor | None = None,
+) -> torch.Tensor:
+    return a.new_empty(((a if indices is None else indices).shape[0], 3 * b_gate.shape[2]))
 
 
 def _fake_gate_gradient(grad: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -402,7 +444,7 @@ def _define_replaced(schema: str, run: Callable[..., Any]) -> None:
 
 define(
     GATED_ROWS,
-    "Tensor a, Tensor b, Tensor offsets, Tensor? bias, str epilogue",
+    "Tensor a, Tensor b, Tensor offsets, Tensor? bias, str epilogue, Tensor? indices",
     _gated_rows,
     _fake_gated_rows,
 )
@@ -414,7 +456,7 @@ define(
 )
 define(
     PAIRED_GATED_ROWS,
-    "Tensor a, Tensor b_gate, Tensor b_up, Tensor offsets, str epilogue",
+    "Tensor a, Tensor b_gate, Tensor b_up, Tensor offsets, str epilogue, Tensor? indices",
     _paired_gated_rows,
     _fake_paired_gated_rows,
 )
@@ -427,12 +469,16 @@ define(
     _fake_gate_gradient_sums,
     gives="(Tensor, Tensor)",
 )
-_UP = "Tensor a, Tensor w, Tensor offsets, Tensor? bias, str activation, str order"
+_UP = (
+    "Tensor a, Tensor w, Tensor offsets, Tensor? bias, str activation, str order, "
+    "Tensor? indices=None"
+)
 _define_replaced(f"up_joined({_UP}) -> Tensor", _up_joined)
 _define_replaced(f"up_kept({_UP}) -> (Tensor, Tensor)", _up_kept)
 _define_replaced(
     "up_pair(Tensor a, Tensor w_gate, Tensor w_up, Tensor offsets, Tensor? gate_bias, "
-    "Tensor? up_bias, Tensor w_down, str activation, bool wants_grad) -> (Tensor, Tensor, Tensor)",
+    "Tensor? up_bias, Tensor w_down, str activation, bool wants_grad, Tensor? indices=None) "
+    "-> (Tensor, Tensor, Tensor)",
     _up_pair,
 )
 _define_replaced(

@@ -208,6 +208,19 @@ GATES_OF_EXPERTS = {
 }
 
 
+GATHERED = {
+    ("qwen3-30b-a3b", TRANSFORMERS): {
+        "tn/bf16xbf16/fp32/bf16/swiglu_halves/g128m128n1536k2048",
+        "tn/bf16xbf16/fp32/bf16/swiglu_halves_kept/g128m128n1536k2048",
+    },
+    ("qwen3-30b-a3b", TORCHTITAN): {
+        "tn/bf16xbf16/fp32/bf16/g128m128n768k2048",
+        "tn/bf16xbf16/fp32/bf16/swiglu_halves_ups/g128m128n768k2048",
+    },
+}
+"""Up projections whose rows are gathered. gpt-oss' are too wide."""
+
+
 @pytest.mark.parametrize(("stem", "library"), GATES_OF_EXPERTS)
 def test_gates_of_experts_in_training_keep_the_product_and_have_a_gradient(
     stem: str, library: ExpertWeights, tmp_path: Path
@@ -216,6 +229,7 @@ def test_gates_of_experts_in_training_keep_the_product_and_have_a_gradient(
     plain = declared(tmp_path, config(stem), experts=(library,))
     gated = declared(tmp_path, config(stem), experts=(library,), gated=True)
     wanted = {f"grouped_mm/{key}" for key in GATES_OF_EXPERTS[stem, library]}
+    wanted |= {f"gathered_grouped_mm/{key}" for key in GATHERED.get((stem, library), ())}
     assert set(gated) - set(plain) == wanted
     assert set(plain) < set(gated)
     assert all(unsupported(gated[key].signature) is None for key in wanted)
@@ -226,6 +240,27 @@ def test_gates_without_experts_have_no_form_for_training(tmp_path: Path) -> None
     assert {key for key in made if "glu" in key} == {
         "mm/tn/bf16xbf16/fp32/bf16/swiglu_halves/m16n24576k4096"
     }
+
+
+@pytest.mark.parametrize("library", ExpertWeights)
+@pytest.mark.parametrize(("hidden", "is_declared"), [(1024, True), (1032, False)])
+def test_rows_of_experts_that_are_not_wide_are_gathered(
+    hidden: int, is_declared: bool, library: ExpertWeights, tmp_path: Path
+) -> None:
+    """Of gates and ups together, 2048 columns at most."""
+    content = config("qwen3-30b-a3b", moe_intermediate_size=hidden)
+    made = declared(tmp_path, content, gated=True, experts=(library,), training=False)
+    gathered = [one for one in made.values() if one.signature.op is Op.GATHERED_GROUPED_MM]
+    assert bool(gathered) is is_declared
+    width = hidden if library is TORCHTITAN else 2 * hidden
+    assert all((one.m, one.n, one.k, one.groups) == (128, width, 2048, 128) for one in gathered)
+
+
+def test_rows_of_experts_on_several_ranks_are_exchanged_and_not_gathered(tmp_path: Path) -> None:
+    wanted = {"gated": True, "ranks": (2,), "expert_ranks": (1, 8)}
+    made = declared(tmp_path, config("qwen3-30b-a3b"), **wanted)
+    gathered = [one for one in made.values() if one.signature.op is Op.GATHERED_GROUPED_MM]
+    assert {(one.groups, one.n) for one in gathered} == {(128, 768)}
 
 
 def test_gates_of_experts_are_shared_as_their_weights(tmp_path: Path) -> None:
@@ -306,6 +341,10 @@ def test_comments_say_what_gates_of_training_store(tmp_path: Path) -> None:
         "  - comment: sums of each token's rows, of results and gradients of "
         f"{lead.partition(' (')[0]} (m = tokens)\n    op: gathered_mm\n"
         "    layout: tt\n    m: [16]\n    nk:\n      - [2048, 8] # tp 1: expert down_proj x48\n"
+    ) in text
+    assert (
+        f"  - comment: taking the rows of tokens where they are, {lead}, with its gate and the "
+        "product kept (n counts gates and ups)\n    op: gathered_grouped_mm\n    groups: 128\n"
     ) in text
     assert "providers: [cutlass_operators, quack, gathered]\n" in text
     assert "\nproviders:" not in text_of(tmp_path, config("qwen3-30b-a3b"))

@@ -356,6 +356,14 @@ dtype: fp4_e2m1, scales: e4m3_1x16, mnk: [[1, 1, 31]]
     4:60: gemms[0].mnk[0][2]: found 31 ... k counts values, not bytes
 op: grouped_mm, dtype: bf16, groups: 8, layout: nt, *
     4:59: gemms[0].layout: found 'nt' ... has layout tn or tt alone (here nt); allowed here: tn, tt
+op: gathered_grouped_mm, groups: 8, dtype: fp8_e4m3, *
+    4:15: gemms[0].op: found 'gathered_grouped_mm' ... takes no fp8_e4m3, but fp16, bf16
+op: gathered_grouped_mm, groups: 8, dtype: bf16, epilogue: add, *
+    4:70: gemms[0].epilogue: found 'add' ... has the epilogue bias, and gates but their gradients
+op: gathered_grouped_mm, groups: 8, dtype: bf16, epilogue: swiglu_halves_gradient, *
+    4:70: gemms[0].epilogue: found 'swiglu_halves_gradient' ... and gates but their gradients
+op: gathered_grouped_mm, dtype: bf16, *
+    4:10: gemms[0]: found no key 'groups', which gathered_grouped_mm requires
 op: _grouped_mm, groups: 2, dtype: bf16, *
     4:15: gemms[0].op: found '_grouped_mm' ... did you mean 'grouped_mm'
 op: addmm, dtype: bf16, *

@@ -525,6 +525,9 @@ def test_gates_of_experts_are_declared_in_groups(stem: str, epilogue: str, tmp_p
     assert re.search(r"m = tokens \* [48]\), with its gate \(n counts gates and ups\)", text)
     assert "providers: [cutlass_operators, quack]" in text
     made = load(tmp_path, config(stem), gated=True).declared
-    (gated,) = (one.problem for one in made if one.problem.signature.is_gated)
+    *gathered, gated = (one.problem for one in made if one.problem.signature.is_gated)
     layout = "tt" if stem.startswith("gpt") else "tn"
     assert gated.signature.key == f"grouped_mm/{layout}/bf16xbf16/fp32/bf16/{epilogue}"
+    assert [one.signature.key for one in gathered] == (
+        [f"gathered_{gated.signature.key}"] if stem.startswith("qwen3") else []
+    )

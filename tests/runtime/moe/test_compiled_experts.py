@@ -37,6 +37,7 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.moe_operators import NAMESPACE
+from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.moe import experts, products
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -90,6 +91,12 @@ def all_kernels(gate: str = "swiglu", order: str = "halves") -> dict[str, list[E
 
 
 BACKENDS = [pytest.param("aot_eager", marks=pytest.mark.slow), "inductor"]
+
+
+def with_tokens(made: dict[str, Any]) -> dict[str, Any]:
+    """With eleven tokens, some of which several experts have."""
+    tokens = torch.randn(11, 32, dtype=torch.bfloat16).requires_grad_()
+    return {**made, "x": tokens, "indices": torch.arange(18) * 5 % 11}
 
 
 def kernels_for(order: str) -> dict[str, list[Epilogue | None]]:
@@ -412,6 +419,31 @@ def test_symbolic_sizes_of_weights_are_no_obstacle(is_pair: bool, install: Insta
     assert_same(found, gradients(experts, made), 2**-7)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("is_pair", [False, True], ids=["one weight", "two weights"])
+def test_a_graph_takes_rows_where_they_are(is_pair: bool, backend: str, install: Install) -> None:
+    """By the kernels that do so when called; without them, it copies the rows."""
+    epilogues = [None, UPS] if is_pair else [KEPT]
+    installed = install("tn tt", None, KEPT, UPS, gathering=epilogues)
+    made = with_tokens(operands_for_kernels())
+    made = with_pair(made) if is_pair else made
+    run = compiled(backend=backend)
+    gradients(run, made)
+    installed.launched.clear()
+    found = gradients(run, made)
+    taken = [one.epilogue for one in installed.launched if one.op is Op.GATHERED_GROUPED_MM]
+    assert taken == epilogues
+    assert_same(found, gradients(experts, made), 2**-7)
+    with torch.no_grad():
+        out = compiled(backend=backend)(**made)
+    assert torch.equal(out, found[0])
+    installed.remove()
+    installed.launched.clear()
+    again = gradients(run, made)
+    assert not installed.launched
+    assert_same(again, found, 2**-5)
+
+
 @pytest.mark.parametrize("order", ["halves", "pair", "pair with its gate"])
 def test_a_graph_runs_where_its_kernels_are_gone(
     order: str, install: Install, monkeypatch: pytest.MonkeyPatch
@@ -662,6 +694,17 @@ def test_a_recording_counts_the_products_of_a_pair(install: Install) -> None:
         torch.ops.nvgemm_moe.paired_rows(a, b, b, offsets, None, None)
     keys = [problem.key for problem in calls.problems.elements()]
     assert keys == ["grouped_mm/tt/bf16xbf16/fp32/bf16/g4m18n64k32"] * 2
+
+
+def test_a_recording_counts_the_products_of_rows_that_are_taken(install: Install) -> None:
+    """As experts have them that run without such kernels: of copied rows."""
+    a, b = torch.empty(11, 32).bfloat16(), torch.empty(4, 32, 64).bfloat16()
+    offsets, rows = torch.tensor([5, 5, 6, 18]).int(), torch.zeros(18, dtype=torch.int32)
+    with GemmCalls("sm_90a") as calls:
+        torch.ops.nvgemm_moe.paired_gated_rows(a, b, b, offsets, UPS.value, rows)
+        torch.ops.nvgemm_moe.gated_rows(a, b, offsets, None, KEPT.value, rows)
+    keys = [problem.key for problem in calls.problems.elements()]
+    assert keys == ["grouped_mm/tt/bf16xbf16/fp32/bf16/g4m18n64k32"] * 3
 
 
 def test_a_recording_counts_the_products_of_a_sum(install: Install) -> None:

@@ -150,6 +150,76 @@ def test_two_weights_have_the_gate_behind_the_product_of_ups(
     assert_same(found, gradients(experts, made), 2**-5)
 
 
+def of_tokens(made: dict[str, Any], dtype: torch.dtype = torch.int64) -> dict[str, Any]:
+    """The same with eleven tokens, some of which several experts have."""
+    tokens = torch.randn(11, 32, dtype=torch.bfloat16).requires_grad_()
+    return {**made, "x": tokens, "indices": (torch.arange(18) * 5 % 11).to(dtype)}
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai"])
+def test_a_kernel_takes_rows_where_they_are(
+    activation: str, dtype: torch.dtype, install: Callable[..., Installed]
+) -> None:
+    """It is preferred to one that takes them from a copy, and gives what that gives."""
+    joined, kept = (
+        find_gated(Gate(activation), WeightOrder.HALVES, form)
+        for form in (GateForm.JOINED, GateForm.KEPT)
+    )
+    installed = install("tn tt", None, joined, kept, gathering=[kept])
+    biases = ["up_bias"] if kept.addend else []
+    made = of_tokens(operands_for_kernels(*biases), dtype) | {"activation": activation}
+    found = gradients(experts, made)
+    assert [one.op for one in installed.launched][:2] == [Op.GATHERED_GROUPED_MM, Op.GROUPED_MM]
+    assert installed.epilogues()[:2] == [kept, None]
+    with torch.no_grad():
+        out = experts(**made)
+    assert [one.op for one in installed.launched] == [Op.GATHERED_GROUPED_MM, Op.GROUPED_MM]
+    copied = {name: one for name, one in made.items() if name != "indices"}
+    copied["x"] = made["x"].detach()[made["indices"].long()]
+    assert torch.equal(found[0], experts(**copied))
+    assert torch.equal(out, found[0])
+    installed.remove()
+    assert_same(found, gradients(experts, made), 2**-5)
+
+
+def test_kernels_take_rows_where_they_are_for_two_weights(
+    install: Callable[..., Installed],
+) -> None:
+    ups = Epilogue.SWIGLU_HALVES_UPS
+    installed = install("tn tt", None, ups, gathering=[None, ups])
+    made = of_two_weights(of_tokens(operands_for_kernels()))
+    found = gradients(experts, made)
+    ops = [one.op for one in installed.launched][:3]
+    assert ops == [Op.GATHERED_GROUPED_MM, Op.GATHERED_GROUPED_MM, Op.GROUPED_MM]
+    assert installed.epilogues()[:3] == [None, ups, None]
+    installed.remove()
+    assert_same(found, gradients(experts, made), 2**-5)
+
+
+def test_rows_are_copied_for_two_weights_unless_kernels_have_the_gate(
+    install: Callable[..., Installed],
+) -> None:
+    """One that takes rows for the product of gates alone is no reason to do without the gate."""
+    ups = Epilogue.SWIGLU_HALVES_UPS
+    installed = install("tn", None, ups, gathering=[None])
+    made = of_two_weights(of_tokens(operands_for_kernels()))
+    experts(**made)
+    assert {one.op for one in installed.launched} == {Op.GROUPED_MM}
+    assert installed.epilogues() == [None, ups, None]
+
+
+def test_no_row_is_taken_and_tokens_may_have_none(install: Callable[..., Installed]) -> None:
+    kept = Epilogue.SWIGLU_HALVES_KEPT
+    install("tn tt", None, kept, gathering=[kept])
+    made = of_tokens(operands_for_kernels())
+    made |= {"indices": torch.zeros(0, dtype=torch.int64), "counts": torch.zeros(4).long()}
+    assert experts(**made).shape == (0, 32)
+    out = experts(**made, combine=True)
+    assert out.shape == (11, 32)
+    assert not out.any()
+
+
 def test_two_weights_add_one_gradient_of_rows_to_the_other(
     install: Callable[..., Installed],
 ) -> None:

@@ -189,7 +189,12 @@ class SparseConfig(DecoderConfig):
         routing = Routing(experts=self.experts, chosen=self.num_experts_per_tok, biased=biased)
         hidden, gate = self.hidden_size, gated or GATES.get(self.hidden_act)
         into = ModelGemm(
-            role="expert gate_up_proj", n=2 * intermediate, k=hidden, split=COLUMNS, gated=gate
+            role="expert gate_up_proj",
+            n=2 * intermediate,
+            k=hidden,
+            split=COLUMNS,
+            gated=gate,
+            has_rows_of_tokens=True,
         )
         out_of = ModelGemm(
             role="expert down_proj",

@@ -79,6 +79,8 @@ class ModelGemm:
             gradient of such a gate behind that of the input.
         gate_beside: The gate, as ``gated``, that multiplies its result, where kernels apply such a
             gate, whose own product another weight gives.
+        is_read_by_gate: Whether the gate beside another weight reads its product.
+        has_rows_of_tokens: Whether its rows are those of tokens, in the order of experts.
         shares_input: Whether another expert weight multiplies its input before it, so that the
             gradient by this one is added to that by the other.
         is_summed: Whether its rows belong to tokens, each of which gets the sum of its own.
@@ -96,6 +98,8 @@ class ModelGemm:
     gated: Epilogue | None = None
     gate_before: Epilogue | None = None
     gate_beside: Epilogue | None = None
+    is_read_by_gate: bool = False
+    has_rows_of_tokens: bool = False
     shares_input: bool = False
     is_summed: bool = False
     unserved: str = ""

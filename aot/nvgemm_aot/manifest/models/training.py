@@ -18,13 +18,15 @@ class Product(str, enum.Enum):
     multiply one input, `nvgemm_runtime.moe` computes ``ADDED_INPUT_GRADIENT`` of the second, which
     adds to the gradient by the first, where a kernel does both. ``ROW_SUM`` adds the rows of each
     token, each times its weight: the results of its experts, or their gradients of its input; and
-    ``WEIGHTED_ROW`` gives rows their weights, in the backward.
+    ``WEIGHTED_ROW`` gives rows their weights, in the backward. ``GATHERED_FORWARD`` takes the rows
+    of an up projection where the tokens are; it is one of those with a gate (`gathers_rows`).
 
     Each has one extent that grows with the tokens, and a pair of fixed ones (`pair_of`).
     """
 
     FORWARD = "forward"
     BIASED_FORWARD = "forward, with biases"
+    GATHERED_FORWARD = "forward, of rows that are gathered"
     INPUT_GRADIENT = "gradient of input"
     ADDED_INPUT_GRADIENT = "gradient of input, added to another"
     WEIGHT_GRADIENT = "gradient of weight"
@@ -48,6 +50,25 @@ class Product(str, enum.Enum):
         return self in (Product.INPUT_GRADIENT, Product.ADDED_INPUT_GRADIENT)
 
 
+GATHERED_MAX_N = 2048
+"""Most columns of gates and ups for which rows are gathered, and not copied first.
+
+On an H200, a kernel that gathered rows was faster than a copy and a product for the experts of
+Qwen3-30B-A3B, which have 1,536, and slower for those of Mixtral-8x7B and gpt-oss-20b: the threads
+that gather a row do so again for each tile of columns."""
+
+
+def gathers_rows(gemm: ModelGemm) -> bool:
+    """Whether its product is declared with rows that the kernel gathers, too.
+
+    Not where experts are divided among ranks, for then rows are exchanged in between.
+    """
+    if not gemm.has_rows_of_tokens or gemm.routing is None or gemm.routing.sharing > 1:
+        return False
+    is_half = gemm.is_read_by_gate or gemm.gate_beside is not None
+    return gemm.n * (2 if is_half else 1) <= GATHERED_MAX_N
+
+
 def products_of(gemm: ModelGemm) -> tuple[Product, ...]:
     """The products of a training step that belong to a GEMM of the forward pass.
 
@@ -57,6 +78,7 @@ def products_of(gemm: ModelGemm) -> tuple[Product, ...]:
     """
     biased = gemm.routing is not None and gemm.routing.biased
     left_out = set() if biased else {Product.BIASED_FORWARD, Product.BIAS_GRADIENT}
+    left_out.add(Product.GATHERED_FORWARD)
     if not gemm.shares_input:
         left_out.add(Product.ADDED_INPUT_GRADIENT)
     if gemm.routing is None or gemm.routing.sharing > 1:
@@ -96,7 +118,7 @@ def layout_of(gemm: ModelGemm, product: Product) -> Layout:
     """The layout of a product: the gradient of the input multiplies by the transposed weight."""
     if product.is_gathered:
         return Layout.TT
-    if product in (Product.FORWARD, Product.BIASED_FORWARD):
+    if product in (Product.FORWARD, Product.BIASED_FORWARD, Product.GATHERED_FORWARD):
         return gemm.layout
     if product.is_of_input:
         return Layout.TN if gemm.layout.b_row_major else Layout.TT
@@ -109,4 +131,6 @@ def op_of(gemm: ModelGemm, product: Product) -> Op:
         return Op.GATHERED_MM
     if gemm.routing is None:
         return Op.MM
+    if product is Product.GATHERED_FORWARD:
+        return Op.GATHERED_GROUPED_MM
     return Op.K_GROUPED_MM if product.sums_over_tokens else Op.GROUPED_MM

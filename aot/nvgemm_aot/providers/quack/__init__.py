@@ -2,11 +2,11 @@
 
 `designs` says which specialisations are offered, `entry` compiles one, `gated` one with a gate,
 `gate_gradient` one with the gradient of a gate, `gate_ups` one of ups whose gates are read, and
-`grouped` one of groups, `k_grouped` one of groups along k; `epilogue` is what kernels do before
-they store, where they do more than to multiply. It may import what `providers` may. The library and
-the compiler are imported when a kernel is first compiled, never to list candidates. quack changes
-classes of the DSL in the process that imports it, so a compiler process works for one provider
-alone.
+`grouped` one of groups, whose rows `gathered_groups` has gathered, and `k_grouped` one of groups
+along k; `epilogue` is what kernels do before they store, where they do more than to multiply. It
+may import what `providers` may. The library and the compiler are imported when a kernel is first
+compiled, never to list candidates. quack changes classes of the DSL in the process that imports it,
+so a compiler process works for one provider alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..base import (
     RuntimeModel,
 )
 from ..heuristics import matmul_heuristics
-from . import epilogue, gate_gradient, gate_ups, gated, grouped, k_grouped
+from . import epilogue, gate_gradient, gate_ups, gated, gathered_groups, grouped, k_grouped
 from .designs import HOPPER, Design, designs, workspace_of
 from .entry import (
     ALIGNMENT_BYTES,
@@ -144,7 +144,7 @@ class Quack:
                 scheduler=_scheduler(design, arch),
                 swapped=design.swapped,
                 splits=design.splits,
-                dependent_launch=True,
+                dependent_launch=gathered_groups.may_begin_early(signature, arch),
             ),
             cluster_sizes=(),
             block_shape=BlockShape(
@@ -185,7 +185,8 @@ def _added_code(signature: Signature) -> str:
         "gate": (gated, signature.is_gated),
         "gradient": (gate_gradient, _is_gradient(signature) or signature.form is GateForm.UPS),
         "ups": (gate_ups, signature.form is GateForm.UPS),
-        "groups": (grouped, signature.op is Op.GROUPED_MM),
+        "groups": (grouped, signature.op.groups_rows),
+        "gathered groups": (gathered_groups, gathered_groups.gathers(signature)),
         "groups along k": (k_grouped, signature.op is Op.K_GROUPED_MM),
         "epilogue": (epilogue, epilogue.has_own_epilogue(signature) and not signature.is_gated),
     }
@@ -210,7 +211,7 @@ def _offered(signature: Signature, arch: str) -> tuple[Design, ...]:
         return gate_ups.designs(arch, signature)
     if signature.is_gated:
         return gated.designs(arch, signature)
-    if signature.op is Op.GROUPED_MM:
+    if signature.op.groups_rows:
         return grouped.designs(arch, signature)
     if signature.op is Op.K_GROUPED_MM:
         return k_grouped.designs(arch, signature)
@@ -233,7 +234,7 @@ def _compiler_of(signature: Signature) -> Callable[[Design, Signature, str], Any
         return gated.compile_gated
     if signature.op is Op.K_GROUPED_MM:
         return k_grouped.compile_k_grouped
-    return grouped.compile_grouped if signature.op is Op.GROUPED_MM else compile_entry
+    return grouped.compile_grouped if signature.op.groups_rows else compile_entry
 
 
 def _why_absent(signature: Signature, arch: str) -> str | None:
@@ -279,7 +280,11 @@ def _operator(design: Design, signature: Signature, arch: str) -> str:
     kind = ("pingpong" if design.pingpong else "cooperative") if arch == HOPPER else "clc"
     kind += "_dynamic" if design.dynamic else ""
     family = "Sm90" if arch == HOPPER else "Sm100"
-    by_op = {Op.GROUPED_MM: "Grouped", Op.K_GROUPED_MM: "KGrouped"}
+    by_op = {
+        Op.GROUPED_MM: "Grouped",
+        Op.K_GROUPED_MM: "KGrouped",
+        Op.GATHERED_GROUPED_MM: "GatheredGrouped",
+    }
     kind_of_gemm = by_op.get(signature.op, "") + _GATED[signature.form]
     name = f"quack.Gemm{kind_of_gemm or 'Default'}{family}_{kind}"
     order = "parallel" if design.in_any_order else "serial"

@@ -28,7 +28,7 @@ _VECTORS = {
 
 def has_own_epilogue(signature: Signature) -> bool:
     """Whether a signature's kernels do more than to multiply."""
-    return bool({*extra_roles(signature)} - {Role.OFFSETS})
+    return bool({*extra_roles(signature)} - {Role.OFFSETS, Role.ROWS})
 
 
 def kernel_with_epilogue(kernel: type[Any], activation: Activation | None) -> type[Any]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Optional
 
 from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM, WORKSPACE
 from nvgemm_runtime.gemm.epilogues import Gate, GateForm, WeightOrder
-from nvgemm_runtime.gemm.problem import Op, Signature
+from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.types import DType
 
@@ -35,6 +35,7 @@ from .entry import (
     scheduler_options,
     with_parameters,
 )
+from .gathered_groups import gathering, gathers, options_of
 from .grouped import arguments_of_groups, compile_for_groups, scheduled_by_groups
 from .grouped import designs as designs_of_groups
 
@@ -50,7 +51,7 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     the store of half tiles takes whole blocks of 16 columns of the result. A kernel for Hopper that
     keeps an interleaved product spills 24 to 40 bytes with 192 sums of a thread.
     """
-    without_gate = designs_of_groups if signature.op is Op.GROUPED_MM else plain_designs
+    without_gate = designs_of_groups if signature.op.groups_rows else plain_designs
     spills = arch == HOPPER and signature.form is GateForm.KEPT and not has_halves(signature)
     return tuple(
         one
@@ -73,7 +74,7 @@ def compile_gated(design: Design, signature: Signature, arch: str) -> Any:
 
     gemm = _gemm_object(design, signature, arch)
     parameters = calling_convention(design, signature, arch).parameters
-    in_groups = signature.op is Op.GROUPED_MM
+    in_groups = signature.op.groups_rows
 
     def launch(**given: Any) -> None:
         product, epilogue = _results(signature, given)
@@ -170,11 +171,14 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
     kind = _gated_class(
         arch == HOPPER, signature.epilogue.gate, in_halves, signature.form is GateForm.KEPT
     )
-    if signature.op is Op.GROUPED_MM:
+    if gathers(signature):
+        kind = gathering(kind, arch == HOPPER)
+    if signature.op.groups_rows:
         kind = scheduled_by_groups(kind, f"{kind.__name__}_groups")
     gemm = kind(
         cutlass.Float32, cute_type(signature.a), design.tile, (*design.cluster, 1),
         concat_layout=("B", "bias") if in_halves else None, **kernel_options(design, arch),
+        **options_of(signature, arch),
     )  # fmt: skip
     gemm.b_transposed = True  # its own convention has B as (n, k)
     return gemm

@@ -38,6 +38,7 @@ from .entry import (
     with_parameters,
 )
 from .epilogue import epilogue_arguments, has_own_epilogue, kernel_with_epilogue
+from .gathered_groups import can_gather, gathering, gathers, options_of
 from .group_begins import begins_of_groups
 
 _HOPPER_UNCLUSTERED = (
@@ -67,15 +68,16 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
         Design(tile=tile, cluster=(1, 1), pingpong=pingpong)
         for tile, pingpong in (_HOPPER_UNCLUSTERED if arch == HOPPER else ())
     )
-    return tuple(dict.fromkeys((*plain, *more)))
+    found = dict.fromkeys((*plain, *more))
+    return tuple(one for one in found if not gathers(signature) or can_gather(one, signature, arch))
 
 
 def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
     """Compile one design for a grouped signature; arguments are those of `entry.compile_entry`.
 
     The function takes ``(a, b, offsets, out, stream)``, with scales ``scale_a`` and ``scale_b``
-    behind ``b``, with what is added as ``addend`` before ``out``, on Hopper ``clusters`` before the
-    stream.
+    behind ``b``, with gathered rows their ``rows`` behind ``offsets``, with what is added as
+    ``addend`` before ``out``, on Hopper ``clusters`` before the stream.
     """
     import_library()
     from quack import gemm_default_epi as library
@@ -105,12 +107,15 @@ def gemm_of_groups(kind: type, name: str, design: Design, signature: Signature, 
     """The kernel of a class of the library's, for groups of any ends and B as (groups, k, n)."""
     import cutlass
 
+    if gathers(signature):
+        kind, name = gathering(kind, arch == HOPPER), f"{name}_gathering"
     gemm = scheduled_by_groups(kind, name)(
         cutlass.Float32,
         cute_type(signature.a),
         design.tile,
         (*design.cluster, 1),
         **kernel_options(design, arch),
+        **options_of(signature, arch),
     )
     gemm.b_transposed = True  # its own convention has B as (groups, n, k)
     return gemm
@@ -165,11 +170,33 @@ def compile_for_groups(
             clusters=clusters, stream=stream,
         )  # fmt: skip
 
+    def gather_groups(a: Any, b: Any, offsets: Any, rows: Any, out: Any, stream: Any) -> None:
+        launch(a=a, b=b, offsets=offsets, rows=rows, out=out, stream=stream)
+
+    def gather_groups_with_clusters(
+        a: Any, b: Any, offsets: Any, rows: Any, out: Any, clusters: Any, stream: Any
+    ) -> None:
+        launch(a=a, b=b, offsets=offsets, rows=rows, out=out, clusters=clusters, stream=stream)
+
+    def gather_and_add(
+        a: Any, b: Any, offsets: Any, rows: Any, addend: Any, out: Any, stream: Any
+    ) -> None:
+        launch(a=a, b=b, offsets=offsets, rows=rows, addend=addend, out=out, stream=stream)
+
+    def gather_and_add_with_clusters(
+        a: Any, b: Any, offsets: Any, rows: Any, addend: Any, out: Any, clusters: Any, stream: Any
+    ) -> None:
+        launch(
+            a=a, b=b, offsets=offsets, rows=rows, addend=addend, out=out, clusters=clusters,
+            stream=stream,
+        )  # fmt: skip
+
     parameters = calling_convention(design, signature, arch).parameters
     function = with_parameters(
         parameters, multiply_groups, multiply_groups_with_clusters, add_to_groups,
         add_to_groups_with_clusters, sum_groups, sum_groups_with_clusters, scale_groups,
-        scale_groups_with_clusters,
+        scale_groups_with_clusters, gather_groups, gather_groups_with_clusters, gather_and_add,
+        gather_and_add_with_clusters,
     )  # fmt: skip
     return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
         cute.jit(function), *sample_arguments(parameters, _sample_tensors(signature))
@@ -181,8 +208,10 @@ def arguments_of_groups(given: Mapping[str, Any]) -> Any:
     from cutlass import cute
     from quack.varlen_utils import VarlenArguments
 
-    starts = begins_of_groups()(given[Role.OFFSETS.value], cute.size(given["a"], mode=[0]))
-    return VarlenArguments(mCuSeqlensM=starts)
+    rows = given.get(Role.ROWS.value)
+    divided = given["a"] if rows is None else rows
+    starts = begins_of_groups()(given[Role.OFFSETS.value], cute.size(divided, mode=[0]))
+    return VarlenArguments(mCuSeqlensM=starts, mAIdx=rows)
 
 
 def scheduled_by_groups(kernel: type, name: str) -> Any:
@@ -229,7 +258,7 @@ def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
     """Stand-ins for a, b, offsets, what is added, and out, whose extents are known at run time."""
     from cutlass import Int32, cute
 
-    m, n, k, groups = (cute.sym_int() for _ in range(4))
+    m, n, k, groups, tokens = (cute.sym_int() for _ in range(5))
     out_n = cute.sym_int() if signature.is_gated else n
     layout = signature.layout
 
@@ -247,7 +276,7 @@ def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
     added = (m, of_rows[kind]) if kind in of_rows else (groups, n)
     inner = (stride(b), 1) if layout.b_row_major else (1, stride(b))
     samples = {
-        Role.A: lambda: tensor(Role.A, (m, k), (stride(a), 1)),
+        Role.A: lambda: tensor(Role.A, (tokens if gathers(signature) else m, k), (stride(a), 1)),
         Role.B: lambda: tensor(Role.B, (groups, k, n), (stride(b), *inner)),
         Role.SCALE_A: lambda: tensor(Role.SCALE_A, (m,), (1,)),
         Role.SCALE_B: lambda: tensor(
@@ -256,6 +285,7 @@ def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
         Role.OFFSETS: lambda: cute.runtime.make_fake_tensor(
             Int32, (groups,), (1,), assumed_align=4
         ),
+        Role.ROWS: lambda: cute.runtime.make_fake_tensor(Int32, (m,), (1,), assumed_align=4),
         Role.ADDEND: lambda: tensor(Role.ADDEND, added, (stride(out), 1)),
         Role.SUMS: lambda: cute.runtime.make_fake_tensor(
             cute_type(DType.FP32), (m, cute.sym_int()), (cute.sym_int64(), 1), assumed_align=4
