@@ -81,8 +81,9 @@ def test_all_products_of_experts_are_rows_of_the_queue(manifest: str) -> None:
     declared = load_manifest(find_manifest(Path(manifest))).declared
     problems = [problem for row in rows for problem in row.problems]
     assert sorted(problems) == sorted(entry.problem for entry in declared)
+    gathered = [{Op.GATHERED_GROUPED_MM}] if manifest.startswith("qwen3") else []
     assert [{one.signature.op for one in row.problems} for row in rows] == [
-        {Op.GROUPED_MM, Op.K_GROUPED_MM}, {Op.GATHERED_MM},
+        {Op.GROUPED_MM, Op.K_GROUPED_MM}, *gathered, {Op.GATHERED_MM},
     ]  # fmt: skip
     assert not any(row.neighbours for row in rows)
     assert planning.problems_of(manifest) == {*problems}

@@ -98,7 +98,9 @@ def experts(
             ``interleaved`` if each stands before its up. Of no effect for a pair.
         up_bias: Bias [experts, 2 * hidden], or a pair [experts, hidden] if the weights are one.
         down_bias: Bias [experts, dim].
-        indices: The token of each row: int32 or int64 of shape [rows].
+        indices: The token of each row: int32 or int64 of shape [rows]. For one that ``x`` does not
+            have, the result is undefined where a kernel takes rows where they are; else it is
+            torch's error.
         token_rows: The rows of each token, where each has k: int32 or int64 of shape [tokens, k],
             all of ``indices`` the other way round (`sort_by_expert` gives both). With it, rows of a
             token are added in its order, and without it in no order, which takes longer.
