@@ -193,7 +193,7 @@ def random_arguments(problem: Problem, device: str = "cuda") -> Arguments:
 
 def _times(signature: Signature) -> int:
     """Gates and ups that a gradient reads pass their limit here and there."""
-    return 5 if signature.form is not None and signature.form.is_gradient else 1
+    return 5 if signature.is_gradient else 1
 
 
 FEW = 4

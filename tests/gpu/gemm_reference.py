@@ -46,7 +46,7 @@ def _stored(epilogue: Epilogue, value: torch.Tensor, arguments: Arguments) -> to
     """What a gated epilogue stores; gradients are autograd's."""
     assert epilogue.gate is not None
     join = _GATES[epilogue.gate]
-    if epilogue.form is not None and epilogue.form.is_gradient:
+    if arguments.problem.signature.is_gradient:
         kept = arguments.tensors[Role.ADDEND].double().requires_grad_()
         with torch.enable_grad():
             given = join(*_pair(epilogue, kept))

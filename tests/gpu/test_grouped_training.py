@@ -67,7 +67,7 @@ def arguments_for(kernel: Kernel, counts: tuple[int, ...], rest: int = 0) -> Arg
     ends = torch.tensor(counts).cumsum(0).to(torch.int32)
     arguments.tensors[Role.OFFSETS] = ends.to(DEVICE)
     form = kernel.signature.form
-    if form is not None and form.is_gradient:
+    if kernel.signature.is_gradient:
         product = arguments.tensors[Role.ADDEND]
         wide = product.new_full((rows, product.shape[1] // 2 * 3), float("nan"))
         wide[:, : product.shape[1]] = product

@@ -16,7 +16,7 @@ from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.launch.loader import LoadedKernel
-from nvgemm_runtime.moe import experts, products, routed_experts
+from nvgemm_runtime.moe import experts, launching, routed_experts
 
 DEVICE = "cuda"
 EXPERTS, DIM, HIDDEN = 6, 256, 384
@@ -27,8 +27,8 @@ Tensors = list[torch.Tensor]
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel looked up yet; that torch computes what is in fp32 is no news."""
-    monkeypatch.setattr(products, "_found", {})
-    monkeypatch.setattr(products, "_warned", {*products.WARNINGS})
+    monkeypatch.setattr(launching, "_found", {})
+    monkeypatch.setattr(launching, "_warned", {*launching.WARNINGS})
 
 
 def operands(dtype: torch.dtype = torch.bfloat16, *, biased: bool = False) -> Tensors:
@@ -57,13 +57,13 @@ def run(given: Tensors, *, offsets: torch.Tensor | None = None, **options: Any) 
 
 
 def is_by_kernels() -> bool:
-    found = products._found.values()
+    found = launching._found.values()
     return bool(found) and not any(isinstance(one, str) for one in found)
 
 
 def kernels() -> list[Kernel]:
     """The kernels that were looked up."""
-    found = (one for one in products._found.values() if isinstance(one, LoadedKernel))
+    found = (one for one in launching._found.values() if isinstance(one, LoadedKernel))
     return [one.kernel for one in found]
 
 
@@ -81,8 +81,8 @@ def test_no_further_from_fp32_than_by_torch(
     assert is_by_kernels()
     wide = [one.detach().float().requires_grad_() for one in given]
     wanted = run(wide, activation=activation)
-    monkeypatch.setattr(products, "_found", {})
-    monkeypatch.setattr(products, "_launch", lambda *_: "no kernel")
+    monkeypatch.setattr(launching, "_found", {})
+    monkeypatch.setattr(launching, "launch", lambda *_: "no kernel")
     by_torch = run(given, activation=activation)
     # Both round products to bf16 once; what else differs is the order of fp32 sums.
     for ours, theirs in zip(error(own, wanted), error(by_torch, wanted)):

@@ -154,7 +154,7 @@ def source(
         activation = served.epilogue.activation if gate is None else None
         if gate is not None:
             form = served.epilogue.form
-            if form is not None and form.is_gradient:
+            if served.is_gradient:
                 definitions["GRADIENT"] = f"{gate.value}_gradient"
                 definitions["SUMMED_COLUMNS"] = SUMMED_COLUMNS
             else:

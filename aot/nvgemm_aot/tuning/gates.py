@@ -33,7 +33,7 @@ def stored(
     """
     import torch
 
-    if _is_gradient(signature):
+    if signature.is_gradient:
         assert kept is not None
         return _paired(*_gradients(product, kept, signature), signature)
     if signature.form is GateForm.UPS:
@@ -72,7 +72,7 @@ def stored_error(
     import torch
 
     error = error.expand_as(product)
-    if _is_gradient(signature):
+    if signature.is_gradient:
         assert kept is not None
         factors = _gradients(torch.ones_like(product), kept, signature)
         errors = _slope_errors(kept.double(), signature, curve)
@@ -116,10 +116,6 @@ def row_sums(
 
 _STEPS_BEFORE_SUM = 4
 """Multiplications in fp32 that make a term of the sum, or one more."""
-
-
-def _is_gradient(signature: Signature) -> bool:
-    return signature.form is not None and signature.form.is_gradient
 
 
 def _paired(gates: torch.Tensor, ups: torch.Tensor, signature: Signature) -> torch.Tensor:

@@ -98,8 +98,7 @@ def make_extras(
     import torch
 
     made = []
-    form = problem.signature.form
-    times = KEPT_TIMES if form is not None and form.is_gradient else 1
+    times = KEPT_TIMES if problem.signature.is_gradient else 1
     for role in extra_roles(problem.signature):
         if role is Role.OFFSETS:
             made.append(_group_ends(problem, device, routing))

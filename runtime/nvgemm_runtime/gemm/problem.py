@@ -119,6 +119,11 @@ class Signature:
         """The form of a gated epilogue; None without a gate."""
         return None if self.epilogue is None else self.epilogue.form
 
+    @property
+    def is_gradient(self) -> bool:
+        """Whether the epilogue is the gradient of a gate, with sums or without."""
+        return self.form is not None and self.form.row.is_gradient
+
     def out_columns(self, n: int) -> int:
         """Columns of the result of a product of n columns."""
         form = self.form

@@ -176,7 +176,7 @@ def _unsupported_in_groups(signature: Signature) -> str | None:
     epilogue = signature.epilogue
     if epilogue is not None and is_along_k:
         return f"{name} has no epilogue (here {epilogue.value})"
-    if is_gathered and (epilogue is Epilogue.ADD or _is_gradient(signature)):
+    if is_gathered and (epilogue is Epilogue.ADD or signature.is_gradient):
         assert epilogue is not None
         return (
             f"{name} has the epilogue bias, and gates but their gradients (here {epilogue.value})"
@@ -199,10 +199,6 @@ def _unsupported_in_groups(signature: Signature) -> str | None:
     if epilogue is not None and signature.a.is_fp8:
         return f"grouped_mm of {signature.a.value} has no epilogue (here {epilogue.value})"
     return _unsupported_gate(signature) if signature.is_gated else None
-
-
-def _is_gradient(signature: Signature) -> bool:
-    return signature.form is not None and signature.form.is_gradient
 
 
 def _unsupported_gate(signature: Signature) -> str | None:

@@ -45,7 +45,7 @@ def columns_by_torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) ->
 def gathered_by_torch(
     matrix: torch.Tensor, rows: torch.Tensor | None, weights: torch.Tensor | None
 ) -> torch.Tensor:
-    """`nvgemm_runtime.moe.products.gathered_rows`: a copy of all rows, and a product for each sum.
+    """`nvgemm_runtime.moe.row_sums.gathered_rows`: a copy of all rows, and a product for each sum.
 
     ``embedding_bag`` does this, but needs weights of the matrix' type.
     """

@@ -13,8 +13,9 @@ import torch
 
 from ..gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from .activations import Activation, GatedActivation
+from .gate_products import gated_rows, narrow, rows_into, serves_ups, ups_into
 from .operators import dense_like, pieces, widen
-from .products import gated_rows, narrow, rows, rows_into, serves_ups, ups_into
+from .products import rows
 
 _GATES = {one: Gate(one.value) for one in Activation}
 _OAI_CONSTANTS = (Gate.SWIGLU_OAI.row.alpha, Gate.SWIGLU_OAI.row.limit)

@@ -13,9 +13,10 @@ import torch
 
 from ..gemm.epilogues import GateForm
 from .activations import Activation
+from .gate_products import gate_gradients, summed_gate_gradients
 from .gates import Plan, UpProjection, activated, pieces_of
 from .operators import dense_like, is_watched, multiplies_into_fp32, sum_products, widen
-from .products import gate_gradients, owner_of_rows, rows, summed_gate_gradients
+from .products import owner_of_rows, rows
 from .tokens import weighted_rows
 
 

@@ -2,7 +2,7 @@
 
 A token's rows lie apart, one with each expert that it goes to. Where the caller gives the rows of
 each token, they are added in the token's order: while torch.compile traces, by operators that
-Inductor joins into one kernel, and called by `products.gathered_rows`. Where only the token of each
+Inductor joins into one kernel, and called by `row_sums.gathered_rows`. Where only the token of each
 row is known, rows are added by atomic operations, in no order.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from .operators import pieces, rounded, widen
-from .products import gathered_rows
+from .row_sums import gathered_rows
 
 
 class Routing(NamedTuple):

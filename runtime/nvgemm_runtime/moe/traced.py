@@ -7,9 +7,7 @@ products and the other operators, which Inductor fuses as if there were no such 
 graphs do not depend on what is installed, and what torch caches behind it does, for which
 `nvgemm_runtime.inductor.cache_key` has the bundles.
 
-The operators that launch, ``gated_rows``, ``paired_rows``, ``paired_gated_rows``,
-``gate_gradient``, ``gate_gradient_sums`` and ``added_rows``, look the kernel up where they run,
-once for each problem, and compute without one where none serves the call.
+The operators that launch are in `gate_operators`, but for ``added_rows``, which is in `products`.
 """
 
 from __future__ import annotations
@@ -19,28 +17,13 @@ from typing import Any
 
 import torch
 
-from ..gemm.epilogues import Epilogue, GateForm, WeightOrder
-from ..gemm.moe_operators import (
-    GATE_GRADIENT,
-    GATE_GRADIENT_SUMS,
-    GATED_ROWS,
-    PAIRED_GATED_ROWS,
-    PAIRED_ROWS,
-)
-from . import products
-from .activations import Activation, GatedActivation
+from ..gemm.epilogues import GateForm
+from .gate_operators import plan_for, taken_rows
+from .gate_products import narrow
 from .gates import Plan, UpProjection, activated, adds
 from .gradients import Backward, Gradients, behind_kernel, gradients_by_operators
-from .products import (
-    added_rows,
-    define,
-    library,
-    narrow,
-    rows,
-    rows_into,
-    ups_into,
-    weight_gradient,
-)
+from .launching import library
+from .products import added_rows, rows, weight_gradient
 from .served import is_served
 
 _launching = torch.ops.nvgemm_moe
@@ -54,24 +37,6 @@ def is_traceable() -> bool:
     """
     # Dynamo of torch 2.11 takes is_exporting() for true whenever it traces.
     return not getattr(torch.compiler, "_is_exporting_flag", False)
-
-
-def _plan(activation: str, order: str | None, *, in_pieces: bool) -> Plan:
-    """How to compute an activation, with the constants that kernels have."""
-    kind = Activation(activation)
-    row = Epilogue(f"{activation}_{order or WeightOrder.HALVES.value}").row
-    assert row.gate is not None
-    return Plan(
-        activation=GatedActivation(
-            kind=kind, alpha=row.gate.row.alpha, limit=row.gate.row.limit or 0.0
-        ),
-        order=None if order is None else WeightOrder(order),
-        combine=False,
-        wants_grad=False,
-        uses_kernels=False,
-        is_compiled=True,
-        in_pieces=in_pieces,
-    )
 
 
 def _up_by_kernel(
@@ -93,10 +58,6 @@ def _up_by_kernel(
     return found
 
 
-def _taken(a: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
-    return a if indices is None else a.index_select(0, indices)
-
-
 def _up_joined(
     a: torch.Tensor,
     w: torch.Tensor,
@@ -106,13 +67,13 @@ def _up_joined(
     order: str,
     indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    plan = _plan(activation, order, in_pieces=False)
+    plan = plan_for(activation, order, in_pieces=False)
     for form in (GateForm.JOINED, GateForm.KEPT):  # with indices, either before a copy
         stored = _up_by_kernel(plan, form, a, w, offsets, bias, indices)
         if stored is not None:
             return stored if form is GateForm.JOINED else stored[:, w.shape[1] :]
     if indices is not None:
-        return _up_joined(_taken(a, indices), w, offsets, bias, activation, order)
+        return _up_joined(taken_rows(a, indices), w, offsets, bias, activation, order)
     return _up_kept(a, w, offsets, bias, activation, order)[1]
 
 
@@ -125,13 +86,13 @@ def _up_kept(
     order: str,
     indices: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    plan = _plan(activation, order, in_pieces=False)
+    plan = plan_for(activation, order, in_pieces=False)
     stored = _up_by_kernel(plan, GateForm.KEPT, a, w, offsets, bias, indices)
     if stored is not None:
         n = w.shape[1]
         return stored[:, :n], stored[:, n:]
     if indices is not None:
-        return _up_kept(_taken(a, indices), w, offsets, bias, activation, order)
+        return _up_kept(taken_rows(a, indices), w, offsets, bias, activation, order)
     product = rows(a, w.mT, offsets, bias)
     return product, activated(plan, *plan.split(product))
 
@@ -152,7 +113,7 @@ def _up_pair(
 
     They lie side by side where a kernel has the gate, or is to read both for the gradient.
     """
-    plan = _plan(activation, None, in_pieces=False)
+    plan = plan_for(activation, None, in_pieces=False)
     hidden = w_gate.shape[1]
     weights, biases = (w_gate.mT, w_up.mT), (gate_bias, up_bias)
 
@@ -174,7 +135,7 @@ def _up_pair(
         return stored[:, :hidden], stored[:, hidden : 2 * hidden], stored[:, 2 * hidden :]
     if indices is not None:
         return _up_pair(
-            _taken(a, indices), w_gate, w_up, offsets, gate_bias, up_bias, w_down, activation,
+            taken_rows(a, indices), w_gate, w_up, offsets, gate_bias, up_bias, w_down, activation,
             wants_grad,
         )  # fmt: skip
     both = a.new_empty((a.shape[0], 2 * hidden))
@@ -205,7 +166,7 @@ def _up_gradients(
     weighs_gates: bool,
 ) -> list[torch.Tensor]:
     """Those that are asked for, in order: of w_down, gates, ups if they are apart, and scores."""
-    plan = _plan(activation, order, in_pieces=False)
+    plan = plan_for(activation, order, in_pieces=False)
     projected = UpProjection(gates=gates, ups=ups, joined=joined)
     task = Backward(
         grad=grad, scores=scores, w_down=w_down, down_bias=down_bias, offsets=offsets,
@@ -256,219 +217,11 @@ def _traced_added_rows(
     return rows(other_a, other_b, offsets) + rows(a, b, offsets)
 
 
-def _gated_rows(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    bias: torch.Tensor | None,
-    epilogue: str,
-    indices: torch.Tensor | None = None,
-) -> torch.Tensor:
-    wanted = Epilogue(epilogue)
-    stored = products.gated_rows(a, b, offsets, bias, wanted, indices, warns=True)
-    if stored is not None:
-        return stored
-    plan = _plan_of(wanted)
-    product = rows(_taken(a, indices), b, offsets, bias)
-    joined = activated(plan, *plan.split(product))
-    return joined if wanted.form is GateForm.JOINED else torch.cat((product, joined), 1)
-
-
-def _paired_gated_rows(
-    a: torch.Tensor,
-    b_gate: torch.Tensor,
-    b_up: torch.Tensor,
-    offsets: torch.Tensor,
-    epilogue: str,
-    indices: torch.Tensor | None = None,
-) -> torch.Tensor:
-    wanted, hidden = Epilogue(epilogue), b_gate.shape[2]
-    stored = a.new_empty(((a if indices is None else indices).shape[0], 3 * hidden))
-    gates, ups, joined = stored.split(hidden, dim=1)
-    _fill(gates, a, b_gate, offsets, None, indices)
-    if not ups_into(stored[:, hidden:], a, b_up, offsets, gates, wanted, indices, warns=True):
-        _fill(ups, a, b_up, offsets, None, indices)
-        joined.copy_(activated(_plan_of(wanted), gates, ups))
-    return stored
-
-
-def _fill(
-    out: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    bias: torch.Tensor | None,
-    indices: torch.Tensor | None = None,
-) -> None:
-    """`rows` into a matrix that may have gaps between rows."""
-    if not rows_into(out, a, b, offsets, bias, indices):
-        out.copy_(rows(_taken(a, indices), b, offsets, bias))
-
-
-def _paired_rows(
-    a: torch.Tensor,
-    b_gate: torch.Tensor,
-    b_up: torch.Tensor,
-    offsets: torch.Tensor,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
-) -> torch.Tensor:
-    hidden = b_gate.shape[2]
-    both = a.new_empty((a.shape[0], 2 * hidden))
-    halves = both[:, :hidden], both[:, hidden:]
-    for half, b, bias in zip(halves, (b_gate, b_up), (bias_gate, bias_up)):
-        _fill(half, a, b, offsets, bias)
-    return both
-
-
-def _gate_gradient(
-    grad: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    gates: torch.Tensor,
-    ups: torch.Tensor | None,
-    epilogue: str,
-) -> torch.Tensor:
-    wanted = Epilogue(epilogue)
-    product = gates if ups is None else _as_one(gates, ups)
-    found = products.gate_gradients(grad, b, offsets, product, wanted, warns=True)
-    if found is None:
-        found = _by_operators(grad, b, offsets, product, wanted, for_scores=False)[0]
-    return found
-
-
-def _gate_gradient_sums(
-    grad: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    gates: torch.Tensor,
-    ups: torch.Tensor | None,
-    epilogue: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    wanted = Epilogue(epilogue)
-    product = gates if ups is None else _as_one(gates, ups)
-    found = products.summed_gate_gradients(grad, b, offsets, product, wanted, warns=True)
-    return (
-        _by_operators(grad, b, offsets, product, wanted, for_scores=True)
-        if found is None
-        else found
-    )
-
-
-def _by_operators(
-    grad: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    product: torch.Tensor,
-    epilogue: Epilogue,
-    *,
-    for_scores: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Gradients of gates and ups, and of rows' weights where these are asked for."""
-    task = Backward(
-        grad=grad, scores=None, w_down=b, down_bias=None, offsets=offsets,
-        for_down=False, for_gates=True, for_scores=for_scores, weighs_gates=False,
-    )  # fmt: skip
-    found = gradients_by_operators(_plan_of(epilogue), UpProjection(gates=product), task)
-    assert found.gates is not None
-    return found.gates, found.scores
-
-
-def _as_one(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
-    """Gates and ups in one matrix: the one whose halves they are, or a copy."""
-    rows_, half = gates.shape
-    behind = ups.data_ptr() - gates.data_ptr() == half * gates.element_size()
-    are_halves = (
-        behind
-        and gates.untyped_storage().data_ptr() == ups.untyped_storage().data_ptr()
-        and gates.stride() == ups.stride()
-        and gates.stride(1) == 1
-        and gates.stride(0) >= 2 * half
-    )
-    if not are_halves:
-        return torch.cat((gates, ups), 1)
-    return gates.as_strided((rows_, 2 * half), gates.stride())
-
-
-def _plan_of(epilogue: Epilogue) -> Plan:
-    gate, order = epilogue.gate, epilogue.row.order
-    assert gate is not None
-    assert order is not None
-    return _plan(gate.value, order.value, in_pieces=True)
-
-
-def _fake_gated_rows(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    bias: torch.Tensor | None,
-    epilogue: str,
-    indices: torch.Tensor | None = None,
-) -> torch.Tensor:
-    form = Epilogue(epilogue).form
-    assert form is not None
-    columns = b.shape[2] // form.row.product_columns * form.row.out_columns
-    return a.new_empty(((a if indices is None else indices).shape[0], columns))
-
-
-def _fake_paired_rows(a: torch.Tensor, b_gate: torch.Tensor, *_: Any) -> torch.Tensor:
-    return a.new_empty((a.shape[0], 2 * b_gate.shape[2]))
-
-
-def _fake_paired_gated_rows(
-    a: torch.Tensor,
-    b_gate: torch.Tensor,
-    b_up: torch.Tensor,
-    offsets: torch.Tensor,
-    epilogue: str,
-    indices: torch.Tensor | None = None,
-) -> torch.Tensor:
-    return a.new_empty(((a if indices is None else indices).shape[0], 3 * b_gate.shape[2]))
-
-
-def _fake_gate_gradient(grad: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
-    return grad.new_empty((grad.shape[0], 2 * b.shape[2]))
-
-
-def _fake_gate_gradient_sums(
-    grad: torch.Tensor, b: torch.Tensor, *_: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    sums = grad.new_empty(grad.shape[0], dtype=torch.float32)
-    return _fake_gate_gradient(grad, b), sums
-
-
 def _define_replaced(schema: str, run: Callable[..., Any]) -> None:
     library.define(schema, tags=torch.Tag.pt2_compliant_tag)
     library.impl(schema.partition("(")[0], run, "CompositeImplicitAutograd")
 
 
-define(
-    GATED_ROWS,
-    "Tensor a, Tensor b, Tensor offsets, Tensor? bias, str epilogue, Tensor? indices",
-    _gated_rows,
-    _fake_gated_rows,
-)
-define(
-    PAIRED_ROWS,
-    "Tensor a, Tensor b_gate, Tensor b_up, Tensor offsets, Tensor? bias_gate, Tensor? bias_up",
-    _paired_rows,
-    _fake_paired_rows,
-)
-define(
-    PAIRED_GATED_ROWS,
-    "Tensor a, Tensor b_gate, Tensor b_up, Tensor offsets, str epilogue, Tensor? indices",
-    _paired_gated_rows,
-    _fake_paired_gated_rows,
-)
-_GRADIENT = "Tensor grad, Tensor b, Tensor offsets, Tensor gates, Tensor? ups, str epilogue"
-define(GATE_GRADIENT, _GRADIENT, _gate_gradient, _fake_gate_gradient)
-define(
-    GATE_GRADIENT_SUMS,
-    _GRADIENT,
-    _gate_gradient_sums,
-    _fake_gate_gradient_sums,
-    gives="(Tensor, Tensor)",
-)
 _UP = (
     "Tensor a, Tensor w, Tensor offsets, Tensor? bias, str activation, str order, "
     "Tensor? indices=None"

@@ -13,7 +13,7 @@ from nvgemm_aot.providers.quack.designs import HOPPER
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
-from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.target import ARCHITECTURES
 from verified_builds import builds_verified_and_equal
@@ -22,7 +22,7 @@ OP = "gathered_grouped_mm"
 EPILOGUES = [
     None,
     Epilogue.BIAS,
-    *(one for one in Epilogue if one.form not in (None, GateForm.GRADIENT)),
+    *(one for one in Epilogue if one.form is not None and not one.form.is_gradient),
 ]
 
 

@@ -11,15 +11,15 @@ from expert_kernels import Installed, build_kernels
 from installed_bundles import use
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.gemm.epilogues import Epilogue
-from nvgemm_runtime.moe import products
+from nvgemm_runtime.moe import launching
 
 
 @pytest.fixture
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernels, none looked up yet, and no warning to come."""
     use(monkeypatch)
-    monkeypatch.setattr(products, "_found", {})
-    monkeypatch.setattr(products, "_warned", {*products.WARNINGS})
+    monkeypatch.setattr(launching, "_found", {})
+    monkeypatch.setattr(launching, "_warned", {*launching.WARNINGS})
 
 
 @pytest.fixture

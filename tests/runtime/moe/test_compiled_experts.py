@@ -38,7 +38,7 @@ from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.moe_operators import NAMESPACE
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.moe import experts, products
+from nvgemm_runtime.moe import experts, launching
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -456,11 +456,11 @@ def test_a_graph_runs_where_its_kernels_are_gone(
     gradients(run, made)
     installed.remove()
     installed.launched.clear()
-    monkeypatch.setattr(products, "_warned", set())
+    monkeypatch.setattr(launching, "_warned", set())
     with pytest.warns(UserWarning, match="without another warning") as seen:
         found = gradients(run, made)
     texts = [str(one.message) for one in seen]
-    lost = (products._BY_TORCH, products._GATE_LOST)
+    lost = (launching.BY_TORCH, launching.GATE_LOST)
     assert all(sum(what in text for text in texts) == 1 for what in lost)
     assert len(seen) == 2
     assert not installed.launched
@@ -727,7 +727,7 @@ def test_kernels_whose_results_depend_on_timing_are_not_traced_where_that_is_for
     made = operands_for_kernels()
     gradients(compiled(), made)
     assert KEPT in installed.epilogues()
-    monkeypatch.setattr(products, "_found", {})
+    monkeypatch.setattr(launching, "_found", {})
     torch.use_deterministic_algorithms(True)
     try:
         graphs = Graphs()

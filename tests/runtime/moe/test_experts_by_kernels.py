@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.moe import experts, gates, products
+from nvgemm_runtime.moe import experts, gates, launching, products
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -234,7 +235,7 @@ def test_two_weights_add_one_gradient_of_rows_to_the_other(
 
 def watch_memory(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, int]]:
     """Of each product from here on: where a matrix that is added begins, and where the result."""
-    launch = products._launch
+    launch = launching.launch
     seen: list[tuple[int | None, int]] = []
 
     def watched(op: Op, a: Any, b: Any, out: Any, extras: ExtraOperands) -> str:
@@ -242,7 +243,7 @@ def watch_memory(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, int]
         seen.append((None if added is None else added.data_ptr(), out.data_ptr()))
         return launch(op, a, b, out, extras)
 
-    monkeypatch.setattr(products, "_launch", watched)
+    monkeypatch.setattr(launching, "launch", watched)
     return seen
 
 
@@ -306,7 +307,7 @@ def test_rows_added_to_a_matrix(rows: int, install: Callable[..., Installed]) ->
             installed = install({"tt": epilogues})
         else:
             installed.remove()
-        products._found.clear()
+        launching._found.clear()
         results.append(products.added_rows(a, b, ends, other_a, other_b))
         wanted = {2: [None, Epilogue.ADD], 1: [None, None], 0: []}[len(epilogues)]
         assert installed.epilogues() == (wanted if rows else [])
@@ -370,18 +371,18 @@ def test_no_second_matrix_is_kept_for_a_sum(
         is_plain = type(one) is torch.Tensor and all(type(extent) is int for extent in one.shape)
         return is_plain and one.shape == (18, 48)
 
-    def watched(name: str) -> None:
-        compute = getattr(products, name)
+    def watched(module: ModuleType, name: str) -> None:
+        compute = getattr(module, name)
 
         def counted(*operands: Any) -> Any:
             gc.collect()
             alive.append(sum(map(is_result, gc.get_objects())))
             return compute(*operands)
 
-        monkeypatch.setattr(products, name, counted)
+        monkeypatch.setattr(module, name, counted)
 
-    watched("_launch")
-    watched("rows_by_torch")
+    watched(launching, "launch")
+    watched(products, "rows_by_torch")
     assert (products.added_rows(a, b, ends, a, b) == 128).all()
     expected = {"nothing": [1, 0, 1, 2, 1], "products": [1, 1, 2], "sums": [1, 1]}
     assert alive == expected[served]

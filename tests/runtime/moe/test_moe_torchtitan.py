@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from installed_bundles import use
-from nvgemm_runtime.moe import products
+from nvgemm_runtime.moe import launching
 
 pytest.importorskip("torchtitan", reason="see test_moe_torchtitan_installed, which installs it")
 
@@ -48,8 +48,8 @@ TOKENS, CHOSEN = 18, 2
 @pytest.fixture(autouse=True)
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch)
-    monkeypatch.setattr(products, "_found", {})
-    monkeypatch.setattr(products, "_warned", {*products.WARNINGS})
+    monkeypatch.setattr(launching, "_found", {})
+    monkeypatch.setattr(launching, "_warned", {*launching.WARNINGS})
 
 
 def replaced(config: Any, *names: str) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from installed_bundles import use
-from nvgemm_runtime.moe import products
+from nvgemm_runtime.moe import launching
 
 transformers = pytest.importorskip("transformers")
 moe_transformers = pytest.importorskip("nvgemm_runtime.moe.transformers")
@@ -105,8 +105,8 @@ def experts_step(module: Any, implementation: str) -> list[torch.Tensor]:
 @pytest.fixture(autouse=True)
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch)
-    monkeypatch.setattr(products, "_found", {})
-    monkeypatch.setattr(products, "_warned", {*products.WARNINGS})
+    monkeypatch.setattr(launching, "_found", {})
+    monkeypatch.setattr(launching, "_warned", {*launching.WARNINGS})
     moe_transformers.register()
 
 

@@ -20,6 +20,7 @@ from nvgemm_runtime.moe import (
     gates,
     products,
     routed_experts,
+    row_sums,
     sort_by_expert,
 )
 from nvgemm_runtime.moe import gradients as gradients_module
@@ -188,7 +189,7 @@ def test_on_a_gpu_flop_counters_see_operators_that_they_know() -> None:
     with FakeTensorMode(), FlopCounterMode(display=False):
         rows = torch.empty(6, 8, dtype=torch.bfloat16, device="cuda")
         sums = sum_products(rows, rows, is_compiled=False)
-        found = products.gathered_rows(rows, torch.empty(3, 2, dtype=torch.int32, device="cuda"))
+        found = row_sums.gathered_rows(rows, torch.empty(3, 2, dtype=torch.int32, device="cuda"))
     assert (sums.dtype, sums.shape) == (torch.float32, (6,))
     assert (found.dtype, found.shape) == (torch.bfloat16, (3, 8))
 
@@ -256,7 +257,7 @@ def test_a_kernel_weighs_and_adds_rows(
 def test_all_rows_of_a_matrix_in_order(served: bool, install: Callable[..., Installed]) -> None:
     installed = install("tn", None, gathered=True) if served else None
     matrix, weights = torch.randn(9, 40).bfloat16(), torch.randn(9, 1)
-    found = products.gathered_rows(matrix, None, weights)
+    found = row_sums.gathered_rows(matrix, None, weights)
     assert bool(installed and installed.launched) is served
     assert torch.equal(found, (matrix.float() * weights).bfloat16())
 
@@ -289,7 +290,7 @@ def test_rows_outside_a_matrix_add_nothing(
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # which changes nothing
     try:
-        found = products.gathered_rows(matrix, rows, weights if has_weights else None)
+        found = row_sums.gathered_rows(matrix, rows, weights if has_weights else None)
     finally:
         torch.set_default_dtype(usual)
     assert bool(installed and installed.launched) is served

@@ -183,7 +183,7 @@ def _added_code(signature: Signature) -> str:
     """What cache keys of kernels with an epilogue of this project hold of its source."""
     added = {
         "gate": (gated, signature.is_gated),
-        "gradient": (gate_gradient, _is_gradient(signature) or signature.form is GateForm.UPS),
+        "gradient": (gate_gradient, signature.is_gradient or signature.form is GateForm.UPS),
         "ups": (gate_ups, signature.form is GateForm.UPS),
         "groups": (grouped, signature.op.groups_rows),
         "gathered groups": (gathered_groups, gathered_groups.gathers(signature)),
@@ -200,12 +200,8 @@ def _source_digest(module: ModuleType) -> str:
     return hashlib.sha256(inspect.getsource(module).encode()).hexdigest()
 
 
-def _is_gradient(signature: Signature) -> bool:
-    return signature.form is not None and signature.form.is_gradient
-
-
 def _offered(signature: Signature, arch: str) -> tuple[Design, ...]:
-    if _is_gradient(signature):
+    if signature.is_gradient:
         return gate_gradient.designs(arch, signature)
     if signature.form is GateForm.UPS:
         return gate_ups.designs(arch, signature)
@@ -226,7 +222,7 @@ def _compiled(operator: str, signature: Signature, arch: str) -> Any:
 
 
 def _compiler_of(signature: Signature) -> Callable[[Design, Signature, str], Any]:
-    if _is_gradient(signature):
+    if signature.is_gradient:
         return gate_gradient.compile_gate_gradient
     if signature.form is GateForm.UPS:
         return gate_ups.compile_gate_ups

@@ -1,0 +1,211 @@
+"""Grouped products by a kernel alone, with a gate, its gradient or a sum; none is to be traced.
+
+Each says whether a kernel served. What computes where none does is in `gates` and `gradients`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..gemm.epilogues import Epilogue
+from ..gemm.extra_operands import ExtraOperands, check_offset_values
+from ..gemm.operands import check_shapes
+from ..gemm.problem import Op
+from ..gemm.roles import sum_parts
+from ..settings import is_debugging
+from . import launching
+from .launching import GATE_LOST, find, warn_once, with_unit_stride
+
+
+def gated_rows(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    bias: torch.Tensor | None,
+    epilogue: Epilogue,
+    indices: torch.Tensor | None = None,
+    *,
+    warns: bool = False,
+) -> torch.Tensor | None:
+    """`rows` with a gated epilogue, if a kernel serves it; not to be traced.
+
+    With ``indices``, int32 [m], the kernel takes the rows of ``a`` that they name. ``warns`` gives
+    the process' warning where none serves.
+
+    Returns:
+        What the epilogue stores, of the width that its form says; None if no kernel serves.
+    """
+    return _by_kernel(a, b, offsets, bias, epilogue, warns, indices)
+
+
+def gate_gradients(
+    grad: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    product: torch.Tensor,
+    epilogue: Epilogue,
+    *,
+    warns: bool = False,
+) -> torch.Tensor | None:
+    """Gradients of gates and ups, if a kernel serves; not to be traced.
+
+    Args:
+        grad: Gradient of the down projection's result, [m, dim].
+        b: Weights of the down projection, [groups, dim, n].
+        offsets: End of each group along m, int32 [groups].
+        product: The product of gates and ups, [m, 2 * n], in the epilogue's order of columns.
+        epilogue: A gradient.
+        warns: Whether to give the process' warning where no kernel serves.
+
+    Returns:
+        Matrix [m, 2 * n] in the order of the product; None if no kernel serves.
+    """
+    return _by_kernel(grad, b, offsets, product, epilogue, warns)
+
+
+def summed_gate_gradients(
+    grad: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    product: torch.Tensor,
+    epilogue: Epilogue,
+    *,
+    warns: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """`gate_gradients`, and for each row the sum of what the gate gave times its gradient.
+
+    ``epilogue`` is a gradient with sums.
+
+    Returns:
+        Matrix [m, 2 * n] and vector [m] in fp32; None if no kernel serves.
+    """
+    parts = grad.new_zeros((grad.shape[0], sum_parts(b.shape[2])), dtype=torch.float32)
+    found = _by_kernel(grad, b, offsets, product, epilogue, warns, sums=parts)
+    return None if found is None else (found, parts.sum(1))
+
+
+def rows_into(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    bias: torch.Tensor | None,
+    indices: torch.Tensor | None = None,
+) -> bool:
+    """`rows` into a matrix that may have gaps between rows, if a kernel serves; not to be traced.
+
+    With ``indices``, int32 [m], the kernel takes the rows of ``a`` that they name.
+
+    Returns:
+        Whether a kernel served.
+    """
+    return not run_kernel(out, a, b, offsets, bias, None, indices=indices)
+
+
+def serves_ups(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    gates: torch.Tensor,
+    epilogue: Epilogue,
+    indices: torch.Tensor | None = None,
+) -> bool:
+    """Whether a kernel serves `ups_into`, of the same arguments; not to be traced."""
+    extras = ExtraOperands(offsets=offsets, rows=indices, addend=gates, gated=epilogue)
+    found = find(_op_of(indices), a, b, out, extras) if out.shape[0] else None
+    return not isinstance(found, str)
+
+
+def ups_into(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    gates: torch.Tensor,
+    epilogue: Epilogue,
+    indices: torch.Tensor | None = None,
+    *,
+    warns: bool = False,
+) -> bool:
+    """Ups, and behind them what the gate gives, if a kernel serves; not to be traced.
+
+    Args:
+        out: Matrix [m, 2 * n], which may have gaps between rows.
+        a: Matrix [m, k].
+        b: Weights of ups, [groups, k, n].
+        offsets: End of each group along m, int32 [groups].
+        gates: Matrix [m, n], which may have gaps between rows.
+        epilogue: One of ups.
+        indices: The row of ``a`` for each row of the result, int32 [m]; None for each in order.
+        warns: Whether to give the process' warning where no kernel serves.
+
+    Returns:
+        Whether a kernel served.
+    """
+    reason = run_kernel(out, a, b, offsets, gates, epilogue, indices=indices)
+    if reason and warns:
+        warn_once(GATE_LOST, reason)
+    return not reason
+
+
+def _by_kernel(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    addend: torch.Tensor | None,
+    epilogue: Epilogue,
+    warns: bool,
+    indices: torch.Tensor | None = None,
+    sums: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    count = None if indices is None else indices.shape[0]
+    shape = check_shapes(_op_of(indices), a, b, form=epilogue.form, rows=count)
+    out = a.new_empty(shape)
+    reason = run_kernel(out, a, b, offsets, addend, epilogue, indices=indices, sums=sums)
+    if reason and warns:
+        warn_once(GATE_LOST, reason)
+    return None if reason else out
+
+
+def run_kernel(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    addend: torch.Tensor | None,
+    epilogue: Epilogue | None,
+    *,
+    adds_matrix: bool = False,
+    indices: torch.Tensor | None = None,
+    sums: torch.Tensor | None = None,
+) -> str:
+    """Compute ``out``, of any number of rows, by a kernel; why none serves, or nothing."""
+    # Torch resolves negated views for operators, but this is none.
+    a, b, offsets = a.resolve_neg(), b.resolve_neg(), offsets.resolve_neg()
+    addend = None if addend is None else addend.resolve_neg()
+    if addend is not None and addend.stride(-1) != 1:  # rows with gaps are read as they are
+        addend = addend.contiguous()
+    if is_debugging():
+        check_offset_values(offsets, out.shape[0])
+    if out.shape[0] == 0:
+        return ""
+    extras = ExtraOperands(
+        offsets=offsets,
+        rows=indices,
+        addend=addend,
+        sums=sums,
+        adds_matrix=adds_matrix,
+        gated=epilogue,
+    )
+    a, b = with_unit_stride(a), with_unit_stride(b)
+    return launching.launch(_op_of(indices), a, b, out, extras)
+
+
+def _op_of(indices: torch.Tensor | None) -> Op:
+    return Op.GROUPED_MM if indices is None else Op.GATHERED_GROUPED_MM
+
+
+def narrow(indices: torch.Tensor) -> torch.Tensor:
+    """Rows' numbers as kernels take them: int32, contiguous."""
+    return indices.to(torch.int32).contiguous()

@@ -1,0 +1,112 @@
+"""Kernels for experts: which one serves a call, and its launch; and how operators are defined."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import NvgemmError
+from ..gemm.extra_operands import ExtraOperands
+from ..gemm.moe_operators import NAMESPACE
+from ..gemm.problem import Op
+from ..launch.fast_path import count_write
+from ..launch.loader import LoadedKernel
+from ..launch.select import choose_kernel
+from ..matching.device import wants_determinism
+from .by_torch import ALIGNMENT_BYTES
+
+_found: dict[tuple[object, ...], LoadedKernel | str] = {}
+"""By all that decides: the kernel, or why none serves."""
+
+_MAX_FOUND = 4096
+
+BY_TORCH = "torch computes a grouped product"
+GATE_LOST = "a compiled graph computes a gate by its product and torch's operators"
+SUMMED_BY_TORCH = "torch weighs or adds rows of tokens"
+WARNINGS = (BY_TORCH, GATE_LOST, SUMMED_BY_TORCH)
+"""What a process is warned of, once each."""
+
+_warned: set[str] = set()
+
+
+def launch(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
+) -> str:
+    """Compute ``out`` by the best kernel; why none serves, or nothing."""
+    kernel = find(op, a, b, out, extras)
+    if isinstance(kernel, str):
+        return kernel
+    count_write(out)
+    kernel.launch(a, b, out, *extras.tensors())
+    return ""
+
+
+def find(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
+) -> LoadedKernel | str:
+    """The best kernel, looked up once a problem, or why none serves."""
+    tensors = (a, b, out, *extras.tensors())
+    facts = (
+        (one.device, one.dtype, one.shape, one.stride(), one.data_ptr() % 128) for one in tensors
+    )
+    key = (op, wants_determinism(), *extras.wanted(), *facts)
+    kernel = _found.get(key)
+    if kernel is None:
+        try:
+            kernel = choose_kernel(op, a, b, out, extras)
+        except NvgemmError as error:
+            kernel = str(error)
+        if len(_found) >= _MAX_FOUND:
+            _found.clear()
+        _found[key] = kernel
+    return kernel
+
+
+def warn_once(what: str, reason: str) -> None:
+    """Warn of one of `WARNINGS` and why it is so, once a process."""
+    if what not in _warned:
+        _warned.add(what)
+        warnings.warn(
+            f"nvgemm_runtime.moe: {what}, and from here on every other that no kernel serves, "
+            f"without another warning: {reason}",
+            stacklevel=2,
+        )
+
+
+def was_warned(what: str) -> bool:
+    """Whether this process was warned of one of `WARNINGS`."""
+    return what in _warned
+
+
+def with_unit_stride(matrix: torch.Tensor) -> torch.Tensor:
+    """The matrix, or a copy where neither of its last dimensions is contiguous."""
+    is_dense = 1 in (matrix.stride(-1), matrix.stride(-2))
+    return matrix if is_dense else matrix.contiguous()
+
+
+def row_major(matrix: torch.Tensor) -> torch.Tensor:
+    """The matrix, or a copy where rows have gaps or begin at addresses that kernels cannot read."""
+    pitch = matrix.stride(0) * matrix.element_size()
+    is_aligned = (pitch | matrix.data_ptr()) % ALIGNMENT_BYTES == 0
+    return matrix if matrix.stride(1) == 1 and is_aligned else matrix.contiguous()
+
+
+library = torch.library.Library(NAMESPACE, "DEF")
+"""Kept for the life of the process: torch unregisters the operators of a deleted library."""
+
+
+def define(
+    name: str,
+    operands: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    gives: str = "Tensor",
+) -> None:
+    """Define an operator, and what it gives for fake tensors."""
+    library.define(f"{name}({operands}) -> {gives}", tags=torch.Tag.pt2_compliant_tag)
+    library.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
