@@ -239,9 +239,8 @@ def test_what_a_tensor_is_made_of_counts_and_not_the_whole() -> None:
 def test_experts_forward_and_backward(
     kind: str, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        launching, "_warned", {*launching.WARNINGS}
-    )  # no kernel serves experts here
+    # No kernel serves experts here.
+    monkeypatch.setattr(launching, "_warned", {*launching.WARNINGS})
     sizes = Experts(count=4, rows=48, dim=96, hidden=32, kept=kept, biased=True)
     problems, others = count(lambda: expert_steps.step(sizes))
     assert problems == expert_steps.problems_of(sizes)
