@@ -10,6 +10,7 @@ each needs. By hand, run them alone, so that the other tests' needs are not thei
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ import torch
 from installed import installed_kernels
 
 from nvgemm_runtime.bundle.format import Kernel
+from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.problem import Op
+from nvgemm_runtime.gemm.roles import extra_roles
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,10 +32,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """``installed`` is each kernel with its bundle, ``sharing`` those with a workspace."""
+    """Each kernel with its bundle: of all, or of those that a test is for.
+
+    ``sharing`` have a workspace, ``adding`` add a matrix to groups, ``plain`` take A and B alone.
+    """
     kernels = installed_kernels()
-    with_workspace = [one for one in kernels if one[1].workspace is not None]
-    for name, some in (("installed", kernels), ("sharing", with_workspace)):
+    some_of_them: dict[str, Callable[[Kernel], bool]] = {
+        "installed": lambda kernel: True,
+        "sharing": lambda kernel: kernel.workspace is not None,
+        "adding": lambda kernel: (
+            (kernel.signature.op, kernel.signature.epilogue) == (Op.GROUPED_MM, Epilogue.ADD)
+        ),
+        "plain": lambda kernel: not extra_roles(kernel.signature),
+    }
+    for name, is_meant in some_of_them.items():
+        some = [one for one in kernels if is_meant(one[1])]
         if name in metafunc.fixturenames:
             ids = [f"{kernel.id[:12]}-{kernel.signature.key}" for _, kernel in some]
             metafunc.parametrize(name, some, ids=ids)

@@ -16,9 +16,8 @@ import nvgemm_runtime
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.gemm.roles import Role, extra_roles, role_shape
+from nvgemm_runtime.gemm.roles import Role, role_shape
 from nvgemm_runtime.launch.select import load_kernel
 
 Installed = tuple[Bundle, Kernel]
@@ -104,11 +103,9 @@ def test_operators_and_function_agree(installed: Installed) -> None:
     assert_right(out, arguments)
 
 
-def test_a_sum_of_groups_may_take_the_place_of_what_is_added(installed: Installed) -> None:
+def test_a_sum_of_groups_may_take_the_place_of_what_is_added(adding: Installed) -> None:
     """Ends of groups lie inside of tiles, whose rows behind an end others may have written."""
-    _, kernel = installed
-    if (kernel.signature.op, kernel.signature.epilogue) != (Op.GROUPED_MM, Epilogue.ADD):
-        pytest.skip("adds no matrix to groups")
+    _, kernel = adding
     for m, n, k in ((37, 256, 128), (1003, 1032, 512), (4096, 2048, 768)):
         arguments = random_arguments(problem_of(kernel.signature, m, n, k, count=7))
         apart = launch(kernel, arguments)
@@ -119,11 +116,9 @@ def test_a_sum_of_groups_may_take_the_place_of_what_is_added(installed: Installe
             assert torch.equal(added, apart)
 
 
-def test_zero_sizes_are_as_aten_has_them(installed: Installed) -> None:
-    _, kernel = installed
+def test_zero_sizes_are_as_aten_has_them(plain: Installed) -> None:
+    _, kernel = plain
     signature = kernel.signature
-    if extra_roles(signature):
-        pytest.skip("of mm and bmm alone")
     run = nvgemm_runtime.mm if signature.op is Op.MM else nvgemm_runtime.bmm
     if signature.is_gated:
         run = nvgemm_runtime.gated_mm
