@@ -32,7 +32,7 @@ void Checker::CheckAll(const Operands& operands) const {
   call_.out_is_empty = batch == 0 || out.shape[rows_] == 0 || out.shape[columns_] == 0;
   const int64_t k = a.shape[spec_.a_rank() - 1];
   const bool needs_b = GroupsRows(spec_.op) || spec_.op == Op::kGatheredMm;
-  const bool needs_a = spec_.op == Op::kGatheredGroupedMm;  // of any number of rows, of which none can be taken
+  const bool needs_a = spec_.op == Op::kGatheredGroupedMm;  // without rows, none can be taken
   call_.sum_is_empty = k == 0 || (needs_b && b.shape[0] == 0) || (needs_a && a.shape[0] == 0);
   if (call_.out_is_empty) return;
   const bool adds = spec_.addend != AddendKind::kNone && !ReadsAddend(spec_.form);

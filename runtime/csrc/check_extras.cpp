@@ -191,7 +191,7 @@ void Checker::CheckRowsOfGroups(const DLTensor& from, const MemorySpan& out) con
   CheckOverlap(Role::kAddend, CheckLayout(Role::kAddend, true), out);
 }
 
-// A second result: so many parts for each row. What is read was checked before.
+// A second result: so many parts for each row, apart from all that is read.
 void Checker::CheckSums(const DLTensor& from, const MemorySpan& out) const {
   const int64_t rows = call_[Role::kOut].shape[rows_];
   const int64_t parts = RoundUp(ProductColumns(), kSummedColumns) / kSummedColumns;

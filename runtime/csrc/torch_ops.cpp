@@ -83,9 +83,11 @@ class GivenTensor {
     if (tensor_.get() != nullptr) operands->Give(role, view_);
   }
 
-  // Of a vector; 0 of anything else.
-  int64_t length() const {
-    return tensor_.get() != nullptr && view_.ndim == 1 ? view_.shape[0] : 0;
+  // How long a vector is, of which a result takes an extent. Throws Failure for anything else.
+  int64_t LengthOf(const char* what) const {
+    if (view_.ndim == 1) return view_.shape[0];
+    throw Failure(kValueError,
+                  Text(what, " has ", view_.ndim, " dimensions; must have 1"));
   }
 
  private:
@@ -160,16 +162,18 @@ struct Arguments {
       case GateForm::kKept:
         return " keeps its product, which no operator gives" + function;
       case GateForm::kGradient:
+      case GateForm::kGradientSums:
         return " gives a gate's gradient, as no operator does" + function;
-      default:
+      case GateForm::kUps:
         return " reads gates, as no operator does" + function;
     }
+    return "";  // not reached: all forms are above
   }
 
-  // How many groups offsets end, or for groups of gathered rows how many rows there are; 0 where there
-  // are none, or no vector, which checks refuse.
+  // The extent of the result that a and b do not say: groups along k, or rows that are gathered.
   int64_t count() const {
-    return kForm.op == Op::kGatheredGroupedMm ? rows.length() : offsets.length();
+    if (kForm.op == Op::kGatheredGroupedMm) return rows.LengthOf(RoleName(Role::kRows));
+    return kForm.op == Op::kKGroupedMm ? offsets.LengthOf(RoleName(Role::kOffsets)) : 0;
   }
 
   const OwnedTensor a;

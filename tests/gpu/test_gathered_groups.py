@@ -93,6 +93,29 @@ def test_ragged_groups_are_right_and_nothing_else_is_written(kernel: Kernel, tok
 
 
 @each
+@pytest.mark.parametrize("ends", [(10, 64, 4000, 1_000_000_000), (-5, 20, -(2**31), 128)])
+def test_wrong_ends_write_nothing_outside_the_result(kernel: Kernel, ends: tuple[int, ...]) -> None:
+    """What the result holds is undefined. Behind the rows that are named are some of no token."""
+    columns = 656 if kernel.signature.is_gated else 328
+    arguments = exact_arguments(
+        problem_of(kernel.signature, 128, columns, K, count=len(ends)), DEVICE
+    )
+    arguments.tensors[Role.OFFSETS] = torch.tensor(ends, dtype=torch.int32, device=DEVICE)
+    named = torch.full((4096,), 2**31 - 1, dtype=torch.int32, device=DEVICE)
+    named[:128] = arguments.tensors[Role.ROWS]
+    arguments.tensors[Role.ROWS] = named[:128]
+    width = arguments.out.shape[1]
+    frame = poisoned((128 + 2 * MARGIN, width + 2 * MARGIN), kernel.signature.out, DEVICE)
+    before = frame.clone()
+    arguments.tensors[Role.OUT] = frame[MARGIN:-MARGIN, MARGIN:-MARGIN]
+    launch(kernel, arguments)
+    torch.cuda.synchronize()
+    window = (slice(MARGIN, -MARGIN), slice(MARGIN, -MARGIN))
+    frame[window] = before[window]
+    assert torch.equal(frame.view(torch.uint8), before.view(torch.uint8))
+
+
+@each
 def test_wrong_rows_read_nothing_outside_a(kernel: Kernel) -> None:
     """What the result holds in such a row is undefined, but not NaN, which is all around A."""
     arguments = arguments_for(kernel, 60)

@@ -255,6 +255,41 @@ def test_a_capture_may_be_the_first_use_and_follows_new_ends() -> None:
         assert all(torch.equal(a, b) for a, b in zip(captured, direct))
 
 
+def test_a_capture_from_tokens_may_be_the_first_use_and_follows_new_choices() -> None:
+    """The kernels that take rows where they are, and that give the gradients of scores."""
+    _, up, down = operands()
+    drawn = torch.Generator(DEVICE).manual_seed(8)
+    x = torch.randn(TOKENS, DIM, device=DEVICE, generator=drawn).bfloat16().requires_grad_()
+    scores = torch.rand(TOKENS, CHOSEN, device=DEVICE, generator=drawn).requires_grad_()
+    choices = [
+        torch.rand(TOKENS, EXPERTS, device=DEVICE, generator=drawn).topk(CHOSEN).indices
+        for _ in range(2)
+    ]
+    chosen = choices[0].clone()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.mm(x, x.mT)  # torch's own first use
+        torch.sort(chosen.reshape(-1), stable=True)
+    torch.cuda.current_stream().wait_stream(stream)
+
+    def step(of: torch.Tensor) -> Tensors:
+        out = routed_experts(x, up, down, of, scores)
+        return [out.detach(), *torch.autograd.grad(out, (x, up, down, scores), out.detach())]
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(chosen)
+    assert is_by_kernels()
+    assert Op.GATHERED_GROUPED_MM in {one.signature.op for one in kernels()}
+    assert GateForm.GRADIENT_SUMS in {one.signature.form for one in kernels()}
+    for other in choices[::-1]:
+        chosen.copy_(other)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(captured, step(other)))
+
+
 def test_two_streams_at_once_give_what_one_gives() -> None:
     given = operands()
     alone = run(given)

@@ -27,11 +27,12 @@ GROUPED_SWIGLU = signature(
 GROUPED_OAI = signature(
     "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_OAI_HALVES
 )
-GROUPED_KEPT, GROUPED_GRADIENT, GROUPED_UPS = (
+GROUPED_KEPT, GROUPED_GRADIENT, GROUPED_SUMS, GROUPED_UPS = (
     signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
     for epilogue in (
         Epilogue.GEGLU_INTERLEAVED_KEPT,
         Epilogue.GEGLU_INTERLEAVED_GRADIENT,
+        Epilogue.GEGLU_INTERLEAVED_GRADIENT_SUMS,
         Epilogue.GEGLU_HALVES_UPS,
     )
 )
@@ -204,6 +205,9 @@ def test_gathered_groups_have_the_rows_that_are_named(register: Register) -> Non
     assert operators.gathered_grouped_mm(*meta, id).shape == (7, 32)
     with pytest.raises(RuntimeError, match=r"rows are \(7, 1\); must be \[m\]"):
         operators.gathered_grouped_mm(*meta[:3], meta[3][:, None], id)
+    for wrong in (rows[:, None], rows[None], rows.view(4, 4), rows[0]):
+        with pytest.raises(RuntimeError, match=f"rows has {wrong.dim()} dimensions; must have 1"):
+            operators.gathered_grouped_mm(a, b, offsets, wrong, id)
     with pytest.raises(RuntimeError, match="is for grouped_mm, not for gathered_grouped_mm"):
         operators.gathered_grouped_mm(a, b, offsets, rows, grouped)
     said = "no operator gives: call nvgemm_runtime.gathered_grouped_mm"
@@ -216,9 +220,10 @@ def test_gathered_groups_have_the_rows_that_are_named(register: Register) -> Non
     [
         (GROUPED_KEPT, "keeps its product, which no operator gives"),
         (GROUPED_GRADIENT, "gives a gate's gradient, as no operator does"),
+        (GROUPED_SUMS, "gives a gate's gradient, as no operator does"),
         (GROUPED_UPS, "reads gates, as no operator does"),
     ],
-    ids=["kept", "gradient", "ups"],
+    ids=["kept", "gradient", "sums", "ups"],
 )
 def test_gates_in_training_have_no_operator(
     register: Register, served: Signature, text: str

@@ -191,7 +191,7 @@ def make_manifest(
         signature = _gated(use, use.form, wanted) if use.form else _signature(use, wanted)
         reason = gemm.unserved or _why_unserved(use, signature, wanted)
         if reason:
-            if use.product is not Product.GATHERED_FORWARD:  # that is said of copied rows
+            if use.product is not Product.GATHERED_FORWARD:  # whose copied rows have the reason
                 left_out.append((use, reason))
             continue
         entry = entries.setdefault(

@@ -109,11 +109,11 @@ def aten_run(signature: Signature) -> Run | None:
     either, and with scales of 1 where the problem has none. For block scales it is
     ``_scaled_mm_v2``, which supports MXFP4 too. An activation has none: ATen needs a second
     operator for it, which Inductor replaces by code of its own. Gathered rows have none that takes
-    weights in fp32.
+    weights in fp32, and groups of gathered rows none that makes no copy.
     """
     import torch
 
-    if signature.op is Op.GATHERED_MM:
+    if signature.op.is_gathered:
         return None
     if signature.op.has_groups and signature.scales is not None:
         return _scaled_groups(signature)

@@ -68,7 +68,10 @@ def make_operands(
     out = torch.empty(
         role_shape(problem, Role.OUT), dtype=torch_dtype(signature.out), device=device
     )
-    extras = random_extras(problem, device, generator, terms=problem.k, routing=routing)
+    extras = random_extras(
+        problem, device, generator, terms=problem.k, routing=routing,
+        rows_of_a_token=ROWS_OF_A_TOKEN,
+    )  # fmt: skip
     return a, b, out, *extras
 
 
@@ -90,10 +93,12 @@ def make_extras(
     addend: Callable[[tuple[int, ...]], torch.Tensor],
     scales: Callable[[Role], torch.Tensor],
     routing: str = EVEN,
+    rows_of_a_token: int = 1,
 ) -> list[torch.Tensor]:
     """Make the operands besides A, B and the output; an addend is converted to its type.
 
-    A product that is read in its place is larger, so that some gates and ups pass their limit.
+    A product that is read in its place is larger, so that some gates and ups pass their limit. Of
+    groups of gathered rows, each row of A that is used is named ``rows_of_a_token`` times.
     """
     import torch
 
@@ -103,7 +108,7 @@ def make_extras(
         if role is Role.OFFSETS:
             made.append(_group_ends(problem, device, routing))
         elif role is Role.ROWS:
-            made.append(_random_rows(problem, device, generator, routing))
+            made.append(_random_rows(problem, device, generator, routing, rows_of_a_token))
         elif role is Role.SUMS:
             made.append(torch.zeros(role_shape(problem, role), device=device))
         elif role is Role.ADDEND:
@@ -115,7 +120,13 @@ def make_extras(
 
 
 def random_extras(
-    problem: Problem, device: str, generator: torch.Generator, *, terms: int, routing: str = EVEN
+    problem: Problem,
+    device: str,
+    generator: torch.Generator,
+    *,
+    terms: int,
+    routing: str = EVEN,
+    rows_of_a_token: int = 1,
 ) -> list[torch.Tensor]:
     """An addend of normal distribution, and scales around 1 or, of blocks, `random_scales`."""
     import torch
@@ -132,6 +143,7 @@ def random_extras(
         lambda shape: torch.randn(shape, generator=generator, device=device),
         scales,
         routing,
+        rows_of_a_token,
     )
 
 
@@ -143,23 +155,27 @@ def _group_ends(problem: Problem, device: str, routing: str) -> torch.Tensor:
 
 
 ROWS_OF_A_TOKEN = 8
-"""Of groups of gathered rows, how often each row of A that is used is named: as many models have 8
-experts for a token."""
+"""Of groups of gathered rows that are timed, how often each row of A that is used is named: as many
+models have 8 experts for a token."""
 
 
 def _random_rows(
-    problem: Problem, device: str, generator: torch.Generator, routing: str
+    problem: Problem,
+    device: str,
+    generator: torch.Generator,
+    routing: str,
+    rows_of_a_token: int,
 ) -> torch.Tensor:
     """Each row of B once, in random order: as the rows of tokens lie among those of experts.
 
-    Of groups, some rows of A several times, rising in each group, as each expert has its tokens.
+    Of groups, rows of A so many times each, rising in each group, as each expert has its tokens.
     """
     import torch
 
     shape = role_shape(problem, Role.ROWS)
     drawn = torch.randperm(math.prod(shape), generator=generator, device=device)
     if problem.signature.op.has_groups:
-        drawn %= -(-problem.m // ROWS_OF_A_TOKEN)
+        drawn %= -(-problem.m // rows_of_a_token)
         begin = 0
         for count in routed(problem, routing):
             drawn[begin : begin + count] = drawn[begin : begin + count].sort().values

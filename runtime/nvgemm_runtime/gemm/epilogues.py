@@ -78,7 +78,7 @@ class GateFormRow:
         product_columns, out_columns: The result has so many columns for so many of the product.
         parts: How many parts of equal width the result has; each begins at an aligned address.
         is_gradient: Whether it is the gradient of a gate.
-        has_sums: Whether there are sums beside it, for each row.
+        has_sums: Whether it has a second result, sums of rows.
     """
 
     product_columns: int

@@ -85,6 +85,16 @@ def read_products(name: str, given: Mapping[str, Any]) -> tuple[AtenGemm, ...]:
     return (_read_compact(read, a, given["b"], given["offsets"], given.get("bias")),)
 
 
+GATHERED_MAX_N = 2048
+"""Most columns of gates and ups for which a kernel takes tokens' rows where they are, and no copy
+is made first: for so many, from-config declares it, and experts look for it.
+
+On an H100, from 24,576 tokens to tokens, the forward of Qwen3-30B-A3B's experts, with 1,536, took
+3.56 ms with such a kernel and 3.64 ms with a copy; that of gpt-oss-20b's, with 5,760, 8.91 and 7.48
+ms, and that of Mixtral-8x7B's, with 28,672, 34.13 and 26.83 ms
+(benchmarks/results/moe-gather-h100-2026-11-27.txt). The threads that gather a row do so again for
+each tile of columns."""
+
 _ROW_BYTES = 16
 """`nvgemm_runtime.moe` copies a matrix whose rows begin at no multiple of it."""
 

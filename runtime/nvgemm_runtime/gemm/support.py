@@ -179,7 +179,8 @@ def _unsupported_in_groups(signature: Signature) -> str | None:
     if is_gathered and (epilogue is Epilogue.ADD or signature.is_gradient):
         assert epilogue is not None
         return (
-            f"{name} has the epilogue bias, and gates but their gradients (here {epilogue.value})"
+            f"{name} has the epilogue bias, and gated ones other than gradients (here "
+            f"{epilogue.value})"
         )
     if epilogue not in (None, Epilogue.BIAS, Epilogue.ADD) and not signature.is_gated:
         assert epilogue is not None

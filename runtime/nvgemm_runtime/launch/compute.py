@@ -74,12 +74,15 @@ def _run(
     elif out_dtype not in (None, out.dtype):
         raise ValueError(f"{where}: out is {out.dtype}, out_dtype {out_dtype}; omit one of them")
     refuse_negation(where, out, *operands.values())
+    sums = extras.sums
     is_without_groups = op.groups_rows and b.shape[0] == 0
     reads = extras.gated is not None and extras.gated.reads_addend
     adds = extras.addend is not None and not reads
     is_without_products = not adds and 0 in (a.numel(), b.numel())
     if out.numel() == 0 or is_without_products or is_without_groups:
         check_empty(op, a, b, out, extras)
+        if sums is not None:
+            sums.zero_()
         return out.zero_()  # as ATen: a sum of nothing is zero
     if a.numel() == 0:
         raise NoKernelError(f"{where}: k is 0, so the result is the addend alone; use torch")
@@ -93,9 +96,9 @@ def _run(
     if loaded is not None and op.has_groups:
         _require_small_enough(where, loaded, a, out)
     loaded = loaded or choose_kernel(op, a, b, out, extras)
-    for written in (out, extras.sums):
-        if written is not None:
-            count_write(written)
+    if sums is not None:
+        sums.zero_()  # a kernel writes some of their elements
+    count_write(out)
     loaded.launch(a, b, out, *extras.tensors())
     return out
 

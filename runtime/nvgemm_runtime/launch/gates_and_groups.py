@@ -71,8 +71,8 @@ def grouped_mm(
         addend: A matrix that is added, [m, n], row-major, of the result's type; without a bias and
             a gated epilogue. It may be ``out`` itself, but not overlap it otherwise.
         sums: For a gradient with sums: where their parts go, fp32 [m, ceil(n / 64)], contiguous.
-            They must be zero before, for a kernel with wider tiles writes fewer of them;
-            ``sums.sum(1)`` is the result. In rows past the last end nothing is written.
+            A kernel writes one for each of its tiles, and the others become 0; ``sums.sum(1)`` is
+            the result, 0 in rows past the last end.
 
     Returns:
         ``out``.

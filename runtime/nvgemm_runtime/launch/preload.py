@@ -25,7 +25,7 @@ from .upload import is_capturing, upload
 if TYPE_CHECKING:
     import torch
 
-_EXPERTS = "nvgemm_runtime.moe.products"
+_EXPERTS = "nvgemm_runtime.moe.launching"
 """The module that looks kernels up at their first call, once it is imported."""
 
 REPORT_S = 5.0

@@ -1,6 +1,7 @@
-"""Grouped products by a kernel alone, with a gate, its gradient or a sum; none is to be traced.
+"""Products of groups for gates, by a kernel or not at all: `gates` and `gradients` have the rest.
 
-Each says whether a kernel served. What computes where none does is in `gates` and `gradients`.
+They store the product, gates or ups, or gradients of these, for `nvgemm_runtime.moe.products.rows`
+has no place for them. Each says whether a kernel served; none is to be traced.
 """
 
 from __future__ import annotations
@@ -8,13 +9,10 @@ from __future__ import annotations
 import torch
 
 from ..gemm.epilogues import Epilogue
-from ..gemm.extra_operands import ExtraOperands, check_offset_values
+from ..gemm.extra_operands import ExtraOperands
 from ..gemm.operands import check_shapes
-from ..gemm.problem import Op
 from ..gemm.roles import sum_parts
-from ..settings import is_debugging
-from . import launching
-from .launching import GATE_LOST, find, warn_once, with_unit_stride
+from .launching import GATE_LOST, find, launch_groups, op_of_rows, warn_once
 
 
 def gated_rows(
@@ -79,7 +77,7 @@ def summed_gate_gradients(
     Returns:
         Matrix [m, 2 * n] and vector [m] in fp32; None if no kernel serves.
     """
-    parts = grad.new_zeros((grad.shape[0], sum_parts(b.shape[2])), dtype=torch.float32)
+    parts = grad.new_empty((grad.shape[0], sum_parts(b.shape[2])), dtype=torch.float32)
     found = _by_kernel(grad, b, offsets, product, epilogue, warns, sums=parts)
     return None if found is None else (found, parts.sum(1))
 
@@ -99,7 +97,7 @@ def rows_into(
     Returns:
         Whether a kernel served.
     """
-    return not run_kernel(out, a, b, offsets, bias, None, indices=indices)
+    return not launch_groups(out, a, b, offsets, bias, None, indices=indices)
 
 
 def serves_ups(
@@ -113,7 +111,7 @@ def serves_ups(
 ) -> bool:
     """Whether a kernel serves `ups_into`, of the same arguments; not to be traced."""
     extras = ExtraOperands(offsets=offsets, rows=indices, addend=gates, gated=epilogue)
-    found = find(_op_of(indices), a, b, out, extras) if out.shape[0] else None
+    found = find(op_of_rows(indices), a, b, out, extras) if out.shape[0] else None
     return not isinstance(found, str)
 
 
@@ -143,7 +141,7 @@ def ups_into(
     Returns:
         Whether a kernel served.
     """
-    reason = run_kernel(out, a, b, offsets, gates, epilogue, indices=indices)
+    reason = launch_groups(out, a, b, offsets, gates, epilogue, indices=indices)
     if reason and warns:
         warn_once(GATE_LOST, reason)
     return not reason
@@ -160,50 +158,12 @@ def _by_kernel(
     sums: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     count = None if indices is None else indices.shape[0]
-    shape = check_shapes(_op_of(indices), a, b, form=epilogue.form, rows=count)
+    shape = check_shapes(op_of_rows(indices), a, b, form=epilogue.form, rows=count)
     out = a.new_empty(shape)
-    reason = run_kernel(out, a, b, offsets, addend, epilogue, indices=indices, sums=sums)
+    reason = launch_groups(out, a, b, offsets, addend, epilogue, indices=indices, sums=sums)
     if reason and warns:
         warn_once(GATE_LOST, reason)
     return None if reason else out
-
-
-def run_kernel(
-    out: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    addend: torch.Tensor | None,
-    epilogue: Epilogue | None,
-    *,
-    adds_matrix: bool = False,
-    indices: torch.Tensor | None = None,
-    sums: torch.Tensor | None = None,
-) -> str:
-    """Compute ``out``, of any number of rows, by a kernel; why none serves, or nothing."""
-    # Torch resolves negated views for operators, but this is none.
-    a, b, offsets = a.resolve_neg(), b.resolve_neg(), offsets.resolve_neg()
-    addend = None if addend is None else addend.resolve_neg()
-    if addend is not None and addend.stride(-1) != 1:  # rows with gaps are read as they are
-        addend = addend.contiguous()
-    if is_debugging():
-        check_offset_values(offsets, out.shape[0])
-    if out.shape[0] == 0:
-        return ""
-    extras = ExtraOperands(
-        offsets=offsets,
-        rows=indices,
-        addend=addend,
-        sums=sums,
-        adds_matrix=adds_matrix,
-        gated=epilogue,
-    )
-    a, b = with_unit_stride(a), with_unit_stride(b)
-    return launching.launch(_op_of(indices), a, b, out, extras)
-
-
-def _op_of(indices: torch.Tensor | None) -> Op:
-    return Op.GROUPED_MM if indices is None else Op.GATHERED_GROUPED_MM
 
 
 def narrow(indices: torch.Tensor) -> torch.Tensor:

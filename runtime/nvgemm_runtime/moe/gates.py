@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ..gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from ..gemm.moe_operators import GATHERED_MAX_N
 from .activations import Activation, GatedActivation
 from .gate_products import gated_rows, narrow, rows_into, serves_ups, ups_into
 from .operators import dense_like, pieces, widen
@@ -105,10 +106,14 @@ def project_up(
 ) -> UpProjection:
     """Multiply rows with the weights of gates and of ups, by the fewest launches that serve.
 
-    With ``indices``, they are the rows of ``x`` that these name. A kernel that takes them where
-    they are, with the gate, is preferred to a copy: bundles declare one where it is faster.
+    With ``indices``, they are the rows of ``x`` that these name. Of experts that are not wide, a
+    kernel that takes them where they are, with the gate, is preferred to a copy. A kernel serves
+    any number of columns, so that one is found does not say that it is faster.
     """
     (w_gate, w_up), (gate_bias, up_bias) = weights, biases
+    columns = w_gate.shape[1] + (0 if w_up is None else w_up.shape[1])
+    if indices is not None and columns > GATHERED_MAX_N:
+        x, indices = x.index_select(0, indices), None
     if plan.traces_gates:
         return _traced(plan, x, indices, offsets, weights, biases, w_down)
     if plan.uses_kernels and indices is not None:

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 
 from ..errors import NvgemmError
-from ..gemm.extra_operands import ExtraOperands
+from ..gemm.epilogues import Epilogue
+from ..gemm.extra_operands import ExtraOperands, check_offset_values
 from ..gemm.moe_operators import NAMESPACE
 from ..gemm.problem import Op
 from ..launch.fast_path import count_write
 from ..launch.loader import LoadedKernel
 from ..launch.select import choose_kernel
 from ..matching.device import wants_determinism
+from ..settings import is_debugging
 from .by_torch import ALIGNMENT_BYTES
 
 _found: dict[tuple[object, ...], LoadedKernel | str] = {}
@@ -39,9 +41,50 @@ def launch(
     kernel = find(op, a, b, out, extras)
     if isinstance(kernel, str):
         return kernel
+    if extras.sums is not None:
+        extras.sums.zero_()
     count_write(out)
     kernel.launch(a, b, out, *extras.tensors())
     return ""
+
+
+def launch_groups(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    addend: torch.Tensor | None,
+    epilogue: Epilogue | None,
+    *,
+    adds_matrix: bool = False,
+    indices: torch.Tensor | None = None,
+    sums: torch.Tensor | None = None,
+) -> str:
+    """Compute ``out``, of any number of rows, by a kernel; why none serves, or nothing."""
+    # Torch resolves negated views for operators, but this is none.
+    a, b, offsets = a.resolve_neg(), b.resolve_neg(), offsets.resolve_neg()
+    addend = None if addend is None else addend.resolve_neg()
+    if addend is not None and addend.stride(-1) != 1:  # rows with gaps are read as they are
+        addend = addend.contiguous()
+    if is_debugging():
+        check_offset_values(offsets, out.shape[0])
+    if out.shape[0] == 0:
+        return ""
+    extras = ExtraOperands(
+        offsets=offsets,
+        rows=indices,
+        addend=addend,
+        sums=sums,
+        adds_matrix=adds_matrix,
+        gated=epilogue,
+    )
+    a, b = with_unit_stride(a), with_unit_stride(b)
+    return launch(op_of_rows(indices), a, b, out, extras)
+
+
+def op_of_rows(indices: torch.Tensor | None) -> Op:
+    """The operation on rows of groups: as they are, or those that indices name."""
+    return Op.GROUPED_MM if indices is None else Op.GATHERED_GROUPED_MM
 
 
 def find(

@@ -2,7 +2,7 @@
 
 They are operators, ``torch.ops.nvgemm_moe.rows``, ``added_rows`` and ``columns``, so torch.compile
 keeps them in its graph; the kernel is looked up where they run, once for each problem. Those with a
-gate are in `gate_products`, and in `traced`.
+gate are in `gate_products`, and their operators in `gate_operators`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,14 @@ from ..gemm.problem import Op
 from ..settings import is_debugging
 from . import launching
 from .by_torch import columns_by_torch, rows_by_torch
-from .gate_products import run_kernel
-from .launching import BY_TORCH, define, row_major, warn_once, with_unit_stride
+from .launching import (
+    BY_TORCH,
+    define,
+    launch_groups,
+    row_major,
+    warn_once,
+    with_unit_stride,
+)
 
 
 def rows(
@@ -78,7 +84,7 @@ def add_rows(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, offsets: torch
         offsets: End of each group along m, int32 [groups].
     """
     is_empty = 0 in (a.numel(), b.numel())
-    if is_empty or run_kernel(out, a, b, offsets, out, None, adds_matrix=True):
+    if is_empty or launch_groups(out, a, b, offsets, out, None, adds_matrix=True):
         out.add_(rows(a, b, offsets))
 
 

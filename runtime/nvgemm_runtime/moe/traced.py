@@ -26,7 +26,7 @@ from .launching import library
 from .products import added_rows, rows, weight_gradient
 from .served import is_served
 
-_launching = torch.ops.nvgemm_moe
+_operators = torch.ops.nvgemm_moe
 
 
 def is_traceable() -> bool:
@@ -54,7 +54,7 @@ def _up_by_kernel(
     if not is_served(a, w.mT, offsets, bias, epilogue, indices=indices):
         return None
     named = None if indices is None else narrow(indices)
-    found: torch.Tensor = _launching.gated_rows(a, w.mT, offsets, bias, epilogue.value, named)
+    found: torch.Tensor = _operators.gated_rows(a, w.mT, offsets, bias, epilogue.value, named)
     return found
 
 
@@ -131,7 +131,7 @@ def _up_pair(
         and are_served(3 * hidden)
     ):
         named = None if indices is None else narrow(indices)
-        stored = _launching.paired_gated_rows(a, *weights, offsets, joining.value, named)
+        stored = _operators.paired_gated_rows(a, *weights, offsets, joining.value, named)
         return stored[:, :hidden], stored[:, hidden : 2 * hidden], stored[:, 2 * hidden :]
     if indices is not None:
         return _up_pair(
@@ -142,7 +142,7 @@ def _up_pair(
     # The gradient of what is not computed yet has the shape of rows of a, as the result has.
     gradient = plan.epilogue(GateForm.GRADIENT)
     if wants_grad and is_served(a, w_down, offsets, both, gradient) and are_served(2 * hidden):
-        both = _launching.paired_rows(a, *weights, offsets, *biases)
+        both = _operators.paired_rows(a, *weights, offsets, *biases)
         gates, ups = both[:, :hidden], both[:, hidden:]
     else:
         gates, ups = (rows(a, one, offsets, bias) for one, bias in zip(weights, biases))
@@ -196,9 +196,9 @@ def _gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) ->
         operands = (given, w_down, offsets, gates, ups, epilogue.value)
         sums = None
         if form.row.has_sums:
-            found, sums = _launching.gate_gradient_sums(*operands)
+            found, sums = _operators.gate_gradient_sums(*operands)
         else:
-            found = _launching.gate_gradient(*operands)
+            found = _operators.gate_gradient(*operands)
         all_of_them = behind_kernel(plan, projected, task, found, sums, given=given)
         return all_of_them if ups is None else all_of_them.with_parts(*plan.split(found))
     return None

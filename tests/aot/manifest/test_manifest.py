@@ -359,9 +359,9 @@ op: grouped_mm, dtype: bf16, groups: 8, layout: nt, *
 op: gathered_grouped_mm, groups: 8, dtype: fp8_e4m3, *
     4:15: gemms[0].op: found 'gathered_grouped_mm' ... takes no fp8_e4m3, but fp16, bf16
 op: gathered_grouped_mm, groups: 8, dtype: bf16, epilogue: add, *
-    4:70: gemms[0].epilogue: found 'add' ... has the epilogue bias, and gates but their gradients
+    4:70: gemms[0].epilogue: found 'add' ... the epilogue bias, and gated ones other than gradients
 op: gathered_grouped_mm, groups: 8, dtype: bf16, epilogue: swiglu_halves_gradient, *
-    4:70: gemms[0].epilogue: found 'swiglu_halves_gradient' ... and gates but their gradients
+    4:70: gemms[0].epilogue: found 'swiglu_halves_gradient' ... gated ones other than gradients
 op: gathered_grouped_mm, dtype: bf16, *
     4:10: gemms[0]: found no key 'groups', which gathered_grouped_mm requires
 op: _grouped_mm, groups: 2, dtype: bf16, *

@@ -71,12 +71,12 @@ def test_offers_designs_of_groups_that_can_gather(arch: str, epilogue: Epilogue 
         ("tn/fp8_e4m3xfp8_e4m3/fp32/bf16", "takes no fp8_e4m3, but fp16, bf16"),
         ("tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row", "takes no scales (here fp32_row)"),
         ("nn/bf16xbf16/fp32/bf16", "has layout tn or tt alone (here nn)"),
-        ("tn/bf16xbf16/fp32/bf16/add", "gates but their gradients (here add)"),
+        ("tn/bf16xbf16/fp32/bf16/add", "gated ones other than gradients (here add)"),
         ("tn/bf16xbf16/fp32/bf16/bias_relu", "here bias_relu"),
         ("tt/bf16xbf16/fp32/bf16/swiglu_halves", "B column-major alone, layout tn (here tt)"),
         (
             "tn/bf16xbf16/fp32/bf16/swiglu_halves_gradient",
-            "gates but their gradients (here swiglu_halves_gradient)",
+            "gated ones other than gradients (here swiglu_halves_gradient)",
         ),
     ],
 )

@@ -98,6 +98,8 @@ def test_aten_has_nothing_for_what_it_cannot_compute() -> None:
         "grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16",
         "grouped_mm/tn/bf16xbf16/fp32/bf16/bias",
         "grouped_mm/tt/bf16xbf16/fp32/bf16/add",
+        "gathered_grouped_mm/tn/bf16xbf16/fp32/bf16",
+        "gathered_mm/tt/fp32xbf16/fp32/bf16",
         "grouped_mm/tn/bf16xbf16/fp32/bf16/swiglu_halves",
         "mm/nt/fp8_e5m2xfp8_e5m2/fp32/bf16/e8m0_1x32",
         "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e8m0_1x16",

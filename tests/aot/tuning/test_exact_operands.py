@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -136,6 +137,20 @@ def test_sums_of_whole_numbers_need_few_bits_and_vary(key: str, k: int) -> None:
     result = right(first, posed).double()
     assert torch.equal(result, a @ b) or posed.signature.out in (DType.FP8_E5M2, DType.BF16)
     assert result.std() > 0.5
+
+
+@pytest.mark.parametrize("epilogue", ["", "/bias", "/swiglu_halves_kept"])
+def test_rows_of_another_token_are_noticed(epilogue: str) -> None:
+    """All of A is taken, so a kernel that errs in large numbers of rows is wrong."""
+    key = f"gathered_grouped_mm/tn/bf16xbf16/fp32/bf16{epilogue}"
+    posed = Problem.parse(f"{key}/g3m48n64k128")
+    for check in checks(posed):
+        assert find_fault(right(check, posed), check.expected) is None
+        a, b, out, offsets, rows, *added = check.operands
+        assert sorted(rows.tolist()) == [*range(48)]
+        largest = torch.where(rows == 47, 46, rows)
+        wrong = replace(check, operands=(a, b, out, offsets, largest, *added))
+        assert find_fault(right(wrong, posed), check.expected) is not None
 
 
 @pytest.mark.parametrize("key", SIGNATURES)

@@ -130,7 +130,7 @@ def test_sums_are_those_of_rows(made: Experts, gate: Gate, order: WeightOrder) -
     """Beside the gradient, which is that of a kernel without sums."""
     stored = forward(made, find_gated(gate, order, GateForm.KEPT))
     product, joined = stored[:, : 2 * HIDDEN], forward(made, find_gated(gate, order))
-    sums = torch.zeros(16, 1)
+    sums = torch.full((16, 1), torch.nan)  # what was there before is gone
     found = backward(made, find_gated(gate, order, GateForm.GRADIENT_SUMS), product, sums=sums)
     without = backward(made, find_gated(gate, order, GateForm.GRADIENT), product)
     assert torch.equal(found[: ENDS[-1]], without[: ENDS[-1]])

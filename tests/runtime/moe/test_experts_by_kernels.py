@@ -184,6 +184,26 @@ def test_a_kernel_takes_rows_where_they_are(
     assert_same(found, gradients(experts, made), 2**-5)
 
 
+@pytest.mark.parametrize("is_pair", [False, True], ids=["one weight", "two weights"])
+@pytest.mark.parametrize(("hidden", "gathers"), [(1024, True), (1032, False)])
+def test_wide_experts_have_their_rows_copied(
+    hidden: int, gathers: bool, is_pair: bool, install: Callable[..., Installed]
+) -> None:
+    """Whatever kernels there are: one that was declared for others serves any number of columns."""
+    kept, ups = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_UPS
+    installed = install("tn tt", None, kept, ups, gathering=[None, kept, ups])
+    made = of_tokens(operands_for_kernels())
+    made["w_up"] = torch.randn(4, 2 * hidden, 32).bfloat16().requires_grad_()
+    made["w_down"] = torch.randn(4, 32, hidden).bfloat16()
+    if is_pair:
+        made = of_two_weights(made)
+    with torch.no_grad():
+        experts(**made)
+    taken = Op.GATHERED_GROUPED_MM in {one.op for one in installed.launched}
+    assert taken is gathers
+    assert (ups if is_pair else kept) in installed.epilogues()
+
+
 def test_kernels_take_rows_where_they_are_for_two_weights(
     install: Callable[..., Installed],
 ) -> None:

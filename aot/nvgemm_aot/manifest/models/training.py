@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from nvgemm_runtime.gemm.moe_operators import BIAS_COLUMNS
+from nvgemm_runtime.gemm.moe_operators import BIAS_COLUMNS, GATHERED_MAX_N
 from nvgemm_runtime.gemm.problem import Layout, Op
 
 from .gemm import ModelGemm
@@ -48,16 +48,6 @@ class Product(str, enum.Enum):
     def is_of_input(self) -> bool:
         """Whether it is the gradient of the input, by itself or added to another."""
         return self in (Product.INPUT_GRADIENT, Product.ADDED_INPUT_GRADIENT)
-
-
-GATHERED_MAX_N = 2048
-"""Most columns of gates and ups for which rows are gathered, and not copied first.
-
-On an H100, from 24,576 tokens to tokens, the forward of Qwen3-30B-A3B's experts, with 1,536, took
-3.56 ms with a kernel that gathered rows and 3.64 ms with a copy; that of gpt-oss-20b's, with 5,760,
-8.91 and 7.48 ms, and that of Mixtral-8x7B's, with 28,672, 34.13 and 26.83 ms
-(benchmarks/results/moe-gather-h100-2026-11-27.txt). The threads that gather a row do so again for
-each tile of columns."""
 
 
 def gathers_rows(gemm: ModelGemm) -> bool:
