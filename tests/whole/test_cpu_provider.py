@@ -145,6 +145,9 @@ def test_builds_kernels_that_take_more_than_a_and_b(fused_bundle: BuiltBundle) -
         "tvm_ffi:gemm(a*,b*,scale_a*,scale_b*,out*,mnkl,stream)",
         "tvm_ffi:gemm(a,b,out,offsets,stream)",
         "tvm_ffi:gemm(a,b,stream,offsets,addend,out)",
+        "tvm_ffi:gemm(a,b,stream,offsets,addend,sums,out)",
+        "tvm_ffi:gemm(a,b,out,offsets,rows,stream)",
+        "tvm_ffi:gemm(a,b,stream,offsets,rows,addend,out)",
         "tvm_ffi:gemm(a,b,out,rows,stream)",
     }
 
@@ -154,7 +157,8 @@ def test_inspect_lists_each_form_of_gates(fused_bundle: BuiltBundle) -> None:
     assert result.exit_code == 0, result.output
     for epilogue in Epilogue:
         if epilogue.form is not None:
-            key = f"grouped_mm/tn/bf16xbf16/fp32/bf16/{epilogue.value}"
+            layout = "tt" if epilogue.form.row.has_sums else "tn"
+            key = f"grouped_mm/{layout}/bf16xbf16/fp32/bf16/{epilogue.value}"
             assert re.search(rf"^signature {re.escape(key)} .*kernels$", result.stdout, re.M), key
 
 
