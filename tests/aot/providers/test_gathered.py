@@ -157,6 +157,7 @@ def check_instructions(found: dict[str, Counter[str]], kernels: int) -> None:
         assert not any(opcode.startswith(("FMUL", "BAR", "STS")) for opcode in counts), name
 
 
+@pytest.mark.slow
 def test_kernels_load_vectors_and_spill_nothing(tmp_path: Path, kernel_cache: Cache) -> None:
     check_instructions(instructions("sm_90a", "bf16", tmp_path, kernel_cache), kernels=len(TILES))
 

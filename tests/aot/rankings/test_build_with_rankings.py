@@ -138,6 +138,7 @@ def test_what_was_measured_between_declared_m_is_in_the_bundle(
     assert [one.problem for one in plain.header.rankings] == list(PROBLEMS)
 
 
+@pytest.mark.slow
 def test_what_was_measured_between_and_does_not_compile_is_left_out(
     tmp_path: Path, kernel_cache: Cache
 ) -> None:

@@ -110,7 +110,7 @@ FORMS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "of a chunked weight": (of_chunked_weight, "swiglu_halves"),
 }
 
-QUICK = {"chunked", "interleaved", "two products"}
+QUICK = {"chunked", "interleaved"}
 
 
 def tensors(*lead: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:

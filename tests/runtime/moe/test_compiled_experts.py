@@ -114,7 +114,9 @@ def with_pair(made: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("order", ["halves", "interleaved"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    "activation", ["swiglu", "swiglu_oai", pytest.param("geglu", marks=pytest.mark.slow)]
+)
 def test_a_step_runs_the_kernels_that_it_runs_when_called(
     activation: str, order: str, backend: str, install: Install
 ) -> None:
@@ -268,7 +270,7 @@ def test_each_kernel_is_used_where_the_other_is_missing(
 
 
 @pytest.mark.parametrize("wants_scores", [False, True], ids=["fixed", "learned"])
-@pytest.mark.parametrize("order", ["halves", "pair"])
+@pytest.mark.parametrize("order", ["halves", pytest.param("pair", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai"])
 def test_routing_weights(activation: str, order: str, wants_scores: bool, install: Install) -> None:
     """Where ups are cut off, their gradient is of the down projection's result."""
@@ -297,7 +299,7 @@ def test_routing_weights(activation: str, order: str, wants_scores: bool, instal
     assert_same(found, gradients(experts, made), 2**-5)
 
 
-@pytest.mark.parametrize("order", ["halves", "pair"])
+@pytest.mark.parametrize("order", ["halves", pytest.param("pair", marks=pytest.mark.slow)])
 def test_a_kernel_finds_the_gradients_of_routing_weights(order: str, install: Install) -> None:
     """With that of the gate: gpt-oss' ups are cut off, and no product follows."""
     kernels = all_kernels("swiglu_oai")
@@ -420,7 +422,13 @@ def test_symbolic_sizes_of_weights_are_no_obstacle(is_pair: bool, install: Insta
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("is_pair", [False, True], ids=["one weight", "two weights"])
+@pytest.mark.parametrize(
+    "is_pair",
+    [
+        pytest.param(False, id="one weight"),
+        pytest.param(True, id="two weights", marks=pytest.mark.slow),
+    ],
+)
 def test_a_graph_takes_rows_where_they_are(is_pair: bool, backend: str, install: Install) -> None:
     """By the kernels that do so when called; without them, it copies the rows."""
     epilogues = [None, UPS] if is_pair else [KEPT]
