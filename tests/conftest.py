@@ -150,7 +150,10 @@ def fused_bundle(
     """A bundle of kernels for the CPU that take scales, offsets or something to add."""
     problems = [cpu_provider.problem_of(served) for served in cpu_provider.FUSED]
     with alone():
-        return cpu_provider.build_bundle(problems, tmp_path_factory.mktemp("fused"), kernel_cache)
+        return cpu_provider.build_bundle(
+            problems, tmp_path_factory.mktemp("fused"), kernel_cache,
+            provider=cpu_provider.TwoTiles(),
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

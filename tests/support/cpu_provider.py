@@ -127,6 +127,7 @@ class CpuProvider:
     name = "cpu_provider:CpuProvider"
     interface = INTERFACE_VERSION
     recipe = "2"
+    operators: tuple[str, ...] = tuple(TILES)
     workspace_bytes = 0
     workspace: TileWorkspace | None = None
     is_deterministic = True
@@ -144,7 +145,8 @@ class CpuProvider:
                 candidates=(), rejections=tuple(Rejection(operator=o, reason=reason) for o in TILES)
             )
         return Enumeration(
-            candidates=tuple(self._candidate(name, signature) for name in TILES), rejections=()
+            candidates=tuple(self._candidate(name, signature) for name in self.operators),
+            rejections=(),
         )
 
     def runtime_model(self, target: BuildTarget) -> CpuModel:
@@ -196,6 +198,13 @@ class CpuProvider:
             workspace=self.workspace,
             is_deterministic=self.is_deterministic,
         )
+
+
+class TwoTiles(CpuProvider):
+    """One that demands aligned operands, and one that takes any: quicker to compile."""
+
+    name = "cpu_provider:TwoTiles"
+    operators = ("Cpu_16x16", "Cpu_1x1")
 
 
 class WithWorkspace(CpuProvider):

@@ -42,7 +42,6 @@ from nvgemm_runtime.moe import experts, launching
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
-ACTIVATIONS = ("swiglu", "swiglu_oai", "geglu")
 KEPT, GRADIENT = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
 UPS = Epilogue.SWIGLU_HALVES_UPS
 Install = Callable[..., Installed]
