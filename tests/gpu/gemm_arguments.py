@@ -10,7 +10,7 @@ exact only where every scale is read from its own place.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -74,6 +74,17 @@ class Arguments:
     def extras(self) -> ExtraOperands:
         """The same as `nvgemm_runtime.gemm.operands.requests` takes it."""
         return ExtraOperands.of(self.problem.signature, self.tensors)
+
+    def first_rows(self, count: int) -> Arguments:
+        """The problem of the first rows of the result alone; all of A where rows are gathered."""
+        signature = self.problem.signature
+        of_rows = {Role.ROWS, Role.SUMS, Role.OUT}
+        if not signature.op.is_gathered:
+            of_rows.add(Role.A)
+        if signature.epilogue is not None and signature.epilogue.addend_has_rows:
+            of_rows.add(Role.ADDEND)
+        tensors = {r: one[:count] if r in of_rows else one for r, one in self.tensors.items()}
+        return replace(self, problem=replace(self.problem, m=count), tensors=tensors)
 
     def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.a, self.b, self.out

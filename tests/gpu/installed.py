@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
+from gemm_arguments import Arguments
 
 from nvgemm_runtime import bundles
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.launch.select import load_kernel
 from nvgemm_runtime.matching.device import device_facts
 
 
@@ -23,3 +25,10 @@ def installed_kernels() -> list[tuple[Bundle, Kernel]]:
         for kernel in bundle.header.kernels
     }
     return [kernels[key] for key in sorted(kernels)]
+
+
+def launch(kernel: Kernel, arguments: Arguments, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Run a kernel as compiled graphs do."""
+    out = arguments.out if out is None else out
+    load_kernel(kernel.id).launch(arguments.a, arguments.b, out, *arguments.others)
+    return out

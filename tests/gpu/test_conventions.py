@@ -16,7 +16,7 @@ import torch
 from edges import edges, problem_of, steps
 from gemm_arguments import Arguments, exact_arguments, random_arguments
 from gemm_reference import assert_close, assert_exact, has_exact_results
-from installed import installed_kernels
+from installed import installed_kernels, launch
 
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT
 from nvgemm_aot.targets.profile import load_profile, profile_names
@@ -90,11 +90,6 @@ def poison_free_memory(kernel: Kernel, problem: Problem, device: str = "cuda") -
     assert kernel.workspace is not None
     size = kernel.workspace.size_bytes(problem)
     torch.empty(size, dtype=torch.uint8, device=device).fill_(0xFF)
-
-
-def launch(kernel: Kernel, arguments: Arguments) -> torch.Tensor:
-    load_kernel(kernel.id).launch(arguments.a, arguments.b, arguments.out, *arguments.others)
-    return arguments.out
 
 
 def sizes(kernel: Kernel) -> Iterator[Problem]:

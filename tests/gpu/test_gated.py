@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from edges import problem_of
-from gemm_arguments import Arguments, exact_arguments, random_arguments
+from gemm_arguments import exact_arguments, random_arguments
 from gemm_reference import assert_close
-from installed import installed_kernels
+from installed import installed_kernels, launch
 from torch._inductor.utils import fresh_cache
 from torch.nn import functional
 from user_program import ATEN_GEMMS, slow_down_aten
@@ -47,11 +47,6 @@ def kernels_by_signature() -> dict[str, list[Kernel]]:
 
 
 GATED = kernels_by_signature()
-
-
-def launch(kernel: Kernel, arguments: Arguments) -> torch.Tensor:
-    load_kernel(kernel.id).launch(arguments.a, arguments.b, arguments.out, *arguments.others)
-    return arguments.out
 
 
 def test_every_epilogue_is_installed() -> None:

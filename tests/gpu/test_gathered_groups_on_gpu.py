@@ -5,20 +5,16 @@ Needs the wheel of grouped.yaml, whose kernels `test_kernels` looks at as at all
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from edges import problem_of
 from gemm_arguments import Arguments, exact_arguments, poisoned
 from gemm_reference import assert_close
-from installed import installed_kernels
+from installed import installed_kernels, launch
 
 from nvgemm_runtime.bundle.format import Kernel
-from nvgemm_runtime.gemm.epilogues import GateForm
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.roles import Role
-from nvgemm_runtime.launch.select import load_kernel
 
 DEVICE = "cuda"
 KERNELS = [
@@ -60,22 +56,6 @@ def arguments_for(kernel: Kernel, tokens: int) -> Arguments:
     return arguments
 
 
-def first_rows(arguments: Arguments, count: int) -> Arguments:
-    """The problem of the first rows alone."""
-    tensors = dict(arguments.tensors)
-    of_rows = [Role.ROWS, Role.OUT]
-    if arguments.problem.signature.form is GateForm.UPS:
-        of_rows.append(Role.ADDEND)
-    for role in of_rows:
-        tensors[role] = tensors[role][:count]
-    return replace(arguments, problem=replace(arguments.problem, m=count), tensors=tensors)
-
-
-def launch(kernel: Kernel, arguments: Arguments) -> torch.Tensor:
-    load_kernel(kernel.id).launch(arguments.a, arguments.b, arguments.out, *arguments.others)
-    return arguments.out
-
-
 @each
 @pytest.mark.parametrize("tokens", [1, 60, 5000])
 def test_ragged_groups_are_right_and_nothing_else_is_written(kernel: Kernel, tokens: int) -> None:
@@ -86,7 +66,7 @@ def test_ragged_groups_are_right_and_nothing_else_is_written(kernel: Kernel, tok
     arguments.tensors[Role.OUT] = frame[MARGIN:-MARGIN, MARGIN:-MARGIN]
     out = launch(kernel, arguments)
     count = sum(RAGGED)
-    assert_close(out[:count], first_rows(arguments, count))
+    assert_close(out[:count], arguments.first_rows(count))
     window = (slice(MARGIN, MARGIN + count), slice(MARGIN, -MARGIN))
     frame[window] = before[window]
     assert torch.equal(frame.view(torch.uint8), before.view(torch.uint8))

@@ -16,7 +16,7 @@ import torch
 from edges import problem_of
 from gemm_arguments import Arguments, exact_arguments, poisoned, random_arguments
 from gemm_reference import assert_close, assert_exact, reference
-from installed import installed_kernels
+from installed import installed_kernels, launch
 from torch._inductor.utils import fresh_cache
 from user_program import ATEN_GEMMS, slow_down_aten
 
@@ -32,7 +32,6 @@ from nvgemm_runtime.gemm.epilogues import (
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.types import ScaleRecipe
-from nvgemm_runtime.launch.select import load_kernel
 
 DEVICE = "cuda"
 INSTALLED = [kernel for _, kernel in installed_kernels() if kernel.signature.op is Op.GROUPED_MM]
@@ -81,11 +80,6 @@ def arguments_for(kernel: Kernel, name: str) -> Arguments:
     ends = torch.tensor(counts).cumsum(0).to(torch.int32)
     arguments.tensors[Role.OFFSETS] = ends.to(DEVICE)
     return arguments
-
-
-def launch(kernel: Kernel, arguments: Arguments) -> torch.Tensor:
-    load_kernel(kernel.id).launch(arguments.a, arguments.b, arguments.out, *arguments.others)
-    return arguments.out
 
 
 def assert_right(out: torch.Tensor, arguments: Arguments) -> None:

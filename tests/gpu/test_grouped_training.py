@@ -5,14 +5,12 @@ Needs the wheel of grouped.yaml, whose kernels `test_kernels` looks at as at all
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from edges import problem_of
 from gemm_arguments import Arguments, exact_arguments, poisoned, random_arguments
 from gemm_reference import assert_close, cut_off
-from installed import installed_kernels
+from installed import installed_kernels, launch
 from torch.nn import functional
 
 import nvgemm_runtime
@@ -20,7 +18,6 @@ from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import DType, Op
 from nvgemm_runtime.gemm.roles import Role, sum_parts
-from nvgemm_runtime.launch.select import load_kernel
 
 DEVICE = "cuda"
 FORMS = (GateForm.KEPT, GateForm.GRADIENT, GateForm.GRADIENT_SUMS, GateForm.UPS)
@@ -80,23 +77,6 @@ def arguments_for(kernel: Kernel, counts: tuple[int, ...], rest: int = 0) -> Arg
     return arguments
 
 
-def first_rows(arguments: Arguments, count: int) -> Arguments:
-    """The problem of the first rows alone."""
-    tensors = dict(arguments.tensors)
-    of_rows = {Role.A, Role.OUT, Role.SUMS}
-    epilogue = arguments.problem.signature.epilogue
-    if epilogue is not None and epilogue.reads_addend:
-        of_rows.add(Role.ADDEND)
-    for role in of_rows & tensors.keys():
-        tensors[role] = tensors[role][:count]
-    return replace(arguments, problem=replace(arguments.problem, m=count), tensors=tensors)
-
-
-def launch(kernel: Kernel, arguments: Arguments) -> torch.Tensor:
-    load_kernel(kernel.id).launch(arguments.a, arguments.b, arguments.out, *arguments.others)
-    return arguments.out
-
-
 def framed(arguments: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
     """Make the result a window of a poisoned frame, and sums one; returns that and a copy."""
     rows, width = arguments.out.shape
@@ -134,7 +114,7 @@ def test_ragged_groups_are_right_and_nothing_else_is_written(kernel: Kernel) -> 
     arguments = arguments_for(kernel, RAGGED, REST)
     frame, before = framed(arguments)
     out = launch(kernel, arguments)
-    assert_close(out[: sum(RAGGED)], first_rows(arguments, sum(RAGGED)))
+    assert_close(out[: sum(RAGGED)], arguments.first_rows(sum(RAGGED)))
     assert_unchanged(frame, before, sum(RAGGED))
     assert_sums_unchanged(arguments, sum(RAGGED))
 

@@ -10,13 +10,12 @@ import torch
 from edges import problem_of
 from gemm_arguments import Arguments, exact_arguments, poisoned
 from gemm_reference import assert_exact
-from installed import installed_kernels
+from installed import installed_kernels, launch
 
 import nvgemm_runtime
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.roles import Role
-from nvgemm_runtime.launch.select import load_kernel
 
 DEVICE = "cuda"
 KERNELS = [kernel for _, kernel in installed_kernels() if kernel.signature.op is Op.K_GROUPED_MM]
@@ -49,11 +48,6 @@ def arguments_for(kernel: Kernel, name: str) -> Arguments:
     ends = torch.tensor(counts).cumsum(0).to(torch.int32)
     arguments.tensors[Role.OFFSETS] = ends.to(DEVICE)
     return arguments
-
-
-def launch(kernel: Kernel, arguments: Arguments) -> torch.Tensor:
-    load_kernel(kernel.id).launch(arguments.a, arguments.b, arguments.out, *arguments.others)
-    return arguments.out
 
 
 @each

@@ -11,6 +11,7 @@ import torch
 from edges import edges, problem_of, steps
 from gemm_arguments import Arguments, exact_arguments, poisoned, random_arguments
 from gemm_reference import assert_close, assert_exact, has_exact_results
+from installed import launch
 
 import nvgemm_runtime
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
@@ -21,13 +22,6 @@ from nvgemm_runtime.gemm.roles import Role, role_shape
 from nvgemm_runtime.launch.select import load_kernel
 
 Installed = tuple[Bundle, Kernel]
-
-
-def launch(kernel: Kernel, arguments: Arguments, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Run a kernel as compiled graphs do."""
-    out = arguments.out if out is None else out
-    load_kernel(kernel.id).launch(arguments.a, arguments.b, out, *arguments.others)
-    return out
 
 
 def needs_compact(kernel: Kernel) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from cpu_kernels import Register, signature
 from nvgemm_runtime.bundle.calling_convention import CallingConvention
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
-from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.launch import native
 
@@ -355,17 +353,9 @@ def test_sums_of_rows_are_written_beside_the_gradient(
     offsets.clamp_(min=0)
     assert sums.shape == (24, 4)
     lib.launch(handles(SUMMED), *arguments.operands(), *arguments.others)
-    assert_close(arguments.out[:23], first_rows(arguments, 23))
+    assert_close(arguments.out[:23], arguments.first_rows(23))
     assert [bool(part.any()) for part in sums.T] == [True, True, False, False]
     assert not sums[23].any()
-
-
-def first_rows(arguments: Arguments, count: int) -> Arguments:
-    tensors = {
-        role: one[:count] if role in (Role.A, Role.ADDEND, Role.SUMS, Role.OUT) else one
-        for role, one in arguments.tensors.items()
-    }
-    return replace(arguments, problem=replace(arguments.problem, m=count), tensors=tensors)
 
 
 def test_gates_may_lie_in_front_of_the_result(

@@ -105,8 +105,8 @@ def row_sums(
 
     A kernel adds in fp32, in any order. The arguments are those of `stored_error`.
     """
-    gated, factors = _gated_and_ups(kept.double(), signature)
-    gates, _ = pairs(kept.double(), signature)
+    gates, ups = pairs(kept.double(), signature)
+    gated, factors = _factors(gates, ups, signature)
     joined, of_joined = gated * factors, curve * (gates * factors).abs()
     terms = product * joined
     errors = error * (joined.abs() + of_joined) + product.abs() * of_joined

@@ -122,7 +122,7 @@ class Signature:
     @property
     def is_gradient(self) -> bool:
         """Whether the epilogue is the gradient of a gate, with sums or without."""
-        return self.form is not None and self.form.row.is_gradient
+        return self.form is not None and self.form.is_gradient
 
     def out_columns(self, n: int) -> int:
         """Columns of the result of a product of n columns."""

@@ -25,6 +25,7 @@ from .gate_products import rows_into, ups_into
 from .gates import Plan, UpProjection, activated
 from .gradients import Backward, gradients_by_operators
 from .launching import define
+from .operators import count_taken, taken_rows
 from .products import rows
 
 
@@ -44,11 +45,6 @@ def plan_for(activation: str, order: str | None, *, in_pieces: bool) -> Plan:
         is_compiled=True,
         in_pieces=in_pieces,
     )
-
-
-def taken_rows(a: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
-    """The rows that indices name; without any, all of them as they are."""
-    return a if indices is None else a.index_select(0, indices)
 
 
 def _gated_rows(
@@ -78,7 +74,7 @@ def _paired_gated_rows(
     indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
     wanted, hidden = Epilogue(epilogue), b_gate.shape[2]
-    stored = a.new_empty(((a if indices is None else indices).shape[0], 3 * hidden))
+    stored = a.new_empty((count_taken(a, indices), 3 * hidden))
     gates, ups, joined = stored.split(hidden, dim=1)
     _fill(gates, a, b_gate, offsets, None, indices)
     if not ups_into(stored[:, hidden:], a, b_up, offsets, gates, wanted, indices, warns=True):
@@ -143,11 +139,9 @@ def _gate_gradient_sums(
     wanted = Epilogue(epilogue)
     product = gates if ups is None else _as_one(gates, ups)
     found = gate_products.summed_gate_gradients(grad, b, offsets, product, wanted, warns=True)
-    return (
-        _by_operators(grad, b, offsets, product, wanted, for_scores=True)
-        if found is None
-        else found
-    )
+    if found is None:
+        found = _by_operators(grad, b, offsets, product, wanted, for_scores=True)
+    return found
 
 
 def _by_operators(
@@ -203,7 +197,7 @@ def _fake_gated_rows(
     form = Epilogue(epilogue).form
     assert form is not None
     columns = b.shape[2] // form.row.product_columns * form.row.out_columns
-    return a.new_empty(((a if indices is None else indices).shape[0], columns))
+    return a.new_empty((count_taken(a, indices), columns))
 
 
 def _fake_paired_rows(a: torch.Tensor, b_gate: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -218,7 +212,7 @@ def _fake_paired_gated_rows(
     epilogue: str,
     indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    return a.new_empty(((a if indices is None else indices).shape[0], 3 * b_gate.shape[2]))
+    return a.new_empty((count_taken(a, indices), 3 * b_gate.shape[2]))
 
 
 def _fake_gate_gradient(grad: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:

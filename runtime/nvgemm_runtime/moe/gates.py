@@ -15,7 +15,7 @@ from ..gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from ..gemm.moe_operators import GATHERED_MAX_N
 from .activations import Activation, GatedActivation
 from .gate_products import gated_rows, narrow, rows_into, serves_ups, ups_into
-from .operators import dense_like, pieces, widen
+from .operators import count_taken, dense_like, pieces, taken_rows, widen
 from .products import rows
 
 _GATES = {one: Gate(one.value) for one in Activation}
@@ -113,14 +113,14 @@ def project_up(
     (w_gate, w_up), (gate_bias, up_bias) = weights, biases
     columns = w_gate.shape[1] + (0 if w_up is None else w_up.shape[1])
     if indices is not None and columns > GATHERED_MAX_N:
-        x, indices = x.index_select(0, indices), None
+        x, indices = taken_rows(x, indices), None
     if plan.traces_gates:
         return _traced(plan, x, indices, offsets, weights, biases, w_down)
     if plan.uses_kernels and indices is not None:
         found = _with_gate(plan, x, narrow(indices), offsets, weights, biases)
         if found is not None:
             return found
-    taken = x if indices is None else x.index_select(0, indices)
+    taken = taken_rows(x, indices)
     if plan.uses_kernels:
         found = _with_gate(plan, taken, None, offsets, weights, biases)
         if found is None and w_up is not None:
@@ -219,7 +219,7 @@ def _with_gate_behind_ups(
     if epilogue is None or any(bias is not None for bias in biases):
         return None
     hidden = weights[0].shape[1]
-    stored = x.new_empty(((x if indices is None else indices).shape[0], 3 * hidden))
+    stored = x.new_empty((count_taken(x, indices), 3 * hidden))
     gates, behind = stored[:, :hidden], stored[:, hidden:]
     w_gate, w_up = (weight.mT for weight in weights)
     given = (behind, x, w_up, offsets, gates, epilogue, indices)

@@ -44,6 +44,17 @@ def multiplies_into_fp32(matrix: torch.Tensor) -> bool:
     return matrix.is_cuda and is_16_bit and not is_watched(matrix)
 
 
+def taken_rows(matrix: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
+    """The rows of a matrix that indices name; without any, all of them as they are."""
+    return matrix if indices is None else matrix.index_select(0, indices)
+
+
+def count_taken(matrix: torch.Tensor, indices: torch.Tensor | None) -> int:
+    """How many rows `taken_rows` gives."""
+    count: int = (matrix if indices is None else indices).shape[0]
+    return count
+
+
 def dense_like(matrix: torch.Tensor) -> torch.Tensor:
     """Memory for a matrix of that shape, row-major without gaps."""
     return torch.empty_like(matrix, memory_format=torch.contiguous_format)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from .operators import pieces, rounded, widen
+from .operators import pieces, rounded, taken_rows, widen
 from .row_sums import gathered_rows
 
 
@@ -91,7 +91,7 @@ def weighted_rows(
     """
     if scores is not None and not is_compiled:
         return gathered_rows(matrix, None if indices is None else indices[:, None], scores[:, None])
-    taken = matrix if indices is None else matrix.index_select(0, indices)
+    taken = taken_rows(matrix, indices)
     return taken if scores is None else rounded(widen(taken) * scores[:, None], matrix.dtype)
 
 

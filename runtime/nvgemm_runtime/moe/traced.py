@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from ..gemm.epilogues import GateForm
-from .gate_operators import plan_for, taken_rows
+from .gate_operators import plan_for
 from .gate_products import narrow
 from .gates import Plan, UpProjection, activated, adds
 from .gradients import Backward, Gradients, behind_kernel, gradients_by_operators
 from .launching import library
+from .operators import count_taken, taken_rows
 from .products import added_rows, rows, weight_gradient
 from .served import is_served
 
@@ -124,7 +125,7 @@ def _up_pair(
         )
 
     joining = plan.epilogue(GateForm.UPS) if gate_bias is None and up_bias is None else None
-    gates = a.new_empty(((a if indices is None else indices).shape[0], hidden))
+    gates = a.new_empty((count_taken(a, indices), hidden))
     if (
         joining is not None
         and is_served(a, weights[1], offsets, gates, joining, pitch=3 * hidden, indices=indices)
