@@ -7,8 +7,10 @@ A decoder of four layers learns seeded text, from the same weights and the same 
 - ``torch``: three products of ``torch._grouped_mm`` and the activation between;
 - ``torch, moved``: the same from weights that differ by 1e-6 of their size: what two runs of one
   way differ by, since routing soon turns small differences into large ones;
-- ``experts``: `nvgemm_runtime.moe.experts`, with the bundled kernels that are installed;
+- ``experts``: `nvgemm_runtime.moe.routed_experts`, with the bundled kernels that are installed;
 - ``torch, compiled`` and ``experts, compiled``: these by torch.compile, the layer's experts alone.
+
+Each is given which experts a token goes to, and sorts and adds rows itself.
 
 All but experts runs in bf16 by autocast, with weights kept in fp32. Of each way the table has the
 losses along the way, their mean distance from those of ``fp32``, and the time of a step.
@@ -67,7 +69,20 @@ class Size:
 
 @dataclass(frozen=True)
 class Routing:
-    """Which expert each token goes to.
+    """Which experts each token goes to.
+
+    Attributes:
+        chosen: Experts of each token [tokens, chosen].
+        weights: Their shares in the token's result, fp32 [tokens, chosen].
+    """
+
+    chosen: torch.Tensor
+    weights: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The same, sorted by expert.
 
     Attributes:
         ends: End of each expert's rows, int32 [experts].
@@ -80,31 +95,40 @@ class Routing:
     weights: torch.Tensor
 
 
+def rows_of(routing: Routing, experts: int) -> Rows:
+    """Sort by expert, with operators of torch."""
+    owners, order = routing.chosen.reshape(-1).sort(stable=True)
+    places = torch.arange(experts, device=owners.device)
+    ends = torch.searchsorted(owners, places, right=True).to(torch.int32)
+    chosen = routing.chosen.shape[1]
+    return Rows(ends, order // chosen, routing.weights.reshape(-1)[order])
+
+
 def by_torch(
     x: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor, routing: Routing
 ) -> torch.Tensor:
     """Experts by ``torch._grouped_mm`` in bf16, added in fp32."""
-    rows = x.bfloat16().index_select(0, routing.tokens)
+    rows = rows_of(routing, w_up.shape[0])
+    taken = x.bfloat16().index_select(0, rows.tokens)
     gate, up = w_up.bfloat16().chunk(2, dim=1)
 
     def product(left: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch._grouped_mm(left, weight.mT, offs=routing.ends)
+        found: torch.Tensor = torch._grouped_mm(left, weight.mT, offs=rows.ends)
         return found
 
-    hidden = functional.silu(product(rows, gate)) * product(rows, up)
-    return _combined(x, product(hidden, w_down.bfloat16()), routing)
+    hidden = functional.silu(product(taken, gate)) * product(taken, up)
+    return _combined(x, product(hidden, w_down.bfloat16()), rows)
 
 
 def by_bundles(
     x: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor, routing: Routing
 ) -> torch.Tensor:
-    """Experts by `nvgemm_runtime.moe.experts` in bf16."""
-    from nvgemm_runtime.moe import experts
+    """Experts by `nvgemm_runtime.moe.routed_experts` in bf16."""
+    from nvgemm_runtime.moe import routed_experts
 
-    return experts(
-        x.bfloat16(), w_up.bfloat16(), w_down.bfloat16(), routing.ends,
-        indices=routing.tokens, routing_weights=routing.weights, combine=True,
-    )  # fmt: skip
+    return routed_experts(
+        x.bfloat16(), w_up.bfloat16(), w_down.bfloat16(), routing.chosen, routing.weights
+    )
 
 
 def exactly(
@@ -112,20 +136,21 @@ def exactly(
 ) -> torch.Tensor:
     """Experts one after the other, in fp32."""
     with torch.autocast(x.device.type, enabled=False):
-        taken = x.float().index_select(0, routing.tokens)
-        counts = routing.ends.diff(prepend=routing.ends.new_zeros(1)).tolist()
+        rows = rows_of(routing, w_up.shape[0])
+        taken = x.float().index_select(0, rows.tokens)
+        counts = rows.ends.diff(prepend=rows.ends.new_zeros(1)).tolist()
         results = []
-        for expert, rows in enumerate(taken.split(counts)):
-            gate, up = (rows @ w_up[expert].T).chunk(2, dim=-1)
+        for expert, given in enumerate(taken.split(counts)):
+            gate, up = (given @ w_up[expert].T).chunk(2, dim=-1)
             results.append((functional.silu(gate) * up) @ w_down[expert].T)
-        return _combined(x, torch.cat(results), routing)
+        return _combined(x, torch.cat(results), rows)
 
 
-def _combined(x: torch.Tensor, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
+def _combined(x: torch.Tensor, results: torch.Tensor, rows: Rows) -> torch.Tensor:
     """The results of each token's rows, weighted and added in fp32."""
-    weighted = rows.float() * routing.weights[:, None]
+    weighted = results.float() * rows.weights[:, None]
     sums = torch.zeros(x.shape, device=x.device)
-    return sums.index_add_(0, routing.tokens, weighted).to(x.dtype)
+    return sums.index_add_(0, rows.tokens, weighted).to(x.dtype)
 
 
 def experts_of(way: str) -> Experts:
@@ -167,11 +192,7 @@ class Layer(nn.Module):  # type: ignore[misc]
         """Send each token to its likeliest experts."""
         likely = functional.softmax(self.router(tokens).float(), dim=-1)
         weights, chosen = likely.topk(self.size.chosen, dim=-1)
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-        owners, order = chosen.reshape(-1).sort(stable=True)
-        places = torch.arange(self.size.experts, device=owners.device)
-        ends = torch.searchsorted(owners, places, right=True).to(torch.int32)
-        return Routing(ends, order // self.size.chosen, weights.reshape(-1)[order])
+        return Routing(chosen, weights / weights.sum(dim=-1, keepdim=True))
 
 
 class Decoder(nn.Module):  # type: ignore[misc]

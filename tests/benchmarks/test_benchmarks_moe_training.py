@@ -54,15 +54,15 @@ def test_routing_sends_each_row_to_the_expert_that_was_chosen() -> None:
     torch.manual_seed(0)
     layer = training.Layer(SIZE, training.exactly)
     tokens = torch.randn(10, SIZE.dim)
-    routing = layer.route(tokens)
+    rows = training.rows_of(layer.route(tokens), SIZE.experts)
     likely = layer.router(tokens).softmax(-1)
     begin = 0
-    for expert, end in enumerate(routing.ends.tolist()):
-        for token in routing.tokens[begin:end].tolist():
+    for expert, end in enumerate(rows.ends.tolist()):
+        for token in rows.tokens[begin:end].tolist():
             assert expert in likely[token].topk(SIZE.chosen).indices
         begin = end
     assert begin == 10 * SIZE.chosen
-    sums = torch.zeros(10).index_add_(0, routing.tokens, routing.weights)
+    sums = torch.zeros(10).index_add_(0, rows.tokens, rows.weights)
     torch.testing.assert_close(sums, torch.ones(10))
 
 
@@ -90,9 +90,15 @@ def test_the_manifest_declares_the_products() -> None:
         (Op.GROUPED_MM, rows, hidden, dim),
         (Op.K_GROUPED_MM, both, dim, rows),
         (Op.K_GROUPED_MM, dim, hidden, rows),
+        (Op.GATHERED_GROUPED_MM, rows, both, dim),
+        (Op.GATHERED_MM, rows // size.chosen, dim, size.chosen),
+        (Op.GATHERED_MM, rows, dim, 1),
+        (Op.GATHERED_MM, rows, hidden, 1),
     }
     assert gated == {
         (Epilogue.SWIGLU_HALVES_KEPT, both, dim),
         (Epilogue.SWIGLU_HALVES_GRADIENT, hidden, dim),
+        (Epilogue.SWIGLU_HALVES_GRADIENT_SUMS, hidden, dim),
     }
-    assert {one.problem.groups for one in declared} == {size.experts}
+    groups = {one.problem.groups for one in declared if one.problem.signature.op.has_groups}
+    assert groups == {size.experts}
