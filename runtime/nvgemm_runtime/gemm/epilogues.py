@@ -337,11 +337,12 @@ def find_gated(gate: Gate, order: WeightOrder, form: GateForm = GateForm.JOINED)
     Raises:
         KeyError: If there is none, as for the ups of a gate that has one weight alone.
     """
-    wanted = (gate, order, form)
-    for one in Epilogue:
-        if (one.gate, one.row.order, one.form) == wanted:
-            return one
-    raise KeyError(wanted)
+    return _GATED[gate, order, form]
+
+
+_GATED = {
+    (one.gate, one.row.order, one.form): one for one in Epilogue if one.gate is not None
+}
 
 
 def addend_dtype(out: DType) -> DType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -86,14 +87,18 @@ class ExtraOperands:
 
     def wanted(self) -> tuple[object, ...]:
         """All but the tensors themselves that decides what is computed."""
-        return (self.recipe, self.adds_matrix, self.activation, self.gated, *self.named())
+        return (self.recipe, self.adds_matrix, self.activation, self.gated, *self._named)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Those that there are, in the order of `nvgemm_runtime.gemm.roles.extra_roles`."""
-        return tuple(self.named().values())
+        return tuple(self._named.values())
 
     def named(self) -> dict[str, torch.Tensor]:
         """Those that there are, by the names of their roles."""
+        return {**self._named}
+
+    @functools.cached_property
+    def _named(self) -> dict[str, torch.Tensor]:
         all_of_them = {
             "scale_a": self.scale_a,
             "scale_b": self.scale_b,

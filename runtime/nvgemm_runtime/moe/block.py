@@ -35,7 +35,7 @@ from .products import (
     rows,
     weight_gradient,
 )
-from .tokens import is_owned, sum_rows_of_tokens, weighted_rows
+from .tokens import owned_rows, sum_rows_of_tokens, weighted_rows
 from .traced import is_traceable
 
 _UP = ("w_up", "up_bias")
@@ -203,17 +203,23 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         if hidden is None:
             assert projected.gates is not None
             hidden = activated(plan, *plan.parts(projected.gates, projected.ups))
+        by_choice = scores
+        if token_rows is not None:
+            by_choice = None if scores is None else scores[token_rows]
+            if not plan.is_compiled:
+                token_rows = owned_rows(token_rows, offsets)
         ctx.plan = plan
         ctx.save_for_backward(
-            offsets, indices, token_rows, scores, x, w_gate, w_up, w_down, down_bias,
+            offsets, indices, token_rows, scores, by_choice, x, w_gate, w_up, w_down, down_bias,
             projected.gates, projected.ups, projected.joined,
         )  # fmt: skip
         result = rows(hidden, w_down.mT, offsets, down_bias)
         if not plan.combine:
             return weighted_rows(result, None, scores, is_compiled=plan.is_compiled)
         return sum_rows_of_tokens(
-            result, offsets, indices, token_rows, scores, x.shape[0], is_compiled=plan.is_compiled
-        )
+            result, offsets, indices, token_rows, by_choice, x.shape[0],
+            is_compiled=plan.is_compiled,
+        )  # fmt: skip
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -224,7 +230,8 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                 "create_graph=True"
             )
         (
-            offsets, indices, token_rows, scores, x, w_gate, w_up, w_down, down_bias, *saved,
+            offsets, indices, token_rows, scores, by_choice, x, w_gate, w_up, w_down, down_bias,
+            *saved,
         ) = ctx.saved_tensors  # fmt: skip
         plan: Plan = ctx.plan
         if plan.uses_kernels:  # and so does not compile
@@ -265,10 +272,10 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             found["down_bias"] = _bias_grad(grad, offsets, scores)
         del of_activation, projected, saved, task, grad  # their memory is free for what follows
         if by_row is not None:
-            owned = is_owned(offsets, by_row.shape[0])
-            found["scores"] = torch.where(owned, by_row, 0).to(scores.dtype)
+            found["scores"] = by_row.to(scores.dtype)
         if grad_gate_rows is not None:
-            factors = scores if for_scores and not weighs_gates else None
+            weighs_rows = for_scores and not weighs_gates
+            factors = scores if weighs_rows else None
             if for_gate or for_up:
                 taken = weighted_rows(x, indices, factors, is_compiled=plan.is_compiled)
             if for_gate:
@@ -285,8 +292,8 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                 )
                 if indices is not None:
                     grad_x = sum_rows_of_tokens(
-                        grad_x, offsets, indices, token_rows, factors, x.shape[0],
-                        is_compiled=plan.is_compiled,
+                        grad_x, offsets, indices, token_rows, by_choice if weighs_rows else None,
+                        x.shape[0], is_compiled=plan.is_compiled,
                     )  # fmt: skip
                 else:
                     grad_x = weighted_rows(grad_x, None, factors, is_compiled=plan.is_compiled)

@@ -139,20 +139,23 @@ def check_shapes(
 
 def _axes_of(name: str, *, pair: bool) -> tuple[str, ...]:
     """Names of a tensor's dimensions; those of x are tokens where it is gathered."""
-    wide = "hidden" if pair else "2 * hidden"
-    argument = name.partition("[")[0]
-    return {
-        "x": ("tokens", "dim"),
-        "w_up": ("experts", wide, "dim"),
-        "w_down": ("experts", "dim", "hidden"),
-        "up_bias": ("experts", wide),
-        "down_bias": ("experts", "dim"),
-        "offsets": ("experts",),
-        "counts": ("experts",),
-        "indices": ("rows",),
-        "token_rows": ("tokens", "k"),
-        "routing_weights": ("rows",),
-    }[argument]
+    axes = _AXES[name.partition("[")[0]]
+    return tuple("hidden" if axis == _WIDE else axis for axis in axes) if pair else axes
+
+
+_WIDE = "2 * hidden"
+_AXES = {
+    "x": ("tokens", "dim"),
+    "w_up": ("experts", _WIDE, "dim"),
+    "w_down": ("experts", "dim", "hidden"),
+    "up_bias": ("experts", _WIDE),
+    "down_bias": ("experts", "dim"),
+    "offsets": ("experts",),
+    "counts": ("experts",),
+    "indices": ("rows",),
+    "token_rows": ("tokens", "k"),
+    "routing_weights": ("rows",),
+}
 
 
 def check_values(others: Mapping[str, torch.Tensor | None], tokens: int) -> None:

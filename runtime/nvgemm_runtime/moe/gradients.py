@@ -17,7 +17,7 @@ from .gate_products import gate_gradients, summed_gate_gradients
 from .gates import Plan, UpProjection, activated, pieces_of
 from .operators import dense_like, is_watched, multiplies_into_fp32, sum_products, widen
 from .products import owner_of_rows, rows
-from .tokens import weighted_rows
+from .tokens import is_owned, weighted_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,10 @@ class Backward:
         """
         return self.grad if self.for_scores else self.weighted(plan)
 
+    def of_owned(self, by_row: torch.Tensor) -> torch.Tensor:
+        """A vector [rows], but 0 for rows that no expert has."""
+        return torch.where(is_owned(self.offsets, by_row.shape[0]), by_row, 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gradients:
@@ -68,7 +72,7 @@ class Gradients:
         gates: The gradients of gates, or of gates and ups in one matrix. Where the gradient of
             rows' weights is asked for, they have these weights only if the task `weighs_gates`.
         ups: Those of ups, likewise; None where there is no matrix of their own.
-        scores: The gradient of each row's weight, in fp32.
+        scores: The gradient of each row's weight, in fp32; 0 of a row that no expert has.
         w_down: The gradient of the down projection's weights, where it is known already.
     """
 
@@ -128,6 +132,7 @@ def behind_kernel(
         task: What it is computed of.
         found: Gradients of gates and ups in one matrix, which may be overwritten: of ``given``.
         sums: For each row, what the activation gave times its gradient; None to find it here.
+            Called, they are a kernel's, and 0 for rows that no expert has.
         given: What the kernel was given.
     """
     assert projected.gates is not None
@@ -140,6 +145,7 @@ def behind_kernel(
     by_row = None
     if task.for_scores:
         assert task.scores is not None
+        is_of_owned = sums is not None and task.down_bias is None and not plan.is_compiled
         if needs_result:
             assert joined is not None
             result = rows(joined, task.w_down.mT, task.offsets, task.down_bias)
@@ -147,7 +153,9 @@ def behind_kernel(
         else:
             if sums is None:
                 sums = sum_products(plan.split(found)[1], ups, is_compiled=plan.is_compiled)
-            by_row = sums + _of_bias(plan, task)
+            by_row = sums if task.down_bias is None else sums + _of_bias(plan, task)
+        if not is_of_owned:
+            by_row = task.of_owned(by_row)
         if task.weighs_gates:
             found.mul_(task.scores[:, None])
         if task.for_down:
@@ -190,7 +198,7 @@ def gradients_by_operators(plan: Plan, projected: UpProjection, task: Backward) 
             of_gates, of_ups = plan.parts(grad_gate_rows, grad_up_rows)
             of_gates[piece], of_ups[piece] = plan.activation.gradients(gates, ups, grads)
     if by_row is not None:
-        by_row = by_row + _of_bias(plan, task)
+        by_row = task.of_owned(by_row + _of_bias(plan, task))
     return Gradients(
         grad=task.grad, joined=hidden, gates=grad_gate_rows, ups=grad_up_rows, scores=by_row
     )

@@ -91,11 +91,11 @@ def find(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
 ) -> LoadedKernel | str:
     """The best kernel, looked up once a problem, or why none serves."""
-    tensors = (a, b, out, *extras.tensors())
-    facts = (
-        (one.device, one.dtype, one.shape, one.stride(), one.data_ptr() % 128) for one in tensors
-    )
-    key = (op, wants_determinism(), *extras.wanted(), *facts)
+    # Others are on this device, or the launch refuses them.
+    facts: list[object] = [op, a.device, wants_determinism(), *extras.wanted()]
+    for one in (a, b, out, *extras.tensors()):
+        facts += (one.dtype, one.shape, one.stride(), one.data_ptr() % 128)
+    key = tuple(facts)
     kernel = _found.get(key)
     if kernel is None:
         try:

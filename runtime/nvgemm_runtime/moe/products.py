@@ -1,8 +1,9 @@
 """Grouped products of experts: by a prebuilt kernel if one serves, else by torch.
 
 They are operators, ``torch.ops.nvgemm_moe.rows``, ``added_rows`` and ``columns``, so torch.compile
-keeps them in its graph; the kernel is looked up where they run, once for each problem. Those with a
-gate are in `gate_products`, and their operators in `gate_operators`.
+keeps them in its graph; where nothing observes operators, what they run is called itself. The
+kernel is looked up where they run, once for each problem. Those with a gate are in `gate_products`,
+and their operators in `gate_operators`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from .launching import (
     warn_once,
     with_unit_stride,
 )
+from .operators import is_direct
 
 
 def rows(
@@ -42,6 +44,8 @@ def rows(
     Returns:
         Matrix [m, n] of the operands' type; undefined in rows past the last end.
     """
+    if is_direct(a, b, offsets, bias):
+        return _rows(a, b, offsets, bias)
     result: torch.Tensor = torch.ops.nvgemm_moe.rows(a, b, offsets, bias)
     return result
 
@@ -65,6 +69,8 @@ def added_rows(
     Returns:
         Matrix [m, n] of the operands' type; undefined in rows past the last end.
     """
+    if is_direct(a, b, offsets, other_a, other_b):
+        return _added_rows(a, b, offsets, other_a, other_b)
     result: torch.Tensor = torch.ops.nvgemm_moe.added_rows(a, b, offsets, other_a, other_b)
     return result
 
@@ -99,6 +105,8 @@ def columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Te
     Returns:
         Matrices [groups, p, q] of the operands' type; zero for a group with no row.
     """
+    if is_direct(a, b, offsets):
+        return _columns(a, b, offsets)
     result: torch.Tensor = torch.ops.nvgemm_moe.columns(a, b, offsets)
     return result
 

@@ -16,7 +16,7 @@ from ..gemm.problem import Op
 from . import launching
 from .by_torch import gathered_by_torch
 from .launching import BY_TORCH, SUMMED_BY_TORCH, define, row_major, warn_once, was_warned
-from .operators import widen
+from .operators import is_direct, widen
 
 
 def gathered_rows(
@@ -33,6 +33,8 @@ def gathered_rows(
     Returns:
         Matrix [m, n] of the matrix' type.
     """
+    if is_direct(matrix, rows, weights):
+        return _gathered_rows(matrix, rows, weights)
     result: torch.Tensor = torch.ops.nvgemm_moe.gathered_rows(matrix, rows, weights)
     return result
 

@@ -4,6 +4,8 @@ A token's rows lie apart, one with each expert that it goes to. Where the caller
 each token, they are added in the token's order: while torch.compile traces, by operators that
 Inductor joins into one kernel, and called by `row_sums.gathered_rows`. Where only the token of each
 row is known, rows are added by atomic operations, in no order.
+
+Of small layers, launches of torch's operators take the most time, so there are few of them here.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ class Routing(NamedTuple):
     """Rows sorted by expert, k a token.
 
     Attributes:
-        offsets: End of each expert's rows, int64 [experts].
+        offsets: End of each expert's rows, int32 [experts].
         order: The choice that each row is, of those counted token by token, int64 [rows].
-        indices: The token of each row, int64 [rows].
-        token_rows: The rows of each token, int64 [tokens, k].
+        indices: The token of each row, int32 [rows].
+        token_rows: The rows of each token, int32 [tokens, k].
     """
 
     offsets: torch.Tensor
@@ -55,14 +57,18 @@ def sort_by_expert(chosen: torch.Tensor, experts: int) -> Routing:
         )
     if experts < 1:
         raise ValueError(f"sort_by_expert: experts is {experts}, must be 1 or more")
-    flat = chosen.reshape(-1)
-    keys = torch.where((flat < 0) | (flat >= experts), experts, flat).to(torch.int32)
+    # Numbers of 16 bits are sorted in half the time. Both -1 and the number of experts become the
+    # latter, which sorts behind all experts.
+    is_short = experts < torch.iinfo(torch.int16).max and not torch.compiler.is_compiling()
+    dtype = torch.int16 if is_short else torch.int32
+    keys = chosen.reshape(-1).clamp(-1, experts).to(dtype).remainder(experts + 1)
     ordered, order = torch.sort(keys, stable=True)
-    places = torch.arange(experts, device=chosen.device, dtype=torch.int32)
-    offsets = torch.searchsorted(ordered, places, right=True)
-    counted = torch.arange(order.shape[0], device=chosen.device)
-    token_rows = torch.empty_like(order).scatter(0, order, counted).reshape(chosen.shape)
-    return Routing(offsets, order, order // chosen.shape[1], token_rows)
+    places = torch.arange(experts, device=chosen.device, dtype=dtype)
+    offsets = torch.searchsorted(ordered, places, right=True, out_int32=True)
+    counted = torch.arange(order.shape[0], device=chosen.device, dtype=torch.int32)
+    token_rows = torch.empty_like(counted).scatter_(0, order, counted).view(chosen.shape)
+    indices = torch.div(order, chosen.shape[1], rounding_mode="floor").to(torch.int32)
+    return Routing(offsets, order, indices, token_rows)
 
 
 def is_owned(offsets: torch.Tensor, count: int) -> torch.Tensor:
@@ -95,6 +101,14 @@ def weighted_rows(
     return taken if scores is None else rounded(widen(taken) * scores[:, None], matrix.dtype)
 
 
+def owned_rows(token_rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """The rows of each token; those that no expert has get numbers behind the last row's.
+
+    So `row_sums.gathered_rows` adds nothing for them.
+    """
+    return torch.add(token_rows, token_rows >= offsets[-1], alpha=token_rows.numel())
+
+
 def sum_rows_of_tokens(
     rows: torch.Tensor,
     offsets: torch.Tensor,
@@ -111,8 +125,10 @@ def sum_rows_of_tokens(
         rows: Matrix [rows, dim]; what is behind the last end may be anything.
         offsets: End of each expert's rows.
         indices: The token of each row.
-        token_rows: The rows of each token [tokens, k]; None where that is not known.
-        scores: Weight of each row [rows]; None to add rows as they are.
+        token_rows: The rows of each token [tokens, k], or `owned_rows` of them where operators are
+            not compiled; None where they are not known.
+        scores: The weight of each of ``token_rows``, or of each row [rows] without; None to add
+            rows as they are.
         tokens: How many there are.
         is_compiled: Whether Inductor joins operators, which then must be functional.
 
@@ -121,12 +137,11 @@ def sum_rows_of_tokens(
     """
     if token_rows is None:
         return _sum_by_index(rows, offsets, indices, scores, tokens, in_pieces=not is_compiled)
+    if not is_compiled:
+        return gathered_rows(rows, token_rows, scores)
     owned = token_rows < offsets[-1]
-    if is_compiled:
-        weights = None if scores is None else torch.where(owned, scores[token_rows], 0)
-        return _sum_by_choice(rows, token_rows, owned, weights)
-    named = torch.where(owned, token_rows, -1)
-    return gathered_rows(rows, named, None if scores is None else scores[token_rows])
+    weights = None if scores is None else torch.where(owned, scores, 0)
+    return _sum_by_choice(rows, token_rows, owned, weights)
 
 
 def _sum_by_choice(
