@@ -340,9 +340,7 @@ def find_gated(gate: Gate, order: WeightOrder, form: GateForm = GateForm.JOINED)
     return _GATED[gate, order, form]
 
 
-_GATED = {
-    (one.gate, one.row.order, one.form): one for one in Epilogue if one.gate is not None
-}
+_GATED = {(one.gate, one.row.order, one.form): one for one in Epilogue if one.gate is not None}
 
 
 def addend_dtype(out: DType) -> DType:
