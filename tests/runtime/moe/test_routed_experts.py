@@ -185,6 +185,20 @@ def test_choices_beyond_32_bits_are_of_other_ranks() -> None:
         sort_by_expert(chosen, 0)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("experts", [1, 2**15 - 2, 2**15 - 1, 40_000])  # sorted in 16 bits, or 32
+def test_any_number_is_an_expert_here_or_of_another_rank(experts: int, dtype: torch.dtype) -> None:
+    ends = torch.iinfo(dtype)
+    elsewhere = [-1, experts, experts + 1, 2**15, 2**16, ends.min, ends.max]
+    flat = [one for one in elsewhere if not 0 <= one < experts] + [experts - 1, 0]
+    routing = sort_by_expert(torch.tensor([flat], dtype=dtype), experts)
+    owned = int(routing.offsets[-1])
+    assert owned == 2
+    assert [flat[one] for one in routing.order[:owned].tolist()] == sorted([experts - 1, 0])
+    assert routing.order[owned:].tolist() == [*range(len(flat) - 2)]
+    assert int(routing.offsets[0]) == (2 if experts == 1 else 1)
+
+
 def test_on_a_gpu_flop_counters_see_operators_that_they_know() -> None:
     with FakeTensorMode(), FlopCounterMode(display=False):
         rows = torch.empty(6, 8, dtype=torch.bfloat16, device="cuda")
