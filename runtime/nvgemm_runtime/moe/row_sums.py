@@ -1,7 +1,7 @@
 """Sums of a matrix' rows, each times its weight: by a prebuilt kernel if one serves, else by torch.
 
 They are an operator, ``torch.ops.nvgemm_moe.gathered_rows``, so torch.compile keeps them in its
-graph.
+graph; where nothing observes operators, what it runs is called itself.
 """
 
 from __future__ import annotations
