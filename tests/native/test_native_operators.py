@@ -104,7 +104,7 @@ def test_out_forms_and_try_gemm_give_the_same(register: Register, served: Signat
         return  # which generated C++ does not call
     tried = torch.zeros_like(made)
     a, b, _ = arguments.operands()
-    extras = arguments.extras.named()
+    extras = arguments.extras.named
     assert torch.ops.nvgemm_aot.try_gemm(a, b, handle, out=tried, **extras)
     assert torch.equal(made, tried)
     assert not torch.ops.nvgemm_aot.try_gemm(a, b, handle, out=tried)

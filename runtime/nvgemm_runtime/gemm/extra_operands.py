@@ -87,18 +87,15 @@ class ExtraOperands:
 
     def wanted(self) -> tuple[object, ...]:
         """All but the tensors themselves that decides what is computed."""
-        return (self.recipe, self.adds_matrix, self.activation, self.gated, *self._named)
+        return (self.recipe, self.adds_matrix, self.activation, self.gated, *self.named)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Those that there are, in the order of `nvgemm_runtime.gemm.roles.extra_roles`."""
-        return tuple(self._named.values())
-
-    def named(self) -> dict[str, torch.Tensor]:
-        """Those that there are, by the names of their roles."""
-        return {**self._named}
+        return tuple(self.named.values())
 
     @functools.cached_property
-    def _named(self) -> dict[str, torch.Tensor]:
+    def named(self) -> dict[str, torch.Tensor]:
+        """Those that there are, by the names of their roles."""
         all_of_them = {
             "scale_a": self.scale_a,
             "scale_b": self.scale_b,

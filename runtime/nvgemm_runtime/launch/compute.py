@@ -59,7 +59,7 @@ def _run(
     """Compute a GEMM: refuse what torch would have to see, find a kernel, and launch it."""
     refuse_tracing(where)
     loaded = None if kernel is None else _load_named(where, op, kernel, extras)
-    operands = {"a": a, "b": b, **extras.named()}
+    operands = {"a": a, "b": b, **extras.named}
     if out is not None:
         operands["out"] = out
     refuse_lost_derivative(where, **operands)

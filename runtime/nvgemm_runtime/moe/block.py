@@ -203,8 +203,8 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         if hidden is None:
             assert projected.gates is not None
             hidden = activated(plan, *plan.parts(projected.gates, projected.ups))
-        by_choice = scores
-        if token_rows is not None:
+        by_choice = None
+        if token_rows is not None and (plan.combine or plan.wants_grad):
             by_choice = None if scores is None else scores[token_rows]
             if not plan.is_compiled:
                 token_rows = owned_rows(token_rows, offsets)
@@ -217,8 +217,8 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         if not plan.combine:
             return weighted_rows(result, None, scores, is_compiled=plan.is_compiled)
         return sum_rows_of_tokens(
-            result, offsets, indices, token_rows, by_choice, x.shape[0],
-            is_compiled=plan.is_compiled,
+            result, offsets, indices, token_rows, scores if token_rows is None else by_choice,
+            x.shape[0], is_compiled=plan.is_compiled,
         )  # fmt: skip
 
     @staticmethod
@@ -274,8 +274,9 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         if by_row is not None:
             found["scores"] = by_row.to(scores.dtype)
         if grad_gate_rows is not None:
-            weighs_rows = for_scores and not weighs_gates
-            factors = scores if weighs_rows else None
+            factors = summed = None
+            if for_scores and not weighs_gates:
+                factors, summed = scores, scores if token_rows is None else by_choice
             if for_gate or for_up:
                 taken = weighted_rows(x, indices, factors, is_compiled=plan.is_compiled)
             if for_gate:
@@ -292,8 +293,8 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                 )
                 if indices is not None:
                     grad_x = sum_rows_of_tokens(
-                        grad_x, offsets, indices, token_rows, by_choice if weighs_rows else None,
-                        x.shape[0], is_compiled=plan.is_compiled,
+                        grad_x, offsets, indices, token_rows, summed, x.shape[0],
+                        is_compiled=plan.is_compiled,
                     )  # fmt: skip
                 else:
                     grad_x = weighted_rows(grad_x, None, factors, is_compiled=plan.is_compiled)

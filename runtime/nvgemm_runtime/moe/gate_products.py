@@ -75,7 +75,8 @@ def summed_gate_gradients(
     ``epilogue`` is a gradient with sums.
 
     Returns:
-        Matrix [m, 2 * n] and vector [m] in fp32; None if no kernel serves.
+        Matrix [m, 2 * n] and vector [m] in fp32, which is 0 past the last end: the launch zeroes
+        sums, and a kernel writes those of groups' rows alone. None if no kernel serves.
     """
     parts = grad.new_empty((grad.shape[0], sum_parts(b.shape[2])), dtype=torch.float32)
     found = _by_kernel(grad, b, offsets, product, epilogue, warns, sums=parts)

@@ -57,7 +57,7 @@ class Backward:
         return self.grad if self.for_scores else self.weighted(plan)
 
     def of_owned(self, by_row: torch.Tensor) -> torch.Tensor:
-        """A vector [rows], but 0 for rows that no expert has."""
+        """The vector [rows] with 0 for rows that no expert has."""
         return torch.where(is_owned(self.offsets, by_row.shape[0]), by_row, 0)
 
 
@@ -153,7 +153,7 @@ def behind_kernel(
         else:
             if sums is None:
                 sums = sum_products(plan.split(found)[1], ups, is_compiled=plan.is_compiled)
-            by_row = sums if task.down_bias is None else sums + _of_bias(plan, task)
+            by_row = _with_bias(plan, task, sums)
         if not is_of_owned:
             by_row = task.of_owned(by_row)
         if task.weighs_gates:
@@ -198,26 +198,26 @@ def gradients_by_operators(plan: Plan, projected: UpProjection, task: Backward) 
             of_gates, of_ups = plan.parts(grad_gate_rows, grad_up_rows)
             of_gates[piece], of_ups[piece] = plan.activation.gradients(gates, ups, grads)
     if by_row is not None:
-        by_row = task.of_owned(by_row + _of_bias(plan, task))
+        by_row = task.of_owned(_with_bias(plan, task, by_row))
     return Gradients(
         grad=task.grad, joined=hidden, gates=grad_gate_rows, ups=grad_up_rows, scores=by_row
     )
 
 
-def _of_bias(plan: Plan, task: Backward) -> torch.Tensor | int:
-    """What the bias of the down projection adds to the gradient of each row's weight.
+def _with_bias(plan: Plan, task: Backward, by_row: torch.Tensor) -> torch.Tensor:
+    """Gradients of rows' weights, with what the bias of the down projection adds to each.
 
     Called on a GPU, rows are multiplied with the biases of all experts, which reads them once; a
     row of the bias for each would be a matrix as large as they are.
     """
     if task.down_bias is None:
-        return 0
+        return by_row
     owner = owner_of_rows(task.offsets, task.grad.shape[0])
     if not plan.is_compiled and multiplies_into_fp32(task.grad):
         by_expert = torch.mm(task.grad, task.down_bias.mT, out_dtype=torch.float32)
-        return by_expert.gather(1, owner[:, None]).flatten()
-    by_row = task.down_bias.index_select(0, owner)
-    return sum_products(task.grad, by_row, is_compiled=plan.is_compiled)
+        return by_row + by_expert.gather(1, owner[:, None]).flatten()
+    biases = task.down_bias.index_select(0, owner)
+    return by_row + sum_products(task.grad, biases, is_compiled=plan.is_compiled)
 
 
 def traced_gradients(plan: Plan, projected: UpProjection, task: Backward) -> Gradients:

@@ -91,7 +91,7 @@ def find(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
 ) -> LoadedKernel | str:
     """The best kernel, looked up once a problem, or why none serves."""
-    # Others are on this device, or the launch refuses them.
+    # Others are on this device, or the native launcher refuses them.
     facts: list[object] = [op, a.device, wants_determinism(), *extras.wanted()]
     for one in (a, b, out, *extras.tensors()):
         facts += (one.dtype, one.shape, one.stride(), one.data_ptr() % 128)

@@ -12,7 +12,7 @@ PIECE = 1 << 24
 def is_watched(*tensors: torch.Tensor | None) -> bool:
     """Whether a tracer, a dispatch mode or a tensor subclass observes operators.
 
-    So do tensors without memory, of which operators give others.
+    Also of tensors without memory, whose results only operators can make.
     """
     if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
         return True

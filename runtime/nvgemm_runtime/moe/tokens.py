@@ -5,7 +5,7 @@ each token, they are added in the token's order: while torch.compile traces, by 
 Inductor joins into one kernel, and called by `row_sums.gathered_rows`. Where only the token of each
 row is known, rows are added by atomic operations, in no order.
 
-Of small layers, launches of torch's operators take the most time, so there are few of them here.
+In small layers, launching torch's operators takes most of the time, so few are used here.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def weighted_rows(
 def owned_rows(token_rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """The rows of each token; those that no expert has get numbers behind the last row's.
 
-    So `row_sums.gathered_rows` adds nothing for them.
+    So `row_sums.gathered_rows` adds nothing for them. There are as many as the matrix has rows.
     """
     return torch.add(token_rows, token_rows >= offsets[-1], alpha=token_rows.numel())
 
