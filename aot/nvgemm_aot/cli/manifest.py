@@ -133,8 +133,9 @@ def from_config(
 
     CONFIG is a model's config.json, or its directory.
     """
+    from ..manifest.config_manifest import ManifestOptions
     from ..manifest.config_yaml import manifest_yaml
-    from ..manifest.from_config import ManifestOptions, make_manifest
+    from ..manifest.from_config import make_manifest
     from ..manifest.models.expert_weights import ExpertWeights
     from ..storage.files import write_atomic
 

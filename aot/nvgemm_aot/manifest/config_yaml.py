@@ -13,7 +13,7 @@ from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.support import GATE_PROVIDER, GATHERED_PROVIDER
 from nvgemm_runtime.recording.text import target_entry
 
-from .from_config import ConfigEntry, ConfigManifest, ManifestOptions, RankGemm
+from .config_manifest import ConfigEntry, ConfigManifest, ManifestOptions, RankGemm
 from .models.decoder import DecoderConfig
 from .models.training import Product
 from .schema import VERSION

@@ -17,12 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvgemm_aot.cli.main import main
+from nvgemm_aot.manifest.config_manifest import ManifestOptions
 from nvgemm_aot.manifest.config_yaml import manifest_yaml
-from nvgemm_aot.manifest.from_config import (
-    MAX_PROBLEMS,
-    ManifestOptions,
-    make_manifest,
-)
+from nvgemm_aot.manifest.from_config import MAX_PROBLEMS, make_manifest
 from nvgemm_aot.manifest.models import FAMILIES
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.manifest.source import MAX_FILE_BYTES

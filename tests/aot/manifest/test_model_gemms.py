@@ -16,8 +16,9 @@ if sys.version_info < (3, 11):
     pytest.skip("transformers needs Python 3.11", allow_module_level=True)
 
 import transformers_gemms
+from nvgemm_aot.manifest.config_manifest import ManifestOptions
 from nvgemm_aot.manifest.config_yaml import manifest_yaml
-from nvgemm_aot.manifest.from_config import ManifestOptions, make_manifest
+from nvgemm_aot.manifest.from_config import make_manifest
 from nvgemm_aot.manifest.models import FAMILIES
 from nvgemm_aot.manifest.models.config import read_config
 from nvgemm_aot.manifest.models.gemm import ModelGemm

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from nvgemm_aot.manifest.config_manifest import ManifestOptions
 from nvgemm_aot.manifest.config_yaml import manifest_yaml
-from nvgemm_aot.manifest.from_config import ManifestOptions, make_manifest
+from nvgemm_aot.manifest.from_config import make_manifest
 from nvgemm_aot.manifest.models import quantization as quantization_module
 from nvgemm_aot.manifest.models.quantization import read_quantization
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
