@@ -9,10 +9,9 @@ from __future__ import annotations
 import torch
 
 from ..gemm.epilogues import Epilogue
-from ..gemm.extra_operands import ExtraOperands
 from ..gemm.operands import check_shapes
 from ..gemm.roles import sum_parts
-from .launching import GATE_LOST, find, launch_groups, op_of_rows, warn_once
+from .launching import GATE_LOST, Extras, find, launch_groups, op_of_rows, warn_once
 
 
 def gated_rows(
@@ -111,7 +110,7 @@ def serves_ups(
     indices: torch.Tensor | None = None,
 ) -> bool:
     """Whether a kernel serves `ups_into`, of the same arguments; not to be traced."""
-    extras = ExtraOperands(offsets=offsets, rows=indices, addend=gates, gated=epilogue)
+    extras = Extras(offsets=offsets, rows=indices, addend=gates, gated=epilogue)
     found = find(op_of_rows(indices), a, b, out, extras) if out.shape[0] else None
     return not isinstance(found, str)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,27 @@ from ..matching.device import wants_determinism
 from ..settings import is_debugging
 from .by_torch import ALIGNMENT_BYTES
 
+
+class Extras(NamedTuple):
+    """The extra operands of experts' kernels, as `ExtraOperands` has them.
+
+    Of that, one is made where a kernel is looked up for the first time: to make it takes longer
+    than to find the kernel again.
+    """
+
+    offsets: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+    addend: torch.Tensor | None = None
+    sums: torch.Tensor | None = None
+    adds_matrix: bool = False
+    gated: Epilogue | None = None
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Those that there are, in the order of `nvgemm_runtime.gemm.roles.extra_roles`."""
+        of_all = (self.offsets, self.rows, self.addend, self.sums)
+        return [one for one in of_all if one is not None]
+
+
 _found: dict[tuple[object, ...], LoadedKernel | str] = {}
 """By all that decides: the kernel, or why none serves."""
 
@@ -34,9 +55,7 @@ WARNINGS = (BY_TORCH, GATE_LOST, SUMMED_BY_TORCH)
 _warned: set[str] = set()
 
 
-def launch(
-    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
-) -> str:
+def launch(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras) -> str:
     """Compute ``out`` by the best kernel; why none serves, or nothing."""
     kernel = find(op, a, b, out, extras)
     if isinstance(kernel, str):
@@ -70,7 +89,7 @@ def launch_groups(
         check_offset_values(offsets, out.shape[0])
     if out.shape[0] == 0:
         return ""
-    extras = ExtraOperands(
+    extras = Extras(
         offsets=offsets,
         rows=indices,
         addend=addend,
@@ -88,24 +107,28 @@ def op_of_rows(indices: torch.Tensor | None) -> Op:
 
 
 def find(
-    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras
 ) -> LoadedKernel | str:
     """The best kernel, looked up once a problem, or why none serves."""
     # Others are on this device, or the native launcher refuses them.
-    facts: list[object] = [op, a.device, wants_determinism(), *extras.wanted()]
-    for one in (a, b, out, *extras.tensors()):
-        facts += (one.dtype, one.shape, one.stride(), one.data_ptr() % 128)
-    key = tuple(facts)
+    key = (
+        op, a.device, wants_determinism(), extras.adds_matrix, extras.gated,
+        *(None if one is None else _facts(one) for one in (a, b, out, *extras[:4])),
+    )  # fmt: skip
     kernel = _found.get(key)
     if kernel is None:
         try:
-            kernel = choose_kernel(op, a, b, out, extras)
+            kernel = choose_kernel(op, a, b, out, ExtraOperands(**extras._asdict()))
         except NvgemmError as error:
             kernel = str(error)
         if len(_found) >= _MAX_FOUND:
             _found.clear()
         _found[key] = kernel
     return kernel
+
+
+def _facts(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() % 128
 
 
 def warn_once(what: str, reason: str) -> None:

@@ -16,6 +16,8 @@ def is_watched(*tensors: torch.Tensor | None) -> bool:
     """
     if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
         return True
+    if torch._C._get_tracing_state() is not None:  # that of torch.jit.trace
+        return True
     plain = (torch.Tensor, torch.nn.Parameter)
     return any(one is not None and (type(one) not in plain or one.is_meta) for one in tensors)
 

@@ -18,7 +18,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from expert_kernels import Installed, assert_same, gradients, leaves, operands_for_kernels
 from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
-from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.moe import experts, gates, launching, products
 
@@ -258,7 +257,7 @@ def watch_memory(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, int]
     launch = launching.launch
     seen: list[tuple[int | None, int]] = []
 
-    def watched(op: Op, a: Any, b: Any, out: Any, extras: ExtraOperands) -> str:
+    def watched(op: Op, a: Any, b: Any, out: Any, extras: launching.Extras) -> str:
         added = extras.addend if extras.adds_matrix else None
         seen.append((None if added is None else added.data_ptr(), out.data_ptr()))
         return launch(op, a, b, out, extras)
