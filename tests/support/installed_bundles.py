@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import sys
 import zipfile
 from pathlib import Path
 
@@ -38,4 +39,7 @@ def use(monkeypatch: pytest.MonkeyPatch, *places: Path) -> Installation:
     for module in (api, compiled, preload, select):
         monkeypatch.setattr(module, "INSTALLATION", installation)
     monkeypatch.setattr(select, "_chosen", {})
+    cache_key = sys.modules.get("nvgemm_runtime.inductor.cache_key")  # which imports Inductor
+    if cache_key is not None:
+        cache_key.installed_digest.cache_clear()
     return installation

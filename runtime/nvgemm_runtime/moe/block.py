@@ -20,7 +20,7 @@ from ..gemm.epilogues import WeightOrder
 from ..gemm.moe_operators import BIAS_COLUMNS
 from ..settings import is_debugging
 from .activations import Activation, GatedActivation
-from .checks import check_dtypes, check_kinds, check_shapes, check_values, named, pair_of
+from .checks import check_dtypes, check_kinds, check_shapes, check_values, named, parts_of
 from .gates import Plan, UpProjection, activated, has_gate, project_up
 from .gradients import (
     Backward,
@@ -36,7 +36,7 @@ from .products import (
     weight_gradient,
 )
 from .tokens import owned_rows, sum_rows_of_tokens, weighted_rows
-from .traced import is_traceable
+from .traced import define_whole, is_traceable, is_traced_whole
 
 _UP = ("w_up", "up_bias")
 """Arguments that may be pairs."""
@@ -120,21 +120,50 @@ def experts(
             ``to_local()``.
         RuntimeError: In a backward with ``create_graph=True``: there is no second derivative.
     """
+    run = torch.ops.nvgemm_moe.experts if is_traced_whole() else compute_experts
+    result: torch.Tensor = run(
+        x, *parts_of("w_up", w_up, w_up), w_down, offsets, counts, activation, weights,
+        *parts_of("up_bias", up_bias, w_up), down_bias, indices, token_rows, routing_weights,
+        combine, alpha, limit,
+    )  # fmt: skip
+    return result
+
+
+def compute_experts(
+    x: torch.Tensor,
+    w_up: torch.Tensor,
+    w_second: torch.Tensor | None,
+    w_down: torch.Tensor,
+    offsets: torch.Tensor | None,
+    counts: torch.Tensor | None,
+    activation: str,
+    weights: str,
+    up_bias: torch.Tensor | None,
+    bias_second: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    indices: torch.Tensor | None,
+    token_rows: torch.Tensor | None,
+    routing_weights: torch.Tensor | None,
+    combine: bool,
+    alpha: float,
+    limit: float,
+    *,
+    is_traced: bool = False,
+) -> torch.Tensor:
+    """`experts`, of parts of pairs as they are; or what is traced in place of its operator."""
     names = GatedActivation(
         kind=named("activation", _ACTIVATIONS, activation), alpha=alpha, limit=limit
     )
-    is_pair = isinstance(w_up, tuple)
+    is_pair = w_second is not None
     order = None if is_pair else named("weights", _ORDERS, weights)
-    if isinstance(up_bias, tuple) != is_pair and up_bias is not None:
-        raise ValueError("experts: up_bias must be a pair exactly where w_up is one")
     if (offsets is None) == (counts is None):
         raise ValueError("experts: give either offsets or counts")
     floating: dict[str, torch.Tensor | None] = {"x": x}
-    for name, value in zip(_UP, (w_up, up_bias)):
-        if isinstance(value, tuple):
-            floating[f"{name}[0]"], floating[f"{name}[1]"] = pair_of(name, value)
+    for name, first, second in (("w_up", w_up, w_second), ("up_bias", up_bias, bias_second)):
+        if is_pair:
+            floating |= {f"{name}[0]": first, f"{name}[1]": second}
         else:
-            floating[name] = value
+            floating[name] = first
     floating |= {"w_down": w_down, "down_bias": down_bias}
     others = {"offsets": offsets} if counts is None else {"counts": counts}
     others |= {
@@ -142,7 +171,8 @@ def experts(
     }  # fmt: skip
     check_kinds(floating, others)
     check_shapes(floating, others, combine)
-    if is_debugging() and not is_watched(*floating.values(), *others.values()):
+    is_seen = is_watched(*floating.values(), *others.values())
+    if not is_seen and is_debugging():
         check_values(others, x.shape[0])
     ends = offsets if counts is None else torch.cumsum(counts, 0, dtype=torch.int32)
     assert ends is not None
@@ -155,21 +185,21 @@ def experts(
         }
     check_dtypes(floating)
     gate, gate_bias = (floating.get(f"{name}[0]", floating.get(name)) for name in _UP)
-    up, up_bias = (floating.get(f"{name}[1]") for name in _UP)
+    up, of_ups = (floating.get(f"{name}[1]") for name in _UP)
     operands = (
-        floating["x"], gate, up, floating["w_down"], gate_bias, up_bias, floating["down_bias"],
+        floating["x"], gate, up, floating["w_down"], gate_bias, of_ups, floating["down_bias"],
     )  # fmt: skip
     wants_grad = torch.is_grad_enabled() and any(
         one is not None and one.requires_grad for one in (*operands, routing_weights)
     )
-    is_compiling = torch.compiler.is_compiling()
+    is_compiling = is_traced or torch.compiler.is_compiling()
     plan = Plan(
         activation=names,
         order=order,
         combine=combine,
         wants_grad=wants_grad,
-        uses_kernels=not is_watched(ends, indices, token_rows, routing_weights, *operands),
-        traces_gates=is_compiling and is_traceable() and has_gate(names),
+        uses_kernels=not is_seen,
+        traces_gates=is_traced and has_gate(names),
         is_compiled=is_compiling,
         in_pieces=not is_compiling,
     )
@@ -342,3 +372,12 @@ def _bias_grad(
     zeros = grad.new_zeros((grad.shape[0], BIAS_COLUMNS - 2))
     parts = (near[:, None], (factors - near).to(grad.dtype)[:, None], zeros)
     return columns(grad, torch.cat(parts, 1), offsets)[..., :2].sum(-1)
+
+
+define_whole(
+    "experts(Tensor x, Tensor w_up, Tensor? w_second, Tensor w_down, Tensor? offsets, "
+    "Tensor? counts, str activation, str weights, Tensor? up_bias, Tensor? bias_second, "
+    "Tensor? down_bias, Tensor? indices, Tensor? token_rows, Tensor? routing_weights, "
+    "bool combine, float alpha, float limit) -> Tensor",
+    compute_experts,
+)

@@ -24,14 +24,22 @@ def named(argument: str, known: Mapping[str, _Named], value: str) -> _Named:
     raise ValueError(f"experts: {argument} is {value!r}, must be one of {', '.join(known)}")
 
 
-def pair_of(argument: str, value: Any) -> tuple[Any, Any]:
-    """Gate's and up's part of a pair.
+def parts_of(argument: str, value: Any, w_up: Any) -> tuple[Any, Any]:
+    """Gate's and up's part of a pair; of what is none, itself and None.
 
     Raises:
-        ValueError: If there are not two.
+        ValueError: If it is a pair of other than two, or where ``w_up`` is none, or none where that
+            is one.
+        TypeError: If ``w_up`` is a pair without a second.
     """
+    if isinstance(value, tuple) != isinstance(w_up, tuple) and value is not None:
+        raise ValueError(f"experts: {argument} must be a pair exactly where w_up is one")
+    if not isinstance(value, tuple):
+        return value, None
     if len(value) != 2:
         raise ValueError(f"experts: {argument} has {len(value)} tensors, must be a pair: gate, up")
+    if value is w_up and value[1] is None:
+        raise TypeError(f"experts: {argument}[1] is None, must be a tensor")
     return value[0], value[1]
 
 

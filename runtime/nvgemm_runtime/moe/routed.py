@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from .block import experts
-from .checks import check_tensor
+from .block import compute_experts
+from .checks import check_tensor, parts_of
 from .tokens import sort_by_expert
+from .traced import define_whole, is_traced_whole
 
 
 def routed_experts(
@@ -50,26 +51,41 @@ def routed_experts(
         TypeError: If types differ or cannot be computed.
         RuntimeError: In a backward with ``create_graph=True``.
     """
+    run = torch.ops.nvgemm_moe.routed_experts if is_traced_whole() else compute_routed_experts
+    result: torch.Tensor = run(
+        x, *parts_of("w_up", w_up, w_up), w_down, chosen, routing_weights, activation, weights,
+        *parts_of("up_bias", up_bias, w_up), down_bias, alpha, limit,
+    )  # fmt: skip
+    return result
+
+
+def compute_routed_experts(
+    x: torch.Tensor,
+    w_up: torch.Tensor,
+    w_second: torch.Tensor | None,
+    w_down: torch.Tensor,
+    chosen: torch.Tensor,
+    routing_weights: torch.Tensor | None,
+    activation: str,
+    weights: str,
+    up_bias: torch.Tensor | None,
+    bias_second: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    alpha: float,
+    limit: float,
+    *,
+    is_traced: bool = False,
+) -> torch.Tensor:
+    """`routed_experts`, of parts of pairs; or what is traced in place of its operator."""
     _check(x, w_down, chosen, routing_weights)
     routing = sort_by_expert(chosen, w_down.shape[0])
     if routing_weights is not None:
         routing_weights = routing_weights.reshape(-1).index_select(0, routing.order)
-    return experts(
-        x,
-        w_up,
-        w_down,
-        routing.offsets,
-        activation=activation,
-        weights=weights,
-        up_bias=up_bias,
-        down_bias=down_bias,
-        indices=routing.indices,
-        token_rows=routing.token_rows,
-        routing_weights=routing_weights,
-        combine=True,
-        alpha=alpha,
-        limit=limit,
-    )
+    return compute_experts(
+        x, w_up, w_second, w_down, routing.offsets, None, activation, weights, up_bias,
+        bias_second, down_bias, routing.indices, routing.token_rows, routing_weights, True, alpha,
+        limit, is_traced=is_traced,
+    )  # fmt: skip
 
 
 def _check(
@@ -100,3 +116,11 @@ def _check(
         )
     if 0 in w_down.shape:
         raise ValueError(f"routed_experts: w_down is {tuple(w_down.shape)}; no size may be 0")
+
+
+define_whole(
+    "routed_experts(Tensor x, Tensor w_up, Tensor? w_second, Tensor w_down, Tensor chosen, "
+    "Tensor? routing_weights, str activation, str weights, Tensor? up_bias, Tensor? bias_second, "
+    "Tensor? down_bias, float alpha, float limit) -> Tensor",
+    compute_routed_experts,
+)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from .operators import pieces, rounded, taken_rows, widen
+from .operators import is_watched, pieces, rounded, taken_rows, widen
 from .row_sums import gathered_rows
 
 
@@ -59,7 +59,7 @@ def sort_by_expert(chosen: torch.Tensor, experts: int) -> Routing:
         raise ValueError(f"sort_by_expert: experts is {experts}, must be 1 or more")
     # Numbers of 16 bits are sorted in half the time. Both -1 and the number of experts become the
     # latter, which sorts behind all experts.
-    is_short = experts < torch.iinfo(torch.int16).max and not torch.compiler.is_compiling()
+    is_short = experts < torch.iinfo(torch.int16).max and not is_watched(chosen)
     dtype = torch.int16 if is_short else torch.int32
     keys = chosen.reshape(-1).clamp(-1, experts).to(dtype).remainder(experts + 1)
     ordered, order = torch.sort(keys, stable=True)

@@ -12,6 +12,7 @@ The operators that launch are in `gate_operators`, but for ``added_rows``, which
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,15 @@ def is_traceable() -> bool:
     """
     # Dynamo of torch 2.11 takes is_exporting() for true whenever it traces.
     return not getattr(torch.compiler, "_is_exporting_flag", False)
+
+
+def is_traced_whole() -> bool:
+    """Whether a call becomes one operator of the graph being traced.
+
+    Of that, Dynamo sees no function of experts: to look into them took most of the time of a warm
+    start, and for each that it had seen, guards asked something at each call.
+    """
+    return torch.compiler.is_compiling() and is_traceable()
 
 
 def _up_by_kernel(
@@ -221,6 +231,11 @@ def _traced_added_rows(
 def _define_replaced(schema: str, run: Callable[..., Any]) -> None:
     library.define(schema, tags=torch.Tag.pt2_compliant_tag)
     library.impl(schema.partition("(")[0], run, "CompositeImplicitAutograd")
+
+
+def define_whole(schema: str, run: Callable[..., torch.Tensor]) -> None:
+    """Define the operator that `is_traced_whole` speaks of, which ``run`` is to replace."""
+    _define_replaced(schema, functools.partial(run, is_traced=True))
 
 
 _UP = (
