@@ -16,7 +16,7 @@ from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.launch.loader import LoadedKernel
-from nvgemm_runtime.moe import experts, launching, routed_experts
+from nvgemm_runtime.moe import experts, launching, routed_experts, sort_by_expert
 
 DEVICE = "cuda"
 EXPERTS, DIM, HIDDEN = 6, 256, 384
@@ -220,6 +220,60 @@ def test_tokens_to_tokens_no_further_from_fp32_than_by_torch(
     by_torch = routed(given, chosen, scores, by_a_loop)
     errors = [*zip(error(own, wanted), error(by_torch, wanted))]
     assert all(ours <= 1.25 * torchs + 1e-4 for ours, torchs in errors), errors
+
+
+def tokens_to_tokens(
+    given: Tensors, chosen: torch.Tensor, scores: torch.Tensor, grad: torch.Tensor
+) -> Tensors:
+    """The result, and the gradients of all operands and of each row's weight."""
+    x, up, down, *bias = given
+    routing = sort_by_expert(chosen, EXPERTS)
+    weights = scores.detach().reshape(-1)[routing.order].requires_grad_()
+    out = experts(
+        x, up, down, routing.offsets, indices=routing.indices, token_rows=routing.token_rows,
+        routing_weights=weights, combine=True, down_bias=bias[0] if bias else None,
+    )  # fmt: skip
+    return [out.detach(), *torch.autograd.grad(out, [*given, weights], grad)]
+
+
+@pytest.mark.parametrize("spoiled", ["tokens", "gradient", "weights"])
+@pytest.mark.parametrize("dim", [DIM, 4 * HIDDEN], ids=["wide", "narrow"])
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "down bias"])
+def test_rows_behind_the_last_end_may_be_nan(biased: bool, dim: int, spoiled: str) -> None:
+    """Tokens that have no other rows, the gradient of their results, or all such rows' weights."""
+    drawn = torch.Generator(DEVICE).manual_seed(9)
+    shapes = [(TOKENS, dim), (EXPERTS, 2 * HIDDEN, dim), (EXPERTS, dim, HIDDEN)]
+    shapes += [(EXPERTS, dim)] if biased else []
+    given = [
+        (torch.randn(shape, device=DEVICE, generator=drawn) * shape[-1] ** -0.5)
+        .bfloat16()
+        .requires_grad_()
+        for shape in shapes
+    ]
+    chosen = torch.rand(TOKENS, EXPERTS + 2, device=DEVICE, generator=drawn).topk(CHOSEN).indices
+    chosen[::7] = -1
+    elsewhere = (chosen < 0) | (chosen >= EXPERTS)
+    scores = torch.rand(TOKENS, CHOSEN, device=DEVICE, generator=drawn)
+    grad = torch.randn(TOKENS, dim, device=DEVICE, generator=drawn).bfloat16()
+    found = []
+    for filling in (0.0, torch.nan):
+        tokens, grads, weights = given[0].detach().clone(), grad.clone(), scores.clone()
+        if spoiled == "tokens":
+            tokens[::7] = filling
+        elif spoiled == "gradient":
+            grads[::7] = filling
+        else:
+            weights[elsewhere] = filling
+        leaves = [tokens.requires_grad_(), *given[1:]]
+        found.append(tokens_to_tokens(leaves, chosen, weights, grads))
+    assert is_by_kernels()
+    assert {Op.GATHERED_MM, Op.K_GROUPED_MM} <= {one.signature.op for one in kernels()}
+    assert GateForm.GRADIENT_SUMS in {one.signature.form for one in kernels()}
+    of_zeros, of_nan = found
+    assert all(one.isfinite().all() for one in of_nan)
+    assert all(torch.equal(one, other) for one, other in zip(of_nan, of_zeros))
+    assert all(one.any() for one in of_zeros)
+    assert not of_nan[0][::7].any()
 
 
 @pytest.mark.parametrize("has_weights", [False, True], ids=["plain", "weighted"])

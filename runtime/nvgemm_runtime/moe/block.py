@@ -20,7 +20,7 @@ from ..gemm.epilogues import WeightOrder
 from ..gemm.moe_operators import BIAS_COLUMNS
 from ..settings import is_debugging
 from .activations import Activation, GatedActivation
-from .checks import check_dtypes, check_kinds, check_shapes, check_values, named, parts_of
+from .checks import check_dtypes, check_kinds, check_shapes, check_values, named, parts_of_pairs
 from .gates import Plan, UpProjection, activated, has_gate, project_up
 from .gradients import (
     Backward,
@@ -121,10 +121,10 @@ def experts(
         RuntimeError: In a backward with ``create_graph=True``: there is no second derivative.
     """
     run = torch.ops.nvgemm_moe.experts if is_traced_whole() else compute_experts
+    first, second, first_bias, second_bias = parts_of_pairs(w_up, up_bias)
     result: torch.Tensor = run(
-        x, *parts_of("w_up", w_up, w_up), w_down, offsets, counts, activation, weights,
-        *parts_of("up_bias", up_bias, w_up), down_bias, indices, token_rows, routing_weights,
-        combine, alpha, limit,
+        x, first, second, w_down, offsets, counts, activation, weights, first_bias, second_bias,
+        down_bias, indices, token_rows, routing_weights, combine, alpha, limit,
     )  # fmt: skip
     return result
 
@@ -132,14 +132,14 @@ def experts(
 def compute_experts(
     x: torch.Tensor,
     w_up: torch.Tensor,
-    w_second: torch.Tensor | None,
+    w_ups: torch.Tensor | None,
     w_down: torch.Tensor,
     offsets: torch.Tensor | None,
     counts: torch.Tensor | None,
     activation: str,
     weights: str,
     up_bias: torch.Tensor | None,
-    bias_second: torch.Tensor | None,
+    bias_of_ups: torch.Tensor | None,
     down_bias: torch.Tensor | None,
     indices: torch.Tensor | None,
     token_rows: torch.Tensor | None,
@@ -154,12 +154,12 @@ def compute_experts(
     names = GatedActivation(
         kind=named("activation", _ACTIVATIONS, activation), alpha=alpha, limit=limit
     )
-    is_pair = w_second is not None
+    is_pair = w_ups is not None
     order = None if is_pair else named("weights", _ORDERS, weights)
     if (offsets is None) == (counts is None):
         raise ValueError("experts: give either offsets or counts")
     floating: dict[str, torch.Tensor | None] = {"x": x}
-    for name, first, second in (("w_up", w_up, w_second), ("up_bias", up_bias, bias_second)):
+    for name, first, second in (("w_up", w_up, w_ups), ("up_bias", up_bias, bias_of_ups)):
         if is_pair:
             floating |= {f"{name}[0]": first, f"{name}[1]": second}
         else:
@@ -375,8 +375,8 @@ def _bias_grad(
 
 
 define_whole(
-    "experts(Tensor x, Tensor w_up, Tensor? w_second, Tensor w_down, Tensor? offsets, "
-    "Tensor? counts, str activation, str weights, Tensor? up_bias, Tensor? bias_second, "
+    "experts(Tensor x, Tensor w_up, Tensor? w_ups, Tensor w_down, Tensor? offsets, "
+    "Tensor? counts, str activation, str weights, Tensor? up_bias, Tensor? bias_of_ups, "
     "Tensor? down_bias, Tensor? indices, Tensor? token_rows, Tensor? routing_weights, "
     "bool combine, float alpha, float limit) -> Tensor",
     compute_experts,

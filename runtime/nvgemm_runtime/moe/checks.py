@@ -24,23 +24,24 @@ def named(argument: str, known: Mapping[str, _Named], value: str) -> _Named:
     raise ValueError(f"experts: {argument} is {value!r}, must be one of {', '.join(known)}")
 
 
-def parts_of(argument: str, value: Any, w_up: Any) -> tuple[Any, Any]:
-    """Gate's and up's part of a pair; of what is none, itself and None.
+def parts_of_pairs(w_up: Any, up_bias: Any) -> tuple[Any, Any, Any, Any]:
+    """Weights of gates and of ups, then their biases; what is no pair stands first, before None.
 
     Raises:
-        ValueError: If it is a pair of other than two, or where ``w_up`` is none, or none where that
-            is one.
-        TypeError: If ``w_up`` is a pair without a second.
+        ValueError: If one is a pair and the other is none, or a pair has not two.
+        TypeError: If a pair of weights has no second.
     """
-    if isinstance(value, tuple) != isinstance(w_up, tuple) and value is not None:
-        raise ValueError(f"experts: {argument} must be a pair exactly where w_up is one")
-    if not isinstance(value, tuple):
-        return value, None
-    if len(value) != 2:
-        raise ValueError(f"experts: {argument} has {len(value)} tensors, must be a pair: gate, up")
-    if value is w_up and value[1] is None:
-        raise TypeError(f"experts: {argument}[1] is None, must be a tensor")
-    return value[0], value[1]
+    is_pair = isinstance(w_up, tuple)
+    if up_bias is not None and isinstance(up_bias, tuple) != is_pair:
+        raise ValueError("experts: up_bias must be a pair exactly where w_up is one")
+    if not is_pair:
+        return w_up, None, up_bias, None
+    for name, pair in (("w_up", w_up), ("up_bias", up_bias)):
+        if pair is not None and len(pair) != 2:
+            raise ValueError(f"experts: {name} has {len(pair)} tensors, must be a pair: gate, up")
+    if w_up[1] is None:
+        raise TypeError("experts: w_up[1] is None, must be a tensor")
+    return (*w_up, *((None, None) if up_bias is None else up_bias))
 
 
 def check_kinds(floating: Mapping[str, Any], others: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 PIECE = 1 << 24
@@ -16,7 +17,8 @@ def is_watched(*tensors: torch.Tensor | None) -> bool:
     """
     if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
         return True
-    if torch._C._get_tracing_state() is not None:  # that of torch.jit.trace
+    # In turn, make_fx before dispatch, and torch.jit.trace.
+    if _len_torch_dispatch_stack_pre_dispatch() or torch._C._get_tracing_state() is not None:
         return True
     plain = (torch.Tensor, torch.nn.Parameter)
     return any(one is not None and (type(one) not in plain or one.is_meta) for one in tensors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .block import compute_experts
-from .checks import check_tensor, parts_of
+from .checks import check_tensor, parts_of_pairs
 from .tokens import sort_by_expert
 from .traced import define_whole, is_traced_whole
 
@@ -52,9 +52,10 @@ def routed_experts(
         RuntimeError: In a backward with ``create_graph=True``.
     """
     run = torch.ops.nvgemm_moe.routed_experts if is_traced_whole() else compute_routed_experts
+    first, second, first_bias, second_bias = parts_of_pairs(w_up, up_bias)
     result: torch.Tensor = run(
-        x, *parts_of("w_up", w_up, w_up), w_down, chosen, routing_weights, activation, weights,
-        *parts_of("up_bias", up_bias, w_up), down_bias, alpha, limit,
+        x, first, second, w_down, chosen, routing_weights, activation, weights, first_bias,
+        second_bias, down_bias, alpha, limit,
     )  # fmt: skip
     return result
 
@@ -62,14 +63,14 @@ def routed_experts(
 def compute_routed_experts(
     x: torch.Tensor,
     w_up: torch.Tensor,
-    w_second: torch.Tensor | None,
+    w_ups: torch.Tensor | None,
     w_down: torch.Tensor,
     chosen: torch.Tensor,
     routing_weights: torch.Tensor | None,
     activation: str,
     weights: str,
     up_bias: torch.Tensor | None,
-    bias_second: torch.Tensor | None,
+    bias_of_ups: torch.Tensor | None,
     down_bias: torch.Tensor | None,
     alpha: float,
     limit: float,
@@ -82,8 +83,8 @@ def compute_routed_experts(
     if routing_weights is not None:
         routing_weights = routing_weights.reshape(-1).index_select(0, routing.order)
     return compute_experts(
-        x, w_up, w_second, w_down, routing.offsets, None, activation, weights, up_bias,
-        bias_second, down_bias, routing.indices, routing.token_rows, routing_weights, True, alpha,
+        x, w_up, w_ups, w_down, routing.offsets, None, activation, weights, up_bias,
+        bias_of_ups, down_bias, routing.indices, routing.token_rows, routing_weights, True, alpha,
         limit, is_traced=is_traced,
     )  # fmt: skip
 
@@ -119,8 +120,8 @@ def _check(
 
 
 define_whole(
-    "routed_experts(Tensor x, Tensor w_up, Tensor? w_second, Tensor w_down, Tensor chosen, "
-    "Tensor? routing_weights, str activation, str weights, Tensor? up_bias, Tensor? bias_second, "
+    "routed_experts(Tensor x, Tensor w_up, Tensor? w_ups, Tensor w_down, Tensor chosen, "
+    "Tensor? routing_weights, str activation, str weights, Tensor? up_bias, Tensor? bias_of_ups, "
     "Tensor? down_bias, float alpha, float limit) -> Tensor",
     compute_routed_experts,
 )

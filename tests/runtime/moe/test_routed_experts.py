@@ -25,6 +25,7 @@ from nvgemm_runtime.moe import (
 )
 from nvgemm_runtime.moe import gradients as gradients_module
 from nvgemm_runtime.moe.operators import sum_products
+from nvgemm_runtime.moe.tokens import owned_rows
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -308,6 +309,43 @@ def test_rows_outside_a_matrix_add_nothing(
     finally:
         torch.set_default_dtype(usual)
     assert bool(installed and installed.launched) is served
+    torch.testing.assert_close(found.float(), expected, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("owned", [0, 5, 11, 12])
+def test_rows_that_no_expert_has_get_numbers_outside_the_matrix(
+    owned: int, dtype: torch.dtype
+) -> None:
+    token_rows = torch.randperm(12).to(dtype).view(4, 3)
+    before = token_rows.clone()
+    found = owned_rows(token_rows, torch.tensor([0, owned, owned], dtype=torch.int32))
+    assert (found.dtype, found.shape) == (dtype, (4, 3))
+    is_here = before < owned
+    assert int(is_here.sum()) == owned
+    assert torch.equal(found[is_here], before[is_here])
+    assert (found[~is_here] >= 12).all()
+    assert torch.equal(token_rows, before)
+
+
+@pytest.mark.parametrize("has_weights", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("served", [False, True], ids=["torch", "kernel"])
+@pytest.mark.parametrize("owned", [0, 5, 12])
+def test_sums_of_owned_rows_have_nothing_of_others(
+    owned: int, served: bool, has_weights: bool, install: Callable[..., Installed]
+) -> None:
+    """Whatever is in these, and in their weights."""
+    installed = install("tn", None, gathered=True) if served else None
+    torch.manual_seed(0)
+    matrix, token_rows = torch.randn(12, 32).bfloat16(), torch.randperm(12).view(4, 3)
+    matrix[owned:] = torch.nan
+    is_here = token_rows < owned
+    weights = torch.rand(4, 3).masked_fill(~is_here, torch.nan) if has_weights else None
+    ends = torch.tensor([owned, owned], dtype=torch.int32)
+    found = row_sums.gathered_rows(matrix, owned_rows(token_rows, ends), weights)
+    assert bool(installed and installed.launched) is served
+    factors = is_here.float() if weights is None else weights.nan_to_num(0)
+    expected = (matrix.nan_to_num(0).float()[token_rows] * factors[..., None]).sum(1)
     torch.testing.assert_close(found.float(), expected, rtol=2**-7, atol=2**-7)
 
 
