@@ -6,8 +6,8 @@ gradient through the down projection and the gate. Of two weights, one launch gi
 ups and the rest. Else the activation is computed by operators, and
 again in the backward: as in the forward where that kernel has its gradient, and otherwise in fp32
 and for some rows at a time, so that its tensors stay small.
-While torch.compile traces, the same kernels are in its graph, as operators. Where none serves, the
-activation is computed by operators in fp32 and for all rows at once, since Inductor fuses them.
+While torch.compile traces, a call is one operator, and in place of it the same kernels are in the
+graph, as operators. Where none serves, the activation is computed by operators in fp32 and for all rows at once, since Inductor fuses them.
 """
 
 from __future__ import annotations

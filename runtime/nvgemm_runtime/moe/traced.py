@@ -1,6 +1,7 @@
 """Operators of experts' gates, and of the sum of two products, in the graphs of torch.compile.
 
-`experts` traces ``up_joined``, ``up_kept``, ``up_pair``, ``up_gradients`` and
+To Dynamo, `experts` and `routed_experts` are an operator each, which AOTAutograd replaces by what
+they compute: that traces ``up_joined``, ``up_kept``, ``up_pair``, ``up_gradients`` and
 ``traced_added_rows``. When AOTAutograd or a dispatcher comes to one, it is replaced: by an operator
 that launches a kernel with the gate or the sum, where installed bundles have one, and else by the
 products and the other operators, which Inductor fuses as if there were no such kernels. So Dynamo's

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from expert_kernels import Installed, assert_same, gradients, operands_for_kernels
@@ -206,6 +207,19 @@ def test_a_trace_holds_the_operator(name: str, install: Callable[..., Installed]
     kinds = [node.kind() for node in traced.graph.nodes()]
     assert kinds.count(f"{NAMESPACE}{name}") == 1
     assert not any(kind.startswith("aten::") for kind in kinds)
+    given[0] = -2 * given[0]
+    assert torch.equal(traced(*given), FUNCTIONS[name](*given))
+
+
+@each
+def test_a_graph_of_make_fx_before_dispatch_holds_the_operator(
+    name: str, install: Callable[..., Installed]
+) -> None:
+    install_all(install)
+    given = operands(name)
+    traced = make_fx(FUNCTIONS[name], pre_dispatch=True)(*given)
+    calls = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
+    assert calls == [f"{NAMESPACE[:-2]}.{name}.default"]
     given[0] = -2 * given[0]
     assert torch.equal(traced(*given), FUNCTIONS[name](*given))
 
