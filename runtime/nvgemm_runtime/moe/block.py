@@ -7,7 +7,8 @@ ups and the rest. Else the activation is computed by operators, and
 again in the backward: as in the forward where that kernel has its gradient, and otherwise in fp32
 and for some rows at a time, so that its tensors stay small.
 While torch.compile traces, a call is one operator, and in place of it the same kernels are in the
-graph, as operators. Where none serves, the activation is computed by operators in fp32 and for all rows at once, since Inductor fuses them.
+graph, as operators. Where none serves, the activation is computed by operators in fp32 and for all
+rows at once, since Inductor fuses them.
 """
 
 from __future__ import annotations
@@ -21,13 +22,9 @@ from ..gemm.moe_operators import BIAS_COLUMNS
 from ..settings import is_debugging
 from .activations import Activation, GatedActivation
 from .checks import check_dtypes, check_kinds, check_shapes, check_values, named, parts_of_pairs
-from .gates import Plan, UpProjection, activated, has_gate, project_up
-from .gradients import (
-    Backward,
-    gradients_by_kernel,
-    gradients_by_operators,
-    traced_gradients,
-)
+from .gate_kernels import LAUNCHED
+from .gates import Plan, UpProjection, activated, project_up
+from .gradients import Backward, gradients_by_kernel, gradients_by_operators
 from .operators import is_watched
 from .products import (
     added_rows,
@@ -36,7 +33,7 @@ from .products import (
     weight_gradient,
 )
 from .tokens import owned_rows, sum_rows_of_tokens, weighted_rows
-from .traced import define_whole, is_traceable, is_traced_whole
+from .traced import TRACED, define_whole, is_traced_whole
 
 _UP = ("w_up", "up_bias")
 """Arguments that may be pairs."""
@@ -198,8 +195,7 @@ def compute_experts(
         order=order,
         combine=combine,
         wants_grad=wants_grad,
-        uses_kernels=not is_seen,
-        traces_gates=is_traced and has_gate(names),
+        kernels=TRACED if is_traced else None if is_seen else LAUNCHED,
         is_compiled=is_compiling,
         in_pieces=not is_compiling,
     )
@@ -264,7 +260,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             *saved,
         ) = ctx.saved_tensors  # fmt: skip
         plan: Plan = ctx.plan
-        if plan.uses_kernels:  # and so does not compile
+        if plan.kernels is LAUNCHED:
             ctx.maybe_clear_saved_tensors()  # unless the graph is retained
         (for_scores, for_x, for_gate, for_up, for_down, for_gate_bias, for_up_bias, for_down_bias
          ) = ctx.needs_input_grad[4:]  # fmt: skip
@@ -281,19 +277,13 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             for_down=for_down, for_gates=for_gates, for_scores=for_scores,
             weighs_gates=weighs_gates,
         )  # fmt: skip
-        of_activation = None
-        if plan.traces_gates and (for_gates or for_down or for_scores):
-            of_activation = traced_gradients(plan, projected, task)
-        elif for_gates:
-            of_activation = gradients_by_kernel(plan, projected, task)
+        of_activation = gradients_by_kernel(plan, projected, task) if for_gates else None
         if of_activation is None:
             of_activation = gradients_by_operators(plan, projected, task)
         grad_gate_rows, grad_up_rows = of_activation.gates, of_activation.ups
         if w_up is not None and grad_up_rows is None and grad_gate_rows is not None:
             grad_gate_rows, grad_up_rows = plan.split(grad_gate_rows)
-        if of_activation.w_down is not None:
-            found["w_down"] = of_activation.w_down
-        elif of_activation.joined is not None:
+        if of_activation.joined is not None:
             found["w_down"] = weight_gradient(
                 of_activation.grad, of_activation.joined, offsets, w_down
             )
@@ -349,12 +339,9 @@ def _gradient_of_rows(
         return rows(of_gates, w_gate, offsets)
     assert w_up is not None
     second = (of_ups, w_up, offsets)
-    if plan.is_compiled and is_traceable():
-        traced: torch.Tensor = torch.ops.nvgemm_moe.traced_added_rows(*second, of_gates, w_gate)
-        return traced
-    if not plan.uses_kernels:
-        return rows(of_gates, w_gate, offsets) + rows(*second)
-    return added_rows(*second, of_gates, w_gate)
+    if plan.kernels is not None and plan.kernels.adds_rows(*second):
+        return added_rows(*second, of_gates, w_gate)
+    return rows(of_gates, w_gate, offsets) + rows(*second)
 
 
 def _bias_grad(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..gemm.epilogues import Epilogue, GateForm, WeightOrder
+from ..gemm.epilogues import Epilogue, GateForm
 from ..gemm.moe_operators import (
     GATE_GRADIENT,
     GATE_GRADIENT_SUMS,
@@ -27,24 +27,6 @@ from .gradients import Backward, gradients_by_operators
 from .launching import define
 from .operators import count_taken, taken_rows
 from .products import rows
-
-
-def plan_for(activation: str, order: str | None, *, in_pieces: bool) -> Plan:
-    """How to compute an activation, with the constants that kernels have."""
-    kind = Activation(activation)
-    row = Epilogue(f"{activation}_{order or WeightOrder.HALVES.value}").row
-    assert row.gate is not None
-    return Plan(
-        activation=GatedActivation(
-            kind=kind, alpha=row.gate.row.alpha, limit=row.gate.row.limit or 0.0
-        ),
-        order=None if order is None else WeightOrder(order),
-        combine=False,
-        wants_grad=False,
-        uses_kernels=False,
-        is_compiled=True,
-        in_pieces=in_pieces,
-    )
 
 
 def _gated_rows(
@@ -116,12 +98,10 @@ def _gate_gradient(
     grad: torch.Tensor,
     b: torch.Tensor,
     offsets: torch.Tensor,
-    gates: torch.Tensor,
-    ups: torch.Tensor | None,
+    product: torch.Tensor,
     epilogue: str,
 ) -> torch.Tensor:
     wanted = Epilogue(epilogue)
-    product = gates if ups is None else _as_one(gates, ups)
     found = gate_products.gate_gradients(grad, b, offsets, product, wanted, warns=True)
     if found is None:
         found = _by_operators(grad, b, offsets, product, wanted, for_scores=False)[0]
@@ -132,12 +112,10 @@ def _gate_gradient_sums(
     grad: torch.Tensor,
     b: torch.Tensor,
     offsets: torch.Tensor,
-    gates: torch.Tensor,
-    ups: torch.Tensor | None,
+    product: torch.Tensor,
     epilogue: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     wanted = Epilogue(epilogue)
-    product = gates if ups is None else _as_one(gates, ups)
     found = gate_products.summed_gate_gradients(grad, b, offsets, product, wanted, warns=True)
     if found is None:
         found = _by_operators(grad, b, offsets, product, wanted, for_scores=True)
@@ -163,27 +141,20 @@ def _by_operators(
     return found.gates, found.scores
 
 
-def _as_one(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
-    """Gates and ups in one matrix: the one whose halves they are, or a copy."""
-    rows_, half = gates.shape
-    behind = ups.data_ptr() - gates.data_ptr() == half * gates.element_size()
-    are_halves = (
-        behind
-        and gates.untyped_storage().data_ptr() == ups.untyped_storage().data_ptr()
-        and gates.stride() == ups.stride()
-        and gates.stride(1) == 1
-        and gates.stride(0) >= 2 * half
-    )
-    if not are_halves:
-        return torch.cat((gates, ups), 1)
-    return gates.as_strided((rows_, 2 * half), gates.stride())
-
-
 def _plan_of(epilogue: Epilogue) -> Plan:
-    gate, order = epilogue.gate, epilogue.row.order
+    """How to compute what an epilogue does, without a kernel."""
+    gate = epilogue.gate
     assert gate is not None
-    assert order is not None
-    return plan_for(gate.value, order.value, in_pieces=True)
+    return Plan(
+        activation=GatedActivation(
+            kind=Activation(gate.value), alpha=gate.row.alpha, limit=gate.row.limit or 0.0
+        ),
+        order=epilogue.row.order,
+        combine=False,
+        wants_grad=False,
+        kernels=None,
+        is_compiled=True,
+    )
 
 
 def _fake_gated_rows(
@@ -226,27 +197,27 @@ def _fake_gate_gradient_sums(
     return _fake_gate_gradient(grad, b), sums
 
 
-define(
+gated_rows = define(
     GATED_ROWS,
     "Tensor a, Tensor b, Tensor offsets, Tensor? bias, str epilogue, Tensor? indices",
     _gated_rows,
     _fake_gated_rows,
 )
-define(
+paired_rows = define(
     PAIRED_ROWS,
     "Tensor a, Tensor b_gate, Tensor b_up, Tensor offsets, Tensor? bias_gate, Tensor? bias_up",
     _paired_rows,
     _fake_paired_rows,
 )
-define(
+paired_gated_rows = define(
     PAIRED_GATED_ROWS,
     "Tensor a, Tensor b_gate, Tensor b_up, Tensor offsets, str epilogue, Tensor? indices",
     _paired_gated_rows,
     _fake_paired_gated_rows,
 )
-_GRADIENT = "Tensor grad, Tensor b, Tensor offsets, Tensor gates, Tensor? ups, str epilogue"
-define(GATE_GRADIENT, _GRADIENT, _gate_gradient, _fake_gate_gradient)
-define(
+_GRADIENT = "Tensor grad, Tensor b, Tensor offsets, Tensor product, str epilogue"
+gate_gradient = define(GATE_GRADIENT, _GRADIENT, _gate_gradient, _fake_gate_gradient)
+gate_gradient_sums = define(
     GATE_GRADIENT_SUMS,
     _GRADIENT,
     _gate_gradient_sums,

@@ -1,8 +1,7 @@
 """Gates and ups: their products, and what the activation makes of them.
 
 Kernels with the gate in their epilogue compute them where one serves, unless a dispatch mode or a
-tensor subclass observes operators; else operators do. While torch.compile traces, that is decided
-by what `traced` defines.
+tensor subclass observes operators; else operators do.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ import torch
 from ..gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from ..gemm.moe_operators import GATHERED_MAX_N
 from .activations import Activation, GatedActivation
-from .gate_products import gated_rows, narrow, rows_into, serves_ups, ups_into
-from .operators import count_taken, dense_like, pieces, taken_rows, widen
+from .gate_kernels import GateKernels
+from .gate_products import narrow
+from .operators import dense_like, pieces, taken_rows, widen
 from .products import rows
 
 _GATES = {one: Gate(one.value) for one in Activation}
@@ -28,10 +28,7 @@ class Plan:
 
     Attributes:
         order: Where gates and ups stand; None where they are two products, which lie in halves.
-        uses_kernels: Whether kernels may be launched directly, which nothing sees that observes
-            operators.
-        traces_gates: Whether operators with a gate may be traced, in place of those that they are
-            made of.
+        kernels: How kernels are used that have a gate; None where torch computes it.
         is_compiled: Whether operators compute the activation in fp32, whatever it is.
         in_pieces: Whether they compute some rows at a time.
     """
@@ -40,8 +37,7 @@ class Plan:
     order: WeightOrder | None
     combine: bool
     wants_grad: bool
-    uses_kernels: bool
-    traces_gates: bool = False
+    kernels: GateKernels | None
     is_compiled: bool = False
     in_pieces: bool = True
 
@@ -114,19 +110,22 @@ def project_up(
     columns = w_gate.shape[1] + (0 if w_up is None else w_up.shape[1])
     if indices is not None and columns > GATHERED_MAX_N:
         x, indices = taken_rows(x, indices), None
-    if plan.traces_gates:
-        return _traced(plan, x, indices, offsets, weights, biases, w_down)
-    if plan.uses_kernels and indices is not None:
-        found = _with_gate(plan, x, narrow(indices), offsets, weights, biases)
+    if plan.kernels is not None and indices is not None:
+        found = _with_gate(plan, plan.kernels, x, narrow(indices), offsets, weights, biases)
         if found is not None:
             return found
     taken = taken_rows(x, indices)
-    if plan.uses_kernels:
-        found = _with_gate(plan, taken, None, offsets, weights, biases)
-        if found is None and w_up is not None:
-            found = _side_by_side(taken, offsets, (w_gate, w_up), biases)
+    if plan.kernels is not None:
+        found = _with_gate(plan, plan.kernels, taken, None, offsets, weights, biases)
         if found is not None:
             return found
+        if w_up is not None:
+            gradient = plan.epilogue(GateForm.GRADIENT) if plan.wants_grad else None
+            reader = None if gradient is None else (w_down, gradient)
+            pair = (w_gate.mT, w_up.mT)
+            both = plan.kernels.side_by_side(taken, pair, offsets, biases, reader)
+            if both is not None:
+                return UpProjection(gates=both)
     gates = rows(taken, w_gate.mT, offsets, gate_bias)
     ups = None if w_up is None else rows(taken, w_up.mT, offsets, up_bias)
     return UpProjection(gates=gates, ups=ups)
@@ -134,6 +133,7 @@ def project_up(
 
 def _with_gate(
     plan: Plan,
+    kernels: GateKernels,
     x: torch.Tensor,
     indices: torch.Tensor | None,
     offsets: torch.Tensor,
@@ -143,37 +143,21 @@ def _with_gate(
     """The up projection by kernels of which one has the gate, if they serve."""
     w_gate, w_up = weights
     if w_up is None:
-        return _joined_by_kernel(plan, x, indices, offsets, w_gate, biases[0])
-    return _with_gate_behind_ups(plan, x, indices, offsets, (w_gate, w_up), biases)
-
-
-def _traced(
-    plan: Plan,
-    x: torch.Tensor,
-    indices: torch.Tensor | None,
-    offsets: torch.Tensor,
-    weights: tuple[torch.Tensor, torch.Tensor | None],
-    biases: tuple[torch.Tensor | None, torch.Tensor | None],
-    w_down: torch.Tensor,
-) -> UpProjection:
-    """The up projection by an operator that becomes others when the graph is traced further."""
-    (w_gate, w_up), (gate_bias, up_bias) = weights, biases
-    operators, kind = torch.ops.nvgemm_moe, plan.activation.kind.value
-    if w_up is not None:
-        gates, ups, joined = operators.up_pair(
-            x, w_gate, w_up, offsets, gate_bias, up_bias, w_down, kind, plan.wants_grad, indices
-        )
-        return UpProjection(gates=gates, ups=ups, joined=joined)
-    assert plan.order is not None
-    given = (x, w_gate, offsets, gate_bias, kind, plan.order.value, indices)
-    if not plan.wants_grad:
-        return UpProjection(joined=operators.up_joined(*given))
-    gates, joined = operators.up_kept(*given)
-    return UpProjection(gates=gates, joined=joined)
+        return _joined_by_kernel(plan, kernels, x, indices, offsets, w_gate, biases[0])
+    epilogue = plan.epilogue(GateForm.UPS)
+    if epilogue is None or any(bias is not None for bias in biases):
+        return None
+    hidden, pair = w_gate.shape[1], (w_gate.mT, w_up.mT)
+    stored = kernels.gates_and_ups(x, pair, offsets, epilogue, indices)
+    if stored is None:
+        return None
+    # The gradient of the gate reads the front.
+    return UpProjection(gates=stored[:, : 2 * hidden], joined=stored[:, 2 * hidden :])
 
 
 def _joined_by_kernel(
     plan: Plan,
+    kernels: GateKernels,
     x: torch.Tensor,
     indices: torch.Tensor | None,
     offsets: torch.Tensor,
@@ -186,9 +170,9 @@ def _joined_by_kernel(
     """
     for form in (GateForm.KEPT,) if plan.wants_grad else (GateForm.JOINED, GateForm.KEPT):
         epilogue = plan.epilogue(form)
-        if epilogue is None or not adds(epilogue, bias):
+        if epilogue is None or not _adds(epilogue, bias):
             continue
-        stored = gated_rows(x, weight.mT, offsets, bias, epilogue, indices)
+        stored = kernels.gated_rows(x, weight.mT, offsets, bias, epilogue, indices)
         if stored is None:
             continue
         if form is GateForm.JOINED:
@@ -198,52 +182,9 @@ def _joined_by_kernel(
     return None
 
 
-def adds(epilogue: Epilogue, bias: torch.Tensor | None) -> bool:
+def _adds(epilogue: Epilogue, bias: torch.Tensor | None) -> bool:
     """Whether an epilogue adds a bias exactly where there is one."""
     return (epilogue.addend is None) is (bias is None)
-
-
-def _with_gate_behind_ups(
-    plan: Plan,
-    x: torch.Tensor,
-    indices: torch.Tensor | None,
-    offsets: torch.Tensor,
-    weights: tuple[torch.Tensor, torch.Tensor],
-    biases: tuple[torch.Tensor | None, torch.Tensor | None],
-) -> UpProjection | None:
-    """Gates, ups and what the activation makes of them in one matrix, if kernels serve.
-
-    The first launch gives gates, the second the rest. The gradient of the gate reads the front.
-    """
-    epilogue = plan.epilogue(GateForm.UPS)
-    if epilogue is None or any(bias is not None for bias in biases):
-        return None
-    hidden = weights[0].shape[1]
-    stored = x.new_empty((count_taken(x, indices), 3 * hidden))
-    gates, behind = stored[:, :hidden], stored[:, hidden:]
-    w_gate, w_up = (weight.mT for weight in weights)
-    given = (behind, x, w_up, offsets, gates, epilogue, indices)
-    if not serves_ups(*given) or not rows_into(gates, x, w_gate, offsets, None, indices):
-        return None
-    if not ups_into(*given):
-        return None
-    return UpProjection(gates=stored[:, : 2 * hidden], joined=stored[:, 2 * hidden :])
-
-
-def _side_by_side(
-    taken: torch.Tensor,
-    offsets: torch.Tensor,
-    weights: tuple[torch.Tensor, torch.Tensor],
-    biases: tuple[torch.Tensor | None, torch.Tensor | None],
-) -> UpProjection | None:
-    """Both products in one matrix, as the gradient of the gate reads them, if kernels serve."""
-    hidden = weights[0].shape[1]
-    both = taken.new_empty((taken.shape[0], 2 * hidden))
-    halves = both[:, :hidden], both[:, hidden:]
-    for half, weight, bias in zip(halves, weights, biases):
-        if not rows_into(half, taken, weight.mT, offsets, bias):
-            return None
-    return UpProjection(gates=both)
 
 
 def activated(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

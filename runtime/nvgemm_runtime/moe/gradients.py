@@ -1,19 +1,17 @@
 """The gradients of gates and ups, of the down projection's weights, and of rows' weights.
 
 By a kernel that takes the gradient of the result through the down projection and the gate, where
-one serves, and else by that product and operators. While torch.compile traces, that is decided by
-what `traced` defines.
+one serves, and else by that product and operators.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from ..gemm.epilogues import GateForm
 from .activations import Activation
-from .gate_products import gate_gradients, summed_gate_gradients
 from .gates import Plan, UpProjection, activated, pieces_of
 from .operators import dense_like, is_watched, multiplies_into_fp32, sum_products, widen
 from .products import owner_of_rows, rows
@@ -73,7 +71,6 @@ class Gradients:
             rows' weights is asked for, they have these weights only if the task `weighs_gates`.
         ups: Those of ups, likewise; None where there is no matrix of their own.
         scores: The gradient of each row's weight, in fp32; 0 of a row that no expert has.
-        w_down: The gradient of the down projection's weights, where it is known already.
     """
 
     grad: torch.Tensor
@@ -81,30 +78,26 @@ class Gradients:
     gates: torch.Tensor | None = None
     ups: torch.Tensor | None = None
     scores: torch.Tensor | None = None
-    w_down: torch.Tensor | None = None
-
-    def with_parts(self, gates: torch.Tensor, ups: torch.Tensor) -> Gradients:
-        """The same, with the gradients of gates and ups apart."""
-        return replace(self, gates=gates, ups=ups)
 
 
 def gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) -> Gradients | None:
     """Take the gradient of the result to gates and ups by one kernel, if one serves."""
     # Before more is looked at: Dynamo of torch 2.11 does not iterate enumerations.
-    if not plan.uses_kernels or projected.ups is not None:
+    kernels, product = plan.kernels, projected.gates
+    if kernels is None or product is None or projected.ups is not None:
         return None
-    product, epilogue = projected.gates, plan.epilogue(GateForm.GRADIENT)
-    if product is None or epilogue is None or is_watched(task.grad):
+    epilogue = plan.epilogue(GateForm.GRADIENT)
+    if epilogue is None or (not plan.is_compiled and is_watched(task.grad)):
         return None
     given = task.of_kernel(plan)
     operands = (given, task.w_down, task.offsets, product)
     if task.for_scores:
         with_sums = plan.epilogue(GateForm.GRADIENT_SUMS)
         assert with_sums is not None  # which every gate has
-        both = summed_gate_gradients(*operands, with_sums)
+        both = kernels.summed_gate_gradients(*operands, with_sums)
         if both is not None:
             return behind_kernel(plan, projected, task, *both, given=given)
-    found = gate_gradients(*operands, epilogue)
+    found = kernels.gate_gradients(*operands, epilogue)
     return None if found is None else behind_kernel(plan, projected, task, found, given=given)
 
 
@@ -218,25 +211,3 @@ def _with_bias(plan: Plan, task: Backward, by_row: torch.Tensor) -> torch.Tensor
         return by_row + by_expert.gather(1, owner[:, None]).flatten()
     biases = task.down_bias.index_select(0, owner)
     return by_row + sum_products(task.grad, biases, is_compiled=plan.is_compiled)
-
-
-def traced_gradients(plan: Plan, projected: UpProjection, task: Backward) -> Gradients:
-    """Take the gradient of the result by an operator that becomes others when traced further.
-
-    The gradient of the down projection's weights is among its results: only the operator knows
-    whether rows' weights belong to the gradient of rows, or to what the activation gave.
-    """
-    order = None if plan.order is None else plan.order.value
-    found = list(
-        torch.ops.nvgemm_moe.up_gradients(
-            task.grad, task.w_down, task.down_bias, task.offsets,
-            projected.gates, projected.ups, projected.joined, task.scores,
-            plan.activation.kind.value, order, task.for_down, task.for_gates, task.for_scores,
-            task.weighs_gates,
-        )
-    )  # fmt: skip
-    down = found.pop(0) if task.for_down else None
-    gates = found.pop(0) if task.for_gates else None
-    ups = found.pop(0) if task.for_gates and projected.ups is not None else None
-    by_row = found.pop(0) if task.for_scores else None
-    return Gradients(grad=task.grad, gates=gates, ups=ups, scores=by_row, w_down=down)

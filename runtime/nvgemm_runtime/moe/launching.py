@@ -171,8 +171,10 @@ def define(
     fake: Callable[..., Any],
     *,
     gives: str = "Tensor",
-) -> None:
-    """Define an operator, and what it gives for fake tensors."""
+) -> Callable[..., Any]:
+    """Define an operator, and what it gives for fake tensors; returns it."""
     library.define(f"{name}({operands}) -> {gives}", tags=torch.Tag.pt2_compliant_tag)
     library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+    operator: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), name)
+    return operator

@@ -22,6 +22,7 @@ from expert_kernels import Installed, assert_same, gradients, leaves, operands_f
 from nvgemm_runtime.gemm.epilogues import Epilogue, WeightOrder
 from nvgemm_runtime.moe import block, experts, gates, launching, operators, products
 from nvgemm_runtime.moe.activations import Activation, GatedActivation
+from nvgemm_runtime.moe.gate_kernels import LAUNCHED
 from nvgemm_runtime.settings import DEBUG_VARIABLE
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -228,7 +229,7 @@ def test_gpt_oss_activation_is_rounded_once() -> None:
         order=WeightOrder.HALVES,
         combine=False,
         wants_grad=True,
-        uses_kernels=True,
+        kernels=LAUNCHED,
     )
     torch.manual_seed(0)
     gate, up = (4 * torch.randn(33, 24)).bfloat16(), (4 * torch.randn(33, 24)).bfloat16()
@@ -361,7 +362,7 @@ def test_what_is_in_fp32_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(operators, "PIECE", 5 * HIDDEN)
     activation = GatedActivation(kind=Activation.SWIGLU, alpha=1.702, limit=7.0)
     plan = gates.Plan(
-        activation=activation, order=None, combine=False, wants_grad=True, uses_kernels=True
+        activation=activation, order=None, combine=False, wants_grad=True, kernels=LAUNCHED
     )
     assert len(gates.pieces_of(plan, torch.empty(18, HIDDEN))) == 4
     assert_same(gradients(experts, made), expected, 1e-15)

@@ -19,7 +19,7 @@ from expert_kernels import Installed, assert_same, gradients, leaves, operands_f
 from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.moe import experts, gates, launching, products
+from nvgemm_runtime.moe import experts, gate_kernels, gates, launching, products
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -458,7 +458,7 @@ def test_rows_too_long_for_three_parts_have_two(
     """So the gradient of the gate is still by its kernel."""
     gradient = Epilogue.SWIGLU_HALVES_GRADIENT
     installed = install({"tn": [None, Epilogue.SWIGLU_HALVES_UPS], "tt": [None, gradient]})
-    monkeypatch.setattr(gates, "serves_ups", lambda *_: False)
+    monkeypatch.setattr(gate_kernels, "serves_ups", lambda *_: False)
     made = of_two_weights(operands_for_kernels())
     found = gradients(experts, made)
     assert installed.epilogues() == [None, None, None, gradient, None, None]

@@ -1,0 +1,170 @@
+"""How experts use kernels that have a gate, or write what one reads: here, by launching them.
+
+In the graphs of torch.compile, `traced` has the other way, by operators.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from ..gemm.epilogues import Epilogue
+from .gate_products import (
+    gate_gradients,
+    gated_rows,
+    rows_into,
+    serves_ups,
+    summed_gate_gradients,
+    ups_into,
+)
+from .operators import count_taken
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+Biases = tuple[torch.Tensor | None, torch.Tensor | None]
+
+
+class GateKernels(Protocol):
+    """Products by kernels, where some serve; else None, and nothing is computed.
+
+    ``a`` is a matrix [m, k], ``b`` and ``weights`` matrices [groups, k, n], ``offsets`` ends of
+    groups along m. With ``indices``, int32 [m], the rows are those of ``a`` that these name.
+    """
+
+    def gated_rows(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        offsets: torch.Tensor,
+        bias: torch.Tensor | None,
+        epilogue: Epilogue,
+        indices: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """What a gated epilogue stores, of the width that its form says."""
+
+    def gates_and_ups(
+        self,
+        a: torch.Tensor,
+        weights: Pair,
+        offsets: torch.Tensor,
+        epilogue: Epilogue,
+        indices: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """Gates, ups and what the activation makes of them [m, 3 * n]; the epilogue is of ups."""
+
+    def side_by_side(
+        self,
+        a: torch.Tensor,
+        weights: Pair,
+        offsets: torch.Tensor,
+        biases: Biases,
+        reader: tuple[torch.Tensor, Epilogue] | None,
+    ) -> torch.Tensor | None:
+        """Gates and ups [m, 2 * n].
+
+        The reader is what takes their gradient: weights of the down projection, and an epilogue;
+        None where none does.
+        """
+
+    def gate_gradients(
+        self,
+        grad: torch.Tensor,
+        b: torch.Tensor,
+        offsets: torch.Tensor,
+        product: torch.Tensor,
+        epilogue: Epilogue,
+    ) -> torch.Tensor | None:
+        """`gate_products.gate_gradients`."""
+
+    def summed_gate_gradients(
+        self,
+        grad: torch.Tensor,
+        b: torch.Tensor,
+        offsets: torch.Tensor,
+        product: torch.Tensor,
+        epilogue: Epilogue,
+    ) -> Pair | None:
+        """`gate_products.summed_gate_gradients`."""
+
+    def adds_rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> bool:
+        """Whether `products.added_rows` is to add the product, rather than torch."""
+
+
+class Launched:
+    """Kernels that are launched, which nothing sees that observes operators."""
+
+    def gated_rows(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        offsets: torch.Tensor,
+        bias: torch.Tensor | None,
+        epilogue: Epilogue,
+        indices: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """See `GateKernels`."""
+        return gated_rows(a, b, offsets, bias, epilogue, indices)
+
+    def gates_and_ups(
+        self,
+        a: torch.Tensor,
+        weights: Pair,
+        offsets: torch.Tensor,
+        epilogue: Epilogue,
+        indices: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """See `GateKernels`: the first launch gives gates, the second the rest."""
+        w_gate, w_up = weights
+        hidden = w_gate.shape[2]
+        stored = a.new_empty((count_taken(a, indices), 3 * hidden))
+        gates, behind = stored[:, :hidden], stored[:, hidden:]
+        given = (behind, a, w_up, offsets, gates, epilogue, indices)
+        if not serves_ups(*given) or not rows_into(gates, a, w_gate, offsets, None, indices):
+            return None
+        return stored if ups_into(*given) else None
+
+    def side_by_side(
+        self,
+        a: torch.Tensor,
+        weights: Pair,
+        offsets: torch.Tensor,
+        biases: Biases,
+        reader: tuple[torch.Tensor, Epilogue] | None,
+    ) -> torch.Tensor | None:
+        """See `GateKernels`: also without a reader, which costs nothing."""
+        hidden = weights[0].shape[2]
+        both = a.new_empty((a.shape[0], 2 * hidden))
+        halves = both[:, :hidden], both[:, hidden:]
+        for half, weight, bias in zip(halves, weights, biases):
+            if not rows_into(half, a, weight, offsets, bias):
+                return None
+        return both
+
+    def gate_gradients(
+        self,
+        grad: torch.Tensor,
+        b: torch.Tensor,
+        offsets: torch.Tensor,
+        product: torch.Tensor,
+        epilogue: Epilogue,
+    ) -> torch.Tensor | None:
+        """See `GateKernels`."""
+        return gate_gradients(grad, b, offsets, product, epilogue)
+
+    def summed_gate_gradients(
+        self,
+        grad: torch.Tensor,
+        b: torch.Tensor,
+        offsets: torch.Tensor,
+        product: torch.Tensor,
+        epilogue: Epilogue,
+    ) -> Pair | None:
+        """See `GateKernels`."""
+        return summed_gate_gradients(grad, b, offsets, product, epilogue)
+
+    def adds_rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> bool:
+        """See `GateKernels`: always, for where no kernel adds, torch adds in the same memory."""
+        return True
+
+
+LAUNCHED = Launched()
