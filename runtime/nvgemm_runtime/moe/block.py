@@ -229,12 +229,13 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         if hidden is None:
             assert projected.gates is not None
             hidden = activated(plan, *plan.parts(projected.gates, projected.ups))
-        by_choice = None
+        by_choice, sums_rows = None, False
         if token_rows is not None and (plan.combine or plan.wants_grad):
             by_choice = None if scores is None else scores[token_rows]
-            if not plan.is_compiled:
+            sums_rows = plan.sums_rows(x, token_rows)
+            if sums_rows:
                 token_rows = owned_rows(token_rows, offsets)
-        ctx.plan = plan
+        ctx.plan, ctx.sums_rows = plan, sums_rows
         ctx.save_for_backward(
             offsets, indices, token_rows, scores, by_choice, x, w_gate, w_up, w_down, down_bias,
             projected.gates, projected.ups, projected.joined,
@@ -244,7 +245,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             return weighted_rows(result, None, scores, is_compiled=plan.is_compiled)
         return sum_rows_of_tokens(
             result, offsets, indices, token_rows, scores if token_rows is None else by_choice,
-            x.shape[0], is_compiled=plan.is_compiled,
+            x.shape[0], is_compiled=plan.is_compiled, by_kernel=sums_rows,
         )  # fmt: skip
 
     @staticmethod
@@ -314,7 +315,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                 if indices is not None:
                     grad_x = sum_rows_of_tokens(
                         grad_x, offsets, indices, token_rows, summed, x.shape[0],
-                        is_compiled=plan.is_compiled,
+                        is_compiled=plan.is_compiled, by_kernel=ctx.sums_rows,
                     )  # fmt: skip
                 else:
                     grad_x = weighted_rows(grad_x, None, factors, is_compiled=plan.is_compiled)

@@ -89,6 +89,12 @@ class GateKernels(Protocol):
     def adds_rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> bool:
         """Whether `products.added_rows` is to add the product, rather than torch."""
 
+    def sums_rows(self, x: torch.Tensor, token_rows: torch.Tensor) -> bool:
+        """Whether `row_sums.gathered_rows` is to add the rows of tokens, which are as those of x.
+
+        Else operators do, which Inductor joins.
+        """
+
 
 class Launched:
     """Kernels that are launched, which nothing sees that observes operators."""
@@ -164,6 +170,10 @@ class Launched:
 
     def adds_rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> bool:
         """See `GateKernels`: always, for where no kernel adds, torch adds in the same memory."""
+        return True
+
+    def sums_rows(self, x: torch.Tensor, token_rows: torch.Tensor) -> bool:
+        """See `GateKernels`: always, for nothing joins operators."""
         return True
 
 

@@ -54,6 +54,12 @@ class Plan:
         """Views of the gates and ups of one product or two."""
         return self.split(gate_rows) if up_rows is None else (gate_rows, up_rows)
 
+    def sums_rows(self, x: torch.Tensor, token_rows: torch.Tensor) -> bool:
+        """Whether `row_sums.gathered_rows` adds the rows of tokens, which are as those of x."""
+        if self.kernels is not None:
+            return self.kernels.sums_rows(x, token_rows)
+        return not self.is_compiled
+
     def epilogue(self, form: GateForm) -> Epilogue | None:
         """The epilogue of this form that has the activation, if one does.
 

@@ -1,4 +1,4 @@
-"""Whether a kernel serves a grouped product of tensors that have no memory yet.
+"""Whether a kernel serves a product of experts, of tensors that have no memory yet.
 
 While torch.compile traces, sizes may be symbols and addresses are unknown. A kernel serves any
 number of rows, so an example of one decides; addresses are taken to be aligned. Where the call's
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from ..errors import NvgemmError
 from ..gemm.epilogues import Epilogue
 from ..gemm.extra_operands import ExtraOperands
-from ..gemm.operands import MAX_ALIGNMENT_BYTES, Operand, check_shapes, requests
+from ..gemm.operands import MAX_ALIGNMENT_BYTES, Operand, Request, check_shapes, requests
 from ..gemm.problem import Op
 from ..gemm.roles import sum_parts
 from ..launch.select import find
@@ -54,10 +55,35 @@ def is_served(
         adds_matrix: Whether the addend is that matrix, [m, n], which is added.
         indices: The row of ``a`` for each row of the result, [m]; None for each in order.
     """
-    if _is_off() or (a.device.type == "cuda" and not torch.cuda.is_available()):
+    given = (a, b, offsets, addend, epilogue, pitch, adds_matrix, indices)
+    return _is_found(a.device, lambda: _asked(*given))
+
+
+def is_sum_served(matrix: torch.Tensor, rows: torch.Tensor) -> bool:
+    """Whether torch.compile may use a kernel for `nvgemm_runtime.moe.row_sums.gathered_rows`.
+
+    Args:
+        matrix: As the one that has the rows, but of any number of rows: [any, n].
+        rows: Which rows to add [m, k].
+    """
+
+    def asked() -> tuple[Request, ...]:
+        named = replace(_copied(_operand(rows)), dtype=torch.int32)
+        added = _copied(_operand(matrix))
+        factors = replace(named, dtype=torch.float32)
+        out = _copied(replace(added, shape=(named.shape[0], added.shape[1])))
+        return requests(Op.GATHERED_MM, factors, added, out=out, extras=ExtraOperands(rows=named))
+
+    return _is_found(matrix.device, asked)
+
+
+def _is_found(device: torch.device, asked: Callable[[], tuple[Request, ...]]) -> bool:
+    """Whether a kernel serves one of the requests, and is not kept out; what fails is logged."""
+    if _is_off() or (device.type == "cuda" and not torch.cuda.is_available()):
         return False
     try:
-        return _is_served(a, b, offsets, addend, epilogue, pitch, adds_matrix, indices)
+        facts = device_facts(device.type, device.index or 0)
+        return isinstance(find(asked(), facts)[1], Match)
     except NvgemmError as error:
         _log.debug("experts are traced without a kernel: %s", error)
     except Exception as error:  # It is the user's compilation: without kernels it goes on.
@@ -72,7 +98,7 @@ def _is_off() -> bool:
     return bool(mode == Mode.OFF.value)
 
 
-def _is_served(
+def _asked(
     a: torch.Tensor,
     b: torch.Tensor,
     offsets: torch.Tensor,
@@ -81,7 +107,7 @@ def _is_served(
     pitch: int | None,
     adds_matrix: bool,
     indices: torch.Tensor | None,
-) -> bool:
+) -> tuple[Request, ...]:
     left, right = _with_unit_stride(_operand(a)), _with_unit_stride(_operand(b))
     added = None if addend is None else _operand(addend)
     if added is not None and added.strides[-1] != 1:
@@ -101,9 +127,7 @@ def _is_served(
         adds_matrix=adds_matrix,
         gated=epilogue,
     )
-    asked = requests(op, left, right, out=out, extras=extras)
-    facts = device_facts(a.device.type, a.device.index or 0)
-    return isinstance(find(asked, facts)[1], Match)
+    return requests(op, left, right, out=out, extras=extras)
 
 
 def _sums(a: Operand, b: Operand) -> Operand:

@@ -1,9 +1,9 @@
 """Rows of tokens: which expert has which, and the sums of each token's rows.
 
 A token's rows lie apart, one with each expert that it goes to. Where the caller gives the rows of
-each token, they are added in the token's order: while torch.compile traces, by operators that
-Inductor joins into one kernel, and called by `row_sums.gathered_rows`. Where only the token of each
-row is known, rows are added by atomic operations, in no order.
+each token, they are added in the token's order: by `row_sums.gathered_rows`, or, while
+torch.compile traces and no kernel serves, by operators that Inductor joins into one kernel. Where
+only the token of each row is known, rows are added by atomic operations, in no order.
 
 In small layers, launching torch's operators takes most of the time, so few are used here.
 """
@@ -118,6 +118,7 @@ def sum_rows_of_tokens(
     tokens: int,
     *,
     is_compiled: bool,
+    by_kernel: bool,
 ) -> torch.Tensor:
     """Add the rows of each token that an expert has, each times its weight, in fp32.
 
@@ -125,19 +126,20 @@ def sum_rows_of_tokens(
         rows: Matrix [rows, dim]; what is behind the last end may be anything.
         offsets: End of each expert's rows.
         indices: The token of each row.
-        token_rows: The rows of each token [tokens, k], or `owned_rows` of them where operators are
-            not compiled; None where they are not known.
+        token_rows: The rows of each token [tokens, k], with ``by_kernel`` `owned_rows` of them;
+            None where they are not known.
         scores: The weight of each of ``token_rows``, or of each row [rows] without; None to add
             rows as they are.
         tokens: How many there are.
         is_compiled: Whether Inductor joins operators, which then must be functional.
+        by_kernel: Whether `row_sums.gathered_rows` adds the rows of tokens.
 
     Returns:
         Matrix [tokens, dim] of the rows' type, rounded once.
     """
     if token_rows is None:
         return _sum_by_index(rows, offsets, indices, scores, tokens, in_pieces=not is_compiled)
-    if not is_compiled:
+    if by_kernel:
         return gathered_rows(rows, token_rows, scores)
     owned = token_rows < offsets[-1]
     weights = None if scores is None else torch.where(owned, scores, 0)

@@ -27,7 +27,7 @@ from .gate_operators import (
 )
 from .launching import library
 from .operators import count_taken
-from .served import is_served
+from .served import is_served, is_sum_served
 
 
 class Traced:
@@ -123,6 +123,10 @@ class Traced:
         """See `GateKernels`."""
         other = a.new_empty((a.shape[0], b.shape[2]))  # as the other product will be
         return is_served(a, b, offsets, other, None, adds_matrix=True)
+
+    def sums_rows(self, x: torch.Tensor, token_rows: torch.Tensor) -> bool:
+        """See `GateKernels`."""
+        return is_sum_served(x, token_rows)
 
 
 TRACED = Traced()

@@ -38,7 +38,7 @@ from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.moe_operators import NAMESPACE
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.moe import experts, launching
+from nvgemm_runtime.moe import experts, launching, routed_experts
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -296,6 +296,27 @@ def test_routing_weights(activation: str, order: str, wants_scores: bool, instal
     assert kernels["tt"][1] in installed.epilogues()
     installed.remove()
     assert_same(found, gradients(experts, made), 2**-5)
+
+
+@pytest.mark.parametrize("is_gathered", [True, False], ids=["by a kernel", "by operators"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_of_tokens_are_added(backend: str, is_gathered: bool, install: Install) -> None:
+    """By a kernel where one serves, forward and backward; else by operators, to the same sums."""
+    installed = install(all_kernels(), gathered=is_gathered)
+    made = operands_for_kernels()
+    del made["counts"]
+    made["x"] = made["x"].detach()[:9].clone().requires_grad_()
+    made["chosen"] = torch.arange(18).reshape(9, 2) * 3 % 5  # some are of another rank
+    made["routing_weights"] = torch.rand(9, 2).requires_grad_()
+    found = gradients(compiled(routed_experts, backend=backend), made)
+    added = [one.op for one in installed.launched if one.op is Op.GATHERED_MM]
+    assert len(added) == (2 if is_gathered else 0)
+    torch._dynamo.reset()
+    graphs = Graphs()
+    gradients(compiled(routed_experts, backend=graphs.backend), made)
+    assert graphs.operators()["gathered_rows"] == len(added)
+    installed.remove()
+    assert_same(found, gradients(routed_experts, made), 2**-5)
 
 
 @pytest.mark.parametrize("order", ["halves", pytest.param("pair", marks=pytest.mark.slow)])

@@ -19,7 +19,7 @@ from expert_kernels import Installed, assert_same, gradients, leaves, operands_f
 from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.moe import experts, gate_kernels, gates, launching, products
+from nvgemm_runtime.moe import experts, gate_kernels, launching, products
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
