@@ -32,7 +32,7 @@ from .products import (
     rows,
     weight_gradient,
 )
-from .tokens import owned_rows, sum_rows_of_tokens, weighted_rows
+from .tokens import owned_rows, sum_rows_of_tokens
 from .traced import TRACED, define_whole, is_traced_whole
 
 _UP = ("w_up", "up_bias")
@@ -232,7 +232,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         by_choice, sums_rows = None, False
         if token_rows is not None and (plan.combine or plan.wants_grad):
             by_choice = None if scores is None else scores[token_rows]
-            sums_rows = plan.sums_rows(x, token_rows)
+            sums_rows = plan.sums_rows(x, *token_rows.shape)
             if sums_rows:
                 token_rows = owned_rows(token_rows, offsets)
         ctx.plan, ctx.sums_rows = plan, sums_rows
@@ -242,7 +242,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         )  # fmt: skip
         result = rows(hidden, w_down.mT, offsets, down_bias)
         if not plan.combine:
-            return weighted_rows(result, None, scores, is_compiled=plan.is_compiled)
+            return plan.weighted(result, None, scores)
         return sum_rows_of_tokens(
             result, offsets, indices, token_rows, scores if token_rows is None else by_choice,
             x.shape[0], is_compiled=plan.is_compiled, by_kernel=sums_rows,
@@ -299,13 +299,14 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             if for_scores and not weighs_gates:
                 factors, summed = scores, scores if token_rows is None else by_choice
             if for_gate or for_up:
-                taken = weighted_rows(x, indices, factors, is_compiled=plan.is_compiled)
-            if for_gate:
-                found["gate"] = weight_gradient(grad_gate_rows, taken, offsets, w_gate)
+                taken = plan.weighted(x, indices, factors)
+                if for_gate:
+                    found["gate"] = weight_gradient(grad_gate_rows, taken, offsets, w_gate)
+                if for_up:
+                    found["up"] = weight_gradient(grad_up_rows, taken, offsets, w_up)
+                del taken  # whose memory is free for the gradient of rows
             if for_gate_bias:
                 found["gate_bias"] = _bias_grad(grad_gate_rows, offsets, factors)
-            if for_up:
-                found["up"] = weight_gradient(grad_up_rows, taken, offsets, w_up)
             if for_up_bias:
                 found["up_bias"] = _bias_grad(grad_up_rows, offsets, factors)
             if for_x:
@@ -318,7 +319,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                         is_compiled=plan.is_compiled, by_kernel=ctx.sums_rows,
                     )  # fmt: skip
                 else:
-                    grad_x = weighted_rows(grad_x, None, factors, is_compiled=plan.is_compiled)
+                    grad_x = plan.weighted(grad_x, None, factors)
                 found["x"] = grad_x
         order = ("scores", "x", "gate", "up", "w_down", "gate_bias", "up_bias", "down_bias")
         return (None, None, None, None, *(found.get(name) for name in order))

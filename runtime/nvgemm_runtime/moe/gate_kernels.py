@@ -89,10 +89,10 @@ class GateKernels(Protocol):
     def adds_rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> bool:
         """Whether `products.added_rows` is to add the product, rather than torch."""
 
-    def sums_rows(self, x: torch.Tensor, token_rows: torch.Tensor) -> bool:
-        """Whether `row_sums.gathered_rows` is to add the rows of tokens, which are as those of x.
+    def sums_rows(self, matrix: torch.Tensor, count: int, each: int) -> bool:
+        """Whether `row_sums.gathered_rows` is to give so many sums, each of so many rows.
 
-        Else operators do, which Inductor joins.
+        They are rows as those of the matrix. Else operators add them, which Inductor joins.
         """
 
 
@@ -172,7 +172,7 @@ class Launched:
         """See `GateKernels`: always, for where no kernel adds, torch adds in the same memory."""
         return True
 
-    def sums_rows(self, x: torch.Tensor, token_rows: torch.Tensor) -> bool:
+    def sums_rows(self, matrix: torch.Tensor, count: int, each: int) -> bool:
         """See `GateKernels`: always, for nothing joins operators."""
         return True
 

@@ -17,6 +17,7 @@ from .gate_kernels import GateKernels
 from .gate_products import narrow
 from .operators import dense_like, pieces, taken_rows, widen
 from .products import rows
+from .tokens import weighted_rows
 
 _GATES = {one: Gate(one.value) for one in Activation}
 _OAI_CONSTANTS = (Gate.SWIGLU_OAI.row.alpha, Gate.SWIGLU_OAI.row.limit)
@@ -54,11 +55,18 @@ class Plan:
         """Views of the gates and ups of one product or two."""
         return self.split(gate_rows) if up_rows is None else (gate_rows, up_rows)
 
-    def sums_rows(self, x: torch.Tensor, token_rows: torch.Tensor) -> bool:
-        """Whether `row_sums.gathered_rows` adds the rows of tokens, which are as those of x."""
+    def sums_rows(self, matrix: torch.Tensor, count: int, each: int) -> bool:
+        """Whether `row_sums.gathered_rows` gives so many sums, each of so many such rows."""
         if self.kernels is not None:
-            return self.kernels.sums_rows(x, token_rows)
+            return self.kernels.sums_rows(matrix, count, each)
         return not self.is_compiled
+
+    def weighted(
+        self, matrix: torch.Tensor, indices: torch.Tensor | None, scores: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`tokens.weighted_rows`, by what is quickest here."""
+        by_kernel = scores is not None and self.sums_rows(matrix, scores.shape[0], 1)
+        return weighted_rows(matrix, indices, scores, by_kernel=by_kernel)
 
     def epilogue(self, form: GateForm) -> Epilogue | None:
         """The epilogue of this form that has the activation, if one does.

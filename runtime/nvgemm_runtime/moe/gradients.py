@@ -15,7 +15,7 @@ from .activations import Activation
 from .gates import Plan, UpProjection, activated, pieces_of
 from .operators import dense_like, is_watched, multiplies_into_fp32, sum_products, widen
 from .products import owner_of_rows, rows
-from .tokens import is_owned, weighted_rows
+from .tokens import is_owned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Backward:
 
     def weighted(self, plan: Plan) -> torch.Tensor:
         """The gradient times the rows' weights."""
-        return weighted_rows(self.grad, None, self.scores, is_compiled=plan.is_compiled)
+        return plan.weighted(self.grad, None, self.scores)
 
     def of_kernel(self, plan: Plan) -> torch.Tensor:
         """What a kernel with the gradient of a gate is given.
@@ -155,7 +155,7 @@ def behind_kernel(
             assert joined is not None
             # Of what the gradient of these weights multiplies, the narrower is weighed.
             if joined.shape[1] < given.shape[1]:
-                joined = weighted_rows(joined, None, task.scores, is_compiled=plan.is_compiled)
+                joined = plan.weighted(joined, None, task.scores)
             else:
                 given = task.weighted(plan)
     joined = joined if task.for_down else None

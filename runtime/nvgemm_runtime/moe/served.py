@@ -59,19 +59,21 @@ def is_served(
     return _is_found(a.device, lambda: _asked(*given))
 
 
-def is_sum_served(matrix: torch.Tensor, rows: torch.Tensor) -> bool:
+def is_sum_served(matrix: torch.Tensor, count: int, each: int) -> bool:
     """Whether torch.compile may use a kernel for `nvgemm_runtime.moe.row_sums.gathered_rows`.
 
     Args:
         matrix: As the one that has the rows, but of any number of rows: [any, n].
-        rows: Which rows to add [m, k].
+        count: How many sums.
+        each: Of how many rows each.
     """
 
     def asked() -> tuple[Request, ...]:
-        named = replace(_copied(_operand(rows)), dtype=torch.int32)
         added = _copied(_operand(matrix))
-        factors = replace(named, dtype=torch.float32)
-        out = _copied(replace(added, shape=(named.shape[0], added.shape[1])))
+        sums = _example(count) or 1
+        factors = _copied(replace(added, dtype=torch.float32, shape=(sums, _example(each))))
+        named = replace(factors, dtype=torch.int32)
+        out = _copied(replace(added, shape=(sums, added.shape[1])))
         return requests(Op.GATHERED_MM, factors, added, out=out, extras=ExtraOperands(rows=named))
 
     return _is_found(matrix.device, asked)

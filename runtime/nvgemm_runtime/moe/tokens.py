@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from .operators import is_watched, pieces, rounded, taken_rows, widen
+from .operators import pieces, rounded, taken_rows, widen
 from .row_sums import gathered_rows
 
 
@@ -59,8 +59,7 @@ def sort_by_expert(chosen: torch.Tensor, experts: int) -> Routing:
         raise ValueError(f"sort_by_expert: experts is {experts}, must be 1 or more")
     # Numbers of 16 bits are sorted in half the time. Both -1 and the number of experts become the
     # latter, which sorts behind all experts.
-    is_short = experts < torch.iinfo(torch.int16).max and not is_watched(chosen)
-    dtype = torch.int16 if is_short else torch.int32
+    dtype = torch.int16 if experts < torch.iinfo(torch.int16).max else torch.int32
     keys = chosen.reshape(-1).clamp(-1, experts).to(dtype).remainder(experts + 1)
     ordered, order = torch.sort(keys, stable=True)
     places = torch.arange(experts, device=chosen.device, dtype=dtype)
@@ -82,7 +81,7 @@ def weighted_rows(
     indices: torch.Tensor | None,
     scores: torch.Tensor | None,
     *,
-    is_compiled: bool,
+    by_kernel: bool,
 ) -> torch.Tensor:
     """Rows of a matrix, each times its weight, rounded once.
 
@@ -90,12 +89,12 @@ def weighted_rows(
         matrix: Matrix [any number, dim].
         indices: Which rows [rows]; None for all, in order.
         scores: Weight of each row [rows]; None to give rows as they are.
-        is_compiled: Whether Inductor joins operators.
+        by_kernel: Whether `row_sums.gathered_rows` gives them; else Inductor joins operators.
 
     Returns:
         Matrix [rows, dim] of the matrix' type.
     """
-    if scores is not None and not is_compiled:
+    if scores is not None and by_kernel:
         return gathered_rows(matrix, None if indices is None else indices[:, None], scores[:, None])
     taken = taken_rows(matrix, indices)
     return taken if scores is None else rounded(widen(taken) * scores[:, None], matrix.dtype)

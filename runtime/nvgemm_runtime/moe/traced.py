@@ -124,9 +124,9 @@ class Traced:
         other = a.new_empty((a.shape[0], b.shape[2]))  # as the other product will be
         return is_served(a, b, offsets, other, None, adds_matrix=True)
 
-    def sums_rows(self, x: torch.Tensor, token_rows: torch.Tensor) -> bool:
+    def sums_rows(self, matrix: torch.Tensor, count: int, each: int) -> bool:
         """See `GateKernels`."""
-        return is_sum_served(x, token_rows)
+        return is_sum_served(matrix, count, each)
 
 
 TRACED = Traced()

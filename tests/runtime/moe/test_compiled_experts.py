@@ -301,7 +301,10 @@ def test_routing_weights(activation: str, order: str, wants_scores: bool, instal
 @pytest.mark.parametrize("is_gathered", [True, False], ids=["by a kernel", "by operators"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rows_of_tokens_are_added(backend: str, is_gathered: bool, install: Install) -> None:
-    """By a kernel where one serves, forward and backward; else by operators, to the same sums."""
+    """By a kernel where one serves; else by operators, to the same sums.
+
+    Forward and backward, where also the gradient of rows and the rows themselves are weighed.
+    """
     installed = install(all_kernels(), gathered=is_gathered)
     made = operands_for_kernels()
     del made["counts"]
@@ -310,7 +313,7 @@ def test_rows_of_tokens_are_added(backend: str, is_gathered: bool, install: Inst
     made["routing_weights"] = torch.rand(9, 2).requires_grad_()
     found = gradients(compiled(routed_experts, backend=backend), made)
     added = [one.op for one in installed.launched if one.op is Op.GATHERED_MM]
-    assert len(added) == (2 if is_gathered else 0)
+    assert len(added) == (4 if is_gathered else 0)
     torch._dynamo.reset()
     graphs = Graphs()
     gradients(compiled(routed_experts, backend=graphs.backend), made)

@@ -314,6 +314,30 @@ def test_what_is_saved_is_free_before_the_last_gradients(monkeypatch: pytest.Mon
         torch.autograd.grad(out, leaves, torch.ones_like(out))
 
 
+def test_rows_that_are_taken_are_free_before_the_gradient_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = operands(gather=True)
+    out = experts(**made)
+    taken: list[Any] = []
+    lives: list[bool] = []
+    multiply, by_columns = block.rows, block.weight_gradient
+
+    def kept(grad: torch.Tensor, of_rows: torch.Tensor, *rest: Any) -> torch.Tensor:
+        taken.append(weakref.ref(of_rows.untyped_storage()))
+        return by_columns(grad, of_rows, *rest)
+
+    def watched(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torch.Tensor:
+        lives.extend(one() is not None for one in taken)
+        return multiply(a, b, *rest)
+
+    monkeypatch.setattr(block, "weight_gradient", kept)
+    monkeypatch.setattr(block, "rows", watched)
+    leaves = (made["x"], made["w_up"], made["w_down"])
+    torch.autograd.grad(out, leaves, torch.ones_like(out))
+    assert lives == [False, False]  # of both weights
+
+
 def test_double_backward_is_refused() -> None:
     made = operands()
     out = experts(**made)
