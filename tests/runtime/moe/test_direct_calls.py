@@ -194,7 +194,7 @@ def test_plain_tensors_and_parameters_are_not_watched() -> None:
 
 
 @each
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")
 def test_a_trace_holds_the_operator(name: str, install: Callable[..., Installed]) -> None:
     """And so computes other values than those that it was traced with."""
     install_all(install)
