@@ -13,6 +13,7 @@ rows at once, since Inductor fuses them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -278,6 +279,12 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             for_down=for_down, for_gates=for_gates, for_scores=for_scores,
             weighs_gates=weighs_gates,
         )  # fmt: skip
+        if for_down and projected.joined is not None and (for_scores or scores is None):
+            # Before gradients of gates, which take more memory than this does.
+            weighed = task.of_down(plan, projected.joined)
+            found["w_down"] = weight_gradient(*weighed, offsets, w_down)
+            del weighed
+            task = replace(task, for_down=False)
         of_activation = gradients_by_kernel(plan, projected, task) if for_gates else None
         if of_activation is None:
             of_activation = gradients_by_operators(plan, projected, task)

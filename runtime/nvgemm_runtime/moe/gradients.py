@@ -54,6 +54,15 @@ class Backward:
         """
         return self.grad if self.for_scores else self.weighted(plan)
 
+    def of_down(self, plan: Plan, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the gradient of the down projection's weights multiplies: gradients, and ``joined``.
+
+        One of both has the rows' weights, the narrower.
+        """
+        if joined.shape[1] < self.grad.shape[1]:
+            return self.grad, plan.weighted(joined, None, self.scores)
+        return self.weighted(plan), joined
+
     def of_owned(self, by_row: torch.Tensor) -> torch.Tensor:
         """The vector [rows] with 0 for rows that no expert has."""
         return torch.where(is_owned(self.offsets, by_row.shape[0]), by_row, 0)
@@ -153,11 +162,7 @@ def behind_kernel(
             found.mul_(task.scores[:, None])
         if task.for_down:
             assert joined is not None
-            # Of what the gradient of these weights multiplies, the narrower is weighed.
-            if joined.shape[1] < given.shape[1]:
-                joined = plan.weighted(joined, None, task.scores)
-            else:
-                given = task.weighted(plan)
+            given, joined = task.of_down(plan, joined)
     joined = joined if task.for_down else None
     return Gradients(grad=given, joined=joined, gates=found, scores=by_row)
 

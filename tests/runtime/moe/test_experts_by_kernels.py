@@ -19,7 +19,7 @@ from expert_kernels import Installed, assert_same, gradients, leaves, operands_f
 from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.moe import experts, gate_kernels, launching, products
+from nvgemm_runtime.moe import block, experts, gate_kernels, launching, products
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -250,6 +250,30 @@ def test_two_weights_add_one_gradient_of_rows_to_the_other(
     assert installed.epilogues() == [None, None, None, None, None, Epilogue.ADD]
     installed.remove()
     assert_same(found, gradients(experts, made), 2**-5)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_the_gradient_of_the_last_weights_is_made_before_those_of_gates(
+    weighted: bool, install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which take more memory."""
+    made = operands_for_kernels()
+    if weighted:
+        made["routing_weights"] = torch.rand(18).requires_grad_()
+    kept, gradient = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
+    installed = install({"tn": [None, kept], "tt": [None, gradient]}, gathered=True)
+    order: list[Any] = []
+    multiply = block.weight_gradient
+
+    def watched(*given: Any) -> torch.Tensor:
+        order.extend(one for one in installed.epilogues() if one is gradient)
+        found = multiply(*given)
+        order.append(tuple(found.shape))
+        return found
+
+    monkeypatch.setattr(block, "weight_gradient", watched)
+    gradients(experts, made)
+    assert order == [tuple(made["w_down"].shape), gradient, tuple(made["w_up"].shape)]
 
 
 def watch_memory(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, int]]:
