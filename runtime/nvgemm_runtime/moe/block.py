@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from .._version import __version__
 from ..gemm.epilogues import WeightOrder
 from ..gemm.moe_operators import BIAS_COLUMNS
 from ..settings import is_debugging
@@ -26,7 +27,7 @@ from .checks import check_dtypes, check_kinds, check_shapes, check_values, named
 from .gate_kernels import LAUNCHED
 from .gates import Plan, UpProjection, activated, project_up
 from .gradients import Backward, gradients_by_kernel, gradients_by_operators
-from .operators import is_watched
+from .operators import autocast_type, is_watched
 from .products import (
     added_rows,
     columns,
@@ -38,10 +39,6 @@ from .traced import TRACED, define_whole, is_traced_whole
 
 _UP = ("w_up", "up_bias")
 """Arguments that may be pairs."""
-
-_WITH_AUTOCAST = ("cuda", "cpu")
-"""Kinds of devices that are asked whether autocast is on; Dynamo of torch 2.11 cannot trace the
-question whether a kind has it."""
 
 _ACTIVATIONS = {one.value: one for one in Activation}
 _ORDERS = {one.value: one for one in WeightOrder}
@@ -118,13 +115,15 @@ def experts(
             ``to_local()``.
         RuntimeError: In a backward with ``create_graph=True``: there is no second derivative.
     """
-    run = torch.ops.nvgemm_moe.experts if is_traced_whole() else compute_experts
     first, second, first_bias, second_bias = parts_of_pairs(w_up, up_bias)
-    result: torch.Tensor = run(
+    given = (
         x, first, second, w_down, offsets, counts, activation, weights, first_bias, second_bias,
-        down_bias, indices, token_rows, routing_weights, combine, alpha, limit,
+        down_bias, indices, token_rows, routing_weights, combine, alpha, limit, autocast_type(x),
     )  # fmt: skip
-    return result
+    if is_traced_whole():
+        traced: torch.Tensor = torch.ops.nvgemm_moe.experts(__version__, *given)
+        return traced
+    return compute_experts(*given)
 
 
 def compute_experts(
@@ -145,10 +144,14 @@ def compute_experts(
     combine: bool,
     alpha: float,
     limit: float,
+    wanted: torch.dtype | None,
     *,
     is_traced: bool = False,
 ) -> torch.Tensor:
-    """`experts`, of parts of pairs as they are; or what is traced in place of its operator."""
+    """`experts`, or what is traced in place of its operator.
+
+    Args are its own, with pairs in their parts, and ``wanted``, the `autocast_type` of the call.
+    """
     names = GatedActivation(
         kind=named("activation", _ACTIVATIONS, activation), alpha=alpha, limit=limit
     )
@@ -174,9 +177,7 @@ def compute_experts(
         check_values(others, x.shape[0])
     ends = offsets if counts is None else torch.cumsum(counts, 0, dtype=torch.int32)
     assert ends is not None
-    kind = x.device.type
-    if kind in _WITH_AUTOCAST and torch.is_autocast_enabled(kind):
-        wanted = torch.get_autocast_dtype(kind)
+    if wanted is not None:
         floating = {
             name: one if one is None or one.dtype is torch.float64 else one.to(wanted)
             for name, one in floating.items()
@@ -262,7 +263,8 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             *saved,
         ) = ctx.saved_tensors  # fmt: skip
         plan: Plan = ctx.plan
-        if plan.kernels is LAUNCHED:
+        # Which a compiled backward of a call, by compiled autograd, could not trace.
+        if plan.kernels is LAUNCHED and not torch.compiler.is_compiling():
             ctx.maybe_clear_saved_tensors()  # unless the graph is retained
         (for_scores, for_x, for_gate, for_up, for_down, for_gate_bias, for_up_bias, for_down_bias
          ) = ctx.needs_input_grad[4:]  # fmt: skip
@@ -371,9 +373,9 @@ def _bias_grad(
 
 
 define_whole(
-    "experts(Tensor x, Tensor w_up, Tensor? w_ups, Tensor w_down, Tensor? offsets, "
+    "experts(str version, Tensor x, Tensor w_up, Tensor? w_ups, Tensor w_down, Tensor? offsets, "
     "Tensor? counts, str activation, str weights, Tensor? up_bias, Tensor? bias_of_ups, "
     "Tensor? down_bias, Tensor? indices, Tensor? token_rows, Tensor? routing_weights, "
-    "bool combine, float alpha, float limit) -> Tensor",
+    "bool combine, float alpha, float limit, ScalarType? wanted) -> Tensor",
     compute_experts,
 )

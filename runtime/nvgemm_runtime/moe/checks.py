@@ -14,7 +14,9 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 def named(argument: str, known: Mapping[str, _Named], value: str) -> _Named:
-    """What a value stands for; the tracer of torch 2.11 does not look into classes of enums.
+    """What a value stands for.
+
+    Not by the class of an enum, which Dynamo of torch 2.11 does not trace, for torch.export.
 
     Raises:
         ValueError: If it stands for nothing.

@@ -1,6 +1,7 @@
-"""How experts use kernels that have a gate, or write what one reads: here, by launching them.
+"""How experts use kernels, but for products by themselves: here, by launching them.
 
-In the graphs of torch.compile, `traced` has the other way, by operators.
+That is for gates, what a kernel with one reads, and sums: of two products, and of rows. In the
+graphs of torch.compile, `traced` has the other way, by operators.
 """
 
 from __future__ import annotations
@@ -99,17 +100,9 @@ class GateKernels(Protocol):
 class Launched:
     """Kernels that are launched, which nothing sees that observes operators."""
 
-    def gated_rows(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        offsets: torch.Tensor,
-        bias: torch.Tensor | None,
-        epilogue: Epilogue,
-        indices: torch.Tensor | None,
-    ) -> torch.Tensor | None:
-        """See `GateKernels`."""
-        return gated_rows(a, b, offsets, bias, epilogue, indices)
+    gated_rows = staticmethod(gated_rows)
+    gate_gradients = staticmethod(gate_gradients)
+    summed_gate_gradients = staticmethod(summed_gate_gradients)
 
     def gates_and_ups(
         self,
@@ -145,28 +138,6 @@ class Launched:
             if not rows_into(half, a, weight, offsets, bias):
                 return None
         return both
-
-    def gate_gradients(
-        self,
-        grad: torch.Tensor,
-        b: torch.Tensor,
-        offsets: torch.Tensor,
-        product: torch.Tensor,
-        epilogue: Epilogue,
-    ) -> torch.Tensor | None:
-        """See `GateKernels`."""
-        return gate_gradients(grad, b, offsets, product, epilogue)
-
-    def summed_gate_gradients(
-        self,
-        grad: torch.Tensor,
-        b: torch.Tensor,
-        offsets: torch.Tensor,
-        product: torch.Tensor,
-        epilogue: Epilogue,
-    ) -> Pair | None:
-        """See `GateKernels`."""
-        return summed_gate_gradients(grad, b, offsets, product, epilogue)
 
     def adds_rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> bool:
         """See `GateKernels`: always, for where no kernel adds, torch adds in the same memory."""

@@ -29,7 +29,7 @@ class Plan:
 
     Attributes:
         order: Where gates and ups stand; None where they are two products, which lie in halves.
-        kernels: How kernels are used that have a gate; None where torch computes it.
+        kernels: How kernels are used for gates and sums; None where operators compute these.
         is_compiled: Whether operators compute the activation in fp32, whatever it is.
         in_pieces: Whether they compute some rows at a time.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -32,6 +34,20 @@ def is_direct(*tensors: torch.Tensor | None) -> bool:
     if is_watched(*tensors):
         return False
     return not any(one is not None and one.is_neg() for one in tensors)
+
+
+_WITH_AUTOCAST = ("cuda", "cpu")
+"""Kinds of devices that are asked whether autocast is on; Dynamo of torch 2.11 cannot trace the
+question whether a kind has it."""
+
+
+def autocast_type(x: Any) -> torch.dtype | None:
+    """The type that autocast wants on a tensor's device, if it is on."""
+    kind = x.device.type if isinstance(x, torch.Tensor) else ""
+    if kind in _WITH_AUTOCAST and torch.is_autocast_enabled(kind):
+        wanted: torch.dtype = torch.get_autocast_dtype(kind)
+        return wanted
+    return None
 
 
 def widen(matrix: torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from .._version import __version__
 from .block import compute_experts
 from .checks import check_tensor, parts_of_pairs
+from .operators import autocast_type
 from .tokens import sort_by_expert
 from .traced import define_whole, is_traced_whole
 
@@ -51,13 +53,15 @@ def routed_experts(
         TypeError: If types differ or cannot be computed.
         RuntimeError: In a backward with ``create_graph=True``.
     """
-    run = torch.ops.nvgemm_moe.routed_experts if is_traced_whole() else compute_routed_experts
     first, second, first_bias, second_bias = parts_of_pairs(w_up, up_bias)
-    result: torch.Tensor = run(
+    given = (
         x, first, second, w_down, chosen, routing_weights, activation, weights, first_bias,
-        second_bias, down_bias, alpha, limit,
+        second_bias, down_bias, alpha, limit, autocast_type(x),
     )  # fmt: skip
-    return result
+    if is_traced_whole():
+        traced: torch.Tensor = torch.ops.nvgemm_moe.routed_experts(__version__, *given)
+        return traced
+    return compute_routed_experts(*given)
 
 
 def compute_routed_experts(
@@ -74,10 +78,11 @@ def compute_routed_experts(
     down_bias: torch.Tensor | None,
     alpha: float,
     limit: float,
+    wanted: torch.dtype | None,
     *,
     is_traced: bool = False,
 ) -> torch.Tensor:
-    """`routed_experts`, of parts of pairs; or what is traced in place of its operator."""
+    """`routed_experts`, or what is traced in place of its operator; see `compute_experts`."""
     _check(x, w_down, chosen, routing_weights)
     routing = sort_by_expert(chosen, w_down.shape[0])
     if routing_weights is not None:
@@ -85,7 +90,7 @@ def compute_routed_experts(
     return compute_experts(
         x, w_up, w_ups, w_down, routing.offsets, None, activation, weights, up_bias,
         bias_of_ups, down_bias, routing.indices, routing.token_rows, routing_weights, True, alpha,
-        limit, is_traced=is_traced,
+        limit, wanted, is_traced=is_traced,
     )  # fmt: skip
 
 
@@ -120,8 +125,9 @@ def _check(
 
 
 define_whole(
-    "routed_experts(Tensor x, Tensor w_up, Tensor? w_ups, Tensor w_down, Tensor chosen, "
-    "Tensor? routing_weights, str activation, str weights, Tensor? up_bias, Tensor? bias_of_ups, "
-    "Tensor? down_bias, float alpha, float limit) -> Tensor",
+    "routed_experts(str version, Tensor x, Tensor w_up, Tensor? w_ups, Tensor w_down, "
+    "Tensor chosen, Tensor? routing_weights, str activation, str weights, Tensor? up_bias, "
+    "Tensor? bias_of_ups, Tensor? down_bias, float alpha, float limit, ScalarType? wanted) "
+    "-> Tensor",
     compute_routed_experts,
 )

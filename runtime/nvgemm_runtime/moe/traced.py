@@ -4,7 +4,8 @@ To Dynamo, `experts` and `routed_experts` are an operator each. AOTAutograd repl
 compute, and products with a gate, and what such kernels read, are then operators that launch a
 kernel, where installed bundles have one; else they are products and other operators, which Inductor
 fuses as if there were no such kernels. So Dynamo's graphs do not depend on what is installed, and
-what torch caches behind it does, for which `nvgemm_runtime.inductor.cache_key` has the bundles.
+what torch caches behind it does, for which `nvgemm_runtime.inductor.cache_key` has the bundles,
+where the plug-in is not kept out.
 
 The operators that launch are in `gate_operators`, but for ``added_rows``, which is in `products`.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -147,7 +149,15 @@ def is_traced_whole() -> bool:
 
 
 def define_whole(schema: str, run: Callable[..., torch.Tensor]) -> None:
-    """Define the operator that `is_traced_whole` speaks of, which ``run`` is to replace."""
+    """Define the operator that `is_traced_whole` speaks of, which ``run`` is to replace.
+
+    Its first operand is the version of nvgemm-aot, and one is the type that autocast wants: keys of
+    torch's caches have both by the operator's operands alone, autocast's type in torch 2.11, and
+    the version where torch.compile does without the plug-in.
+    """
+
+    def replace(_: str, *given: Any) -> torch.Tensor:
+        return run(*given, is_traced=True)
+
     library.define(schema, tags=torch.Tag.pt2_compliant_tag)
-    replace = functools.partial(run, is_traced=True)
     library.impl(schema.partition("(")[0], replace, "CompositeImplicitAutograd")

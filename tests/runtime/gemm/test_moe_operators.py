@@ -131,7 +131,7 @@ def test_products_of_columns() -> None:
     (found,) = read_products(COLUMNS, given)
     assert key(found) == "k_grouped_mm/nt/bf16xbf16/fp32/bf16/g4m64n32k48"
     with pytest.raises(KeyError):
-        read_products("up_kept", given)
+        read_products("routed_experts", given)
 
 
 @pytest.mark.parametrize("rows", ["int32", "int64", None])

@@ -224,6 +224,19 @@ def test_a_graph_of_make_fx_before_dispatch_holds_the_operator(
     assert torch.equal(traced(*given), FUNCTIONS[name](*given))
 
 
+@pytest.mark.parametrize("before_dispatch", [False, True])
+def test_a_graph_of_experts_holds_their_products(
+    before_dispatch: bool, install: Callable[..., Installed]
+) -> None:
+    install_all(install)
+    made = {name: one.detach() for name, one in operands_for_kernels().items()}
+    x = made.pop("x")
+    traced = make_fx(lambda rows: experts(rows, **made), pre_dispatch=before_dispatch)(x)
+    calls = [str(node.target) for node in traced.graph.nodes]
+    assert calls.count("nvgemm_moe.rows.default") == 2
+    assert torch.equal(traced(-2 * x), experts(-2 * x, **made))
+
+
 @each_operand
 def test_an_operand_without_memory_is_not_launched_where_a_kernel_was_found(
     name: str, place: int, install: Callable[..., Installed]

@@ -12,6 +12,7 @@ import torch._dynamo
 from torch._dynamo.exc import TorchRuntimeError
 
 from expert_kernels import Installed, assert_same, gradients, operands_for_kernels
+from nvgemm_runtime import __version__
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.moe import experts, routed_experts
 
@@ -85,6 +86,20 @@ def test_tokens(install: Install) -> None:
     made["chosen"] = torch.arange(36).reshape(18, 2) * 3 % 5  # some are of another rank
     made["routing_weights"] = torch.rand(18, 2).requires_grad_()
     check(routed_experts, made, "nvgemm_moe.routed_experts")
+
+
+@pytest.mark.parametrize("wanted", [None, torch.bfloat16, torch.float16])
+def test_keys_of_caches_have_the_version_and_the_type_of_autocast(
+    wanted: torch.dtype | None,
+) -> None:
+    """By the operands of the operator, which torch reads."""
+    graphs = Graphs()
+    made = {name: one.detach() for name, one in operands_for_kernels().items()}
+    with torch.autocast("cpu", wanted, enabled=wanted is not None):
+        found = torch.compile(experts, fullgraph=True, backend=graphs)(**made)
+    assert found.dtype is (wanted or torch.bfloat16)
+    (call,) = (node for node in graphs.seen[0].graph.nodes if node.op == "call_function")
+    assert (call.args[0], call.args[-1]) == (__version__, wanted)
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])
