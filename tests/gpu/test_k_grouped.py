@@ -97,6 +97,33 @@ def test_wrong_ends_write_nothing_outside_the_result(kernel: Kernel, name: str) 
     assert torch.equal(frame.view(torch.uint8), before.view(torch.uint8))
 
 
+@each
+def test_zeros_of_groups_without_k_wait_for_the_kernel_ahead(kernel: Kernel) -> None:
+    """In the memory of what that reads, as a result is where an operand was freed behind a launch.
+
+    In a captured graph a kernel may begin before the one ahead of it on the stream has ended.
+    """
+    ahead = exact_arguments(problem_of(kernel.signature, 1024, 1024, 4096, count=4))
+    ahead.tensors[Role.OFFSETS] = torch.tensor((900, 900, 3000, 4096), dtype=torch.int32).to(DEVICE)
+    wanted = launch(kernel, ahead).clone()
+    kept = ahead.a.t().clone()
+    behind = exact_arguments(problem_of(kernel.signature, 1024, 1024, 64, count=64))
+    behind.tensors[Role.OFFSETS] = torch.full((64,), 64, dtype=torch.int32, device=DEVICE)
+    memory = torch.empty_like(behind.out)
+    taken = memory.view(torch.uint8).flatten()[: kept.nbytes].view(kept.dtype).view(kept.shape)
+    ahead.tensors[Role.A], behind.tensors[Role.OUT] = taken.t(), memory
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        taken.copy_(kept)
+        launch(kernel, ahead)
+        launch(kernel, behind)
+    for _ in range(20):
+        ahead.out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(ahead.out, wanted)
+    assert not memory[1:].any()
+
+
 def test_torch_computes_the_same() -> None:
     """As the backward of `torch._grouped_mm` calls it."""
     torch.manual_seed(0)

@@ -210,9 +210,7 @@ def test_tokens_to_tokens_no_further_from_fp32_than_by_torch(
     del junk
     own = routed(given, chosen, scores, run)
     assert is_by_kernels()
-    sums = [one for one in kernels() if one.signature.op is Op.GATHERED_MM]
-    assert bool(sums) is not is_compiled
-    assert Op.GATHERED_GROUPED_MM in {one.signature.op for one in kernels()}
+    assert {Op.GATHERED_MM, Op.GATHERED_GROUPED_MM} <= {one.signature.op for one in kernels()}
     assert GateForm.GRADIENT_SUMS in {one.signature.form for one in kernels()}
     assert torch.equal(own[0], routed(given, chosen, scores, run)[0])  # added in a fixed order
     wide = [one.detach().float().requires_grad_() for one in given]

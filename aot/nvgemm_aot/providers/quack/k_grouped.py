@@ -130,15 +130,23 @@ def compile_k_grouped(design: Design, signature: Signature, arch: str) -> Any:
 def _library_kernel(hopper: bool) -> Any:
     """The library's GEMM with a scheduler for any ends."""
     import cutlass
-    from cutlass import Int32
+    from cutlass import Int32, cute
     from quack import gemm_default_epi as library
     from quack.tile_scheduler import TileScheduler
 
     class Scheduler(TileScheduler):  # type: ignore[misc]
         """Gives no tiles of k to a group that ends before it begins, where the library's are < 0.
 
-        Every warp asks it, so that loads, sums and pingpong's bookkeeping agree.
+        Every warp asks it, so that loads, sums and pingpong's bookkeeping agree. And every warp
+        waits for the kernel ahead of it on the stream before it takes its first tile. In the
+        library only those that load wait, and the others follow what was loaded: but for groups
+        without k nothing is, and their zeros would be stored in memory that the kernel ahead may
+        still read, where that is free behind it.
         """
+
+        def initial_work_tile_info(self, **options: Any) -> Any:
+            cute.arch.griddepcontrol_wait()
+            return super().initial_work_tile_info(**options)
 
         def get_split_k_tile_range(self, k_tile_total: Any, split_idx: Any, **options: Any) -> Any:
             tiles = cutlass.max(k_tile_total, Int32(0))
