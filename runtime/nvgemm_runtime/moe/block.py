@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from .._version import __version__
 from ..gemm.epilogues import WeightOrder
 from ..gemm.moe_operators import BIAS_COLUMNS
 from ..settings import is_debugging
@@ -35,10 +34,7 @@ from .products import (
     weight_gradient,
 )
 from .tokens import owned_rows, sum_rows_of_tokens
-from .traced import TRACED, define_whole, is_traced_whole
-
-_UP = ("w_up", "up_bias")
-"""Arguments that may be pairs."""
+from .traced import TRACED, define_whole
 
 _ACTIVATIONS = {one.value: one for one in Activation}
 _ORDERS = {one.value: one for one in WeightOrder}
@@ -120,10 +116,7 @@ def experts(
         x, first, second, w_down, offsets, counts, activation, weights, first_bias, second_bias,
         down_bias, indices, token_rows, routing_weights, combine, alpha, limit, autocast_type(x),
     )  # fmt: skip
-    if is_traced_whole():
-        traced: torch.Tensor = torch.ops.nvgemm_moe.experts(__version__, *given)
-        return traced
-    return compute_experts(*given)
+    return _trace_or_compute(*given)
 
 
 def compute_experts(
@@ -160,11 +153,11 @@ def compute_experts(
     if (offsets is None) == (counts is None):
         raise ValueError("experts: give either offsets or counts")
     floating: dict[str, torch.Tensor | None] = {"x": x}
-    for name, first, second in (("w_up", w_up, w_ups), ("up_bias", up_bias, bias_of_ups)):
-        if is_pair:
-            floating |= {f"{name}[0]": first, f"{name}[1]": second}
-        else:
-            floating[name] = first
+    if is_pair:
+        floating |= {"w_up[0]": w_up, "w_up[1]": w_ups}
+        floating |= {"up_bias[0]": up_bias, "up_bias[1]": bias_of_ups}
+    else:
+        floating |= {"w_up": w_up, "up_bias": up_bias}
     floating |= {"w_down": w_down, "down_bias": down_bias}
     others = {"offsets": offsets} if counts is None else {"counts": counts}
     others |= {
@@ -183,11 +176,11 @@ def compute_experts(
             for name, one in floating.items()
         }
     check_dtypes(floating)
-    gate, gate_bias = (floating.get(f"{name}[0]", floating.get(name)) for name in _UP)
-    up, of_ups = (floating.get(f"{name}[1]") for name in _UP)
-    operands = (
-        floating["x"], gate, up, floating["w_down"], gate_bias, of_ups, floating["down_bias"],
+    first = "[0]" if is_pair else ""
+    names_of_operands = (
+        "x", f"w_up{first}", "w_up[1]", "w_down", f"up_bias{first}", "up_bias[1]", "down_bias",
     )  # fmt: skip
+    operands = [floating.get(name) for name in names_of_operands]
     wants_grad = torch.is_grad_enabled() and any(
         one is not None and one.requires_grad for one in (*operands, routing_weights)
     )
@@ -372,10 +365,11 @@ def _bias_grad(
     return columns(grad, torch.cat(parts, 1), offsets)[..., :2].sum(-1)
 
 
-define_whole(
-    "experts(str version, Tensor x, Tensor w_up, Tensor? w_ups, Tensor w_down, Tensor? offsets, "
-    "Tensor? counts, str activation, str weights, Tensor? up_bias, Tensor? bias_of_ups, "
-    "Tensor? down_bias, Tensor? indices, Tensor? token_rows, Tensor? routing_weights, "
-    "bool combine, float alpha, float limit, ScalarType? wanted) -> Tensor",
+_trace_or_compute = define_whole(
+    "experts",
+    "Tensor x, Tensor w_up, Tensor? w_ups, Tensor w_down, Tensor? offsets, Tensor? counts, "
+    "str activation, str weights, Tensor? up_bias, Tensor? bias_of_ups, Tensor? down_bias, "
+    "Tensor? indices, Tensor? token_rows, Tensor? routing_weights, bool combine, float alpha, "
+    "float limit",
     compute_experts,
 )

@@ -16,7 +16,6 @@ from .gate_products import (
     gated_rows,
     rows_into,
     serves_ups,
-    summed_gate_gradients,
     ups_into,
 )
 from .operators import count_taken
@@ -74,18 +73,8 @@ class GateKernels(Protocol):
         offsets: torch.Tensor,
         product: torch.Tensor,
         epilogue: Epilogue,
-    ) -> torch.Tensor | None:
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """`gate_products.gate_gradients`."""
-
-    def summed_gate_gradients(
-        self,
-        grad: torch.Tensor,
-        b: torch.Tensor,
-        offsets: torch.Tensor,
-        product: torch.Tensor,
-        epilogue: Epilogue,
-    ) -> Pair | None:
-        """`gate_products.summed_gate_gradients`."""
 
     def adds_rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> bool:
         """Whether `products.added_rows` is to add the product, rather than torch."""
@@ -102,7 +91,6 @@ class Launched:
 
     gated_rows = staticmethod(gated_rows)
     gate_gradients = staticmethod(gate_gradients)
-    summed_gate_gradients = staticmethod(summed_gate_gradients)
 
     def gates_and_ups(
         self,

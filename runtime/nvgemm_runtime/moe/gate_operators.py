@@ -104,8 +104,8 @@ def _gate_gradient(
     wanted = Epilogue(epilogue)
     found = gate_products.gate_gradients(grad, b, offsets, product, wanted, warns=True)
     if found is None:
-        found = _by_operators(grad, b, offsets, product, wanted, for_scores=False)[0]
-    return found
+        found = _by_operators(grad, b, offsets, product, wanted, for_scores=False)
+    return found[0]
 
 
 def _gate_gradient_sums(
@@ -114,9 +114,9 @@ def _gate_gradient_sums(
     offsets: torch.Tensor,
     product: torch.Tensor,
     epilogue: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     wanted = Epilogue(epilogue)
-    found = gate_products.summed_gate_gradients(grad, b, offsets, product, wanted, warns=True)
+    found = gate_products.gate_gradients(grad, b, offsets, product, wanted, warns=True)
     if found is None:
         found = _by_operators(grad, b, offsets, product, wanted, for_scores=True)
     return found

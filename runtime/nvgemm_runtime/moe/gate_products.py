@@ -43,7 +43,7 @@ def gate_gradients(
     epilogue: Epilogue,
     *,
     warns: bool = False,
-) -> torch.Tensor | None:
+) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """Gradients of gates and ups, if a kernel serves; not to be traced.
 
     Args:
@@ -55,31 +55,18 @@ def gate_gradients(
         warns: Whether to give the process' warning where no kernel serves.
 
     Returns:
-        Matrix [m, 2 * n] in the order of the product; None if no kernel serves.
+        Matrix [m, 2 * n] in the order of the product. Of an epilogue with sums also for each row
+        the sum of what the gate gave times its gradient, a vector [m] in fp32, which is 0 past the
+        last end: the launch zeroes sums, and a kernel writes those of groups' rows alone. None if
+        no kernel serves.
     """
-    return _by_kernel(grad, b, offsets, product, epilogue, warns)
-
-
-def summed_gate_gradients(
-    grad: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    product: torch.Tensor,
-    epilogue: Epilogue,
-    *,
-    warns: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """`gate_gradients`, and for each row the sum of what the gate gave times its gradient.
-
-    ``epilogue`` is a gradient with sums.
-
-    Returns:
-        Matrix [m, 2 * n] and vector [m] in fp32, which is 0 past the last end: the launch zeroes
-        sums, and a kernel writes those of groups' rows alone. None if no kernel serves.
-    """
-    parts = grad.new_empty((grad.shape[0], sum_parts(b.shape[2])), dtype=torch.float32)
+    parts = None
+    if epilogue.form is not None and epilogue.form.row.has_sums:
+        parts = grad.new_empty((grad.shape[0], sum_parts(b.shape[2])), dtype=torch.float32)
     found = _by_kernel(grad, b, offsets, product, epilogue, warns, sums=parts)
-    return None if found is None else (found, parts.sum(1))
+    if found is None:
+        return None
+    return found, None if parts is None else parts.sum(1)
 
 
 def rows_into(

@@ -12,7 +12,7 @@ import torch
 
 from ..gemm.epilogues import GateForm
 from .activations import Activation
-from .gates import Plan, UpProjection, activated, pieces_of
+from .gates import Plan, UpProjection, activated, has_gate, pieces_of
 from .operators import dense_like, is_watched, multiplies_into_fp32, sum_products, widen
 from .products import owner_of_rows, rows
 from .tokens import is_owned
@@ -95,19 +95,18 @@ def gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) -> 
     kernels, product = plan.kernels, projected.gates
     if kernels is None or product is None or projected.ups is not None:
         return None
-    epilogue = plan.epilogue(GateForm.GRADIENT)
-    if epilogue is None or (not plan.is_compiled and is_watched(task.grad)):
+    if not has_gate(plan.activation) or (not plan.is_compiled and is_watched(task.grad)):
         return None
     given = task.of_kernel(plan)
     operands = (given, task.w_down, task.offsets, product)
-    if task.for_scores:
-        with_sums = plan.epilogue(GateForm.GRADIENT_SUMS)
-        assert with_sums is not None  # which every gate has
-        both = kernels.summed_gate_gradients(*operands, with_sums)
-        if both is not None:
-            return behind_kernel(plan, projected, task, *both, given=given)
-    found = kernels.gate_gradients(*operands, epilogue)
-    return None if found is None else behind_kernel(plan, projected, task, found, given=given)
+    forms = (GateForm.GRADIENT_SUMS, GateForm.GRADIENT) if task.for_scores else (GateForm.GRADIENT,)
+    for form in forms:
+        epilogue = plan.epilogue(form)
+        assert epilogue is not None  # every gate has both
+        found = kernels.gate_gradients(*operands, epilogue)
+        if found is not None:
+            return behind_kernel(plan, projected, task, *found, given=given)
+    return None
 
 
 def behind_kernel(
@@ -169,6 +168,8 @@ def behind_kernel(
 
 def gradients_by_operators(plan: Plan, projected: UpProjection, task: Backward) -> Gradients:
     """Take the gradient of the result to gates and ups by a product and operators, in fp32."""
+    if not (task.for_down or task.for_gates or task.for_scores):
+        return Gradients(grad=task.grad)
     gate_rows, up_rows, scores = projected.gates, projected.ups, task.scores
     assert gate_rows is not None
     gate, up = plan.parts(gate_rows, up_rows)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from .._version import __version__
 from .block import compute_experts
 from .checks import check_tensor, parts_of_pairs
 from .operators import autocast_type
 from .tokens import sort_by_expert
-from .traced import define_whole, is_traced_whole
+from .traced import define_whole
 
 
 def routed_experts(
@@ -58,13 +57,10 @@ def routed_experts(
         x, first, second, w_down, chosen, routing_weights, activation, weights, first_bias,
         second_bias, down_bias, alpha, limit, autocast_type(x),
     )  # fmt: skip
-    if is_traced_whole():
-        traced: torch.Tensor = torch.ops.nvgemm_moe.routed_experts(__version__, *given)
-        return traced
-    return compute_routed_experts(*given)
+    return _trace_or_compute(*given)
 
 
-def compute_routed_experts(
+def _compute(
     x: torch.Tensor,
     w_up: torch.Tensor,
     w_ups: torch.Tensor | None,
@@ -124,10 +120,10 @@ def _check(
         raise ValueError(f"routed_experts: w_down is {tuple(w_down.shape)}; no size may be 0")
 
 
-define_whole(
-    "routed_experts(str version, Tensor x, Tensor w_up, Tensor? w_ups, Tensor w_down, "
-    "Tensor chosen, Tensor? routing_weights, str activation, str weights, Tensor? up_bias, "
-    "Tensor? bias_of_ups, Tensor? down_bias, float alpha, float limit, ScalarType? wanted) "
-    "-> Tensor",
-    compute_routed_experts,
+_trace_or_compute = define_whole(
+    "routed_experts",
+    "Tensor x, Tensor w_up, Tensor? w_ups, Tensor w_down, Tensor chosen, Tensor? routing_weights, "
+    "str activation, str weights, Tensor? up_bias, Tensor? bias_of_ups, Tensor? down_bias, "
+    "float alpha, float limit",
+    _compute,
 )

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from .._version import __version__
 from ..gemm.epilogues import Epilogue
 from .gate_kernels import Biases, Pair
 from .gate_operators import (
@@ -100,26 +101,15 @@ class Traced:
         offsets: torch.Tensor,
         product: torch.Tensor,
         epilogue: Epilogue,
-    ) -> torch.Tensor | None:
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """See `GateKernels`."""
         if not is_served(grad, b, offsets, product, epilogue):
             return None
-        found: torch.Tensor = gate_gradient(grad, b, offsets, product, epilogue.value)
-        return found
-
-    def summed_gate_gradients(
-        self,
-        grad: torch.Tensor,
-        b: torch.Tensor,
-        offsets: torch.Tensor,
-        product: torch.Tensor,
-        epilogue: Epilogue,
-    ) -> Pair | None:
-        """See `GateKernels`."""
-        if not is_served(grad, b, offsets, product, epilogue):
-            return None
-        found: Pair = gate_gradient_sums(grad, b, offsets, product, epilogue.value)
-        return found
+        given = (grad, b, offsets, product, epilogue.value)
+        if epilogue.form is not None and epilogue.form.row.has_sums:
+            found, sums = gate_gradient_sums(*given)
+            return found, sums
+        return gate_gradient(*given), None
 
     def adds_rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> bool:
         """See `GateKernels`."""
@@ -134,30 +124,39 @@ class Traced:
 TRACED = Traced()
 
 
-def is_traced_whole() -> bool:
-    """Whether a call becomes one operator of the graph being traced.
+def define_whole(
+    name: str, operands: str, run: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    """Define an operator that ``run`` is to replace; gives what calls it in a graph, and else that.
 
-    Of that, Dynamo sees no function of experts: to look into them took most of the time of a warm
-    start, and for each that it had seen, guards asked something at each call.
+    Of the operator, Dynamo sees no function of experts: to look into them took most of the time of
+    a warm start, and for each that it had seen, guards asked something at each call.
 
-    Not in a graph of torch.export: that is read and run by programs of any version of nvgemm-aot,
-    and torch keeps operators there that others are to replace.
-    """
-    # Dynamo of torch 2.11 takes is_exporting() for true whenever it traces.
-    is_exporting = getattr(torch.compiler, "_is_exporting_flag", False)
-    return torch.compiler.is_compiling() and not is_exporting
-
-
-def define_whole(schema: str, run: Callable[..., torch.Tensor]) -> None:
-    """Define the operator that `is_traced_whole` speaks of, which ``run`` is to replace.
-
-    Its first operand is the version of nvgemm-aot, and one is the type that autocast wants: keys of
-    torch's caches have both by the operator's operands alone, autocast's type in torch 2.11, and
-    the version where torch.compile does without the plug-in.
+    Besides the operands, it has the version of nvgemm-aot; the last of them is the type that
+    autocast wants. Keys of torch's caches have both by the operator's operands alone: autocast's
+    type in torch 2.11, and the version where torch.compile does without the plug-in.
     """
 
     def replace(_: str, *given: Any) -> torch.Tensor:
         return run(*given, is_traced=True)
 
+    schema = f"{name}(str version, {operands}, ScalarType? wanted) -> Tensor"
     library.define(schema, tags=torch.Tag.pt2_compliant_tag)
-    library.impl(schema.partition("(")[0], replace, "CompositeImplicitAutograd")
+    library.impl(name, replace, "CompositeImplicitAutograd")
+    operator: Callable[..., torch.Tensor] = getattr(torch.ops.nvgemm_moe, name)
+
+    def call(*given: Any) -> torch.Tensor:
+        return operator(__version__, *given) if _is_traced_whole() else run(*given)
+
+    return call
+
+
+def _is_traced_whole() -> bool:
+    """Whether a graph is traced, but not one of torch.export.
+
+    That is read and run by programs of any version of nvgemm-aot, and torch keeps operators there
+    that others are to replace.
+    """
+    # Dynamo of torch 2.11 takes is_exporting() for true whenever it traces.
+    is_exporting = getattr(torch.compiler, "_is_exporting_flag", False)
+    return torch.compiler.is_compiling() and not is_exporting
