@@ -45,6 +45,7 @@ from nvgemm_runtime.gemm.problem import DType, Problem
 from nvgemm_runtime.launch.dispatch_table import dispatch_table
 from nvgemm_runtime.matching.device import TorchVersions
 from nvgemm_runtime.matching.dispatch import decide_dispatch
+from nvgemm_runtime.matching.evidence import Evidence
 from nvgemm_runtime.matching.index import BundleView, Index
 from nvgemm_runtime.matching.thresholds import DispatchTable
 from nvgemm_runtime.matching.trust import Terms
@@ -106,9 +107,9 @@ def operands(problem: Problem, device: str = "cuda") -> tuple[Any, Any]:
     return a, matrix(problem.k, problem.n, row_major=layout.b_row_major)
 
 
-def choices(problem: Problem, measured: Sequence[int], *, only_confirmed: bool) -> dict[str, str]:
+def choices(problem: Problem, measured: Sequence[int], *, measured_once: bool) -> dict[str, str]:
     """By choice, the id of the kernel that it takes for a problem, or `ATEN`."""
-    sizes = dispatch_table(*operands(problem), only_confirmed=only_confirmed)
+    sizes = dispatch_table(*operands(problem), measured_once=measured_once)
     found = {"dispatch": sizes.decided.table.at(problem.m) or ATEN}
     by_m = {size.m: size for size in sizes.decided.sizes}
     for hint in HINTS:
@@ -140,7 +141,7 @@ def choices_of_bundle(
                 H200,
                 versions,
                 Terms(limit=1),
-                only_confirmed=False,
+                evidence=Evidence.ONCE,
             ).table
     return [tables[replace(problem, m=1)].at(problem.m) or ATEN for problem in problems]
 
@@ -347,7 +348,7 @@ def measure(
 
     def work(problem: Problem, of_m: Mapping[int, Problem]) -> Callable[[], dict[str, Any]]:
         ids = list(dict.fromkeys(id_ for one in of_m.values() for id_ in problems[one]))
-        taken = choices(problem, list(of_m), only_confirmed=not measured_once)
+        taken = choices(problem, list(of_m), measured_once=measured_once)
         graph = by_line.get(replace(problem, m=1))
         return lambda: measure_size(problem, ids, taken, rounds, graph)
 

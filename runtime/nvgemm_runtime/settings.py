@@ -40,6 +40,9 @@ GRAPHS_VARIABLE = "NVGEMM_AOT_CUDA_GRAPHS"
 DEFAULT_MODE_VARIABLE = "NVGEMM_AOT_DEFAULT_MODE"
 """0: without max-autotune, torch's code stays as it is; see `inductor.default_mode`."""
 
+REPEATED_VARIABLE = "NVGEMM_AOT_REPEATED_RANKINGS"
+"""1: in default mode, what one GPU repeated counts as what two confirm; see `matching.evidence`."""
+
 RECORD_VARIABLE = "NVGEMM_AOT_RECORD"
 """Names the file that records every GEMM torch.compile asks choices for; see `recorder`."""
 
@@ -127,6 +130,11 @@ def serves_default_mode() -> bool:
     return _switch(DEFAULT_MODE_VARIABLE, unset="1")
 
 
+def counts_repeated_rankings() -> bool:
+    """Whether, in default mode, repeated rankings count from the gain of confirmed ones on."""
+    return _switch(REPEATED_VARIABLE)
+
+
 def records_graphs() -> bool:
     """Whether the user's program records calls in CUDA graphs, of which Inductor knows nothing."""
     return _switch(GRAPHS_VARIABLE)
@@ -153,7 +161,13 @@ def keeps_nvgemm() -> bool:
 
 def choosing_key() -> str:
     """The settings that change which choices there are for a GEMM, as part of a cache's key."""
-    switches = (trusts_rankings(), keeps_nvgemm(), records_graphs(), serves_default_mode())
+    switches = (
+        trusts_rankings(),
+        keeps_nvgemm(),
+        records_graphs(),
+        serves_default_mode(),
+        counts_repeated_rankings(),
+    )
     return " ".join(map(str, (max_choices(), *map(int, switches))))
 
 
@@ -181,8 +195,14 @@ VARIABLES = {
     ),
     DEFAULT_MODE_VARIABLE: (
         "`0`: no bundled kernels without max-autotune. If not set, plain torch.compile uses the "
-        "kernels that `nvgemm-aot tune` measured to be faster than ATen on two GPUs of this "
-        "product, by the sizes of each call; nothing is timed and nothing compiled."
+        "kernels that `nvgemm-aot tune` measured to be faster than ATen: on two GPUs of this "
+        "product, or repeatedly on one and by 8 % or more. It takes them by the sizes of each "
+        "call; nothing is timed and nothing compiled."
+    ),
+    REPEATED_VARIABLE: (
+        "`1`: without max-autotune, rankings that one GPU of this product repeated count from a "
+        "gain of 2 % on ATen on, as those that two GPUs confirm; if not set, from 8 % on. Set it "
+        "for every process of a job, or for none."
     ),
     RECORD_VARIABLE: (
         "A file in which every GEMM that torch.compile meets is kept, as a manifest."

@@ -82,7 +82,7 @@ def merge(files: tuple[Path, ...], out: Path, as_json: bool) -> None:
 @click.argument("file", type=ANY_PATH)
 @click.option(
     "--standing",
-    type=click.Choice(["confirmed", "measured once", "doubtful"]),
+    type=click.Choice(["confirmed", "repeated", "measured once", "doubtful"]),
     help="Only problems of this standing.",
 )
 @json_option
@@ -125,7 +125,7 @@ def summary_document(rankings: Rankings) -> Document:
 
     assessed = [(entries, assess(entries)) for entries in rankings.groups.values()]
     gpus = Counter(entry.origin.conditions.gpu_sha256 for entry in rankings.entries)
-    repeated = Counter(name for _, found in assessed for name in found.repeated)
+    again = Counter(name for _, found in assessed for name in found.measured_again)
     return {
         "measurements": len(rankings.entries),
         "gpus": [
@@ -133,7 +133,7 @@ def summary_document(rankings: Rankings) -> Document:
             for gpu, count in sorted(gpus.items(), key=lambda one: one[0] or "")
         ],
         "standings": dict(sorted(Counter(found.standing for _, found in assessed).items())),
-        "repeated": dict(sorted(repeated.items())),
+        "measured_again": dict(sorted(again.items())),
         "problems": [_problem_document(entries, found) for entries, found in assessed],
     }
 
@@ -149,6 +149,7 @@ def _problem_document(entries: Sequence[Entry], found: Assessment) -> Document:
         "standing": found.standing,
         "doubts": list(found.doubts),
         "confirmed_by": list(found.confirmed_by),
+        "repeated": found.repeated,
         "winner": entry.measurement.winner,
         "kernel": {"provider": operator.provider, "operator": operator.operator},
         "time_ns": timing.time_ns,
@@ -175,10 +176,10 @@ def _summary_lines(document: Document) -> Iterable[str]:
     )
     if document.get("duplicates"):
         yield f"equal measurements that were dropped: {document['duplicates']}"
-    for gpu, count in document["repeated"].items():
+    for gpu, count in document["measured_again"].items():
         yield (
-            f"GPU {gpu} (digest of its UUID) measured {count_text(count, 'problem')} more than "
-            "once: that confirms nothing"
+            f"GPU {gpu} (digest of its UUID) has several measurements of "
+            f"{count_text(count, 'problem')}: that confirms nothing"
         )
     for one in document["problems"]:
         if one["doubts"]:

@@ -23,8 +23,8 @@ DISAGREEMENT = "two runs disagree: "
 """Start of the doubt that two runs disagree."""
 
 CONFIRMING = 0.01
-"""Share by which the fastest on one GPU may be behind the fastest on another, there, where the two
-confirm each other."""
+"""Share by which the fastest of one measurement may be behind the fastest of another, there, where
+the two agree: on two GPUs they confirm each other, on one the second repeats the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,7 @@ class Relation(enum.Enum):
     """How two measurements relate."""
 
     CONFIRMS = "confirms"
+    REPEATS = "repeats"
     CONTRADICTS = "contradicts"
     NEITHER = "neither"
 
@@ -109,7 +110,6 @@ def _compare_gpus(before: Measurement, now: Measurement) -> Comparison:
     for first, there in ((first_before, now), (first_now, before)):
         if first not in there.times:
             return _neither(f"{contender_name(first)} was measured on one GPU alone")
-    is_confirmed = (first_before == ATEN) == (first_now == ATEN)
     for first, there in ((first_before, now), (first_now, before)):
         best = there.times[there.winner]
         if _is_behind(there.times, first, there.winner):
@@ -119,9 +119,43 @@ def _compare_gpus(before: Measurement, now: Measurement) -> Comparison:
                 f"{there.times[first].time_ns} ns on GPU {gpu_name(there.conditions)}, where "
                 f"{contender_name(there.winner)} took {best.time_ns} ns",
             )
-        is_confirmed &= there.times[first].time_ns <= (1 + CONFIRMING) * best.time_ns
-    if is_confirmed:
+    if _same_fastest(before, now):
         return Comparison(relation=Relation.CONFIRMS)
+    return _neither("the fastest differ, within the noise")
+
+
+def _same_fastest(before: Measurement, now: Measurement) -> bool:
+    """Whether the verdict is the same, and each one's fastest is near the fastest in the other."""
+    return (before.winner == ATEN) == (now.winner == ATEN) and all(
+        first in there.times
+        and there.times[first].time_ns <= (1 + CONFIRMING) * there.times[there.winner].time_ns
+        for first, there in ((before.winner, now), (now.winner, before))
+    )
+
+
+def compare_repeat(before: Measurement, now: Measurement) -> Comparison:
+    """Compare two measurements of one problem by two processes on one GPU, minutes apart.
+
+    The second repeats the first if both are without doubts and were taken in the same way, the
+    verdict is the same, and the fastest of each is within `CONFIRMING` of the fastest of the other.
+    They contradict each other as `disagreement` says.
+    """
+    why = disagreement(before, now)
+    if why is not None:
+        return Comparison(relation=Relation.CONTRADICTS, why=why)
+    gpu = before.conditions.gpu_sha256
+    if gpu is None or gpu != now.conditions.gpu_sha256:
+        return _neither("they are not known to be of one GPU")
+    if before.conditions.launches != now.conditions.launches:
+        return _neither("launches were timed otherwise")
+    if _aten_version(before.conditions) != _aten_version(now.conditions):
+        return _neither("ATen was of another torch or CUDA")
+    if before.doubts or now.doubts:
+        return _neither("one is uncertain itself")
+    if not before.times or not now.times or (before.aten is None) != (now.aten is None):
+        return _neither("one measured less")
+    if _same_fastest(before, now):
+        return Comparison(relation=Relation.REPEATS)
     return _neither("the fastest differ, within the noise")
 
 

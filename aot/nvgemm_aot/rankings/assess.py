@@ -9,36 +9,46 @@ from .agreement import Relation, compare, confirming_gpus, gpu_name
 from .entries import Entry
 
 
+STANDINGS = ("doubtful", "measured once", "repeated", "confirmed")
+"""How far measurements of a problem are to be relied on, from the least."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
     """What measurements of one problem on one product come to.
 
     Attributes:
-        entry: The one that counts: the newest without doubts, or the newest.
+        entry: The one that counts: the newest of those that were repeated, or else of those
+            without doubts, or else of all.
         doubts: Reasons not to rely on its order: its own, and contradictions of others.
         confirmed_by: Digests of the UUIDs of the GPUs that confirm each other; none, or at least
             two.
-        repeated: GPUs that measured the problem more than once, by the first digits of the digest:
-            that confirms nothing.
+        repeated: Seconds after which another process measured the same on the GPU of ``entry``.
+        measured_again: GPUs with several measurements of the problem, by the first digits of the
+            digest: that confirms nothing.
     """
 
     entry: Entry
     doubts: tuple[str, ...]
     confirmed_by: tuple[str, ...]
-    repeated: tuple[str, ...]
+    repeated: int | None
+    measured_again: tuple[str, ...]
 
     @property
     def standing(self) -> str:
-        """``confirmed``, ``measured once`` or ``doubtful``."""
+        """One of `STANDINGS`."""
         if self.doubts:
             return "doubtful"
-        return "confirmed" if self.confirmed_by else "measured once"
+        if self.confirmed_by:
+            return "confirmed"
+        return "measured once" if self.repeated is None else "repeated"
 
 
 def assess(entries: Sequence[Entry]) -> Assessment:
     """Assess the measurements of one group of `Rankings.groups`, the newest last."""
     sound = [entry for entry in entries if not entry.doubts]
-    last = (sound or list(entries))[-1]
+    repeated = [entry for entry in sound if entry.repeated is not None]
+    last = (repeated or sound or list(entries))[-1]
     doubts = list(last.doubts)
     agreeing = [last]
     for other in _latest_of_each_gpu(sound, last) if sound else ():
@@ -54,7 +64,8 @@ def assess(entries: Sequence[Entry]) -> Assessment:
         entry=last,
         doubts=tuple(dict.fromkeys(doubts)),
         confirmed_by=confirming_gpus(*(one.measurement for one in agreeing)) if confirmed else (),
-        repeated=tuple(sorted({name for name in known if known.count(name) > 1})),
+        repeated=None if doubts else last.repeated,
+        measured_again=tuple(sorted({name for name in known if known.count(name) > 1})),
     )
 
 

@@ -87,6 +87,8 @@ class Entry:
         aten: ATen's time; None where it has no operator for the problem.
         triton: The best Triton kernel's time; None where it was not measured.
         doubts: Reasons not to rely on the order.
+        repeated: Seconds after which another process measured the same on this GPU; None where
+            none did.
     """
 
     problem: Problem
@@ -95,6 +97,7 @@ class Entry:
     aten: Timing | None
     triton: Timing | None
     doubts: tuple[str, ...]
+    repeated: int | None = None
 
     @property
     def measurement(self) -> Measurement:
@@ -109,7 +112,10 @@ class Entry:
 
     @property
     def sort_key(self) -> tuple[Problem, bytes, str, bytes]:
-        """Order of the entries of a file: each problem's together, the newest last."""
+        """Order of the entries of a file: each problem's together, the newest last.
+
+        It is the same for one measurement before and after it was repeated.
+        """
         date = self.origin.conditions.date
         return self.problem, self.origin.kind, date, canonical_json(self._document)
 
@@ -138,6 +144,10 @@ class Rankings:
 
 
 def merge(several: Iterable[Rankings]) -> Rankings:
-    """All entries of several rankings; of equal ones, one."""
-    found = {entry.sort_key: entry for one in several for entry in one.entries}
+    """All entries of several rankings; of equal ones, one: the repeated one."""
+    found: dict[Any, Entry] = {}
+    for entry in (entry for one in several for entry in one.entries):
+        known = found.setdefault(entry.sort_key, entry)
+        if (known.repeated or 0) < (entry.repeated or 0):
+            found[entry.sort_key] = entry
     return Rankings(entries=tuple(found[key] for key in sorted(found)))

@@ -55,4 +55,5 @@ def _entry(header: Header, ranking: Ranking) -> Entry | None:
         aten=measured.aten,
         triton=measured.triton,
         doubts=measured.doubts,
+        repeated=measured.repeated,
     )

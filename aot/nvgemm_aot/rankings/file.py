@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from nvgemm_runtime.bundle.encode import timing_json
-from nvgemm_runtime.bundle.format import BACK_TO_BACK, MAGIC, Conditions, Timing, canonical_json
+from nvgemm_runtime.bundle.format import (
+    BACK_TO_BACK,
+    LEAST_REPEAT_S,
+    MAGIC,
+    Conditions,
+    Timing,
+    canonical_json,
+)
 from nvgemm_runtime.errors import NvgemmError, RankingsError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
@@ -61,6 +68,7 @@ def encode(rankings: Rankings) -> bytes:
                 "aten": timing_json(entry.aten),
                 "triton": timing_json(entry.triton),
                 "doubts": list(entry.doubts),
+                **({} if entry.repeated is None else {"repeated": entry.repeated}),
             }
         )
     parts = {
@@ -314,6 +322,9 @@ class _Decoder:
             else self._timing(one, f"{place}.{name}")
             for name in ("aten", "triton")
         )  # fmt: skip
+        repeated = value.get("repeated")
+        if "repeated" in value:
+            self.number(repeated, f"{place}.repeated", LEAST_REPEAT_S, _MOST_NS)
         return Entry(
             problem=problem,
             origin=origin.on(date),
@@ -321,6 +332,7 @@ class _Decoder:
             aten=aten,
             triton=triton,
             doubts=tuple(self.each(value, "doubts", place, self.text)),
+            repeated=repeated,
         )
 
     def _timing(self, value: Any, place: str) -> Timing:

@@ -15,6 +15,7 @@ from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions, cuda_major
 from nvgemm_runtime.matching.dispatch import decide_dispatch
+from nvgemm_runtime.matching.evidence import Evidence
 from nvgemm_runtime.matching.index import all_but_m
 from nvgemm_runtime.matching.thresholds import FEW_ROWS
 from nvgemm_runtime.matching.trust import KNOWN_ALIGNMENT_BYTES, Terms
@@ -63,7 +64,7 @@ class DispatchTables:
     def _needed(self, row: _Row) -> frozenset[str]:
         """The ids of the kernels that any table of a row needs.
 
-        A program has another table if it lets unconfirmed rankings or nondeterministic kernels
+        A program has another table if it asks for other evidence, lets nondeterministic kernels
         count, uses another torch, or aligns its operands less.
         """
         sources = {usable.source for usable in row.values() if usable.source.conditions is not None}
@@ -74,8 +75,8 @@ class DispatchTables:
         }
         rankings = {m: (usable,) for m, usable in row.items()}
         needed: set[str] = set()
-        for source, alignment_bytes, only_confirmed, only_deterministic in itertools.product(
-            sources, alignments, (False, True), (False, True)
+        for source, alignment_bytes, evidence, only_deterministic in itertools.product(
+            sources, alignments, Evidence, (False, True)
         ):
             assert source.conditions is not None
             device = _device_of(source, self._platform)
@@ -91,7 +92,7 @@ class DispatchTables:
                 device,
                 TorchVersions(torch=source.conditions.torch, cuda=source.conditions.cuda),
                 Terms(limit=1),
-                only_confirmed=only_confirmed,
+                evidence=evidence,
                 only_deterministic=only_deterministic,
             )
             needed |= decided.needed

@@ -20,7 +20,7 @@ from nvgemm_runtime.gemm.problem import Problem
 from ..bundle.content import ProblemRanking
 from ..providers import UNSTATED_RECIPES, recipe_name
 from .agreement import ATEN
-from .assess import Assessment, assess
+from .assess import STANDINGS, Assessment, assess
 from .entries import Entry, Operator, Rankings
 from .intervals import contending, interval_of, is_decided
 
@@ -98,6 +98,7 @@ def _facts(usable: Usable) -> list[object]:
         [timing and [timing.time_ns, timing.spread_ns] for timing in (entry.aten, entry.triton)],
         found.doubts,
         found.confirmed_by,
+        *([] if found.repeated is None else [found.repeated]),
     ]
 
 
@@ -165,7 +166,7 @@ def _why_not_kernel(operator: Operator, entry: Entry, basis: Basis) -> str | Non
 
 def _merit(usable: Usable) -> tuple[bool, int, str]:
     """Of several kinds of measurement of a problem, the one with the greatest counts."""
-    standing = ("doubtful", "measured once", "confirmed").index(usable.assessment.standing)
+    standing = STANDINGS.index(usable.assessment.standing)
     conditions = usable.assessment.entry.origin.conditions
     return conditions.launches == APART, standing, conditions.date
 
@@ -220,6 +221,7 @@ def measured_ranking(
             triton=entry.triton,
             doubts=tuple(doubts),
             confirmed_by=assessment.confirmed_by if is_whole and not doubts else (),
+            repeated=assessment.repeated if is_whole and not doubts else None,
         ),
         missing=missing,
     )

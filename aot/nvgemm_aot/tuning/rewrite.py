@@ -193,6 +193,7 @@ def _with_outcome(
             triton=outcome.triton,
             doubts=outcome.doubts,
             confirmed_by=outcome.confirmed_by,
+            repeated=outcome.repeated,
         ),
     )
 
@@ -216,8 +217,8 @@ def _why_unserved(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
 def _without_wrong(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRanking:
     """Drop wrong kernels from a ranking; doubt it if they kept others from being told apart.
 
-    What other GPUs confirmed was said of those that may be the fastest: without one of them, it is
-    confirmed no more.
+    A ranking is confirmed or repeated in what it says of those that may be the fastest. Without
+    one of them, it is neither.
     """
     gone = {id_ for id_, _ in ranking.kernels if id_ in wrong}
     kept = keep_ranked(ranking, {id_ for id_, _ in ranking.kernels} - gone)
@@ -227,7 +228,7 @@ def _without_wrong(ranking: ProblemRanking, wrong: Mapping[str, str]) -> Problem
     left = {name: interval for name, interval in before.items() if name not in gone}
     if gone.isdisjoint(contending(before)):
         return kept
-    measured = replace(kept.measured, confirmed_by=())
+    measured = replace(kept.measured, confirmed_by=(), repeated=None)
     if is_decided(left):
         return replace(kept, measured=measured)
     return _with_doubt(kept, measured, LEFT_UNDECIDED)
@@ -286,6 +287,7 @@ def previous_outcome(ranking: ProblemRanking, gpu: str) -> TuningOutcome | None:
         doubts=measured.doubts,
         conditions=source.conditions,
         confirmed_by=measured.confirmed_by,
+        repeated=measured.repeated,
     )
 
 

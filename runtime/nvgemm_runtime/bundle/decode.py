@@ -16,6 +16,7 @@ from .format import (
     BACK_TO_BACK,
     KNOWN_FEATURES,
     LEAST_CONFIRMING,
+    LEAST_REPEAT_S,
     MAX_DICTIONARY_BYTES,
     MAX_KERNEL_ALIGNMENT_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -370,12 +371,16 @@ class _Decoder(HeaderValues):
         if "confirmed_by" in fields and not confirming:
             allowed = f"absent, or {LEAST_CONFIRMING} digests or more"
             self.refuse(f"{path}.confirmed_by", allowed, fields["confirmed_by"])
+        repeated = None
+        if "repeated" in fields:
+            repeated = self.number(fields["repeated"], f"{path}.repeated", least=LEAST_REPEAT_S)
         return Measured(
             spreads_ns=self.each(fields["spreads_ns"], f"{path}.spreads_ns", self.number),
             aten=self.timing(fields["aten"], f"{path}.aten"),
             triton=self.timing(fields["triton"], f"{path}.triton"),
             doubts=self.each(fields["doubts"], f"{path}.doubts", self.text),
             confirmed_by=confirming,
+            repeated=repeated,
         )
 
     def timing(self, value: Any, path: str) -> Timing | None:

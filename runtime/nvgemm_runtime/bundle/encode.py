@@ -108,6 +108,8 @@ def measured_json(measured: Measured) -> dict[str, Any]:
     }
     if measured.confirmed_by:
         fields["confirmed_by"] = list(measured.confirmed_by)
+    if measured.repeated is not None:
+        fields["repeated"] = measured.repeated
     return fields
 
 

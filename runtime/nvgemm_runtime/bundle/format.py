@@ -282,6 +282,12 @@ class Timing:
 LEAST_CONFIRMING = 2
 """Distinct GPUs that a confirmed measurement needs."""
 
+LEAST_REPEAT_S = 120
+"""Least seconds between two measurements of a problem on one GPU that make it repeated.
+
+Clocks and temperature settle in tens of seconds, and other programs' bursts of work end. After two
+minutes the second measurement does not inherit the state that the first one found."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -294,6 +300,8 @@ class Measured:
             measured.
         doubts: Why the order is not to be relied on; empty where it is.
         confirmed_by: Digests of the UUIDs of the GPUs that confirm it: at least two, or none.
+        repeated: Seconds after which another process measured the same on this GPU, at least
+            `LEAST_REPEAT_S`; None where none did.
     """
 
     spreads_ns: tuple[int, ...]
@@ -301,11 +309,17 @@ class Measured:
     triton: Timing | None
     doubts: tuple[str, ...]
     confirmed_by: tuple[str, ...] = ()
+    repeated: int | None = None
 
     @property
     def is_confirmed(self) -> bool:
         """Whether two GPUs of the product agree on the winner, and nothing speaks against it."""
         return len(set(self.confirmed_by)) >= LEAST_CONFIRMING and not self.doubts
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether two processes on one GPU agree on the winner, and nothing speaks against it."""
+        return self.repeated is not None and not self.doubts
 
     @property
     def standing(self) -> str:
@@ -314,7 +328,7 @@ class Measured:
             return "doubtful"
         if self.is_confirmed:
             return f"confirmed by {len(set(self.confirmed_by))} GPUs"
-        return "measured once"
+        return "repeated on one GPU" if self.is_repeated else "measured once"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """What joins without max-autotune: kernels that were measured to beat ATen, and nothing is timed.
 
-Only rankings that several GPUs of the product confirm count, and only kernels that round where
-ATen's operator does: those of the operator itself, with nothing fused and no sum split.
+Only rankings count that several GPUs of the product confirm, or that one repeated with a large gain
+(`matching.evidence`). Only kernels join that round where ATen's operator does: those of the operator
+itself, with nothing fused and no sum split.
 
 The names of torch that are used here are private, and were run on torch 2.11 to 2.15.
 """
@@ -21,13 +22,15 @@ from ..installed.registry import INSTALLATION
 from ..launch.dispatch_table import find_dispatch
 from ..matching.device import DeviceFacts
 from ..matching.dispatch import Dispatch, TunedTogether
-from ..matching.thresholds import ATEN
+from ..matching.evidence import REPEATED_GAIN
+from ..matching.thresholds import ATEN, MIN_GAIN
 from ..recording.declarable import read_requests
 from ..settings import (
     DEFAULT_MODE_VARIABLE,
     MAX_CHOICES_VARIABLE,
     MODE_VARIABLE,
     Mode,
+    counts_repeated_rankings,
     max_choices,
 )
 from . import report
@@ -124,15 +127,13 @@ def _none_faster(
     choices: list[Any], problem: Problem, rows: RowRange, decided: Dispatch, facts: DeviceFacts
 ) -> list[Any]:
     """Return ATen's choices where the table names no kernel."""
-    why_open = _why_open(problem, rows, decided, facts)
-    if len(why_open) > _MOST_REASONS:
-        left = len(why_open) - _MOST_REASONS
-        why_open[_MOST_REASONS:] = [f"and {left} more m"]
+    why_open = _few(_why_open(problem, rows, decided, facts))
     won = [one.m for one in decided.sizes if one.m in rows and one.m not in decided.open]
     if won:
-        told = "; ".join(
-            [f"ATen was measured to be as fast or faster at m {_sizes_text(won)}", *why_open]
-        )
+        clearly = [m for m in won if m not in decided.held_back]
+        held_back = [f"m {m}: {decided.held_back[m]}" for m in won if m in decided.held_back]
+        faster = f"ATen was measured to be as fast or faster at m {_sizes_text(clearly)}"
+        told = "; ".join([*([faster] if clearly else []), *_few(held_back), *why_open])
         _log.debug("%s: chosen by measurement: %s", problem.key, told)
         basis = "signature" if decided.declared.isdisjoint(won) else "declared"
         report.met(problem.key, basis=basis, measured=told, **_to_tune(rows, decided))
@@ -151,6 +152,12 @@ def _none_faster(
 
 _MOST_REASONS = 3
 """Most sizes that a message gives reasons for."""
+
+def _few(reasons: list[str]) -> list[str]:
+    """The first `_MOST_REASONS` of them, and how many are left."""
+    left = len(reasons) - _MOST_REASONS
+    return [*reasons[:_MOST_REASONS], *([f"and {left} more m"] if left > 0 else [])]
+
 
 _MOST_SIZES = 8
 """Most sizes that a message names."""
@@ -199,8 +206,9 @@ def _require(
         f"{problem.key}: declared, and compiled without its kernel, which {MODE_VARIABLE}=required "
         f"(or {OPTION}) does not allow:",
         *(f"  {reason}" for reason in reasons),
-        "next (without max-autotune, a kernel is used if two GPUs of this product measured it with "
-        "this torch):",
+        "next (without max-autotune, a declared problem needs a ranking that two GPUs of this "
+        "product confirm, or that one repeated, with this torch; its kernel computes from a gain "
+        f"of {MIN_GAIN:.0%} on, or {_repeated_gain():.0%} if one GPU repeated it):",
         *(f"  {step}" for step in steps),
         f"to use ATen here, compile this model in mode auto ({OPTION}), or set "
         f"{DEFAULT_MODE_VARIABLE}=0, with which mode required looks at max-autotune alone",
@@ -232,12 +240,17 @@ def _next_steps(
         elif m in decided.doubtful:
             steps.update({_tune_step(files, "here"): None for files in decided.doubtful[m]})
         elif m in decided.unconfirmed:
-            where = "on another GPU of this product"
+            where = "here, or on another GPU of this product"
             steps.update({_tune_step(files, where): None for files in decided.unconfirmed[m]})
         else:
-            step = "tune the bundle on two GPUs of this product with this torch (nvgemm-aot tune)"
+            step = "tune the bundle on this product with this torch (nvgemm-aot tune)"
             steps[f"{step}, or compile with max-autotune"] = None
     return list(steps)
+
+
+def _repeated_gain() -> float:
+    """The gain from which a kernel computes that one GPU's repeated ranking names."""
+    return MIN_GAIN if counts_repeated_rankings() else REPEATED_GAIN
 
 
 def _tune_step(files: Sequence[str], where: str) -> str:

@@ -1,6 +1,6 @@
 """Under max-autotune, one more choice for a graph of any m: what takes another kernel by m.
 
-What was measured on this device makes its table, confirmed or not, since it is timed again: at
+What was measured on this device makes its table, if only once, since it is timed again: at
 Inductor's own size and at several others of those that were measured.
 
 The names of torch that are used here are private, and were run on torch 2.11 to 2.15.
@@ -25,6 +25,7 @@ from ..gemm.problem import Op
 from ..gemm.roles import Role
 from ..launch.dispatch_table import find_dispatch
 from ..matching.dispatch import TunedTogether
+from ..matching.evidence import Evidence
 from ..matching.thresholds import ATEN
 from ..recording.declarable import read_requests
 from .choice_timing import SizedOperands
@@ -124,7 +125,7 @@ def _find_choice(
             asked,
             facts,
             is_precise=call.is_precise,
-            only_confirmed=False,
+            evidence=Evidence.ONCE,
             only_deterministic=False,  # a program that wants that has it in `facts`
         )
     table = decided.table.within(rows.least, rows.most)

@@ -16,8 +16,10 @@ from ..gemm.problem import Op
 from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, torch_versions
 from ..matching.dispatch import Dispatch, decide_dispatch
-from ..matching.thresholds import ATEN, MIN_GAIN, MeasuredSize, beating_aten
+from ..matching.evidence import Evidence
+from ..matching.thresholds import ATEN, MeasuredSize, beating_aten
 from ..matching.trust import Terms
+from ..settings import counts_repeated_rankings
 from .select import facts_of
 
 if TYPE_CHECKING:
@@ -26,12 +28,17 @@ if TYPE_CHECKING:
     from ..matching.usable_rankings import MatchedKernel
 
 
+def default_evidence() -> Evidence:
+    """The evidence that a measured ranking needs in default mode, as the user set it."""
+    return Evidence.REPEATED if counts_repeated_rankings() else Evidence.DEFAULT
+
+
 def find_dispatch(
     asked: Sequence[Request],
     facts: DeviceFacts,
     *,
     is_precise: bool = False,
-    only_confirmed: bool = True,
+    evidence: Evidence | None = None,
     only_deterministic: bool = True,
 ) -> tuple[Request, Dispatch]:
     """Decide which kernel computes a GEMM at every m, from the rankings of installed bundles.
@@ -40,7 +47,7 @@ def find_dispatch(
         asked: Every way to read the operands.
         facts: The device.
         is_precise: Whether ATen is asked for `aten.AtenGemm.is_precise` sums.
-        only_confirmed: Whether a ranking counts only if several GPUs confirm it.
+        evidence: What a ranking needs to count; None for what it needs in default mode.
         only_deterministic: Whether to leave out kernels whose results depend on timing.
 
     Returns:
@@ -58,7 +65,7 @@ def find_dispatch(
         facts,
         versions,
         terms,
-        only_confirmed=only_confirmed,
+        evidence=default_evidence() if evidence is None else evidence,
         only_deterministic=only_deterministic,
     )
     return request, decided
@@ -139,7 +146,7 @@ def _gains_too_little(size: MeasuredSize) -> str:
     is_faster = any(one.timing.time_ns < size.aten.time_ns for one in size.kernels.values())
     if beating_aten(size) or not is_faster:
         return ""
-    return f" (a gain of less than {MIN_GAIN:.0%} does not count)"
+    return f" (a gain of less than {size.least_gain:.0%} does not count)"
 
 
 def _name(kernel: MatchedKernel | None, kernel_id: str = ATEN) -> str:
@@ -154,7 +161,7 @@ def dispatch_table(
     out_dtype: torch.dtype | None = None,
     extras: ExtraOperands = NO_EXTRAS,
     *,
-    only_confirmed: bool = True,
+    measured_once: bool = False,
 ) -> DispatchedSizes:
     """Say what computes ``a @ b`` at every number of rows of ``a``, as measured on this product.
 
@@ -166,8 +173,8 @@ def dispatch_table(
         out_dtype: Type of the result; by default as ``a``, but int32 for integers and bfloat16 for
             fp8.
         extras: Scales, offsets and addend, see `nvgemm_runtime.gemm.extra_operands.ExtraOperands`.
-        only_confirmed: Whether a ranking counts only if several GPUs confirm it, as in default
-            mode.
+        measured_once: Whether each measurement without doubts counts, not only those that default
+            mode takes.
 
     Raises:
         TypeError: If an operand is no tensor.
@@ -185,5 +192,6 @@ def dispatch_table(
     check_kinds(op, a, b)
     asked = requests(op, a, b, out_dtype, extras=extras)
     facts = facts_of(a)
-    request, decided = find_dispatch(asked, facts, only_confirmed=only_confirmed)
+    evidence = Evidence.ONCE if measured_once else None
+    request, decided = find_dispatch(asked, facts, evidence=evidence)
     return DispatchedSizes(request=request, facts=facts, decided=decided)

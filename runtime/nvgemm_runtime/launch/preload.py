@@ -15,6 +15,7 @@ from ..gemm.operands import MAX_ALIGNMENT_BYTES, Request
 from ..installed.discover import DISTRIBUTION_PREFIX, canonical_name
 from ..installed.registry import INSTALLATION, FoundBundle
 from ..matching.device import DeviceFacts, device_facts
+from ..matching.evidence import Evidence
 from ..matching.index import all_but_m
 from ..matching.refusals import device_refusal, kernel_refusals
 from ..settings import is_off
@@ -232,8 +233,8 @@ def _of_tables(header: Header, facts: DeviceFacts) -> Iterator[str]:
     rows = {all_but_m(ranking.problem): ranking.problem for ranking in header.rankings}
     for problem in rows.values():
         request = Request(problem=problem, alignment_bytes=MAX_ALIGNMENT_BYTES)
-        for only_confirmed in (True, False):
-            _, decided = find_dispatch([request], facts, only_confirmed=only_confirmed)
+        for evidence in (None, Evidence.ONCE):
+            _, decided = find_dispatch([request], facts, evidence=evidence)
             yield from decided.table.used
 
 

@@ -14,7 +14,9 @@ from ..bundle.format import Timing
 from ..gemm.group_limits import too_large
 from ..gemm.operands import Request
 from .device import DeviceFacts, TorchVersions
+from .evidence import Evidence
 from .thresholds import (
+    MIN_GAIN,
     Contender,
     DispatchTable,
     MeasuredSize,
@@ -52,6 +54,8 @@ class Dispatch:
             contradict each other; empty where no measurement by ``nvgemm-aot tune`` could count.
         unconfirmed: By m, the files of bundles whose measurements of that size lack nothing but
             that another GPU confirms them.
+        held_back: By m, why a faster kernel is not used, where one GPU repeated its measurement
+            and the gain is too small for that to be enough.
         unlike: Why no measurement could count for these operands, or None.
         needed: The ids of the kernels without which the table could be another: those that it
             names, and those that others are compared to.
@@ -64,6 +68,7 @@ class Dispatch:
     declared: frozenset[int]
     doubtful: Mapping[int, tuple[TunedTogether, ...]]
     unconfirmed: Mapping[int, tuple[TunedTogether, ...]]
+    held_back: Mapping[int, str]
     unlike: str | None
     needed: frozenset[str]
 
@@ -95,7 +100,7 @@ def decide_dispatch(
     versions: TorchVersions,
     terms: Terms,
     *,
-    only_confirmed: bool = True,
+    evidence: Evidence = Evidence.DEFAULT,
     only_deterministic: bool = True,
 ) -> Dispatch:
     """Decide which kernel computes a GEMM at every m.
@@ -107,7 +112,7 @@ def decide_dispatch(
         facts: The device.
         versions: Of torch.
         terms: Of those, how ATen is set.
-        only_confirmed: Whether a ranking counts only if several GPUs confirm it.
+        evidence: What a ranking needs to count.
         only_deterministic: Whether to leave out kernels whose results depend on timing.
     """
     obstacle = why_unlike_measured(request) or why_another_aten(request, terms)
@@ -116,20 +121,24 @@ def decide_dispatch(
     why_open: dict[int, str] = {}
     doubtful: dict[int, tuple[TunedTogether, ...]] = {}
     unconfirmed: dict[int, tuple[TunedTogether, ...]] = {}
+    held_back: dict[int, str] = {}
     for m, of_size in sorted(rankings.items()):
-        counting, reasons = _counting(of_size, request, facts, versions, only_confirmed)
-        found = obstacle or reasons or _measured_size(m, counting, request)
+        counting, reasons = _counting(of_size, request, facts, versions, evidence)
+        found = obstacle or reasons or _measured_size(m, counting, request, evidence)
         if isinstance(found, str):
             why_open[m] = found
             files = _contradicting_files(counting) or _doubtful_files(of_size)
             if files and not obstacle:  # else measuring again would not make it count here
                 doubtful[m] = files
-            once = [one for one in of_size if _counts(one, request, facts, versions)]
+            once, _ = _counting(of_size, request, facts, versions, Evidence.ONCE)
             if once and not counting and not obstacle:
                 unconfirmed[m] = _each_alone(once)
             continue
         faster = beating_aten(found)
-        is_won = bool(faster) or _left_out_beat(counting[0], found.aten)
+        is_won = bool(faster) or _left_out_beat(counting[0], found)
+        if not is_won and beating_aten(replace(found, least_gain=MIN_GAIN)):
+            held_back[m] = _why_held_back(found)
+            unconfirmed[m] = _each_alone(counting)
         here = replace(request.problem, m=m)
         unusable: dict[str, str] = {}
         for one in (kernel for usable in of_size for kernel in usable.kernels):
@@ -168,15 +177,24 @@ def decide_dispatch(
         ),
         doubtful=doubtful,
         unconfirmed=unconfirmed,
+        held_back=held_back,
         unlike=obstacle,
         needed=kernels_that_decide(places, table),
     )
 
 
-def _left_out_beat(usable: UsableRanking, aten: Timing) -> bool:
+def _left_out_beat(usable: UsableRanking, size: MeasuredSize) -> bool:
     """Whether a kernel gains enough that is left out because its results depend on timing."""
     time_ns = usable.least_left_out_ns
-    return time_ns is not None and gains_enough(time_ns, aten)
+    return time_ns is not None and gains_enough(time_ns, size.aten, size.least_gain)
+
+
+def _why_held_back(size: MeasuredSize) -> str:
+    fastest_ns = min(one.timing.time_ns for one in size.kernels.values())
+    return (
+        f"a kernel gains {1 - fastest_ns / size.aten.time_ns:.1%}, and what one GPU repeated "
+        f"counts from {size.least_gain:.0%} on"
+    )
 
 
 def _counting(
@@ -184,22 +202,22 @@ def _counting(
     request: Request,
     facts: DeviceFacts,
     versions: TorchVersions,
-    only_confirmed: bool,
+    evidence: Evidence,
 ) -> tuple[list[UsableRanking], str]:
-    """The rankings of one problem that count; if none does, also why."""
+    """The rankings of one problem that count with the most evidence; if none does, also why."""
     reasons: dict[str, None] = {}  # in order, each once
-    counting: list[UsableRanking] = []
+    counting: dict[float, list[UsableRanking]] = {}
     for usable in rankings:
-        reason = _why_not_counted(usable, request, facts, versions, only_confirmed)
-        if reason is None:
-            counting.append(usable)
+        found = _least_gain(usable, request, facts, versions, evidence)
+        if isinstance(found, str):
+            reasons[found] = None
         else:
-            reasons[reason] = None
-    return counting, "" if counting else "; ".join(reasons)
+            counting.setdefault(found, []).append(usable)
+    return (counting[min(counting)], "") if counting else ([], "; ".join(reasons))
 
 
 def _measured_size(
-    m: int, counting: Sequence[UsableRanking], request: Request
+    m: int, counting: Sequence[UsableRanking], request: Request, evidence: Evidence
 ) -> MeasuredSize | str:
     """What rankings that count say of one problem; or that they contradict each other."""
     if _contradict(counting):
@@ -217,7 +235,9 @@ def _measured_size(
         workspace = one.kernel.workspace
         needed = one.kernel.workspace_bytes if workspace is None else workspace.size_bytes(problem)
         kernels[one.kernel.id] = Contender(timing=timing, workspace_bytes=needed)
-    return MeasuredSize(m=m, kernels=kernels, aten=measured.aten)
+    least_gain = evidence.least_gain(measured)
+    assert least_gain is not None  # or it would not count
+    return MeasuredSize(m=m, kernels=kernels, aten=measured.aten, least_gain=least_gain)
 
 
 def _contradict(counting: Iterable[UsableRanking]) -> bool:
@@ -256,28 +276,25 @@ def _each_alone(rankings: Iterable[UsableRanking]) -> tuple[TunedTogether, ...]:
     return tuple((str(one.path),) for one in opened if one is not None)
 
 
-def _counts(
-    usable: UsableRanking, request: Request, facts: DeviceFacts, versions: TorchVersions
-) -> bool:
-    """Whether a ranking counts where one that no other GPU confirms does."""
-    return _why_not_counted(usable, request, facts, versions, only_confirmed=False) is None
-
-
-def _why_not_counted(
+def _least_gain(
     usable: UsableRanking,
     request: Request,
     facts: DeviceFacts,
     versions: TorchVersions,
-    only_confirmed: bool,
-) -> str | None:
+    evidence: Evidence,
+) -> float | str:
+    """The least gain on ATen from which a ranking's kernels are used, or why it does not count."""
     measured = usable.ranking.measured
     if measured is None or usable.source.conditions is None:
         return "its ranking is an estimate"
     kernels = usable.aligned(request.alignment_bytes, request.is_compact)
     reason = why_times_are_open(measured, usable.source, kernels, facts, versions)
-    if reason is None and only_confirmed and not measured.is_confirmed:
-        reason = f"{measured.standing}, and not confirmed by another GPU"
-    return reason
+    if reason is not None:
+        return reason
+    least_gain = evidence.least_gain(measured)
+    if least_gain is None:
+        return f"{measured.standing}, and neither repeated nor confirmed by another GPU"
+    return least_gain
 
 
 def _is_won_by_a_kernel(usable: UsableRanking) -> bool:

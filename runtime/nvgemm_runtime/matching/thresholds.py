@@ -1,6 +1,7 @@
 """Which kernel computes at which m: thresholds, from what was measured at some m.
 
-A kernel computes nowhere unless it beats ATen by `MIN_GAIN`. At a measured m the fastest computes,
+A kernel computes nowhere unless it beats ATen by the least gain that counts there
+(`evidence.Evidence`), which is `MIN_GAIN` or more. At a measured m the fastest computes,
 or what is not told apart from it. Between two measured m, up to `FEW_ROWS`, a kernel may compute
 that was among the fastest at both. For more rows, what a kernel takes in between is computed from
 its waves of tiles (`ranking.curve_between`), and that must be less than ATen takes.
@@ -79,11 +80,13 @@ class MeasuredSize:
         m: Rows of A.
         kernels: By id, the kernels that were measured.
         aten: ATen's time.
+        least_gain: The least part by which a kernel's time must be below ATen's here.
     """
 
     m: int
     kernels: Mapping[str, Contender]
     aten: Timing
+    least_gain: float = MIN_GAIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +193,7 @@ def places_along(
     Between two measured m of at most `FEW_ROWS`, it is a kernel that beats ATen at both and is
     within `MARGIN` of the fastest at both. For more rows, it is a kernel that was faster than ATen
     at one of them and is within `FAR` of the fastest at both, and whose computed time is less than
-    ATen's by `MIN_GAIN` and within `MARGIN` of the least. Both only if the two m are near enough
+    ATen's by the larger `least_gain` of the two and within `MARGIN` of the least. Both only if the two m are near enough
     and the kernel needs little memory. Everywhere else it is ATen.
 
     Args:
@@ -237,13 +240,13 @@ def make_table(places: Sequence[Place]) -> DispatchTable:
 _ONLY_ATEN: Mapping[str, float] = {ATEN: 0.0}
 
 
-def gains_enough(time_ns: int, aten: Timing) -> bool:
-    """Whether a time is below ATen's by `MIN_GAIN`."""
-    return time_ns <= aten.time_ns * (1 - MIN_GAIN)
+def gains_enough(time_ns: int, aten: Timing, least_gain: float = MIN_GAIN) -> bool:
+    """Whether a time is below ATen's by ``least_gain``."""
+    return time_ns <= aten.time_ns * (1 - least_gain)
 
 
 def beating_aten(size: MeasuredSize) -> dict[str, float]:
-    """The kernels that beat ATen by `MIN_GAIN`, by id.
+    """The kernels that beat ATen by the least gain that counts at this size, by id.
 
     Returns:
         The part that each takes longer than the fastest.
@@ -251,7 +254,7 @@ def beating_aten(size: MeasuredSize) -> dict[str, float]:
     beating = {
         kernel_id: one.timing.time_ns
         for kernel_id, one in size.kernels.items()
-        if gains_enough(one.timing.time_ns, size.aten)
+        if gains_enough(one.timing.time_ns, size.aten, size.least_gain)
     }
     least = min(beating.values(), default=0)
     return {kernel_id: time_ns / least - 1 for kernel_id, time_ns in beating.items()}
@@ -308,12 +311,13 @@ def _between(below: MeasuredSize, above: MeasuredSize, tiling: Tiling | None) ->
         yield Place(begin=begin, allowed=_ONLY_ATEN)
         return
     compared = frozenset(times)
+    least_gain = _least_gain_between(below, above)
     for first, last in _spans(sorted(starts), above.m):
         # Waves change at the first m of a place alone: what holds at both ends holds between.
         ends = [
             _allowed_at_computed(
                 {kernel_id: time_ns(m) for kernel_id, time_ns in times.items()},
-                _aten_ns(m, below, above),
+                _aten_ns(m, below, above) * (1 - least_gain),
             )
             for m in (first, last)
         ]
@@ -338,21 +342,27 @@ def _beats_aten_somewhere(
     below: MeasuredSize,
     above: MeasuredSize,
 ) -> bool:
-    """Whether a kernel's computed time between two measured m is ever ATen's less `MIN_GAIN`.
+    """Whether a kernel's computed time between two measured m ever gains enough on ATen's.
 
     Between two of its steps, its time over ATen's rises or falls, so both ends say it.
     """
+    least_gain = _least_gain_between(below, above)
     return any(
-        time_ns(m) <= _aten_ns(m, below, above) * (1 - MIN_GAIN)
+        time_ns(m) <= _aten_ns(m, below, above) * (1 - least_gain)
         for span in _spans(steps, above.m)
         for m in span
     )
 
 
-def _allowed_at_computed(times_ns: Mapping[str, float], aten_ns: float) -> dict[str, float]:
+def _least_gain_between(below: MeasuredSize, above: MeasuredSize) -> float:
+    """The least part by which a kernel's time must be below ATen's between two measured m."""
+    return max(below.least_gain, above.least_gain)
+
+
+def _allowed_at_computed(times_ns: Mapping[str, float], most_ns: float) -> dict[str, float]:
     """The kernels that may compute where these times were computed, with what they lose."""
     least = min(times_ns.values())
-    reach = min(aten_ns * (1 - MIN_GAIN), least * (1 + MARGIN))
+    reach = min(most_ns, least * (1 + MARGIN))
     return {name: time_ns / least - 1 for name, time_ns in times_ns.items() if time_ns <= reach}
 
 
