@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from .agreement import Relation, compare, confirming_gpus, gpu_name
 from .entries import Entry
 
-
 STANDINGS = ("doubtful", "measured once", "repeated", "confirmed")
 """How far measurements of a problem are to be relied on, from the least."""
 

@@ -43,6 +43,8 @@ class Message(enum.Enum):
     """It has returned."""
     PROGRESS = "progress"
     """Problems that are done, and how many there are."""
+    AGAIN = "again"
+    """As ``PROGRESS``, of problems that are measured a second time."""
     LOG = "log"
     """A record: logger, level and text."""
     DONE = "done"
@@ -87,6 +89,7 @@ def main(descriptor: int, parent: int) -> None:
             _load(work.bench)(),
             work.options,
             progress=functools.partial(send, Message.PROGRESS),
+            again=functools.partial(send, Message.AGAIN),
             running=reporter.running,
         )
     except BaseException as error:

@@ -241,6 +241,7 @@ class Bench:
         sleep: Waits for a number of seconds.
         today: Returns the day in UTC, e.g. ``2026-11-21``.
         uuid: The GPU's, as NVML writes it, ``GPU-8b1c…``; None where it is not known.
+        now_s: Returns seconds of a clock that processes share.
     """
 
     facts: DeviceFacts
@@ -252,6 +253,7 @@ class Bench:
     sleep: Callable[[float], None]
     today: Callable[[], str]
     uuid: str | None = None
+    now_s: Callable[[], float] = time.time
 
     @property
     def conditions(self) -> Conditions:

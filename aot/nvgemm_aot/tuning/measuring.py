@@ -79,6 +79,8 @@ def measure(
     bench: Bench,
     trying: Callable[[str], AbstractContextManager[None]],
     running: Callable[[str], AbstractContextManager[None]],
+    *,
+    also_back_to_back: bool = True,
 ) -> TuningOutcome:
     """Time the contenders that compute a problem correctly.
 
@@ -88,6 +90,7 @@ def measure(
         bench: The GPU and its timer.
         trying: Context entered with a contender's name while that runs for the first time.
         running: Likewise, whenever it runs.
+        also_back_to_back: Whether launches back to back are timed too.
 
     Returns:
         The times, without kernels that fail or compute a wrong result. Likewise ATen or Triton has
@@ -134,7 +137,8 @@ def measure(
         result, doubts = _race_undisturbed(ready, bench, random.Random(seed))
     beside: dict[str, Timing] = {}
     try:
-        beside = _time_back_to_back(result, calls, bench, random.Random(seed), running)
+        if also_back_to_back:
+            beside = _time_back_to_back(result, calls, bench, random.Random(seed), running)
     except torch.OutOfMemoryError as error:
         # They are beside the ranking, which has been measured.
         _log.warning("%s: not timed back to back: %s", problem.key, one_line(str(error)))

@@ -25,11 +25,13 @@ class TuningOutcome(Measurement):
         back_to_back: By contender, times of launches back to back, of those that may be the fastest
             and of torch's own; the other times are of launches apart.
         confirmed_by: Digests of the UUIDs of the GPUs that confirm each other; see `compare`.
+        repeated: Seconds after which another process measured the same; None where none did.
     """
 
     wrong: Mapping[str, str]
     back_to_back: Mapping[str, Timing] = field(default_factory=dict)
     confirmed_by: tuple[str, ...] = ()
+    repeated: int | None = None
 
     @property
     def is_disturbed(self) -> bool:
@@ -53,6 +55,7 @@ def outcome_json(outcome: TuningOutcome) -> dict[str, Any]:
             name: timing_json(timing) for name, timing in outcome.back_to_back.items()
         },
         "confirmed_by": list(outcome.confirmed_by),
+        "repeated": outcome.repeated,
     }
 
 
@@ -71,6 +74,7 @@ def read_outcome(value: Mapping[str, Any]) -> TuningOutcome:
         conditions=Conditions(**value["conditions"]),
         back_to_back={name: _timing(one) for name, one in value["back_to_back"].items()},
         confirmed_by=tuple(value["confirmed_by"]),
+        repeated=value["repeated"],
     )
 
 

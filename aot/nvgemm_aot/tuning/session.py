@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -23,12 +23,13 @@ from ..rankings.agreement import (
     contender_name,
     gpu_name,
 )
-from .contenders import Contenders
+from .contenders import Contenders, Run
 from .correctness import thrown_out
 from .gpu import Bench
 from .measuring import BrokenDeviceError, measure
 from .neighbours import Neighbours
 from .other_work import OtherWork
+from .outcome import TuningOutcome
 from .rewrite import previous_outcome
 from .state import TuningState
 
@@ -137,8 +138,6 @@ class Session:
 
     def _measure_one(self, ranking: ProblemRanking, busy: str | None) -> str | None:
         """Measure a problem; returns why it is left out, or None."""
-        import torch
-
         key = ranking.problem.key
         before_now = self.state.outcomes.get(key)
         also = [] if before_now is None else [*before_now.kernels]  # or passes would never end
@@ -148,26 +147,9 @@ class Session:
             runs.pop(name, None)
         if not runs.keys() - {ATEN, TRITON}:
             return self._why_no_contender(ranking)
-        trying = functools.partial(self.state.trying, key=key)
-        try:
-            outcome = measure(
-                ranking.problem,
-                runs,
-                self.bench,
-                trying,
-                functools.partial(self.running, key=key),
-            )
-        except BrokenDeviceError as error:
-            name = contender_name(error.contender)
-            reason = f"{key}: it leaves the GPU unusable: {error.reason}"
-            self.state.add_broken(error.contender, reason)
-            raise UnusableGpuError(
-                f"{key}: {name} leaves the GPU unusable: {error.reason}; run the same command "
-                "again: it goes on without that"
-            ) from error
-        except torch.OutOfMemoryError as error:
-            _log.warning("%s is left out: %s", key, error)
-            return f"{OUT_OF_MEMORY}{error}"
+        outcome = self.run(ranking.problem, runs)
+        if isinstance(outcome, str):
+            return outcome
         before = previous_outcome(ranking, self.bench.facts.name)
         differs: str | None = None
         confirmed_by: tuple[str, ...] = ()
@@ -182,8 +164,40 @@ class Session:
             self._warn_of_repetition(before.conditions, outcome.conditions)
         doubts = (*outcome.doubts, *(doubt for doubt in (busy, differs) if doubt is not None))
         outcome = replace(outcome, doubts=doubts, confirmed_by=confirmed_by)
-        self.state.add(key, outcome)
+        self.state.add(key, outcome, self.bench.now_s())
         return None
+
+    def run(
+        self, problem: Problem, runs: Mapping[str, Run], *, also_back_to_back: bool = True
+    ) -> TuningOutcome | str:
+        """Measure contenders on a problem; returns why it is left out if memory is short.
+
+        Raises:
+            UnusableGpuError: If a contender leaves the GPU unusable.
+        """
+        import torch
+
+        key = problem.key
+        try:
+            return measure(
+                problem,
+                runs,
+                self.bench,
+                functools.partial(self.state.trying, key=key),
+                functools.partial(self.running, key=key),
+                also_back_to_back=also_back_to_back,
+            )
+        except BrokenDeviceError as error:
+            name = contender_name(error.contender)
+            reason = f"{key}: it leaves the GPU unusable: {error.reason}"
+            self.state.add_broken(error.contender, reason)
+            raise UnusableGpuError(
+                f"{key}: {name} leaves the GPU unusable: {error.reason}; run the same command "
+                "again: it goes on without that"
+            ) from error
+        except torch.OutOfMemoryError as error:
+            _log.warning("%s is left out: %s", key, error)
+            return f"{OUT_OF_MEMORY}{error}"
 
     def _warn_of_repetition(self, before: Conditions, now: Conditions) -> None:
         """Say once that the bundle was measured on this very GPU before."""

@@ -12,10 +12,11 @@ import errno
 import json
 import logging
 import os
+import uuid
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -195,9 +196,13 @@ def _encode(line: Line) -> bytes:
 
 _log = logging.getLogger(__name__)
 
-VERSION = 5
+VERSION = 6
 """Version of the file format. Version 3 may hold verdicts of a check that rejected correct
-kernels, version 4 times of launches back to back."""
+kernels, version 4 times of launches back to back; version 5 does not say when a problem was
+measured."""
+
+PROCESS = uuid.uuid4().hex
+"""Names this process in the states that it writes."""
 
 MOST_KILLS = 2
 """Kills during a kernel's first run on a problem, and deaths of the measuring process while the
@@ -248,13 +253,41 @@ def _add_behind(path: Path, said: Line) -> None:
         ) from error
 
 
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """When a problem was measured, and by which process.
+
+    Attributes:
+        at_s: Seconds of `gpu.Bench.now_s` when the measurement ended.
+        process: `PROCESS` there.
+    """
+
+    at_s: float
+    process: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeat:
+    """A later measurement of a problem by another process, of what may be the fastest alone.
+
+    Attributes:
+        outcome: What it found.
+        after_s: Seconds from the end of the first measurement to its begin.
+    """
+
+    outcome: TuningOutcome
+    after_s: int
+
+
 class TuningState:
     """The outcomes of a tuning, saved as they are added. One process at a time may open it.
 
     Outcomes of another ``identity`` (bundles, GPU, versions …) are refused.
 
     Attributes:
-        outcomes: By problem key.
+        outcomes: By problem key, what was measured first.
+        moments: By problem key, when and by which process.
+        repeats: By problem key, what another process measured later.
         broken: By name, contenders that must not run again, and why.
         hanging: Contenders that hang, each with the problem's key and what was observed; kernels
             are ``broken`` too.
@@ -267,31 +300,40 @@ class TuningState:
 
     def __init__(self, path: Path, identity: Mapping[str, str]) -> None:
         self.outcomes: dict[str, TuningOutcome] = {}
+        self.moments: dict[str, Moment] = {}
+        self.repeats: dict[str, Repeat] = {}
         self.broken: dict[str, str] = {}
         self.hanging: list[tuple[str, str]] = []
         self.written: set[str] = set()
         self._path = path
         self._unconfirmed: set[str] = set()
+        self._unconfirmed_repeats: set[str] = set()
         self._running: tuple[str, str] | None = None
         self._kills: Counter[tuple[str, str]] = Counter()
         self._journal = Journal(path, {"version": VERSION, "identity": dict(identity)})
         if self._journal.lines:
             self._read(identity)
 
-    def add(self, key: str, outcome: TuningOutcome) -> None:
-        """Add an outcome; later runs doubt it unless this one confirms it.
+    def add(self, key: str, outcome: TuningOutcome, at_s: float) -> None:
+        """Add an outcome that was measured now; later runs doubt it unless this one confirms it.
 
         Raises:
             StorageError: If the file cannot be written; so do the methods below.
         """
-        self._journal.append({"problem": key, "outcome": outcome_json(outcome)})
-        self.outcomes[key] = outcome
-        self._unconfirmed.add(key)
+        moment = Moment(at_s=at_s, process=PROCESS)
+        self._journal.append({"problem": key, "outcome": outcome_json(outcome), **asdict(moment)})
+        self._add(key, outcome, moment)
+
+    def add_repeat(self, key: str, repeat: Repeat) -> None:
+        """Add what was measured of a problem that has an outcome; as `add`."""
+        found = outcome_json(repeat.outcome)
+        self._journal.append({"problem": key, "repeat": found, "after_s": repeat.after_s})
+        self._add_repeat(key, repeat)
 
     @property
     def is_confirmed(self) -> bool:
         """Whether all outcomes are confirmed."""
-        return not self._unconfirmed
+        return not self._unconfirmed and not self._unconfirmed_repeats
 
     def confirm(self, doubt: str | None) -> None:
         """Confirm the outcomes added since the last call, or add a doubt to them."""
@@ -333,7 +375,7 @@ class TuningState:
                 self._journal.fail(f"{type(error).__name__}: {error}")
         if self._running is not None:
             self._add_kill(*self._running)  # first, while that is on the last line
-        if self._unconfirmed:
+        if not self.is_confirmed:
             self.confirm(KILLED)
 
     def _check_identity(self, first: Line, identity: Mapping[str, str]) -> None:
@@ -356,8 +398,11 @@ class TuningState:
     def _apply_line(self, line: Line) -> None:
         self._running = None
         if "outcome" in line:
-            self.outcomes[line["problem"]] = read_outcome(line["outcome"])
-            self._unconfirmed.add(line["problem"])
+            moment = Moment(at_s=float(line["at_s"]), process=line["process"])
+            self._add(line["problem"], read_outcome(line["outcome"]), moment)
+        elif "repeat" in line:
+            found = Repeat(outcome=read_outcome(line["repeat"]), after_s=int(line["after_s"]))
+            self._add_repeat(line["problem"], found)
         elif "confirmed" in line:
             self._confirm(line["confirmed"])
         elif "broken" in line:
@@ -372,6 +417,16 @@ class TuningState:
             self._kills[line["killed"], line["on"]] += 1
         else:
             self._running = line["running"], line["on"]
+
+    def _add(self, key: str, outcome: TuningOutcome, moment: Moment) -> None:
+        self.outcomes[key], self.moments[key] = outcome, moment
+        self._unconfirmed.add(key)
+        self.repeats.pop(key, None)  # of an outcome that is there no more
+        self._unconfirmed_repeats.discard(key)
+
+    def _add_repeat(self, key: str, repeat: Repeat) -> None:
+        self.repeats[key] = repeat
+        self._unconfirmed_repeats.add(key)
 
     def _add_hang(self, contender: str, key: str, reason: str) -> None:
         said = f"{key}: {reason}"
@@ -392,7 +447,13 @@ class TuningState:
             for key in self._unconfirmed:
                 outcome = self.outcomes[key]
                 self.outcomes[key] = replace(outcome, doubts=(*outcome.doubts, doubt))
+            for key in self._unconfirmed_repeats:
+                repeat = self.repeats[key]
+                doubts = (*repeat.outcome.doubts, doubt)
+                outcome = replace(repeat.outcome, doubts=doubts)
+                self.repeats[key] = replace(repeat, outcome=outcome)
         self._unconfirmed.clear()
+        self._unconfirmed_repeats.clear()
 
     def _add_kill(self, contender: str, key: str) -> None:
         self._journal.append({"killed": contender, "on": key})

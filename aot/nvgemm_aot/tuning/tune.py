@@ -24,6 +24,7 @@ from .gpu import Bench
 from .grid import between_declared, measured_before, where_winners_change
 from .neighbours import Neighbours
 from .outcome import TuningOutcome
+from .repeating import measure_again, outcomes_with_repeats, unrepeated
 from .rewrite import (
     Pruned,
     prune,
@@ -61,6 +62,7 @@ class TuningOptions:
             table.
         accepts_suspect: Whether to write a bundle even if so many kernels were thrown out that
             the measurement itself may be at fault.
+        repeats: Whether problems are measured a second time that another process measured first.
     """
 
     budget_s: float | None = None
@@ -70,6 +72,7 @@ class TuningOptions:
     triton: bool = False
     prunes: bool = False
     accepts_suspect: bool = False
+    repeats: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,7 @@ class Tuned:
         pruned: Result of pruning; None unless it was asked for.
         state: The file that keeps the outcomes; None where there are none.
         measured_now: How many problems this run measured.
+        unrepeated: How many problems are left to be measured a second time, by another process.
         is_complete: Whether the same command would have nothing left to measure.
         suspicion: Why the measurement rather than the thrown-out kernels may be wrong, or None.
     """
@@ -101,6 +105,7 @@ class Tuned:
     pruned: Pruned | None
     state: Path | None
     measured_now: int
+    unrepeated: int
     is_complete: bool
     suspicion: str | None
 
@@ -112,13 +117,15 @@ def tune(
     options: TuningOptions,
     *,
     progress: Progress | None = None,
+    again: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
     running: Running = unwatched,
 ) -> Tuned:
     """Measure the problems of bundles and write one bundle with measured rankings.
 
     Each outcome is saved beside the output at once: after an interruption, or when the budget is
-    used up, the same call continues there. After the last problem it measures nothing again.
+    used up, the same call continues there. After the last problem it measures a second time what
+    another process measured first (see `repeating`), and after that nothing.
 
     Args:
         paths: The bundles, of one target and toolchain.
@@ -126,6 +133,7 @@ def tune(
         bench: The GPU and its timer.
         options: What to measure, and for how long.
         progress: Called before the first problem and after each finished one.
+        again: Likewise, of the second measurements; also while it waits for their time.
         clock: Returns seconds, for the budget.
         running: Context entered with a contender and a problem's key whenever the contender runs.
 
@@ -174,14 +182,18 @@ def tune(
         wanted, measured_now, left_out, lacking = _measure_all(
             session, content.rankings, options, progress
         )
+        if options.repeats:
+            measure_again(session, wanted, again)
+        left_to_repeat = len(unrepeated(session, wanted)) if options.repeats else 0
+        outcomes = outcomes_with_repeats(state)
         # What was not declared and not measured either has nothing to be written.
-        measured = (one for one in wanted if one.problem.key in state.outcomes)
+        measured = (one for one in wanted if one.problem.key in outcomes)
         known = {one.problem for one in content.rankings}
         more = tuple(one for one in measured if one.problem not in known)
         content = replace(content, rankings=(*content.rankings, *more))
         suspect = suspicion(
             ((kernel.id, kernel.signature) for kernel in content.kernels),
-            thrown_out(state.outcomes, state.broken),
+            thrown_out(outcomes, state.broken),
         )
         if suspect is not None and not options.accepts_suspect:
             raise SuspectError(
@@ -192,7 +204,7 @@ def tune(
                 "these kernels: --accept-suspect"
             )
         made = tuned_content(
-            content, state.outcomes, broken=state.broken, program=PROGRAM, gpu=bench.facts.name
+            content, outcomes, broken=state.broken, program=PROGRAM, gpu=bench.facts.name
         )
         pruned = None
         if options.prunes:
@@ -208,16 +220,18 @@ def tune(
         header=header,
         file_bytes=file_bytes,
         pruned_bytes=sum(stored_bytes[id_] for id_ in pruned.dropped) if pruned else 0,
-        outcomes={key: state.outcomes[key] for key in keys if key in state.outcomes},
-        unmeasured={key: why for key, why in left_out.items() if key not in state.outcomes},
+        outcomes={key: outcomes[key] for key in keys if key in outcomes},
+        unmeasured={key: why for key, why in left_out.items() if key not in outcomes},
         broken=state.broken,
         hanging=tuple(state.hanging),
         pruned=pruned,
-        state=state_path(output) if state.outcomes else None,
+        state=state_path(output) if outcomes else None,
         measured_now=measured_now,
-        is_complete=not any(outcome.is_disturbed for outcome in state.outcomes.values())
+        unrepeated=left_to_repeat,
+        is_complete=not any(outcome.is_disturbed for outcome in outcomes.values())
         and not any(why.startswith((OUT_OF_BUDGET, OUT_OF_MEMORY)) for why in left_out.values())
-        and not lacking,
+        and not lacking
+        and not left_to_repeat,
         suspicion=suspect,
     )
 

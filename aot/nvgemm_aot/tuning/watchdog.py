@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from pathlib import Path
@@ -41,6 +41,10 @@ the manifests that come with nvgemm-aot, that takes about a second."""
 TRITON_FACTOR = 30
 """Triton gets so many times as long: Inductor compiles and times its choices in the first run."""
 
+MOST_FURTHER = 2
+"""Most processes that measure a second time: one for what the first measured, and another for what
+was disturbed there."""
+
 MOST_ENDS = 8
 """Most processes of one tuning that hang or die: more rather mean a broken GPU or driver."""
 
@@ -63,9 +67,12 @@ def tune_watched(
     bench: str = GPU_BENCH,
     hang_s: float = HANG_S,
     progress: Progress | None = None,
+    again: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tuned:
-    """Tune as `session.tune` does, and survive kernels that hang or end their process.
+    """Tune as `tune.tune` does, and survive kernels that hang or end their process.
+
+    What a process measured first, the next one measures a second time.
 
     Args:
         paths: The bundles.
@@ -74,6 +81,7 @@ def tune_watched(
         bench: ``module:function`` of what makes the bench, in the measuring process.
         hang_s: Seconds after which a contender that has not returned hangs.
         progress: Called before the first problem and after each finished one.
+        again: Likewise, of the second measurements.
         clock: Returns seconds, for the budget.
 
     Raises:
@@ -82,8 +90,9 @@ def tune_watched(
         NvgemmError: As `tune.tune`.
     """
     begin = clock()
-    shown = _Shown(report=progress)
+    shown = {Message.PROGRESS: _Shown(report=progress), Message.AGAIN: _Shown(report=again)}
     ends: list[str] = []
+    further = 0
     while len(ends) < MOST_ENDS:
         left = options
         if options.budget_s is not None:
@@ -98,7 +107,11 @@ def tune_watched(
         with contextlib.closing(_Process(work)) as process:
             end = process.watch(hang_s, shown)
         if isinstance(end, Tuned):
-            return end
+            is_over = left.budget_s is not None and clock() - begin >= (options.budget_s or 0)
+            if not end.unrepeated or further == MOST_FURTHER or is_over:
+                return end
+            further += 1
+            continue
         if end.record is not None:
             with reserved(output):
                 end.record(state_path(output), end.contender, end.key, end.reason)
@@ -167,7 +180,7 @@ class _Process:
         with contextlib.suppress(BrokenPipeError):  # `watch` tells how it ended
             self._connection.send(work)
 
-    def watch(self, hang_s: float, progress: Progress) -> Tuned | _End:
+    def watch(self, hang_s: float, progress: Mapping[Message, Progress]) -> Tuned | _End:
         """Pass on what it reports until it ends, or hangs.
 
         Raises:
@@ -217,14 +230,16 @@ class _Process:
             record=add_hang,
         )
 
-    def _take(self, message: tuple[Any, ...], progress: Progress) -> Tuned | _End | None:
+    def _take(
+        self, message: tuple[Any, ...], progress: Mapping[Message, Progress]
+    ) -> Tuned | _End | None:
         kind, *values = message
         if kind is Message.RUNS:
             self._running = self._last = (values[0], values[1])
         elif kind is Message.RETURNED:
             self._running = None
-        elif kind is Message.PROGRESS:
-            progress(*values)
+        elif kind in progress:
+            progress[kind](*values)
         elif kind is Message.LOG:
             name, level, text = values
             logging.getLogger(name).log(level, "%s", text)

@@ -1,8 +1,8 @@
 """What joins without max-autotune: kernels that were measured to beat ATen, and nothing is timed.
 
-Only rankings count that several GPUs of the product confirm, or that one repeated with a large gain
-(`matching.evidence`). Only kernels join that round where ATen's operator does: those of the operator
-itself, with nothing fused and no sum split.
+Only rankings count that several GPUs of the product confirm, or that one repeated with a large
+gain (`matching.evidence`). Only kernels join that round where ATen's operator does: those of the
+operator itself, with nothing fused and no sum split.
 
 The names of torch that are used here are private, and were run on torch 2.11 to 2.15.
 """
@@ -152,6 +152,7 @@ def _none_faster(
 
 _MOST_REASONS = 3
 """Most sizes that a message gives reasons for."""
+
 
 def _few(reasons: list[str]) -> list[str]:
     """The first `_MOST_REASONS` of them, and how many are left."""

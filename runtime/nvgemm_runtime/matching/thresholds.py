@@ -193,8 +193,8 @@ def places_along(
     Between two measured m of at most `FEW_ROWS`, it is a kernel that beats ATen at both and is
     within `MARGIN` of the fastest at both. For more rows, it is a kernel that was faster than ATen
     at one of them and is within `FAR` of the fastest at both, and whose computed time is less than
-    ATen's by the larger `least_gain` of the two and within `MARGIN` of the least. Both only if the two m are near enough
-    and the kernel needs little memory. Everywhere else it is ATen.
+    ATen's by the larger `least_gain` of the two and within `MARGIN` of the least. Both only if the
+    two m are near enough and the kernel needs little memory. Everywhere else it is ATen.
 
     Args:
         sizes: What was measured, each m once.

@@ -1,0 +1,157 @@
+"""Measures problems a second time, in another process and minutes later, on the same GPU.
+
+A second measurement takes only the contenders that may be the fastest. What it agrees with is
+repeated; what contradicts it is in doubt.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from nvgemm_runtime.bundle.format import LEAST_REPEAT_S
+
+from ..bundle.content import ProblemRanking
+from ..rankings.agreement import ATEN, Relation, compare_repeat
+from ..rankings.intervals import contending, interval_of
+from .contenders import Run
+from .other_work import OtherWork
+from .outcome import TuningOutcome
+from .session import Progress, Session
+from .state import PROCESS, Repeat, TuningState
+
+_log = logging.getLogger(__name__)
+
+SLICE_S = 1.0
+"""Longest sleep at a time, after which progress is reported: whoever watches takes silence for a
+hang."""
+
+
+def outcomes_with_repeats(state: TuningState) -> dict[str, TuningOutcome]:
+    """By problem key, what was measured first, with what the second measurement says of it."""
+    return {
+        key: outcome if key not in state.repeats else _with_repeat(outcome, state.repeats[key])
+        for key, outcome in state.outcomes.items()
+    }
+
+
+def _with_repeat(first: TuningOutcome, repeat: Repeat) -> TuningOutcome:
+    second = repeat.outcome
+    wrong = second.wrong
+    outcome = replace(
+        first,
+        kernels={id_: timing for id_, timing in first.kernels.items() if id_ not in wrong},
+        wrong={**first.wrong, **wrong},
+    )
+    compared = compare_repeat(first, second)
+    if compared.relation is Relation.CONTRADICTS:
+        return replace(outcome, doubts=(*outcome.doubts, compared.why))
+    is_repeated = compared.relation is Relation.REPEATS and repeat.after_s >= LEAST_REPEAT_S
+    return replace(outcome, repeated=repeat.after_s if is_repeated else None)
+
+
+def unrepeated(session: Session, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
+    """Problems that are to be measured a second time on this GPU, the first measured first.
+
+    These are the ones without doubts that no other GPU confirms. One whose second measurement was
+    disturbed is among them.
+    """
+    state, gpu = session.state, session.bench.conditions.gpu_sha256
+
+    def is_left(key: str) -> bool:
+        outcome, repeat = state.outcomes.get(key), state.repeats.get(key)
+        if outcome is None or outcome.doubts or outcome.confirmed_by or not outcome.kernels:
+            return False
+        if gpu is None or outcome.conditions.gpu_sha256 != gpu:
+            return False
+        return repeat is None or repeat.outcome.is_disturbed
+
+    left = [one for one in rankings if is_left(one.problem.key)]
+    return sorted(left, key=lambda one: state.moments[one.problem.key].at_s)
+
+
+def measure_again(
+    session: Session, rankings: Sequence[ProblemRanking], progress: Progress | None
+) -> None:
+    """Measure those problems a second time that another process measured first.
+
+    Each waits until `LEAST_REPEAT_S` have passed since its first measurement, unless the budget
+    ends before.
+    """
+    state, bench = session.state, session.bench
+    left = [
+        one
+        for one in unrepeated(session, rankings)
+        if state.moments[one.problem.key].process != PROCESS
+    ]
+    if not left:
+        return
+    if progress is None:
+        progress = _report_nothing
+    progress(0, len(left))
+    other_work = OtherWork(bench, state)
+    now = session.elapsed_s()
+    try:
+        for place, ranking in enumerate(left, start=1):
+            key = ranking.problem.key
+            begun_s = _wait_until_due(
+                session, key, functools.partial(progress, place - 1, len(left))
+            )
+            last, now = now, session.elapsed_s()
+            other_work.pass_time(now - last)
+            if begun_s is None or _is_used_up(session, now):
+                break
+            outcome = session.run(ranking.problem, _runs(session, ranking), also_back_to_back=False)
+            if isinstance(outcome, TuningOutcome):
+                if other_work.busy is not None:
+                    outcome = replace(outcome, doubts=(*outcome.doubts, other_work.busy))
+                after_s = math.floor(begun_s - state.moments[key].at_s)
+                state.add_repeat(key, Repeat(outcome=outcome, after_s=after_s))
+            progress(place, len(left))
+    finally:
+        other_work.end()
+
+
+def _report_nothing(done: int, total: int) -> None:
+    """Progress that nobody asked for."""
+
+
+def _is_used_up(session: Session, elapsed_s: float) -> bool:
+    return session.budget_s is not None and elapsed_s >= session.budget_s
+
+
+def _wait_until_due(session: Session, key: str, report: Callable[[], None]) -> float | None:
+    """Wait until a problem may be measured again.
+
+    Returns:
+        What the shared clock says then; None if the budget ends before, which is not waited for.
+    """
+    bench, at_s = session.bench, session.state.moments[key].at_s
+    # A clock that was set back meanwhile makes nothing wait for longer.
+    left_s = min(LEAST_REPEAT_S + at_s - bench.now_s(), LEAST_REPEAT_S)
+    if left_s > 0 and _is_used_up(session, session.elapsed_s() + left_s):
+        return None
+    if left_s > SLICE_S:
+        _log.warning(
+            "waiting %d s: a problem is measured again %d s after its first measurement at the "
+            "earliest",
+            math.ceil(left_s),
+            LEAST_REPEAT_S,
+        )
+    while left_s > 0:
+        bench.sleep(min(SLICE_S, left_s))
+        left_s -= SLICE_S
+        report()
+    return bench.now_s()
+
+
+def _runs(session: Session, ranking: ProblemRanking) -> Mapping[str, Run]:
+    """The contenders that may be the fastest by the first measurement, and ATen."""
+    outcome = session.state.outcomes[ranking.problem.key]
+    front = contending({name: interval_of(timing) for name, timing in outcome.times.items()})
+    wanted = {*front, next(iter(outcome.kernels)), ATEN}
+    runs = session.contenders.runs_of(ranking, [id_ for id_ in outcome.kernels if id_ in wanted])
+    return {name: run for name, run in runs.items() if name in wanted}
