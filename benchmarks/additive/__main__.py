@@ -4,9 +4,10 @@ Small models of several kinds, at several batches, have their GEMMs autotuned, e
 fresh processes with empty caches. A process compiles a model twice, with bundles and with the
 plug-in off, one or the other first, over the same weights and inputs. When some models are
 compiled, each process times both sides, window by window in turns, while the others rest: called
-from Python, and in a CUDA graph of ten calls, as servers do. So clocks, neighbours and the luck of
-a process do to both sides what they do. While processes compile side by side, only one of them
-times choices on the GPU.
+from Python, and in a CUDA graph of ten calls, as servers do; and it profiles the kernels of such
+graphs. So clocks, neighbours and the luck of a process do to both sides what they do. Kernels
+decide whether a model is slower (see `kernel_time`). While processes compile side by side, only one
+of them times choices on the GPU.
 
     pip install the wheel of benchmarks/additive/manifest.yaml, then:
     python -m benchmarks.additive measure additive.json            # all, which takes long
@@ -14,8 +15,8 @@ times choices on the GPU.
     python -m benchmarks.additive measure additive.json --resume --budget 500       # go on
     python -m benchmarks.additive table additive.json
 
-With ``--backends default`` nothing is autotuned: kernels join where two GPUs measured them to beat
-ATen, so the bundle must be one that `nvgemm-aot tune` made.
+With ``--backends default`` nothing is autotuned: kernels join where measured rankings count, so the
+bundle must be one that `nvgemm-aot tune` made. `benchmarks.repeated` tunes one and goes on here.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 import click
 
 from benchmarks.additive.models import BATCHES, MODELS
-from benchmarks.additive.pool import BACKENDS, DEFAULT, Case, Deadline, started
+from benchmarks.additive.pool import BACKENDS, DEFAULT, REPEATED, Case, Deadline, started
 from benchmarks.additive.table import T_95, judge, table
 from benchmarks.additive.worker import modes_on, work
 from benchmarks.shared.bundled import environment
@@ -80,7 +81,7 @@ def worker(device: str, lock: Path) -> None:
 @click.option(
     "--backends",
     multiple=True,
-    type=click.Choice([*BACKENDS, DEFAULT]),
+    type=click.Choice([*BACKENDS, DEFAULT, REPEATED]),
     default=BACKENDS,
     show_default=True,
     help="What bundled kernels compete with; may be given more than once.",

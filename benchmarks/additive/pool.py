@@ -25,6 +25,9 @@ BACKENDS = ("ATEN", "ATEN,TRITON")
 DEFAULT = "default"
 """In place of backends: no max-autotune."""
 
+REPEATED = "default-repeated"
+"""Likewise, where repeated rankings count as confirmed ones do."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -192,14 +195,16 @@ def started(backends: str, processes: int, draws: int, device: str) -> Iterator[
             path = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
             return Path(stack.enter_context(path))
 
+        is_default = backends in (DEFAULT, REPEATED)
         shared = directory()
         workers = []
         for _ in range(max(draws, processes)):
             own = directory()
             environment = fresh_environment(
                 own,
-                TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS=None if backends == DEFAULT else backends,
-                NVGEMM_AOT_DEFAULT_MODE="1" if backends == DEFAULT else "0",
+                TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS=None if is_default else backends,
+                NVGEMM_AOT_DEFAULT_MODE="1" if is_default else "0",
+                NVGEMM_AOT_REPEATED_RANKINGS="1" if backends == REPEATED else None,
                 TORCHINDUCTOR_COMPILE_THREADS="4",
                 # Both sides are compiled, rather than one found where it equals the other.
                 TORCHINDUCTOR_FX_GRAPH_CACHE="0",

@@ -22,6 +22,7 @@ from unittest import mock
 
 import click
 
+from benchmarks.additive.kernel_time import kernel_times_us
 from benchmarks.additive.models import MODELS, build
 from benchmarks.additive.table import SIDES
 from benchmarks.shared.compiling import answering, check_results, count_gemms, gemm_calls
@@ -30,8 +31,9 @@ from nvgemm_runtime.settings import serves_default_mode
 if TYPE_CHECKING:
     import torch
 
-CALLS, GRAPHS = "calls", "graphs"
-"""How a compiled model is called: from Python, or by replays of a CUDA graph."""
+CALLS, GRAPHS, KERNELS = "calls", "graphs", "kernels"
+"""What is timed of a compiled model: calls from Python, replays of a CUDA graph, or the kernels of
+such replays by themselves."""
 
 FAILURE = "failure"
 """In an answer: why there is none."""
@@ -40,6 +42,9 @@ CALLS_OF_GRAPH = 10
 """Calls that a graph holds, as a server's holds many layers: the smallest models here take no
 longer than the host takes to start a graph."""
 
+PROFILES = 5
+"""Profiles a side: the times of kernels vary by little."""
+
 Results = list["torch.Tensor"]
 Ways = dict[str, Callable[[], object]]
 """Calls of a compiled model, by mode."""
@@ -47,7 +52,7 @@ Ways = dict[str, Callable[[], object]]
 
 def modes_on(device: str) -> list[str]:
     """In which ways models are called on a kind of device."""
-    return [CALLS, GRAPHS] if device == "cuda" else [CALLS]
+    return [CALLS, GRAPHS, KERNELS] if device == "cuda" else [CALLS]
 
 
 def work(device: str, lock: Path) -> None:
@@ -81,9 +86,13 @@ def _answer(
     if "time" in question:
         name, batch = question["time"]
         mode = question["mode"]
-        calls = {side: ways[mode] for side, ways in compiled[name, batch].items()}
-        times = _times_us(calls, question["rounds"], question["window_ms"], device)
-        at_once = CALLS_OF_GRAPH if mode == GRAPHS else 1
+        way = CALLS if mode == CALLS else GRAPHS
+        calls = {side: ways[way] for side, ways in compiled[name, batch].items()}
+        if mode == KERNELS:
+            times = kernel_times_us(calls, PROFILES)
+        else:
+            times = _times_us(calls, question["rounds"], question["window_ms"], device)
+        at_once = CALLS_OF_GRAPH if way == GRAPHS else 1
         return {side: [one / at_once for one in found] for side, found in times.items()}
     import torch
 

@@ -16,7 +16,7 @@ from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
 
 from .interrupts import INTERRUPTED
 from .options import ANY_PATH, Duration, json_option
-from .printing import print_result, report_progress, size_text, table
+from .printing import count_text, print_result, report_progress, size_text, table
 
 if TYPE_CHECKING:
     from ..tuning.outcome import TuningOutcome
@@ -71,6 +71,12 @@ def _sigterm_interrupts() -> Iterator[None]:
     help="Write the bundle even if all kernels of a signature, or most of all, came out wrong.",
 )
 @click.option(
+    "--no-repeat",
+    is_flag=True,
+    help="Do not measure problems a second time, of which default mode then uses none unless "
+    "another GPU confirms them.",
+)
+@click.option(
     "--hang-after",
     type=_DURATION,
     default="60s",
@@ -90,14 +96,17 @@ def tune(
     triton: bool,
     prune: bool,
     accept_suspect: bool,
+    no_repeat: bool,
     hang_after: float,
     as_json: bool,
 ) -> None:
     """Measure the kernels of BUNDLES on this GPU, and write a bundle with what was measured.
 
-    Every declared problem is timed with its kernels and with ATen. What was measured is kept beside
-    the output, in OUT.tuning.jsonl: the same command goes on from there. A kernel that never
-    returns is dropped: the process that measures is killed, and another goes on.
+    Every declared problem is timed with its kernels and with ATen, and two minutes later or more
+    another process times the fastest a second time: where both agree, one GPU is enough for plain
+    torch.compile to use kernels that gain 8 %. What was measured is kept beside the output, in
+    OUT.tuning.jsonl: the same command goes on from there. A kernel that never returns is dropped:
+    the process that measures is killed, and another goes on.
     """
     from ..tuning import watchdog
     from ..tuning.state import state_path
@@ -115,11 +124,16 @@ def tune(
         triton=triton,
         prunes=prune,
         accepts_suspect=accept_suspect,
+        repeats=not no_repeat,
     )
     try:
-        with _sigterm_interrupts(), report_progress("Measuring", "problems") as progress:
+        with (
+            _sigterm_interrupts(),
+            report_progress("Measuring", "problems") as progress,
+            report_progress("Measuring again", "problems") as again,
+        ):
             tuned = watchdog.tune_watched(
-                bundles, out, options, hang_s=hang_after, progress=progress
+                bundles, out, options, hang_s=hang_after, progress=progress, again=again
             )
     except KeyboardInterrupt:
         kept = "nothing was measured yet"
@@ -132,6 +146,8 @@ def tune(
 
 def tuned_document(tuned: Tuned) -> Document:
     """Describe what was measured and written."""
+    from ..rankings.counting import count_by_product
+
     return {
         "suspicion": tuned.suspicion,
         "path": str(tuned.path),
@@ -140,18 +156,20 @@ def tuned_document(tuned: Tuned) -> Document:
         "problems": {key: _outcome_document(item) for key, item in tuned.outcomes.items()},
         "not_declared": [one.problem.key for one in tuned.header.rankings if not one.is_declared],
         "standings": _standings(tuned),
+        "counted": [asdict(one) for one in count_by_product(tuned.header)],
         "unmeasured": dict(tuned.unmeasured),
         "broken": dict(tuned.broken),
         "hanging": [list(one) for one in tuned.hanging],
         "pruned": tuned.pruned and {**asdict(tuned.pruned), "bytes": tuned.pruned_bytes},
         "state": None if tuned.state is None else str(tuned.state),
         "measured_now": tuned.measured_now,
+        "unrepeated": tuned.unrepeated,
         "is_complete": tuned.is_complete,
     }
 
 
 def _standings(tuned: Tuned) -> dict[str, int]:
-    """How many rankings of the new bundle are confirmed, measured once, or doubtful."""
+    """How many rankings of the new bundle have which standing."""
     found = [one.measured.standing for one in tuned.header.rankings if one.measured is not None]
     return dict(sorted(Counter(found).items()))
 
@@ -258,6 +276,8 @@ def _summary_lines(document: Document) -> Iterator[str]:
     if document["standings"]:
         counts = ", ".join(f"{n} {standing}" for standing, n in document["standings"].items())
         yield f"rankings: {counts}"
+    for counted in document["counted"]:
+        yield from _counted_lines(counted)
     if document["not_declared"]:
         yield f"measured and not declared: {len(document['not_declared'])} problems"
     yield (
@@ -265,6 +285,10 @@ def _summary_lines(document: Document) -> Iterator[str]:
         f"{document['kernels']} kernels, {size_text(document['bytes'])}"
     )
     state = document["state"]
+    if document["unrepeated"]:
+        yield (
+            f"left to be measured a second time: {count_text(document['unrepeated'], 'problem')}"
+        )
     if state is not None and not document["is_complete"]:
         yield f"what was measured is kept in {state}; the same command goes on"
     elif state is not None and document["measured_now"] == 0:
@@ -272,6 +296,29 @@ def _summary_lines(document: Document) -> Iterator[str]:
             f"all of that was measured already, and is kept in {state}; to measure it anew, name "
             "another output"
         )
+
+
+def _counted_lines(counted: Document) -> Iterator[str]:
+    """Say for how many problems torch.compile uses kernels on every GPU of a product."""
+    from nvgemm_runtime.matching.evidence import REPEATED_GAIN
+    from nvgemm_runtime.matching.thresholds import MIN_GAIN
+    from nvgemm_runtime.settings import REPEATED_VARIABLE
+
+    used = counted["confirmed"] + counted["repeated"]
+    yield (
+        f"on every {counted['gpu']} with torch {counted['torch']}, CUDA {counted['cuda']}, of "
+        f"{count_text(counted['measured'], 'measured problem')}:"
+    )
+    yield (
+        f"  plain torch.compile uses kernels for {used}: {counted['confirmed']} confirmed, "
+        f"{counted['repeated']} repeated with a gain of {REPEATED_GAIN:.0%} or more; with "
+        f"{REPEATED_VARIABLE}=1 for {counted['with_setting']}"
+    )
+    yield f"  ATen computes {counted['aten']}, where no kernel gains {MIN_GAIN:.0%}"
+    if counted["beyond_default"]:
+        yield f"  only max-autotune uses {counted['beyond_default']}: fused or gathered ones"
+    offered = counted["measured"] - counted["aten"]
+    yield f"  under max-autotune, kernels compete for {offered} or more"
 
 
 def _loss_text(ratio: float | None) -> str:
