@@ -317,8 +317,7 @@ def _counted_lines(counted: Document) -> Iterator[str]:
     yield f"  ATen computes {counted['aten']}, where no kernel gains {MIN_GAIN:.0%}"
     if counted["beyond_default"]:
         yield f"  only max-autotune uses {counted['beyond_default']}: fused or gathered ones"
-    offered = counted["measured"] - counted["aten"]
-    yield f"  under max-autotune, kernels compete for {offered} or more"
+    yield f"  under max-autotune, kernels compete for {counted['competing']}"
 
 
 def _loss_text(ratio: float | None) -> str:

@@ -24,6 +24,7 @@ class Counted:
         aten: For how many ATen computes everywhere, as no kernel gains enough.
         beyond_default: How many are of operations that default mode leaves alone: fused
             activations and gates, and rows that indices name.
+        competing: For how many kernels compete under max-autotune.
         doubtful: How many are in doubt, and timed again wherever their kernels compete.
     """
 
@@ -36,6 +37,7 @@ class Counted:
     with_setting: int
     aten: int
     beyond_default: int
+    competing: int
     doubtful: int
 
 
@@ -59,6 +61,10 @@ def count_by_product(header: Header) -> list[Counted]:
 def _kinds(header: Header, ranking: Ranking) -> Iterator[str]:
     measured, signature = ranking.measured, ranking.problem.signature
     assert measured is not None
+    first_ns = ranking.kernels[0].time_ns
+    assert first_ns is not None  # of a measured ranking
+    if measured.doubts or measured.aten is None or first_ns < measured.aten.time_ns:
+        yield "competing"
     if measured.doubts:
         yield "doubtful"
         return

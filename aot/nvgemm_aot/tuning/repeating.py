@@ -27,7 +27,11 @@ _log = logging.getLogger(__name__)
 
 SLICE_S = 1.0
 """Longest sleep at a time, after which progress is reported: whoever watches takes silence for a
-hang."""
+hang. So much is waited in excess too, as clocks are corrected."""
+
+
+WORTH_SAYING_S = 10.0
+"""Shortest wait that is announced."""
 
 
 def outcomes_with_repeats(state: TuningState) -> dict[str, TuningOutcome]:
@@ -75,11 +79,14 @@ def unrepeated(session: Session, rankings: Sequence[ProblemRanking]) -> list[Pro
 
 def measure_again(
     session: Session, rankings: Sequence[ProblemRanking], progress: Progress | None
-) -> None:
+) -> int:
     """Measure those problems a second time that another process measured first.
 
     Each waits until `LEAST_REPEAT_S` have passed since its first measurement, unless the budget
     ends before.
+
+    Returns:
+        How many it measured.
     """
     state, bench = session.state, session.bench
     left = [
@@ -88,12 +95,12 @@ def measure_again(
         if state.moments[one.problem.key].process != PROCESS
     ]
     if not left:
-        return
+        return 0
     if progress is None:
         progress = _report_nothing
     progress(0, len(left))
     other_work = OtherWork(bench, state)
-    now = session.elapsed_s()
+    now, done = session.elapsed_s(), 0
     try:
         for place, ranking in enumerate(left, start=1):
             key = ranking.problem.key
@@ -110,9 +117,11 @@ def measure_again(
                     outcome = replace(outcome, doubts=(*outcome.doubts, other_work.busy))
                 after_s = math.floor(begun_s - state.moments[key].at_s)
                 state.add_repeat(key, Repeat(outcome=outcome, after_s=after_s))
+                done += 1
             progress(place, len(left))
     finally:
         other_work.end()
+    return done
 
 
 def _report_nothing(done: int, total: int) -> None:
@@ -131,10 +140,10 @@ def _wait_until_due(session: Session, key: str, report: Callable[[], None]) -> f
     """
     bench, at_s = session.bench, session.state.moments[key].at_s
     # A clock that was set back meanwhile makes nothing wait for longer.
-    left_s = min(LEAST_REPEAT_S + at_s - bench.now_s(), LEAST_REPEAT_S)
+    left_s = min(LEAST_REPEAT_S + at_s - bench.now_s(), LEAST_REPEAT_S) + SLICE_S
     if left_s > 0 and _is_used_up(session, session.elapsed_s() + left_s):
         return None
-    if left_s > SLICE_S:
+    if left_s > WORTH_SAYING_S:
         _log.warning(
             "waiting %d s: a problem is measured again %d s after its first measurement at the "
             "earliest",

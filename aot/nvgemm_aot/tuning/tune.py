@@ -88,7 +88,7 @@ class Tuned:
             are among ``broken`` too; ATen and Triton are left out of the problem alone.
         pruned: Result of pruning; None unless it was asked for.
         state: The file that keeps the outcomes; None where there are none.
-        measured_now: How many problems this run measured.
+        measured_now: How many problems this run measured, for the first or the second time.
         unrepeated: How many problems are left to be measured a second time, by another process.
         is_complete: Whether the same command would have nothing left to measure.
         suspicion: Why the measurement rather than the thrown-out kernels may be wrong, or None.
@@ -183,7 +183,7 @@ def tune(
             session, content.rankings, options, progress
         )
         if options.repeats:
-            measure_again(session, wanted, again)
+            measured_now += measure_again(session, wanted, again)
         left_to_repeat = len(unrepeated(session, wanted)) if options.repeats else 0
         outcomes = outcomes_with_repeats(state)
         # What was not declared and not measured either has nothing to be written.

@@ -92,7 +92,7 @@ def tune_watched(
     begin = clock()
     shown = {Message.PROGRESS: _Shown(report=progress), Message.AGAIN: _Shown(report=again)}
     ends: list[str] = []
-    further = 0
+    further = measured_now = 0
     while len(ends) < MOST_ENDS:
         left = options
         if options.budget_s is not None:
@@ -108,8 +108,9 @@ def tune_watched(
             end = process.watch(hang_s, shown)
         if isinstance(end, Tuned):
             is_over = left.budget_s is not None and clock() - begin >= (options.budget_s or 0)
+            measured_now += end.measured_now
             if not end.unrepeated or further == MOST_FURTHER or is_over:
-                return end
+                return replace(end, measured_now=measured_now)
             further += 1
             continue
         if end.record is not None:
