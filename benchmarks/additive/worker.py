@@ -42,7 +42,7 @@ CALLS_OF_GRAPH = 10
 """Calls that a graph holds, as a server's holds many layers: the smallest models here take no
 longer than the host takes to start a graph."""
 
-PROFILES = 5
+PROFILES = 3
 """Profiles a side: the times of kernels vary by little."""
 
 Results = list["torch.Tensor"]

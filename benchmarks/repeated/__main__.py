@@ -2,9 +2,9 @@
 
 On each of two GPUs of a product, with the wheel of benchmarks/additive/manifest.yaml installed:
 
-    python -m benchmarks.repeated measure DIR --budget 460
+    python -m benchmarks.repeated measure DIR
     export NVGEMM_AOT_BUNDLES=DIR
-    python -m benchmarks.additive measure DIR/additive.json --backends default --budget 460
+    python -m benchmarks.additive measure DIR/additive.json --backends default --processes 14
 
 ``measure`` tunes the bundle as `nvgemm-aot tune` does, which measures each problem a second time
 in another process, and leaves ``tuned.nvgemm`` and ``rankings.json`` in DIR. `benchmarks.additive`

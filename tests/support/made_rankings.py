@@ -33,6 +33,7 @@ def entry(
     toolchain: Mapping[str, str] = TOOLCHAIN,
     torch: str = "2.11.0",
     launches: str = APART,
+    repeated: int | None = None,
 ) -> Entry:
     """One measurement, of kernels by their operators; all spreads are equal."""
     kernels = [
@@ -59,6 +60,7 @@ def entry(
         aten=None if aten is None else Timing(time_ns=aten, spread_ns=spread),
         triton=None,
         doubts=doubts,
+        repeated=repeated,
     )
 
 

@@ -26,6 +26,7 @@ def write_measured(
     *,
     gpu: str | None = None,
     confirmed_by: tuple[str, ...] = TWO_GPUS,
+    repeated: int | None = None,
     doubts: tuple[str, ...] = (),
     not_declared: Collection[int] = (),
     torch: str | None = None,
@@ -39,6 +40,7 @@ def write_measured(
         times: By m, of each operator and of ATen, nanoseconds; other m keep their estimates.
         gpu: What was measured, if not this machine's CPU.
         confirmed_by: Which GPUs agree.
+        repeated: After how many seconds one of them measured the same again.
         doubts: What speaks against every one of the measurements.
         not_declared: The m of problems that were measured and are not declared.
         torch, cuda: Versions of what ATen was measured with, if not those of this process.
@@ -70,6 +72,7 @@ def write_measured(
             triton=None,
             doubts=doubts,
             confirmed_by=confirmed_by,
+            repeated=repeated,
         )
         kernels = tuple(sorted(timed, key=lambda one: one[1]))
         return replace(

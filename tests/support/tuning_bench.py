@@ -297,10 +297,10 @@ def build(
 
 
 def run(path: Path | Sequence[Path], output: Path, on: Bench, **options: Any) -> Tuned:
-    """Tune bundles; options are those of `TuningOptions`, and ``clock``."""
-    clock = {"clock": options.pop("clock")} if "clock" in options else {}
+    """Tune bundles; options are those of `TuningOptions`, ``clock`` and ``again``."""
+    how = {name: options.pop(name) for name in ("clock", "again") if name in options}
     paths = [path] if isinstance(path, Path) else list(path)
-    return tune(paths, output, on, TuningOptions(**options), **clock)
+    return tune(paths, output, on, TuningOptions(**options), **how)
 
 
 def measure_here(monkeypatch: pytest.MonkeyPatch, on: Bench) -> None:

@@ -21,7 +21,7 @@ from .contenders import Run
 from .other_work import OtherWork
 from .outcome import TuningOutcome
 from .session import Progress, Session
-from .state import PROCESS, Repeat, TuningState
+from .state import Repeat, TuningState
 
 _log = logging.getLogger(__name__)
 
@@ -90,9 +90,7 @@ def measure_again(
     """
     state, bench = session.state, session.bench
     left = [
-        one
-        for one in unrepeated(session, rankings)
-        if state.moments[one.problem.key].process != PROCESS
+        one for one in unrepeated(session, rankings) if state.is_of_another_process(one.problem.key)
     ]
     if not left:
         return 0

@@ -324,6 +324,10 @@ class TuningState:
         self._journal.append({"problem": key, "outcome": outcome_json(outcome), **asdict(moment)})
         self._add(key, outcome, moment)
 
+    def is_of_another_process(self, key: str) -> bool:
+        """Whether another process than this one measured a problem first."""
+        return self.moments[key].process != PROCESS
+
     def add_repeat(self, key: str, repeat: Repeat) -> None:
         """Add what was measured of a problem that has an outcome; as `add`."""
         found = outcome_json(repeat.outcome)

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from made_rankings import GPU_A, GPU_B, GPU_C, on, rankings
-from nvgemm_aot.rankings.agreement import Relation, compare
+from nvgemm_aot.rankings.agreement import Relation, compare, compare_repeat
 from nvgemm_aot.rankings.assess import assess
 from nvgemm_aot.rankings.entries import Entry
 from nvgemm_runtime.bundle.format import BACK_TO_BACK
 
 CONFIRMS, CONTRADICTS, NEITHER = Relation.CONFIRMS, Relation.CONTRADICTS, Relation.NEITHER
+REPEATS = Relation.REPEATS
 
 
 def relation(one: Entry, other: Entry) -> tuple[Relation, str]:
@@ -96,6 +97,47 @@ def test_one_gpu_contradicts_itself_beyond_the_noise() -> None:
     assert "two runs disagree: kernel some/" in why
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ({"x": 1000, "y": 1005}, {"x": 1010, "y": 1000}, REPEATS),
+        ({"x": 1000, "y": 1005}, {"x": 1011, "y": 1000}, NEITHER),
+        ({"x": 1000, "y": 1200}, {"x": 1000}, REPEATS),  # what is far behind is not measured again
+        ({"x": 1000, "y": 1200}, {"x": 1200, "y": 1000}, CONTRADICTS),
+        ({"x": 1000, "y": 1200}, {"x": 1060, "y": 1200}, CONTRADICTS),  # slower by over 5 %
+        ({"x": 1998}, {"x": 2001}, NEITHER),  # another verdict
+        ({"x": 1000}, {}, NEITHER),
+    ],
+)
+def test_a_second_measurement_on_one_gpu_repeats_what_it_agrees_with(
+    one: dict[str, int], other: dict[str, int], expected: Relation
+) -> None:
+    first, second = on(GPU_A, one).measurement, on(GPU_A, other).measurement
+    assert compare_repeat(first, second).relation is expected
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"gpu": GPU_B}, "they are not known to be of one GPU"),
+        ({"launches": BACK_TO_BACK}, "launches were timed otherwise"),
+        ({"torch": "2.12.0"}, "ATen was of another torch or CUDA"),
+        ({"doubts": ("it was hot",)}, "one is uncertain itself"),
+        ({"aten": None}, "one measured less"),
+    ],
+)
+def test_what_is_not_two_like_measurements_of_one_gpu_repeats_nothing(how: Any, said: str) -> None:
+    times = {"x": 1000, "y": 1200}
+    second = on(**{"gpu": GPU_A, "times": times, **how}).measurement
+    found = compare_repeat(on(GPU_A, times).measurement, second)
+    assert (found.relation, found.why) == (NEITHER, said)
+
+
+def test_measurements_of_an_unknown_gpu_repeat_nothing() -> None:
+    measured = on(None, {"x": 1000}).measurement
+    assert compare_repeat(measured, measured).relation is NEITHER
+
+
 def assessed(*entries: Entry) -> Any:
     (group,) = rankings(*entries).groups.values()
     return assess(group)
@@ -115,8 +157,33 @@ def test_a_gpu_that_measured_twice_is_named_and_confirms_nothing() -> None:
     times = {"x": 1000, "y": 1200}
     found = assessed(on(GPU_A, times), on(GPU_A, times, date="2026-11-22"))
     assert (found.standing, found.confirmed_by) == ("measured once", ())
-    assert found.repeated == (GPU_A[:12],)
+    assert (found.measured_again, found.repeated) == ((GPU_A[:12],), None)
     assert found.entry.origin.conditions.date == "2026-11-22"
+
+
+def test_a_repeated_measurement_counts_before_a_newer_one_that_was_not_repeated() -> None:
+    times = {"x": 1000, "y": 1200}
+    repeated = on(GPU_A, times, repeated=300)
+    assert (assessed(repeated).standing, assessed(repeated).repeated) == ("repeated", 300)
+    found = assessed(repeated, on(GPU_A, {"x": 1001, "y": 1201}, date="2026-11-22"))
+    assert (found.standing, found.repeated, found.entry) == ("repeated", 300, repeated)
+
+
+def test_two_gpus_are_more_than_one_that_repeated() -> None:
+    times = {"x": 1000, "y": 1200}
+    assert assessed(on(GPU_A, times, repeated=300), on(GPU_B, times)).standing == "confirmed"
+
+
+def test_another_gpu_puts_a_repeated_measurement_in_doubt() -> None:
+    other = on(GPU_B, {"x": 1200, "y": 1000})
+    found = assessed(on(GPU_A, {"x": 1000, "y": 1200}, repeated=300), other)
+    assert (found.standing, found.repeated) == ("doubtful", None)
+
+
+def test_of_one_measurement_before_and_after_it_was_repeated_the_latter_stays() -> None:
+    once, repeated = on(GPU_A, {"x": 1000}), on(GPU_A, {"x": 1000}, repeated=300)
+    for several in ([once, repeated], [repeated, once]):
+        assert rankings(*several).entries == (repeated,)
 
 
 def test_gpus_that_contradict_each_other_make_it_doubtful_whichever_is_newer() -> None:

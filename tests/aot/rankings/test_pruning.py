@@ -17,6 +17,7 @@ from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.matching.device import TorchVersions
 from nvgemm_runtime.matching.dispatch import decide_dispatch
+from nvgemm_runtime.matching.evidence import Evidence
 from nvgemm_runtime.matching.index import BundleView, Index
 from nvgemm_runtime.matching.thresholds import ATEN, DispatchTable
 from nvgemm_runtime.matching.trust import Terms
@@ -46,6 +47,7 @@ def ranking(
     spread: int = 1,
     aten: int = 1000,
     confirmed: bool = True,
+    repeated: int | None = None,
     source: RankingSource = SOURCE,
 ) -> ProblemRanking:
     order = sorted(times.items(), key=lambda one: one[1])
@@ -59,6 +61,7 @@ def ranking(
             triton=None,
             doubts=(),
             confirmed_by=GPUS if confirmed else (),
+            repeated=repeated,
         ),
     )
 
@@ -68,7 +71,7 @@ def table(
     *,
     n: int = 4096,
     torch: str = "2.11.0+cu130",
-    only_confirmed: bool = True,
+    evidence: Evidence = Evidence.DEFAULT,
     only_deterministic: bool = True,
 ) -> DispatchTable:
     versions = TorchVersions(torch=torch, cuda="13.0")
@@ -80,7 +83,7 @@ def table(
         H200,
         versions,
         Terms(limit=1),
-        only_confirmed=only_confirmed,
+        evidence=evidence,
         only_deterministic=only_deterministic,
     ).table
 
@@ -130,8 +133,9 @@ def test_every_table_is_the_same_after_pruning(how: Prune, seed: int) -> None:
             {one: source.randint(490, 520) for one in source.sample(kernels, 6)},
             n=n,
             spread=source.choice((0, 2)),
-            aten=source.choice((480, 505, 1000)),
-            confirmed=source.random() < 0.8,
+            aten=source.choice((480, 505, 540, 1000)),
+            confirmed=source.random() < 0.5,
+            repeated=source.choice((None, 120)),
             source=source.choice((SOURCE, SOURCE, LATER)),
         )
         for n in (1024, 4096)
@@ -140,10 +144,10 @@ def test_every_table_is_the_same_after_pruning(how: Prune, seed: int) -> None:
     content = replace(content, kernels=kernels, rankings=rankings)
     before, after = describe(content), describe(how(content))
     hows = [
-        {"n": n, "torch": torch, "only_confirmed": confirmed, "only_deterministic": deterministic}
+        {"n": n, "torch": torch, "evidence": evidence, "only_deterministic": deterministic}
         for n in (1024, 4096)
         for torch in ("2.11.0+cu130", "2.12.0+cu130")
-        for confirmed in (False, True)
+        for evidence in Evidence
         for deterministic in (False, True)
     ]
     assert any(table(before, **one).has_kernels for one in hows)

@@ -14,6 +14,7 @@ from inductor_session import InductorSession
 from measured_bundles import ATEN, write_measured
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.errors import NoKernelError
+from nvgemm_runtime.settings import REPEATED_VARIABLE
 
 SQUARE, WIDE, ONE = "Cpu_16x16", "Cpu_8x32", "Cpu_1x1"
 
@@ -76,8 +77,24 @@ def test_what_is_not_confirmed_is_said_and_can_be_asked_for(
     inductor.use(once)
     table = nvgemm_runtime.dispatch_table(A, B)
     assert operators(table) == [(1, None, "")]
-    assert "  not used of m 8: measured once, and not confirmed by another GPU" in str(table)
-    assert len(nvgemm_runtime.dispatch_table(A, B, only_confirmed=False).segments) == 3
+    assert (
+        "  not used of m 8: measured once, and neither repeated nor confirmed by another GPU"
+        in str(table)
+    )
+    assert len(nvgemm_runtime.dispatch_table(A, B, measured_once=True).segments) == 3
+
+
+def test_what_one_gpu_repeated_counts_by_its_gain_and_a_setting(
+    inductor: InductorSession, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {**TIMES, 8: {SQUARE: 960, WIDE: 1200, ONE: 1200, ATEN: 1000}}
+    path = tmp_path / "m" / "repeated.nvgemm"
+    inductor.use(write_measured(built, path, times, confirmed_by=(), repeated=300))
+    table = nvgemm_runtime.dispatch_table(A, B)
+    assert operators(table)[0] == (1, 15, "")
+    assert "(a gain of less than 8% does not count)" in str(table)
+    monkeypatch.setenv(REPEATED_VARIABLE, "1")
+    assert operators(nvgemm_runtime.dispatch_table(A, B))[:2] == [(1, 7, ""), (8, 8, SQUARE)]
 
 
 def test_what_nobody_declared(inductor: InductorSession, built: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from nvgemm_runtime.gemm.problem import Layout, Op, Problem, Signature
 from nvgemm_runtime.matching import dispatch as dispatch_module
 from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions
 from nvgemm_runtime.matching.dispatch import Dispatch, decide_dispatch
+from nvgemm_runtime.matching.evidence import Evidence
 from nvgemm_runtime.matching.index import Index
 from nvgemm_runtime.matching.thresholds import ATEN, MAX_WORKSPACE_BYTES, DispatchTable
 from nvgemm_runtime.matching.trust import Terms
@@ -84,7 +85,7 @@ def dispatch(
     signature: Signature = SIGNATURE,
     facts: DeviceFacts = H200,
     versions: TorchVersions = VERSIONS,
-    only_confirmed: bool = True,
+    evidence: Evidence = Evidence.DEFAULT,
     terms: Mapping[str, Any] | None = None,
     **request: Any,
 ) -> Dispatch:
@@ -100,7 +101,7 @@ def dispatch(
         facts,
         versions,
         Terms(limit=1, **(terms or {})),
-        only_confirmed=only_confirmed,
+        evidence=evidence,
     )
 
 
@@ -179,7 +180,61 @@ def estimated(header: Header) -> Header:
 
 def test_what_was_measured_once_counts_where_that_is_enough() -> None:
     once = bundle(TIMES, confirmed_by=())
-    assert dispatch(once, only_confirmed=False).table.has_kernels
+    assert dispatch(once, evidence=Evidence.ONCE).table.has_kernels
+    assert not dispatch(once, evidence=Evidence.REPEATED).table.has_kernels
+
+
+def repeated(times: Mapping[int, Sequence[int]], **how: Any) -> Header:
+    """A bundle as `bundle`, whose measurements one GPU repeated."""
+    return bundle(times, confirmed_by=(), repeated=120, **how)
+
+
+def test_what_one_gpu_repeated_counts_from_a_gain_of_8_percent_on() -> None:
+    made = dispatch(repeated({16: (920, 930), 24: (921, 930)}))
+    assert made.table.at(16) in made.table.used
+    assert made.table.at(24) == ATEN
+    assert made.held_back == {
+        24: "a kernel gains 7.9%, and what one GPU repeated counts from 8% on"
+    }
+    assert made.open == {}
+
+
+def test_a_setting_lets_repeated_rankings_count_as_confirmed_ones_do() -> None:
+    made = dispatch(repeated({16: (980, 990), 24: (981, 990)}), evidence=Evidence.REPEATED)
+    assert made.table.at(16) in made.table.used
+    assert made.table.at(24) == ATEN
+    assert made.held_back == {}
+
+
+def test_a_doubt_leaves_a_repeated_ranking_out() -> None:
+    made = dispatch(repeated(TIMES, doubts=("it was hot",)))
+    assert not made.table.has_kernels
+    assert set(made.open) == set(TIMES)
+
+
+def test_a_repeated_ranking_that_gains_too_little_is_not_bridged_over() -> None:
+    sure, small = (900, 950, 960), (950, 960, 970)
+    around = dispatch(repeated({16: sure, 64: sure}))
+    assert around.table.at(32) in around.table.used
+    between = dispatch(repeated({16: sure, 32: small, 64: sure}))
+    assert [between.table.at(m) for m in (20, 32, 48)] == [ATEN] * 3
+    assert between.table.at(64) in between.table.used
+
+
+def test_for_many_rows_the_larger_least_gain_of_two_sizes_holds_between_them() -> None:
+    times = {1024: (940,) * 3, 2048: (915,) * 3}
+    confirmed, one_gpu = bundle({1024: times[1024]}), repeated({2048: times[2048]})
+    header = replace(confirmed, rankings=(*confirmed.rankings, *one_gpu.rankings))
+    mixed, sure = dispatch(header, m=1024).table, dispatch(bundle(times), m=1024).table
+    assert [mixed.at(m) == ATEN for m in (1024, 2000, 2048)] == [False, True, False]
+    assert [sure.at(m) == ATEN for m in (1024, 2000, 2048)] == [False] * 3
+
+
+def test_a_confirmed_ranking_counts_before_a_repeated_one_that_contradicts_it() -> None:
+    confirmed = bundle({16: (1010, 1020, 1030)})
+    made = dispatch(repeated({16: TIMES[16]}, seed=1), confirmed)
+    assert made.table.at(16) == ATEN
+    assert made.open == {}
 
 
 def test_doubts_of_one_size_leave_the_others() -> None:
