@@ -157,7 +157,7 @@ def _measured_lines(gemms: list[Document]) -> Iterable[str]:
 
 _TO_TUNE = {
     "doubtful": "to measure on this GPU what is uncertain:",
-    "unconfirmed": "to confirm on another GPU of this product what one has measured:",
+    "unconfirmed": "to repeat, or confirm on another GPU of this product, what one has measured:",
 }
 """By field of a GEMM: what tuning its bundles is for."""
 

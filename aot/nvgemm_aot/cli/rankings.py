@@ -178,8 +178,8 @@ def _summary_lines(document: Document) -> Iterable[str]:
         yield f"equal measurements that were dropped: {document['duplicates']}"
     for gpu, count in document["measured_again"].items():
         yield (
-            f"GPU {gpu} (digest of its UUID) has several measurements of "
-            f"{count_text(count, 'problem')}: that confirms nothing"
+            f"GPU {gpu} (digest of its UUID) measured {count_text(count, 'problem')} more than "
+            "once: that confirms nothing"
         )
     for one in document["problems"]:
         if one["doubts"]:

@@ -47,8 +47,8 @@ class MetGemm:
         measured: What its measured ranking says; empty without one.
         doubtful: The bundles whose measured rankings are in doubt or contradict each other: of each
             run of ``nvgemm-aot tune`` that would settle them, the files.
-        unconfirmed: Likewise those whose measured rankings another GPU has yet to confirm, which
-            default mode asks for.
+        unconfirmed: Likewise those whose measured rankings default mode would use if another GPU
+            confirmed them, or if they were repeated.
         graphs: How often Inductor lowered it; 0 if an epilogue fusion of it was tried and lost, as
             the GEMM was then lowered without its activation.
         times_ms: By choice, milliseconds of the last autotuning.

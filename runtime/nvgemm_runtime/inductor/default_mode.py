@@ -241,7 +241,7 @@ def _next_steps(
         elif m in decided.doubtful:
             steps.update({_tune_step(files, "here"): None for files in decided.doubtful[m]})
         elif m in decided.unconfirmed:
-            where = "here, or on another GPU of this product"
+            where = "on this GPU, or on another of this product"
             steps.update({_tune_step(files, where): None for files in decided.unconfirmed[m]})
         else:
             step = "tune the bundle on this product with this torch (nvgemm-aot tune)"

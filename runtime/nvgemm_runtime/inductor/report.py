@@ -46,7 +46,8 @@ def met(
         measured: What a measured ranking decided, in words.
         doubtful: The bundles whose measured rankings are in doubt or contradict each other: of each
             run of ``nvgemm-aot tune`` that would settle them, the files.
-        unconfirmed: Likewise those whose measured rankings another GPU has yet to confirm.
+        unconfirmed: Likewise those whose measured rankings would count if another GPU confirmed
+            them, or if they were repeated.
     """
     if basis == "miss":
         COUNTERS.miss(reasons[0])

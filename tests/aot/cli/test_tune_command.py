@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 import cpu_provider
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.tuning import state as state_module
 from nvgemm_aot.tuning.state import state_path
 from tuning_bench import DictatedTimer, Lazy, MostlyLazy, bench, build, header_of, measure_here
 
@@ -70,6 +71,29 @@ def test_prints_a_table_and_what_was_written(output: Path, tune: Tune) -> None:
     again = tune("--budget", "0s")
     assert again.stdout.startswith(result.stdout)
     assert f"all of that was measured already, and is kept in {state_path(output)}" in again.stdout
+
+
+def test_says_what_counts_where_and_measures_again_unless_told_not_to(
+    output: Path, tune: Tune, timer: DictatedTimer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = [bench(timer), *(bench(timer) for _ in range(2))]
+    for number, one in enumerate(started):
+        on = replace(one, uuid="GPU-1", now_s=lambda number=number: 1000.0 * number)
+        monkeypatch.setattr(state_module, "PROCESS", f"process {number}")
+        measure_here(monkeypatch, on)
+        result = tune(*(["--no-repeat"] if number == 1 else []))
+        assert result.exit_code == 0, result.output
+        standing = "2 repeated on one GPU" if number == 2 else "2 measured once"
+        assert f"rankings: {standing}" in result.stdout
+        used = "2: 0 confirmed, 2 repeated" if number == 2 else "0: 0 confirmed, 0 repeated"
+        assert f"plain torch.compile uses kernels for {used} with a gain of 8% or" in result.stdout
+        assert "under max-autotune, kernels compete for 2" in result.stdout
+        left = "left to be measured a second time: 2 problems" in result.stdout
+        assert left is (number == 0)
+    document = json.loads(tune("--json").stdout)
+    (counted,) = document["counted"]
+    assert (counted["gpu"], counted["measured"], counted["repeated"]) == ("cpu", 2, 2)
+    assert (counted["with_setting"], counted["aten"], document["unrepeated"]) == (2, 0, 0)
 
 
 def test_json_has_every_time_and_what_pruning_saves_and_costs(

@@ -23,7 +23,7 @@ from nvgemm_runtime.errors import RankingsError, StorageError
 OTHER = cpu_provider.problem(sizes=(16, 32, 64))
 
 SOME = rankings(
-    entry({"x": 1000, "y": 1100}),
+    entry({"x": 1000, "y": 1100}, repeated=150),
     entry({"x": 1010, "y": 1100}, gpu=GPU_B, date="2026-11-22", doubts=("it was hot",)),
     entry({"z": 500}, problem=OTHER, aten=None, gpu=None, launches=BACK_TO_BACK),
 )
@@ -121,6 +121,8 @@ DAMAGES: list[tuple[Edit, str]] = [
     (put(*FIRST, "aten", to=[1]), "aten must be a list of nanoseconds and spread"),
     (lambda d: d["problems"][0]["measurements"][0].pop("aten"), "measurements[0].aten is missing"),
     (put(*FIRST, "doubts", to="hot"), "doubts must be a list"),
+    (put(*FIRST, "repeated", to=119), "repeated must be an integer in 120.."),
+    (put(*FIRST, "repeated", to=None), "repeated must be an integer in 120.."),
     (put(*FIRST, "doubts", to=[""]), "doubts[0] must be printable text"),
     (
         lambda d: d["problems"][0]["measurements"].append(d["problems"][0]["measurements"][0]),

@@ -234,19 +234,27 @@ def test_a_kernel_for_programs_that_want_determinism_stays(
     assert {"Cpu_1x1", "Cpu_16x16"} <= by_operator(made).keys()
 
 
-def test_what_was_confirmed_of_a_kernel_that_is_thrown_out_is_not(content: BundleContent) -> None:
+@pytest.mark.parametrize(
+    ("agreed", "standing"),
+    [
+        ({"confirmed_by": ("a" * 64, "b" * 64)}, "confirmed by 2 GPUs"),
+        ({"repeated": 300}, "repeated on one GPU"),
+    ],
+)
+def test_what_agreed_on_a_kernel_that_is_thrown_out_counts_no_more(
+    content: BundleContent, agreed: dict[str, Any], standing: str
+) -> None:
     ids = by_operator(content)
     times = {ids["Cpu_1x1"]: (100, 1), ids["Cpu_8x32"]: (200, 1), ids["Cpu_16x16"]: (300, 1)}
     made = measured(content.rankings[0], times)
     assert made.measured is not None
-    confirmed = replace(made.measured, confirmed_by=("a" * 64, "b" * 64))
-    content = replace(content, rankings=(replace(made, measured=confirmed),))
-    for operator, standing in (("Cpu_1x1", "measured once"), ("Cpu_8x32", "confirmed by 2 GPUs")):
+    content = replace(content, rankings=(replace(made, measured=replace(made.measured, **agreed)),))
+    for operator, expected in (("Cpu_1x1", "measured once"), ("Cpu_8x32", standing)):
         broken = {ids[operator]: "it hangs"}
         tuned = tuned_content(content, {}, broken=broken, program="p", gpu="cpu")
         left = tuned.rankings[0].measured
         assert left is not None
-        assert (left.standing, left.doubts, len(left.spreads_ns)) == (standing, (), 2)
+        assert (left.standing, left.doubts, len(left.spreads_ns)) == (expected, (), 2)
 
 
 @pytest.mark.parametrize("is_declared", [False, True])

@@ -38,7 +38,7 @@ class Spinning(Behaving):
 
 
 def watched(tuner: Tuner, bench: str, path: Path | None = None, **options: Any) -> Tuned:
-    shown = options.pop("progress", None)
+    shown, again = options.pop("progress", None), options.pop("again", None)
     return watchdog.tune_watched(
         [path or tuner.tunable],
         tuner.path,
@@ -46,7 +46,22 @@ def watched(tuner: Tuner, bench: str, path: Path | None = None, **options: Any) 
         bench=f"watched_benches:{bench}",
         hang_s=HANG_S,
         progress=shown,
+        again=again,
     )
+
+
+@pytest.mark.slow
+def test_another_process_measures_again_what_the_first_one_did(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATCHED_BENCH_UUID", "GPU-1")
+    steps: list[tuple[int, int]] = []
+    tuned = watched(tuner, "sound", again=lambda *step: steps.append(step))
+    assert steps == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert (tuned.measured_now, tuned.unrepeated, tuned.is_complete) == (6, 0, True)
+    found = [one.measured for one in header_of(tuner.path).rankings]
+    assert all(one is not None and one.is_repeated for one in found)
+    assert watched(tuner, "sound").measured_now == 0
 
 
 def operators_of(tuner: Tuner) -> dict[str, str]:

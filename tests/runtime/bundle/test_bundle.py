@@ -215,6 +215,9 @@ def reverse_kernels(kernels: list[Any]) -> None:
         ("header-field", set_("rankings", 1, "measured", "confirmed_by", to="a" * 64)),
         ("header-field", set_("rankings", 1, "measured", "confirmed_by", to=["a", "b"])),
         ("header-field", set_("rankings", 1, "measured", "confirmed_by", to=[])),
+        ("header-field", set_("rankings", 1, "measured", "repeated", to=119)),
+        ("header-field", set_("rankings", 1, "measured", "repeated", to=True)),
+        ("header-field", set_("rankings", 1, "measured", "repeated", to=None)),
         ("ranking-measured", set_("rankings", 1, "measured", "confirmed_by", to=["a" * 64])),
         ("ranking-measured", set_("rankings", 1, "measured", "confirmed_by", to=["a" * 64] * 2)),
         ("ranking-measured",
@@ -570,7 +573,7 @@ def test_how_and_where_times_were_taken_is_kept_and_optional(
     write_bundle(path, content)
     before = header_of(path.read_bytes())
     assert known.isdisjoint(before["sources"][1]["conditions"]), "as bundles before have it"
-    assert "confirmed_by" not in before["rankings"][1]["measured"]
+    assert {"confirmed_by", "repeated"}.isdisjoint(before["rankings"][1]["measured"])
     with Bundle(path) as bundle:
         conditions = bundle.header.sources[1].conditions
     assert conditions is not None
@@ -584,7 +587,7 @@ def test_how_and_where_times_were_taken_is_kept_and_optional(
         return replace(
             ranking,
             source=replace(ranking.source, conditions=found),
-            measured=replace(ranking.measured, confirmed_by=gpus, doubts=()),
+            measured=replace(ranking.measured, confirmed_by=gpus, repeated=120, doubts=()),
         )
 
     content = replace(content, rankings=tuple(map(told, content.rankings)))

@@ -187,7 +187,7 @@ def test_required_demands_nothing_without_bundles_or_turned_off(
 
 def test_required_refuses_estimates(inductor: InductorSession, bundles: Bundles) -> None:
     inductor.use(bundles.measured({}))
-    with pytest.raises(Exception, match="tune the bundle on two GPUs of this product") as caught:
+    with pytest.raises(Exception, match="tune the bundle on this product") as caught:
         inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "required"})
     assert "to use ATen here, compile this model in mode auto" in str(caught.value)
 
@@ -532,6 +532,43 @@ def test_required_passes_what_aten_won_and_what_nobody_declared(
         assert inductor.compile(torch.mm, a, b, **required).launched == launched, m
     a, b = torch.randn(16, 48), torch.randn(48, 32)
     assert inductor.compile(torch.mm, a, b, **required).launched == ()
+
+
+ONE_GPU: dict[str, Any] = {"confirmed_by": (), "repeated": 300}
+SMALL_GAINS = {m: {SQUARE: 960, WIDE: 990, ONE: 999, ATEN: 1000} for m in TIMES}
+"""A kernel is first at each m, by less than one GPU's word is enough for."""
+
+
+def test_what_one_gpu_repeated_serves_if_it_gains_8_percent(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    inductor.use(bundles.measured(**ONE_GPU))
+    required = {"options": {"nvgemm_aot_mode": "required"}}
+    assert inductor.compile(torch.mm, *operands(16), **required).launched == (SQUARE,)
+
+
+def test_a_smaller_gain_of_one_gpu_is_left_to_aten_with_the_reason(
+    inductor: InductorSession, bundles: Bundles, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Required or not: the ranking decides, and every process decides alike."""
+    inductor.use(bundles.measured(SMALL_GAINS, **ONE_GPU))
+    caplog.set_level("DEBUG", "nvgemm_runtime")
+    for mode in ("auto", "required"):
+        options = {"nvgemm_aot_mode": mode}
+        assert inductor.compile(torch.mm, *operands(16), options=options).launched == ()
+    said = "m 16: a kernel gains 4.0%, and what one GPU repeated counts from 8% on"
+    assert caplog.text.count(said) == 2
+    assert "ATen was measured to be as fast" not in caplog.text
+
+
+def test_a_setting_lets_what_one_gpu_repeated_serve_from_2_percent_on(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    inductor.use(bundles.measured(SMALL_GAINS, **ONE_GPU))
+    before = settings.choosing_key()
+    inductor.monkeypatch.setenv("NVGEMM_AOT_REPEATED_RANKINGS", "1")
+    assert settings.choosing_key() != before, "or cached graphs would stay as they were"
+    assert inductor.compile(torch.mm, *operands(16)).launched == (SQUARE,)
 
 
 @pytest.mark.parametrize("why", OPEN)
@@ -910,7 +947,7 @@ def test_the_command_that_confirms_what_one_gpu_measured_is_told(
     inductor.use(once)
     compile_dynamic(inductor)
     assert explained(events).endswith(
-        "to confirm on another GPU of this product what one has measured:\n"
+        "to repeat, or confirm on another GPU of this product, what one has measured:\n"
         f"  nvgemm-aot tune {once} -o tuned.nvgemm"
     )
 
@@ -972,9 +1009,9 @@ def test_reasons_tell_what_nobody_declares_from_what_does_not_count(
 
 NEXT = {
     "doubts": "measure again here: nvgemm-aot tune {bundle} -o tuned.nvgemm",
-    "one GPU": "measure again on another GPU of this product: nvgemm-aot tune {bundle} -o tuned",
-    "another product": "tune the bundle on two GPUs of this product with this torch",
-    "a newer torch": "tune the bundle on two GPUs of this product with this torch",
+    "one GPU": "measure again on this GPU, or on another of this product: nvgemm-aot tune {bundle}",
+    "another product": "tune the bundle on this product with this torch",
+    "a newer torch": "tune the bundle on this product with this torch",
 }
 
 
