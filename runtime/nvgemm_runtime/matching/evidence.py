@@ -14,10 +14,10 @@ from .thresholds import MIN_GAIN
 REPEATED_GAIN = 0.08
 """The least gain on ATen from which a ranking counts that one GPU measured twice.
 
-In the measurements that come with nvgemm-aot, as of 2026-11-27, each problem's winner on one GPU
-was compared with ATen on another of the product. It was over 1 % slower there in 1 of 296 pairs
-where it gained 2 to 3 %, 7 of 484 at 3 to 5 %, 6 of 446 at 5 to 8 % (at worst 1.089 times as long),
-and none of 480 from 8 % on."""
+Each problem's winner on one GPU was compared with ATen on another of the product, in all shipped
+measurements of several GPUs (`benchmarks.repeated`). It was over 1 % slower there in 1 of 394 pairs
+where it gained 2 to 3 %, 7 of 556 at 3 to 5 %, 6 of 542 at 5 to 8 % (at worst 1.089 times as long),
+and none of 523 from 8 % on."""
 
 
 class Evidence(enum.Enum):
