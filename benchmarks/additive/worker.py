@@ -22,7 +22,7 @@ from unittest import mock
 
 import click
 
-from benchmarks.additive.kernel_time import kernel_times_us
+from benchmarks.additive.kernel_time import kernel_times_us, start_tracing
 from benchmarks.additive.models import MODELS, build
 from benchmarks.additive.table import SIDES
 from benchmarks.shared.compiling import answering, check_results, count_gemms, gemm_calls
@@ -63,6 +63,8 @@ def work(device: str, lock: Path) -> None:
 
     torch._dynamo.config.recompile_limit = 1_000  # a model is compiled for every batch
     torch._dynamo.config.accumulated_recompile_limit = 1_000
+    if device == "cuda":
+        start_tracing()
     gpu = _Lock(lock)
     _benchmark_alone(gpu)
     compiled: dict[tuple[str, int], dict[str, Ways]] = {}

@@ -328,7 +328,7 @@ class Measured:
             return "doubtful"
         if self.is_confirmed:
             return f"confirmed by {len(set(self.confirmed_by))} GPUs"
-        return "repeated on one GPU" if self.is_repeated else "measured once"
+        return "repeated" if self.is_repeated else "measured once"
 
 
 @dataclass(frozen=True, kw_only=True)

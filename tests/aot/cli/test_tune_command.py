@@ -83,7 +83,7 @@ def test_says_what_counts_where_and_measures_again_unless_told_not_to(
         measure_here(monkeypatch, on)
         result = tune(*(["--no-repeat"] if number == 1 else []))
         assert result.exit_code == 0, result.output
-        standing = "2 repeated on one GPU" if number == 2 else "2 measured once"
+        standing = "2 repeated" if number == 2 else "2 measured once"
         assert f"rankings: {standing}" in result.stdout
         used = "2: 0 confirmed, 2 repeated" if number == 2 else "0: 0 confirmed, 0 repeated"
         assert f"plain torch.compile uses kernels for {used} with a gain of 8% or" in result.stdout

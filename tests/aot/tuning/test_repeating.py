@@ -84,7 +84,7 @@ def test_another_process_measures_the_fastest_and_aten_again(
     tuned = tuner(on=machine.bench())
     assert tuner.timer.prepared == ["Cpu_8x32", ATEN] * 3
     assert (tuned.measured_now, tuned.unrepeated, tuned.is_complete) == (3, 0, True)
-    assert standings(tuner) == ["repeated on one GPU"] * 3
+    assert standings(tuner) == ["repeated"] * 3
     assert all(500 <= (one.repeated or 0) < 600 for one in measured(tuner))
     assert [len(one.spreads_ns) for one in measured(tuner)] == [3] * 3  # of the first measurement
 
@@ -174,7 +174,7 @@ def test_a_disturbed_repetition_is_made_again_by_the_next_process(
     assert standings(tuner) == ["measured once"] * 3, "the first measurement is as good as before"
     next_process()
     assert tuner(on=machine.bench()).unrepeated == 0
-    assert standings(tuner) == ["repeated on one GPU"] * 3
+    assert standings(tuner) == ["repeated"] * 3
 
 
 @pytest.mark.parametrize(("then", "now"), [("GPU-1", "GPU-2"), (None, None), (None, "GPU-1")])
@@ -231,7 +231,7 @@ def test_an_interrupted_second_pass_goes_on_where_it_was(
     tuned = tuner(on=machine.bench())
     assert tuner.timer.prepared == ["Cpu_8x32", ATEN] * 2
     assert tuned.is_complete
-    assert standings(tuner) == ["repeated on one GPU"] * 3
+    assert standings(tuner) == ["repeated"] * 3
 
 
 def test_repetitions_that_no_look_for_other_work_confirmed_are_made_again(
@@ -255,4 +255,4 @@ def test_repetitions_that_no_look_for_other_work_confirmed_are_made_again(
         if KILLED.encode() in one
     ]
     assert doubts == [KILLED]
-    assert standings(tuner) == ["repeated on one GPU"] * 3
+    assert standings(tuner) == ["repeated"] * 3

@@ -238,7 +238,7 @@ def test_a_kernel_for_programs_that_want_determinism_stays(
     ("agreed", "standing"),
     [
         ({"confirmed_by": ("a" * 64, "b" * 64)}, "confirmed by 2 GPUs"),
-        ({"repeated": 300}, "repeated on one GPU"),
+        ({"repeated": 300}, "repeated"),
     ],
 )
 def test_what_agreed_on_a_kernel_that_is_thrown_out_counts_no_more(
