@@ -14,6 +14,7 @@ what is confirmed.
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 
@@ -103,15 +104,18 @@ def measure(bundles: Path, results: Path, budget: float | None, names: tuple[str
         raise click.ClickException(f"{bundles / ROWS} is not there: build the bundles first")
     failed: list[str] = []
     try:
-        for row in rows:
+        missing = [row for row in rows if not row.bundle(bundles).exists()]
+        for row in missing:
+            click.echo(f"{row.name}: left out: {row.bundle(bundles)} is not there; build it")
+        # A row is measured a second time after all others, so that nothing is waited for.
+        for repeats, row in itertools.product((False, True), rows):
             left = None if budget is None else budget - (time.monotonic() - begin)
             if left is not None and left <= 0:
                 break
-            if not row.bundle(bundles).exists():
-                click.echo(f"{row.name}: left out: {row.bundle(bundles)} is not there; build it")
+            if row in missing or row.name in failed:
                 continue
             try:
-                _measure_row(row, bundles, results, left)
+                _measure_row(row, bundles, results, left, repeats=repeats)
             except NvgemmError as error:
                 click.echo(f"{row.name}: FAILED: {error}")
                 failed.append(row.name)
@@ -121,25 +125,29 @@ def measure(bundles: Path, results: Path, budget: float | None, names: tuple[str
         raise click.ClickException(f"rows that failed, see above: {', '.join(failed)}")
 
 
-def _measure_row(row: Row, bundles: Path, results: Path, budget_s: float | None) -> None:
+def _measure_row(
+    row: Row, bundles: Path, results: Path, budget_s: float | None, *, repeats: bool
+) -> None:
     """Measure what is left of a row; nothing where this very bundle was measured to its end."""
     key = _header(row.bundle(bundles)).build_key
     if is_done_with(row, results, key):
         return
     done_mark(row, results).unlink(missing_ok=True)  # of another bundle
-    tuned = _tune(row, bundles, results, budget_s)
+    tuned = _tune(row, bundles, results, budget_s, repeats=repeats)
     for contender, reason in tuned.hanging:
         click.echo(f"HANGS: {contender[:12]}: {reason}")
     click.echo(
         f"{row.name}: {tuned.measured_now} measured now, {len(tuned.outcomes)} in all, "
         f"{len(tuned.unmeasured)} left"
     )
-    if tuned.is_complete:
+    if tuned.is_complete and repeats:
         done_mark(row, results).write_text(f"{key}\n")
 
 
-def _tune(row: Row, bundles: Path, results: Path, budget_s: float | None) -> Tuned:
-    options = TuningOptions(budget_s=budget_s, neighbours=row.neighbours)
+def _tune(
+    row: Row, bundles: Path, results: Path, budget_s: float | None, *, repeats: bool
+) -> Tuned:
+    options = TuningOptions(budget_s=budget_s, neighbours=row.neighbours, repeats=repeats)
     return watchdog.tune_watched([row.bundle(bundles)], row.bundle(results), options)
 
 

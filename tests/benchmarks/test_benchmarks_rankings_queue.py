@@ -157,7 +157,7 @@ def test_a_row_says_whether_neighbours_are_measured(
     )
     row = planning.planned_row("one", "some", cpu_provider.manifest(PROBLEMS)).row
     for neighbours in (True, False):
-        queue._tune(replace(row, neighbours=neighbours), tmp_path, tmp_path, None)
+        queue._tune(replace(row, neighbours=neighbours), tmp_path, tmp_path, None, repeats=True)
     assert asked == [True, False]
 
 

@@ -170,6 +170,25 @@ def test_two_gpus_that_agree_are_in_the_bundle(tmp_path: Path, kernel_cache: Cac
     assert [one.standings for one in result.measured] == [{PROBLEMS[0]: "confirmed"}]
 
 
+def test_what_one_gpu_repeated_is_in_the_bundle_unless_a_winner_is_missing(
+    tmp_path: Path, kernel_cache: Cache
+) -> None:
+    once = rankings(measured(SLOW_WINS))
+    repeated = rankings(measured(SLOW_WINS, repeated=300))
+    for given, seconds in ((once, None), (repeated, 300)):
+        (bundle,) = (result := built(tmp_path, kernel_cache, given)).bundles
+        assert not bundle.up_to_date, "it is part of the build's key"
+        found = ranking_of(header_of(bundle.path)).measured
+        assert found is not None
+        assert found.repeated == seconds
+    assert [one.standings for one in result.measured] == [{PROBLEMS[0]: "repeated"}]
+    gone = rankings(measured({"Cpu_3x3": 900, **SLOW_WINS}, repeated=300))  # is no operator
+    (bundle,) = built(tmp_path, kernel_cache, gone).bundles
+    found = ranking_of(header_of(bundle.path)).measured
+    assert found is not None
+    assert found.repeated is None
+
+
 def test_contradictions_are_doubts_of_the_bundle(tmp_path: Path, kernel_cache: Cache) -> None:
     other = {"Cpu_1x1": 1500, "Cpu_16x16": 1300, "Cpu_8x32": 1000}
     given = rankings(measured(SLOW_WINS), measured(other, gpu=GPU_B))
