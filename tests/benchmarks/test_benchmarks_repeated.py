@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.repeated.__main__ import main
+from benchmarks.repeated import __main__ as repeated
 from benchmarks.repeated.gains import find_pairs, gains_table
 from made_rankings import GPU_A, GPU_B, GPU_C, on, rankings
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
@@ -62,7 +63,7 @@ def test_files_of_several_gpus_are_compared_together(tmp_path: Path) -> None:
     for gpu, time_ns in ((GPU_A, 900), (GPU_B, 905)):
         paths.append(tmp_path / f"{gpu[:1]}.json")
         write_rankings(paths[-1], rankings(on(gpu, {"x": time_ns}, aten=1000, repeated=200)))
-    result = CliRunner().invoke(main, ["compare", *map(str, paths)])
+    result = CliRunner().invoke(repeated.main, ["compare", *map(str, paths)])
     assert result.exit_code == 0, result.output
     row = next(line for line in result.output.splitlines() if line.startswith("from 8%"))
     assert row.split()[2:] == ["2", "0", "0.905", "2", "0", "0.905"]
@@ -75,7 +76,7 @@ def test_measuring_leaves_rankings_that_were_repeated(
     monkeypatch.setenv("WATCHED_BENCH_UUID", "GPU-1")
     bundle = build(PROBLEMS, tmp_path / "built", kernel_cache)
     command = ["measure", str(tmp_path / "results"), "--bundle", str(bundle)]
-    result = CliRunner().invoke(main, [*command, "--bench", "watched_benches:sound"])
+    result = CliRunner().invoke(repeated.main, [*command, "--bench", "watched_benches:sound"])
     assert result.exit_code == 0, result.output
     assert "rankings: 3 repeated" in result.output
     found = read_rankings(tmp_path / "results" / "rankings.json").entries
@@ -83,7 +84,10 @@ def test_measuring_leaves_rankings_that_were_repeated(
     assert (tmp_path / "results" / "tuned.txt").read_text() in result.output
 
 
-def test_the_bundle_must_be_named_where_none_is_installed(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["measure", str(tmp_path / "results")])
+def test_the_bundle_must_be_named_where_none_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeated, "INSTALLATION", SimpleNamespace(shipped_bundles=list))
+    result = CliRunner().invoke(repeated.main, ["measure", str(tmp_path / "results")])
     assert result.exit_code == 1
     assert "0 bundles are installed: name the one to tune by --bundle PATH" in result.output
