@@ -40,6 +40,32 @@ class TuningOutcome(Measurement):
         return not all(doubt.startswith(lasting) for doubt in self.doubts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """When a problem was measured, and by which process.
+
+    Attributes:
+        at_s: Seconds of `gpu.Bench.now_s` when the measurement ended.
+        process: Its `state.PROCESS`.
+    """
+
+    at_s: float
+    process: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeat:
+    """A later measurement of a problem by another process, of what may be the fastest alone.
+
+    Attributes:
+        outcome: What it found.
+        after_s: Seconds from the end of the first measurement to its begin.
+    """
+
+    outcome: TuningOutcome
+    after_s: int
+
+
 def outcome_json(outcome: TuningOutcome) -> dict[str, Any]:
     """The JSON object of an outcome."""
     return {

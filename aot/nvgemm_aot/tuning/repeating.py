@@ -19,9 +19,9 @@ from ..rankings.agreement import ATEN, Relation, compare_repeat
 from ..rankings.intervals import contending, interval_of
 from .contenders import Run
 from .other_work import OtherWork
-from .outcome import TuningOutcome
+from .outcome import Repeat, TuningOutcome
 from .session import Progress, Session
-from .state import Repeat, TuningState
+from .state import TuningState
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import uuid
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -26,7 +26,7 @@ from nvgemm_runtime.errors import BundleFormatError, StorageError, TuningError
 from ..rankings.agreement import ATEN, TRITON, contender_name
 from ..storage.files import require_writable, sweep_partials_of
 from ..storage.locks import acquire
-from .outcome import TuningOutcome, outcome_json, read_outcome
+from .outcome import Moment, Repeat, TuningOutcome, outcome_json, read_outcome
 
 
 @contextlib.contextmanager
@@ -251,32 +251,6 @@ def _add_behind(path: Path, said: Line) -> None:
         raise StorageError(
             f"{path}: cannot write that {contender_name(contender)} {what}: {error.strerror}"
         ) from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moment:
-    """When a problem was measured, and by which process.
-
-    Attributes:
-        at_s: Seconds of `gpu.Bench.now_s` when the measurement ended.
-        process: `PROCESS` there.
-    """
-
-    at_s: float
-    process: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repeat:
-    """A later measurement of a problem by another process, of what may be the fastest alone.
-
-    Attributes:
-        outcome: What it found.
-        after_s: Seconds from the end of the first measurement to its begin.
-    """
-
-    outcome: TuningOutcome
-    after_s: int
 
 
 class TuningState:
