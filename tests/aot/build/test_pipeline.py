@@ -190,7 +190,8 @@ def test_compilers_that_die_are_named_with_their_provider_and_the_next_step(
         r"no kernel for 2 problems; name other providers for them \(providers: in the manifest; "
         r"all that come along if left out\), or change or remove them:\n.*: none of 2 operators "
         r"compiles: crash1 and 1 more of provider 'fake_provider:FakeProvider': the compiler "
-        r"process died by SIGKILL, .*; if it does so again, report it to the provider's author, or take the provider out of the"
+        r"process died by SIGKILL, .*; if it does so again, report it to the provider's author, or "
+        r"take the provider out of the"
     )
     with pytest.raises(CompileError, match=said):
         run(tmp_path, cache)
