@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +19,11 @@ from made_rankings import GPU_A, GPU_B, GPU_C, entry, rankings
 from nvgemm_aot.build.pipeline import provider_of
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.providers import load_provider, parts_of
+from nvgemm_aot.providers import PROVIDERS, load_provider, parts_of
 from nvgemm_aot.rankings import shipped
-from nvgemm_aot.rankings.assess import assess
 from nvgemm_aot.rankings.entries import Entry, merge
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
+from nvgemm_aot.rankings.usable import Basis, find_usable
 from nvgemm_runtime.errors import RankingsError
 from nvgemm_runtime.gemm.problem import Problem
 from repository import ROOT
@@ -245,55 +246,21 @@ def test_a_build_by_name_has_a_use_for_all_that_is_shipped(path: Path) -> None:
 
 
 def test_the_guide_says_what_is_shipped() -> None:
-    guide = " ".join((ROOT / "docs" / "guide" / "tuning.md").read_text().split())
-    (passage,) = re.findall(
-        r"Measured rankings for the H200 come with .*? which were not measured\.", guide
-    )
-    counts = dict(re.findall(r"`([^`]*)`: (\d+)", passage))
-    confirmations = dict(re.findall(r"confirm (\d+) of `([^`]*)`", passage))
-    problems, confirmed = _shipped("NVIDIA H200")
-    assert counts == {name: str(len(ones)) for name, ones in problems.items()}
-    assert {name: count for count, name in confirmations.items()} == {
-        name: str(len(ones)) for name, ones in confirmed.items() if ones
-    }
-    types = {
-        name: {one.signature.a.value for one in ones} for name, ones in confirmed.items() if ones
-    }
-    in_bf16 = ("llama-3.1-8b", "qwen3-8b", "gpt-oss-20b-experts", "qwen3-30b-a3b-experts")
-    assert types == {**{name: {"bf16"} for name in in_bf16}, "qwen3-30b-a3b": {"fp16"}}
-    shared = problems["llama-3.1-8b"] & problems["qwen3-8b"]
-    assert f" {len(shared)} problems are in both, " in passage
-    assert confirmed["qwen3-8b"] <= shared
-
-
-def test_the_guide_says_what_is_shipped_for_another_gpu() -> None:
-    guide = " ".join((ROOT / "docs" / "guide" / "tuning.md").read_text().split())
-    (passage,) = re.findall(
-        r"For the H100, two GPUs or more measured the dense manifests in bf16\. .*? A manifest",
-        guide,
-    )
-    said = re.findall(r"(\d+) of (\d+)(?: problems)? of `([^`]*)`", passage)
-    problems, confirmed = _shipped("NVIDIA H100 80GB HBM3")
-    assert {name: (int(sure), int(every)) for sure, every, name in said} == {
-        name: (len(confirmed[name]), len(ones)) for name, ones in problems.items()
-    }
-    assert {one.signature.a.value for ones in problems.values() for one in ones} == {"bf16"}
-
-
-def _shipped(gpu: str) -> tuple[dict[str, set[Problem]], dict[str, set[Problem]]]:
-    """Problems that come measured on a GPU product, by manifest, and those that are confirmed."""
-    problems, confirmed = {}, {}
-    for path in shipped.DIRECTORY.glob("*.json"):
-        groups = [
-            entries
-            for entries in read_rankings(path).groups.values()
-            if entries[0].origin.gpu == gpu
-        ]
-        if not groups:
-            continue
-        problems[path.stem] = {entries[0].problem for entries in groups}
-        assert {one.signature.dtype.value for one in problems[path.stem]} <= {"bf16", "fp16"}
-        confirmed[path.stem] = {
-            entries[0].problem for entries in groups if assess(entries).standing == "confirmed"
-        }
-    return problems, confirmed
+    guide = (ROOT / "docs" / "guide" / "tuning.md").read_text()
+    rows = re.findall(r"^\| (NVIDIA [^|]*) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", guide, re.M)
+    said = {gpu: tuple(map(int, counts)) for gpu, *counts in rows}
+    pool = shipped.all_shipped_rankings()
+    found = {}
+    for gpu in {one.origin.gpu for one in pool.entries}:
+        toolchains: dict[str, dict[str, str]] = {name: {} for name in PROVIDERS}
+        basis = Basis(arch="sm_90a", gpu=gpu, toolchains=toolchains)
+        usable = find_usable(pool, basis).problems.values()
+        counts = Counter(one.assessment.standing for one in usable)
+        standings = ("confirmed", "measured once", "doubtful")
+        found[gpu] = (counts.total(), *(counts[one] for one in standings))
+    assert said == found
+    types = {one.problem.signature.out.value for one in pool.entries}
+    assert types == {"bf16", "fp16"}
+    (passage,) = re.findall(r"They are of the manifests (.*?)\n\n", guide, re.S)
+    named = set(re.findall(r"`([^`]*)`", passage))
+    assert named == {path.stem for path in shipped.DIRECTORY.glob("*.json")}
