@@ -29,8 +29,14 @@ from nvgemm_aot.build.compiler import (
     compile_all,
     make_tasks,
 )
-from nvgemm_aot.build.pipeline import BuildResult, build, plan_build, provider_of
-from nvgemm_aot.build.plan import Unserved, require_served
+from nvgemm_aot.build.pipeline import (
+    BuildResult,
+    build,
+    look_up_plans,
+    plan_build,
+    provider_of,
+)
+from nvgemm_aot.build.plan import Unserved, likely_provider, require_served
 from nvgemm_aot.cli.build import build_document, build_text
 from nvgemm_aot.cli.bundles import bundle_document, bundle_text
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
@@ -627,3 +633,24 @@ def test_kernels_of_all_providers_are_ranked_together_where_a_manifest_names_non
     small = planned.plan.problems[0]
     assert small.problem.m == 16
     assert candidates[small.choices[0][0]].provider == "quack"
+
+
+@pytest.mark.parametrize(
+    ("arch", "more", "expected"),
+    [
+        ("sm_90a", "", "quack"),
+        ("sm_90a", ", epilogue: bias", "quack"),
+        ("sm_100f", "", "cutlass_operators"),
+        ("sm_100f", ", op: gathered_mm", "gathered"),
+        ("sm_90a", "}]\nproviders: [cutlass_operators]\ndefaults: {dtype: bf16", None),
+    ],
+)
+def test_compilers_of_the_provider_that_will_likely_rank_first_are_started(
+    tmp_path: Path, cache: Cache, arch: str, more: str, expected: str | None
+) -> None:
+    text = f"gemms: [{{dtype: bf16, mnk: [[16, 64, 64]]{more}"
+    end = "}]" if expected else "}"
+    (tmp_path / "m.yaml").write_text(f"version: 1\nname: m\ntargets: [{arch}]\n{text}{end}\n")
+    declared = load_manifest(tmp_path / "m.yaml")
+    (lookup,) = look_up_plans(declared, cache, provider_of(declared))
+    assert likely_provider(lookup) == (expected or "cutlass_operators")
