@@ -163,9 +163,11 @@ def _why_not_kernel(operator: Operator, entry: Entry, basis: Basis) -> str | Non
         if found == "none" and name == recipe_name(operator.provider):
             found = UNSTATED_RECIPES.get(operator.provider, version)  # older bundles state none
         if found != version:
+            can_be_had = found != "none" and name != recipe_name(operator.provider)
             return (
                 f"times of kernels of {operator.provider} are not used: measured with {name} "
-                f"{found}, this build has {version}; install that version, or measure again"
+                f"{found}, this build has {version}; "
+                f"{'install that version, or measure again' if can_be_had else 'measure again'}"
             )
     return None
 

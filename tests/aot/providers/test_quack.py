@@ -300,7 +300,7 @@ def test_cutlass_operators_says_who_computes_groups(arch: str, rest: str) -> Non
     signature = Signature.parse(f"grouped_mm/{rest}")
     found = load_provider("cutlass_operators").enumerate(signature, build_target(arch))
     assert not found.candidates
-    assert "quack has such kernels: name it" in str(found.absence)
+    assert "quack has such kernels: add it" in str(found.absence)
 
 
 GROUPED = """
