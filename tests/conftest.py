@@ -49,6 +49,7 @@ REAL_MANIFEST = """
 version: 1
 name: real
 targets: [sm_100f, sm_90a]
+providers: [cutlass_operators]
 candidates: 2
 gemms:
   - {dtype: bf16, mnk: [[8, 4096, 4096]]}

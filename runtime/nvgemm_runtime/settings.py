@@ -255,7 +255,8 @@ VARIABLES = {
     ),
     JIT_PROVIDER_VARIABLE: (
         "Sources of kernels for run-time compiling, named as in a manifest's `providers`, with `+` "
-        "between them; `cutlass_operators` if not set."
+        "between them. If not set: all that come with the package, but those whose packages are "
+        "not installed as they need them, which one warning names."
     ),
 }
 """Every variable of the project, by name: what the reference says of it, in Markdown."""

@@ -195,13 +195,6 @@ def test_targets_are_for_every_platform_and_keep_a_device_that_is_named() -> Non
     ]
 
 
-def test_measurements_come_with_a_manifest_of_the_project_alone(tmp_path: Path) -> None:
-    assert kernel_wheels.find("llama-3.1-8b", ["x86_64"], ["cu13"]).rankings is not None
-    own = tmp_path / "llama-3.1-8b.yaml"
-    own.write_text("")
-    assert kernel_wheels.find(str(own), ["x86_64"], ["cu13"]).rankings is None
-
-
 def test_a_manifest_that_is_not_there_ends_the_release() -> None:
     with pytest.raises(SystemExit, match=r"wheels/release: lama: there is no such file"):
         kernel_wheels.find("lama", ["x86_64"], ["cu13"])

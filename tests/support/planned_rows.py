@@ -90,7 +90,8 @@ class Case:
     def manifest_text(self, problems: Iterable[Problem]) -> str:
         """A manifest of some problems, for the same providers."""
         text = manifest_text(problems, self.arch)
-        return text + f"providers: [{', '.join(manifest_of(self.name).providers)}]\n"
+        names = ", ".join(manifest_of(self.name).providers)
+        return text + (f"providers: [{names}]\n" if names else "")
 
 
 CASES = [

@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 
 from nvgemm_aot.manifest.shipped import find_manifest
-from nvgemm_aot.rankings.shipped import find_rankings
 from nvgemm_runtime.errors import ManifestError
 from steps import read_module, run_module, stop
 
@@ -45,13 +44,11 @@ class KernelWheels:
 
     Attributes:
         manifest: The file.
-        rankings: Measurements that come with it.
         processors: Of each, one wheel is built.
         cudas: CUDA versions of the targets in each wheel.
     """
 
     manifest: Path
-    rankings: Path | None
     processors: Sequence[str]
     cudas: Sequence[str]
 
@@ -66,9 +63,7 @@ class KernelWheels:
         with tempfile.TemporaryDirectory() as scratch:
             manifest = Path(scratch, self.manifest.name)
             manifest.write_text(yaml.safe_dump(declared, sort_keys=False))
-            options: list[str | Path] = []
-            options += [] if self.rankings is None else ["--rankings", self.rankings]
-            options += [] if cache is None else ["--cache-dir", cache]
+            options = [] if cache is None else ["--cache-dir", cache]
             printed = read_module(
                 "nvgemm_aot", "build", manifest, "--out", scratch, "--json", *options
             )
@@ -89,16 +84,12 @@ class KernelWheels:
 
 
 def find(name: str, processors: Sequence[str], cudas: Sequence[str]) -> KernelWheels:
-    """The wheels of a manifest that comes with the project, or of a file.
-
-    Measurements that come with a manifest of the project are used, as ``nvgemm-aot build`` does.
-    """
+    """Finds the manifest that comes with the project, or the file, of wheels to build."""
     try:
         manifest = find_manifest(Path(name))
     except ManifestError as error:
         stop(str(error))
-    rankings = find_rankings(manifest.stem) if manifest != Path(name) else None
-    return KernelWheels(manifest=manifest, rankings=rankings, processors=processors, cudas=cudas)
+    return KernelWheels(manifest=manifest, processors=processors, cudas=cudas)
 
 
 def expand_targets(

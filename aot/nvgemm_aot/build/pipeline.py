@@ -12,13 +12,12 @@ from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, RankingsError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.gemm.support import provider_beside
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.installed.ownership import writable_by_others
 
 from ..bundle.writer import write_bundle
 from ..manifest.parse import Manifest
-from ..providers import SEPARATOR, Provider, load_provider, parts_of
+from ..providers import SEPARATOR, Provider, default_providers, load_provider
 from ..rankings.entries import Rankings
 from ..rankings.usable import UsableRankings
 from ..storage.cache import Cache, private_cache
@@ -40,14 +39,12 @@ from .plan import (
     PlanLookup,
     RejectionSink,
     Unserved,
+    likely_provider,
     look_up_plan,
     make_plan,
     operator_of,
     require_served,
 )
-
-DEFAULT_PROVIDER = "cutlass_operators"
-"""The provider of kernels where nothing names one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +63,22 @@ class BuiltBundle:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredTarget:
-    """What a target's build uses of the given rankings.
+    """What the problems of a target are ranked by.
 
-    ``standings`` are those of the problems that are ranked by measured times; ``notes`` say what is
-    not used.
+    Attributes:
+        target: The target.
+        standings: Those of the problems that are ranked by measured times.
+        own: Those of them of which a file of the user's has measurements; the others are ranked by
+            shipped ones.
+        estimated: How many problems are ranked by estimates.
+        notes: What is not used of measurements, and why.
     """
 
     target: Target
     standings: Mapping[Problem, str]
-    notes: tuple[str, ...]
+    own: frozenset[Problem] = frozenset()
+    estimated: int = 0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,23 +98,15 @@ class BuildResult:
 
 
 def provider_of(manifest: Manifest) -> Provider:
-    """The provider, or all providers as one, that a manifest's kernels come from.
+    """Creates the provider, or all providers as one, of a manifest's kernels.
 
-    If it names none, that is the usual one, and beside it any that has what a target lacks there.
+    Without names, those are all that come with the builder; see `default_providers`.
 
     Raises:
         ToolchainError: If it names one that does not exist.
     """
-    return load_provider(SEPARATOR.join(manifest.providers or _usual_providers(manifest)))
-
-
-def _usual_providers(manifest: Manifest) -> tuple[str, ...]:
-    beside = {
-        provider_beside(entry.problem.signature, target.target.arch)
-        for entry in manifest.declared
-        for target in manifest.targets
-    }
-    return (DEFAULT_PROVIDER, *sorted(name for name in beside if name is not None))
+    usual = default_providers(entry.problem.signature for entry in manifest.declared)
+    return load_provider(SEPARATOR.join(manifest.providers or usual))
 
 
 def look_up_plans(
@@ -234,14 +230,14 @@ def build(
                     cache,
                     count,
                     ProcessKind(
-                        provider=parts_of(source)[0].name, cuda=manifest.targets[0].target.cuda
+                        provider=likely_provider(lookups[0]), cuda=manifest.targets[0].target.cuda
                     ),
                 )
             )
         planned = plan_build(manifest, cache, provider=source, lookups=lookups, prunes=prunes)
         measured = measured_of(planned)
         if strict:
-            require_used(measured)
+            require_used(measured, rankings)
         unserved = without_operator(planned)
         if strict:
             require_served(unserved, targets=1)
@@ -290,15 +286,21 @@ def build(
 
 
 def measured_of(planned: Sequence[PlannedTarget]) -> tuple[MeasuredTarget, ...]:
-    """What the plans of targets use of the rankings that they were made with."""
-    return tuple(
-        MeasuredTarget(
-            target=item.target.target,
-            standings=_standings(item.plan, item.measured),
-            notes=(*item.measured.notes, *_unoffered_notes(item.plan)),
-        )
-        for item in planned
-        if item.measured is not None
+    """Tells what the problems of each target are ranked by."""
+    return tuple(map(_measured_of, planned))
+
+
+def _measured_of(item: PlannedTarget) -> MeasuredTarget:
+    target, problems = item.target.target, len(item.plan.problems)
+    if item.measured is None:
+        return MeasuredTarget(target=target, standings={}, estimated=problems)
+    standings = _standings(item.plan, item.measured)
+    return MeasuredTarget(
+        target=target,
+        standings=standings,
+        own=item.measured.own & standings.keys(),
+        estimated=problems - len(standings),
+        notes=(*item.measured.notes, *_unoffered_notes(item.plan)),
     )
 
 
@@ -325,13 +327,14 @@ def _unoffered_notes(plan: Plan) -> list[str]:
     ]
 
 
-def require_used(measured: Sequence[MeasuredTarget]) -> None:
-    """Require, for ``--strict``, that rankings, if any were given, serve a problem of some target.
+def require_used(measured: Sequence[MeasuredTarget], rankings: Rankings | None) -> None:
+    """Requires, for ``--strict``, that the user's rankings, if any, serve a problem of some target.
 
     Raises:
         RankingsError: If not, with the reasons.
     """
-    if not measured or any(one.standings for one in measured):
+    is_given = rankings is not None and any(not entry.is_shipped for entry in rankings.entries)
+    if not is_given or any(one.own for one in measured):
         return
     notes = [note for one in measured for note in one.notes]
     why = "; ".join(dict.fromkeys(notes)) or "none is of a problem that the manifest declares"

@@ -24,6 +24,7 @@ from nvgemm_runtime.bundle.format import (
 )
 from nvgemm_runtime.errors import CompileError, NoCandidateError
 from nvgemm_runtime.gemm.problem import Problem, Signature
+from nvgemm_runtime.gemm.support import provider_beside
 from nvgemm_runtime.gemm.target import Target
 
 from ..manifest.parse import Declared
@@ -178,6 +179,19 @@ def look_up_plan(
         stored=None if stored is None else _decode(json.loads(stored)),
         measured=measured,
     )
+
+
+def likely_provider(lookup: PlanLookup) -> str:
+    """Guesses whose kernels the plan will rank first, so that its compiler can be started early.
+
+    That is the only provider of a signature where there is one, else the one whose estimates were
+    fitted on measurements, else the first.
+    """
+    names = [part.name for part in parts_of(lookup.provider)]
+    signature = lookup.declared[0].problem.signature
+    only = provider_beside(signature, lookup.target.target.arch)
+    fitted = () if lookup.correction is None else lookup.correction.providers
+    return next((name for name in (only, *fitted) if name in names), names[0])
 
 
 def _measured_and_not_declared(
@@ -402,7 +416,8 @@ def require_served(unserved: Sequence[Unserved], targets: int) -> None:
     it = "it" if count == 1 else "them"
     failed = any(one.failed for one in nowhere)
     todo = (
-        f"name other providers for {it} (providers: in the manifest), or change or remove {it}"
+        f"name other providers for {it} (providers: in the manifest; all that come along if left "
+        f"out), or change or remove {it}"
         if failed
         else f"change or remove {it}"
     )

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ..build.plan import RejectionSink, Unserved
     from ..manifest.parse import Manifest
     from ..providers import Rejection
+    from ..rankings.entries import Rankings
 
 Document = dict[str, Any]
 
@@ -55,13 +56,13 @@ Document = dict[str, Any]
     "--rankings",
     type=ANY_PATH,
     multiple=True,
-    help="Rank by the measurements of this file, or of a shipped manifest, where they fit; may be "
-    "repeated.",
+    help="Rank by the measurements of this file, too, where they fit; may be repeated. Those that "
+    "come with nvgemm-aot count without being named.",
 )
 @click.option(
     "--estimates-only",
     is_flag=True,
-    help="Use no measurements, nor those that come with nvgemm-aot for MANIFEST.",
+    help="Use no measurements, nor those that come with nvgemm-aot.",
 )
 @click.option(
     "--prune", is_flag=True, help="Keep only kernels that win a problem or are in a dispatch table."
@@ -90,7 +91,8 @@ def build(
     """Compile the kernels that MANIFEST declares, into one bundle a target.
 
     MANIFEST is a file, or the name of a manifest that comes with nvgemm-aot, such as llama-3.1-8b.
-    If measured rankings come with that manifest, they are used as if given by --rankings.
+    Problems are ranked by measurements that come with nvgemm-aot where it has some that fit, the
+    others by estimates; the output says how many.
 
     A kernel whose compiler takes longer than $NVGEMM_AOT_COMPILE_TIMEOUT seconds, by default 300,
     counts as one that does not compile.
@@ -99,8 +101,6 @@ def build(
     from ..build.plan import require_served
     from ..manifest.parse import load_manifest
     from ..manifest.shipped import find_manifest
-    from ..rankings.entries import merge
-    from ..rankings.file import read_rankings
     from ..storage.cache import Cache, default_directory
 
     if rejections and not dry_run:
@@ -109,11 +109,9 @@ def build(
         raise click.UsageError("--wheel-version goes with --wheel")
     if estimates_only and rankings:
         raise click.UsageError("--estimates-only goes without --rankings")
-    path = find_manifest(manifest)
-    declared = load_manifest(path)
-    is_shipped = path != manifest
-    files = [] if estimates_only else _rankings_files(rankings, declared.name, is_shipped)
-    measured = merge([read_rankings(file) for file in files]) if files else None
+    declared = load_manifest(find_manifest(manifest))
+    files = _own_files(rankings)
+    measured = None if estimates_only else _measurements(declared, files)
     cache = Cache(cache_dir or default_directory())
     if dry_run:
         with open_rejection_log(rejections) as on_rejection, keep_stdout():
@@ -123,7 +121,7 @@ def build(
         plan = plan_document(planned, jobs, files, prunes=prune)
         print_result(plan, plan_text, as_json=as_json)
         if strict:
-            pipeline.require_used(pipeline.measured_of(planned))
+            pipeline.require_used(pipeline.measured_of(planned), measured)
         require_served(pipeline.without_operator(planned), 1 if strict else len(planned))
         return
     if wheel:
@@ -177,12 +175,28 @@ def _platforms_without_bundle(result: BuildResult, manifest: Manifest) -> list[s
     return sorted(declared - {bundle.header.target.platform for bundle in result.bundles})
 
 
-def _rankings_files(given: Sequence[Path], name: str, is_shipped: bool) -> list[Path]:
-    """The files that were named, or the one that comes with a shipped manifest."""
-    from ..rankings.shipped import find_rankings, named_rankings
+def _own_files(given: Sequence[Path]) -> list[Path]:
+    """Returns the files among what `--rankings` names, and says that other names change nothing."""
+    from ..rankings.shipped import is_shipped_name
 
-    shipped = find_rankings(name) if is_shipped and not given else None
-    return [*map(named_rankings, given), *([] if shipped is None else [shipped])]
+    names = [path for path in given if is_shipped_name(path)]
+    for name in names:
+        click.echo(
+            f"nvgemm-aot: --rankings {name} changes nothing: it comes with nvgemm-aot, whose "
+            "measurements count for every build",
+            err=True,
+        )
+    return [path for path in given if path not in names]
+
+
+def _measurements(manifest: Manifest, files: Sequence[Path]) -> Rankings:
+    """Returns the shipped measurements that a manifest may use, and all of the user's files."""
+    from ..rankings.entries import merge
+    from ..rankings.file import read_rankings
+    from ..rankings.shipped import shipped_rankings
+
+    shipped = shipped_rankings(entry.problem for entry in manifest.declared)
+    return merge([shipped, *map(read_rankings, files)])
 
 
 @contextlib.contextmanager
@@ -227,7 +241,10 @@ def plan_document(
     *,
     prunes: bool = False,
 ) -> Document:
-    """Describe a plan, what it uses of rankings files, and estimate its cost."""
+    """Describe a plan and what it ranks by, and estimate its cost.
+
+    ``rankings`` are the user's files of measurements.
+    """
     from ..build.compiler_limits import default_jobs
     from ..build.pipeline import measured_of, without_operator
 
@@ -279,6 +296,9 @@ def _measured_document(measured: Sequence[MeasuredTarget]) -> list[Document]:
             "arch": one.target.arch,
             "target": one.target.key,
             "problems": dict(sorted(Counter(one.standings.values()).items())),
+            "shipped": len(one.standings) - len(one.own),
+            "own": len(one.own),
+            "estimated": one.estimated,
             "notes": list(one.notes),
         }
         for one in measured
@@ -286,22 +306,31 @@ def _measured_document(measured: Sequence[MeasuredTarget]) -> list[Document]:
 
 
 def _measured_lines(document: Document) -> list[str]:
-    """What is used of rankings: a line a target, and what is not used."""
+    """Says what problems are ranked by, a line a target, and what is not used of measurements."""
     lines = []
     for one in document["measured"]:
-        ranked = ", ".join(f"{count} {standing}" for standing, count in one["problems"].items())
-        lines.append(f"{_short_name(one)}: problems ranked by measurements: {ranked or 'none'}")
+        lines.append(f"{_short_name(one)}: problems ranked by {_ranked_by(one)}")
         if "doubtful" in one["problems"]:
             lines.append(f"  why doubtful: {_show_command(document['rankings'])}")
         lines += (f"  {note}" for note in one["notes"])
     return lines
 
 
+def _ranked_by(one: Document) -> str:
+    """Counts the problems of a target by what ranks them."""
+    count = one["shipped"] + one["own"]
+    sources = (("shipped", one["shipped"]), ("of your files", one["own"]))
+    counted = ", ".join(f"{number} {source}" for source, number in sources if number)
+    standings = ", ".join(f"{number} {standing}" for standing, number in one["problems"].items())
+    detail = f" ({counted}: {standings})" if count else ""
+    return f"measurements: {count}{detail}; by estimates: {one['estimated']}"
+
+
 def _show_command(files: Sequence[str]) -> str:
-    """What shows the doubts of rankings that were read from files."""
-    merged = "" if len(files) == 1 else f"nvgemm-aot rankings merge {shlex.join(files)} -o FILE; "
-    shown = shlex.quote(files[0]) if len(files) == 1 else "FILE"
-    return f"{merged}nvgemm-aot rankings show {shown} --standing doubtful"
+    """Returns the command that shows the doubts of the measurements that a build used."""
+    from ..rankings.shipped import SHIPPED
+
+    return f"nvgemm-aot rankings show {shlex.join([SHIPPED, *files])} --standing doubtful"
 
 
 def plan_text(document: Document) -> str:
@@ -369,7 +398,7 @@ def _unserved_lines(document: Document) -> list[str]:
 
 
 def build_document(result: BuildResult, rankings: Sequence[Path] = ()) -> Document:
-    """Describe a finished build, and which rankings files it used."""
+    """Describe a finished build; ``rankings`` are the user's files of measurements."""
     return {
         "bundles": [
             {

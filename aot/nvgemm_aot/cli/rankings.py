@@ -62,12 +62,13 @@ def export(bundles: tuple[Path, ...], out: Path, as_json: bool) -> None:
 def merge(files: tuple[Path, ...], out: Path, as_json: bool) -> None:
     """Merge rankings FILES into one, and say what confirms or contradicts what.
 
-    A file may be named by the manifest with which it comes with nvgemm-aot.
+    What comes with nvgemm-aot is named shipped, or by the manifest whose problems it measures.
     """
     from ..rankings.entries import merge as merge_rankings
     from ..rankings.file import write_rankings
+    from ..rankings.shipped import read_named
 
-    several = [_read(path) for path in files]
+    several = [read_named(path) for path in files]
     merged = merge_rankings(several)
     write_rankings(out, merged)
     document = {
@@ -79,22 +80,27 @@ def merge(files: tuple[Path, ...], out: Path, as_json: bool) -> None:
 
 
 @rankings.command()
-@click.argument("file", type=ANY_PATH)
+@click.argument("files", type=ANY_PATH, nargs=-1)
 @click.option(
     "--standing",
     type=click.Choice(["confirmed", "repeated", "measured once", "doubtful"]),
     help="Only problems of this standing.",
 )
 @json_option
-def show(file: Path, standing: str | None, as_json: bool) -> None:
-    """Show what FILE holds: a line for each problem.
+def show(files: tuple[Path, ...], standing: str | None, as_json: bool) -> None:
+    """Show what FILES hold together: a line for each problem.
 
-    A file may be named by the manifest with which it comes with nvgemm-aot.
+    Without any, all that comes with nvgemm-aot is shown, which is named shipped among FILES; parts
+    of it are named by the manifest whose problems they measure.
     """
-    document = summary_document(_read(file))
+    from ..rankings.entries import merge as merge_rankings
+    from ..rankings.shipped import SHIPPED, read_named
+
+    named = files or (Path(SHIPPED),)
+    document = summary_document(merge_rankings(map(read_named, named)))
     if standing is not None:
         document["problems"] = [one for one in document["problems"] if one["standing"] == standing]
-    print_result({"path": str(file), **document}, _shown_text, as_json=as_json)
+    print_result({"paths": list(map(str, named)), **document}, _shown_text, as_json=as_json)
 
 
 @rankings.command()
@@ -104,19 +110,13 @@ def show(file: Path, standing: str | None, as_json: bool) -> None:
 def diff(before: Path, now: Path, as_json: bool) -> None:
     """Show what differs between the rankings files BEFORE and NOW.
 
-    A file may be named by the manifest with which it comes with nvgemm-aot. The status is 0 whether
-    anything differs or not.
+    What comes with nvgemm-aot is named shipped, or by the manifest whose problems it measures. The
+    status is 0 whether anything differs or not.
     """
-    document = _diff_document(_read(before), _read(now))
+    from ..rankings.shipped import read_named
+
+    document = _diff_document(read_named(before), read_named(now))
     print_result({"before": str(before), "now": str(now), **document}, _diff_text, as_json=as_json)
-
-
-def _read(given: Path) -> Rankings:
-    """Read a file, or what comes with nvgemm-aot by that name."""
-    from ..rankings.file import read_rankings
-    from ..rankings.shipped import named_rankings
-
-    return read_rankings(named_rankings(given))
 
 
 def summary_document(rankings: Rankings) -> Document:

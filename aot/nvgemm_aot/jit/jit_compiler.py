@@ -1,7 +1,8 @@
 """Compiles single problems for the device at hand and keeps their kernels in user bundles.
 
-Each is a build of a manifest with one problem. Kernels whose compilers were killed too often are
-left out for a day: a program waits for them here, whereas a build tries each kernel every time.
+Each is a build of a manifest with one problem, ranked by shipped measurements where they fit.
+Kernels whose compilers were killed too often are left out for a day: a program waits for them here,
+whereas a build tries each kernel every time.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ from ..build.compiler import (
 )
 from ..build.compiler_limits import compile_limit_seconds
 from ..build.pipeline import look_up_plans, plan_build, without_operator
+from ..build.plan import likely_provider
 from ..build.workers import WorkerDied
 from ..manifest.parse import Declared, Manifest
-from ..providers import Provider, parts_of
+from ..providers import Provider
+from ..rankings.shipped import shipped_rankings
 from ..storage.cache import Cache, cache_key
 from ..storage.files import make_directories, open_new_file
 from ..storage.locks import locked
@@ -235,12 +238,11 @@ class JitCompiler:
             targets=(target,),
             declared=(Declared(problem=problem, candidates=candidates),),
         )
-        lookups = look_up_plans(manifest, self._cache, self._provider)
+        rankings = shipped_rankings([problem])
+        lookups = look_up_plans(manifest, self._cache, self._provider, rankings)
         if any(lookup.stored is None for lookup in lookups):
             # Planning takes as long as compilers take to start: let both happen at once.
-            # Nobody knows yet of which provider the tasks will be.
-            first = parts_of(self._provider)[0].name
-            kind = ProcessKind(provider=first, cuda=target.target.cuda)
+            kind = ProcessKind(provider=likely_provider(lookups[0]), cuda=target.target.cuda)
             self._workers.prepare(candidates, kind)
         with self._planning:
             return plan_build(manifest, self._cache, provider=self._provider, lookups=lookups)

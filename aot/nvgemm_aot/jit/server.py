@@ -21,13 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from nvgemm_runtime.errors import NvgemmError, StorageError
+from nvgemm_runtime.errors import NvgemmError, StorageError, ToolchainError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.settings import JIT_JOBS_VARIABLE, JIT_PROVIDER_VARIABLE
 
 from ..build.compiler_limits import default_jobs
-from ..build.pipeline import DEFAULT_PROVIDER
-from ..providers import load_provider
+from ..providers import PROVIDERS, SEPARATOR, Provider, load_provider
 from ..storage import temporary_directory
 from ..storage.cache import Cache
 from ..storage.files import finish_writing
@@ -133,9 +132,8 @@ class Server:
     def _compiler(self, directory: Path) -> JitCompiler:
         with self._setup:
             if directory not in self._compilers:
-                provider = load_provider(os.environ.get(JIT_PROVIDER_VARIABLE) or DEFAULT_PROVIDER)
                 self._compilers[directory] = JitCompiler(
-                    Cache(directory), provider, _jobs(), self._notes.append
+                    Cache(directory), _provider(), _jobs(), self._notes.append
                 )
             return self._compilers[directory]
 
@@ -148,6 +146,35 @@ class Server:
                     f"kernels that are compiled now are kept for this process alone: {error}"
                 )
             return self._temporary
+
+
+def _provider() -> Provider:
+    """Creates the providers that the variable names, by default all that are installed.
+
+    A program runs in whatever environment it has, where another package may pin quack: unlike a
+    build, it does without a provider that cannot be used.
+
+    Raises:
+        ToolchainError: If one that is named does not exist, or by default none can be used.
+    """
+    named = os.environ.get(JIT_PROVIDER_VARIABLE)
+    if named:
+        return load_provider(named)
+    errors: dict[str, ToolchainError] = {}
+    for name in PROVIDERS:
+        try:
+            load_provider(name).toolchain()
+        except ToolchainError as error:
+            errors[name] = error
+    usable = SEPARATOR.join(name for name in PROVIDERS if name not in errors)
+    if not usable:
+        raise next(iter(errors.values()))
+    for name, why in errors.items():
+        _log.warning(
+            "run-time compiling does without provider %s: %s; to silence this, set %s=%s",
+            *(name, why, JIT_PROVIDER_VARIABLE, usable),
+        )
+    return load_provider(usable)
 
 
 def _jobs() -> int:

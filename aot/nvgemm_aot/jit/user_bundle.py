@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from nvgemm_runtime.bundle.encode import source_json
+from nvgemm_runtime.bundle.encode import measured_json, source_json
 from nvgemm_runtime.bundle.format import FORMAT_VERSION, canonical_json, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, StorageError
@@ -210,6 +210,7 @@ def _with_build_key(content: BundleContent) -> BundleContent:
                 source_json(ranking.source),
                 ranking.kernels,
                 [asdict(failure) for failure in ranking.missing],
+                *([measured_json(ranking.measured)] if ranking.measured else []),
             ]
             for ranking in content.rankings
         ),

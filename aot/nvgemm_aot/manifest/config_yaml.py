@@ -10,7 +10,6 @@ import yaml
 
 from nvgemm_runtime.gemm.epilogues import GateForm
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.gemm.support import GATE_PROVIDER, GATHERED_PROVIDER
 from nvgemm_runtime.recording.text import target_entry
 
 from .config_manifest import ConfigEntry, ConfigManifest, ManifestOptions, RankGemm
@@ -79,10 +78,6 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
         f"tp {_listed(wanted.ranks)}{experts}{steps}."
     )
     yield f"targets: [{', '.join(map(target_entry, wanted.targets))}]"
-    if any(map(_needs_quack, made.entries)):  # else a build finds out itself what to ask
-        names = ["cutlass_operators", GATE_PROVIDER]
-        names += [GATHERED_PROVIDER] * any(entry.product.is_gathered for entry in made.entries)
-        yield f"providers: [{', '.join(names)}]"
     yield ""
     yield "defaults:"
     yield f"  dtype: [{', '.join(dtype.value for dtype in wanted.dtypes)}]"
@@ -91,13 +86,6 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
 
 def _is_of_one_expert(entry: ConfigEntry) -> bool:
     return bool(entry.routing) and entry.groups is None and not entry.product.is_gathered
-
-
-def _needs_quack(entry: ConfigEntry) -> bool:
-    signature = entry.signature
-    if signature.is_gated or signature.op is Op.GATHERED_GROUPED_MM:
-        return True
-    return signature.op.has_groups and signature.epilogue is not None
 
 
 def _entry_lines(entries: Iterable[ConfigEntry], wanted: ManifestOptions) -> Iterator[str]:

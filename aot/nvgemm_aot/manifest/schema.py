@@ -281,10 +281,9 @@ class ManifestEntry(_Entry):
     providers: list[Annotated[str, _text(PROVIDER_ALLOWED, PROVIDER_PATTERN)]] = Field(
         default_factory=list,
         description="Sources of kernels: those that come along, those of installed packages by the "
-        "name of their entry point, or module:class. Left out: cutlass_operators, and quack beside "
-        "it if a gemm has an epilogue, scales or types that only quack has on a target; gathered "
-        "for gathered_mm. Candidates "
-        "of all are ranked together, by the first one's model.",
+        "name of their entry point, or module:class. Left out: all that come along, which are "
+        "cutlass_operators, quack, and gathered for gathered_mm. Candidates of all are ranked "
+        "together, by measurements, or by the first one's model.",
     )
     candidates: Candidates = Field(
         default_factory=int, description="Kernels to build for each problem; 8 if left out."

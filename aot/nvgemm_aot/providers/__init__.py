@@ -8,8 +8,11 @@ builder; `discovery` finds the others.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 
 from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.gemm.problem import Op, Signature
+from nvgemm_runtime.gemm.support import GATHERED_PROVIDER
 from nvgemm_runtime.gemm.target import Target
 
 from . import cute_dsl, cute_setup
@@ -20,12 +23,14 @@ from .discovery import load_external
 
 __all__ = [
     "BLAME",
+    "PROVIDERS",
     "SEPARATOR",
     "UNSTATED_RECIPES",
     "Candidate",
     "Enumeration",
     "Provider",
     "Rejection",
+    "default_providers",
     "load_provider",
     "parts_of",
     "recipe_name",
@@ -39,7 +44,21 @@ PROVIDERS = {
     "quack": f"{__name__}.quack:Quack",
     "gathered": f"{__name__}.gathered:Gathered",
 }
-"""By name: ``module:class``. Imported only when used, because compilers are slow to import."""
+"""By name: ``module:class``. Imported only when used, because compilers are slow to import. All are
+asked by default, in this order: a new one belongs at the end."""
+
+_SERVES_ONLY = {GATHERED_PROVIDER: Op.GATHERED_MM}
+"""Providers of one operation: not asked by default where nothing declares it, so that versions that
+shape no kernel stay out of a bundle's toolchain."""
+
+
+def default_providers(signatures: Iterable[Signature]) -> tuple[str, ...]:
+    """Returns the providers of these signatures where a manifest names none: all that come along.
+
+    Providers of other packages are asked only by name, for their code runs in the build.
+    """
+    ops = {signature.op for signature in signatures}
+    return tuple(name for name in PROVIDERS if _SERVES_ONLY.get(name) in (None, *ops))
 
 
 def load_provider(name: str) -> Provider:

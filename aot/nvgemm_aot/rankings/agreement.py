@@ -159,6 +159,55 @@ def compare_repeat(before: Measurement, now: Measurement) -> Comparison:
     return _neither("the fastest differ, within the noise")
 
 
+class Agreement:
+    """Measurements that all confirm each other: what `compare` says of each pair.
+
+    Asking whether one more belongs to them takes as long whether they are two or two thousand.
+    """
+
+    def __init__(self, first: Measurement) -> None:
+        self._first = first
+        self._gpus = {first.conditions.gpu_sha256}
+        self._winners = {first.winner} if first.times else set()
+        self._as_fast = _as_fast_as_winner(first)
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Digests of the UUIDs of their GPUs, sorted."""
+        return tuple(sorted(gpu for gpu in self._gpus if gpu is not None))
+
+    def add(self, one: Measurement) -> bool:
+        """Adds a measurement if it confirms all that are there; says whether it does."""
+        # How they were taken and the verdict are equal for all, so the first stands for the others.
+        if compare(self._first, one).relation is not Relation.CONFIRMS:
+            return False
+        as_fast = _as_fast_as_winner(one)
+        if (
+            one.conditions.gpu_sha256 in self._gpus
+            or one.winner not in self._as_fast
+            or not self._winners <= as_fast
+        ):
+            return False
+        self._gpus.add(one.conditions.gpu_sha256)
+        self._winners.add(one.winner)
+        self._as_fast &= as_fast
+        return True
+
+
+def _as_fast_as_winner(one: Measurement) -> set[str]:
+    """Returns the contenders that would confirm a measurement, had they won on another GPU."""
+    times = one.times
+    if not times:
+        return set()
+    winner = one.winner
+    most = (1 + CONFIRMING) * times[winner].time_ns
+    return {
+        name
+        for name in times
+        if times[name].time_ns <= most and not _is_behind(times, name, winner)
+    }
+
+
 def _neither(why: str) -> Comparison:
     return Comparison(relation=Relation.NEITHER, why=why)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .agreement import Relation, compare, confirming_gpus, gpu_name
+from .agreement import Agreement, Relation, compare, gpu_name
 from .entries import Entry
 
 STANDINGS = ("doubtful", "measured once", "repeated", "confirmed")
@@ -49,22 +50,22 @@ def assess(entries: Sequence[Entry]) -> Assessment:
     repeated = [entry for entry in sound if entry.repeated is not None]
     last = (repeated or sound or list(entries))[-1]
     doubts = list(last.doubts)
-    agreeing = [last]
+    agreement = Agreement(last.measurement)
     for other in _latest_of_each_gpu(sound, last) if sound else ():
         compared = compare(other.measurement, last.measurement)
         if compared.relation is Relation.CONTRADICTS:
             doubts.append(compared.why)
-        elif all(_confirms(other, one) for one in agreeing):
-            agreeing.append(other)
-    confirmed = len(agreeing) > 1 and not doubts
+        elif compared.relation is Relation.CONFIRMS:
+            agreement.add(other.measurement)
+    confirmed = len(agreement.gpus) > 1 and not doubts
     gpus = [entry.origin.conditions for entry in entries]
-    known = [gpu_name(one) for one in gpus if one.gpu_sha256 is not None]
+    known = Counter(gpu_name(one) for one in gpus if one.gpu_sha256 is not None)
     return Assessment(
         entry=last,
         doubts=tuple(dict.fromkeys(doubts)),
-        confirmed_by=confirming_gpus(*(one.measurement for one in agreeing)) if confirmed else (),
+        confirmed_by=agreement.gpus if confirmed else (),
         repeated=None if doubts else last.repeated,
-        measured_again=tuple(sorted({name for name in known if known.count(name) > 1})),
+        measured_again=tuple(sorted(name for name, count in known.items() if count > 1)),
     )
 
 
@@ -72,7 +73,3 @@ def _latest_of_each_gpu(sound: Sequence[Entry], last: Entry) -> list[Entry]:
     """Of each GPU the newest measurement beside the last: of its own GPU the one before."""
     before = {one.origin.conditions.gpu_sha256: one for one in sound if one is not last}
     return list(before.values())
-
-
-def _confirms(one: Entry, other: Entry) -> bool:
-    return compare(one.measurement, other.measurement).relation is Relation.CONFIRMS

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from nvgemm_runtime.bundle.encode import conditions_json
@@ -50,8 +51,8 @@ class Origin:
     conditions: Conditions
     cache: str = COLD
 
-    @property
-    def document(self) -> dict[str, Any]:
+    @cached_property
+    def document(self) -> Mapping[str, Any]:
         """Its JSON object, without the day, which differs between problems."""
         conditions = conditions_json(self.conditions)
         del conditions["date"]
@@ -68,7 +69,7 @@ class Origin:
         """This origin, with the day of measuring replaced."""
         return replace(self, conditions=replace(self.conditions, date=date))
 
-    @property
+    @cached_property
     def kind(self) -> bytes:
         """Equal for measurements that can be compared: what ran, on which product, and how."""
         same = {"arch": self.arch, "toolchain": dict(self.toolchain), "gpu": self.gpu}
@@ -89,6 +90,7 @@ class Entry:
         doubts: Reasons not to rely on the order.
         repeated: Seconds after which another process measured the same on this GPU; None where
             none did.
+        is_shipped: Whether it comes with this package; no part of what was measured.
     """
 
     problem: Problem
@@ -98,8 +100,9 @@ class Entry:
     triton: Timing | None
     doubts: tuple[str, ...]
     repeated: int | None = None
+    is_shipped: bool = field(default=False, compare=False)
 
-    @property
+    @cached_property
     def measurement(self) -> Measurement:
         """What is compared with other measurements: kernels by the names of their operators."""
         return Measurement(
@@ -110,7 +113,7 @@ class Entry:
             conditions=self.origin.conditions,
         )
 
-    @property
+    @cached_property
     def sort_key(self) -> tuple[Problem, bytes, str, bytes]:
         """Order of the entries of a file: each problem's together, the newest last.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -35,9 +36,12 @@ MOST_BYTES = 64 << 20
 
 _MOST_TEXT = 1000
 _MOST_NS = 2**63 - 1
+_LONG_NUMBER = re.compile(rb"\d{20}")
+"""What no integer of a file has, so that few files need a look at each; a digest may have it."""
 
 _T = TypeVar("_T")
 _H = TypeVar("_H", bound=Hashable)
+_S = TypeVar("_S", bytes, Operator)
 
 _EXPORT = "export it again from the bundles that were tuned: nvgemm-aot rankings export"
 
@@ -53,16 +57,17 @@ def write_rankings(path: Path, rankings: Rankings) -> None:
 
 def encode(rankings: Rankings) -> bytes:
     """The bytes of a file."""
-    origins = sorted({canonical_json(entry.origin.document) for entry in rankings.entries})
-    operators = sorted({operator for entry in rankings.entries for operator, _ in entry.kernels})
+    origins = {canonical_json(entry.origin.document) for entry in rankings.entries}
+    operators = {operator for entry in rankings.entries for operator, _ in entry.kernels}
+    origin_places, operator_places = _places(origins), _places(operators)
     problems: dict[str, list[dict[str, Any]]] = {}
     for entry in rankings.entries:
         problems.setdefault(entry.problem.key, []).append(
             {
-                "origin": origins.index(canonical_json(entry.origin.document)),
+                "origin": origin_places[canonical_json(entry.origin.document)],
                 "date": entry.origin.conditions.date,
                 "kernels": [
-                    [operators.index(operator), timing.time_ns, timing.spread_ns]
+                    [operator_places[operator], timing.time_ns, timing.spread_ns]
                     for operator, timing in entry.kernels
                 ],
                 "aten": timing_json(entry.aten),
@@ -73,8 +78,10 @@ def encode(rankings: Rankings) -> bytes:
         )
     parts = {
         "format": canonical_json(FORMAT),
-        "operators": _lines(canonical_json([one.provider, one.operator]) for one in operators),
-        "origins": _lines(origins),
+        "operators": _lines(
+            canonical_json([one.provider, one.operator]) for one in operator_places
+        ),
+        "origins": _lines(origin_places),
         "problems": _lines(
             canonical_json({"problem": key, "measurements": found})
             for key, found in problems.items()
@@ -83,6 +90,11 @@ def encode(rankings: Rankings) -> bytes:
     }
     members = [canonical_json(name) + b":" + value for name, value in parts.items()]
     return b"{" + b",\n".join(members) + b"}\n"
+
+
+def _places(values: Iterable[_S]) -> dict[_S, int]:
+    """Maps each value to its place in sorted order, in that order."""
+    return {value: place for place, value in enumerate(sorted(values))}
 
 
 def _lines(values: Any) -> bytes:
@@ -114,10 +126,12 @@ def decode(where: str, data: bytes) -> Rankings:
     Raises:
         RankingsError: See `read_rankings`.
     """
-    return _Decoder(where).rankings(data)
+    return RankingsFile(where, data).rankings()
 
 
-class _Decoder:
+class _Checker:
+    """Looks at the values of a file, and names the file and the place of what is not allowed."""
+
     def __init__(self, where: str) -> None:
         self._where = where
 
@@ -128,72 +142,6 @@ class _Decoder:
         shown = repr(found)
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         self.fail(place, f" must be {allowed} (got {shown})")
-
-    def rankings(self, data: bytes) -> Rankings:
-        if len(data) > MOST_BYTES:
-            self.fail("", f"has more than {MOST_BYTES} bytes", "is it a rankings file? Split it")
-        if data.startswith(MAGIC):
-            self.fail(
-                "", "is a bundle, must be a rankings file",
-                f"take its rankings: nvgemm-aot rankings export {self._where} -o FILE",
-            )  # fmt: skip
-        try:
-            document = json.loads(
-                data, object_pairs_hook=self._object, parse_constant=self._constant,
-                parse_int=self._integer,
-            )  # fmt: skip
-        except (ValueError, RecursionError) as error:
-            self.fail("", f"is no JSON: {type(error).__name__}: {str(error)[:100]}")
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            shown = document.get("format") if isinstance(document, dict) else document
-            self.refuse("format", f"{FORMAT!r}", shown)
-        if document.get("version") != VERSION or type(document["version"]) is not int:
-            self.fail(
-                "version",
-                f" is {document.get('version')!r:.20}, this release reads {VERSION}",
-                "upgrade: pip install -U nvgemm-aot, or export the file with this release",
-            )
-        operators = self.each(document, "operators", "", self._operator)
-        origins = self.each(document, "origins", "", self._origin)
-        self._unique("operators", operators)
-        self._unique("origins", [canonical_json(one) for one, _ in origins])
-        found: list[Entry] = []
-        keys: list[str] = []
-        for place, value in enumerate(self.items(document, "problems", "")):
-            path = f"problems[{place}]"
-            problem = self._problem(value, path)
-            keys.append(problem.key)
-            measurements = self.items(value, "measurements", path)
-            if not measurements:
-                self.refuse(f"{path}.measurements", "at least one measurement", [])
-            found += (
-                self._entry(one, f"{path}.measurements[{number}]", problem, operators, origins)
-                for number, one in enumerate(measurements)
-            )
-        self._unique("problems", keys)
-        by_key = {entry.sort_key: entry for entry in found}
-        if len(by_key) != len(found):
-            problem, *_ = _first_twice(entry.sort_key for entry in found)
-            self.fail(
-                "problems", f": {problem.key} has one measurement twice",
-                "merge drops what is equal: nvgemm-aot rankings merge",
-            )  # fmt: skip
-        return Rankings(entries=tuple(by_key[key] for key in sorted(by_key)))
-
-    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        document = dict(pairs)
-        if len(document) != len(pairs):
-            twice = _first_twice(name for name, _ in pairs)
-            self.fail("", f"an object has {twice[:40]!r} twice")
-        return document
-
-    def _constant(self, text: str) -> NoReturn:
-        self.fail("", f"has the number {text}, which JSON does not have")
-
-    def _integer(self, text: str) -> int:
-        if len(text) > len(str(_MOST_NS)) + 1:
-            self.fail("", f"has an integer of {len(text)} digits, must be at most {_MOST_NS}")
-        return int(text)
 
     def member(self, value: Any, name: str, place: str) -> Any:
         if not isinstance(value, dict):
@@ -233,14 +181,109 @@ class _Decoder:
         if len(set(values)) != len(values):
             self.fail(place, f" has one entry twice: {str(_first_twice(values))[:80]}")
 
+
+class RankingsFile(_Checker):
+    """A rankings file whose measurements are read, and checked, when they are asked for.
+
+    Args:
+        where: Names the file in messages.
+        data: Its bytes.
+
+    Attributes:
+        problems: The problems that it has measurements of.
+
+    Raises:
+        RankingsError: If it is no rankings file of a known version, or is damaged.
+    """
+
+    def __init__(self, where: str, data: bytes) -> None:
+        super().__init__(where)
+        document = self._document(data)
+        self._operators = self.each(document, "operators", "", self._operator)
+        self._origins = self.each(document, "origins", "", self._origin)
+        self._unique("operators", self._operators)
+        self._unique("origins", [canonical_json(one.document) for one in self._origins])
+        self._on_day: dict[tuple[int, str], Origin] = {}
+        places = [
+            (self._problem(value, path := f"problems[{place}]"), path, value)
+            for place, value in enumerate(self.items(document, "problems", ""))
+        ]
+        self._unique("problems", [problem.key for problem, _, _ in places])
+        self._places = {problem: (path, value) for problem, path, value in places}
+        self.problems = tuple(self._places)
+
+    def rankings(self) -> Rankings:
+        """Read all measurements."""
+        found = [entry for problem in self.problems for entry in self.entries(problem)]
+        by_key = {entry.sort_key: entry for entry in found}
+        if len(by_key) != len(found):
+            problem, *_ = _first_twice(entry.sort_key for entry in found)
+            self.fail(
+                "problems", f": {problem.key} has one measurement twice",
+                "merge drops what is equal: nvgemm-aot rankings merge",
+            )  # fmt: skip
+        return Rankings(entries=tuple(by_key[key] for key in sorted(by_key)))
+
+    def entries(self, problem: Problem) -> tuple[Entry, ...]:
+        """Read the measurements of one of ``problems``."""
+        path, value = self._places[problem]
+        measurements = self.items(value, "measurements", path)
+        if not measurements:
+            self.refuse(f"{path}.measurements", "at least one measurement", [])
+        return tuple(
+            self._entry(one, f"{path}.measurements[{number}]", problem)
+            for number, one in enumerate(measurements)
+        )
+
+    def _document(self, data: bytes) -> dict[str, Any]:
+        if len(data) > MOST_BYTES:
+            self.fail("", f"has more than {MOST_BYTES} bytes", "is it a rankings file? Split it")
+        if data.startswith(MAGIC):
+            self.fail(
+                "", "is a bundle, must be a rankings file",
+                f"take its rankings: nvgemm-aot rankings export {self._where} -o FILE",
+            )  # fmt: skip
+        try:
+            document = json.loads(
+                data, object_pairs_hook=self._object, parse_constant=self._constant,
+                parse_int=self._integer if _LONG_NUMBER.search(data) else None,
+            )  # fmt: skip
+        except (ValueError, RecursionError) as error:
+            self.fail("", f"is no JSON: {type(error).__name__}: {str(error)[:100]}")
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            shown = document.get("format") if isinstance(document, dict) else document
+            self.refuse("format", f"{FORMAT!r}", shown)
+        if document.get("version") != VERSION or type(document["version"]) is not int:
+            self.fail(
+                "version",
+                f" is {document.get('version')!r:.20}, this release reads {VERSION}",
+                "upgrade: pip install -U nvgemm-aot, or export the file with this release",
+            )
+        return document
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        document = dict(pairs)
+        if len(document) != len(pairs):
+            twice = _first_twice(name for name, _ in pairs)
+            self.fail("", f"an object has {twice[:40]!r} twice")
+        return document
+
+    def _constant(self, text: str) -> NoReturn:
+        self.fail("", f"has the number {text}, which JSON does not have")
+
+    def _integer(self, text: str) -> int:
+        if len(text) > len(str(_MOST_NS)) + 1:
+            self.fail("", f"has an integer of {len(text)} digits, must be at most {_MOST_NS}")
+        return int(text)
+
     def _operator(self, value: Any, place: str) -> Operator:
         if not isinstance(value, list) or len(value) != 2:
             self.refuse(place, "a list of provider and operator", value)
         provider, operator = (self.text(one, place) for one in value)
         return Operator(provider=provider, operator=operator)
 
-    def _origin(self, value: Any, place: str) -> tuple[dict[str, Any], Origin]:
-        """An origin, whose conditions have no day yet, and its object."""
+    def _origin(self, value: Any, place: str) -> Origin:
+        """Reads an origin, whose conditions have no day yet."""
         toolchain = self.member(value, "toolchain", place)
         if not isinstance(toolchain, dict) or not toolchain:
             self.refuse(f"{place}.toolchain", "an object of versions", toolchain)
@@ -261,7 +304,7 @@ class _Decoder:
         gpu = given.get("gpu_sha256")
         if "gpu_sha256" in given and not _is_digest(gpu):
             self.refuse(f"{within}.gpu_sha256", "64 lower-case hex digits", gpu)
-        origin = Origin(
+        return Origin(
             arch=arch,
             toolchain=toolchain,
             gpu=self.text(self.member(value, "gpu", place), f"{place}.gpu"),
@@ -274,7 +317,6 @@ class _Decoder:
                 gpu_sha256=gpu,
             ),
         )
-        return origin.document, origin
 
     def _problem(self, value: Any, place: str) -> Problem:
         key = self.text(self.member(value, "problem", place), f"{place}.problem")
@@ -288,24 +330,23 @@ class _Decoder:
             self.refuse(f"{place}.problem", f"written {problem.key}", key)
         return problem
 
-    def _entry(
-        self,
-        value: Any,
-        place: str,
-        problem: Problem,
-        operators: Sequence[Operator],
-        origins: Sequence[tuple[dict[str, Any], Origin]],
-    ) -> Entry:
+    def _origin_on_day(self, value: Any, place: str) -> Origin:
+        """Reads origin and day of a measurement; equal ones are one object."""
         number = self.member(value, "origin", place)
-        self.number(number, f"{place}.origin", 0, len(origins) - 1)
-        origin = origins[number][1]
+        self.number(number, f"{place}.origin", 0, len(self._origins) - 1)
         date = self.text(self.member(value, "date", place), f"{place}.date")
-        try:
-            is_day = datetime.date.fromisoformat(date).isoformat() == date
-        except ValueError:
-            is_day = False
-        if not is_day:
-            self.refuse(f"{place}.date", "a day such as 2026-11-21", date)
+        if (number, date) not in self._on_day:
+            try:
+                is_day = datetime.date.fromisoformat(date).isoformat() == date
+            except ValueError:
+                is_day = False
+            if not is_day:
+                self.refuse(f"{place}.date", "a day such as 2026-11-21", date)
+            self._on_day[number, date] = self._origins[number].on(date)
+        return self._on_day[number, date]
+
+    def _entry(self, value: Any, place: str, problem: Problem) -> Entry:
+        origin, operators = self._origin_on_day(value, place), self._operators
         kernels = []
         for which, one in enumerate(self.items(value, "kernels", place)):
             within = f"{place}.kernels[{which}]"
@@ -327,7 +368,7 @@ class _Decoder:
             self.number(repeated, f"{place}.repeated", LEAST_REPEAT_S, _MOST_NS)
         return Entry(
             problem=problem,
-            origin=origin.on(date),
+            origin=origin,
             kernels=tuple(kernels),
             aten=aten,
             triton=triton,

@@ -69,10 +69,13 @@ class UsableRankings:
 
     Attributes:
         problems: By problem.
-        notes: What it does not use, and why.
+        own: Those of which a file of the user's has measurements that fit.
+        notes: What it does not use, and why. Of shipped measurements, of which few are for any one
+            target, that is only what another version of a provider or compiler rules out.
     """
 
     problems: Mapping[Problem, Usable]
+    own: frozenset[Problem]
     notes: tuple[str, ...]
 
     def digest(self, problems: Iterable[Problem]) -> str | None:
@@ -106,10 +109,12 @@ def find_usable(rankings: Rankings, basis: Basis) -> UsableRankings:
     """Find what a build can use of rankings."""
     notes: Counter[str] = Counter()
     found: dict[Problem, list[Usable]] = {}
+    own: set[Problem] = set()
     for (problem, _), entries in rankings.groups.items():
+        of_user = sum(not entry.is_shipped for entry in entries)
         why = _why_not(entries[0], basis)
         if why is not None:
-            notes[why] += len(entries)
+            notes[why] += of_user
             continue
         assessment = assess(entries)
         operators = []
@@ -117,14 +122,16 @@ def find_usable(rankings: Rankings, basis: Basis) -> UsableRankings:
             why = _why_not_kernel(operator, assessment.entry, basis)
             if why is None:
                 operators.append(operator)
-            else:
+            elif of_user or operator.provider in basis.toolchains:
                 notes[why] += 1
         if operators:
             usable = Usable(assessment=assessment, operators=tuple(operators))
             found.setdefault(problem, []).append(usable)
+            own |= {problem} if of_user else set()
     return UsableRankings(
         problems={problem: max(several, key=_merit) for problem, several in found.items()},
-        notes=tuple(f"{count} {why}" for why, count in sorted(notes.items())),
+        own=frozenset(own),
+        notes=tuple(f"{count} {why}" for why, count in sorted(notes.items()) if count),
     )
 
 
@@ -150,16 +157,18 @@ def _why_not_kernel(operator: Operator, entry: Entry, basis: Basis) -> str | Non
     if wanted is None:
         return (
             f"times of kernels of {operator.provider} are not used: this build has the providers "
-            f"{', '.join(basis.toolchains)}; add it to the manifest's `providers`"
+            f"{', '.join(basis.toolchains)}; add it to the manifest's `providers`, or name none"
         )
     for name, version in wanted.items():
         found = entry.origin.toolchain.get(name, "none")
         if found == "none" and name == recipe_name(operator.provider):
             found = UNSTATED_RECIPES.get(operator.provider, version)  # older bundles state none
         if found != version:
+            can_be_had = found != "none" and name != recipe_name(operator.provider)
             return (
                 f"times of kernels of {operator.provider} are not used: measured with {name} "
-                f"{found}, this build has {version}; install that version, or measure again"
+                f"{found}, this build has {version}; "
+                f"{'install that version, or measure again' if can_be_had else 'measure again'}"
             )
     return None
 

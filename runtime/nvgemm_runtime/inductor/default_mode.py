@@ -225,8 +225,8 @@ def _next_steps(
     if any(m in rows for m in INSTALLATION.index(facts).left_out_sizes(problem)):
         steps[
             "where kernels do not run here, install a wheel whose kernels do; where none was "
-            "built, name other providers in the manifest (providers:) and build again; or "
-            "uninstall the wheel that declares the problem"
+            "built, name more providers in the manifest (providers:), or none for all, and build "
+            "again; or uninstall the wheel that declares the problem"
         ] = None
     with_kernels = {one.m for one in decided.sizes}
     for m in decided.open:

@@ -14,10 +14,10 @@ from .thresholds import MIN_GAIN
 REPEATED_GAIN = 0.08
 """The least gain on ATen from which a ranking counts that one GPU measured twice.
 
-Each problem's winner on one GPU was compared with ATen on another of the product, in measurements of
-several GPUs (`benchmarks.repeated`). It was over 1 % slower there in 6 of 782 pairs where it gained
-2 to 3 %, 11 of 1106 at 3 to 5 %, 12 of 1090 at 5 to 8 % (at worst 1.111 times as long), and none of
-1000 from 8 % on. Repeating does not remove these: they are differences between GPUs."""
+Each problem's winner on one GPU was compared with ATen on another of the product, in measurements
+of several GPUs (`benchmarks.repeated`). It was over 1 % slower there in 6 of 782 pairs where it
+gained 2 to 3 %, 11 of 1106 at 3 to 5 %, 12 of 1090 at 5 to 8 % (at worst 1.111 times as long), and
+none of 1000 from 8 % on. Repeating does not remove these: they are differences between GPUs."""
 
 
 class Evidence(enum.Enum):

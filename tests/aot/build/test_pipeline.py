@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,14 @@ from nvgemm_aot.build.compiler import (
     compile_all,
     make_tasks,
 )
-from nvgemm_aot.build.pipeline import BuildResult, build, plan_build, provider_of
-from nvgemm_aot.build.plan import Unserved, require_served
+from nvgemm_aot.build.pipeline import (
+    BuildResult,
+    build,
+    look_up_plans,
+    plan_build,
+    provider_of,
+)
+from nvgemm_aot.build.plan import Unserved, likely_provider, require_served
 from nvgemm_aot.cli.build import build_document, build_text
 from nvgemm_aot.cli.bundles import bundle_document, bundle_text
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
@@ -38,7 +45,7 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_runtime.bundle.format import Scope, UnservedReason, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.errors import CompileError, NoCandidateError, StorageError
+from nvgemm_runtime.errors import CompileError, NoCandidateError, StorageError, ToolchainError
 from nvgemm_runtime.gemm.problem import DType, Signature
 from nvgemm_runtime.gemm.target import Target
 
@@ -187,10 +194,11 @@ def test_compilers_that_die_are_named_with_their_provider_and_the_next_step(
 ) -> None:
     monkeypatch.setenv("FAKE_OPERATORS", "crash1 crash2")
     said = (
-        r"no kernel for 2 problems; name other providers for them \(providers: in the manifest\), "
-        r"or change or remove them:\n.*: none of 2 operators compiles: crash1 and 1 more of "
-        r"provider 'fake_provider:FakeProvider': the compiler process died by SIGKILL, .*; if it "
-        r"does so again, report it to the provider's author, or take the provider out of the"
+        r"no kernel for 2 problems; name other providers for them \(providers: in the manifest; "
+        r"all that come along if left out\), or change or remove them:\n.*: none of 2 operators "
+        r"compiles: crash1 and 1 more of provider 'fake_provider:FakeProvider': the compiler "
+        r"process died by SIGKILL, .*; if it does so again, report it to the provider's author, or "
+        r"take the provider out of the"
     )
     with pytest.raises(CompileError, match=said):
         run(tmp_path, cache)
@@ -573,17 +581,14 @@ def _has(process: Path, mark: bytes) -> bool:
 @pytest.mark.parametrize(
     ("arch", "more", "name"),
     [
-        ("sm_90a", "", "cutlass_operators"),
-        ("sm_90a", "epilogue: bias", "cutlass_operators+quack"),
-        ("sm_90a", "dtype: fp8_e4m3, scales: [none, fp32_row]", "cutlass_operators+quack"),
-        ("sm_90a", "dtype: fp8_e5m2, dtype_b: fp8_e4m3", "cutlass_operators+quack"),
-        ("sm_100f", "dtype: fp8_e5m2, dtype_b: fp8_e4m3", "cutlass_operators"),
-        ("sm_100f", "epilogue: bias", "cutlass_operators"),
+        ("sm_90a", "", "cutlass_operators+quack"),
+        ("sm_100f", "dtype: int8", "cutlass_operators+quack"),
         ("sm_100f, sm_90a", "epilogue: [none, add]", "cutlass_operators+quack"),
+        ("sm_90a", "op: gathered_mm", "cutlass_operators+quack+gathered"),
         ("sm_90a", "epilogue: bias}]\nproviders: [quack", "quack"),
     ],
 )
-def test_without_names_a_manifest_gets_the_providers_that_serve_it(
+def test_without_names_a_manifest_gets_all_providers_that_come_along(
     tmp_path: Path, arch: str, more: str, name: str
 ) -> None:
     fields = ", ".join(filter(None, ["mnk: [[16, 64, 64]]", more]))
@@ -592,3 +597,60 @@ def test_without_names_a_manifest_gets_the_providers_that_serve_it(
     path = tmp_path / "m.yaml"
     path.write_text(f"version: 1\nname: m\ntargets: [{arch}]\ngemms: [{{{dtype}{fields}{end}\n")
     assert provider_of(load_manifest(path)).name == name
+
+
+def test_without_a_providers_package_a_build_says_how_to_get_it_or_do_without(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest gives the same kernels wherever it is built: none is left out silently."""
+
+    def version(name: str) -> str:
+        if name == "quack-kernels":
+            raise PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setattr("nvgemm_aot.providers.cute_setup.version", version)
+    said = (
+        "cannot compile quack's kernels: quack-kernels is not installed; run: .*, or build without "
+        r"it, by providers: \[cutlass_operators\] in the manifest"
+    )
+    with pytest.raises(ToolchainError, match=said):
+        plan_build(manifest(tmp_path), cache)
+
+
+@pytest.mark.parametrize("device", ["H100", "H200"])
+def test_kernels_of_all_providers_are_ranked_together_where_a_manifest_names_none(
+    tmp_path: Path, cache: Cache, device: str
+) -> None:
+    """Estimates of quack's narrow tiles are far ahead on Hopper, and so is what was measured."""
+    (tmp_path / "m.yaml").write_text(
+        f"version: 1\nname: m\ntargets: [{{arch: sm_90a, device: {device}}}]\n"
+        "gemms: [{dtype: bf16, mnk: [[16, 4096, 4096], [4096, 4096, 4096]]}]\n"
+    )
+    (planned,) = plan_build(load_manifest(tmp_path / "m.yaml"), cache)
+    candidates = planned.plan.candidates
+    assert {one.provider for one in candidates} == {"cutlass_operators", "quack"}
+    small = planned.plan.problems[0]
+    assert small.problem.m == 16
+    assert candidates[small.choices[0][0]].provider == "quack"
+
+
+@pytest.mark.parametrize(
+    ("arch", "more", "expected"),
+    [
+        ("sm_90a", "", "quack"),
+        ("sm_90a", ", epilogue: bias", "quack"),
+        ("sm_100f", "", "cutlass_operators"),
+        ("sm_100f", ", op: gathered_mm", "gathered"),
+        ("sm_90a", "}]\nproviders: [cutlass_operators]\ndefaults: {dtype: bf16", None),
+    ],
+)
+def test_compilers_of_the_provider_that_will_likely_rank_first_are_started(
+    tmp_path: Path, cache: Cache, arch: str, more: str, expected: str | None
+) -> None:
+    text = f"gemms: [{{dtype: bf16, mnk: [[16, 64, 64]]{more}"
+    end = "}]" if expected else "}"
+    (tmp_path / "m.yaml").write_text(f"version: 1\nname: m\ntargets: [{arch}]\n{text}{end}\n")
+    declared = load_manifest(tmp_path / "m.yaml")
+    (lookup,) = look_up_plans(declared, cache, provider_of(declared))
+    assert likely_provider(lookup) == (expected or "cutlass_operators")

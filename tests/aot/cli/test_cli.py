@@ -38,7 +38,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a manifest, a private cache and the fake provider."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NVGEMM_AOT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(pipeline, "DEFAULT_PROVIDER", FakeProvider.name)
+    monkeypatch.setattr(pipeline, "default_providers", lambda signatures: (FakeProvider.name,))
     (tmp_path / "some.yaml").write_text(MANIFEST)
     return tmp_path
 

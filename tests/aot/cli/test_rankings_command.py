@@ -16,7 +16,7 @@ from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.providers import stated_recipes
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
-from nvgemm_aot.rankings.shipped import find_rankings
+from nvgemm_aot.rankings.shipped import DIRECTORY
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.tuning.gpu import uuid_digest
 from nvgemm_runtime.gemm.target import Target
@@ -167,9 +167,7 @@ def test_rankings_that_come_with_nvgemm_aot_are_named_by_their_manifest(tmp_path
     assert shown("diff", name, name)["common"] == count
     merged = tmp_path / "merged.json"
     assert command("merge", name, name, "-o", merged).exit_code == 0
-    path = find_rankings(name)
-    assert path is not None
-    shipped = read_rankings(path)
+    shipped = read_rankings(DIRECTORY / f"{name}.json")
     assert read_rankings(merged) == shipped
     assert len(shipped.entries) == 70
     unknown = command("show", "no-such-manifest")

@@ -22,6 +22,7 @@ from fake_provider import FakeProvider
 from inductor_session import warnings_of
 from jit_programs import JitMachine, problem, wait_until
 from jit_requests import DEVICE, manifest_of
+from made_rankings import entry, rankings
 from nvgemm_aot.build import compiler as build_compiler
 from nvgemm_aot.build.compiler import TaskResult, compile_all
 from nvgemm_aot.build.pipeline import build
@@ -30,6 +31,9 @@ from nvgemm_aot.jit import server
 from nvgemm_aot.jit.jit_compiler import Compiled, JitCompiler, LimitedAttempts
 from nvgemm_aot.jit.server import Server
 from nvgemm_aot.providers import load_provider
+from nvgemm_aot.providers.cutlass_operators import CutlassOperators
+from nvgemm_aot.providers.gathered import Gathered
+from nvgemm_aot.providers.quack import Quack
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import StorageError, TargetError, ToolchainError
@@ -468,3 +472,59 @@ def test_the_runtime_finds_what_was_compiled_behind_what_was_shipped(
     assert view.opened is not None
     assert view.opened.path == bundle
     assert view.origin == f"the JIT cache {machine.cache / 'jit'}"
+
+
+def test_by_default_all_providers_that_are_installed_are_asked(
+    machine: JitMachine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.set(NVGEMM_AOT_JIT_PROVIDER="")
+    assert server._provider().name == "cutlass_operators+quack+gathered"
+    assert not caplog.records
+
+    def toolchain(self: Quack) -> dict[str, str]:
+        raise ToolchainError("cannot compile quack's kernels: quack-kernels 9 is installed")
+
+    monkeypatch.setattr(Quack, "toolchain", toolchain)
+    assert server._provider().name == "cutlass_operators+gathered"
+    (said,) = warnings_of(caplog)
+    assert said == (
+        "run-time compiling does without provider quack: cannot compile quack's kernels: "
+        "quack-kernels 9 is installed; to silence this, set "
+        "NVGEMM_AOT_JIT_PROVIDER=cutlass_operators+gathered"
+    )
+    machine.set(NVGEMM_AOT_JIT_PROVIDER="quack")
+    assert server._provider().name == "quack", "what is named is asked, and then refuses"
+    machine.set(NVGEMM_AOT_JIT_PROVIDER="")
+    for provider in (CutlassOperators, Gathered):
+        monkeypatch.setattr(provider, "toolchain", toolchain)
+    with pytest.raises(ToolchainError, match="quack-kernels 9 is installed"):
+        server._provider()
+
+
+def test_a_problem_is_ranked_by_what_is_shipped(
+    machine: JitMachine, compiler: JitCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = {"recipe of fake_provider:FakeProvider": FakeProvider.recipe}
+    times = {"three": 1000, "one": 1300, "two": 1500}
+    measured = entry(
+        times,
+        problem=problem(),
+        provider=FakeProvider.name,
+        toolchain={**FakeProvider().toolchain(), **recipe},
+    )
+    monkeypatch.setattr(
+        "nvgemm_aot.jit.jit_compiler.shipped_rankings",
+        lambda problems: rankings(*[measured] * (problem() in problems)),
+    )
+    outcome = compiler.compile(problem(), 2, DEVICE)
+    compiler.compile(other := problem(m=32), 2, DEVICE)
+    assert outcome.bundle is not None
+    with Bundle(outcome.bundle) as opened:
+        header = opened.header
+        ranked = {one.problem: one for one in header.rankings}
+    found = ranked[problem()]
+    names = [header.kernels[place.kernel].operator for place in found.kernels]
+    assert names == ["three", "one"]
+    assert found.measured is not None
+    assert found.measured.standing == "measured once"
+    assert ranked[other].measured is None

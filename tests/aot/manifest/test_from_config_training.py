@@ -347,8 +347,7 @@ def test_comments_say_what_gates_of_training_store(tmp_path: Path) -> None:
         f"  - comment: taking the rows of tokens where they are, {lead}, with its gate and the "
         "product kept (n counts gates and ups)\n    op: gathered_grouped_mm\n    groups: 128\n"
     ) in text
-    assert "providers: [cutlass_operators, quack, gathered]\n" in text
-    assert "\nproviders:" not in text_of(tmp_path, config("qwen3-30b-a3b"))
+    assert "\nproviders:" not in text, "all that come along are asked"
 
 
 @pytest.mark.parametrize("gated", [False, True])

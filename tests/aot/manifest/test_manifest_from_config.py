@@ -485,7 +485,6 @@ def test_every_family_is_documented() -> None:
 
 def test_gated_declares_gate_and_up_with_their_gate(tmp_path: Path) -> None:
     made = load(tmp_path, config("qwen3-8b"), ranks=(1, 2), targets=HOPPER, gated=True)
-    assert made.providers == ("cutlass_operators", "quack")
     gated = {key for key in keys(made) if "glu" in key}
     assert gated == {
         f"mm/tn/bf16xbf16/fp32/bf16/swiglu_halves/m16n{n}k4096" for n in (24576, 12288)
@@ -520,7 +519,6 @@ def test_gated_goes_by_the_activation_and_the_bias(
 def test_gates_of_experts_are_declared_in_groups(stem: str, epilogue: str, tmp_path: Path) -> None:
     text = text_of(write(tmp_path, config(stem)), gated=True)
     assert re.search(r"m = tokens \* [48]\), with its gate \(n counts gates and ups\)", text)
-    assert "providers: [cutlass_operators, quack]" in text
     made = load(tmp_path, config(stem), gated=True).declared
     *gathered, gated = (one.problem for one in made if one.problem.signature.is_gated)
     layout = "tt" if stem.startswith("gpt") else "tn"

@@ -92,7 +92,7 @@ def test_other_providers_offer_none(name: str) -> None:
     assert not found.candidates
     assert found.absence is not None
     if name == "cutlass_operators":
-        assert "quack has such kernels: name it" in found.absence
+        assert "quack has such kernels: add it" in found.absence
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def test_cutlass_operators_offers_no_gate_and_says_who_does(op: str) -> None:
     for arch in ("sm_90a", "sm_100f"):
         found = load_provider("cutlass_operators").enumerate(signature, build_target(arch))
         assert not found.candidates
-        assert "quack has such kernels: name it among the manifest's providers" in str(
+        assert "quack has such kernels: add it to the manifest's `providers`, or name none" in str(
             found.absence
         )
 
@@ -255,7 +255,7 @@ def test_cutlass_operators_offers_no_gate_and_says_who_does(op: str) -> None:
 @pytest.mark.parametrize("rest", ["", "/bias", "/fp32_row", "/fp32_tensor/bias"])
 def test_cutlass_operators_multiplies_no_two_types_and_says_who_does(rest: str) -> None:
     signature = Signature.parse(f"mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16{rest}")
-    beside = "quack has such kernels: name it among the manifest's providers"
+    beside = "quack has such kernels: add it to the manifest's `providers`, or name none"
     for arch in ARCHITECTURES:
         found = load_provider("cutlass_operators").enumerate(signature, build_target(arch))
         assert not found.candidates
@@ -300,7 +300,7 @@ def test_cutlass_operators_says_who_computes_groups(arch: str, rest: str) -> Non
     signature = Signature.parse(f"grouped_mm/{rest}")
     found = load_provider("cutlass_operators").enumerate(signature, build_target(arch))
     assert not found.candidates
-    assert "quack has such kernels: name it" in str(found.absence)
+    assert "quack has such kernels: add it" in str(found.absence)
 
 
 GROUPED = """

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from made_rankings import GPU_A, GPU_B, GPU_C, on, rankings
-from nvgemm_aot.rankings.agreement import Relation, compare, compare_repeat
+from nvgemm_aot.cli.rankings import summary_document
+from nvgemm_aot.rankings.agreement import Agreement, Relation, compare, compare_repeat
 from nvgemm_aot.rankings.assess import assess
-from nvgemm_aot.rankings.entries import Entry
+from nvgemm_aot.rankings.entries import Entry, Rankings, merge
+from nvgemm_aot.rankings.file import decode, encode
 from nvgemm_runtime.bundle.format import BACK_TO_BACK
 
 CONFIRMS, CONTRADICTS, NEITHER = Relation.CONFIRMS, Relation.CONTRADICTS, Relation.NEITHER
@@ -211,3 +218,60 @@ def test_only_the_newest_of_another_gpu_counts() -> None:
     settled = on(GPU_B, times, date="2026-11-21")
     found = assessed(wrong, settled, on(GPU_A, times, date="2026-11-22"))
     assert found.confirmed_by == (GPU_A, GPU_B)
+
+
+def test_those_that_agree_are_those_of_which_each_pair_confirms() -> None:
+    dice = random.Random(45)
+    sizes = set()
+    for _ in range(300):
+        entries = [
+            on(
+                dice.choice((None, *"abcdefgh")),
+                {name: dice.choice((1000, 1003, 1008, 1011, 1030)) for name in "xyz"},
+                aten=dice.choice((2000, 2000, 2000, 1005, None)),
+                torch=dice.choice(("2.11.0", "2.11.0", "2.11.0", "2.13.0")),
+                doubts=dice.choice(((), (), (), ("it was hot",))),
+            )
+            for _ in range(8)
+        ]
+        first, *others = (one.measurement for one in entries)
+        agreement, agreeing = Agreement(first), [first]
+        for one in others:
+            pairs = [compare(one, another).relation for another in agreeing]
+            confirms_all = all(relation is CONFIRMS for relation in pairs)
+            assert agreement.add(one) is confirms_all
+            agreeing += [one] * confirms_all
+        sizes.add(len(agreeing))
+    assert sizes >= {1, 2, 3}
+
+
+def calls(work: Callable[[list[Rankings]], object], given: list[Rankings]) -> int:
+    """How many Python functions are called, which no clock and no other process changes."""
+    count = itertools.count()
+
+    def on_event(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            next(count)
+
+    sys.setprofile(on_event)
+    try:
+        work(given)
+    finally:
+        sys.setprofile(None)
+    return next(count)
+
+
+def test_work_grows_with_the_measurements_of_one_problem_and_not_with_their_pairs() -> None:
+    def made(count: int) -> list[Rankings]:
+        """Measurements of as many GPUs, in as many drivers' versions, by as many kernels."""
+        return [
+            rankings(on(f"{number:064x}", {"x": 1000, f"y{number}": 1100}, torch=f"2.11.{number}"))
+            for number in range(count)
+        ]
+
+    def merged_and_shown(several: list[Rankings]) -> None:
+        merged = merge(several)
+        assert summary_document(decode("r.json", encode(merged)))["standings"] == {"confirmed": 1}
+
+    some, twice = (calls(merged_and_shown, made(count)) for count in (60, 120))
+    assert twice < 2.3 * some

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import cpu_provider
 from made_rankings import GPU_A, GPU_B, entry, rankings
 from nvgemm_aot.build import plan
 from nvgemm_aot.build.pipeline import BuildResult, build, plan_build
 from nvgemm_aot.cli import build as build_command
-from nvgemm_aot.cli.main import main
-from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.providers import UNSTATED_RECIPES, load_provider, stated_recipes
-from nvgemm_aot.rankings import shipped
-from nvgemm_aot.rankings.assess import assess
 from nvgemm_aot.rankings.entries import Entry, Rankings
-from nvgemm_aot.rankings.file import read_rankings, write_rankings
 from nvgemm_aot.rankings.usable import LEFT_UNDECIDED, Basis, find_usable
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK, Header, Ranking
@@ -30,7 +23,6 @@ from nvgemm_runtime.errors import RankingsError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
 from recording_kernels import Recording
-from repository import ROOT
 from tuning_bench import PROBLEMS, Behaving, header_of, operators
 
 SLOW_WINS = {"Cpu_1x1": 1000, "Cpu_16x16": 1300, "Cpu_8x32": 1500}
@@ -198,10 +190,10 @@ def test_contradictions_are_doubts_of_the_bundle(tmp_path: Path, kernel_cache: C
     assert found.doubts[0].startswith("two runs disagree")
     assert [one.standings for one in result.measured] == [{PROBLEMS[0]: "doubtful"}]
     said = build_command.build_text(build_command.build_document(result, [Path("r.json")]))
-    assert "1 doubtful\n  why doubtful: nvgemm-aot rankings show r.json --standing doubt" in said
-    files = [Path("r.json"), Path("s.json")]
+    assert "1 doubtful); by estimates: 2\n  why doubtful: nvgemm-aot rankings show shipped" in said
+    files = [Path("r.json"), Path("s t.json")]
     said = build_command.build_text(build_command.build_document(result, files))
-    assert "rankings merge r.json s.json -o FILE; nvgemm-aot rankings show FILE --st" in said
+    assert "nvgemm-aot rankings show shipped r.json 's t.json' --standing doubtful" in said
     (target,) = result.measured
     sure = replace(result, measured=(replace(target, standings={PROBLEMS[0]: "measured once"}),))
     said = build_command.build_text(build_command.build_document(sure, files))
@@ -260,7 +252,8 @@ def test_times_of_another_recipe_are_not_used_and_said(tmp_path: Path, kernel_ca
     given = rankings(measured(SLOW_WINS, toolchain={**same, recipe: "of last year"}))
     result = built(tmp_path, kernel_cache, given)
     (note,) = result.measured[0].notes
-    assert f"measured with {recipe} of last year, this build has {Recording.recipe}" in note
+    said = f"measured with {recipe} of last year, this build has {Recording.recipe}; measure again"
+    assert note.endswith(said), "a recipe is nothing to install"
     assert result.bundles[0].header.build_key == bare.header.build_key
 
 
@@ -415,165 +408,8 @@ def test_a_plan_shows_the_measured_times(tmp_path: Path, kernel_cache: Cache) ->
     ]
     text = build_command.plan_text(document)
     assert "problem                              candidates  best time, us  which is" in text
-    assert "cpu: problems ranked by measurements: 1 measured once" in text
-
-
-MANIFEST = """
-version: 1
-name: quickstart
-targets: [{target}]
-gemms:
-  - {{dtype: bf16, mnk: [[1, 64, 64]], candidates: 1}}
-"""
-
-
-def test_the_command_uses_what_comes_with_a_shipped_manifest_and_says_what_does_not_fit(
-    tmp_path: Path, kernel_cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = tmp_path / "quickstart.yaml"
-    manifest.write_text(MANIFEST.format(target="sm_90a"))
-    path = tmp_path / "data.json"
-    write_rankings(path, rankings(entry({"x": 1000}, product="NVIDIA H100")))
-    monkeypatch.setattr(shipped, "find_rankings", lambda name: path)
-    command = ["build", "--dry-run", "--cache-dir", str(tmp_path / "cache")]
-    seen: list[list[Path]] = []
-    find = build_command._rankings_files
-
-    def noted(*given: Any) -> list[Path]:
-        seen.append(find(*given))
-        return seen[-1]
-
-    monkeypatch.setattr(build_command, "_rankings_files", noted)
-    monkeypatch.setattr("nvgemm_aot.manifest.shipped.find_manifest", lambda given: manifest)
-    result = CliRunner().invoke(main, [*command, "quickstart"])
-    assert result.exit_code == 0, result.output
-    assert CliRunner().invoke(main, [*command, str(manifest)]).exit_code == 0
-    assert seen == [[path], []], "a file of the user's has none"
-    note = (
-        "1 measurements were taken on NVIDIA H100, and not used for sm_90a on NVIDIA H200: name "
-        "that GPU as the target's device, or measure on this one"
-    )
-    assert f"sm_90a: problems ranked by measurements: none\n  {note}" in result.output
-    document = json.loads(CliRunner().invoke(main, [*command, "quickstart", "--json"]).stdout)
-    target = "sm_90a-linux_x86_64-cu13"
-    assert document["measured"] == [
-        {"arch": "sm_90a", "target": target, "problems": {}, "notes": [note]}
-    ]
-    assert document["rankings"] == [str(path)]
-    assert {one["times"] for one in document["targets"][0]["problems"]} == {"estimated"}
-    strict = CliRunner().invoke(main, [*command, "quickstart", "--strict"])
-    assert strict.exit_code == 26
-    assert f"none of the rankings fits the build (--strict): {note}" in strict.stderr
-    seen.clear()
-    assert CliRunner().invoke(main, [*command, "quickstart", "--estimates-only"]).exit_code == 0
-    assert seen == [], "nothing is looked for"
-    both = [*command, "quickstart", "--estimates-only", "--rankings", str(path)]
-    assert CliRunner().invoke(main, both).exit_code == 2
-    path.write_text("{}")
-    result = CliRunner().invoke(main, [*command, str(manifest), "--rankings", str(path)])
-    assert result.exit_code == 26
-    assert f"error: {path}: format must be 'nvgemm-aot rankings'" in result.stderr
-
-
-def test_rankings_of_a_shipped_manifest_may_be_named_for_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = tmp_path / "mine.yaml"
-    manifest.write_text(MANIFEST.format(target="sm_90a"))
-    command = ["build", "--dry-run", "--cache-dir", str(tmp_path / "cache"), str(manifest)]
-    named = CliRunner().invoke(main, [*command, "--rankings", "qwen3-8b", "--json"])
-    assert named.exit_code == 0, named.output
-    assert json.loads(named.stdout)["rankings"] == [str(shipped.find_rankings("qwen3-8b"))]
-    unknown = CliRunner().invoke(main, [*command, "--rankings", "no-such-model"])
-    assert unknown.exit_code == 26
-    assert "no-such-model: there is no such file" in unknown.stderr
-    assert "rankings: gpt-oss-20b-experts, hgemm-1000, llama-3.1-8b" in unknown.stderr
-    monkeypatch.chdir(tmp_path)
-    Path("llama-3.1-8b").mkdir()
-    beside = CliRunner().invoke(main, [*command, "--rankings", "llama-3.1-8b", "--json"])
-    (used,) = json.loads(beside.stdout)["rankings"]
-    assert used == str(shipped.find_rankings("llama-3.1-8b")), "a directory is no file"
-    write_rankings(Path("qwen3-8b"), rankings(entry({"x": 1000})))
-    own = CliRunner().invoke(main, [*command, "--rankings", "qwen3-8b", "--json"])
-    assert json.loads(own.stdout)["rankings"] == ["qwen3-8b"], "a file comes first"
-
-
-def test_nothing_is_shipped_that_cannot_be_read() -> None:
-    data = Path(shipped.__file__).parent / "data"
-    assert data.is_dir()
-    for path in data.glob("*.json"):
-        assert read_rankings(path).entries
-        assert shipped.find_rankings(path.stem) == path
-    assert shipped.find_rankings("no-such-manifest") is None
-
-
-@pytest.mark.parametrize(
-    "path",
-    sorted((Path(shipped.__file__).parent / "data").glob("*.json")),
-    ids=lambda one: one.stem,
-)
-def test_a_build_by_name_has_a_use_for_all_that_is_shipped(path: Path) -> None:
-    manifest = load_manifest(ROOT / "manifests" / f"{path.stem}.yaml")
-    entries = read_rankings(path).entries
-    assert {one.origin.arch for one in entries} <= {one.target.arch for one in manifest.targets}
-    assert {one.problem for one in entries} <= {one.problem for one in manifest.declared}
-    providers = {kernel.provider for one in entries for kernel, _ in one.kernels}
-    assert providers <= set(manifest.providers)
-
-
-def test_the_guide_says_what_is_shipped() -> None:
-    guide = " ".join((ROOT / "docs" / "guide" / "tuning.md").read_text().split())
-    (passage,) = re.findall(
-        r"Measured rankings for the H200 come with .*? which were not measured\.", guide
-    )
-    counts = dict(re.findall(r"`([^`]*)`: (\d+)", passage))
-    confirmations = dict(re.findall(r"confirm (\d+) of `([^`]*)`", passage))
-    problems, confirmed = _shipped("NVIDIA H200")
-    assert counts == {name: str(len(ones)) for name, ones in problems.items()}
-    assert {name: count for count, name in confirmations.items()} == {
-        name: str(len(ones)) for name, ones in confirmed.items() if ones
-    }
-    types = {
-        name: {one.signature.a.value for one in ones} for name, ones in confirmed.items() if ones
-    }
-    in_bf16 = ("llama-3.1-8b", "qwen3-8b", "gpt-oss-20b-experts", "qwen3-30b-a3b-experts")
-    assert types == {**{name: {"bf16"} for name in in_bf16}, "qwen3-30b-a3b": {"fp16"}}
-    shared = problems["llama-3.1-8b"] & problems["qwen3-8b"]
-    assert f" {len(shared)} problems are in both, " in passage
-    assert confirmed["qwen3-8b"] <= shared
-
-
-def test_the_guide_says_what_is_shipped_for_another_gpu() -> None:
-    guide = " ".join((ROOT / "docs" / "guide" / "tuning.md").read_text().split())
-    (passage,) = re.findall(
-        r"For the H100, two GPUs or more measured the dense manifests in bf16\. .*? A manifest",
-        guide,
-    )
-    said = re.findall(r"(\d+) of (\d+)(?: problems)? of `([^`]*)`", passage)
-    problems, confirmed = _shipped("NVIDIA H100 80GB HBM3")
-    assert {name: (int(sure), int(every)) for sure, every, name in said} == {
-        name: (len(confirmed[name]), len(ones)) for name, ones in problems.items()
-    }
-    assert {one.signature.a.value for ones in problems.values() for one in ones} == {"bf16"}
-
-
-def _shipped(gpu: str) -> tuple[dict[str, set[Problem]], dict[str, set[Problem]]]:
-    """Problems that come measured on a GPU product, by manifest, and those that are confirmed."""
-    problems, confirmed = {}, {}
-    for path in (Path(shipped.__file__).parent / "data").glob("*.json"):
-        groups = [
-            entries
-            for entries in read_rankings(path).groups.values()
-            if entries[0].origin.gpu == gpu
-        ]
-        if not groups:
-            continue
-        problems[path.stem] = {entries[0].problem for entries in groups}
-        assert {one.signature.dtype.value for one in problems[path.stem]} <= {"bf16", "fp16"}
-        confirmed[path.stem] = {
-            entries[0].problem for entries in groups if assess(entries).standing == "confirmed"
-        }
-    return problems, confirmed
+    said = "measurements: 1 (1 of your files: 1 measured once); by estimates: 2"
+    assert f"cpu: problems ranked by {said}" in text
 
 
 def test_what_the_build_prints_of_measurements() -> None:
@@ -586,12 +422,25 @@ def test_what_the_build_prints_of_measurements() -> None:
             {
                 "arch": "sm_90a",
                 "target": "sm_90a-linux_x86_64-cu13",
-                "problems": {"confirmed": 2},
+                "problems": {"confirmed": 2, "measured once": 1},
+                "shipped": 2,
+                "own": 1,
+                "estimated": 4,
                 "notes": ["3 times …"],
             },
-            {"arch": "sm_90a", "target": "sm_90a-linux_x86_64-cu12", "problems": {}, "notes": []},
+            {
+                "arch": "sm_90a",
+                "target": "sm_90a-linux_x86_64-cu12",
+                "problems": {},
+                "shipped": 0,
+                "own": 0,
+                "estimated": 7,
+                "notes": [],
+            },
         ],
     }
     text = build_command.build_text(json.loads(json.dumps(document)))
-    assert "sm_90a: problems ranked by measurements: 2 confirmed\n  3 times …" in text
-    assert "sm_90a-linux_x86_64-cu12: problems ranked by measurements: none" in text
+    said = "3 (2 shipped, 1 of your files: 2 confirmed, 1 measured once); by estimates: 4"
+    assert f"sm_90a: problems ranked by measurements: {said}\n  3 times …" in text
+    said = "problems ranked by measurements: 0; by estimates: 7"
+    assert f"sm_90a-linux_x86_64-cu12: {said}" in text

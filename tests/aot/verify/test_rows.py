@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from nvgemm_aot.build.compiler import Task, compile_all, make_tasks
-from nvgemm_aot.build.pipeline import DEFAULT_PROVIDER
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.providers import load_provider
@@ -50,7 +49,8 @@ def kernels(kernel_cache: Cache) -> dict[str, BuiltKernel]:
 
 
 def _task(row: dict[str, Any]) -> Task:
-    provider = load_provider("quack" if row["operator"].startswith("quack.") else DEFAULT_PROVIDER)
+    is_quack = row["operator"].startswith("quack.")
+    provider = load_provider("quack" if is_quack else "cutlass_operators")
     target = build_target(row["target"])
     found = provider.enumerate(Signature.parse(row["signature"]), target).candidates
     chosen = [candidate for candidate in found if candidate.operator == row["operator"]]

@@ -89,10 +89,12 @@ def test_real_kernels_come_through_the_server(
     fallback: JitClient,
     kernel_cache: Cache,
     real_bundles: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("NVGEMM_AOT_JIT_PROVIDER")
-    machine.set(NVGEMM_AOT_CACHE=str(kernel_cache.directory), NVGEMM_AOT_JIT_CANDIDATES="3")
+    machine.set(
+        NVGEMM_AOT_CACHE=str(kernel_cache.directory),
+        NVGEMM_AOT_JIT_CANDIDATES="3",
+        NVGEMM_AOT_JIT_PROVIDER="cutlass_operators",
+    )
     wanted = Problem.parse("mm/tn/bf16xbf16/fp32/bf16/m8n4096k4096")
     outcome = fallback.request(wanted, H200).result(120)
     assert outcome.reason is None
@@ -108,3 +110,19 @@ def test_real_kernels_come_through_the_server(
         assert {shipped.header.kernels[place.kernel].id for place in of_shipped.kernels} <= set(
             ranked
         )
+
+
+@pytest.mark.slow
+def test_by_default_real_kernels_of_all_providers_compete(
+    machine: JitMachine, fallback: JitClient, monkeypatch: pytest.MonkeyPatch, kernel_cache: Cache
+) -> None:
+    monkeypatch.delenv("NVGEMM_AOT_JIT_PROVIDER")
+    machine.set(NVGEMM_AOT_CACHE=str(kernel_cache.directory), NVGEMM_AOT_JIT_CANDIDATES="1")
+    wanted = Problem.parse("mm/tn/bf16xbf16/fp32/bf16/m16n4096k4096")
+    outcome = fallback.request(wanted, H200).result(120)
+    assert outcome.reason is None
+    assert outcome.bundle is not None
+    assert verify_bundle(outcome.bundle).ok
+    with Bundle(outcome.bundle) as kept:
+        ranking = next(one for one in kept.header.rankings if one.problem == wanted)
+        assert kept.header.kernels[ranking.kernels[0].kernel].provider == "quack"

@@ -94,10 +94,10 @@ class WithEpilogue(Family):
 
 
 def named_beside(provider: str | None) -> str:
-    """What an absence adds of the provider that has such kernels, if one does."""
+    """Returns what an absence adds about the provider that has such kernels, if one does."""
     if provider is None:
         return ""
-    return f"; {provider} has such kernels: name it among the manifest's providers"
+    return f"; {provider} has such kernels: add it to the manifest's `providers`, or name none"
 
 
 @contextlib.contextmanager
