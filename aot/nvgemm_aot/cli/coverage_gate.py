@@ -14,7 +14,7 @@ from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 from nvgemm_runtime.recording.text import gemm_line, target_entry
 
-from ..targets import BuildTarget, usual_device
+from ..targets import BuildTarget, usual_devices
 from ..workload.coverage import (
     SERVED,
     GemmCoverage,
@@ -83,7 +83,7 @@ def _explain_shortfall(
 def _target_entry(target: BuildTarget) -> str:
     """The entry under ``targets`` that declares a target, on one line."""
     built, device = target.target, target.device.name
-    if device == usual_device(built.arch, built.platform):
+    if (device,) == usual_devices(built.arch, built.platform):
         return target_entry(built)
     entry = {"arch": built.arch, "device": device}
     if target.device.platform != built.platform:

@@ -19,6 +19,8 @@ from .options import ANY_PATH, Duration, json_option
 from .printing import print_result, report_progress, size_text, table
 
 if TYPE_CHECKING:
+    from nvgemm_runtime.bundle.format import Ranking
+
     from ..tuning.outcome import TuningOutcome
     from ..tuning.tune import Tuned
 
@@ -95,7 +97,8 @@ def tune(
 ) -> None:
     """Measure the kernels of BUNDLES on this GPU, and write a bundle with what was measured.
 
-    Every declared problem is timed with its kernels and with ATen. What was measured is kept beside
+    Every declared problem is timed with its kernels and with ATen. The results rank kernels for
+    this GPU's product; rankings for other products stay. What was measured is kept beside
     the output, in OUT.tuning.jsonl: the same command goes on from there. A kernel that never
     returns is dropped: the process that measures is killed, and another goes on.
     """
@@ -135,10 +138,12 @@ def tuned_document(tuned: Tuned) -> Document:
     return {
         "suspicion": tuned.suspicion,
         "path": str(tuned.path),
+        "gpu": tuned.gpu,
+        "products": list(tuned.header.products),
         "bytes": tuned.file_bytes,
         "kernels": len(tuned.header.kernels),
         "problems": {key: _outcome_document(item) for key, item in tuned.outcomes.items()},
-        "not_declared": [one.problem.key for one in tuned.header.rankings if not one.is_declared],
+        "not_declared": [one.problem.key for one in _own(tuned) if not one.is_declared],
         "standings": _standings(tuned),
         "unmeasured": dict(tuned.unmeasured),
         "broken": dict(tuned.broken),
@@ -150,9 +155,15 @@ def tuned_document(tuned: Tuned) -> Document:
     }
 
 
+def _own(tuned: Tuned) -> list[Ranking]:
+    """The rankings of the new bundle for the product that was measured."""
+    header = tuned.header
+    return [one for one in header.rankings if header.gpu_of(one) == tuned.gpu]
+
+
 def _standings(tuned: Tuned) -> dict[str, int]:
-    """How many rankings of the new bundle are confirmed, measured once, or doubtful."""
-    found = [one.measured.standing for one in tuned.header.rankings if one.measured is not None]
+    """Counts of the product's rankings that are confirmed, measured once, or doubtful."""
+    found = [one.measured.standing for one in _own(tuned) if one.measured is not None]
     return dict(sorted(Counter(found).items()))
 
 
@@ -264,6 +275,9 @@ def _summary_lines(document: Document) -> Iterator[str]:
         f"{document['path']}: written, {measured} of {measured + left} problems measured, "
         f"{document['kernels']} kernels, {size_text(document['bytes'])}"
     )
+    others = [product for product in document["products"] if product != document["gpu"]]
+    if others:
+        yield f"ranked for {document['gpu']}, and as before for {', '.join(others)}"
     state = document["state"]
     if state is not None and not document["is_complete"]:
         yield f"what was measured is kept in {state}; the same command goes on"

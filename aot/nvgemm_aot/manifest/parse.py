@@ -62,6 +62,11 @@ class Manifest:
     declared: tuple[Declared, ...]
     providers: tuple[str, ...] = ()
 
+    @property
+    def bundle_targets(self) -> tuple[Target, ...]:
+        """The targets, each once: a build makes a bundle for each."""
+        return tuple(dict.fromkeys(one.target for one in self.targets))
+
 
 def load_manifest(path: Path) -> Manifest:
     """Read a manifest.

@@ -196,7 +196,9 @@ def _best(manifest: str, facts: DeviceFacts) -> Iterator[str]:
             continue
         header = found.bundle.header
         if found.refusal(facts) is None:
-            seen.update(dict.fromkeys(_first_of_each(header, facts, kernel_refusals(header, facts))))
+            seen.update(
+                dict.fromkeys(_first_of_each(header, facts, kernel_refusals(header, facts)))
+            )
             seen.update(dict.fromkeys(_of_tables(header, facts)))
         elif device_refusal(header.target, facts) is not None:
             reasons: list[str | None] = [None] * len(header.kernels)
