@@ -26,9 +26,10 @@ _TYPICAL_SPAN = Span(offset=10_000_000, stored_bytes=10_000, content_bytes=100_0
 def require_readable_size(
     manifest: str, target: Target, plan: Plan, further: Sequence[Plan] = ()
 ) -> None:
-    """Refuse a plan, and those for further products, whose bundle would have a header that is too long for readers.
+    """Refuse a plan whose bundle would have a header that is too long for readers.
 
-    Compile failures lengthen a header, so the writer checks the finished one again.
+    ``further`` are the plans for other products of the same bundle. Compile failures lengthen a
+    header, so the writer checks the finished one again.
 
     Raises:
         ManifestError: If the header is longer than `MAX_HEADER_BYTES`.

@@ -332,9 +332,7 @@ def build(
     return BuildResult(
         bundles=tuple(done[path] for path in paths if path in done),
         compiled=made.compiled,
-        unserved=tuple(
-            sorted(unserved, key=lambda one: (one.target, one.problem, one.device or ""))
-        ),
+        unserved=tuple(sorted(unserved, key=lambda one: (one.target, one.problem, one.where))),
         removed=tuple(path for path in all_paths if path not in paths and remove_file(path)),
         measured=measured,
     )

@@ -51,9 +51,9 @@ class Manifest:
     """What a manifest file declares. Two files that say the same in another order load equal.
 
     Targets and problems are sorted, each once, at least one. A target that is ranked for several
-    GPU products stands there once for each, in the order of the file. The name is lower-case and fit for a
-    distribution's; the description is one line, possibly empty. ``providers`` are the sources of
-    kernels that it names, in its order, each once; if none, the builder's default.
+    GPU products stands there once for each, in the order of the file. The name is lower-case and
+    fit for a distribution's; the description is one line, possibly empty. ``providers`` are the
+    sources of kernels that it names, in its order, each once; if none, the builder's default.
     """
 
     name: str

@@ -37,14 +37,14 @@ LEFT_UNDECIDED = "one of the fastest was thrown out later, and those left were n
 
 
 def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleContent:
-    """Join the contents of bundles of one target, toolchain, and set of device profiles.
+    """Join the contents of bundles of one target, toolchain and device profiles.
 
-    A problem that several bundles rank for one GPU product gets the kernels of all, in the order of the ranking that
-    says most about this device: measured on it without doubts, then with doubts, then measured on
-    another device or back to back with kernels of dependent launch, then estimated; the first of
-    equals. The ranking becomes uncertain if two measurements without doubts on one GPU product
-    disagree. Kernels that were not measured for the problem come last, without a time;
-    `tuned_content` drops them if they get none.
+    A problem that several bundles rank for one GPU product gets the kernels of all, in the order of
+    the ranking that says most: measured without doubts, then with doubts, then measured with
+    another CUDA version or back to back with kernels of dependent launch, then estimated; the first
+    of equals. The ranking becomes uncertain if two measurements without doubts disagree. Kernels
+    that were not measured for the problem come last, without a time; `tuned_content` drops them if
+    they get none.
 
     Raises:
         BundleFormatError: If a bundle is damaged.
@@ -191,11 +191,12 @@ def _with_doubt(ranking: ProblemRanking, measured: Measured, doubt: str) -> Prob
 def _weakness(
     ranking: ProblemRanking, kernels: Mapping[str, BuiltKernel], facts: DeviceFacts
 ) -> int:
-    """How little a ranking says about a device."""
+    """How little a ranking says about its product, on a machine like a device's."""
     measured, source = ranking.measured, ranking.source
     if measured is None or source.conditions is None:
         return 3
     ranked = [kernels[id_] for id_, _ in ranking.kernels]
+    facts = replace(facts, name=source.gpu)
     if why_order_is_open(replace(measured, doubts=()), source, facts, ranked) is not None:
         return 2
     return 1 if measured.doubts else 0

@@ -121,8 +121,9 @@ def tune(
 ) -> Tuned:
     """Measure the problems of bundles and write one bundle with measured rankings.
 
-    Rankings for other GPU products stay as they are. Each outcome is saved beside the output at once: after an interruption, or when the budget is
-    used up, the same call continues there. After the last problem it measures nothing again.
+    Rankings for other GPU products stay as they are. Each outcome is saved beside the output at
+    once: after an interruption, or when the budget is used up, the same call continues there. After
+    the last problem it measures nothing again.
 
     Args:
         paths: The bundles, of one target and toolchain.

@@ -29,8 +29,9 @@ Progress = Callable[[int, int], None]
 class Report:
     """Result of a verification.
 
-    ``device`` names the profiles that limits were taken from, ``disassembler`` the program, if there
-    was one. ``notes`` say how far the checks went; ``findings`` is empty if the bundle is good.
+    ``device`` names the profiles that limits were taken from, ``disassembler`` the program, if
+    there was one. ``notes`` say how far the checks went; ``findings`` is empty if the bundle is
+    good.
     """
 
     path: Path

@@ -195,13 +195,13 @@ def _best(manifest: str, facts: DeviceFacts) -> Iterator[str]:
         if found.bundle is None:
             continue
         header = found.bundle.header
+        reasons: list[str | None]
         if found.refusal(facts) is None:
-            seen.update(
-                dict.fromkeys(_first_of_each(header, facts, kernel_refusals(header, facts)))
-            )
+            reasons = kernel_refusals(header, facts)
+            seen.update(dict.fromkeys(_first_of_each(header, facts, reasons)))
             seen.update(dict.fromkeys(_of_tables(header, facts)))
         elif device_refusal(header.target, facts) is not None:
-            reasons: list[str | None] = [None] * len(header.kernels)
+            reasons = [None] * len(header.kernels)
             reasons += [kernel.why for kernel in header.unknown_kernels]
             seen.update(dict.fromkeys(_first_of_each(header, facts, reasons)))
     return iter(seen)
