@@ -39,7 +39,8 @@ def require_readable_size(
         raise ManifestError(
             f"{manifest}: {len(plan.problems)} problems and {len(plan.candidates)} kernels for "
             f"{target.key} need a header of {size_bytes} bytes; allowed: at most "
-            f"{MAX_HEADER_BYTES}; declare fewer candidates or devices, or split the manifest"
+            f"{MAX_HEADER_BYTES}; declare fewer candidates{' or devices' if further else ''}, or split the "
+            "manifest"
         )
 
 

@@ -304,9 +304,10 @@ def _measured_document(measured: Sequence[MeasuredTarget]) -> list[Document]:
 def _measured_lines(document: Document) -> list[str]:
     """What is used of rankings: a line a target, and what is not used."""
     lines = []
+    counts = Counter(one["target"] for one in document["measured"])
     for one in document["measured"]:
         ranked = ", ".join(f"{count} {standing}" for standing, count in one["problems"].items())
-        name = f"{_short_name(one)} on {one['device']}"
+        name = _short_name(one) + (f" on {one['device']}" if counts[one["target"]] > 1 else "")
         lines.append(f"{name}: problems ranked by measurements: {ranked or 'none'}")
         if "doubtful" in one["problems"]:
             lines.append(f"  why doubtful: {_show_command(document['rankings'])}")

@@ -241,7 +241,13 @@ def bundle_text(document: Document) -> str:
         ]
         for kernel in kernels
     ]
-    problem_rows = [row for problem in document["problems"] for row in _problem_rows(problem)]
+    several = len(document["products"]) > 1
+    problem_rows = [
+        [*row[:1], problem["gpu"], *row[1:]] if several else row
+        for problem in document["problems"]
+        for row in _problem_rows(problem)
+    ]
+    problem_header = ["problem", *(["GPU"] if several else []), "place", "kernel", "time, us"]
     unserved = [
         [one["problem"], one.get("scope", "-"), one["reason"]] for one in document["unserved"]
     ]
@@ -263,7 +269,7 @@ def bundle_text(document: Document) -> str:
             document["path"],
             table(facts, ["fact", "value"]),
             table(kernel_rows, kernel_header),
-            table(problem_rows, ["problem", "place", "kernel", "time, us", "source"]),
+            table(problem_rows, [*problem_header, "source"]),
             *(
                 table(rows, header)
                 for rows, header in (

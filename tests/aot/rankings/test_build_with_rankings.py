@@ -412,7 +412,7 @@ def test_the_command_uses_what_comes_with_a_shipped_manifest_and_says_what_does_
     tmp_path: Path, kernel_cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = tmp_path / "quickstart.yaml"
-    manifest.write_text(MANIFEST.format(target="sm_90a"))
+    manifest.write_text(MANIFEST.format(target="{arch: sm_90a, device: H200}"))
     path = tmp_path / "data.json"
     write_rankings(path, rankings(entry({"x": 1000}, product="NVIDIA H100")))
     monkeypatch.setattr(shipped, "find_rankings", lambda name: path)
@@ -438,7 +438,7 @@ def test_the_command_uses_what_comes_with_a_shipped_manifest_and_says_what_does_
     document = json.loads(CliRunner().invoke(main, [*command, "quickstart", "--json"]).stdout)
     target = "sm_90a-linux_x86_64-cu13"
     assert document["measured"] == [
-        {"arch": "sm_90a", "target": target, "problems": {}, "notes": [note]}
+        {"arch": "sm_90a", "target": target, "device": "H200", "problems": {}, "notes": [note]}
     ]
     assert document["rankings"] == [str(path)]
     assert {one["times"] for one in document["targets"][0]["problems"]} == {"estimated"}
