@@ -36,11 +36,11 @@ def require_readable_size(
     """
     size_bytes = planned_header_bytes(target, plan, further)
     if size_bytes > MAX_HEADER_BYTES:
+        fewer = "candidates or devices" if further else "candidates"
         raise ManifestError(
             f"{manifest}: {len(plan.problems)} problems and {len(plan.candidates)} kernels for "
             f"{target.key} need a header of {size_bytes} bytes; allowed: at most "
-            f"{MAX_HEADER_BYTES}; declare fewer candidates{' or devices' if further else ''}, or split the "
-            "manifest"
+            f"{MAX_HEADER_BYTES}; declare fewer {fewer}, or split the manifest"
         )
 
 

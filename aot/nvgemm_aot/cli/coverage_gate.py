@@ -46,19 +46,11 @@ def require_coverage(
             and the manifest lines that would cover them.
     """
     enough = frozenset({Status.DECLARED}) if declared_only else SERVED
-    short = [
-        _explain_shortfall(
-            target,
-            least_percent,
-            by,
-            enough,
-            _target_entry(
-                [one.target for one in targets if one.target.target == target.target.target]
-            ),
-        )
-        for target in targets
-        if target.percent(by, enough) < Fraction(least_percent)
-    ]
+    short = []
+    for one in targets:
+        if one.percent(by, enough) < Fraction(least_percent):
+            same = [other.target for other in targets if other.target.target == one.target.target]
+            short.append(_explain_shortfall(one, least_percent, by, enough, _target_entry(same)))
     if short:
         raise CoverageError("\n".join(short))
 

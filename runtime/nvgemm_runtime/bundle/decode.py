@@ -362,7 +362,7 @@ class _Decoder(HeaderValues):
             return UnknownEntry(problem=key, why=problem)
         product = key.partition(ON)[2] if is_further else None
         if product == "":
-            self.refuse(f"{path}.problem", f"a problem,{ON}and a GPU product", key)
+            self.refuse(f"{path}.problem", f"PROBLEM{ON}PRODUCT", key)
         self.fields(fields, path, _RANKING)
         is_declared = self.version == 1 or "declared" not in fields
         if not is_declared and fields["declared"] is not False:
