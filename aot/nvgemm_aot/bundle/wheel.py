@@ -181,10 +181,12 @@ def _read_bundles(
         with Bundle(path) as bundle:
             inner = f"{identity.package}/{bundle.header.target.key}{BUNDLE_SUFFIX}"
             if inner in contents:
+                devices = dict.fromkeys((*contents[inner][0].devices, *bundle.header.devices))
                 raise PackagingError(
                     f"{sources[inner]} and {path} are both for target "
                     f"{bundle.header.target.key}, a wheel holds one bundle a target: build them "
-                    "from one manifest, or pack them in wheels of different names"
+                    f"from one manifest (devices: [{', '.join(devices)}]), or pack them in wheels "
+                    "of different names"
                 )
             size_bytes += bundle.file_bytes
             _check_size(size_bytes, len(bundles))

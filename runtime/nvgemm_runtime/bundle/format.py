@@ -523,8 +523,10 @@ def choose_rankings(
     """Choose one ranking a problem for a GPU product: its own, else the first product's.
 
     A product that has rankings of its own does not use what was measured on another one at sizes
-    that no manifest declares.
+    that no manifest declares. Where none is further, all are used.
     """
+    if not any(one.is_further for one in rankings):
+        return tuple(rankings)
     own = {one.problem for one in rankings if gpu_of(one) == gpu}
     chosen: dict[Problem, _E] = {}
     for one in rankings:
