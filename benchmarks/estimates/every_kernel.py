@@ -31,12 +31,14 @@ def build_every_kernel(
 ) -> tuple[Header, tuple[str, ...]]:
     """Build a bundle of a manifest's one target; problems rank all kernels that can run them.
 
+    Of several products of the target, it is for the first.
+
     Returns:
         The header, and a line for each kernel that did not compile.
     """
-    if len(manifest.targets) != 1:
+    if len(manifest.bundle_targets) != 1:
         raise click.ClickException(f"{manifest.name}: must have one target")
-    [target] = manifest.targets
+    target = manifest.targets[0]
     provider = provider_of(manifest)
     plan = _plan(manifest, provider, target)
     versions = toolchain(provider, target.target)

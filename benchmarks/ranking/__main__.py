@@ -121,6 +121,11 @@ def with_measured_times(header: Header, times: Times, *, all_kernels: bool) -> H
     return replace(header, sources=(TUNED,), rankings=tuple(rankings))
 
 
+def for_first_product(header: Header) -> Header:
+    """A bundle's header with one ranking a problem: the first."""
+    return replace(header, rankings=tuple(one for one in header.rankings if not one.is_further))
+
+
 def without_interpolation(header: Header) -> Header:
     """The same times, as if they were estimates: the nearer m is scaled by waves."""
     rankings = (replace(ranking, measured=None) for ranking in header.rankings)
@@ -154,7 +159,7 @@ def main() -> None:
 def compare(bundle_path: Path, times_path: Path) -> None:
     """Print how much each way to rank loses."""
     with as_written(bundle_path):
-        header = Bundle(bundle_path).header
+        header = for_first_product(Bundle(bundle_path).header)
     record = read_record(times_path, WHAT, {"gpu": str, "kernels": list, "times_ns": dict})
     if record["kernels"] != [kernel.id for kernel in header.kernels]:
         raise click.ClickException(f"{times_path} was measured over another bundle; measure again")
@@ -273,7 +278,7 @@ def measure(bundle_path: Path, times_path: Path) -> None:
 
     with as_written(bundle_path):
         bundle = Bundle(bundle_path)
-    header = bundle.header
+    header = for_first_product(bundle.header)
     if not header.rankings:
         raise click.ClickException(
             f"{bundle_path} declares nothing; build benchmarks/ranking/manifest.yaml"

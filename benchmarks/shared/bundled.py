@@ -50,7 +50,7 @@ def declared(dtypes: Iterable[DType]) -> dict[Problem, list[str]]:
         if one.bundle is None or one.refusal(facts) is not None:
             continue
         header = one.bundle.header
-        for ranking in header.rankings:
+        for ranking in header.rankings_on(facts.name):
             if ranking.problem.signature in signatures:
                 ids = (header.kernels[place.kernel].id for place in ranking.kernels)
                 found.setdefault(ranking.problem, {}).update(dict.fromkeys(ids))

@@ -328,7 +328,7 @@ def test_without_twins_there_is_nothing_to_compare() -> None:
 def test_the_manifest_of_schedules_has_twins() -> None:
     manifest = load_manifest(Path(schedules.__file__).with_name("schedules.yaml"))
     (signature,) = {one.problem.signature for one in manifest.declared}
-    (target,) = manifest.targets
+    target, *_ = manifest.targets
     listed = load_provider("+".join(manifest.providers)).enumerate(signature, target).candidates
     rows = {entry.problem: [(one, 1.0) for one in listed] for entry in manifest.declared}
     assert "1.000  1.000" in schedules.compare(measured(rows)).splitlines()[-1]

@@ -23,6 +23,7 @@ from nvgemm_runtime.bundle.format import BACK_TO_BACK, Header
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.problem import DType, Layout, Problem
 from synthetic_content import SIGNATURE
+from synthetic_facts import B200
 
 
 def problem(m: int, dtype: DType = DType.BF16) -> Problem:
@@ -231,7 +232,7 @@ def test_declared_are_plain_products_of_usable_bundles_with_all_their_kernels(
     found = [found_bundle(one), found_bundle(other), found_bundle(refused, "another GPU")]
     found.append(SimpleNamespace(bundle=None))
     monkeypatch.setattr(bundled, "bundles", lambda: found)
-    monkeypatch.setattr(bundled, "device_facts", lambda *_: None)
+    monkeypatch.setattr(bundled, "device_facts", lambda *_: B200)
     declared = bundled.declared([SIGNATURE.a])
     assert sorted(problem.m for problem in declared) == [1, 16]
     ids = [

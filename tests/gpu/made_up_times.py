@@ -76,9 +76,10 @@ def _as_measured(header: Header, facts: DeviceFacts, is_won: Callable[[Problem],
             doubts=(),
             confirmed_by=("a" * 64, "b" * 64),
         )
-        return replace(ranking, source=0, kernels=kernels, measured=measured)
+        return replace(ranking, source=0, kernels=kernels, measured=measured, product=None)
 
-    return replace(header, sources=(source,), rankings=tuple(map(measure, header.rankings)))
+    here = header.rankings_on(source.gpu)
+    return replace(header, sources=(source,), rankings=tuple(map(measure, here)))
 
 
 @contextlib.contextmanager

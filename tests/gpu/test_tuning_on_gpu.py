@@ -45,7 +45,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     opened = {bundle.path: bundle for bundle, _ in installed_kernels()}
     for bundle in opened.values():
         content = read_content(bundle)
-        rankings = [r for r in content.rankings if r.problem.signature.key == SIGNATURE]
+        first = [one for one in content.rankings if not one.is_further]
+        rankings = [r for r in first if r.problem.signature.key == SIGNATURE]
         if len(rankings) >= 2:
             break
     else:
@@ -81,7 +82,10 @@ def test_every_kernel_and_aten_have_a_time(small: Path, tuned: tuple[Tuned, Head
     with Bundle(small) as bundle:
         before = bundle.header
     assert [kernel.id for kernel in header.kernels] == [kernel.id for kernel in before.kernels]
-    for ranking, former in zip(header.rankings, before.rankings):
+    for ranking, former in zip(
+        header.rankings_on(torch.cuda.get_device_name()),
+        before.rankings_on(torch.cuda.get_device_name()),
+    ):
         assert not result.outcomes[ranking.problem.key].wrong
         assert {place.kernel for place in ranking.kernels} == {
             place.kernel for place in former.kernels
@@ -97,7 +101,8 @@ def test_every_kernel_and_aten_have_a_time(small: Path, tuned: tuple[Tuned, Head
 
 def test_the_source_names_this_gpu_and_its_software(tuned: tuple[Tuned, Header]) -> None:
     _, header = tuned
-    for source in header.sources:
+    here = header.rankings_on(torch.cuda.get_device_name())
+    for source in {header.sources[ranking.source] for ranking in here}:
         assert source.kind == "measurement"
         assert source.gpu == torch.cuda.get_device_name()
         assert source.conditions is not None
@@ -108,7 +113,7 @@ def test_the_source_names_this_gpu_and_its_software(tuned: tuple[Tuned, Header])
 
 def test_the_winner_is_right(tuned: tuple[Tuned, Header]) -> None:
     _, header = tuned
-    for ranking in header.rankings:
+    for ranking in header.rankings_on(torch.cuda.get_device_name()):
         kernel = header.kernels[ranking.kernels[0].kernel]
         for make, check in ((exact_arguments, assert_exact), (random_arguments, assert_close)):
             arguments = make(ranking.problem)
@@ -120,7 +125,10 @@ def test_a_kernel_that_leaves_one_element_out_never_wins(
     small: Path, tuned: tuple[Tuned, Header], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, header = tuned
-    fastest = {header.kernels[ranking.kernels[0].kernel].id for ranking in header.rankings}
+    fastest = {
+        header.kernels[ranking.kernels[0].kernel].id
+        for ranking in header.rankings_on(torch.cuda.get_device_name())
+    }
     kernel_run = contenders.kernel_run
 
     def spoiled(bundle: Any, kernel: Any) -> Any:
@@ -144,9 +152,13 @@ def test_a_budget_is_kept_and_the_rest_measured_later(small: Path, tmp_path: Pat
     output = tmp_path / "tuned.nvgemm"
     result, header = tuned_bundle(small, output, budget_s=0.0)
     assert len(result.unmeasured) == 2
-    assert all(ranking.measured is None for ranking in header.rankings)
+    assert all(
+        ranking.measured is None for ranking in header.rankings_on(torch.cuda.get_device_name())
+    )
     result, header = tuned_bundle(small, output)
-    assert all(ranking.measured is not None for ranking in header.rankings)
+    assert all(
+        ranking.measured is not None for ranking in header.rankings_on(torch.cuda.get_device_name())
+    )
     before = output.read_bytes()
     result, _ = tuned_bundle(small, output, budget_s=0.0)
     assert result.measured_now == 0
@@ -157,7 +169,7 @@ def test_pruning_keeps_the_fastest(small: Path, tmp_path: Path) -> None:
     result, header = tuned_bundle(small, tmp_path / "tuned.nvgemm", prunes=True)
     assert result.pruned is not None
     assert result.pruned.declared_loss == 1.0
-    for ranking in header.rankings:
+    for ranking in header.rankings_on(torch.cuda.get_device_name()):
         outcome = result.outcomes[ranking.problem.key]
         assert header.kernels[ranking.kernels[0].kernel].id == next(iter(outcome.kernels))
         assert ranking.measured is not None
@@ -188,7 +200,9 @@ def test_a_kernel_that_hangs_on_the_gpu_is_dropped_and_the_others_are_measured(
 ) -> None:
     """`hanging_bench` has the kernel that won sleep on the GPU for minutes instead."""
     _, header = tuned
-    hanging = header.kernels[header.rankings[0].kernels[0].kernel].id
+    hanging = header.kernels[
+        header.rankings_on(torch.cuda.get_device_name())[0].kernels[0].kernel
+    ].id
     monkeypatch.setenv("HANGING_KERNEL", hanging)
     output = tmp_path / "tuned.nvgemm"
     torch.cuda.empty_cache()  # what this process has kept, the processes of measuring need
@@ -198,11 +212,13 @@ def test_a_kernel_that_hangs_on_the_gpu_is_dropped_and_the_others_are_measured(
     assert [contender for contender, _ in result.hanging] == [hanging]
     assert "it hangs: it has not returned for 10 s" in result.broken[hanging]
     assert not result.unmeasured
-    assert result.outcomes.keys() == {ranking.problem.key for ranking in header.rankings}
+    assert result.outcomes.keys() == {
+        ranking.problem.key for ranking in header.rankings_on(torch.cuda.get_device_name())
+    }
     with Bundle(output) as bundle:
         left = {kernel.id for kernel in bundle.header.kernels}
         assert left == {kernel.id for kernel in header.kernels} - {hanging}
-        for ranking in bundle.header.rankings:
+        for ranking in bundle.header.rankings_on(torch.cuda.get_device_name()):
             assert ranking.measured is not None
             assert ranking.measured.aten is not None
 
@@ -223,8 +239,10 @@ def test_rankings_of_this_gpu_are_exported_with_its_digest(
     path = tmp_path / "rankings.json"
     write_rankings(path, export([header]))
     entries = read_rankings(path).entries
-    assert [entry.problem for entry in entries] == [one.problem for one in header.rankings]
-    for entry, ranking in zip(entries, header.rankings):
+    assert [entry.problem for entry in entries] == [
+        one.problem for one in header.rankings_on(torch.cuda.get_device_name())
+    ]
+    for entry, ranking in zip(entries, header.rankings_on(torch.cuda.get_device_name())):
         assert entry.origin.conditions.gpu_sha256 is not None
         assert entry.origin.gpu == torch.cuda.get_device_name()
         winner = header.kernels[ranking.kernels[0].kernel]
@@ -237,7 +255,7 @@ def test_rankings_of_this_gpu_are_exported_with_its_digest(
 def test_triton_is_asked_through_inductor(small: Path, tmp_path: Path) -> None:
     pytest.importorskip("triton")
     _, header = tuned_bundle(small, tmp_path / "tuned.nvgemm", triton=True)
-    for ranking in header.rankings:
+    for ranking in header.rankings_on(torch.cuda.get_device_name()):
         assert ranking.measured is not None
         assert ranking.measured.triton is not None
 
@@ -284,7 +302,7 @@ def test_torch_compile_goes_by_what_was_measured(
     tuned: tuple[Tuned, Header], tmp_path: Path
 ) -> None:
     result, header = tuned
-    for number, ranking in enumerate(header.rankings):
+    for number, ranking in enumerate(header.rankings_on(torch.cuda.get_device_name())):
         problem, measured = ranking.problem, ranking.measured
         assert problem.signature.op is Op.MM
         assert measured is not None

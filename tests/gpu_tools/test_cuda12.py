@@ -121,4 +121,4 @@ def test_only_exact_kernels_beside_the_packed_library_pass(
 
 def test_the_manifest_is_of_cuda_12_for_x86_64() -> None:
     manifest = load_manifest(Path(cuda12.__file__).with_name("cuda12.yaml"))
-    assert [target.target.key for target in manifest.targets] == ["sm_90a-linux_x86_64-cu12"]
+    assert [target.key for target in manifest.bundle_targets] == ["sm_90a-linux_x86_64-cu12"]

@@ -85,7 +85,7 @@ def test_hopper_has_every_signature_that_it_compiles() -> None:
 )
 def test_each_is_for_one_target(name: str, arch: str) -> None:
     manifest = load_manifest(DIRECTORY / f"{name}.yaml")
-    assert [target.target.arch for target in manifest.targets] == [arch]
+    assert [target.arch for target in manifest.bundle_targets] == [arch]
     assert manifest.name == name.replace("_", "-")
 
 

@@ -98,7 +98,7 @@ CASES = [
     Case(name=name, arch=arch)
     for name in MANIFESTS
     for arch in (
-        *(target.target.arch for target in manifest_of(name).targets),
+        *(target.arch for target in manifest_of(name).bundle_targets),
         *((ELSEWHERE[name],) if name in ELSEWHERE else ()),
     )
 ]

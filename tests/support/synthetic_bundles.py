@@ -42,7 +42,7 @@ def write_synthetic_bundle(
         workspace_bytes=0,
         calling_convention="tvm_ffi:gemm(a,b,out,stream)",
     )
-    source = RankingSource(kind="estimate", by="a | model 1.0", gpu="H200")
+    source = RankingSource(kind="estimate", by="a | model 1.0", gpu="NVIDIA H200")
     rankings = tuple(
         ProblemRanking(
             problem=Problem(signature=SIGNATURE, m=m, n=4096, k=4096),

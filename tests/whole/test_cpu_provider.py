@@ -88,7 +88,7 @@ def test_verify_finds_entries_that_host_code_contradicts(
             replace(kernel, **change),
             bundle.payload(kernel),
             target=bundle.header.target,
-            profile=None,
+            profiles=(),
             disassembler=None,
         )
     assert check in {gap.check for gap in gaps}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,12 +18,12 @@ from nvgemm_runtime.bundle.encode import (
 from nvgemm_runtime.bundle.format import (
     FORMAT_VERSION,
     CompileFailure,
-    Scope,
     UnservedReason,
     canonical_json,
     sha256_hex,
 )
 from nvgemm_runtime.errors import CompileError, one_line
+from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
 
 from ..bundle.compression import SCHEME
@@ -34,9 +34,10 @@ from ..rankings.pruning import keep_winners
 from ..rankings.usable import UsableRankings, measured_ranking
 from ..storage.cache import Cache, Entry
 from ..targets import BuildTarget
+from ..targets.profile import DeviceProfile, basis_of_limit
 from . import linker
 from .compiler import Compilation, Failure, KernelWorkers, Progress, Task, compile_all
-from .plan import Plan, Unserved
+from .plan import Plan, Unserved, one_for_all_products, unserved_everywhere
 
 GENERATOR = f"nvgemm-aot {__version__}"
 
@@ -49,22 +50,43 @@ _NO_REASON = "no reason given"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedTarget:
-    """One target of a build before anything is compiled.
+class PlannedDevice:
+    """What is planned of one target for one GPU product.
 
-    ``tasks`` are in the order of ``plan.candidates``; ``missing`` is how many of their kernels are
-    not in the cache; ``build_key`` is the bundle's if every kernel compiles. ``measured`` are times
-    to rank by instead of estimates; ``prunes`` is whether only kernels that win somewhere stay.
+    ``tasks`` are in the order of ``plan.candidates``; ``measured`` are times to rank by instead of
+    estimates.
     """
 
     target: BuildTarget
     plan: Plan
     tasks: tuple[Task, ...]
+    measured: UsableRankings | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTarget(PlannedDevice):
+    """One target of a build before anything is compiled, with the plan for its first product.
+
+    ``further`` are the plans for other products. ``missing`` is how many kernels of all are not in
+    the cache; ``build_key`` is the bundle's if every kernel compiles; ``prunes`` is whether only
+    kernels that win somewhere stay.
+    """
+
     missing: int
     toolchain: dict[str, str]
     build_key: str
-    measured: UsableRankings | None = None
     prunes: bool = False
+    further: tuple[PlannedDevice, ...] = ()
+
+    @property
+    def devices(self) -> tuple[PlannedDevice, ...]:
+        """The plans for all products, the first one's first."""
+        return (self, *self.further)
+
+    @property
+    def all_tasks(self) -> tuple[Task, ...]:
+        """The tasks of all products; those of equal kernels once."""
+        return tuple({task.key: task for one in self.devices for task in one.tasks}.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +129,7 @@ def compile_and_assemble(
     Raises:
         CompileError: If ``strict`` and one kernel does not compile; others as of `compile_all`.
     """
-    tasks = [task for item in planned for task in item.tasks]
+    tasks = [task for item in planned for task in item.all_tasks]
     compilation = compile_all(tasks, cache, jobs=jobs, progress=progress, workers=workers)
     bundles = [_assemble(item, compilation, strict) for item in planned]
     return Assembly(bundles=tuple(bundles), compiled=compilation.compiled)
@@ -133,37 +155,50 @@ def build_key(
     *,
     measured: UsableRankings | None = None,
     prunes: bool = False,
+    further: Sequence[PlannedDevice] = (),
 ) -> str:
     """Digest of all that determines a bundle: equal keys, equal bytes.
 
     ``tasks`` are in the order of ``plan.candidates``; ``failures`` are those whose kernels the
-    bundle does not hold.
+    bundle does not hold; ``further`` is planned for other products.
     """
     failed = {failure.task.key for failure in failures}
+    first = PlannedDevice(target=target, plan=plan, tasks=tuple(tasks), measured=measured)
     document = {
         "format": FORMAT_VERSION,
         "generator": GENERATOR,
         "target": target.target.key,
-        "device": target.device.name,
         "toolchain": versions,
         "compression": SCHEME,
-        "source": source_json(plan.source),
-        "kernels": [None if task.key in failed else _identity(task) for task in tasks],
-        "rankings": [[planned.problem.key, planned.choices] for planned in plan.problems],
+        **_device_identity(first, failed),
     }
-    if plan.unserved:
-        document["unserved"] = unserved_json(dict(plan.unserved))
-    digest = measured and measured.digest(planned.problem for planned in plan.problems)
-    if digest is not None:
-        document["measured"] = digest
-    not_declared = [planned.problem.key for planned in plan.problems if not planned.is_declared]
-    if not_declared:
-        document["not_declared"] = not_declared
+    if further:
+        document["further"] = [_device_identity(one, failed) for one in further]
     if prunes:
         document["prunes"] = True
     if failures:
         document["failures"] = [asdict(_compile_failure(failure)) for failure in failures]
     return sha256_hex(canonical_json(document))
+
+
+def _device_identity(item: PlannedDevice, failed: Collection[str]) -> dict[str, Any]:
+    """What one product's plan adds to the build key, without the kernels of failed tasks."""
+    plan = item.plan
+    document: dict[str, Any] = {
+        "device": item.target.device.name,
+        "source": source_json(plan.source),
+        "kernels": [None if task.key in failed else _identity(task) for task in item.tasks],
+        "rankings": [[planned.problem.key, planned.choices] for planned in plan.problems],
+    }
+    if plan.unserved:
+        document["unserved"] = unserved_json(dict(plan.unserved))
+    digest = item.measured and item.measured.digest(planned.problem for planned in plan.problems)
+    if digest is not None:
+        document["measured"] = digest
+    not_declared = [planned.problem.key for planned in plan.problems if not planned.is_declared]
+    if not_declared:
+        document["not_declared"] = not_declared
+    return document
 
 
 def _identity(task: Task) -> list[Any]:
@@ -178,20 +213,32 @@ def _identity(task: Task) -> list[Any]:
 
 def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> AssembledBundle:
     """Assemble one bundle from the kernels that compiled."""
-    keys = {task.key for task in item.tasks}
+    keys = {task.key for task in item.all_tasks}
     failures = tuple(one for one in compilation.failures if one.task.key in keys)
     if failures and strict:
         name = item.target.target.short_name
         kernels_text = f"{len(failures)} kernel{'s' * (len(failures) > 1)}"
         lines = [f"  {text}" for text in _failure_texts(failures)]
         raise CompileError("\n".join([f"{name}: {kernels_text} failed (--strict)", *lines]))
-    kernels = [_built_kernel(task, compilation.kernels.get(task.key)) for task in item.tasks]
-    rankings, uncompiled = _rank(item, kernels, failures)
+    kernels: list[BuiltKernel] = []
+    rankings: list[ProblemRanking] = []
+    uncompiled: list[Unserved] = []
+    unserved: list[dict[Problem, UnservedReason]] = []
+    for device in item.devices:
+        built = [_built_kernel(task, compilation.kernels.get(task.key)) for task in device.tasks]
+        ranked, without = _rank(device, built, failures)
+        kernels += (kernel for kernel in built if kernel is not None)
+        rankings += (replace(one, is_further=device is not item) for one in ranked)
+        uncompiled += without
+        unserved.append(dict(device.plan.unserved) | {one.problem: one.kept for one in without})
+    nowhere = unserved_everywhere(unserved)
+    uncompiled = one_for_all_products(uncompiled, nowhere)
     if not rankings:
-        return AssembledBundle(content=None, failures=failures, uncompiled=uncompiled)
+        return AssembledBundle(content=None, failures=failures, uncompiled=tuple(uncompiled))
     content = BundleContent(
         target=item.target.target,
         device=item.target.device.name,
+        further_devices=tuple(one.target.device.name for one in item.further),
         generator=GENERATOR,
         build_key=build_key(
             item.target,
@@ -201,18 +248,18 @@ def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> As
             failures,
             measured=item.measured,
             prunes=item.prunes,
+            further=item.further,
         )
         if failures
         else item.build_key,
         toolchain=item.toolchain,
-        kernels=tuple(kernel for kernel in kernels if kernel is not None),
-        rankings=rankings,
-        unserved=dict(item.plan.unserved)
-        | {one.problem: UnservedReason(text=one.reason, scope=Scope.PROBLEM) for one in uncompiled},
+        kernels=_merged(kernels, [one.target.device for one in item.devices]),
+        rankings=tuple(rankings),
+        unserved=nowhere,
     )
     if item.prunes:
         content = keep_winners(content)
-    return AssembledBundle(content=content, failures=failures, uncompiled=uncompiled)
+    return AssembledBundle(content=content, failures=failures, uncompiled=tuple(uncompiled))
 
 
 def _built_kernel(task: Task, entry: Entry | None) -> BuiltKernel | None:
@@ -221,8 +268,32 @@ def _built_kernel(task: Task, entry: Entry | None) -> BuiltKernel | None:
     return BuiltKernel(**task.candidate.facts(), payload=entry.payload, sha256=entry.sha256)
 
 
+def _merged(
+    kernels: Iterable[BuiltKernel], profiles: Sequence[DeviceProfile]
+) -> tuple[BuiltKernel, ...]:
+    """Kernels of several products, each once.
+
+    An operator whose code is equal for some of them has the same cluster limits compiled in, whose
+    basis is then one that holds for all of them; see `basis_of_limit`.
+    """
+    found: dict[tuple[str, str, str], BuiltKernel] = {}
+    for kernel in kernels:
+        limits = tuple(
+            replace(
+                one,
+                basis=basis_of_limit(profiles, one.cluster_size, one.max_active) or one.basis,
+            )
+            for one in kernel.design.cluster_limits
+        )
+        if limits != kernel.design.cluster_limits:
+            design = replace(kernel.design, cluster_limits=limits)
+            kernel = replace(kernel, design=design, sha256=kernel.id)
+        found.setdefault((kernel.id, kernel.provider, kernel.operator), kernel)
+    return tuple(found.values())
+
+
 def _rank(
-    item: PlannedTarget, kernels: Sequence[BuiltKernel | None], failures: Sequence[Failure]
+    item: PlannedDevice, kernels: Sequence[BuiltKernel | None], failures: Sequence[Failure]
 ) -> tuple[tuple[ProblemRanking, ...], tuple[Unserved, ...]]:
     """Rank the kernels of each problem; list declared problems for which no kernel compiled.
 
@@ -262,6 +333,7 @@ def _rank(
             uncompiled.append(
                 Unserved(
                     target=item.target.target,
+                    device=item.target.device.name,
                     problem=planned.problem,
                     reason=one_line(f"{_none_of(len(missing))}: {reasons}"),
                     failed=True,

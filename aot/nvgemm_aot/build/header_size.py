@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nvgemm_runtime.bundle.encode import encode_header
 from nvgemm_runtime.bundle.format import (
     MAX_HEADER_BYTES,
@@ -21,26 +23,31 @@ _TYPICAL_SPAN = Span(offset=10_000_000, stored_bytes=10_000, content_bytes=100_0
 """Stands for the span of a kernel that is not compiled yet, with as many digits as most have."""
 
 
-def require_readable_size(manifest: str, target: Target, plan: Plan) -> None:
+def require_readable_size(
+    manifest: str, target: Target, plan: Plan, further: Sequence[Plan] = ()
+) -> None:
     """Refuse a plan whose bundle would have a header that is too long for readers.
 
-    Compile failures lengthen a header, so the writer checks the finished one again.
+    ``further`` are the plans for other products of the same bundle. Compile failures lengthen a
+    header, so the writer checks the finished one again.
 
     Raises:
         ManifestError: If the header is longer than `MAX_HEADER_BYTES`.
     """
-    size_bytes = planned_header_bytes(target, plan)
+    size_bytes = planned_header_bytes(target, plan, further)
     if size_bytes > MAX_HEADER_BYTES:
+        fewer = "candidates or devices" if further else "candidates"
         raise ManifestError(
             f"{manifest}: {len(plan.problems)} problems and {len(plan.candidates)} kernels for "
             f"{target.key} need a header of {size_bytes} bytes; allowed: at most "
-            f"{MAX_HEADER_BYTES}; declare fewer candidates, or split the manifest"
+            f"{MAX_HEADER_BYTES}; declare fewer {fewer}, or split the manifest"
         )
 
 
-def planned_header_bytes(target: Target, plan: Plan) -> int:
+def planned_header_bytes(target: Target, plan: Plan, further: Sequence[Plan] = ()) -> int:
     """Approximate length of the header of a plan's bundle: compile failures are not known yet."""
     digest = sha256_hex(b"")
+    candidates = dict.fromkeys(c for one in (plan, *further) for c in one.candidates)
     header = Header(
         target=target,
         device="",
@@ -50,21 +57,22 @@ def planned_header_bytes(target: Target, plan: Plan) -> int:
         body_sha256=digest,
         dictionary=None,
         kernels=tuple(
-            Kernel(**candidate.facts(), id=digest, span=_TYPICAL_SPAN)
-            for candidate in plan.candidates
+            Kernel(**candidate.facts(), id=digest, span=_TYPICAL_SPAN) for candidate in candidates
         ),
-        sources=(plan.source,),
+        sources=tuple(one.source for one in (plan, *further)),
         rankings=tuple(
             Ranking(
                 problem=planned.problem,
-                source=0,
+                source=place,
                 kernels=tuple(
                     Ranked(kernel=position, time_ns=time_ns)
                     for position, time_ns in planned.choices
                 ),
                 is_declared=planned.is_declared,
+                product=one.source.gpu if place else None,
             )
-            for planned in plan.problems
+            for place, one in enumerate((plan, *further))
+            for planned in one.problems
         ),
         unserved=dict(plan.unserved),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nvgemm_runtime.bundle.format import Header
@@ -22,8 +22,7 @@ from ..rankings.entries import Rankings
 from ..rankings.usable import UsableRankings
 from ..storage.cache import Cache, private_cache
 from ..storage.files import remove_file, require_writable
-from ..targets import BuildTarget
-from .assemble import PlannedTarget, build_key, compile_and_assemble, toolchain
+from .assemble import PlannedDevice, PlannedTarget, build_key, compile_and_assemble, toolchain
 from .compiler import (
     Failure,
     KernelWorkers,
@@ -42,8 +41,10 @@ from .plan import (
     likely_provider,
     look_up_plan,
     make_plan,
+    one_for_all_products,
     operator_of,
     require_served,
+    unserved_everywhere,
 )
 
 
@@ -63,10 +64,11 @@ class BuiltBundle:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredTarget:
-    """What the problems of a target are ranked by.
+    """Ranking sources for a target's problems on one product.
 
     Attributes:
         target: The target.
+        device: The product's profile, by name.
         standings: Those of the problems that are ranked by measured times.
         own: Those of them of which a file of the user's has measurements; the others are ranked by
             shipped ones.
@@ -75,6 +77,7 @@ class MeasuredTarget:
     """
 
     target: Target
+    device: str
     standings: Mapping[Problem, str]
     own: frozenset[Problem] = frozenset()
     estimated: int = 0
@@ -112,10 +115,23 @@ def provider_of(manifest: Manifest) -> Provider:
 def look_up_plans(
     manifest: Manifest, cache: Cache, provider: Provider, rankings: Rankings | None = None
 ) -> tuple[PlanLookup, ...]:
-    """Look for the plan of each target of a manifest in the cache; see `plan.look_up_plan`."""
+    """Look for the plan of each target and product of a manifest in the cache.
+
+    See `plan.look_up_plan`.
+    """
+    gpus: dict[Target, set[str]] = {}
+    for one in manifest.targets:
+        gpus.setdefault(one.target, set()).add(one.device.driver_name)
     return tuple(
-        look_up_plan(manifest.declared, target, provider, cache, rankings)
-        for target in manifest.targets
+        look_up_plan(
+            manifest.declared,
+            one,
+            provider,
+            cache,
+            rankings,
+            beside=gpus[one.target] - {one.device.driver_name},
+        )
+        for one in manifest.targets
     )
 
 
@@ -145,36 +161,70 @@ def plan_build(
     # Before the linker is looked for: where the builder is not installed, that is the reason.
     found = lookups or look_up_plans(manifest, cache, source, rankings)
     planned = []
-    for lookup in found:
-        target = lookup.target
-        versions = toolchain(source, target.target)
-        plan = make_plan(lookup, cache, on_rejection=on_rejection)
-        require_readable_size(manifest.name, target.target, plan)
-        tasks = make_tasks(plan.candidates, target, source)
-        planned.append(
-            PlannedTarget(
-                target=target,
-                plan=plan,
-                tasks=tasks,
-                missing=sum(not cache.has(task.key) for task in tasks),
-                toolchain=versions,
-                build_key=build_key(
-                    target, plan, tasks, versions, measured=lookup.measured, prunes=prunes
-                ),
-                measured=lookup.measured,
-                prunes=prunes,
-            )
+    for target in manifest.bundle_targets:
+        versions = toolchain(source, target)
+        devices = [
+            _plan_device(lookup, cache, on_rejection)
+            for lookup in found
+            if lookup.target.target == target
+        ]
+        first, *further = devices
+        require_readable_size(
+            manifest.name, target, first.plan, [device.plan for device in further]
         )
+        item = PlannedTarget(
+            target=first.target,
+            plan=first.plan,
+            tasks=first.tasks,
+            measured=first.measured,
+            further=tuple(further),
+            missing=0,
+            toolchain=versions,
+            build_key=build_key(
+                first.target,
+                first.plan,
+                first.tasks,
+                versions,
+                measured=first.measured,
+                prunes=prunes,
+                further=further,
+            ),
+            prunes=prunes,
+        )
+        missing = sum(not cache.has(task.key) for task in item.all_tasks)
+        planned.append(replace(item, missing=missing))
     return tuple(planned)
 
 
-def without_operator(planned: Sequence[PlannedTarget]) -> tuple[Unserved, ...]:
-    """The problems for which targets have no operator."""
-    return tuple(
-        Unserved(target=item.target.target, problem=problem, reason=reason.text)
-        for item in planned
-        for problem, reason in item.plan.unserved
+def _plan_device(
+    lookup: PlanLookup, cache: Cache, on_rejection: RejectionSink | None
+) -> PlannedDevice:
+    plan = make_plan(lookup, cache, on_rejection=on_rejection)
+    return PlannedDevice(
+        target=lookup.target,
+        plan=plan,
+        tasks=make_tasks(plan.candidates, lookup.target, lookup.provider),
+        measured=lookup.measured,
     )
+
+
+def without_operator(planned: Sequence[PlannedTarget]) -> tuple[Unserved, ...]:
+    """The problems for which targets have no operator, on any product or on one."""
+    found: list[Unserved] = []
+    for item in planned:
+        nowhere = unserved_everywhere([dict(device.plan.unserved) for device in item.devices])
+        unserved = (
+            Unserved(
+                target=item.target.target,
+                device=device.target.device.name,
+                problem=problem,
+                reason=reason.text,
+            )
+            for device in item.devices
+            for problem, reason in device.plan.unserved
+        )
+        found += one_for_all_products(unserved, nowhere)
+    return tuple(found)
 
 
 def build(
@@ -240,11 +290,11 @@ def build(
             require_used(measured, rankings)
         unserved = without_operator(planned)
         if strict:
-            require_served(unserved, targets=1)
-        planned = tuple(item for item in planned if item.tasks)
+            require_served(unserved, 1, strict=True)
+        planned = tuple(item for item in planned if item.all_tasks)
         if not planned:
-            require_served(unserved, len(manifest.targets))
-        paths = [_bundle_path(out_dir, manifest, item.target) for item in planned]
+            require_served(unserved, len(manifest.bundle_targets))
+        paths = [_bundle_path(out_dir, manifest, item.target.target) for item in planned]
         done = {
             path: current
             for path, item in zip(paths, planned)
@@ -263,7 +313,7 @@ def build(
         )
     unserved += tuple(problem for one in made.bundles for problem in one.uncompiled)
     if not done and not any(one.content for one in made.bundles):
-        require_served(unserved, len(manifest.targets))
+        require_served(unserved, len(manifest.bundle_targets))
     for (path, _), one in zip(todo, made.bundles):
         if one.content is None:
             continue
@@ -275,28 +325,31 @@ def build(
             up_to_date=False,
             failures=one.failures,
         )
-    all_paths = [_bundle_path(out_dir, manifest, target) for target in manifest.targets]
+    all_paths = [_bundle_path(out_dir, manifest, target) for target in manifest.bundle_targets]
     return BuildResult(
         bundles=tuple(done[path] for path in paths if path in done),
         compiled=made.compiled,
-        unserved=tuple(sorted(unserved, key=lambda one: (one.target, one.problem))),
+        unserved=tuple(sorted(unserved, key=lambda one: (one.target, one.problem, one.where))),
         removed=tuple(path for path in all_paths if path not in paths and remove_file(path)),
         measured=measured,
     )
 
 
 def measured_of(planned: Sequence[PlannedTarget]) -> tuple[MeasuredTarget, ...]:
-    """Tells what the problems of each target are ranked by."""
-    return tuple(map(_measured_of, planned))
+    """Tells what the problems of each target are ranked by, product by product."""
+    return tuple(
+        _measured_of(target.target.target, item) for target in planned for item in target.devices
+    )
 
 
-def _measured_of(item: PlannedTarget) -> MeasuredTarget:
-    target, problems = item.target.target, len(item.plan.problems)
+def _measured_of(target: Target, item: PlannedDevice) -> MeasuredTarget:
+    device, problems = item.target.device.name, len(item.plan.problems)
     if item.measured is None:
-        return MeasuredTarget(target=target, standings={}, estimated=problems)
+        return MeasuredTarget(target=target, device=device, standings={}, estimated=problems)
     standings = _standings(item.plan, item.measured)
     return MeasuredTarget(
         target=target,
+        device=device,
         standings=standings,
         own=item.measured.own & standings.keys(),
         estimated=problems - len(standings),
@@ -341,8 +394,8 @@ def require_used(measured: Sequence[MeasuredTarget], rankings: Rankings | None) 
     raise RankingsError(f"none of the rankings fits the build (--strict): {why}")
 
 
-def _bundle_path(out_dir: Path, manifest: Manifest, target: BuildTarget) -> Path:
-    return out_dir / f"{manifest.name}-{target.target.key}.nvgemm"
+def _bundle_path(out_dir: Path, manifest: Manifest, target: Target) -> Path:
+    return out_dir / f"{manifest.name}-{target.key}.nvgemm"
 
 
 def _up_to_date(path: Path, key: str) -> BuiltBundle | None:

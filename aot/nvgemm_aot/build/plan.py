@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -123,10 +123,13 @@ def look_up_plan(
     provider: Provider,
     cache: Cache,
     rankings: Rankings | None = None,
+    *,
+    beside: Collection[str] = (),
 ) -> PlanLookup:
     """Look for the plan of one target in the cache, which is quick.
 
-    What ``rankings`` measured and the build can use takes the place of estimates.
+    What ``rankings`` measured and the build can use takes the place of estimates. ``beside`` are
+    the GPU products that the same build ranks for as well.
     """
     measured = None
     if rankings is not None:
@@ -138,7 +141,9 @@ def look_up_plan(
             for part in parts_of(provider)
         }
         gpu = target.device.driver_name
-        basis = Basis(arch=target.target.arch, gpu=gpu, toolchains=toolchains)
+        basis = Basis(
+            arch=target.target.arch, gpu=gpu, toolchains=toolchains, beside=frozenset(beside)
+        )
         measured = find_usable(rankings, basis)
     not_declared = () if measured is None else _measured_and_not_declared(declared, measured)
     digest = measured and measured.digest(entry.problem for entry in (*declared, *not_declared))
@@ -391,23 +396,60 @@ def _decode(document: dict[str, Any]) -> Plan:
 class Unserved:
     """A declared problem that no kernel of a target serves; the others are built.
 
-    ``reason`` is one line; ``failed`` is whether there are operators but none compiles.
+    ``reason`` is one line; ``failed`` is whether there are operators but none compiles. ``device``
+    is the one profile that this holds for; None where it holds for every product of the target.
     """
 
     target: Target
     problem: Problem
     reason: str
     failed: bool = False
+    device: str | None = None
+
+    @property
+    def where(self) -> str:
+        """The target, and the product where it holds for one alone."""
+        name = self.target.short_name
+        return name if self.device is None else f"{name} on {self.device}"
+
+    @property
+    def kept(self) -> UnservedReason:
+        """The reason as a bundle keeps it."""
+        return UnservedReason(text=self.reason, scope=Scope.PROBLEM)
 
 
-def require_served(unserved: Sequence[Unserved], targets: int) -> None:
-    """Require that at least one target serves each problem.
+def unserved_everywhere(
+    several: Sequence[Mapping[Problem, UnservedReason]],
+) -> dict[Problem, UnservedReason]:
+    """Problems without a kernel for any product, with the first product's reason."""
+    first, *others = several
+    return {problem: why for problem, why in first.items() if all(problem in one for one in others)}
+
+
+def one_for_all_products(
+    unserved: Iterable[Unserved], nowhere: Collection[Problem]
+) -> list[Unserved]:
+    """Join what holds for every product of a target: problems of ``nowhere`` stand there once."""
+    found: dict[tuple[Problem, str | None], Unserved] = {}
+    for one in unserved:
+        if one.problem in nowhere:
+            one = replace(one, device=None)
+        found.setdefault((one.problem, one.device), one)
+    return list(found.values())
+
+
+def require_served(unserved: Sequence[Unserved], targets: int, *, strict: bool = False) -> None:
+    """Require that at least one target serves each problem; if ``strict``, each on each product.
 
     Raises:
         CompileError: Naming every problem that none of them serves, and why, if an operator of one
             does not compile.
         NoCandidateError: Likewise, if there are no operators.
     """
+    if strict:
+        targets = 1
+    else:
+        unserved = [one for one in unserved if one.device is None]
     counts = Counter(one.problem for one in unserved)
     nowhere = [one for one in unserved if counts[one.problem] >= targets]
     if not nowhere:
@@ -422,6 +464,6 @@ def require_served(unserved: Sequence[Unserved], targets: int) -> None:
         else f"change or remove {it}"
     )
     head = f"no kernel for {count} problem{'s' * (count > 1)}; {todo}:"
-    lines = [f"  {one.target.short_name}: {one.problem.key}: {one.reason}" for one in nowhere]
+    lines = [f"  {one.where}: {one.problem.key}: {one.reason}" for one in nowhere]
     error = CompileError if failed else NoCandidateError
     raise error("\n".join([head, *lines]))

@@ -52,8 +52,8 @@ class ProblemRanking:
 
     ``kernels`` are pairs of a kernel's id (sha256 of its payload, hex) and its time in nanoseconds,
     or None where the source has no number; the spreads of ``measured`` are in their order.
-    ``missing`` are kernels that were chosen but did not compile. ``is_declared`` is as in
-    `nvgemm_runtime.bundle.format.Ranking`.
+    ``missing`` are kernels that were chosen but did not compile. ``is_declared`` and ``is_further``
+    are as in `nvgemm_runtime.bundle.format.Ranking`.
     """
 
     problem: Problem
@@ -62,6 +62,12 @@ class ProblemRanking:
     measured: Measured | None = None
     missing: tuple[CompileFailure, ...] = ()
     is_declared: bool = True
+    is_further: bool = False
+
+    @property
+    def gpu(self) -> str:
+        """The GPU product that it is for, as its driver names it."""
+        return self.source.gpu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +82,12 @@ class BundleContent:
     kernels: tuple[BuiltKernel, ...]
     rankings: tuple[ProblemRanking, ...]
     unserved: dict[Problem, UnservedReason] = field(default_factory=dict)
+    further_devices: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of all device profiles that the build used, as in a header."""
+        return (self.device, *self.further_devices)
 
 
 def read_content(bundle: Bundle) -> BundleContent:
@@ -120,8 +132,10 @@ def read_content(bundle: Bundle) -> BundleContent:
                 measured=ranking.measured,
                 missing=tuple(header.failures[position] for position in ranking.missing),
                 is_declared=ranking.is_declared,
+                is_further=ranking.is_further,
             )
             for ranking in header.rankings
         ),
         unserved=dict(header.unserved),
+        further_devices=header.further_devices,
     )

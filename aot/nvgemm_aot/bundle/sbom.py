@@ -96,7 +96,7 @@ def _bundle(file: BundledFile, license_expression: str) -> dict[str, Any]:
     header = file.header
     facts = {
         "target": header.target.key,
-        "device": header.device,
+        "device": ", ".join(header.devices),
         "kernels": str(len(header.kernels)),
         "problems": str(header.declared_count),
         "generator": header.generator,

@@ -181,10 +181,12 @@ def _read_bundles(
         with Bundle(path) as bundle:
             inner = f"{identity.package}/{bundle.header.target.key}{BUNDLE_SUFFIX}"
             if inner in contents:
+                devices = dict.fromkeys((*contents[inner][0].devices, *bundle.header.devices))
                 raise PackagingError(
                     f"{sources[inner]} and {path} are both for target "
                     f"{bundle.header.target.key}, a wheel holds one bundle a target: build them "
-                    "from one manifest, or pack them in wheels of different names"
+                    f"from one manifest (devices: [{', '.join(devices)}]), or pack them in wheels "
+                    "of different names"
                 )
             size_bytes += bundle.file_bytes
             _check_size(size_bytes, len(bundles))
@@ -228,7 +230,7 @@ def _platform_tag(headers: Sequence[Header]) -> str:
 
 def _summary_line(summary: str | None, headers: Sequence[Header]) -> str:
     if summary is None:
-        archs = ", ".join(dict.fromkeys(header.target.arch for header in headers))
+        archs = ", ".join(dict.fromkeys(map(_arch_and_devices, headers)))
         return f"Ahead-of-time compiled GEMM kernels for {archs}"
     line = " ".join(summary.split())
     if not line.isprintable() or not 1 <= len(line) <= MAX_SUMMARY_CHARACTERS:
@@ -237,6 +239,12 @@ def _summary_line(summary: str | None, headers: Sequence[Header]) -> str:
             f"(got {len(line)}: {line!r:.80})"
         )
     return line
+
+
+def _arch_and_devices(header: Header) -> str:
+    """An architecture, and the devices that its kernels are ranked for if there are several."""
+    named = f" ({', '.join(header.devices)})" if header.further_devices else ""
+    return f"{header.target.arch}{named}"
 
 
 def _wheel_files(

@@ -59,7 +59,7 @@ def render_description(distribution: str, headers: Sequence[Header], summary: st
     bundles = [
         (
             f"`{header.target.key}`",
-            header.device,
+            ", ".join(header.devices),
             f"{len(header.kernels)}",
             f"{header.declared_count}",
             "; ".join(f"{item.kind} of {item.by} for {item.gpu}" for item in header.sources),

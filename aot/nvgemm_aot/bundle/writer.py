@@ -44,7 +44,7 @@ def write_bundle(path: Path, content: BundleContent, pack: Pack = compress) -> H
 
     Raises:
         ValueError: If a ranking names a kernel that is not among the kernels, a problem is ranked
-            twice, or kernels of different signatures have equal payloads.
+            twice for a product, or kernels of different signatures have equal payloads.
         BundleFormatError: If readers would refuse the bundle: its header is too long, or a value is
             not one that FORMAT.md allows.
         StorageError: If the file cannot be written; nothing is left half-written.
@@ -101,6 +101,7 @@ def _unplaced_header(
         unserved=content.unserved,
         imports=common,
         failures=tuple(failures),
+        further_devices=content.further_devices,
     )
 
 
@@ -156,8 +157,9 @@ def _header_rankings(
     failures: list[CompileFailure],
 ) -> tuple[Ranking, ...]:
     position = {id_: index for index, id_ in enumerate(ids)}
-    declared = Counter(ranking.problem for ranking in rankings)
-    if twice := [problem.key for problem, count in declared.items() if count > 1]:
+    ordered = sorted(rankings, key=lambda one: (one.problem, one.gpu if one.is_further else ""))
+    counts = Counter((one.problem, one.is_further and one.gpu) for one in rankings)
+    if twice := [problem.key for (problem, _), count in counts.items() if count > 1]:
         raise ValueError(f"problems ranked more than once: {', '.join(twice)}")
     if missing := {id_ for r in rankings for id_, _ in r.kernels} - position.keys():
         raise ValueError(f"rankings name kernels that are not there: {', '.join(sorted(missing))}")
@@ -171,8 +173,9 @@ def _header_rankings(
             measured=ranking.measured,
             missing=tuple(sorted(failures.index(failure) for failure in set(ranking.missing))),
             is_declared=ranking.is_declared,
+            product=ranking.gpu if ranking.is_further else None,
         )
-        for ranking in sorted(rankings, key=lambda ranking: ranking.problem)
+        for ranking in ordered
     )
 
 

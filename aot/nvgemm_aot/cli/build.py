@@ -31,7 +31,7 @@ from .printing import (
 )
 
 if TYPE_CHECKING:
-    from ..build.assemble import PlannedTarget
+    from ..build.assemble import PlannedDevice, PlannedTarget
     from ..build.pipeline import BuildResult, MeasuredTarget
     from ..build.plan import RejectionSink, Unserved
     from ..manifest.parse import Manifest
@@ -122,7 +122,7 @@ def build(
         print_result(plan, plan_text, as_json=as_json)
         if strict:
             pipeline.require_used(pipeline.measured_of(planned), measured)
-        require_served(pipeline.without_operator(planned), 1 if strict else len(planned))
+        require_served(pipeline.without_operator(planned), len(planned), strict=strict)
         return
     if wheel:
         from ..bundle.wheel import identify
@@ -144,7 +144,7 @@ def build(
         document["wheels"] = _pack(result, declared, wheel_version or __version__, out)
         document["platforms_without_wheel"] = _platforms_without_bundle(result, declared)
     print_result(document, build_text, as_json=as_json)
-    require_served(result.unserved, len(declared.targets))
+    require_served(result.unserved, len(declared.bundle_targets))
 
 
 def _pack(result: BuildResult, manifest: Manifest, version: str, out: Path) -> list[Document]:
@@ -249,7 +249,7 @@ def plan_document(
     from ..build.pipeline import measured_of, without_operator
 
     measured = measured_of(planned)
-    standings = {one.target: one.standings for one in measured}
+    standings = {(one.target, one.device): one.standings for one in measured}
 
     missing = sum(item.missing for item in planned)
     processes = max(1, min(jobs or default_jobs(), missing))
@@ -257,21 +257,18 @@ def plan_document(
         {
             "target": item.target.target.key,
             "device": item.target.device.name,
-            "problems": [
+            "problems": _planned_problems(item, standings),
+            "products": [
                 {
-                    "problem": p.problem.key,
-                    "declared": p.is_declared,
-                    "times": _times_are(standings.get(item.target.target, {}), p.problem),
-                    "kernels": [
-                        {"operator": item.plan.candidates[i].operator, "time_ns": time_ns}
-                        for i, time_ns in p.choices
-                    ],
+                    "device": one.target.device.name,
+                    "gpu": one.target.device.driver_name,
+                    "problems": _planned_problems(one, standings),
                 }
-                for p in item.plan.problems
+                for one in item.devices
             ],
-            "kernels": len(item.tasks),
+            "kernels": len(item.all_tasks),
             "to_compile": item.missing,
-            "estimated_most_bytes": len(item.tasks) * _MAX_BYTES_PER_KERNEL,
+            "estimated_most_bytes": len(item.all_tasks) * _MAX_BYTES_PER_KERNEL,
         }
         for item in planned
     ]
@@ -286,6 +283,24 @@ def plan_document(
     }
 
 
+def _planned_problems(
+    item: PlannedDevice, standings: Mapping[tuple[Target, str], Mapping[Problem, str]]
+) -> list[Document]:
+    measured = standings.get((item.target.target, item.target.device.name), {})
+    return [
+        {
+            "problem": p.problem.key,
+            "declared": p.is_declared,
+            "times": _times_are(measured, p.problem),
+            "kernels": [
+                {"operator": item.plan.candidates[i].operator, "time_ns": time_ns}
+                for i, time_ns in p.choices
+            ],
+        }
+        for p in item.plan.problems
+    ]
+
+
 def _times_are(standings: Mapping[Problem, str], problem: Problem) -> str:
     return "measured" if problem in standings else "estimated"
 
@@ -295,6 +310,7 @@ def _measured_document(measured: Sequence[MeasuredTarget]) -> list[Document]:
         {
             "arch": one.target.arch,
             "target": one.target.key,
+            "device": one.device,
             "problems": dict(sorted(Counter(one.standings.values()).items())),
             "shipped": len(one.standings) - len(one.own),
             "own": len(one.own),
@@ -308,8 +324,10 @@ def _measured_document(measured: Sequence[MeasuredTarget]) -> list[Document]:
 def _measured_lines(document: Document) -> list[str]:
     """Says what problems are ranked by, a line a target, and what is not used of measurements."""
     lines = []
+    counts = Counter(one["target"] for one in document["measured"])
     for one in document["measured"]:
-        lines.append(f"{_short_name(one)}: problems ranked by {_ranked_by(one)}")
+        name = _short_name(one) + (f" on {one['device']}" if counts[one["target"]] > 1 else "")
+        lines.append(f"{name}: problems ranked by {_ranked_by(one)}")
         if "doubtful" in one["problems"]:
             lines.append(f"  why doubtful: {_show_command(document['rankings'])}")
         lines += (f"  {note}" for note in one["notes"])
@@ -336,19 +354,21 @@ def _show_command(files: Sequence[str]) -> str:
 def plan_text(document: Document) -> str:
     """Print a plan: a line a problem, a line a target."""
     parts = []
-    built = [target for target in document["targets"] if target["problems"]]
+    built = [target for target in document["targets"] if target["kernels"]]
     for target in built:
-        rows = [
-            [p["problem"], len(p["kernels"]), us_text(p["kernels"][0]["time_ns"]), p["times"]]
-            for p in target["problems"]
-        ]
-        parts.append(
-            f"{target['target']} (device {target['device']})\n"
-            + table(rows, ["problem", "candidates", "best time, us", "which is"])
-        )
+        for product in target["products"]:
+            rows = [
+                [p["problem"], len(p["kernels"]), us_text(p["kernels"][0]["time_ns"]), p["times"]]
+                for p in product["problems"]
+            ]
+            parts.append(
+                f"{target['target']} (device {product['device']})\n"
+                + table(rows, ["problem", "candidates", "best time, us", "which is"])
+            )
     for target in built:
+        problems = {p["problem"] for one in target["products"] for p in one["problems"]}
         parts.append(
-            f"{target['target']}: {count_text(len(target['problems']), 'problem')}, "
+            f"{target['target']}: {count_text(len(problems), 'problem')}, "
             f"{count_text(target['kernels'], 'unique kernel')} ({target['to_compile']} to compile)"
             f", at most about {size_text(target['estimated_most_bytes'])}"
         )
@@ -376,6 +396,7 @@ def _unserved_document(unserved: Sequence[Unserved]) -> list[Document]:
         {
             "arch": one.target.arch,
             "target": one.target.key,
+            "device": one.device,
             "problem": one.problem.key,
             "reason": one.reason,
         }
@@ -387,7 +408,10 @@ def _unserved_lines(document: Document) -> list[str]:
     """Problems without a kernel, grouped by target and reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for one in document["unserved"]:
-        groups.setdefault((_short_name(one), one["reason"]), []).append(one["problem"])
+        name = (
+            _short_name(one) if one["device"] is None else f"{_short_name(one)} on {one['device']}"
+        )
+        groups.setdefault((name, one["reason"]), []).append(one["problem"])
     lines = []
     for (name, reason), problems in groups.items():
         lines.append(f"{name}: no kernel for {count_text(len(problems), 'problem')}: {reason}")
@@ -410,9 +434,14 @@ def build_document(result: BuildResult, rankings: Sequence[Path] = ()) -> Docume
                     sorted(Counter(kernel.provider for kernel in bundle.header.kernels).items())
                 ),
                 "problems": bundle.header.declared_count,
-                "not_declared": len(bundle.header.rankings) - bundle.header.declared_count,
-                "incomplete": sum(
-                    not bundle.header.is_complete(ranking) for ranking in bundle.header.rankings
+                "not_declared": bundle.header.not_declared_count,
+                "products": list(bundle.header.products),
+                "incomplete": len(
+                    {
+                        ranking.problem
+                        for ranking in bundle.header.rankings
+                        if not bundle.header.is_complete(ranking)
+                    }
                 ),
                 "up_to_date": bundle.up_to_date,
                 "failures": [

@@ -121,6 +121,8 @@ def bundle_document(bundle: Bundle) -> Document:
         "bytes": bundle.file_bytes,
         "target": header.target.key,
         "device": header.device,
+        "devices": list(header.devices),
+        "products": list(header.products),
         "format_version": header.format_version,
         "generator": header.generator,
         "build_key": header.build_key,
@@ -131,6 +133,8 @@ def bundle_document(bundle: Bundle) -> Document:
         "problems": [
             {
                 "problem": ranking.problem.key,
+                "gpu": header.gpu_of(ranking),
+                "further": ranking.is_further,
                 "source": _source_text(header.sources[ranking.source]),
                 "kernels": [
                     {"id": header.kernels[place.kernel].id, "time_ns": place.time_ns}
@@ -211,7 +215,8 @@ def bundle_text(document: Document) -> str:
     providers = Counter(kernel["provider"] for kernel in kernels)
     facts = [
         ["target", document["target"]],
-        ["device profile", document["device"]],
+        ["device profile", ", ".join(document["devices"])],
+        ["ranked for", ", ".join(document["products"]) or "no GPU"],
         ["format version", document["format_version"]],
         ["generator", document["generator"]],
         *[[f"toolchain {name}", text] for name, text in sorted(document["toolchain"].items())],
@@ -236,7 +241,13 @@ def bundle_text(document: Document) -> str:
         ]
         for kernel in kernels
     ]
-    problem_rows = [row for problem in document["problems"] for row in _problem_rows(problem)]
+    several = len(document["products"]) > 1
+    problem_rows = [
+        [*row[:1], problem["gpu"], *row[1:]] if several else row
+        for problem in document["problems"]
+        for row in _problem_rows(problem)
+    ]
+    problem_header = ["problem", *(["GPU"] if several else []), "place", "kernel", "time, us"]
     unserved = [
         [one["problem"], one.get("scope", "-"), one["reason"]] for one in document["unserved"]
     ]
@@ -258,7 +269,7 @@ def bundle_text(document: Document) -> str:
             document["path"],
             table(facts, ["fact", "value"]),
             table(kernel_rows, kernel_header),
-            table(problem_rows, ["problem", "place", "kernel", "time, us", "source"]),
+            table(problem_rows, [*problem_header, "source"]),
             *(
                 table(rows, header)
                 for rows, header in (
@@ -351,7 +362,8 @@ def installed_document(installed: Sequence[InstalledBundle]) -> list[Document]:
                     "target": bundle.header.target.key,
                     "kernels": len(bundle.header.kernels),
                     "problems": bundle.header.declared_count,
-                    "not_declared": len(bundle.header.rankings) - bundle.header.declared_count,
+                    "not_declared": bundle.header.not_declared_count,
+                    "products": list(bundle.header.products),
                     "bytes": bundle.file_bytes,
                     "error": None,
                 }

@@ -53,7 +53,7 @@ class _Percent(click.ParamType):  # type: ignore[type-arg]
     "names",
     type=TargetNameParam(),
     multiple=True,
-    help="Cover this architecture's usual GPU instead of the manifest's targets: one of "
+    help="Cover this architecture's GPUs instead of the manifest's targets: one of "
     f"{ARCHITECTURE_NAMES}. "
     "Platform and CUDA version are the manifest's unless named, as in sm_90a-linux_aarch64-cu12.",
 )
@@ -142,7 +142,7 @@ def _named_targets(
     names: Sequence[TargetName], declared: Sequence[BuildTarget]
 ) -> tuple[BuildTarget, ...]:
     """Each named target; what a name leaves open, as in each of the declared ones."""
-    from ..targets import build_target
+    from ..targets import build_targets
 
     wanted = {
         name.resolve(platform=one.target.platform, cuda=one.target.cuda)
@@ -150,8 +150,9 @@ def _named_targets(
         for one in declared
     }
     return tuple(
-        build_target(target.arch, platform=target.platform, cuda=target.cuda)
+        one
         for target in sorted(wanted)
+        for one in build_targets(target.arch, platform=target.platform, cuda=target.cuda)
     )
 
 

@@ -14,7 +14,7 @@ from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 from nvgemm_runtime.recording.text import gemm_line, target_entry
 
-from ..targets import BuildTarget, usual_device
+from ..targets import BuildTarget, usual_devices
 from ..workload.coverage import (
     SERVED,
     GemmCoverage,
@@ -46,17 +46,21 @@ def require_coverage(
             and the manifest lines that would cover them.
     """
     enough = frozenset({Status.DECLARED}) if declared_only else SERVED
-    short = [
-        _explain_shortfall(target, least_percent, by, enough)
-        for target in targets
-        if target.percent(by, enough) < Fraction(least_percent)
-    ]
+    short = []
+    for one in targets:
+        if one.percent(by, enough) < Fraction(least_percent):
+            same = [other.target for other in targets if other.target.target == one.target.target]
+            short.append(_explain_shortfall(one, least_percent, by, enough, _target_entry(same)))
     if short:
         raise CoverageError("\n".join(short))
 
 
 def _explain_shortfall(
-    target: TargetCoverage, least_percent: Decimal, by: Weight, enough: frozenset[Status]
+    target: TargetCoverage,
+    least_percent: Decimal,
+    by: Weight,
+    enough: frozenset[Status],
+    entry: str,
 ) -> str:
     arch, device = target.target.target.arch, target.target.device.name
     percent = percent_text(target.percent(by, enough))
@@ -73,20 +77,22 @@ def _explain_shortfall(
     if problems:
         lines += [
             "a bundle built from these lines covers those that a manifest can declare:",
-            f"  targets: [{_target_entry(target.target)}]",
+            f"  targets: [{entry}]",
             "  gemms:",
             *(f"    {gemm_line(problem)}" for problem in problems),
         ]
     return "\n".join(lines)
 
 
-def _target_entry(target: BuildTarget) -> str:
-    """The entry under ``targets`` that declares a target, on one line."""
-    built, device = target.target, target.device.name
-    if device == usual_device(built.arch, built.platform):
+def _target_entry(products: Sequence[BuildTarget]) -> str:
+    """The entry under ``targets`` that declares a target for GPU products, on one line."""
+    built, devices = products[0].target, [one.device.name for one in products]
+    if devices == [*usual_devices(built.arch, built.platform)]:
         return target_entry(built)
-    entry = {"arch": built.arch, "device": device}
-    if target.device.platform != built.platform:
+    entry = {"arch": built.arch, "device": devices[0]}
+    if len(devices) > 1:
+        entry = {"arch": built.arch, "devices": f"[{', '.join(devices)}]"}
+    if products[0].device.platform != built.platform:
         entry["platform"] = built.platform
     if built.cuda != Target.cuda:
         entry["cuda"] = built.cuda

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
@@ -111,6 +112,7 @@ def diagnose() -> Document:
         "runtime_library": _library_text(library),
         "launcher": launcher,
         "gpus": [describe_device(facts) for facts in devices],
+        "gpu_names": [facts.name for facts in devices],
         "bundles": bundles,
         "cache": _cache_document(),
         "problems": problems,
@@ -195,7 +197,15 @@ def _bundle_document(
         "problem": found.problem,
         "process_refusal": _process_refusal(header, cuda, library) if header else None,
         "refusals": [found.refusal(facts) for facts in devices],
+        "products": list(header.products) if header else [],
+        "ranked_for": [_ranked_for(header, facts) if header else None for facts in devices],
     }
+
+
+def _ranked_for(header: Header, facts: DeviceFacts) -> str | None:
+    """The product whose rankings a GPU uses; None if the bundle ranks nothing."""
+    counts = Counter(header.gpu_of(one) for one in header.rankings_on(facts.name))
+    return facts.name if counts[facts.name] else next(iter(counts), None)
 
 
 def _process_refusal(

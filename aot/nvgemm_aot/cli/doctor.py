@@ -98,7 +98,19 @@ def _bundle_lines(document: dict[str, Any]) -> list[str]:
         if bundle["process_refusal"] and not bundle["refusals"]:
             lines.append(f"  {bundle['process_refusal']}")
         lines += [
-            f"  GPU {place}: {refusal or 'served'}"
-            for place, refusal in enumerate(bundle["refusals"])
+            f"  GPU {place}: {refusal or _served_text(ranked_for, gpu)}"
+            for place, (refusal, ranked_for, gpu) in enumerate(
+                zip(bundle["refusals"], bundle["ranked_for"], document["gpu_names"])
+            )
         ]
     return lines
+
+
+def _served_text(ranked_for: str | None, gpu: str) -> str:
+    """How a bundle serves a GPU: by rankings for its product, or for another one."""
+    if ranked_for in (None, gpu):
+        return "served"
+    return (
+        f"served, in the order of {ranked_for}: the bundle has no rankings for {gpu}; measure "
+        "there: nvgemm-aot tune"
+    )

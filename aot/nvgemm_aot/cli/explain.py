@@ -152,7 +152,7 @@ def _kernel_lines(gemms: list[Document]) -> Iterable[str]:
 
 def _measured_lines(gemms: list[Document]) -> Iterable[str]:
     lines = [f"  {gemm['gemm']}\n    {gemm['measured']}" for gemm in gemms if gemm["measured"]]
-    return ["\nmeasured rankings:", *lines] if lines else []
+    return ["\nrankings:", *lines] if lines else []
 
 
 _TO_TUNE = {

@@ -19,6 +19,8 @@ from .options import ANY_PATH, Duration, json_option
 from .printing import count_text, print_result, report_progress, size_text, table
 
 if TYPE_CHECKING:
+    from nvgemm_runtime.bundle.format import Ranking
+
     from ..tuning.outcome import TuningOutcome
     from ..tuning.tune import Tuned
 
@@ -104,7 +106,8 @@ def tune(
 
     Every declared problem is timed with its kernels and with ATen, and two minutes later or more
     another process times the fastest a second time: where both agree, one GPU is enough for plain
-    torch.compile to use kernels that gain 8 %. What was measured is kept beside the output, in
+    torch.compile to use kernels that gain 8 %. The results rank kernels for this GPU's product;
+    rankings for other products stay. What was measured is kept beside the output, in
     OUT.tuning.jsonl: the same command goes on from there. A kernel that never returns is dropped:
     the process that measures is killed, and another goes on.
     """
@@ -151,10 +154,12 @@ def tuned_document(tuned: Tuned) -> Document:
     return {
         "suspicion": tuned.suspicion,
         "path": str(tuned.path),
+        "gpu": tuned.gpu,
+        "products": list(tuned.header.products),
         "bytes": tuned.file_bytes,
         "kernels": len(tuned.header.kernels),
         "problems": {key: _outcome_document(item) for key, item in tuned.outcomes.items()},
-        "not_declared": [one.problem.key for one in tuned.header.rankings if not one.is_declared],
+        "not_declared": [one.problem.key for one in _own(tuned) if not one.is_declared],
         "standings": _standings(tuned),
         "counted": [asdict(one) for one in count_by_product(tuned.header)],
         "unmeasured": dict(tuned.unmeasured),
@@ -168,9 +173,15 @@ def tuned_document(tuned: Tuned) -> Document:
     }
 
 
+def _own(tuned: Tuned) -> list[Ranking]:
+    """The rankings of the new bundle for the product that was measured."""
+    header = tuned.header
+    return [one for one in header.rankings if header.gpu_of(one) == tuned.gpu]
+
+
 def _standings(tuned: Tuned) -> dict[str, int]:
-    """How many rankings of the new bundle have which standing."""
-    found = [one.measured.standing for one in tuned.header.rankings if one.measured is not None]
+    """Counts the product's rankings by standing."""
+    found = [one.measured.standing for one in _own(tuned) if one.measured is not None]
     return dict(sorted(Counter(found).items()))
 
 
@@ -284,6 +295,9 @@ def _summary_lines(document: Document) -> Iterator[str]:
         f"{document['path']}: written, {measured} of {measured + left} problems measured, "
         f"{document['kernels']} kernels, {size_text(document['bytes'])}"
     )
+    others = [product for product in document["products"] if product != document["gpu"]]
+    if others:
+        yield f"ranked for {document['gpu']}, and as before for {', '.join(others)}"
     state = document["state"]
     if document["unrepeated"]:
         yield (

@@ -49,6 +49,7 @@ _WORDS = {
             "candidates": "top_k topk",
             "comment": "note",
             "device": "gpu",
+            "devices": "gpus products",
             "platform": "host os cpu",
             "linux_aarch64": "aarch64 arm64 arm grace manylinux_2_28_aarch64",
             "linux_x86_64": "x86_64 amd64 x86 linux manylinux_2_28_x86_64",

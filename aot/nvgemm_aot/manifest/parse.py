@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.gemm.target import Target
 
-from ..targets import BuildTarget, build_target
+from ..targets import BuildTarget, build_targets
 from .messages import explain_error, explain_key, meant_keys
 from .rules import GemmRules, find_excess, find_target_mistakes
 from .schema import (
@@ -50,9 +50,10 @@ class Declared:
 class Manifest:
     """What a manifest file declares. Two files that say the same in another order load equal.
 
-    Targets and problems are sorted, each once, at least one. The name is lower-case and fit for a
-    distribution's; the description is one line, possibly empty. ``providers`` are the sources of
-    kernels that it names, in its order, each once; if none, the builder's default.
+    Targets and problems are sorted, each once, at least one. A target that is ranked for several
+    GPU products stands there once for each, in the order of the file. The name is lower-case and
+    fit for a distribution's; the description is one line, possibly empty. ``providers`` are the
+    sources of kernels that it names, in its order, each once; if none, the builder's default.
     """
 
     name: str
@@ -60,6 +61,11 @@ class Manifest:
     targets: tuple[BuildTarget, ...]
     declared: tuple[Declared, ...]
     providers: tuple[str, ...] = ()
+
+    @property
+    def bundle_targets(self) -> tuple[Target, ...]:
+        """The targets, each once: a build makes a bundle for each."""
+        return tuple(dict.fromkeys(one.target for one in self.targets))
 
 
 def load_manifest(path: Path) -> Manifest:
@@ -77,20 +83,20 @@ def parse_manifest(path: Path, text: str) -> Manifest:
     """As `load_manifest`, of a text that was read already; ``path`` is for messages."""
     entry, signatures = _read_entry(path, text)
     # Entries of one target that agree merge, and others were refused.
-    targets = {resolved.target: resolved for resolved in map(_target_of, entry.targets)}
+    targets = {resolved[0].target: resolved for resolved in map(_targets_of, entry.targets)}
     return Manifest(
         name=entry.name,
         description=" ".join(entry.description.split()),
-        targets=tuple(targets[target] for target in sorted(targets)),
+        targets=tuple(one for target in sorted(targets) for one in targets[target]),
         declared=_declare(entry, signatures),
         providers=tuple(dict.fromkeys(entry.providers)),
     )
 
 
-def _target_of(entry: TargetEntry) -> BuildTarget:
-    return build_target(
+def _targets_of(entry: TargetEntry) -> tuple[BuildTarget, ...]:
+    return build_targets(
         entry.arch,
-        entry.device or None,
+        [entry.device] if entry.device else entry.devices,
         platform=entry.platform or None,
         cuda=entry.cuda or Target.cuda,
     )

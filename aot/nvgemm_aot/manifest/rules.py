@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from nvgemm_runtime.gemm.support import unsupported
 from nvgemm_runtime.gemm.target import CUDA_VERSIONS, PLATFORMS, Target
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
-from ..targets import build_target
+from ..targets import build_targets
 from ..targets.profile import profile_names
 from .messages import meant_keys
 from .schema import (
@@ -42,36 +42,53 @@ MAX_PROBLEMS = 100_000
 
 
 def find_target_mistakes(source: Source) -> Iterator[Mistake]:
-    """Find a device that does not fit its architecture, and two devices for one target."""
-    first: dict[Target, tuple[int, str]] = {}
+    """Find devices that do not fit their target, and targets with several entries that differ."""
+    first: dict[Target, tuple[int, list[str]]] = {}
     for index, entry in enumerate(_entries(source, "targets")):
         fields = entry if isinstance(entry, dict) else {"arch": entry}
-        arch, device = fields.get("arch"), fields.get("device")
+        arch, device, devices = (fields.get(key) for key in ("arch", "device", "devices"))
         platform, cuda = fields.get("platform"), fields.get("cuda", Target.cuda)
+        key = "device" if devices is None else "devices"
+        location: Location = ("targets", index, key)
+        if device is not None and devices is not None:
+            text = "found keys 'device' and 'devices'; allowed: one of them; name all in 'devices'"
+            yield source.mistake(location, text, at_key=True)
+            continue
+        named = devices if isinstance(devices, list) else [device] if device is not None else []
         known = (
             (arch, ARCHITECTURES),
-            (device, (None, *profile_names())),
+            *((one, profile_names()) for one in named),
             (platform, (None, *PLATFORMS)),
             (cuda, CUDA_VERSIONS),
         )
-        if any(value not in values for value, values in known):
+        is_list = devices is None or (devices == named and devices)
+        if any(value not in values for value, values in known) or not is_list:
             continue  # the schema refuses it
         assert isinstance(arch, str)  # of `ARCHITECTURES`
-        location: Location = ("targets", index, "device")
-        try:
-            resolved = build_target(arch, device, platform=platform, cuda=cuda)
-        except TargetError as error:
-            yield source.mistake(location, f"found {device!r}; {error}")
+        twice = next((place for place, one in enumerate(named) if one in named[:place]), None)
+        if twice is not None:
+            text = f"found {named[twice]!r} again; allowed: each device once; remove it"
+            yield source.mistake((*location, twice), text)
             continue
-        target, name = resolved.target, resolved.device.name
-        earlier, other = first.setdefault(target, (index, name))
-        if name != other:
+        try:
+            resolved = build_targets(arch, named, platform=platform, cuda=cuda)
+        except TargetError as error:
+            yield source.mistake(location, f"found {', '.join(map(repr, named))}; {error}")
+            continue
+        target, names = resolved[0].target, [one.device.name for one in resolved]
+        earlier, others = first.setdefault(target, (index, names))
+        if names != others:
+            together = ", ".join(dict.fromkeys([*others, *names]))
             yield source.mistake(
                 location,
-                f"found device {name!r} for {target.key}, which targets[{earlier}] builds for "
-                f"{other!r}; allowed: one device a target; build the other into a bundle of its "
-                "own",
+                f"found {_devices_text(names)} for {target.key}, which targets[{earlier}] builds "
+                f"for {_devices_text(others)}; allowed: one entry a target; to rank for all of "
+                f"them: devices: [{together}]",
             )
+
+
+def _devices_text(names: Sequence[str]) -> str:
+    return f"device{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,18 +160,23 @@ class _Entry(BaseModel):
 
 
 class TargetEntry(_Entry):
-    """What kernels are compiled for, and the GPU product whose numbers they are chosen with."""
+    """What kernels are compiled for, and the GPU products that they are ranked for."""
 
     arch: Annotated[str, _one_of(ARCHITECTURES)] = Field(description="GPU architecture.")
     device: Annotated[str, _one_of(profile_names())] = Field(
         default_factory=str,
-        description="GPU product to tune for; left out, the architecture's usual one, which on Arm "
-        "is GB200 or GB300 for Blackwell.",
+        description="The one GPU product to rank kernels for.",
+    )
+    devices: Annotated[list[Annotated[str, _one_of(profile_names())]], Field(min_length=1)] = Field(
+        default_factory=list,
+        description="GPU products to rank kernels for, each apart; the first one's ranking serves "
+        "other products too. Without device and devices: H200 and H100 for sm_90a, B200 for "
+        "Blackwell, on Arm GB200 or GB300.",
     )
     platform: Annotated[str, _one_of(PLATFORMS)] = Field(
         default_factory=str,
-        description="Host platform; left out, that of the device, if one is given (GB200 and GB300 "
-        "have Arm processors), else linux_x86_64.",
+        description="Host platform; left out, that of the devices, if any are given (GB200 and "
+        "GB300 have Arm processors), else linux_x86_64.",
     )
     cuda: Annotated[str, _one_of(CUDA_VERSIONS)] = Field(
         default_factory=str,

@@ -19,7 +19,7 @@ def keep_winners(content: BundleContent) -> BundleContent:
     that an estimate or an uncertain measurement ranks all stay. A problem that ATen wins keeps the
     kernels that stay for others, or its fastest if there are none: its ranking records that ATen
     wins. What dispatch tables use stays, though it may win nowhere; see `DispatchTables`. Each
-    signature keeps what `needed_for_service` says.
+    signature keeps what `needed_for_service` says, on each product.
     """
     kernels = {kernel.id: kernel for kernel in content.kernels}
     kept = {id_ for ranking in content.rankings for id_ in _winners(ranking)}
@@ -46,11 +46,13 @@ def _winners(ranking: ProblemRanking) -> list[str]:
     return [id_] if is_fastest else []
 
 
-def by_signature(rankings: Iterable[ProblemRanking]) -> dict[Signature, list[ProblemRanking]]:
-    """Rankings by signature."""
-    found: dict[Signature, list[ProblemRanking]] = {}
+def by_signature(
+    rankings: Iterable[ProblemRanking],
+) -> dict[tuple[Signature, str], list[ProblemRanking]]:
+    """Rankings by signature and GPU product."""
+    found: dict[tuple[Signature, str], list[ProblemRanking]] = {}
     for ranking in rankings:
-        found.setdefault(ranking.problem.signature, []).append(ranking)
+        found.setdefault((ranking.problem.signature, ranking.gpu), []).append(ranking)
     return found
 
 

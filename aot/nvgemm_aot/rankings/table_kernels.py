@@ -12,7 +12,6 @@ from collections.abc import Hashable, Mapping
 
 from nvgemm_runtime.bundle.format import RankingSource
 from nvgemm_runtime.gemm.operands import Request
-from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions, cuda_major
 from nvgemm_runtime.matching.dispatch import decide_dispatch
 from nvgemm_runtime.matching.evidence import Evidence
@@ -21,12 +20,12 @@ from nvgemm_runtime.matching.thresholds import FEW_ROWS
 from nvgemm_runtime.matching.trust import KNOWN_ALIGNMENT_BYTES, Terms
 from nvgemm_runtime.matching.usable_rankings import BundleView, UsableRanking, launchable
 
-from ..bundle.content import BundleContent
+from ..bundle.content import BundleContent, ProblemRanking
 from ..bundle.writer import describe
 from ..targets.profile import load_profile, profile_names
 
 _Row = Mapping[int, UsableRanking]
-"""By m, the rankings of problems that have all else in common."""
+"""By m, one product's rankings of problems that have all else in common."""
 
 
 class DispatchTables:
@@ -41,20 +40,21 @@ class DispatchTables:
         for ranking in header.rankings:
             kernels = launchable(view, ranking, serving)
             usable = UsableRanking(view, ranking, kernels, kernels)
-            rows.setdefault(all_but_m(ranking.problem), {})[ranking.problem.m] = usable
+            key = all_but_m(ranking.problem), usable.source.gpu
+            rows.setdefault(key, {})[ranking.problem.m] = usable
         self._rows = rows
 
-    def needed(self, without: Problem | None = None) -> frozenset[str]:
+    def needed(self, without: ProblemRanking | None = None) -> frozenset[str]:
         """The ids of the kernels without which a table would be another.
 
         Args:
-            without: A problem whose ranking is not to count.
+            without: A ranking that is not to count.
         """
-        if without is None or without.m not in self._rows.get(all_but_m(without), {}):
+        if without is None:
             return frozenset().union(*self._needed_by_row.values())
-        key = all_but_m(without)
+        key = all_but_m(without.problem), without.gpu
         others = [needed for row, needed in self._needed_by_row.items() if row != key]
-        left = {m: usable for m, usable in self._rows[key].items() if m != without.m}
+        left = {m: usable for m, usable in self._rows[key].items() if m != without.problem.m}
         return frozenset().union(*others, self._needed(left))
 
     @functools.cached_property

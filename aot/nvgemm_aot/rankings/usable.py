@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from nvgemm_runtime.bundle.format import (
@@ -36,11 +36,14 @@ class Basis:
         gpu: The GPU product of the target's device profile, as its driver names it.
         toolchains: By name of each provider, the versions of what shapes its code, and its recipe
             (`recipe_name`).
+        beside: Other products that the same build ranks for: what was measured on them is used
+            there.
     """
 
     arch: str
     gpu: str
     toolchains: Mapping[str, Mapping[str, str]]
+    beside: Collection[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +114,9 @@ def find_usable(rankings: Rankings, basis: Basis) -> UsableRankings:
     found: dict[Problem, list[Usable]] = {}
     own: set[Problem] = set()
     for (problem, _), entries in rankings.groups.items():
+        origin = entries[0].origin
+        if origin.arch == basis.arch and origin.gpu in basis.beside:
+            continue
         of_user = sum(not entry.is_shipped for entry in entries)
         why = _why_not(entries[0], basis)
         if why is not None:

@@ -7,12 +7,13 @@ May import no other room of this package. The table of architectures is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nvgemm_runtime.errors import TargetError
 from nvgemm_runtime.gemm.target import ARCHITECTURES, CUDA_VERSIONS, PLATFORMS, Target
 
-from .profile import DeviceProfile, load_profile
+from .profile import DeviceProfile, load_profile, profile_names
 
 DEFAULT_DEVICE = {arch: row.device for arch, row in ARCHITECTURES.items()}
 """By architecture: the device profile of targets for x86-64 that name none."""
@@ -26,6 +27,23 @@ def usual_device(arch: str, platform: str) -> str:
     """
     row = ARCHITECTURES[arch]
     return row.device if platform == PLATFORMS[0] else row.device_on_arm or row.device
+
+
+def usual_devices(arch: str, platform: str) -> tuple[str, ...]:
+    """Names of the device profiles of a target that names none.
+
+    The usual one comes first, then all others whose own architecture and host platform are the
+    target's.
+
+    Raises:
+        KeyError: If the architecture is not built for.
+    """
+    usual, capability = usual_device(arch, platform), Target(arch=arch).capability
+    others = (load_profile(name) for name in profile_names() if name != usual)
+    return (
+        usual,
+        *(one.name for one in others if (one.capability, one.platform) == (capability, platform)),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,3 +98,36 @@ def build_target(
             f"and cannot run {arch} kernels; leave the device out for {usual}"
         )
     return BuildTarget(target=target, device=profile)
+
+
+def build_targets(
+    arch: str,
+    devices: Sequence[str] = (),
+    *,
+    platform: str | None = None,
+    cuda: str = Target.cuda,
+) -> tuple[BuildTarget, ...]:
+    """Resolve an architecture and several device profiles to one target, once for each device.
+
+    Args:
+        arch: Architecture, e.g. ``sm_90a``.
+        devices: Names of device profiles; by default `usual_devices`.
+        platform: Host platform; by default that of the devices, if any are named, else x86-64.
+        cuda: CUDA major version.
+
+    Raises:
+        TargetError: As `build_target`, or if devices are of different host platforms.
+    """
+    if not devices:
+        usual = build_target(arch, platform=platform, cuda=cuda)
+        devices = usual_devices(arch, usual.target.platform)
+        platform = usual.target.platform
+    found = tuple(build_target(arch, one, platform=platform, cuda=cuda) for one in devices)
+    platforms = {one.device.platform: one.device.name for one in found}
+    if len(platforms) > 1:
+        named = " and ".join(f"{name} ({host})" for host, name in platforms.items())
+        raise TargetError(
+            f"target {arch}: devices {named} are of different host platforms; allowed: devices of "
+            "one platform; write a target for each platform"
+        )
+    return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -70,6 +71,22 @@ class DeviceProfile:
                 f"device profile {self.name}: no max active clusters for cluster size "
                 f"{cluster_size} (known: {known})"
             ) from None
+
+
+BASES = ("measured", "reported", "estimated")
+"""Ways to know a number, the surest first."""
+
+
+def basis_of_limit(
+    profiles: Iterable[DeviceProfile], cluster_size: int, max_active: int
+) -> str | None:
+    """How the profiles that have a number of active clusters know it; None if none has it.
+
+    If several have it, that is the least sure of their ways, which holds for all of these products.
+    """
+    facts = (profile.max_active_clusters.get(cluster_size) for profile in profiles)
+    found = {fact.basis for fact in facts if fact is not None and fact.value == max_active}
+    return max(found, key=BASES.index, default=None)
 
 
 def profile_names() -> tuple[str, ...]:

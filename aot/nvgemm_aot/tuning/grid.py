@@ -108,6 +108,7 @@ def _at(m: int, below: ProblemRanking, above: ProblemRanking) -> ProblemRanking:
         source=below.source,
         kernels=tuple((id_, None) for id_ in ids),
         is_declared=False,
+        is_further=below.is_further,
     )
 
 

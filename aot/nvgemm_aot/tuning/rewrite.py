@@ -5,19 +5,23 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from nvgemm_runtime.bundle.encode import measured_json, source_json, unserved_json
 from nvgemm_runtime.bundle.format import (
+    ESTIMATE,
     Measured,
     RankingSource,
     Scope,
     Timing,
     UnservedReason,
     canonical_json,
+    choose_rankings,
     sha256_hex,
 )
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError
+from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.matching.device import DeviceFacts
 from nvgemm_runtime.matching.trust import why_order_is_open
 
@@ -33,47 +37,48 @@ LEFT_UNDECIDED = "one of the fastest was thrown out later, and those left were n
 
 
 def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleContent:
-    """Join the contents of bundles of one target, device profile and toolchain.
+    """Join the contents of bundles of one target, toolchain and device profiles.
 
-    A problem that several bundles rank gets the kernels of all, in the order of the ranking that
-    says most about this device: measured on it without doubts, then with doubts, then measured on
-    another device or back to back with kernels of dependent launch, then estimated; the first of
-    equals. The ranking becomes uncertain if two measurements without doubts on one GPU product
-    disagree. Kernels that were not measured for the problem come last, without a time;
-    `tuned_content` drops them if they get none.
+    A problem that several bundles rank for one GPU product gets the kernels of all, in the order of
+    the ranking that says most: measured without doubts, then with doubts, then measured with
+    another CUDA version or back to back with kernels of dependent launch, then estimated; the first
+    of equals. The ranking becomes uncertain if two measurements without doubts disagree. Kernels
+    that were not measured for the problem come last, without a time; `tuned_content` drops them if
+    they get none.
 
     Raises:
         BundleFormatError: If a bundle is damaged.
-        TuningError: If the bundles differ in target, device profile or toolchain.
+        TuningError: If the bundles differ in target, device profiles or toolchain.
     """
     for bundle in bundles:
         bundle.check_body()
     first, *others = contents = [read_content(bundle) for bundle in bundles]
     for bundle, other in zip(bundles[1:], others):
-        for what in ("target", "device", "toolchain"):
-            here, there = getattr(first, what), getattr(other, what)
+        for what, name in (("target", "target"), ("device", "devices"), ("toolchain", "toolchain")):
+            here, there = getattr(first, name), getattr(other, name)
             if here != there:
-                there, here = (getattr(value, "key", value) for value in (there, here))
+                there, here = (_in_words(value) for value in (there, here))
                 raise TuningError(
                     f"{bundle.path}: {what} is {there}, that of {bundles[0].path} is {here}; "
                     "tune them one by one"
                 )
     kernels = {kernel.id: kernel for content in reversed(contents) for kernel in content.kernels}
-    rankings: dict[str, ProblemRanking] = {}
+    rankings: dict[tuple[str, str], ProblemRanking] = {}
     for content in contents:
         for ranking in content.rankings:
-            key = ranking.problem.key
+            key = ranking.problem.key, ranking.gpu
             rankings[key] = (
                 _joined(rankings[key], ranking, kernels, facts) if key in rankings else ranking
             )
     unserved = {problem.key for content in contents for problem in content.unserved}
-    for key in rankings.keys() & unserved:  # one bundle declares what another was measured at
-        rankings[key] = replace(rankings[key], is_declared=True)
+    for key, ranking in rankings.items():
+        if key[0] in unserved:  # one bundle declares what another was measured at
+            rankings[key] = replace(ranking, is_declared=True)
     ranked = {ranking.problem for ranking in rankings.values()}
     return replace(
         first,
         kernels=tuple(kernels.values()),
-        rankings=tuple(rankings.values()),
+        rankings=_with_one_first(rankings.values()),
         unserved={
             problem: reason
             for content in reversed(contents)
@@ -81,6 +86,72 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
             if problem not in ranked
         },
     )
+
+
+def _in_words(value: Any) -> Any:
+    """A target, device profiles or a toolchain, for a message."""
+    return ", ".join(value) if isinstance(value, tuple) else getattr(value, "key", value)
+
+
+def _with_one_first(rankings: Iterable[ProblemRanking]) -> tuple[ProblemRanking, ...]:
+    """Rankings of which each problem has one that is not further, at most: its first."""
+    seen: set[Problem] = set()
+    kept = []
+    for one in rankings:
+        kept.append(replace(one, is_further=one.is_further or one.problem in seen))
+        if not one.is_further:
+            seen.add(one.problem)
+    return tuple(kept)
+
+
+def rankings_to_measure(content: BundleContent, gpu: str) -> list[ProblemRanking]:
+    """A ranking a problem to measure on a GPU product, with every kernel ranked for the problem.
+
+    It is the product's own; for a product without one, a further ranking without times, of the
+    kernels that the product uses until then. Kernels of other products' rankings come last, unless
+    their operator is there already: its code differs by the cluster limits of another product.
+    """
+    kernels = {kernel.id: kernel for kernel in content.kernels}
+    others: dict[Problem, list[str]] = {}
+    for ranking in content.rankings:
+        others.setdefault(ranking.problem, []).extend(id_ for id_, _ in ranking.kernels)
+    found = []
+    for ranking in choose_rankings(content.rankings, gpu, gpu_of=lambda one: one.gpu):
+        known = {_operator(kernels[id_]) for id_, _ in ranking.kernels}
+        added = [
+            id_
+            for id_ in dict.fromkeys(others[ranking.problem])
+            if _operator(kernels[id_]) not in known
+        ]
+        one = ranking
+        if ranking.gpu != gpu:
+            one = replace(
+                ranking,
+                source=RankingSource(kind=ESTIMATE, by=ranking.source.by, gpu=gpu),
+                kernels=tuple((id_, None) for id_, _ in ranking.kernels),
+                measured=None,
+                is_further=True,
+            )
+        found.append(replace(one, kernels=(*one.kernels, *((id_, None) for id_ in added))))
+    return found
+
+
+def _operator(kernel: BuiltKernel) -> tuple[str, str]:
+    return kernel.provider, kernel.operator
+
+
+def with_rankings(
+    content: BundleContent, measured: Iterable[ProblemRanking], gpu: str
+) -> BundleContent:
+    """Add the rankings to measure that a content does not have yet for a GPU product."""
+    own = {one.problem for one in content.rankings if one.gpu == gpu}
+    first = {one.problem for one in content.rankings if not one.is_further}
+    added = (
+        replace(one, is_further=one.is_further or one.problem in first)
+        for one in measured
+        if one.problem not in own
+    )
+    return replace(content, rankings=(*content.rankings, *added))
 
 
 def _joined(
@@ -98,6 +169,7 @@ def _joined(
         one,
         kernels=(*one.kernels, *added),
         is_declared=one.is_declared or other.is_declared,
+        is_further=one.is_further and other.is_further,
     )
     gpu = one.source.gpu
     before, now = previous_outcome(other, gpu), previous_outcome(one, gpu)
@@ -119,11 +191,12 @@ def _with_doubt(ranking: ProblemRanking, measured: Measured, doubt: str) -> Prob
 def _weakness(
     ranking: ProblemRanking, kernels: Mapping[str, BuiltKernel], facts: DeviceFacts
 ) -> int:
-    """How little a ranking says about a device."""
+    """How little a ranking says about its product, on a machine like a device's."""
     measured, source = ranking.measured, ranking.source
     if measured is None or source.conditions is None:
         return 3
     ranked = [kernels[id_] for id_, _ in ranking.kernels]
+    facts = replace(facts, name=source.gpu)
     if why_order_is_open(replace(measured, doubts=()), source, facts, ranked) is not None:
         return 2
     return 1 if measured.doubts else 0
@@ -137,11 +210,11 @@ def tuned_content(
     program: str,
     gpu: str,
 ) -> BundleContent:
-    """A content whose rankings are those that were measured, without kernels that are wrong.
+    """A content whose rankings for a GPU are those that were measured there, without wrong kernels.
 
-    A kernel that is wrong, or fails, for one problem is in no ranking any more, and not in the
-    bundle. A declared problem of which no kernel is left is among those without one, with the
-    reason; another is left out.
+    Rankings for other products stay. A kernel that is wrong, or fails, for one problem is in no
+    ranking any more, of whatever product, and not in the bundle. A declared problem of which no
+    kernel is left is among those without one, with the reason; another is left out.
 
     Args:
         content: The bundle as it was.
@@ -157,7 +230,9 @@ def tuned_content(
     rankings, unserved = [], dict(content.unserved)
     for ranking in content.rankings:
         outcome = outcomes.get(ranking.problem.key)
-        if outcome is not None:
+        if ranking.gpu != gpu:
+            made = ranking
+        elif outcome is not None:
             made = _with_outcome(ranking, outcome, by=program, gpu=gpu)
         else:
             made = _without_unmeasured(ranking)
@@ -175,8 +250,13 @@ def tuned_content(
             f"{len(content.kernels) - len(kernels)} of {len(content.kernels)} kernels were thrown "
             f"out, and no problem has one left, so no bundle is written; {reasons}"
         )
+    ranked = {ranking.problem for ranking in rankings}
     return replace(
-        content, generator=program, kernels=kernels, rankings=tuple(rankings), unserved=unserved
+        content,
+        generator=program,
+        kernels=kernels,
+        rankings=tuple(rankings),
+        unserved={one: why for one, why in unserved.items() if one not in ranked},
     )
 
 
@@ -258,7 +338,7 @@ def with_build_key(content: BundleContent, made_from: str) -> BundleContent:
         "target": content.target.key,
         "toolchain": content.toolchain,
         "kernels": sorted(kernel.id for kernel in content.kernels),
-        "rankings": sorted(
+        "rankings": [
             [
                 ranking.problem.key,
                 source_json(ranking.source),
@@ -266,9 +346,10 @@ def with_build_key(content: BundleContent, made_from: str) -> BundleContent:
                 ranking.measured and measured_json(ranking.measured),
                 [asdict(failure) for failure in ranking.missing],
                 *([] if ranking.is_declared else ["not declared"]),
+                *(["further"] if ranking.is_further else []),
             ]
-            for ranking in content.rankings
-        ),
+            for ranking in sorted(content.rankings, key=lambda one: (one.problem.key, one.gpu))
+        ],
         "unserved": unserved_json(content.unserved),
     }
     return replace(content, build_key=sha256_hex(canonical_json(document)))
@@ -380,7 +461,7 @@ def _losses_of_undeclared(
     for rankings in by_signature(measured).values():
         for ranking in rankings:
             others = [other for other in rankings if other is not ranking]
-            kept = _kept(others, kernels, tables.needed(without=ranking.problem))
+            kept = _kept(others, kernels, tables.needed(without=ranking))
             if any(id_ in kept for id_, _ in ranking.kernels):
                 losses.append(_loss(ranking, kept))
             elif others:

@@ -28,9 +28,11 @@ from .repeating import measure_again, outcomes_with_repeats, unrepeated
 from .rewrite import (
     Pruned,
     prune,
+    rankings_to_measure,
     read_together,
     tuned_content,
     with_build_key,
+    with_rankings,
 )
 from .session import OUT_OF_BUDGET, OUT_OF_MEMORY, Progress, Running, Session, unwatched
 from .state import TuningState, refuse_foreign_measurements, reserved, state_path
@@ -80,6 +82,7 @@ class Tuned:
     """The result of a tuning.
 
     Attributes:
+        gpu: The GPU product that was measured, as its driver names it.
         pruned_bytes: Bytes that the pruned kernels took in the original bundles.
         outcomes: By problem key, in the order of the problems, including those of earlier runs.
         unmeasured: By key, problems without an outcome, and the reason.
@@ -95,6 +98,7 @@ class Tuned:
     """
 
     path: Path
+    gpu: str
     header: Header
     file_bytes: int
     pruned_bytes: int
@@ -123,9 +127,10 @@ def tune(
 ) -> Tuned:
     """Measure the problems of bundles and write one bundle with measured rankings.
 
-    Each outcome is saved beside the output at once: after an interruption, or when the budget is
-    used up, the same call continues there. After the last problem it measures a second time what
-    another process measured first (see `repeating`), and after that nothing.
+    Rankings for other GPU products stay as they are. Each outcome is saved beside the output at
+    once: after an interruption, or when the budget is used up, the same call continues there. After
+    the last problem it measures a second time what another process measured first (see
+    `repeating`), and after that nothing.
 
     Args:
         paths: The bundles, of one target and toolchain.
@@ -179,18 +184,17 @@ def tune(
             elapsed_s=lambda: clock() - begin,
             running=running,
         )
+        gpu = bench.facts.name
         wanted, measured_now, left_out, lacking = _measure_all(
-            session, content.rankings, options, progress
+            session, rankings_to_measure(content, gpu), options, progress
         )
         if options.repeats:
             measured_now += measure_again(session, wanted, again)
         left_to_repeat = len(unrepeated(session, wanted)) if options.repeats else 0
         outcomes = outcomes_with_repeats(state)
-        # What was not declared and not measured either has nothing to be written.
+        # What this product has no ranking for and was not measured has nothing to be written.
         measured = (one for one in wanted if one.problem.key in outcomes)
-        known = {one.problem for one in content.rankings}
-        more = tuple(one for one in measured if one.problem not in known)
-        content = replace(content, rankings=(*content.rankings, *more))
+        content = with_rankings(content, measured, gpu)
         suspect = suspicion(
             ((kernel.id, kernel.signature) for kernel in content.kernels),
             thrown_out(outcomes, state.broken),
@@ -203,9 +207,7 @@ def tune(
                 "remove that file or name another output; to have the bundle written without "
                 "these kernels: --accept-suspect"
             )
-        made = tuned_content(
-            content, outcomes, broken=state.broken, program=PROGRAM, gpu=bench.facts.name
-        )
+        made = tuned_content(content, outcomes, broken=state.broken, program=PROGRAM, gpu=gpu)
         pruned = None
         if options.prunes:
             made, pruned = prune(made)
@@ -214,9 +216,10 @@ def tune(
             state.add_written(made.build_key)
         header = write_bundle(output, made)
         file_bytes = output.stat().st_size
-    keys = [ranking.problem.key for ranking in content.rankings]
+    keys = dict.fromkeys(ranking.problem.key for ranking in content.rankings)
     return Tuned(
         path=output,
+        gpu=gpu,
         header=header,
         file_bytes=file_bytes,
         pruned_bytes=sum(stored_bytes[id_] for id_ in pruned.dropped) if pruned else 0,

@@ -29,8 +29,9 @@ Progress = Callable[[int, int], None]
 class Report:
     """Result of a verification.
 
-    ``device`` names the profile that limits were taken from, ``disassembler`` the program, if there
-    was one. ``notes`` say how far the checks went; ``findings`` is empty if the bundle is good.
+    ``device`` names the profiles that limits were taken from, ``disassembler`` the program, if
+    there was one. ``notes`` say how far the checks went; ``findings`` is empty if the bundle is
+    good.
     """
 
     path: Path
@@ -81,7 +82,7 @@ def verify_bundle(
     with Bundle(path) as bundle:
         bundle.check_body()
         header = bundle.header
-        profile, findings = _load_device(header)
+        profiles, findings = _load_devices(header)
         if header.target.arch == CPU:
             disassembler = None
 
@@ -90,7 +91,7 @@ def verify_bundle(
                 kernel,
                 bundle.payload(kernel),
                 target=header.target,
-                profile=profile,
+                profiles=profiles,
                 disassembler=disassembler,
                 stated_imports=header.imports if kernel.imports is None else kernel.imports,
             )
@@ -113,7 +114,7 @@ def verify_bundle(
     return Report(
         path=Path(path),
         target=header.target.key,
-        device=header.device,
+        device=", ".join(header.devices),
         disassembler=str(disassembler) if disassembler else None,
         notes=(
             *_notes(header, disassemble, disassembler),
@@ -204,18 +205,21 @@ def _notes_on_device_code(
         )
 
 
-def _load_device(header: Header) -> tuple[DeviceProfile | None, list[Finding]]:
-    if header.target.arch == CPU:
-        return None, []
-    try:
-        profile = load_profile(header.device)
-    except TargetError as error:
-        return None, [Check.DEVICE_PROFILE.finding(str(error))]
-    if header.target.runs_on(profile.capability):
-        return profile, []
-    major, minor = profile.capability
-    message = (
-        f"device {profile.name} has compute capability {major}.{minor} and cannot run target "
-        f"{header.target.arch}"
-    )
-    return profile, [Check.DEVICE_PROFILE.finding(message)]
+def _load_devices(header: Header) -> tuple[list[DeviceProfile], list[Finding]]:
+    profiles: list[DeviceProfile] = []
+    findings: list[Finding] = []
+    for name in header.devices if header.target.arch != CPU else ():
+        try:
+            profile = load_profile(name)
+        except TargetError as error:
+            findings.append(Check.DEVICE_PROFILE.finding(str(error)))
+            continue
+        profiles.append(profile)
+        if not header.target.runs_on(profile.capability):
+            major, minor = profile.capability
+            message = (
+                f"device {profile.name} has compute capability {major}.{minor} and cannot run "
+                f"target {header.target.arch}"
+            )
+            findings.append(Check.DEVICE_PROFILE.finding(message))
+    return profiles, findings

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,9 +159,9 @@ def _readable_kernels(payload: bytes) -> list[DeviceKernel]:
 
 
 def check_cubin(
-    cubin: Cubin, *, target: Target, profile: DeviceProfile | None, launch_bytes: int | None
+    cubin: Cubin, *, target: Target, profiles: Sequence[DeviceProfile], launch_bytes: int | None
 ) -> Iterator[Finding]:
-    """Check device code against its target, and the limits of its GPU where there is a profile.
+    """Check device code against its target, and the limits of the GPUs that it is for.
 
     ``launch_bytes`` is the dynamic shared memory of the launch per thread block; None, which is a
     finding unless the code has no shared memory at all, if the launcher does not show it.
@@ -189,7 +189,7 @@ def check_cubin(
             yield Check.LOCAL_MEMORY.finding(
                 f"{kernel.local_bytes} bytes of local memory a thread, must be 0"
             )
-        if profile is not None:
+        for profile in profiles:
             yield from _check_limits(kernel, profile, launch_bytes or 0)
 
 

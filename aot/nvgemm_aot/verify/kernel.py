@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
@@ -75,13 +75,13 @@ def inspect_kernel(
     payload: bytes,
     *,
     target: Target,
-    profile: DeviceProfile | None,
+    profiles: Sequence[DeviceProfile],
     disassembler: Disassembler | None,
     stated_imports: tuple[str, ...] | None = None,
 ) -> tuple[KernelEvidence, list[Finding]]:
     """Inspect the payload of a kernel, whose digest was checked.
 
-    Without a profile, no limits of the GPU are checked; without a disassembler, device code is not
+    Without profiles, no limits of a GPU are checked; without a disassembler, device code is not
     disassembled. ``stated_imports`` are those that the header states, if it states any.
 
     Returns:
@@ -113,11 +113,11 @@ def inspect_kernel(
     except MalformedElfError as error:
         findings.append(Check.DEVICE_FORMAT.finding(str(error)))
     clusters = launch_clusters(code, platform)
-    findings += check_design(kernel, cubins, profile=profile, clusters=clusters)
+    findings += check_design(kernel, cubins, profiles=profiles, clusters=clusters)
     launch_bytes = launch_shared_bytes(code, platform)
     listings: list[Disassembly] = []
     for cubin in cubins:
-        findings += check_cubin(cubin, target=target, profile=profile, launch_bytes=launch_bytes)
+        findings += check_cubin(cubin, target=target, profiles=profiles, launch_bytes=launch_bytes)
         if disassembler is None:
             continue
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.format import Kernel, KernelDesign
@@ -11,7 +11,7 @@ from nvgemm_runtime.bundle.workspace import ZEROED_MULTIPLE_BYTES
 from nvgemm_runtime.errors import TargetError
 
 from ..providers.base import CLC, DYNAMIC_PERSISTENT, ONE_TILE, SCHEDULERS, STATIC_PERSISTENT
-from ..targets.profile import DeviceProfile
+from ..targets.profile import DeviceProfile, basis_of_limit
 from .cubin import Cubin, DeviceKernel
 from .findings import Check, Finding
 
@@ -48,12 +48,12 @@ def check_design(
     kernel: Kernel,
     cubins: tuple[Cubin, ...],
     *,
-    profile: DeviceProfile | None,
+    profiles: Sequence[DeviceProfile],
     clusters: frozenset[tuple[int, int]],
 ) -> Iterator[Finding]:
     """Check the parts of a design that are not the tile, which `sass` compares.
 
-    ``clusters`` are those that the launcher asks for; without a profile, no numbers are compared.
+    ``clusters`` are those that the launcher asks for; without profiles, no numbers are compared.
     """
     design = kernel.design
     stated = _clusters(design)
@@ -81,7 +81,7 @@ def check_design(
     yield from _check_splits(kernel)
     convention = parse_calling_convention(kernel.calling_convention)
     is_told = convention is not None and convention.takes_clusters
-    yield from _check_cluster_limits(design, profile, is_told=is_told)
+    yield from _check_cluster_limits(design, profiles, is_told=is_told)
 
 
 def _check_code(kernel: Kernel, cubin: Cubin, function: DeviceKernel) -> Iterator[Finding]:
@@ -181,7 +181,7 @@ def _by(extents: tuple[int, int]) -> str:
 
 
 def _check_cluster_limits(
-    design: KernelDesign, profile: DeviceProfile | None, *, is_told: bool
+    design: KernelDesign, profiles: Sequence[DeviceProfile], *, is_told: bool
 ) -> Iterator[Finding]:
     shapes = _clusters(design)
     has_limits = design.scheduler in _PERSISTENT and not is_told
@@ -198,19 +198,32 @@ def _check_cluster_limits(
             f"its launcher is told how many clusters run at once; scheduler {design.scheduler} "
             "takes no such number"
         )
-    if profile is None:
-        return
-    for limit in design.cluster_limits:
-        try:
-            fact = profile.cluster_capacity(limit.cluster_size)
-        except TargetError as error:
-            yield Check.CLUSTER_LIMITS.finding(str(error))
-            continue
-        if (limit.max_active, limit.basis) != (fact.value, fact.basis):
+    for limit in design.cluster_limits if profiles else ():
+        basis = basis_of_limit(profiles, limit.cluster_size, limit.max_active)
+        if limit.basis != basis:
+            facts = (_limit_text(profile, limit.cluster_size) for profile in profiles)
+            least = "" if basis is None or len(profiles) == 1 else "; the least sure counts"
             yield Check.CLUSTER_LIMITS.finding(
                 f"at most {limit.max_active} clusters of {limit.cluster_size} at once "
-                f"({limit.basis}); {profile.name} has {fact.value} ({fact.basis})"
+                f"({limit.basis}); {', '.join(facts)}{least}"
             )
+    if len(profiles) > 1 and not any(_has_limits(profile, design) for profile in profiles):
+        yield Check.CLUSTER_LIMITS.finding("cluster limits are not all of one device profile")
+
+
+def _has_limits(profile: DeviceProfile, design: KernelDesign) -> bool:
+    return all(
+        basis_of_limit([profile], limit.cluster_size, limit.max_active) is not None
+        for limit in design.cluster_limits
+    )
+
+
+def _limit_text(profile: DeviceProfile, cluster_size: int) -> str:
+    try:
+        fact = profile.cluster_capacity(cluster_size)
+    except TargetError as error:
+        return str(error)
+    return f"{profile.name} has {fact.value} ({fact.basis})"
 
 
 def _clusters(design: KernelDesign) -> frozenset[tuple[int, int]]:

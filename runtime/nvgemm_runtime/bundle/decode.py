@@ -14,6 +14,7 @@ from ..gemm.problem import MAX_EXTENT, Problem, Signature
 from ..gemm.target import Target, read_target
 from .format import (
     BACK_TO_BACK,
+    DEVICE_RANKING,
     KNOWN_FEATURES,
     LEAST_CONFIRMING,
     LEAST_REPEAT_S,
@@ -21,6 +22,7 @@ from .format import (
     MAX_KERNEL_ALIGNMENT_BYTES,
     MAX_PAYLOAD_BYTES,
     MAX_TILE_BYTES,
+    ON,
     ClusterLimit,
     CompileFailure,
     Conditions,
@@ -117,9 +119,10 @@ class _Decoder(HeaderValues):
             unserved=self.unserved(top["unserved"]) if "unserved" in top else (),
             failures=self.each(self.added(top, "failures"), "failures", self.failure),
         )
+        device = self.text(top["device"], "device")
         header = Header(
             target=self.target(top["target"]),
-            device=self.text(top["device"], "device"),
+            device=device,
             generator=self.text(top["generator"], "generator"),
             build_key=self.digest(top["build_key"], "build_key"),
             toolchain=self.toolchain(top["toolchain"]),
@@ -131,6 +134,7 @@ class _Decoder(HeaderValues):
             imports=self.imports(top["imports"], "imports") if self.version > 1 else None,
             failures=parts.failures,
             format_version=self.version,
+            further_devices=self.further_devices(top, device),
         )
         check_header(parts, self.fail, body_offset=body_offset, file_bytes=file_bytes)
         return with_understood(header, parts)
@@ -139,19 +143,34 @@ class _Decoder(HeaderValues):
         """An optional list that version 1 does not have; empty where it is not there."""
         return [] if self.version == 1 else fields.get(name, [])
 
+    def further_devices(self, top: dict[str, Any], first: str) -> tuple[str, ...]:
+        names = self.each(self.added(top, "further_devices"), "further_devices", self.text)
+        if len({first, *names}) <= len(names):
+            self.refuse("further_devices", f"other names than {first!r:.40}, each once", names)
+        return names
+
+    def features(self, fields: dict[str, Any], path: str) -> tuple[str, ...]:
+        """The features that an object requires."""
+        return self.each(self.added(fields, "requires"), f"{path}.requires", self.text)
+
     def unknown_features(self, fields: dict[str, Any], path: str) -> str | None:
         """What an object requires that this release does not know, or None."""
-        names = self.each(self.added(fields, "requires"), f"{path}.requires", self.text)
+        names = self.features(fields, path)
         unknown = [name for name in names if name not in KNOWN_FEATURES]
         return f"requires {', '.join(unknown)}, unknown to this release" if unknown else None
 
-    def problem(self, fields: dict[str, Any], path: str) -> tuple[str, Problem | str]:
-        """The text that names an entry's problem; the problem, or why the entry is left out."""
+    def problem(
+        self, fields: dict[str, Any], path: str, *, is_further: bool = False
+    ) -> tuple[str, Problem | str]:
+        """The text that names an entry's problem; the problem, or why the entry is left out.
+
+        The text of a further ranking also names the product.
+        """
         key = self.text(fields["problem"], f"{path}.problem")
         why = self.unknown_features(fields, path)
         if why is None:
             try:
-                return key, Problem.parse(key)
+                return key, Problem.parse(key.partition(ON)[0] if is_further else key)
             except ValueError as error:
                 why = f"names a problem that this release does not know: {error}"
         return key, f"{why}; {UPGRADE}"
@@ -338,9 +357,13 @@ class _Decoder(HeaderValues):
     def ranking(self, value: Any, path: str) -> Ranking | UnknownEntry:
         """A ranking, whose positions are those of all kernels."""
         fields = self.fields(value, path, frozenset({"problem"}))
-        key, problem = self.problem(fields, path)
+        is_further = DEVICE_RANKING in self.features(fields, path)
+        key, problem = self.problem(fields, path, is_further=is_further)
         if isinstance(problem, str):
             return UnknownEntry(problem=key, why=problem)
+        product = key.partition(ON)[2] if is_further else None
+        if product == "":
+            self.refuse(f"{path}.problem", f"PROBLEM{ON}PRODUCT", key)
         self.fields(fields, path, _RANKING)
         is_declared = self.version == 1 or "declared" not in fields
         if not is_declared and fields["declared"] is not False:
@@ -356,6 +379,7 @@ class _Decoder(HeaderValues):
             else None,
             missing=self.each(self.added(fields, "missing"), f"{path}.missing", self.number),
             is_declared=is_declared,
+            product=product,
         )
 
     def ranked(self, value: Any, path: str) -> Ranked:

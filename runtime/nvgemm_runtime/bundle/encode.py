@@ -8,6 +8,7 @@ from typing import Any
 from ..gemm.problem import Problem
 from .format import (
     BACK_TO_BACK,
+    DEVICE_RANKING,
     Conditions,
     Header,
     Kernel,
@@ -40,6 +41,8 @@ def encode_header(header: Header) -> bytes:
         "rankings": [_ranking_json(ranking) for ranking in header.rankings],
         "imports": list(header.imports or ()),
     }
+    if header.further_devices:
+        document["further_devices"] = list(header.further_devices)
     if header.unserved:
         document["unserved"] = unserved_json(header.unserved)
     if header.failures:
@@ -116,7 +119,8 @@ def measured_json(measured: Measured) -> dict[str, Any]:
 def _ranking_json(ranking: Ranking) -> dict[str, Any]:
     return _without_none(
         {
-            "problem": ranking.problem.key,
+            "problem": ranking.name,
+            "requires": [DEVICE_RANKING] if ranking.is_further else None,
             "source": ranking.source,
             "kernels": [[place.kernel, place.time_ns] for place in ranking.kernels],
             "measured": None if ranking.measured is None else measured_json(ranking.measured),

@@ -9,8 +9,9 @@ import enum
 import hashlib
 import json
 import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ..gemm.problem import Problem, Signature
 from ..gemm.target import Target
@@ -27,8 +28,12 @@ READABLE_VERSIONS = (1, 2)
 
 TILE_WORKSPACE = "tile_workspace"
 TIMING_DEPENDENT = "timing_dependent"
-KNOWN_FEATURES: frozenset[str] = frozenset({TILE_WORKSPACE, TIMING_DEPENDENT})
+DEVICE_RANKING = "device_ranking"
+KNOWN_FEATURES: frozenset[str] = frozenset({TILE_WORKSPACE, TIMING_DEPENDENT, DEVICE_RANKING})
 """Names that a ``requires`` list may hold: what this release understands besides version 2."""
+
+ON = " on "
+"""Between a problem and a further GPU product, in the text that names a ranking's problem."""
 
 PREFIX = struct.Struct("<8sII32s")
 """magic, format version, header bytes, sha256 of the header: 48 bytes, little-endian."""
@@ -347,6 +352,11 @@ class CompileFailure:
     is_transient: bool
 
 
+def entry_name(problem: Problem, product: str | None = None) -> str:
+    """The text that names an entry in a header: its problem, and the product if it is further."""
+    return f"{problem.key}{ON}{product}" if product else problem.key
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
     """The kernels of one problem, best first, and which source says so.
@@ -359,6 +369,8 @@ class Ranking:
         missing: Positions in ``Header.failures``: kernels that should be ranked too.
         is_declared: Whether a manifest declares the problem. Others were measured and not declared,
             for tables that choose a kernel by m.
+        product: The GPU product that it is for, as its driver names it, if it is a further ranking;
+            None if it is the first ranking of its problem, for the ``gpu`` of its source.
     """
 
     problem: Problem
@@ -367,6 +379,17 @@ class Ranking:
     measured: Measured | None = None
     missing: tuple[int, ...] = ()
     is_declared: bool = True
+    product: str | None = None
+
+    @property
+    def is_further(self) -> bool:
+        """Whether the bundle has, or could have, another ranking of the problem before it."""
+        return self.product is not None
+
+    @property
+    def name(self) -> str:
+        """The text that names it in a header."""
+        return entry_name(self.problem, self.product)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,7 +434,7 @@ class Header:
 
     Attributes:
         target: What the kernels run on.
-        device: Name of the device profile that the build used.
+        device: Name of the device profile that the build used; the first, if it used several.
         generator: Program and version that wrote the file.
         build_key: Digest of all inputs of the build: equal keys, equal bundles.
         toolchain: Versions of everything that shaped the code, by distribution or tool name.
@@ -419,7 +442,8 @@ class Header:
         dictionary: The compression dictionary, or None.
         kernels: Sorted by id; those that this release understands.
         sources: Where rankings come from.
-        rankings: Sorted by problem key; those that this release understands.
+        rankings: Sorted by problem key, of one problem by product, the first product's before
+            further ones; those that this release understands.
         unserved: Problems that were declared and got no kernel, each with the reason.
         imports: Symbols that each payload leaves undefined for the runtime's libraries to define,
             but for kernels that list their own, sorted; None where that is not known: bundles of
@@ -431,6 +455,7 @@ class Header:
             estimate though it is none, why.
         unknown_unserved: Entries of ``unserved`` that this release does not understand.
         format_version: Version of the format that the file was written in.
+        further_devices: Names of the other device profiles that the build used.
     """
 
     target: Target
@@ -451,15 +476,81 @@ class Header:
     unknown_sources: tuple[str, ...] = ()
     unknown_unserved: tuple[UnknownEntry, ...] = ()
     format_version: int = FORMAT_VERSION
+    further_devices: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of all device profiles that the build used."""
+        return (self.device, *self.further_devices)
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        """The GPU products that rankings are for, by the driver's names, the first ones first."""
+        ordered = sorted(self.rankings, key=lambda one: (one.is_further, self.gpu_of(one)))
+        return tuple(dict.fromkeys(self.gpu_of(one) for one in ordered))
 
     @property
     def declared_count(self) -> int:
-        """How many of the ranked problems a manifest declares."""
-        return sum(ranking.is_declared for ranking in self.rankings)
+        """Number of ranked problems that a manifest declares."""
+        return len({one.problem for one in self.rankings if one.is_declared})
+
+    @property
+    def not_declared_count(self) -> int:
+        """Number of ranked problems that were measured and that no manifest declares."""
+        return len({one.problem for one in self.rankings}) - self.declared_count
+
+    def gpu_of(self, ranking: Ranking) -> str:
+        """The GPU product that a ranking is for, as its driver names it."""
+        return self.sources[ranking.source].gpu
+
+    def rankings_on(self, gpu: str) -> tuple[Ranking, ...]:
+        """The rankings that a GPU of a product uses, one a problem; see `choose_rankings`."""
+        return choose_rankings(self.rankings, gpu, gpu_of=self.gpu_of)
 
     def is_complete(self, ranking: Ranking) -> bool:
         """Whether building a ranking again would find no further kernel."""
         return not any(self.failures[position].is_transient for position in ranking.missing)
+
+
+class _Entry(Protocol):
+    """A ranking, in a header or on its way into one."""
+
+    @property
+    def problem(self) -> Problem:
+        """The problem."""
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether a manifest declares it."""
+
+    @property
+    def is_further(self) -> bool:
+        """Whether another ranking of the problem may be before it."""
+
+
+_E = TypeVar("_E", bound=_Entry)
+
+
+def choose_rankings(
+    rankings: Sequence[_E], gpu: str, *, gpu_of: Callable[[_E], str]
+) -> tuple[_E, ...]:
+    """Choose one ranking a problem for a GPU product: its own, else the first product's.
+
+    A product that has rankings of its own does not use what was measured on another one at sizes
+    that no manifest declares. Where none is further, all are used.
+    """
+    if not any(one.is_further for one in rankings):
+        return tuple(rankings)
+    own = {one.problem for one in rankings if gpu_of(one) == gpu}
+    chosen: dict[Problem, _E] = {}
+    for one in rankings:
+        if gpu_of(one) == gpu:
+            chosen[one.problem] = one
+        elif one.problem not in own and (one.is_declared or not own):
+            known = chosen.get(one.problem)
+            if known is None or (known.is_further and not one.is_further):
+                chosen[one.problem] = one
+    return tuple(chosen.values())
 
 
 def sha256_hex(data: bytes) -> str:

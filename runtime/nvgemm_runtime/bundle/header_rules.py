@@ -22,6 +22,7 @@ from .format import (
     UnknownEntry,
     UnknownKernel,
     UnservedReason,
+    entry_name,
 )
 
 
@@ -77,21 +78,27 @@ def _check_order(parts: Parts, fail: Fail) -> None:
     ids = [kernel.id for kernel in parts.kernels]
     if any(a >= b for a, b in itertools.pairwise(ids)):
         fail("kernel-order", "kernel ids must be unique and sorted")
-    ranked = [one.problem for one in parts.rankings if isinstance(one, Ranking)]
+    ranked = [
+        (one.problem, one.product or "") for one in parts.rankings if isinstance(one, Ranking)
+    ]
     if fault := _order_fault("rankings", ranked, parts.rankings):
         fail("ranking-order", fault)
-    unserved = [one[0] for one in parts.unserved if isinstance(one, tuple)]
+    unserved = [(one[0], "") for one in parts.unserved if isinstance(one, tuple)]
     if fault := _order_fault("unserved", unserved, parts.unserved):
         fail("unserved-order", fault)
 
 
-def _order_fault(name: str, known: Sequence[Problem], entries: Sequence[object]) -> str | None:
+def _order_fault(
+    name: str, known: Sequence[tuple[Problem, str]], entries: Sequence[object]
+) -> str | None:
+    """Find an entry out of order; known ones are a problem and a further product, or nothing."""
     for before, after in itertools.pairwise(known):
         if not before < after:
-            return f"{name} has {after.key} after {before.key}; must be sorted, each once"
+            one, other = entry_name(*after), entry_name(*before)
+            return f"{name} has {one} after {other}; must be sorted, each once"
     counts = Counter(one.problem for one in entries if isinstance(one, UnknownEntry))
     if counts:
-        counts.update(problem.key for problem in known)
+        counts.update(entry_name(*one) for one in known)
     twice = [key for key, count in counts.items() if count > 1]
     return (
         f"{name} must have each problem once (got {min(twice)} more than once)" if twice else None
@@ -100,12 +107,13 @@ def _order_fault(name: str, known: Sequence[Problem], entries: Sequence[object])
 
 def _check_rankings(parts: Parts, fail: Fail) -> None:
     unserved = {one[0] for one in parts.unserved if isinstance(one, tuple)}
+    first: dict[Problem, str] = {}
     for ranking in parts.rankings:
         if isinstance(ranking, UnknownEntry):
             continue
-        key = ranking.problem.key
+        key = ranking.name
         if ranking.problem in unserved:
-            fail("ranking-unserved", f"{key} has a ranking, and is in unserved too")
+            fail("ranking-unserved", f"{ranking.problem.key} has a ranking, and is in unserved too")
         if ranking.source >= len(parts.sources):
             fail(
                 "ranking-source",
@@ -134,6 +142,8 @@ def _check_rankings(parts: Parts, fail: Fail) -> None:
                     f"{key} names failure {failure}, there are {len(parts.failures)}",
                 )
         source = parts.sources[ranking.source]
+        if isinstance(source, RankingSource):
+            _check_product(fail, ranking, source, first)
         if (
             ranking.measured is not None
             and isinstance(source, RankingSource)
@@ -142,10 +152,26 @@ def _check_rankings(parts: Parts, fail: Fail) -> None:
             _check_measured(fail, ranking, ranking.measured, source)
 
 
+def _check_product(
+    fail: Fail, ranking: Ranking, source: RankingSource, first: dict[Problem, str]
+) -> None:
+    """Check a further ranking's product; ``first`` has that of each problem's first ranking."""
+    if ranking.product is None:
+        first[ranking.problem] = source.gpu
+    elif ranking.product != source.gpu:
+        fail(
+            "ranking-product",
+            f"{ranking.name} names source {ranking.source}, which must be of that GPU (got "
+            f"{source.gpu!r:.80})",
+        )
+    elif first.get(ranking.problem) == source.gpu:
+        fail("ranking-product", f"{ranking.name}: the ranking before it is for that GPU too")
+
+
 def _check_measured(
     fail: Fail, ranking: Ranking, measured: Measured, source: RankingSource
 ) -> None:
-    key = ranking.problem.key
+    key = ranking.name
     if source.kind != MEASUREMENT or source.conditions is None:
         fail(
             "ranking-measured",

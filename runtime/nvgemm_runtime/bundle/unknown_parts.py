@@ -85,7 +85,7 @@ def _with_known_kernels(
 ) -> Ranking | UnknownEntry:
     source = parts.sources[ranking.source]
     if not isinstance(source, RankingSource):
-        return UnknownEntry(problem=ranking.problem.key, why=f"its source {source}")
+        return UnknownEntry(problem=ranking.name, why=f"its source {source}")
     kept = [
         (place, replace(ranked, kernel=new_kernels[ranked.kernel]))
         for place, ranked in enumerate(ranking.kernels)
@@ -93,7 +93,7 @@ def _with_known_kernels(
     ]
     if not kept:
         return UnknownEntry(
-            problem=ranking.problem.key,
+            problem=ranking.name,
             why=f"none of its {len(ranking.kernels)} kernels is understood",
         )
     measured = ranking.measured if _is_known_kind(source) else None

@@ -196,13 +196,15 @@ def _best(manifest: str, facts: DeviceFacts) -> Iterator[str]:
         if found.bundle is None:
             continue
         header = found.bundle.header
+        reasons: list[str | None]
         if found.refusal(facts) is None:
-            seen.update(dict.fromkeys(_first_of_each(header, kernel_refusals(header, facts))))
+            reasons = kernel_refusals(header, facts)
+            seen.update(dict.fromkeys(_first_of_each(header, facts, reasons)))
             seen.update(dict.fromkeys(_of_tables(header, facts)))
         elif device_refusal(header.target, facts) is not None:
-            reasons: list[str | None] = [None] * len(header.kernels)
+            reasons = [None] * len(header.kernels)
             reasons += [kernel.why for kernel in header.unknown_kernels]
-            seen.update(dict.fromkeys(_first_of_each(header, reasons)))
+            seen.update(dict.fromkeys(_first_of_each(header, facts, reasons)))
     return iter(seen)
 
 
@@ -212,14 +214,18 @@ def _best_of_experts(facts: DeviceFacts) -> Iterator[str]:
         if found.bundle is not None and found.refusal(facts) is None:
             header = found.bundle.header
             reasons = kernel_refusals(header, facts)
-            yield from _first_of_each(header, reasons, of_experts=True)
+            yield from _first_of_each(header, facts, reasons, of_experts=True)
 
 
 def _first_of_each(
-    header: Header, reasons: Sequence[str | None], *, of_experts: bool = False
+    header: Header,
+    facts: DeviceFacts,
+    reasons: Sequence[str | None],
+    *,
+    of_experts: bool = False,
 ) -> Iterator[str]:
     """Ids: of each problem, or each of experts, of the best kernel that no reason is against."""
-    for ranking in header.rankings:
+    for ranking in header.rankings_on(facts.name):
         if of_experts and not ranking.problem.signature.op.is_of_experts:
             continue
         usable = (one.kernel for one in ranking.kernels if reasons[one.kernel] is None)
@@ -230,7 +236,8 @@ def _first_of_each(
 
 def _of_tables(header: Header, facts: DeviceFacts) -> Iterator[str]:
     """The ids of kernels that compute problems of a bundle, at their m or others, as measured."""
-    rows = {all_but_m(ranking.problem): ranking.problem for ranking in header.rankings}
+    problems = [ranking.problem for ranking in header.rankings_on(facts.name)]
+    rows = {all_but_m(problem): problem for problem in problems}
     for problem in rows.values():
         request = Request(problem=problem, alignment_bytes=MAX_ALIGNMENT_BYTES)
         for evidence in (None, Evidence.ONCE):

@@ -27,7 +27,13 @@ from .thresholds import (
     make_table,
     places_along,
 )
-from .trust import Terms, why_another_aten, why_times_are_open, why_unlike_measured
+from .trust import (
+    Terms,
+    why_another_aten,
+    why_another_gpu,
+    why_times_are_open,
+    why_unlike_measured,
+)
 
 if TYPE_CHECKING:
     from .usable_rankings import MatchedKernel, UsableRanking
@@ -256,7 +262,7 @@ def _contradicting_files(counting: Sequence[UsableRanking]) -> tuple[TunedTogeth
     for usable in counting:
         header, opened = usable.bundle.header, usable.bundle.opened
         if opened is not None:
-            alike = header.target, header.device, tuple(sorted(header.toolchain.items()))
+            alike = header.target, header.devices, tuple(sorted(header.toolchain.items()))
             files.setdefault(alike, []).append(str(opened.path))
     return tuple(tuple(sorted(paths)) for paths in files.values())
 
@@ -286,7 +292,7 @@ def _least_gain(
     """The least gain on ATen from which a ranking's kernels are used, or why it does not count."""
     measured = usable.ranking.measured
     if measured is None or usable.source.conditions is None:
-        return "its ranking is an estimate"
+        return why_another_gpu(usable.source, facts) or "its ranking is an estimate"
     kernels = usable.aligned(request.alignment_bytes, request.is_compact)
     reason = why_times_are_open(measured, usable.source, kernels, facts, versions)
     if reason is not None:

@@ -58,8 +58,8 @@ class Decision:
     Attributes:
         kernels: The kernels to offer, best first; empty where ATen was measured to be the fastest.
         is_final: Whether nothing needs timing: the first kernel wins, or ATen where there is none.
-        why: In words, what a measurement decided, or why it decided nothing; empty where the
-            ranking is no measurement.
+        why: In words, what a measurement decided, or why it decided nothing, or which other product
+            an estimate is for; empty for an estimate for this one.
     """
 
     kernels: tuple[MatchedKernel, ...]
@@ -73,7 +73,7 @@ def decide(
     """Decide which kernels to offer for a GEMM."""
     measured, conditions = match.measured, match.source.conditions
     if measured is None or conditions is None:
-        return _open(match.kernels, terms, "")
+        return _open(match.kernels, terms, why_another_gpu(match.source, facts) or "")
     kernels = [served.kernel for served in match.kernels]
     obstacle = why_order_is_open(measured, match.source, facts, kernels)
     obstacle = obstacle or why_unlike_measured(request) or _why_without_the_first(match.kernels)
@@ -169,6 +169,17 @@ def why_times_are_open(
     return reason or why_aten_is_open(measured, source.conditions, versions)
 
 
+def why_another_gpu(source: RankingSource, facts: DeviceFacts) -> str | None:
+    """Why a ranking is not for a device's product, or None.
+
+    The bundle then has no ranking for that product, and the one of its first product orders
+    kernels as an estimate does.
+    """
+    if source.gpu == facts.name or facts.capability is None:
+        return None
+    return f"ranked for {source.gpu}, this is {facts.name}: the order is a guess here"
+
+
 def why_order_is_open(
     measured: Measured, source: RankingSource, facts: DeviceFacts, kernels: Iterable[KernelFacts]
 ) -> str | None:
@@ -224,9 +235,11 @@ def preference(usable: UsableRanking, facts: DeviceFacts, versions: TorchVersion
 
     Returns:
         0 for one that was measured on this product of GPU, beside the ATen of this torch; 1 where
-        ATen is another; 2 for any other.
+        ATen is another; 2 for any other of this product; 3 for one of another product.
     """
     measured, conditions = usable.ranking.measured, usable.source.conditions
+    if usable.source.gpu != facts.name:
+        return 3
     if measured is None or conditions is None or not usable.holds_on(facts):
         return 2
     if versions is None or why_aten_is_open(measured, conditions, versions) is not None:

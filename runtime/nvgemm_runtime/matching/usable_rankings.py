@@ -168,13 +168,13 @@ class UsableRanking:
 def usable_rankings(
     bundle: BundleView, facts: DeviceFacts
 ) -> tuple[list[UsableRanking], list[str]]:
-    """A bundle's rankings, and why some of its kernels are left out."""
+    """The rankings of a bundle that a device uses, and why some kernels are left out."""
     header = bundle.header
     reasons = kernel_refusals(header, facts)
     compact = {kernel.id for kernel in header.kernels if needs_compact(kernel.calling_convention)}
     varying = _left_out_for_timing(header.kernels, reasons, facts)
     rankings = []
-    for whole in header.rankings:
+    for whole in header.rankings_on(facts.name):
         ranking = _without_kernels(whole, varying) if varying else whole
         served = launchable(bundle, ranking, reasons)
         if served:

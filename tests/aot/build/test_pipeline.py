@@ -94,7 +94,7 @@ def run(directory: Path, cache: Cache, out: str = "out", **options: object) -> B
 
 
 def test_builds_one_bundle_a_target(tmp_path: Path, cache: Cache) -> None:
-    result = run(tmp_path, cache, targets="sm_100f, sm_90a")
+    result = run(tmp_path, cache, targets="sm_100f, {arch: sm_90a, device: H200}")
     assert [bundle.path.name for bundle in result.bundles] == [
         "some-sm_100f-linux_x86_64-cu13.nvgemm",
         "some-sm_90a-linux_x86_64-cu13.nvgemm",

@@ -129,7 +129,7 @@ def test_metadata_says_what_it_is_and_needs(wheel: Path) -> None:
     (body,) = fields["body"]
     for text in (
         "pip install nvgemm-kernels-demo",
-        "| `sm_100f-linux_x86_64-cu13` | H200 | 1 | 2 | estimate of a / model 1.0 for H200 |",
+        "| `sm_100f-linux_x86_64-cu13` | H200 | 1 | 2 | estimate of a / model 1.0 for NVIDIA ",
         "| `mm/tn/bf16xbf16/fp32/bf16` | 4096 | 4096 | 1 | 16, 1024 | sm_100f, sm_90a |",
         "| nvidia-cutlass-dsl | 4.8.1 |",
     ):

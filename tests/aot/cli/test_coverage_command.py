@@ -103,6 +103,7 @@ def test_a_target_has_the_platforms_and_cuda_versions_of_the_manifest_unless_nam
     assert looked_at("--target", "sm_90a") == [
         "sm_90a-linux_aarch64-cu13 H200",
         "sm_90a-linux_x86_64-cu12 H200",
+        "sm_90a-linux_x86_64-cu12 H100",
     ]
     assert looked_at("--target", "sm_100f-linux_aarch64-cu12") == [
         "sm_100f-linux_aarch64-cu12 GB200"
@@ -110,7 +111,9 @@ def test_a_target_has_the_platforms_and_cuda_versions_of_the_manifest_unless_nam
     assert looked_at("--target", "sm_90a-cu12", "--target", "sm_90a-linux_x86_64") == [
         "sm_90a-linux_aarch64-cu12 H200",
         "sm_90a-linux_x86_64-cu12 H200",
+        "sm_90a-linux_x86_64-cu12 H100",
         "sm_90a-linux_x86_64-cu13 H200",
+        "sm_90a-linux_x86_64-cu13 H100",
     ]
 
 

@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from nvgemm_aot.bundle.content import read_content
+from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.cli import diagnosis
 from nvgemm_aot.cli.main import main
 from nvgemm_runtime.bundle import calling_convention
 from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS
+from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError, UnhealthyError
 from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.launch import native
@@ -144,6 +147,31 @@ def test_each_bundle_is_judged_for_each_gpu(
     text = run().stdout
     assert "  GPU 0: served\n  GPU 1: sm_90a kernels do not run on NVIDIA B200" in text
     assert "  GPU 0: sm_100f kernels do not run on NVIDIA H200" in text
+
+
+def test_says_whose_order_of_kernels_a_gpu_of_no_listed_product_gets(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = tmp_path / "both.nvgemm"
+    with Bundle(machine) as bundle:
+        content = read_content(bundle)
+    further = tuple(
+        replace(one, source=replace(one.source, gpu="NVIDIA H100"), is_further=True)
+        for one in content.rankings
+    )
+    write_bundle(both, replace(content, rankings=(*content.rankings, *further)))
+    name_bundles(monkeypatch, machine, both)
+    names = ("NVIDIA H200", "NVIDIA H100", "NVIDIA H20")
+    have(monkeypatch, _gpus=tuple(replace(H200, name=name) for name in names))
+    alone, together = run().stdout.split(str(machine))[-1].split(str(both))
+
+    def guess(gpu: str) -> str:
+        return f"served, in the order of NVIDIA H200: the bundle has no rankings for {gpu}"
+
+    for text, of_h100 in ((alone, guess("NVIDIA H100")), (together, "served\n")):
+        assert "  GPU 0: served\n" in text
+        assert f"  GPU 1: {of_h100}" in text
+        assert f"  GPU 2: {guess('NVIDIA H20')}; measure there: nvgemm-aot tune" in text
 
 
 def test_each_refusal_names_its_bundles_and_stands_once(

@@ -68,7 +68,10 @@ def test_loads_one_gemm_with_every_default(tmp_path: Path) -> None:
     manifest = load(tmp_path, gemm("dtype: bf16, m: 16, n: 6144, k: 4096"))
     assert manifest.name == "a"
     assert manifest.description == ""
-    assert [(t.target.arch, t.device.name) for t in manifest.targets] == [("sm_90a", "H200")]
+    assert [(t.target.arch, t.device.name) for t in manifest.targets] == [
+        ("sm_90a", "H200"),
+        ("sm_90a", "H100"),
+    ]
     assert keys(manifest) == ["mm/tn/bf16xbf16/fp32/bf16/m16n6144k4096"]
     assert manifest.declared[0].candidates == 8
 
@@ -211,7 +214,8 @@ def test_problems_come_in_their_own_order(tmp_path: Path) -> None:
 def test_targets_are_sorted_merged_and_keep_their_device(tmp_path: Path) -> None:
     text = (
         "version: 1\nname: a\ngemms: [{dtype: bf16, mnk: [[1, 1, 1]]}]\n"
-        "targets: [sm_90a, {arch: sm_100f, device: GB200}, {arch: sm_90a, device: H200}]\n"
+        "targets: [{arch: sm_90a, device: H200}, {arch: sm_100f, device: GB200}, "
+        "{arch: sm_90a, devices: [H200]}]\n"
     )
     targets = load(tmp_path, text).targets
     assert [(t.target.arch, t.device.name) for t in targets] == [
@@ -235,8 +239,23 @@ def test_a_target_is_of_a_platform_and_a_cuda_version(tmp_path: Path) -> None:
         ("sm_103a-linux_x86_64-cu13", "GB300"),  # named by nobody, so it says nothing of the host
         ("sm_90a-linux_aarch64-cu12", "H100"),
         ("sm_90a-linux_x86_64-cu12", "H200"),
+        ("sm_90a-linux_x86_64-cu12", "H100"),
+        ("sm_90a-linux_x86_64-cu13", "H200"),
+        ("sm_90a-linux_x86_64-cu13", "H100"),
+    ]
+
+
+def test_devices_are_ranked_in_the_order_in_which_they_are_named(tmp_path: Path) -> None:
+    text = gemm("dtype: bf16, mnk: [[1, 1, 1]]").replace(
+        "[sm_90a]", "[{arch: sm_90a, devices: [H100, H200]}, {arch: sm_100f, devices: [GB200]}]"
+    )
+    manifest = load(tmp_path, text)
+    assert [(t.target.key, t.device.name) for t in manifest.targets] == [
+        ("sm_100f-linux_aarch64-cu13", "GB200"),
+        ("sm_90a-linux_x86_64-cu13", "H100"),
         ("sm_90a-linux_x86_64-cu13", "H200"),
     ]
+    assert [one.arch for one in manifest.bundle_targets] == ["sm_100f", "sm_90a"]
 
 
 def test_description_becomes_one_line(tmp_path: Path) -> None:
@@ -429,7 +448,27 @@ targets: [{arch: sm_90a, platform: linux}]
 targets: [{arch: sm_90a, cuda: 12}]
     3:32: targets[0].cuda: found 12 ... allowed: cu13, cu12 ... 'cu12'
 targets: [sm_90a, {arch: sm_90a, device: H100}]
-    3:42: targets[1].device: found device 'H100' for sm_90a-linux_x86_64-cu13, which ... build the
+    3:42: targets[1].device: found device H100 for sm_90a ... devices H200, H100; ... [H200, H100]
+targets: [{arch: sm_90a, devices: [H100, H200]}, {arch: sm_90a, devices: [H200, H100]}]
+    3:74: targets[1].devices: found devices H200, H100 ... which targets[0] builds for devices H100
+targets: [{arch: sm_90a, device: H200, devices: [H100]}]
+    3:40: targets[0]: found keys 'device' and 'devices'; allowed: one of them; name all in 'devices'
+targets: [{arch: sm_90a, devices: []}]
+    3:35: targets[0].devices: found an empty list; allowed: at least one entry
+targets: [{arch: sm_90a, devices: H100}]
+    3:35: targets[0].devices: found 'H100'; allowed: a list; did you mean [H100]?
+targets: [{arch: sm_90a, devices: [H100, H100]}]
+    3:42: targets[0].devices[1]: found 'H100' again; allowed: each device once; remove it
+targets: [{arch: sm_90a, devices: [H100, h20]}]
+    3:42: targets[0].devices[1]: found 'h20' ... did you mean 'H200'?
+targets: [{arch: sm_90a, devices: [H100, B200]}]
+    3:35: targets[0].devices: found 'H100', 'B200'; ... device B200 has compute capability 10.0 and
+targets: [{arch: sm_100f, devices: [B200, GB200]}]
+    3:36: targets[0].devices: found 'B200', 'GB200'; ... different host platforms ... one platform
+targets: [{arch: sm_100f, devices: [B200, GB200], platform: linux_aarch64}]
+    3:36: targets[0].devices: found 'B200', 'GB200'; ... different host platforms ... one platform
+targets: [{arch: sm_90a, gpus: [H100]}]
+    3:26: targets[0]: found key 'gpus' ... did you mean 'devices'?
 no gemms
     1:1: top level: found no key 'gemms', which is required
 gemms: {m: 1}

@@ -379,7 +379,7 @@ def test_the_command_writes_a_file_and_says_what_is_left_out(tmp_path: Path) -> 
     assert result.exit_code == 0, result.output
     made = load_manifest(out)
     assert made.name == "mine"
-    assert [target.target.arch for target in made.targets] == ["sm_100f", "sm_90a"]
+    assert [target.arch for target in made.bundle_targets] == ["sm_100f", "sm_90a"]
     assert {declared.problem.signature.a for declared in made.declared} == set(BOTH)
     assert result.stdout == (
         f"{out}: written, {len(made.declared)} problems; 1 GEMM left out, see its end\n"
@@ -402,6 +402,7 @@ def test_a_target_is_named_with_its_platform_and_cuda_version(tmp_path: Path) ->
         ("sm_100f-linux_aarch64-cu13", "GB200"),
         ("sm_90a-linux_aarch64-cu12", "H200"),
         ("sm_90a-linux_x86_64-cu13", "H200"),
+        ("sm_90a-linux_x86_64-cu13", "H100"),
     ]
 
 

@@ -28,7 +28,7 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.matching.device import device_facts
 from nvgemm_runtime.matching.index import BundleView, Index, Match
-from tuning_bench import PROBLEMS, SLOW_FIRST, header_of, operators
+from tuning_bench import PROBLEMS, SLOW_FIRST, bench, header_of, operators
 
 
 def test_bundles_of_one_target_are_tuned_together(tuner: Tuner) -> None:
@@ -115,7 +115,7 @@ def test_measurements_that_agree_stay_certain(tuner: Tuner) -> None:
     assert tuner.all_doubts == {()}
 
 
-@pytest.mark.parametrize("weaken", [doubted, of_another_gpu, of_another_cuda])
+@pytest.mark.parametrize("weaken", [doubted, of_another_cuda])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_measurement_that_says_less_here_gives_way(
     tuner: Tuner,
@@ -128,13 +128,19 @@ def test_a_measurement_that_says_less_here_gives_way(
     assert {order[0] for order in tuner.orders} == {"Cpu_16x16"}
 
 
-def test_an_uncertain_measurement_here_comes_before_another_gpus(
-    tuner: Tuner, two: tuple[Path, ...]
+@pytest.mark.parametrize("is_first", [True, False])
+def test_measurements_of_two_products_stay_beside_each_other(
+    tuner: Tuner, two: tuple[Path, ...], is_first: bool
 ) -> None:
-    changes = zip(two, (of_another_gpu, doubted))
-    tuner([rerank(tuner, path, change) for path, change in changes], budget_s=0.0)
-    assert {order[0] for order in tuner.orders} == {"Cpu_16x16"}
-    assert tuner.all_doubts == {("it was busy",)}
+    paths = [rerank(tuner, two[0], of_another_gpu), two[1]]
+    tuner(paths if is_first else paths[::-1], budget_s=0.0)
+    header, here = tuner.header, bench().facts.name
+    assert header.products == (("another", here) if is_first else (here, "another"))
+    assert tuner.all_doubts == {()}
+    for gpu, winner in (("another", "Cpu_8x32"), (here, "Cpu_16x16")):
+        rankings = header.rankings_on(gpu)
+        assert {header.gpu_of(one) for one in rankings} == {gpu}
+        assert {operators(header, one)[0] for one in rankings} == {winner}
 
 
 def test_pruning_drops_nothing_that_an_estimate_ranks(tuner: Tuner) -> None:

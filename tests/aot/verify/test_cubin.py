@@ -35,7 +35,7 @@ def findings_of(
         check_cubin(
             cubin,
             target=Target(arch=arch),
-            profile=load_profile(device),
+            profiles=[load_profile(device)],
             launch_bytes=launch_bytes,
         )
     )
@@ -169,7 +169,7 @@ def test_reads_hopper_code_of_cuda_12_which_notes_no_arguments() -> None:
         check_cubin(
             cubin,
             target=Target(arch="sm_90a", cuda="cu12"),
-            profile=load_profile("H200"),
+            profiles=[load_profile("H200")],
             launch_bytes=1 << 16,
         )
     )
@@ -202,7 +202,7 @@ def test_says_which_other_cuda_made_device_code() -> None:
 def test_code_of_another_cuda_is_a_finding(cuda: int, other: str) -> None:
     [cubin] = read_cubins(PREFIX + synthetic_cubin(cuda_version=cuda))
     target = Target(arch="sm_100f", cuda=other)
-    found = check_cubin(cubin, target=target, profile=None, launch_bytes=1 << 16)
+    found = check_cubin(cubin, target=target, profiles=(), launch_bytes=1 << 16)
     assert [one.check for one in found] == [Check.CUDA_VERSION]
 
 

@@ -62,7 +62,7 @@ def checks_of(inspected: Inspected, **change: Any) -> dict[Check, str]:
         replace(kernel, design=replace(kernel.design, **design), **change),
         payload,
         target=target.target,
-        profile=target.device,
+        profiles=[target.device],
         disassembler=require_disassembler(),
     )
     return {finding.check: finding.message for finding in findings}

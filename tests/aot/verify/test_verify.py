@@ -541,7 +541,7 @@ def test_malformed_payload_is_a_finding_and_never_an_error(
             kernel,
             opened.payload(kernel),
             target=opened.header.target,
-            profile=None,
+            profiles=(),
             disassembler=None,
         )
     assert evidence.id == kernel.id

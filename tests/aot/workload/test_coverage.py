@@ -14,7 +14,7 @@ import pytest
 from nvgemm_aot.cli.coverage import coverage_document, coverage_text
 from nvgemm_aot.cli.coverage_gate import require_coverage
 from nvgemm_aot.cli.printing import percent_text
-from nvgemm_aot.targets import build_target
+from nvgemm_aot.targets import build_target, build_targets
 from nvgemm_aot.workload.coverage import (
     SERVED,
     GemmCoverage,
@@ -249,7 +249,7 @@ def test_the_gate_names_every_target_that_falls_short_and_no_other() -> None:
     manifest = recording([(DECLARED, 1)], "sm_100f", "sm_103a", "sm_90a")
     said = shortfall(cover(manifest, [view(content())]), 1)
     assert "sm_90a-linux_x86_64-cu13 on H200: 0.0 %" in said
-    assert "targets: [sm_90a]" in said
+    assert "targets: [{arch: sm_90a, device: H200}]" in said
     assert "sm_100f-linux" not in said
     assert "sm_103a-linux" not in said, "the bundle serves its GPU too"
 
@@ -257,6 +257,40 @@ def test_the_gate_names_every_target_that_falls_short_and_no_other() -> None:
 def test_the_gate_proposes_the_gpu_that_was_asked_for() -> None:
     on_h100 = replace(recording([(DECLARED, 1)]), targets=(build_target("sm_90a", "H100"),))
     assert "targets: [{arch: sm_90a, device: H100}]" in shortfall(cover(on_h100, []), 1)
+
+
+def test_the_gate_proposes_one_bundle_for_all_products_of_a_target() -> None:
+    both = replace(recording([(DECLARED, 1)]), targets=build_targets("sm_90a"))
+    assert shortfall(cover(both, []), 1).count("  targets: [sm_90a]\n") == 2
+    named = replace(both, targets=both.targets[::-1])
+    entry = "  targets: [{arch: sm_90a, devices: [H100, H200]}]\n"
+    assert shortfall(cover(named, []), 1).count(entry) == 2
+
+
+def test_each_product_is_covered_by_the_rankings_for_it() -> None:
+    base = content(DECLARED, arch="sm_90a")
+    (estimate,) = base.rankings
+    h200, h100 = (one.device.driver_name for one in build_targets("sm_90a"))
+    conditions = Conditions(driver="1", torch="2.11.0", cuda="13.0", date="2026-11-21")
+    measured_beside = replace(
+        estimate,
+        problem=OTHER_SIZE,
+        source=replace(estimate.source, kind="measurement", gpu=h200, conditions=conditions),
+        kernels=((estimate.kernels[0][0], 1000),),
+        measured=Measured(spreads_ns=(1,), aten=None, triton=None, doubts=()),
+        is_declared=False,
+    )
+    rankings = (
+        replace(estimate, source=replace(estimate.source, gpu=h200)),
+        replace(estimate, source=replace(estimate.source, gpu=h100), is_further=True),
+        measured_beside,
+    )
+    both = replace(recording([(OTHER_SIZE, 1)]), targets=build_targets("sm_90a"))
+    covered = cover(both, [view(replace(base, rankings=rankings))])
+    assert [(one.target.device.name, one.gemms[0].ranked_as) for one in covered] == [
+        ("H200", OTHER_SIZE),
+        ("H100", DECLARED),
+    ]
 
 
 def test_the_gate_proposes_nothing_that_cannot_be_built() -> None:

@@ -120,6 +120,32 @@ def test_one_graph_uses_the_best_kernel_at_each_size(
     assert timed == []
 
 
+def with_rankings_for_both(first: Path, further: Path, output: Path) -> Path:
+    """A bundle with the rankings of two, of which the second's are for a further product."""
+    with Bundle(first) as one, Bundle(further) as other:
+        content, more = read_content(one), read_content(other).rankings
+    rankings = (*content.rankings, *(replace(ranking, is_further=True) for ranking in more))
+    write_bundle(output, replace(content, rankings=rankings))
+    return output
+
+
+@pytest.mark.usefixtures("one_compilation")
+def test_a_bundle_for_several_products_dispatches_by_what_was_measured_on_this_one(
+    inductor: InductorSession, bundles: Bundles, timed: list[str]
+) -> None:
+    swapped = {WIDE: SQUARE, SQUARE: WIDE, ONE: ONE, ATEN: ATEN}
+    elsewhere = {m: {swapped[name]: ns for name, ns in one.items()} for m, one in TIMES.items()}
+    first = bundles.measured(elsewhere, gpu="another CPU")
+    both = with_rankings_for_both(first, bundles.measured(), first.with_name("both.nvgemm"))
+    inductor.use(both)
+    compiled = compile_dynamic(inductor)
+    for m, operator in COMPUTED_BY.items():
+        expected = () if operator is None else (operator,)
+        assert inductor.launched(compiled.function, *operands(m)) == expected, m
+    assert timed == []
+    both.unlink()
+
+
 @pytest.mark.parametrize("m", [7, 8, 10, 14, 20, 32])
 def test_a_static_size_gets_its_kernel_without_timing(
     inductor: InductorSession, bundles: Bundles, timed: list[str], m: int

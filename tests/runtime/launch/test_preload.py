@@ -22,10 +22,11 @@ import nvgemm_runtime
 from every_signature import EVERY_SIGNATURE
 from installed_bundles import use
 from nvgemm_aot.build.pipeline import BuiltBundle
-from nvgemm_aot.bundle.content import BundleContent
+from nvgemm_aot.bundle.content import BundleContent, read_content
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
+from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import roles
@@ -94,6 +95,34 @@ def test_the_first_kernel_of_each_problem_is_launched_once(
     assert done.code_bytes == sum(content[id_] for id_ in wanted)
     assert done.device_bytes == 0
     assert done.seconds > 0
+
+
+def test_of_a_bundle_for_several_products_the_first_kernels_here_are_loaded(
+    some: BuiltBundle, launched: list[Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Bundle(some.path) as bundle:
+        content = read_content(bundle)
+    last = [one.kernels[-1][0] for one in content.rankings]
+    for here, wanted in (("another CPU", first_of_each(some)), ("cpu", {*last})):
+        further = tuple(
+            replace(
+                one,
+                source=replace(one.source, gpu=here),
+                kernels=one.kernels[::-1],
+                is_further=True,
+            )
+            for one in content.rankings
+        )
+        first = tuple(
+            replace(one, source=replace(one.source, gpu="cpu" if here != "cpu" else "first"))
+            for one in content.rankings
+        )
+        write_bundle(some.path, replace(content, rankings=(*first, *further)))
+        use(monkeypatch, some.path)
+        launched.clear()
+        nvgemm_runtime.preload(name_of(some))
+        assert {id_ for id_, _ in launched} == wanted
+        monkeypatch.setattr(select, "LOADER", type(select.LOADER)())
 
 
 @pytest.mark.parametrize(

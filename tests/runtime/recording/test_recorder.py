@@ -202,7 +202,7 @@ def test_platform_and_cuda_are_those_of_the_process_unless_named(
     assert target_entry(target) == entry
     path = tmp_path / "recorded.yaml"
     Recorder(path).add(Problem.parse("mm/tn/bf16xbf16/fp32/bf16/m16n64k64"), entry)
-    [built] = load_manifest(path).targets
+    built, *_ = load_manifest(path).targets
     assert built.target == target
     on_arm = {"sm_100f": "GB200", "sm_90a": "H200"}
     if target.platform == "linux_aarch64":

@@ -60,7 +60,7 @@ def test_it_is_a_manifest(tmp_path: Path) -> None:
     path.write_text(recording().render())
     manifest = load_manifest(path)
     assert manifest.name == "some"
-    assert [target.target.arch for target in manifest.targets] == ["sm_100f", "sm_90a"]
+    assert [target.arch for target in manifest.bundle_targets] == ["sm_100f", "sm_90a"]
     assert {d.problem.key: d.count for d in manifest.declared} == PROBLEMS
     assert [d.problem for d in manifest.declared] == list(parse(path.read_text()).problems)
 
