@@ -48,7 +48,7 @@ hypothesis.settings.load_profile("any speed")
 REAL_MANIFEST = """
 version: 1
 name: real
-targets: [sm_100f, sm_90a]
+targets: [sm_100f, {arch: sm_90a, device: H200}]
 candidates: 2
 gemms:
   - {dtype: bf16, mnk: [[8, 4096, 4096]]}
