@@ -48,7 +48,7 @@ hypothesis.settings.load_profile("any speed")
 REAL_MANIFEST = """
 version: 1
 name: real
-targets: [sm_100f, sm_90a]
+targets: [sm_100f, {arch: sm_90a, device: H200}]
 providers: [cutlass_operators]
 candidates: 2
 gemms:
