@@ -68,7 +68,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pool:
 def dry_run(tmp_path: Path) -> Callable[..., Any]:
     """Plans a user's manifest of one small problem for an H200; returns what is printed."""
     manifest = tmp_path / "mine.yaml"
-    manifest.write_text(MANIFEST.format(target="sm_90a"))
+    manifest.write_text(MANIFEST.format(target="{arch: sm_90a, device: H200}"))
 
     def run(*options: str, code: int = 0) -> Any:
         cache = ("--cache-dir", str(tmp_path / "cache"))
@@ -100,6 +100,7 @@ def test_a_users_manifest_is_ranked_by_what_is_shipped_and_the_output_counts_it(
         {
             "arch": "sm_90a",
             "target": "sm_90a-linux_x86_64-cu13",
+            "device": "H200",
             "problems": {},
             "shipped": 0,
             "own": 0,
