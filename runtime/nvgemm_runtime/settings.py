@@ -26,6 +26,9 @@ MODE_VARIABLE = "NVGEMM_AOT"
 COMPILE_OPTION = "nvgemm_aot_mode"
 """The `Mode` of one compilation, among Inductor's options."""
 
+KEY_OPTION = "nvgemm_aot_key"
+"""What choices depend on besides the mode, among Inductor's options; see `inductor.choices_key`."""
+
 MAX_CHOICES_VARIABLE = "NVGEMM_AOT_MAX_CHOICES"
 """Most kernels that join the choices for one GEMM."""
 

@@ -22,6 +22,7 @@ from torch._inductor.virtualized import V
 from ..errors import RequiredError
 from ..gemm.aten import UNSERVED, AtenGemm
 from ..gemm.problem import Problem
+from ..installed.digest import has_bundles
 from ..recording.recorder import recorded_target, recorder
 from ..recording.text import gemm_line
 from ..settings import (
@@ -32,7 +33,7 @@ from ..settings import (
     serves_default_mode,
     trusts_rankings,
 )
-from . import cache_key, report, torch_nvgemm
+from . import report, torch_nvgemm
 from .choice_timing import time_beside_inductor, time_on_gpu, time_over_sizes
 from .choices import BundledChoice, StockCall, gemm_choices, obstacles
 from .modes import OPTION, current_mode
@@ -85,7 +86,7 @@ def _join_in_default_mode(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     """The choices without max-autotune, of which there is one, and nothing is timed."""
     if not serves_default_mode() or current_mode() is Mode.OFF:
         return choices
-    if is_alternative() or not cache_key.has_bundles():
+    if is_alternative() or not has_bundles():
         return choices
     # Imported here, so that compiling without bundles does not pay for it.
     from .default_mode import join_measured
