@@ -39,7 +39,6 @@ class CacheKeyPass(CustomGraphModulePass):  # type: ignore[misc]
         setattr(config, KEY_OPTION, key)  # ignored; torch reads the option anew from now on
         return f"{_KEY} {key}"
 
-
     def _prepare_to_run(self) -> None:
         """Load the operators that generated C++ calls: torch asks before it runs a cached graph."""
         try:

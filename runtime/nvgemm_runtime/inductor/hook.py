@@ -46,7 +46,7 @@ from .reading import (
     is_alternative,
     is_symbolic,
 )
-from .report import log_failure, survive
+from .report import DATA_DEPENDENT, is_data_dependent, log_failure, survive
 
 if TYPE_CHECKING:
     from .dynamic_sizes import ChoiceByM, FoundByM
@@ -78,7 +78,8 @@ def join(choices: list[Any]) -> list[Any]:
         survive(error)
         if gemm is not None:
             # Counts as a miss; an error only in mode required.
-            _miss(str(gemm), [f"a mistake of nvgemm-aot: {type(error).__name__}: {error}"])
+            mistake = f"a mistake of nvgemm-aot: {type(error).__name__}: {error}"
+            _miss(str(gemm), [DATA_DEPENDENT if is_data_dependent(error) else mistake])
         return choices
 
 

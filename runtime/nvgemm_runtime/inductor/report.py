@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch._logging import trace_structured
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ..counters import COUNTERS
 from ..errors import NvgemmError
@@ -148,11 +149,23 @@ def _warn_once(message: str) -> None:
 _logged: set[str] = set()
 
 
+DATA_DEPENDENT = "a size on which kernels depend is known only when the graph runs"
+"""Why a GEMM gets no kernel where reading it would end in `is_data_dependent`."""
+
+
 def survive(error: Exception) -> None:
-    """Raise an error that must stop the compilation; log any other."""
+    """Raise an error that must stop the compilation; log any other, unless the graph is to blame."""
     if isinstance(error, NvgemmError) and error.stops_compilation:
         raise error
-    log_failure(error)
+    if is_data_dependent(error):
+        _log.debug("%s: %s", DATA_DEPENDENT, error)
+    else:
+        log_failure(error)
+
+
+def is_data_dependent(error: Exception) -> bool:
+    """Whether a decision failed for a size that is known only when the graph runs."""
+    return isinstance(error, GuardOnDataDependentSymNode)
 
 
 def log_failure(error: Exception) -> None:

@@ -11,7 +11,6 @@ import atexit
 import itertools
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Sequence

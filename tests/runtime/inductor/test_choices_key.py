@@ -130,4 +130,4 @@ def test_what_torch_keeps_of_its_options_is_renewed(
 
 
 def test_a_bundle_is_identified_by_all_of_its_prefix() -> None:
-    assert digest._PREFIX_BYTES == PREFIX.size
+    assert PREFIX.size == digest._PREFIX_BYTES

@@ -1073,7 +1073,6 @@ def test_the_compile_caches_know_bundles_and_settings(
 def test_compiling_without_bundles_imports_nothing_for_it(
     inductor: InductorSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
 
     inductor.use()
     room = "nvgemm_runtime.inductor.default_mode"

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import cpu_provider
+import nvgemm_runtime
 import recording_kernels
 from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.build.pipeline import BuiltBundle
@@ -98,6 +99,7 @@ def test_a_kernel_that_fails_when_it_is_timed_is_not_chosen(
     assert launched == 0
     assert "nvgemm" not in code
     assert any("out of patience" in message for message in warnings_of(caplog))
+    assert "out of patience" in nvgemm_runtime.stats().failed[raising.header.kernels[0].id]
 
 
 def test_without_the_native_library_aten_computes(
