@@ -208,9 +208,14 @@ def _are_timed_here(choices: list[Any]) -> bool:
 
     With CUTLASS among the backends it times those that are no extern calls in another one.
     """
-    elsewhere = config.autotune_in_subproc or getattr(config, "pipeline_max_autotune_gemm", False)
+    elsewhere = config.autotune_in_subproc or _is_pipelined()
     names = backends_beside_aten(choices)
     return not elsewhere and not any(name.startswith(("CUTLASS", "CUDA")) for name in names)
+
+
+def _is_pipelined() -> bool:
+    """Whether Inductor times choices in another process while it goes on compiling."""
+    return bool(getattr(config, "pipeline_max_autotune_gemm", False))
 
 
 def _find_offers(choices: list[Any], gemm: AutotunedGemm) -> Offers:
@@ -226,6 +231,9 @@ def _find_offers(choices: list[Any], gemm: AutotunedGemm) -> Offers:
         gemm.choice.nvgemm_aot_gemm = str(gemm)
         return Offers(gemm=str(gemm), basis="miss", reasons=(reason,))
     against = obstacles(gemm.op, gemm.choice.input_nodes, gemm.choice.layout)
+    if _is_pipelined() and len(choices) == 1:
+        # Outside buffers of several templates torch has no times for them then, and fails.
+        against = ["pipeline_max_autotune_gemm cannot compare kernels with ATen's only choice"]
     may_compile = (
         current_mode() is Mode.AUTO
         and not against

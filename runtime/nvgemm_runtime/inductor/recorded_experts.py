@@ -12,7 +12,6 @@ import functools
 from typing import Any
 
 import torch
-from torch._inductor import config
 from torch._inductor.pattern_matcher import (
     CallFunction,
     KeywordArg,
