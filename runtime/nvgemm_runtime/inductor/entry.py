@@ -18,6 +18,7 @@ from torch._inductor import select_algorithm as autotuning
 from ..installed import digest
 from ..settings import RECORD_VARIABLE, serves_default_mode
 from .autoload import log_broken
+from .modes import current_mode
 
 _HOOK = f"{__package__}.hook"
 
@@ -39,6 +40,7 @@ def join(choices: list[Any]) -> list[Any]:
         RecordError: If GEMMs are to be recorded and cannot be.
         SettingError: If the mode is none.
     """
+    current_mode()
     try:
         if not _has_work():
             return choices

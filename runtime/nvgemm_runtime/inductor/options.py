@@ -14,7 +14,7 @@ from torch.utils._config_module import install_config_module
 from .. import settings
 from . import choices_key, computed_option
 
-nvgemm_aot_mode: str = settings.default_mode().value
+nvgemm_aot_mode: str = settings.named_mode()
 
 nvgemm_aot_key: str = ""
 

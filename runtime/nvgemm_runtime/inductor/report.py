@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ..counters import COUNTERS
 from ..errors import NvgemmError
-from ..settings import EXPLAIN_VARIABLE
+from ..settings import EXPLAIN_VARIABLE, shown
 
 if TYPE_CHECKING:
     from ..matching.dispatch import TunedTogether
@@ -138,7 +138,7 @@ def _write(event: dict[str, object]) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        _warn_once(f"{EXPLAIN_VARIABLE}={path}: {error}; events are not written")
+        _warn_once(f"{EXPLAIN_VARIABLE}={shown(path)}: {error.strerror}; events are not written")
 
 
 @functools.cache
@@ -154,7 +154,7 @@ DATA_DEPENDENT = "a size on which kernels depend is known only when the graph ru
 
 
 def survive(error: Exception) -> None:
-    """Raise an error that must stop the compilation; log any other, unless the graph is to blame."""
+    """Raise an error that must stop the compilation; log others but those of its graph."""
     if isinstance(error, NvgemmError) and error.stops_compilation:
         raise error
     if is_data_dependent(error):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..counters import COUNTERS
-from ..errors import NoKernelError
+from ..errors import NoKernelError, SettingError
 from ..gemm.extra_operands import check_offset_values
 from ..gemm.operands import RANKS
 from ..gemm.problem import Op
@@ -265,11 +265,16 @@ def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> 
 
     Under ``NVGEMM_AOT=off`` it is None, without a warning. Without a device, it is for where CUDA
     would run.
+
+    Raises:
+        SettingError: If NVGEMM_AOT names no mode.
     """
     if is_off():
         return None
     try:
         return load_for(kernel_id, _device_facts(device))
+    except SettingError:
+        raise
     except Exception as error:  # ATen can always compute it.
         leave_to_aten(origin, kernel_id, error)
         return None
