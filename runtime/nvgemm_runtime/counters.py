@@ -39,6 +39,8 @@ class Stats:
             chooses by m counts for each of its kernels.
         dispatched: By GEMM, sizes and winners in words, how often a call that chooses by m was
             written into generated code.
+        failed: By kernel id, why a kernel that was to compute could not be loaded, or failed before
+            it ever ran here. ATen computes its GEMMs for the rest of the process.
         milliseconds: By what it was spent on: ``matching`` kernels, ``loading`` them, ``timing``
             them with all that their first launch takes, ``jit``, the waiting for a compiler.
     """
@@ -50,6 +52,7 @@ class Stats:
     misses: Mapping[str, int] = field(default_factory=dict)
     won: Mapping[str, int] = field(default_factory=dict)
     dispatched: Mapping[str, int] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
     milliseconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -72,6 +75,11 @@ class Stats:
             misses=dict(Counter(self.misses) - Counter(earlier.misses)),
             won=dict(Counter(self.won) - Counter(earlier.won)),
             dispatched=dict(Counter(self.dispatched) - Counter(earlier.dispatched)),
+            failed={
+                kernel_id: reason
+                for kernel_id, reason in self.failed.items()
+                if kernel_id not in earlier.failed
+            },
             milliseconds={
                 name: spent - earlier.milliseconds.get(name, 0.0)
                 for name, spent in self.milliseconds.items()
@@ -80,16 +88,21 @@ class Stats:
 
     def __str__(self) -> str:
         tables = (f"  {table} (calls: {count})" for table, count in self.dispatched.items())
-        return "\n".join([self.summary, *tables])
+        failed = (
+            f"  kernel {kernel_id[:12]} failed, and ATen computes its GEMMs: {reason}"
+            for kernel_id, reason in self.failed.items()
+        )
+        return "\n".join([self.summary, *tables, *failed])
 
     @property
     def summary(self) -> str:
         """The counts in one line, without sizes and winners."""
         spent = ", ".join(f"{ms:.0f} ms {name}" for name, ms in sorted(self.milliseconds.items()))
+        failed = f" and failed {len(self.failed)}" if self.failed else ""
         return (
             f"{self.met} GEMMs: {self.declared} declared, {self.signature} by signature, "
             f"{self.jit} by JIT ({self.jit_kernels} kernels compiled), {self.missed} missed; "
-            f"bundled kernels won {sum(self.won.values())}; {spent or '0 ms'}"
+            f"bundled kernels won {sum(self.won.values())}{failed}; {spent or '0 ms'}"
         )
 
 
@@ -108,6 +121,7 @@ class Counters:
             self._misses: Counter[str] = Counter()
             self._won: Counter[str] = Counter()
             self._dispatched: Counter[str] = Counter()
+            self._failed: dict[str, str] = {}
             self._milliseconds: dict[str, float] = {}
             self._told = Stats()
 
@@ -144,6 +158,17 @@ class Counters:
                 table = OTHER_TABLES
             self._dispatched[table] += 1
 
+    def fail(self, kernel_id: str, reason: str) -> bool:
+        """Note that ATen computes the GEMMs of a kernel from now on.
+
+        Returns:
+            Whether that was not known; the first reason counts.
+        """
+        with self._lock:
+            is_first = kernel_id not in self._failed
+            self._failed.setdefault(kernel_id, reason)
+            return is_first
+
     @contextlib.contextmanager
     def spending(self, name: str) -> Iterator[None]:
         """Count the time that the block takes, without what blocks in it count for themselves."""
@@ -176,6 +201,7 @@ class Counters:
             misses=dict(self._misses),
             won=dict(self._won),
             dispatched=dict(self._dispatched),
+            failed=dict(self._failed),
             milliseconds=dict(self._milliseconds),
         )
 

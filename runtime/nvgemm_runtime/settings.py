@@ -26,6 +26,9 @@ MODE_VARIABLE = "NVGEMM_AOT"
 COMPILE_OPTION = "nvgemm_aot_mode"
 """The `Mode` of one compilation, among Inductor's options."""
 
+KEY_OPTION = "nvgemm_aot_key"
+"""What choices depend on besides the mode, among Inductor's options; see `inductor.choices_key`."""
+
 MAX_CHOICES_VARIABLE = "NVGEMM_AOT_MAX_CHOICES"
 """Most kernels that join the choices for one GEMM."""
 
@@ -84,19 +87,44 @@ _log = logging.getLogger(__name__)
 
 
 def default_mode() -> Mode:
-    """The mode that the environment asks for; a value that is none counts as not set."""
-    text = os.environ.get(MODE_VARIABLE) or Mode.AUTO.value
+    """The mode that the environment asks for.
+
+    Raises:
+        SettingError: If it is none: a misspelt ``required`` must not be taken as ``auto``.
+    """
+    return checked_mode(named_mode(), COMPILE_OPTION)
+
+
+def named_mode() -> str:
+    """The text that names the mode of this process, which may be none."""
+    return os.environ.get(MODE_VARIABLE) or Mode.AUTO.value
+
+
+def checked_mode(name: object, where: str) -> Mode:
+    """The mode of a name.
+
+    Args:
+        name: The name.
+        where: What it was given to, where it is not the environment's.
+
+    Raises:
+        SettingError: If no mode has this name.
+    """
     try:
-        return Mode(text)
+        return Mode(name)
     except ValueError:
-        allowed = ", ".join(mode.value for mode in Mode)
-        _warn_once(f"{MODE_VARIABLE}={text}: allowed are {allowed}; taken as {Mode.AUTO.value}")
-        return Mode.AUTO
+        pass
+    from .errors import SettingError  # not imported at torch's import
+
+    allowed = ", ".join(mode.value for mode in Mode)
+    if name == os.environ.get(MODE_VARIABLE):
+        raise SettingError(f"{MODE_VARIABLE}={shown(str(name))}: allowed are {allowed}")
+    raise SettingError(f"{where} is {shown(repr(name))}; allowed are {allowed}")
 
 
 def is_off() -> bool:
-    """Whether the user has turned the plug-in off for the whole process."""
-    return default_mode() is Mode.OFF
+    """Whether the user has turned the plug-in off for the whole process. Never raises."""
+    return named_mode() == Mode.OFF.value
 
 
 def max_choices() -> int:
@@ -114,10 +142,31 @@ def _number(variable: str, default: int) -> int:
     text = os.environ.get(variable)
     if not text:
         return default
-    if not text.isdecimal():
-        _warn_once(f"{variable}={text}: must be a number, 0 or more; taken as {default}")
+    number = whole_number(text)
+    if number is None:
+        _warn_once(f"{variable}={shown(text)}: must be a number, 0 or more; taken as {default}")
         return default
-    return int(text)
+    return number
+
+
+def whole_number(text: str) -> int | None:
+    """The number that a setting is, 0 or more; None for any other text, and for absurd ones."""
+    return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else None
+
+
+MOST_DIGITS = 18
+"""Of a setting. Python refuses to convert thousands of digits."""
+
+_MOST_SHOWN = 100
+"""Most characters of a value that a message repeats."""
+
+
+def shown(value: str) -> str:
+    """A setting's value for a message: one printable line, cut where it is long."""
+    start = value[:_MOST_SHOWN]
+    line = "".join(one if one.isprintable() else "?" for one in " ".join(start.split()))
+    left = len(value) - len(start)
+    return f"{line}… ({left} more characters)" if left else line
 
 
 def trusts_rankings() -> bool:
@@ -144,7 +193,7 @@ def _switch(variable: str, *, unset: str = "0") -> bool:
     """Whether a variable is 1; a value that is neither 0 nor 1 counts as not set."""
     text = os.environ.get(variable) or unset
     if text not in ("0", "1"):
-        _warn_once(f"{variable}={text}: allowed are 0, 1; taken as {unset}")
+        _warn_once(f"{variable}={shown(text)}: allowed are 0, 1; taken as {unset}")
         text = unset
     return text == "1"
 
@@ -178,7 +227,8 @@ def _warn_once(message: str) -> None:
 
 VARIABLES = {
     MODE_VARIABLE: (
-        "`auto` (the default), `required` or `off`: what torch.compile may do with bundled kernels."
+        "`auto` (the default), `required` or `off`: what torch.compile may do with bundled "
+        "kernels. Any other value is an error at the first GEMM."
     ),
     MAX_CHOICES_VARIABLE: (
         "Most bundled kernels that join the choices for one GEMM; 4 if not set. Fewer compile "

@@ -154,3 +154,38 @@ def test_a_library_of_another_version_is_named(
     subprocess.run(command, check=True)
     with pytest.raises(ToolchainError, match=f"operators of version 99, this package needs {ABI}"):
         _load_from(tmp_path, monkeypatch)
+
+
+ZEROS = """
+import importlib.resources, pathlib, sys
+from nvgemm_runtime.launch import native
+from nvgemm_runtime.errors import ToolchainError
+installed = importlib.resources.files("nvgemm_runtime")
+directory = pathlib.Path(sys.argv[1])
+digest = installed.joinpath("_native.so.sha256").read_text()
+(directory / "_native.so.sha256").write_text(digest)
+whole = installed.joinpath("_native.so").read_bytes()
+importlib.resources.files = lambda package: directory
+for percent in range(5, 100, 15):
+    start = len(whole) * percent // 100
+    damaged = whole[:start] + bytes(4096) + whole[start + 4096 :]
+    (directory / "_native.so").write_bytes(damaged[: len(whole)])
+    try:
+        native._load()
+    except ToolchainError as error:
+        print(percent, error, flush=True)
+(directory / "_native.so").write_bytes(whole)
+native._load()
+"""
+
+
+def test_a_library_with_zeros_inside_is_named_and_kills_no_process(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ZEROS, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [int(line.split()[0]) for line in lines] == list(range(5, 100, 15))
+    for line in lines:
+        assert "_native.so cannot be loaded: it is damaged, or of another version: " in line
+        assert "pip install --force-reinstall --no-deps nvgemm-aot" in line

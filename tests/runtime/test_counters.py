@@ -167,3 +167,14 @@ def test_tables_by_m_are_counted_and_bounded(monkeypatch: pytest.MonkeyPatch) ->
     ]
     assert counters.news().dispatched == stats.dispatched
     assert counters.news().dispatched == {}
+
+
+def test_kernels_that_fail_are_kept_with_their_first_reason(counters: Counters) -> None:
+    assert counters.fail("k1", "out of patience")
+    assert not counters.fail("k1", "still out of patience")
+    assert counters.news().failed == {"k1": "out of patience"}
+    assert counters.fail("k2", "missing")
+    assert counters.news().failed == {"k2": "missing"}
+    text = str(counters.stats())
+    assert "won 0 and failed 2" in text
+    assert "kernel k1 failed, and ATen computes its GEMMs: out of patience" in text

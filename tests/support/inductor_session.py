@@ -58,7 +58,8 @@ class InductorSession:
         # It has the plug-in imported, which comes in the wrong order without.
         importlib.import_module("torch._inductor.select_algorithm")
 
-        from nvgemm_runtime.inductor import cache_key, choices
+        from nvgemm_runtime.inductor import choices
+        from nvgemm_runtime.installed import digest
         from nvgemm_runtime.installed.registry import INSTALLATION, Installation
         from nvgemm_runtime.launch import compiled
         from nvgemm_runtime.launch.loader import LOADER, KernelLoader
@@ -70,7 +71,7 @@ class InductorSession:
                 self.monkeypatch.setattr(kept, name, value)
         self.monkeypatch.setattr(compiled, "_warned", set())
         self.monkeypatch.setattr(choices, "_known_failures", set())
-        cache_key.installed_digest.cache_clear()
+        digest.forget()
 
     def use_wheels(self, *wheels: Path) -> Path:
         """Likewise, with these wheels installed; returns where."""
@@ -130,7 +131,7 @@ class InductorSession:
         from torch._inductor.runtime.benchmarking import Benchmarker
         from torch._inductor.utils import fresh_cache
 
-        from nvgemm_runtime.inductor import cache_key
+        from nvgemm_runtime.installed import digest
 
         thorough = Benchmarker.benchmark_cpu
 
@@ -148,7 +149,7 @@ class InductorSession:
         with fresh_cache(), config.patch(settings):
             yield
         torch._dynamo.reset()
-        cache_key.installed_digest.cache_clear()
+        digest.forget()
 
     def compile(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Compiled:
         """Compile a function and call it; options are those of ``torch.compile``."""

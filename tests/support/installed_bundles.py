@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import sys
 import zipfile
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.installed import digest
 from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.launch import api, compiled, preload, select
 
@@ -39,7 +39,5 @@ def use(monkeypatch: pytest.MonkeyPatch, *places: Path) -> Installation:
     for module in (api, compiled, preload, select):
         monkeypatch.setattr(module, "INSTALLATION", installation)
     monkeypatch.setattr(select, "_chosen", {})
-    cache_key = sys.modules.get("nvgemm_runtime.inductor.cache_key")  # which imports Inductor
-    if cache_key is not None:
-        cache_key.installed_digest.cache_clear()
+    digest.forget()
     return installation

@@ -166,6 +166,7 @@ def test_project_wheel_holds_the_data_that_commands_need(project_wheel: Path) ->
         "nvgemm_aot/py.typed",
         "nvgemm_runtime/py.typed",
         "nvgemm_runtime/_native.so",
+        "nvgemm_runtime/_native.so.sha256",
         "nvgemm_aot/wheels/README.md.in",
         "nvgemm_aot/wheels/__init__.py.in",
         "nvgemm_aot/wheels/licenses/BSD-3-Clause.txt",

@@ -9,12 +9,16 @@ import os
 import re
 from pathlib import Path
 
-from nvgemm_runtime.settings import COMPILE_TIMEOUT_VARIABLE
+from nvgemm_runtime.settings import COMPILE_TIMEOUT_VARIABLE, MOST_DIGITS, shown
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_LIMIT_SECONDS = 300.0
 """Hundreds of times what kernels take (0.35 to 1.5 s on one core)."""
+
+
+_MOST_SECONDS = 1e9
+"""What takes longer has no limit: timers take no larger numbers."""
 
 
 def default_jobs() -> int:
@@ -65,10 +69,10 @@ def compile_limit_seconds() -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if seconds > 0:
-        return seconds
+    if seconds > 0 and len(text) <= MOST_DIGITS:
+        return seconds if seconds <= _MOST_SECONDS else math.inf
     _log.warning(
         "%s=%s: must be a number of seconds above 0; taken as %g",
-        *(COMPILE_TIMEOUT_VARIABLE, text, DEFAULT_LIMIT_SECONDS),
+        *(COMPILE_TIMEOUT_VARIABLE, shown(text), DEFAULT_LIMIT_SECONDS),
     )
     return DEFAULT_LIMIT_SECONDS

@@ -23,7 +23,7 @@ from typing import Any
 
 from nvgemm_runtime.errors import NvgemmError, StorageError, ToolchainError
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.settings import JIT_JOBS_VARIABLE, JIT_PROVIDER_VARIABLE
+from nvgemm_runtime.settings import JIT_JOBS_VARIABLE, JIT_PROVIDER_VARIABLE, shown, whole_number
 
 from ..build.compiler_limits import default_jobs
 from ..providers import PROVIDERS, SEPARATOR, Provider, load_provider
@@ -179,12 +179,12 @@ def _provider() -> Provider:
 
 def _jobs() -> int:
     named = os.environ.get(JIT_JOBS_VARIABLE, "")
-    if named.isdecimal() and int(named):
-        return int(named)
+    if jobs := whole_number(named):
+        return jobs
     if named:
         _log.warning(
             "%s=%s: must be a number, 1 or more; taken as %d",
-            *(JIT_JOBS_VARIABLE, named, default_jobs()),
+            *(JIT_JOBS_VARIABLE, shown(named), default_jobs()),
         )
     return default_jobs()
 

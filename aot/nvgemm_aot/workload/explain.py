@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nvgemm_runtime.settings import EXPLAIN_VARIABLE
+from nvgemm_runtime.settings import EXPLAIN_VARIABLE, default_mode
 
 from .process import run_to_end
 
@@ -114,7 +114,9 @@ def explain_program(command: Sequence[str], *, quiet: bool = False) -> dict[str,
 
     Raises:
         OSError: If the command cannot be started.
+        SettingError: If NVGEMM_AOT names no mode.
     """
+    default_mode()
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "events.jsonl"
         environment = {**os.environ, EXPLAIN_VARIABLE: str(path), NO_CACHES_VARIABLE: "1"}

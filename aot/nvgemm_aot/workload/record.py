@@ -13,7 +13,13 @@ from nvgemm_runtime.errors import RecordError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import TargetName
 from nvgemm_runtime.recording.recorder import Recorder, named_target
-from nvgemm_runtime.settings import MODE_VARIABLE, RECORD_VARIABLE, TARGET_VARIABLE
+from nvgemm_runtime.settings import (
+    MODE_VARIABLE,
+    RECORD_VARIABLE,
+    TARGET_VARIABLE,
+    Mode,
+    default_mode,
+)
 
 from .process import run_to_end
 
@@ -55,13 +61,14 @@ def record_program(
 
     Raises:
         RecordError: If nothing could be recorded; the command is not started then.
+        SettingError: If NVGEMM_AOT names no mode.
         OSError: If the command cannot be started.
     """
     recorder = Recorder(path)
     environment = {**os.environ, RECORD_VARIABLE: str(recorder.path)}
     if target is not None:
         environment[TARGET_VARIABLE] = target.text
-    if environment.get(MODE_VARIABLE) == "off":
+    if default_mode() is Mode.OFF:
         raise RecordError(f"{MODE_VARIABLE}=off: nothing would be recorded; unset it")
     named_target(environment)
     recorder.check()

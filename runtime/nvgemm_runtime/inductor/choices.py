@@ -254,11 +254,7 @@ class GemmChoice(BundledChoice):
             with COUNTERS.spending("timing"):
                 return float(super().benchmark(*args, out=out))
         except Exception as error:
-            failure = (self.offer.origin, type(error))
-            is_known = operators.was_logged(error) or failure in _known_failures
-            _known_failures.add(failure)
-            level = logging.DEBUG if is_known else logging.WARNING
-            _log.log(level, "%s of %s is not offered: %s", self.name, self.offer.origin, error)
+            log_failed_timing(self.name, self.offer.kernel.id, self.offer.origin, error)
             return math.inf
 
     def output_node(self) -> Any:
@@ -271,6 +267,24 @@ class GemmChoice(BundledChoice):
 
 _known_failures: set[tuple[str, type[Exception]]] = set()
 """What was logged: by wheel and kind of error, once."""
+
+
+def log_failed_timing(name: str, kernel_id: str, origin: str, error: Exception) -> None:
+    """Count a kernel that failed when its choice was timed, and log why that is not offered.
+
+    Args:
+        name: The choice.
+        kernel_id: Its kernel.
+        origin: What brought the kernel.
+        error: The failure.
+    """
+    if not isinstance(error, torch.OutOfMemoryError):
+        COUNTERS.fail(kernel_id, str(error))
+    failure = (origin, type(error))
+    is_known = operators.was_logged(error) or failure in _known_failures
+    _known_failures.add(failure)
+    level = logging.DEBUG if is_known else logging.WARNING
+    _log.log(level, "%s of %s is not offered: %s", name, origin, error)
 
 
 def header(module: str, function: str, parameters: str, origins: str) -> str:

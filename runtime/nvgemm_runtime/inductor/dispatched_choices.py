@@ -6,7 +6,6 @@ The names of torch that are used here are private, and were run on torch 2.11 to
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,13 +19,11 @@ from ..matching.dispatch import Dispatch
 from ..matching.thresholds import ATEN, DispatchTable
 from . import cpp, report
 from .choice_timing import stock_benchmark
-from .choices import BundledChoice, CallNode, StockCall, header
+from .choices import BundledChoice, CallNode, StockCall, header, log_failed_timing
 from .offers import Offer
 
 if TYPE_CHECKING:
     from ..gemm.problem import Signature
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +112,15 @@ class DispatchedChoice(BundledChoice):
 
     def benchmark(self, *args: torch.Tensor, out: torch.Tensor) -> float:
         """Milliseconds of what computes these operands; infinite where it cannot be launched."""
+        kernel_id = self.offer.table.at(args[self.stock.order[0]].shape[-2])
         try:
-            if self.offer.table.at(args[self.stock.order[0]].shape[-2]) == ATEN:
+            if kernel_id == ATEN:
                 return stock_benchmark(self.aten)(*args, out=out)
             return float(super().benchmark(*args, out=out))
         except Exception as error:
-            _log.debug("%s is not offered: %s", self.name, error)
+            if kernel_id != ATEN:
+                offer = self.offer.kernels[kernel_id]
+                log_failed_timing(self.name, kernel_id, offer.origin, error)
             return math.inf
 
     def output_node(self) -> Any:

@@ -15,9 +15,10 @@ from typing import Any
 from torch._inductor import config
 from torch._inductor import select_algorithm as autotuning
 
+from ..installed import digest
 from ..settings import RECORD_VARIABLE, serves_default_mode
-from . import cache_key
 from .autoload import log_broken
+from .modes import current_mode
 
 _HOOK = f"{__package__}.hook"
 
@@ -39,6 +40,7 @@ def join(choices: list[Any]) -> list[Any]:
         RecordError: If GEMMs are to be recorded and cannot be.
         SettingError: If the mode is none.
     """
+    current_mode()
     try:
         if not _has_work():
             return choices
@@ -53,7 +55,7 @@ def _has_work() -> bool:
     """Whether `hook` has anything to do: offer kernels, demand one, or record the GEMM."""
     if config.max_autotune or config.max_autotune_gemm or os.environ.get(RECORD_VARIABLE):
         return True
-    return serves_default_mode() and cache_key.has_bundles()
+    return serves_default_mode() and digest.has_bundles()
 
 
 def _report_times(timings: dict[Any, float], *_: object) -> None:

@@ -215,9 +215,18 @@ def _is_plain(match: Match) -> bool:
     values.append(value_of(match.output_node()))
     if any(value is None for value in values):
         return False  # the addend is a number
-    if FIXES_SIZES and any(isinstance(n, torch.SymInt) for value in values for n in value.shape):
+    if not all(map(has_timed_sizes, values)):
         return False
     return len({value.dtype for value in values}) == 1 and _adds_a_row(match, *values)
+
+
+def has_timed_sizes(value: torch.Tensor) -> bool:
+    """Whether Inductor can time a graph of its own with a tensor of these sizes.
+
+    It cannot where a size is known only when the graph runs.
+    """
+    dynamic = [extent for extent in value.shape if isinstance(extent, torch.SymInt)]
+    return not dynamic if FIXES_SIZES else all(extent.node.has_hint() for extent in dynamic)
 
 
 def is_weighted(node: torch.fx.Node) -> bool:
@@ -271,13 +280,13 @@ def _has_kernels(match: Match, activation: Activation) -> bool:
 
 
 def hint(extent: int | torch.SymInt) -> int:
-    """A size of the graph, or an example of one that is dynamic."""
-    if isinstance(extent, int):
-        return extent
-    known = extent.node.hint
-    if known is None:
-        raise ValueError(f"size {extent} is known only when the graph runs")
-    return int(known)
+    """A size of the graph, or an example of one that is dynamic.
+
+    Of a size that is known only when the graph runs it is Inductor's own example, which counts for
+    plain GEMMs too.
+    """
+    known = extent if isinstance(extent, int) else extent.node.hint
+    return int(config.unbacked_symint_fallback if known is None else known)
 
 
 def _lowering(activation: Activation) -> Callable[..., Any]:

@@ -41,6 +41,7 @@ from .epilogue_fusion import (
     are_equal,
     ends_kernel,
     gelu_tanh,
+    has_timed_sizes,
     hint,
     is_wanted,
     is_weighted,
@@ -219,7 +220,7 @@ def _is_split_in_half(split: object, dim: int) -> bool:
     if value is None or along not in (dim, dim % value.dim()):
         return False
     half = size[0] if isinstance(size, (list, tuple)) and len(set(size)) == 1 else size
-    return isinstance(half, int) and bool(value.shape[dim] == 2 * half)
+    return isinstance(half, int) and are_equal(value.shape[dim:][:1], (2 * half,))
 
 
 def _span(part: Node, rank: int, dim: int, extent: int) -> tuple[Any, ...] | None:
@@ -310,13 +311,11 @@ def _is_plain(match: Match, source: _Source, gate: Gate) -> bool:
     if source.bias is not None:
         bias, b = value_of(source.bias), values[1]
         values.append(bias)
-        if bias is None or b is None or list(bias.shape) != [b.shape[1]]:
+        if bias is None or b is None or not are_equal(bias.shape, b.shape[1:]):
             return False
     if any(value is None for value in values) or len({value.dtype for value in values}) != 1:
         return False
-    if epilogue_fusion.FIXES_SIZES and any(
-        isinstance(extent, torch.SymInt) for value in values for extent in value.shape
-    ):
+    if not all(map(has_timed_sizes, values)):
         return False
     n = values[1].shape[0 if source.was_apart else 1]
     return isinstance(n, int) and n % 2 == 0

@@ -22,6 +22,7 @@ from torch._inductor.virtualized import V
 from ..errors import RequiredError
 from ..gemm.aten import UNSERVED, AtenGemm
 from ..gemm.problem import Problem
+from ..installed.digest import has_bundles
 from ..recording.recorder import recorded_target, recorder
 from ..recording.text import gemm_line
 from ..settings import (
@@ -32,7 +33,7 @@ from ..settings import (
     serves_default_mode,
     trusts_rankings,
 )
-from . import cache_key, report, torch_nvgemm
+from . import report, torch_nvgemm
 from .choice_timing import time_beside_inductor, time_on_gpu, time_over_sizes
 from .choices import BundledChoice, StockCall, gemm_choices, obstacles
 from .modes import OPTION, current_mode
@@ -45,7 +46,7 @@ from .reading import (
     is_alternative,
     is_symbolic,
 )
-from .report import log_failure, survive
+from .report import DATA_DEPENDENT, is_data_dependent, log_failure, survive
 
 if TYPE_CHECKING:
     from .dynamic_sizes import ChoiceByM, FoundByM
@@ -77,7 +78,8 @@ def join(choices: list[Any]) -> list[Any]:
         survive(error)
         if gemm is not None:
             # Counts as a miss; an error only in mode required.
-            _miss(str(gemm), [f"a mistake of nvgemm-aot: {type(error).__name__}: {error}"])
+            mistake = f"a mistake of nvgemm-aot: {type(error).__name__}: {error}"
+            _miss(str(gemm), [DATA_DEPENDENT if is_data_dependent(error) else mistake])
         return choices
 
 
@@ -85,7 +87,7 @@ def _join_in_default_mode(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     """The choices without max-autotune, of which there is one, and nothing is timed."""
     if not serves_default_mode() or current_mode() is Mode.OFF:
         return choices
-    if is_alternative() or not cache_key.has_bundles():
+    if is_alternative() or not has_bundles():
         return choices
     # Imported here, so that compiling without bundles does not pay for it.
     from .default_mode import join_measured
@@ -206,9 +208,14 @@ def _are_timed_here(choices: list[Any]) -> bool:
 
     With CUTLASS among the backends it times those that are no extern calls in another one.
     """
-    elsewhere = config.autotune_in_subproc or getattr(config, "pipeline_max_autotune_gemm", False)
+    elsewhere = config.autotune_in_subproc or _is_pipelined()
     names = backends_beside_aten(choices)
     return not elsewhere and not any(name.startswith(("CUTLASS", "CUDA")) for name in names)
+
+
+def _is_pipelined() -> bool:
+    """Whether Inductor times choices in another process while it goes on compiling."""
+    return bool(getattr(config, "pipeline_max_autotune_gemm", False))
 
 
 def _find_offers(choices: list[Any], gemm: AutotunedGemm) -> Offers:
@@ -224,6 +231,9 @@ def _find_offers(choices: list[Any], gemm: AutotunedGemm) -> Offers:
         gemm.choice.nvgemm_aot_gemm = str(gemm)
         return Offers(gemm=str(gemm), basis="miss", reasons=(reason,))
     against = obstacles(gemm.op, gemm.choice.input_nodes, gemm.choice.layout)
+    if _is_pipelined() and len(choices) == 1:
+        # Outside buffers of several templates torch has no times for them then, and fails.
+        against = ["pipeline_max_autotune_gemm cannot compare kernels with ATen's only choice"]
     may_compile = (
         current_mode() is Mode.AUTO
         and not against

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from ..errors import SettingError
-from ..settings import COMPILE_OPTION, MODE_VARIABLE, Mode, default_mode
+from ..settings import COMPILE_OPTION, MODE_VARIABLE, Mode, checked_mode, named_mode
 
 OPTION = COMPILE_OPTION
 """Among Inductor's options; see `options`."""
@@ -16,11 +16,11 @@ def current_mode() -> Mode:
     """The mode of the compilation that is running.
 
     Raises:
-        SettingError: If the option has a value that is no mode.
+        SettingError: If the option, or NVGEMM_AOT, has a value that is no mode.
     """
     from torch._inductor import config
 
-    return _mode(getattr(config, OPTION, default_mode().value))
+    return checked_mode(getattr(config, OPTION, named_mode()), OPTION)
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def mode(name: str) -> Iterator[None]:
         SettingError: If the name is none of them, or ``NVGEMM_AOT=off`` kept the plug-in out when
             torch was imported, or torch's release is not supported.
     """
-    wanted = _mode(name)
+    wanted = checked_mode(name, OPTION)
     from torch._inductor import config
 
     if OPTION not in config.get_config_copy():
@@ -52,11 +52,3 @@ def mode(name: str) -> Iterator[None]:
         )
     with config.patch({OPTION: wanted.value}):
         yield
-
-
-def _mode(name: object) -> Mode:
-    try:
-        return Mode(name)
-    except ValueError:
-        allowed = ", ".join(one.value for one in Mode)
-        raise SettingError(f"{OPTION} is {name!r}; allowed are {allowed}") from None

@@ -1,24 +1,30 @@
-"""The option that joins Inductor's own: ``torch.compile(model, options={"nvgemm_aot_mode": …})``.
+"""The options that join Inductor's own: ``torch.compile(model, options={"nvgemm_aot_mode": …})``.
 
-This is a config module, like ``torch._inductor.config``; `install` adds its entry to Inductor's.
-There it can be given as an option or patched, and is part of the keys of the compile caches. A
-config module may hold nothing but functions, modules and options.
+This is a config module, like ``torch._inductor.config``; `install` adds its entries to Inductor's.
+There they can be given as options or patched, and are part of the keys of compile caches: torch's,
+and those of programs that read ``torch._inductor.config.save_config_portable()``, as vLLM does.
+``nvgemm_aot_key`` cannot be set; see `choices_key`. A config module may hold nothing but functions,
+modules and options.
 """
 
 import sys
 
 from torch.utils._config_module import install_config_module
 
-from ..settings import default_mode
+from .. import settings
+from . import choices_key, computed_option
 
-nvgemm_aot_mode: str = default_mode().value
+nvgemm_aot_mode: str = settings.named_mode()
+
+nvgemm_aot_key: str = ""
 
 install_config_module(sys.modules[__name__])
 
 
 def install() -> None:
-    """Add the option to Inductor's own."""
+    """Add the options to Inductor's own."""
     from torch._inductor import config
 
     own = sys.modules[__name__]
+    computed_option.compute(own._config[settings.KEY_OPTION], choices_key.choices_key)
     config._config.update(own._config)

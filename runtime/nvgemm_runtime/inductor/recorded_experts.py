@@ -12,7 +12,6 @@ import functools
 from typing import Any
 
 import torch
-from torch._inductor import config
 from torch._inductor.pattern_matcher import (
     CallFunction,
     KeywordArg,
@@ -77,13 +76,7 @@ def _read(node: torch.fx.Node, given: dict[str, Any], place: int) -> AtenGemm:
 
 
 def _operand(node: torch.fx.Node) -> Operand:
-    return operand_of_tensor(node.meta["val"], _hint)
-
-
-def _hint(extent: int | torch.SymInt) -> int:
-    """A size, or an example of one that is dynamic: Inductor's own where no value was seen."""
-    known = extent if isinstance(extent, int) else extent.node.hint
-    return int(config.unbacked_symint_fallback if known is None else known)
+    return operand_of_tensor(node.meta["val"], epilogue_fusion.hint)
 
 
 def _never(match: Match, **_: Any) -> None:

@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch._logging import trace_structured
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ..counters import COUNTERS
 from ..errors import NvgemmError
-from ..settings import EXPLAIN_VARIABLE
+from ..settings import EXPLAIN_VARIABLE, shown
 
 if TYPE_CHECKING:
     from ..matching.dispatch import TunedTogether
@@ -138,7 +139,7 @@ def _write(event: dict[str, object]) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        _warn_once(f"{EXPLAIN_VARIABLE}={path}: {error}; events are not written")
+        _warn_once(f"{EXPLAIN_VARIABLE}={shown(path)}: {error.strerror}; events are not written")
 
 
 @functools.cache
@@ -149,11 +150,23 @@ def _warn_once(message: str) -> None:
 _logged: set[str] = set()
 
 
+DATA_DEPENDENT = "a size on which kernels depend is known only when the graph runs"
+"""Why a GEMM gets no kernel where reading it would end in `is_data_dependent`."""
+
+
 def survive(error: Exception) -> None:
-    """Raise an error that must stop the compilation; log any other."""
+    """Raise an error that must stop the compilation; log others but those of its graph."""
     if isinstance(error, NvgemmError) and error.stops_compilation:
         raise error
-    log_failure(error)
+    if is_data_dependent(error):
+        _log.debug("%s: %s", DATA_DEPENDENT, error)
+    else:
+        log_failure(error)
+
+
+def is_data_dependent(error: Exception) -> bool:
+    """Whether a decision failed for a size that is known only when the graph runs."""
+    return isinstance(error, GuardOnDataDependentSymNode)
 
 
 def log_failure(error: Exception) -> None:

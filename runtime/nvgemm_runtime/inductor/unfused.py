@@ -22,9 +22,9 @@ from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..gemm.aten import AtenGemm
+from ..installed.digest import installed_digest
 from ..settings import Mode, choosing_key, max_choices
 from . import report
-from .cache_key import installed_digest
 from .choice_timing import timing_as_usual
 from .choices import StockCall, gemm_choices, obstacles
 from .dynamic_sizes import find_fused_choice_by_m

@@ -10,12 +10,15 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import StorageError
-from ..gemm.problem import Problem
 from ..settings import CACHE_VARIABLE
 from .discover import BUNDLE_SUFFIX, BundleFile
 from .ownership import writable_by_others
+
+if TYPE_CHECKING:
+    from ..gemm.problem import Problem  # not imported: every process that compiles imports this
 
 JIT_ORIGIN = "the JIT cache"
 """What the origins of kernels begin with that were compiled at run time."""

@@ -28,6 +28,7 @@ from ..matching.refusals import (
     unlaunchable,
 )
 from ..matching.usable_rankings import newest_compiler_first
+from . import digest
 from .discover import BundleFile, find_bundles
 from .jit_cache import find_kept_bundles, user_bundle_origin
 
@@ -102,7 +103,9 @@ class Installation:
         """Those of `bundles` that are installed or named, and not kept from a JIT."""
         with self._lock:
             if self._shipped is None:
-                shipped = tuple(self._open(candidate) for candidate in find_bundles())
+                found = find_bundles()
+                digest.keep(found)
+                shipped = tuple(self._open(candidate) for candidate in found)
                 self._kept = self._open_kept()
                 self._shipped = shipped  # last, for it says that all have been looked at
             return self._shipped

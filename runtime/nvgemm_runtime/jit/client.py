@@ -8,17 +8,13 @@ kernels into a user bundle, where `Installation.refresh_kept_bundles` finds them
 from __future__ import annotations
 
 import atexit
-import functools
-import importlib.util
 import itertools
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +24,7 @@ from ..gemm.target import CPU, PLATFORMS
 from ..installed.jit_cache import default_directory
 from ..matching.device import DeviceFacts
 from ..settings import JIT_CANDIDATES_VARIABLE, JIT_PROVIDER_VARIABLE, jit_candidates
+from .builder import is_installed, missing_module
 from .process import JitProcess
 
 MAX_CRASHES = 2
@@ -38,8 +35,6 @@ _DEVICE_FACTS = (
     *("platform", "cuda"),
 )
 """What a request says of the device."""
-
-_BUILDER_MODULES = ("nvgemm_aot", "nvMatmulHeuristics", "pydantic", "yaml", "cutlass")
 
 _CROSS_MODULE = "ziglang"
 """What the extra `cross` brings: the linker of kernels for Arm, on Arm machines too."""
@@ -114,11 +109,11 @@ def why_not_compiling(facts: DeviceFacts) -> str | None:
     if facts.kind == CPU and not has_provider:
         return "nothing compiles kernels for the CPU"
     if has_provider:
-        missing = None if _is_installed("nvgemm_aot") else "nvgemm_aot"
+        missing = None if is_installed("nvgemm_aot") else "nvgemm_aot"
     else:
         missing = missing_module()
     needs_linker = facts.kind != CPU and _is_cross(facts.platform)
-    if missing is None and needs_linker and not _is_installed(_CROSS_MODULE):
+    if missing is None and needs_linker and not is_installed(_CROSS_MODULE):
         missing = _CROSS_MODULE
     return None if missing is None else _missing(missing, facts.platform)
 
@@ -133,23 +128,6 @@ def _missing(module: str, platform: str) -> str:
 def _is_cross(platform: str) -> bool:
     """Whether kernels for a platform are linked by the linker of the extra ``cross``."""
     return platform in PLATFORMS[1:]
-
-
-@functools.cache
-def missing_module() -> str | None:
-    """A module of the builder side that is not installed, or None. Imports nothing."""
-    missing = (module for module in _BUILDER_MODULES if not _is_installed(module))
-    # Part of a namespace of several directories; `find_spec` would import its parent.
-    places = [f"{place}/cutlass" for place in sys.path]
-    operators = PathFinder.find_spec("cutlass.operators", places)
-    return next(missing, None if operators else "cutlass.operators")
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ValueError:  # imported, by a module without a spec
-        return True
 
 
 class JitClient:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 import logging
 import operator
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import NoKernelError
+from ..counters import COUNTERS
+from ..errors import NoKernelError, SettingError
 from ..gemm.extra_operands import check_offset_values
 from ..gemm.operands import RANKS
 from ..gemm.problem import Op
@@ -200,7 +202,7 @@ def launch_first(kernel_id: str, origin: str, settle: Callable[[int | None], Non
                     _warn_of_memory(f"kernel {kernel_id[:12]}", error)
                 else:
                     # A kernel that never ran here, say because the driver cannot load it.
-                    warn(origin, f"kernel {kernel_id[:12]}: {error}")
+                    leave_to_aten(origin, kernel_id, error)
                     loaded, handle = _refuse, None
             # Nothing is launched for an empty result or an empty sum.
             if (done and out.numel() and a.numel()) or loaded is _refuse:
@@ -263,13 +265,18 @@ def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> 
 
     Under ``NVGEMM_AOT=off`` it is None, without a warning. Without a device, it is for where CUDA
     would run.
+
+    Raises:
+        SettingError: If NVGEMM_AOT names no mode.
     """
     if is_off():
         return None
     try:
         return load_for(kernel_id, _device_facts(device))
+    except SettingError:
+        raise
     except Exception as error:  # ATen can always compute it.
-        warn(origin, f"kernel {kernel_id[:12]}: {error}")
+        leave_to_aten(origin, kernel_id, error)
         return None
 
 
@@ -353,24 +360,37 @@ def report_failure(kernel_id: str, kind: str, message: str) -> None:
     brought = [
         found.origin for found in INSTALLATION.bundles() if place and found.bundle is place[0]
     ]
-    warn(brought[0] if brought else f"kernel {kernel_id[:12]}", message)
+    leave_to_aten(brought[0] if brought else f"kernel {kernel_id[:12]}", kernel_id, message)
 
 
 def _refuse(*tensors: torch.Tensor) -> bool:
     return False
 
 
-_warned: set[str] = set()
+_warned: set[tuple[str, str]] = set()
+"""What was logged: by wheel and reason, once."""
+
+_NUMBERS = re.compile(r"\b[0-9a-f]*[0-9][0-9a-f]*\b")
+"""Numbers and ids in reasons, which differ from kernel to kernel."""
 
 
-def warn(origin: str, reason: str) -> None:
-    """Log one warning a wheel: where one of its kernels is missing, the others mostly are too."""
-    if origin not in _warned:
-        _warned.add(origin)
-        is_wheel = not origin.startswith(JIT_ORIGIN)
-        _log.warning(
-            "a compiled graph runs GEMMs on ATen instead of the kernels of %s: %s; %s",
-            origin,
-            reason,
-            "install that kernel wheel again, or compile again" if is_wheel else "compile again",
-        )
+def leave_to_aten(origin: str, kernel_id: str, error: object) -> None:
+    """Count that ATen computes the GEMMs of a kernel from now on, and warn of it.
+
+    There is one warning for each wheel and reason: where one kernel is missing, others mostly are.
+    """
+    reason = str(error)
+    is_first = COUNTERS.fail(kernel_id, reason)
+    known = origin, _NUMBERS.sub("", reason)
+    if not is_first or known in _warned:
+        return
+    _warned.add(known)
+    if kernel_id[:12] not in reason:
+        reason = f"kernel {kernel_id[:12]}: {reason}"
+    is_wheel = not origin.startswith(JIT_ORIGIN)
+    _log.warning(
+        "a compiled graph runs GEMMs on ATen instead of the kernels of %s: %s; %s",
+        origin,
+        reason,
+        "install that kernel wheel again, or compile again" if is_wheel else "compile again",
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..settings import is_off
 from . import native
-from .compiled import GeneratedCall, expect, launch_first, make_call, warn
+from .compiled import GeneratedCall, expect, launch_first, leave_to_aten, make_call
 from .fork_locks import ForkLock
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ class _Table:
             library = native.load()
             table = library.register_table(self._bounds, self._places)
         except Exception as error:  # ATen can always compute it.
-            for origin in dict.fromkeys(self._origins[kernel] for kernel in self._ids):
-                warn(origin, str(error))
+            for kernel_id in self._ids:
+                leave_to_aten(self._origins[kernel_id], kernel_id, error)
             return _leave_to_aten
         self._first_launches = [
             launch_first(kernel, self._origins[kernel], self._settle(library, table, place))

@@ -10,11 +10,13 @@ with an ``out`` form) and ``abi`` exist from then on.
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.resources
 import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..bundle.calling_convention import PLAIN, CallingConvention
@@ -272,10 +274,10 @@ def _load() -> Native:
         ) from error
     try:
         with importlib.resources.as_file(library) as path:
-            missing = missing_part(path)
-            if missing is not None:
+            damage = missing_part(path) or _find_damage(path)
+            if damage is not None:
                 raise ToolchainError(
-                    f"{library} cannot be loaded: {missing}; "
+                    f"{library} cannot be loaded: {damage}; "
                     "run: pip install --force-reinstall --no-deps nvgemm-aot"
                 )
             module = tvm_ffi.load_module(path)
@@ -312,6 +314,21 @@ def _load() -> Native:
     register_fakes(native.out_dtype)
     register_refusals()
     return native
+
+
+def _find_damage(library: Path) -> str | None:
+    """Compare the library with the digest that was installed with it: loading runs its code.
+
+    Nothing is compared where a build for development left no digest.
+    """
+    try:
+        installed = library.with_name(f"{library.name}.sha256").read_text("ascii").strip()
+    except FileNotFoundError:
+        return None
+    digest = hashlib.sha256(library.read_bytes()).hexdigest()
+    if digest == installed:
+        return None
+    return f"it is damaged, or of another version: sha256 {digest[:12]}, installed {installed[:12]}"
 
 
 def abi() -> int:

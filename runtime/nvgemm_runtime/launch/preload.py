@@ -18,7 +18,7 @@ from ..matching.device import DeviceFacts, device_facts
 from ..matching.evidence import Evidence
 from ..matching.index import all_but_m
 from ..matching.refusals import device_refusal, kernel_refusals
-from ..settings import is_off
+from ..settings import default_mode, is_off
 from .compiled import load_for, named_kernels, usual_device, why_for_another_device
 from .dispatch_table import find_dispatch
 from .upload import is_capturing, upload
@@ -85,6 +85,7 @@ def preload(
 
     Raises:
         NoKernelError: If no installed or named bundle is of the manifest.
+        SettingError: If NVGEMM_AOT names no mode.
         TypeError: If ``manifest`` is neither a name nor None.
         ValueError: If ``manifest`` is empty, or ``device`` is neither the CPU nor a CUDA device
             that torch sees.
@@ -98,6 +99,7 @@ def preload(
             "preload: manifest is '', must be a manifest's name; leave it out to load the kernels "
             "of this process's compiled graphs"
         )
+    default_mode()  # an error if the user misspelt it
     where = usual_device() if device is None else _checked_device(device)
     if where == torch.device("cuda"):  # of which torch means the current one
         where = usual_device()

@@ -21,6 +21,7 @@ from ..matching.device import (
 )
 from ..matching.index import Match, Miss, first_served
 from ..matching.refusals import process_refusal
+from ..settings import default_mode
 from .loader import LOADER, LoadedKernel
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def choose_kernel(
 
     Raises:
         NoKernelError: If no bundled kernel serves them, with every reason why.
+        SettingError: If NVGEMM_AOT names no mode.
         ValueError: If they do not fit together.
     """
     tensors = (a, b, out, *extras.tensors())
@@ -46,6 +48,7 @@ def choose_kernel(
     key = (*what, *(fact for tensor in tensors for fact in _deciding_facts(tensor)))
     kernel = _chosen.get(key)
     if kernel is None:
+        default_mode()  # an error if the user misspelt it
         kernel, is_best = _match_and_load(op, a, b, out, extras)
         if is_best:
             if len(_chosen) >= _MAX_CHOSEN:
@@ -116,6 +119,7 @@ def load_kernel(kernel_id: str) -> LoadedKernel:
     loaded = LOADER.get(kernel_id)
     if loaded is not None:
         return loaded
+    default_mode()
     place = INSTALLATION.kernels().get(kernel_id)
     if place is None:
         raise NoKernelError(

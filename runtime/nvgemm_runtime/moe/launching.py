@@ -120,6 +120,8 @@ def find(
         try:
             kernel = choose_kernel(op, a, b, out, ExtraOperands(**extras._asdict()))
         except NvgemmError as error:
+            if error.stops_compilation:
+                raise
             kernel = str(error)
         if len(_found) >= _MAX_FOUND:
             _found.clear()

@@ -24,7 +24,7 @@ from ..gemm.roles import sum_parts
 from ..launch.select import find
 from ..matching.device import device_facts
 from ..matching.index import Match
-from ..settings import COMPILE_OPTION, Mode, default_mode
+from ..settings import COMPILE_OPTION, Mode, checked_mode, named_mode
 
 _EXAMPLE = 4096
 """For a size or stride of which torch knows no example."""
@@ -96,8 +96,8 @@ def _is_found(device: torch.device, asked: Callable[[], tuple[Request, ...]]) ->
 def _is_off() -> bool:
     """Whether the user keeps kernels out of this compilation, or of all."""
     config = sys.modules.get("torch._inductor.config")
-    mode = getattr(config, COMPILE_OPTION, default_mode().value)
-    return bool(mode == Mode.OFF.value)
+    mode = checked_mode(getattr(config, COMPILE_OPTION, named_mode()), COMPILE_OPTION)
+    return mode is Mode.OFF
 
 
 def _asked(

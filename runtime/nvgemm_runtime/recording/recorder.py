@@ -17,7 +17,7 @@ from pathlib import Path
 from ..errors import RecordError
 from ..gemm.problem import Problem
 from ..gemm.target import ARCHITECTURES, DEFAULT_ARCHITECTURE, Target, TargetName
-from ..settings import RECORD_VARIABLE, TARGET_VARIABLE
+from ..settings import RECORD_VARIABLE, TARGET_VARIABLE, shown
 from .text import Recording, manifest_name, parse
 
 _NAME_ANOTHER = f"name another file, by {RECORD_VARIABLE} or --out"
@@ -38,7 +38,9 @@ def named_target(variables: Mapping[str, str] = os.environ) -> TargetName | None
     try:
         return TargetName.parse(named)
     except ValueError as error:
-        raise RecordError(f"{TARGET_VARIABLE}={named}: nothing builds for it; {error}") from None
+        raise RecordError(
+            f"{TARGET_VARIABLE}={shown(named)}: nothing builds for it; {shown(str(error))}"
+        ) from None
 
 
 def recorded_target(

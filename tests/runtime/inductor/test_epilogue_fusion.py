@@ -453,3 +453,21 @@ def test_training_is_right(session: InductorSession) -> None:
     linear.weight.grad = None
     functional.relu(linear(x)).sum().backward()
     torch.testing.assert_close(gradient, linear.weight.grad)
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_rows_that_are_counted_when_the_graph_runs_cannot_be_timed_and_stay_as_they_are(
+    session: InductorSession, caplog: pytest.LogCaptureFixture, activation: str
+) -> None:
+    linear, function = layer(), ACTIVATIONS[activation]
+
+    def chosen(x: Tensor, mask: Tensor) -> Tensor:
+        return function(linear(x[mask]))
+
+    x = rows()
+    mask = torch.arange(M) % 2 == 0
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = session.compile(chosen, x, mask, fullgraph=True)
+    torch.testing.assert_close(compiled.result, once_rounded(linear, x[mask], activation))
+    assert warnings_of(caplog) == []
+    assert compiled.launched == ()

@@ -478,3 +478,21 @@ def test_training_is_right(session: InductorSession) -> None:
     w.grad = None
     chunked(x, w).sum().backward()
     torch.testing.assert_close(gradient, w.grad, rtol=2**-5, atol=5e-2)
+
+
+@pytest.mark.parametrize("function", [chunked, woven, two_products])
+@pytest.mark.parametrize("lead", [(M,), (M, 2)])
+def test_rows_that_are_counted_when_the_graph_runs_cannot_be_timed_and_stay_as_they_are(
+    session: InductorSession,
+    caplog: pytest.LogCaptureFixture,
+    function: Callable[[Tensor, Tensor], Tensor],
+    lead: tuple[int, ...],
+) -> None:
+    x, w = tensors(*lead)
+    mask = torch.arange(M) % 2 == 0
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = session.compile(lambda x, m, w: function(x[m], w), x, mask, w, fullgraph=True)
+    once = function(x[mask].float(), w.float()).to(x.dtype)
+    torch.testing.assert_close(compiled.result, once, rtol=0.05, atol=0.03)  # rounded in between
+    assert warnings_of(caplog) == []
+    assert compiled.launched == ()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import cpu_provider
+import nvgemm_runtime
 import recording_kernels
 from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.build.pipeline import BuiltBundle
@@ -69,19 +70,19 @@ def test_without_any_choice_there_is_nothing_to_say(
 def test_a_cache_key_that_cannot_be_made_is_no_reason_to_fail(
     inductor: InductorSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from nvgemm_runtime.inductor import cache_key
+    from nvgemm_runtime.inductor import choices_key
 
     def fail() -> None:
         raise OSError("no such luck")
 
-    inductor.monkeypatch.setattr("nvgemm_runtime.installed.discover.find_bundles", fail)
-    cache_key._log_failure.cache_clear()
+    inductor.monkeypatch.setattr("nvgemm_runtime.installed.digest.find_bundles", fail)
+    choices_key._log_once.cache_clear()
     compile_gemms(inductor)
     compile_gemms(inductor)
     assert [message for message in warnings_of(caplog) if "no such luck" in message] == [
         "torch's compile caches do not know the installed bundles: OSError: no such luck"
     ]
-    cache_key._log_failure.cache_clear()
+    choices_key._log_once.cache_clear()
 
 
 def test_a_kernel_that_fails_when_it_is_timed_is_not_chosen(
@@ -98,6 +99,7 @@ def test_a_kernel_that_fails_when_it_is_timed_is_not_chosen(
     assert launched == 0
     assert "nvgemm" not in code
     assert any("out of patience" in message for message in warnings_of(caplog))
+    assert "out of patience" in nvgemm_runtime.stats().failed[raising.header.kernels[0].id]
 
 
 def test_without_the_native_library_aten_computes(

@@ -14,7 +14,7 @@ import pytest
 from jit_programs import JitMachine, kill, problem, wait_until
 from nvgemm_runtime import settings
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.jit import client
+from nvgemm_runtime.jit import builder, client
 from nvgemm_runtime.jit.client import JitClient
 from synthetic_facts import H200
 
@@ -287,7 +287,7 @@ def test_what_is_missing_is_named_and_nothing_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("NVGEMM_AOT_JIT_PROVIDER", raising=False)
-    monkeypatch.setattr(client, "_is_installed", lambda module: module != "pydantic")
+    monkeypatch.setattr(builder, "is_installed", lambda module: module != "pydantic")
     monkeypatch.setattr(client, "missing_module", client.missing_module.__wrapped__)
     fallback = JitClient()
     reason = fallback.request(problem(), H200).result(0).reason
@@ -305,11 +305,11 @@ def test_on_arm_the_linker_is_part_of_the_builder_side(
     if provider is not None:
         monkeypatch.setenv("NVGEMM_AOT_JIT_PROVIDER", provider)
     monkeypatch.setattr(client, "missing_module", lambda: None)
-    monkeypatch.setattr(client, "_is_installed", lambda module: module != "ziglang")
+    monkeypatch.setattr(client, "is_installed", lambda module: module != "ziglang")
     assert client.why_not_compiling(H200) is None
     on_arm = replace(H200, platform="linux_aarch64")
     assert client.why_not_compiling(on_arm) == (
         "the builder side is not installed: no ziglang; run: pip install 'nvgemm-aot[build,cross]'"
     )
-    monkeypatch.setattr(client, "_is_installed", lambda module: True)
+    monkeypatch.setattr(client, "is_installed", lambda module: True)
     assert client.why_not_compiling(on_arm) is None

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import cpu_provider
+import nvgemm_runtime
 import recording_kernels
 from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.build.pipeline import BuiltBundle
@@ -109,6 +110,7 @@ def test_a_kernel_that_is_gone_costs_its_rows_alone(
     (said,) = warnings_of(caplog)
     assert WHEEL in said
     assert "f" * 12 in said
+    assert "no installed bundle" in nvgemm_runtime.stats().failed["f" * 64]
 
 
 def test_a_kernel_that_fails_in_the_middle_of_a_run_costs_its_rows_alone(
@@ -132,6 +134,29 @@ def test_a_kernel_that_fails_in_the_middle_of_a_run_costs_its_rows_alone(
     assert inductor.record.lines() == [failing.operator, SQUARE, SQUARE], "it is not tried again"
     (said,) = warnings_of(caplog)
     assert WHEEL in said
+    assert "out of patience" in said
+    assert "out of patience" in nvgemm_runtime.stats().failed[failing.id]
+
+
+def test_kernels_of_one_wheel_that_fail_for_other_reasons_are_each_warned_of(
+    inductor: InductorSession,
+    kernel_cache: Cache,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    raising = recording_kernels.build_recording(
+        [cpu_provider.problem()], tmp_path / "raising", kernel_cache, recording_kernels.Raising()
+    )
+    inductor.use(raising.path)
+    ids = {"gone": "0e" * 32, "lost": "0d" * 32, "failing": raising.header.kernels[0].id}
+    gemm = call_of(ids, (8, 16), *ids)
+    for m in (4, 9, 20):
+        compute(gemm, m)
+    gone, failing = warnings_of(caplog)
+    assert "no installed bundle" in gone
+    assert "out of patience" in failing
+    assert nvgemm_runtime.stats().failed.keys() >= set(ids.values())
+    assert "out of patience" in str(nvgemm_runtime.stats())
 
 
 @pytest.mark.parametrize("short_at", [0, 1, 2])

@@ -1,0 +1,129 @@
+"""Settings: what they take, and what is said of what they do not take."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import nvgemm_runtime
+from inductor_session import InductorSession, warnings_of
+from nvgemm_aot.build.compiler_limits import compile_limit_seconds
+from nvgemm_aot.jit import server
+from nvgemm_aot.jit.eviction import limit_bytes
+from nvgemm_aot.workload.explain import explain_program
+from nvgemm_runtime import settings
+from nvgemm_runtime.errors import SettingError
+from nvgemm_runtime.inductor import report
+from nvgemm_runtime.launch import select
+from nvgemm_runtime.recording.recorder import named_target
+
+NUMBERS: dict[str, Callable[[], float]] = {
+    "NVGEMM_AOT_MAX_CHOICES": settings.max_choices,
+    "NVGEMM_AOT_JIT_CANDIDATES": settings.jit_candidates,
+    "NVGEMM_AOT_JIT_JOBS": server._jobs,
+    "NVGEMM_AOT_CACHE_LIMIT": limit_bytes,
+    "NVGEMM_AOT_COMPILE_TIMEOUT": compile_limit_seconds,
+}
+
+
+@pytest.fixture(autouse=True)
+def warned_anew() -> None:
+    settings._warn_once.cache_clear()
+
+
+@pytest.mark.parametrize("text", ["9" * 6000, "1" * 19, "soon" * 30_000], ids=len)
+@pytest.mark.parametrize("variable", NUMBERS)
+def test_a_number_that_is_absurd_counts_as_not_set(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variable: str, text: str
+) -> None:
+    monkeypatch.delenv(variable, raising=False)
+    default = NUMBERS[variable]()
+    monkeypatch.setenv(variable, text)
+    assert NUMBERS[variable]() == default
+    (said,) = caplog.messages
+    assert said.startswith(f"{variable}={text[:19]}")
+    assert "taken as" in said
+    assert len(said) < 300
+
+
+@pytest.mark.parametrize("variable", NUMBERS)
+def test_a_number_of_18_digits_is_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variable: str
+) -> None:
+    number = 10**8 if variable == "NVGEMM_AOT_COMPILE_TIMEOUT" else 10**17
+    monkeypatch.setenv(variable, str(number))
+    assert NUMBERS[variable]() == number
+    assert caplog.messages == []
+
+
+def test_a_value_is_shown_in_one_line_and_cut() -> None:
+    assert settings.shown("a\nb\x00") == "a b?"
+    assert settings.shown("x" * 100_000) == f"{'x' * 100}… (99900 more characters)"
+
+
+def test_switches_targets_and_files_are_cut_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = "x" * 100_000
+    monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", long)
+    settings.trusts_rankings()
+    monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", long)
+    report._warn_once.cache_clear()
+    report.timed("mm", {})
+    with pytest.raises(Exception, match="nothing builds for it") as caught:
+        named_target({"NVGEMM_AOT_RECORD_TARGET": long})
+    messages = [*warnings_of(caplog), str(caught.value)]
+    assert len(messages) == 3
+    assert all(len(message) < 400 for message in messages)
+
+
+def test_a_mode_that_is_none_is_an_error_and_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVGEMM_AOT", "requird")
+    with pytest.raises(SettingError, match="NVGEMM_AOT=requird: allowed are auto, required, off"):
+        settings.default_mode()
+    assert not settings.is_off()
+    with pytest.raises(SettingError) as caught:
+        settings.checked_mode("x" * 100_000, "nvgemm_aot_mode")
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("autotunes", [True, False])
+@pytest.mark.parametrize("has_bundle", [True, False])
+def test_a_misspelt_mode_ends_the_first_compilation(
+    inductor: InductorSession, autotunes: bool, has_bundle: bool
+) -> None:
+    """As it was when torch was imported, which says nothing."""
+    if not has_bundle:
+        inductor.use()
+    inductor.monkeypatch.setenv("NVGEMM_AOT", "requird")
+    options = {"nvgemm_aot_mode": "requird", "max_autotune_gemm": autotunes}
+    with pytest.raises(Exception, match="SettingError: NVGEMM_AOT=requird: allowed are"):
+        inductor.compile(torch.mm, torch.randn(16, 64), torch.randn(64, 32), options=options)
+
+
+def test_a_misspelt_mode_ends_the_first_launch(inductor: InductorSession) -> None:
+    from nvgemm_runtime.launch import compiled
+
+    inductor.monkeypatch.setattr(select, "_chosen", {})
+    inductor.monkeypatch.setenv("NVGEMM_AOT", "requird")
+    a, b = torch.randn(16, 64), torch.randn(64, 32)
+    with pytest.raises(SettingError, match="NVGEMM_AOT=requird"):
+        nvgemm_runtime.mm(a, b)
+    with pytest.raises(SettingError, match="NVGEMM_AOT=requird"):
+        nvgemm_runtime.preload()
+    gemm = compiled.gemm(torch.mm, "0f" * 32, "nvgemm-kernels-model 1.0")
+    with pytest.raises(SettingError, match="NVGEMM_AOT=requird"):
+        gemm(a, b, out=torch.empty(16, 32))
+
+
+def test_a_misspelt_mode_ends_commands_that_run_programs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setenv("NVGEMM_AOT", "requird")
+    with pytest.raises(SettingError, match="NVGEMM_AOT=requird"):
+        explain_program(["false"])
+    assert warnings_of(caplog) == []
