@@ -44,12 +44,13 @@ def cuda_versions(headers: Sequence[Header]) -> list[str]:
 
 
 def _install_commands(distribution: str, headers: Sequence[Header]) -> str:
-    """A line, or one for each CUDA version where the wheel has an extra for each."""
+    """Commands by file, as no registry has the names; one for each extra of a CUDA version."""
+    file = f"{distribution.replace('-', '_')}-*.whl"
     cudas = cuda_versions(headers)
     if len(cudas) < 2:
-        return f"pip install {distribution}"
+        return f"pip install nvgemm_aot-*.whl {file}"
     return "\n".join(
-        f"pip install '{distribution}[{cuda}]'  # beside a torch for CUDA {cuda.removeprefix('cu')}"
+        f'pip install nvgemm_aot-*.whl "$(ls {file})[{cuda}]"  # beside a torch for CUDA {cuda[2:]}'
         for cuda in cudas
     )
 

@@ -12,6 +12,7 @@ import click
 
 from nvgemm_runtime import __version__
 from nvgemm_runtime.errors import NvgemmError, ToolchainError
+from nvgemm_runtime.installing import install_command
 
 from . import interrupts
 from .build import build
@@ -42,7 +43,7 @@ class _Group(click.Group):
                 raise
             click.echo(
                 f"nvgemm-aot: error: the Python module {module} is not installed, as after "
-                "pip install --no-deps; run: pip install nvgemm-aot",
+                f"pip install --no-deps; run: {install_command()}",
                 err=True,
             )
             ctx.exit(ToolchainError.exit_code)

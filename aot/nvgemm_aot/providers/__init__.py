@@ -11,6 +11,7 @@ import importlib
 
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.installing import install_command
 
 from . import cute_dsl, cute_setup
 from .base import Candidate, Enumeration, Provider, Rejection
@@ -61,7 +62,7 @@ def load_provider(name: str) -> Provider:
     except Exception as error:  # half an installation raises whatever it raises
         raise ToolchainError(
             f"the provider {name!r} cannot be created: {described(error)}; "
-            "run: pip install --force-reinstall nvgemm-aot"
+            f"run: {install_command(again=True)}"
         ) from error
     return provider
 

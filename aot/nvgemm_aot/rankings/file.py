@@ -17,6 +17,7 @@ from nvgemm_runtime.bundle.format import BACK_TO_BACK, MAGIC, Conditions, Timing
 from nvgemm_runtime.errors import NvgemmError, RankingsError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.installing import UPGRADE
 
 from ..storage.files import IrregularFileError, read_start, write_atomic
 from .entries import COLD, Entry, Operator, Origin, Rankings
@@ -143,7 +144,7 @@ class _Decoder:
             self.fail(
                 "version",
                 f" is {document.get('version')!r:.20}, this release reads {VERSION}",
-                "upgrade: pip install -U nvgemm-aot, or export the file with this release",
+                f"{UPGRADE}, or export the file with this release",
             )
         operators = self.each(document, "operators", "", self._operator)
         origins = self.each(document, "origins", "", self._origin)

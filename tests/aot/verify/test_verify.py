@@ -328,9 +328,9 @@ def test_says_plainly_that_device_code_was_not_disassembled(
     assert report.kernels[0].disassembled_by == NOT_DISASSEMBLED
     assert report.notes[0] == UNPROVED
     assert "was not disassembled" in report.notes[1]
-    assert "pip install 'nvgemm-aot[build]'" in report.notes[1]
+    assert "pip install '.[build]'" in report.notes[1]
     assert "not asked for" in verify_bundle(path, disassemble=False).notes[1]
-    with pytest.raises(ToolchainError, match=r"pip install 'nvgemm-aot\[build\]'"):
+    with pytest.raises(ToolchainError, match=r"pip install '\.\[build\]'"):
         verify_bundle(path, disassemble=True)
 
 

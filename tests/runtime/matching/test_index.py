@@ -103,7 +103,10 @@ def test_unknown_signature_lists_what_is_bundled() -> None:
         (replace(B200, cuda=None), "torch uses no CUDA"),
         (replace(B200, cuda="cu11"), "torch uses cu11; install a torch for CUDA 13"),
         (replace(B200, platform="linux_aarch64"), "built for platform linux_x86_64"),
-        (replace(B200, runtime_library=None), "pip install 'nvgemm-aot[cu13]'"),
+        (
+            replace(B200, runtime_library=None),
+            "pip install 'nvidia-cutlass-dsl-libs-cu13>=4.7,<4.9'",
+        ),
         (
             replace(B200, runtime_library=replace(LIBRARY, exports=frozenset())),
             "kernels import CuteDSLRT_TVMFFISetRaisedCudaError, _cuKernelGetAttribute, ",

@@ -89,9 +89,9 @@ def test_a_damaged_library_is_refused_with_what_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("cuda", "command"),
     [
-        ("cu12", "pip install 'nvgemm-aot[cu12]'"),
-        ("cu13", "pip install 'nvgemm-aot[cu13]'"),
-        ("cu14", "pip install nvidia-cutlass-dsl-libs-cu14"),
+        ("cu12", "pip install 'nvidia-cutlass-dsl-libs-cu12>=4.7,<4.9'"),
+        ("cu13", "pip install 'nvidia-cutlass-dsl-libs-cu13>=4.7,<4.9'"),
+        ("cu14", "pip install 'nvidia-cutlass-dsl-libs-cu14'"),
     ],
 )
 def test_a_missing_library_is_brought_by_the_extra_of_its_cuda_version(
