@@ -39,6 +39,12 @@ def print_result(document: Any, as_text: Callable[[Any], str], *, as_json: bool)
     click.echo(json.dumps(document, indent=2) if as_json else as_text(document))
 
 
+def failed_text(status: int, interpreter: str | None) -> str:
+    """Says that a user's command failed before it came to a GEMM, and in which Python."""
+    text = f"the command exited with status {status} before compiling a GEMM"
+    return text if interpreter is None else f"{text} ({interpreter})"
+
+
 def keep_stdout() -> contextlib.AbstractContextManager[object]:
     """Send what other packages print to stderr: a command's result alone goes to stdout."""
     return contextlib.redirect_stdout(sys.stderr)
