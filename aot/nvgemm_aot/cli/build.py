@@ -195,20 +195,30 @@ def open_rejection_log(path: Path | None) -> Iterator[RejectionSink | None]:
     if path is None:
         yield None
         return
-    try:
+    with _writing(path):
         file = path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{path}: cannot write: {error.strerror}") from error
 
     def write(problem: Problem, rejection: Rejection) -> None:
         line = {"problem": problem.key, "operator": rejection.operator, "reason": rejection.reason}
-        try:
+        with _writing(path):
             file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise StorageError(f"{path}: cannot write: {error.strerror}") from error
 
-    with file:
+    try:
         yield write
+        with _writing(path):
+            file.flush()
+    finally:
+        with contextlib.suppress(OSError):
+            file.close()
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Name a file that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: cannot write: {error.strerror}") from error
 
 
 _SECONDS_PER_KERNEL = 0.6

@@ -32,10 +32,11 @@ def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None
     started. Signals are passed on to it.
     """
     from ..workload.explain import explain_program
+    from ..workload.process import CannotStartError
 
     try:
         document = explain_program(command, quiet=as_json)
-    except OSError as error:
+    except CannotStartError as error:
         raise click.UsageError(f"cannot run {command[0]}: {error.strerror}") from None
     print_result(document, explain_text, as_json=as_json)
     if document["unreadable_lines"]:

@@ -50,11 +50,12 @@ def record(
     The exit status is the command's, 128 + N where signal N ended it, and 2 where it cannot be
     started. Signals are passed on to it. Where it succeeds and leaves OUT damaged: 17.
     """
+    from ..workload.process import CannotStartError
     from ..workload.record import record_program
 
     try:
         recorded = record_program(command, out, target=target, fake=fake)
-    except OSError as error:
+    except CannotStartError as error:
         raise click.UsageError(f"cannot run {command[0]}: {error.strerror}") from None
     click.echo(f"nvgemm-aot: {_summary(recorded, fake)}", err=True)
     ctx.exit(recorded.status)

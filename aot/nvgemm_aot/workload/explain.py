@@ -114,7 +114,7 @@ def explain_program(command: Sequence[str], *, quiet: bool = False) -> dict[str,
         their lines could not be read; ``interpreter`` names the program's Python if it met no GEMM.
 
     Raises:
-        OSError: If the command cannot be started.
+        CannotStartError: If the command cannot be started.
     """
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "events.jsonl"

@@ -12,6 +12,11 @@ from types import FrameType
 
 _STANDARD_ERROR = 2
 
+
+class CannotStartError(OSError):
+    """The user's command cannot be started."""
+
+
 _KILLED = 128
 """Shells report the signal that ended a command as its number plus this."""
 
@@ -31,15 +36,17 @@ def run_to_end(
     ``quiet``, the command's output goes to standard error.
 
     Raises:
-        OSError: If it cannot be started.
+        CannotStartError: If it cannot be started.
     """
     output = _STANDARD_ERROR if quiet else None
-    with (
-        _SignalsForwarded() as signals,
-        subprocess.Popen(command, env=environment, stdout=output) as process,
-    ):
-        signals.forward_to(process)
-        status = process.wait()
+    with _SignalsForwarded() as signals:
+        try:
+            process = subprocess.Popen(command, env=environment, stdout=output)
+        except OSError as error:
+            raise CannotStartError(error.errno, error.strerror, command[0]) from error
+        with process:
+            signals.forward_to(process)
+            status = process.wait()
     return status if status >= 0 else _KILLED - status
 
 

@@ -58,7 +58,7 @@ def record_program(
 
     Raises:
         RecordError: If nothing could be recorded; the command is not started then.
-        OSError: If the command cannot be started.
+        CannotStartError: If the command cannot be started.
     """
     recorder = Recorder(path)
     environment = {**os.environ, RECORD_VARIABLE: str(recorder.path)}
