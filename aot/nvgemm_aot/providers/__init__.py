@@ -14,7 +14,7 @@ from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.installing import install_command
 
 from . import cute_dsl, cute_setup
-from .base import Candidate, Enumeration, Provider, Rejection
+from .base import RECIPE_PREFIX, Candidate, Enumeration, Provider, Rejection
 from .checked import BLAME, described
 from .combined import SEPARATOR, Combined
 from .discovery import load_external
@@ -79,7 +79,7 @@ before any stated recipes, and keep their bytes."""
 
 def recipe_name(provider: str) -> str:
     """Name of a provider's recipe among the versions of a toolchain."""
-    return f"recipe of {provider}"
+    return f"{RECIPE_PREFIX}{provider}"
 
 
 def recipe_of(part: Provider, target: Target) -> str:
