@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,10 @@ from nvgemm_runtime.bundle.format import Kernel, RankingSource
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, NvgemmError, StorageError, VerificationError
 
+from . import output
 from .options import ANY_PATH, json_option, out_directory_option
 from .printing import (
+    count_text,
     file_document,
     file_text,
     print_result,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from ..verify.bundle import Report
     from ..verify.kernel import KernelEvidence
+    from ..workload.find_bundles import NamedBundle
 
 Document = dict[str, Any]
 
@@ -56,9 +59,20 @@ def wheel(
 @click.argument("bundle", type=ANY_PATH)
 @json_option
 def inspect(bundle: Path, as_json: bool) -> None:
-    """Show what BUNDLE holds: target, kernels, rankings, sizes, toolchain."""
-    with Bundle(bundle) as opened:
-        print_result(bundle_document(opened), bundle_text, as_json=as_json)
+    """Show what BUNDLE holds: target, kernels, rankings, sizes, toolchain.
+
+    BUNDLE may also be a wheel, or a directory of bundles: each is shown; --json prints a list.
+    """
+    from ..workload.find_bundles import find_bundles
+
+    documents = []
+    for found in find_bundles(bundle):
+        with found.named_in_errors(), Bundle(found.file) as opened:
+            documents.append({**bundle_document(opened), "path": found.name})
+    if bundle.is_dir() or bundle.suffix == ".whl":
+        print_result(documents, lambda all_: "\n\n".join(map(bundle_text, all_)), as_json=as_json)
+    else:
+        print_result(documents[0], bundle_text, as_json=as_json)
 
 
 @click.command()
@@ -70,38 +84,61 @@ def inspect(bundle: Path, as_json: bool) -> None:
 )
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Disassembler processes.")
 @json_option
+@click.pass_context
 def verify(
-    bundles: tuple[Path, ...], disassemble: bool | None, jobs: int | None, as_json: bool
+    ctx: click.Context,
+    bundles: tuple[Path, ...],
+    disassemble: bool | None,
+    jobs: int | None,
+    as_json: bool,
 ) -> None:
-    """Check every rule, hash and kernel of BUNDLES, and print the evidence."""
-    from ..build.compiler_limits import default_jobs
-    from ..verify.bundle import verify_bundle
+    """Check every rule, hash and kernel of BUNDLES, and print the evidence.
 
-    documents: list[Any] = []
+    BUNDLES are bundles, directories of bundles, and wheels.
+
+    The exit status is 0 if all are good; that of its fault if one is not: 16 if it cannot be read,
+    20 if it breaks its format, 21 for a finding; and 21 if several are not.
+    """
+    from ..build.compiler_limits import default_jobs
+    from ..workload.find_bundles import find_bundles
+
+    documents: list[Document] = []
     texts: list[str] = []
     failed: list[NvgemmError] = []
+
+    def add_failure(name: str, error: NvgemmError) -> None:
+        documents.append({"path": name, "ok": False, "error": str(error)})
+        texts.append(f"{name}: FAILED\n{error}")
+        failed.append(error)
+
     for path in bundles:
         try:
-            with report_progress("Verifying") as progress:
-                report = verify_bundle(
-                    path, disassemble=disassemble, jobs=jobs or default_jobs(), progress=progress
-                )
-        except (BundleFormatError, StorageError) as error:
-            documents.append({"path": str(path), "ok": False, "error": str(error)})
-            texts.append(f"{path}: FAILED\n{error}")
-            failed.append(error)
-            continue
-        documents.append(report.to_json())
-        texts.append(verification_text(report))
-        if not report.ok:
-            failed.append(VerificationError(f"{path}: {len(report.findings)} findings"))
+            for found in find_bundles(path, headers_only=False):
+                try:
+                    report = _verify(found, disassemble, jobs or default_jobs())
+                except (BundleFormatError, StorageError) as error:
+                    add_failure(found.name, error)
+                    continue
+                documents.append(report.to_json())
+                texts.append(verification_text(report))
+                if not report.ok:
+                    failed.append(VerificationError())
+        except StorageError as error:
+            add_failure(str(path), error)
     print_result(documents, lambda _: "\n\n".join(texts), as_json=as_json)
-    if len(failed) == 1:
-        raise failed[0]
     if failed:
-        raise VerificationError(
-            f"{len(failed)} of {len(bundles)} bundles fail:\n" + "\n".join(map(str, failed))
+        output.report(
+            f"{len(failed)} of {count_text(len(documents), 'bundle')} failed; the reasons are above"
         )
+        ctx.exit((failed[0] if len(failed) == 1 else VerificationError()).exit_code)
+
+
+def _verify(found: NamedBundle, disassemble: bool | None, jobs: int) -> Report:
+    from ..verify.bundle import verify_bundle
+
+    with found.named_in_errors(), report_progress("Verifying") as progress:
+        report = verify_bundle(found.file, disassemble=disassemble, jobs=jobs, progress=progress)
+    return replace(report, path=Path(found.name))
 
 
 @click.command(name="list")
