@@ -23,7 +23,7 @@ from nvgemm_runtime.bundle.format import (
     canonical_json,
     sha256_hex,
 )
-from nvgemm_runtime.errors import CompileError, one_line
+from nvgemm_runtime.errors import CompileError, count_text, one_line
 from nvgemm_runtime.gemm.target import Target
 
 from ..bundle.compression import SCHEME
@@ -277,7 +277,7 @@ def _none_of(operators: int) -> str:
     return (
         "its one operator does not compile"
         if operators == 1
-        else (f"none of {operators} operators compiles")
+        else f"none of {count_text(operators, 'operator')} compiles"
     )
 
 

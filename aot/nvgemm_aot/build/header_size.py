@@ -12,7 +12,7 @@ from nvgemm_runtime.bundle.format import (
     Span,
     sha256_hex,
 )
-from nvgemm_runtime.errors import ManifestError
+from nvgemm_runtime.errors import ManifestError, count_text
 from nvgemm_runtime.gemm.target import Target
 
 from .plan import Plan
@@ -32,7 +32,8 @@ def require_readable_size(manifest: str, target: Target, plan: Plan) -> None:
     size_bytes = planned_header_bytes(target, plan)
     if size_bytes > MAX_HEADER_BYTES:
         raise ManifestError(
-            f"{manifest}: {len(plan.problems)} problems and {len(plan.candidates)} kernels for "
+            f"{manifest}: {count_text(len(plan.problems), 'problem')} and "
+            f"{count_text(len(plan.candidates), 'kernel')} for "
             f"{target.key} need a header of {size_bytes} bytes; allowed: at most "
             f"{MAX_HEADER_BYTES}; declare fewer candidates, or split the manifest"
         )

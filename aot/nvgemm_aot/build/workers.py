@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -334,6 +335,8 @@ def serve(connection: int, stderr: int) -> None:
     Once the process is ready, its error output goes to ``stderr``; what came earlier goes to a file
     that the parent reads, to say why a process does not get ready.
     """
+    # Torch warns of this at its import; nothing here uses NumPy.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     # Ctrl-C reaches the whole process group; only the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, args=(connection,), daemon=True).start()

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from nvgemm_runtime.bundle.format import Header
-from nvgemm_runtime.errors import PackagingError
+from nvgemm_runtime.errors import PackagingError, count_text
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import CPU
 
@@ -102,7 +102,7 @@ def _problem_table(headers: Sequence[Header]) -> str:
     ]
     table = _markdown_table(("Signature", "n", "k", "Batch", "m", "Targets"), shown)
     hidden = len(rows) - len(shown)
-    return f"{table}\n\n… and {hidden} more rows." if hidden else table
+    return f"{table}\n\n… and {count_text(hidden, 'more row')}." if hidden else table
 
 
 def _markdown_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

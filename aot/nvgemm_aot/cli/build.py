@@ -225,6 +225,13 @@ _SECONDS_PER_KERNEL = 0.6
 """Seconds of one core for one kernel: benchmarks.build printed 0.56 s for sm_100f, and 11 % more
 with everything around the compiler."""
 
+_SECONDS_PER_START = 4.0
+"""Seconds of one core until the compiler processes of one provider are ready: ``build -j1`` took
+3.3 to 4.5 s of processor time besides its kernels."""
+
+_PLANNED_PROBLEMS = 50
+"""Most problems of a target that a plan prints."""
+
 _MAX_BYTES_PER_KERNEL = 4_700
 """Size of a kernel in a small bundle: quickstart's for sm_100f took 4,674 bytes each. Larger
 bundles take less: the 854 kernels of benchmarks.build took 2,219 bytes each."""
@@ -246,6 +253,8 @@ def plan_document(
 
     missing = sum(item.missing for item in planned)
     processes = max(1, min(jobs or default_jobs(), missing))
+    starts = len({task.process_kind for item in planned if item.missing for task in item.tasks})
+    seconds = starts * _SECONDS_PER_START + missing * _SECONDS_PER_KERNEL / processes
     targets = [
         {
             "target": item.target.target.key,
@@ -272,7 +281,7 @@ def plan_document(
         "targets": targets,
         "unserved": _unserved_document(without_operator(planned)),
         "jobs": processes,
-        "estimated_seconds": round(missing * _SECONDS_PER_KERNEL / processes, 1),
+        "estimated_seconds": round(seconds, 1),
         "measured": _measured_document(measured),
         "rankings": [str(file) for file in rankings],
         "prunes": prunes,
@@ -321,12 +330,15 @@ def plan_text(document: Document) -> str:
     for target in built:
         rows = [
             [p["problem"], len(p["kernels"]), us_text(p["kernels"][0]["time_ns"]), p["times"]]
-            for p in target["problems"]
+            for p in target["problems"][:_PLANNED_PROBLEMS]
         ]
-        parts.append(
-            f"{target['target']} (device {target['device']})\n"
-            + table(rows, ["problem", "candidates", "best time, us", "which is"])
-        )
+        lines = [
+            f"{target['target']} (device {target['device']})",
+            table(rows, ["problem", "candidates", "best time, us", "which is"]),
+        ]
+        if (hidden := len(target["problems"]) - len(rows)) > 0:
+            lines.append(f"and {count_text(hidden, 'more problem')}, which --json lists")
+        parts.append("\n".join(lines))
     for target in built:
         parts.append(
             f"{target['target']}: {count_text(len(target['problems']), 'problem')}, "
@@ -336,7 +348,8 @@ def plan_text(document: Document) -> str:
     if document["prunes"]:
         parts.append("--prune keeps fewer of these: those that win, known once all are compiled")
     parts.append(
-        f"about {document['estimated_seconds']} s of compiling in {document['jobs']} processes"
+        f"about {document['estimated_seconds']:.0f} s of compiling in "
+        f"{count_text(document['jobs'], 'process')}, more where other programs run"
     )
     parts += ("\n".join(lines) for lines in (_unserved_lines(document), _measured_lines(document)))
     return "\n\n".join(filter(None, parts))

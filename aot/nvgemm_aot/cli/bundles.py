@@ -226,7 +226,9 @@ def _imports_text(document: Document) -> str:
     if common is None:
         return "not stated"
     others = sum(kernel["imports"] is not None for kernel in document["kernels"])
-    return f"{len(common)}, of {others} kernels others" if others else str(len(common))
+    return (
+        f"{len(common)}, of {count_text(others, 'kernel')} others" if others else str(len(common))
+    )
 
 
 def _scheduler_text(kernel: Document) -> str:
@@ -256,8 +258,14 @@ def bundle_text(document: Document) -> str:
         ["dictionary", size_text(document["dictionary_bytes"])],
         ["imported symbols", _imports_text(document)],
         ["kernels", f"{count} ({size_text(document['bytes'] // count)} each)"],
-        *[[f"provider {name}", f"{number} kernels"] for name, number in sorted(providers.items())],
-        *[[f"signature {key}", f"{number} kernels"] for key, number in sorted(counts.items())],
+        *[
+            [f"provider {name}", count_text(number, "kernel")]
+            for name, number in sorted(providers.items())
+        ],
+        *[
+            [f"signature {key}", count_text(number, "kernel")]
+            for key, number in sorted(counts.items())
+        ],
     ]
     kernel_rows = [
         [
@@ -354,7 +362,7 @@ def verification_text(report: Report) -> str:
         for evidence in report.kernels
     ]
     header = ["kernel", "signature", "arch", "regs", "static smem", "dyn smem", "local", "code"]
-    verdict = "OK" if report.ok else f"FAILED, {len(report.findings)} findings"
+    verdict = "OK" if report.ok else f"FAILED, {count_text(len(report.findings), 'finding')}"
     lines = [
         f"{report.path}: {report.target}, device profile {report.device}, "
         f"disassembled by {report.disassembler or 'nothing'}",
@@ -365,7 +373,7 @@ def verification_text(report: Report) -> str:
             f"{finding.message}"
             for finding in report.findings
         ),
-        f"{report.path}: {verdict}, {len(report.kernels)} kernels",
+        f"{report.path}: {verdict}, {count_text(len(report.kernels), 'kernel')}",
     ]
     return "\n".join(lines)
 

@@ -102,16 +102,17 @@ def _cache_text(cache: dict[str, Any]) -> str:
     if cache["directory"] is None:
         return "no place for one; set NVGEMM_AOT_CACHE"
     state = "" if cache["writable"] else ", not writable"
-    return (
-        f"{cache['directory']}: {cache['entries']} entries, {size_text(cache['size_bytes'])}{state}"
-    )
+    entries = count_text(cache["entries"], "entry")
+    return f"{cache['directory']}: {entries}, {size_text(cache['size_bytes'])}{state}"
 
 
 def _bundle_lines(document: dict[str, Any]) -> list[str]:
     lines = []
     for bundle in document["bundles"]:
         what = (
-            f"{bundle['target']}, {bundle['kernels']} kernels" if bundle["target"] else "unusable"
+            f"{bundle['target']}, {count_text(bundle['kernels'], 'kernel')}"
+            if bundle["target"]
+            else "unusable"
         )
         lines.append(f"{bundle['path']} ({bundle['origin']}): {what}")
         if bundle["problem"]:

@@ -41,8 +41,8 @@ def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None
     print_result(document, explain_text, as_json=as_json)
     if document["unreadable_lines"]:
         click.echo(
-            f"nvgemm-aot: {document['unreadable_lines']} events are left out: their lines could "
-            "not be read, as when a process is killed while it writes one",
+            f"nvgemm-aot: left out {count_text(document['unreadable_lines'], 'event')} whose lines "
+            "could not be read, as when a process is killed while it writes one",
             err=True,
         )
     ctx.exit(document["status"])
@@ -194,7 +194,8 @@ def _miss_lines(gemms: list[Document]) -> Iterable[str]:
         yield "because" if reasons else "no reason was given"
         yield from (f"  {reason}" for reason in reasons[:_MOST_REASONS])
         if len(reasons) > _MOST_REASONS:
-            yield f"  … and {len(reasons) - _MOST_REASONS} more reasons (--json has them all)"
+            more = count_text(len(reasons) - _MOST_REASONS, "more reason")
+            yield f"  … and {more} (--json has them all)"
 
 
 def _wrapped(names: list[str]) -> list[str]:

@@ -16,7 +16,7 @@ from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
 
 from .interrupts import INTERRUPTED
 from .options import ANY_PATH, Duration, json_option
-from .printing import print_result, report_progress, size_text, table
+from .printing import count_text, print_result, report_progress, size_text, table
 
 if TYPE_CHECKING:
     from ..tuning.outcome import TuningOutcome
@@ -117,7 +117,7 @@ def tune(
         accepts_suspect=accept_suspect,
     )
     try:
-        with _sigterm_interrupts(), report_progress("Measuring", "problems") as progress:
+        with _sigterm_interrupts(), report_progress("Measuring", "problem") as progress:
             tuned = watchdog.tune_watched(
                 bundles, out, options, hang_s=hang_after, progress=progress
             )
@@ -259,10 +259,11 @@ def _summary_lines(document: Document) -> Iterator[str]:
         counts = ", ".join(f"{n} {standing}" for standing, n in document["standings"].items())
         yield f"rankings: {counts}"
     if document["not_declared"]:
-        yield f"measured and not declared: {len(document['not_declared'])} problems"
+        yield f"measured and not declared: {count_text(len(document['not_declared']), 'problem')}"
     yield (
-        f"{document['path']}: written, {measured} of {measured + left} problems measured, "
-        f"{document['kernels']} kernels, {size_text(document['bytes'])}"
+        f"{document['path']}: written, {measured} of "
+        f"{count_text(measured + left, 'problem')} measured, "
+        f"{count_text(document['kernels'], 'kernel')}, {size_text(document['bytes'])}"
     )
     state = document["state"]
     if state is not None and not document["is_complete"]:
