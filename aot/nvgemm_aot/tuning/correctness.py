@@ -371,7 +371,7 @@ def suspicion(kernels: Iterable[tuple[str, Signature]], wrong: Mapping[str, str]
     }
     if not lost and len(gone) <= MOST_SHARE * len(ids):
         return None
-    head = f"{len(gone)} of {count_text(len(ids), 'kernel')} thrown out"
+    head = f"{len(gone)} of {count_text(len(ids), 'kernel')} were thrown out"
 
     def example(id_: str) -> str:
         return f"{contender_name(id_)} for {wrong[id_]}"

@@ -352,7 +352,7 @@ def test_the_cache_is_described_and_no_problem_where_it_may_not_be_looked_at(
         "entries": 1,
         "size_bytes": 1000,
     }
-    assert "1 entries, 1000 B" in run().stdout
+    assert "1 entry, 1000 B" in run().stdout
 
     def refused(self: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(self))

@@ -437,7 +437,7 @@ def test_a_launcher_that_shows_no_call_is_a_finding_of_known_providers_alone(
     assert_only(known, Check.OPERANDS, "does not show its operands")
     assert unknown.ok, unknown.findings
     assert unknown.kernels[0].unseen == ("operands: the launcher does not show its operands",)
-    assert any("not checked of 1 kernels of unknown" in note for note in unknown.notes)
+    assert any("not checked of 1 kernel of unknown" in note for note in unknown.notes)
 
 
 def test_a_kernel_without_tensor_core_instructions_is_a_finding_of_known_providers_alone(

@@ -406,7 +406,7 @@ def test_every_declared_problem_without_a_kernel_here_is_left_out_with_the_reaso
     partly = index(replace(built, kernels=tuple(kernels)))
     assert found(partly.match(problem(16), 16)).basis is Basis.DECLARED
     ((m, why),) = partly.left_out_sizes(problem(1)).items()
-    assert (m, why.startswith("b0: 1 kernels are left out: ")) == (64, True)
+    assert (m, why.startswith("b0: 1 kernel is left out: ")) == (64, True)
     unserved = {problem(32): UnservedReason(text="none", scope=Scope.PROBLEM)}
     refused = index(replace(built, unserved=unserved), facts=replace(B200, capability=(9, 0)))
     assert sorted(refused.left_out_sizes(problem(1))) == [16, 32, 64]

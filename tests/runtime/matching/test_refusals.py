@@ -185,7 +185,7 @@ def test_a_kernel_that_imports_what_is_not_there_costs_itself_alone(new: str) ->
     assert refusal(built, GPU) is None
     index = Index([BundleView(name="new", header=built)], GPU)
     (reason,) = index.refusals
-    assert f"1 kernels are left out: kernels import {new}, which the installed" in reason
+    assert f"1 kernel is left out: kernels import {new}, which the installed" in reason
     for ranking in built.rankings:
         match = index.match(ranking.problem, 16)
         assert isinstance(match, Match)
