@@ -66,8 +66,7 @@ def acquire(path: Path, *, wait: bool = True) -> FileLock | None:
             continue
         if not wait:
             return None
-        waiting.pause(attempt.holder)
-        if waiting.is_in_vain:
+        if waiting.pause(attempt.holder):
             _log.warning(
                 "%s: held for %g s by no live process of nvgemm-aot; making a new one",
                 *(path, PATIENCE_SECONDS),
@@ -156,27 +155,32 @@ class _Waiting:
         self._path = path
         self._pause_s = 0.001
         self._began = time.monotonic()
-        self._last_live = self._began
+        self._vain_since: float | None = None
         self._is_logged = False
 
-    @property
-    def is_in_vain(self) -> bool:
-        """Whether no live process of nvgemm-aot has held the lock for as long as one waits."""
-        return time.monotonic() - self._last_live > PATIENCE_SECONDS
+    def pause(self, holder: _Holder | None) -> bool:
+        """Sleep a moment; say once what a long wait is for.
 
-    def pause(self, holder: _Holder | None) -> None:
-        """Sleep a moment; say once what a long wait is for."""
+        Returns:
+            Whether the wait is in vain: each time it was looked at for long enough, and just now,
+            no live process of nvgemm-aot held the lock.
+        """
         now = time.monotonic()
         if holder is not None and holder.is_live():
-            self._last_live = now
+            self._vain_since = None
             if not self._is_logged and now - self._began > PATIENCE_SECONDS:
                 self._is_logged = True
                 _log.warning(
                     "waiting for %s, which process %d (%s) holds",
                     *(self._path, holder.pid, holder.place),
                 )
+        elif self._vain_since is None:
+            self._vain_since = now
+        elif now - self._vain_since > PATIENCE_SECONDS:
+            return True
         time.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_SECONDS)
+        return False
 
 
 def _open(path: Path) -> int | None:

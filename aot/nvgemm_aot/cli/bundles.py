@@ -16,7 +16,6 @@ from nvgemm_runtime.bundle.format import Kernel, RankingSource
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, NvgemmError, StorageError, VerificationError
 
-from . import output
 from .options import ANY_PATH, json_option, out_directory_option
 from .printing import (
     count_text,
@@ -84,9 +83,7 @@ def inspect(bundle: Path, as_json: bool) -> None:
 )
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Disassembler processes.")
 @json_option
-@click.pass_context
 def verify(
-    ctx: click.Context,
     bundles: tuple[Path, ...],
     disassemble: bool | None,
     jobs: int | None,
@@ -108,7 +105,7 @@ def verify(
 
     def add_failure(name: str, error: NvgemmError) -> None:
         documents.append({"path": name, "ok": False, "error": str(error)})
-        texts.append(f"{name}: FAILED\n{error}")
+        texts.append(f"{name}: FAILED")
         failed.append(error)
 
     for path in bundles:
@@ -122,15 +119,18 @@ def verify(
                 documents.append(report.to_json())
                 texts.append(verification_text(report))
                 if not report.ok:
-                    failed.append(VerificationError())
+                    count = count_text(len(report.findings), "finding")
+                    failed.append(VerificationError(f"{found.name}: {count}"))
         except StorageError as error:
             add_failure(str(path), error)
     print_result(documents, lambda _: "\n\n".join(texts), as_json=as_json)
+    if len(failed) == 1:
+        raise failed[0]
     if failed:
-        output.report(
-            f"{len(failed)} of {count_text(len(documents), 'bundle')} failed; the reasons are above"
+        raise VerificationError(
+            f"{len(failed)} of {count_text(len(documents), 'bundle')} failed:\n"
+            + "\n".join(map(str, failed))
         )
-        ctx.exit((failed[0] if len(failed) == 1 else VerificationError()).exit_code)
 
 
 def _verify(found: NamedBundle, disassemble: bool | None, jobs: int) -> Report:

@@ -141,7 +141,7 @@ def test_description_of_many_problems_says_how_many_it_leaves_out(
 ) -> None:
     monkeypatch.setattr(wheel_description, "MAX_PROBLEM_ROWS", 0)
     path = write_wheel(bundles, name="demo", version="1.0", out_dir=tmp_path)
-    assert "… and 1 more rows." in metadata(path)["body"][0]
+    assert "… and 1 more row." in metadata(path)["body"][0]
 
 
 def test_summary_can_be_given(bundles: list[Path], tmp_path: Path) -> None:
