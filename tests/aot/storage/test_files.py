@@ -159,13 +159,6 @@ def test_a_deleted_directory_takes_no_directories(
         make_directories(Path("dist/below"))
 
 
-def test_many_levels_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = Path(*["a"] * 1200)
-    make_directories(path)
-    assert path.is_dir()
-
-
 def test_an_umask_for_nobody_leaves_no_directory_behind(tmp_path: Path) -> None:
     before = os.umask(0o777)
     try:
