@@ -26,6 +26,7 @@ def activate() -> None:
     except BaseException as error:
         _log.warning(
             "nvgemm-aot stays out of torch.compile: it is installed incompletely: %s: %s; "
-            "run: pip install --force-reinstall --no-deps nvgemm-aot",
+            "run: pip install --force-reinstall --no-deps . in nvgemm-aot's checkout, or with the "
+            "path of its wheel in place of the dot",
             *(type(error).__name__, error),
         )

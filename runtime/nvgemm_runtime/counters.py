@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from .errors import count_text
+
 MOST_REASONS = 1000
 """Most reasons that misses are counted by. Reasons name problems, so a process that compiles for
 ever would meet ever more of them."""
@@ -100,8 +102,10 @@ class Stats:
         spent = ", ".join(f"{ms:.0f} ms {name}" for name, ms in sorted(self.milliseconds.items()))
         failed = f" and failed {len(self.failed)}" if self.failed else ""
         return (
-            f"{self.met} GEMMs: {self.declared} declared, {self.signature} by signature, "
-            f"{self.jit} by JIT ({self.jit_kernels} kernels compiled), {self.missed} missed; "
+            f"{count_text(self.met, 'GEMM')}: {self.declared} declared, "
+            f"{self.signature} by signature, "
+            f"{self.jit} by JIT ({count_text(self.jit_kernels, 'kernel')} compiled), "
+            f"{self.missed} missed; "
             f"bundled kernels won {sum(self.won.values())}{failed}; {spent or '0 ms'}"
         )
 

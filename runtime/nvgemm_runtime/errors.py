@@ -208,3 +208,12 @@ class UnhealthyError(NvgemmError):
 def one_line(text: str) -> str:
     """Squeezes a text into one printable line."""
     return "".join(one if one.isprintable() else "?" for one in " ".join(text.split()))
+
+
+def count_text(count: int, noun: str) -> str:
+    """A count with its noun: ``1 problem``, ``2 problems``, ``2 processes``, ``0 entries``."""
+    if count == 1:
+        return f"1 {noun}"
+    if noun.endswith("y"):
+        return f"{count} {noun[:-1]}ies"
+    return f"{count} {noun}{'es' if noun.endswith('s') else 's'}"

@@ -118,7 +118,7 @@ def test_a_library_that_is_cut_off_anywhere_is_named_and_kills_no_process(tmp_pa
     assert [int(line.split()[0]) for line in lines] == list(range(0, 101, 5))
     for line in lines:
         assert "_native.so cannot be loaded: it is cut off: " in line
-        assert "run: pip install --force-reinstall --no-deps nvgemm-aot" in line
+        assert "run: pip install --force-reinstall --no-deps . in nvgemm-aot's checkout" in line
 
 
 @pytest.mark.parametrize("field", ["programs", "sections", "segment"])

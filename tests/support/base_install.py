@@ -1,4 +1,4 @@
-"""A base install of nvgemm-aot: an environment with what `pip install nvgemm-aot` brings.
+"""A base install of nvgemm-aot: an environment with what the wheel alone brings.
 
 Nothing is downloaded: it is made of links to what this environment has installed. Which
 distributions belong to it follows from their own metadata.

@@ -22,13 +22,14 @@ from nvgemm_runtime.bundle.format import (
     canonical_json,
     sha256_hex,
 )
-from nvgemm_runtime.errors import CompileError, one_line
+from nvgemm_runtime.errors import CompileError, count_text, one_line
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
 
 from ..bundle.compression import SCHEME
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from ..providers import Provider, stated_recipes, versions_of
+from ..providers.combined import join_versions
 from ..rankings.entries import Operator
 from ..rankings.pruning import keep_winners
 from ..rankings.usable import UsableRankings, measured_ranking
@@ -138,12 +139,14 @@ def compile_and_assemble(
 def toolchain(provider: Provider, target: Target) -> dict[str, str]:
     """Versions of everything that shapes the bytes of a target's bundle."""
     linker_name, linker_version = linker.linker_identity(target.platform)
-    return {
-        **versions_of(provider, target),
-        **stated_recipes(provider, target),
-        linker_name: linker_version,
-        "zstd": ".".join(map(str, zstandard.ZSTD_VERSION)),
-    }
+    own = {linker_name: linker_version, "zstd": ".".join(map(str, zstandard.ZSTD_VERSION))}
+    return join_versions(
+        [
+            (f"provider {provider.name!r}", versions_of(provider, target)),
+            ("nvgemm-aot", stated_recipes(provider, target)),
+            ("nvgemm-aot", own),
+        ]
+    )
 
 
 def build_key(
@@ -346,7 +349,7 @@ def _none_of(operators: int) -> str:
     return (
         "its one operator does not compile"
         if operators == 1
-        else (f"none of {operators} operators compiles")
+        else f"none of {count_text(operators, 'operator')} compiles"
     )
 
 

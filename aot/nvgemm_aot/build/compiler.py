@@ -15,6 +15,7 @@ from typing import Protocol
 from nvgemm_runtime.bundle.format import ClusterLimit
 from nvgemm_runtime.errors import CompileError, LinkError, StorageError, ToolchainError
 from nvgemm_runtime.installed.ownership import writable_by_others
+from nvgemm_runtime.installing import install_command
 from nvgemm_runtime.settings import COMPILE_TIMEOUT_VARIABLE
 
 from ..providers import (
@@ -337,7 +338,7 @@ def _results(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Ta
     except WorkersCannotStart as error:
         raise ToolchainError(
             f"compiler processes cannot be started: {error}; is everything installed "
-            "(pip install 'nvgemm-aot[build]'), and is there enough memory?"
+            f"({install_command('build')}), and is there enough memory?"
         ) from error
 
 

@@ -14,7 +14,7 @@ from nvgemm_runtime.bundle.format import (
     Span,
     sha256_hex,
 )
-from nvgemm_runtime.errors import ManifestError
+from nvgemm_runtime.errors import ManifestError, count_text
 from nvgemm_runtime.gemm.target import Target
 
 from .plan import Plan
@@ -38,7 +38,8 @@ def require_readable_size(
     if size_bytes > MAX_HEADER_BYTES:
         fewer = "candidates or devices" if further else "candidates"
         raise ManifestError(
-            f"{manifest}: {len(plan.problems)} problems and {len(plan.candidates)} kernels for "
+            f"{manifest}: {count_text(len(plan.problems), 'problem')} and "
+            f"{count_text(len(plan.candidates), 'kernel')} for "
             f"{target.key} need a header of {size_bytes} bytes; allowed: at most "
             f"{MAX_HEADER_BYTES}; declare fewer {fewer}, or split the manifest"
         )

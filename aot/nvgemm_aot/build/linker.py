@@ -20,6 +20,7 @@ from nvgemm_runtime.bundle.calling_convention import KNOWN_FORM, parse_calling_c
 from nvgemm_runtime.bundle.imported_symbols import FFI_SYMBOLS
 from nvgemm_runtime.errors import LinkError, ToolchainError, one_line
 from nvgemm_runtime.gemm.target import CPU, CUDA_VERSIONS, PLATFORMS, Target
+from nvgemm_runtime.installing import install_command
 from nvgemm_runtime.matching.device import FFI_LIBRARY, RUNTIME_LIBRARY
 
 from ..providers import cute_setup
@@ -120,10 +121,10 @@ def linker_of(platform: str) -> Linker:
     if importlib.util.find_spec("ziglang") is None:
         raise ToolchainError(
             f"cannot link kernels for {platform}: LLVM's linker, which the package ziglang brings, "
-            "is not installed; run: pip install 'nvgemm-aot[cross]'"
+            f"is not installed; run: {install_command('cross')}"
         )
     command = (sys.executable, "-m", "ziglang", "ld.lld")
-    remedy = "run: pip install --force-reinstall 'nvgemm-aot[cross]'"
+    remedy = "run: pip install --force-reinstall --no-deps 'ziglang>=0.17,<0.18'"
     return Linker(command=command, own=len(command), is_driver=False, remedy=remedy)
 
 
@@ -211,8 +212,8 @@ def library_directories(target: Target) -> tuple[Path, ...]:
 
 def _install_command(library: str, cuda: str) -> str:
     if library == RUNTIME_LIBRARY and cuda != CUDA_VERSIONS[0]:
-        return cute_setup.install_command(cuda)
-    return "pip install 'nvgemm-aot[build]'"
+        return cute_setup.compiler_install_command(cuda)
+    return install_command("build")
 
 
 def link(relocatable: bytes, calling_convention: str, target: Target) -> bytes:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,14 @@ BOOTSTRAP = (
     "from nvgemm_aot.build.workers import serve; serve(int(connection), int(stderr))"
 )
 """Code of a worker process; its arguments are two descriptors and its parent's module path."""
+
+_WHO_CLOSED = (
+    "as after a provider, or a library that it uses, closed all descriptors (os.closerange); a "
+    "provider must close none but its own"
+)
+
+_CLOSED_PIPE = 76
+"""Exit status of a worker whose pipe to the parent was closed in it; EX_PROTOCOL of sysexits.h."""
 
 _STDERR_TAIL_BYTES = 1000
 
@@ -81,6 +90,7 @@ class _Worker(Generic[Item, Result]):
                     *(str(child_end.fileno()), str(stderr), *map(str, sys.path)),
                 ],
                 stdin=subprocess.DEVNULL,
+                stdout=self._errors,
                 stderr=self._errors,
                 pass_fds=(child_end.fileno(), stderr),
             )
@@ -89,6 +99,7 @@ class _Worker(Generic[Item, Result]):
             child_end.close()
         with contextlib.suppress(OSError):  # if the process has died, waiting for it shows that
             self.connection.send((work, prepare))
+        self._pipe = os.fstat(self.connection.fileno())
         self.ready = False
         self.item: Item | None = None
         self.deadline = math.inf
@@ -100,18 +111,25 @@ class _Worker(Generic[Item, Result]):
         with contextlib.suppress(OSError):  # if the process has died, waiting for it shows that
             self.connection.send(item)
 
+    def has_pipe(self) -> bool:
+        """Whether the pipe is open; a library can close all descriptors of this process."""
+        return _is_open(self.connection.fileno(), self._pipe)
+
     def stop(self) -> str:
         """Kill the process; return how it ended, with its error output if it was never ready."""
         # Killing loses nothing: a worker stores what it finishes, and the rest is not wanted.
         self.process.kill()
         status = self.process.wait()
-        size_bytes = os.fstat(self._errors).st_size
-        start = max(0, size_bytes - _STDERR_TAIL_BYTES)
-        tail = os.pread(self._errors, _STDERR_TAIL_BYTES, start).decode(errors="replace").strip()
-        self.connection.close()
-        self._close_errors()
+        tail = b""
+        with contextlib.suppress(OSError):  # if this process's descriptors were closed
+            start = max(0, os.fstat(self._errors).st_size - _STDERR_TAIL_BYTES)
+            tail = os.pread(self._errors, _STDERR_TAIL_BYTES, start)
+        for close in (self.connection.close, self._close_errors):
+            with contextlib.suppress(OSError):
+                close()
         how = _status_text(status)
-        return how if self.ready else f"{how}: {tail or 'it printed no error'}"
+        said = tail.decode(errors="replace").strip() or "it printed no error"
+        return how if self.ready or status == _CLOSED_PIPE else f"{how}: {said}"
 
 
 class Workers(Generic[Item, Result]):
@@ -241,6 +259,8 @@ class Workers(Generic[Item, Result]):
 
     def _wait_for_answers(self) -> list[_Worker[Item, Result]]:
         """Wait until workers have answered or died, or until one is overdue."""
+        if not all(worker.has_pipe() for worker in self._busy.values()):
+            raise WorkersCannotStart(f"the build's own process lost their pipes, {_WHO_CLOSED}")
         rest = min(worker.deadline for worker in self._busy.values()) - time.monotonic()
         ready = wait(list(self._busy), min(max(0.0, rest), _LONGEST_WAIT_SECONDS))
         return [worker for connection, worker in self._busy.items() if connection in ready]
@@ -276,6 +296,8 @@ def _duplicate_of_stderr() -> int:
 
 
 def _status_text(status: int) -> str:
+    if status == _CLOSED_PIPE:
+        return f"without its pipe to the build, {_WHO_CLOSED}"
     if status >= 0:
         return f"with exit status {status}"
     hint = ", as when memory is short" if status == -signal.SIGKILL else ""
@@ -313,12 +335,15 @@ def serve(connection: int, stderr: int) -> None:
     Once the process is ready, its error output goes to ``stderr``; what came earlier goes to a file
     that the parent reads, to say why a process does not get ready.
     """
+    # Torch warns of this at its import; nothing here uses NumPy.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     # Ctrl-C reaches the whole process group; only the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, args=(connection,), daemon=True).start()
     global _to_parent
     pipe: Connection[Any, Any] = Connection(connection)
     _to_parent = pipe
+    its_file = os.fstat(connection)
     try:
         work, prepare = pipe.recv()
         prepared: BaseException | None = None
@@ -326,13 +351,33 @@ def serve(connection: int, stderr: int) -> None:
             prepare()
         except _RAISED as error:
             prepared = error
+        _require_open(connection, its_file)
         _show_errors(stderr)
         pipe.send(Ready())
         while True:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a library may have changed it
-            pipe.send(_work_on(work, pipe.recv(), prepared))
+            answer = _work_on(work, pipe.recv(), prepared)
+            _require_open(connection, its_file)
+            pipe.send(answer)
     except (EOFError, OSError):
         return
+
+
+def _require_open(descriptor: int, its_file: os.stat_result) -> None:
+    """End this process if a descriptor was closed, and perhaps opened again as another file.
+
+    Nothing would reach the parent, which would wait for the time limit.
+    """
+    if not _is_open(descriptor, its_file):
+        os._exit(_CLOSED_PIPE)
+
+
+def _is_open(descriptor: int, file: os.stat_result) -> bool:
+    """Whether a descriptor is open as the file that it was."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), file)
+    except OSError:
+        return False
 
 
 def _work_on(work: Callable[[Any], Any], item: object, prepared: BaseException | None) -> object:
@@ -353,8 +398,12 @@ def _die_with_parent(connection: int) -> None:
 
 
 def _show_errors(stderr: int) -> None:
-    """Send error output to the parent's from now on, beginning with what was written so far."""
+    """Send all output to the parent's stderr from now on, beginning with what was written so far.
+
+    Standard output, too: the parent's has the command's result and nothing else.
+    """
     written = os.pread(2, os.fstat(2).st_size, 0)
+    os.dup2(stderr, 1)
     os.dup2(stderr, 2)
     os.close(stderr)
     while written:

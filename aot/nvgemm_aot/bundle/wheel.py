@@ -29,7 +29,7 @@ from nvgemm_runtime.installed.discover import (
     ENTRY_POINT_GROUP,
 )
 
-from ..storage.files import write_atomic
+from ..storage.files import space_hint, write_atomic
 from .sbom import RUNTIME, BundledFile, render_sbom
 from .wheel_description import cuda_versions, fill_template, read_template, render_description
 
@@ -60,6 +60,11 @@ MAX_SUMMARY_CHARACTERS = 512
 _ENTRY_TIME = (1980, 1, 1, 0, 0, 0)  # The earliest that the zip format can say.
 _ENTRY_MODE = stat.S_IFREG | 0o644
 _UNIX = 3  # zip's "version made by" host system, which says how to read the mode.
+
+
+_MAX_NAME_CHARACTERS = 180
+"""Most characters of a wheel's name and version: file systems allow 255 bytes for a file's name,
+which also has the tag, and an ending while it is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +168,11 @@ def identify(name: str, version: str) -> WheelIdentity:
         raise PackagingError(
             f"wheel version {version!r} is not a Python package version, e.g. 1.0 or 2026.1.post1"
         ) from error
+    if (length := len(distribution) + len(normalized)) > _MAX_NAME_CHARACTERS:
+        raise PackagingError(
+            f"wheel {distribution[:40]}… version {normalized[:20]}: name and version have {length} "
+            f"characters, at most {_MAX_NAME_CHARACTERS} fit a file's name; shorten them"
+        )
     return WheelIdentity(
         distribution=distribution, package=distribution.replace("-", "_"), version=normalized
     )
@@ -290,14 +300,19 @@ def _encode_wheel(filename: str, files: dict[str, bytes]) -> bytes:
     try:
         with tempfile.TemporaryDirectory(prefix="nvgemm-wheel-") as directory:
             path = Path(directory, filename)
-            with _ReproducibleWheel(str(path), "w") as wheel:
-                for name, data in files.items():
-                    wheel.writestr(name, data)
+            wheel = _ReproducibleWheel(str(path), "w")
+            try:
+                with wheel:
+                    for name, data in files.items():
+                        wheel.writestr(name, data)
+            except OSError:
+                wheel.fp = None  # else it is written once more when it is collected
+                raise
             return path.read_bytes()
     except OSError as error:
         raise StorageError(
-            f"{tempfile.gettempdir()}: cannot write the wheel there first: {error.strerror}; "
-            "free space there or point TMPDIR elsewhere"
+            f"cannot write the wheel in a temporary directory first: {error}; "
+            f"{space_hint(error)}, by TMPDIR"
         ) from error
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from nvgemm_runtime.bundle.format import Header
-from nvgemm_runtime.errors import PackagingError
+from nvgemm_runtime.errors import PackagingError, count_text
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import CPU
 
@@ -44,12 +44,13 @@ def cuda_versions(headers: Sequence[Header]) -> list[str]:
 
 
 def _install_commands(distribution: str, headers: Sequence[Header]) -> str:
-    """A line, or one for each CUDA version where the wheel has an extra for each."""
+    """Commands by file, as no registry has the names; one for each extra of a CUDA version."""
+    file = f"{distribution.replace('-', '_')}-*.whl"
     cudas = cuda_versions(headers)
     if len(cudas) < 2:
-        return f"pip install {distribution}"
+        return f"pip install nvgemm_aot-*.whl {file}"
     return "\n".join(
-        f"pip install '{distribution}[{cuda}]'  # beside a torch for CUDA {cuda.removeprefix('cu')}"
+        f'pip install nvgemm_aot-*.whl "$(ls {file})[{cuda}]"  # beside a torch for CUDA {cuda[2:]}'
         for cuda in cudas
     )
 
@@ -101,7 +102,7 @@ def _problem_table(headers: Sequence[Header]) -> str:
     ]
     table = _markdown_table(("Signature", "n", "k", "Batch", "m", "Targets"), shown)
     hidden = len(rows) - len(shown)
-    return f"{table}\n\n… and {hidden} more rows." if hidden else table
+    return f"{table}\n\n… and {count_text(hidden, 'more row')}." if hidden else table
 
 
 def _markdown_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

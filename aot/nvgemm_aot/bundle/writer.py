@@ -27,7 +27,7 @@ from nvgemm_runtime.bundle.format import (
     canonical_json,
     sha256_hex,
 )
-from nvgemm_runtime.errors import BundleFormatError
+from nvgemm_runtime.errors import BundleFormatError, count_text
 
 from ..storage.files import write_atomic
 from .compression import Packed, compress
@@ -205,9 +205,10 @@ def _require_readable(encoded: bytes, header: Header, body_bytes: int) -> None:
         raise BundleFormatError(
             where,
             "header-size",
-            f"its header has {len(encoded)} bytes for {len(header.rankings)} problems and "
-            f"{len(header.kernels)} kernels, at most {MAX_HEADER_BYTES} can be read; declare fewer "
-            "candidates, or split the manifest",
+            f"its header has {len(encoded)} bytes for "
+            f"{count_text(len(header.rankings), 'problem')} and "
+            f"{count_text(len(header.kernels), 'kernel')}, at most {MAX_HEADER_BYTES} can be "
+            "read; declare fewer candidates, or split the manifest",
         )
     base = PREFIX.size + len(encoded)
     decode_header(

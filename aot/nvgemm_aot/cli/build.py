@@ -209,25 +209,42 @@ def open_rejection_log(path: Path | None) -> Iterator[RejectionSink | None]:
     if path is None:
         yield None
         return
-    try:
+    with _writing(path):
         file = path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{path}: cannot write: {error.strerror}") from error
 
     def write(problem: Problem, rejection: Rejection) -> None:
         line = {"problem": problem.key, "operator": rejection.operator, "reason": rejection.reason}
-        try:
+        with _writing(path):
             file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise StorageError(f"{path}: cannot write: {error.strerror}") from error
 
-    with file:
+    try:
         yield write
+        with _writing(path):
+            file.flush()
+    finally:
+        with contextlib.suppress(OSError):
+            file.close()
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Name a file that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: cannot write: {error.strerror}") from error
 
 
 _SECONDS_PER_KERNEL = 0.6
 """Seconds of one core for one kernel: benchmarks.build printed 0.56 s for sm_100f, and 11 % more
 with everything around the compiler."""
+
+_SECONDS_PER_START = 4.0
+"""Seconds of one core until the compiler processes of one provider are ready: ``build -j1`` took
+3.3 to 4.5 s of processor time besides its kernels."""
+
+_PLANNED_PROBLEMS = 50
+"""Most problems of a target that a plan prints."""
 
 _MAX_BYTES_PER_KERNEL = 4_700
 """Size of a kernel in a small bundle: quickstart's for sm_100f took 4,674 bytes each. Larger
@@ -253,6 +270,8 @@ def plan_document(
 
     missing = sum(item.missing for item in planned)
     processes = max(1, min(jobs or default_jobs(), missing))
+    starts = len({task.process_kind for item in planned if item.missing for task in item.tasks})
+    seconds = starts * _SECONDS_PER_START + missing * _SECONDS_PER_KERNEL / processes
     targets = [
         {
             "target": item.target.target.key,
@@ -276,7 +295,7 @@ def plan_document(
         "targets": targets,
         "unserved": _unserved_document(without_operator(planned)),
         "jobs": processes,
-        "estimated_seconds": round(missing * _SECONDS_PER_KERNEL / processes, 1),
+        "estimated_seconds": round(seconds, 1),
         "measured": _measured_document(measured),
         "rankings": [str(file) for file in rankings],
         "prunes": prunes,
@@ -359,12 +378,15 @@ def plan_text(document: Document) -> str:
         for product in target["products"]:
             rows = [
                 [p["problem"], len(p["kernels"]), us_text(p["kernels"][0]["time_ns"]), p["times"]]
-                for p in product["problems"]
+                for p in product["problems"][:_PLANNED_PROBLEMS]
             ]
-            parts.append(
-                f"{target['target']} (device {product['device']})\n"
-                + table(rows, ["problem", "candidates", "best time, us", "which is"])
-            )
+            lines = [
+                f"{target['target']} (device {product['device']})",
+                table(rows, ["problem", "candidates", "best time, us", "which is"]),
+            ]
+            if (hidden := len(product["problems"]) - len(rows)) > 0:
+                lines.append(f"and {count_text(hidden, 'more problem')}, which --json lists")
+            parts.append("\n".join(lines))
     for target in built:
         problems = {p["problem"] for one in target["products"] for p in one["problems"]}
         parts.append(
@@ -375,7 +397,8 @@ def plan_text(document: Document) -> str:
     if document["prunes"]:
         parts.append("--prune keeps fewer of these: those that win, known once all are compiled")
     parts.append(
-        f"about {document['estimated_seconds']} s of compiling in {document['jobs']} processes"
+        f"about {document['estimated_seconds']:.0f} s of compiling in "
+        f"{count_text(document['jobs'], 'process')}, more where other programs run"
     )
     parts += ("\n".join(lines) for lines in (_unserved_lines(document), _measured_lines(document)))
     return "\n\n".join(filter(None, parts))

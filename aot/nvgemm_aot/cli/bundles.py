@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from nvgemm_runtime.errors import BundleFormatError, NvgemmError, StorageError, 
 
 from .options import ANY_PATH, json_option, out_directory_option
 from .printing import (
+    count_text,
     file_document,
     file_text,
     print_result,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from ..verify.bundle import Report
     from ..verify.kernel import KernelEvidence
+    from ..workload.find_bundles import NamedBundle
 
 Document = dict[str, Any]
 
@@ -56,9 +58,20 @@ def wheel(
 @click.argument("bundle", type=ANY_PATH)
 @json_option
 def inspect(bundle: Path, as_json: bool) -> None:
-    """Show what BUNDLE holds: target, kernels, rankings, sizes, toolchain."""
-    with Bundle(bundle) as opened:
-        print_result(bundle_document(opened), bundle_text, as_json=as_json)
+    """Show what BUNDLE holds: target, kernels, rankings, sizes, toolchain.
+
+    BUNDLE may also be a wheel, or a directory of bundles: each is shown; --json prints a list.
+    """
+    from ..workload.find_bundles import find_bundles
+
+    documents = []
+    for found in find_bundles(bundle):
+        with found.named_in_errors(), Bundle(found.file) as opened:
+            documents.append({**bundle_document(opened), "path": found.name})
+    if bundle.is_dir() or bundle.suffix == ".whl":
+        print_result(documents, lambda all_: "\n\n".join(map(bundle_text, all_)), as_json=as_json)
+    else:
+        print_result(documents[0], bundle_text, as_json=as_json)
 
 
 @click.command()
@@ -71,37 +84,61 @@ def inspect(bundle: Path, as_json: bool) -> None:
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Disassembler processes.")
 @json_option
 def verify(
-    bundles: tuple[Path, ...], disassemble: bool | None, jobs: int | None, as_json: bool
+    bundles: tuple[Path, ...],
+    disassemble: bool | None,
+    jobs: int | None,
+    as_json: bool,
 ) -> None:
-    """Check every rule, hash and kernel of BUNDLES, and print the evidence."""
-    from ..build.compiler_limits import default_jobs
-    from ..verify.bundle import verify_bundle
+    """Check every rule, hash and kernel of BUNDLES, and print the evidence.
 
-    documents: list[Any] = []
+    BUNDLES are bundles, directories of bundles, and wheels.
+
+    The exit status is 0 if all are good; that of its fault if one is not: 16 if it cannot be read,
+    20 if it breaks its format, 21 for a finding; and 21 if several are not.
+    """
+    from ..build.compiler_limits import default_jobs
+    from ..workload.find_bundles import find_bundles
+
+    documents: list[Document] = []
     texts: list[str] = []
     failed: list[NvgemmError] = []
+
+    def add_failure(name: str, error: NvgemmError) -> None:
+        documents.append({"path": name, "ok": False, "error": str(error)})
+        texts.append(f"{name}: FAILED")
+        failed.append(error)
+
     for path in bundles:
         try:
-            with report_progress("Verifying") as progress:
-                report = verify_bundle(
-                    path, disassemble=disassemble, jobs=jobs or default_jobs(), progress=progress
-                )
-        except (BundleFormatError, StorageError) as error:
-            documents.append({"path": str(path), "ok": False, "error": str(error)})
-            texts.append(f"{path}: FAILED\n{error}")
-            failed.append(error)
-            continue
-        documents.append(report.to_json())
-        texts.append(verification_text(report))
-        if not report.ok:
-            failed.append(VerificationError(f"{path}: {len(report.findings)} findings"))
+            for found in find_bundles(path, headers_only=False):
+                try:
+                    report = _verify(found, disassemble, jobs or default_jobs())
+                except (BundleFormatError, StorageError) as error:
+                    add_failure(found.name, error)
+                    continue
+                documents.append(report.to_json())
+                texts.append(verification_text(report))
+                if not report.ok:
+                    count = count_text(len(report.findings), "finding")
+                    failed.append(VerificationError(f"{found.name}: {count}"))
+        except StorageError as error:
+            add_failure(str(path), error)
     print_result(documents, lambda _: "\n\n".join(texts), as_json=as_json)
     if len(failed) == 1:
         raise failed[0]
     if failed:
         raise VerificationError(
-            f"{len(failed)} of {len(bundles)} bundles fail:\n" + "\n".join(map(str, failed))
+            f"{len(failed)} of {count_text(len(documents), 'bundle')} failed:\n"
+            + "\n".join(map(str, failed))
         )
+
+
+def _verify(found: NamedBundle, disassemble: bool | None, jobs: int) -> Report:
+    from ..verify.bundle import verify_bundle
+
+    with found.named_in_errors(), report_progress("Verifying") as progress:
+        report = verify_bundle(found.file, disassemble=disassemble, jobs=jobs, progress=progress)
+    return replace(report, path=Path(found.name))
 
 
 @click.command(name="list")
@@ -193,7 +230,9 @@ def _imports_text(document: Document) -> str:
     if common is None:
         return "not stated"
     others = sum(kernel["imports"] is not None for kernel in document["kernels"])
-    return f"{len(common)}, of {others} kernels others" if others else str(len(common))
+    return (
+        f"{len(common)}, of {count_text(others, 'kernel')} others" if others else str(len(common))
+    )
 
 
 def _scheduler_text(kernel: Document) -> str:
@@ -224,8 +263,14 @@ def bundle_text(document: Document) -> str:
         ["dictionary", size_text(document["dictionary_bytes"])],
         ["imported symbols", _imports_text(document)],
         ["kernels", f"{count} ({size_text(document['bytes'] // count)} each)"],
-        *[[f"provider {name}", f"{number} kernels"] for name, number in sorted(providers.items())],
-        *[[f"signature {key}", f"{number} kernels"] for key, number in sorted(counts.items())],
+        *[
+            [f"provider {name}", count_text(number, "kernel")]
+            for name, number in sorted(providers.items())
+        ],
+        *[
+            [f"signature {key}", count_text(number, "kernel")]
+            for key, number in sorted(counts.items())
+        ],
     ]
     kernel_rows = [
         [
@@ -328,7 +373,7 @@ def verification_text(report: Report) -> str:
         for evidence in report.kernels
     ]
     header = ["kernel", "signature", "arch", "regs", "static smem", "dyn smem", "local", "code"]
-    verdict = "OK" if report.ok else f"FAILED, {len(report.findings)} findings"
+    verdict = "OK" if report.ok else f"FAILED, {count_text(len(report.findings), 'finding')}"
     lines = [
         f"{report.path}: {report.target}, device profile {report.device}, "
         f"disassembled by {report.disassembler or 'nothing'}",
@@ -339,7 +384,7 @@ def verification_text(report: Report) -> str:
             f"{finding.message}"
             for finding in report.findings
         ),
-        f"{report.path}: {verdict}, {len(report.kernels)} kernels",
+        f"{report.path}: {verdict}, {count_text(len(report.kernels), 'kernel')}",
     ]
     return "\n".join(lines)
 

@@ -12,7 +12,7 @@ import click
 from nvgemm_runtime.errors import StorageError
 
 from .options import Duration, cache_option, json_option
-from .printing import print_result, size_text, table
+from .printing import count_text, print_result, size_text, table
 
 if TYPE_CHECKING:
     from ..jit.eviction import CacheUsage, KeptBundle
@@ -82,13 +82,14 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: float | Non
     left = [file for file in chosen.files if file.exists()]
     if left:
         raise StorageError(
-            f"{left[0]}: cannot be removed, nor {len(left) - 1} other files; are they yours?"
+            f"{left[0]}: cannot be removed, nor {count_text(len(left) - 1, 'other file')}; "
+            "are they yours?"
         )
     after = read_usage(store)
-    kept = sum(len(bundle.problems) for bundle in after.bundles)
+    had, kept = (sum(len(one.problems) for one in usage.bundles) for usage in (before, after))
     click.echo(
         f"{store.directory}: {size_text(before.size_bytes - after.size_bytes)} freed, "
-        f"{sum(len(bundle.problems) for bundle in before.bundles) - kept} problems and "
+        f"{count_text(had - kept, 'problem')} and "
         f"{len(before.entries) - len(after.entries)} compiled kernels and plans removed; "
         f"{size_text(after.size_bytes)} left"
     )
@@ -158,8 +159,9 @@ def usage_text(document: dict[str, Any]) -> str:
             for p in bundle["problems"]
         ]
         parts.append(
-            f"{head}{bundle['target']} (device {bundle['device']}), {bundle['kernels']} kernels "
-            f"for {len(rows)} problems, {size_text(bundle['bytes'])}\n"
+            f"{head}{bundle['target']} (device {bundle['device']}), "
+            f"{count_text(bundle['kernels'], 'kernel')} for {count_text(len(rows), 'problem')}, "
+            f"{size_text(bundle['bytes'])}\n"
             + table(rows, ["problem", "kernels", "size", "last used"])
         )
     parts += (

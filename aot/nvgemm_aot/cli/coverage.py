@@ -13,7 +13,7 @@ import click
 from nvgemm_runtime.gemm.target import TargetName
 
 from .options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam, json_option
-from .printing import percent_text, print_result, table
+from .printing import count_text, percent_text, print_result, table
 
 if TYPE_CHECKING:
     from ..manifest.parse import Manifest
@@ -113,8 +113,8 @@ def coverage(
     if undeclarable and not count_undeclarable:
         met = sum(gemm.count for gemm in undeclarable)
         click.echo(
-            f"nvgemm-aot: not counted: {met} GEMMs that no manifest can declare, such as "
-            f"{undeclarable[0].gemm}; --count-undeclarable counts them as missed",
+            f"nvgemm-aot: not counted: {count_text(met, 'GEMM')} that no manifest can declare, "
+            f"such as {undeclarable[0].gemm}; --count-undeclarable counts them as missed",
             err=True,
         )
     if fail_under is not None:

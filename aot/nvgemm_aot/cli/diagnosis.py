@@ -12,8 +12,15 @@ from typing import Any, TypeVar
 
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.errors import NvgemmError, ToolchainError
-from nvgemm_runtime.gemm.target import CPU, CUDA_VERSIONS
+from nvgemm_runtime.gemm.target import (
+    CPU,
+    CUDA_VERSIONS,
+    DEFAULT_ARCHITECTURE,
+    PLATFORMS,
+    Target,
+)
 from nvgemm_runtime.installed.registry import INSTALLATION, FoundBundle
+from nvgemm_runtime.installing import install_command
 from nvgemm_runtime.launch import native
 from nvgemm_runtime.matching.device import (
     RUNTIME_LIBRARY,
@@ -28,12 +35,13 @@ from nvgemm_runtime.matching.device import (
 )
 from nvgemm_runtime.matching.refusals import (
     describe_device,
-    install_command,
+    library_install_command,
     library_refusal,
     process_refusal,
     reinstall_command,
 )
 
+from ..build.linker import library_directories, linker_version
 from ..providers import PROVIDERS, load_provider
 from ..providers.discovery import Offered, offered_providers
 from ..storage.cache import default_directory, entry_files
@@ -47,6 +55,9 @@ _BUILD_DISTRIBUTIONS = (
     "nvidia-cutlass-operators",
     "nvidia-matmul-heuristics",
 )
+OWN = "nvgemm-aot"
+"""Origin of the providers that come with this package."""
+
 _DRIVER_LIBRARY = "libcuda.so.1"
 
 
@@ -55,12 +66,13 @@ def diagnose() -> Document:
 
     ``problems`` says what keeps this machine or one of its GPUs from running prebuilt kernels, or
     an installed bundle from being used, each with the next step. ``build_versions``, ``providers``
-    and ``cache`` are of the compiler side, which running kernels does not need.
+    and ``cache`` are of the compiler side, which running kernels does not need;
+    ``build_problems`` says what keeps it from building, and is None where it is not installed.
     """
     problems: list[str] = []
     versions = {name: _version(name) for name in _DISTRIBUTIONS}
     problems += (
-        f"{name} is not installed; run: pip install nvgemm-aot"
+        f"{name} is not installed; run: {install_command()}"
         for name, found in versions.items()
         if found is None
     )
@@ -79,9 +91,11 @@ def diagnose() -> Document:
             f"{versions_of}"
         )
     so_far = len(problems)
-    library = None if cuda is None else _attempt(lambda: find_runtime_library(cuda), problems)
+    library = _attempt(lambda: _runtime_library(cuda), problems)
     if cuda is not None and library is None and len(problems) == so_far:
-        problems.append(f"{RUNTIME_LIBRARY} for {cuda} is missing; run: {install_command(cuda)}")
+        problems.append(
+            f"{RUNTIME_LIBRARY} for {cuda} is missing; run: {library_install_command(cuda)}"
+        )
     if library is not None and library.defect is not None:
         problems.append(
             f"{library.path} cannot be loaded: {library.defect}; run: {reinstall_command(library)}"
@@ -101,12 +115,15 @@ def diagnose() -> Document:
     bundles = [_bundle_document(one, devices, cuda, library) for one in found or ()]
     if found is not None:
         problems += _bundle_problems(bundles, devices)
+    build_versions = {name: _version(name) for name in _BUILD_DISTRIBUTIONS}
     offered = _attempt(offered_providers, problems) or ()
+    providers = [_provider_document(*one) for one in _named_providers(offered)]
     return {
         "healthy": not problems,
         "versions": versions,
-        "build_versions": {name: _version(name) for name in _BUILD_DISTRIBUTIONS},
-        "providers": [_provider_document(*one) for one in _named_providers(offered)],
+        "build_versions": build_versions,
+        "build_problems": _build_problems(build_versions, providers),
+        "providers": providers,
         "driver": driver,
         "torch_cuda": cuda,
         "runtime_library": _library_text(library),
@@ -122,18 +139,43 @@ def diagnose() -> Document:
 def _named_providers(offered: Iterable[Offered]) -> list[tuple[str, str]]:
     """Every source of kernels that a manifest may name, and what brings it."""
     others = ((one.name, f"{one.distribution} {one.version}") for one in offered)
-    return [*((name, "nvgemm-aot") for name in PROVIDERS), *others]
+    return [*((name, OWN) for name in PROVIDERS), *others]
 
 
 def _provider_document(name: str, origin: str) -> Document:
     """Whether a provider can be created and its toolchain is there; compiles nothing."""
     try:
-        if origin != "nvgemm-aot" and name in PROVIDERS:
+        if origin != OWN and name in PROVIDERS:
             raise ToolchainError("the provider of this name that comes with nvgemm-aot is used")
         load_provider(name).toolchain()
     except NvgemmError as error:
         return {"name": name, "origin": origin, "problem": str(error)}
     return {"name": name, "origin": origin, "problem": None}
+
+
+def _build_problems(versions: dict[str, str | None], providers: list[Document]) -> list[str] | None:
+    """Why kernels cannot be built here, or None if nothing of the compiler side is installed."""
+    if not any(versions.values()):
+        return None
+    problems = [
+        f"{name} is not installed; run: {install_command('build')}"
+        for name, found in versions.items()
+        if found is None
+    ]
+    problems += (
+        f"provider {one['name']}: {one['problem']}"
+        for one in providers
+        if one["problem"] and not any(name in one["problem"] for name in versions)
+    )
+    _attempt(lambda: linker_version(PLATFORMS[0]), problems)
+    _attempt(lambda: library_directories(Target(arch=DEFAULT_ARCHITECTURE)), problems)
+    return problems
+
+
+def _runtime_library(cuda: str | None) -> RuntimeLibrary | None:
+    """The runtime library for torch's CUDA; beside a torch without CUDA, the newest installed."""
+    found = map(find_runtime_library, [cuda] if cuda else CUDA_VERSIONS)
+    return next(filter(None, found), None)
 
 
 def _attempt(look: Callable[[], T], problems: list[str]) -> T | None:
@@ -221,8 +263,7 @@ def _process_refusal(
 def _bundle_problems(bundles: list[Document], devices: tuple[DeviceFacts, ...]) -> list[str]:
     if not bundles:
         return [
-            "no bundle is installed; pip install a kernel wheel, or name bundles in "
-            "NVGEMM_AOT_BUNDLES"
+            "no bundle is installed; install a kernel wheel, or name bundles in NVGEMM_AOT_BUNDLES"
         ]
     problems = [bundle["problem"] for bundle in bundles if bundle["problem"] is not None]
     foreign = [bundle["process_refusal"] for bundle in bundles]

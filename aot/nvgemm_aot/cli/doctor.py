@@ -1,4 +1,4 @@
-"""``nvgemm-aot doctor``: whether this machine can run prebuilt kernels, and what is missing."""
+"""``nvgemm-aot doctor``: says what this machine lacks for running kernels, or for building them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ MISSING = "missing"
 def doctor(as_json: bool) -> None:
     """Say whether this machine can run prebuilt kernels, and if not, what is missing.
 
-    The exit status is 0 where it can, and 32 where it cannot.
+    Where the compiler side is installed: also whether it can build kernels. The exit status is 0
+    where kernels can be run, and 32 where they cannot, as on a build machine without a GPU.
     """
     from .diagnosis import diagnose
 
@@ -30,7 +31,8 @@ def doctor(as_json: bool) -> None:
         diagnosis = diagnose()
     print_result(diagnosis, diagnosis_text, as_json=as_json)
     if not diagnosis["healthy"]:
-        raise UnhealthyError(f"{count_text(len(diagnosis['problems']), 'problem')}; see above")
+        count = count_text(len(diagnosis["problems"]), "problem")
+        raise UnhealthyError(f"kernels cannot be run here: {count}; see above")
 
 
 @contextlib.contextmanager
@@ -46,15 +48,11 @@ def _without_warnings(name: str) -> Iterator[None]:
 
 
 def diagnosis_text(document: dict[str, Any]) -> str:
-    """Print a diagnosis: what was found, each bundle for each GPU, then every problem."""
+    """Print a diagnosis: what was found, each bundle for each GPU, every problem, the verdicts."""
     cache = document["cache"]
     facts = [
         *([name, found or MISSING] for name, found in document["versions"].items()),
-        *(
-            [name, found or f"{MISSING} (needed for building alone)"]
-            for name, found in document["build_versions"].items()
-        ),
-        *([f"provider {one['name']}", _provider_text(one)] for one in document["providers"]),
+        *_build_facts(document),
         ["native launcher", "loads" if document["launcher"] else "does not load"],
         ["CUDA driver", document["driver"] or MISSING],
         ["torch built for", document["torch_cuda"] or "no CUDA"],
@@ -65,10 +63,34 @@ def diagnosis_text(document: dict[str, Any]) -> str:
     parts = [table(facts, ["part", "found"])]
     if document["bundles"]:
         parts.append("\n".join(_bundle_lines(document)))
-    if document["problems"]:
-        parts.append("\n".join(f"problem: {problem}" for problem in document["problems"]))
-    parts.append("healthy" if document["healthy"] else "not healthy")
-    return "\n\n".join(parts)
+    verdicts = []
+    if document["build_problems"] is not None:
+        verdicts.append(_verdict("build", document["build_problems"]))
+    verdicts.append(_verdict("run", document["problems"]))
+    return "\n\n".join([*parts, *verdicts])
+
+
+def _build_facts(document: dict[str, Any]) -> list[list[str]]:
+    """Rows on the compiler side, which a machine that only runs kernels does without."""
+    from .diagnosis import OWN
+
+    providers = document["providers"]
+    rows: list[list[str]] = []
+    if document["build_problems"] is None:
+        rows.append(["compiler side", "not installed; running kernels needs none"])
+        providers = [one for one in providers if one["origin"] != OWN]
+    else:
+        rows += ([name, found or MISSING] for name, found in document["build_versions"].items())
+    return [*rows, *([f"provider {one['name']}", _provider_text(one)] for one in providers)]
+
+
+def _verdict(action: str, problems: list[str]) -> str:
+    """Whether kernels can be built, or run, here, below each thing that is missing for it."""
+    lines = [f"to {action} kernels: {problem}" for problem in problems]
+    return "\n".join([*lines, f"kernels {'cannot' if problems else 'can'} be {_DONE[action]} here"])
+
+
+_DONE = {"build": "built", "run": "run"}
 
 
 def _provider_text(provider: dict[str, Any]) -> str:
@@ -80,16 +102,17 @@ def _cache_text(cache: dict[str, Any]) -> str:
     if cache["directory"] is None:
         return "no place for one; set NVGEMM_AOT_CACHE"
     state = "" if cache["writable"] else ", not writable"
-    return (
-        f"{cache['directory']}: {cache['entries']} entries, {size_text(cache['size_bytes'])}{state}"
-    )
+    entries = count_text(cache["entries"], "entry")
+    return f"{cache['directory']}: {entries}, {size_text(cache['size_bytes'])}{state}"
 
 
 def _bundle_lines(document: dict[str, Any]) -> list[str]:
     lines = []
     for bundle in document["bundles"]:
         what = (
-            f"{bundle['target']}, {bundle['kernels']} kernels" if bundle["target"] else "unusable"
+            f"{bundle['target']}, {count_text(bundle['kernels'], 'kernel')}"
+            if bundle["target"]
+            else "unusable"
         )
         lines.append(f"{bundle['path']} ({bundle['origin']}): {what}")
         if bundle["problem"]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from .printing import count_text, print_result, table
+from .printing import count_text, failed_text, print_result, table
 
 Document = dict[str, Any]
 
@@ -29,19 +29,20 @@ def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None
     For example: nvgemm-aot explain -- python model.py. Torch's compile caches are off in it.
 
     The exit status is the command's, 128 + N where signal N ended it, and 2 where it cannot be
-    started.
+    started. Signals are passed on to it.
     """
     from ..workload.explain import explain_program
+    from ..workload.process import CannotStartError
 
     try:
         document = explain_program(command, quiet=as_json)
-    except OSError as error:
+    except CannotStartError as error:
         raise click.UsageError(f"cannot run {command[0]}: {error.strerror}") from None
     print_result(document, explain_text, as_json=as_json)
     if document["unreadable_lines"]:
         click.echo(
-            f"nvgemm-aot: {document['unreadable_lines']} events are left out: their lines could "
-            "not be read, as when a process is killed while it writes one",
+            f"nvgemm-aot: left out {count_text(document['unreadable_lines'], 'event')} whose lines "
+            "could not be read, as when a process is killed while it writes one",
             err=True,
         )
     ctx.exit(document["status"])
@@ -69,7 +70,7 @@ def explain_text(document: Document) -> str:
     """Print a table of the GEMMs, then the kernels in use, and why some GEMMs have none."""
     gemms = document["gemms"]
     if not gemms:
-        return _NO_EVENT_READ if document["unreadable_lines"] else _NO_GEMM
+        return _NO_EVENT_READ if document["unreadable_lines"] else _no_gemm_text(document)
     header = ("GEMM", "met", "found as", "offered", "bundled, us", "others, us", "in the code")
     rows = [
         (
@@ -85,6 +86,13 @@ def explain_text(document: Document) -> str:
     ]
     below = [*_kernel_lines(gemms), *_measured_lines(gemms), *_miss_lines(gemms)]
     return "\n".join([table(rows, header), "", _summary(gemms), *below, *_tune_lines(gemms)])
+
+
+def _no_gemm_text(document: Document) -> str:
+    interpreter = document["interpreter"]
+    if document["status"]:
+        return failed_text(document["status"], interpreter)
+    return _NO_GEMM if interpreter is None else f"{_NO_GEMM}\n{interpreter}"
 
 
 def _short_name(gemm: Document) -> str:
@@ -186,7 +194,8 @@ def _miss_lines(gemms: list[Document]) -> Iterable[str]:
         yield "because" if reasons else "no reason was given"
         yield from (f"  {reason}" for reason in reasons[:_MOST_REASONS])
         if len(reasons) > _MOST_REASONS:
-            yield f"  … and {len(reasons) - _MOST_REASONS} more reasons (--json has them all)"
+            more = count_text(len(reasons) - _MOST_REASONS, "more reason")
+            yield f"  … and {more} (--json has them all)"
 
 
 def _wrapped(names: list[str]) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import sys
 import traceback
 import warnings
@@ -11,9 +13,10 @@ from typing import Any
 import click
 
 from nvgemm_runtime import __version__
-from nvgemm_runtime.errors import NvgemmError, ToolchainError
+from nvgemm_runtime.errors import NvgemmError, StorageError, ToolchainError
+from nvgemm_runtime.installing import install_command
 
-from . import interrupts
+from . import interrupts, output
 from .build import build
 from .bundles import inspect, list_, verify, wheel
 from .cache import cache
@@ -25,25 +28,38 @@ from .rankings import rankings
 from .record import record
 from .tune import tune
 
+_log = logging.getLogger(__name__)
+
 
 class _Group(click.Group):
-    """Runs a command and turns the project's errors into a message and their exit code."""
+    """Runs a command and turns errors into a message and their exit code."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command line; an error of the operating system ends it with one line, too."""
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            where = output.failed_stream(error) or error.filename or "the operating system"
+            _log.debug("where it came up", exc_info=True)
+            output.report(f"{where}: {error.strerror or error}; {_next_step(error)}")
+            output.drop_unwritten()
+            sys.exit(StorageError.exit_code)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
+            _require_directory()
             with interrupts.raised():
                 return super().invoke(ctx)
         except NvgemmError as error:
-            click.echo(f"nvgemm-aot: error: {error}", err=True)
+            output.report(str(error))
             ctx.exit(error.exit_code)
         except ModuleNotFoundError as error:
             module = (error.name or "").partition(".")[0]
             if module in ("", "nvgemm_aot", "nvgemm_runtime"):
                 raise
-            click.echo(
-                f"nvgemm-aot: error: the Python module {module} is not installed, as after "
-                "pip install --no-deps; run: pip install nvgemm-aot",
-                err=True,
+            output.report(
+                f"the Python module {module} is not installed, as after pip install --no-deps; "
+                f"run: {install_command()}"
             )
             ctx.exit(ToolchainError.exit_code)
         except Exception as error:
@@ -51,11 +67,32 @@ class _Group(click.Group):
                 raise
             from ..providers.discovery import unreadable_entry_points
 
-            click.echo(f"nvgemm-aot: error: {unreadable_entry_points(error)}", err=True)
+            output.report(str(unreadable_entry_points(error)))
             ctx.exit(ToolchainError.exit_code)
         except KeyboardInterrupt:
             click.echo("nvgemm-aot: interrupted; what was compiled is kept", err=True)
             ctx.exit(interrupts.INTERRUPTED)
+
+
+def _require_directory() -> None:
+    """Refuse to run where the current directory was deleted, as even torch fails there.
+
+    Raises:
+        StorageError: If it was.
+    """
+    try:
+        os.getcwd()  # noqa: PTH109
+    except OSError as error:
+        raise StorageError(
+            f"the current directory: {error.strerror}; it was deleted or cannot be read; change to "
+            "another one"
+        ) from error
+
+
+def _next_step(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free space there"
+    return "with -vv, the log says where it came up"
 
 
 def _read_entry_points(error: Exception) -> bool:

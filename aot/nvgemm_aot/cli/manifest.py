@@ -134,7 +134,7 @@ def from_config(
     CONFIG is a model's config.json, or its directory.
     """
     from ..manifest.config_manifest import ManifestOptions
-    from ..manifest.config_yaml import manifest_yaml
+    from ..manifest.config_yaml import left_out_lines, manifest_yaml
     from ..manifest.from_config import make_manifest
     from ..manifest.models.expert_weights import ExpertWeights
     from ..storage.files import write_atomic
@@ -157,10 +157,9 @@ def from_config(
         click.echo(text, nl=False)
         return
     write_atomic(out, text.encode())
-    left_out = ""
-    if made.left_out:
-        left_out = f"; {count_text(len(made.left_out), 'GEMM')} left out, see its end"
-    click.echo(f"{out}: written, {made.problems} problems{left_out}")
+    left_out = sum(line.startswith("#   ") for line in left_out_lines(made))
+    hint = f"; {count_text(left_out, 'GEMM')} left out, see its end" if left_out else ""
+    click.echo(f"{out}: written, {count_text(made.problems, 'problem')}{hint}")
 
 
 @click.command()

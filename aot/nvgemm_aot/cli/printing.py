@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nvgemm_runtime.errors import count_text as count_text
+
 if TYPE_CHECKING:
     from ..build.compiler import Progress
 
@@ -39,14 +41,15 @@ def print_result(document: Any, as_text: Callable[[Any], str], *, as_json: bool)
     click.echo(json.dumps(document, indent=2) if as_json else as_text(document))
 
 
+def failed_text(status: int, interpreter: str | None) -> str:
+    """Says that a user's command failed before it came to a GEMM, and in which Python."""
+    text = f"the command exited with status {status} before compiling a GEMM"
+    return text if interpreter is None else f"{text} ({interpreter})"
+
+
 def keep_stdout() -> contextlib.AbstractContextManager[object]:
     """Send what other packages print to stderr: a command's result alone goes to stdout."""
     return contextlib.redirect_stdout(sys.stderr)
-
-
-def count_text(count: int, noun: str) -> str:
-    """A count with its noun: ``1 problem``, ``2 problems``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def size_text(size_bytes: int) -> str:
@@ -78,15 +81,18 @@ def file_text(document: dict[str, Any]) -> str:
     return f"{document['path']}: written, {size_text(document['bytes'])}"
 
 
+_LEAST_DONE = 4
+"""So many after the first show how fast it goes."""
+
 _PLAIN_SECONDS = 5.0
 """Least interval of progress lines where there is no terminal."""
 
 
 @contextlib.contextmanager
-def report_progress(verb: str, of: str = "kernels") -> Iterator[Progress]:
+def report_progress(verb: str, noun: str = "kernel") -> Iterator[Progress]:
     """Report progress on stderr, of ``Compiling`` say: a bar on a terminal, else plain lines."""
     with contextlib.ExitStack() as stack:
-        yield _bar(verb, stack) if sys.stderr.isatty() else _lines(verb, of)
+        yield _bar(verb, stack) if sys.stderr.isatty() else _lines(verb, noun)
 
 
 def _bar(verb: str, stack: contextlib.ExitStack) -> Progress:
@@ -102,17 +108,40 @@ def _bar(verb: str, stack: contextlib.ExitStack) -> Progress:
     return report
 
 
-def _lines(verb: str, of: str) -> Progress:
-    started = last = time.monotonic()
+def _lines(verb: str, noun: str) -> Progress:
+    last = time.monotonic()
+    remaining = RemainingTime()
 
     def report(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
+        left_s = remaining.after(done, total, now)
         if done == 0:
-            click.echo(f"{verb} {total} {of}", err=True)
+            click.echo(f"{verb} {count_text(total, noun)}", err=True)
         elif done == total or now - last >= _PLAIN_SECONDS:
             last = now
-            left = (now - started) / done * (total - done)
-            click.echo(f"{verb} {done} of {total} done, about {left:.0f} s left", err=True)
+            left = "" if left_s is None else f", about {left_s:.0f} s left"
+            click.echo(f"{verb} {done} of {total} done{left}", err=True)
 
     return report
+
+
+class RemainingTime:
+    """Estimates how long the rest takes from what was done after the first.
+
+    The first takes as long as processes take to start, which the others do not.
+    """
+
+    def __init__(self) -> None:
+        self._first: tuple[int, float] | None = None
+
+    def after(self, done: int, total: int, now_s: float) -> float | None:
+        """Seconds left, or None while nothing shows how fast it goes, and at the end."""
+        if done == 0:
+            return None
+        if self._first is None:
+            self._first = done, now_s
+        first_done, first_s = self._first
+        if done == total or done - first_done < _LEAST_DONE:
+            return None
+        return (now_s - first_s) / (done - first_done) * (total - done)

@@ -10,7 +10,7 @@ import click
 from nvgemm_runtime.gemm.target import TargetName
 
 from .options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam
-from .printing import count_text
+from .printing import count_text, failed_text
 
 if TYPE_CHECKING:
     from ..workload.record import Recorded
@@ -48,13 +48,14 @@ def record(
     in it.
 
     The exit status is the command's, 128 + N where signal N ended it, and 2 where it cannot be
-    started.
+    started. Signals are passed on to it. Where it succeeds and leaves OUT damaged: 17.
     """
+    from ..workload.process import CannotStartError
     from ..workload.record import record_program
 
     try:
         recorded = record_program(command, out, target=target, fake=fake)
-    except OSError as error:
+    except CannotStartError as error:
         raise click.UsageError(f"cannot run {command[0]}: {error.strerror}") from None
     click.echo(f"nvgemm-aot: {_summary(recorded, fake)}", err=True)
     ctx.exit(recorded.status)
@@ -62,14 +63,20 @@ def record(
 
 def _summary(recorded: Recorded, fake: bool) -> str:
     problems, others = recorded.problems, recorded.others
+    if recorded.fault is not None:
+        return f"error: {recorded.fault}"
     if not problems and not others:
+        interpreter = None if recorded.interpreter is None else str(recorded.interpreter)
+        if recorded.status:
+            return f"{recorded.path}: {failed_text(recorded.status, interpreter)}"
         why = (
             "the program called none on a tensor of its main thread"
             if fake
             else "nothing with one was compiled by torch.compile's Inductor, or torch is of no "
             "version that nvgemm-aot supports"
         )
-        return f"{recorded.path}: no GEMM was met: {why}"
+        where = "" if interpreter is None else f" ({interpreter})"
+        return f"{recorded.path}: no GEMM was met: {why}{where}"
     text = (
         f"{recorded.path}: {count_text(problems.total(), 'GEMM')} met, {len(problems)} distinct, "
         f"{recorded.new} new in the file"

@@ -132,8 +132,8 @@ def tune(
     try:
         with (
             _sigterm_interrupts(),
-            report_progress("Measuring", "problems") as progress,
-            report_progress("Measuring again", "problems") as again,
+            report_progress("Measuring", "problem") as progress,
+            report_progress("Measuring again", "problem") as again,
         ):
             tuned = watchdog.tune_watched(
                 bundles, out, options, hang_s=hang_after, progress=progress, again=again
@@ -290,10 +290,11 @@ def _summary_lines(document: Document) -> Iterator[str]:
     for counted in document["counted"]:
         yield from _counted_lines(counted)
     if document["not_declared"]:
-        yield f"measured and not declared: {len(document['not_declared'])} problems"
+        yield f"measured and not declared: {count_text(len(document['not_declared']), 'problem')}"
     yield (
-        f"{document['path']}: written, {measured} of {measured + left} problems measured, "
-        f"{document['kernels']} kernels, {size_text(document['bytes'])}"
+        f"{document['path']}: written, {measured} of "
+        f"{count_text(measured + left, 'problem')} measured, "
+        f"{count_text(document['kernels'], 'kernel')}, {size_text(document['bytes'])}"
     )
     others = [product for product in document["products"] if product != document["gpu"]]
     if others:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_runtime.bundle.format import canonical_json, sha256_hex
-from nvgemm_runtime.errors import StorageError
+from nvgemm_runtime.errors import StorageError, count_text
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.jit_cache import jit_directory, stamp_path
 from nvgemm_runtime.installed.ownership import writable_by_others
@@ -75,8 +75,8 @@ class LimitedAttempts:
                 continue
             failure = Failure(
                 task=task,
-                reason=f"{reason}; given up for a day after {count} attempts, or until `nvgemm-aot "
-                "cache clear`",
+                reason=f"{reason}; given up for a day after {count_text(count, 'attempt')}, or "
+                "until `nvgemm-aot cache clear`",
                 is_transient=True,
             )
             yield task, TaskResult(failure=failure)

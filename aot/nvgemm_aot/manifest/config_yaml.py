@@ -23,7 +23,7 @@ _WIDTH = 98
 def manifest_yaml(made: ConfigManifest) -> str:
     """Write a manifest that `load_manifest` reads."""
     entries = _entry_lines(made.entries, made.wanted)
-    return "\n".join([*_head_lines(made), "gemms:", *entries, *_left_out_lines(made), ""])
+    return "\n".join([*_head_lines(made), "gemms:", *entries, *left_out_lines(made), ""])
 
 
 def _head_lines(made: ConfigManifest) -> Iterator[str]:
@@ -208,7 +208,8 @@ def _ranks_text(expert_ranks: int, ranks: Iterable[int]) -> str:
     return f"{experts}tp {_listed(ranks)}"
 
 
-def _left_out_lines(made: ConfigManifest) -> Iterator[str]:
+def left_out_lines(made: ConfigManifest) -> Iterator[str]:
+    """Comments at the end of a manifest: a line for each GEMM that is left out."""
     ranks_of: dict[tuple[int, str], list[int]] = {}
     for use, reason in made.left_out:
         gemm = use.gemm

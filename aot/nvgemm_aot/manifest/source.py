@@ -16,7 +16,7 @@ import yaml
 from yaml.composer import Composer
 from yaml.reader import Reader
 
-from nvgemm_runtime.errors import ManifestError
+from nvgemm_runtime.errors import ManifestError, count_text
 
 from ..storage.files import IrregularFileError, read_start
 
@@ -56,7 +56,7 @@ def report_mistakes(path: Path, mistakes: Iterable[Mistake]) -> NoReturn:
     """
     ordered = sorted(set(mistakes))
     lines = [f"{path}:{found.line}:{found.column}: {found.text}" for found in ordered]
-    count = "1 mistake" if len(ordered) == 1 else f"{len(ordered)} mistakes"
+    count = count_text(len(ordered), "mistake")
     raise ManifestError("\n".join([*lines, f"{count} in {path}"]))
 
 

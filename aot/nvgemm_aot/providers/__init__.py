@@ -14,9 +14,10 @@ from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.support import GATHERED_PROVIDER
 from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.installing import install_command
 
 from . import cute_dsl, cute_setup
-from .base import Candidate, Enumeration, Provider, Rejection
+from .base import RECIPE_PREFIX, Candidate, Enumeration, Provider, Rejection
 from .checked import BLAME, described
 from .combined import SEPARATOR, Combined
 from .discovery import load_external
@@ -80,7 +81,7 @@ def load_provider(name: str) -> Provider:
     except Exception as error:  # half an installation raises whatever it raises
         raise ToolchainError(
             f"the provider {name!r} cannot be created: {described(error)}; "
-            "run: pip install --force-reinstall nvgemm-aot"
+            f"run: {install_command(again=True)}"
         ) from error
     return provider
 
@@ -97,7 +98,7 @@ before any stated recipes, and keep their bytes."""
 
 def recipe_name(provider: str) -> str:
     """Name of a provider's recipe among the versions of a toolchain."""
-    return f"recipe of {provider}"
+    return f"{RECIPE_PREFIX}{provider}"
 
 
 def recipe_of(part: Provider, target: Target) -> str:

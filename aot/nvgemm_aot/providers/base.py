@@ -16,6 +16,9 @@ INTERFACE_VERSION = 1
 INTERFACE_VERSIONS = (1,)
 """Versions that are accepted."""
 
+RECIPE_PREFIX = "recipe of "
+"""Beginning of the names under which bundles state recipes beside versions."""
+
 CLC = "clc"
 STATIC_PERSISTENT = "static_persistent"
 DYNAMIC_PERSISTENT = "dynamic_persistent"

@@ -21,6 +21,7 @@ from nvgemm_runtime.gemm.problem import Problem, Signature
 from ..targets import BuildTarget
 from .base import (
     INTERFACE_VERSIONS,
+    RECIPE_PREFIX,
     BlockShape,
     Candidate,
     Enumeration,
@@ -90,6 +91,11 @@ class Checked:
             raise self._error(
                 f"toolchain() gave {found!r}; must be a version by each distribution's name, both "
                 f"printable text of 1 to {MAX_VERSION_LENGTH} characters"
+            )
+        if taken := [name for name in found if name.startswith(RECIPE_PREFIX)]:
+            raise self._error(
+                f"toolchain() names {taken[0]!r}, where bundles state recipes; give the "
+                "distribution's name"
             )
         if self._distribution is not None:
             name, version = self._distribution

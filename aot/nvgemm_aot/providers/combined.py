@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import Signature
 
 from ..targets import BuildTarget
@@ -9,6 +12,26 @@ from .base import INTERFACE_VERSION, Candidate, Enumeration, Provider, RuntimeMo
 
 SEPARATOR = "+"
 """Stands between the names of the providers in the name of all."""
+
+
+def join_versions(stated: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:
+    """Join versions by name; ``stated`` are pairs of who states them, and the versions.
+
+    Raises:
+        ToolchainError: If two state different versions of one name.
+    """
+    joined: dict[str, str] = {}
+    stated_by: dict[str, str] = {}
+    for who, versions in stated:
+        for name, version in versions.items():
+            if joined.setdefault(name, version) != version:
+                raise ToolchainError(
+                    f"{stated_by[name]} gives {name!r} version {joined[name]!r}, {who} gives it "
+                    f"{version!r}; a bundle states one: name one of them in the manifest's "
+                    "providers, or correct its toolchain()"
+                )
+            stated_by.setdefault(name, who)
+    return joined
 
 
 class Combined:
@@ -26,7 +49,7 @@ class Combined:
 
     def toolchain(self) -> dict[str, str]:
         """Versions that shape the code of any; see `Provider.toolchain`."""
-        return {name: found for part in self.parts for name, found in part.toolchain().items()}
+        return join_versions((f"provider {part.name!r}", part.toolchain()) for part in self.parts)
 
     def prepare(self) -> None:
         """Prepare all; see `Provider.prepare`."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.target import CUDA_VERSIONS
+from nvgemm_runtime.installing import install_command
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def for_cuda(versions: Mapping[str, str], cuda: str) -> dict[str, str]:
     except PackageNotFoundError as error:
         raise ToolchainError(
             f"cannot compile kernels for {cuda}: {wanted} is not installed; "
-            f"run: {install_command(cuda)}"
+            f"run: {compiler_install_command(cuda)}"
         ) from error
     return {**{name: one for name, one in versions.items() if name != usual}, wanted: its}
 
@@ -73,7 +74,7 @@ def installed_versions(distributions: Iterable[str], kernels: str) -> dict[str, 
     except PackageNotFoundError as error:
         raise ToolchainError(
             f"cannot compile {kernels}: {error.name} is not installed; "
-            "run: pip install 'nvgemm-aot[build]'"
+            f"run: {install_command('build')}"
         ) from error
 
 
@@ -126,7 +127,7 @@ def _load_compiler(cuda: str) -> None:
     if not files:
         raise ToolchainError(
             f"cannot compile kernels for {cuda}: no compiler for it is installed; "
-            f"run: {install_command(cuda)}"
+            f"run: {compiler_install_command(cuda)}"
         )
     loaded = sys.modules.get(CUTLASS_IR)
     if loaded is None:
@@ -144,7 +145,7 @@ def _load_compiler(cuda: str) -> None:
             del sys.modules[CUTLASS_IR]
             raise ToolchainError(
                 f"cannot compile kernels for {cuda}: {files[0]}: {error}; "
-                "run: pip install --force-reinstall 'nvgemm-aot[build]'"
+                f"run: {compiler_install_command(cuda, again=True)}"
             ) from error
     elif loaded.__file__ != str(files[0]):
         raise ToolchainError(
@@ -153,11 +154,12 @@ def _load_compiler(cuda: str) -> None:
         )
 
 
-def install_command(cuda: str) -> str:
-    """What installs the compiler and libraries of a CUDA version beside the DSL that is installed.
+def compiler_install_command(cuda: str, *, again: bool = False) -> str:
+    """Command that installs the compiler of a CUDA version beside the DSL that is installed.
 
     Raises:
         ToolchainError: If the DSL is not installed.
     """
     its = installed_versions(["nvidia-cutlass-dsl"], "kernels")["nvidia-cutlass-dsl"]
-    return f"pip install nvidia-cutlass-dsl-libs-{cuda}=={its}"
+    options = "--force-reinstall --no-deps " if again else ""
+    return f"pip install {options}nvidia-cutlass-dsl-libs-{cuda}=={its}"

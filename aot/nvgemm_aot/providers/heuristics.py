@@ -14,6 +14,7 @@ from typing import Any
 
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
+from nvgemm_runtime.installing import install_command
 
 from ..targets import BuildTarget
 from .base import BlockShape
@@ -60,7 +61,7 @@ class MatmulHeuristics:
         except PackageNotFoundError as error:
             raise ToolchainError(
                 f"cannot rank kernels: {_DISTRIBUTION} is not installed; "
-                "run: pip install 'nvgemm-aot[build]'"
+                f"run: {install_command('build')}"
             ) from error
 
     @functools.cached_property

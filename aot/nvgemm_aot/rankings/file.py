@@ -25,6 +25,7 @@ from nvgemm_runtime.bundle.format import (
 from nvgemm_runtime.errors import NvgemmError, RankingsError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.installing import UPGRADE
 
 from ..storage.files import IrregularFileError, read_start, write_atomic
 from .entries import COLD, Entry, Operator, Origin, Rankings
@@ -257,7 +258,7 @@ class RankingsFile(_Checker):
             self.fail(
                 "version",
                 f" is {document.get('version')!r:.20}, this release reads {VERSION}",
-                "upgrade: pip install -U nvgemm-aot, or export the file with this release",
+                f"{UPGRADE}, or export the file with this release",
             )
         return document
 

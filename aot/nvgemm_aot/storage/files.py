@@ -46,21 +46,40 @@ def finish_writing() -> None:
 def make_directories(path: Path) -> None:
     """Make a directory with its parents, each of which only this user can write.
 
-    Those that exist are left as they are.
+    Those that exist are left as they are. Where one cannot be made, or could not be used, none of
+    them is left behind.
 
     Raises:
         OSError: If one cannot be made.
     """
+    missing = [path]
+    while not missing[-1].parent.is_dir() and missing[-1] != missing[-1].parent:
+        missing.append(missing[-1].parent)
+    made: list[Path] = []
+    try:
+        for directory in reversed(missing):
+            if _make_directory(directory):
+                made.append(directory)
+    except OSError:
+        for directory in reversed(made):
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+        raise
+
+
+def _make_directory(path: Path) -> bool:
+    """Make a directory unless it is there; returns whether it was made."""
     try:
         path.mkdir(_DIRECTORY_MODE)
-    except FileNotFoundError:
-        if path == path.parent:
-            raise
-        make_directories(path.parent)
-        make_directories(path)
     except OSError:
-        if not path.is_dir():
-            raise
+        if path.is_dir():
+            return False
+        raise
+    if stat.S_IMODE(path.stat().st_mode) & stat.S_IRWXU != stat.S_IRWXU:
+        path.rmdir()
+        reason = "the umask takes permissions for new directories from this user, too"
+        raise OSError(errno.EACCES, reason, str(path))
+    return True
 
 
 def open_new_file(path: Path, flags: int) -> int:
@@ -81,11 +100,16 @@ def write_atomic(path: Path, data: bytes) -> None:
     Raises:
         StorageError: If the directory cannot be written or the disk is full; ``path`` is as before.
     """
-    with _writing:
-        _write_atomic(path, data)
+    try:
+        with _writing:
+            _write_bytes(path, data)
+    except OSError as error:
+        raise StorageError(
+            f"{path}: cannot write {len(data)} bytes: {error.strerror}; {space_hint(error)}"
+        ) from error
 
 
-def _write_atomic(path: Path, data: bytes) -> None:
+def _write_bytes(path: Path, data: bytes) -> None:
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}{_PARTIAL_SUFFIX}"
     try:
         make_directories(path.parent)
@@ -95,14 +119,15 @@ def _write_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:
-        hint = "free space there" if error.errno == errno.ENOSPC else "choose another place"
-        raise StorageError(
-            f"{path}: cannot write {len(data)} bytes: {error.strerror}; {hint}"
-        ) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def space_hint(error: OSError) -> str:
+    """Next step after a file could not be written."""
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "free space there" if is_full else "choose another place"
 
 
 def require_writable(directory: Path) -> None:
@@ -112,7 +137,13 @@ def require_writable(directory: Path) -> None:
         StorageError: If the directory cannot be made or written.
     """
     probe = directory / "probe"
-    write_atomic(probe, b"")
+    try:
+        with _writing:
+            _write_bytes(probe, b"")
+    except OSError as error:
+        raise StorageError(
+            f"{directory}: cannot be written: {error.strerror}; {space_hint(error)}"
+        ) from error
     probe.unlink(missing_ok=True)
     sweep_partials(directory)
 

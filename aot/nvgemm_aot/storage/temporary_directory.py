@@ -43,7 +43,11 @@ def make(parent: Path | None = None, *, in_memory: bool = True) -> Path:
         made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     except OSError as error:
         raise StorageError(f"{parent}: no temporary directory: {error.strerror}") from error
-    acquire(made / _LOCK)  # held for as long as this process lives
+    try:
+        acquire(made / _LOCK)  # held for as long as this process lives
+    except StorageError:
+        remove(made)
+        raise
     return made
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nvgemm_runtime.errors import count_text
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles, has_sums
@@ -370,7 +371,7 @@ def suspicion(kernels: Iterable[tuple[str, Signature]], wrong: Mapping[str, str]
     }
     if not lost and len(gone) <= MOST_SHARE * len(ids):
         return None
-    head = f"{len(gone)} of {len(ids)} kernels were thrown out"
+    head = f"{len(gone)} of {count_text(len(ids), 'kernel')} were thrown out"
 
     def example(id_: str) -> str:
         return f"{contender_name(id_)} for {wrong[id_]}"
@@ -379,5 +380,5 @@ def suspicion(kernels: Iterable[tuple[str, Signature]], wrong: Mapping[str, str]
         return f"{head}, more than half; {example(gone[0])}"
     named = [f"all {len(some)} of {key}, {example(some[0])}" for key, some in lost.items()]
     if len(named) > _EXAMPLES:
-        named[_EXAMPLES:] = [f"all of {len(named) - _EXAMPLES} more signatures"]
+        named[_EXAMPLES:] = [f"all of {count_text(len(named) - _EXAMPLES, 'more signature')}"]
     return f"{head}, among them {'; '.join(named)}"

@@ -20,7 +20,7 @@ from nvgemm_runtime.bundle.format import (
     sha256_hex,
 )
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.errors import TuningError
+from nvgemm_runtime.errors import TuningError, count_text
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.matching.device import DeviceFacts
 from nvgemm_runtime.matching.trust import why_order_is_open
@@ -247,8 +247,9 @@ def tuned_content(
     if not kernels or not rankings:
         reasons = "; ".join(_why_unserved(ranking, wrong) for ranking in content.rankings[:1])
         raise TuningError(
-            f"{len(content.kernels) - len(kernels)} of {len(content.kernels)} kernels were thrown "
-            f"out, and no problem has one left, so no bundle is written; {reasons}"
+            f"{len(content.kernels) - len(kernels)} of "
+            f"{count_text(len(content.kernels), 'kernel')} were thrown out, and no problem has one "
+            f"left, so no bundle is written; {reasons}"
         )
     ranked = {ranking.problem for ranking in rankings}
     return replace(
@@ -291,7 +292,7 @@ def _why_unserved(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
     if not ids:
         return "none of its kernels was measured"
     example = f"{contender_name(ids[0])}: {wrong[ids[0]]}"
-    return f"all {len(ids)} kernels that were made for it were thrown out when tuned, {example}"
+    return f"thrown out when tuned: all of {count_text(len(ids), 'kernel')} made for it, {example}"
 
 
 def _without_wrong(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRanking:

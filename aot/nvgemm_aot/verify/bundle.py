@@ -12,7 +12,7 @@ from typing import Any
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.format import Header, Kernel
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.errors import TargetError
+from nvgemm_runtime.errors import TargetError, count_text
 from nvgemm_runtime.gemm.target import CPU
 
 from ..targets.profile import DeviceProfile, load_profile
@@ -168,14 +168,15 @@ def _notes(header: Header, wanted: bool | None, disassembler: Disassembler | Non
     else:
         yield from _notes_on_device_code(header, wanted, disassembler)
     if unknown := header.unknown_kernels:
-        yield f"{len(unknown)} kernels were not looked at but for their digests: {unknown[0].why}"
+        count = count_text(len(unknown), "kernel")
+        yield f"not looked at but for digests: {count}: {unknown[0].why}"
 
 
 def _unseen_notes(kernels: Iterable[KernelEvidence]) -> Iterator[str]:
     """What kernels of unknown providers do not show, each text once with how many it holds for."""
     counts = Counter(text for kernel in kernels for text in kernel.unseen)
     for text, count in sorted(counts.items()):
-        yield f"not checked of {count} kernels of unknown providers: {text}"
+        yield f"not checked of {count_text(count, 'kernel')} of unknown providers: {text}"
 
 
 def _notes_on_device_code(

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.installing import install_command
 
-INSTALL_COMMAND = "pip install 'nvgemm-aot[build]'"
+INSTALL_COMMAND = install_command("build")
 """The command that installs the disassembler."""
 
 TIMEOUT_SECONDS = 120

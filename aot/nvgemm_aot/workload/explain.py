@@ -14,6 +14,7 @@ from typing import Any
 
 from nvgemm_runtime.settings import EXPLAIN_VARIABLE, default_mode
 
+from .interpreter import find_interpreter
 from .process import run_to_end
 
 NO_CACHES_VARIABLE = "TORCHINDUCTOR_FORCE_DISABLE_CACHES"
@@ -110,10 +111,10 @@ def explain_program(command: Sequence[str], *, quiet: bool = False) -> dict[str,
     Returns:
         A document: ``status`` is the program's exit status, as shells give it; ``gemms`` are in the
         order in which they came up; ``unreadable_lines`` is how many events are missing because
-        their lines could not be read.
+        their lines could not be read; ``interpreter`` names the program's Python if it met no GEMM.
 
     Raises:
-        OSError: If the command cannot be started.
+        CannotStartError: If the command cannot be started.
         SettingError: If NVGEMM_AOT names no mode.
     """
     default_mode()
@@ -124,8 +125,10 @@ def explain_program(command: Sequence[str], *, quiet: bool = False) -> dict[str,
         text = path.read_bytes() if path.exists() else b""
     events = [_event(line) for line in text.splitlines()]
     gemms = collect(event for event in events if event is not None)
+    interpreter = None if gemms else find_interpreter(command)
     return {
         "status": status,
+        "interpreter": None if interpreter is None else str(interpreter),
         "unreadable_lines": events.count(None),
         "gemms": [gemm.to_json() for gemm in gemms],
     }

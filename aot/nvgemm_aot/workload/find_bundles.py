@@ -1,11 +1,14 @@
-"""Reads the headers of bundles that a user names, or that are installed. Loads no kernel."""
+"""Finds bundles that a user names, or that are installed, and reads headers. Loads no kernel."""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_runtime.bundle.format import MAGIC, MAX_HEADER_BYTES, PREFIX
@@ -21,6 +24,27 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OverflowErro
 """Errors that `zipfile` raises for a file that is no archive or is damaged."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class NamedBundle:
+    """A bundle that a path leads to.
+
+    Attributes:
+        name: What messages call it: its path, or that of its wheel and its place in there.
+        file: A file with its bytes.
+    """
+
+    name: str
+    file: Path
+
+    @contextlib.contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """Give broken rules of the format the bundle's name in place of the file's."""
+        try:
+            yield
+        except BundleFormatError as error:
+            raise BundleFormatError(self.name, error.rule, error.message) from error
+
+
 def read_bundles(paths: Sequence[Path]) -> list[BundleView]:
     """Read the headers of bundles, of directories of them, and of wheels of ``nvgemm-aot wheel``.
 
@@ -28,7 +52,25 @@ def read_bundles(paths: Sequence[Path]) -> list[BundleView]:
         BundleFormatError: If a bundle breaks a rule of the format.
         StorageError: If a path cannot be read or holds no bundle.
     """
-    return [view for path in paths for view in _read_path(path)]
+    return [_read_header(one) for path in paths for one in find_bundles(path)]
+
+
+def find_bundles(path: Path, *, headers_only: bool = True) -> Iterator[NamedBundle]:
+    """Find the bundles of a file, a directory, or a wheel; each file lasts until the next is asked.
+
+    Args:
+        path: A bundle, a directory of bundles, or a wheel of ``nvgemm-aot wheel``.
+        headers_only: Leave the rest of a wheel's bundles packed, in its place holes of its size.
+
+    Raises:
+        StorageError: If the path cannot be read or holds no bundle.
+    """
+    if path.is_dir():
+        yield from _find_in_directory(path)
+    elif path.suffix == ".whl":
+        yield from _find_in_wheel(path, headers_only)
+    else:
+        yield NamedBundle(name=str(path), file=path)
 
 
 def installed_bundles() -> tuple[list[BundleView], list[str]]:
@@ -42,21 +84,12 @@ def installed_bundles() -> tuple[list[BundleView], list[str]]:
     return views, unusable
 
 
-def _read_path(path: Path) -> Iterator[BundleView]:
-    if path.is_dir():
-        yield from _read_directory(path)
-    elif path.suffix == ".whl":
-        yield from _read_wheel(path)
-    else:
-        yield _read_header(path, str(path))
+def _read_header(found: NamedBundle) -> BundleView:
+    with found.named_in_errors(), Bundle(found.file) as bundle:
+        return BundleView(name=found.name, header=bundle.header)
 
 
-def _read_header(path: Path, name: str) -> BundleView:
-    with Bundle(path) as bundle:
-        return BundleView(name=name, header=bundle.header)
-
-
-def _read_directory(path: Path) -> Iterator[BundleView]:
+def _find_in_directory(path: Path) -> Iterator[NamedBundle]:
     try:
         files = sorted(file for file in path.iterdir() if file.suffix == BUNDLE_SUFFIX)
     except OSError as error:
@@ -64,10 +97,10 @@ def _read_directory(path: Path) -> Iterator[BundleView]:
     if not files:
         raise _no_bundle(path)
     for file in files:
-        yield _read_header(file, str(file))
+        yield NamedBundle(name=str(file), file=file)
 
 
-def _read_wheel(path: Path) -> Iterator[BundleView]:
+def _find_in_wheel(path: Path, headers_only: bool) -> Iterator[NamedBundle]:
     try:
         with (
             open_regular(path) as archive,
@@ -79,12 +112,12 @@ def _read_wheel(path: Path) -> Iterator[BundleView]:
                 raise _no_bundle(path)
             file = Path(directory) / "bundle"
             for member in members:
-                _unpack_header(wheel, member, file)
-                name = f"{path}/{member}"
-                try:
-                    yield _read_header(file, name)
-                except BundleFormatError as error:
-                    raise BundleFormatError(name, error.rule, error.message) from error
+                if headers_only:
+                    _unpack_header(wheel, member, file)
+                else:
+                    with wheel.open(member) as packed, file.open("wb") as unpacked:
+                        shutil.copyfileobj(packed, unpacked)
+                yield NamedBundle(name=f"{path}/{member}", file=file)
     except _DAMAGED as error:
         raise StorageError(f"{path}: not a whole wheel: {error}; build it again") from error
     except OSError as error:

@@ -1,53 +1,113 @@
-"""Runs a user's command to its end and leaves the terminal's interrupts to it."""
+"""Runs a user's command to its end and passes signals on to it."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 
 _STANDARD_ERROR = 2
 
+
+class CannotStartError(OSError):
+    """The user's command cannot be started."""
+
+
 _KILLED = 128
 """Shells report the signal that ended a command as its number plus this."""
+
+_OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT)
+"""Signals that a terminal sends to all processes in its foreground, so to the command, too."""
+
+_PASSED_ON = (*_OF_TERMINALS, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def run_to_end(
     command: Sequence[str], environment: Mapping[str, str], *, quiet: bool = False
 ) -> int:
-    """Run a command and wait for it, even if Ctrl-C is pressed; returns its exit status.
+    """Run a command and wait for it; returns its exit status.
 
-    That is as shells give it: 128 + N where signal N ended it. With ``quiet``, the command's output
-    goes to standard error.
+    That is as shells give it: 128 + N where signal N ended it. Signals that would end this process
+    go to the command, which decides whether it ends; its GEMMs are reported either way. With
+    ``quiet``, the command's output goes to standard error.
 
     Raises:
-        OSError: If it cannot be started.
+        CannotStartError: If it cannot be started.
     """
     output = _STANDARD_ERROR if quiet else None
-    with (
-        _leaving_interrupts_to_it(),
-        subprocess.Popen(command, env=environment, stdout=output) as process,
-    ):
-        status = process.wait()
+    with _SignalsForwarded() as signals:
+        try:
+            process = subprocess.Popen(command, env=environment, stdout=output)
+        except OSError as error:
+            raise CannotStartError(error.errno, error.strerror, command[0]) from error
+        with process:
+            signals.forward_to(process)
+            status = process.wait()
     return status if status >= 0 else _KILLED - status
 
 
-@contextlib.contextmanager
-def _leaving_interrupts_to_it() -> Iterator[None]:
-    """Ignore Ctrl-C in this process while the command runs.
+class _SignalsForwarded:
+    """Sends signals that reach this process to a command, also those that came before it started.
 
-    The terminal interrupts the command too, and that decides whether it ends; its GEMMs are
-    reported either way. Interrupting a server is the usual way to end it.
+    Ignored signals stay ignored, as by nohup. A context manager.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if not callable(before) or threading.current_thread() is not threading.main_thread():
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []
+        self._handlers = contextlib.ExitStack()
+
+    def __enter__(self) -> _SignalsForwarded:
+        if threading.current_thread() is threading.main_thread():
+            for number in _PASSED_ON:
+                self._handlers.enter_context(_handled(number, self._receive))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handlers.close()
+
+    def forward_to(self, process: subprocess.Popen[bytes]) -> None:
+        """Send signals to this process from now on."""
+        self._process = process
+        while self._early:
+            process.send_signal(self._early.pop(0))
+
+    def _receive(self, number: int, _: FrameType | None) -> None:
+        if number in _OF_TERMINALS and _is_in_foreground():
+            return
+        if self._process is None:
+            self._early.append(number)
+        else:
+            self._process.send_signal(number)
+
+
+@contextlib.contextmanager
+def _handled(number: int, handler: signal._HANDLER) -> Iterator[None]:
+    before = signal.getsignal(number)
+    if before in (None, signal.SIG_IGN):
         yield
         return
     # Not SIG_IGN, which the command would inherit.
-    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
+
+
+def _is_in_foreground() -> bool:
+    """Whether this process, and so the command, gets what is typed at a terminal."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

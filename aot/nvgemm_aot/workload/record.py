@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +20,8 @@ from nvgemm_runtime.settings import (
     default_mode,
 )
 
+from .interpreter import Interpreter, find_interpreter, is_python
 from .process import run_to_end
-
-_PYTHON = re.compile(r"python[0-9.]*")
 
 _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 """Python's own options that take the next argument."""
@@ -34,10 +32,13 @@ class Recorded:
     """The result of recording a program.
 
     Attributes:
-        status: The program's exit status, as shells give it.
+        status: The program's exit status, as shells give it; that of `RecordError` where that is 0
+            and ``fault`` is set.
         problems: How often each GEMM was met that a manifest can declare.
         others: Likewise of those that no manifest can declare.
         new: Number of problems that the file did not have.
+        fault: Why the file is no recording any more, or None.
+        interpreter: The program's Python, where it met no GEMM and has one.
     """
 
     status: int
@@ -45,6 +46,8 @@ class Recorded:
     problems: Counter[Problem]
     others: Counter[str]
     new: int
+    fault: str | None = None
+    interpreter: Interpreter | None = None
 
 
 def record_program(
@@ -62,7 +65,7 @@ def record_program(
     Raises:
         RecordError: If nothing could be recorded; the command is not started then.
         SettingError: If NVGEMM_AOT names no mode.
-        OSError: If the command cannot be started.
+        CannotStartError: If the command cannot be started.
     """
     recorder = Recorder(path)
     environment = {**os.environ, RECORD_VARIABLE: str(recorder.path)}
@@ -77,13 +80,25 @@ def record_program(
         environment["CUDA_VISIBLE_DEVICES"] = ""
     before = recorder.read()
     status = run_to_end(command, environment)
-    after = recorder.read()
+    try:
+        after = recorder.read()
+    except RecordError as error:
+        return Recorded(
+            status=status or RecordError.exit_code,
+            path=recorder.path,
+            problems=Counter(),
+            others=Counter(),
+            new=0,
+            fault=str(error),
+        )
+    problems, others = after.problems - before.problems, after.others - before.others
     return Recorded(
         status=status,
         path=recorder.path,
-        problems=after.problems - before.problems,
-        others=after.others - before.others,
+        problems=problems,
+        others=others,
         new=len(after.problems.keys() - before.problems.keys()),
+        interpreter=None if problems or others else find_interpreter(command),
     )
 
 
@@ -101,7 +116,7 @@ def _with_fake_tensors(command: Sequence[str]) -> list[str]:
         place += 2 if arguments[place] in _OPTIONS_WITH_VALUE else 1
     program = arguments[place:]
     is_whole = len(program) > (program[:1] in (["-m"], ["-c"]))
-    if not _PYTHON.fullmatch(Path(python).name) or not is_whole:
+    if not is_python(python) or not is_whole:
         raise RecordError(
             f"--fake runs Python programs: the command is {' '.join(command)!r}, must be of the "
             "form python script.py …, python -m package … or python -c code …"

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ..gemm.problem import MAX_EXTENT, Problem, Signature
 from ..gemm.target import Target, read_target
+from ..installing import UPGRADE
 from .format import (
     BACK_TO_BACK,
     DEVICE_RANKING,
@@ -46,9 +47,6 @@ from .header_rules import Parts, check_header
 from .header_values import HeaderValues
 from .unknown_parts import with_understood
 from .workspace import TileWorkspace
-
-UPGRADE = "upgrade: pip install -U nvgemm-aot"
-"""What to do where a newer release is needed."""
 
 _T = TypeVar("_T")
 

@@ -13,7 +13,8 @@ from typing import NoReturn
 import zstandard
 
 from ..errors import BundleFormatError, StorageError
-from .decode import UPGRADE, decode_header
+from ..installing import UPGRADE
+from .decode import decode_header
 from .format import (
     MAGIC,
     MAX_HEADER_BYTES,

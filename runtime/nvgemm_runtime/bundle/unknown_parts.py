@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ..errors import count_text
 from .format import (
     ESTIMATE,
     MEASUREMENT,
@@ -94,7 +95,7 @@ def _with_known_kernels(
     if not kept:
         return UnknownEntry(
             problem=ranking.name,
-            why=f"none of its {len(ranking.kernels)} kernels is understood",
+            why=f"none of its {count_text(len(ranking.kernels), 'kernel')} is understood",
         )
     measured = ranking.measured if _is_known_kind(source) else None
     gone = len(ranking.kernels) - len(kept)

@@ -39,4 +39,7 @@ def _next_step(found: FoundBundle) -> str:
         )
     if found.requirement is None:
         return f"reinstall the kernel wheel whose metadata lies in {found.path}, or delete that"
-    return f"install it again: pip install --force-reinstall --no-deps {found.requirement}"
+    return (
+        f"install the wheel of {found.requirement} again: "
+        "pip install --force-reinstall --no-deps FILE"
+    )

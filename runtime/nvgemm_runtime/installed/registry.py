@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..bundle.format import Kernel
 from ..bundle.reader import Bundle, file_identity
-from ..errors import NvgemmError
+from ..errors import NvgemmError, count_text
 from ..gemm.problem import Problem
 from ..matching.device import DeviceFacts, host_platform, torch_cuda, torch_versions
 from ..matching.index import BundleView, Index
@@ -69,7 +69,7 @@ class FoundBundle:
             reasons = kernel_refusals(header, facts)
             if None not in reasons:
                 said = "; ".join(map(str, dict.fromkeys(reasons)))  # each once
-                reason = f"none of its {len(reasons)} kernels can be launched: {said}"
+                reason = f"none of its {count_text(len(reasons), 'kernel')} can be launched: {said}"
         return reason
 
 

@@ -22,6 +22,7 @@ from ..counters import COUNTERS
 from ..gemm.problem import Problem
 from ..gemm.target import CPU, PLATFORMS
 from ..installed.jit_cache import default_directory
+from ..installing import install_command
 from ..matching.device import DeviceFacts
 from ..settings import JIT_CANDIDATES_VARIABLE, JIT_PROVIDER_VARIABLE, jit_candidates
 from .builder import is_installed, missing_module
@@ -120,9 +121,7 @@ def why_not_compiling(facts: DeviceFacts) -> str | None:
 
 def _missing(module: str, platform: str) -> str:
     extras = "build,cross" if _is_cross(platform) else "build"
-    return (
-        f"the builder side is not installed: no {module}; run: pip install 'nvgemm-aot[{extras}]'"
-    )
+    return f"the builder side is not installed: no {module}; run: {install_command(extras)}"
 
 
 def _is_cross(platform: str) -> bool:

@@ -26,6 +26,7 @@ from ..gemm.epilogues import Addend, GateForm, addend_dtype
 from ..gemm.problem import Op, Signature
 from ..gemm.target import Target
 from ..gemm.types import DType
+from ..installing import install_command
 from ..matching.shared_library import missing_part
 from .autograd import register_refusals
 from .fakes import register_fakes
@@ -261,7 +262,7 @@ def _load() -> Native:
     if not library.is_file():
         raise ToolchainError(
             f"{library} is missing: nvgemm-aot was installed without its native part; "
-            "run: pip install --force-reinstall --no-deps nvgemm-aot"
+            f"run: {install_command(again=True)}"
         )
     try:
         # The library needs libtorch_cpu.so and libtvm_ffi.so by name only; these imports load them.
@@ -277,15 +278,14 @@ def _load() -> Native:
             damage = missing_part(path) or _find_damage(path)
             if damage is not None:
                 raise ToolchainError(
-                    f"{library} cannot be loaded: {damage}; "
-                    "run: pip install --force-reinstall --no-deps nvgemm-aot"
+                    f"{library} cannot be loaded: {damage}; run: {install_command(again=True)}"
                 )
             module = tvm_ffi.load_module(path)
         found = module["abi"]()
         if found != ABI:
             raise ToolchainError(
                 f"{library} has operators of version {found}, this package needs {ABI}: files of "
-                "two versions are mixed; run: pip install --force-reinstall --no-deps nvgemm-aot"
+                f"two versions are mixed; run: {install_command(again=True)}"
             )
         module["register_torch_ops"]()
     except (AttributeError, OSError, RuntimeError) as error:

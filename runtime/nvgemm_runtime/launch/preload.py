@@ -190,8 +190,8 @@ def _best(manifest: str, facts: DeviceFacts) -> Iterator[str]:
         known = ", ".join(sorted({found.origin for found in INSTALLATION.shipped_bundles()}))
         raise NoKernelError(
             f"no bundle of manifest {manifest} is installed (there are: {known or 'none'}); "
-            f"pip install {DISTRIBUTION_PREFIX}{canonical_name(manifest)}, or name its bundle in "
-            "NVGEMM_AOT_BUNDLES"
+            f"install the wheel {DISTRIBUTION_PREFIX}{canonical_name(manifest)}, or name its "
+            "bundle in NVGEMM_AOT_BUNDLES"
         )
     seen: dict[str, None] = {}
     for found in bundles:

@@ -328,8 +328,7 @@ class Index:
         if self.refusals or self.bundles:
             return f"no bundle serves this device ({describe_device(self.facts)})"
         return (
-            "no bundle is installed: pip install a kernel wheel, or name bundles in "
-            "NVGEMM_AOT_BUNDLES"
+            "no bundle is installed: install a kernel wheel, or name bundles in NVGEMM_AOT_BUNDLES"
         )
 
     @functools.cached_property

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from ..bundle.calling_convention import KNOWN_FORM, parse_calling_convention
-from ..bundle.decode import UPGRADE
 from ..bundle.format import Header, Kernel
 from ..bundle.imported_symbols import FIRST_RELEASE, NEWEST_RUN, needed_symbols
 from ..errors import NvgemmError, one_line
 from ..gemm.target import CPU, CUDA_VERSIONS, PLATFORMS, Target, UnknownTarget
+from ..installing import UPGRADE
 from .device import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 
 MAX_CLUSTER_SIZE = 16
@@ -165,7 +165,7 @@ def library_refusal(
     if library is None:
         return (
             f"{RUNTIME_LIBRARY} for {header.target.cuda}, which kernels call, is not installed; "
-            f"run: {install_command(header.target.cuda)}"
+            f"run: {library_install_command(header.target.cuda)}"
         )
     if library.defect is not None:
         return (
@@ -203,11 +203,10 @@ def imports_refusal(
     return None
 
 
-def install_command(cuda: str) -> str:
-    """What installs the library for a CUDA version such as ``cu12``, of a release that works."""
-    if cuda in CUDA_VERSIONS:
-        return f"pip install 'nvgemm-aot[{cuda}]'"
-    return f"pip install nvidia-cutlass-dsl-libs-{cuda}"  # of a later nvgemm-aot's kernels
+def library_install_command(cuda: str) -> str:
+    """Command that installs the library for a CUDA version such as ``cu12``."""
+    bound = _RANGE if cuda in CUDA_VERSIONS else ""  # a later CUDA is of a later nvgemm-aot
+    return f"pip install 'nvidia-cutlass-dsl-libs-{cuda}{bound}'"
 
 
 def reinstall_command(library: RuntimeLibrary) -> str:
@@ -226,7 +225,7 @@ def untested_version_warning(library: RuntimeLibrary) -> str | None:
     return (
         f"{library.path} is version {library.version}, and kernels were run with {newest} and "
         "older: it exports what kernels import, but no one has seen it work; "
-        f"run: pip install -U nvgemm-aot, or pip install 'nvidia-cutlass-dsl-libs-{library.cuda}"
+        f"{UPGRADE}, or run: pip install 'nvidia-cutlass-dsl-libs-{library.cuda}"
         f"=={newest}.*'"
     )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ..bundle.format import Header, Kernel, Ranking, RankingSource
 from ..bundle.reader import Bundle
 from ..bundle.unknown_parts import doubt_about
+from ..errors import count_text
 from ..gemm.problem import Problem, Signature
 from .device import DeviceFacts
 from .nearest import NearestSizes
@@ -186,7 +187,10 @@ def usable_rankings(
             usable = _with_doubt(ranking, gone)
             rankings.append(UsableRanking(bundle, usable, served, with_gaps, least_ns))
     counts = Counter(reason for reason in reasons if reason is not None)
-    told = [f"{count} kernels are left out: {why}" for why, count in sorted(counts.items())]
+    told = [
+        f"{count_text(count, 'kernel')} {'is' if count == 1 else 'are'} left out: {why}"
+        for why, count in sorted(counts.items())
+    ]
     return rankings, told
 
 

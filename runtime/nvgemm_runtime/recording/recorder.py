@@ -1,19 +1,19 @@
 """Records GEMMs in the file that NVGEMM_AOT_RECORD names, over processes and runs.
 
-Each GEMM is merged at once: the directory is locked, the file read, and replaced in one step. A
+Each GEMM is merged at once, under a lock: the file is read, and replaced in one step. A
 process can be killed at any time and leaves a whole file, with every GEMM that it met.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from .. import file_locks
 from ..errors import RecordError
 from ..gemm.problem import Problem
 from ..gemm.target import ARCHITECTURES, DEFAULT_ARCHITECTURE, Target, TargetName
@@ -71,6 +71,7 @@ class Recorder:
         self.path = Path(os.path.realpath(path))
         # Always the same name: the next process overwrites what a killed one left.
         self._partial = self.path.with_name(f".{self.path.name}.partial")
+        self._lock_path = self.path.with_name(f".{self.path.name}.lock")
         self._known: tuple[bytes, Recording] | None = None
 
     def check(self) -> None:
@@ -129,16 +130,14 @@ class Recorder:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the directory's lock, and name the file in errors."""
+        """Hold the lock beside the file, and name the file in errors."""
         try:
-            directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            lock = file_locks.acquire(self._lock_path)
+            assert lock is not None  # it was waited for
             try:
-                fcntl.flock(directory, fcntl.LOCK_EX)
                 yield
             finally:
-                # A child that was forked meanwhile has the directory open, but not locked.
-                fcntl.flock(directory, fcntl.LOCK_UN)
-                os.close(directory)
+                lock.release()
         except OSError as error:
             raise RecordError(
                 f"{self.path}: GEMMs cannot be recorded there: {error.strerror}; "

@@ -208,7 +208,7 @@ def test_missing_library_names_its_package(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
         ToolchainError,
-        match=r"libcute_dsl_runtime.so for .* not found .*pip install 'nvgemm-aot\[build\]'",
+        match=r"libcute_dsl_runtime.so for .* not found .*pip install '\.\[build\]'",
     ):
         linker.library_directories(TARGET)
 
@@ -251,7 +251,7 @@ def test_an_object_for_another_processor_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_linker_for_arm_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ToolchainError, match=r"linux_aarch64.*pip install 'nvgemm-aot\[cross\]'"):
+    with pytest.raises(ToolchainError, match=r"linux_aarch64.*pip install '\.\[cross\]'"):
         linker.linker_version(ARM.platform)
 
 

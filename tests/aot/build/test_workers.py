@@ -83,6 +83,21 @@ def speak_early() -> None:
     os.write(2, b"early")
 
 
+def lose_descriptors() -> None:
+    """As a library that makes a daemon does, and then opens pipes of its own."""
+    os.closerange(3, 1000)
+    for _ in range(30):
+        os.pipe()
+
+
+def lose_descriptors_at_work(_: int) -> None:
+    lose_descriptors()
+
+
+def print_a_line(_: int) -> None:
+    os.write(1, b"a compiler's own words\n")
+
+
 def hang_on_three(number: int) -> int:
     if number == 3:
         let_time_pass()
@@ -324,3 +339,31 @@ def test_a_worker_that_is_busy_does_not_outlive_its_parent(tmp_path: Path) -> No
     while worker.exists() and "State:\tZ" not in (worker / "status").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_process_that_closes_all_descriptors_ends_at_once_and_says_so() -> None:
+    with Workers(1, lose_descriptors_at_work, nothing) as pool:
+        [(_, died)] = pool.run([1])
+        assert isinstance(died, WorkerDied)
+        assert "without its pipe to the build, as after a provider" in str(died)
+    with (
+        Workers(1, double, lose_descriptors) as pool,
+        pytest.raises(WorkersCannotStart, match="the last without its pipe to the build"),
+    ):
+        list(pool.run([1]))
+
+
+def test_a_parent_that_closes_all_descriptors_does_not_wait_for_lost_pipes() -> None:
+    lost = os.open(os.devnull, os.O_RDWR)
+    with Workers(1, double, nothing) as pool:
+        [worker] = pool._all
+        os.dup2(lost, worker.connection.fileno())
+        with pytest.raises(WorkersCannotStart, match=r"lost their pipes.*os\.closerange"):
+            list(pool.run([1]))
+    os.close(lost)
+
+
+def test_what_a_worker_prints_is_no_part_of_the_result(capfd: pytest.CaptureFixture[str]) -> None:
+    with Workers(1, print_a_line, nothing) as pool:
+        list(pool.run([1]))
+    assert capfd.readouterr() == ("", "a compiler's own words\n")

@@ -79,7 +79,7 @@ def test_a_machine_with_everything_is_healthy(
     assert problems() == ""
     result = run()
     assert result.exit_code == 0
-    assert result.stdout.endswith("\nhealthy\n")
+    assert result.stdout.endswith("\n\nkernels can be built here\n\nkernels can be run here\n")
     for part in ("NVIDIA H200, compute capability 9.0", "13.0", str(LIBRARY.path), str(machine)):
         assert part in result.stdout
     assert "  GPU 0: served" in result.stdout
@@ -97,7 +97,7 @@ CUT_OFF = replace(LIBRARY, defect="it is cut off: 10 bytes, a table needs 64")
         ("_driver_version", None, "no CUDA driver: libcuda.so.1"),
         ("torch_cuda", None, "torch 1.2.3 is a CPU build, or broken; install one for CUDA 13 or "),
         ("torch_cuda", RuntimeError("CUDA error"), "RuntimeError: CUDA error"),
-        ("find_runtime_library", None, "run: pip install 'nvgemm-aot[cu13]'"),
+        ("find_runtime_library", None, "run: pip install 'nvidia-cutlass-dsl-libs-cu13>=4.7,<4.9'"),
         ("find_runtime_library", CUT_OFF, "/lib.so cannot be loaded: it is cut off: 10 bytes"),
         (
             "find_runtime_library",
@@ -115,14 +115,49 @@ def test_says_what_is_missing_or_broken(
 ) -> None:
     have(monkeypatch, **{part: found})
     assert said in problems()
-    assert run().stdout.endswith("\nnot healthy\n")
+    assert run().stdout.endswith("\nkernels cannot be run here\n")
 
 
 def test_says_which_distribution_is_missing(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"apache-tvm-ffi", "nvidia-cutlass-dsl"}
     monkeypatch.setattr(diagnosis, "_version", lambda name: None if name in missing else "1")
-    assert problems() == "apache-tvm-ffi is not installed; run: pip install nvgemm-aot"
-    assert "missing (needed for building alone)" in run().stdout
+    said = "apache-tvm-ffi is not installed; run: pip install . in nvgemm-aot's checkout"
+    assert problems().startswith(said)
+    text = run().stdout
+    assert "to build kernels: nvidia-cutlass-dsl is not installed; run: pip install '.[bu" in text
+    assert "\nkernels cannot be built here\n\nto run kernels: apache-tvm-ffi" in text
+
+
+def test_a_base_install_is_told_nothing_of_what_building_needs(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = {"nvgemm-aot", "torch", "apache-tvm-ffi", "zstandard"}
+    monkeypatch.setattr(diagnosis, "_version", lambda name: "1" if name in base else None)
+    monkeypatch.setattr(diagnosis, "load_provider", _unusable)
+    assert problems() == ""
+    text = run().stdout
+    assert "compiler side    not installed; running kernels needs none" in text
+    assert "provider " not in text
+    assert "can be built" not in text
+    assert text.endswith("kernels can be run here\n")
+
+
+def _unusable(name: str) -> None:
+    raise ToolchainError(f"{name} needs the compiler")
+
+
+def test_a_build_machine_is_told_that_it_can_build_and_which_library_it_has(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have(monkeypatch, _driver_version=None, torch_cuda=None)
+    name_bundles(monkeypatch)
+    result = run()
+    assert result.exit_code == UnhealthyError.exit_code
+    assert f"runtime library             {LIBRARY.path} (4.8.1)" in result.stdout
+    assert "\nkernels can be built here\n\nto run kernels: no CUDA driver" in result.stdout
+    assert "is missing; run:" not in result.stdout
+    have(monkeypatch, linker_version=ToolchainError("no C compiler"))
+    assert "\nto build kernels: no C compiler\nkernels cannot be built here\n" in run().stdout
 
 
 def test_a_launcher_that_does_not_load_is_a_problem(
@@ -219,7 +254,7 @@ def test_a_broken_or_forbidden_bundle_is_a_problem_beside_a_good_one_and_none_at
     assert "open.nvgemm can be written by others" in said
     assert "no bundle serves" not in said
     name_bundles(monkeypatch)
-    assert "no bundle is installed; pip install a kernel wheel" in problems()
+    assert "no bundle is installed; install a kernel wheel" in problems()
 
 
 def test_a_wheel_without_its_bundle_or_its_record_is_a_problem_beside_a_good_bundle(
@@ -345,7 +380,7 @@ def test_the_cache_is_described_and_no_problem_where_it_may_not_be_looked_at(
         "entries": 1,
         "size_bytes": 1000,
     }
-    assert "1 entries, 1000 B" in run().stdout
+    assert "1 entry, 1000 B" in run().stdout
 
     def refused(self: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(self))

@@ -212,7 +212,7 @@ def test_clear_of_one_problem_keeps_the_rest(cache: Cache) -> None:
     result = run("clear", "--problem", problem(2).key, "--problem", problem(7).key)
     assert held(cache) == [1, 3]
     assert entries(cache) == "0123"
-    assert "1 problems and 0 compiled kernels" in result.output
+    assert "1 problem and 0 compiled kernels" in result.output
     assert f"no user bundle has {problem(7).key}" in result.stderr
 
 

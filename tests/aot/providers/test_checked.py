@@ -300,6 +300,7 @@ def test_providers_that_come_along_keep_the_rules(name: str, arch: str) -> None:
     "answer",
     [
         *(None, {}, {"fake": 1}, {1: "1"}, {"fake": ""}, "1.0", RuntimeError("lost")),
+        {"fake": "1", "recipe of cutlass_operators": "1"},
         *({"fake": "1\x1b[31m"}, {"fake\n": "1"}, {"fake": "1" * 1001}),
     ],
 )

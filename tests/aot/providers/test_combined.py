@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fake_provider import FakeProvider, candidate
+from nvgemm_aot.build.assemble import toolchain
 from nvgemm_aot.build.compiler import make_tasks
 from nvgemm_aot.providers import load_provider, parts_of
 from nvgemm_aot.providers.base import Candidate, Enumeration, Rejection
@@ -42,6 +43,39 @@ def test_a_name_with_a_plus_is_that_of_both_in_order() -> None:
     assert set(both.toolchain()) >= {"quack-kernels", "nvidia-cutlass-operators"}
     alone = load_provider("quack")
     assert parts_of(alone) == (alone,)
+
+
+class Contradicting(Other):
+    """States another version of what the fake provider states."""
+
+    name = "test_combined:Contradicting"
+
+    def toolchain(self) -> dict[str, str]:
+        return {name: f"{version}.1" for name, version in FakeProvider().toolchain().items()}
+
+
+def test_versions_that_differ_are_an_error_that_names_both() -> None:
+    fake, same = FakeProvider(), FakeProvider()
+    assert Combined((fake, same)).toolchain() == fake.toolchain()
+    said = f"provider '{fake.name}' gives .* version .*, provider 'test_combined:Contradicting' giv"
+    with pytest.raises(ToolchainError, match=said):
+        Combined((fake, Contradicting())).toolchain()
+
+
+class OtherZstd(Other):
+    """States a version of what nvgemm-aot itself packs bundles with."""
+
+    name = "test_combined:OtherZstd"
+
+    def toolchain(self) -> dict[str, str]:
+        return {"zstd": "0.1"}
+
+
+def test_a_provider_cannot_replace_the_versions_of_nvgemm_aot() -> None:
+    target = build_target("sm_90a").target
+    assert "zstd" in toolchain(FakeProvider(), target)
+    with pytest.raises(ToolchainError, match=r"gives 'zstd' version '0\.1', nvgemm-aot gives it"):
+        toolchain(OtherZstd(), target)
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,23 @@ def test_offers_nothing_where_the_library_has_nothing(provider: CutlassOperators
     assert nothing.absence == "sm_100f has no operator that multiplies int8 into int32"
 
 
+@pytest.mark.parametrize(
+    ("signature", "least"),
+    [
+        ("mm/tn/bf16xbf16/fp32/bf16/bias", 128),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row", 128),
+        ("mm/tn/bf16xbf16/fp32/bf16/add", 64),
+    ],
+)
+def test_tiles_of_few_rows_are_left_out_where_an_epilogue_broadcasts(
+    provider: CutlassOperators, signature: str, least: int
+) -> None:
+    found = provider.enumerate(Signature.parse(signature), build_target("sm_100f"))
+    assert min(one.design.tile[0] for one in found.candidates) == least
+    reasons = {one.reason for one in found.rejections if "pytorch#181901" in one.reason}
+    assert len(reasons) == (least == 128)
+
+
 FP8 = "fp8_e4m3xfp8_e4m3/fp32/bf16"
 FP4 = "fp4_e2m1xfp4_e2m1/fp32/bf16"
 FAMILIES = [
@@ -306,7 +323,7 @@ def test_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         "nvgemm_aot.providers.cutlass_operators._DISTRIBUTIONS", ("no-such-distribution",)
     )
-    with pytest.raises(ToolchainError, match=r"no-such-distribution .* pip install 'nvgemm-aot"):
+    with pytest.raises(ToolchainError, match=r"no-such-distribution .* pip install '\.\[build"):
         CutlassOperators().toolchain()
 
 

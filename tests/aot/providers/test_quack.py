@@ -563,7 +563,7 @@ def test_without_the_library_the_error_names_what_installs_it(
 ) -> None:
     monkeypatch.setattr("nvgemm_aot.providers.quack._LIBRARY", "no-such-quack")
     said = (
-        r"no-such-quack is not installed; run: pip install 'nvgemm-aot\[build\]', or build without "
+        r"no-such-quack is not installed; run: pip install '\.\[build\]' in .*, or build without "
         r"it, by providers: \[cutlass_operators\] in the manifest$"
     )
     with pytest.raises(ToolchainError, match=said):

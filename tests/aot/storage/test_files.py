@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from nvgemm_aot.storage.cache import Cache, cache_key, default_directory
-from nvgemm_aot.storage.files import remove_file, write_atomic
+from nvgemm_aot.storage.files import (
+    make_directories,
+    remove_file,
+    require_writable,
+    space_hint,
+    write_atomic,
+)
 from nvgemm_runtime.errors import StorageError
 
 
@@ -133,3 +139,37 @@ def test_default_directory_follows_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Path, "home", homeless)
     with pytest.raises(StorageError, match="set NVGEMM_AOT_CACHE"):
         default_directory()
+
+
+@pytest.mark.parametrize("path", ["/proc/made", "/proc/made/below"])
+def test_a_file_system_that_takes_no_directories_is_an_error(path: str) -> None:
+    with pytest.raises(FileNotFoundError):
+        make_directories(Path(path))
+    with pytest.raises(StorageError, match=f"^{path}: cannot be written: No such file"):
+        require_writable(Path(path))
+
+
+def test_a_deleted_directory_takes_no_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deleted").mkdir()
+    monkeypatch.chdir(tmp_path / "deleted")
+    (tmp_path / "deleted").rmdir()
+    with pytest.raises(FileNotFoundError):
+        make_directories(Path("dist/below"))
+
+
+def test_an_umask_for_nobody_leaves_no_directory_behind(tmp_path: Path) -> None:
+    before = os.umask(0o777)
+    try:
+        with pytest.raises(PermissionError, match="the umask takes permissions"):
+            make_directories(tmp_path / "a/b")
+    finally:
+        os.umask(before)
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_a_full_disk_is_to_be_freed(tmp_path: Path) -> None:
+    assert space_hint(OSError(errno.ENOSPC, "")) == "free space there"
+    with pytest.raises(StorageError, match="File name too long; choose another place"):
+        write_atomic(tmp_path / ("a" * 300), b"")

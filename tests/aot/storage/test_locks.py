@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from nvgemm_aot.storage import locks
 from nvgemm_aot.storage.locks import acquire, locked, remove_unused
 from nvgemm_runtime.errors import StorageError
 
@@ -113,7 +112,7 @@ def test_other_failures_leave_no_file_open(tmp_path: Path, monkeypatch: pytest.M
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(StorageError, match="Input/output error"):
         acquire(tmp_path / "a")

@@ -209,7 +209,7 @@ def test_why_no_kernel_is_left_is_said_as_it_was(
     unloadable(DriverError("no binary"))
     tuner(tuner.change(only_bad_for_first))
     (reason,) = tuner.header.unserved.values()
-    assert reason.text.startswith("all 1 kernels that were made for it were thrown out when tuned")
+    assert reason.text.startswith("thrown out when tuned: all of 1 kernel made for it")
     assert reason.text.endswith(": DriverError: no binary")
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
+import platform
 import signal
 import subprocess
 import sys
+import termios
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +24,6 @@ from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.cli.explain import explain_text
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.workload.explain import MetGemm, collect, explain_program
-from nvgemm_aot.workload.process import run_to_end
 from nvgemm_runtime.gemm.problem import DType
 from nvgemm_runtime.inductor import report
 from nvgemm_runtime.settings import EXPLAIN_VARIABLE
@@ -53,7 +56,9 @@ def used(gemm: str, name: str) -> Line:
 
 def text_of(*events: Line, unreadable_lines: int = 0) -> str:
     gemms = [gemm.to_json() for gemm in collect(events)]
-    return explain_text({"gemms": gemms, "unreadable_lines": unreadable_lines})
+    return explain_text(
+        {"status": 0, "interpreter": None, "gemms": gemms, "unreadable_lines": unreadable_lines}
+    )
 
 
 def row_of(text: str, gemm: str) -> list[str]:
@@ -256,13 +261,34 @@ def command(tmp_path: Path) -> Command:
 def test_a_command_without_gemms(command: Command) -> None:
     done = command("--", "sh", "-c", "echo out; echo err >&2; exit 7")
     assert done.returncode == 7
-    assert done.stdout.startswith("out\nno GEMM came up")
+    said = "the command exited with status 7 before compiling a GEMM"
+    assert done.stdout == f"out\n{said}\n"
     assert done.stderr == "err\n"
+    done = command("--", "true")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("no GEMM came up")
+
+
+def test_a_python_without_torch_is_named(command: Command, tmp_path: Path) -> None:
+    """As the one that ``python`` names where no environment is active."""
+    venv.create(tmp_path / "bare", symlinks=True)
+    python = tmp_path / "bare/bin/python"
+    done = command("--", str(python), "-c", "import torch", PYTHONPATH="")
+    assert done.returncode == 1
+    assert done.stdout == (
+        "the command exited with status 1 before compiling a GEMM (interpreter: "
+        f"{python}, Python {platform.python_version()}, without torch and nvgemm-aot)\n"
+    )
 
 
 def test_json_is_alone_on_standard_output(command: Command) -> None:
     done = command("--json", "--", "sh", "-c", "echo out; exit 7")
-    assert json.loads(done.stdout) == {"status": 7, "unreadable_lines": 0, "gemms": []}
+    assert json.loads(done.stdout) == {
+        "status": 7,
+        "interpreter": None,
+        "unreadable_lines": 0,
+        "gemms": [],
+    }
     assert (done.returncode, done.stderr) == (7, "out\n")
 
 
@@ -279,33 +305,7 @@ def test_events_that_a_signal_cut_off_are_said_on_standard_error(command: Comman
     document = json.loads(done.stdout)
     assert (document["status"], document["unreadable_lines"]) == (137, 1)
     assert done.returncode == 128 + signal.SIGKILL
-    assert "1 events are left out" in done.stderr
-
-
-def test_an_interrupt_while_a_command_is_being_started_is_the_commands_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Wherever the program that runs it is at that moment."""
-    begun: list[int] = []
-
-    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-            super().__init__(*arguments, **options)
-            os.kill(os.getpid(), signal.SIGINT)
-            begun.append(self.pid)
-
-        def __enter__(self) -> Any:
-            os.kill(os.getpid(), signal.SIGINT)
-            return super().__enter__()
-
-    monkeypatch.setattr(subprocess, "Popen", Interrupted)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    is_left_to_it = "signal.getsignal(signal.SIGINT) is signal.default_int_handler"
-    code = f"import signal; raise SystemExit(7 if {is_left_to_it} else 8)"
-    assert run_to_end([sys.executable, "-c", code], os.environ) == 7
-    assert len(begun) == 1
-    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+    assert "nvgemm-aot: left out 1 event whose lines could not be read" in done.stderr
 
 
 def test_a_command_that_is_interrupted_is_still_explained(tmp_path: Path) -> None:
@@ -320,16 +320,21 @@ def test_a_command_that_is_interrupted_is_still_explained(tmp_path: Path) -> Non
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from nvgemm_aot.cli.main import main; main()"
     )
+    keyboard, terminal = os.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", start, "explain", "--", sys.executable, "-c", program],
+        stdin=terminal,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    os.write(keyboard, b"\x03")
     output, _ = process.communicate(timeout=600)
+    os.close(keyboard)
+    os.close(terminal)
     assert process.returncode == 3
     assert "no bundled kernel for 1 GEMM:\n  some GEMM\nbecause\n  why" in output
 

@@ -296,8 +296,11 @@ def test_nothing_starts_where_nothing_could_be_recorded(
 @pytest.mark.parametrize(
     ("command", "status", "said"),
     [
-        (["sh", "-c", "exit 7"], 7, "out.yaml: no GEMM was met: nothing with one was compiled"),
-        (["sh", "-c", "kill -KILL $$"], 137, "no GEMM was met"),
+        (["true"], 0, "out.yaml: no GEMM was met: nothing with one was compiled"),
+        (["sh", "-c", "exit 7"], 7, "out.yaml: the command exited with status 7 before compiling"),
+        (["sh", "-c", "kill -KILL $$"], 137, "exited with status 137 before compiling a GEMM"),
+        (["sh", "-c", "echo a >out.yaml; exit 5"], 5, "error: "),
+        (["sh", "-c", "echo a >out.yaml"], RecordError.exit_code, "this is no recording, or it"),
         (["./missing"], 2, "cannot run ./missing: No such file"),
     ],
 )

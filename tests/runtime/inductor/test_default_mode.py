@@ -806,7 +806,7 @@ def test_required_refuses_a_bundle_that_cannot_be_opened(
     [
         (
             "nvgemm-kernels-model==1.2",
-            "pip install --force-reinstall --no-deps nvgemm-kernels-model==1.2",
+            "install the wheel of nvgemm-kernels-model==1.2 again: pip install --force-reinstall",
         ),
         (
             None,

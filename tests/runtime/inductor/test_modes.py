@@ -221,7 +221,7 @@ def test_what_was_compiled_is_counted_and_said_in_a_line(
     assert lines == [f"compiled {stats}"]
     torch._dynamo.reset()  # forgets who wants to know of the end of a compilation
     inductor.compile(lambda a, b: (a @ b) * 2, a, b)
-    lines = [line for line in caplog.messages if line.startswith("compiled 1 GEMMs")]
+    lines = [line for line in caplog.messages if line.startswith("compiled 1 GEMM:")]
     assert len(lines) == 1
     assert not warnings_of(caplog)
 

@@ -292,7 +292,8 @@ def test_what_is_missing_is_named_and_nothing_started(
     fallback = JitClient()
     reason = fallback.request(problem(), H200).result(0).reason
     assert reason == (
-        "the builder side is not installed: no pydantic; run: pip install 'nvgemm-aot[build]'"
+        "the builder side is not installed: no pydantic; run: pip install '.[build]' in "
+        "nvgemm-aot's checkout, or with the path of its wheel in place of the dot"
     )
     assert fallback._process is None
 
@@ -309,7 +310,8 @@ def test_on_arm_the_linker_is_part_of_the_builder_side(
     assert client.why_not_compiling(H200) is None
     on_arm = replace(H200, platform="linux_aarch64")
     assert client.why_not_compiling(on_arm) == (
-        "the builder side is not installed: no ziglang; run: pip install 'nvgemm-aot[build,cross]'"
+        "the builder side is not installed: no ziglang; run: pip install '.[build,cross]' in "
+        "nvgemm-aot's checkout, or with the path of its wheel in place of the dot"
     )
     monkeypatch.setattr(client, "is_installed", lambda module: True)
     assert client.why_not_compiling(on_arm) is None

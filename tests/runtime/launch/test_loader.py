@@ -284,7 +284,7 @@ def test_a_missing_runtime_library_is_one_clear_message(
         Bundle(real_bundles["sm_90a"]) as bundle,
         pytest.raises(
             DriverError,
-            match=r"libcute_dsl_runtime.so for cu13.* pip install 'nvgemm-aot\[cu13\]'",
+            match=r"libcute_dsl_runtime.so for cu13.* pip install 'nvidia-cutlass-dsl-libs-cu13>=",
         ),
     ):
         KernelLoader().load(bundle, bundle.header.kernels[0])

@@ -288,7 +288,7 @@ def test_an_unknown_manifest_is_told_with_what_there_is(some: BuiltBundle) -> No
     with pytest.raises(NoKernelError, match="no bundle of manifest other is installed") as raised:
         nvgemm_runtime.preload("other")
     assert "NVGEMM_AOT_BUNDLES" in str(raised.value)
-    assert "pip install nvgemm-kernels-other" in str(raised.value)
+    assert "install the wheel nvgemm-kernels-other" in str(raised.value)
 
 
 def test_kernels_whose_results_depend_on_timing_stay_away_from_deterministic_programs(

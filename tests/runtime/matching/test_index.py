@@ -103,7 +103,10 @@ def test_unknown_signature_lists_what_is_bundled() -> None:
         (replace(B200, cuda=None), "torch uses no CUDA"),
         (replace(B200, cuda="cu11"), "torch uses cu11; install a torch for CUDA 13"),
         (replace(B200, platform="linux_aarch64"), "built for platform linux_x86_64"),
-        (replace(B200, runtime_library=None), "pip install 'nvgemm-aot[cu13]'"),
+        (
+            replace(B200, runtime_library=None),
+            "pip install 'nvidia-cutlass-dsl-libs-cu13>=4.7,<4.9'",
+        ),
         (
             replace(B200, runtime_library=replace(LIBRARY, exports=frozenset())),
             "kernels import CuteDSLRT_TVMFFISetRaisedCudaError, _cuKernelGetAttribute, ",
@@ -403,7 +406,7 @@ def test_every_declared_problem_without_a_kernel_here_is_left_out_with_the_reaso
     partly = index(replace(built, kernels=tuple(kernels)))
     assert found(partly.match(problem(16), 16)).basis is Basis.DECLARED
     ((m, why),) = partly.left_out_sizes(problem(1)).items()
-    assert (m, why.startswith("b0: 1 kernels are left out: ")) == (64, True)
+    assert (m, why.startswith("b0: 1 kernel is left out: ")) == (64, True)
     unserved = {problem(32): UnservedReason(text="none", scope=Scope.PROBLEM)}
     refused = index(replace(built, unserved=unserved), facts=replace(B200, capability=(9, 0)))
     assert sorted(refused.left_out_sizes(problem(1))) == [16, 32, 64]

@@ -89,9 +89,9 @@ def test_a_damaged_library_is_refused_with_what_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("cuda", "command"),
     [
-        ("cu12", "pip install 'nvgemm-aot[cu12]'"),
-        ("cu13", "pip install 'nvgemm-aot[cu13]'"),
-        ("cu14", "pip install nvidia-cutlass-dsl-libs-cu14"),
+        ("cu12", "pip install 'nvidia-cutlass-dsl-libs-cu12>=4.7,<4.9'"),
+        ("cu13", "pip install 'nvidia-cutlass-dsl-libs-cu13>=4.7,<4.9'"),
+        ("cu14", "pip install 'nvidia-cutlass-dsl-libs-cu14'"),
     ],
 )
 def test_a_missing_library_is_brought_by_the_extra_of_its_cuda_version(
@@ -185,7 +185,7 @@ def test_a_kernel_that_imports_what_is_not_there_costs_itself_alone(new: str) ->
     assert refusal(built, GPU) is None
     index = Index([BundleView(name="new", header=built)], GPU)
     (reason,) = index.refusals
-    assert f"1 kernels are left out: kernels import {new}, which the installed" in reason
+    assert f"1 kernel is left out: kernels import {new}, which the installed" in reason
     for ranking in built.rankings:
         match = index.match(ranking.problem, 16)
         assert isinstance(match, Match)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -96,6 +97,18 @@ def test_a_child_that_was_forked_while_the_file_was_locked_holds_nobody_up(tmp_p
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_a_reader_that_locks_the_directory_holds_nobody_up(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "out.yaml")
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        recorder.check()
+        recorder.add("an odd one", "sm_90a")
+    finally:
+        os.close(directory)
+    assert total(tmp_path / "out.yaml") == 1
 
 
 def test_an_empty_file_is_no_recording_yet(tmp_path: Path) -> None:

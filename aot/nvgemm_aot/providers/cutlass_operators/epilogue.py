@@ -35,6 +35,11 @@ H200, such a descriptor repeats its row for any number of rows.
 """
 
 
+_LEAST_BROADCAST_ROWS = 128
+"""Least rows of a tile whose epilogue broadcasts something. torch's backend drops smaller ones as
+results came out wrong (pytorch/pytorch#181901, where no reproduction is known)."""
+
+
 class WithEpilogue(Family):
     """GEMMs of Blackwell with an epilogue that is compiled in."""
 
@@ -84,6 +89,15 @@ class WithEpilogue(Family):
             text += "; declare the product with 'out: fp32', to which torch.compile adds the rest"
         return text
 
+    def why_unfit(self, operator: Any, signature: Signature) -> str | None:
+        rows = operator.metadata.design.tile_shape[0]
+        if rows >= _LEAST_BROADCAST_ROWS or not _broadcasts(signature):
+            return None
+        return (
+            f"its tiles have {rows} rows, and broadcasts in an epilogue are not proved below "
+            f"{_LEAST_BROADCAST_ROWS} (pytorch#181901)"
+        )
+
     def compile(self, operator: Any, arguments: Any, target_sm: str) -> Any:
         _compute_in_accumulator_type(operator)
         with _maxima_keep_nan():
@@ -91,6 +105,11 @@ class WithEpilogue(Family):
 
     def added_code(self, signature: Signature) -> str:
         return f"# in {signature.accumulator.value}, NaN kept\n{epilogue_source(signature)}"
+
+
+def _broadcasts(signature: Signature) -> bool:
+    """Whether an epilogue reads a row, a column or a number, and not only a matrix."""
+    return signature.scales is not None or signature.epilogue is not Epilogue.ADD
 
 
 def named_beside(provider: str | None) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.installing import install_command
 
 from ...targets.profile import DeviceProfile
 from ..whole_imports import interrupts_held
@@ -29,7 +30,7 @@ def import_operators() -> Any:
             import torch._subclasses.fake_tensor  # noqa: F401
         except ImportError as error:
             raise ToolchainError(
-                f"cannot compile kernels: {error}; run: pip install 'nvgemm-aot[build]'"
+                f"cannot compile kernels: {error}; run: {install_command('build')}"
             ) from error
     return cutlass.operators
 
