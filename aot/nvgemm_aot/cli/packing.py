@@ -75,13 +75,12 @@ def write_wheels(
         for paths in bundles.values()
     ]
     platform = runtime_platform(runtime.filename) if runtime.filename else None
-    for filename, data in wheels:
+    runtimes = [(runtime.filename, runtime.data)] if platform in bundles else []
+    for filename, data in wheels + runtimes:
         write_atomic(out / filename, data)
-    if platform in bundles:
-        write_atomic(out / runtime.filename, runtime.data)
     return {
         "wheels": [file_document(out / filename) for filename, _ in wheels],
-        "runtime_wheels": [file_document(out / runtime.filename)] * (platform in bundles),
+        "runtime_wheels": [file_document(out / filename) for filename, _ in runtimes],
         "runtimes_not_packed": [
             {"platform": one, "reason": runtime.problem or _release_command(one)}
             for one in bundles
