@@ -44,12 +44,17 @@ def cuda_versions(headers: Sequence[Header]) -> list[str]:
 
 
 def _install_commands(distribution: str, headers: Sequence[Header]) -> str:
-    """A line, or one for each CUDA version where the wheel has an extra for each."""
+    """Commands that install a wheel by file, beside nvgemm-aot's: no registry has either.
+
+    A line, or one for each CUDA version where the wheel has an extra for each.
+    """
+    wheel = f"{distribution.replace('-', '_')}-*.whl"
     cudas = cuda_versions(headers)
     if len(cudas) < 2:
-        return f"pip install {distribution}"
+        return f"pip install nvgemm_aot-*.whl {wheel}"
     return "\n".join(
-        f"pip install '{distribution}[{cuda}]'  # beside a torch for CUDA {cuda.removeprefix('cu')}"
+        f'pip install nvgemm_aot-*.whl "$(echo ./{wheel})[{cuda}]"'
+        f"  # beside a torch for CUDA {cuda.removeprefix('cu')}"
         for cuda in cudas
     )
 
