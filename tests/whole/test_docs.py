@@ -73,6 +73,19 @@ def test_guides_follow_the_path_of_the_readme(document: str) -> None:
     assert {*path} <= {*read(document).splitlines()}
 
 
+@each_document
+def test_documents_install_nvgemm_aot_by_file(document: Path) -> None:
+    """By name, pip would ask a registry, which may have somebody else's package."""
+    if document.name == "releasing.md":
+        return  # it speaks of what is published
+    for command in re.findall(r"pip install [^`&\n]*", document.read_text("utf-8")):
+        if "--no-index" not in command:
+            by_name = re.findall(
+                r"(?<![\w/])nvgemm[-_](?:aot|kernels)[^ `]*", command.partition("#")[0]
+            )
+            assert not [one for one in by_name if ".whl" not in one], command
+
+
 def test_readme_is_short() -> None:
     assert len(read("README.md").splitlines()) <= 100
 
