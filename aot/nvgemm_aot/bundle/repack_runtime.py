@@ -8,11 +8,12 @@ Equal installations give equal bytes.
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import json
 import re
 import shlex
-from importlib.metadata import Distribution, PackagePath, distribution
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -84,7 +85,7 @@ def encode_runtime_wheel(installed: Distribution | None = None) -> tuple[str, by
         StorageError: If a file cannot be read.
     """
     installed = installed or distribution(RUNTIME)
-    files = {str(path): _read(installed, path) for path in _packed(installed)}
+    files = {path: _read(installed, path, digest) for path, digest in _recorded(installed).items()}
     if NATIVE_PART not in files:
         raise PackagingError(
             f"{installed.locate_file('')}: RECORD of {RUNTIME} does not list {NATIVE_PART}; "
@@ -169,19 +170,21 @@ def _oldest_glibc(versions: list[str]) -> int | None:
     return oldest
 
 
-def _packed(installed: Distribution) -> list[PackagePath]:
-    """Files of a wheel, sorted, metadata last: no compiled Python, no scripts."""
-    found = [
-        path
-        for path in installed.files or ()
-        if ".." not in path.parts
-        and "__pycache__" not in path.parts
-        and not (path.parent.suffix == ".dist-info" and path.name in _INSTALLERS_FILES)
-    ]
-    return sorted(found, key=lambda path: (path.parts[0].endswith(".dist-info"), str(path)))
+def _recorded(installed: Distribution) -> dict[str, str]:
+    """Files of a wheel by path, metadata last, with their hashes: no compiled Python, no scripts.
+
+    Read here, because ``Distribution.files`` leaves out missing files since Python 3.12.
+    """
+    found = {}
+    for path, digest, _ in csv.reader((installed.read_text("RECORD") or "").splitlines()):
+        folder, _, name = path.rpartition("/")
+        is_added = folder.endswith(".dist-info") and name in _INSTALLERS_FILES
+        if not is_added and not {"..", "__pycache__"} & {*path.split("/")}:
+            found[path] = digest
+    return dict(sorted(found.items(), key=lambda one: (".dist-info/" in one[0], one[0])))
 
 
-def _read(installed: Distribution, path: PackagePath) -> bytes:
+def _read(installed: Distribution, path: str, recorded: str) -> bytes:
     """Read a file, which must be the one that was installed."""
     place = Path(str(installed.locate_file(path)))
     try:
@@ -189,7 +192,7 @@ def _read(installed: Distribution, path: PackagePath) -> bytes:
     except OSError as error:
         raise StorageError(f"{place}: cannot read: {error.strerror}") from error
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-    if path.hash is None or (path.hash.mode, path.hash.value) != ("sha256", digest):
+    if recorded != f"sha256={digest}":
         raise PackagingError(
             f"{place} is not the file that was installed: its sha256 differs from RECORD's; "
             f"install {RUNTIME} again from its checkout"
