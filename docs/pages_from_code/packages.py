@@ -26,7 +26,10 @@ def section(root: Path, package: str) -> str:
 
 def read_layers(root: Path, package: str) -> list[list[str]]:
     """Names of each layer of a package, highest first."""
-    import tomllib  # of Python 3.11
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib  # pytest brings it
 
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
     (contract,) = (

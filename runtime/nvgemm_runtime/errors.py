@@ -121,7 +121,7 @@ class VerificationError(NvgemmError):
 
 
 class PackagingError(NvgemmError):
-    """A wheel cannot be made from the given bundles."""
+    """A wheel cannot be made from the given bundles or the installed files."""
 
     exit_code = 22
 

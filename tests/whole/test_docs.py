@@ -55,12 +55,43 @@ def test_ci_runs_all_that_the_default_leaves_out() -> None:
     assert ".venv/bin/pytest -m slow " in read(".ci/run")
 
 
+def test_ci_walks_the_path_of_the_readme() -> None:
+    assert ".ci/walk .venv" in read(".ci/run").splitlines()
+    walked, readme = read(".ci/walk"), read("README.md")
+    assert "nvgemm-aot build manifests/quickstart.yaml --wheel\n" in readme
+    assert '/bin/nvgemm-aot" build "$walk/few.yaml" --wheel' in walked
+    for wheel in ("dist/nvgemm_aot-*.whl", "dist/nvgemm_kernels_"):
+        assert f" {wheel}" in readme
+        assert wheel in walked
+
+
+@pytest.mark.parametrize("document", ["docs/guide/quickstart.md", "docs/guide/installing.md"])
+def test_guides_follow_the_path_of_the_readme(document: str) -> None:
+    path = [line for line in read("README.md").splitlines() if "nvgemm_kernels_quickstart-" in line]
+    path += re.findall("^python3 -m venv .*--wheel$", read("README.md"), re.MULTILINE)
+    assert len(path) == 2
+    assert {*path} <= {*read(document).splitlines()}
+
+
+@each_document
+def test_documents_install_nvgemm_aot_by_file(document: Path) -> None:
+    """By name, pip would ask a registry, which may have somebody else's package."""
+    if document.name == "releasing.md":
+        return  # it speaks of what is published
+    for command in re.findall(r"pip install [^`&\n]*", document.read_text("utf-8")):
+        if "--no-index" not in command:
+            by_name = re.findall(
+                r"(?<![\w/])nvgemm[-_](?:aot|kernels)[^ `]*", command.partition("#")[0]
+            )
+            assert not [one for one in by_name if ".whl" not in one], command
+
+
 def test_readme_is_short() -> None:
-    assert len(read("README.md").splitlines()) <= 120
+    assert len(read("README.md").splitlines()) <= 100
 
 
 @pytest.mark.parametrize(
-    ("document", "fewest"), [("README.md", 15), ("docs/benchmarks/goals.md", 60)]
+    ("document", "fewest"), [("README.md", 8), ("docs/benchmarks/goals.md", 60)]
 )
 def test_numbers_of_a_table_of_goals_are_printed_in_the_results_that_it_links(
     document: str, fewest: int

@@ -245,7 +245,7 @@ def test_a_wheel_covers_as_its_bundles_do(
     bundles = {planned: planned.right for planned in found if planned.right is not None}
     options = ("--name", name.replace("_", "-"), "--version", "1.0", "-o", tmp_path)
     assert run("wheel", *bundles.values(), *options).exit_code == 0
-    [wheel] = tmp_path.glob("*.whl")
+    [wheel] = tmp_path.glob("nvgemm_kernels_*.whl")
     with ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     for planned, path in bundles.items():

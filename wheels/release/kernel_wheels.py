@@ -78,7 +78,7 @@ class KernelWheels:
             options += ["--summary", declared["description"]]
         with tempfile.TemporaryDirectory() as scratch:
             run_module("nvgemm_aot", "wheel", *bundles, "--out", scratch, *options)
-            (wheel,) = Path(scratch).glob("*.whl")
+            (wheel,) = Path(scratch).glob("nvgemm_kernels_*.whl")
             output.mkdir(parents=True, exist_ok=True)
             return Path(shutil.move(wheel, output / wheel.name))
 

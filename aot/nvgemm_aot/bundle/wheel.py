@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import files as distribution_files
@@ -141,7 +141,7 @@ def encode_wheel(
     tag = _platform_tag(headers)
     filename = f"{identity.package}-{identity.version}-py3-none-{tag}.whl"
     line = _summary_line(summary, headers)
-    data = _encode_wheel(filename, _wheel_files(identity, contents, tag, line))
+    data = encode_archive(filename, _wheel_files(identity, contents, tag, line))
     _check_size(len(data), len(contents))
     return filename, data
 
@@ -296,7 +296,12 @@ def _wheel_files(
     }
 
 
-def _encode_wheel(filename: str, files: dict[str, bytes]) -> bytes:
+def encode_archive(filename: str, files: Mapping[str, bytes]) -> bytes:
+    """Encode files, by path, as a wheel, with a RECORD; equal files give equal bytes.
+
+    Raises:
+        StorageError: If the temporary directory cannot hold it.
+    """
     try:
         with tempfile.TemporaryDirectory(prefix="nvgemm-wheel-") as directory:
             path = Path(directory, filename)

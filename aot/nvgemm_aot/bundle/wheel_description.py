@@ -44,13 +44,17 @@ def cuda_versions(headers: Sequence[Header]) -> list[str]:
 
 
 def _install_commands(distribution: str, headers: Sequence[Header]) -> str:
-    """Commands by file, as no registry has the names; one for each extra of a CUDA version."""
-    file = f"{distribution.replace('-', '_')}-*.whl"
+    """Commands that install a wheel by file, beside nvgemm-aot's: no registry has either.
+
+    A line, or one for each CUDA version where the wheel has an extra for each.
+    """
+    wheel = f"{distribution.replace('-', '_')}-*.whl"
     cudas = cuda_versions(headers)
     if len(cudas) < 2:
-        return f"pip install nvgemm_aot-*.whl {file}"
+        return f"pip install nvgemm_aot-*.whl {wheel}"
     return "\n".join(
-        f'pip install nvgemm_aot-*.whl "$(ls {file})[{cuda}]"  # beside a torch for CUDA {cuda[2:]}'
+        f'pip install nvgemm_aot-*.whl "$(echo ./{wheel})[{cuda}]"'
+        f"  # beside a torch for CUDA {cuda.removeprefix('cu')}"
         for cuda in cudas
     )
 

@@ -18,10 +18,9 @@ from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
 
 from .options import ANY_PATH, cache_option, json_option, out_directory_option
+from .packing import pack_runtime, wheel_lines, write_wheels
 from .printing import (
     count_text,
-    file_document,
-    file_text,
     keep_stdout,
     print_result,
     report_progress,
@@ -68,7 +67,9 @@ Document = dict[str, Any]
     "--prune", is_flag=True, help="Keep only kernels that win a problem or are in a dispatch table."
 )
 @click.option(
-    "--wheel", is_flag=True, help="Also pack the bundles into a wheel, or one for each platform."
+    "--wheel",
+    is_flag=True,
+    help="Also pack the bundles into a wheel, or one for each platform, and nvgemm-aot itself.",
 )
 @click.option("--wheel-version", help="Version of the wheels; default is nvgemm-aot's own.")
 @cache_option("Build cache")
@@ -128,6 +129,7 @@ def build(
         from ..bundle.wheel import identify
 
         identify(declared.name, wheel_version or __version__)  # refused before time is spent
+        runtime = pack_runtime(out)
     with report_progress("Compiling") as report, keep_stdout():
         result = pipeline.build(
             declared,
@@ -141,32 +143,24 @@ def build(
         )
     document = build_document(result, files)
     if wheel:
-        document["wheels"] = _pack(result, declared, wheel_version or __version__, out)
+        document |= write_wheels(
+            _by_platform(result),
+            runtime,
+            name=declared.name,
+            version=wheel_version or __version__,
+            summary=declared.description or None,
+            out=out,
+        )
         document["platforms_without_wheel"] = _platforms_without_bundle(result, declared)
     print_result(document, build_text, as_json=as_json)
     require_served(result.unserved, len(declared.bundle_targets))
 
 
-def _pack(result: BuildResult, manifest: Manifest, version: str, out: Path) -> list[Document]:
-    """Pack the bundles of each platform into a wheel, for pip takes a wheel of one platform.
-
-    None is written before all are encoded, so that one that cannot be leaves no others.
-    """
-    from ..bundle.wheel import encode_wheel
-    from ..storage.files import write_atomic
-
-    by_platform: dict[str, list[Path]] = {}
+def _by_platform(result: BuildResult) -> dict[str, list[Path]]:
+    bundles: dict[str, list[Path]] = {}
     for bundle in result.bundles:
-        by_platform.setdefault(bundle.header.target.platform, []).append(bundle.path)
-    wheels = [
-        encode_wheel(
-            paths, name=manifest.name, version=version, summary=manifest.description or None
-        )
-        for paths in by_platform.values()
-    ]
-    for filename, data in wheels:
-        write_atomic(out / filename, data)
-    return [file_document(out / filename) for filename, _ in wheels]
+        bundles.setdefault(bundle.header.target.platform, []).append(bundle.path)
+    return bundles
 
 
 def _platforms_without_bundle(result: BuildResult, manifest: Manifest) -> list[str]:
@@ -518,7 +512,7 @@ def build_text(document: Document) -> str:
         for path in document["removed"]
     )
     lines += [*_unserved_lines(document), *_measured_lines(document)]
-    lines += map(file_text, document.get("wheels", ()))
+    lines += wheel_lines(document)
     lines += (
         f"{platform}: no wheel, as no target of this platform has a kernel; the reasons are above"
         for platform in document.get("platforms_without_wheel", ())

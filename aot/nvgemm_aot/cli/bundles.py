@@ -17,10 +17,9 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, NvgemmError, StorageError, VerificationError
 
 from .options import ANY_PATH, json_option, out_directory_option
+from .packing import pack_runtime, wheel_lines, write_wheels
 from .printing import (
     count_text,
-    file_document,
-    file_text,
     print_result,
     report_progress,
     size_text,
@@ -47,11 +46,17 @@ Document = dict[str, Any]
 def wheel(
     bundles: tuple[Path, ...], out: Path, name: str, wheel_version: str, summary: str | None
 ) -> None:
-    """Pack BUNDLES, one a target, into a wheel."""
-    from ..bundle.wheel import write_wheel
+    """Pack BUNDLES, one a target, into a wheel, and nvgemm-aot itself into another."""
+    from ..bundle.wheel import identify
 
-    path = write_wheel(bundles, name=name, version=wheel_version, out_dir=out, summary=summary)
-    click.echo(file_text(file_document(path)))
+    identify(name, wheel_version)
+    runtime = pack_runtime(out)
+    with Bundle(bundles[0]) as first:
+        platform = first.header.target.platform
+    document = write_wheels(
+        {platform: bundles}, runtime, name=name, version=wheel_version, summary=summary, out=out
+    )
+    click.echo("\n".join(wheel_lines(document)))
 
 
 @click.command()

@@ -32,6 +32,7 @@ from nvgemm_runtime.matching.device import (
     find_runtime_library,
     host_platform,
     torch_cuda,
+    torch_versions,
 )
 from nvgemm_runtime.matching.refusals import (
     describe_device,
@@ -45,6 +46,7 @@ from ..build.linker import library_directories, linker_version
 from ..providers import PROVIDERS, load_provider
 from ..providers.discovery import Offered, offered_providers
 from ..storage.cache import default_directory, entry_files
+from .measured_rankings import rankings_document
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -131,9 +133,19 @@ def diagnose() -> Document:
         "gpus": [describe_device(facts) for facts in devices],
         "gpu_names": [facts.name for facts in devices],
         "bundles": bundles,
+        "measured_rankings": _measured_rankings(found or (), devices, versions["torch"]),
         "cache": _cache_document(),
         "problems": problems,
     }
+
+
+def _measured_rankings(
+    found: Iterable[FoundBundle], devices: Iterable[DeviceFacts], torch: str | None
+) -> Document:
+    headers = [one.bundle.header for one in found if one.bundle is not None]
+    names = {facts.name for facts in devices}
+    here = _attempt(torch_versions, []) if torch else None
+    return rankings_document(headers, names, here)
 
 
 def _named_providers(offered: Iterable[Offered]) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ import click
 
 from nvgemm_runtime.errors import UnhealthyError
 
+from .measured_rankings import rankings_text
 from .options import json_option
 from .printing import count_text, keep_stdout, print_result, size_text, table
 
@@ -58,6 +59,7 @@ def diagnosis_text(document: dict[str, Any]) -> str:
         ["torch built for", document["torch_cuda"] or "no CUDA"],
         ["runtime library", document["runtime_library"] or MISSING],
         *([f"GPU {place}", gpu] for place, gpu in enumerate(document["gpus"])),
+        *_rankings_row(document),
         ["build cache", _cache_text(cache)],
     ]
     parts = [table(facts, ["part", "found"])]
@@ -91,6 +93,14 @@ def _verdict(action: str, problems: list[str]) -> str:
 
 
 _DONE = {"build": "built", "run": "run"}
+
+
+def _rankings_row(document: dict[str, Any]) -> list[list[str]]:
+    """What measured rankings are worth here; nothing where no bundle is."""
+    if not document["bundles"]:
+        return []
+    found = rankings_text(document["measured_rankings"], document["versions"]["torch"])
+    return [["measured rankings", found]]
 
 
 def _provider_text(provider: dict[str, Any]) -> str:

@@ -1,0 +1,200 @@
+"""Packs the installed nvgemm-aot back into a wheel, for the machines that run its kernels.
+
+Until a registry has nvgemm-aot, a GPU machine can get the runtime from the build machine alone. The
+wheel holds the files that the installation's RECORD lists, each checked against its hash there.
+Equal installations give equal bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import json
+import re
+import shlex
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from nvgemm_runtime.errors import PackagingError, StorageError
+
+from ..verify.elf import MalformedElfError, open_elf, reading
+from .sbom import RUNTIME
+from .wheel import encode_archive
+
+NATIVE_PART = "nvgemm_runtime/_native.so"
+
+_PLATFORMS = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
+"""By the machine of an ELF header: the processor in a wheel's platform tag."""
+
+_SYSTEM_LIBRARIES = {"libstdc++.so.6", "libgcc_s.so.1"}
+"""Libraries with symbol versions that manylinux tags bound, besides glibc's."""
+
+_GLIBC_LIBRARIES = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d+|ld-linux-.*\.so\.\d+")
+
+_DEPENDENCIES = {"libtorch_cpu.so", "libtvm_ffi.so"}
+"""Libraries that the wheel's own dependencies bring."""
+
+_NEWEST_SYMBOLS = {
+    28: {"GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)},
+    31: {"GLIBCXX": (3, 4, 28), "CXXABI": (1, 3, 12), "GCC": (7, 0, 0)},
+    34: {"GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": (7, 0, 0)},
+    35: {"GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13), "GCC": (11, 0, 0)},
+    39: {"GLIBCXX": (3, 4, 33), "CXXABI": (1, 3, 15), "GCC": (14, 0, 0)},
+}
+"""By the minor version of glibc in a manylinux tag: the newest symbol versions that it allows, from
+auditwheel's ``policy/manylinux-policy.json``. Lower tags than 2.28 are not used, for torch's own
+wheels have none."""
+
+_INSTALLERS_FILES = {
+    "INSTALLER",
+    "RECORD",
+    "REQUESTED",
+    "direct_url.json",
+    "uv_build.json",
+    "uv_cache.json",
+}
+"""Metadata that pip and uv add to an installation."""
+
+
+def why_not_packed(installed: Distribution | None = None) -> str | None:
+    """Return why an installation is not packed, with the next step; None where it is.
+
+    An editable installation has no list of the modules that its checkout holds.
+    """
+    installed = installed or distribution(RUNTIME)
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    if not origin.get("dir_info", {}).get("editable"):
+        return None
+    checkout = shlex.quote(unquote(urlsplit(origin["url"]).path))
+    return (
+        f"{RUNTIME} is installed editable; its wheel: pip wheel --no-deps --wheel-dir DIRECTORY "
+        f"{checkout}"
+    )
+
+
+def encode_runtime_wheel(installed: Distribution | None = None) -> tuple[str, bytes]:
+    """Pack an installation, by default the running one, into a wheel.
+
+    Returns:
+        The wheel's file name and its bytes.
+
+    Raises:
+        PackagingError: If a file is missing, or is another than was installed.
+        StorageError: If a file cannot be read.
+    """
+    installed = installed or distribution(RUNTIME)
+    files = {path: _read(installed, path, digest) for path, digest in _recorded(installed).items()}
+    if NATIVE_PART not in files:
+        raise PackagingError(
+            f"{installed.locate_file('')}: RECORD of {RUNTIME} does not list {NATIVE_PART}; "
+            f"install {RUNTIME} again from its checkout"
+        )
+    (info,) = {path.partition("/")[0] for path in files if ".dist-info/" in path}
+    tag = platform_tag(files[NATIVE_PART])
+    described = files[f"{info}/WHEEL"].decode()
+    files[f"{info}/WHEEL"] = re.sub(
+        "^Tag: .*$", f"Tag: py3-none-{tag}", described, flags=re.MULTILINE
+    ).encode()
+    filename = f"{info.removesuffix('.dist-info')}-py3-none-{tag}.whl"
+    return filename, encode_archive(filename, files)
+
+
+def runtime_platform(filename: str) -> str:
+    """The platform that a runtime's wheel is for, as targets name it: ``linux_x86_64``."""
+    return re.sub(r".*-(?:manylinux_\d+_\d+|linux)_(\w+)\.whl", r"linux_\1", filename)
+
+
+def refuse_other_runtimes(directory: Path, filename: str) -> None:
+    """Refuse a directory with another runtime's wheel for the same platform.
+
+    A pattern such as ``nvgemm_aot-*.whl`` would match both, and pip installs neither then.
+
+    Raises:
+        PackagingError: Naming that wheel.
+    """
+    try:
+        found = sorted(path.name for path in directory.glob("nvgemm_aot-*.whl"))
+    except OSError as error:
+        raise StorageError(f"{directory}: cannot be listed: {error.strerror}") from error
+    for name in found:
+        if name != filename and runtime_platform(name) == runtime_platform(filename):
+            raise PackagingError(
+                f"{directory / name} is another wheel of the runtime than {filename}, which is "
+                "written now, and pip cannot install both: remove it, or choose another directory "
+                "with --out"
+            )
+
+
+def platform_tag(image: bytes) -> str:
+    """The narrowest manylinux tag from 2.28 on that a native part keeps; else ``linux_…``.
+
+    Raises:
+        PackagingError: If the image is no ELF file for a known processor.
+    """
+    try:
+        elf = open_elf(image)
+        with reading("the native part"):
+            processor = _PLATFORMS[elf["e_machine"]]
+            libraries = {
+                tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")
+            }
+            section = elf.get_section_by_name(".gnu.version_r")
+            versions = [one.name for _, needed in section.iter_versions() for one in needed]
+    except MalformedElfError as error:
+        raise PackagingError(f"{NATIVE_PART}: {error}; install {RUNTIME} again") from error
+    known = _SYSTEM_LIBRARIES | _DEPENDENCIES
+    foreign = [one for one in libraries - known if not _GLIBC_LIBRARIES.fullmatch(one)]
+    minor = None if foreign else _oldest_glibc(versions)
+    return f"linux_{processor}" if minor is None else f"manylinux_2_{minor}_{processor}"
+
+
+def _oldest_glibc(versions: list[str]) -> int | None:
+    """Minor version of the oldest glibc whose manylinux tag allows these symbol versions."""
+    oldest = min(_NEWEST_SYMBOLS)
+    for version in versions:
+        name, _, text = version.rpartition("_")
+        if not re.fullmatch(r"\d+(\.\d+)+", text):
+            return None
+        number = tuple(map(int, text.split(".")))
+        if name == "GLIBC":
+            oldest = max(oldest, number[1])
+            continue
+        allowing = [
+            minor for minor, newest in _NEWEST_SYMBOLS.items() if number <= newest.get(name, ())
+        ]
+        if not allowing:
+            return None
+        oldest = max(oldest, min(allowing))
+    return oldest
+
+
+def _recorded(installed: Distribution) -> dict[str, str]:
+    """Files of a wheel by path, metadata last, with their hashes: no compiled Python, no scripts.
+
+    Read here, because ``Distribution.files`` leaves out missing files since Python 3.12.
+    """
+    found = {}
+    for path, digest, _ in csv.reader((installed.read_text("RECORD") or "").splitlines()):
+        folder, _, name = path.rpartition("/")
+        is_added = folder.endswith(".dist-info") and name in _INSTALLERS_FILES
+        if not is_added and not {"..", "__pycache__"} & {*path.split("/")}:
+            found[path] = digest
+    return dict(sorted(found.items(), key=lambda one: (".dist-info/" in one[0], one[0])))
+
+
+def _read(installed: Distribution, path: str, recorded: str) -> bytes:
+    """Read a file, which must be the one that was installed."""
+    place = Path(str(installed.locate_file(path)))
+    try:
+        data = place.read_bytes()
+    except OSError as error:
+        raise StorageError(f"{place}: cannot read: {error.strerror}") from error
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    if recorded != f"sha256={digest}":
+        raise PackagingError(
+            f"{place} is not the file that was installed: its sha256 differs from RECORD's; "
+            f"install {RUNTIME} again from its checkout"
+        )
+    return data

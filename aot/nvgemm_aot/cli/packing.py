@@ -1,0 +1,109 @@
+"""Writes the wheels that a GPU machine installs: bundles of kernels, and the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .printing import file_document, file_text
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """Wheel of the installed runtime.
+
+    Attributes:
+        filename: Empty where it cannot be packed.
+        data: Its bytes.
+        problem: Why it cannot be packed, with the next step; empty where it can.
+    """
+
+    filename: str = ""
+    data: bytes = b""
+    problem: str = ""
+
+
+def pack_runtime(out: Path) -> Runtime:
+    """Pack the runtime for a directory, before time is spent on kernels.
+
+    Raises:
+        PackagingError: If the installation is damaged, or the directory has a wheel of another
+            runtime.
+        StorageError: If a file cannot be read.
+    """
+    from ..bundle.repack_runtime import encode_runtime_wheel, refuse_other_runtimes, why_not_packed
+
+    problem = why_not_packed()
+    if problem is not None:
+        return Runtime(problem=problem)
+    filename, data = encode_runtime_wheel()
+    refuse_other_runtimes(out, filename)
+    return Runtime(filename=filename, data=data)
+
+
+def write_wheels(
+    bundles: Mapping[str, Sequence[Path]],
+    runtime: Runtime,
+    *,
+    name: str,
+    version: str,
+    summary: str | None,
+    out: Path,
+) -> Document:
+    """Write the wheel of each platform's bundles, and the runtime's; returns what was written.
+
+    None is written before all are encoded, so that one that cannot be leaves no others.
+
+    Args:
+        bundles: By platform, for pip takes a wheel of one.
+        runtime: From `pack_runtime`.
+        name: What follows ``nvgemm-kernels-`` in the name of the wheels of kernels.
+        version: Their version.
+        summary: One line about them.
+        out: The directory.
+    """
+    from ..bundle.repack_runtime import runtime_platform
+    from ..bundle.wheel import encode_wheel
+    from ..storage.files import write_atomic
+
+    wheels = [
+        encode_wheel(paths, name=name, version=version, summary=summary)
+        for paths in bundles.values()
+    ]
+    platform = runtime_platform(runtime.filename) if runtime.filename else None
+    runtimes = [(runtime.filename, runtime.data)] if platform in bundles else []
+    for filename, data in wheels + runtimes:
+        write_atomic(out / filename, data)
+    return {
+        "wheels": [file_document(out / filename) for filename, _ in wheels],
+        "runtime_wheels": [file_document(out / filename) for filename, _ in runtimes],
+        "runtimes_not_packed": [
+            {"platform": one, "reason": runtime.problem or _release_command(one)}
+            for one in bundles
+            if one != platform
+        ],
+    }
+
+
+def _release_command(platform: str) -> str:
+    processor = platform.removeprefix("linux_")
+    return (
+        "the installed one is for another platform; in a checkout: python wheels/release "
+        f"--runtime-only --once --platform {processor} --output DIRECTORY"
+    )
+
+
+def wheel_lines(document: Document) -> list[str]:
+    """Print what was written: a line a wheel, and a line a platform without the runtime's."""
+    return [
+        *map(file_text, document.get("wheels", ())),
+        *map(file_text, document.get("runtime_wheels", ())),
+        *(
+            f"{one['platform']}: no wheel of the runtime: {one['reason']}"
+            for one in document.get("runtimes_not_packed", ())
+        ),
+    ]
