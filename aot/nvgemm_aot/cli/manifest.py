@@ -57,6 +57,14 @@ def manifest() -> None:
     help="Tokens of a forward pass, as 1,16,256,4096.",
 )
 @click.option(
+    "--inputs",
+    metavar="N,N,...",
+    default="1",
+    show_default=True,
+    callback=_numbers,
+    help="Sequences, images or clips of a forward pass, for layers whose rows they set.",
+)
+@click.option(
     "--tp",
     metavar="N,N,...",
     default="1",
@@ -117,6 +125,7 @@ def manifest() -> None:
 def from_config(
     config: Path,
     tokens: tuple[int, ...],
+    inputs: tuple[int, ...],
     tp: tuple[int, ...],
     ep: tuple[int, ...],
     training: bool,
@@ -141,6 +150,7 @@ def from_config(
 
     wanted = ManifestOptions(
         tokens=tokens,
+        inputs=inputs,
         ranks=tp,
         expert_ranks=ep,
         experts=tuple(dict.fromkeys(map(ExpertWeights, experts))),

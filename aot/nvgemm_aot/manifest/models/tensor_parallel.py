@@ -52,6 +52,8 @@ def _share_one(gemm: ModelGemm, ranks: int, expert_ranks: int) -> ModelGemm:
         experts = gemm.routing.experts // expert_ranks
         routing = replace(gemm.routing, experts=experts, sharing=ranks)
         return replace(gemm, routing=routing, calls=gemm.calls // expert_ranks)
+    if gemm.batch > 1 and expert_ranks > 1:
+        return replace(gemm, batch=gemm.batch // expert_ranks)
     if gemm.split is None:
         return gemm
     heads = gemm.split.heads
