@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from nvgemm_runtime.gemm.epilogues import GateForm
@@ -12,6 +13,7 @@ from .models.expert_weights import ExpertWeights
 from .models.gemm import ModelGemm, Routing, Rows
 from .models.model import Model
 from .models.quantization import QuantizedTypes
+from .models.tensor_parallel import share
 from .models.training import Product, pair_of, sizes_of
 
 
@@ -146,3 +148,26 @@ class ConfigManifest:
             for sizes in entry.sizes
         }
         return len(declared) * len(self.wanted.dtypes)
+
+    @property
+    def forward_calls(self) -> int:
+        """GEMMs of a forward pass of the model, those of each expert counted."""
+        return sum(gemm.calls for gemm in share(self.model.projections, 1, fused=False))
+
+    @property
+    def left_out_calls(self) -> Counter[str]:
+        """By reason: how many of these it does not declare, on the fewest ranks."""
+        reasons = {
+            use.gemm.role: reason
+            for use, reason in self.left_out
+            if use.product is Product.FORWARD
+            and use.form is None
+            and use.ranks == self.wanted.ranks[0]
+        }
+        calls: Counter[str] = Counter()
+        for projection in self.model.projections:
+            fused = reasons.get(projection.role)
+            for gemm in share([projection], 1, fused=False):
+                if (reason := reasons.get(gemm.role, fused)) is not None:
+                    calls[reason] += gemm.calls
+        return calls
