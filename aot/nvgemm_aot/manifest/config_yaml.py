@@ -155,6 +155,8 @@ def _entry_comment(entry: ConfigEntry) -> str:
         if entry.rule != TOKENS:
             extent = "k" if entry.product.sums_over_tokens else "m"
             passes = f"what sees other rows than those of tokens ({extent} = {entry.rule.text})"
+        if entry.batch > 1:
+            passes = f"{entry.batch} matrices in one call, each for all tokens"
         if entry.signature.is_gated:
             return f"{passes}, with its gate (n counts gates and ups)"
         added = " and has a bias added" if entry.signature.epilogue is not None else ""

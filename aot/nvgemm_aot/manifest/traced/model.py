@@ -21,6 +21,7 @@ from nvgemm_runtime.gemm.problem import MAX_EXTENT
 
 from ..models.decoder import GATES
 from ..models.gemm import (
+    TOKENS,
     Fusible,
     ModelGemm,
     Part,
@@ -97,17 +98,22 @@ def _uses(
     """Compare two runs to tell how the rows of each product depend on tokens and inputs."""
     later = defaultdict(list)
     for product in again:
-        later[product.weight].append(product)
+        later[product.weight].append(product.rows)
     earlier = Counter(product.weight for product in products)
+    met: Counter[str] = Counter()
     for product in products:
-        partners = later[product.weight]
-        path = product.weight.removesuffix(".weight")
-        unserved = _why_unserved(product)
-        if earlier[product.weight] != len(partners):
-            calls = f"it is called {earlier[product.weight]} times for {first.length} tokens and "
-            unserved = f"{calls}{len(partners)} times for {second.inputs * second.length}"
-            partners = [product]
-        rows = _fit_rows(product.rows, partners.pop(0).rows, first, second)
+        weight = product.weight
+        calls, calls_again = earlier[weight], len(later[weight])
+        unserved, rows = _why_unserved(product), TOKENS
+        if calls == calls_again:
+            rows = _fit_rows(product.rows, later[weight][met[weight]], first, second)
+            met[weight] += 1
+        else:
+            unserved = (
+                f"it is called {calls} times for {first.length} tokens and {calls_again} times for "
+                f"{second.inputs * second.length}"
+            )
+        path = weight.removesuffix(".weight")
         yield _Use(path=path, product=product, rows=rows, unserved=unserved)
 
 

@@ -37,16 +37,61 @@ def run_passes(
     """List the products with weights of every part of a model, and the parts that cannot be run."""
     products: list[WeightProduct] = []
     failed = []
+    features: dict[str, Any] = {}
     for part, call in _passes(model):
-        with torch.no_grad(), WeightProducts(values, names) as recorded:
-            try:
-                call(**_arguments(call, model, values, sizes))
-            except Exception as error:
-                place = _place(error)
-                reason = f"{type(error).__name__}: {one_line(str(error))[:200]}{place}"
-                failed.append(FailedPass(part=part, reason=reason))
-        products += recorded.products
+        given = _arguments(call, model, values, sizes)
+        found, result = _run(call, given, values, names)
+        products += found
+        if isinstance(result, Exception):
+            failed.append(_failure(part, result))
+        else:
+            features[part] = result
+    met = {product.weight for product in products}
+    whole = _with_images(model, values, sizes, features.get(f"{_IMAGE} features"))
+    if whole and any(name not in met for name in _linears(model)):
+        # Some models have layers between images and text that no function of theirs has alone.
+        found, _ = _run(model.forward, whole, values, names)
+        products += (product for product in found if product.weight not in met)
     return products, failed
+
+
+def _run(
+    call: Callable[..., Any],
+    given: Mapping[str, Any],
+    values: KnownValues,
+    names: Mapping[torch.Tensor, str],
+) -> tuple[list[WeightProduct], Any]:
+    """The products of a call, and its result or the exception that ended it."""
+    with torch.no_grad(), WeightProducts(values, names) as recorded:
+        try:
+            result = call(**given)
+        except Exception as error:
+            result = error
+    return recorded.products, result
+
+
+def _failure(part: str, error: Exception) -> FailedPass:
+    reason = f"{type(error).__name__}: {one_line(str(error))[:200]}{_place(error)}"
+    return FailedPass(part=part, reason=reason)
+
+
+def _linears(model: Any) -> Iterator[str]:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            yield f"{name}.weight"
+
+
+def _with_images(
+    model: Any, values: KnownValues, sizes: Sizes, features: Any
+) -> dict[str, Any] | None:
+    """Inputs of a forward pass of images whose features a text contains."""
+    token = getattr(model.config, "image_token_id", None)
+    found = getattr(features, "last_hidden_state", features)
+    if not isinstance(token, int) or not isinstance(found, torch.Tensor):
+        return None
+    count = found.numel() // found.shape[-1] // sizes.inputs
+    given = _arguments(getattr(model, f"get_{_IMAGE}_features"), model, values, sizes)
+    return {**given, "input_ids": torch.full((sizes.inputs, count), token), "use_cache": False}
 
 
 def longest_sequence(model: Any) -> int:
@@ -67,7 +112,8 @@ def _inner_configs(config: Any) -> Iterator[Any]:
             yield inner
 
 
-_FEATURES = ("image", "audio", "video")
+_IMAGE = "image"
+_FEATURES = (_IMAGE, "audio", "video")
 
 
 def _passes(model: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
