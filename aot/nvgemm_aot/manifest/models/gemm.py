@@ -29,10 +29,14 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The extent of a GEMM that ranks divide; by whole heads, where it has heads."""
+    """The extent of a GEMM that ranks divide; by whole heads, where it has heads.
+
+    If ``is_optional``, each rank has all of a weight that they cannot divide evenly.
+    """
 
     extent: Literal["n", "k"]
     heads: Heads | None = None
+    is_optional: bool = False
 
 
 COLUMNS, ROWS = Split(extent="n"), Split(extent="k")

@@ -15,7 +15,7 @@ _COLUMNS = frozenset(
     kv_b_proj gate_proj up_proj gate_up_proj fc1 fc_in c_fc dense_h_to_4h wi wi_0 wi_1 w1 w3 Wi
     up_gate_proj linear_1 lm_head embed_out proj_out""".split()
 )
-"""Last names of weights whose out features ranks divide, where a model has no plan."""
+"""Last names of weights whose out features ranks divide, where no plan names them."""
 
 _ROWS = frozenset(
     """o_proj out_proj down_proj fc2 fc_out c_proj dense_4h_to_h wo w2 Wo linear_2""".split()
@@ -42,12 +42,16 @@ def plan_of(model: Any) -> dict[str, str]:
 
 
 def split_of(path: str, layout: Layout, plan: Mapping[str, str]) -> Split | None:
-    """The extent of a weight that ranks divide; None where each has all of it."""
-    if not plan:
+    """The extent of a weight that ranks divide; None where each has all of it.
+
+    A weight that the plan does not name is divided by its last name, as engines do; if there is a
+    plan for others, and ranks cannot divide this one, each has all of it.
+    """
+    style = plan.get(pattern_of(path)) or plan.get(path)
+    if style is None:
         last = path.rpartition(".")[2]
         extent = "n" if last in _COLUMNS else "k" if last in _ROWS else None
-        return None if extent is None else Split(extent=extent)
-    style = plan.get(pattern_of(path)) or plan.get(path) or ""
+        return None if extent is None else Split(extent=extent, is_optional=bool(plan))
     dimension = _dimension(style)
     if dimension is None:
         return None
