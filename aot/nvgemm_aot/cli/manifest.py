@@ -191,7 +191,10 @@ def _omissions(made: ConfigManifest) -> Iterator[str]:
         return
     total, calls = made.forward_calls, left_out.total()
     lead = "warning: most GEMMs are left out: " if 2 * calls > total else ""
-    yield f"{lead}{calls} of {total} GEMMs of a forward pass are not declared; the file's end lists them"
+    yield (
+        f"{lead}{calls} of {total} GEMMs of a forward pass are not declared; the file's end lists "
+        "them"
+    )
     for reason, count in left_out.most_common(_MOST_REASONS):
         yield f"  {count}: {reason}"
     if len(left_out) > _MOST_REASONS:

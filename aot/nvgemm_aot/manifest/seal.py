@@ -35,8 +35,8 @@ def check_replaceable(path: Path) -> None:
         text = ""
     if not is_sealed(text):
         raise StorageError(
-            f"{path}: not replaced: it was edited since nvgemm-aot wrote it, or is no manifest that "
-            "from-config wrote; give another -o, or remove it"
+            f"{path}: not replaced: it was edited since nvgemm-aot wrote it, or from-config did "
+            "not write it; give another -o, or remove it"
         )
 
 

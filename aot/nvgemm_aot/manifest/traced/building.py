@@ -31,9 +31,8 @@ _MOST_MODULES = 100_000
 """Modules of the largest model; one with 61 layers of 256 experts in Linears of their own has half
 as many."""
 
-_HOW_ELSE = (
-    "run a program that calls the model with nvgemm-aot record --fake, or write the manifest by hand"
-)
+HOW_ELSE = "record a program that calls the model with nvgemm-aot record --fake"
+"""Advice where a model cannot be read from its config."""
 
 _REMOTE_CODE = "auto_map"
 """Key of a config that names Python files of the checkpoint."""
@@ -127,7 +126,7 @@ def build_model(path: Path, data: Mapping[str, Any], version: str) -> BuiltModel
         except Exception as error:
             raise ManifestError(
                 f"{path}: transformers {version} cannot build its {name} without weights: "
-                f"{_reason(error)}; allowed: a config of a model that it can; {_HOW_ELSE}"
+                f"{_reason(error)}; allowed: a config of a model that it can; {HOW_ELSE}"
             ) from None
     return BuiltModel(module=module, config=config, transformers=version)
 
@@ -140,9 +139,9 @@ def _unknown_architecture(path: Path, data: Mapping[str, Any], version: str) -> 
     if _REMOTE_CODE in data:
         return (
             f"{lead}, whose model is code in the checkpoint ({_REMOTE_CODE}), which is never run "
-            f"here; {allowed}; {_HOW_ELSE}"
+            f"here; {allowed}; {HOW_ELSE}"
         )
-    return f"{lead}; {allowed}; {_HOW_ELSE}"
+    return f"{lead}; {allowed}; {HOW_ELSE}"
 
 
 def _without_quantization(data: Mapping[str, Any]) -> dict[str, Any]:

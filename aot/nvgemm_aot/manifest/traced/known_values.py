@@ -111,7 +111,8 @@ def _choose_in_turn(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], r
     if results[-1].dtype is not torch.int64 or results[-1].numel() > _MOST_NUMBERS:
         return result
     shape = tuple(results[-1].shape)
-    named = dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs
+    names = (argument.name for argument in func._schema.arguments)
+    named = {**dict(zip(names, args)), **kwargs}
     dim = named.get("dim", -1)
     if name in _CHOOSING and (dim is None or args[0].dim() == 0):
         return result

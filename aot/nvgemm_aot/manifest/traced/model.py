@@ -33,7 +33,7 @@ from ..models.gemm import (
 )
 from ..models.model import Model
 from ..models.quantization import Quantization
-from .building import BuiltModel, build_model, make_fake, quietly
+from .building import HOW_ELSE, BuiltModel, build_model, make_fake, quietly
 from .known_values import KnownValues
 from .passes import FailedPass, Sizes, longest_sequence, run_passes
 from .sharding import heads_of, pattern_of, plan_of, split_of
@@ -61,11 +61,12 @@ def read_model(
         again, failed_again = run_passes(built.module, values, names, second)
     failed += [one for one in failed_again if one.part not in {other.part for other in failed}]
     if not products:
-        reasons = "; ".join(f"{one.part}: {one.reason}" for one in failed) or "it multiplies nothing"
+        reasons = (
+            "; ".join(f"{one.part}: {one.reason}" for one in failed) or "it multiplies nothing"
+        )
         raise ManifestError(
-            f"{path}: transformers {version} cannot run its {built.class_name} under fake tensors: "
-            f"{reasons}; run a program that calls the model with nvgemm-aot record --fake, or write "
-            "the manifest by hand"
+            f"{path}: transformers {version} cannot run its {built.class_name} without weights: "
+            f"{reasons}; {HOW_ELSE}"
         )
     uses = list(_uses(products, again, first, second))
     reader = _Reader(built=built, shapes={names[t]: tuple(t.shape) for t in names})
@@ -267,9 +268,7 @@ class _Reader:
     def _part(self, path: str, n: int) -> Part:
         if path == self._head:
             return Part.HEAD
-        is_router = path.rpartition(".")[2] in _ROUTERS and n in _expert_keys(
-            self._config_at(path)
-        )
+        is_router = path.rpartition(".")[2] in _ROUTERS and n in _expert_keys(self._config_at(path))
         return Part.ROUTER if is_router else Part.LAYER
 
     def _role(self, path: str) -> str:

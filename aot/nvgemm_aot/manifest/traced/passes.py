@@ -147,8 +147,7 @@ def _arguments(
     makers = {
         name: make
         for name, make in makers.items()
-        if name not in _ONLY_IF_REQUIRED
-        or parameters[name].default is inspect.Parameter.empty
+        if name not in _ONLY_IF_REQUIRED or parameters[name].default is inspect.Parameter.empty
     }
     given = {name: make(model.config, values, sizes, parameters) for name, make in makers.items()}
     if "use_cache" in parameters:

@@ -10,22 +10,38 @@ from nvgemm_runtime.gemm.problem import Layout
 
 from ..models.gemm import Heads, Split
 
+# fmt: off
 _COLUMNS = frozenset(
-    """q_proj k_proj v_proj qkv_proj query_key_value query key value q k v qkv Wqkv c_attn q_b_proj
-    kv_b_proj gate_proj up_proj gate_up_proj fc1 fc_in c_fc dense_h_to_4h wi wi_0 wi_1 w1 w3 Wi
-    up_gate_proj linear_1 lm_head embed_out proj_out""".split()
+    (
+        "q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "query", "key",
+        "value", "q", "k", "v", "qkv", "Wqkv", "c_attn", "q_b_proj", "kv_b_proj",
+        "gate_proj", "up_proj", "gate_up_proj", "fc1", "fc_in", "c_fc", "dense_h_to_4h",
+        "wi", "wi_0", "wi_1", "w1", "w3", "Wi", "up_gate_proj", "linear_1", "lm_head",
+        "embed_out", "proj_out",
+    )
 )
 """Last names of weights whose out features ranks divide, where no plan names them."""
 
 _ROWS = frozenset(
-    """o_proj out_proj down_proj fc2 fc_out c_proj dense_4h_to_h wo w2 Wo linear_2""".split()
+    (
+        "o_proj", "out_proj", "down_proj", "fc2", "fc_out", "c_proj", "dense_4h_to_h", "wo",
+        "w2", "Wo", "linear_2",
+    )
 )
 """Likewise of those whose in features ranks divide."""
 
 _QUERIES = frozenset(
-    "q_proj q_b_proj kv_b_proj o_proj out_proj query q Wqkv qkv_proj query_key_value c_attn".split()
+    (
+        "q_proj", "q_b_proj", "kv_b_proj", "o_proj", "out_proj", "query", "q", "Wqkv",
+        "qkv_proj", "query_key_value", "c_attn",
+    )
 )
-_KEYS_AND_VALUES = frozenset("k_proj v_proj key value k v".split())
+_KEYS_AND_VALUES = frozenset(
+    (
+        "k_proj", "v_proj", "key", "value", "k", "v",
+    )
+)
+# fmt: on
 
 _INDEX = re.compile(r"\.\d+(?=\.|$)")
 
@@ -50,8 +66,9 @@ def split_of(path: str, layout: Layout, plan: Mapping[str, str]) -> Split | None
     style = plan.get(pattern_of(path)) or plan.get(path)
     if style is None:
         last = path.rpartition(".")[2]
-        extent = "n" if last in _COLUMNS else "k" if last in _ROWS else None
-        return None if extent is None else Split(extent=extent, is_optional=bool(plan))
+        if last not in _COLUMNS and last not in _ROWS:
+            return None
+        return Split(extent="n" if last in _COLUMNS else "k", is_optional=bool(plan))
     dimension = _dimension(style)
     if dimension is None:
         return None

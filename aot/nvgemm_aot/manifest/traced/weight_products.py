@@ -20,7 +20,14 @@ from .known_values import KnownValues, tensors_in
 _NAME = "_nvgemm_weight"
 """Attribute of a tensor that is a weight, or computed from weights alone: the weight's name."""
 
-_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_grouped_mm": 0, "grouped_mm_fallback": 0}
+_PRODUCTS = {
+    "mm": 0,
+    "bmm": 0,
+    "addmm": 1,
+    "baddbmm": 1,
+    "_grouped_mm": 0,
+    "grouped_mm_fallback": 0,
+}
 """By operator: position of its first factor."""
 
 _LOOKUPS = frozenset({"index", "index_select"})
