@@ -301,7 +301,18 @@ def test_every_mistake_of_a_config_is_named(case: str, tmp_path: Path) -> None:
         (b'{"hidden_size": ' + b"9" * 5000 + b"}", ": not JSON: "),
         (b" " * (MAX_FILE_BYTES + 1), f": the file is over {MAX_FILE_BYTES} bytes"),
     ],
-    ids=["syntax", "empty", "list", "null", "bytes", "deep", "digits", "long"],
+    ids=[
+        "syntax",
+        "empty",
+        "list",
+        "null",
+        "bytes",
+        "surrogate",
+        "surrogate in a key",
+        "deep",
+        "digits",
+        "long",
+    ],
 )
 def test_a_file_that_is_no_config_is_an_error(content: bytes, says: str, tmp_path: Path) -> None:
     path = tmp_path / "model.json"
