@@ -90,7 +90,9 @@ def _with_images(
     if not isinstance(token, int) or not isinstance(found, torch.Tensor):
         return None
     count = found.numel() // found.shape[-1] // sizes.inputs
-    given = _arguments(getattr(model, f"get_{_IMAGE}_features"), model, values, sizes)
+    call = _features_of(model, _IMAGE)
+    assert call is not None
+    given = _arguments(call, model, values, sizes)
     return {**given, "input_ids": torch.full((sizes.inputs, count), token), "use_cache": False}
 
 
@@ -118,15 +120,26 @@ _FEATURES = (_IMAGE, "audio", "video")
 
 def _passes(model: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Towers of images and sounds first, each by itself, then the text or all of a model."""
-    kinds = [kind for kind in _FEATURES if hasattr(model, f"get_{kind}_features")]
+    kinds = [kind for kind in _FEATURES if _features_of(model, kind)]
     if "image" in kinds and "video" in kinds:
         kinds.remove("video")  # by the same tower
     for kind in kinds:
-        yield f"{kind} features", getattr(model, f"get_{kind}_features")
+        call = _features_of(model, kind)
+        assert call is not None
+        yield f"{kind} features", call
     if hasattr(model, "get_text_features") and not model.can_generate():
         yield "text features", model.get_text_features
     else:
         yield "forward", model.forward
+
+
+def _features_of(model: Any, kind: str) -> Callable[..., Any] | None:
+    """The function of a model, or of the one within its head, that runs one of its towers."""
+    for owner in (model, model.base_model):
+        call = getattr(owner, f"get_{kind}_features", None)
+        if callable(call):
+            return call  # type: ignore[no-any-return]
+    return None
 
 
 def _arguments(
@@ -138,7 +151,7 @@ def _arguments(
     is_text = "input_ids" in parameters
     if is_text:  # which makes images and sounds optional: they have passes of their own
         for kind, inputs in _INPUTS_OF_TOWERS.items():
-            if hasattr(model, f"get_{kind}_features"):
+            if _features_of(model, kind):
                 makers = {name: make for name, make in makers.items() if name not in inputs}
     if not getattr(model.config, "is_encoder_decoder", False):
         makers.pop("decoder_input_ids", None)
@@ -155,7 +168,7 @@ def _arguments(
     return given
 
 
-_ONLY_IF_REQUIRED = frozenset({"attention_mask", "pixel_attention_mask", "feature_attention_mask"})
+_ONLY_IF_REQUIRED = frozenset({"attention_mask", "feature_attention_mask", "input_features_mask"})
 
 _INPUTS_OF_TOWERS = {
     "image": ("pixel_values", "image_sizes", "image_grid_thw", "pixel_attention_mask"),
@@ -206,6 +219,11 @@ def _spectra(config: Any, values: KnownValues, sizes: Sizes, _: Any) -> torch.Te
         return torch.zeros(sizes.inputs, bins, frames, dtype=torch.bfloat16)
 
 
+def _frames_mask(config: Any, values: KnownValues, sizes: Sizes, given: Any) -> torch.Tensor:
+    frames = _spectra(config, values, sizes, given).shape[-1]
+    return torch.ones(sizes.inputs, frames, dtype=torch.long)
+
+
 _SAMPLES = 16_000
 """Samples of a clip: a second at the usual rate."""
 
@@ -224,6 +242,8 @@ _MAKERS: dict[str, Callable[[Any, KnownValues, Sizes, Mapping[str, Any]], torch.
     "image_grid_thw": _grids,
     "grid_thw": _grids,
     "input_features": _spectra,
+    "input_features_mask": _frames_mask,
+    "feature_attention_mask": _frames_mask,
     "input_values": _samples,
 }
 """By parameter of a model's function: how to make it."""
