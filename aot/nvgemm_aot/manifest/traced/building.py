@@ -27,6 +27,9 @@ OLDEST, BEFORE = "5.23", "6"
 
 _LEAST_PYTHON = (3, 11)
 
+_MOST_LAYERS = 1024
+"""Layers of the deepest model that is built; none published has as many."""
+
 _MOST_MODULES = 100_000
 """Modules of the largest model; one with 61 layers of 256 experts in Linears of their own has half
 as many."""
@@ -111,6 +114,7 @@ def build_model(path: Path, data: Mapping[str, Any], version: str) -> BuiltModel
     known = transformers.CONFIG_MAPPING
     if not isinstance(model_type, str) or model_type not in known:
         raise ManifestError(_unknown_architecture(path, data, version))
+    _check_layers(path, data)
     with quietly():
         try:
             config = known[model_type].from_dict(_without_quantization(data))
@@ -129,6 +133,17 @@ def build_model(path: Path, data: Mapping[str, Any], version: str) -> BuiltModel
                 f"{_reason(error)}; allowed: a config of a model that it can; {HOW_ELSE}"
             ) from None
     return BuiltModel(module=module, config=config, transformers=version)
+
+
+def _check_layers(path: Path, data: Mapping[str, Any], above: str = "") -> None:
+    """Refuse numbers of layers that would fill the memory before a module is made."""
+    for key, value in data.items():
+        if isinstance(value, dict):
+            _check_layers(path, value, f"{above}{key}.")
+        elif isinstance(value, int) and value > _MOST_LAYERS and re.search(r"layers?$", key):
+            raise ManifestError(
+                f"{path}: {above}{key}: found {value}; allowed: at most {_MOST_LAYERS}"
+            )
 
 
 def _unknown_architecture(path: Path, data: Mapping[str, Any], version: str) -> str:
