@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,6 +21,9 @@ from nvgemm_runtime.gemm.target import (
 
 from .options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam
 from .printing import count_text
+
+if TYPE_CHECKING:
+    from ..manifest.config_manifest import ConfigManifest
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
@@ -55,6 +59,14 @@ def manifest() -> None:
     required=True,
     callback=_numbers,
     help="Tokens of a forward pass, as 1,16,256,4096.",
+)
+@click.option(
+    "--inputs",
+    metavar="N,N,...",
+    default="1",
+    show_default=True,
+    callback=_numbers,
+    help="Sequences, images or clips of a forward pass, for layers whose rows they set.",
 )
 @click.option(
     "--tp",
@@ -117,6 +129,7 @@ def manifest() -> None:
 def from_config(
     config: Path,
     tokens: tuple[int, ...],
+    inputs: tuple[int, ...],
     tp: tuple[int, ...],
     ep: tuple[int, ...],
     training: bool,
@@ -131,16 +144,21 @@ def from_config(
 ) -> None:
     """Declare every GEMM of a model, from its Hugging Face CONFIG.
 
-    CONFIG is a model's config.json, or its directory.
+    CONFIG is a model's config.json, or its directory. llama, qwen3, qwen3_moe, mixtral, deepseek_v3
+    and gpt_oss are read from it alone; any other model that transformers has is built and run under
+    fake tensors, without weights, GPU or network. An -o that exists is replaced if it is as this
+    command wrote it.
     """
     from ..manifest.config_manifest import ManifestOptions
-    from ..manifest.config_yaml import left_out_lines, manifest_yaml
+    from ..manifest.config_yaml import manifest_yaml
     from ..manifest.from_config import make_manifest
     from ..manifest.models.expert_weights import ExpertWeights
+    from ..manifest.seal import check_replaceable, seal
     from ..storage.files import write_atomic
 
     wanted = ManifestOptions(
         tokens=tokens,
+        inputs=inputs,
         ranks=tp,
         expert_ranks=ep,
         experts=tuple(dict.fromkeys(map(ExpertWeights, experts))),
@@ -151,15 +169,40 @@ def from_config(
         gated=gated,
         training=training,
     )
+    if out is not None:
+        check_replaceable(out)
     made = make_manifest(config, wanted, name=name)
-    text = manifest_yaml(made)
+    text = seal(manifest_yaml(made))
     if out is None:
         click.echo(text, nl=False)
+    else:
+        write_atomic(out, text.encode())
+        click.echo(f"{out}: written, {count_text(made.problems, 'problem')}")
+    for line in _omissions(made):
+        click.echo(f"nvgemm-aot: {line}", err=True)
+
+
+def _omissions(made: ConfigManifest) -> Iterator[str]:
+    """What a forward pass computes and the manifest lacks, by reason."""
+    for remark in made.model.remarks:
+        yield f"warning: {remark}; its GEMMs are left out"
+    left_out = made.left_out_calls
+    if not left_out:
         return
-    write_atomic(out, text.encode())
-    left_out = sum(line.startswith("#   ") for line in left_out_lines(made))
-    hint = f"; {count_text(left_out, 'GEMM')} left out, see its end" if left_out else ""
-    click.echo(f"{out}: written, {count_text(made.problems, 'problem')}{hint}")
+    total, calls = made.forward_calls, left_out.total()
+    lead = "warning: most GEMMs are left out: " if 2 * calls > total else ""
+    yield (
+        f"{lead}{calls} of {total} GEMMs of a forward pass are not declared; the file's end lists "
+        "them"
+    )
+    for reason, count in left_out.most_common(_MOST_REASONS):
+        yield f"  {count}: {reason}"
+    if len(left_out) > _MOST_REASONS:
+        yield f"  {sum(sorted(left_out.values())[:-_MOST_REASONS])}: other reasons"
+
+
+_MOST_REASONS = 5
+"""Reasons that a command prints; the manifest's end has all."""
 
 
 @click.command()

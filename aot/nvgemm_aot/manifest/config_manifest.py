@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from nvgemm_runtime.gemm.epilogues import GateForm
 from nvgemm_runtime.gemm.problem import DType, Signature
 from nvgemm_runtime.gemm.target import DEFAULT_ARCHITECTURE, Target
 
-from .models.decoder import DecoderConfig
 from .models.expert_weights import ExpertWeights
-from .models.gemm import ModelGemm, Routing
+from .models.gemm import ModelGemm, Routing, Rows
+from .models.model import Model
 from .models.quantization import QuantizedTypes
+from .models.tensor_parallel import share
 from .models.training import Product, pair_of, sizes_of
 
 
@@ -21,6 +23,7 @@ class ManifestOptions:
 
     Attributes:
         tokens: Tokens of a forward pass, sorted.
+        inputs: Sequences, images or clips of a forward pass, sorted: for GEMMs whose rows they set.
         ranks: Numbers of GPUs that tensor parallelism divides the model over.
         expert_ranks: Numbers of GPUs that experts are divided among as wholes; 1 for none.
         experts: Libraries whose weights of experts to declare.
@@ -33,6 +36,7 @@ class ManifestOptions:
 
     tokens: tuple[int, ...]
     ranks: tuple[int, ...]
+    inputs: tuple[int, ...] = (1,)
     expert_ranks: tuple[int, ...] = (1,)
     experts: tuple[ExpertWeights, ...] = (ExpertWeights.TRANSFORMERS,)
     dtypes: tuple[DType, ...] = (DType.BF16,)
@@ -79,7 +83,9 @@ class ConfigEntry:
 
     Attributes:
         product: Their kind.
-        routing: How tokens reach the experts; None for a GEMM of all tokens.
+        routing: How tokens reach the experts; None for a GEMM of no experts.
+        rule: How its rows depend on tokens and inputs, where it has no routing.
+        batch: Matrices of a batched product; 1 for a plain one.
         signature: Their signature, in the first of the wanted types.
         rows: Numbers of tokens, sorted without duplicates: of one expert, or of all experts of a
             grouped GEMM. They are the m, or the k of a product that sums over tokens.
@@ -88,6 +94,8 @@ class ConfigEntry:
 
     product: Product
     routing: Routing | None
+    rule: Rows
+    batch: int
     signature: Signature
     rows: tuple[int, ...]
     uses: dict[tuple[int, int], list[RankGemm]]
@@ -126,8 +134,7 @@ class ConfigManifest:
     """
 
     name: str
-    config: DecoderConfig
-    model_type: str
+    model: Model
     wanted: ManifestOptions
     entries: tuple[ConfigEntry, ...]
     left_out: tuple[tuple[RankGemm, str], ...]
@@ -136,8 +143,31 @@ class ConfigManifest:
     def problems(self) -> int:
         """Number of problems that it declares."""
         declared = {
-            (entry.signature, entry.groups, sizes)
+            (entry.signature, entry.groups, entry.batch, sizes)
             for entry in self.entries
             for sizes in entry.sizes
         }
         return len(declared) * len(self.wanted.dtypes)
+
+    @property
+    def forward_calls(self) -> int:
+        """GEMMs of a forward pass of the model, those of each expert counted."""
+        return sum(gemm.calls for gemm in share(self.model.projections, 1, fused=False))
+
+    @property
+    def left_out_calls(self) -> Counter[str]:
+        """By reason: how many of these it does not declare, on the fewest ranks."""
+        reasons = {
+            use.gemm.role: reason
+            for use, reason in self.left_out
+            if use.product is Product.FORWARD
+            and use.form is None
+            and use.ranks == self.wanted.ranks[0]
+        }
+        calls: Counter[str] = Counter()
+        for projection in self.model.projections:
+            fused = reasons.get(projection.role)
+            for gemm in share([projection], 1, fused=False):
+                if (reason := reasons.get(gemm.role, fused)) is not None:
+                    calls[reason] += gemm.calls
+        return calls

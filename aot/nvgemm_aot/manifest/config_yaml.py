@@ -13,7 +13,7 @@ from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.recording.text import target_entry
 
 from .config_manifest import ConfigEntry, ConfigManifest, ManifestOptions, RankGemm
-from .models.decoder import DecoderConfig
+from .models.gemm import TOKENS
 from .models.training import Product
 from .schema import VERSION
 
@@ -30,14 +30,18 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
     wanted = made.wanted
     gradients = ", and those of its gradients in a training step" if wanted.training else ""
     yield from _comment_lines(
-        f"Every GEMM of the layers and the head of a {made.model_type} model{gradients}, by "
+        f"Every GEMM of the layers and the head of a {made.model.model_type} model{gradients}, by "
         "nvgemm-aot manifest from-config. Attention itself is not a GEMM of this kind. Sizes from "
-        f"its config: {', '.join(_size_texts(made.config))}."
+        f"its config: {', '.join(made.model.sizes)}."
     )
     yield from _comment_lines(
         "Pairs are [out features, in features] of one of tp GPUs; x2 means that one forward pass "
         "computes it twice."
     )
+    if made.model.source:
+        yield from _comment_lines(made.model.source)
+    for remark in made.model.remarks:
+        yield from _comment_lines(f"Left out: {remark}.")
     if any(count > 1 for count in wanted.expert_ranks):
         yield from _comment_lines(
             "Experts of ep GPUs are on one of them each; m and k count the rows of one GPU where "
@@ -48,7 +52,7 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
             "Gradients of inputs turn pairs around. Those of weights and biases sum over tokens, "
             "which are their k."
         )
-    quantization = made.config.quantization
+    quantization = made.model.quantization
     if quantization is not None:
         yield from _comment_lines(
             f"Its checkpoint is quantized by {json.dumps(quantization.method[:60])}: this is what "
@@ -74,7 +78,7 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
     experts = f", ep {_listed(wanted.expert_ranks)}" if wanted.expert_ranks != (1,) else ""
     steps = ", with those of gradients" if wanted.training else ""
     yield (
-        f"description: GEMMs of a {made.model_type} model, tokens {tokens}, "
+        f"description: GEMMs of a {made.model.model_type} model, tokens {tokens}, "
         f"tp {_listed(wanted.ranks)}{experts}{steps}."
     )
     yield f"targets: [{', '.join(map(target_entry, wanted.targets))}]"
@@ -100,6 +104,8 @@ def _entry_lines(entries: Iterable[ConfigEntry], wanted: ManifestOptions) -> Ite
             yield f"    op: {entry.signature.op.value}"
         if entry.groups is not None:
             yield f"    groups: {entry.groups}"
+        if entry.batch > 1:
+            yield f"    batch: {entry.batch}"
         if entry.signature.scales is not None:
             yield f"    dtype: {entry.signature.a.value}"
             yield f"    scales: {entry.signature.scales.value}"
@@ -122,6 +128,8 @@ def _summing_lines(entry: ConfigEntry) -> Iterator[str]:
     lead = f"op: {entry.signature.op.value}, layout: {entry.signature.layout.value}"
     if entry.groups is not None:
         lead += f", groups: {entry.groups}"
+    if entry.batch > 1:
+        lead += f", batch: {entry.batch}"
     for (m, n), uses in entry.uses.items():
         yield f"  # {_pair_comment(uses, entry)}"
         yield f"  - {{{lead}, m: {m}, n: {n}, k: {list(entry.rows)}}}"
@@ -131,10 +139,16 @@ def _entry_comment(entry: ConfigEntry) -> str:
     routing = entry.routing
     lead = _LEADS[entry.product]
     if routing is None:
+        passes = "what every token passes through"
+        if entry.rule != TOKENS:
+            extent = "k" if entry.product.sums_over_tokens else "m"
+            passes = f"what sees other rows than those of tokens ({extent} = {entry.rule.text})"
+        if entry.batch > 1:
+            passes = f"{entry.batch} matrices in one call, each for all tokens"
         if entry.signature.is_gated:
-            return "what every token passes through, with its gate (n counts gates and ups)"
+            return f"{passes}, with its gate (n counts gates and ups)"
         added = " and has a bias added" if entry.signature.epilogue is not None else ""
-        return f"{lead}what every token passes through{added}"
+        return f"{lead}{passes}{added}"
     if entry.product.is_gathered:
         extent = f"tokens * {routing.chosen}" if entry.product is Product.WEIGHTED_ROW else "tokens"
         return f"{lead}all of {routing.experts} experts, {routing.chosen} a token (m = {extent})"
@@ -222,14 +236,6 @@ def left_out_lines(made: ConfigManifest) -> Iterator[str]:
         for (expert_ranks, text), ranks in ranks_of.items():
             # The same GEMM may have been left out with and without a gate.
             yield f"#   {_ranks_text(expert_ranks, dict.fromkeys(ranks))}: {text}"
-
-
-def _size_texts(config: DecoderConfig) -> Iterator[str]:
-    """The values read from a config, with their keys."""
-    for name in type(config).model_fields:
-        value = getattr(config, name)
-        if name not in ("quantization", "hidden_act") and value is not None:
-            yield f"{config.key_of(name)} {json.dumps(value)}"
 
 
 def _comment_lines(text: str) -> Iterator[str]:

@@ -16,10 +16,10 @@ from nvgemm_runtime.gemm.support import unavailable, unsupported
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 
 from .config_manifest import ConfigEntry, ConfigManifest, ManifestOptions, RankGemm
-from .models.config import find_config, read_config
-from .models.decoder import DecoderConfig, SparseConfig
+from .models.config import find_config, read_model
 from .models.expert_weights import as_kept_by
-from .models.gemm import ModelGemm, Projection, Routing
+from .models.gemm import ModelGemm, Projection
+from .models.model import Model
 from .models.quantization import QuantizedTypes
 from .models.tensor_parallel import share, undivided_heads
 from .models.training import (
@@ -47,14 +47,14 @@ def make_manifest(
             declared, or there are too many.
     """
     path = find_config(given)
-    model_type, config = read_config(path)
-    projections = tuple(config.projections())
-    _check_heads(path, projections, wanted.ranks)
-    _check_expert_ranks(path, model_type, config, wanted)
-    _check_trainable(path, config, wanted)
-    entries: dict[tuple[Product, Routing | None, Signature], ConfigEntry] = {}
+    name = _check_name(path, name)
+    model = read_model(path)
+    _check_heads(path, model.projections, wanted.ranks)
+    _check_expert_ranks(path, model, wanted)
+    _check_trainable(path, model, wanted)
+    entries: dict[tuple[object, ...], ConfigEntry] = {}
     left_out = []
-    for use in _uses(path, config, projections, wanted):
+    for use in _uses(path, model, wanted):
         gemm, types = use.gemm, use.types
         if isinstance(types, str):
             left_out.append((use, types))
@@ -66,21 +66,22 @@ def make_manifest(
                 left_out.append((use, reason))
             continue
         entry = entries.setdefault(
-            (use.product, gemm.routing, signature),
+            (use.product, gemm.routing, gemm.rows, gemm.batch, signature),
             ConfigEntry(
                 product=use.product,
                 routing=gemm.routing,
+                rule=gemm.rows,
+                batch=gemm.batch,
                 signature=signature,
-                rows=_row_counts(gemm.routing, signature.op, use.product, wanted.tokens),
+                rows=_row_counts(gemm, signature.op, use.product, wanted),
                 uses={},
             ),
         )
         entry.uses.setdefault(use.pair, []).append(use)
     ordered = sorted(entries.values(), key=lambda entry: list(Product).index(entry.product))
     made = ConfigManifest(
-        name=_check_name(path, name),
-        config=config,
-        model_type=model_type,
+        name=name,
+        model=model,
         wanted=wanted,
         entries=tuple(ordered),
         left_out=tuple(left_out),
@@ -100,20 +101,20 @@ def _check_heads(path: Path, projections: Sequence[Projection], ranks: Iterable[
         raise ManifestError("\n".join(mistakes))
 
 
-def _check_expert_ranks(
-    path: Path, model_type: str, config: DecoderConfig, wanted: ManifestOptions
-) -> None:
+def _check_expert_ranks(path: Path, model: Model, wanted: ManifestOptions) -> None:
     several = [count for count in wanted.expert_ranks if count > 1]
-    if several and not isinstance(config, SparseConfig):
+    numbers = sorted(set(filter(None, map(_experts_of, model.projections))))
+    if several and not numbers:
         raise ManifestError(
-            f"{path}: ep: found {several[0]}; allowed: 1, for {model_type} has no experts; leave "
-            "--ep out"
+            f"{path}: ep: found {several[0]}; allowed: 1, for {model.model_type} has no experts; "
+            "leave --ep out"
         )
     mistakes = [
-        f"{path}: {config.key_of('experts')}: found {config.experts}; allowed with ep {count}: "
-        f"a multiple of {count}"
+        f"{path}: {model.expert_keys.get(experts, 'experts')}: found {experts}; allowed with ep "
+        f"{count}: a multiple of {count}"
         for count in several
-        if isinstance(config, SparseConfig) and config.experts % count
+        for experts in numbers
+        if experts % count
     ]
     mistakes += [
         f"{path}: ep: found {count}; allowed with tp {ranks}: 1 or a multiple of {ranks}, so that "
@@ -126,29 +127,36 @@ def _check_expert_ranks(
         raise ManifestError("\n".join(mistakes))
 
 
-def _check_trainable(path: Path, config: DecoderConfig, wanted: ManifestOptions) -> None:
-    if wanted.training and config.quantization is not None:
+def _experts_of(projection: Projection) -> int:
+    """Number of experts that a projection has weights of; 0 if it is of none."""
+    if not isinstance(projection, ModelGemm):
+        return 0
+    if projection.routing is not None:
+        return projection.routing.experts
+    return projection.batch if projection.batch > 1 else 0
+
+
+def _check_trainable(path: Path, model: Model, wanted: ManifestOptions) -> None:
+    if wanted.training and model.quantization is not None:
         raise ManifestError(
-            f"{path}: quantization_config: found {config.quantization.method[:60]}; allowed with "
+            f"{path}: quantization_config: found {model.quantization.method[:60]}; allowed with "
             "--training: no such key, for no operator computes gradients of quantized weights; to "
             "declare the training of the model unquantized, take the key out of a copy of its "
             "config"
         )
 
 
-def _uses(
-    path: Path, config: DecoderConfig, projections: Sequence[Projection], wanted: ManifestOptions
-) -> Iterator[RankGemm]:
+def _uses(path: Path, model: Model, wanted: ManifestOptions) -> Iterator[RankGemm]:
     def types_of(gemm: ModelGemm) -> tuple[QuantizedTypes | str | None, ...]:
-        if config.quantization is None:
+        if model.quantization is None:
             return (None,)
         try:
-            return config.quantization.forms(gemm.role, config.num_hidden_layers)
+            return model.quantization.forms(gemm, model.modules(gemm.role))
         except ValueError as error:
             raise ManifestError(f"{path}: {error}") from None
 
     forms = [form for form in (False, True) if (wanted.fused if form else wanted.separate)]
-    kept = [list(as_kept_by(weights, projections)) for weights in wanted.experts]
+    kept = [list(as_kept_by(weights, model.projections)) for weights in wanted.experts]
     placed = [
         (ranks, expert_ranks, one)
         for ranks in wanted.ranks
@@ -158,7 +166,7 @@ def _uses(
     uses = (
         RankGemm(
             ranks=ranks,
-            expert_ranks=expert_ranks if gemm.routing else 1,
+            expert_ranks=expert_ranks if _experts_of(gemm) else 1,
             gemm=gemm,
             types=types,
             product=product,
@@ -174,7 +182,7 @@ def _uses(
         gated = (
             RankGemm(
                 ranks=ranks,
-                expert_ranks=expert_ranks if gemm.routing else 1,
+                expert_ranks=expert_ranks if _experts_of(gemm) else 1,
                 gemm=gemm,
                 types=types,
                 product=product,
@@ -302,13 +310,20 @@ def _why_unserved(use: RankGemm, signature: Signature, wanted: ManifestOptions) 
 
 
 def _row_counts(
-    routing: Routing | None, op: Op, product: Product, tokens: Iterable[int]
+    gemm: ModelGemm, op: Op, product: Product, wanted: ManifestOptions
 ) -> tuple[int, ...]:
-    if routing is None or product is Product.ROW_SUM:
-        return tuple(tokens)
-    if op.has_groups or product is Product.WEIGHTED_ROW:
-        return tuple(sorted({routing.rows(count) for count in tokens}))
-    return tuple(sorted({routing.tokens_of_one(count) for count in tokens}))
+    routing = gemm.routing
+    if routing is None:
+        counts = {
+            gemm.rows.count(tokens, inputs) for tokens in wanted.tokens for inputs in wanted.inputs
+        }
+    elif product is Product.ROW_SUM:
+        counts = set(wanted.tokens)
+    elif op.has_groups or product is Product.WEIGHTED_ROW:
+        counts = {routing.rows(count) for count in wanted.tokens}
+    else:
+        counts = {routing.tokens_of_one(count) for count in wanted.tokens}
+    return tuple(sorted(counts))
 
 
 def _check_name(path: Path, given: str | None) -> str:

@@ -20,7 +20,7 @@ from nvgemm_aot.manifest.config_manifest import ManifestOptions
 from nvgemm_aot.manifest.config_yaml import manifest_yaml
 from nvgemm_aot.manifest.from_config import make_manifest
 from nvgemm_aot.manifest.models import FAMILIES
-from nvgemm_aot.manifest.models.config import read_config
+from nvgemm_aot.manifest.models.config import read_model
 from nvgemm_aot.manifest.models.gemm import ModelGemm
 from nvgemm_aot.manifest.models.tensor_parallel import share
 from nvgemm_aot.manifest.parse import load_manifest
@@ -92,7 +92,7 @@ def small(case: str) -> dict[str, Any]:
 
 def gemms_of(path: Path) -> list[ModelGemm]:
     """A model's GEMMs on one GPU, as transformers has them: unfused."""
-    return list(share(read_config(path)[1].projections(), 1, fused=False))
+    return list(share(read_model(path).projections, 1, fused=False))
 
 
 def expected_calls(gemms: list[ModelGemm], tokens: int, *, grouped: bool) -> Counter[str]:
@@ -256,7 +256,7 @@ def test_manifest_for_blackwell_declares_groups_and_biases_as_they_are_called(
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_ranks_share_a_model_without_rest(path: Path, ranks: int, fused: bool) -> None:
-    projections = list(read_config(path)[1].projections())
+    projections = list(read_model(path).projections)
     whole = list(share(projections, 1, fused=False))
     shares = list(share(projections, ranks, fused=fused))
     # Ranks hold a part of a weight each, all of it, or copies of one head's part.

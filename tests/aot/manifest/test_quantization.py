@@ -13,7 +13,8 @@ from nvgemm_aot.manifest.config_manifest import ManifestOptions
 from nvgemm_aot.manifest.config_yaml import manifest_yaml
 from nvgemm_aot.manifest.from_config import make_manifest
 from nvgemm_aot.manifest.models import quantization as quantization_module
-from nvgemm_aot.manifest.models.quantization import read_quantization
+from nvgemm_aot.manifest.models.gemm import ModelGemm
+from nvgemm_aot.manifest.models.quantization import modules_of_family, read_quantization
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.gemm.problem import DType, Op
@@ -175,8 +176,12 @@ def test_excepted_modules_keep_their_type(
 
 def test_a_fused_pair_is_excepted_by_the_names_of_its_parts() -> None:
     read = read_quantization({**STATIC, "ignore": ["q_proj", "k_proj", "v_proj"]})
-    assert read.forms("attention qkv_proj", 2) == (None,)
-    assert read.forms("mlp gate_up_proj", 2) == (read.types,)
+
+    def forms(role: str) -> object:
+        return read.forms(ModelGemm(role=role, n=8, k=8), modules_of_family(role, 2))
+
+    assert forms("attention qkv_proj") == (None,)
+    assert forms("mlp gate_up_proj") == (read.types,)
 
 
 def test_the_head_is_quantized_where_the_config_says_so(tmp_path: Path) -> None:

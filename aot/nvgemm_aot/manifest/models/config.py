@@ -1,4 +1,4 @@
-"""Reads a Hugging Face config.json and reports all of its mistakes at once."""
+"""Reads a Hugging Face config.json and reports its mistakes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from nvgemm_runtime.errors import ManifestError
 from ..messages import show
 from ..source import read_bytes
 from . import FAMILIES
-from .decoder import DecoderConfig
+from .decoder import QUANTIZATION_KEYS, DecoderConfig, quantization_of
+from .model import Model
+from .quantization import Quantization
 
 _ALLOWED = {
     "int_type": "an integer",
@@ -31,16 +33,17 @@ def find_config(given: Path) -> Path:
     return given / "config.json" if given.is_dir() else given
 
 
-def read_config(path: Path) -> tuple[str, DecoderConfig]:
-    """Read a config.json.
+def read_model(path: Path) -> Model:
+    """Read a config.json and find the GEMMs of its model.
 
-    Returns:
-        Its ``model_type``, and the keys that its family reads.
+    A family of `FAMILIES` is read from the config alone; any other model is built and run by
+    transformers, without weights.
 
     Raises:
-        ManifestError: If it cannot be read, is of no known family, or a key that the family needs
-            is missing or wrong. The message has one line for each mistake:
+        ManifestError: If the config cannot be read, a key is missing or wrong, or transformers
+            cannot build or run such a model. The message has one line for each mistake:
             ``file: key: found; allowed``.
+        ToolchainError: If the model needs transformers, which is missing or of another version.
     """
     text = read_bytes(
         path,
@@ -48,21 +51,46 @@ def read_config(path: Path) -> tuple[str, DecoderConfig]:
         if_too_long="name a model's config.json",
     )
     data = _parse(path, text)
-    known = ", ".join(sorted(FAMILIES))
     model_type = data.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
+    if isinstance(model_type, str) and model_type in FAMILIES:
+        return _read_family(path, model_type, data).describe(model_type)
+    if not isinstance(model_type, str):
         found = _json_text(model_type) if "model_type" in data else "no such key"
         raise ManifestError(
-            f"{path}: model_type: found {found}; allowed: {known}; "
-            "record another model with nvgemm-aot record, or write its manifest by hand"
+            f"{path}: model_type: found {found}; allowed: the name of an architecture, such as "
+            "llama; record a model without one with nvgemm-aot record"
         )
+    from ..traced.building import require_transformers
+
+    version = require_transformers(path, model_type, ", ".join(sorted(FAMILIES)))
+    quantization = _read_quantization(path, data)
+
+    from ..traced import model as traced
+
+    return traced.read_model(path, data, version, quantization)
+
+
+def _read_family(path: Path, model_type: str, data: dict[str, Any]) -> DecoderConfig:
     try:
-        return model_type, FAMILIES[model_type].model_validate(data)
+        return FAMILIES[model_type].model_validate(data)
     except ValidationError as error:
         lines = [
             f"{path}: {_explain(detail, model_type)}" for detail in error.errors(include_url=False)
         ]
         raise ManifestError("\n".join(lines)) from None
+
+
+def _read_quantization(path: Path, data: dict[str, Any]) -> Quantization | None:
+    """Read how a model of no family is quantized; a part's quantization counts for all of it."""
+    inner = (value for value in data.values() if isinstance(value, dict))
+    for config in (data, *inner):
+        for key in QUANTIZATION_KEYS:
+            if config.get(key) is not None:
+                try:
+                    return quantization_of(config[key])
+                except ValueError as error:
+                    raise ManifestError(f"{path}: {error}") from None
+    return None
 
 
 def _parse(path: Path, data: bytes) -> dict[str, Any]:
@@ -78,6 +106,13 @@ def _parse(path: Path, data: bytes) -> dict[str, Any]:
         raise ManifestError(f"{path}: not JSON: {reason}; {allowed}") from None
     if not isinstance(parsed, dict):
         raise ManifestError(f"{path}: found {_json_text(parsed)}; {allowed}")
+    try:
+        json.dumps(parsed, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        found = ascii(error.object[error.start])
+        raise ManifestError(
+            f"{path}: found {found} in a string, half of a surrogate pair; allowed: Unicode text"
+        ) from None
     return parsed
 
 

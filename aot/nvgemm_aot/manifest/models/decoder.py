@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -12,8 +13,20 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import MAX_EXTENT, Layout
 
-from .gemm import COLUMNS, ROWS, Fusible, Heads, ModelGemm, Projection, Routing, Split, repeat
-from .quantization import Quantization, read_quantization
+from .gemm import (
+    COLUMNS,
+    ROWS,
+    Fusible,
+    Heads,
+    ModelGemm,
+    Part,
+    Projection,
+    Routing,
+    Split,
+    repeat,
+)
+from .model import Model
+from .quantization import Quantization, modules_of_family, read_quantization
 
 Size = Annotated[int, Field(ge=1, le=MAX_EXTENT)]
 
@@ -24,6 +37,26 @@ GATES = {
     "gelu_pytorch_tanh": Epilogue.GEGLU_HALVES,
 }
 """By a config's ``hidden_act``: what follows a gate_up_proj, whose weight is [gate; up]."""
+
+
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+"""Keys of a config.json that say how the checkpoint is quantized."""
+
+
+def quantization_of(stated: object) -> Quantization:
+    """Read the value of one of `QUANTIZATION_KEYS`.
+
+    Raises:
+        ValueError: If it cannot be understood.
+    """
+    if not isinstance(stated, dict):
+        raise ValueError(
+            f"quantization_config: found {str(stated)[:60]}; allowed: an object, or no such key"
+        )
+    try:
+        return read_quantization(stated)
+    except ValueError as error:
+        raise ValueError(f"quantization_config.{error}") from None
 
 
 class DecoderConfig(BaseModel, ABC):
@@ -40,22 +73,13 @@ class DecoderConfig(BaseModel, ABC):
     num_attention_heads: Size
     hidden_act: str = "silu"
     quantization: Quantization | None = Field(
-        default=None, validation_alias=AliasChoices("quantization_config", "compression_config")
+        default=None, validation_alias=AliasChoices(*QUANTIZATION_KEYS)
     )
 
     @field_validator("quantization", mode="before")
     @classmethod
     def _read_quantization(cls, said: object) -> Quantization | None:
-        if said is None:
-            return None
-        if not isinstance(said, dict):
-            raise ValueError(
-                f"quantization_config: found {str(said)[:60]}; allowed: an object, or no such key"
-            )
-        try:
-            return read_quantization(said)
-        except ValueError as error:
-            raise ValueError(f"quantization_config.{error}") from None
+        return None if said is None else quantization_of(said)
 
     @classmethod
     def key_of(cls, field: str) -> str:
@@ -63,13 +87,36 @@ class DecoderConfig(BaseModel, ABC):
         alias = cls.model_fields[field].validation_alias
         return str(alias.choices[0] if isinstance(alias, AliasChoices) else alias or field)
 
+    def describe(self, model_type: str) -> Model:
+        """The model of this config."""
+        return Model(
+            model_type=model_type,
+            projections=tuple(self.projections()),
+            modules=lambda role: modules_of_family(role, self.num_hidden_layers),
+            quantization=self.quantization,
+            sizes=tuple(self._sizes()),
+            expert_keys=self._expert_keys(),
+        )
+
+    def _sizes(self) -> Iterator[str]:
+        """The values read from the config, with their keys."""
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if name not in ("quantization", "hidden_act") and value is not None:
+                yield f"{self.key_of(name)} {json.dumps(value)}"
+
+    def _expert_keys(self) -> dict[int, str]:
+        return {}
+
     @abstractmethod
     def projections(self) -> Iterator[Projection]:
         """Every GEMM of one forward pass except those within attention and the embedding."""
 
     def lm_head(self) -> ModelGemm:
         """The head, which is the same GEMM when it is tied to the embedding."""
-        return ModelGemm(role="lm_head", n=self.vocab_size, k=self.hidden_size, split=COLUMNS)
+        return ModelGemm(
+            role="lm_head", n=self.vocab_size, k=self.hidden_size, split=COLUMNS, part=Part.HEAD
+        )
 
     def gated_mlp(
         self, intermediate: int, role: str = "mlp", *, biased: bool = False
@@ -168,10 +215,18 @@ class SparseConfig(DecoderConfig):
             )
         return self
 
+    def _expert_keys(self) -> dict[int, str]:
+        return {self.experts: self.key_of("experts")}
+
     def router(self, *, biased: bool = False, unserved: str = "") -> ModelGemm:
         """The Linear that scores experts; every rank computes it."""
         return ModelGemm(
-            role="router", n=self.experts, k=self.hidden_size, biased=biased, unserved=unserved
+            role="router",
+            n=self.experts,
+            k=self.hidden_size,
+            part=Part.ROUTER,
+            biased=biased,
+            unserved=unserved,
         )
 
     def routed_experts(

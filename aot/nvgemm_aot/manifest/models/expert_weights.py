@@ -36,12 +36,12 @@ def as_kept_by(weights: ExpertWeights, projections: Iterable[Projection]) -> Ite
 def _as_torchtitan_has(gemm: ModelGemm) -> Iterator[ModelGemm]:
     if gemm.layout is Layout.TT:
         yield replace(gemm, layout=Layout.TN)
-    elif gemm.role == "expert gate_up_proj":
+    elif gemm.role.endswith("gate_up_proj"):
         for part in ("gate_proj", "up_proj"):
             is_up = part == "up_proj"
             yield replace(
                 gemm,
-                role=f"expert {part}",
+                role=gemm.role.removesuffix("gate_up_proj") + part,
                 n=gemm.n // 2,
                 gated=None,
                 gate_beside=gemm.gated if is_up else None,

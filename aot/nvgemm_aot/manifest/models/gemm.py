@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import enum
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Literal
 
 from nvgemm_runtime.gemm.epilogues import Epilogue
@@ -26,10 +29,14 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The extent of a GEMM that ranks divide; by whole heads, where it has heads."""
+    """The extent of a GEMM that ranks divide; by whole heads, where it has heads.
+
+    If ``is_optional``, each rank has all of a weight that they cannot divide evenly.
+    """
 
     extent: Literal["n", "k"]
     heads: Heads | None = None
+    is_optional: bool = False
 
 
 COLUMNS, ROWS = Split(extent="n"), Split(extent="k")
@@ -62,13 +69,64 @@ class Routing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rows:
+    """How many rows of activations a GEMM sees in a forward pass.
+
+    Attributes:
+        per_token: Rows of a token.
+        per_input: Rows of a sequence, an image or a clip, beside those of its tokens.
+        fixed: Rows that depend on neither.
+    """
+
+    per_token: Fraction = Fraction(1)
+    per_input: int = 0
+    fixed: int = 0
+
+    def count(self, tokens: int, inputs: int) -> int:
+        """The rows of so many tokens and inputs: rounded up, so at least one."""
+        return math.ceil(self.per_token * tokens) + self.per_input * inputs + self.fixed
+
+    @property
+    def text(self) -> str:
+        """The rule as a formula, e.g. ``729 * inputs``."""
+        parts = [
+            _times(self.per_token, "tokens"),
+            _times(self.per_input, "inputs"),
+            str(self.fixed or ""),
+        ]
+        return " + ".join(part for part in parts if part)
+
+
+def _times(factor: Fraction | int, what: str) -> str:
+    if not factor:
+        return ""
+    return what if factor == 1 else f"{factor} * {what}"
+
+
+TOKENS = Rows()
+"""One row for each token."""
+
+
+class Part(enum.Enum):
+    """Parts of a model that engines never quantize by default, and the others."""
+
+    LAYER = "layer"
+    ROUTER = "router"
+    HEAD = "head"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelGemm:
-    """One matrix product: activations [tokens, k] by a weight into [tokens, n].
+    """One matrix product: activations [rows, k] by a weight into [rows, n].
 
     Attributes:
         role: Its name in the model, such as ``attention q_proj``.
         n: Out features, on one GPU.
         k: In features, on one GPU.
+        rows: How many rows there are; those of experts are by ``routing``.
+        batch: Matrices of a weight that each multiply rows of their own in one call, as experts
+            that see all tokens do; 1 for a plain product.
+        part: Part of the model that it belongs to.
         split: How tensor parallelism divides it; None where every rank computes all of it.
         calls: How often one forward pass computes it.
         routing: For one expert's weight: how tokens reach it. None where every token does.
@@ -90,6 +148,9 @@ class ModelGemm:
     role: str
     n: int
     k: int
+    rows: Rows = TOKENS
+    batch: int = 1
+    part: Part = Part.LAYER
     split: Split | None = None
     calls: int = 1
     routing: Routing | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import signal
 import threading
@@ -12,6 +13,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from nvgemm_runtime.gemm.types import DType, ScaleRecipe
+
+from .gemm import ModelGemm, Part
 
 _EXCEPTIONS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
 """Keys that list modules which are not quantized; each method has a key of its own."""
@@ -31,8 +34,8 @@ _PARTS = {
 }
 """By the last word of a fused role: the Linears of the checkpoint."""
 
-_MOST_LAYERS = 512
-"""Layers whose modules are looked up among the exceptions; no model has as many."""
+_MOST_MODULES = 4096
+"""Modules of a GEMM that are looked up among the exceptions; no model has as many layers."""
 
 _MOST_SECONDS = 10.0
 """Time limit for a config's exceptions, which may be regular expressions that backtrack forever."""
@@ -73,24 +76,26 @@ class Quantization:
     experts_alone: bool = False
     head: bool = False
 
-    def forms(self, role: str, layers: int) -> tuple[QuantizedTypes | str | None, ...]:
+    def forms(
+        self, gemm: ModelGemm, modules: Iterable[str]
+    ) -> tuple[QuantizedTypes | str | None, ...]:
         """The types of a GEMM; None stands for the model's own type.
 
-        There are two if the exceptions name the modules of some layers but not of others. ``role``
-        is as in `gemm.ModelGemm`.
+        There are two if the exceptions name some of its ``modules`` but not the others.
 
         Raises:
             ValueError: If matching the exceptions with module names takes too long.
         """
-        if role == "router" or (role == "lm_head" and not self.head):
+        if gemm.part is Part.ROUTER or (gemm.part is Part.HEAD and not self.head):
             return (None,)  # engines compute these in the model's type
-        if self.experts_alone and not role.startswith("expert "):
+        if self.experts_alone and gemm.routing is None:
             return (None,)
+        if not self.exceptions:
+            return (self.types,)
         with _time_limit(_MOST_SECONDS):
             found = {
-                self._excepts(name)
-                for layer in range(min(layers, _MOST_LAYERS) if self.exceptions else 1)
-                for name in _names(role, layer)
+                self._excepts(name) or self._excepts(name.removeprefix("model."))
+                for name in itertools.islice(modules, _MOST_MODULES)
             }
         return tuple(None if excepted else self.types for excepted in sorted(found))
 
@@ -252,14 +257,16 @@ def _exceptions(config: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
-def _names(role: str, layer: int) -> Iterable[str]:
-    """Full names of the Linears of one layer that a role stands for."""
+def modules_of_family(role: str, layers: int) -> Iterator[str]:
+    """Full names of the Linears that a role of a model family stands for."""
     for words, module in _MODULES.items():
         if role.startswith(f"{words} "):
             last = role.removeprefix(f"{words} ")
-            parts = _PARTS.get(last, (last,))
-            return [f"model.layers.{layer}.{module}.{part}" for part in parts]
-    return [role]
+            for layer in range(layers):
+                for part in _PARTS.get(last, (last,)):
+                    yield f"model.layers.{layer}.{module}.{part}"
+            return
+    yield role
 
 
 def _short(value: object) -> str:

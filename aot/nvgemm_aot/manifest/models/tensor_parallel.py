@@ -14,13 +14,13 @@ def undivided_heads(projections: Iterable[Projection], ranks: int) -> list[Heads
         gemm.split.heads: None
         for projection in projections
         for gemm in _parts(projection)
-        if gemm.split is not None and gemm.split.heads is not None
+        if gemm.split is not None and gemm.split.heads is not None and not gemm.split.is_optional
     }
-    return [
-        found
-        for found in heads
-        if found.count % ranks and not (found.copied and ranks % found.count == 0)
-    ]
+    return [found for found in heads if not _can_share(found, ranks)]
+
+
+def _can_share(heads: Heads, ranks: int) -> bool:
+    return heads.count % ranks == 0 or (heads.copied and ranks % heads.count == 0)
 
 
 def share(
@@ -52,13 +52,18 @@ def _share_one(gemm: ModelGemm, ranks: int, expert_ranks: int) -> ModelGemm:
         experts = gemm.routing.experts // expert_ranks
         routing = replace(gemm.routing, experts=experts, sharing=ranks)
         return replace(gemm, routing=routing, calls=gemm.calls // expert_ranks)
+    if gemm.batch > 1 and expert_ranks > 1:
+        return replace(gemm, batch=gemm.batch // expert_ranks)
     if gemm.split is None:
         return gemm
     heads = gemm.split.heads
     shares = min(ranks, heads.count) if heads is not None and heads.copied else ranks
     sizes = {"n": gemm.n, "k": gemm.k}
     size = sizes[gemm.split.extent]
-    if size % shares:
+    cannot = size % shares or (heads is not None and not _can_share(heads, ranks))
+    if cannot and gemm.split.is_optional:
+        return gemm
+    if cannot:
         reason = f"{gemm.split.extent} = {size} cannot be divided by {ranks} ranks"
         return replace(gemm, unserved=reason)
     sizes[gemm.split.extent] = size // shares

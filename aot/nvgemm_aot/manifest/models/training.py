@@ -118,11 +118,11 @@ def layout_of(gemm: ModelGemm, product: Product) -> Layout:
 
 
 def op_of(gemm: ModelGemm, product: Product) -> Op:
-    """The operation that computes all experts at once, or one matrix where there are none."""
+    """The operation that computes all experts or matrices at once, or one where there is one."""
     if product.is_gathered:
         return Op.GATHERED_MM
     if gemm.routing is None:
-        return Op.MM
+        return Op.BMM if gemm.batch > 1 else Op.MM
     if product is Product.GATHERED_FORWARD:
         return Op.GATHERED_GROUPED_MM
     return Op.K_GROUPED_MM if product.sums_over_tokens else Op.GROUPED_MM

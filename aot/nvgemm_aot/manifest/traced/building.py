@@ -1,0 +1,280 @@
+"""Builds the model that a config describes, in transformers, without weights or network."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.version import Version
+
+from nvgemm_runtime.errors import ManifestError, ToolchainError, one_line
+
+from ..messages import show
+
+if TYPE_CHECKING:
+    import torch
+
+OLDEST, BEFORE = "5.23", "6"
+"""Releases of transformers that models are read with: from the first, before the second."""
+
+_LEAST_PYTHON = (3, 11)
+
+_MOST_LAYERS = 1024
+"""Layers of the deepest model that is built; none published has as many."""
+
+_MOST_MODULES = 100_000
+"""Modules of the largest model; one with 61 layers of 256 experts in Linears of their own has half
+as many."""
+
+HOW_ELSE = "record a program that calls the model with nvgemm-aot record --fake"
+"""Advice where a model cannot be read from its config."""
+
+_REMOTE_CODE = "auto_map"
+"""Key of a config that names Python files of the checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltModel:
+    """A model whose weights are fake tensors.
+
+    Attributes:
+        module: The model.
+        config: Its config as transformers reads it.
+        transformers: The version of transformers.
+    """
+
+    module: Any
+    config: Any
+    transformers: str
+
+    @property
+    def class_name(self) -> str:
+        """Name of the model's class."""
+        return type(self.module).__name__
+
+
+def require_transformers(path: Path, model_type: object, families: str) -> str:
+    """Check that transformers can be used, and return its version.
+
+    Raises:
+        ToolchainError: If it is missing or of another version, or this Python is too old for it.
+    """
+    lead = (
+        f"{path}: model_type {show(str(model_type))} is not among those read without transformers "
+        f"({families})"
+    )
+    wanted = f"transformers>={OLDEST},<{BEFORE}"
+    if sys.version_info < _LEAST_PYTHON:
+        found = ".".join(map(str, sys.version_info[:2]))
+        raise ToolchainError(
+            f"{lead}; any other needs {wanted}, and that Python 3.11 or newer: found Python {found}"
+        )
+    try:
+        version = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        raise ToolchainError(
+            f"{lead}; any other needs transformers, which is not installed: "
+            f"pip install '{wanted}' (the extra [models])"
+        ) from None
+    if not Version(OLDEST) <= Version(version) < Version(BEFORE):
+        raise ToolchainError(
+            f"{lead}; any other needs {wanted}: found transformers {version}; "
+            f"pip install '{wanted}' (the extra [models])"
+        )
+    return version
+
+
+def build_model(path: Path, data: Mapping[str, Any], version: str) -> BuiltModel:
+    """Build the model of a config.json with parameters on the meta device, in bf16.
+
+    Code that a checkpoint brings is never run.
+
+    Raises:
+        ManifestError: If transformers does not know the architecture, refuses the config, or
+            cannot build it without weights.
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
+    try:
+        import transformers
+    except Exception as error:
+        raise ToolchainError(
+            f"transformers {version} cannot be imported: {_reason(error)}; "
+            f"pip install 'transformers>={OLDEST},<{BEFORE}'"
+        ) from None
+
+    model_type = data.get("model_type")
+    known = transformers.CONFIG_MAPPING
+    if not isinstance(model_type, str) or model_type not in known:
+        raise ManifestError(_unknown_architecture(path, data, version))
+    _check_layers(path, data)
+    with quietly():
+        try:
+            config = known[model_type].from_dict(_without_quantization(data))
+        except Exception as error:
+            raise ManifestError(
+                f"{path}: transformers {version} refuses it as a config of {model_type}: "
+                f"{_reason(error)}; allowed: a config.json as {model_type} has"
+            ) from None
+        name = "model"
+        try:
+            name = _class_name(transformers, data, config)
+            module = _build(transformers, getattr(transformers, name), config)
+        except Exception as error:
+            raise ManifestError(
+                f"{path}: transformers {version} cannot build its {name} without weights: "
+                f"{_reason(error)}; allowed: a config of a model that it can; {HOW_ELSE}"
+            ) from None
+    return BuiltModel(module=module, config=config, transformers=version)
+
+
+def _check_layers(path: Path, data: Mapping[str, Any], above: str = "") -> None:
+    """Refuse numbers of layers that would fill the memory before a module is made."""
+    for key, value in data.items():
+        if isinstance(value, dict):
+            _check_layers(path, value, f"{above}{key}.")
+        elif isinstance(value, int) and value > _MOST_LAYERS and re.search(r"layers?$", key):
+            raise ManifestError(
+                f"{path}: {above}{key}: found {value}; allowed: at most {_MOST_LAYERS}"
+            )
+
+
+def _unknown_architecture(path: Path, data: Mapping[str, Any], version: str) -> str:
+    model_type = data.get("model_type")
+    found = show(model_type) if isinstance(model_type, str) else repr(model_type)[:60]
+    lead = f"{path}: model_type: found {found if 'model_type' in data else 'no such key'}"
+    allowed = f"allowed: an architecture that transformers {version} has"
+    if _REMOTE_CODE in data:
+        return (
+            f"{lead}, whose model is code in the checkpoint ({_REMOTE_CODE}), which is never run "
+            f"here; {allowed}; {HOW_ELSE}"
+        )
+    return f"{lead}; {allowed}; {HOW_ELSE}"
+
+
+def _without_quantization(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy without the keys that say how weights are quantized, or that name code."""
+    left_out = ("quantization_config", "compression_config", _REMOTE_CODE)
+    return {
+        key: _without_quantization(value) if isinstance(value, dict) else value
+        for key, value in data.items()
+        if key not in left_out
+    }
+
+
+def _class_name(transformers: Any, data: Mapping[str, Any], config: Any) -> str:
+    """Name of the class to build: the config's architecture, or the usual of its model_type."""
+    stated = data.get("architectures")
+    for name in stated if isinstance(stated, list) else ():
+        if isinstance(name, str) and re.fullmatch(r"[A-Z]\w*", name):
+            found = getattr(transformers, name, None)
+            if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+                wanted = getattr(found, "config_class", None)
+                if wanted is None or isinstance(config, wanted):
+                    return name
+    from transformers.models.auto import modeling_auto
+
+    for table in _CLASSES:
+        names = getattr(modeling_auto, f"{table}_MAPPING_NAMES", {})
+        if config.model_type in names:
+            name = names[config.model_type]
+            return str(name if isinstance(name, str) else name[0])
+    raise ValueError(f"no class is for the model_type {config.model_type} alone")
+
+
+_CLASSES = (
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM",
+    "MODEL_FOR_MASKED_LM",
+    "MODEL_FOR_CAUSAL_LM",
+    "MODEL",
+)
+"""Tables of transformers' automatic classes; the first that has a model_type is asked."""
+
+
+def _build(transformers: Any, kind: Any, config: Any) -> Any:
+    import torch
+    from transformers.initialization import no_init_weights
+
+    modules = 0
+
+    def count(*_: object) -> None:
+        nonlocal modules
+        modules += 1
+        if modules > _MOST_MODULES:
+            raise ValueError(f"it has more than {_MOST_MODULES} modules")
+
+    handle = torch.nn.modules.module.register_module_module_registration_hook(count)
+    try:
+        with torch.device("meta"), no_init_weights():
+            model = kind._from_config(config, dtype=torch.bfloat16, attn_implementation="eager")
+            if model._can_set_experts_implementation():
+                model.set_experts_implementation("grouped_mm")
+    finally:
+        handle.remove()
+    return model.eval()
+
+
+def make_fake(module: Any, mode: Any) -> dict[torch.Tensor, str]:
+    """Replace a model's parameters and buffers on the meta device by fake tensors.
+
+    Returns:
+        Its parameters with their names; a shared one has the name of the Linear that uses it.
+    """
+    import torch
+
+    made: dict[int, torch.Tensor] = {}
+    names: dict[torch.Tensor, str] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            with mode:
+                made[id(tensor)] = torch.nn.Parameter(
+                    torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype),
+                    requires_grad=False,
+                )
+        return made[id(tensor)]
+
+    originals = []  # so that no id is used twice
+    for prefix, part in module.named_modules():
+        for name, tensor in part._parameters.items():
+            if tensor is not None:
+                originals.append(tensor)
+                parameter = fake(tensor)
+                part._parameters[name] = parameter
+                full = f"{prefix}.{name}" if prefix else name
+                if parameter not in names or isinstance(part, torch.nn.Linear):
+                    names[parameter] = full
+        for name, tensor in part._buffers.items():
+            if tensor is not None and tensor.is_meta:
+                originals.append(tensor)
+                part._buffers[name] = fake(tensor)
+    return names
+
+
+def _reason(error: BaseException) -> str:
+    text = one_line(str(error))
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Leave out the warnings of transformers, which are about weights and running."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)

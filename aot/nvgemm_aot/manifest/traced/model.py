@@ -1,0 +1,411 @@
+"""Reads any model's GEMMs: builds it, runs it twice under fake tensors, and names what it met."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nvgemm_runtime.errors import ManifestError
+from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.problem import MAX_EXTENT
+
+from ..models.decoder import GATES
+from ..models.gemm import (
+    TOKENS,
+    Fusible,
+    ModelGemm,
+    Part,
+    Projection,
+    Routing,
+    Rows,
+    Split,
+    repeat,
+)
+from ..models.model import Model
+from ..models.quantization import Quantization
+from .building import HOW_ELSE, BuiltModel, build_model, make_fake, quietly
+from .known_values import KnownValues
+from .passes import FailedPass, Sizes, longest_sequence, run_passes
+from .sharding import heads_of, pattern_of, plan_of, split_of
+from .weight_products import WeightProduct
+
+_LENGTH = 16
+"""Tokens of a sequence in the first run; the second has twice as many, and twice the inputs."""
+
+
+def read_model(
+    path: Path, data: Mapping[str, Any], version: str, quantization: Quantization | None
+) -> Model:
+    """Find the GEMMs of the model that a config.json describes.
+
+    Raises:
+        ManifestError: If transformers cannot build it, or none of its parts can be run.
+    """
+    built = build_model(path, data, version)
+    values = KnownValues()
+    names = make_fake(built.module, values.mode)
+    length = max(1, min(_LENGTH, longest_sequence(built.module) // 2))
+    first, second = Sizes(inputs=1, length=length), Sizes(inputs=2, length=2 * length)
+    with _without_log(), quietly():
+        products, failed = run_passes(built.module, values, names, first)
+        again, failed_again = run_passes(built.module, values, names, second)
+    failed += [one for one in failed_again if one.part not in {other.part for other in failed}]
+    if not products:
+        reasons = (
+            "; ".join(f"{one.part}: {one.reason}" for one in failed) or "it multiplies nothing"
+        )
+        raise ManifestError(
+            f"{path}: transformers {version} cannot run its {built.class_name} without weights: "
+            f"{reasons}; {HOW_ELSE}"
+        )
+    uses = list(_uses(products, again, first, second))
+    reader = _Reader(built=built, shapes={names[t]: tuple(t.shape) for t in names})
+    projections = [*reader.projections(uses), *reader.unmet(uses, failed)]
+    return Model(
+        model_type=built.config.model_type,
+        projections=tuple(_merge(projections)),
+        modules=reader.modules_of,
+        quantization=quantization,
+        sizes=tuple(_sizes(data)),
+        expert_keys=dict(_expert_keys(built.config)),
+        source=_source(built),
+        remarks=tuple(f"{one.part} could not be run: {one.reason}" for one in failed),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Use:
+    """A product with a weight and its rows; ``path`` is the weight's without ``.weight``."""
+
+    path: str
+    product: WeightProduct
+    rows: Rows
+    unserved: str = ""
+
+
+def _uses(
+    products: Sequence[WeightProduct], again: Sequence[WeightProduct], first: Sizes, second: Sizes
+) -> Iterator[_Use]:
+    """Compare two runs to tell how the rows of each product depend on tokens and inputs."""
+    later = defaultdict(list)
+    for product in again:
+        later[product.weight].append(product.rows)
+    earlier = Counter(product.weight for product in products)
+    met: Counter[str] = Counter()
+    for product in products:
+        weight = product.weight
+        calls, calls_again = earlier[weight], len(later[weight])
+        unserved, rows = _why_unserved(product), TOKENS
+        if calls == calls_again:
+            rows = _fit_rows(product.rows, later[weight][met[weight]], first, second)
+            met[weight] += 1
+        else:
+            unserved = (
+                f"it is called {calls} times for {first.length} tokens and {calls_again} times for "
+                f"{second.inputs * second.length}"
+            )
+        path = weight.removesuffix(".weight")
+        yield _Use(path=path, product=product, rows=rows, unserved=unserved)
+
+
+def _why_unserved(product: WeightProduct) -> str:
+    if product.is_turned:
+        return "its weight is the first factor"
+    if product.dtype is not torch.bfloat16:
+        known = {torch.float32: "fp32", torch.float16: "fp16"}
+        return f"it is computed in {known.get(product.dtype, product.dtype)}"
+    return ""
+
+
+def _fit_rows(rows: int, rows_again: int, first: Sizes, second: Sizes) -> Rows:
+    """Solve ``a * tokens + b * inputs``; rows that do not grow are fixed."""
+    if rows_again == rows:
+        return Rows(per_token=Fraction(0), fixed=rows)
+    tokens, inputs = first.inputs * first.length, first.inputs
+    tokens_again, inputs_again = second.inputs * second.length, second.inputs
+    determinant = tokens * inputs_again - tokens_again * inputs
+    per_token = Fraction(rows * inputs_again - rows_again * inputs, determinant)
+    per_input = Fraction(tokens * rows_again - tokens_again * rows, determinant)
+    if per_input.denominator != 1 or per_token < 0:
+        return Rows(per_token=Fraction(rows_again, tokens_again))
+    return Rows(per_token=per_token, per_input=int(per_input))
+
+
+_EXPERT = re.compile(r"(?P<experts>.*\bexperts)\.(?P<index>\d+)\.(?P<rest>.+)")
+"""A Linear of an expert that is a module of its own."""
+
+_FUSED: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    ("qkv_proj", ("query", "key", "value")),
+    ("qkv_proj", ("q", "k", "v")),
+    ("kv_proj", ("k_proj", "v_proj")),
+    ("qkv_a_proj", ("q_a_proj", "kv_a_proj_with_mqa")),
+    ("gate_up_proj", ("gate_proj", "up_proj")),
+    ("gate_up_proj", ("w1", "w3")),
+    ("gate_up_proj", ("wi_0", "wi_1")),
+)
+"""Weights of one input that serving engines keep as one, and the name they give it."""
+
+_ROUTERS = frozenset({"gate", "router", "wg"})
+
+
+class _Reader:
+    """Turns the products of a model into projections."""
+
+    def __init__(self, *, built: BuiltModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._config = built.config
+        self._modules = dict(built.module.named_modules())
+        self._shapes = shapes
+        self._plan = plan_of(built.module)
+        head = built.module.get_output_embeddings()
+        self._head = next((name for name, one in self._modules.items() if one is head), None)
+        self._linears = [
+            name for name, one in self._modules.items() if isinstance(one, torch.nn.Linear)
+        ]
+        self._experts = Counter(
+            _expert_path(name) for name in self._linears if _EXPERT.fullmatch(name)
+        )
+        self._paths: defaultdict[str, dict[str, None]] = defaultdict(dict)
+
+    def modules_of(self, role: str) -> Iterable[str]:
+        """Full names of the modules that a role stands for."""
+        return self._paths.get(role, (role,))
+
+    def projections(self, uses: Iterable[_Use]) -> Iterator[Projection]:
+        """One projection for each call, and for all experts of a layer; fusible ones together."""
+        by_parent: defaultdict[str, list[tuple[str, ModelGemm]]] = defaultdict(list)
+        for path, gemm in self._gemms(uses):
+            parent, _, last = path.rpartition(".")
+            by_parent[parent].append((last, gemm))
+        for parent, gemms in by_parent.items():
+            yield from self._fuse(parent, gemms)
+
+    def _gemms(self, uses: Iterable[_Use]) -> Iterator[tuple[str, ModelGemm]]:
+        """Plain GEMMs as they are called; calls of a layer's experts are one."""
+        routed: defaultdict[tuple[str, int, int], list[_Use]] = defaultdict(list)
+        for use in uses:
+            product = use.product
+            if _EXPERT.fullmatch(use.path):
+                routed[_expert_path(use.path), product.n, product.k].append(use)
+            elif len(self._shapes[product.weight]) == 3 and product.batch == 1:
+                routed[use.path, product.n, product.k].append(use)
+            else:
+                yield use.path, self._plain(use)
+        for (path, _, _), calls in routed.items():
+            yield path, self._routed(path, calls)
+
+    def _plain(self, use: _Use) -> ModelGemm:
+        product = use.product
+        split = self._split(use.path, product)
+        last = use.path.rpartition(".")[2]
+        module = self._modules.get(use.path)
+        config = self._config_at(use.path)
+        biased = product.biased or getattr(module, "bias", None) is not None
+        return ModelGemm(
+            role=self._role(use.path),
+            n=product.n,
+            k=product.k,
+            rows=use.rows,
+            batch=product.batch,
+            part=self._part(use.path, product.n),
+            split=split,
+            layout=product.layout,
+            biased=biased,
+            gated=_gate_of(config) if last == "gate_up_proj" and product.batch == 1 else None,
+            unserved=use.unserved,
+        )
+
+    def _routed(self, path: str, calls: Sequence[_Use]) -> ModelGemm:
+        """All experts of a layer as one GEMM in groups."""
+        use = calls[0]
+        product = use.product
+        per_token = sum(one.rows.per_token for one in calls)
+        experts = product.experts or self._experts.get(path) or self._shapes[product.weight][0]
+        unserved = use.unserved
+        if per_token.denominator != 1 or per_token < 1 or use.rows.per_input:
+            unserved = unserved or "rows of its experts are no multiple of the tokens"
+            per_token = Fraction(1)
+        module = self._modules.get(path.rpartition(".")[0])
+        last = path.rpartition(".")[2]
+        gate = _experts_gate(module, self._config_at(path))
+        is_up, is_down = last == "gate_up_proj", last == "down_proj"
+        return ModelGemm(
+            role=self._role(path),
+            n=product.n,
+            k=product.k,
+            split=self._split(path, product),
+            calls=experts,
+            routing=Routing(
+                experts=experts,
+                chosen=int(per_token),
+                biased=bool(getattr(module, "has_bias", False)),
+            ),
+            layout=product.layout,
+            gated=gate if is_up else None,
+            gate_before=gate if is_down else None,
+            has_rows_of_tokens=is_up,
+            is_summed=is_down,
+            unserved=unserved,
+        )
+
+    def _split(self, path: str, product: WeightProduct) -> Split | None:
+        split = split_of(path, product.layout, self._plan)
+        if split is None:
+            return None
+        size = product.n if split.extent == "n" else product.k
+        return replace(split, heads=heads_of(path, size, self._config_at(path)))
+
+    def _part(self, path: str, n: int) -> Part:
+        if path == self._head:
+            return Part.HEAD
+        is_router = path.rpartition(".")[2] in _ROUTERS and n in _expert_keys(self._config_at(path))
+        return Part.ROUTER if is_router else Part.LAYER
+
+    def _role(self, path: str) -> str:
+        role = pattern_of(path)
+        self._paths[role][path] = None
+        return role
+
+    def _config_at(self, path: str) -> Any:
+        """The config of the innermost module around a weight that has one."""
+        parts = path.split(".")
+        for count in range(len(parts), -1, -1):
+            module = self._modules.get(".".join(parts[:count]))
+            if (config := getattr(module, "config", None)) is not None:
+                return config
+        return self._config
+
+    def _fuse(self, parent: str, gemms: Sequence[tuple[str, ModelGemm]]) -> Iterator[Projection]:
+        left = dict(gemms)
+        if len(left) < len(gemms):  # a weight is used twice, which no engine fuses
+            yield from (gemm for _, gemm in gemms)
+            return
+        for name, parts in _FUSED:
+            found = [left[part] for part in parts if part in left]
+            if len(found) < len(parts) or not _can_be_fused(found):
+                continue
+            role = self._role(f"{parent}.{name}" if parent else name)
+            self._paths[role].pop(f"{parent}.{name}", None)
+            self._paths[role].update((f"{parent}.{part}", None) for part in parts)
+            is_gate = name == "gate_up_proj"
+            yield Fusible(
+                role=role,
+                parts=tuple(found),
+                gated=_gate_of(self._config_at(parent)) if is_gate else None,
+            )
+            for part in parts:
+                del left[part]
+        yield from left.values()
+
+    def unmet(self, uses: Iterable[_Use], failed: Sequence[FailedPass]) -> Iterator[ModelGemm]:
+        """The Linears that no run reached."""
+        met = {use.path for use in uses}
+        met |= {_expert_path(path) for path in met}
+        reason = "no run of the model reaches it"
+        if failed:
+            reason = f"no run of the model reaches it, since {failed[0].part} could not be run"
+        for name in self._linears:
+            if name not in met and _expert_path(name) not in met:
+                weight = self._modules[name].weight
+                n, k = map(int, weight.shape)
+                yield ModelGemm(role=self._role(name), n=n, k=k, unserved=reason)
+
+
+def _expert_path(path: str) -> str:
+    """The path of an expert's Linear without the expert's number; other paths as they are."""
+    match = _EXPERT.fullmatch(path)
+    return f"{match['experts']}.*.{match['rest']}" if match else path
+
+
+def _can_be_fused(gemms: Sequence[ModelGemm]) -> bool:
+    kinds = {
+        (one.k, one.rows, one.layout, one.batch, one.routing, bool(one.unserved)) for one in gemms
+    }
+    return len(kinds) == 1 and gemms[0].routing is None and gemms[0].batch == 1
+
+
+def _gate_of(config: Any) -> Epilogue | None:
+    keys = ("hidden_act", "hidden_activation", "activation_function")
+    found = (getattr(config, key, None) for key in keys)
+    return next((GATES.get(one) for one in found if isinstance(one, str)), None)
+
+
+def _experts_gate(module: Any, config: Any) -> Epilogue | None:
+    """The gate of experts whose module keeps [gate; up] and applies the usual product."""
+    apply_gate = getattr(type(module), "_apply_gate", None)
+    is_usual = getattr(apply_gate, "__name__", "") == "_default_apply_gate"
+    if not is_usual or not module.has_gate or not module.is_concatenated:
+        return None
+    return _gate_of(config)
+
+
+def _merge(projections: Iterable[Projection]) -> Iterator[Projection]:
+    """Equal projections as one that is called as often."""
+    for projection, count in Counter(projections).items():
+        yield from repeat(count, [projection])
+
+
+def _expert_keys(config: Any) -> dict[int, str]:
+    configs = [config, *(getattr(config, key, None) for key in getattr(config, "sub_configs", {}))]
+    keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    found = ((getattr(one, key, None), key) for one in configs for key in keys)
+    return {count: key for count, key in found if isinstance(count, int)}
+
+
+_SIZE = re.compile(
+    r"(vocab|hidden|intermediate|moe_intermediate|shared_expert_intermediate|image|patch)_size|"
+    r"num_(hidden_layers|attention_heads|key_value_heads|experts|local_experts|experts_per_tok)|"
+    r"head_dim|[a-z]+_lora_rank|qk_nope_head_dim|qk_rope_head_dim|v_head_dim|n_routed_experts|"
+    r"d_model|encoder_layers|decoder_layers|(encoder|decoder)_ffn_dim|n_embd|n_layer"
+)
+_MOST_SIZES = 24
+
+
+def _sizes(data: Mapping[str, Any]) -> Iterator[str]:
+    """The sizes of a config and of those within it."""
+    found = (
+        f"{key} {value}"
+        for key, value in _flat(data)
+        if type(value) is int
+        and abs(value) <= MAX_EXTENT
+        and _SIZE.fullmatch(key.rpartition(".")[2])
+    )
+    return itertools.islice(found, _MOST_SIZES)
+
+
+def _flat(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        if isinstance(value, dict) and re.fullmatch(r"[a-z_]+_config", key):
+            yield from ((f"{key}.{inner}", found) for inner, found in value.items())
+        else:
+            yield key, value
+
+
+def _source(built: BuiltModel) -> str:
+    return (
+        f"Products of activations with weights that {built.class_name} of transformers "
+        f"{built.transformers} calls under fake tensors; names are those of its modules, * stands "
+        "for a number."
+    )
+
+
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """Leave out what torch logs of an operator that fails on fake tensors."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = before
