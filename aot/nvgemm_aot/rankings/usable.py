@@ -152,7 +152,7 @@ def _why_not(entry: Entry, basis: Basis) -> str | None:
     if origin.gpu != basis.gpu:
         return (
             f"measurements were taken on {origin.gpu}, and not used for {basis.arch} on "
-            f"{basis.gpu}: name that GPU as the target's device, or measure on this one"
+            f"{basis.gpu}: add it to the target's devices, or measure on this one"
         )
     return None
 
