@@ -93,8 +93,8 @@ class Plan:
     unoffered: tuple[Operator, ...] = ()
 
 
-RejectionSink = Callable[[Problem, Rejection], None]
-"""Called with every operator that a problem could not or did not get."""
+RejectionSink = Callable[[BuildTarget, Problem, Rejection], None]
+"""Called with every operator that a problem could not or did not get on a target."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +241,7 @@ def _plan_anew(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
     for selection, enumeration in _selections(lookup):
         if on_rejection is not None:
             for rejection in (*enumeration.rejections, *selection.rejections):
-                on_rejection(selection.problem, rejection)
+                on_rejection(target, selection.problem, rejection)
         unoffered |= _unoffered(lookup, selection.problem, enumeration)
         if selection.choices:
             served.append(selection)

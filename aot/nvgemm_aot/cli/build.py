@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ..manifest.parse import Manifest
     from ..providers import Rejection
     from ..rankings.entries import Rankings
+    from ..targets import BuildTarget
 
 Document = dict[str, Any]
 
@@ -206,8 +207,14 @@ def open_rejection_log(path: Path | None) -> Iterator[RejectionSink | None]:
     with _writing(path):
         file = path.open("w", encoding="utf-8")
 
-    def write(problem: Problem, rejection: Rejection) -> None:
-        line = {"problem": problem.key, "operator": rejection.operator, "reason": rejection.reason}
+    def write(target: BuildTarget, problem: Problem, rejection: Rejection) -> None:
+        line = {
+            "target": target.target.key,
+            "device": target.device.name,
+            "problem": problem.key,
+            "operator": rejection.operator,
+            "reason": rejection.reason,
+        }
         with _writing(path):
             file.write(json.dumps(line) + "\n")
 

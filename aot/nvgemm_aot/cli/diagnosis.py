@@ -141,7 +141,7 @@ def diagnose() -> Document:
 
 def _measured_rankings(
     found: Iterable[FoundBundle], devices: Iterable[DeviceFacts], torch: str | None
-) -> Document:
+) -> list[Document]:
     headers = [one.bundle.header for one in found if one.bundle is not None]
     names = {facts.name for facts in devices}
     here = _attempt(torch_versions, []) if torch else None

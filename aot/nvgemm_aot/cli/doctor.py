@@ -11,7 +11,7 @@ import click
 
 from nvgemm_runtime.errors import UnhealthyError
 
-from .measured_rankings import rankings_text
+from .measured_rankings import NONE, rankings_text
 from .options import json_option
 from .printing import count_text, keep_stdout, print_result, size_text, table
 
@@ -96,11 +96,15 @@ _DONE = {"build": "built", "run": "run"}
 
 
 def _rankings_row(document: dict[str, Any]) -> list[list[str]]:
-    """What measured rankings are worth here; nothing where no bundle is."""
+    """Rows on what measured rankings are worth here; none where no bundle is."""
     if not document["bundles"]:
         return []
-    found = rankings_text(document["measured_rankings"], document["versions"]["torch"])
-    return [["measured rankings", found]]
+    torch = document["versions"]["torch"]
+    rows = [
+        [f"measured on {one['gpu']}", rankings_text(one, torch)]
+        for one in document["measured_rankings"]
+    ]
+    return rows or [["measured rankings", NONE]]
 
 
 def _provider_text(provider: dict[str, Any]) -> str:

@@ -1,25 +1,38 @@
-"""Says whether the measured rankings of installed bundles count beside this torch."""
+"""Says what the measured rankings of installed bundles are worth in plain torch.compile here."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
-from nvgemm_runtime.bundle.format import Header, Measured, RankingSource
+from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.matching.device import NO_CUDA, TorchVersions
 from nvgemm_runtime.matching.refusals import version_numbers
-from nvgemm_runtime.matching.trust import why_aten_is_open
+from nvgemm_runtime.matching.trust import why_another_release
+from nvgemm_runtime.settings import REPEATED_VARIABLE, counts_repeated_rankings
 
+from ..rankings.counting import Counted, count_by_product
 from .printing import count_text
 
 Document = dict[str, Any]
 
 
+@dataclass
+class _Product:
+    """Sums over bundles, for one GPU product."""
+
+    measured: int = 0
+    used: int = 0
+    used_with_setting: int = 0
+    measured_with: Counter[str] = field(default_factory=Counter)
+
+
 def rankings_document(
     headers: Iterable[Header], gpus: Collection[str], versions: TorchVersions | None
-) -> Document:
-    """Count the problems whose measured ranking counts here.
+) -> list[Document]:
+    """Count the problems for which plain torch.compile uses measured kernels here, by product.
 
     Args:
         headers: Of the installed bundles.
@@ -28,42 +41,53 @@ def rankings_document(
             where it is a CPU build, which is a problem of its own.
 
     Returns:
-        ``counting``, how many of them count; and ``measured_with``, how many others were measured
-        with each other torch, as ``torch 2.11, CUDA 13.0``.
+        For each product that was measured: ``measured``, how many problems with this torch;
+        ``used``, for how many of them default mode uses kernels (`matching.evidence`);
+        ``used_with_setting``, for how many where repeated rankings count as confirmed ones do; and
+        ``measured_with``, how many others were measured with each other torch, as ``torch 2.11,
+        CUDA 13.0``.
     """
-    counting = 0
-    others: Counter[str] = Counter()
-    for measured, source in _measurements(headers):
-        conditions = source.conditions
-        assert conditions is not None  # of a measurement
-        if gpus and source.gpu not in gpus:
+    products: dict[str, _Product] = {}
+    for counted in (one for header in headers for one in count_by_product(header)):
+        if gpus and counted.gpu not in gpus:
             continue
-        here = versions
-        if here is not None and here.cuda == NO_CUDA:
-            here = TorchVersions(torch=here.torch, cuda=conditions.cuda)
-        if here is None or why_aten_is_open(measured, conditions, here) is None:
-            counting += 1
-            continue
-        release = ".".join(map(str, version_numbers(conditions.torch)[:2]))
-        others[f"torch {release}, CUDA {conditions.cuda}"] += 1
-    return {"counting": counting, "measured_with": dict(sorted(others.items()))}
+        product = products.setdefault(counted.gpu, _Product())
+        if _is_beside_this_torch(counted, versions):
+            product.measured += counted.measured
+            by_default = counted.confirmed + counted.repeated
+            product.used += counted.with_setting if counts_repeated_rankings() else by_default
+            product.used_with_setting += counted.with_setting
+        else:
+            release = ".".join(map(str, version_numbers(counted.torch)[:2]))
+            product.measured_with[f"torch {release}, CUDA {counted.cuda}"] += counted.measured
+    return [
+        {"gpu": gpu, **vars(one), "measured_with": dict(sorted(one.measured_with.items()))}
+        for gpu, one in sorted(products.items())
+    ]
 
 
-def _measurements(headers: Iterable[Header]) -> Iterator[tuple[Measured, RankingSource]]:
-    """Rankings that compare kernels with ATen, each with its source."""
-    for header in headers:
-        for ranking in header.rankings:
-            measured, source = ranking.measured, header.sources[ranking.source]
-            if measured and measured.aten and source.conditions:
-                yield measured, source
+def _is_beside_this_torch(counted: Counted, versions: TorchVersions | None) -> bool:
+    if versions is None:
+        return True
+    cuda = counted.cuda if versions.cuda == NO_CUDA else versions.cuda
+    here = TorchVersions(torch=versions.torch, cuda=cuda)
+    return why_another_release(counted.torch, counted.cuda, here) is None
+
+
+NONE = "none: plain torch.compile uses no bundled kernel; on the GPU, run: nvgemm-aot tune"
 
 
 def rankings_text(document: Document, torch: str | None) -> str:
-    """Print what counts, and the next step where something does not."""
-    counting, others = document["counting"], document["measured_with"]
-    if not counting and not others:
-        return "none: plain torch.compile uses no bundled kernel; on the GPU, run: nvgemm-aot tune"
-    parts = [f"{count_text(counting, 'problem')} with this torch"] if counting else []
+    """Print what counts on one product, and the next step where something does not."""
+    measured, used, others = (document[key] for key in ("measured", "used", "measured_with"))
+    parts = []
+    if measured:
+        more = document["used_with_setting"]
+        setting = f" ({more} with {REPEATED_VARIABLE}=1)" if more > used else ""
+        parts.append(
+            f"plain torch.compile uses kernels for {used} of {count_text(measured, 'problem')} "
+            f"measured with this torch{setting}"
+        )
     if others:
         listed = "; ".join(f"{count_text(n, 'problem')} with {what}" for what, n in others.items())
         parts.append(

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nvgemm_runtime.bundle.format import Conditions, Timing
+from nvgemm_runtime.matching.evidence import REPEATED_GAIN
 from nvgemm_runtime.matching.refusals import version_numbers
+from nvgemm_runtime.matching.thresholds import MIN_GAIN, gains_enough
 
 from .intervals import RESOLUTION
 
@@ -138,7 +140,8 @@ def compare_repeat(before: Measurement, now: Measurement) -> Comparison:
 
     The second repeats the first if both are without doubts and were taken in the same way, the
     verdict is the same, and the fastest of each is within `CONFIRMING` of the fastest of the other.
-    They contradict each other as `disagreement` says.
+    A gain that lets a ranking count (`matching.evidence`) must be there both times. They contradict
+    each other as `disagreement` says.
     """
     why = disagreement(before, now)
     if why is not None:
@@ -154,9 +157,18 @@ def compare_repeat(before: Measurement, now: Measurement) -> Comparison:
         return _neither("one is uncertain itself")
     if not before.times or not now.times or (before.aten is None) != (now.aten is None):
         return _neither("one measured less")
-    if _same_fastest(before, now):
-        return Comparison(relation=Relation.REPEATS)
-    return _neither("the fastest differ, within the noise")
+    if not _same_fastest(before, now):
+        return _neither("the fastest differ, within the noise")
+    for least_gain in (MIN_GAIN, REPEATED_GAIN):
+        if _gains(before, before.winner, least_gain) and not _gains(now, before.winner, least_gain):
+            return _neither(f"it gained {least_gain:.0%} in the first alone")
+    return Comparison(relation=Relation.REPEATS)
+
+
+def _gains(measurement: Measurement, name: str, least_gain: float) -> bool:
+    """Whether a contender's time is below ATen's by a part of it."""
+    aten = measurement.aten
+    return aten is not None and gains_enough(measurement.times[name].time_ns, aten, least_gain)
 
 
 class Agreement:

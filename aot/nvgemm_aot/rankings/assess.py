@@ -18,8 +18,7 @@ class Assessment:
     """What measurements of one problem on one product come to.
 
     Attributes:
-        entry: The one that counts: the newest of those that were repeated, or else of those
-            without doubts, or else of all.
+        entry: The one that counts; see `assess`.
         doubts: Reasons not to rely on its order: its own, and contradictions of others.
         confirmed_by: Digests of the UUIDs of the GPUs that confirm each other; none, or at least
             two.
@@ -45,26 +44,38 @@ class Assessment:
 
 
 def assess(entries: Sequence[Entry]) -> Assessment:
-    """Assess the measurements of one group of `Rankings.groups`, the newest last."""
+    """Assess the measurements of one group of `Rankings.groups`, the newest last.
+
+    The newest that was repeated counts, unless others confirm the newest alone: then that one does.
+    """
     sound = [entry for entry in entries if not entry.doubts]
+    newest = _assess_one((sound or entries)[-1], entries, sound)
     repeated = [entry for entry in sound if entry.repeated is not None]
-    last = (repeated or sound or list(entries))[-1]
-    doubts = list(last.doubts)
-    agreement = Agreement(last.measurement)
-    for other in _latest_of_each_gpu(sound, last) if sound else ():
-        compared = compare(other.measurement, last.measurement)
+    if not repeated or repeated[-1] is newest.entry:
+        return newest
+    last_repeated = _assess_one(repeated[-1], entries, sound)
+    is_better = newest.confirmed_by and not last_repeated.confirmed_by
+    return newest if is_better else last_repeated
+
+
+def _assess_one(one: Entry, entries: Sequence[Entry], sound: Sequence[Entry]) -> Assessment:
+    """Assess one measurement, beside all others and those of them without doubts."""
+    doubts = list(one.doubts)
+    agreement = Agreement(one.measurement)
+    for other in _latest_of_each_gpu(sound, one) if sound else ():
+        compared = compare(other.measurement, one.measurement)
         if compared.relation is Relation.CONTRADICTS:
             doubts.append(compared.why)
         elif compared.relation is Relation.CONFIRMS:
             agreement.add(other.measurement)
     confirmed = len(agreement.gpus) > 1 and not doubts
     gpus = [entry.origin.conditions for entry in entries]
-    known = Counter(gpu_name(one) for one in gpus if one.gpu_sha256 is not None)
+    known = Counter(gpu_name(gpu) for gpu in gpus if gpu.gpu_sha256 is not None)
     return Assessment(
-        entry=last,
+        entry=one,
         doubts=tuple(dict.fromkeys(doubts)),
         confirmed_by=agreement.gpus if confirmed else (),
-        repeated=None if doubts else last.repeated,
+        repeated=None if doubts else one.repeated,
         measured_again=tuple(sorted(name for name, count in known.items() if count > 1)),
     )
 

@@ -15,6 +15,7 @@ from nvgemm_runtime.bundle.format import (
     canonical_json,
     sha256_hex,
 )
+from nvgemm_runtime.errors import count_text
 from nvgemm_runtime.gemm.problem import Problem
 
 from ..bundle.content import ProblemRanking
@@ -110,7 +111,7 @@ def _facts(usable: Usable) -> list[object]:
 
 def find_usable(rankings: Rankings, basis: Basis) -> UsableRankings:
     """Find what a build can use of rankings."""
-    notes: Counter[str] = Counter()
+    notes: Counter[tuple[str, str]] = Counter()
     found: dict[Problem, list[Usable]] = {}
     own: set[Problem] = set()
     for (problem, _), entries in rankings.groups.items():
@@ -120,7 +121,7 @@ def find_usable(rankings: Rankings, basis: Basis) -> UsableRankings:
         of_user = sum(not entry.is_shipped for entry in entries)
         why = _why_not(entries[0], basis)
         if why is not None:
-            notes[why] += of_user
+            notes["measurement", why] += of_user
             continue
         assessment = assess(entries)
         operators = []
@@ -129,7 +130,7 @@ def find_usable(rankings: Rankings, basis: Basis) -> UsableRankings:
             if why is None:
                 operators.append(operator)
             elif of_user or operator.provider in basis.toolchains:
-                notes[why] += 1
+                notes["time", why] += 1
         if operators:
             usable = Usable(assessment=assessment, operators=tuple(operators))
             found.setdefault(problem, []).append(usable)
@@ -137,32 +138,35 @@ def find_usable(rankings: Rankings, basis: Basis) -> UsableRankings:
     return UsableRankings(
         problems={problem: max(several, key=_merit) for problem, several in found.items()},
         own=frozenset(own),
-        notes=tuple(f"{count} {why}" for why, count in sorted(notes.items()) if count),
+        notes=tuple(
+            f"{count_text(count, noun)} {why}"
+            for (noun, why), count in sorted(notes.items())
+            if count
+        ),
     )
 
 
 def _why_not(entry: Entry, basis: Basis) -> str | None:
-    """Why measurements are not used, behind their number."""
+    """Why measurements are not used, to follow their number."""
     origin = entry.origin
     if origin.arch != basis.arch:
         return (
-            f"measurements are of {origin.arch} kernels, and not used for {basis.arch}: measure a "
-            f"bundle of {basis.arch}"
+            f"of {origin.arch} kernels, not used for {basis.arch}: measure a bundle of {basis.arch}"
         )
     if origin.gpu != basis.gpu:
         return (
-            f"measurements were taken on {origin.gpu}, and not used for {basis.arch} on "
-            f"{basis.gpu}: name that GPU as the target's device, or measure on this one"
+            f"taken on {origin.gpu}, not used for {basis.arch} on "
+            f"{basis.gpu}: add it to the target's devices, or measure on this one"
         )
     return None
 
 
 def _why_not_kernel(operator: Operator, entry: Entry, basis: Basis) -> str | None:
-    """Why the time of a kernel is not used, behind the number of such times."""
+    """Why times of kernels are not used, to follow their number."""
     wanted = basis.toolchains.get(operator.provider)
     if wanted is None:
         return (
-            f"times of kernels of {operator.provider} are not used: this build has the providers "
+            f"of kernels of {operator.provider} not used: this build has the providers "
             f"{', '.join(basis.toolchains)}; add it to the manifest's `providers`, or name none"
         )
     for name, version in wanted.items():
@@ -172,7 +176,7 @@ def _why_not_kernel(operator: Operator, entry: Entry, basis: Basis) -> str | Non
         if found != version:
             can_be_had = found != "none" and name != recipe_name(operator.provider)
             return (
-                f"times of kernels of {operator.provider} are not used: measured with {name} "
+                f"of kernels of {operator.provider} not used: measured with {name} "
                 f"{found}, this build has {version}; "
                 f"{'install that version, or measure again' if can_be_had else 'measure again'}"
             )

@@ -40,7 +40,7 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
     """Join the contents of bundles of one target, toolchain and device profiles.
 
     A problem that several bundles rank for one GPU product gets the kernels of all, in the order of
-    the ranking that says most: measured without doubts, then with doubts, then measured with
+    the ranking that says most: confirmed, repeated, measured once, with doubts, then measured with
     another CUDA version or back to back with kernels of dependent launch, then estimated; the first
     of equals. The ranking becomes uncertain if two measurements without doubts disagree. Kernels
     that were not measured for the problem come last, without a time; `tuned_content` drops them if
@@ -194,12 +194,14 @@ def _weakness(
     """How little a ranking says about its product, on a machine like a device's."""
     measured, source = ranking.measured, ranking.source
     if measured is None or source.conditions is None:
-        return 3
+        return 5
     ranked = [kernels[id_] for id_, _ in ranking.kernels]
     facts = replace(facts, name=source.gpu)
     if why_order_is_open(replace(measured, doubts=()), source, facts, ranked) is not None:
-        return 2
-    return 1 if measured.doubts else 0
+        return 4
+    if measured.doubts:
+        return 3
+    return 0 if measured.is_confirmed else 1 if measured.is_repeated else 2
 
 
 def tuned_content(

@@ -222,11 +222,15 @@ def why_aten_is_open(
     """
     if measured.aten is None:
         return "ATen was not measured"
-    then, now = version_numbers(conditions.torch), version_numbers(versions.torch)
-    if then[:2] != now[:2]:
-        return f"ATen was measured with torch {conditions.torch}, this is {versions.torch}"
-    if conditions.cuda != versions.cuda:
-        return f"ATen was measured with CUDA {conditions.cuda}, torch uses {versions.cuda}"
+    return why_another_release(conditions.torch, conditions.cuda, versions)
+
+
+def why_another_release(torch: str, cuda: str, versions: TorchVersions) -> str | None:
+    """Why what was measured with a torch and CUDA does not hold beside another ATen, or None."""
+    if version_numbers(torch)[:2] != version_numbers(versions.torch)[:2]:
+        return f"ATen was measured with torch {torch}, this is {versions.torch}"
+    if cuda != versions.cuda:
+        return f"ATen was measured with CUDA {cuda}, torch uses {versions.cuda}"
     return None
 
 

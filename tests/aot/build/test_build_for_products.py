@@ -223,7 +223,7 @@ def test_each_product_is_ranked_by_what_was_measured_on_it(tmp_path: Path, cache
 
 def test_what_was_measured_on_neither_product_is_named(tmp_path: Path, cache: Cache) -> None:
     given = rankings(entry({"one": 1000}, problem=PROBLEMS[0], arch="sm_90a", product="NVIDIA H20"))
-    with pytest.raises(RankingsError, match="taken on NVIDIA H20, and not used for sm_90a on"):
+    with pytest.raises(RankingsError, match="taken on NVIDIA H20, not used for sm_90a on"):
         run(tmp_path, cache, H200, H100, given=given, strict=True)
 
 

@@ -379,7 +379,7 @@ def test_plan_tells_every_rejection(tmp_path: Path, cache: Cache) -> None:
         manifest(tmp_path, ms=(1,)),
         cache,
         provider=FakeProvider(),
-        on_rejection=lambda problem, rejection: reasons.append(
+        on_rejection=lambda _, problem, rejection: reasons.append(
             (rejection.operator, rejection.reason)
         ),
     )

@@ -169,7 +169,19 @@ def test_dry_run_prints_the_plan_and_compiles_nothing(directory: Path) -> None:
     assert not (directory / "dist").exists()
     rejections = [json.loads(line) for line in Path("why.jsonl").read_text().splitlines()]
     problem = "mm/tn/bf16xbf16/fp32/bf16/m16n512k256"
-    assert rejections == [{"problem": problem, "operator": "old", "reason": "it is old"}]
+    assert [(one["problem"], one["operator"], one["reason"]) for one in rejections] == [
+        (problem, "old", "it is old")
+    ]
+
+
+def test_rejections_name_the_product_whose_ranking_they_are_missing_from(directory: Path) -> None:
+    manifest = MANIFEST.replace("[sm_100f]", "[{arch: sm_90a, devices: [H100, H200]}]")
+    Path("some.yaml").write_text(manifest)
+    result = run("build", "some.yaml", "--dry-run", "--rejections", "why.jsonl")
+    assert result.exit_code == 0, result.output
+    rejections = [json.loads(line) for line in Path("why.jsonl").read_text().splitlines()]
+    places = [(one["target"], one["device"]) for one in rejections]
+    assert places == [("sm_90a-linux_x86_64-cu13", name) for name in ("H100", "H200")]
 
 
 @pytest.mark.parametrize("option", ["--json", "--dry-run"])

@@ -181,7 +181,7 @@ def test_quickstart_is_small_and_has_every_kind_of_gemm() -> None:
     manifest = load("quickstart")
     forward = {
         f"mm/tn/bf16xbf16/fp32/bf16/m{m}n{n}k{k}"
-        for m in (1, 64, 2048)
+        for m in (1, 16, 64)
         for n, k in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
     }
     backward = {

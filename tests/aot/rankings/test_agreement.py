@@ -124,6 +124,27 @@ def test_a_second_measurement_on_one_gpu_repeats_what_it_agrees_with(
 
 
 @pytest.mark.parametrize(
+    ("first_ns", "second_ns", "why"),
+    [
+        (920, 920, ""),
+        (910, 921, "it gained 8% in the first alone"),  # 9 %, and then less than counts
+        (976, 945, ""),  # 2.4 %, by which it is judged, and then more
+        (980, 981, "it gained 2% in the first alone"),
+        (985, 990, ""),  # too little both times: ATen computes
+        (700, 730, ""),
+    ],
+)
+def test_a_gain_that_lets_a_ranking_count_must_be_there_both_times(
+    first_ns: int, second_ns: int, why: str
+) -> None:
+    first, second = (
+        on(GPU_A, {"x": time_ns}, aten=1000).measurement for time_ns in (first_ns, second_ns)
+    )
+    assert compare_repeat(first, second).why == why
+    assert (compare_repeat(first, second).relation is REPEATS) is (not why)
+
+
+@pytest.mark.parametrize(
     ("how", "said"),
     [
         ({"gpu": GPU_B}, "they are not known to be of one GPU"),
@@ -179,6 +200,12 @@ def test_a_repeated_measurement_counts_before_a_newer_one_that_was_not_repeated(
 def test_two_gpus_are_more_than_one_that_repeated() -> None:
     times = {"x": 1000, "y": 1200}
     assert assessed(on(GPU_A, times, repeated=300), on(GPU_B, times)).standing == "confirmed"
+    # Two that confirm each other with a later torch, beside one that repeated with an earlier.
+    later = [on(gpu, times, torch="2.12.0", date="2026-11-23") for gpu in (GPU_B, GPU_C)]
+    found = assessed(on(GPU_A, times, repeated=300), *later)
+    assert (found.standing, found.confirmed_by) == ("confirmed", (GPU_B, GPU_C))
+    assert found.entry.origin.conditions.torch == "2.12.0"
+    assert assessed(on(GPU_A, times, repeated=300), later[0]).standing == "repeated"
 
 
 def test_another_gpu_puts_a_repeated_measurement_in_doubt() -> None:

@@ -223,10 +223,10 @@ def test_the_build_key_covers_the_measurements_and_the_same_are_up_to_date(
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"product": "NVIDIA H100"}, "1 measurements were taken on NVIDIA H100, and not used for"),
-        ({"arch": "sm_90a"}, "1 measurements are of sm_90a kernels, and not used for cpu: measure"),
+        ({"product": "NVIDIA H100"}, "1 measurement taken on NVIDIA H100, not used for"),
+        ({"arch": "sm_90a"}, "1 measurement of sm_90a kernels, not used for cpu: measure"),
         ({"toolchain": {"a compiler": "9"}}, "3 times of kernels of recording_kernels:Recording"),
-        ({"provider": "another"}, "3 times of kernels of another are not used: this build has the"),
+        ({"provider": "another"}, "3 times of kernels of another not used: this build has the"),
     ],
 )
 def test_what_does_not_fit_is_not_used_and_said(

@@ -154,7 +154,7 @@ def test_measurements_of_others_are_not_looked_at_nor_part_of_a_plan(
         ({"product": "NVIDIA H100"}, None),
         ({"arch": "sm_100f"}, None),
         ({"provider": "another"}, None),
-        ({"toolchain": {"quack-kernels": "9"}}, "1 times of kernels of quack are not used: measu"),
+        ({"toolchain": {"quack-kernels": "9"}}, "1 time of kernels of quack not used: measured w"),
     ],
 )
 def test_of_what_is_shipped_only_another_version_is_said_and_strict_asks_for_nothing(
@@ -173,8 +173,8 @@ def test_of_a_users_file_all_that_does_not_fit_is_said_and_strict_refuses_it(
     path = tmp_path / "data.json"
     write_rankings(path, rankings(of_h200({QUACK: 1000}, product="NVIDIA H100")))
     note = (
-        "1 measurements were taken on NVIDIA H100, and not used for sm_90a on NVIDIA H200: name "
-        "that GPU as the target's device, or measure on this one"
+        "1 measurement taken on NVIDIA H100, not used for sm_90a on NVIDIA H200: add "
+        "it to the target's devices, or measure on this one"
     )
     assert f"by estimates: 0\n  {note}" in dry_run("--rankings", str(path)).output
     strict = dry_run("--rankings", str(path), "--strict", code=26)

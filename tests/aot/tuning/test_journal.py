@@ -71,6 +71,8 @@ def test_two_writers_do_not_cut_off_each_others_lines(path: Path) -> None:
         path.write_bytes(path.read_bytes() + b'{"c": 3}\n')
     with pytest.raises(StorageError, match="another one tunes"):
         other.append({"d": 4})
+    one.close()
+    other.close()
     assert Journal(path, FIRST).lines == [FIRST, {"a": 1}, {"running": 1}, {"c": 3}]
 
 
@@ -84,11 +86,13 @@ def test_a_line_that_cannot_be_taken_away_is_an_error_of_the_file(
             return super().truncate(size)
 
     monkeypatch.setattr(state.os, "fdopen", lambda fd, mode, buffering: OnceTruncated(fd, mode))
+    lines = Journal(path, FIRST)
     with (
         pytest.raises(StorageError, match=r"cannot write .*: Input/output error") as caught,
-        Journal(path, FIRST).meanwhile({"b": 2}),
+        lines.meanwhile({"b": 2}),
     ):
         raise RuntimeError("of the contender")
+    lines.close()
     error = caught.value.__cause__
     assert isinstance(error, OSError)
     assert str(error.__context__) == "of the contender"

@@ -115,6 +115,37 @@ def test_measurements_that_agree_stay_certain(tuner: Tuner) -> None:
     assert tuner.all_doubts == {()}
 
 
+@pytest.mark.parametrize(
+    ("evidence", "less"),
+    [
+        ({"repeated": 120}, {}),
+        ({"confirmed_by": ("a" * 64, "b" * 64)}, {}),
+        ({"confirmed_by": ("a" * 64, "b" * 64)}, {"repeated": 120}),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_of_measurements_that_agree_the_one_with_most_evidence_stays(
+    tuner: Tuner, evidence: dict[str, Any], less: dict[str, Any], is_first: bool
+) -> None:
+    def give(what: dict[str, Any]) -> Callable[[ProblemRanking], ProblemRanking]:
+        def make(ranking: ProblemRanking) -> ProblemRanking:
+            assert ranking.measured is not None
+            return replace(ranking, measured=replace(ranking.measured, **what))
+
+        return make
+
+    once = tuner.beside("once.nvgemm")
+    tuner(output=once)
+    paths = [
+        rerank(tuner, once, give(what)).rename(tuner.beside(name))
+        for what, name in ((less, "less.nvgemm"), (evidence, "more.nvgemm"))
+    ]
+    tuner(paths if is_first else paths[::-1], budget_s=0.0)
+    found = [ranking.measured for ranking in tuner.header.rankings]
+    for name, value in evidence.items():
+        assert {getattr(one, name) for one in found} == {value}
+
+
 @pytest.mark.parametrize("weaken", [doubted, of_another_cuda])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_measurement_that_says_less_here_gives_way(
