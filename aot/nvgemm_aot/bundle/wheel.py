@@ -178,6 +178,36 @@ def identify(name: str, version: str) -> WheelIdentity:
     )
 
 
+def refuse_other_versions(directory: Path, identity: WheelIdentity) -> None:
+    """Refuse a directory with another version of a wheel of kernels.
+
+    A pattern such as ``nvgemm_kernels_mine-*.whl`` would match both, and pip installs neither then.
+
+    Raises:
+        PackagingError: Naming that wheel.
+        StorageError: If the directory cannot be listed.
+    """
+    for name in list_wheels(directory, identity.package):
+        if name.split("-")[1] != identity.version:
+            raise PackagingError(
+                f"{directory / name} is another version than {identity.version}, which is written "
+                "now, and pip cannot install both: remove it, or choose another directory with "
+                "--out"
+            )
+
+
+def list_wheels(directory: Path, package: str) -> list[str]:
+    """File names of a package's wheels in a directory, sorted; none where it does not exist.
+
+    Raises:
+        StorageError: If the directory cannot be listed.
+    """
+    try:
+        return sorted(path.name for path in directory.glob(f"{package}-*.whl"))
+    except OSError as error:
+        raise StorageError(f"{directory}: cannot be listed: {error.strerror}") from error
+
+
 def _read_bundles(
     bundles: Sequence[Path], identity: WheelIdentity
 ) -> dict[str, tuple[Header, bytes]]:
