@@ -38,8 +38,12 @@ def plan_of(problems: int) -> dict[str, Any]:
     row = {"kernels": [{"operator": "o", "time_ns": 1000}], "times": "estimated"}
     target = {
         "target": "sm_90a-linux_x86_64-cu13",
-        "device": "H200",
-        "problems": [{"problem": f"problem-{i}", **row} for i in range(problems)],
+        "products": [
+            {
+                "device": "H200",
+                "problems": [{"problem": f"problem-{i}", **row} for i in range(problems)],
+            }
+        ],
         "kernels": 1,
         "to_compile": 1,
         "estimated_most_bytes": 4700,

@@ -292,6 +292,6 @@ def test_an_output_that_cannot_be_written_is_said_at_once(tuner: Tuner) -> None:
     directory.mkdir()
     file.write_bytes(b"")
     for output in (directory, file / "tuned.nvgemm"):
-        with pytest.raises(StorageError, match="cannot write"):
+        with pytest.raises(StorageError, match=r"cannot (be written|write)"):
             tuner(output=output)
     assert tuner.timer.prepared == []
