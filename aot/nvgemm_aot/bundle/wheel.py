@@ -48,8 +48,8 @@ undefined, so it runs where those two do. Of their wheels, nvidia-cutlass-dsl-li
 narrowest tag, and so have -cu12's; a kernel wheel gets the same."""
 
 LICENSE_EXPRESSION = "Apache-2.0 AND BSD-3-Clause"
-"""The bundle's metadata and nvgemm-aot's launcher code are Apache-2.0; kernels are compiled from
-the BSD-3-Clause operator sources of nvidia-cutlass-operators."""
+"""Kernels are compiled from sources of nvidia-cutlass-operators (BSD-3-Clause), quack-kernels and
+nvgemm-aot (Apache-2.0); the bundle's metadata and nvgemm-aot's launcher code are Apache-2.0."""
 
 REQUIRES_PYTHON = ">=3.10"
 """As the runtime's own lower bound; its upper bound is the runtime's to set."""
