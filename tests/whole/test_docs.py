@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import nvgemm_runtime
 from documents import (
@@ -22,6 +23,7 @@ from documents import (
     results,
     torch_names,
 )
+from nvgemm_aot.cli.main import main
 from nvgemm_aot.verify.findings import Check
 from nvgemm_runtime.bundle.calling_convention import MNKL, STREAM, WORKSPACE
 from nvgemm_runtime.bundle.imported_symbols import FIRST_RELEASE, NEWEST_RUN
@@ -71,6 +73,20 @@ def test_guides_follow_the_path_of_the_readme(document: str) -> None:
     path += re.findall("^python3 -m venv .*--wheel$", read("README.md"), re.MULTILINE)
     assert len(path) == 2
     assert {*path} <= {*read(document).splitlines()}
+
+
+def test_the_quickstart_shows_what_its_build_prints(tmp_path: Path) -> None:
+    command = ["build", str(ROOT / "manifests/quickstart.yaml"), "--dry-run"]
+    command += ["--cache-dir", str(tmp_path)]
+    plan = CliRunner().invoke(main, command).stdout
+    page = read("docs/guide/quickstart.md")
+    kernels = re.findall(r"^(\S+): \d+ problems, (\d+) unique kernels", plan, re.MULTILINE)
+    assert len(kernels) == 2
+    for target, count in kernels:
+        assert f"dist/quickstart-{target}.nvgemm: written, {count} kernels for " in page
+    ranked = [line for line in plan.splitlines() if "problems ranked by" in line]
+    assert len(ranked) == 3
+    assert {*ranked} <= {*page.splitlines()}
 
 
 @each_document

@@ -21,7 +21,10 @@ from nvgemm_runtime.errors import PackagingError, StorageError
 
 from ..verify.elf import MalformedElfError, open_elf, reading
 from .sbom import RUNTIME
-from .wheel import encode_archive
+from .wheel import encode_archive, list_wheels
+
+RUNTIME_PACKAGE = "nvgemm_aot"
+"""How the names of the runtime's wheels begin."""
 
 NATIVE_PART = "nvgemm_runtime/_native.so"
 
@@ -113,12 +116,9 @@ def refuse_other_runtimes(directory: Path, filename: str) -> None:
 
     Raises:
         PackagingError: Naming that wheel.
+        StorageError: If the directory cannot be listed.
     """
-    try:
-        found = sorted(path.name for path in directory.glob("nvgemm_aot-*.whl"))
-    except OSError as error:
-        raise StorageError(f"{directory}: cannot be listed: {error.strerror}") from error
-    for name in found:
+    for name in list_wheels(directory, RUNTIME_PACKAGE):
         if name != filename and runtime_platform(name) == runtime_platform(filename):
             raise PackagingError(
                 f"{directory / name} is another wheel of the runtime than {filename}, which is "

@@ -48,8 +48,8 @@ undefined, so it runs where those two do. Of their wheels, nvidia-cutlass-dsl-li
 narrowest tag, and so have -cu12's; a kernel wheel gets the same."""
 
 LICENSE_EXPRESSION = "Apache-2.0 AND BSD-3-Clause"
-"""The bundle's metadata and nvgemm-aot's launcher code are Apache-2.0; kernels are compiled from
-the BSD-3-Clause operator sources of nvidia-cutlass-operators."""
+"""Kernels are compiled from sources of nvidia-cutlass-operators (BSD-3-Clause), quack-kernels and
+nvgemm-aot (Apache-2.0); the bundle's metadata and nvgemm-aot's launcher code are Apache-2.0."""
 
 REQUIRES_PYTHON = ">=3.10"
 """As the runtime's own lower bound; its upper bound is the runtime's to set."""
@@ -176,6 +176,36 @@ def identify(name: str, version: str) -> WheelIdentity:
     return WheelIdentity(
         distribution=distribution, package=distribution.replace("-", "_"), version=normalized
     )
+
+
+def refuse_other_versions(directory: Path, identity: WheelIdentity) -> None:
+    """Refuse a directory with another version of a wheel of kernels.
+
+    A pattern such as ``nvgemm_kernels_mine-*.whl`` would match both, and pip installs neither then.
+
+    Raises:
+        PackagingError: Naming that wheel.
+        StorageError: If the directory cannot be listed.
+    """
+    for name in list_wheels(directory, identity.package):
+        if name.split("-")[1] != identity.version:
+            raise PackagingError(
+                f"{directory / name} is another version than {identity.version}, which is written "
+                "now, and pip cannot install both: remove it, or choose another directory with "
+                "--out"
+            )
+
+
+def list_wheels(directory: Path, package: str) -> list[str]:
+    """File names of a package's wheels in a directory, sorted; none where it does not exist.
+
+    Raises:
+        StorageError: If the directory cannot be listed.
+    """
+    try:
+        return sorted(path.name for path in directory.glob(f"{package}-*.whl"))
+    except OSError as error:
+        raise StorageError(f"{directory}: cannot be listed: {error.strerror}") from error
 
 
 def _read_bundles(

@@ -18,7 +18,7 @@ from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
 
 from .options import ANY_PATH, cache_option, json_option, out_directory_option
-from .packing import pack_runtime, wheel_lines, write_wheels
+from .packing import prepare_wheels, wheel_lines, write_wheels
 from .printing import (
     count_text,
     keep_stdout,
@@ -127,10 +127,7 @@ def build(
         require_served(pipeline.without_operator(planned), len(planned), strict=strict)
         return
     if wheel:
-        from ..bundle.wheel import identify
-
-        identify(declared.name, wheel_version or __version__)  # refused before time is spent
-        runtime = pack_runtime(out)
+        runtime = prepare_wheels(out, name=declared.name, version=wheel_version or __version__)
     with report_progress("Compiling") as report, keep_stdout():
         result = pipeline.build(
             declared,
@@ -348,9 +345,9 @@ def _measured_lines(document: Document) -> list[str]:
     for one in document["measured"]:
         name = _short_name(one) + (f" on {one['device']}" if counts[one["target"]] > 1 else "")
         lines.append(f"{name}: problems ranked by {_ranked_by(one)}")
-        if "doubtful" in one["problems"]:
-            lines.append(f"  why doubtful: {_show_command(document['rankings'])}")
         lines += (f"  {note}" for note in one["notes"])
+    if any("doubtful" in one["problems"] for one in document["measured"]):
+        lines.append(f"why doubtful: {_show_command(document['rankings'])}")
     return lines
 
 

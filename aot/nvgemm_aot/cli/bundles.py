@@ -17,7 +17,7 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, NvgemmError, StorageError, VerificationError
 
 from .options import ANY_PATH, json_option, out_directory_option
-from .packing import pack_runtime, wheel_lines, write_wheels
+from .packing import prepare_wheels, wheel_lines, write_wheels
 from .printing import (
     count_text,
     print_result,
@@ -47,10 +47,7 @@ def wheel(
     bundles: tuple[Path, ...], out: Path, name: str, wheel_version: str, summary: str | None
 ) -> None:
     """Pack BUNDLES, one a target, into a wheel, and nvgemm-aot itself into another."""
-    from ..bundle.wheel import identify
-
-    identify(name, wheel_version)
-    runtime = pack_runtime(out)
+    runtime = prepare_wheels(out, name=name, version=wheel_version)
     with Bundle(bundles[0]) as first:
         platform = first.header.target.platform
     document = write_wheels(
@@ -96,13 +93,14 @@ def verify(
 ) -> None:
     """Check every rule, hash and kernel of BUNDLES, and print the evidence.
 
-    BUNDLES are bundles, directories of bundles, and wheels.
+    BUNDLES are bundles, directories of bundles, and wheels. The wheel of nvgemm-aot itself, which
+    dist/*.whl brings, is passed over.
 
     The exit status is 0 if all are good; that of its fault if one is not: 16 if it cannot be read,
     20 if it breaks its format, 21 for a finding; and 21 if several are not.
     """
     from ..build.compiler_limits import default_jobs
-    from ..workload.find_bundles import find_bundles
+    from ..workload.find_bundles import find_bundles, without_runtime
 
     documents: list[Document] = []
     texts: list[str] = []
@@ -113,7 +111,7 @@ def verify(
         texts.append(f"{name}: FAILED")
         failed.append(error)
 
-    for path in bundles:
+    for path in without_runtime(bundles):
         try:
             for found in find_bundles(path, headers_only=False):
                 try:

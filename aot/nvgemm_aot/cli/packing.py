@@ -27,16 +27,23 @@ class Runtime:
     problem: str = ""
 
 
-def pack_runtime(out: Path) -> Runtime:
-    """Pack the runtime for a directory, before time is spent on kernels.
+def prepare_wheels(out: Path, *, name: str, version: str) -> Runtime:
+    """Pack the runtime, and refuse what cannot be packed, before time is spent on kernels.
+
+    Args:
+        out: The directory for the wheels.
+        name: What follows ``nvgemm-kernels-`` in the name of the wheels of kernels.
+        version: Their version.
 
     Raises:
-        PackagingError: If the installation is damaged, or the directory has a wheel of another
-            runtime.
+        PackagingError: If the name or version is not valid, the installation is damaged, or the
+            directory has a wheel that pip would confuse with one of these.
         StorageError: If a file cannot be read.
     """
     from ..bundle.repack_runtime import encode_runtime_wheel, refuse_other_runtimes, why_not_packed
+    from ..bundle.wheel import identify, refuse_other_versions
 
+    refuse_other_versions(out, identify(name, version))
     problem = why_not_packed()
     if problem is not None:
         return Runtime(problem=problem)
@@ -60,7 +67,7 @@ def write_wheels(
 
     Args:
         bundles: By platform, for pip takes a wheel of one.
-        runtime: From `pack_runtime`.
+        runtime: From `prepare_wheels`.
         name: What follows ``nvgemm-kernels-`` in the name of the wheels of kernels.
         version: Their version.
         summary: One line about them.

@@ -52,7 +52,15 @@ def read_bundles(paths: Sequence[Path]) -> list[BundleView]:
         BundleFormatError: If a bundle breaks a rule of the format.
         StorageError: If a path cannot be read or holds no bundle.
     """
-    return [_read_header(one) for path in paths for one in find_bundles(path)]
+    return [_read_header(one) for path in without_runtime(paths) for one in find_bundles(path)]
+
+
+def without_runtime(paths: Sequence[Path]) -> Sequence[Path]:
+    """Leave out the runtime's wheels, which ``dist/*.whl`` brings, unless nothing else is named."""
+    others = [
+        path for path in paths if path.suffix != ".whl" or not path.name.startswith("nvgemm_aot-")
+    ]
+    return others or paths
 
 
 def find_bundles(path: Path, *, headers_only: bool = True) -> Iterator[NamedBundle]:
@@ -137,4 +145,4 @@ def _unpack_header(wheel: zipfile.ZipFile, member: str, file: Path) -> None:
 
 
 def _no_bundle(path: Path) -> StorageError:
-    return StorageError(f"{path}: holds no {BUNDLE_SUFFIX} file; name a bundle, or build one")
+    return StorageError(f"{path}: holds no {BUNDLE_SUFFIX} file; name a bundle or a wheel with one")

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from nvgemm_aot.bundle import repack_runtime
+from nvgemm_aot.bundle.wheel import identify, refuse_other_versions
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.cli.packing import Runtime, wheel_lines, write_wheels
 from nvgemm_runtime.errors import PackagingError
@@ -74,3 +75,29 @@ def test_another_runtime_in_the_directory_is_refused_before_anything_is_made(
     assert result.exit_code == PackagingError.exit_code
     assert f"{other} is another wheel of the runtime than {RUNTIME.filename}" in str(result.output)
     assert list(out.iterdir()) == [other]
+
+
+@pytest.mark.parametrize("command", [("build", "quickstart", "--wheel"), ("wheel", "BUNDLE")])
+def test_another_version_of_the_kernels_in_the_directory_is_refused_before_anything_is_made(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    bundle = write_synthetic_bundle(tmp_path / "some.nvgemm", "sm_90a")
+    out = tmp_path / "dist"
+    out.mkdir()
+    other = out / "nvgemm_kernels_quickstart-0.0.9-py3-none-manylinux_2_28_x86_64.whl"
+    other.touch()
+    words = [str(bundle) if one == "BUNDLE" else one for one in command]
+    words += ["--name", "quickstart"] if command[0] == "wheel" else []
+    result = CliRunner().invoke(main, [*words, "--out", str(out)])
+    assert result.exit_code == PackagingError.exit_code
+    assert f"{other} is another version than 0.1.0, which is written now" in result.output
+    assert list(out.iterdir()) == [other]
+
+
+def test_wheels_of_other_kernels_and_of_this_version_are_left(tmp_path: Path) -> None:
+    refuse_other_versions(tmp_path / "missing", identify("mine", "1.0"))
+    for name in ("mine-1.0-py3-none-manylinux_2_28_aarch64", "mine_too-0.9-py3-none-any"):
+        (tmp_path / f"nvgemm_kernels_{name}.whl").touch()
+    refuse_other_versions(tmp_path, identify("mine", "1.0"))
+    with pytest.raises(PackagingError, match="mine_too-0"):
+        refuse_other_versions(tmp_path, identify("mine-too", "1.0"))

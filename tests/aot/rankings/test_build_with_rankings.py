@@ -190,7 +190,7 @@ def test_contradictions_are_doubts_of_the_bundle(tmp_path: Path, kernel_cache: C
     assert found.doubts[0].startswith("two runs disagree")
     assert [one.standings for one in result.measured] == [{PROBLEMS[0]: "doubtful"}]
     said = build_command.build_text(build_command.build_document(result, [Path("r.json")]))
-    assert "1 doubtful); by estimates: 2\n  why doubtful: nvgemm-aot rankings show shipped" in said
+    assert "1 doubtful); by estimates: 2\nwhy doubtful: nvgemm-aot rankings show shipped" in said
     files = [Path("r.json"), Path("s t.json")]
     said = build_command.build_text(build_command.build_document(result, files))
     assert "nvgemm-aot rankings show shipped r.json 's t.json' --standing doubtful" in said

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.workload.find_bundles import find_bundles
+from nvgemm_aot.workload.find_bundles import find_bundles, read_bundles
 from nvgemm_runtime.errors import BundleFormatError, StorageError, VerificationError
 from synthetic_bundles import write_synthetic_bundle
 
@@ -68,6 +68,18 @@ def test_verify_judges_each_bundle_of_a_wheel_and_of_a_directory(
     shown = json.loads(result.stdout)
     assert [one["path"] for one in shown] == [*map(str, bundles), *members(wheel)]
     assert [one["kernels"] for one in shown[:2]] == [one["kernels"] for one in shown[2:]]
+
+
+def test_the_runtimes_wheel_beside_others_is_passed_over(wheel: Path, tmp_path: Path) -> None:
+    runtime = tmp_path / "nvgemm_aot-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
+    with zipfile.ZipFile(runtime, "w") as archive:
+        archive.writestr("nvgemm_runtime/__init__.py", "")
+    shown = json.loads(run("verify", "--no-disassemble", "--json", runtime, wheel).stdout)
+    assert [one["path"] for one in shown] == members(wheel)
+    assert [one.name for one in read_bundles([runtime, wheel])] == members(wheel)
+    alone = run("verify", runtime)
+    assert alone.exit_code == StorageError.exit_code
+    assert "holds no .nvgemm file" in alone.stderr
 
 
 def repack(wheel: Path, damaged: str, out: Path) -> Path:
