@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from nvgemm_aot.build.compiler_limits import compile_limit_seconds
 from nvgemm_aot.jit import server
 from nvgemm_aot.jit.eviction import limit_bytes
 from nvgemm_aot.workload.explain import explain_program
+from nvgemm_aot.workload.record import record_program
 from nvgemm_runtime import settings
 from nvgemm_runtime.errors import SettingError
 from nvgemm_runtime.inductor import report
@@ -119,11 +121,25 @@ def test_a_misspelt_mode_ends_the_first_launch(inductor: InductorSession) -> Non
         gemm(a, b, out=torch.empty(16, 32))
 
 
-def test_a_misspelt_mode_ends_commands_that_run_programs(
+def test_a_misspelt_mode_is_logged_for_generated_cpp(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own error is another, of torch."""
+    from nvgemm_runtime.launch import api
+
+    monkeypatch.setenv("NVGEMM_AOT", "requird")
+    with pytest.raises(SettingError):
+        api._load_for_operator("0f" * 32, "nvgemm-kernels-model 1.0")
+    assert warnings_of(caplog) == ["NVGEMM_AOT=requird: allowed are auto, required, off"]
+
+
+def test_a_misspelt_mode_ends_commands_that_run_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     monkeypatch.setenv("NVGEMM_AOT", "requird")
     with pytest.raises(SettingError, match="NVGEMM_AOT=requird"):
         explain_program(["false"])
+    with pytest.raises(SettingError, match="NVGEMM_AOT=requird"):
+        record_program(["false"], tmp_path / "recorded.yaml")
     assert warnings_of(caplog) == []
