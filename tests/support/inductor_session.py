@@ -65,6 +65,7 @@ class InductorSession:
         # It has the plug-in imported, which comes in the wrong order without.
         importlib.import_module("torch._inductor.select_algorithm")
 
+        from nvgemm_runtime.counters import COUNTERS
         from nvgemm_runtime.inductor import choices
         from nvgemm_runtime.installed import digest
         from nvgemm_runtime.installed.registry import INSTALLATION, Installation
@@ -77,6 +78,7 @@ class InductorSession:
             for name, value in vars(fresh).items():
                 self.monkeypatch.setattr(kept, name, value)
         self.monkeypatch.setattr(compiled, "_warned", set())
+        self.monkeypatch.setattr(COUNTERS, "_failed", {})
         self.monkeypatch.setattr(choices, "_known_failures", set())
         digest.forget()
 

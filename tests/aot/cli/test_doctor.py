@@ -141,7 +141,7 @@ def test_a_base_install_is_told_nothing_of_what_building_needs(
     monkeypatch.setattr(diagnosis, "load_provider", _unusable)
     assert problems() == ""
     text = run().stdout
-    assert "compiler side    not installed; running kernels needs none" in text
+    assert re.search("compiler side +not installed; running kernels needs none", text)
     assert "provider " not in text
     assert "can be built" not in text
     assert text.endswith("kernels can be run here\n")
