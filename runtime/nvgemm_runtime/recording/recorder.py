@@ -39,7 +39,7 @@ def named_target(variables: Mapping[str, str] = os.environ) -> TargetName | None
         return TargetName.parse(named)
     except ValueError as error:
         raise RecordError(
-            f"{TARGET_VARIABLE}={shown(named)}: nothing builds for it; {shown(str(error))}"
+            f"{TARGET_VARIABLE}={shown(named)}: nothing builds for it; {shown(str(error), 400)}"
         ) from None
 
 
