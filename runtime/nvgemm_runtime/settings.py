@@ -160,10 +160,17 @@ MOST_DIGITS = 18
 _MOST_SHOWN = 100
 """Most characters of a value that a message repeats."""
 
+_MOST_SHOWN_OF_PATHS = 500
 
-def shown(value: str) -> str:
+
+def shown_path(path: os.PathLike[str] | str) -> str:
+    """A path for a message, as `shown`, with more characters: its end says most."""
+    return shown(os.fspath(path), _MOST_SHOWN_OF_PATHS)
+
+
+def shown(value: str, most: int = _MOST_SHOWN) -> str:
     """A setting's value for a message: one printable line, cut where it is long."""
-    start = value[:_MOST_SHOWN]
+    start = value[:most]
     line = "".join(one if one.isprintable() else "?" for one in " ".join(start.split()))
     left = len(value) - len(start)
     return f"{line}… ({left} more characters)" if left else line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +15,11 @@ from nvgemm_aot.build.compiler_limits import compile_limit_seconds
 from nvgemm_aot.jit import server
 from nvgemm_aot.jit.eviction import limit_bytes
 from nvgemm_aot.workload.explain import explain_program
-from nvgemm_runtime import settings
-from nvgemm_runtime.errors import SettingError
-from nvgemm_runtime.inductor import report
+from nvgemm_aot.workload.record import record_program
+from nvgemm_runtime import events, settings
+from nvgemm_runtime.errors import RecordError, SettingError
 from nvgemm_runtime.launch import select
-from nvgemm_runtime.recording.recorder import named_target
+from nvgemm_runtime.recording.recorder import Recorder, named_target
 
 NUMBERS: dict[str, Callable[[], float]] = {
     "NVGEMM_AOT_MAX_CHOICES": settings.max_choices,
@@ -59,6 +60,12 @@ def test_a_number_of_18_digits_is_taken(
     assert caplog.messages == []
 
 
+def test_a_path_is_shown_whole_unless_it_is_absurd() -> None:
+    path = Path("/home/user") / ("d" * 200) / "bundle.nvgemm"
+    assert settings.shown_path(path) == str(path)
+    assert len(settings.shown_path("x" * 100_000)) < 600
+
+
 def test_a_value_is_shown_in_one_line_and_cut() -> None:
     assert settings.shown("a\nb\x00") == "a b?"
     assert settings.shown("x" * 100_000) == f"{'x' * 100}… (99900 more characters)"
@@ -71,13 +78,15 @@ def test_switches_targets_and_files_are_cut_too(
     monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", long)
     settings.trusts_rankings()
     monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", long)
-    report._warn_once.cache_clear()
-    report.timed("mm", {})
+    events._warn_once.cache_clear()
+    events.write({})
     with pytest.raises(Exception, match="nothing builds for it") as caught:
         named_target({"NVGEMM_AOT_RECORD_TARGET": long})
-    messages = [*warnings_of(caplog), str(caught.value)]
-    assert len(messages) == 3
-    assert all(len(message) < 400 for message in messages)
+    with pytest.raises(RecordError, match="cannot be recorded there") as unnamed:
+        Recorder(Path(long)).check()
+    messages = [*warnings_of(caplog), str(caught.value), str(unnamed.value)]
+    assert len(messages) == 4
+    assert all(len(message) < 700 for message in messages)
 
 
 def test_a_mode_that_is_none_is_an_error_and_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,11 +128,25 @@ def test_a_misspelt_mode_ends_the_first_launch(inductor: InductorSession) -> Non
         gemm(a, b, out=torch.empty(16, 32))
 
 
-def test_a_misspelt_mode_ends_commands_that_run_programs(
+def test_a_misspelt_mode_is_logged_for_generated_cpp(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own error is another, of torch."""
+    from nvgemm_runtime.launch import api
+
+    monkeypatch.setenv("NVGEMM_AOT", "requird")
+    with pytest.raises(SettingError):
+        api._load_for_operator("0f" * 32, "nvgemm-kernels-model 1.0")
+    assert warnings_of(caplog) == ["NVGEMM_AOT=requird: allowed are auto, required, off"]
+
+
+def test_a_misspelt_mode_ends_commands_that_run_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     monkeypatch.setenv("NVGEMM_AOT", "requird")
     with pytest.raises(SettingError, match="NVGEMM_AOT=requird"):
         explain_program(["false"])
+    with pytest.raises(SettingError, match="NVGEMM_AOT=requird"):
+        record_program(["false"], tmp_path / "recorded.yaml")
     assert warnings_of(caplog) == []

@@ -100,3 +100,19 @@ def test_errors_import_nothing_of_the_package() -> None:
     tree = ast.parse((ROOT / "runtime/nvgemm_runtime/errors.py").read_text())
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert {node.module for node in imports} == {"__future__", "typing"}
+
+
+@pytest.mark.parametrize("module", ["cache_key", "entry"])
+def test_a_module_that_waits_for_inductor_can_be_imported_first(
+    scripts: ForkedScripts, module: str
+) -> None:
+    script = f"""
+import nvgemm_runtime.inductor.{module} as first
+import sys, torch._inductor.select_algorithm
+from torch._inductor.codegen.common import custom_backend_passes
+assert first is sys.modules[first.__name__] and callable(first.install)
+print(custom_backend_passes.keys(), torch._inductor.select_algorithm.autotune_select_algorithm)
+"""
+    result = scripts.run(script)
+    assert (result.returncode, result.stderr) == (0, ""), result.stderr
+    assert "nvgemm_aot" in result.stdout

@@ -41,6 +41,7 @@ from nvgemm_runtime.matching.refusals import (
     process_refusal,
     reinstall_command,
 )
+from nvgemm_runtime.settings import default_mode
 
 from ..build.linker import library_directories, linker_version
 from ..providers import PROVIDERS, load_provider
@@ -78,6 +79,7 @@ def diagnose() -> Document:
         for name, found in versions.items()
         if found is None
     )
+    _attempt(default_mode, problems)  # NVGEMM_AOT may name none
     launcher = _attempt(native.load, problems) is not None
     driver = _driver_version()
     if driver is None:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from nvgemm_runtime.errors import UnhealthyError
+from nvgemm_runtime.settings import shown_path
 
 from .measured_rankings import NONE, rankings_text
 from .options import json_option
@@ -128,7 +129,7 @@ def _bundle_lines(document: dict[str, Any]) -> list[str]:
             if bundle["target"]
             else "unusable"
         )
-        lines.append(f"{bundle['path']} ({bundle['origin']}): {what}")
+        lines.append(f"{shown_path(bundle['path'])} ({bundle['origin']}): {what}")
         if bundle["problem"]:
             lines.append(f"  {bundle['problem']}")
             continue

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from nvgemm_runtime.errors import one_line
+
 from .printing import count_text, failed_text, print_result, table
 
 Document = dict[str, Any]
@@ -69,8 +71,10 @@ _NO_EVENT_READ = "nothing is known: no event of the run could be read"
 def explain_text(document: Document) -> str:
     """Print a table of the GEMMs, then the kernels in use, and why some GEMMs have none."""
     gemms = document["gemms"]
+    failed = _failed_lines(document["failed"])
     if not gemms:
-        return _NO_EVENT_READ if document["unreadable_lines"] else _no_gemm_text(document)
+        text = _NO_EVENT_READ if document["unreadable_lines"] else _no_gemm_text(document)
+        return "\n".join([text, *failed])
     header = ("GEMM", "met", "found as", "offered", "bundled, us", "others, us", "in the code")
     rows = [
         (
@@ -84,7 +88,12 @@ def explain_text(document: Document) -> str:
         )
         for gemm in gemms
     ]
-    below = [*_kernel_lines(gemms), *_measured_lines(gemms), *_miss_lines(gemms)]
+    below = [
+        *_kernel_lines(gemms),
+        *failed,
+        *_measured_lines(gemms),
+        *_miss_lines(gemms),
+    ]
     return "\n".join([table(rows, header), "", _summary(gemms), *below, *_tune_lines(gemms)])
 
 
@@ -156,6 +165,11 @@ def _kernel_lines(gemms: list[Document]) -> Iterable[str]:
     operators = {name: gemm["offered"].get(name, "") for gemm in gemms for name in gemm["used"]}
     lines = [f"  {name}  {operator}".rstrip() for name, operator in operators.items()]
     return ["\nbundled kernels in the code:", *lines] if lines else []
+
+
+def _failed_lines(failed: dict[str, str]) -> Iterable[str]:
+    lines = [f"  {kernel_id[:12]}  {one_line(reason)}" for kernel_id, reason in failed.items()]
+    return ["\nkernels that failed, so that ATen computes their GEMMs:", *lines] if lines else []
 
 
 def _measured_lines(gemms: list[Document]) -> Iterable[str]:

@@ -32,7 +32,11 @@ _FIELDS: dict[str, dict[str, type]] = {
     "timed": {"times_ms": dict},
     "used": {"name": str},
 }
-"""By event of `nvgemm_runtime.inductor.report`: its fields besides the GEMM, and their types."""
+"""By event of a GEMM, of `nvgemm_runtime.inductor.report`: its fields besides it, and their types.
+"""
+
+_FAILED = "failed"
+"""Event of a kernel, of `nvgemm_runtime.events`."""
 
 
 @dataclass(kw_only=True)
@@ -110,7 +114,8 @@ def explain_program(command: Sequence[str], *, quiet: bool = False) -> dict[str,
 
     Returns:
         A document: ``status`` is the program's exit status, as shells give it; ``gemms`` are in the
-        order in which they came up; ``unreadable_lines`` is how many events are missing because
+        order in which they came up; ``failed`` says by id why kernels failed, so that ATen computes
+        their GEMMs; ``unreadable_lines`` is how many events are missing because
         their lines could not be read; ``interpreter`` names the program's Python if it met no GEMM.
 
     Raises:
@@ -124,13 +129,16 @@ def explain_program(command: Sequence[str], *, quiet: bool = False) -> dict[str,
         status = run_to_end(command, environment, quiet=quiet)
         text = path.read_bytes() if path.exists() else b""
     events = [_event(line) for line in text.splitlines()]
-    gemms = collect(event for event in events if event is not None)
+    read = [event for event in events if event is not None]
+    gemms = collect(event for event in read if event["event"] != _FAILED)
+    failed = {one["kernel"]: one["reason"] for one in read if one["event"] == _FAILED}
     interpreter = None if gemms else find_interpreter(command)
     return {
         "status": status,
         "interpreter": None if interpreter is None else str(interpreter),
         "unreadable_lines": events.count(None),
         "gemms": [gemm.to_json() for gemm in gemms],
+        "failed": failed,
     }
 
 
@@ -138,7 +146,10 @@ def _event(line: bytes) -> dict[str, Any] | None:
     """Parse an event; None if the line is malformed, as from a process killed while writing."""
     try:
         event = json.loads(line)
-        fields = {"gemm": str, **_FIELDS[event["event"]]}
+        if event["event"] == _FAILED:
+            fields: dict[str, type] = {"kernel": str, "reason": str}
+        else:
+            fields = {"gemm": str, **_FIELDS[event["event"]]}
         is_whole = all(isinstance(event[name], kind) for name, kind in fields.items())
     except (ValueError, TypeError, KeyError):
         return None

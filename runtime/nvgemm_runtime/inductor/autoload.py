@@ -92,8 +92,13 @@ def _prepare_recording() -> None:
 
 def install_module(module: str) -> None:
     """Import a module of this package and install it; one that is broken is logged."""
+    name = f"{__package__}.{module}"
     try:
-        importlib.import_module(f"{__package__}.{module}").install()
+        if not hasattr(sys.modules.get(name), "install"):
+            # Imported first, it imports the module of torch itself, and is half executed here. The
+            # new copy takes its place, for its importer too.
+            sys.modules.pop(name, None)
+        importlib.import_module(name).install()
     except Exception as error:
         log_broken(module, error)
 

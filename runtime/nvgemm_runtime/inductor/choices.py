@@ -23,6 +23,7 @@ from torch._inductor.codegen import wrapper as code_lines
 from torch._inductor.virtualized import V
 
 from ..counters import COUNTERS
+from ..events import kernel_failed
 from ..gemm.aten import OPERATORS, kernel_order
 from ..gemm.epilogues import Activation, Epilogue, Gate, WeightOrder
 from ..gemm.roles import extra_roles
@@ -279,7 +280,7 @@ def log_failed_timing(name: str, kernel_id: str, origin: str, error: Exception) 
         error: The failure.
     """
     if not isinstance(error, torch.OutOfMemoryError):
-        COUNTERS.fail(kernel_id, str(error))
+        kernel_failed(kernel_id, str(error))
     failure = (origin, type(error))
     is_known = operators.was_logged(error) or failure in _known_failures
     _known_failures.add(failure)

@@ -1,25 +1,23 @@
 """Reports what happens to each GEMM that is compiled, and internal errors.
 
 Events go to the process' counters; to torch's trace log (``TORCH_TRACE``), as artifacts named
-``nvgemm_aot``; and to the file that NVGEMM_AOT_EXPLAIN names, one line of JSON an event, appended,
-so that several processes can share it. `nvgemm-aot explain` makes a table of that file.
+``nvgemm_aot``; and to the file of `nvgemm_runtime.events`, of which `nvgemm-aot explain` makes a
+table.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch._logging import trace_structured
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from .. import events
 from ..counters import COUNTERS
 from ..errors import NvgemmError
-from ..settings import EXPLAIN_VARIABLE, shown
 
 if TYPE_CHECKING:
     from ..matching.dispatch import TunedTogether
@@ -123,28 +121,7 @@ def _report(event: dict[str, object]) -> None:
         payload_fn=lambda: json.dumps(event),
         expect_trace_id=False,  # packages are compiled outside of any frame
     )
-    _write(event)
-
-
-def _write(event: dict[str, object]) -> None:
-    path = os.environ.get(EXPLAIN_VARIABLE)
-    if not path:
-        return
-    line = json.dumps(event) + "\n"
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            # One call, so that lines of several processes do not mix.
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        _warn_once(f"{EXPLAIN_VARIABLE}={shown(path)}: {error.strerror}; events are not written")
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    _log.warning("%s", message)
+    events.write(event)
 
 
 _logged: set[str] = set()

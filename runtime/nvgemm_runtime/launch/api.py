@@ -9,10 +9,11 @@ gate, which joins columns in pairs, and gathered rows are in `gates_and_groups`.
 from __future__ import annotations
 
 import functools
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import NoKernelError
+from ..errors import NoKernelError, SettingError
 from ..gemm.epilogues import Activation
 from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
 from ..gemm.operands import Request, check_kinds, op_of, requests
@@ -29,6 +30,8 @@ from .select import choose_kernel, facts_of, find, load_kernel
 
 if TYPE_CHECKING:
     import torch
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +280,11 @@ def _load_for_operator(kernel_id: str, origin: str | None = None) -> None:
         from .compiled import expect, prepare
 
         expect(str(kernel_id), str(origin))
-        prepare(str(kernel_id), str(origin))
+        try:
+            prepare(str(kernel_id), str(origin))
+        except SettingError as error:
+            _log.error("%s", error)  # generated C++ raises another, without this text
+            raise
 
 
 def _report_failure(kernel_id: str, kind: str, message: str) -> None:

@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..counters import COUNTERS
 from ..errors import NoKernelError, SettingError
+from ..events import kernel_failed
 from ..gemm.extra_operands import check_offset_values
 from ..gemm.operands import RANKS
 from ..gemm.problem import Op
@@ -375,12 +375,12 @@ _NUMBERS = re.compile(r"\b[0-9a-f]*[0-9][0-9a-f]*\b")
 
 
 def leave_to_aten(origin: str, kernel_id: str, error: object) -> None:
-    """Count that ATen computes the GEMMs of a kernel from now on, and warn of it.
+    """Report that ATen computes the GEMMs of a kernel from now on, and warn of it.
 
     There is one warning for each wheel and reason: where one kernel is missing, others mostly are.
     """
     reason = str(error)
-    is_first = COUNTERS.fail(kernel_id, reason)
+    is_first = kernel_failed(kernel_id, reason)
     known = origin, _NUMBERS.sub("", reason)
     if not is_first or known in _warned:
         return

@@ -17,7 +17,7 @@ from .. import file_locks
 from ..errors import RecordError
 from ..gemm.problem import Problem
 from ..gemm.target import ARCHITECTURES, DEFAULT_ARCHITECTURE, Target, TargetName
-from ..settings import RECORD_VARIABLE, TARGET_VARIABLE, shown
+from ..settings import RECORD_VARIABLE, TARGET_VARIABLE, shown, shown_path
 from .text import Recording, manifest_name, parse
 
 _NAME_ANOTHER = f"name another file, by {RECORD_VARIABLE} or --out"
@@ -39,7 +39,7 @@ def named_target(variables: Mapping[str, str] = os.environ) -> TargetName | None
         return TargetName.parse(named)
     except ValueError as error:
         raise RecordError(
-            f"{TARGET_VARIABLE}={shown(named)}: nothing builds for it; {error}"
+            f"{TARGET_VARIABLE}={shown(named)}: nothing builds for it; {shown(str(error), 400)}"
         ) from None
 
 
@@ -140,14 +140,14 @@ class Recorder:
                 lock.release()
         except OSError as error:
             raise RecordError(
-                f"{self.path}: GEMMs cannot be recorded there: {error.strerror}; "
+                f"{shown_path(self.path)}: GEMMs cannot be recorded there: {error.strerror}; "
                 f"{_NAME_ANOTHER}, in a directory that can be written"
             ) from error
 
     def _read(self) -> Recording:
         try:
             if not stat.S_ISREG(self.path.stat().st_mode):
-                raise RecordError(f"{self.path}: this is no file; {_NAME_ANOTHER}")
+                raise RecordError(f"{shown_path(self.path)}: this is no file; {_NAME_ANOTHER}")
             data = self.path.read_bytes()
         except FileNotFoundError:
             data = b""
@@ -159,7 +159,7 @@ class Recorder:
             return parse(data.decode())
         except ValueError as error:
             raise RecordError(
-                f"{self.path}: this is no recording, or it was edited: {error}; "
+                f"{shown_path(self.path)}: this is no recording, or it was edited: {error}; "
                 f"move it away, or {_NAME_ANOTHER}"
             ) from error
 

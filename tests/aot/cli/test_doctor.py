@@ -118,6 +118,11 @@ def test_says_what_is_missing_or_broken(
     assert run().stdout.endswith("\nkernels cannot be run here\n")
 
 
+def test_a_mode_that_is_none_is_a_problem(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVGEMM_AOT", "requird")
+    assert problems() == "NVGEMM_AOT=requird: allowed are auto, required, off"
+
+
 def test_says_which_distribution_is_missing(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"apache-tvm-ffi", "nvidia-cutlass-dsl"}
     monkeypatch.setattr(diagnosis, "_version", lambda name: None if name in missing else "1")

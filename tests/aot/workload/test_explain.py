@@ -54,11 +54,10 @@ def used(gemm: str, name: str) -> Line:
     return {"event": "used", "gemm": gemm, "name": name}
 
 
-def text_of(*events: Line, unreadable_lines: int = 0) -> str:
+def text_of(*events: Line, **others: object) -> str:
     gemms = [gemm.to_json() for gemm in collect(events)]
-    return explain_text(
-        {"status": 0, "interpreter": None, "gemms": gemms, "unreadable_lines": unreadable_lines}
-    )
+    document = {"status": 0, "interpreter": None, "unreadable_lines": 0, "failed": {}}
+    return explain_text({**document, "gemms": gemms, **others})
 
 
 def row_of(text: str, gemm: str) -> list[str]:
@@ -193,6 +192,18 @@ def test_lines_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> N
     assert document["unreadable_lines"] == 7
 
 
+@pytest.mark.parametrize("came_up", [True, False])
+def test_a_kernel_that_failed_is_shown_with_its_reason(tmp_path: Path, came_up: bool) -> None:
+    program = (
+        "from nvgemm_runtime.launch.compiled import leave_to_aten\n"
+        "for _ in range(2): leave_to_aten('a wheel', 'f' * 64, 'no\\nimage')"
+    )
+    document = explain_program([sys.executable, "-c", program])
+    assert document["failed"] == {"f" * 64: "no\nimage"}
+    text = text_of(*([met("a")] if came_up else []), failed=document["failed"])
+    assert f"so that ATen computes their GEMMs:\n  {'f' * 12}  no image" in text
+
+
 @pytest.mark.slow
 def test_events_of_several_processes_do_not_mix(tmp_path: Path) -> None:
     events = tmp_path / "events"
@@ -288,6 +299,7 @@ def test_json_is_alone_on_standard_output(command: Command) -> None:
         "interpreter": None,
         "unreadable_lines": 0,
         "gemms": [],
+        "failed": {},
     }
     assert (done.returncode, done.stderr) == (7, "out\n")
 

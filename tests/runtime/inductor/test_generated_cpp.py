@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -108,6 +109,10 @@ with torch.no_grad():
     loads = {
         "with bundles": (load, bundles),
         "off": (load, {"NVGEMM_AOT": "off"}),
+        "misspelt": (
+            f"try:\n{textwrap.indent(load, ' ')}\nexcept Exception as error:\n print(error)\n",
+            bundles | {"NVGEMM_AOT": "requird"},
+        ),
         "without kernels": ("import nvgemm_runtime\nnvgemm_runtime.load_operators()\n" + load, {}),
     }
     with ThreadPoolExecutor(2) as pool:
@@ -133,6 +138,13 @@ def test_a_package_is_right_where_the_plug_in_is_off(package: dict[str, Ran]) ->
     assert ran.launched == []
     assert not any(name.startswith("nvgemm_runtime.launch.native") for name in ran.at_end)
     assert "nvgemm" not in ran.said, "nothing is logged either"
+
+
+@pytest.mark.slow
+def test_a_package_stops_where_the_mode_is_misspelt(package: dict[str, Ran]) -> None:
+    ran = package["misspelt"]
+    assert (ran.right, ran.launched) == ([], [])
+    assert "NVGEMM_AOT=requird: allowed are auto, required, off" in ran.said
 
 
 @pytest.mark.slow

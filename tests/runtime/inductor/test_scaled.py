@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,7 +146,7 @@ def stub_aten(inductor: InductorSession, name: str = "_scaled_mm") -> None:
     """ATen computes no such thing on a CPU: let its choice be timed all the same, and lose."""
 
     def wait(a: Tensor, b: Tensor, *_: Any, out: Tensor | None = None, **__: Any) -> Tensor:
-        time.sleep(0.1)
+        inductor.lose()
         return torch.empty(len(a), b.shape[-1], dtype=torch.bfloat16) if out is None else out
 
     inductor.monkeypatch.setattr(extern_kernels, name, wait)

@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from expert_kernels import Installed, assert_same, gradients, operands_for_kernels
+from nvgemm_runtime.errors import SettingError
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.moe import experts, gate_products, products, row_sums, sort_by_expert
 from nvgemm_runtime.moe.operators import is_direct, is_watched
@@ -266,3 +267,10 @@ def test_a_kernel_that_was_found_refuses_an_operand_on_another_device(
     with pytest.raises((ValueError, RuntimeError), match="meta"):
         gate_products.rows_into(*given)
     assert not out.any()
+
+
+@each
+def test_a_misspelt_mode_ends_a_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVGEMM_AOT", "requird")
+    with pytest.raises(SettingError, match="NVGEMM_AOT=requird: allowed are"):
+        FUNCTIONS[name](*operands(name))

@@ -1,0 +1,52 @@
+"""Appends events to the file that NVGEMM_AOT_EXPLAIN names, for ``nvgemm-aot explain``.
+
+One line of JSON an event, so that several processes can share the file.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+
+from .counters import COUNTERS
+from .settings import EXPLAIN_VARIABLE, shown_path
+
+_log = logging.getLogger(__name__)
+
+
+def write(event: dict[str, object]) -> None:
+    """Append an event. Without the file it is dropped, with one warning if the user named one."""
+    path = os.environ.get(EXPLAIN_VARIABLE)
+    if not path:
+        return
+    line = json.dumps(event) + "\n"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            # One call, so that lines of several processes do not mix.
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        _warn_once(
+            f"{EXPLAIN_VARIABLE}={shown_path(path)}: {error.strerror}; events are not written"
+        )
+
+
+def kernel_failed(kernel_id: str, reason: str) -> bool:
+    """Count and write that ATen computes the GEMMs of a kernel from now on.
+
+    Returns:
+        Whether that was not known; the first reason counts.
+    """
+    is_first = COUNTERS.fail(kernel_id, reason)
+    if is_first:
+        write({"event": "failed", "kernel": kernel_id, "reason": reason})
+    return is_first
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    _log.warning("%s", message)
