@@ -149,6 +149,10 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
             {"model_type": "qwen3_vl", "vision_config": {"depth": 10**9}},
             "vision_config.depth: found 1000000000; allowed: at most 1024",
         ),
+        (
+            {"model_type": "vit", "architectures": [], "image_size": 10**9},
+            "no run of the model reaches it, since forward could not be run",
+        ),
         ({"quantization_config": 3}, "quantization_config: found 3; allowed: an object"),
     ],
 )
