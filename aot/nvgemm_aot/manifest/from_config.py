@@ -98,7 +98,7 @@ def _check_heads(path: Path, projections: Sequence[Projection], ranks: Iterable[
         for heads in undivided_heads(projections, count)
     ]
     if mistakes:
-        raise ManifestError("\n".join(mistakes))
+        raise ManifestError("\n".join(dict.fromkeys(mistakes)))
 
 
 def _check_expert_ranks(path: Path, model: Model, wanted: ManifestOptions) -> None:

@@ -141,6 +141,18 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
             {"num_hidden_layers": 10**9},
             "num_hidden_layers: found 1000000000; allowed: at most 1024",
         ),
+        (
+            {"model_type": "swin", "architectures": [], "depths": [2, 10**9]},
+            "depths: found 1000000000; allowed: at most 1024",
+        ),
+        (
+            {"model_type": "qwen3_vl", "vision_config": {"depth": 10**9}},
+            "vision_config.depth: found 1000000000; allowed: at most 1024",
+        ),
+        (
+            {"model_type": "vit", "architectures": [], "image_size": 10**9},
+            "no run of the model reaches it, since forward could not be run",
+        ),
         ({"quantization_config": 3}, "quantization_config: found 3; allowed: an object"),
     ],
 )
@@ -167,6 +179,14 @@ def test_architectures_that_are_no_models_leave_the_usual_class(tmp_path: Path) 
     backbone = run(tmp_path, {**SMALL, "architectures": ["MistralModel"]})
     assert "MistralModel of transformers" in backbone.stdout
     assert "lm_head" not in backbone.stdout
+
+
+@needs_transformers
+def test_a_config_that_asks_for_tuples_is_run_all_the_same(tmp_path: Path) -> None:
+    result = run(tmp_path, {**SMALL, "return_dict": False})
+    assert result.exit_code == 0, result.stderr
+    assert "lm_head x1" in result.stdout
+    assert not result.stderr
 
 
 @needs_transformers

@@ -179,6 +179,103 @@ def test_ranks_divide_models_without_a_plan_by_the_names_of_weights(tmp_path: Pa
     }
 
 
+# Published sizes with 2 layers. Each rank needs the k of what it gives to the other ranks' sum.
+@pytest.mark.parametrize(
+    ("content", "sizes"),
+    [
+        (
+            {"model_type": "bloom", "hidden_size": 4096, "n_layer": 2, "n_head": 32},
+            {"query_key_value": (1536, 4096), "self_attention.dense": (4096, 512)},
+        ),
+        (  # 128 query heads, 8 key-value heads in the same weight
+            {
+                "model_type": "falcon",
+                "hidden_size": 8192,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 128,
+                "num_kv_heads": 8,
+                "new_decoder_architecture": True,
+            },
+            {"query_key_value": (1152, 8192), "self_attention.dense": (8192, 1024)},
+        ),
+        (  # one key-value head, which every rank has
+            {
+                "model_type": "gpt_bigcode",
+                "n_embd": 6144,
+                "n_inner": 24576,
+                "n_layer": 2,
+                "n_head": 48,
+                "multi_query": True,
+            },
+            {"c_attn": (6 * 128 + 2 * 128, 6144), "attn.c_proj": (6144, 768)},
+        ),
+        (
+            {
+                "model_type": "bert",
+                "hidden_size": 1024,
+                "intermediate_size": 4096,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 16,
+            },
+            {
+                "attention.self.key": (128, 1024),
+                "attention.output.dense": (1024, 128),
+                "intermediate.dense": (512, 1024),
+                "*.output.dense": (1024, 512),
+                "transform.dense": (1024, 1024),
+            },
+        ),
+        (
+            {
+                "model_type": "t5",
+                "d_model": 1024,
+                "d_kv": 64,
+                "d_ff": 4096,
+                "num_layers": 2,
+                "num_heads": 16,
+            },
+            {"SelfAttention.q": (128, 1024), "EncDecAttention.o": (1024, 128)},
+        ),
+        (
+            {
+                "model_type": "mamba",
+                "hidden_size": 2560,
+                "num_hidden_layers": 2,
+                "time_step_rank": 160,
+            },
+            {"in_proj": (1280, 2560), "x_proj": (192, 640), "out_proj": (2560, 640)},
+        ),
+    ],
+    ids=lambda value: value.get("model_type", "sizes"),
+)
+def test_what_ranks_divide_before_a_sum_they_divide_behind_it(
+    content: dict[str, Any], sizes: dict[str, tuple[int, int]], tmp_path: Path
+) -> None:
+    found = {gemm.role: (gemm.n, gemm.k) for gemm in gemms(read(tmp_path, content), 8)}
+    for end, pair in sizes.items():
+        assert {found[role] for role in found if role.endswith(end)} >= {pair}
+    roles = [role for role in found if role.endswith(tuple(sizes))]
+    assert {found[role] for role in roles} == set(sizes.values())
+
+
+def test_keys_and_values_beside_queries_are_shared_or_copied_whole(tmp_path: Path) -> None:
+    content = {
+        "model_type": "falcon",
+        "hidden_size": 3072,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 48,
+        "num_kv_heads": 8,
+        "new_decoder_architecture": True,
+    }
+    made = gemms(read(tmp_path, content), 16)
+    assert next((g.n, g.k) for g in made if g.role.endswith("query_key_value")) == (320, 3072)
+    with pytest.raises(ManifestError, match="key-value heads: found 8; allowed with tp 3: a mult"):
+        make(tmp_path, content, ranks=(3,))
+    with pytest.raises(ManifestError, match=r"heads: found 48; allowed with tp 7: .*7$") as error:
+        make(tmp_path, content, ranks=(7,))
+    assert "\n" not in str(error.value)
+
+
 def test_weights_that_a_plan_leaves_out_are_divided_where_ranks_can(tmp_path: Path) -> None:
     found = {gemm.role: (gemm.n, gemm.k) for gemm in gemms(model_of("qwen1.5-moe-a2.7b"), 8)}
     assert found["model.layers.*.mlp.shared_expert.gate_proj"] == (704, 2048)
@@ -340,3 +437,30 @@ def test_experts_that_a_loop_calls_are_met_whole(tmp_path: Path) -> None:
     assert sizes == {(1024, 1536, 40, 8), (1536, 512, 40, 8)}
     declared = load(tmp_path, make(tmp_path, content)).declared
     assert {d.problem.m for d in declared if d.problem.groups == 40} == {16 * 8}
+
+
+def test_experts_that_are_slices_of_one_matrix_are_met_whole(tmp_path: Path) -> None:
+    content = {
+        "model_type": "dbrx",
+        "d_model": 256,
+        "n_heads": 4,
+        "n_layers": 1,
+        "vocab_size": 512,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 500000, "clip_qkv": 8},
+        "ffn_config": {
+            "hidden_size": 256,
+            "ffn_hidden_size": 384,
+            "moe_num_experts": 16,
+            "moe_top_k": 4,
+        },
+    }
+    routed = {gemm.role: gemm for gemm in gemms(read(tmp_path, content), 2) if gemm.routing}
+    sizes = {role.rpartition(".")[2]: (g.n, g.k, g.layout) for role, g in routed.items()}
+    assert sizes == {
+        "w1": (192, 256, Layout.TN),
+        "v1": (192, 256, Layout.TN),
+        "w2": (256, 192, Layout.TT),
+    }
+    assert {(g.routing.experts, g.routing.chosen) for g in routed.values() if g.routing} == {
+        (16, 4)
+    }

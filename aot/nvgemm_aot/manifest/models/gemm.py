@@ -20,11 +20,14 @@ class Heads:
     Attributes:
         key: The config's key that holds their number.
         copied: Whether more ranks than heads hold copies, as servers do with key-value heads.
+        keys: Key-value heads whose keys and values are in the same weight, likewise copied; 0 if
+            none are.
     """
 
     key: str
     count: int
     copied: bool = False
+    keys: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

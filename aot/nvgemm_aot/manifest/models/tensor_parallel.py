@@ -16,10 +16,20 @@ def undivided_heads(projections: Iterable[Projection], ranks: int) -> list[Heads
         for gemm in _parts(projection)
         if gemm.split is not None and gemm.split.heads is not None and not gemm.split.is_optional
     }
-    return [found for found in heads if not _can_share(found, ranks)]
+    undivided = [found for found in heads if not _can_share(found, ranks)]
+    return [
+        # Queries can be shared, so the keys and values beside them cannot.
+        replace(found, key="key-value heads", count=found.keys, copied=True, keys=0)
+        if found.keys and found.count % ranks == 0
+        else replace(found, keys=0)
+        for found in undivided
+    ]
 
 
 def _can_share(heads: Heads, ranks: int) -> bool:
+    keys = heads.keys
+    if keys and keys % ranks and ranks % keys:
+        return False
     return heads.count % ranks == 0 or (heads.copied and ranks % heads.count == 0)
 
 
@@ -60,13 +70,17 @@ def _share_one(gemm: ModelGemm, ranks: int, expert_ranks: int) -> ModelGemm:
     shares = min(ranks, heads.count) if heads is not None and heads.copied else ranks
     sizes = {"n": gemm.n, "k": gemm.k}
     size = sizes[gemm.split.extent]
-    cannot = size % shares or (heads is not None and not _can_share(heads, ranks))
+    cannot = not _can_share(heads, ranks) if heads is not None else size % shares
     if cannot and gemm.split.is_optional:
         return gemm
     if cannot:
         reason = f"{gemm.split.extent} = {size} cannot be divided by {ranks} ranks"
         return replace(gemm, unserved=reason)
-    sizes[gemm.split.extent] = size // shares
+    if heads is not None and heads.keys:
+        per_head = size // (heads.count + 2 * heads.keys)
+        sizes["n"] = per_head * (heads.count // ranks + 2 * max(1, heads.keys // ranks))
+    else:
+        sizes[gemm.split.extent] = size // shares
     return replace(gemm, n=sizes["n"], k=sizes["k"])
 
 

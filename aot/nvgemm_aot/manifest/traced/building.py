@@ -117,7 +117,7 @@ def build_model(path: Path, data: Mapping[str, Any], version: str) -> BuiltModel
     _check_layers(path, data)
     with quietly():
         try:
-            config = known[model_type].from_dict(_without_quantization(data))
+            config = known[model_type].from_dict(_without_ignored(data))
         except Exception as error:
             raise ManifestError(
                 f"{path}: transformers {version} refuses it as a config of {model_type}: "
@@ -140,10 +140,16 @@ def _check_layers(path: Path, data: Mapping[str, Any], above: str = "") -> None:
     for key, value in data.items():
         if isinstance(value, dict):
             _check_layers(path, value, f"{above}{key}.")
-        elif isinstance(value, int) and value > _MOST_LAYERS and re.search(r"layers?$", key):
-            raise ManifestError(
-                f"{path}: {above}{key}: found {value}; allowed: at most {_MOST_LAYERS}"
-            )
+        elif _LAYERS.search(key):
+            for count in value if isinstance(value, list) else [value]:
+                if isinstance(count, int) and count > _MOST_LAYERS:
+                    raise ManifestError(
+                        f"{path}: {above}{key}: found {count}; allowed: at most {_MOST_LAYERS}"
+                    )
+
+
+_LAYERS = re.compile(r"(layers?|depths?|blocks)$")
+"""Keys of numbers of layers, or of lists of these."""
 
 
 def _unknown_architecture(path: Path, data: Mapping[str, Any], version: str) -> str:
@@ -159,11 +165,11 @@ def _unknown_architecture(path: Path, data: Mapping[str, Any], version: str) -> 
     return f"{lead}; {allowed}; {HOW_ELSE}"
 
 
-def _without_quantization(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy without the keys that say how weights are quantized, or that name code."""
-    left_out = ("quantization_config", "compression_config", _REMOTE_CODE)
+def _without_ignored(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy without keys about quantized weights, code, and the form of results."""
+    left_out = ("quantization_config", "compression_config", "return_dict", _REMOTE_CODE)
     return {
-        key: _without_quantization(value) if isinstance(value, dict) else value
+        key: _without_ignored(value) if isinstance(value, dict) else value
         for key, value in data.items()
         if key not in left_out
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -192,12 +193,22 @@ class _Reader:
 
     def _gemms(self, uses: Iterable[_Use]) -> Iterator[tuple[str, ModelGemm]]:
         """Plain GEMMs as they are called; calls of a layer's experts are one."""
+        uses = list(uses)
+        multiplied = Counter[str]()
+        for use in uses:
+            multiplied[use.path] += use.product.n * use.product.k
         routed: defaultdict[tuple[str, int, int], list[_Use]] = defaultdict(list)
         for use in uses:
             product = use.product
+            shape = self._shapes[product.weight]
+            size = product.n * product.k
+            is_stack = len(shape) == 3 and product.batch == 1
+            is_sliced = "experts" in use.path.split(".") and (
+                size < multiplied[use.path] == math.prod(shape)
+            )
             if _EXPERT.fullmatch(use.path):
                 routed[_expert_path(use.path), product.n, product.k].append(use)
-            elif len(self._shapes[product.weight]) == 3 and product.batch == 1:
+            elif is_stack or is_sliced:
                 routed[use.path, product.n, product.k].append(use)
             else:
                 yield use.path, self._plain(use)
@@ -230,7 +241,9 @@ class _Reader:
         use = calls[0]
         product = use.product
         per_token = sum(one.rows.per_token for one in calls)
-        experts = product.experts or self._experts.get(path) or self._shapes[product.weight][0]
+        experts = product.experts or self._experts.get(path)
+        if not experts:
+            experts = math.prod(self._shapes[product.weight]) // (product.n * product.k)
         unserved = use.unserved
         if per_token.denominator != 1 or per_token < 1 or use.rows.per_input:
             unserved = unserved or "rows of its experts are no multiple of the tokens"
@@ -263,7 +276,7 @@ class _Reader:
         if split is None:
             return None
         size = product.n if split.extent == "n" else product.k
-        return replace(split, heads=heads_of(path, size, self._config_at(path)))
+        return replace(split, heads=heads_of(path, split, size, self._config_at(path)))
 
     def _part(self, path: str, n: int) -> Part:
         if path == self._head:

@@ -39,7 +39,11 @@ def run_passes(
     failed = []
     features: dict[str, Any] = {}
     for part, call in _passes(model):
-        given = _arguments(call, model, values, sizes)
+        try:
+            given = _arguments(call, model, values, sizes)
+        except Exception as error:  # sizes of images or sounds that no tensor can have
+            failed.append(_failure(part, error))
+            continue
         found, result = _run(call, given, values, names)
         products += found
         if isinstance(result, Exception):

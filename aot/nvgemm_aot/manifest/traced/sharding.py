@@ -16,32 +16,34 @@ _COLUMNS = frozenset(
         "q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "query", "key",
         "value", "q", "k", "v", "qkv", "Wqkv", "c_attn", "q_b_proj", "kv_b_proj",
         "gate_proj", "up_proj", "gate_up_proj", "fc1", "fc_in", "c_fc", "dense_h_to_4h",
-        "wi", "wi_0", "wi_1", "w1", "w3", "Wi", "up_gate_proj", "linear_1", "lm_head",
-        "embed_out", "proj_out",
+        "wi", "wi_0", "wi_1", "w1", "w3", "v1", "Wi", "up_gate_proj", "linear_1", "linear_fc1",
+        "query_proj", "key_proj", "value_proj", "intermediate.dense", "intermediate_dense",
+        "in_proj", "dt_proj", "lm_head", "embed_out", "proj_out",
     )
 )
-"""Last names of weights whose out features ranks divide, where no plan names them."""
+"""Ends of the names of weights whose out features ranks divide, where no plan names them."""
 
 _ROWS = frozenset(
     (
         "o_proj", "out_proj", "down_proj", "fc2", "fc_out", "c_proj", "dense_4h_to_h", "wo",
-        "w2", "Wo", "linear_2",
+        "w2", "Wo", "linear_2", "linear_fc2", "output.dense", "output_dense", "x_proj",
     )
 )
 """Likewise of those whose in features ranks divide."""
 
-_QUERIES = frozenset(
-    (
-        "q_proj", "q_b_proj", "kv_b_proj", "o_proj", "out_proj", "query", "q", "Wqkv",
-        "qkv_proj", "query_key_value", "c_attn",
-    )
-)
+_ROWS_OF_ATTENTION = frozenset(("dense", "proj", "o"))
+"""Likewise, within attention."""
+
+_QUERIES = frozenset(("q_proj", "q_b_proj", "kv_b_proj", "query", "query_proj", "q"))
 _KEYS_AND_VALUES = frozenset(
-    (
-        "k_proj", "v_proj", "key", "value", "k", "v",
-    )
+    ("k_proj", "v_proj", "key", "value", "key_proj", "value_proj", "k", "v")
 )
+_ALL_OF_ATTENTION = frozenset(("Wqkv", "qkv_proj", "query_key_value", "c_attn", "qkv"))
+"""Weights of queries, keys and values."""
 # fmt: on
+
+_QUERY_HEADS = ("num_attention_heads", "n_head", "num_heads")
+_KEY_HEADS = ("num_key_value_heads", "num_kv_heads")
 
 _INDEX = re.compile(r"\.\d+(?=\.|$)")
 
@@ -65,10 +67,13 @@ def split_of(path: str, layout: Layout, plan: Mapping[str, str]) -> Split | None
     """
     style = plan.get(pattern_of(path)) or plan.get(path)
     if style is None:
-        last = path.rpartition(".")[2]
-        if last not in _COLUMNS and last not in _ROWS:
-            return None
-        return Split(extent="n" if last in _COLUMNS else "k", is_optional=bool(plan))
+        parts = path.split(".")
+        ends = {parts[-1], ".".join(parts[-2:])}
+        if ends & _COLUMNS:
+            return Split(extent="n", is_optional=bool(plan))
+        if ends & _ROWS or (_is_attention(path) and parts[-1] in _ROWS_OF_ATTENTION):
+            return Split(extent="k", is_optional=bool(plan))
+        return None
     dimension = _dimension(style)
     if dimension is None:
         return None
@@ -82,19 +87,40 @@ def _dimension(style: str) -> str | None:
     return "second" if style.startswith(("rowwise", "packed_rowwise")) else None
 
 
-def heads_of(path: str, size: int, config: Any) -> Heads | None:
+def heads_of(path: str, split: Split, size: int, config: Any) -> Heads | None:
     """The attention heads that the divided extent of a weight consists of, if it does."""
     last = path.rpartition(".")[2]
-    if "attn" not in path.lower() and "attention" not in path.lower():
+    if not _is_attention(path):
         return None
-    if last in _KEYS_AND_VALUES:
-        keys, copied = ("num_key_value_heads", "num_kv_heads", "num_attention_heads"), True
-    elif last in _QUERIES:
-        keys, copied = ("num_attention_heads", "n_head", "num_heads"), False
+    if split.extent == "n" and last in _ALL_OF_ATTENTION:
+        return _all_heads(size, config)
+    if split.extent == "n" and last in _KEYS_AND_VALUES:
+        counts = _counts(config, (*_KEY_HEADS, "num_attention_heads"))
+        copied = True
+    elif split.extent == "k" or last in _QUERIES:
+        counts, copied = _counts(config, _QUERY_HEADS), False
     else:
         return None
-    for key in keys:
-        count = getattr(config, key, None)
-        if isinstance(count, int) and count > 0 and size % count == 0:
+    for key, count in counts.items():
+        if size % count == 0:
             return Heads(key=key, count=count, copied=copied)
     return None
+
+
+def _all_heads(size: int, config: Any) -> Heads | None:
+    """Heads of a weight of queries, keys and values; keys and values may have fewer."""
+    for key, count in _counts(config, _QUERY_HEADS).items():
+        # Models of a single head for keys and values may state it by a flag alone.
+        for keys in (*_counts(config, _KEY_HEADS).values(), count, 1):
+            if size % (count + 2 * keys) == 0:
+                return Heads(key=key, count=count, keys=keys)
+    return None
+
+
+def _counts(config: Any, keys: tuple[str, ...]) -> dict[str, int]:
+    found = {key: getattr(config, key, None) for key in keys}
+    return {key: count for key, count in found.items() if isinstance(count, int) and count > 0}
+
+
+def _is_attention(path: str) -> bool:
+    return "attn" in path.lower() or "attention" in path.lower()
