@@ -904,7 +904,9 @@ def test_events_say_that_a_gemm_is_dispatched(
     assert sum(nvgemm_runtime.stats().won.values()) == 2
     assert nvgemm_runtime.stats().dispatched == {f"{met['gemm']}: {told}": 1}
     assert str(nvgemm_runtime.stats()).endswith(f"\n  {met['gemm']}: {told} (calls: 1)")
-    text = explain_text({"gemms": [g.to_json() for g in collect(events())], "unreadable_lines": 0})
+    text = explain_text(
+        {"gemms": [g.to_json() for g in collect(events())], "unreadable_lines": 0, "failed": {}}
+    )
     assert told in text
 
 
@@ -939,7 +941,9 @@ def explained(events: Events) -> str:
     from nvgemm_aot.cli.explain import explain_text
     from nvgemm_aot.workload.explain import collect
 
-    return explain_text({"gemms": [g.to_json() for g in collect(events())], "unreadable_lines": 0})
+    return explain_text(
+        {"gemms": [g.to_json() for g in collect(events())], "unreadable_lines": 0, "failed": {}}
+    )
 
 
 def test_the_command_that_settles_doubts_is_told(

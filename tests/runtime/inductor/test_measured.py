@@ -280,13 +280,13 @@ def test_explanations_say_what_was_measured(
     trial.use(aten=150.0)
     trial.compile()
     gemms = [gemm.to_json() for gemm in collect(events())]
-    text = explain_text({"gemms": gemms, "unreadable_lines": 0})
+    text = explain_text({"gemms": gemms, "unreadable_lines": 0, "failed": {}})
     assert "ATen, as measured" in text
     assert "measured once on cpu, 2026-11-21: 0.2 us, ATen 0.1 us" in text
     assert "nvgemm-aot tune" not in text
     assert "1 on ATen, as measured" in text
     by_triton = explain_text(
-        {"gemms": [gemms[0] | {"fastest": "triton_mm_3"}]} | {"unreadable_lines": 0}
+        {"gemms": [gemms[0] | {"fastest": "triton_mm_3"}]} | {"unreadable_lines": 0, "failed": {}}
     )
     assert "1 on others, as none was offered" in by_triton
     assert "as measured" not in by_triton
@@ -302,7 +302,7 @@ def test_explanations_say_how_to_settle_what_is_in_doubt(
     trial.use(aten=150.0, watch=busy)
     trial.compile()
     gemms = [gemm.to_json() for gemm in collect(events())]
-    text = explain_text({"gemms": gemms, "unreadable_lines": 0})
+    text = explain_text({"gemms": gemms, "unreadable_lines": 0, "failed": {}})
     (bundle,) = nvgemm_runtime.bundles()
     assert text.endswith(
         "to measure on this GPU what is uncertain:\n"
