@@ -226,7 +226,9 @@ def test_a_kernel_that_hangs_on_the_gpu_is_dropped_and_the_others_are_measured(
 def test_the_gpu_of_a_measurement_is_recorded(tuned: tuple[Tuned, Header]) -> None:
     _, header = tuned
     uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-    for source in header.sources:
+    own = header.rankings_on(torch.cuda.get_device_name())
+    assert own
+    for source in (header.sources[ranking.source] for ranking in own):
         assert source.conditions is not None
         assert source.conditions.launches == APART
         assert source.conditions.gpu_sha256 == hashlib.sha256(uuid.encode()).hexdigest()

@@ -218,7 +218,8 @@ class Planner:
 
 def manifest_text(problems: Iterable[Problem], arch: str, name: str = "written") -> str:
     lines = [gemm_line(problem) for problem in problems]
-    return "\n".join(["version: 1", f"name: {name}", f"targets: [{arch}]", "gemms:", *lines, ""])
+    target = "{arch: sm_90a, device: H200}" if arch == "sm_90a" else arch  # one product each
+    return "\n".join(["version: 1", f"name: {name}", f"targets: [{target}]", "gemms:", *lines, ""])
 
 
 def _right(case: Case, plan: Plan) -> BundleContent | None:
