@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -204,7 +205,7 @@ def test_a_kernel_that_breaks_the_device_is_dropped_and_another_process_goes_on(
 
 @pytest.mark.slow
 def test_the_budget_is_that_of_all_processes(tuner: Tuner) -> None:
-    ticks = iter([0.0, 1.0, 200.0])
+    ticks = itertools.chain([0.0, 1.0], itertools.repeat(200.0))
     tuned = watchdog.tune_watched(
         [tuner.tunable],
         tuner.path,
