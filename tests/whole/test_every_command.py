@@ -142,7 +142,13 @@ def test_only_where_an_operator_is_missing_is_a_row_unserved(planner: Planner) -
             }[case.arch]
             if case.arch == "sm_90a" and is_plain(served) and served.a.bits < 16:
                 continue  # what is listed for fp8 in other layouts than tn does not compile
+            if case.arch == "sm_90a" and not is_plain(served) and _lacks_quack(case):
+                continue  # cutlass_operators has plain products alone there
             assert (served in unserved) is not is_there, (case.id, served.key)
+
+
+def _lacks_quack(case: Case) -> bool:
+    return "quack" not in (manifest_of(case.name).providers or ("quack",))
 
 
 def arrangements(planned: Planned) -> list[tuple[Path, ...]]:
@@ -322,7 +328,8 @@ def test_what_a_program_calls_is_recorded_and_covered(
     assert {one.problem for one in load_manifest(recorded).declared} == set(called)
     result = run("coverage", recorded, planned.right, "--fail-under", "100", "--declared-only")
     assert result.exit_code == 0, result.output
-    [target] = json.loads(run("coverage", recorded, planned.plain, "--json").stdout)["targets"]
+    document = json.loads(run("coverage", recorded, planned.plain, "--json").stdout)
+    target, *_ = document["targets"]  # one for each product
     index = index_of(planned.case, planned.plain)
     assert {gemm["gemm"]: gemm["status"] for gemm in target["gemms"]} == {
         one.key: found_as(index, one) for one in called
