@@ -129,7 +129,7 @@ def test_quack_is_tested_in_every_design_and_every_plain_signature() -> None:
 def test_split_k_has_every_way_in_which_thread_blocks_share_memory(tmp_path: Path) -> None:
     """With and without epilogues and scales; what no problem's candidates keep is not tested."""
     manifest = load_manifest(DIRECTORY / "split_k.yaml")
-    (target,) = manifest.targets
+    target, *_ = manifest.targets
     cache = Cache(tmp_path)
     lookup = look_up_plan(manifest.declared, target, load_provider("quack"), cache)
     sharing = [one for one in make_plan(lookup, cache).candidates if one.has_workspace]
@@ -157,7 +157,7 @@ def test_dynamic_schedules_of_gates_and_of_fp8_are_tested(tmp_path: Path) -> Non
     cache, dynamic = Cache(tmp_path), []
     for name in ("gated", "hopper_rows"):
         manifest = load_manifest(DIRECTORY / f"{name}.yaml")
-        (target,) = (one for one in manifest.targets if one.target.arch == "sm_90a")
+        target, *_ = (one for one in manifest.targets if one.target.arch == "sm_90a")
         plan = make_plan(
             look_up_plan(manifest.declared, target, provider_of(manifest), cache), cache
         )
