@@ -77,6 +77,7 @@ def every_convention(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFacto
         description="",
         targets=(build_target("sm_100f", None),),
         declared=declared,
+        providers=("cutlass_operators",),
     )
     (built,) = build(manifest, tmp_path_factory.mktemp("launchers"), kernel_cache).bundles
     assert not built.failures
