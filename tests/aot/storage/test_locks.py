@@ -93,7 +93,7 @@ def test_an_error_inside_frees_the_lock(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="cannot lock: Not a directory"):
+    with pytest.raises(StorageError, match="cannot lock: File exists"):
         acquire(tmp_path / "file" / "a")
 
 
