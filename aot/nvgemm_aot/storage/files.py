@@ -55,7 +55,7 @@ def make_directories(path: Path) -> None:
     missing = [path]
     while not missing[-1].parent.is_dir() and missing[-1] != missing[-1].parent:
         missing.append(missing[-1].parent)
-    if missing[-1].exists() and not missing[-1].is_dir():
+    if len(missing) > 1 and missing[-1].exists():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(missing[-1]))
     made: list[Path] = []
     try:
