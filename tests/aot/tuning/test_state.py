@@ -293,7 +293,7 @@ def test_an_output_that_cannot_be_written_is_said_at_once(tuner: Tuner) -> None:
     file.write_bytes(b"")
     for output, said in (
         (directory, "cannot write"),
-        (file / "tuned.nvgemm", "file: cannot be written: Not a directory"),
+        (file / "tuned.nvgemm", "file: cannot be written: File exists"),
     ):
         with pytest.raises(StorageError, match=said):
             tuner(output=output)
