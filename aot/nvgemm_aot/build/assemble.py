@@ -52,7 +52,7 @@ _NO_REASON = "no reason given"
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedDevice:
-    """What is planned of one target for one GPU product.
+    """Plan of one target for one GPU product.
 
     ``tasks`` are in the order of ``plan.candidates``; ``measured`` are times to rank by instead of
     estimates.
@@ -185,7 +185,7 @@ def build_key(
 
 
 def _device_identity(item: PlannedDevice, failed: Collection[str]) -> dict[str, Any]:
-    """What one product's plan adds to the build key, without the kernels of failed tasks."""
+    """Returns one product's part of the build key, without the kernels of failed tasks."""
     plan = item.plan
     document: dict[str, Any] = {
         "device": item.target.device.name,

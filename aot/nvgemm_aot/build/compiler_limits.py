@@ -18,7 +18,7 @@ DEFAULT_LIMIT_SECONDS = 300.0
 
 
 _MOST_SECONDS = 1e9
-"""What takes longer has no limit: timers take no larger numbers."""
+"""Longest limit that is kept; beyond it there is none, as timers take no larger numbers."""
 
 
 def default_jobs() -> int:

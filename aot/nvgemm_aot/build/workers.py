@@ -112,7 +112,7 @@ class _Worker(Generic[Item, Result]):
             self.connection.send(item)
 
     def has_pipe(self) -> bool:
-        """Whether the pipe is open; a library can close all descriptors of this process."""
+        """Returns True if the pipe is open; a library can close all descriptors of this process."""
         return _is_open(self.connection.fileno(), self._pipe)
 
     def stop(self) -> str:
@@ -373,7 +373,7 @@ def _require_open(descriptor: int, its_file: os.stat_result) -> None:
 
 
 def _is_open(descriptor: int, file: os.stat_result) -> bool:
-    """Whether a descriptor is open as the file that it was."""
+    """Returns True if a descriptor is open as the file that it was."""
     try:
         return os.path.samestat(os.fstat(descriptor), file)
     except OSError:

@@ -24,7 +24,7 @@ from .sbom import RUNTIME
 from .wheel import encode_archive, list_wheels
 
 RUNTIME_PACKAGE = "nvgemm_aot"
-"""How the names of the runtime's wheels begin."""
+"""Start of the names of the runtime's wheels."""
 
 NATIVE_PART = "nvgemm_runtime/_native.so"
 

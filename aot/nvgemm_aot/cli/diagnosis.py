@@ -168,7 +168,7 @@ def _provider_document(name: str, origin: str) -> Document:
 
 
 def _build_problems(versions: dict[str, str | None], providers: list[Document]) -> list[str] | None:
-    """Why kernels cannot be built here, or None if nothing of the compiler side is installed."""
+    """Returns why kernels cannot be built here; None without any part of the compiler side."""
     if not any(versions.values()):
         return None
     problems = [

@@ -88,7 +88,7 @@ def _build_facts(document: dict[str, Any]) -> list[list[str]]:
 
 
 def _verdict(action: str, problems: list[str]) -> str:
-    """Whether kernels can be built, or run, here, below each thing that is missing for it."""
+    """Verdicts on building and on running kernels here, each below what is missing for it."""
     lines = [f"to {action} kernels: {problem}" for problem in problems]
     return "\n".join([*lines, f"kernels {'cannot' if problems else 'can'} be {_DONE[action]} here"])
 
