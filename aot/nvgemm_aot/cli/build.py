@@ -270,25 +270,7 @@ def plan_document(
     processes = max(1, min(jobs or default_jobs(), missing))
     starts = len({task.process_kind for item in planned if item.missing for task in item.tasks})
     seconds = starts * _SECONDS_PER_START + missing * _SECONDS_PER_KERNEL / processes
-    targets = [
-        {
-            "target": item.target.target.key,
-            "device": item.target.device.name,
-            "problems": _planned_problems(item, standings),
-            "products": [
-                {
-                    "device": one.target.device.name,
-                    "gpu": one.target.device.driver_name,
-                    "problems": _planned_problems(one, standings),
-                }
-                for one in item.devices
-            ],
-            "kernels": len(item.all_tasks),
-            "to_compile": item.missing,
-            "estimated_most_bytes": len(item.all_tasks) * _MAX_BYTES_PER_KERNEL,
-        }
-        for item in planned
-    ]
+    targets = [_planned_target(item, standings) for item in planned]
     return {
         "targets": targets,
         "unserved": _unserved_document(without_operator(planned)),
@@ -297,6 +279,29 @@ def plan_document(
         "measured": _measured_document(measured),
         "rankings": [str(file) for file in rankings],
         "prunes": prunes,
+    }
+
+
+def _planned_target(
+    item: PlannedTarget, standings: Mapping[tuple[Target, str], Mapping[Problem, str]]
+) -> Document:
+    products = [
+        {
+            "device": one.target.device.name,
+            "gpu": one.target.device.driver_name,
+            "problems": _planned_problems(one, standings),
+        }
+        for one in item.devices
+    ]
+    kernels = len(item.all_tasks)
+    return {
+        "target": item.target.target.key,
+        "device": item.target.device.name,
+        "problems": products[0]["problems"],
+        "products": products,
+        "kernels": kernels,
+        "to_compile": item.missing,
+        "estimated_most_bytes": kernels * _MAX_BYTES_PER_KERNEL,
     }
 
 
