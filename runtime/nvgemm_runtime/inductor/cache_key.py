@@ -15,7 +15,7 @@ from torch._inductor import config
 from torch._inductor.codegen.common import custom_backend_passes
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
-from ..installed.digest import has_bundles
+from ..installed import digest
 from ..settings import KEY_OPTION, RECORD_VARIABLE, serves_default_mode
 from . import operators
 from .choices_key import choices_key, log_failure
@@ -42,16 +42,17 @@ class CacheKeyPass(CustomGraphModulePass):  # type: ignore[misc]
     def _prepare_to_run(self) -> None:
         """Load the operators that generated C++ calls: torch asks before it runs a cached graph."""
         try:
-            if config.cpp_wrapper and _may_have_kernels():
+            if config.cpp_wrapper and may_have_kernels():
                 operators.try_to_load_operators()
         except Exception as error:
             log_failure(error)
 
 
-def _may_have_kernels() -> bool:
+def may_have_kernels() -> bool:
+    """Returns True if a graph that is compiled now may call bundled kernels."""
     if config.max_autotune or config.max_autotune_gemm:
         return True
-    return serves_default_mode() and has_bundles()
+    return serves_default_mode() and digest.has_bundles()
 
 
 def install() -> None:

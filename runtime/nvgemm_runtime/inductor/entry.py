@@ -12,12 +12,11 @@ import os
 import sys
 from typing import Any
 
-from torch._inductor import config
 from torch._inductor import select_algorithm as autotuning
 
-from ..installed import digest
-from ..settings import RECORD_VARIABLE, serves_default_mode
+from ..settings import RECORD_VARIABLE
 from .autoload import log_broken
+from .cache_key import may_have_kernels
 from .modes import current_mode
 
 _HOOK = f"{__package__}.hook"
@@ -52,10 +51,8 @@ def join(choices: list[Any]) -> list[Any]:
 
 
 def _has_work() -> bool:
-    """Whether `hook` has anything to do: offer kernels, demand one, or record the GEMM."""
-    if config.max_autotune or config.max_autotune_gemm or os.environ.get(RECORD_VARIABLE):
-        return True
-    return serves_default_mode() and digest.has_bundles()
+    """Returns True if `hook` has to offer kernels, demand one, or record the GEMM."""
+    return bool(os.environ.get(RECORD_VARIABLE)) or may_have_kernels()
 
 
 def _report_times(timings: dict[Any, float], *_: object) -> None:
