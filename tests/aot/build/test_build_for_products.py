@@ -302,7 +302,7 @@ def test_a_wheel_names_the_products(tmp_path: Path, cache: Cache) -> None:
     path = run(tmp_path, cache, H200, H100).bundles[0].path
     result = CliRunner().invoke(main, ["wheel", str(path), "--name", "x", "-o", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    (wheel,) = tmp_path.glob("*.whl")
+    (wheel,) = tmp_path.glob("nvgemm_kernels_x-*.whl")
     assert wheel.name == "nvgemm_kernels_x-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
     data = wheel.read_bytes().decode("utf-8", errors="replace")
     assert "Summary: Ahead-of-time compiled GEMM kernels for sm_90a (H200, H100)" in data
