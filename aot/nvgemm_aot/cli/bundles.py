@@ -62,7 +62,7 @@ def wheel(
 def inspect(bundle: Path, as_json: bool) -> None:
     """Show what BUNDLE holds: target, kernels, rankings, sizes, toolchain.
 
-    BUNDLE may also be a wheel, or a directory of bundles: each is shown; --json prints a list.
+    BUNDLE may also be a wheel, or a directory of either: each is shown; --json prints a list.
     """
     from ..workload.find_bundles import find_bundles
 
@@ -93,7 +93,7 @@ def verify(
 ) -> None:
     """Check every rule, hash and kernel of BUNDLES, and print the evidence.
 
-    BUNDLES are bundles, directories of bundles, and wheels. The wheel of nvgemm-aot itself, which
+    BUNDLES are bundles, wheels, and directories of either. The wheel of nvgemm-aot itself, which
     dist/*.whl brings, is passed over.
 
     The exit status is 0 if all are good; that of its fault if one is not: 16 if it cannot be read,

@@ -46,7 +46,7 @@ class NamedBundle:
 
 
 def read_bundles(paths: Sequence[Path]) -> list[BundleView]:
-    """Read the headers of bundles, of directories of them, and of wheels of ``nvgemm-aot wheel``.
+    """Read the headers of bundles, of wheels of kernels, and of directories of either.
 
     Raises:
         BundleFormatError: If a bundle breaks a rule of the format.
@@ -57,24 +57,25 @@ def read_bundles(paths: Sequence[Path]) -> list[BundleView]:
 
 def without_runtime(paths: Sequence[Path]) -> Sequence[Path]:
     """Leave out the runtime's wheels, which ``dist/*.whl`` brings, unless nothing else is named."""
-    others = [
-        path for path in paths if path.suffix != ".whl" or not path.name.startswith("nvgemm_aot-")
-    ]
-    return others or paths
+    return [path for path in paths if not _is_runtime(path)] or paths
+
+
+def _is_runtime(path: Path) -> bool:
+    return path.suffix == ".whl" and path.name.startswith("nvgemm_aot-")
 
 
 def find_bundles(path: Path, *, headers_only: bool = True) -> Iterator[NamedBundle]:
     """Find the bundles of a file, a directory, or a wheel; each file lasts until the next is asked.
 
     Args:
-        path: A bundle, a directory of bundles, or a wheel of ``nvgemm-aot wheel``.
+        path: A bundle, a wheel of kernels, or a directory of bundles or of such wheels.
         headers_only: Leave the rest of a wheel's bundles packed, in its place holes of its size.
 
     Raises:
         StorageError: If the path cannot be read or holds no bundle.
     """
     if path.is_dir():
-        yield from _find_in_directory(path)
+        yield from _find_in_directory(path, headers_only)
     elif path.suffix == ".whl":
         yield from _find_in_wheel(path, headers_only)
     else:
@@ -97,15 +98,18 @@ def _read_header(found: NamedBundle) -> BundleView:
         return BundleView(name=found.name, header=bundle.header)
 
 
-def _find_in_directory(path: Path) -> Iterator[NamedBundle]:
+def _find_in_directory(path: Path, headers_only: bool) -> Iterator[NamedBundle]:
+    """Finds a directory's bundles or, where it has none, those of its wheels of kernels."""
     try:
-        files = sorted(file for file in path.iterdir() if file.suffix == BUNDLE_SUFFIX)
+        files = sorted(path.iterdir())
     except OSError as error:
         raise StorageError(f"{path}: cannot list it: {error.strerror}") from error
-    if not files:
+    bundles = [file for file in files if file.suffix == BUNDLE_SUFFIX]
+    wheels = [file for file in files if file.suffix == ".whl" and not _is_runtime(file)]
+    if not (bundles or wheels):
         raise _no_bundle(path)
-    for file in files:
-        yield NamedBundle(name=str(file), file=file)
+    for file in bundles or wheels:
+        yield from find_bundles(file, headers_only=headers_only)
 
 
 def _find_in_wheel(path: Path, headers_only: bool) -> Iterator[NamedBundle]:

@@ -82,6 +82,15 @@ def test_the_runtimes_wheel_beside_others_is_passed_over(wheel: Path, tmp_path: 
     assert "holds no .nvgemm file" in alone.stderr
 
 
+def test_a_directory_of_wheels_alone_gives_those_of_kernels(wheel: Path, tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    wheel = wheel.rename(tmp_path / "wheels" / wheel.name)
+    with zipfile.ZipFile(wheel.parent / "nvgemm_aot-0.1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("nvgemm_runtime/__init__.py", "")
+    shown = json.loads(run("verify", "--no-disassemble", "--json", wheel.parent).stdout)
+    assert [one["path"] for one in shown] == members(wheel)
+
+
 def repack(wheel: Path, damaged: str, out: Path) -> Path:
     """Copy a wheel with one bundle cut."""
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(out, "w") as new:
