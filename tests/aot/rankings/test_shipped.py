@@ -262,6 +262,6 @@ def test_the_guide_says_what_is_shipped() -> None:
     assert said == found
     types = {one.problem.signature.out.value for one in pool.entries}
     assert types == {"bf16", "fp16"}
-    (passage,) = re.findall(r"They are of the manifests (.*?)\n\n", guide, re.S)
+    (passage,) = re.findall(r"They cover the manifests (.*?)\n\n", guide, re.S)
     named = set(re.findall(r"`([^`]*)`", passage))
     assert named == {path.stem for path in shipped.DIRECTORY.glob("*.json")}
