@@ -1,6 +1,6 @@
 """Builds bundles from a manifest, without a GPU.
 
-May import `verify`, `bundle` and what is below them; not `jit`, `tuning`, `workload` or `cli`.
-Start at `pipeline`: a manifest becomes a `plan`, worker processes compile and link its kernels
-(`compiler`), and `assemble` puts together what the bundle writer takes.
+May import `verify`, `bundle` and lower layers, not `jit`, `tuning`, `workload` or `cli`. Start at
+`pipeline`: it turns a manifest into a `plan`, worker processes compile and link the kernels
+(`compiler`), and `assemble` collects the input for the bundle writer.
 """

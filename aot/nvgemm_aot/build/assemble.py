@@ -43,7 +43,7 @@ from .plan import Plan, Unserved, one_for_all_products, unserved_everywhere
 GENERATOR = f"nvgemm-aot {__version__}"
 
 _MAX_REASON = 300
-"""Characters of a failure's reason that a bundle keeps: compilers can print megabytes."""
+"""Longest failure reason in a bundle, in characters: compilers can print megabytes."""
 
 
 _NO_REASON = "no reason given"
@@ -54,8 +54,8 @@ _NO_REASON = "no reason given"
 class PlannedDevice:
     """Plan of one target for one GPU product.
 
-    ``tasks`` are in the order of ``plan.candidates``; ``measured`` are times to rank by instead of
-    estimates.
+    ``tasks`` are in the order of ``plan.candidates``. ``measured`` holds measured times, which
+    replace estimates in the ranking.
     """
 
     target: BuildTarget
@@ -66,11 +66,11 @@ class PlannedDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTarget(PlannedDevice):
-    """One target of a build before anything is compiled, with the plan for its first product.
+    """One target before compilation, with the plan for its first product.
 
-    ``further`` are the plans for other products. ``missing`` is how many kernels of all are not in
-    the cache; ``build_key`` is the bundle's if every kernel compiles; ``prunes`` is whether only
-    kernels that win somewhere stay.
+    ``further`` are the plans for other products. ``missing`` counts the kernels, over all products,
+    that the cache lacks. ``build_key`` is the bundle's key if every kernel compiles. ``prunes`` is
+    True if the bundle drops kernels that win nowhere.
     """
 
     missing: int
@@ -81,12 +81,12 @@ class PlannedTarget(PlannedDevice):
 
     @property
     def devices(self) -> tuple[PlannedDevice, ...]:
-        """The plans for all products, the first one's first."""
+        """The plans for all products, the first product first."""
         return (self, *self.further)
 
     @property
     def all_tasks(self) -> tuple[Task, ...]:
-        """The tasks of all products; those of equal kernels once."""
+        """The tasks of all products, without duplicates."""
         return tuple({task.key: task for one in self.devices for task in one.tasks}.values())
 
 
@@ -94,8 +94,8 @@ class PlannedTarget(PlannedDevice):
 class AssembledBundle:
     """One bundle, ready to be written.
 
-    ``content`` is None if no problem got a kernel; ``uncompiled`` are the problems that
-    ``failures`` leave without one.
+    ``content`` is None if no problem has a kernel. ``uncompiled`` are the problems without a kernel
+    because of ``failures``.
     """
 
     content: BundleContent | None
@@ -105,9 +105,9 @@ class AssembledBundle:
 
 @dataclass(frozen=True, kw_only=True)
 class Assembly:
-    """The bundles of a build, ready to be written.
+    """Bundles of a build, ready to be written.
 
-    Kernels that were not ``compiled`` now came from the cache.
+    ``compiled`` counts the kernels compiled in this run; the others came from the cache.
     """
 
     bundles: tuple[AssembledBundle, ...]
@@ -123,12 +123,13 @@ def compile_and_assemble(
     progress: Progress | None = None,
     workers: KernelWorkers | None = None,
 ) -> Assembly:
-    """Compile what was planned, and put together what goes into each target's bundle.
+    """Compiles the planned kernels and assembles each target's bundle content.
 
-    ``jobs`` is how many compiler processes to start, unless ``workers`` run already.
+    ``jobs`` is the number of compiler processes to start, unless ``workers`` already run.
 
     Raises:
-        CompileError: If ``strict`` and one kernel does not compile; others as of `compile_all`.
+        CompileError: If ``strict`` and a kernel does not compile. Other errors are those of
+            `compile_all`.
     """
     tasks = [task for item in planned for task in item.all_tasks]
     compilation = compile_all(tasks, cache, jobs=jobs, progress=progress, workers=workers)
@@ -137,7 +138,7 @@ def compile_and_assemble(
 
 
 def toolchain(provider: Provider, target: Target) -> dict[str, str]:
-    """Versions of everything that shapes the bytes of a target's bundle."""
+    """Returns the versions of everything that shapes the bytes of a target's bundle."""
     linker_name, linker_version = linker.linker_identity(target.platform)
     own = {linker_name: linker_version, "zstd": ".".join(map(str, zstandard.ZSTD_VERSION))}
     return join_versions(
@@ -160,10 +161,10 @@ def build_key(
     prunes: bool = False,
     further: Sequence[PlannedDevice] = (),
 ) -> str:
-    """Digest of all that determines a bundle: equal keys, equal bytes.
+    """Returns a digest of everything that determines a bundle: equal keys, equal bytes.
 
-    ``tasks`` are in the order of ``plan.candidates``; ``failures`` are those whose kernels the
-    bundle does not hold; ``further`` is planned for other products.
+    ``tasks`` are in the order of ``plan.candidates``. ``failures`` are tasks whose kernels the
+    bundle lacks. ``further`` are the plans for other products.
     """
     failed = {failure.task.key for failure in failures}
     first = PlannedDevice(target=target, plan=plan, tasks=tuple(tasks), measured=measured)
@@ -205,7 +206,7 @@ def _device_identity(item: PlannedDevice, failed: Collection[str]) -> dict[str, 
 
 
 def _identity(task: Task) -> list[Any]:
-    """What a task adds to the build key: its code, and what the header says about it."""
+    """Returns a task's part of the build key: its code, and its facts in the header."""
     candidate = task.candidate
     design = design_json(candidate.design)
     identity = [task.key, candidate.workspace_bytes, candidate.alignment_bytes, design]
@@ -215,7 +216,7 @@ def _identity(task: Task) -> list[Any]:
 
 
 def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> AssembledBundle:
-    """Assemble one bundle from the kernels that compiled."""
+    """Assembles one bundle from the kernels that compiled."""
     keys = {task.key for task in item.all_tasks}
     failures = tuple(one for one in compilation.failures if one.task.key in keys)
     if failures and strict:
@@ -274,10 +275,10 @@ def _built_kernel(task: Task, entry: Entry | None) -> BuiltKernel | None:
 def _merged(
     kernels: Iterable[BuiltKernel], profiles: Sequence[DeviceProfile]
 ) -> tuple[BuiltKernel, ...]:
-    """Kernels of several products, each once.
+    """Merges the kernels of several products, without duplicates.
 
-    An operator whose code is equal for some of them has the same cluster limits compiled in, whose
-    basis is then one that holds for all of them; see `basis_of_limit`.
+    If an operator's code is equal for several products, so are its compiled-in cluster limits.
+    Their basis is then replaced by one that holds for all these products; see `basis_of_limit`.
     """
     found: dict[tuple[str, str, str], BuiltKernel] = {}
     for kernel in kernels:
@@ -298,9 +299,9 @@ def _merged(
 def _rank(
     item: PlannedDevice, kernels: Sequence[BuiltKernel | None], failures: Sequence[Failure]
 ) -> tuple[tuple[ProblemRanking, ...], tuple[Unserved, ...]]:
-    """Rank the kernels of each problem; list declared problems for which no kernel compiled.
+    """Ranks each problem's kernels; lists declared problems for which no kernel compiled.
 
-    A problem that is not declared is left out unless some of its measured kernels compiled.
+    Skips an undeclared problem unless one of its measured kernels compiled.
     """
     failed = {failure.task.key: failure for failure in failures}
     rankings, uncompiled = [], []
@@ -313,7 +314,7 @@ def _rank(
             if kernel is None:
                 missing.append(failed[item.tasks[position].key])
             else:
-                # Different operators can give the same code; the better place counts.
+                # Different operators can give the same code; the better rank counts.
                 times.setdefault(kernel.id, time_ns)
                 ids[Operator(provider=kernel.provider, operator=kernel.operator)] = kernel.id
         usable = item.measured and item.measured.problems.get(planned.problem)
@@ -354,7 +355,7 @@ def _none_of(operators: int) -> str:
 
 
 def _failure_texts(failures: Sequence[Failure]) -> list[str]:
-    """Each reason once, behind the first operator that it holds for and its provider."""
+    """Returns each reason once, after its first operator and the provider."""
     operators: dict[tuple[str, str], list[str]] = {}
     for one in failures:
         candidate = one.task.candidate

@@ -48,12 +48,12 @@ from .workers import (
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
-"""Called with (kernels done, kernels to do)."""
+"""Callback that receives the number of finished kernels and the total."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessKind:
-    """What a compiler process works for, and no other: a provider, and a CUDA version."""
+    """Provider and CUDA version that a compiler process serves; it serves no other."""
 
     provider: str
     cuda: str
@@ -66,8 +66,8 @@ class ProcessKind:
 class Task:
     """One kernel to compile.
 
-    The candidate's design has the cluster limits that are compiled in. ``key``, its name in the
-    cache, is a digest of everything that shapes its code.
+    The candidate's design holds the cluster limits that are compiled in. ``key`` is the cache key:
+    a digest of everything that shapes the code.
     """
 
     candidate: Candidate
@@ -76,16 +76,16 @@ class Task:
 
     @property
     def process_kind(self) -> ProcessKind:
-        """What its compiler process works for."""
+        """The kind of compiler process that can run this task."""
         return ProcessKind(provider=self.candidate.provider, cuda=self.target.target.cuda)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A kernel that could not be built, and why.
+    """Reason why a kernel could not be built.
 
     Attributes:
-        is_transient: Whether another attempt may succeed: its compiler was killed or took too long.
+        is_transient: True if the compiler was killed or timed out, so another attempt may succeed.
     """
 
     task: Task
@@ -94,15 +94,15 @@ class Failure:
 
     @property
     def own_reason(self) -> str:
-        """The reason without the operator's name, which providers put in front of theirs."""
+        """The reason without the operator name that providers prepend."""
         return self.reason.removeprefix(f"{self.task.candidate.operator}: ")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """What a worker process answers to a task.
+    """A worker's answer to a task.
 
-    ``was_there`` is whether another process compiled the kernel in the meantime.
+    ``was_there`` is True if another process compiled the kernel in the meantime.
     """
 
     failure: Failure | None = None
@@ -110,18 +110,18 @@ class TaskResult:
 
 
 class KernelWorkers(Protocol):
-    """Compiler processes."""
+    """Pool of compiler processes."""
 
     def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
-        """Work on all tasks; see `Workers.run`."""
+        """Runs all tasks; see `Workers.run`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compilation:
     """Result of a compile stage.
 
-    ``kernels`` are by the key of their tasks; those that were not ``compiled`` now were in the
-    cache. ``failures`` are in the order of the tasks.
+    ``kernels`` maps task keys to cache entries. ``compiled`` counts the kernels compiled in this
+    run; the others came from the cache. ``failures`` are in task order.
     """
 
     kernels: dict[str, Entry]
@@ -132,10 +132,10 @@ class Compilation:
 def make_tasks(
     candidates: Iterable[Candidate], target: BuildTarget, provider: Provider
 ) -> tuple[Task, ...]:
-    """Make the tasks that compile one target's candidates.
+    """Makes the tasks that compile one target's candidates.
 
-    A key covers what changes the code and nothing else: neither paths nor times, and of the device
-    profile only the numbers that the kernel is compiled with.
+    A key covers exactly what changes the code. It contains no paths or times, and from the device
+    profile only the numbers that are compiled in.
 
     Raises:
         ToolchainError: If the compiler side is incomplete.
@@ -171,7 +171,7 @@ def make_tasks(
 
 
 def _with_cluster_limits(candidate: Candidate, device: DeviceProfile) -> Candidate:
-    """Add the numbers of a device profile that are compiled in to a candidate's design."""
+    """Adds the device-profile numbers that are compiled in to a candidate's design."""
     facts = {size: device.cluster_capacity(size) for size in sorted(candidate.cluster_sizes)}
     limits = tuple(
         ClusterLimit(cluster_size=size, max_active=fact.value, basis=fact.basis)
@@ -181,20 +181,20 @@ def _with_cluster_limits(candidate: Candidate, device: DeviceProfile) -> Candida
 
 
 Worked = tuple[Task, TaskResult | WorkerDied]
-"""A task and what came of it."""
+"""A task with its result."""
 
 
 class WorkersOfProviders:
-    """Compiler processes, those of one `ProcessKind` after those of another; a context manager.
+    """Compiler processes, one `ProcessKind` at a time. A context manager.
 
-    A process works for one provider alone: a library may change the compiler for all code of the
-    process that imports it, and what a kernel becomes must not depend on what came before it. And
-    it has room for one CUDA version's compiler.
+    A process serves a single provider, because an imported library may change the compiler for all
+    code in the process, and a kernel must not depend on earlier tasks. A process can load only one
+    CUDA version's compiler.
 
     Args:
-        cache: Where kernels are stored.
-        jobs: Processes at a time.
-        first: That whose processes are started at once.
+        cache: Cache that stores the kernels.
+        jobs: Number of concurrent processes.
+        first: Kind whose processes start at once.
     """
 
     def __init__(self, cache: Cache, jobs: int, first: ProcessKind) -> None:
@@ -210,7 +210,7 @@ class WorkersOfProviders:
         self._workers.__exit__()
 
     def run(self, items: Sequence[Task], /) -> Iterator[Worked]:
-        """Work on all tasks; see `Workers.run`."""
+        """Runs all tasks; see `Workers.run`."""
         wanted = dict.fromkeys(task.process_kind for task in items)
         for kind in sorted(wanted, key=lambda one: one != self._kind):
             if kind != self._kind:
@@ -224,7 +224,7 @@ class WorkersOfProviders:
                 raise WorkersCannotStart(f"those of {kind}: {error}") from error
 
     def _run_groups(self, groups: Sequence[tuple[Task, ...]]) -> Iterator[Worked]:
-        """Work on all groups; where a process dies of several tasks, on each of these by itself."""
+        """Runs all groups. If a process dies on a group of several tasks, runs these one by one."""
         apart: list[tuple[Task, ...]] = []
         for tasks, outcomes in self._workers.run(groups):
             if not isinstance(outcomes, WorkerDied):
@@ -238,9 +238,9 @@ class WorkersOfProviders:
 
 
 def of_one_device_code(tasks: Iterable[Task]) -> list[tuple[Task, ...]]:
-    """Join the tasks whose kernels differ in the platform of their host alone.
+    """Groups tasks whose kernels differ only in the host platform.
 
-    A process does them in a row, so that a provider can compile once what they have in common.
+    One process runs a group in sequence, so a provider can compile the shared part once.
     """
     groups: dict[Hashable, list[Task]] = {}
     for task in tasks:
@@ -250,11 +250,11 @@ def of_one_device_code(tasks: Iterable[Task]) -> list[tuple[Task, ...]]:
 
 
 CompilerProcesses = Workers[tuple[Task, ...], tuple[TaskResult, ...]]
-"""Processes that each do the tasks of one device code at a time."""
+"""Processes that each run one group of tasks with the same device code at a time."""
 
 
 def start_workers(cache: Cache, jobs: int, kind: ProcessKind) -> CompilerProcesses:
-    """Start compiler processes, which import the compiler at once."""
+    """Starts compiler processes, which import the compiler at once."""
     return Workers(
         jobs,
         functools.partial(_run_tasks, directory=cache.directory),
@@ -271,16 +271,16 @@ def compile_all(
     progress: Progress | None = None,
     workers: KernelWorkers | None = None,
 ) -> Compilation:
-    """Read every task's kernel from the cache, after compiling those that are not there.
+    """Reads every task's kernel from the cache, after compiling the missing ones.
 
-    Workers store what they finish at once, so an interrupted build continues where it stopped.
+    Workers store each kernel at once, so an interrupted build resumes where it stopped.
 
     Several tasks may share a key. ``progress`` is called at the start (with 0 done) and after each
-    kernel. Compiler processes are started here, unless ``workers`` run already.
+    kernel. Starts compiler processes unless ``workers`` already run.
 
     Raises:
         StorageError: If the cache or the directory for temporary files cannot be written, or a
-            kernel is gone that was just compiled.
+            kernel disappeared after it was compiled.
         ToolchainError: If the compiler side is incomplete.
     """
     unique = {task.key: task for task in tasks}
@@ -327,7 +327,7 @@ def _read_compiled(task: Task, cache: Cache) -> Entry:
 
 
 def _results(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Task, TaskResult]]:
-    """Yield the result of each task; a process that dies on its task is a failure of that task."""
+    """Yields each task's result. A process that dies on a task makes that task a failure."""
     try:
         for task, outcome in workers.run(tasks):
             if isinstance(outcome, WorkerDied):
@@ -343,7 +343,7 @@ def _results(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Ta
 
 
 def death_text(death: WorkerDied) -> str:
-    """Say why a kernel whose compiler was killed is missing."""
+    """Returns the failure reason for a kernel whose compiler process died."""
     if isinstance(death, TimeLimitExceeded):
         return (
             f"its compiler was killed: {death}; set {COMPILE_TIMEOUT_VARIABLE} to allow more, or "
@@ -359,8 +359,8 @@ def _prepare_worker(kind: ProcessKind, directory: Path) -> None:
 
 
 def _keep_temporary_files_private(directory: Path) -> None:
-    """Move temporary files to the cache if others could change them in the usual place."""
-    with contextlib.suppress(OSError):  # whoever writes to an unwritable directory reports it
+    """Moves temporary files into the cache directory if others can write the system's."""
+    with contextlib.suppress(OSError):  # the later write reports an unwritable directory
         if writable_by_others(Path(tempfile.gettempdir()).absolute()) is None:
             return
         place = (directory / "temporary").absolute()
@@ -371,13 +371,13 @@ def _keep_temporary_files_private(directory: Path) -> None:
                 f"others could change what compilers write, in {tempfile.gettempdir()} and in the "
                 f"cache: {reason}; or set TMPDIR to a directory that only you can write"
             )
-        # Workers are killed when they are done, so none removes it; the next one to start does.
+        # Workers are killed when they are done and cannot remove it; the next worker to start does.
         made = temporary_directory.make(place)
         tempfile.tempdir = os.environ["TMPDIR"] = str(made)
 
 
 _worker_provider = functools.cache(load_provider)
-"""The provider of this worker process, which keeps it for all its tasks."""
+"""The provider of this worker process, loaded once for all its tasks."""
 
 
 def _run_tasks(tasks: tuple[Task, ...], directory: Path) -> tuple[TaskResult, ...]:
@@ -385,10 +385,10 @@ def _run_tasks(tasks: tuple[Task, ...], directory: Path) -> tuple[TaskResult, ..
 
 
 def _run_task(task: Task, directory: Path) -> TaskResult:
-    """Compile, link and store one kernel in a worker, unless another process has just done so."""
+    """Compiles, links and stores one kernel, unless another process has just done so."""
     cache = Cache(directory, quiet=True)  # the parent has already warned
     with contextlib.ExitStack() as stack:
-        with clock_stopped():  # the time of another process that compiles it does not count
+        with clock_stopped():  # waiting for another process must not count
             stack.enter_context(locked(cache.lock_path(f"kernel-{task.key}")))
         if cache.get(task.key) is not None:
             return TaskResult(was_there=True)
@@ -398,7 +398,7 @@ def _run_task(task: Task, directory: Path) -> TaskResult:
 
 
 def _compile_and_store(task: Task, cache: Cache) -> str | None:
-    """Compile, link and store a kernel; return why that failed, or None."""
+    """Compiles, links and stores a kernel; returns the failure reason, or None on success."""
     try:
         relocatable = _worker_provider(task.candidate.provider).compile(task.candidate, task.target)
         payload = linker.link(relocatable, task.candidate.calling_convention, task.target.target)

@@ -1,4 +1,4 @@
-"""How many compiler processes this machine takes, and how long one kernel may."""
+"""Number of compiler processes that fit on this machine, and the time limit per kernel."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from nvgemm_runtime.settings import COMPILE_TIMEOUT_VARIABLE, MOST_DIGITS, shown
 _log = logging.getLogger(__name__)
 
 DEFAULT_LIMIT_SECONDS = 300.0
-"""Hundreds of times what kernels take (0.35 to 1.5 s on one core)."""
+"""Hundreds of times the usual compile time, which is 0.35 to 1.5 s per kernel on one core."""
 
 
 _MOST_SECONDS = 1e9
-"""Longest limit that is kept; beyond it there is none, as timers take no larger numbers."""
+"""Longest limit, in seconds. Longer values mean no limit, because timers take no larger numbers."""
 
 
 def default_jobs() -> int:
-    """How many worker processes fit on this machine: one a core, fewer if memory is short."""
+    """Returns the number of workers for this machine: one per core, fewer if memory is short."""
     return max(1, min(len(os.sched_getaffinity(0)), _free_memory_bytes() // _WORKER_BYTES))
 
 
 _WORKER_BYTES = 1_500_000_000
-"""Memory to allow for a worker: a compiler process takes about 1 GB."""
+"""Memory budget per worker: a compiler process takes about 1 GB."""
 
 
 _CGROUPS = (
@@ -37,7 +37,7 @@ _CGROUPS = (
         Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
     ),
 )
-"""Limit and use of memory in a container, by either version of cgroups."""
+"""Memory limit and usage files of a container, for cgroups v2 and v1."""
 
 
 def _free_memory_bytes() -> int:
@@ -61,7 +61,7 @@ def _read_number(file: Path, name: str) -> int | None:
 
 
 def compile_limit_seconds() -> float:
-    """The user's time limit for one kernel, or the default; warns of a value that is no number."""
+    """Returns the user's time limit per kernel, or the default; warns of an invalid value."""
     text = os.environ.get(COMPILE_TIMEOUT_VARIABLE)
     if not text:
         return DEFAULT_LIMIT_SECONDS

@@ -1,4 +1,4 @@
-"""Computes the length of a bundle's header from its plan, before any kernel is compiled."""
+"""Computes a bundle's header length from its plan, before any kernel is compiled."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from nvgemm_runtime.gemm.target import Target
 from .plan import Plan
 
 _TYPICAL_SPAN = Span(offset=10_000_000, stored_bytes=10_000, content_bytes=100_000)
-"""Stands for the span of a kernel that is not compiled yet, with as many digits as most have."""
+"""Placeholder span for a kernel that is not compiled yet, with a typical number of digits."""
 
 
 def require_readable_size(
     manifest: str, target: Target, plan: Plan, further: Sequence[Plan] = ()
 ) -> None:
-    """Refuse a plan whose bundle would have a header that is too long for readers.
+    """Refuses a plan whose bundle header would be too long for readers.
 
-    ``further`` are the plans for other products of the same bundle. Compile failures lengthen a
-    header, so the writer checks the finished one again.
+    ``further`` are the same bundle's plans for other products. Compile failures lengthen a header,
+    so the writer checks the final header again.
 
     Raises:
         ManifestError: If the header is longer than `MAX_HEADER_BYTES`.
@@ -46,7 +46,7 @@ def require_readable_size(
 
 
 def planned_header_bytes(target: Target, plan: Plan, further: Sequence[Plan] = ()) -> int:
-    """Approximate length of the header of a plan's bundle: compile failures are not known yet."""
+    """Returns the approximate header length for a plan's bundle; ignores compile failures."""
     digest = sha256_hex(b"")
     candidates = dict.fromkeys(c for one in (plan, *further) for c in one.candidates)
     header = Header(

@@ -40,16 +40,16 @@ FLAGS = (
     "-Wl,-z,relro",
     "-Wl,-z,noseparate-code",  # 6 % less to hash and to map
 )
-"""Flags of every link, as a compiler driver takes them. All kernels define the same internal names,
-so nothing but the entry point may be visible, and nothing in the output may depend on when or where
-it was made. Hash style and page size are defaults that distributions change."""
+"""Flags for every link, in compiler-driver form. All kernels define the same internal names, so
+only the entry point may be visible. Output must not depend on when or where it was linked. Hash
+style and page size are set because distributions change their defaults."""
 
 _STUBS = {"linux_aarch64": "aarch64-unknown-linux-gnu"}
-"""By platform: NVIDIA's folder of libraries to link against that hold no code."""
+"""NVIDIA's folder of stub libraries to link against, by platform."""
 
 _KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")
-"""The only environment variables that a compiler driver gets. Others, such as LD_RUN_PATH, change
-its output, and cache keys do not cover them."""
+"""The only environment variables that a compiler driver receives. Others, such as LD_RUN_PATH,
+change its output, and cache keys do not cover them."""
 
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
 
@@ -58,10 +58,10 @@ _C_COMPILERS = ("cc", "gcc", "clang")
 
 @functools.cache
 def c_compiler() -> tuple[str, ...]:
-    """The system's C compiler driver with its arguments: ``$CC``, else the first of cc, gcc, clang.
+    """Returns the C compiler driver with its arguments: ``$CC``, or the first of cc, gcc, clang.
 
     Raises:
-        ToolchainError: If there is none.
+        ToolchainError: If no C compiler is installed.
     """
     if named := os.environ.get("CC"):
         try:
@@ -84,13 +84,13 @@ def c_compiler() -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Linker:
-    """What links for one platform.
+    """Linker command for one platform.
 
     Attributes:
-        command: The program, with the arguments that it is always given.
-        own: How many words of ``command`` say nothing of what it makes.
-        is_driver: Whether it is a compiler driver, which hands on what begins with ``-Wl,``.
-        remedy: What to do where it does not work.
+        command: The program, with the arguments that every call gets.
+        own: Number of leading words in ``command`` that do not affect the output.
+        is_driver: True for a compiler driver, which forwards arguments that begin with ``-Wl,``.
+        remedy: Next step for the user if the linker does not work.
     """
 
     command: tuple[str, ...]
@@ -99,21 +99,21 @@ class Linker:
     remedy: str
 
     def arguments(self, *flags: str) -> list[str]:
-        """Flags of a compiler driver, as this linker takes them."""
+        """Converts compiler-driver flags to this linker's form."""
         if self.is_driver:
             return [*flags]
-        # The linker itself adds no start-up code.
+        # The bare linker adds no start-up code.
         words = (flag.removeprefix("-Wl,") for flag in flags if flag != "-nostdlib")
         return [word for listed in words for word in listed.split(",")]
 
 
 def linker_of(platform: str) -> Linker:
-    """The linker of a platform: the system's for x86-64, LLVM's for others, on whatever machine.
+    """Returns a platform's linker: the system's for x86-64, LLVM's for any other platform.
 
-    So what is built for another platform does not depend on where it is built.
+    The output for a foreign platform therefore does not depend on the build machine.
 
     Raises:
-        ToolchainError: If it is not installed.
+        ToolchainError: If the linker is not installed.
     """
     if platform == PLATFORMS[0]:
         remedy = "install the linker (Debian: apt-get install binutils) or set CC"
@@ -129,7 +129,7 @@ def linker_of(platform: str) -> Linker:
 
 
 def linker_flags(platform: str) -> list[str]:
-    """All that shapes what a platform's linker makes, but for names of files and libraries."""
+    """Returns everything that shapes a platform's linker output, except file and library names."""
     linker = linker_of(platform)
     page = f"-Wl,-z,max-page-size={PAGE_BYTES[platform]}"
     return [*linker.command[linker.own :], *linker.arguments(*FLAGS, page)]
@@ -137,10 +137,10 @@ def linker_flags(platform: str) -> list[str]:
 
 @functools.cache
 def linker_version(platform: str) -> str:
-    """First line of what a platform's linker prints as its version; part of every cache key.
+    """Returns the first line of a linker's version output, which is part of every cache key.
 
     Raises:
-        ToolchainError: If there is no working linker.
+        ToolchainError: If no linker works.
     """
     linker = linker_of(platform)
     command = [*linker.command, *linker.arguments("-Wl,--version")]
@@ -155,7 +155,7 @@ def linker_version(platform: str) -> str:
 
 
 def _run(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command with the environment variables of `_KEPT_VARIABLES` alone."""
+    """Runs a command with only the environment variables in `_KEPT_VARIABLES`."""
     kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     return subprocess.run(
         command,
@@ -168,10 +168,10 @@ def _run(command: Sequence[str], folder: Path | None = None) -> subprocess.Compl
 
 
 def linker_identity(platform: str) -> tuple[str, str]:
-    """Name and version of a platform's linker, e.g. ``("GNU ld", "2.40")``.
+    """Returns the name and version of a platform's linker, e.g. ``("GNU ld", "2.40")``.
 
     Raises:
-        ToolchainError: If there is no working linker.
+        ToolchainError: If no linker works.
     """
     line = linker_version(platform)
     number = _VERSION.search(line)
@@ -182,13 +182,13 @@ def linker_identity(platform: str) -> tuple[str, str]:
 
 @functools.cache
 def library_directories(target: Target) -> tuple[Path, ...]:
-    """Where the libraries lie that kernels of a target are linked against.
+    """Returns the directories that hold the libraries a target's kernels link against.
 
-    Those of x86-64 are the installed ones: libcute_dsl_runtime.so and libtvm_ffi.so. Those of
-    another platform are one of NVIDIA's stubs; TVM-FFI has none (`_ffi_stub`).
+    x86-64 uses the installed libcute_dsl_runtime.so and libtvm_ffi.so. Other platforms use NVIDIA's
+    stub for the former; TVM-FFI has no stub (see `_ffi_stub`).
 
     Raises:
-        ToolchainError: If one is missing, with the command that installs it.
+        ToolchainError: If a library is missing, with the command that installs it.
     """
     stubs = _STUBS.get(target.platform)
     folder = f"{target.cuda}/lib" + (f"/stubs/{stubs}" if stubs else "")
@@ -217,16 +217,16 @@ def _install_command(library: str, cuda: str) -> str:
 
 
 def link(relocatable: bytes, calling_convention: str, target: Target) -> bytes:
-    """Link one object, and check that the result is what the toolchain is known to make.
+    """Links one object and checks that the result has the form this toolchain produces.
 
-    The function that the calling convention names alone stays visible. A kernel for the CPU needs
-    no library for device code. Equal inputs give equal bytes.
+    Only the calling convention's entry point stays visible. A CPU kernel needs no library for
+    device code. Equal inputs give equal bytes.
 
     Raises:
         LinkError: If the calling convention is unknown, the object is for another platform, the
-            linker fails, or its output needs what the runtime does not have.
-        ToolchainError: If there is no linker or a library is missing.
-        OSError: If there is no space for temporary files.
+            linker fails, or its output needs something that the runtime lacks.
+        ToolchainError: If the linker or a library is missing.
+        OSError: If no space is left for temporary files.
     """
     convention = parse_calling_convention(calling_convention)
     if convention is None:
@@ -259,14 +259,14 @@ def link(relocatable: bytes, calling_convention: str, target: Target) -> bytes:
 _COMMENTARY = re.compile(
     r"collect2: error: ld returned |clang.*: linker command failed|.*: in function |>>>|.*warning: "
 )
-"""Lines of a linker's output that do not say what is wrong: GNU's, LLVM's and their drivers'."""
+"""Linker output lines without the cause, from GNU's and LLVM's linkers and their drivers."""
 
 _MOST_SHOWN = 200
-"""Most characters of a linker's output in a message."""
+"""Most characters of linker output in a message."""
 
 
 def _failure_text(command: Sequence[str], output: str) -> str:
-    """Say that a linker failed, with the first line of its output that says why."""
+    """Returns a message for a failed link, with the first output line that states the cause."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if not _COMMENTARY.match(line)] or lines
     shown = one_line(telling[0])[:_MOST_SHOWN] if telling else "it printed no error"
@@ -274,10 +274,10 @@ def _failure_text(command: Sequence[str], output: str) -> str:
 
 
 def _require_object_for(platform: str, relocatable: bytes) -> None:
-    """Refuse an object for another processor than the platform's; the linker refuses what is none.
+    """Refuses an object for another processor. The linker itself refuses a file that is no object.
 
     Raises:
-        LinkError: If it is one.
+        LinkError: If the object's machine is not the platform's.
     """
     try:
         machine = object_machine(relocatable)
@@ -291,7 +291,7 @@ def _require_object_for(platform: str, relocatable: bytes) -> None:
 
 
 def _libraries(target: Target, folder: Path, *, on_cpu: bool) -> list[str]:
-    """Arguments that name the libraries; a stub of TVM-FFI is put into ``folder`` if needed."""
+    """Returns the library arguments; writes a TVM-FFI stub to ``folder`` if needed."""
     places = [*library_directories(target)]
     if target.platform in _STUBS:
         _ffi_stub(target.platform, folder)
@@ -306,7 +306,7 @@ def _libraries(target: Target, folder: Path, *, on_cpu: bool) -> list[str]:
 
 
 def _ffi_stub(platform: str, folder: Path) -> None:
-    """Make a library that has the names of TVM-FFI's functions that kernels call, and no code."""
+    """Makes a TVM-FFI stub: a library with the function names that kernels call, and no code."""
     names = "".join(f"{name} = 0;\n" for name in sorted(FFI_SYMBOLS))
     (folder / "names").write_text(names)
     made = ("-shared", "-m", _EMULATIONS[platform], "-soname", FFI_LIBRARY, "-o", FFI_LIBRARY)
@@ -317,4 +317,4 @@ def _ffi_stub(platform: str, folder: Path) -> None:
 
 
 _EMULATIONS = {"linux_aarch64": "aarch64linux"}
-"""By platform: what LLVM's linker calls it where no object says it."""
+"""LLVM linker emulation by platform, for links without an object that implies it."""

@@ -1,4 +1,4 @@
-"""The build from end to end: a manifest is planned, compiled, assembled and written."""
+"""Runs a build from end to end: plans, compiles, assembles and writes a manifest's bundles."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from .plan import (
 class BuiltBundle:
     """One bundle of a finished build.
 
-    ``up_to_date`` is whether the file was already what this build makes, so that it was left alone.
+    ``up_to_date`` is True if the file already had this build's content and was left alone.
     """
 
     path: Path
@@ -68,12 +68,12 @@ class MeasuredTarget:
 
     Attributes:
         target: The target.
-        device: The product's profile, by name.
-        standings: Those of the problems that are ranked by measured times.
-        own: Those of them of which a file of the user's has measurements; the others are ranked by
-            shipped ones.
-        estimated: How many problems are ranked by estimates.
-        notes: What is not used of measurements, and why.
+        device: Name of the product's profile.
+        standings: Standing of each problem that is ranked by measured times.
+        own: Problems in ``standings`` that the user's own files measured. Shipped rankings serve
+            the others.
+        estimated: Number of problems ranked by estimates.
+        notes: Measurements that are not used, with the reasons.
     """
 
     target: Target
@@ -88,9 +88,9 @@ class MeasuredTarget:
 class BuildResult:
     """A finished build.
 
-    There is a bundle for each target that serves any of the problems. Kernels that were not
-    ``compiled`` now came from the cache. ``removed`` are bundles of earlier builds whose targets no
-    longer serve any of the problems.
+    Each target that serves any problem has a bundle. ``compiled`` counts the kernels compiled in
+    this run; the others came from the cache. ``removed`` are bundles from earlier builds whose
+    targets no longer serve any problem.
     """
 
     bundles: tuple[BuiltBundle, ...]
@@ -101,12 +101,13 @@ class BuildResult:
 
 
 def provider_of(manifest: Manifest) -> Provider:
-    """Creates the provider, or all providers as one, of a manifest's kernels.
+    """Creates the provider for a manifest's kernels, combining several into one.
 
-    Without names, those are all that come with the builder; see `default_providers`.
+    Without names in the manifest, uses all providers that come with the builder; see
+    `default_providers`.
 
     Raises:
-        ToolchainError: If it names one that does not exist.
+        ToolchainError: If the manifest names a provider that does not exist.
     """
     usual = default_providers(entry.problem.signature for entry in manifest.declared)
     return load_provider(SEPARATOR.join(manifest.providers or usual))
@@ -115,7 +116,7 @@ def provider_of(manifest: Manifest) -> Provider:
 def look_up_plans(
     manifest: Manifest, cache: Cache, provider: Provider, rankings: Rankings | None = None
 ) -> tuple[PlanLookup, ...]:
-    """Look for the plan of each target and product of a manifest in the cache.
+    """Looks in the cache for the plan of each target and product of a manifest.
 
     See `plan.look_up_plan`.
     """
@@ -145,20 +146,19 @@ def plan_build(
     rankings: Rankings | None = None,
     prunes: bool = False,
 ) -> tuple[PlannedTarget, ...]:
-    """Plan every target of a manifest; see `plan.make_plan`.
+    """Plans every target of a manifest; see `plan.make_plan`.
 
     Problems for which a target has no operator are in its plan, with the reason.
 
-    Kernels come from the manifest's providers, unless a provider is given. ``lookups`` are what
-    `look_up_plans` returned for ``rankings``, if the caller has asked already; every rejection goes
-    to ``on_rejection``.
+    ``provider`` replaces the manifest's providers. ``lookups`` is the result of `look_up_plans` for
+    ``rankings``, if the caller already has it. Every rejection goes to ``on_rejection``.
 
     Raises:
-        ManifestError: If a target's bundle would hold more than readers take.
+        ManifestError: If a target's bundle would be too large for readers.
         ToolchainError: If the compiler side is incomplete.
     """
     source = provider or provider_of(manifest)
-    # Before the linker is looked for: where the builder is not installed, that is the reason.
+    # Before the linker is looked for: without the builder installed, that is the reason to report.
     found = lookups or look_up_plans(manifest, cache, source, rankings)
     planned = []
     for target in manifest.bundle_targets:
@@ -209,7 +209,7 @@ def _plan_device(
 
 
 def without_operator(planned: Sequence[PlannedTarget]) -> tuple[Unserved, ...]:
-    """The problems for which targets have no operator, on any product or on one."""
+    """Returns the problems for which a target has no operator, on all products or on some."""
     found: list[Unserved] = []
     for item in planned:
         nowhere = unserved_everywhere([dict(device.plan.unserved) for device in item.devices])
@@ -239,31 +239,30 @@ def build(
     rankings: Rankings | None = None,
     prunes: bool = False,
 ) -> BuildResult:
-    """Build the bundles of a manifest, one a target.
+    """Builds a manifest's bundles, one per target.
 
-    Nothing is written to ``out_dir`` before every kernel of every target is compiled. A bundle that
-    is already what the build would make is left alone. A problem for which a target has no
-    operator, or none that compiles, is left out of that target's bundle, which records the reason.
-    A target that serves none of the problems gets no bundle, and that of an earlier build is
-    removed.
+    Writes nothing to ``out_dir`` before every kernel of every target is compiled. Leaves a bundle
+    alone if it already has this build's content. If a target has no operator for a problem, or none
+    that compiles, its bundle omits the problem and records the reason. A target that serves no
+    problem gets no bundle, and its earlier bundle is removed.
 
     Args:
-        manifest: What to build.
-        out_dir: Where bundles go, as ``<manifest name>-<target>.nvgemm``.
-        cache: Build cache. One in which others could change kernels is not used, with a warning.
-        jobs: Compiler processes; by default as many as fit on this machine.
-        strict: Whether one kernel that does not compile, or one problem that a target has no
-            operator for, fails the build.
-        provider: Where kernels come from; by default those that the manifest names.
+        manifest: Manifest to build.
+        out_dir: Output directory for bundles named ``<manifest name>-<target>.nvgemm``.
+        cache: Build cache. A cache in which others could change kernels is not used, with a
+            warning.
+        jobs: Number of compiler processes; by default as many as fit on this machine.
+        strict: True to fail if a kernel does not compile or a target has no operator for a problem.
+        provider: Kernel source; by default the manifest's providers.
         progress: Called after each kernel.
-        rankings: Measured times to rank by instead of estimates, where they fit.
-        prunes: Whether only kernels that win somewhere stay; see `keep_winners`.
+        rankings: Measured times, which replace estimates where they fit.
+        prunes: True to drop kernels that win nowhere; see `keep_winners`.
 
     Raises:
-        ManifestError: If a target's bundle would hold more than readers take.
-        NoCandidateError: If there is no operator for any problem, or ``strict`` and one has none.
-        RankingsError: If ``strict``, and none of ``rankings`` fits.
-        CompileError: If no kernel compiles at all, or ``strict`` and one does not.
+        ManifestError: If a target's bundle would be too large for readers.
+        NoCandidateError: If no problem has an operator, or ``strict`` and some problem has none.
+        RankingsError: If ``strict`` and none of ``rankings`` fits.
+        CompileError: If no kernel compiles, or ``strict`` and some kernel does not.
         StorageError: If the cache or ``out_dir`` cannot be written.
         ToolchainError: If the compiler side is incomplete.
     """
@@ -274,7 +273,7 @@ def build(
         workers: KernelWorkers | None = None
         lookups = look_up_plans(manifest, cache, source, rankings)
         if any(lookup.stored is None for lookup in lookups):
-            # Planning takes as long as compilers take to start: let both happen at once.
+            # Planning takes as long as compilers take to start, so both run at once.
             workers = stack.enter_context(
                 WorkersOfProviders(
                     cache,
@@ -336,7 +335,7 @@ def build(
 
 
 def measured_of(planned: Sequence[PlannedTarget]) -> tuple[MeasuredTarget, ...]:
-    """Tells what the problems of each target are ranked by, product by product."""
+    """Returns the ranking sources of each target's problems, product by product."""
     return tuple(
         _measured_of(target.target.target, item) for target in planned for item in target.devices
     )
@@ -358,7 +357,7 @@ def _measured_of(target: Target, item: PlannedDevice) -> MeasuredTarget:
 
 
 def _standings(plan: Plan, measured: UsableRankings) -> dict[Problem, str]:
-    """Standings of the problems of whose measured operators the plan has any."""
+    """Returns the standings of problems for which the plan has a measured operator."""
     operators = [operator_of(candidate) for candidate in plan.candidates]
     standings = {}
     for planned in plan.problems:
@@ -384,7 +383,7 @@ def require_used(measured: Sequence[MeasuredTarget], rankings: Rankings | None) 
     """Requires, for ``--strict``, that the user's rankings, if any, serve a problem of some target.
 
     Raises:
-        RankingsError: If not, with the reasons.
+        RankingsError: If they serve none, with the reasons.
     """
     is_given = rankings is not None and any(not entry.is_shipped for entry in rankings.entries)
     if not is_given or any(one.own for one in measured):
@@ -399,7 +398,7 @@ def _bundle_path(out_dir: Path, manifest: Manifest, target: Target) -> Path:
 
 
 def _up_to_date(path: Path, key: str) -> BuiltBundle | None:
-    """The bundle at ``path``, if it is intact, has this key, and only this user can write it."""
+    """Opens a bundle if it is intact, has this key, and only this user can write it."""
     try:
         if writable_by_others(path.absolute()) is not None:
             return None

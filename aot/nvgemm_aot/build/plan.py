@@ -1,7 +1,8 @@
-"""The plan of one target's build: which kernels to compile, and each problem's ranking of them.
+"""Plans one target's build: the kernels to compile, and their ranking for each problem.
 
-Making a plan asks the provider and its runtime model, which are slow to import. Plans are therefore
-cached, under a digest of everything that shapes them and of the modules that make them.
+A plan needs the provider and its runtime model, which are slow to import. Plans are therefore
+cached. The key is a digest of everything that shapes a plan, including the source of the modules
+that make it.
 """
 
 from __future__ import annotations
@@ -59,16 +60,16 @@ _MAKERS = tuple(
         *("runtime.gemm.roles", "runtime.gemm.target"),
     )
 )
-"""Modules whose source shapes a plan, besides those of the provider and the runtime model."""
+"""Modules whose source shapes a plan, in addition to the provider's and the runtime model's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedProblem:
     """One problem's ranking.
 
-    ``choices`` are pairs of a position in ``Plan.candidates`` and a time in nanoseconds: measured
-    where rankings are used for the problem, else estimated. ``is_declared`` is whether the manifest
-    declares it: see `_measured_and_not_declared`.
+    ``choices`` are pairs of an index into ``Plan.candidates`` and a time in nanoseconds: measured
+    if rankings are used for the problem, else estimated. ``is_declared`` is False for problems that
+    `_measured_and_not_declared` adds.
     """
 
     problem: Problem
@@ -78,12 +79,11 @@ class PlannedProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to build for one target.
+    """Kernels and rankings to build for one target.
 
-    Each of ``candidates`` stands once, in order of signature, name and provider; ``problems`` are
-    in their own order; ``unserved`` are those that no operator supports, each with the reason.
-    ``unoffered`` are operators that were measured and would fit, but that the provider does not
-    list.
+    ``candidates`` are unique and sorted by signature, name and provider. ``problems`` are sorted.
+    ``unserved`` are the problems that no operator supports, with the reasons. ``unoffered`` are
+    measured operators that would fit but that the provider does not list.
     """
 
     candidates: tuple[Candidate, ...]
@@ -94,14 +94,14 @@ class Plan:
 
 
 RejectionSink = Callable[[BuildTarget, Problem, Rejection], None]
-"""Called with every operator that a problem could not or did not get on a target."""
+"""Callback for every operator that a problem cannot use or does not use on a target."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanLookup:
-    """What determines the plan of one target, and the plan if the cache has it.
+    """Inputs of one target's plan, and the plan itself if the cache has it.
 
-    ``not_declared`` are problems that were measured and that the manifest does not declare: see
+    ``not_declared`` are measured problems that the manifest does not declare: see
     `_measured_and_not_declared`.
     """
 
@@ -126,10 +126,10 @@ def look_up_plan(
     *,
     beside: Collection[str] = (),
 ) -> PlanLookup:
-    """Look for the plan of one target in the cache, which is quick.
+    """Looks for one target's plan in the cache, which is quick.
 
-    What ``rankings`` measured and the build can use takes the place of estimates. ``beside`` are
-    the GPU products that the same build ranks for as well.
+    Usable measurements in ``rankings`` replace estimates. ``beside`` are the other GPU products
+    that the same build ranks for.
     """
     measured = None
     if rankings is not None:
@@ -187,10 +187,10 @@ def look_up_plan(
 
 
 def likely_provider(lookup: PlanLookup) -> str:
-    """Guesses whose kernels the plan will rank first, so that its compiler can be started early.
+    """Guesses the provider that the plan will rank first, so that its compiler can start early.
 
-    That is the only provider of a signature where there is one, else the one whose estimates were
-    fitted on measurements, else the first.
+    Takes the only provider of the first signature if there is just one, else the provider whose
+    estimates were fitted on measurements, else the first.
     """
     names = [part.name for part in parts_of(lookup.provider)]
     signature = lookup.declared[0].problem.signature
@@ -202,9 +202,9 @@ def likely_provider(lookup: PlanLookup) -> str:
 def _measured_and_not_declared(
     declared: Sequence[Declared], measured: UsableRankings
 ) -> tuple[Declared, ...]:
-    """Measured problems whose m lies between those of two declared ones, equal in all else.
+    """Returns measured problems whose m lies between two declared ones that are equal in all else.
 
-    Tables that choose a kernel by m need them. As many kernels are asked for as at the m below.
+    Tables that dispatch by m need them. The number of candidates is that of the next smaller m.
     """
     lines: dict[Problem, dict[int, Declared]] = {}
     for entry in declared:
@@ -221,10 +221,10 @@ def _measured_and_not_declared(
 def make_plan(
     lookup: PlanLookup, cache: Cache, *, on_rejection: RejectionSink | None = None
 ) -> Plan:
-    """Return the stored plan of one target, or make it.
+    """Returns one target's stored plan, or makes it.
 
-    With ``on_rejection``, the plan is always made anew, and every rejection is reported. A new plan
-    is kept if the cache can be written.
+    With ``on_rejection``, always makes a new plan and reports every rejection. Stores a new plan if
+    the cache is writable.
     """
     if lookup.stored is not None and on_rejection is None:
         return lookup.stored
@@ -270,7 +270,7 @@ def _plan_anew(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
 
 
 def _unoffered(lookup: PlanLookup, problem: Problem, enumeration: Enumeration) -> set[Operator]:
-    """Operators that were measured for a problem, and that the provider does not list."""
+    """Returns operators that were measured for a problem but that the provider does not list."""
     usable = None if lookup.measured is None else lookup.measured.problems.get(problem)
     if usable is None:
         return set()
@@ -278,12 +278,12 @@ def _unoffered(lookup: PlanLookup, problem: Problem, enumeration: Enumeration) -
 
 
 def operator_of(candidate: Candidate) -> Operator:
-    """What rankings call a candidate."""
+    """Returns a candidate's name in rankings."""
     return Operator(provider=candidate.provider, operator=candidate.operator)
 
 
 def _source_name(lookup: PlanLookup, served: Sequence[Selection]) -> str:
-    """What a plan's estimates come from: all that gave the times of any problem."""
+    """Returns the names of all sources that estimated any of a plan's times."""
     names: dict[str, None] = {}
     for selection in served:
         candidates = [choice.candidate for choice in selection.choices]
@@ -294,7 +294,7 @@ def _source_name(lookup: PlanLookup, served: Sequence[Selection]) -> str:
 def _estimator(
     lookup: PlanLookup, problem: Problem, candidates: Sequence[Candidate]
 ) -> RuntimeModel | Correction | GroupTimes:
-    """What has the last word on a problem's times."""
+    """Returns the source that decides a problem's times."""
     for one in (lookup.group_times, lookup.correction):
         if one is not None and one.applies_to(problem, candidates):
             return one
@@ -328,14 +328,14 @@ def _selections(lookup: PlanLookup) -> Iterator[tuple[Selection, Enumeration]]:
             estimated, offered = selection, enumeration.candidates
             selection = prefer_measured(estimated, offered, usable, entry.candidates)
             if selection is estimated and entry in lookup.not_declared:
-                continue  # none of the kernels that were measured there can be built
+                continue  # no measured kernel can be built
         yield selection, enumeration
 
 
 def _unserved_reason(
     selection: Selection, enumeration: Enumeration, target: BuildTarget
 ) -> UnservedReason:
-    """Why the operators that came furthest were rejected, and whether that holds for all sizes."""
+    """Returns why the operators that came furthest were rejected, and the reason's scope."""
     reasons = [
         "; ".join(sorted({rejection.reason for rejection in rejections}))
         for rejections in (selection.rejections, enumeration.rejections)
@@ -394,10 +394,10 @@ def _decode(document: dict[str, Any]) -> Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Unserved:
-    """A declared problem that no kernel of a target serves; the others are built.
+    """A declared problem that no kernel of a target serves. The other problems are built.
 
-    ``reason`` is one line; ``failed`` is whether there are operators but none compiles. ``device``
-    is the one profile that this holds for; None where it holds for every product of the target.
+    ``reason`` is one line. ``failed`` is True if there are operators but none compiles. ``device``
+    names a profile if only that product lacks a kernel, and is None if every product does.
     """
 
     target: Target
@@ -408,20 +408,20 @@ class Unserved:
 
     @property
     def where(self) -> str:
-        """The target, and the product where it holds for one alone."""
+        """The target, followed by the product if only that one lacks a kernel."""
         name = self.target.short_name
         return name if self.device is None else f"{name} on {self.device}"
 
     @property
     def kept(self) -> UnservedReason:
-        """The reason as a bundle keeps it."""
+        """The reason in the form that a bundle stores."""
         return UnservedReason(text=self.reason, scope=Scope.PROBLEM)
 
 
 def unserved_everywhere(
     several: Sequence[Mapping[Problem, UnservedReason]],
 ) -> dict[Problem, UnservedReason]:
-    """Problems without a kernel for any product, with the first product's reason."""
+    """Returns problems without a kernel on any product, with the first product's reason."""
     first, *others = several
     return {problem: why for problem, why in first.items() if all(problem in one for one in others)}
 
@@ -429,7 +429,7 @@ def unserved_everywhere(
 def one_for_all_products(
     unserved: Iterable[Unserved], nowhere: Collection[Problem]
 ) -> list[Unserved]:
-    """Join what holds for every product of a target: problems of ``nowhere`` stand there once."""
+    """Joins entries that hold for all products: problems in ``nowhere`` appear once."""
     found: dict[tuple[Problem, str | None], Unserved] = {}
     for one in unserved:
         if one.problem in nowhere:
@@ -439,12 +439,12 @@ def one_for_all_products(
 
 
 def require_served(unserved: Sequence[Unserved], targets: int, *, strict: bool = False) -> None:
-    """Require that at least one target serves each problem; if ``strict``, each on each product.
+    """Requires that some target serves each problem; if ``strict``, every target and product.
 
     Raises:
-        CompileError: Naming every problem that none of them serves, and why, if an operator of one
-            does not compile.
-        NoCandidateError: Likewise, if there are no operators.
+        CompileError: If an operator does not compile. Names every problem that no target serves,
+            with the reason.
+        NoCandidateError: If a problem has no operator at all. Same message.
     """
     if strict:
         targets = 1

@@ -1,9 +1,9 @@
-"""Chooses what to compile: for each problem, the candidates most likely to be fast.
+"""Chooses the candidates to compile for each problem: those most likely to be fast.
 
 Candidates that can run a problem are ranked by estimated runtime, corrected where a correction was
-fitted on measurements. A model's estimates tie often, and designs that differ only in scheduling
-always tie, so only a few of each block shape are kept. A small m gets a kernel made for small m if
-at least two are kept. Every candidate left out has its reason.
+fitted on measurements. Model estimates tie often, and designs that differ only in scheduling always
+tie, so only a few candidates per block shape stay. If at least two stay and m is small, one of them
+is made for small m. Every candidate left out has a reason.
 """
 
 from __future__ import annotations
@@ -21,55 +21,55 @@ from ..rankings.entries import Operator
 from ..rankings.usable import Usable
 
 Estimate = Callable[[Problem, BlockShape], "int | None"]
-"""Estimated runtime in nanoseconds, or None; `RuntimeModel.estimate_ns`."""
+"""Estimates a runtime in nanoseconds, or returns None; `RuntimeModel.estimate_ns`."""
 
 Correct = Callable[[Problem, Sequence[Candidate], Sequence["int | None"]], "list[int | None]"]
-"""Corrects the estimates of a problem's candidates, which are in the same order."""
+"""Corrects the estimates of a problem's candidates, in the same order."""
 
 MAX_PER_SHAPE = 2
-"""Most candidates of one problem that share what the model sees of them and differ in scheduling
-or pairing. They have one estimate, so more of them would displace other shapes without evidence."""
+"""Most candidates per problem that look alike to the model and differ only in scheduling or
+pairing. They share one estimate, so more of them would displace other shapes without evidence."""
 
 SPLIT_SHARE = 4
-"""At most one in so many of the kernels kept splits k, or one, unless one of them ranks first. On
-an H200 such kernels were the fastest at 5 of 167 problems, by up to 15 %, and up to 96 times as
-slow at others (``benchmarks/results/estimates-h200-2026-11-22.json``)."""
+"""Divides the candidate limit into the most that may split k, at least one, unless a split
+candidate ranks first. On an H200 such kernels were fastest at 5 of 167 problems, by up to 15 %, and
+up to 96 times slower at others (``benchmarks/results/estimates-h200-2026-11-22.json``)."""
 
 FIRST_SPLIT_SHARE = 2
-"""Likewise where one of them ranks first: which split is the best of them is less certain."""
+"""Replaces `SPLIT_SHARE` if a split candidate ranks first: the best split is less certain then."""
 
 SPLIT_GAIN = 0.8
-"""A kernel that splits k ranks first if its corrected estimate is at most this fraction of the best
-unsplit kernel's. Where none does, none counts as faster than that one, until it is measured. Of 103
-problems held back, splits ranked first at 7, all of n 512, and were the faster at 6; any number
-from 0.8 to 1 gives the same. It was chosen by looking at these
-(``benchmarks/results/estimates-h200-2026-11-24.txt``)."""
+"""Largest fraction of the best unsplit kernel's time at which a kernel that splits k may rank
+first, by corrected estimates. Otherwise no split counts as faster than the unsplit kernel until it
+is measured. Out of 103 problems held back, splits ranked first at 7, all with n 512, and were
+faster at 6 (``benchmarks/results/estimates-h200-2026-11-24.txt``)."""
 
 LEAST_K_TILES = 4
-"""Fewest tiles along k of each part of a split. Of 368 kernels and problems with fewer, measured on
-an H200, the fastest took 1.34 times as long as the best unsplit one; with more, 179 of 4,903 were
-faster (``benchmarks/results/estimates-*-h200-2026-11-2*.json``)."""
+"""Fewest tiles along k in each part of a split. Out of 368 kernel and problem pairs with fewer,
+measured on an H200, the fastest took 1.34 times as long as the best unsplit kernel; with more, 179
+of 4,903 were faster (``benchmarks/results/estimates-*-h200-2026-11-2*.json``)."""
 
 DYNAMIC_SHARE = 8
-"""At most one in so many of the kernels kept differs from another one by a dynamic schedule alone:
-no measurement says yet where it is faster."""
+"""Divides the candidate limit into the most that differ from another candidate only by a dynamic
+schedule. No measurement says yet where these are faster."""
 
 LEAST_DYNAMIC_NS = 100_000
-"""Estimated runtime from which on such a kernel is kept. Every launch fills its counter, which is
-taken to cost 2,000 ns, and tiles in one or two waves leave nothing to hand out."""
+"""Least estimated runtime for such a candidate, in nanoseconds. Every launch fills its counter,
+which is assumed to cost 2,000 ns, and tiles in one or two waves leave nothing to hand out."""
 
 SMALL_M = 64
-"""Up to this m, if two or more are kept, one of them is a kernel made for small m, whatever its
-estimate, because the model does not cover such kernels: the transposed problem, in tiles with at
-most so many of the problem's rows."""
+"""Largest m that reserves a place for a kernel made for small m, if the limit is two or more. The
+estimate does not matter, because the model does not cover such kernels: they compute the transposed
+problem, in tiles with at most this many of the problem's rows."""
 
 _SIGNIFICANT_DIGITS = 3
-"""Estimates that agree in these are taken as equal: the model's own resolution is coarser."""
+"""Estimates that agree in this many digits count as equal: the model's own resolution is coarser.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A chosen candidate and its estimated runtime in nanoseconds, where the model has one."""
+    """A chosen candidate, with its estimated runtime in nanoseconds if the model has one."""
 
     candidate: Candidate
     time_ns: int | None
@@ -77,7 +77,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What to compile for one problem, best first, and why the other candidates were left out."""
+    """Candidates to compile for one problem, best first, and the reasons against the others."""
 
     problem: Problem
     choices: tuple[Choice, ...]
@@ -91,9 +91,9 @@ def select(
     limit: int,
     correct: Correct | None = None,
 ) -> Selection:
-    """Choose at most ``limit`` of a signature's candidates for one problem.
+    """Chooses at most ``limit`` of a signature's candidates for one problem.
 
-    The problem's signature is that of all ``candidates``; ``limit`` is at least 1.
+    All ``candidates`` have the problem's signature. ``limit`` is at least 1.
     """
     rejections: list[Rejection] = []
     able = []
@@ -123,14 +123,14 @@ def select(
 
 
 def _misfit(problem: Problem, candidate: Candidate) -> str | None:
-    """Why a candidate cannot run a problem of these sizes, or None."""
+    """Returns why a candidate cannot run a problem with these sizes, or None."""
     return misalignment(problem, candidate.alignment_bytes) or too_large(
         candidate.provider, problem
     )
 
 
 def _too_many_parts(problem: Problem, candidate: Candidate) -> str | None:
-    """Why a candidate that was not measured gains nothing by splitting this k, or None."""
+    """Returns why an unmeasured candidate gains nothing by splitting this k, or None."""
     shape = candidate.block_shape
     if shape.splits > 1 and problem.k < (least := LEAST_K_TILES * shape.splits * shape.tile[2]):
         return f"{shape.splits} parts need a k of {least} or more, {LEAST_K_TILES} tiles each"
@@ -138,9 +138,9 @@ def _too_many_parts(problem: Problem, candidate: Candidate) -> str | None:
 
 
 def rank_splits_behind(ranked: list[Choice], gain: float | None) -> list[Choice]:
-    """Rank the best unsplit kernel first, unless the leading split takes at most ``gain`` of it.
+    """Ranks the best unsplit kernel first, unless a split takes at most ``gain`` times as long.
 
-    Those that were before it then count as no faster.
+    The kernels that were before it then count as equally fast.
     """
     whole = (c for c in ranked if c.candidate.block_shape.splits == 1 and c.time_ns is not None)
     first = next(whole, None)
@@ -157,10 +157,11 @@ def rank_splits_behind(ranked: list[Choice], gain: float | None) -> list[Choice]
 def prefer_measured(
     selection: Selection, candidates: tuple[Candidate, ...], usable: Usable, limit: int
 ) -> Selection:
-    """Choose what was measured to be fastest instead of what is estimated to be.
+    """Replaces estimated choices by the fastest measured ones.
 
-    At most ``limit`` candidates, but all that may be the fastest; times are the measured ones. If
-    none of those that were measured is a candidate for the problem, the selection stays.
+    Takes at most ``limit`` candidates, or more if more of them may be the fastest. Times are the
+    measured ones. Returns the selection unchanged if no measured operator is a candidate for the
+    problem.
     """
     able = {
         Operator(provider=candidate.provider, operator=candidate.operator): candidate
@@ -215,7 +216,7 @@ def _sort_key(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, 
         cluster_size,
         candidate.preference,
         candidate.operator,
-        candidate.provider,  # two providers may call their operators alike
+        candidate.provider,  # operators of two providers may share a name
     )
 
 
@@ -233,10 +234,11 @@ def _keep_diverse(
     for place, choice in enumerate(ranked, start=1):
         shape = choice.candidate.block_shape
         is_split = shape.splits > 1
-        # Of groups a dynamic schedule is another kernel, for groups differ in length.
+        # For grouped problems a dynamic schedule is a different kernel, because groups differ in
+        # length.
         is_twin = _is_dynamic(choice) and shape in others and not problem.signature.op.has_groups
         if is_split:
-            shape = replace(shape, splits=2)  # into how many parts counts as a schedule does
+            shape = replace(shape, splits=2)  # the number of parts counts like a schedule
         room = limit - (special is not None and special not in kept)
         if choice is special:
             kept.append(choice)
@@ -272,7 +274,7 @@ def _is_dynamic(choice: Choice) -> bool:
 
 
 def _small_m_choice(problem: Problem, ranked: list[Choice]) -> Choice | None:
-    """For a small m, the kernel made for small m whose tile wastes fewest rows."""
+    """Returns the kernel made for small m whose tile wastes fewest rows, or None for a large m."""
     if problem.m > SMALL_M:
         return None
     made = [

@@ -1,4 +1,4 @@
-"""A pool of worker processes: each has one item at a time, so a death is blamed on its item."""
+"""Pool of worker processes. Each has one item at a time, so a death is blamed on its item."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 MAX_DEATHS = 2
-"""A task is given up when so many workers died on it. One death may be for lack of memory."""
+"""Worker deaths after which a task is given up. A single death may be for lack of memory."""
 
 MAX_RESTARTS = 2
-"""How many replacements in a row may end before they are ready, beyond one a process."""
+"""Failed starts in a row that the pool tolerates, in addition to one per process."""
 
 START_SECONDS = 300.0
-"""How long a worker may take to get ready."""
+"""Longest time for a worker to get ready, in seconds."""
 
 TASKS_PER_WORKER = 200
-"""A worker is replaced after so many tasks: one grew from 0.55 to 0.92 GB in 200."""
+"""Tasks after which a worker is replaced: one grew from 0.55 to 0.92 GB in 200 tasks."""
 
 BOOTSTRAP = (
     "import sys; connection, stderr, *sys.path = sys.argv[1:]; "
@@ -47,36 +47,36 @@ _WHO_CLOSED = (
 )
 
 _CLOSED_PIPE = 76
-"""Exit status of a worker whose pipe to the parent was closed in it; EX_PROTOCOL of sysexits.h."""
+"""Exit status of a worker whose pipe to the parent was closed in it; EX_PROTOCOL in sysexits.h."""
 
 _STDERR_TAIL_BYTES = 1000
 
 _RAISED = (Exception, KeyboardInterrupt)
-"""What a process answers with instead of ending. Ctrl-C is ignored there, but a compiler may raise
-KeyboardInterrupt by itself."""
+"""Exceptions that a worker sends as its answer. It ignores Ctrl-C, but a compiler may raise
+KeyboardInterrupt."""
 
 _LONGEST_WAIT_SECONDS = 3600.0
-"""Longest wait of one system call, which does not take an infinite time."""
+"""Longest wait in one system call, which does not take an infinite time."""
 
 
 class WorkerDied(Exception):
-    """Processes died on a task, more than once; the text says how."""
+    """Several processes died on a task; the text says how."""
 
 
 class TimeLimitExceeded(WorkerDied):
-    """The process was killed because its task took longer than allowed."""
+    """The process was killed because its task exceeded the time limit."""
 
 
 class WorkersKilled(Exception):
-    """The processes were killed from another thread while they had work."""
+    """Another thread killed the processes while they had work."""
 
 
 class WorkersCannotStart(Exception):
-    """Several processes in a row ended before they were ready; the text says how the last did."""
+    """Several processes in a row ended before they were ready; the text describes the last end."""
 
 
 class _Worker(Generic[Item, Result]):
-    """One process and the pipe to it."""
+    """One process with its pipe."""
 
     def __init__(self, work: Callable[[Item], Result], prepare: Callable[[], object]) -> None:
         self.connection, child_end = Pipe()
@@ -116,8 +116,8 @@ class _Worker(Generic[Item, Result]):
         return _is_open(self.connection.fileno(), self._pipe)
 
     def stop(self) -> str:
-        """Kill the process; return how it ended, with its error output if it was never ready."""
-        # Killing loses nothing: a worker stores what it finishes, and the rest is not wanted.
+        """Kills the process; returns how it ended, with its error output if it was never ready."""
+        # Killing loses nothing: a worker stores each result, and nobody needs the rest.
         self.process.kill()
         status = self.process.wait()
         tail = b""
@@ -133,16 +133,16 @@ class _Worker(Generic[Item, Result]):
 
 
 class Workers(Generic[Item, Result]):
-    """A pool of processes, started at once so that they get ready while work is prepared.
+    """Pool of processes, started at once so that they get ready while work is prepared.
 
-    Use it as a context manager: leaving it stops every process within moments. Processes end by
-    themselves if their parent is killed.
+    Use it as a context manager: leaving it stops every process within moments. Processes end if
+    their parent is killed.
 
     Args:
-        count: Processes, at least 1.
-        work: What to do with an item; importable by name.
-        prepare: What a process does first, such as slow imports; importable by name.
-        limit_seconds: How long an item may take, not counting time under `clock_stopped`.
+        count: Number of processes, at least 1.
+        work: Function that processes an item; importable by name.
+        prepare: Function that a process calls first, e.g. for slow imports; importable by name.
+        limit_seconds: Time limit per item, not counting time under `clock_stopped`.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Workers(Generic[Item, Result]):
             worker.stop()
 
     def kill(self) -> None:
-        """Stop every process for good, from any thread; a thread in `run` gets WorkersKilled."""
+        """Stops every process for good, from any thread. A thread in `run` gets WorkersKilled."""
         self._killed = True
         workers = list(self._all)
         for worker in workers:
@@ -184,14 +184,13 @@ class Workers(Generic[Item, Result]):
             worker.process.wait()
 
     def run(self, items: Sequence[Item]) -> Iterator[tuple[Item, Result | WorkerDied]]:
-        """Work on all items and yield each when it is done, in no fixed order.
+        """Processes all items and yields each with its result, in no fixed order.
 
         Raises:
             WorkersKilled: If `kill` was called.
-            WorkersCannotStart: If processes end before they are ready, and so do those that are
-                started in their place.
-            Exception: What ``work`` raised.
-            KeyboardInterrupt: If ``work`` or ``prepare`` raised that.
+            WorkersCannotStart: If processes and their replacements end before they are ready.
+            Exception: Any exception from ``work``.
+            KeyboardInterrupt: If ``work`` or ``prepare`` raised it.
         """
         waiting = list(reversed(items))
         deaths: Counter[int] = Counter()
@@ -201,7 +200,7 @@ class Workers(Generic[Item, Result]):
                 self._give(self._idle.pop(), waiting.pop())
             for worker in self._wait_for_answers():
                 item = worker.item
-                assert item is not None  # every busy worker was given one
+                assert item is not None  # every busy worker has an item
                 try:
                     outcome = worker.connection.recv()
                 except (EOFError, OSError):
@@ -243,7 +242,7 @@ class Workers(Generic[Item, Result]):
                     self._count_failed_start(f"not ready within {START_SECONDS:g} s")
 
     def _fill(self) -> None:
-        """Start the processes that the pool lacks."""
+        """Starts the processes that the pool lacks."""
         while len(self._all) < self._count:
             if self._killed:
                 raise WorkersKilled
@@ -258,7 +257,7 @@ class Workers(Generic[Item, Result]):
         self._busy[worker.connection] = worker
 
     def _wait_for_answers(self) -> list[_Worker[Item, Result]]:
-        """Wait until workers have answered or died, or until one is overdue."""
+        """Waits until workers have answered or died, or until a worker is overdue."""
         if not all(worker.has_pipe() for worker in self._busy.values()):
             raise WorkersCannotStart(f"the build's own process lost their pipes, {_WHO_CLOSED}")
         rest = min(worker.deadline for worker in self._busy.values()) - time.monotonic()
@@ -266,13 +265,13 @@ class Workers(Generic[Item, Result]):
         return [worker for connection, worker in self._busy.items() if connection in ready]
 
     def _overdue(self) -> list[_Worker[Item, Result]]:
-        """Workers past their time that have still not answered."""
+        """Returns the workers past their deadline that have still not answered."""
         now = time.monotonic()
         overdue = [worker for worker in self._busy.values() if worker.deadline <= now]
         return [worker for worker in overdue if not worker.connection.poll()]
 
     def _drop(self, worker: _Worker[Item, Result]) -> str:
-        """Stop a worker for good; return how it ended."""
+        """Stops a worker for good; returns how it ended."""
         if self._killed:
             raise WorkersKilled
         del self._busy[worker.connection]
@@ -307,11 +306,11 @@ def _status_text(status: int) -> str:
 
 
 class Ready:
-    """Message of a worker: it is ready, or its wait is over. The time limit counts from now."""
+    """A worker's message that it is ready, or that its wait is over. Restarts the time limit."""
 
 
 class Waiting:
-    """Message of a worker: it waits for another process, which must not count against its limit."""
+    """A worker's message that it waits for another process. Stops the time limit."""
 
 
 _to_parent: Connection[Any, Any] | None = None
@@ -320,7 +319,7 @@ _to_parent: Connection[Any, Any] | None = None
 
 @contextlib.contextmanager
 def clock_stopped() -> Iterator[None]:
-    """Restart the time limit of the current item after the block; outside a worker, do nothing."""
+    """Restarts the current item's time limit after the block; does nothing outside a worker."""
     if _to_parent is not None:
         _to_parent.send(Waiting())
     yield
@@ -329,11 +328,11 @@ def clock_stopped() -> Iterator[None]:
 
 
 def serve(connection: int, stderr: int) -> None:
-    """Run a worker process: get ready, then answer items with results until the pipe closes.
+    """Runs a worker process: gets ready, then answers items with results until the pipe closes.
 
-    The parent first sends ``(work, prepare)`` through the pipe whose descriptor is ``connection``.
-    Once the process is ready, its error output goes to ``stderr``; what came earlier goes to a file
-    that the parent reads, to say why a process does not get ready.
+    The parent first sends ``(work, prepare)`` through the pipe with descriptor ``connection``. Once
+    the process is ready, its error output goes to ``stderr``. Earlier output goes to a file that
+    the parent reads to explain a process that does not get ready.
     """
     # Torch warns of this at its import; nothing here uses NumPy.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
@@ -364,16 +363,16 @@ def serve(connection: int, stderr: int) -> None:
 
 
 def _require_open(descriptor: int, its_file: os.stat_result) -> None:
-    """End this process if a descriptor was closed, and perhaps opened again as another file.
+    """Ends this process if a descriptor was closed, and perhaps reopened as another file.
 
-    Nothing would reach the parent, which would wait for the time limit.
+    The parent would receive nothing and wait for the time limit.
     """
     if not _is_open(descriptor, its_file):
         os._exit(_CLOSED_PIPE)
 
 
 def _is_open(descriptor: int, file: os.stat_result) -> bool:
-    """Returns True if a descriptor is open as the file that it was."""
+    """Returns True if a descriptor is open and still refers to the same file."""
     try:
         return os.path.samestat(os.fstat(descriptor), file)
     except OSError:
@@ -390,7 +389,7 @@ def _work_on(work: Callable[[Any], Any], item: object, prepared: BaseException |
 
 
 def _die_with_parent(connection: int) -> None:
-    """Kill this process as soon as its parent has ended."""
+    """Kills this process as soon as its parent has ended."""
     poll = select.poll()
     poll.register(connection, 0)  # for a hang-up alone
     poll.poll()
@@ -398,9 +397,9 @@ def _die_with_parent(connection: int) -> None:
 
 
 def _show_errors(stderr: int) -> None:
-    """Send all output to the parent's stderr from now on, beginning with what was written so far.
+    """Redirects all output to the parent's stderr, beginning with the text written so far.
 
-    Standard output, too: the parent's has the command's result and nothing else.
+    Includes standard output: the parent's standard output carries only the command's result.
     """
     written = os.pread(2, os.fstat(2).st_size, 0)
     os.dup2(stderr, 1)
