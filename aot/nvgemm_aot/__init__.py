@@ -1,7 +1,7 @@
 """The builder and the ``nvgemm-aot`` command: compiles GEMM kernels and packs them into wheels.
 
-No GPU is needed, but by `tuning`. Start at `build.pipeline`, or at `cli.main`. It may import
-`nvgemm_runtime`, but for its `inductor` and `jit`.
+Only `tuning` needs a GPU. Start at `build.pipeline` or `cli.main`. The package may import
+`nvgemm_runtime`, except its `inductor` and `jit`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["__version__"]
 
 
 def __getattr__(name: str) -> object:
-    # Nothing is imported before the command has seen to interrupts.
+    # Importing anything must wait until the command has set its interrupt handler.
     if name == "__version__":
         from nvgemm_runtime import __version__
 

@@ -1,4 +1,4 @@
-"""Where the command begins, also as ``python -m nvgemm_aot``: with nothing that takes time."""
+"""Entry point of the command, also as ``python -m nvgemm_aot``. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .cli.interrupts import leave_at_once
 
 
 def main() -> None:
-    """Run the command with this process's arguments, and exit."""
+    """Runs the command with this process's arguments, and exits."""
     leave_at_once()
     from .cli.main import main as command
 

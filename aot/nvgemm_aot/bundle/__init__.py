@@ -1,5 +1,5 @@
-"""Writes bundles, and wheels of bundles.
+"""Writes bundles and wheels that hold them.
 
-May import `verify`, for reading ELF, and what is below it; not `build` or what is above it. Start
-at `writer`, the only code that creates bundle files; FORMAT.md is the specification.
+May import `verify`, for reading ELF, and lower layers; not `build` or higher ones. Start at
+`writer`, the only code that creates bundle files; FORMAT.md is the specification.
 """

@@ -1,9 +1,9 @@
 """Compresses a bundle's payloads: one zstd frame each, with one shared dictionary.
 
-The dictionary is the plain content of a few payloads, chosen so that together they hold as much as
-possible of what the payloads share. On 400 SM100 kernels this took 1.7 kB a kernel where the best
-trained dictionary took 3.9 kB and none 12.6 kB: benchmarks/build/compression.py compares these and
-others, and benchmarks/results/compression-cpu-2026-11-21.md holds what it printed.
+The dictionary is the plain content of a few payloads, chosen to hold as much of the shared content
+as possible. For 400 SM100 kernels the result is 1.7 kB per kernel, against 3.9 kB with the best
+trained dictionary and 12.6 kB with none. benchmarks/build/compression.py compares these and others;
+its output is benchmarks/results/compression-cpu-2026-11-21.md.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import zstandard
 LEVEL = 19
 
 MAX_MEMBERS = 64
-"""Most payloads in a dictionary. Twice as many took 1.4 kB a kernel of those 400, but a reader
+"""Most payloads in a dictionary. Twice as many give 1.4 kB per kernel for those 400, but a reader
 keeps the whole dictionary in memory: about 4 MB with 64."""
 
 SCHEME = f"cover-{MAX_MEMBERS}-zstd-{LEVEL}"
 """Name of the compression scheme, which is part of every build key."""
 
 WORD_BYTES = 16
-"""Unit in which payloads are compared: a GPU instruction has 16 bytes and is aligned to them."""
+"""Unit of comparison between payloads: a GPU instruction has 16 bytes and is aligned to them."""
 
 
 QUICK_LEVEL = 3
@@ -36,8 +36,8 @@ QUICK_LEVEL = 3
 class Packed:
     """Compressed payloads.
 
-    The dictionary is empty where none helps, else compressed by itself into ``dictionary_frame``.
-    ``frames`` are independent zstd frames, one a payload.
+    ``dictionary`` is empty if no dictionary helps; ``dictionary_frame`` is its compressed form.
+    ``frames`` are independent zstd frames, one per payload.
     """
 
     frames: list[bytes]
@@ -46,7 +46,7 @@ class Packed:
 
 
 def compress(payloads: Sequence[bytes]) -> Packed:
-    """Compress payloads so that each decompresses alone; the result depends on nothing else."""
+    """Compresses payloads so that each decompresses alone. The result depends on nothing else."""
     members = cover(payloads, _member_count(len(payloads)))
     dictionary = b"".join(payloads[index] for index in members)
     if not dictionary:
@@ -61,15 +61,15 @@ def compress(payloads: Sequence[bytes]) -> Packed:
 
 
 def compress_quickly(payloads: Sequence[bytes]) -> Packed:
-    """Compress payloads without a dictionary: faster, with a larger result."""
+    """Compresses payloads without a dictionary: faster, with a larger result."""
     return Packed(frames=_frames(payloads, QUICK_LEVEL))
 
 
 def cover(payloads: Sequence[bytes], members: int) -> list[int]:
-    """Choose the payloads that hold most of what all payloads share.
+    """Chooses the payloads that hold most of the shared content.
 
-    A word that n payloads hold is worth n - 1. Greedily, the payload that adds the most worth not
-    yet covered is taken next; the lower index wins a tie.
+    A word in n payloads is worth n - 1. A greedy loop takes the payload that adds the most worth
+    not yet covered; the lower index wins a tie.
 
     Returns:
         Indices of the chosen payloads, the most valuable last: zstd reaches the end most cheaply.
@@ -78,8 +78,8 @@ def cover(payloads: Sequence[bytes], members: int) -> list[int]:
     holders = Counter(word for held in words for word in held)
     covered: set[bytes] = set()
     chosen: list[int] = []
-    # Worth only shrinks as words are covered, so an entry that is still best when recomputed is
-    # the best of all (lazy greedy).
+    # Worth only shrinks as words are covered, so an entry that is still best when recomputed is the
+    # best overall (lazy greedy).
     heap = [(-sum(holders[word] - 1 for word in held), index) for index, held in enumerate(words)]
     heapq.heapify(heap)
     while heap and len(chosen) < members:
@@ -96,7 +96,7 @@ def cover(payloads: Sequence[bytes], members: int) -> list[int]:
 
 
 def _member_count(payloads: int) -> int:
-    # Two thirds is where small bundles are smallest: more members cost more than they save.
+    # Small bundles are smallest at two thirds: more members cost more than they save.
     return min(MAX_MEMBERS, -(-payloads * 2 // 3)) if payloads > 1 else 0
 
 

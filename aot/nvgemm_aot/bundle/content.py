@@ -1,4 +1,4 @@
-"""The content of a bundle, as the writer takes it and as an open bundle gives it."""
+"""A bundle's content, as input for the writer and as read from an open bundle."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from ..verify.host_object import read_host_object
 class BuiltKernel(KernelFacts):
     """A linked kernel on its way into a bundle.
 
-    Its ``id``, the kernel's name everywhere, is the digest of the payload, the shared object.
-    Callers that have just computed or checked it pass ``sha256``, in hex.
+    ``id``, the kernel's name everywhere, is the digest of the payload, a shared object. Callers
+    that have just computed or checked the digest pass it as ``sha256``, in hex.
     """
 
     payload: bytes
@@ -39,7 +39,7 @@ class BuiltKernel(KernelFacts):
 
     @functools.cached_property
     def imports(self) -> tuple[str, ...]:
-        """Symbols that the payload leaves undefined; empty if it is no shared object."""
+        """Undefined symbols of the payload; empty if it is no shared object."""
         try:
             return read_host_object(self.payload).imports
         except MalformedElfError:  # `verify` reports it
@@ -48,12 +48,12 @@ class BuiltKernel(KernelFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemRanking:
-    """The kernels of one problem, best first.
+    """The kernels for one problem, best first.
 
-    ``kernels`` are pairs of a kernel's id (sha256 of its payload, hex) and its time in nanoseconds,
-    or None where the source has no number; the spreads of ``measured`` are in their order.
-    ``missing`` are kernels that were chosen but did not compile. ``is_declared`` and ``is_further``
-    are as in `nvgemm_runtime.bundle.format.Ranking`.
+    ``kernels`` are pairs of a kernel id (sha256 of the payload, hex) and a time in nanoseconds, or
+    None if the source has no number. The spreads in ``measured`` have the same order. ``missing``
+    are chosen kernels that did not compile. ``is_declared`` and ``is_further`` are as in
+    `nvgemm_runtime.bundle.format.Ranking`.
     """
 
     problem: Problem
@@ -66,13 +66,13 @@ class ProblemRanking:
 
     @property
     def gpu(self) -> str:
-        """The GPU product that it is for, as its driver names it."""
+        """Driver name of the GPU product that the ranking is for."""
         return self.source.gpu
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundleContent:
-    """Everything that determines a bundle's bytes. The order of kernels and rankings does not."""
+    """Everything that determines a bundle's bytes, except the order of kernels and rankings."""
 
     target: Target
     device: str
@@ -91,7 +91,7 @@ class BundleContent:
 
 
 def read_content(bundle: Bundle) -> BundleContent:
-    """Read everything a bundle holds. Written again, it has the same kernels and rankings.
+    """Reads everything a bundle holds. A copy written from it has the same kernels and rankings.
 
     Raises:
         BundleFormatError: If a payload is damaged, or the header holds entries that this release

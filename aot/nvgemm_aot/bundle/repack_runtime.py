@@ -1,8 +1,8 @@
 """Packs the installed nvgemm-aot back into a wheel, for the machines that run its kernels.
 
-Until a registry has nvgemm-aot, a GPU machine can get the runtime from the build machine alone. The
-wheel holds the files that the installation's RECORD lists, each checked against its hash there.
-Equal installations give equal bytes.
+No registry has nvgemm-aot yet, so a GPU machine gets the runtime from the build machine. The wheel
+holds the files that the installation's RECORD lists, each checked against its hash there. Equal
+installations give equal bytes.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .sbom import RUNTIME
 from .wheel import encode_archive, list_wheels
 
 RUNTIME_PACKAGE = "nvgemm_aot"
-"""Start of the names of the runtime's wheels."""
+"""Prefix of runtime wheel names."""
 
 NATIVE_PART = "nvgemm_runtime/_native.so"
 
 _PLATFORMS = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
-"""By the machine of an ELF header: the processor in a wheel's platform tag."""
+"""Processor in a wheel's platform tag, by the machine in an ELF header."""
 
 _SYSTEM_LIBRARIES = {"libstdc++.so.6", "libgcc_s.so.1"}
-"""Libraries with symbol versions that manylinux tags bound, besides glibc's."""
+"""Libraries with symbol versions that manylinux tags limit, in addition to glibc's."""
 
 _GLIBC_LIBRARIES = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d+|ld-linux-.*\.so\.\d+")
 
@@ -46,8 +46,8 @@ _NEWEST_SYMBOLS = {
     35: {"GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13), "GCC": (11, 0, 0)},
     39: {"GLIBCXX": (3, 4, 33), "CXXABI": (1, 3, 15), "GCC": (14, 0, 0)},
 }
-"""By the minor version of glibc in a manylinux tag: the newest symbol versions that it allows, from
-auditwheel's ``policy/manylinux-policy.json``. Lower tags than 2.28 are not used, for torch's own
+"""Newest symbol versions that a manylinux tag allows, by the tag's glibc minor version, from
+auditwheel's ``policy/manylinux-policy.json``. Tags below 2.28 are not used, because torch's own
 wheels have none."""
 
 _INSTALLERS_FILES = {
@@ -58,13 +58,13 @@ _INSTALLERS_FILES = {
     "uv_build.json",
     "uv_cache.json",
 }
-"""Metadata that pip and uv add to an installation."""
+"""Metadata files that pip and uv add to an installation."""
 
 
 def why_not_packed(installed: Distribution | None = None) -> str | None:
-    """Return why an installation is not packed, with the next step; None where it is.
+    """Returns why an installation is not packed, with the next step, or None if it is.
 
-    An editable installation has no list of the modules that its checkout holds.
+    An editable installation has no list of its checkout's modules.
     """
     installed = installed or distribution(RUNTIME)
     origin = json.loads(installed.read_text("direct_url.json") or "{}")
@@ -78,13 +78,13 @@ def why_not_packed(installed: Distribution | None = None) -> str | None:
 
 
 def encode_runtime_wheel(installed: Distribution | None = None) -> tuple[str, bytes]:
-    """Pack an installation, by default the running one, into a wheel.
+    """Packs an installation, by default the running one, into a wheel.
 
     Returns:
         The wheel's file name and its bytes.
 
     Raises:
-        PackagingError: If a file is missing, or is another than was installed.
+        PackagingError: If a file is missing or differs from the installed one.
         StorageError: If a file cannot be read.
     """
     installed = installed or distribution(RUNTIME)
@@ -105,17 +105,17 @@ def encode_runtime_wheel(installed: Distribution | None = None) -> tuple[str, by
 
 
 def runtime_platform(filename: str) -> str:
-    """The platform that a runtime's wheel is for, as targets name it: ``linux_x86_64``."""
+    """Returns a runtime wheel's platform in the form of targets: ``linux_x86_64``."""
     return re.sub(r".*-(?:manylinux_\d+_\d+|linux)_(\w+)\.whl", r"linux_\1", filename)
 
 
 def refuse_other_runtimes(directory: Path, filename: str) -> None:
-    """Refuse a directory with another runtime's wheel for the same platform.
+    """Refuses a directory with another runtime wheel for the same platform.
 
-    A pattern such as ``nvgemm_aot-*.whl`` would match both, and pip installs neither then.
+    A pattern such as ``nvgemm_aot-*.whl`` would match both, and pip would then install neither.
 
     Raises:
-        PackagingError: Naming that wheel.
+        PackagingError: If the directory has such a wheel, with its name.
         StorageError: If the directory cannot be listed.
     """
     for name in list_wheels(directory, RUNTIME_PACKAGE):
@@ -128,7 +128,7 @@ def refuse_other_runtimes(directory: Path, filename: str) -> None:
 
 
 def platform_tag(image: bytes) -> str:
-    """The narrowest manylinux tag from 2.28 on that a native part keeps; else ``linux_…``.
+    """Returns the lowest manylinux tag, from 2.28 on, that a native part meets; else ``linux_…``.
 
     Raises:
         PackagingError: If the image is no ELF file for a known processor.
@@ -151,7 +151,7 @@ def platform_tag(image: bytes) -> str:
 
 
 def _oldest_glibc(versions: list[str]) -> int | None:
-    """Minor version of the oldest glibc whose manylinux tag allows these symbol versions."""
+    """Returns the oldest glibc minor version whose manylinux tag allows these symbol versions."""
     oldest = min(_NEWEST_SYMBOLS)
     for version in versions:
         name, _, text = version.rpartition("_")
@@ -171,9 +171,9 @@ def _oldest_glibc(versions: list[str]) -> int | None:
 
 
 def _recorded(installed: Distribution) -> dict[str, str]:
-    """Files of a wheel by path, metadata last, with their hashes: no compiled Python, no scripts.
+    """Returns a wheel's files with hashes, metadata last, without compiled Python and scripts.
 
-    Read here, because ``Distribution.files`` leaves out missing files since Python 3.12.
+    Reads RECORD directly, because ``Distribution.files`` omits missing files since Python 3.12.
     """
     found = {}
     for path, digest, _ in csv.reader((installed.read_text("RECORD") or "").splitlines()):
@@ -185,7 +185,7 @@ def _recorded(installed: Distribution) -> dict[str, str]:
 
 
 def _read(installed: Distribution, path: str, recorded: str) -> bytes:
-    """Read a file, which must be the one that was installed."""
+    """Reads a file and checks that it is the installed one."""
     place = Path(str(installed.locate_file(path)))
     try:
         data = place.read_bytes()

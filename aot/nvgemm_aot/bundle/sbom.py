@@ -1,9 +1,9 @@
-"""The software bill of materials of a kernel wheel: a CycloneDX 1.6 document.
+"""Software bill of materials for a kernel wheel: a CycloneDX 1.6 document.
 
-Written directly, not through `cyclonedx-python-lib`: that library gives every document a random
-serial number and the time it was made, and brings a serialisation framework for the few fields
-used here. Both are optional in CycloneDX and left out, so equal bundles give equal bytes. The tests
-hold the result against the published schema.
+Written directly, not through `cyclonedx-python-lib`: that library adds a random serial number and
+the current time, and brings a serialisation framework for the few fields used here. Both values are
+optional in CycloneDX and left out, so equal bundles give equal bytes. The tests check the result
+against the published schema.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ RUNTIME = "nvgemm-aot"
 
 @dataclass(frozen=True, kw_only=True)
 class BundledFile:
-    """A bundle as a wheel holds it.
+    """A bundle inside a wheel.
 
-    ``path`` is inside the wheel; ``sha256`` is the digest of the whole file, in hex.
+    ``path`` is relative to the wheel; ``sha256`` is the whole file's digest, in hex.
     """
 
     path: str
@@ -41,10 +41,10 @@ class BundledFile:
 def render_sbom(
     *, distribution: str, version: str, license_expression: str, files: Sequence[BundledFile]
 ) -> bytes:
-    """Describe a wheel: its bundles, what compiled them, and what it needs to run.
+    """Describes a wheel: its bundles, their toolchain, and its requirements.
 
-    Toolchain components have the scope ``excluded``, CycloneDX's word for what shaped a product and
-    is not part of it.
+    Toolchain components have the scope ``excluded``, CycloneDX's word for tools that shaped a
+    product without being part of it.
 
     The document has neither a serial number nor a time.
     """
@@ -124,10 +124,11 @@ def _file_ref(file: BundledFile) -> str:
 
 
 def _purl(name: str, version: str) -> str:
-    """Package URL of a distribution, or of a tool that is none (the system's linker, say).
+    """Returns the package URL for a distribution, or a generic one for any other tool.
 
-    A distribution is this project, a kernel wheel, or what this project's metadata depends on: the
-    same on every machine, whatever is installed there.
+    Distributions are this project, its kernel wheels, and the dependencies in this project's
+    metadata: the same on every machine, whatever is installed there. The system's linker, for
+    example, is no distribution.
     """
     try:
         requirements = requires(RUNTIME) or ()

@@ -1,8 +1,8 @@
 """Packs bundles into a wheel: data only, found by the runtime through an entry point.
 
-Every byte follows from the bundles, the name and version, and this release of the builder: entries
-are stored in a fixed order with a fixed time, mode and host system, and are not compressed. Bundles
-are compressed already, and DEFLATE's output depends on the zlib that a machine happens to have.
+Every byte follows from the bundles, the name and version, and this release: entries are stored in a
+fixed order with a fixed time, mode and host system, and are not compressed. Bundles are compressed
+already, and DEFLATE's output depends on the machine's zlib.
 """
 
 from __future__ import annotations
@@ -34,42 +34,43 @@ from .sbom import RUNTIME, BundledFile, render_sbom
 from .wheel_description import cuda_versions, fill_template, read_template, render_description
 
 MAX_WHEEL_BYTES = 95 << 20
-"""Largest wheel in bytes. The public index takes files up to 100 MB unless a project asks for more;
-95 MiB (99.6 MB) is under that by either meaning of the unit."""
+"""Largest wheel, in bytes. The public index takes files up to 100 MB unless a project asks for
+more; 95 MiB (99.6 MB) is below that by either meaning of the unit."""
 
 PLATFORM_TAGS = {
     "linux_x86_64": "manylinux_2_28_x86_64",
     "linux_aarch64": "manylinux_2_28_aarch64",
 }
-"""By host platform of a target: the wheel's platform tag.
+"""Platform tag of a wheel, by the target's host platform.
 
-A kernel is linked against libtvm_ffi.so and libcute_dsl_runtime.so alone, with no symbol left
-undefined, so it runs where those two do. Of their wheels, nvidia-cutlass-dsl-libs-cu13's has the
-narrowest tag, and so have -cu12's; a kernel wheel gets the same."""
+A kernel links only against libtvm_ffi.so and libcute_dsl_runtime.so, without undefined symbols, so
+it runs wherever these two do. The narrowest tag among their wheels is that of
+nvidia-cutlass-dsl-libs-cu13 and -cu12; a kernel wheel has the same.
+"""
 
 LICENSE_EXPRESSION = "Apache-2.0 AND BSD-3-Clause"
-"""Kernels are compiled from sources of nvidia-cutlass-operators (BSD-3-Clause), quack-kernels and
-nvgemm-aot (Apache-2.0); the bundle's metadata and nvgemm-aot's launcher code are Apache-2.0."""
+"""Licence of every kernel wheel. Kernels are compiled from nvidia-cutlass-operators (BSD-3-Clause),
+quack-kernels and nvgemm-aot (Apache-2.0); bundle metadata and launcher code are Apache-2.0."""
 
 REQUIRES_PYTHON = ">=3.10"
-"""As the runtime's own lower bound; its upper bound is the runtime's to set."""
+"""The runtime's own lower bound. The runtime itself sets the upper bound."""
 
 MAX_SUMMARY_CHARACTERS = 512
 """Longest summary that the public index takes."""
 
-_ENTRY_TIME = (1980, 1, 1, 0, 0, 0)  # The earliest that the zip format can say.
+_ENTRY_TIME = (1980, 1, 1, 0, 0, 0)  # The earliest time in the zip format.
 _ENTRY_MODE = stat.S_IFREG | 0o644
 _UNIX = 3  # zip's "version made by" host system, which says how to read the mode.
 
 
 _MAX_NAME_CHARACTERS = 180
-"""Most characters of a wheel's name and version: file systems allow 255 bytes for a file's name,
-which also has the tag, and an ending while it is written."""
+"""Most characters in a wheel's name and version. File systems allow 255 bytes per file name, which
+also contains the tag, and a suffix while the file is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WheelIdentity:
-    """Normalised names of a wheel and of the package inside it, and its version."""
+    """Normalised names for a wheel and its package, and the version."""
 
     distribution: str
     package: str
@@ -77,15 +78,15 @@ class WheelIdentity:
 
     @property
     def dist_info(self) -> str:
-        """Name of the wheel's folder of metadata."""
+        """Name of the wheel's metadata folder."""
         return f"{self.package}-{self.version}.dist-info"
 
 
 class _ReproducibleWheel(WheelFile):  # type: ignore[misc]
     """A `WheelFile` whose entries carry no trace of when and where they were written.
 
-    The library takes times from the clock or from SOURCE_DATE_EPOCH, also for the RECORD that it
-    writes by itself, and this process's environment must stay as it is.
+    The library takes times from the clock or SOURCE_DATE_EPOCH, also for the RECORD that it writes,
+    and this process's environment must stay unchanged.
     """
 
     def writestr(self, name: str, data: bytes | str, compress_type: int | None = None) -> None:
@@ -99,13 +100,13 @@ class _ReproducibleWheel(WheelFile):  # type: ignore[misc]
 def write_wheel(
     bundles: Sequence[Path], *, name: str, version: str, out_dir: Path, summary: str | None = None
 ) -> Path:
-    """Encode bundles as `encode_wheel` does, and write the wheel to a directory, made if missing.
+    """Encodes bundles with `encode_wheel` and writes the wheel to a directory, made if missing.
 
     Returns:
         The wheel's path.
 
     Raises:
-        PackagingError, BundleFormatError: As `encode_wheel`.
+        PackagingError, BundleFormatError: See `encode_wheel`.
         StorageError: If a file cannot be read or written; nothing is left half-written.
     """
     filename, data = encode_wheel(bundles, name=name, version=version, summary=summary)
@@ -116,21 +117,21 @@ def write_wheel(
 def encode_wheel(
     bundles: Sequence[Path], *, name: str, version: str, summary: str | None = None
 ) -> tuple[str, bytes]:
-    """Pack bundles, one a target, into a wheel; equal bundles in any order give equal bytes.
+    """Packs bundles, one per target, into a wheel; equal bundles in any order give equal bytes.
 
     Args:
         bundles: Bundle files.
-        name: What follows ``nvgemm-kernels-`` in the distribution's name; normalised.
+        name: Suffix of the distribution's name after ``nvgemm-kernels-``; normalised.
         version: The wheel's version; normalised.
-        summary: One line about the wheel (line breaks become spaces); made from the bundles where
-            it is left out.
+        summary: One line about the wheel (line breaks become spaces); by default derived from the
+            bundles.
 
     Returns:
         The wheel's file name and its bytes.
 
     Raises:
-        PackagingError: If there is no bundle, two are for one target, their platforms differ or
-            have no wheel tag, the name, version or summary is not valid, or the wheel is over
+        PackagingError: If there is no bundle, two bundles have one target, their platforms differ
+            or have no wheel tag, the name, version or summary is not valid, or the wheel exceeds
             `MAX_WHEEL_BYTES`.
         BundleFormatError: If a bundle breaks a rule of the format.
         StorageError: If a bundle cannot be read.
@@ -147,10 +148,10 @@ def encode_wheel(
 
 
 def identify(name: str, version: str) -> WheelIdentity:
-    """Normalise a name and a version, or refuse what no wheel can have.
+    """Normalises a wheel's name and version.
 
     Raises:
-        PackagingError: Saying what is allowed.
+        PackagingError: If no wheel can have them, with the allowed form.
     """
     from packaging.utils import InvalidName, canonicalize_name
     from packaging.version import InvalidVersion, Version
@@ -179,12 +180,13 @@ def identify(name: str, version: str) -> WheelIdentity:
 
 
 def refuse_other_versions(directory: Path, identity: WheelIdentity) -> None:
-    """Refuse a directory with another version of a wheel of kernels.
+    """Refuses a directory with another version of a kernel wheel.
 
-    A pattern such as ``nvgemm_kernels_mine-*.whl`` would match both, and pip installs neither then.
+    A pattern such as ``nvgemm_kernels_mine-*.whl`` would match both, and pip would then install
+    neither.
 
     Raises:
-        PackagingError: Naming that wheel.
+        PackagingError: If the directory has such a wheel, with its name.
         StorageError: If the directory cannot be listed.
     """
     for name in list_wheels(directory, identity.package):
@@ -197,7 +199,7 @@ def refuse_other_versions(directory: Path, identity: WheelIdentity) -> None:
 
 
 def list_wheels(directory: Path, package: str) -> list[str]:
-    """File names of a package's wheels in a directory, sorted; none where it does not exist.
+    """Returns the sorted file names of a package's wheels; none if the directory does not exist.
 
     Raises:
         StorageError: If the directory cannot be listed.
@@ -211,7 +213,7 @@ def list_wheels(directory: Path, package: str) -> list[str]:
 def _read_bundles(
     bundles: Sequence[Path], identity: WheelIdentity
 ) -> dict[str, tuple[Header, bytes]]:
-    """By path inside the wheel, sorted: each bundle's header and bytes."""
+    """Returns each bundle's header and bytes, by path inside the wheel, sorted."""
     if not bundles:
         raise PackagingError("a wheel needs at least one bundle (got 0)")
     contents: dict[str, tuple[Header, bytes]] = {}
@@ -282,7 +284,7 @@ def _summary_line(summary: str | None, headers: Sequence[Header]) -> str:
 
 
 def _arch_and_devices(header: Header) -> str:
-    """An architecture, and the devices that its kernels are ranked for if there are several."""
+    """Returns an architecture, followed by the devices it is ranked for if there are several."""
     named = f" ({', '.join(header.devices)})" if header.further_devices else ""
     return f"{header.target.arch}{named}"
 
@@ -293,7 +295,7 @@ def _wheel_files(
     tag: str,
     summary: str,
 ) -> dict[str, bytes]:
-    """Every file but RECORD, by path; metadata last, as the wheel format recommends."""
+    """Returns every file except RECORD, by path; metadata last, as the wheel format recommends."""
     info = identity.dist_info
     headers = [header for header, _ in contents.values()]
     archs = ", ".join(dict.fromkeys(header.target.arch for header in headers))
@@ -327,10 +329,10 @@ def _wheel_files(
 
 
 def encode_archive(filename: str, files: Mapping[str, bytes]) -> bytes:
-    """Encode files, by path, as a wheel, with a RECORD; equal files give equal bytes.
+    """Encodes files, by path, as a wheel with a RECORD; equal files give equal bytes.
 
     Raises:
-        StorageError: If the temporary directory cannot hold it.
+        StorageError: If the temporary directory cannot hold the wheel.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="nvgemm-wheel-") as directory:
@@ -374,10 +376,10 @@ def _metadata(
 
 
 def _requirements(headers: Sequence[Header]) -> list[tuple[str, str]]:
-    """What a wheel requires: the runtime, with the library of its kernels' CUDA version.
+    """Returns a wheel's requirements: the runtime, with the library for its kernels' CUDA version.
 
-    If its bundles are of several, each has an extra that brings its library, for pip does not know
-    which torch is installed.
+    If the bundles need several CUDA versions, each version has an extra that brings its library,
+    because pip does not know which torch is installed.
     """
     cudas = cuda_versions(headers)
     if len(cudas) < 2:
@@ -390,14 +392,14 @@ def _requirements(headers: Sequence[Header]) -> list[tuple[str, str]]:
 
 
 def runtime_requirement(builder_version: str, extras: Sequence[str]) -> str:
-    """State what a wheel requires of the runtime: this release or a later compatible one.
+    """Returns a wheel's requirement for the runtime: this release or a later compatible one.
 
-    ``extras`` are those of the runtime that it needs, such as ``cu13``.
+    ``extras`` are the runtime's extras that the wheel needs, such as ``cu13``.
 
     The lower bound is the release that packed the wheel, the oldest one known to read its bundles:
-    an element type or calling convention that it added is one that older releases refuse. The upper
-    bound is the next release that may stop reading them, or move the versions of the libraries that
-    kernels call: the next minor version before 1.0, the next major one after.
+    earlier releases refuse element types and calling conventions that it added. The upper bound is
+    the next release that may stop reading them or move the library versions that kernels call: the
+    next minor version before 1.0, the next major one after.
     """
     from packaging.version import Version
 
@@ -408,7 +410,7 @@ def runtime_requirement(builder_version: str, extras: Sequence[str]) -> str:
 
 
 def _apache_licence() -> bytes:
-    """Read the Apache-2.0 text from this distribution's own metadata."""
+    """Reads the Apache-2.0 text from this distribution's own metadata."""
     with contextlib.suppress(PackageNotFoundError):
         for file in distribution_files(RUNTIME) or ():
             if file.match("*.dist-info/licenses/LICENSE"):

@@ -1,4 +1,4 @@
-"""A wheel's description, filled into the template that `wheels/` holds."""
+"""Writes a wheel's description from the template in `wheels/`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import CPU
 
 MAX_PROBLEM_ROWS = 60
-"""Longest table of problems in a description, in rows; the bundle itself lists them all."""
+"""Longest problem table in a description, in rows; the bundle itself lists them all."""
 
 
 def read_template(name: str) -> str:
-    """Read a file of the template, installed inside this package or in the source checkout.
+    """Reads a template file, installed inside this package or in the source checkout.
 
     Raises:
-        PackagingError: If it is in neither place.
+        PackagingError: If the file is in neither place.
     """
     installed = resources.files("nvgemm_aot").joinpath("wheels").joinpath(name)
     checkout = Path(__file__).resolve().parents[3] / "wheels" / name
@@ -34,19 +34,20 @@ def read_template(name: str) -> str:
 
 
 def fill_template(template: str, **values: str) -> str:
-    """Read a file of the template and put ``values`` in place of their ``$names``."""
+    """Reads a template file and replaces its ``$names`` with ``values``."""
     return Template(read_template(template)).substitute(values)
 
 
 def cuda_versions(headers: Sequence[Header]) -> list[str]:
-    """Those of the targets with a GPU, sorted."""
+    """Returns the CUDA versions of all GPU targets, sorted."""
     return sorted({header.target.cuda for header in headers if header.target.arch != CPU})
 
 
 def _install_commands(distribution: str, headers: Sequence[Header]) -> str:
-    """Commands that install a wheel by file, beside nvgemm-aot's: no registry has either.
+    """Returns commands that install the wheel files of the kernels and of nvgemm-aot.
 
-    A line, or one for each CUDA version where the wheel has an extra for each.
+    No registry has either, so they are installed by file: with one line, or one per CUDA version if
+    the wheel has several.
     """
     wheel = f"{distribution.replace('-', '_')}-*.whl"
     cudas = cuda_versions(headers)
@@ -60,7 +61,7 @@ def _install_commands(distribution: str, headers: Sequence[Header]) -> str:
 
 
 def render_description(distribution: str, headers: Sequence[Header], summary: str) -> str:
-    """Write a wheel's description, in Markdown."""
+    """Writes a wheel's description, in Markdown."""
     bundles = [
         (
             f"`{header.target.key}`",
@@ -86,7 +87,7 @@ def render_description(distribution: str, headers: Sequence[Header], summary: st
 
 
 def _problem_table(headers: Sequence[Header]) -> str:
-    """Tabulate declared problems, one row for all m of a shape that the same targets declare."""
+    """Tabulates declared problems, one row for all m of a shape that the same targets declare."""
     targets: dict[Problem, list[str]] = {}
     for header in headers:
         for ranking in header.rankings:

@@ -1,4 +1,4 @@
-"""The bundle writer: the only code that creates bundle files."""
+"""Writes bundles; the only code that creates bundle files."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from .content import BuiltKernel, BundleContent, ProblemRanking
 Entry = TypeVar("Entry", Kernel, Dictionary)
 
 Pack = Callable[[Sequence[bytes]], Packed]
-"""A function of `compression`."""
+"""Compressor for payloads, from `compression`."""
 
 
 def write_bundle(path: Path, content: BundleContent, pack: Pack = compress) -> Header:
-    """Write a bundle; the same content gives the same bytes wherever and whenever it is written.
+    """Writes a bundle; equal content gives equal bytes on any machine at any time.
 
     Raises:
-        ValueError: If a ranking names a kernel that is not among the kernels, a problem is ranked
-            twice for a product, or kernels of different signatures have equal payloads.
-        BundleFormatError: If readers would refuse the bundle: its header is too long, or a value is
-            not one that FORMAT.md allows.
+        ValueError: If a ranking names an unknown kernel, a problem is ranked twice for a product,
+            or kernels with different signatures have equal payloads.
+        BundleFormatError: If readers would refuse the bundle: its header is too long, or FORMAT.md
+            does not allow a value.
         StorageError: If the file cannot be written; nothing is left half-written.
     """
     data, header = encode_bundle(content, pack)
@@ -55,7 +55,7 @@ def write_bundle(path: Path, content: BundleContent, pack: Pack = compress) -> H
 
 
 def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes, Header]:
-    """Lay out a bundle in memory; see `write_bundle`."""
+    """Lays out a bundle in memory; see `write_bundle`."""
     kernels = _by_id(content.kernels)
     packed = pack([kernels[id_].payload for id_ in sorted(kernels)])
     body = packed.dictionary_frame + b"".join(packed.frames)
@@ -63,10 +63,10 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
 
 
 def describe(content: BundleContent) -> Header:
-    """What a bundle of a content would say about itself, but for where its payloads lie.
+    """Builds the header without payload offsets.
 
     Raises:
-        ValueError: As of `write_bundle`.
+        ValueError: See `write_bundle`.
     """
     kernels = _by_id(content.kernels)
     nothing = Packed(frames=[b""] * len(kernels))
@@ -76,7 +76,7 @@ def describe(content: BundleContent) -> Header:
 def _unplaced_header(
     content: BundleContent, kernels: dict[str, BuiltKernel], packed: Packed, body: bytes
 ) -> Header:
-    """The header of a file that begins with its body."""
+    """Builds a header with offsets relative to the body."""
     ids = sorted(kernels)
     dictionary_bytes = len(packed.dictionary_frame)
     dictionary = None
@@ -106,7 +106,7 @@ def _unplaced_header(
 
 
 def _by_id(kernels: tuple[BuiltKernel, ...]) -> dict[str, BuiltKernel]:
-    """Kernels by id. Of operators with equal code, the first by name is kept."""
+    """Maps ids to kernels. Among operators with equal code, keeps the first by name."""
     found: dict[str, BuiltKernel] = {}
     for kernel in sorted(kernels, key=lambda kernel: (kernel.signature.key, kernel.operator)):
         first = found.setdefault(kernel.id, kernel)
@@ -119,7 +119,7 @@ def _by_id(kernels: tuple[BuiltKernel, ...]) -> dict[str, BuiltKernel]:
 
 
 def _common_imports(kernels: Iterable[BuiltKernel]) -> tuple[str, ...]:
-    """The imports that most kernels have; these kernels need no list of their own."""
+    """Returns the imports that most kernels have; these kernels need no list in the header."""
     counts = Counter(kernel.imports for kernel in kernels)
     return min(counts, key=lambda imports: (-counts[imports], imports), default=())
 
@@ -180,7 +180,7 @@ def _header_rankings(
 
 
 def _with_final_offsets(header: Header, body: bytes) -> tuple[bytes, Header]:
-    """Move every span behind the header, whose length depends on the digits of the offsets."""
+    """Moves every span behind the header, whose length depends on the digits of the offsets."""
     header_bytes = 0
     while True:
         base = PREFIX.size + header_bytes
@@ -199,7 +199,7 @@ def _with_final_offsets(header: Header, body: bytes) -> tuple[bytes, Header]:
 
 
 def _require_readable(encoded: bytes, header: Header, body_bytes: int) -> None:
-    """Refuse to write a bundle that `Bundle` would refuse to read."""
+    """Refuses to write a bundle that `Bundle` would refuse to read."""
     where = f"the bundle for {header.target.key}, which is not written"
     if len(encoded) > MAX_HEADER_BYTES:
         raise BundleFormatError(

@@ -1,10 +1,10 @@
-"""Measured rankings as files: written, merged, compared, and put into bundles without a GPU.
+"""Measured rankings as files: writes, merges and compares them without a GPU.
 
-May import `bundle` and what is below it. Start at `entries.Rankings`.
+May import `bundle` and lower layers. Start at `entries.Rankings`.
 
-`entries` are what was measured of problems, where and how; `file` reads and writes them; `export`
-takes them from bundles. `agreement` tells whether two measurements agree, `assess` what all of a
-problem come to, `usable` which of that a build can use, `dispatched` which kernels programs then
-call, and `pruning` which of all to keep.
-`shipped` finds the rankings that come with this package, in ``data``.
+`entries` holds measurements with their origin; `file` reads and writes them; `export` takes them
+from bundles. `agreement` compares two measurements, `assess` combines all measurements for a
+problem, `usable` selects those that a build can use, `table_kernels` finds the kernels that
+dispatch tables need, `pruning` the kernels to keep, and `counting` the problems that use measured
+kernels. `shipped` finds the rankings that come with this package, in ``data``.
 """

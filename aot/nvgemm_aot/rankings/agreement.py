@@ -1,4 +1,4 @@
-"""Whether two measurements of one problem agree: confirm each other, or contradict each other."""
+"""Compares two measurements: they confirm, repeat or contradict each other."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ from nvgemm_runtime.matching.thresholds import MIN_GAIN, gains_enough
 from .intervals import RESOLUTION
 
 ATEN, TRITON = "aten", "triton"
-"""Names of the contenders that are torch's own."""
+"""Names for torch's own contenders."""
 
 SLACK = 0.05
-"""Share of a time by which two runs may differ besides their spreads: GPUs of one product differ by
-a few percent, and so does one GPU from day to day."""
+"""Largest relative difference between two runs' times, in addition to their spreads. GPUs that are
+the same product differ by a few percent, and so does one GPU from day to day."""
 
 DISAGREEMENT = "two runs disagree: "
-"""Start of the doubt that two runs disagree."""
+"""Starts a doubt about two runs that disagree."""
 
 CONFIRMING = 0.01
-"""Share by which the fastest of one measurement may be behind the fastest of another, there, where
-the two agree: on two GPUs they confirm each other, on one the second repeats the first."""
+"""Largest relative lag at which two measurements agree: each one's fastest contender may be this
+far behind the other's fastest, in the other measurement. Two GPUs then confirm each other; on one
+GPU, the second measurement repeats the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What was measured of one problem on one GPU.
+    """One problem's measurement on one GPU.
 
     Attributes:
-        kernels: Time of each kernel, by a name that another measurement has for it too.
-        aten: ATen's time; None where it has no operator for the problem.
-        triton: The best Triton kernel's time; None where there is none or it was not asked for.
+        kernels: Each kernel's time, by a name that another measurement shares.
+        aten: ATen's time, or None if ATen has no operator for the problem.
+        triton: The best Triton kernel's time, or None if Triton was not measured or has no kernel.
         doubts: Reasons not to rely on the order.
+        conditions: Measuring conditions, with the GPU.
     """
 
     kernels: Mapping[str, Timing]
@@ -48,18 +50,18 @@ class Measurement:
 
     @property
     def times(self) -> dict[str, Timing]:
-        """Times of the kernels, and of ATen where it has one."""
+        """Times by contender: the kernels, and ATen if measured."""
         return {**self.kernels, **({} if self.aten is None else {ATEN: self.aten})}
 
     @property
     def winner(self) -> str:
-        """The fastest of the kernels and ATen; ATen if it is as fast."""
+        """The fastest among the kernels and ATen; ATen wins a tie."""
         times = self.times
         return min(times, key=lambda name: (times[name].time_ns, name != ATEN, name))
 
 
 class Relation(enum.Enum):
-    """How two measurements relate."""
+    """Relation between two measurements."""
 
     CONFIRMS = "confirms"
     REPEATS = "repeats"
@@ -69,20 +71,20 @@ class Relation(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """How two measurements relate, and why they contradict each other, or why neither holds."""
+    """Relation between two measurements, with the reason for a contradiction or for neither."""
 
     relation: Relation
     why: str = ""
 
 
 def compare(before: Measurement, now: Measurement) -> Comparison:
-    """Compare two measurements of one problem on GPUs of one product.
+    """Compares two measurements for one problem, taken on the same GPU product.
 
-    They confirm each other if they were taken on two GPUs, known to be distinct, in the same way,
-    the verdict (a bundled kernel or ATen) is the same, and the fastest on each is within
-    `CONFIRMING` of the fastest on the other, there. Of two GPUs, they contradict each other if the
-    fastest on one is behind on the other beyond the spreads and that share. For one GPU, or
-    unknown ones, see `disagreement`.
+    They confirm each other if all these conditions hold: they come from two GPUs that are known to
+    be distinct, they were taken the same way, they have the same verdict (a bundled kernel or
+    ATen), and the fastest on each GPU is within `CONFIRMING` of the fastest on the other GPU,
+    measured there. On two GPUs, they contradict each other if the fastest on one is behind on the
+    other beyond the spreads and `RESOLUTION`. For one GPU, or unknown ones, see `disagreement`.
     """
     if before.conditions.launches != now.conditions.launches:
         return _neither(
@@ -127,7 +129,7 @@ def _compare_gpus(before: Measurement, now: Measurement) -> Comparison:
 
 
 def _same_fastest(before: Measurement, now: Measurement) -> bool:
-    """Whether the verdict is the same, and each one's fastest is near the fastest in the other."""
+    """Returns True if the verdicts are equal and each fastest is near the other's fastest."""
     return (before.winner == ATEN) == (now.winner == ATEN) and all(
         first in there.times
         and there.times[first].time_ns <= (1 + CONFIRMING) * there.times[there.winner].time_ns
@@ -136,12 +138,12 @@ def _same_fastest(before: Measurement, now: Measurement) -> bool:
 
 
 def compare_repeat(before: Measurement, now: Measurement) -> Comparison:
-    """Compare two measurements of one problem by two processes on one GPU, minutes apart.
+    """Compares two measurements for one problem by two processes on one GPU, minutes apart.
 
-    The second repeats the first if both are without doubts and were taken in the same way, the
-    verdict is the same, and the fastest of each is within `CONFIRMING` of the fastest of the other.
-    A gain that lets a ranking count (`matching.evidence`) must be there both times. They contradict
-    each other as `disagreement` says.
+    The second repeats the first if neither has doubts, both were taken the same way, the verdicts
+    are equal, and each one's fastest is within `CONFIRMING` of the other's. A gain that lets a
+    ranking count (`matching.evidence`) must occur both times. `disagreement` decides if they
+    contradict each other.
     """
     why = disagreement(before, now)
     if why is not None:
@@ -166,15 +168,15 @@ def compare_repeat(before: Measurement, now: Measurement) -> Comparison:
 
 
 def _gains(measurement: Measurement, name: str, least_gain: float) -> bool:
-    """Whether a contender's time is below ATen's by a part of it."""
+    """Returns True if a contender's gain over ATen is at least ``least_gain``, as a share."""
     aten = measurement.aten
     return aten is not None and gains_enough(measurement.times[name].time_ns, aten, least_gain)
 
 
 class Agreement:
-    """Measurements that all confirm each other: what `compare` says of each pair.
+    """Measurements that all confirm each other, by `compare` for each pair.
 
-    Asking whether one more belongs to them takes as long whether they are two or two thousand.
+    Adding a measurement takes constant time, however many there are.
     """
 
     def __init__(self, first: Measurement) -> None:
@@ -185,12 +187,13 @@ class Agreement:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """Digests of the UUIDs of their GPUs, sorted."""
+        """Sorted GPU UUID digests."""
         return tuple(sorted(gpu for gpu in self._gpus if gpu is not None))
 
     def add(self, one: Measurement) -> bool:
-        """Adds a measurement if it confirms all that are there; says whether it does."""
-        # How they were taken and the verdict are equal for all, so the first stands for the others.
+        """Adds a measurement if it confirms all others; returns True if so."""
+        # All members were taken the same way with the same verdict, so the first represents the
+        # others.
         if compare(self._first, one).relation is not Relation.CONFIRMS:
             return False
         as_fast = _as_fast_as_winner(one)
@@ -225,23 +228,23 @@ def _neither(why: str) -> Comparison:
 
 
 def confirming_gpus(*measurements: Measurement) -> tuple[str, ...]:
-    """Digests of the UUIDs of the GPUs of measurements that confirm each other, sorted."""
+    """Returns the sorted GPU UUID digests behind measurements that confirm each other."""
     gpus = {one.conditions.gpu_sha256 for one in measurements}
     return tuple(sorted(gpu for gpu in gpus if gpu is not None))
 
 
 def gpu_name(conditions: Conditions) -> str:
-    """The GPU of a measurement for messages: the first digits of its UUID's digest."""
+    """Returns a GPU's name for messages: its UUID digest's first digits."""
     return "unknown" if conditions.gpu_sha256 is None else conditions.gpu_sha256[:12]
 
 
 def disagreement(before: Measurement, now: Measurement) -> str | None:
-    """Why two runs contradict each other about the fastest contender, or None.
+    """Returns why two runs contradict each other about the fastest contender, or None.
 
-    They do if each run has the other's fastest clearly behind, or if the time of either's fastest
-    has changed beyond the spreads. Only contenders that both measured count, and ATen only for
-    equal minor versions of torch and CUDA. A disturbed run contradicts nothing, nor does one that
-    timed its launches otherwise.
+    They do if each run has the other's fastest clearly behind, or if either fastest contender's
+    time has changed beyond the spreads. Only contenders in both runs count, and ATen only for equal
+    CUDA versions and equal minor torch versions. A disturbed run contradicts nothing, nor does one
+    that timed its launches differently.
     """
     if before.conditions.launches != now.conditions.launches:
         return None
@@ -285,7 +288,7 @@ def _is_behind(times: Mapping[str, Timing], slower: str, faster: str) -> bool:
 
 
 def contender_name(contender: str) -> str:
-    """A contender's name for messages."""
+    """Returns a contender's name for messages."""
     torchs_own = {ATEN: "ATen", TRITON: "Triton"}
     is_id = re.fullmatch("[0-9a-f]{64}", contender) is not None
     return torchs_own.get(contender, f"kernel {contender[:12] if is_id else contender}")

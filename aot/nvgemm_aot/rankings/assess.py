@@ -1,4 +1,4 @@
-"""What all measurements of one problem come to: which one counts, and how far to rely on it."""
+"""Combines all measurements for one problem: picks the one that counts and rates it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from .agreement import Agreement, Relation, compare, gpu_name
 from .entries import Entry
 
 STANDINGS = ("doubtful", "measured once", "repeated", "confirmed")
-"""How far measurements of a problem are to be relied on, from the least."""
+"""Ratings for a problem's measurements, least reliable first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
-    """What measurements of one problem on one product come to.
+    """Combined result for one problem on one product.
 
     Attributes:
-        entry: The one that counts; see `assess`.
-        doubts: Reasons not to rely on its order: its own, and contradictions of others.
-        confirmed_by: Digests of the UUIDs of the GPUs that confirm each other; none, or at least
-            two.
-        repeated: Seconds after which another process measured the same on the GPU of ``entry``.
-        measured_again: GPUs with several measurements of the problem, by the first digits of the
-            digest: that confirms nothing.
+        entry: The measurement that counts; see `assess`.
+        doubts: Reasons not to rely on its order: its own, and contradictions by others.
+        confirmed_by: UUID digests for the GPUs that confirm each other; none, or at least two.
+        repeated: Seconds after which another process measured the same on this GPU.
+        measured_again: GPUs with several measurements for the problem, by their digests' first
+            digits. Such measurements confirm nothing.
     """
 
     entry: Entry
@@ -35,7 +34,7 @@ class Assessment:
 
     @property
     def standing(self) -> str:
-        """One of `STANDINGS`."""
+        """Rating from `STANDINGS`."""
         if self.doubts:
             return "doubtful"
         if self.confirmed_by:
@@ -44,9 +43,10 @@ class Assessment:
 
 
 def assess(entries: Sequence[Entry]) -> Assessment:
-    """Assess the measurements of one group of `Rankings.groups`, the newest last.
+    """Assesses one group's measurements, from `Rankings.groups`, the newest last.
 
-    The newest that was repeated counts, unless others confirm the newest alone: then that one does.
+    The newest repeated measurement counts, unless only the newest measurement is confirmed: then
+    the newest counts.
     """
     sound = [entry for entry in entries if not entry.doubts]
     newest = _assess_one((sound or entries)[-1], entries, sound)
@@ -59,7 +59,7 @@ def assess(entries: Sequence[Entry]) -> Assessment:
 
 
 def _assess_one(one: Entry, entries: Sequence[Entry], sound: Sequence[Entry]) -> Assessment:
-    """Assess one measurement, beside all others and those of them without doubts."""
+    """Assesses one measurement against all others; ``sound`` are the entries without doubts."""
     doubts = list(one.doubts)
     agreement = Agreement(one.measurement)
     for other in _latest_of_each_gpu(sound, one) if sound else ():
@@ -81,6 +81,6 @@ def _assess_one(one: Entry, entries: Sequence[Entry], sound: Sequence[Entry]) ->
 
 
 def _latest_of_each_gpu(sound: Sequence[Entry], last: Entry) -> list[Entry]:
-    """Of each GPU the newest measurement beside the last: of its own GPU the one before."""
+    """Returns each GPU's newest measurement other than ``last``."""
     before = {one.origin.conditions.gpu_sha256: one for one in sound if one is not last}
     return list(before.values())

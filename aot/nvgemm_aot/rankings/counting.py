@@ -1,4 +1,4 @@
-"""Counts for how many problems of a bundle torch.compile uses measured kernels, and by what."""
+"""Counts the problems in a bundle for which torch.compile uses measured kernels."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from nvgemm_runtime.matching.thresholds import MIN_GAIN, gains_enough
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """Measured problems of one GPU product, by what torch.compile does with them there.
+    """Measured problems on one GPU product, by the treatment they get from torch.compile.
 
     Attributes:
-        gpu, torch, cuda: The product, and the versions of the ATen that was measured.
-        measured: How many problems were measured.
-        confirmed, repeated: For how many default mode uses a kernel, as two GPUs confirm it, or as
-            one repeated it.
-        with_setting: For how many it does where repeated rankings count as confirmed ones do.
-        aten: For how many ATen computes everywhere, as no kernel gains enough.
-        beyond_default: How many are of operations that default mode leaves alone: fused
-            activations and gates, and rows that indices name.
-        competing: For how many kernels compete under max-autotune.
-        doubtful: How many are in doubt, and timed again wherever their kernels compete.
+        gpu, torch, cuda: The product, and the measured ATen's versions.
+        measured: Number of measured problems.
+        confirmed, repeated: Problems for which default mode uses a kernel, as confirmed by two GPUs
+            or repeated on one.
+        with_setting: Problems for which default mode uses a kernel if repeated rankings count like
+            confirmed ones.
+        aten: Problems that ATen computes everywhere, because no kernel gains enough.
+        beyond_default: Problems that default mode leaves alone: fused activations and gates, and
+            gathered rows.
+        competing: Problems whose kernels compete under max-autotune.
+        doubtful: Problems in doubt, which are timed again wherever their kernels compete.
     """
 
     gpu: str
@@ -42,7 +43,7 @@ class Counted:
 
 
 def count_by_product(header: Header) -> list[Counted]:
-    """Count the measured problems of a bundle, for each product, torch and CUDA."""
+    """Counts a bundle's measured problems for each product, torch and CUDA."""
     kinds: dict[tuple[str, str, str], Counter[str]] = {}
     for ranking in header.rankings:
         conditions = header.sources[ranking.source].conditions

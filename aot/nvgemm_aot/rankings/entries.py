@@ -1,4 +1,4 @@
-"""What was measured of problems, with where and how, apart from any bundle."""
+"""Measurements with their origin, independent of any bundle."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ from nvgemm_runtime.gemm.problem import Problem
 from .agreement import Measurement
 
 COLD = "cold"
-"""How `tune` has operands in the L2 cache: not at all."""
+"""Cache condition in `tune`: operands are not in the L2 cache."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Operator:
-    """What a kernel was compiled from, by the names that a bundle's header has."""
+    """Provider and operator that a kernel was compiled from, as named in a bundle's header."""
 
     provider: str
     operator: str
 
     @property
     def name(self) -> str:
-        """Its name for messages, and in a `Measurement`."""
+        """Name for messages and in a `Measurement`."""
         return f"{self.provider}/{self.operator}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where and how something was measured.
+    """Hardware, software and method used for a measurement.
 
     Attributes:
         arch: Architecture that the kernels were compiled for, e.g. ``sm_90a``.
-        toolchain: Versions of what shapes the kernels' code, by name.
-        gpu: The GPU product, as its driver names it.
+        toolchain: Versions, by name, for everything that shapes the kernels' code.
+        gpu: The GPU product's driver name.
         by: The program that measured, with its version.
-        cache: Whether operands were in the L2 cache: `COLD`, or a text that this release does not
-            know.
-        conditions: Driver, torch, CUDA, day, how launches followed each other, and which GPU.
+        cache: L2 cache condition: `COLD`, or a text unknown to this release.
+        conditions: Driver, torch, CUDA, day, launch spacing, and GPU.
     """
 
     arch: str
@@ -53,7 +52,7 @@ class Origin:
 
     @cached_property
     def document(self) -> Mapping[str, Any]:
-        """Its JSON object, without the day, which differs between problems."""
+        """JSON object without the day, which differs between problems."""
         conditions = conditions_json(self.conditions)
         del conditions["date"]
         return {
@@ -66,12 +65,12 @@ class Origin:
         }
 
     def on(self, date: str) -> Origin:
-        """This origin, with the day of measuring replaced."""
+        """Returns this origin with another day."""
         return replace(self, conditions=replace(self.conditions, date=date))
 
     @cached_property
     def kind(self) -> bytes:
-        """Equal for measurements that can be compared: what ran, on which product, and how."""
+        """Key that is equal for comparable measurements: same kernels, product and method."""
         same = {"arch": self.arch, "toolchain": dict(self.toolchain), "gpu": self.gpu}
         how = {"cache": self.cache, "launches": self.conditions.launches}
         return canonical_json({**same, **how})
@@ -79,18 +78,17 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One measurement of one problem.
+    """One measurement for one problem.
 
     Attributes:
         problem: The problem.
-        origin: Where and how it was measured.
+        origin: Hardware, software and method.
         kernels: Each kernel's time, the fastest first.
-        aten: ATen's time; None where it has no operator for the problem.
-        triton: The best Triton kernel's time; None where it was not measured.
+        aten: ATen's time, or None if ATen has no operator for the problem.
+        triton: The best Triton kernel's time, or None if it was not measured.
         doubts: Reasons not to rely on the order.
-        repeated: Seconds after which another process measured the same on this GPU; None where
-            none did.
-        is_shipped: Whether it comes with this package; no part of what was measured.
+        repeated: Seconds after which another process measured the same on this GPU, or None.
+        is_shipped: True if the entry comes with this package. Ignored in comparisons.
     """
 
     problem: Problem
@@ -104,7 +102,7 @@ class Entry:
 
     @cached_property
     def measurement(self) -> Measurement:
-        """What is compared with other measurements: kernels by the names of their operators."""
+        """The entry for comparison with other measurements, with kernels by operator name."""
         return Measurement(
             kernels={operator.name: timing for operator, timing in self.kernels},
             aten=self.aten,
@@ -115,9 +113,9 @@ class Entry:
 
     @cached_property
     def sort_key(self) -> tuple[Problem, bytes, str, bytes]:
-        """Order of the entries of a file: each problem's together, the newest last.
+        """Sort key that groups a file's entries by problem, the newest last.
 
-        It is the same for one measurement before and after it was repeated.
+        The key does not change when a measurement is repeated.
         """
         date = self.origin.conditions.date
         return self.problem, self.origin.kind, date, canonical_json(self._document)
@@ -133,13 +131,13 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Rankings:
-    """Measurements of problems, sorted, each once."""
+    """Measurements, sorted and unique."""
 
     entries: tuple[Entry, ...]
 
     @property
     def groups(self) -> dict[tuple[Problem, bytes], tuple[Entry, ...]]:
-        """Entries by problem and `Origin.kind`, the newest of each last."""
+        """Entries by problem and `Origin.kind`, the newest last."""
         found: dict[tuple[Problem, bytes], list[Entry]] = {}
         for entry in self.entries:
             found.setdefault((entry.problem, entry.origin.kind), []).append(entry)
@@ -147,7 +145,7 @@ class Rankings:
 
 
 def merge(several: Iterable[Rankings]) -> Rankings:
-    """All entries of several rankings; of equal ones, one: the repeated one."""
+    """Merges rankings. Among equal entries, keeps the repeated one."""
     found: dict[Any, Entry] = {}
     for entry in (entry for one in several for entry in one.entries):
         known = found.setdefault(entry.sort_key, entry)

@@ -1,4 +1,4 @@
-"""Takes measured rankings from bundles."""
+"""Extracts measured rankings from bundles."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from nvgemm_runtime.bundle.format import Header, Ranking, Timing
 from .entries import Entry, Operator, Origin, Rankings, merge
 
 _LINK_TIME = re.compile(r"zstd|(.*\s)?(ld|gold|LLD|mold|linker)")
-"""Names in a bundle's toolchain of what links and compresses: it leaves the GPU's code alone, and
-differs from one build machine to the next."""
+"""Linkers and compressors in a bundle's toolchain. They do not change GPU code, and they differ
+between build machines."""
 
 
 def export(headers: Iterable[Header]) -> Rankings:
-    """The measured rankings of bundles."""
+    """Returns the measured rankings in bundles."""
     return merge(
         Rankings(
             entries=tuple(

@@ -1,7 +1,7 @@
 """Reads and writes rankings files; docs/reference/rankings.md is their specification.
 
-A file is checked in full before anything of it is used. Each error names the place, what was found,
-what is allowed, and the next step.
+`read_rankings` checks a whole file before it returns anything. Each error names the position, the
+observed value, the allowed values, and the next step.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from .entries import COLD, Entry, Operator, Origin, Rankings
 FORMAT, VERSION = "nvgemm-aot rankings", 1
 
 MOST_BYTES = 64 << 20
-"""Largest file that is read: a problem of 300 kernels takes about 6 KB."""
+"""Largest file that is read, in bytes: a problem with 300 kernels takes about 6 KB."""
 
 _MOST_TEXT = 1000
 _MOST_NS = 2**63 - 1
 _LONG_NUMBER = re.compile(rb"\d{20}")
-"""What no integer of a file has, so that few files need a look at each; a digest may have it."""
+"""Digit run that no valid integer contains. Most files have none, and skip the check of every
+integer; a digest may have one."""
 
 _T = TypeVar("_T")
 _H = TypeVar("_H", bound=Hashable)
@@ -48,16 +49,16 @@ _EXPORT = "export it again from the bundles that were tuned: nvgemm-aot rankings
 
 
 def write_rankings(path: Path, rankings: Rankings) -> None:
-    """Write a file: equal rankings give equal bytes, a line for each problem.
+    """Writes a file, one line per problem; equal rankings give equal bytes.
 
     Raises:
-        StorageError: If it cannot be written.
+        StorageError: If the file cannot be written.
     """
     write_atomic(path, encode(rankings))
 
 
 def encode(rankings: Rankings) -> bytes:
-    """The bytes of a file."""
+    """Encodes rankings as a file's bytes."""
     origins = {canonical_json(entry.origin.document) for entry in rankings.entries}
     operators = {operator for entry in rankings.entries for operator, _ in entry.kernels}
     origin_places, operator_places = _places(origins), _places(operators)
@@ -94,7 +95,7 @@ def encode(rankings: Rankings) -> bytes:
 
 
 def _places(values: Iterable[_S]) -> dict[_S, int]:
-    """Maps each value to its place in sorted order, in that order."""
+    """Maps each value to its index in sorted order."""
     return {value: place for place, value in enumerate(sorted(values))}
 
 
@@ -103,11 +104,11 @@ def _lines(values: Any) -> bytes:
 
 
 def read_rankings(path: Path) -> Rankings:
-    """Read a file.
+    """Reads a file.
 
     Raises:
-        StorageError: If it cannot be read.
-        RankingsError: If it is no rankings file of a known version, or is damaged.
+        StorageError: If the file cannot be read.
+        RankingsError: If it is damaged, or is no rankings file in a known version.
     """
     try:
         data = read_start(path, MOST_BYTES + 1)
@@ -122,7 +123,7 @@ def read_rankings(path: Path) -> Rankings:
 
 
 def decode(where: str, data: bytes) -> Rankings:
-    """Read the bytes of a file; ``where`` names it in messages.
+    """Reads a file's bytes; ``where`` names the file in messages.
 
     Raises:
         RankingsError: See `read_rankings`.
@@ -131,7 +132,7 @@ def decode(where: str, data: bytes) -> Rankings:
 
 
 class _Checker:
-    """Looks at the values of a file, and names the file and the place of what is not allowed."""
+    """Checks values, and names the file and the position if a value is not allowed."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -184,17 +185,17 @@ class _Checker:
 
 
 class RankingsFile(_Checker):
-    """A rankings file whose measurements are read, and checked, when they are asked for.
+    """A rankings file that reads and checks each problem's measurements on request.
 
     Args:
-        where: Names the file in messages.
-        data: Its bytes.
+        where: The file's name in messages.
+        data: The file's content.
 
     Attributes:
-        problems: The problems that it has measurements of.
+        problems: The problems with measurements.
 
     Raises:
-        RankingsError: If it is no rankings file of a known version, or is damaged.
+        RankingsError: If it is damaged, or is no rankings file in a known version.
     """
 
     def __init__(self, where: str, data: bytes) -> None:
@@ -214,7 +215,7 @@ class RankingsFile(_Checker):
         self.problems = tuple(self._places)
 
     def rankings(self) -> Rankings:
-        """Read all measurements."""
+        """Reads all measurements."""
         found = [entry for problem in self.problems for entry in self.entries(problem)]
         by_key = {entry.sort_key: entry for entry in found}
         if len(by_key) != len(found):
@@ -226,7 +227,7 @@ class RankingsFile(_Checker):
         return Rankings(entries=tuple(by_key[key] for key in sorted(by_key)))
 
     def entries(self, problem: Problem) -> tuple[Entry, ...]:
-        """Read the measurements of one of ``problems``."""
+        """Reads the measurements for one entry in ``problems``."""
         path, value = self._places[problem]
         measurements = self.items(value, "measurements", path)
         if not measurements:
@@ -332,7 +333,7 @@ class RankingsFile(_Checker):
         return problem
 
     def _origin_on_day(self, value: Any, place: str) -> Origin:
-        """Reads origin and day of a measurement; equal ones are one object."""
+        """Reads a measurement's origin and day; equal ones share one object."""
         number = self.member(value, "origin", place)
         self.number(number, f"{place}.origin", 0, len(self._origins) - 1)
         date = self.text(self.member(value, "date", place), f"{place}.date")
@@ -387,7 +388,7 @@ class RankingsFile(_Checker):
 
 
 def _first_twice(values: Iterable[_H]) -> _H:
-    """The first value that was there before; there must be one."""
+    """Returns the first repeated value; there must be one."""
     seen: set[_H] = set()
     for value in values:
         if value in seen:

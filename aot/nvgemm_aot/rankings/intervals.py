@@ -1,4 +1,4 @@
-"""Intervals of measured times, and who of several contenders may be the fastest."""
+"""Confidence intervals for times, and the contenders that may be the fastest."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from nvgemm_runtime.bundle.format import Timing
 
 RESOLUTION = 0.01
-"""Relative half-width at which an interval is narrow enough: narrow intervals that still overlap
+"""Relative half-width at which an interval is narrow enough. Narrow intervals that still overlap
 count as equal times."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """The median of samples and the interval of the true median, in nanoseconds."""
+    """Sample median with the true median's confidence interval, in nanoseconds."""
 
     median: float
     low: float
@@ -23,31 +23,31 @@ class Interval:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the median is known to `RESOLUTION`."""
+        """True if the median is known to within `RESOLUTION`."""
         return max(self.high - self.median, self.median - self.low) <= RESOLUTION * self.median
 
     @property
     def timing(self) -> Timing:
-        """The timing that a bundle stores, in whole nanoseconds; the spread is rounded up."""
+        """Timing in a bundle's form, in whole nanoseconds; the spread is rounded up."""
         time_ns = max(1, round(self.median))
         spread = max(self.high - time_ns, time_ns - self.low, 0.0)
         return Timing(time_ns=time_ns, spread_ns=math.ceil(spread))
 
 
 def contending(intervals: Mapping[str, Interval]) -> list[str]:
-    """Contenders that may be the fastest: their intervals overlap that of the least median."""
+    """Returns the contenders that may be the fastest: their intervals overlap the leader's."""
     leader = min(intervals.values(), key=lambda interval: interval.median)
     return [name for name, interval in intervals.items() if interval.low <= leader.high]
 
 
 def is_decided(intervals: Mapping[str, Interval]) -> bool:
-    """Whether more samples would change nothing: one is fastest, or several are equally fast."""
+    """Returns True if more samples would change nothing: one is fastest, or several are equal."""
     names = contending(intervals)
     return len(names) == 1 or all(intervals[name].is_narrow for name in names)
 
 
 def interval_of(timing: Timing) -> Interval:
-    """The interval that a timing states."""
+    """Returns the interval that a timing states."""
     return Interval(
         median=timing.time_ns,
         low=timing.time_ns - timing.spread_ns,

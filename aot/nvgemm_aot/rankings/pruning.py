@@ -1,4 +1,4 @@
-"""Keeps the kernels of a bundle that win somewhere, or that dispatch tables use."""
+"""Prunes a bundle to kernels that win somewhere or that dispatch tables use."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .table_kernels import DispatchTables
 
 
 def keep_winners(content: BundleContent) -> BundleContent:
-    """Drop the kernels that win no problem.
+    """Drops the kernels that win no problem.
 
-    A kernel wins a problem if it is the fastest of a certain measurement, ATen included. Kernels
+    A kernel wins a problem if it is the fastest in a certain measurement, ATen included. Kernels
     that an estimate or an uncertain measurement ranks all stay. A problem that ATen wins keeps the
-    kernels that stay for others, or its fastest if there are none: its ranking records that ATen
-    wins. What dispatch tables use stays, though it may win nowhere; see `DispatchTables`. Each
-    signature keeps what `needed_for_service` says, on each product.
+    kernels that stay for other problems, or else its fastest: its ranking records that ATen wins.
+    Kernels in dispatch tables stay even if they win nowhere; see `DispatchTables`. On each product,
+    each signature also keeps the kernels that `needed_for_service` returns.
     """
     kernels = {kernel.id: kernel for kernel in content.kernels}
     kept = {id_ for ranking in content.rankings for id_ in _winners(ranking)}
@@ -49,7 +49,7 @@ def _winners(ranking: ProblemRanking) -> list[str]:
 def by_signature(
     rankings: Iterable[ProblemRanking],
 ) -> dict[tuple[Signature, str], list[ProblemRanking]]:
-    """Rankings by signature and GPU product."""
+    """Groups rankings by signature and GPU product."""
     found: dict[tuple[Signature, str], list[ProblemRanking]] = {}
     for ranking in rankings:
         found.setdefault((ranking.problem.signature, ranking.gpu), []).append(ranking)
@@ -59,11 +59,12 @@ def by_signature(
 def needed_for_service(
     rankings: Iterable[ProblemRanking], kernels: Mapping[str, BuiltKernel], kept: Collection[str]
 ) -> set[str]:
-    """Kernels without which a signature would serve fewer operands or programs than before.
+    """Returns kernels without which a signature would serve fewer operands or programs than before.
 
-    Of all, of those that take operands with gaps, of those whose results do not depend on timing
-    (programs that want deterministic algorithms get no others), and of those that are both, one of
-    the least alignment must stay. Where none is among the kept, that is the best ranked.
+    Considers all kernels, those that take operands with gaps, those with deterministic results
+    (programs that want deterministic algorithms get no others), and those with both properties. In
+    each group, a kernel with the least alignment must stay. If no kept kernel has it, adds the best
+    ranked one.
     """
     places: dict[str, int] = {}
     for ranking in rankings:
@@ -81,7 +82,7 @@ def needed_for_service(
 
 
 def keep_ranked(ranking: ProblemRanking, kept: Collection[str]) -> ProblemRanking:
-    """A ranking of the kept kernels, in the same order."""
+    """Returns a ranking with only the kept kernels, in the same order."""
     places = [place for place, (id_, _) in enumerate(ranking.kernels) if id_ in kept]
     measured = ranking.measured
     if measured is not None:

@@ -1,4 +1,4 @@
-"""Measured rankings that come with this package: one pool, in which problems are looked up."""
+"""Measured rankings that come with this package, looked up by problem."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .entries import Entry, Rankings, merge
 from .file import RankingsFile, read_rankings
 
 SHIPPED = "shipped"
-"""Names all of them, where commands take rankings files."""
+"""Name for all shipped rankings where commands take rankings files."""
 
 DIRECTORY = Path(str(files("nvgemm_aot") / "rankings" / "data"))
-"""A file for each manifest whose problems were measured, of that manifest's name."""
+"""Directory with one file per measured manifest, named after the manifest."""
 
 
 def shipped_rankings(problems: Iterable[Problem]) -> Rankings:
-    """Returns shipped measurements of problems, and those at an m between two of them.
+    """Returns shipped measurements for problems, and for any m between two given ones.
 
-    The latter are of problems that are equal in all else; dispatch tables use them. Only what is
-    returned is read in full: every file is tested to be valid as a whole.
+    The problems in between are equal in all else; dispatch tables use them. Only the returned
+    entries are read in full: a test checks every file as a whole.
     """
     lines: dict[Problem, list[int]] = {}
     for problem in problems:
@@ -63,7 +63,7 @@ def _opened(directory: Path) -> tuple[RankingsFile, ...]:
 
 @functools.cache
 def _places(directory: Path) -> dict[Problem, dict[int, list[RankingsFile]]]:
-    """By problem of m 1, and by m: the files that have measurements of that problem."""
+    """Returns the files that measured a problem, by the problem at m 1 and by m."""
     found: dict[Problem, dict[int, list[RankingsFile]]] = {}
     for file in _opened(directory):
         for problem in file.problems:
@@ -73,12 +73,12 @@ def _places(directory: Path) -> dict[Problem, dict[int, list[RankingsFile]]]:
 
 
 def is_shipped_name(given: Path) -> bool:
-    """Tells whether a user's word names shipped rankings: all, or those of a shipped manifest.
+    """Returns True if a name means shipped rankings: all, or a shipped manifest's.
 
-    A file of that name comes first, and what is a path, and no name alone, is a file's.
+    An existing file takes precedence. A path with a directory always means a file.
 
     Raises:
-        RankingsError: If there is neither a file nor rankings of a name.
+        RankingsError: If neither a file nor shipped rankings have the name.
     """
     if given.is_file() or given.parent != Path():
         return False
@@ -92,10 +92,10 @@ def is_shipped_name(given: Path) -> bool:
 
 
 def read_named(given: Path) -> Rankings:
-    """Reads a file, or shipped rankings by their name; see `is_shipped_name`.
+    """Reads a file, or shipped rankings by name; see `is_shipped_name`.
 
     Raises:
-        StorageError, RankingsError: As of `read_rankings`, and of `is_shipped_name`.
+        StorageError, RankingsError: See `read_rankings` and `is_shipped_name`.
     """
     if not is_shipped_name(given):
         return read_rankings(given)

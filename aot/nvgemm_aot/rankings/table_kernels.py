@@ -1,7 +1,7 @@
-"""The kernels that dispatch tables use: those that programs call at each m, as measured.
+"""Kernels in dispatch tables: those that programs call at each m, as measured.
 
-The tables are made by the code of the runtime that makes them on a GPU, for each torch that a
-content's rankings were measured with.
+The runtime's own code makes the tables here as on a GPU, for each torch version that measured a
+bundle's rankings.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ..bundle.writer import describe
 from ..targets.profile import load_profile, profile_names
 
 _Row = Mapping[int, UsableRanking]
-"""By m, one product's rankings of problems that have all else in common."""
+"""One product's rankings, by m, for problems that are equal in all else."""
 
 
 class DispatchTables:
-    """The dispatch tables of a content that is to be a bundle, where all its kernels serve."""
+    """Dispatch tables for a bundle's content, with all its kernels available."""
 
     def __init__(self, content: BundleContent) -> None:
         self._platform = content.target.platform
@@ -45,10 +45,10 @@ class DispatchTables:
         self._rows = rows
 
     def needed(self, without: ProblemRanking | None = None) -> frozenset[str]:
-        """The ids of the kernels without which a table would be another.
+        """Returns ids for the kernels without which some table would change.
 
         Args:
-            without: A ranking that is not to count.
+            without: A ranking to ignore.
         """
         if without is None:
             return frozenset().union(*self._needed_by_row.values())
@@ -62,10 +62,10 @@ class DispatchTables:
         return {key: self._needed(row) for key, row in self._rows.items()}
 
     def _needed(self, row: _Row) -> frozenset[str]:
-        """The ids of the kernels that any table of a row needs.
+        """Returns ids for the kernels that any table in a row needs.
 
-        A program has another table if it asks for other evidence, lets nondeterministic kernels
-        count, uses another torch, or aligns its operands less.
+        Programs have different tables if they ask for other evidence, allow nondeterministic
+        kernels, use another torch, or align their operands less.
         """
         sources = {usable.source for usable in row.values() if usable.source.conditions is not None}
         alignments = {
@@ -81,7 +81,7 @@ class DispatchTables:
             assert source.conditions is not None
             device = _device_of(source, self._platform)
             if device.multiprocessors is None and max(row) > FEW_ROWS:
-                # Which of them a table uses depends on their waves, which are not known.
+                # A table's choice depends on the kernels' waves, which are unknown here.
                 needed.update(one.kernel.id for usable in row.values() for one in usable.kernels)
             decided = decide_dispatch(
                 rankings,
@@ -101,13 +101,13 @@ class DispatchTables:
 
 @functools.cache
 def _multiprocessors_by_name() -> Mapping[str, int]:
-    """Of each GPU that has a profile, by the name that its driver gives."""
+    """Returns SM counts by driver name, for GPUs that have a profile."""
     profiles = map(load_profile, profile_names())
     return {profile.driver_name: profile.sm_count.value for profile in profiles}
 
 
 def _device_of(source: RankingSource, platform: str) -> DeviceFacts:
-    """A device of the product that a ranking was measured on."""
+    """Returns a device that matches the product a ranking was measured on."""
     assert source.conditions is not None
     return DeviceFacts(
         kind="cuda",

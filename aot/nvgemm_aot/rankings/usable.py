@@ -1,4 +1,4 @@
-"""Which measurements a build can use, and the measured rankings that it makes of them."""
+"""Selects the measurements that a build can use and makes measured rankings from them."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ LEFT_UNDECIDED = "one of the fastest is not in this bundle, and those left were 
 
 @dataclass(frozen=True, kw_only=True)
 class Basis:
-    """What measurements must have been taken of, to hold for a build.
+    """Conditions that measurements must meet to be valid for a build.
 
     Attributes:
         arch: The target's architecture.
-        gpu: The GPU product of the target's device profile, as its driver names it.
-        toolchains: By name of each provider, the versions of what shapes its code, and its recipe
+        gpu: The GPU product's driver name.
+        toolchains: Versions by provider for everything that shapes its code, and its recipe
             (`recipe_name`).
-        beside: Other products that the same build ranks for: what was measured on them is used
-            there.
+        beside: Other products that the same build ranks for; measurements on them are used there.
     """
 
     arch: str
@@ -49,11 +48,11 @@ class Basis:
 
 @dataclass(frozen=True, kw_only=True)
 class Usable:
-    """The measurement of one problem that a build uses.
+    """The measurement that a build uses for one problem.
 
     Attributes:
-        assessment: What all measurements of the problem come to.
-        operators: The kernels that the build can compile as they were measured, fastest first.
+        assessment: Combined result of all measurements.
+        operators: The measured kernels that the build can compile unchanged, fastest first.
     """
 
     assessment: Assessment
@@ -61,7 +60,7 @@ class Usable:
 
     @property
     def front(self) -> tuple[Operator, ...]:
-        """The kernels that may be the fastest of all kernels."""
+        """Kernels that may be the fastest."""
         intervals = {one: interval_of(timing) for one, timing in self.assessment.entry.kernels}
         leading = contending({one.name: interval for one, interval in intervals.items()})
         return tuple(one for one in self.operators if one.name in leading)
@@ -69,13 +68,14 @@ class Usable:
 
 @dataclass(frozen=True, kw_only=True)
 class UsableRankings:
-    """What a build of one target uses of rankings.
+    """Measurements that one target's build uses.
 
     Attributes:
-        problems: By problem.
-        own: Those of which a file of the user's has measurements that fit.
-        notes: What it does not use, and why. Of shipped measurements, of which few are for any one
-            target, that is only what another version of a provider or compiler rules out.
+        problems: Usable measurement by problem.
+        own: Problems for which a measurement in the user's own files fits.
+        notes: Unused measurements, with the reasons. Most shipped measurements are for other
+            targets, so the notes list a shipped one only if a provider's or compiler's version
+            rules it out.
     """
 
     problems: Mapping[Problem, Usable]
@@ -83,7 +83,7 @@ class UsableRankings:
     notes: tuple[str, ...]
 
     def digest(self, problems: Iterable[Problem]) -> str | None:
-        """Digest of what is used for problems; None where that is nothing."""
+        """Returns a digest for the measurements of problems, or None if there are none."""
         used = [
             [
                 *_facts(self.problems[problem]),
@@ -110,7 +110,7 @@ def _facts(usable: Usable) -> list[object]:
 
 
 def find_usable(rankings: Rankings, basis: Basis) -> UsableRankings:
-    """Find what a build can use of rankings."""
+    """Selects the measurements that a build can use."""
     notes: Counter[tuple[str, str]] = Counter()
     found: dict[Problem, list[Usable]] = {}
     own: set[Problem] = set()
@@ -147,7 +147,7 @@ def find_usable(rankings: Rankings, basis: Basis) -> UsableRankings:
 
 
 def _why_not(entry: Entry, basis: Basis) -> str | None:
-    """Why measurements are not used, to follow their number."""
+    """Returns why measurements are not used, as a text that follows their number."""
     origin = entry.origin
     if origin.arch != basis.arch:
         return (
@@ -162,7 +162,7 @@ def _why_not(entry: Entry, basis: Basis) -> str | None:
 
 
 def _why_not_kernel(operator: Operator, entry: Entry, basis: Basis) -> str | None:
-    """Why times of kernels are not used, to follow their number."""
+    """Returns why a kernel's times are not used, as a text that follows their number."""
     wanted = basis.toolchains.get(operator.provider)
     if wanted is None:
         return (
@@ -172,7 +172,7 @@ def _why_not_kernel(operator: Operator, entry: Entry, basis: Basis) -> str | Non
     for name, version in wanted.items():
         found = entry.origin.toolchain.get(name, "none")
         if found == "none" and name == recipe_name(operator.provider):
-            found = UNSTATED_RECIPES.get(operator.provider, version)  # older bundles state none
+            found = UNSTATED_RECIPES.get(operator.provider, version)  # none in older bundles
         if found != version:
             can_be_had = found != "none" and name != recipe_name(operator.provider)
             return (
@@ -184,7 +184,7 @@ def _why_not_kernel(operator: Operator, entry: Entry, basis: Basis) -> str | Non
 
 
 def _merit(usable: Usable) -> tuple[bool, int, str]:
-    """Of several kinds of measurement of a problem, the one with the greatest counts."""
+    """Returns a sort key for a problem's measurements; the greatest counts."""
     standing = STANDINGS.index(usable.assessment.standing)
     conditions = usable.assessment.entry.origin.conditions
     return conditions.launches == APART, standing, conditions.date
@@ -195,16 +195,16 @@ def measured_ranking(
     ids: Mapping[Operator, str],
     missing: tuple[CompileFailure, ...] = (),
 ) -> ProblemRanking | None:
-    """The measured ranking of a problem, of kernels that were built.
+    """Returns a problem's measured ranking, with only the kernels that were built.
 
     Args:
-        usable: What was measured.
+        usable: Measurements.
         ids: The built kernels' ids.
-        missing: Kernels that were chosen and did not compile.
+        missing: Chosen kernels that did not compile.
 
     Returns:
-        The ranking, with a doubt if kernels that may be the fastest are missing; None where none
-        of the measured kernels was built.
+        The ranking, with a doubt if kernels that may be the fastest are missing, or None if no
+        measured kernel was built.
     """
     assessment, entry = usable.assessment, usable.assessment.entry
     allowed = set(usable.operators)
