@@ -1,4 +1,4 @@
-"""Lists the content of the cache directory, and evicts the least recently used beyond its limit.
+"""Lists the cache directory, and evicts the least recently used content beyond its limit.
 
 Builds have no limit: only run-time compiling evicts, after it has added something.
 """
@@ -33,20 +33,21 @@ _log = logging.getLogger(__name__)
 DEFAULT_LIMIT_BYTES = 1 << 30
 
 _IN_USE_SECONDS = 60
-"""Anything used within this time is not evicted: a process may be about to read it."""
+"""Time after a use during which nothing is evicted: a process may be about to read it."""
 
 _BUILD_SECONDS = 6 * 3600
-"""Compiled kernels younger than this are not evicted: a running build may read them again."""
+"""Age in seconds below which compiled kernels stay: a running build may read them again."""
 
 _FREED_SHARE = 0.1
-"""Share of the limit that is freed beyond the excess, so that not every new kernel evicts one."""
+"""Share of the limit that is freed beyond the excess, so that not every new kernel evicts an old
+one."""
 
 _SIZE = re.compile(r"(\d{1,18})([KMGT]?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
-    """A file of the cache, and when it was last used, in seconds since 1970."""
+    """A file in the cache, with its last use in seconds since 1970."""
 
     path: Path
     size_bytes: int
@@ -55,9 +56,9 @@ class StoredFile:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptProblem:
-    """A problem of a user bundle, and the bytes that its kernels take there, by id.
+    """A problem in a user bundle, with its kernels' stored sizes in bytes, by id.
 
-    It was last used at ``used_at``, in seconds since 1970.
+    ``used_at`` is its last use, in seconds since 1970.
     """
 
     problem: Problem
@@ -67,7 +68,7 @@ class KeptProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptBundle:
-    """A user bundle, or why it cannot be read or used; ``device`` is that of its profile."""
+    """A user bundle, or the reason why it is unusable; ``device`` is its profile's device."""
 
     file: StoredFile
     target: str | None = None
@@ -77,15 +78,16 @@ class KeptBundle:
 
     @property
     def kernels(self) -> int:
-        """How many kernels it holds."""
+        """Number of kernels."""
         return len({id_ for kept in self.problems for id_ in kept.kernels})
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheUsage:
-    """The content of a cache directory.
+    """Content of a cache directory.
 
     Attributes:
+        directory: The cache directory.
         entries: Compiled kernels and plans.
         bundles: User bundles, by path.
         damaged: User bundles that were moved aside, oldest first.
@@ -98,13 +100,13 @@ class CacheUsage:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all files."""
+        """Total size, in bytes."""
         files = (*self.entries, *(bundle.file for bundle in self.bundles), *self.damaged)
         return sum(file.size_bytes for file in files)
 
 
 def read_usage(cache: Cache) -> CacheUsage:
-    """List a cache directory, which need not exist. Files that vanish meanwhile are left out."""
+    """Lists a cache directory, which need not exist. Omits files that vanish meanwhile."""
     directory = jit_directory(cache.directory)
     bundles = sorted(directory.glob(f"*{BUNDLE_SUFFIX}"))
     return CacheUsage(
@@ -116,7 +118,7 @@ def read_usage(cache: Cache) -> CacheUsage:
 
 
 def _stored_files(paths: Iterable[Path]) -> Iterator[StoredFile]:
-    """Those that have not vanished meanwhile."""
+    """Yields the files that have not vanished meanwhile."""
     for path in paths:
         with contextlib.suppress(OSError):
             status = path.stat()
@@ -157,14 +159,14 @@ def _used_at(cache: Cache, problem: Problem, bundle: StoredFile) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Eviction:
-    """What to drop from a cache directory: files, and problems of user bundles."""
+    """Files and user bundle problems to drop from a cache directory."""
 
     files: tuple[Path, ...] = ()
     problems: Mapping[Path, Collection[Problem]] = field(default_factory=dict)
 
 
 def limit_bytes() -> int:
-    """The user's limit in bytes, or the default; a value that is no size counts as not set."""
+    """Returns the user's limit in bytes, or the default if the value is unset or no size."""
     text = os.environ.get(CACHE_LIMIT_VARIABLE)
     match = _SIZE.fullmatch((text or "").strip())
     if match is not None:
@@ -178,9 +180,9 @@ def limit_bytes() -> int:
 
 
 def enforce(cache: Cache) -> None:
-    """Evict the least recently used if the cache directory is over its limit.
+    """Evicts the least recently used content if the cache directory exceeds its limit.
 
-    Does nothing where it cannot be written, or while another process evicts.
+    Does nothing if the directory cannot be written or while another process evicts.
     """
     with contextlib.suppress(StorageError):
         lock = acquire(cache.lock_path("limit"), wait=False)
@@ -193,7 +195,7 @@ def enforce(cache: Cache) -> None:
 
 
 def select_over_limit(usage: CacheUsage, limit: int, now: float) -> Eviction:
-    """Select what to drop so that a cache fits its limit.
+    """Selects content to drop so that a cache fits its limit.
 
     ``limit`` is in bytes, ``now`` in seconds since 1970.
     """
@@ -220,7 +222,7 @@ def select_over_limit(usage: CacheUsage, limit: int, now: float) -> Eviction:
             files.append(item.path)
             excess -= item.size_bytes
             continue
-        assert bundle is not None  # problems come with theirs
+        assert bundle is not None  # every problem has its bundle
         path = bundle.file.path
         problems.setdefault(path, set()).add(item.problem)
         for id_, size_bytes in item.kernels.items():
@@ -232,12 +234,12 @@ def select_over_limit(usage: CacheUsage, limit: int, now: float) -> Eviction:
 def select_requested(
     usage: CacheUsage, *, problems: Collection[Problem] = (), used_before: float | None = None
 ) -> Eviction:
-    """Select what a person asked to remove.
+    """Selects the content that a person asked to remove.
 
     Args:
         usage: The cache's content.
-        problems: Only these problems; empty for all, and all compiled kernels and plans.
-        used_before: Only what was last used before this time, in seconds since 1970.
+        problems: Problems to remove; empty for all problems, compiled kernels and plans.
+        used_before: Upper bound for the last use, in seconds since 1970, or None for no bound.
     """
 
     def is_old(item: StoredFile | KeptProblem) -> bool:
@@ -260,7 +262,7 @@ def select_requested(
 
 
 def evict(cache: Cache, eviction: Eviction) -> None:
-    """Drop what was chosen. A damaged bundle is left to the next process that compiles.
+    """Drops selected content. Leaves a damaged bundle to the next process that compiles.
 
     Raises:
         StorageError: If a user bundle cannot be replaced.

@@ -1,8 +1,8 @@
-"""Compiles single problems for the device at hand and keeps their kernels in user bundles.
+"""Compiles single problems for the device at hand and stores their kernels in user bundles.
 
-Each is a build of a manifest with one problem, ranked by shipped measurements where they fit.
-Kernels whose compilers were killed too often are left out for a day: a program waits for them here,
-whereas a build tries each kernel every time.
+Each is a build for a manifest with one problem, ranked by shipped measurements where they fit.
+Kernels whose compilers were killed too often are left out for a day, because a program waits for
+them here; a build tries each kernel every time.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ MAX_ATTEMPTS = 2
 """Kills of a kernel's compiler after which the kernel is left out."""
 
 PAUSE_SECONDS = 24 * 3600
-"""How long a kernel is left out."""
+"""Time for which such a kernel is left out, in seconds."""
 
 
 class LimitedAttempts:
-    """Runs compiler processes, but leaves out kernels that killed theirs; see `KernelWorkers`.
+    """Runs compiler processes without kernels that repeatedly killed theirs; see `KernelWorkers`.
 
-    The cache counts the attempts of all processes that use it, separately for each time limit.
+    The cache counts the attempts by all processes that use it, separately for each time limit.
     """
 
     def __init__(self, workers: KernelWorkers, cache: Cache) -> None:
@@ -66,7 +66,7 @@ class LimitedAttempts:
         self._limit = str(compile_limit_seconds())
 
     def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
-        """Run the tasks whose kernels are not left out; see `Workers.run`."""
+        """Runs the tasks whose kernels are not left out; see `Workers.run`."""
         wanted = []
         for task in items:
             count, reason = self._attempts(task)
@@ -86,7 +86,7 @@ class LimitedAttempts:
             yield task, outcome
 
     def _attempts(self, task: Task) -> tuple[int, str]:
-        """How often a task's compiler was killed within the last day, and how it died last."""
+        """Returns the number of kills within the last day, and the last kill's reason."""
         data = self._cache.get(self._key(task))
         if data is None:
             return 0, ""
@@ -106,11 +106,13 @@ class LimitedAttempts:
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """The result of compiling a problem.
+    """Result of compiling a problem.
 
     Attributes:
-        bundle: The user bundle with kernels for it; None where there is none, for a reason.
-        compiled: How many kernels this call compiled itself.
+        bundle: User bundle with the problem's kernels, or None.
+        compiled: Number of kernels that this call compiled.
+        reason: Explanation if there is no bundle.
+        failures: Kernels that did not compile.
     """
 
     bundle: Path | None = None
@@ -120,12 +122,12 @@ class Compiled:
 
     @property
     def is_transient(self) -> bool:
-        """Whether a later attempt may yield more kernels, because a compiler was killed."""
+        """True if a later attempt may yield more kernels, because a compiler was killed."""
         return any(failure.is_transient for failure in self.failures)
 
 
 class JitCompiler:
-    """Compiles problems into the user bundles of one cache directory. Several threads may ask.
+    """Compiles problems into one cache directory's user bundles, for several threads at once.
 
     ``note`` is called with a text when a damaged user bundle is moved aside.
     """
@@ -137,13 +139,13 @@ class JitCompiler:
         self._provider = provider
         self._jobs = jobs
         self._note = note
-        self._planning = threading.Lock()  # operators are listed by one thread at a time
+        self._planning = threading.Lock()  # only one thread at a time may list operators
         self._workers = SharedWorkers(cache, jobs)
 
     def compile(self, problem: Problem, candidates: int, device: Device) -> Compiled:
-        """Compile a problem unless its user bundle has it; one process at a time.
+        """Compiles a problem unless its user bundle has it; one process at a time.
 
-        At most ``candidates`` kernels are compiled, for the GPU ``device``.
+        Compiles at most ``candidates`` kernels, for the GPU ``device``.
 
         Raises:
             TargetError: If nothing can be compiled for the device.
@@ -182,11 +184,11 @@ class JitCompiler:
             return made
 
     def close(self) -> None:
-        """Stop the compiler processes."""
+        """Stops the compiler processes."""
         self._workers.close()
 
     def _require_private(self) -> None:
-        """Refuse a directory in which others could change bundles or kernels."""
+        """Refuses a directory in which others could change bundles or kernels."""
         directory = jit_directory(self._cache.directory)
         try:
             make_directories(directory)
@@ -241,7 +243,7 @@ class JitCompiler:
         rankings = shipped_rankings([problem])
         lookups = look_up_plans(manifest, self._cache, self._provider, rankings)
         if any(lookup.stored is None for lookup in lookups):
-            # Planning takes as long as compilers take to start: let both happen at once.
+            # Planning takes as long as compilers take to start, so both run at once.
             kind = ProcessKind(provider=likely_provider(lookups[0]), cuda=target.target.cuda)
             self._workers.prepare(candidates, kind)
         with self._planning:
@@ -249,7 +251,7 @@ class JitCompiler:
 
     def _stamp(self, problem: Problem) -> None:
         stamp = stamp_path(self._cache.directory, problem)
-        with contextlib.suppress(OSError):  # without one the bundle's own time counts
+        with contextlib.suppress(OSError):  # without a stamp, the bundle's own time counts
             make_directories(stamp.parent)
             os.close(open_new_file(stamp, os.O_WRONLY))
             os.utime(stamp)

@@ -1,8 +1,8 @@
-"""The process that compiles for a user's process, which so imports nothing of the compiler.
+"""Compiles for a user's process, in a process of its own that imports the compiler.
 
-It reads requests from its standard input and writes answers to its standard output, each a line of
-JSON; `nvgemm_runtime.jit.client` starts it and is the other end. It ends with the user's process,
-or when it has been idle for a while.
+It reads requests from standard input and writes answers to standard output, each a line of JSON.
+`nvgemm_runtime.jit.client` starts it and is the other end. It ends with the user's process, or
+after some idle time.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from .jit_compiler import Compiled, JitCompiler
 _log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 60
-"""Idle time after which the server ends, as it and its compilers hold gigabytes."""
+"""Idle time after which the server ends, because it and its compilers hold gigabytes."""
 
 _MOST_REQUESTS = 256
-"""Most requests at work at once; most of them wait for compilers or for other servers."""
+"""Most concurrent requests; most of them wait for compilers or for other servers."""
 
 _ATTEMPTS = 2
-"""How often a cache directory is tried: the first time, the user may be clearing it."""
+"""Number of attempts with a cache directory: the user may be clearing it during the first."""
 
 _POLL_SECONDS = 0.5
 
@@ -65,25 +65,25 @@ class Server:
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds without work; 0 while kernels are kept for this process alone."""
+        """Seconds without work; 0 while this process alone holds kernels."""
         if self._working or self._temporary is not None:
             return 0.0
         return time.monotonic() - self._last_work
 
     def take(self, request: dict[str, Any]) -> None:
-        """Start work on a request; its answer is written when it is done."""
+        """Starts work on a request; the answer is written when it is done."""
         with self._writing:
             self._working += 1
         self._threads.submit(self._work, request)
 
     def warn(self, text: str) -> None:
-        """Send a warning with the next answer, each text once."""
+        """Sends a warning with the next answer, each text once."""
         if text not in self._logged:
             self._logged.add(text)
             self._warnings.append(text)
 
     def close(self) -> None:
-        """Stop compiling, and remove the temporary cache directory, if any."""
+        """Stops compiling, and removes the temporary cache directory, if any."""
         with self._setup:
             for compiler in self._compilers.values():
                 compiler.close()
@@ -138,7 +138,7 @@ class Server:
             return self._compilers[directory]
 
     def _give_up(self, error: StorageError) -> Path:
-        """Switch to a temporary cache directory for this process alone; warns once."""
+        """Switches to a temporary cache directory for this process alone; warns once."""
         with self._setup:
             if self._temporary is None:
                 self._temporary = temporary_directory.make()
@@ -149,13 +149,13 @@ class Server:
 
 
 def _provider() -> Provider:
-    """Creates the providers that the variable names, by default all that are installed.
+    """Creates the providers that the variable names, by default all installed ones.
 
-    A program runs in whatever environment it has, where another package may pin quack: unlike a
-    build, it does without a provider that cannot be used.
+    A program's environment may hold another package that pins quack. Unlike a build, the server
+    therefore works without a provider that cannot be used.
 
     Raises:
-        ToolchainError: If one that is named does not exist, or by default none can be used.
+        ToolchainError: If a named provider does not exist, or by default no provider can be used.
     """
     named = os.environ.get(JIT_PROVIDER_VARIABLE)
     if named:
@@ -190,28 +190,28 @@ def _jobs() -> int:
 
 
 class _ToUser(logging.Handler):
-    """Passes each warning of this process once to the user's process."""
+    """Passes each warning in this process once to the user's process."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(logging.WARNING)
         self._server = server
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info is None:  # what has a traceback is part of an answer
+        if record.exc_info is None:  # an answer carries errors with a traceback
             self._server.warn(record.getMessage())
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # whoever asked is gone, and so will this process be
+    with contextlib.suppress(OSError):  # the client is gone, and this process will end
         while data:
             data = data[os.write(descriptor, data) :]
 
 
 def serve(requests: int, answers: int, parent: int, idle_seconds: float) -> None:
-    """Answer requests until the parent has ended or there was nothing to do for a while.
+    """Answers requests until the parent has ended or the idle time is over.
 
-    The two descriptors are of pipes. It ends when that of requests closes, or when ``parent`` is no
-    longer its parent: other processes may hold the pipe open.
+    Both descriptors are pipes. Ends when the pipe for requests closes, or when ``parent`` is no
+    longer the parent: other processes may hold the pipe open.
     """
     server = Server(answers)
     logging.getLogger("nvgemm_aot").addHandler(_ToUser(server))
@@ -235,7 +235,7 @@ def serve(requests: int, answers: int, parent: int, idle_seconds: float) -> None
 
 
 def main() -> None:
-    """Run the server on standard input and output."""
+    """Runs the server on standard input and output."""
     parser = argparse.ArgumentParser(prog="nvgemm_aot.jit.server", description=__doc__)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS)

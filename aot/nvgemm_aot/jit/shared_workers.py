@@ -20,24 +20,24 @@ from ..storage.cache import Cache
 from ..storage.locks import FileLock, acquire
 
 _Process = CompilerProcesses
-"""A pool of one process."""
+"""Pool with one process."""
 
 _ASK_AGAIN_SECONDS = 0.2
 
 
 class SharedWorkers:
-    """Compiler processes, started when there is work for them, and kept until `close`.
+    """Compiler processes, started on demand and reused until `close`.
 
-    A process is of one `ProcessKind` alone, as in `WorkersOfProviders`. Where there is no room for
-    one more, an idle one of another makes way.
+    A process serves one `ProcessKind`, as in `WorkersOfProviders`. If the limit is reached, an idle
+    process of another kind is replaced.
 
-    Several servers may run on one machine. There is a lock file for each compiler process that the
-    machine can take, and each process holds one; only a server's first process may go without, so
-    that no server waits long for another.
+    Several servers may run on one machine. The machine has a lock file for each compiler process
+    that it can take, and each process holds a lock. Only a server's first process may run without,
+    so that no server waits long for another.
 
     Args:
-        cache: Where kernels are stored.
-        most: The limit over all servers of the cache directory.
+        cache: Cache that stores the kernels.
+        most: Limit for all servers that use the cache directory.
     """
 
     def __init__(self, cache: Cache, most: int) -> None:
@@ -51,9 +51,9 @@ class SharedWorkers:
         self._threads = ThreadPoolExecutor(max_workers=most)
 
     def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
-        """Work on all tasks; see `Workers.run`. Several threads may do so at once.
+        """Runs all tasks; see `Workers.run`. Several threads may call it at once.
 
-        Where those of a kind could not be started once, none of it is started again.
+        If a kind's processes once failed to start, starts no more of that kind.
         """
         futures: dict[Future[TaskResult | WorkerDied], Task] = {
             self._threads.submit(self._run_one, item): item for item in items
@@ -66,14 +66,14 @@ class SharedWorkers:
                 future.cancel()
 
     def prepare(self, count: int, kind: ProcessKind) -> None:
-        """Start idle processes for ``count`` tasks to come, as far as the limits allow."""
+        """Starts idle processes for ``count`` tasks to come, as far as the limits allow."""
         with self._changed:
             for _ in range(min(count, self._most) - len(self._idle[kind])):
                 if kind in self._unstartable or not self._start_one(kind):
                     return
 
     def close(self) -> None:
-        """Stop every process, busy or not; threads that wait for one get WorkersKilled."""
+        """Stops every process, busy or not; threads that wait for one get WorkersKilled."""
         with self._changed:
             self._closed = True
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -99,7 +99,7 @@ class SharedWorkers:
         finally:
             with self._changed:
                 self._idle[kind].append(process)
-                self._changed.notify_all()  # each waits for a process of its own kind
+                self._changed.notify_all()  # every thread waits for its own kind
 
     def _take(self, kind: ProcessKind) -> _Process:
         with self._changed:
@@ -111,7 +111,7 @@ class SharedWorkers:
             raise self._unstartable[kind]
 
     def _start_one(self, kind: ProcessKind) -> bool:
-        """Start one process if the machine has room, or if there is none yet."""
+        """Starts one process if the machine has room, or if this server has none."""
         if self._closed:
             raise WorkersKilled
         if len(self._held) >= self._most:
@@ -123,7 +123,7 @@ class SharedWorkers:
         return True
 
     def _replace_one(self, kind: ProcessKind) -> bool:
-        """Start one process in the place of an idle one of another kind, if there is one."""
+        """Replaces an idle process of another kind, if there is one."""
         others = [idle for other, idle in self._idle.items() if idle and other != kind]
         if not others:
             return False

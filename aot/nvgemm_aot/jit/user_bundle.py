@@ -31,10 +31,10 @@ from ..storage.locks import locked
 from ..targets import BuildTarget
 
 DAMAGED = ".damaged-"
-"""Between a user bundle's name and the time at which it was found damaged and moved aside."""
+"""Separates a user bundle's name from the time when it was found damaged and moved aside."""
 
 MAX_DAMAGED = 2
-"""Damaged files that are kept for inspection; older ones are removed."""
+"""Most damaged files that stay for inspection; older ones are removed."""
 
 
 class SuspectBundleError(StorageError):
@@ -42,11 +42,10 @@ class SuspectBundleError(StorageError):
 
 
 class UserBundle:
-    """One user bundle, which need not exist yet. Safe to use from several threads and processes.
+    """One user bundle, which need not exist yet. Safe for concurrent threads and processes.
 
-    The name of its file has a digest of target, device profile, toolchain and ``generator``, the
-    program that writes it. ``on_damage`` is called with a text when a
-    damaged one is moved aside.
+    The file name has a digest of target, device profile, toolchain and ``generator``, the program
+    that writes it. ``on_damage`` is called with a text when a damaged file is moved aside.
     """
 
     def __init__(
@@ -65,10 +64,10 @@ class UserBundle:
         self._on_damage = on_damage
 
     def holds(self, problem: Problem) -> bool:
-        """Whether the file has every kernel of a problem that can be compiled.
+        """Returns True if the file has every kernel for a problem that can be compiled.
 
-        A file that is damaged, or that others could have written, is moved aside first. A problem
-        with a kernel whose compiler was killed counts as missing, so that it is compiled again.
+        Moves a file aside first if it is damaged or others could have written it. A problem counts
+        as missing if a kernel's compiler was killed, so that it is compiled again.
 
         Raises:
             StorageError: If the file cannot be read.
@@ -92,7 +91,7 @@ class UserBundle:
             return False
 
     def append(self, content: BundleContent) -> None:
-        """Add kernels and rankings. A ranking replaces an older one of its problem.
+        """Adds kernels and rankings. A ranking replaces an older one for the same problem.
 
         Raises:
             StorageError: If the file cannot be written; it is then unchanged.
@@ -103,7 +102,7 @@ class UserBundle:
             _write(self.path, content if old is None else merge(old, content))
 
     def _read_or_move_aside(self) -> BundleContent | None:
-        """Read the file, under its lock; None if it is missing or was moved aside just now."""
+        """Reads the file, under its lock; returns None if it is missing or was moved aside."""
         try:
             return read_user_bundle(self.path)
         except (BundleFormatError, SuspectBundleError) as error:
@@ -122,12 +121,12 @@ class UserBundle:
 
 
 def _locked(cache: Cache, path: Path) -> AbstractContextManager[None]:
-    """Hold the lock under which a user bundle is replaced."""
+    """Holds the lock that protects a user bundle's replacement."""
     return locked(cache.lock_path(f"bundle-{path.name}"))
 
 
 def damaged_files(directory: Path) -> list[Path]:
-    """Damaged user bundles that were moved aside, oldest first."""
+    """Returns damaged user bundles that were moved aside, oldest first."""
     return sorted(
         directory.glob(f"*{BUNDLE_SUFFIX}{DAMAGED}*"),
         key=lambda path: path.name.rpartition(DAMAGED)[2],
@@ -135,11 +134,11 @@ def damaged_files(directory: Path) -> list[Path]:
 
 
 def read_user_bundle(path: Path) -> BundleContent | None:
-    """Read everything a user bundle holds; None where there is no file.
+    """Reads everything a user bundle holds, or returns None if the file does not exist.
 
     Raises:
         BundleFormatError: If it is damaged.
-        StorageError: If it cannot be read; a SuspectBundleError, if others could have written it.
+        StorageError: If it cannot be read; SuspectBundleError if others could have written it.
     """
     if not path.exists():
         return None
@@ -150,24 +149,24 @@ def read_user_bundle(path: Path) -> BundleContent | None:
 
 
 def require_own(path: Path) -> None:
-    """Refuse a file that others could have written, as its kernels would become this user's.
+    """Refuses a file that others could have written, because its kernels run as this user.
 
     Raises:
-        SuspectBundleError: If they could.
+        SuspectBundleError: If others could have written it.
     """
-    with contextlib.suppress(OSError):  # then it cannot be read either
+    with contextlib.suppress(OSError):  # the read reports it
         reason = writable_by_others(path.absolute())
         if reason is not None:
             raise SuspectBundleError(f"{path}: its kernels cannot be trusted: {reason}")
 
 
 def _write(path: Path, content: BundleContent) -> None:
-    """Write a user bundle; equal kernels and rankings give equal bytes."""
+    """Writes a user bundle; equal kernels and rankings give equal bytes."""
     write_bundle(path, _with_build_key(content), pack=compress_quickly)
 
 
 def merge(old: BundleContent, new: BundleContent) -> BundleContent:
-    """Join two contents of one target; a problem that both rank keeps the ranking of ``new``."""
+    """Joins two contents for one target. ``new`` supplies the ranking for a problem in both."""
     problems = {ranking.problem for ranking in new.rankings}
     kept = tuple(ranking for ranking in old.rankings if ranking.problem not in problems)
     kernels = {kernel.id: kernel for kernel in (*new.kernels, *old.kernels)}
@@ -175,7 +174,7 @@ def merge(old: BundleContent, new: BundleContent) -> BundleContent:
 
 
 def without(content: BundleContent, problems: Collection[Problem]) -> BundleContent:
-    """Drop problems, and the kernels that no other problem ranks."""
+    """Drops problems, and the kernels that no other problem ranks."""
     kernels = {kernel.id: kernel for kernel in content.kernels}
     return _with_rankings(
         content, kernels, [r for r in content.rankings if r.problem not in problems]
@@ -185,7 +184,7 @@ def without(content: BundleContent, problems: Collection[Problem]) -> BundleCont
 def _with_rankings(
     base: BundleContent, kernels: dict[str, BuiltKernel], rankings: Iterable[ProblemRanking]
 ) -> BundleContent:
-    """``base`` with these rankings and only the kernels that they name."""
+    """Returns ``base`` with these rankings and only the kernels that they name."""
     rankings = tuple(rankings)
     ranked = {id_ for ranking in rankings for id_, _ in ranking.kernels}
     return replace(
@@ -196,7 +195,7 @@ def _with_rankings(
 
 
 def _with_build_key(content: BundleContent) -> BundleContent:
-    """Set a build key of the content itself, which several builds have contributed to."""
+    """Sets a build key derived from the content itself, which comes from several builds."""
     document = {
         "user bundle": FORMAT_VERSION,
         "generator": content.generator,
@@ -219,10 +218,10 @@ def _with_build_key(content: BundleContent) -> BundleContent:
 
 
 def remove_problems(cache: Cache, path: Path, problems: Collection[Problem]) -> None:
-    """Remove problems from a user bundle; with its last problem, the file is deleted.
+    """Removes problems from a user bundle; deletes the file with its last problem.
 
     Raises:
-        BundleFormatError, StorageError: As of `read_user_bundle`, or if it cannot be replaced.
+        BundleFormatError, StorageError: See `read_user_bundle`; also if it cannot be replaced.
     """
     with _locked(cache, path):
         content = read_user_bundle(path)

@@ -1,8 +1,8 @@
-"""The build cache: files named by the digest of everything that determines their content.
+"""Build cache: files named by the digest of everything that determines their content.
 
-An entry is its payload's sha256 followed by the payload, so that damage is noticed when it is read.
-An entry counts as absent if it is damaged, or if users other than this one and root could have
-written it: entries hold native code. Entries are written whole or not at all.
+An entry is its payload's sha256 followed by the payload, so that a reader notices damage. An entry
+counts as absent if it is damaged, or if users other than this one and root could have written it:
+entries hold native code. Entries are written whole or not at all.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def cache_key(kind: str, inputs: object) -> str:
-    """Name of the entry that is determined by ``inputs`` (anything JSON can say)."""
+    """Returns the name of the entry that ``inputs`` determine. They can be any JSON value."""
     return hashlib.sha256(canonical_json([kind, inputs])).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """An entry that was read, and whose digest was found right."""
+    """A cache entry whose digest has been checked."""
 
     payload: bytes
     sha256: str
 
 
 class Cache:
-    """A directory of entries. Safe for many processes at once: entries never change.
+    """A directory of entries. Safe for concurrent processes, because entries never change.
 
-    The directory is created when first written to. A quiet cache does not warn of entries that
-    others could have written.
+    The first write creates the directory. A quiet cache does not warn of entries that others could
+    have written.
     """
 
     def __init__(self, directory: Path, *, quiet: bool = False) -> None:
@@ -55,25 +55,25 @@ class Cache:
         self._quiet = quiet
 
     def path(self, key: str) -> Path:
-        """Where the entry called ``key`` is or would be."""
+        """Returns an entry's path. The entry need not exist."""
         return self.directory / "entries" / key[:2] / key
 
     @property
     def lock_directory(self) -> Path:
-        """Where lock files are, and nothing else."""
+        """Directory for lock files only."""
         return self.directory / "locks"
 
     def lock_path(self, name: str) -> Path:
-        """The lock file of this name; see `locks`."""
+        """Returns a lock file's path; see `locks`."""
         return self.lock_directory / name
 
     def get(self, key: str) -> bytes | None:
-        """Payload of an entry; see `read`."""
+        """Returns an entry's payload; see `read`."""
         entry = self.read(key)
         return None if entry is None else entry.payload
 
     def read(self, key: str) -> Entry | None:
-        """An entry; None where it is absent or damaged, or others could have written it.
+        """Reads an entry, or returns None if it is absent, damaged, or writable by others.
 
         Raises:
             StorageError: If the entry exists and cannot be read.
@@ -93,18 +93,18 @@ class Cache:
         if hashlib.sha256(payload).digest() != digest:
             return None
         with contextlib.suppress(OSError):
-            os.utime(self.path(key))  # what was not used for longest is evicted first
+            os.utime(self.path(key))  # the least recently used is evicted first
         return Entry(payload=payload, sha256=digest.hex())
 
     def has(self, key: str) -> bool:
-        """Whether an entry exists that only this user could have written; it may be damaged."""
+        """Returns True if an entry exists that only this user could write; it may be damaged."""
         try:
             return writable_by_others(self.path(key).absolute()) is None
         except OSError:
             return False
 
     def put(self, key: str, payload: bytes) -> None:
-        """Store an entry.
+        """Stores an entry.
 
         Raises:
             StorageError: If the cache cannot be written.
@@ -112,15 +112,15 @@ class Cache:
         write_atomic(self.path(key), hashlib.sha256(payload).digest() + payload)
 
     def put_if_possible(self, key: str, payload: bytes) -> None:
-        """Store an entry if the cache can be written; if not, do nothing."""
+        """Stores an entry if the cache is writable."""
         with contextlib.suppress(StorageError):
             self.put(key, payload)
 
     def refusal(self) -> str | None:
-        """Say how others could change the entries of this cache, or return None if they cannot.
+        """Returns how others could change this cache's entries, or None if they cannot.
 
         Raises:
-            OSError: If the directories cannot be looked at.
+            OSError: If the directories cannot be inspected.
         """
         place = self.directory.absolute() / "entries"
         if not place.is_dir():
@@ -131,10 +131,10 @@ class Cache:
         return writable_by_others(place) or next(filter(None, folders), None)
 
     def require_writable(self) -> None:
-        """Fail now rather than after hours of compiling, and sweep what killed builds left behind.
+        """Fails early if the cache is not writable; sweeps leftovers from killed builds.
 
         Raises:
-            StorageError: If the directory cannot be written, with how to name another.
+            StorageError: If the directory is not writable, with the way to name another.
         """
         try:
             require_writable(self.directory / "entries")
@@ -151,7 +151,7 @@ _warned = False
 
 
 def _warn_of_others(directory: Path, refusal: str) -> None:
-    """Warn, once a process, that entries are not used."""
+    """Warns once per process that entries are not used."""
     global _warned
     if not _warned:
         _warned = True
@@ -163,14 +163,14 @@ def _warn_of_others(directory: Path, refusal: str) -> None:
 
 
 def entry_files(directory: Path) -> Iterator[Path]:
-    """Files of a cache directory's entries; folders that vanish or cannot be read have none."""
+    """Yields a cache directory's entry files; skips folders that vanish or cannot be read."""
     for folder, _, names in os.walk(directory / "entries"):
         yield from (Path(folder, name) for name in names)
 
 
 @contextlib.contextmanager
 def private_cache(cache: Cache) -> Iterator[Cache]:
-    """Yield the cache, or a temporary one if others could change what is put there.
+    """Yields the cache, or a temporary one if others could change its entries.
 
     Raises:
         StorageError: If the cache cannot be read, or the temporary one is not private either.

@@ -1,7 +1,7 @@
-"""Writing files so that a reader, or a crash, never sees half of one.
+"""Writes files so that neither a reader nor a crash ever sees half a file.
 
-Files and directories are made without write permission for others, whatever the umask: code is
-loaded from them, and what others could have changed is not loaded.
+New files and directories have no write permission for others, whatever the umask: code is loaded
+from them, and nothing is loaded that others could have changed.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from typing import BinaryIO
 from nvgemm_runtime.errors import StorageError
 
 _PARTIAL_SUFFIX = ".partial"
-"""Ending of the names under which files are written before they get their own."""
+"""Suffix for files while they are written."""
 
 _STALE_SECONDS = 24 * 3600
-"""Partial files older than this are leftovers of killed writers."""
+"""Age at which a partial file is the leftover of a killed writer."""
 
 
 _DIRECTORY_MODE = 0o755
 _FILE_MODE = 0o644
-"""Permissions of new directories and files; the umask can restrict them further."""
+"""Permissions for new directories and files; the umask can restrict them further."""
 
 _writing = threading.Lock()
 
 
 def finish_writing() -> None:
-    """Wait until no thread is writing a file, and let none begin another.
+    """Waits until no thread is writing a file, and stops others from starting.
 
-    For a process that is about to end while its threads are at work.
+    For a process that is about to end while its threads work.
     """
     _writing.acquire()
 
 
 def make_directories(path: Path) -> None:
-    """Make a directory with its parents, each of which only this user can write.
+    """Makes a directory and its parents, writable only by this user.
 
-    Those that exist are left as they are. Where one cannot be made, or could not be used, none of
-    them is left behind.
+    Leaves existing directories unchanged. If a directory cannot be made or used, removes the ones
+    made so far.
 
     Raises:
-        OSError: If one cannot be made.
+        OSError: If a directory cannot be made.
     """
     missing = [path]
     while not missing[-1].parent.is_dir() and missing[-1] != missing[-1].parent:
@@ -70,7 +70,7 @@ def make_directories(path: Path) -> None:
 
 
 def _make_directory(path: Path) -> bool:
-    """Make a directory unless it is there; returns whether it was made."""
+    """Makes a directory unless it exists; returns True if it was made."""
     try:
         path.mkdir(_DIRECTORY_MODE)
     except OSError:
@@ -85,22 +85,22 @@ def _make_directory(path: Path) -> bool:
 
 
 def open_new_file(path: Path, flags: int) -> int:
-    """Open a file, which is made where it is missing so that only this user can write it.
+    """Opens a file, and makes it if missing so that only this user can write it.
 
     Raises:
-        OSError: If it cannot be opened.
+        OSError: If the file cannot be opened.
     """
     return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Put ``data`` at ``path`` whole or not at all, creating parent directories.
+    """Writes ``data`` to ``path`` whole or not at all, creating parent directories.
 
     The bytes go to a temporary file in the same directory, are flushed to disk, and replace
     ``path`` in one step.
 
     Raises:
-        StorageError: If the directory cannot be written or the disk is full; ``path`` is as before.
+        StorageError: If the directory cannot be written or the disk is full; ``path`` is unchanged.
     """
     try:
         with _writing:
@@ -127,13 +127,13 @@ def _write_bytes(path: Path, data: bytes) -> None:
 
 
 def space_hint(error: OSError) -> str:
-    """Next step after a file could not be written."""
+    """Returns the next step after a failed write."""
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return "free space there" if is_full else "choose another place"
 
 
 def require_writable(directory: Path) -> None:
-    """Fail now if a file could not be written later; sweep what killed writers left behind.
+    """Fails early if a directory is not writable; sweeps leftovers from killed writers.
 
     Raises:
         StorageError: If the directory cannot be made or written.
@@ -151,10 +151,10 @@ def require_writable(directory: Path) -> None:
 
 
 def remove_file(path: Path) -> bool:
-    """Remove a file, if it is there; whether it was.
+    """Removes a file if it exists; returns True if it did.
 
     Raises:
-        StorageError: If it is there and cannot be removed.
+        StorageError: If the file exists and cannot be removed.
     """
     try:
         path.unlink()
@@ -166,12 +166,12 @@ def remove_file(path: Path) -> bool:
 
 
 def sweep_partials(directory: Path) -> None:
-    """Remove the partial files that killed writers left in a directory."""
+    """Removes the partial files that killed writers left in a directory."""
     _sweep(directory, "*", written_before=time.time() - _STALE_SECONDS)
 
 
 def sweep_partials_of(path: Path) -> None:
-    """Remove those of one file, whatever their age; the caller ensures that nobody writes it."""
+    """Removes one file's partial files at any age; the caller ensures that nobody writes it."""
     _sweep(path.parent, glob.escape(path.name) + ".*", written_before=math.inf)
 
 
@@ -183,7 +183,7 @@ def _sweep(directory: Path, names: str, *, written_before: float) -> None:
 
 
 LONGEST_SILENCE_S = 60.0
-"""How long a pipe's writer may write nothing."""
+"""Longest time without output from a pipe's writer, in seconds."""
 
 _PIPE = "a pipe"
 _KINDS = {
@@ -195,11 +195,11 @@ _KINDS = {
 
 
 class IrregularFileError(StorageError):
-    """What is named is there, and nothing can be read of it without waiting for ever."""
+    """The path exists, but reading it could block forever."""
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading, in any order.
+    """Opens a file for reading, in any order.
 
     Raises:
         IrregularFileError: If it is a pipe, a socket or a device.
@@ -213,11 +213,11 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_start(path: Path, most_bytes: int) -> bytes:
-    """Read a file, or a pipe that somebody writes to, such as the shell's ``<(...)``.
+    """Reads a file, or a pipe with a writer, such as the shell's ``<(...)``.
 
     Raises:
-        IrregularFileError: If it is a pipe that nobody writes to, or whose writer is silent for
-            `LONGEST_SILENCE_S`; a socket; or a device.
+        IrregularFileError: If it is a socket, a device, a pipe without a writer, or a pipe whose
+            writer is silent for `LONGEST_SILENCE_S`.
         OSError: If it cannot be read, or is a directory.
     """
     kind, file = _open_without_waiting(path)
@@ -230,7 +230,7 @@ def read_start(path: Path, most_bytes: int) -> bytes:
 
 
 def _read_pipe(path: Path, descriptor: int, most_bytes: int) -> bytes:
-    """What comes out of a non-blocking pipe until its end."""
+    """Reads a non-blocking pipe until its end."""
     parts: list[bytes] = []
     left = most_bytes
     arrived = select.poll()
@@ -253,10 +253,10 @@ def _read_pipe(path: Path, descriptor: int, most_bytes: int) -> bytes:
 
 
 def _open_without_waiting(path: Path) -> tuple[str | None, BinaryIO]:
-    """Open a path without waiting, and name what it is if it is no regular file."""
+    """Opens a path without waiting, and names its kind if it is no regular file."""
     kind = _KINDS.get(stat.S_IFMT(path.stat().st_mode))
     if kind is not None and kind != _PIPE:
-        raise _irregular(path, kind)  # to open a device can do something
+        raise _irregular(path, kind)  # opening a device can have effects
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     file = os.fdopen(descriptor, "rb")  # refuses a directory
     return _KINDS.get(stat.S_IFMT(os.fstat(descriptor).st_mode)), file

@@ -1,6 +1,6 @@
-"""Locks between processes, in directories that are made for them; see `nvgemm_runtime.file_locks`.
+"""Locks between processes, in directories made for them; see `nvgemm_runtime.file_locks`.
 
-Killed processes leave their lock files behind; `remove_unused` removes them.
+Killed processes leave lock files behind; `remove_unused` removes them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["FileLock", "acquire", "locked", "remove_unused"]
 
 
 def acquire(path: Path, *, wait: bool = True) -> FileLock | None:
-    """Lock a file, which is made together with its directory.
+    """Locks a file, which is made together with its directory.
 
-    Nothing else uses the file.
+    Nothing else may use the file.
 
     Returns:
-        The lock; None where another holds it and ``wait`` is false.
+        The lock, or None if another process holds it and ``wait`` is False.
 
     Raises:
         StorageError: If the file cannot be made.
@@ -40,9 +40,9 @@ def acquire(path: Path, *, wait: bool = True) -> FileLock | None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file; see `acquire`."""
+    """Holds a file's lock; see `acquire`."""
     lock = acquire(path)
-    assert lock is not None  # it was waited for
+    assert lock is not None  # `acquire` waits for it
     try:
         yield
     finally:
@@ -50,9 +50,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def remove_unused(directory: Path) -> None:
-    """Remove the lock files that killed processes have left behind.
+    """Removes the lock files that killed processes have left behind.
 
-    Each is locked while it is removed: a process that wants it waits, and makes a new one.
+    Holds each lock during removal: a process that wants it waits, and makes a new file.
     """
     for path in directory.glob("*"):
         with contextlib.suppress(StorageError):

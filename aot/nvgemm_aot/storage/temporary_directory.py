@@ -1,7 +1,7 @@
 """Directories that live as long as their process, in memory if possible.
 
-A killed process cannot remove its own: the next process that makes such a directory does. A lock
-tells whether a directory is in use, also among containers that share the place.
+A killed process cannot remove its directory: the next process that makes one does. A lock marks a
+directory in use, also between containers that share the file system.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ _SHARED_MEMORY = Path("/dev/shm")
 _LOCK = "in-use"
 
 _YOUNG_SECONDS = 60
-"""A younger directory may not have its lock yet."""
+"""Age in seconds before which a directory may not have its lock yet."""
 
 
 def make(parent: Path | None = None, *, in_memory: bool = True) -> Path:
-    """Make a directory that only this user can read.
+    """Makes a directory that only this user can read.
 
-    It is made in ``parent``, by default where the system has temporary files, or ``in_memory``.
+    Its parent is ``parent``, by default shared memory if ``in_memory``, else the system's directory
+    for temporary files.
 
     Raises:
-        StorageError: If there is no place for it.
+        StorageError: If it cannot be made.
     """
     if parent is None:
         usable = in_memory and os.access(_SHARED_MEMORY, os.W_OK | os.X_OK)
@@ -52,7 +53,7 @@ def make(parent: Path | None = None, *, in_memory: bool = True) -> Path:
 
 
 def remove(directory: Path) -> None:
-    """Remove such a directory with everything in it."""
+    """Removes such a directory with everything in it."""
     shutil.rmtree(directory, ignore_errors=True)
 
 

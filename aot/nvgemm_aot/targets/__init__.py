@@ -1,8 +1,9 @@
-"""The targets that can be built for, and the GPU product each is tuned for by default.
+"""Build targets, and the GPU product that each is tuned for by default.
 
 May import no other room of this package. The table of architectures is
-`nvgemm_runtime.gemm.target.ARCHITECTURES`; `build_target` joins one with a device profile.
-`profile` reads the profiles (``profiles/``), and `local` makes one for a GPU of this machine.
+`nvgemm_runtime.gemm.target.ARCHITECTURES`; `build_target` joins an architecture with a device
+profile. `profile` reads the profiles (``profiles/``), and `local` makes one for a GPU in this
+machine.
 """
 
 from __future__ import annotations
@@ -16,27 +17,26 @@ from nvgemm_runtime.gemm.target import ARCHITECTURES, CUDA_VERSIONS, PLATFORMS, 
 from .profile import DeviceProfile, load_profile, profile_names
 
 DEFAULT_DEVICE = {arch: row.device for arch, row in ARCHITECTURES.items()}
-"""By architecture: the device profile of targets for x86-64 that name none."""
+"""Default device profile by architecture, for x86-64 targets that name none."""
 
 
 def usual_device(arch: str, platform: str) -> str:
-    """Name of the device profile of a target that names none: the GPU beside such processors.
+    """Returns the default device profile's name: the GPU that is sold with this host platform.
 
     Raises:
-        KeyError: If the architecture is not built for.
+        KeyError: If no provider builds for the architecture.
     """
     row = ARCHITECTURES[arch]
     return row.device if platform == PLATFORMS[0] else row.device_on_arm or row.device
 
 
 def usual_devices(arch: str, platform: str) -> tuple[str, ...]:
-    """Names of the device profiles of a target that names none.
+    """Returns the device profile names for a target that names none.
 
-    The usual one comes first, then all others whose own architecture and host platform are the
-    target's.
+    The default comes first, then all others with the target's own architecture and host platform.
 
     Raises:
-        KeyError: If the architecture is not built for.
+        KeyError: If no provider builds for the architecture.
     """
     usual, capability = usual_device(arch, platform), Target(arch=arch).capability
     others = (load_profile(name) for name in profile_names() if name != usual)
@@ -48,7 +48,7 @@ def usual_devices(arch: str, platform: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildTarget:
-    """A target, and the GPU product whose numbers kernels are chosen and compiled with."""
+    """A target with the GPU product whose numbers kernels are chosen and compiled with."""
 
     target: Target
     device: DeviceProfile
@@ -61,18 +61,18 @@ def build_target(
     platform: str | None = None,
     cuda: str = Target.cuda,
 ) -> BuildTarget:
-    """Resolve an architecture, and optionally a device profile's name, to a target.
+    """Resolves an architecture, and optionally a device profile's name, to a target.
 
     Args:
         arch: Architecture, e.g. ``sm_90a``.
-        device: Name of a device profile; by default the usual one of architecture and platform.
-        platform: Host platform, of `PLATFORMS`; by default that of the device, if one is named,
-            else x86-64.
-        cuda: CUDA major version, of `CUDA_VERSIONS`.
+        device: Device profile's name; by default the usual one for architecture and platform.
+        platform: Host platform, from `PLATFORMS`; by default the device's, or x86-64 if no device
+            is named.
+        cuda: CUDA major version, from `CUDA_VERSIONS`.
 
     Raises:
-        TargetError: If the architecture, platform or CUDA version is not built for, the profile
-            does not exist, or the device cannot run that architecture's kernels.
+        TargetError: If no provider builds for the architecture, platform or CUDA version, the
+            profile does not exist, or the device cannot run that architecture's kernels.
     """
     if arch not in DEFAULT_DEVICE:
         raise TargetError(
@@ -107,16 +107,16 @@ def build_targets(
     platform: str | None = None,
     cuda: str = Target.cuda,
 ) -> tuple[BuildTarget, ...]:
-    """Resolve an architecture and several device profiles to one target, once for each device.
+    """Resolves an architecture and several device profiles to one target, once per device.
 
     Args:
         arch: Architecture, e.g. ``sm_90a``.
-        devices: Names of device profiles; by default `usual_devices`.
-        platform: Host platform; by default that of the devices, if any are named, else x86-64.
+        devices: Device profile names; by default `usual_devices`.
+        platform: Host platform; by default the devices', or x86-64 if no device is named.
         cuda: CUDA major version.
 
     Raises:
-        TargetError: As `build_target`, or if devices are of different host platforms.
+        TargetError: See `build_target`; also if the devices have different host platforms.
     """
     if not devices:
         usual = build_target(arch, platform=platform, cuda=cuda)

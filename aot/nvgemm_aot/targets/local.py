@@ -1,4 +1,4 @@
-"""Makes device profiles for the GPUs of this machine.
+"""Makes device profiles for the GPUs in this machine.
 
 A build for another machine takes its numbers from shipped profiles. Here the driver gives the
 product's name, its multiprocessors and its shared memory, so kernels can also be compiled for a GPU
@@ -38,16 +38,16 @@ CPU_PROFILE = DeviceProfile(
     registers_per_thread=_NONE,
     max_active_clusters={},
 )
-"""Profile of the host itself, for providers of CPU kernels."""
+"""Profile for the host itself, used by CPU kernel providers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """A device as the process that uses it describes it; fields as in `DeviceFacts`.
+    """A device as described by the process that uses it; fields as in `DeviceFacts`.
 
     Attributes:
-        shared_memory_bytes: Most shared memory one thread block can opt in to; None where it is
-            not known.
+        shared_memory_bytes: Most shared memory that a thread block can opt in to, or None if
+            unknown.
     """
 
     kind: str
@@ -60,16 +60,16 @@ class Device:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Device:
-        """Read what `nvgemm_runtime.jit.client` writes."""
+        """Reads the document that `nvgemm_runtime.jit.client` writes."""
         capability = document["capability"]
         return cls(**{**document, "capability": None if capability is None else tuple(capability)})
 
 
 def targets_for(device: Device) -> tuple[BuildTarget, ...]:
-    """The targets whose kernels a device runs, in the order in which to try them.
+    """Returns the targets whose kernels a device runs, in the order in which to try them.
 
-    A family's target comes first, for its kernels serve more devices; some operators exist for
-    exactly one architecture only.
+    A family's target comes first, because its kernels serve more devices. Some operators exist only
+    for one exact architecture.
 
     Raises:
         TargetError: If nothing can be built for the device.
@@ -83,7 +83,7 @@ def targets_for(device: Device) -> tuple[BuildTarget, ...]:
         if found not in built:
             known = " and ".join(built)
             raise TargetError(f"{what} {found}: kernels are compiled for {known} only")
-    assert device.cuda is not None  # of `CUDA_VERSIONS`
+    assert device.cuda is not None  # it is in `CUDA_VERSIONS`
     usual = Target(arch=DEFAULT_ARCHITECTURE, platform=device.platform, cuda=device.cuda)
     capability = device.capability
     fitting = [
@@ -104,7 +104,7 @@ def targets_for(device: Device) -> tuple[BuildTarget, ...]:
 
 
 def profile_of(device: Device) -> DeviceProfile:
-    """The profile of a GPU: the shipped one of its name, if the driver agrees, else a derived one.
+    """Returns a GPU's profile: the shipped one if name and driver agree, else a derived one.
 
     Raises:
         TargetError: If no shipped profile has its compute capability.
@@ -133,11 +133,11 @@ def _agrees(profile: DeviceProfile, device: Device) -> bool:
 
 
 def _derive(base: DeviceProfile, device: Device) -> DeviceProfile:
-    """The profile of another product of the same capability, with the driver's numbers.
+    """Derives the profile for another product with the same capability from the driver's numbers.
 
-    How many clusters run at once depends on how multiprocessors are grouped, which the driver does
-    not say. The base's number is scaled and rounded down: too small a number leaves multiprocessors
-    idle, too large a number costs balance.
+    The number of concurrent clusters depends on how multiprocessors are grouped, which the driver
+    does not report. The base's number is scaled and rounded down: too small a number leaves
+    multiprocessors idle, too large a number costs balance.
     """
     count = device.multiprocessors
     if not count:

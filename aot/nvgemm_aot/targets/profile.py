@@ -1,6 +1,6 @@
-"""Device profiles: the facts of one GPU product that a machine without that GPU must know.
+"""Device profiles: facts about a GPU product that a machine without that GPU must know.
 
-The numbers are data (`profiles/*.json`), each beside the source it was taken from.
+The numbers are data (`profiles/*.json`), each with its source.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from nvgemm_runtime.errors import TargetError
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """A number and where it comes from.
+    """A number with its source.
 
-    ``value`` is in the unit that its name says. ``basis`` is ``measured`` (read from a driver by
-    this project), ``reported`` (a public source states it) or ``estimated`` (derived); ``source``
-    says where it was read, or the rule it was derived by.
+    ``value`` has the unit in the field's name. ``basis`` is ``measured`` (read from a driver by
+    this project), ``reported`` (stated by a public source) or ``estimated`` (derived). ``source``
+    is the place where it was read, or the rule that it was derived by.
     """
 
     value: int
@@ -37,14 +37,14 @@ class DeviceProfile:
         name: Short product name, as in a manifest, e.g. ``B200``.
         driver_name: Name that the driver reports, e.g. ``NVIDIA B200``.
         capability: Compute capability (major, minor).
-        platform: Host platform of the machines that it comes in, e.g. ``linux_aarch64`` beside a
-            Grace processor.
+        platform: Host platform that the GPU is sold with, e.g. ``linux_aarch64`` with a Grace
+            processor.
         heuristics_gpu: The product's name in nvMatmulHeuristics.
-        sm_count: Streaming multiprocessors.
-        shared_memory_per_block_bytes: Most shared memory one thread block can opt in to.
-        registers_per_thread: Most registers of a thread.
-        max_active_clusters: By cluster size (thread blocks): how many clusters of blocks that each
-            fill an SM run at once.
+        sm_count: Number of streaming multiprocessors.
+        shared_memory_per_block_bytes: Most shared memory that a thread block can opt in to.
+        registers_per_thread: Most registers per thread.
+        max_active_clusters: Number of concurrent clusters, by cluster size in thread blocks, where
+            each block fills an SM.
     """
 
     name: str
@@ -58,7 +58,7 @@ class DeviceProfile:
     max_active_clusters: dict[int, Fact]
 
     def cluster_capacity(self, cluster_size: int) -> Fact:
-        """How many clusters of ``cluster_size`` thread blocks run at once.
+        """Returns the number of clusters with ``cluster_size`` thread blocks that run at once.
 
         Raises:
             TargetError: If the profile has no number for that size.
@@ -74,15 +74,16 @@ class DeviceProfile:
 
 
 BASES = ("measured", "reported", "estimated")
-"""Ways to know a number, the surest first."""
+"""Bases for a number, the most reliable first."""
 
 
 def basis_of_limit(
     profiles: Iterable[DeviceProfile], cluster_size: int, max_active: int
 ) -> str | None:
-    """How the profiles that have a number of active clusters know it; None if none has it.
+    """Returns the basis for a number of active clusters, or None if no profile has the number.
 
-    If several have it, that is the least sure of their ways, which holds for all of these products.
+    If several profiles have it, returns the least reliable basis, which holds for all their
+    products.
     """
     facts = (profile.max_active_clusters.get(cluster_size) for profile in profiles)
     found = {fact.basis for fact in facts if fact is not None and fact.value == max_active}
@@ -90,7 +91,7 @@ def basis_of_limit(
 
 
 def profile_names() -> tuple[str, ...]:
-    """Names of all device profiles, sorted."""
+    """Returns all device profile names, sorted."""
     return tuple(
         sorted(
             entry.name.removesuffix(".json")
@@ -102,10 +103,10 @@ def profile_names() -> tuple[str, ...]:
 
 @functools.cache
 def load_profile(name: str) -> DeviceProfile:
-    """Load the device profile called ``name``.
+    """Loads a device profile by name.
 
     Raises:
-        TargetError: If there is no such profile.
+        TargetError: If no profile has the name.
     """
     if name not in profile_names():
         raise TargetError(
