@@ -47,7 +47,7 @@ _MAX_REASON = 300
 
 
 _NO_REASON = "no reason given"
-"""Replaces an empty reason, which the format does not allow."""
+"""Placeholder for an empty reason, which the format does not allow."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,18 +31,20 @@ MAX_PER_SHAPE = 2
 pairing. They share one estimate, so more of them would displace other shapes without evidence."""
 
 SPLIT_SHARE = 4
-"""Divides the candidate limit into the most that may split k, at least one, unless a split
+"""Divisor: at most ``limit / SPLIT_SHARE`` candidates split k, and at least one may, unless a split
 candidate ranks first. On an H200 such kernels were fastest at 5 of 167 problems, by up to 15 %, and
 up to 96 times slower at others (``benchmarks/results/estimates-h200-2026-11-22.json``)."""
 
 FIRST_SPLIT_SHARE = 2
-"""Replaces `SPLIT_SHARE` if a split candidate ranks first: the best split is less certain then."""
+"""Divisor in place of `SPLIT_SHARE` if a split candidate ranks first: the best split is less
+certain then."""
 
 SPLIT_GAIN = 0.8
 """Largest fraction of the best unsplit kernel's time at which a kernel that splits k may rank
 first, by corrected estimates. Otherwise no split counts as faster than the unsplit kernel until it
 is measured. Out of 103 problems held back, splits ranked first at 7, all with n 512, and were
-faster at 6 (``benchmarks/results/estimates-h200-2026-11-24.txt``)."""
+faster at 6. Any number from 0.8 to 1 gives the same; 0.8 was chosen by looking at these problems
+(``benchmarks/results/estimates-h200-2026-11-24.txt``)."""
 
 LEAST_K_TILES = 4
 """Fewest tiles along k in each part of a split. Out of 368 kernel and problem pairs with fewer,
@@ -50,8 +52,8 @@ measured on an H200, the fastest took 1.34 times as long as the best unsplit ker
 of 4,903 were faster (``benchmarks/results/estimates-*-h200-2026-11-2*.json``)."""
 
 DYNAMIC_SHARE = 8
-"""Divides the candidate limit into the most that differ from another candidate only by a dynamic
-schedule. No measurement says yet where these are faster."""
+"""Divisor: at most ``limit // DYNAMIC_SHARE`` candidates differ from another one by a dynamic
+schedule alone. No measurement says yet where these are faster."""
 
 LEAST_DYNAMIC_NS = 100_000
 """Least estimated runtime for such a candidate, in nanoseconds. Every launch fills its counter,

@@ -90,11 +90,11 @@ def build(
     cache_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Compile the kernels that MANIFEST declares, into one bundle a target.
+    """Compile the kernels that MANIFEST declares, into one bundle per target.
 
     MANIFEST is a file, or the name of a manifest that comes with nvgemm-aot, such as llama-3.1-8b.
-    Problems are ranked by measurements that come with nvgemm-aot where it has some that fit, the
-    others by estimates; the output says how many.
+    Problems are ranked by measurements that come with nvgemm-aot if some fit, and by estimates
+    otherwise; the output counts both.
 
     A kernel whose compiler takes longer than $NVGEMM_AOT_COMPILE_TIMEOUT seconds, by default 300,
     counts as one that does not compile.
@@ -162,13 +162,13 @@ def _by_platform(result: BuildResult) -> dict[str, list[Path]]:
 
 
 def _platforms_without_bundle(result: BuildResult, manifest: Manifest) -> list[str]:
-    """Declared platforms, sorted, that get no wheel because no target of theirs has a kernel."""
+    """Returns the declared platforms, sorted, for which no target has a kernel."""
     declared = {target.target.platform for target in manifest.targets}
     return sorted(declared - {bundle.header.target.platform for bundle in result.bundles})
 
 
 def _own_files(given: Sequence[Path]) -> list[Path]:
-    """Returns the files among what `--rankings` names, and says that other names change nothing."""
+    """Returns the files among the `--rankings` arguments, and reports that names change nothing."""
     from ..rankings.shipped import is_shipped_name
 
     names = [path for path in given if is_shipped_name(path)]
@@ -193,7 +193,7 @@ def _measurements(manifest: Manifest, files: Sequence[Path]) -> Rankings:
 
 @contextlib.contextmanager
 def open_rejection_log(path: Path | None) -> Iterator[RejectionSink | None]:
-    """Open a sink that writes rejections as JSON lines; None where ``path`` is None.
+    """Opens a sink that writes rejections as JSON lines; yields None if ``path`` is None.
 
     Raises:
         StorageError: If the file cannot be written.
@@ -226,7 +226,7 @@ def open_rejection_log(path: Path | None) -> Iterator[RejectionSink | None]:
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Name a file that cannot be written."""
+    """Names the file if it cannot be written."""
     try:
         yield
     except OSError as error:
@@ -234,19 +234,19 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 _SECONDS_PER_KERNEL = 0.6
-"""Seconds of one core for one kernel: benchmarks.build printed 0.56 s for sm_100f, and 11 % more
+"""Compile time per kernel on one core: benchmarks.build printed 0.56 s for sm_100f, and 11 % more
 with everything around the compiler."""
 
 _SECONDS_PER_START = 4.0
-"""Seconds of one core until the compiler processes of one provider are ready: ``build -j1`` took
-3.3 to 4.5 s of processor time besides its kernels."""
+"""Start-up time for one provider's compiler processes on one core: ``build -j1`` took 3.3 to 4.5 s
+of processor time in addition to its kernels."""
 
 _PLANNED_PROBLEMS = 50
-"""Most problems of a target that a plan prints."""
+"""Most problems per target that a plan prints."""
 
 _MAX_BYTES_PER_KERNEL = 4_700
-"""Size of a kernel in a small bundle: quickstart's for sm_100f took 4,674 bytes each. Larger
-bundles take less: the 854 kernels of benchmarks.build took 2,219 bytes each."""
+"""Kernel size in a small bundle: quickstart's for sm_100f took 4,674 bytes each. Larger bundles
+take less: the 854 kernels in benchmarks.build took 2,219 bytes each."""
 
 
 def plan_document(
@@ -256,9 +256,9 @@ def plan_document(
     *,
     prunes: bool = False,
 ) -> Document:
-    """Describe a plan and what it ranks by, and estimate its cost.
+    """Describes a plan with its ranking sources, and estimates its cost.
 
-    ``rankings`` are the user's files of measurements.
+    ``rankings`` are the user's rankings files.
     """
     from ..build.compiler_limits import default_jobs
     from ..build.pipeline import measured_of, without_operator
@@ -344,7 +344,7 @@ def _measured_document(measured: Sequence[MeasuredTarget]) -> list[Document]:
 
 
 def _measured_lines(document: Document) -> list[str]:
-    """Says what problems are ranked by, a line a target, and what is not used of measurements."""
+    """Describes the ranking sources, one line per target, followed by unused measurements."""
     lines = []
     counts = Counter(one["target"] for one in document["measured"])
     for one in document["measured"]:
@@ -357,7 +357,7 @@ def _measured_lines(document: Document) -> list[str]:
 
 
 def _ranked_by(one: Document) -> str:
-    """Counts the problems of a target by what ranks them."""
+    """Counts a target's problems by their ranking source."""
     count = one["shipped"] + one["own"]
     sources = (("shipped", one["shipped"]), ("of your files", one["own"]))
     counted = ", ".join(f"{number} {source}" for source, number in sources if number)
@@ -367,14 +367,14 @@ def _ranked_by(one: Document) -> str:
 
 
 def _show_command(files: Sequence[str]) -> str:
-    """Returns the command that shows the doubts of the measurements that a build used."""
+    """Returns the command that shows the doubts about the measurements that a build used."""
     from ..rankings.shipped import SHIPPED
 
     return f"nvgemm-aot rankings show {shlex.join([SHIPPED, *files])} --standing doubtful"
 
 
 def plan_text(document: Document) -> str:
-    """Print a plan: a line a problem, a line a target."""
+    """Renders a plan: one line per problem and one per target."""
     parts = []
     built = [target for target in document["targets"] if target["kernels"]]
     for target in built:
@@ -408,7 +408,7 @@ def plan_text(document: Document) -> str:
 
 
 def _short_name(document: Document) -> str:
-    """A target by its architecture, and by all of its key where that is not the usual one."""
+    """Returns a target's architecture, or its whole key if platform or CUDA are not the default."""
     arch, key = document["arch"], document["target"]
     return str(arch if key == Target(arch=arch).key else key)
 
@@ -431,7 +431,7 @@ def _unserved_document(unserved: Sequence[Unserved]) -> list[Document]:
 
 
 def _unserved_lines(document: Document) -> list[str]:
-    """Problems without a kernel, grouped by target and reason."""
+    """Returns the problems without a kernel, grouped by target and reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for one in document["unserved"]:
         name = (
@@ -448,7 +448,7 @@ def _unserved_lines(document: Document) -> list[str]:
 
 
 def build_document(result: BuildResult, rankings: Sequence[Path] = ()) -> Document:
-    """Describe a finished build; ``rankings`` are the user's files of measurements."""
+    """Describes a finished build; ``rankings`` are the user's rankings files."""
     return {
         "bundles": [
             {
@@ -495,7 +495,7 @@ def _not_declared_text(count: int) -> str:
 
 
 def build_text(document: Document) -> str:
-    """Print a finished build: a line a file, and every kernel left out or file removed."""
+    """Renders a finished build: one line per file, and every kernel left out or file removed."""
     lines = []
     for bundle in document["bundles"]:
         state = "up to date" if bundle["up_to_date"] else "written"

@@ -1,4 +1,4 @@
-"""``nvgemm-aot inspect``, ``verify``, ``list`` and ``wheel``: commands on finished bundles."""
+"""``nvgemm-aot inspect``, ``verify``, ``list`` and ``wheel``: commands for finished bundles."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Document = dict[str, Any]
 def wheel(
     bundles: tuple[Path, ...], out: Path, name: str, wheel_version: str, summary: str | None
 ) -> None:
-    """Pack BUNDLES, one a target, into a wheel, and nvgemm-aot itself into another."""
+    """Pack BUNDLES, one per target, into a wheel, and nvgemm-aot itself into another."""
     runtime = prepare_wheels(out, name=name, version=wheel_version)
     with Bundle(bundles[0]) as first:
         platform = first.header.target.platform
@@ -94,10 +94,10 @@ def verify(
     """Check every rule, hash and kernel of BUNDLES, and print the evidence.
 
     BUNDLES are bundles, wheels, and directories of either. The wheel of nvgemm-aot itself, which
-    dist/*.whl brings, is passed over.
+    dist/*.whl includes, is skipped.
 
-    The exit status is 0 if all are good; that of its fault if one is not: 16 if it cannot be read,
-    20 if it breaks its format, 21 for a finding; and 21 if several are not.
+    The exit status is 0 if all bundles are good. If one is not, it is that of its fault: 16 if it
+    cannot be read, 20 if it breaks its format, 21 for a finding. If several are not, it is 21.
     """
     from ..build.compiler_limits import default_jobs
     from ..workload.find_bundles import find_bundles, without_runtime
@@ -154,7 +154,7 @@ def list_(as_json: bool) -> None:
 
 
 def bundle_document(bundle: Bundle) -> Document:
-    """Describe a bundle's header and sizes."""
+    """Describes a bundle's header and sizes."""
     header = bundle.header
     return {
         "path": str(bundle.path),
@@ -250,7 +250,7 @@ def _by_extents(extents: Sequence[int]) -> str:
 
 
 def bundle_text(document: Document) -> str:
-    """Print a bundle: facts, kernels, problems with their ranking."""
+    """Renders a bundle: facts, kernels, and problems with their ranking."""
     kernels, unknown = document["kernels"], document["unknown_kernels"]
     count = len(kernels) + len(unknown)
     counts = Counter(kernel["signature"] for kernel in kernels)
@@ -332,7 +332,7 @@ def bundle_text(document: Document) -> str:
 
 
 def _problem_rows(problem: Document) -> list[list[object]]:
-    """A row a kernel; of a measured ranking also rows of ATen, of Triton and of doubts."""
+    """Returns a row per kernel; for measured rankings also rows for ATen, Triton and doubts."""
     source, measured = problem["source"], problem["measured"]
     rows: list[list[object]] = [
         [problem["problem"], place, ranked["id"][:12], us_text(ranked["time_ns"]), source]
@@ -351,7 +351,7 @@ def _problem_rows(problem: Document) -> list[list[object]]:
 
 
 def _no_instructions_text(evidence: KernelEvidence) -> str:
-    """Why no instruction is shown of a kernel's code."""
+    """Returns why no instruction is shown for a kernel's code."""
     from ..verify.kernel import NO_DEVICE_CODE, NOT_DISASSEMBLED
 
     if evidence.disassembled_by in (NOT_DISASSEMBLED, NO_DEVICE_CODE):
@@ -360,7 +360,7 @@ def _no_instructions_text(evidence: KernelEvidence) -> str:
 
 
 def verification_text(report: Report) -> str:
-    """Print a verification: the evidence of each kernel, then every finding."""
+    """Renders a verification: each kernel's evidence, then every finding."""
     rows = [
         [
             evidence.id[:12],
@@ -393,7 +393,7 @@ def verification_text(report: Report) -> str:
 
 
 def installed_document(installed: Sequence[InstalledBundle]) -> list[Document]:
-    """Describe installed bundles; one that cannot be read says why."""
+    """Describes installed bundles, including the reason if one cannot be read."""
     documents = []
     for item in installed:
         document: Document = {
@@ -415,14 +415,14 @@ def installed_document(installed: Sequence[InstalledBundle]) -> list[Document]:
                     "bytes": bundle.file_bytes,
                     "error": None,
                 }
-        except Exception as error:  # Whatever is wrong with one bundle, the others are listed.
+        except Exception as error:  # One broken bundle must not hide the others.
             document["error"] = str(error) or type(error).__name__
         documents.append(document)
     return documents
 
 
 def installed_text(documents: Sequence[Document]) -> str:
-    """Print installed bundles."""
+    """Renders installed bundles."""
     if not documents:
         return "no bundle is installed: no distribution has an entry point in nvgemm_aot.bundles"
     rows = [

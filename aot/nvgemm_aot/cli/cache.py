@@ -28,7 +28,7 @@ _cache_option = cache_option("Cache directory")
 
 @click.group()
 def cache() -> None:
-    """Show or clear the cache: compiled kernels, plans, and what torch.compile had compiled."""
+    """Show or clear the cache: compiled kernels, plans, and user bundles of run-time compiling."""
 
 
 @cache.command()
@@ -42,7 +42,7 @@ def path(cache_dir: Path | None) -> None:
 @_cache_option
 @json_option
 def list_(cache_dir: Path | None, as_json: bool) -> None:
-    """Show what is kept: user bundles with their problems, compiled kernels, sizes, last use."""
+    """Show user bundles with their problems, and compiled kernels, with sizes and last use."""
     from ..jit.eviction import limit_bytes, read_usage
     from ..storage.cache import Cache
 
@@ -60,7 +60,7 @@ def list_(cache_dir: Path | None, as_json: bool) -> None:
     help="Only what was not used for so long, e.g. 30d (s, m, h, d, w).",
 )
 def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: float | None) -> None:
-    """Remove what is kept: everything, or what the options say; with both, what both say."""
+    """Remove everything, or what the options select; with both options, what both select."""
     from nvgemm_runtime.gemm.problem import Problem
 
     from ..jit.eviction import evict, read_usage, select_requested
@@ -114,7 +114,7 @@ def _cache_directory(named: Path | None) -> Path:
 
 
 def usage_document(usage: CacheUsage, limit_bytes: int) -> dict[str, Any]:
-    """Describe a cache directory; times are ISO 8601 in UTC."""
+    """Describes a cache directory; times are ISO 8601 in UTC."""
     return {
         "directory": str(usage.directory),
         "size_bytes": usage.size_bytes,
@@ -147,7 +147,7 @@ def _bundle_document(bundle: KeptBundle) -> dict[str, Any]:
 
 
 def usage_text(document: dict[str, Any]) -> str:
-    """Print a cache directory: a table a user bundle, then the sums."""
+    """Renders a cache directory: one table per user bundle, then the sums."""
     parts = []
     for bundle in document["bundles"]:
         head = f"{bundle['path']}: "

@@ -1,4 +1,4 @@
-"""``nvgemm-aot coverage``: which GEMMs of a manifest a set of bundles serves."""
+"""``nvgemm-aot coverage``: shows the GEMMs in a manifest that a set of bundles serves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 WEIGHT_NAMES = {"problems": "problems", "count": "count", "flops": "FLOPs"}
-"""Names for people, by value of `nvgemm_aot.workload.coverage.Weight`."""
+"""Display names, by value of `nvgemm_aot.workload.coverage.Weight`."""
 
 _MOST_REFUSALS = 3
 
@@ -86,7 +86,7 @@ def coverage(
     html: Path | None,
     as_json: bool,
 ) -> None:
-    """Say which GEMMs of MANIFEST, recorded or written by hand, BUNDLES serve.
+    """Show which GEMMs of MANIFEST, recorded or written by hand, BUNDLES serve.
 
     MANIFEST is a file, or the name of a manifest that comes with nvgemm-aot. BUNDLES are bundle
     files, directories of them, or kernel wheels; without any, those that are installed or named in
@@ -124,7 +124,7 @@ def coverage(
 def _read_manifest(
     manifest: Path, names: tuple[TargetName, ...]
 ) -> tuple[Manifest, tuple[GemmCoverage, ...]]:
-    """Read a manifest and, of a recording, the GEMMs that it cannot declare."""
+    """Reads a manifest and, for a recording, the GEMMs that it cannot declare."""
     from ..manifest.parse import parse_manifest
     from ..manifest.shipped import find_manifest
     from ..manifest.source import read_text
@@ -141,7 +141,7 @@ def _read_manifest(
 def _named_targets(
     names: Sequence[TargetName], declared: Sequence[BuildTarget]
 ) -> tuple[BuildTarget, ...]:
-    """Each named target; what a name leaves open, as in each of the declared ones."""
+    """Returns the named targets; platform and CUDA default to those of each declared target."""
     from ..targets import build_targets
 
     wanted = {
@@ -159,7 +159,7 @@ def _named_targets(
 def coverage_document(
     manifest: Manifest, targets: Sequence[TargetCoverage], by: Weight
 ) -> Document:
-    """Describe coverage; GEMMs are sorted by the weight ``by``, most first."""
+    """Describes coverage; GEMMs are sorted by the weight ``by``, heaviest first."""
     return {
         "manifest": manifest.name,
         "by": by.value,
@@ -205,7 +205,7 @@ def _gemm_document(gemm: GemmCoverage) -> Document:
 
 
 def coverage_text(document: Document) -> str:
-    """Print coverage: for each target its GEMMs, why some are missed, and the percentages."""
+    """Renders coverage: for each target its GEMMs, the reasons for misses, and the percentages."""
     return "\n\n".join("\n".join(_target_lines(target)) for target in document["targets"])
 
 
@@ -242,7 +242,7 @@ def _target_lines(target: Document) -> Iterator[str]:
 
 
 def _number_reasons(gemms: Sequence[Document]) -> dict[str, int]:
-    """Number the first reasons of misses, most of which a model's layers share."""
+    """Numbers the first reasons for misses, most of which a model's layers share."""
     different = dict.fromkeys(gemm["reasons"][0] for gemm in gemms if gemm["reasons"])
     return {reason: number for number, reason in enumerate(different, start=1)}
 
@@ -254,7 +254,7 @@ def _ranked_as(gemm: Document, reasons: dict[str, int]) -> str:
 
 
 def ranked_as_text(gemm: str, ranked_as: str, *, is_split: bool) -> str:
-    """The problem whose ranking a GEMM uses: empty for its own, sizes alone for its signature's."""
+    """Returns the problem that ranks a GEMM: empty for its own, sizes alone for its signature's."""
     if ranked_as == gemm:
         return ""
     if is_split:

@@ -1,4 +1,4 @@
-"""``coverage --fail-under``: the gate for CI, with the missing GEMMs and lines to declare them."""
+"""``coverage --fail-under``: gate for CI that lists missing GEMMs and the lines to declare them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..workload.coverage import (
 from .printing import percent_text
 
 _MOST_SHOWN = 5
-"""Most missed GEMMs that a message names for a target."""
+"""Most missed GEMMs that a message names per target."""
 
 
 def require_coverage(
@@ -37,13 +37,13 @@ def require_coverage(
     by: Weight,
     declared_only: bool = False,
 ) -> None:
-    """Check that every target is covered well enough.
+    """Checks that every target reaches the required coverage.
 
     With ``declared_only``, problems that are only served by signature count as missing.
 
     Raises:
-        CoverageError: If a target falls short; names its percentage, the heaviest missing GEMMs
-            and the manifest lines that would cover them.
+        CoverageError: If a target falls short; names its percentage, the heaviest missing GEMMs and
+            the manifest lines that would cover them.
     """
     enough = frozenset({Status.DECLARED}) if declared_only else SERVED
     short = []
@@ -85,7 +85,7 @@ def _explain_shortfall(
 
 
 def _target_entry(products: Sequence[BuildTarget]) -> str:
-    """The entry under ``targets`` that declares a target for GPU products, on one line."""
+    """Returns the entry under ``targets`` that declares a target for GPU products, on one line."""
     built, devices = products[0].target, [one.device.name for one in products]
     if devices == [*usual_devices(built.arch, built.platform)]:
         return target_entry(built)
@@ -100,7 +100,7 @@ def _target_entry(products: Sequence[BuildTarget]) -> str:
 
 
 def _problem_to_declare(gemm: GemmCoverage, arch: str) -> Problem | None:
-    """The problem to declare so that a GEMM is served; None where the target has no kernel."""
+    """Returns the problem to declare for a GEMM, or None if the target has no kernel for it."""
     if gemm.problem is None:
         return None
     call = call_of(gemm.problem)

@@ -47,9 +47,9 @@ _NAMES = {
 
 
 def coverage_page(manifest: Manifest, targets: Sequence[TargetCoverage], by: Weight) -> bytes:
-    """Make the page: for each target the percentages, a chart of the shape space, and the GEMMs.
+    """Makes the page: for each target the percentages, a chart of the shapes, and the GEMMs.
 
-    Tables are sorted by ``by``, most first.
+    Tables are sorted by ``by``, heaviest first.
     """
     html = Element("html", {"lang": "en"})
     head = SubElement(html, "head")
@@ -64,7 +64,7 @@ def coverage_page(manifest: Manifest, targets: Sequence[TargetCoverage], by: Wei
     for target in targets:
         _add_target(SubElement(body, "section"), target, by)
     text = "<!DOCTYPE html>\n" + tostring(html, encoding="unicode", method="html") + "\n"
-    return text.encode("utf-8", errors="replace")  # names of files may be no text
+    return text.encode("utf-8", errors="replace")  # file names may not be valid text
 
 
 def _add_target(section: Element, target: TargetCoverage, by: Weight) -> None:
@@ -135,7 +135,7 @@ def _add_list(section: Element, title: str, lines: Sequence[str]) -> None:
 
 
 def _add_table(section: Element, header: Sequence[str]) -> Element:
-    """Add a table with its header; returns where its rows go."""
+    """Adds a table with its header; returns the parent for its rows."""
     table = SubElement(section, "table")
     row = SubElement(SubElement(table, "thead"), "tr")
     for title in header:
@@ -149,10 +149,10 @@ def _add(parent: Element, tag: str, text: str, kind: str = "") -> None:
 
 _WIDTH, _HEIGHT = 900, 520
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 872, 16, 468
-"""Edges of the plot within the chart; labels are outside of it."""
+"""Edges of the plot within the chart; labels are outside."""
 
 _LEAST_RADIUS, _USUAL_RADIUS, _MOST_RADIUS = 3.5, 5.0, 14.0
-"""Radii of circles: of the rarest problems, of equally frequent ones, and of the most frequent."""
+"""Circle radii: for the rarest problems, for equally frequent ones, and for the most frequent."""
 
 _MOST_TICKS = 16
 
@@ -170,15 +170,15 @@ class _Axis:
 
     @property
     def octave(self) -> float:
-        """Distance from a size to its double, below 0 where larger sizes are higher up."""
+        """Distance from a size to its double; negative if larger sizes are higher up."""
         return (self.end - self.start) / (self.most - self.least)
 
     def place(self, size: int) -> float:
-        """Coordinate of a size."""
+        """Returns a size's coordinate."""
         return self.start + (math.log2(size) - self.least) * self.octave
 
     def ticks(self) -> Iterator[tuple[float, str]]:
-        """Coordinate and label of powers of two, from 1 on."""
+        """Yields coordinates and labels for powers of two, from 1 on."""
         step = -(-(self.most - self.least) // _MOST_TICKS)
         for power in range(max(self.least, 0), self.most + 1, step):
             high = f"2{str(power).translate(_SUPERSCRIPTS)}"
@@ -186,10 +186,10 @@ class _Axis:
 
 
 def draw_chart(gemms: Iterable[GemmCoverage], label: str) -> Element:
-    """Draw a marker for each GEMM of known sizes, at its m and n * k, with a tooltip.
+    """Draws a marker for each GEMM with known sizes, at its m and n * k, with a tooltip.
 
-    The colours are those of the classes ``declared``, ``signature`` and ``missed``; at least one
-    GEMM has known sizes. ``label`` is for screen readers.
+    The colours come from the classes ``declared``, ``signature`` and ``missed``. At least one GEMM
+    has known sizes. ``label`` is for screen readers.
     """
     box = f"0 0 {_WIDTH} {_HEIGHT}"
     attributes = {"class": "chart", "viewBox": box, "role": "img", "aria-label": label}
@@ -214,7 +214,7 @@ def draw_chart(gemms: Iterable[GemmCoverage], label: str) -> Element:
 
 
 def _add_key(parent: Element, status: Status, text: str) -> None:
-    """Add a single marker, as of a legend, and a text behind it."""
+    """Adds a single marker, as in a legend, followed by a text."""
     attributes = {"class": "key", "viewBox": "0 0 16 16", "aria-hidden": "true"}
     key = SubElement(parent, "svg", attributes)
     _marker(key, status, 8, 8, 6)
@@ -222,7 +222,7 @@ def _add_key(parent: Element, status: Status, text: str) -> None:
 
 
 def _describe(gemm: GemmCoverage) -> str:
-    """Describe a GEMM and how it is served, in lines."""
+    """Describes a GEMM and its kernels, in lines."""
     times = count_text(gemm.count, "time")
     lines = [gemm.gemm, f"recorded {times}, {gemm.weight(Weight.FLOPS):.3g} FLOPs"]
     if gemm.ranked_as is None:
@@ -236,7 +236,7 @@ def _describe(gemm: GemmCoverage) -> str:
 
 
 def _make_axis(sizes: Sequence[int], start: float, end: float) -> _Axis:
-    """An axis that extends at least half an octave beyond the sizes."""
+    """Returns an axis that extends at least half an octave beyond the sizes."""
     least = math.floor(math.log2(min(sizes)) - 0.5)
     return _Axis(least=least, most=math.ceil(math.log2(max(sizes)) + 0.5), start=start, end=end)
 
@@ -255,7 +255,7 @@ def _draw_axes(chart: Element, ms: _Axis, nks: _Axis) -> None:
 
 
 def _radii(counts: Sequence[int]) -> list[float]:
-    """Radii of circles with areas proportional to the counts, except for the rarest."""
+    """Returns circle radii with areas proportional to the counts, except for the rarest."""
     most = max(counts)
     if most == min(counts):
         return [_USUAL_RADIUS] * len(counts)
@@ -263,7 +263,7 @@ def _radii(counts: Sequence[int]) -> list[float]:
 
 
 def _side_by_side(radii: Sequence[float], most_width: float) -> Iterator[float]:
-    """Offsets that put markers of one place side by side around it, within a width."""
+    """Yields offsets that spread markers side by side around a common position, within a width."""
     steps = [0.0, *((left + right) for left, right in pairwise(radii))]
     width = sum(steps)
     scale = min(1.0, most_width / width) if width else 1.0
@@ -274,7 +274,7 @@ def _side_by_side(radii: Sequence[float], most_width: float) -> Iterator[float]:
 
 
 def _marker(parent: Element, status: Status, x: float, y: float, radius: float) -> Element:
-    """Draw a status's shape with the area of a circle of ``radius``."""
+    """Draws a status's shape with the area of a circle of ``radius``."""
     name = {"class": f"marker {status.value}"}
     if status is Status.DECLARED:
         return SubElement(

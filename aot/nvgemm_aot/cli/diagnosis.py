@@ -1,4 +1,4 @@
-"""Diagnoses whether this machine can run prebuilt kernels, and what is missing."""
+"""Diagnoses whether this machine can run prebuilt kernels, and lists what is missing."""
 
 from __future__ import annotations
 
@@ -65,12 +65,13 @@ _DRIVER_LIBRARY = "libcuda.so.1"
 
 
 def diagnose() -> Document:
-    """Diagnose this machine, which need not have a GPU: what it has, and what it lacks.
+    """Diagnoses this machine, with or without a GPU: what it has, and what it lacks.
 
-    ``problems`` says what keeps this machine or one of its GPUs from running prebuilt kernels, or
+    ``problems`` lists everything that prevents prebuilt kernels from running here, on any GPU, or
     an installed bundle from being used, each with the next step. ``build_versions``, ``providers``
-    and ``cache`` are of the compiler side, which running kernels does not need;
-    ``build_problems`` says what keeps it from building, and is None where it is not installed.
+    and ``cache`` describe the compiler side, which running kernels does not need.
+    ``build_problems`` lists everything that prevents building, or is None if the compiler side is
+    not installed.
     """
     problems: list[str] = []
     versions = {name: _version(name) for name in _DISTRIBUTIONS}
@@ -79,7 +80,7 @@ def diagnose() -> Document:
         for name, found in versions.items()
         if found is None
     )
-    _attempt(default_mode, problems)  # NVGEMM_AOT may name none
+    _attempt(default_mode, problems)  # NVGEMM_AOT may be invalid
     launcher = _attempt(native.load, problems) is not None
     driver = _driver_version()
     if driver is None:
@@ -151,13 +152,13 @@ def _measured_rankings(
 
 
 def _named_providers(offered: Iterable[Offered]) -> list[tuple[str, str]]:
-    """Every source of kernels that a manifest may name, and what brings it."""
+    """Returns every provider that a manifest may name, with the distribution that brings it."""
     others = ((one.name, f"{one.distribution} {one.version}") for one in offered)
     return [*((name, OWN) for name in PROVIDERS), *others]
 
 
 def _provider_document(name: str, origin: str) -> Document:
-    """Whether a provider can be created and its toolchain is there; compiles nothing."""
+    """Describes whether a provider can be created and has its toolchain; compiles nothing."""
     try:
         if origin != OWN and name in PROVIDERS:
             raise ToolchainError("the provider of this name that comes with nvgemm-aot is used")
@@ -168,7 +169,7 @@ def _provider_document(name: str, origin: str) -> Document:
 
 
 def _build_problems(versions: dict[str, str | None], providers: list[Document]) -> list[str] | None:
-    """Returns why kernels cannot be built here; None without any part of the compiler side."""
+    """Returns why kernels cannot be built here, or None without any part of the compiler side."""
     if not any(versions.values()):
         return None
     problems = [
@@ -187,13 +188,13 @@ def _build_problems(versions: dict[str, str | None], providers: list[Document]) 
 
 
 def _runtime_library(cuda: str | None) -> RuntimeLibrary | None:
-    """The runtime library for torch's CUDA; beside a torch without CUDA, the newest installed."""
+    """Returns the runtime library for torch's CUDA; the newest installed for a CPU-only torch."""
     found = map(find_runtime_library, [cuda] if cuda else CUDA_VERSIONS)
     return next(filter(None, found), None)
 
 
 def _attempt(look: Callable[[], T], problems: list[str]) -> T | None:
-    """The result of ``look``; its exception becomes a problem, so that diagnosing never fails."""
+    """Calls ``look``; turns an exception into a problem, so that diagnosing never fails."""
     try:
         return look()
     except Exception as error:
@@ -221,7 +222,7 @@ def _driver_version() -> str | None:
 
 
 def _driver_is_older(driver: str, cuda: str) -> bool:
-    """Whether a driver, ``12.4``, is of an older CUDA major version than ``cu13``."""
+    """Returns True if a driver, ``12.4``, has an older CUDA major version than ``cu13``."""
     return int(driver.split(".")[0]) < int(cuda.removeprefix("cu"))
 
 
@@ -259,7 +260,7 @@ def _bundle_document(
 
 
 def _ranked_for(header: Header, facts: DeviceFacts) -> str | None:
-    """The product whose rankings a GPU uses; None if the bundle ranks nothing."""
+    """Returns the product whose rankings a GPU uses, or None if the bundle ranks nothing."""
     counts = Counter(header.gpu_of(one) for one in header.rankings_on(facts.name))
     return facts.name if counts[facts.name] else next(iter(counts), None)
 
@@ -267,7 +268,7 @@ def _ranked_for(header: Header, facts: DeviceFacts) -> str | None:
 def _process_refusal(
     header: Header, cuda: str | None, library: RuntimeLibrary | None
 ) -> str | None:
-    """Why no GPU of this process can run a bundle; a missing library is a problem of its own."""
+    """Returns why no GPU here can run a bundle; a missing library is a separate problem."""
     reason = process_refusal(header.target, host_platform(), cuda)
     if reason is not None or header.target.arch == CPU or library is None or library.defect:
         return reason
@@ -294,7 +295,7 @@ def _bundle_problems(bundles: list[Document], devices: tuple[DeviceFacts, ...]) 
 
 
 def _refusals_text(bundles: list[Document], reasons: list[str]) -> str:
-    """Each reason once, behind the bundles that it is of, unless it names its bundle itself."""
+    """Returns each reason once, after its bundles, unless it names its bundle itself."""
     paths: dict[str, list[str]] = {}
     for bundle, reason in zip(bundles, reasons):
         named = paths.setdefault(reason, [])
@@ -303,7 +304,7 @@ def _refusals_text(bundles: list[Document], reasons: list[str]) -> str:
 
 
 def _cache_document() -> Document:
-    """Describe the build cache, for which the user may have no place."""
+    """Describes the build cache, for which the user may have no directory."""
     unknown = {"directory": None, "writable": False, "entries": 0, "size_bytes": 0}
     try:
         directory = default_directory()

@@ -1,4 +1,4 @@
-"""``nvgemm-aot doctor``: says what this machine lacks for running kernels, or for building them."""
+"""``nvgemm-aot doctor``: shows what this machine lacks to run kernels or to build them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MISSING = "missing"
 @click.command()
 @json_option
 def doctor(as_json: bool) -> None:
-    """Say whether this machine can run prebuilt kernels, and if not, what is missing.
+    """Show whether this machine can run prebuilt kernels, and if not, what is missing.
 
-    Where the compiler side is installed: also whether it can build kernels. The exit status is 0
-    where kernels can be run, and 32 where they cannot, as on a build machine without a GPU.
+    If the compiler side is installed, also whether it can build kernels. The exit status is 0 if
+    kernels can be run, and 32 if they cannot, as on a build machine without a GPU.
     """
     from .diagnosis import diagnose
 
@@ -39,7 +39,7 @@ def doctor(as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _without_warnings(name: str) -> Iterator[None]:
-    """Silence a logger's warnings, which the command prints itself."""
+    """Silences a logger's warnings, which the command prints itself."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -50,7 +50,7 @@ def _without_warnings(name: str) -> Iterator[None]:
 
 
 def diagnosis_text(document: dict[str, Any]) -> str:
-    """Print a diagnosis: what was found, each bundle for each GPU, every problem, the verdicts."""
+    """Renders a diagnosis: versions, each bundle for each GPU, every problem, the verdicts."""
     cache = document["cache"]
     facts = [
         *([name, found or MISSING] for name, found in document["versions"].items()),
@@ -74,7 +74,7 @@ def diagnosis_text(document: dict[str, Any]) -> str:
 
 
 def _build_facts(document: dict[str, Any]) -> list[list[str]]:
-    """Rows on the compiler side, which a machine that only runs kernels does without."""
+    """Returns rows for the compiler side, which a machine that only runs kernels does not need."""
     from .diagnosis import OWN
 
     providers = document["providers"]
@@ -88,7 +88,7 @@ def _build_facts(document: dict[str, Any]) -> list[list[str]]:
 
 
 def _verdict(action: str, problems: list[str]) -> str:
-    """Verdicts on building and on running kernels here, each below what is missing for it."""
+    """Returns the verdict on building or running kernels here, after the missing parts."""
     lines = [f"to {action} kernels: {problem}" for problem in problems]
     return "\n".join([*lines, f"kernels {'cannot' if problems else 'can'} be {_DONE[action]} here"])
 
@@ -97,7 +97,7 @@ _DONE = {"build": "built", "run": "run"}
 
 
 def _rankings_row(document: dict[str, Any]) -> list[list[str]]:
-    """Rows on what measured rankings are worth here; none where no bundle is."""
+    """Returns rows about measured rankings here; none without a bundle."""
     if not document["bundles"]:
         return []
     torch = document["versions"]["torch"]
@@ -145,7 +145,7 @@ def _bundle_lines(document: dict[str, Any]) -> list[str]:
 
 
 def _served_text(ranked_for: str | None, gpu: str) -> str:
-    """How a bundle serves a GPU: by rankings for its product, or for another one."""
+    """Describes how a bundle serves a GPU: with rankings for its product, or for another one."""
     if ranked_for in (None, gpu):
         return "served"
     return (

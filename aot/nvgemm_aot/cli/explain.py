@@ -1,4 +1,4 @@
-"""``nvgemm-aot explain``: what torch.compile did with the GEMMs of a program."""
+"""``nvgemm-aot explain``: shows what torch.compile did with a program's GEMMs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None
 
     For example: nvgemm-aot explain -- python model.py. Torch's compile caches are off in it.
 
-    The exit status is the command's, 128 + N where signal N ended it, and 2 where it cannot be
-    started. Signals are passed on to it.
+    The exit status is the command's, 128 + N if signal N ended it, and 2 if it cannot be started.
+    Signals are passed on to it.
     """
     from ..workload.explain import explain_program
     from ..workload.process import CannotStartError
@@ -69,7 +69,7 @@ _NO_EVENT_READ = "nothing is known: no event of the run could be read"
 
 
 def explain_text(document: Document) -> str:
-    """Print a table of the GEMMs, then the kernels in use, and why some GEMMs have none."""
+    """Renders a table of the GEMMs, the kernels in use, and the reasons for GEMMs without one."""
     gemms = document["gemms"]
     failed = _failed_lines(document["failed"])
     if not gemms:
@@ -119,7 +119,7 @@ def _least_time(gemm: Document, *, bundled: bool) -> str:
 
 
 def _what_computes(gemm: Document) -> str:
-    """What computes a GEMM; only generated calls of bundled kernels are known for certain."""
+    """Names what computes a GEMM; only generated calls of bundled kernels are certain."""
     if not gemm["graphs"]:
         return "tried, slower than separate operations"
     if gemm["used"]:
@@ -136,12 +136,12 @@ def _what_computes(gemm: Document) -> str:
 
 
 def _is_atens(gemm: Document) -> bool:
-    """Whether no kernel was offered because ATen was measured to be the fastest."""
+    """Returns True if no kernel was offered because ATen was measured to be the fastest."""
     return bool(gemm["measured"]) and _is_unoffered(gemm) and gemm["fastest"] is None
 
 
 def _is_unoffered(gemm: Document) -> bool:
-    """Whether bundles serve a GEMM, and none of their kernels was offered for it."""
+    """Returns True if bundles serve a GEMM but none of their kernels was offered for it."""
     return gemm["basis"] != "miss" and not gemm["offered"] and not gemm["used"]
 
 
@@ -181,7 +181,7 @@ _TO_TUNE = {
     "doubtful": "to measure on this GPU what is uncertain:",
     "unconfirmed": "to repeat, or confirm on another GPU of this product, what one has measured:",
 }
-"""By field of a GEMM: what tuning its bundles is for."""
+"""Purpose of tuning bundles, by field of a GEMM."""
 
 
 def _tune_lines(gemms: list[Document]) -> Iterable[str]:
@@ -197,7 +197,7 @@ def _tune_lines(gemms: list[Document]) -> Iterable[str]:
 
 
 def _miss_lines(gemms: list[Document]) -> Iterable[str]:
-    """Missed GEMMs grouped by reasons, most of which a model's layers share."""
+    """Yields missed GEMMs grouped by reasons, most of which a model's layers share."""
     missed: dict[tuple[str, ...], list[str]] = {}
     for gemm in gemms:
         if gemm["reasons"] or gemm["basis"] == "miss":
@@ -213,7 +213,7 @@ def _miss_lines(gemms: list[Document]) -> Iterable[str]:
 
 
 def _wrapped(names: list[str]) -> list[str]:
-    """Wrap names without breaking any of them, as people search for them."""
+    """Wraps names without breaking any of them, because people search for them."""
     unbreakable = "; ".join(name.replace(" ", "\0") for name in names)
     lines = textwrap.wrap(unbreakable, _WIDTH - 2, break_long_words=False, break_on_hyphens=False)
     return [f"  {line}".replace("\0", " ") for line in lines]

@@ -12,9 +12,9 @@ INTERRUPTED = 130
 
 
 def leave_at_once() -> None:
-    """Make Ctrl-C end this process without a traceback, as no command has begun yet.
+    """Makes Ctrl-C end this process without a traceback while no command has begun.
 
-    Interrupts that are ignored, as in background jobs of some shells, stay ignored.
+    Ignored interrupts, as in background jobs of some shells, stay ignored.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
@@ -22,7 +22,7 @@ def leave_at_once() -> None:
 
 @contextlib.contextmanager
 def raised() -> Iterator[None]:
-    """Make Ctrl-C raise KeyboardInterrupt during the block instead of ending the process."""
+    """Makes Ctrl-C raise KeyboardInterrupt during the block instead of ending the process."""
     if signal.getsignal(signal.SIGINT) is not _leave:
         yield
         return

@@ -1,4 +1,4 @@
-"""The group of commands: maps errors to exit codes."""
+"""Group of commands; maps errors to exit codes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 
 
 class _Group(click.Group):
-    """Runs a command and turns errors into a message and their exit code."""
+    """Runs a command and turns errors into a message and an exit code."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run the command line; an error of the operating system ends it with one line, too."""
+        """Runs the command line. An error of the operating system also ends it with one line."""
         try:
             return super().main(*args, **extra)
         except OSError as error:
@@ -75,10 +75,10 @@ class _Group(click.Group):
 
 
 def _require_directory() -> None:
-    """Refuse to run where the current directory was deleted, as even torch fails there.
+    """Refuses to run in a deleted directory, because even torch fails there.
 
     Raises:
-        StorageError: If it was.
+        StorageError: If the current directory was deleted or cannot be read.
     """
     try:
         os.getcwd()  # noqa: PTH109
@@ -96,7 +96,7 @@ def _next_step(error: OSError) -> str:
 
 
 def _read_entry_points(error: Exception) -> bool:
-    """Whether an error was raised while entry points were read, as pydantic and torch do."""
+    """Returns True if an error was raised while reading entry points, as pydantic and torch do."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     names = {(frame.f_globals.get("__name__"), frame.f_code.co_name) for frame in frames}
     return ("importlib.metadata", "entry_points") in names

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
-    """Read positive integers between commas; returns them sorted and without duplicates."""
+    """Parses positive integers between commas; returns them sorted and without duplicates."""
     numbers = set()
     for part in value.split(","):
         number = int(part) if re.fullmatch(r" *[0-9]{1,10} *", part) else 0
@@ -42,7 +42,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
 def _targets(
     ctx: click.Context, param: click.Parameter, value: Sequence[TargetName]
 ) -> tuple[Target, ...]:
-    """The named targets, each once; what a name leaves open is the usual."""
+    """Returns the named targets without duplicates; platform and CUDA have their defaults."""
     return tuple(dict.fromkeys(name.resolve(platform=None, cuda=None) for name in value))
 
 
@@ -146,8 +146,8 @@ def from_config(
 
     CONFIG is a model's config.json, or its directory. llama, qwen3, qwen3_moe, mixtral, deepseek_v3
     and gpt_oss are read from it alone; any other model that transformers has is built and run under
-    fake tensors, without weights, GPU or network. An -o that exists is replaced if it is as this
-    command wrote it.
+    fake tensors, without weights, GPU or network. An existing -o file is replaced if it is
+    unchanged since this command wrote it.
     """
     from ..manifest.config_manifest import ManifestOptions
     from ..manifest.config_yaml import manifest_yaml
@@ -183,7 +183,7 @@ def from_config(
 
 
 def _omissions(made: ConfigManifest) -> Iterator[str]:
-    """What a forward pass computes and the manifest lacks, by reason."""
+    """Yields a warning for each group of GEMMs that the manifest leaves out, by reason."""
     for remark in made.model.remarks:
         yield f"warning: {remark}; its GEMMs are left out"
     left_out = made.left_out_calls
@@ -202,7 +202,7 @@ def _omissions(made: ConfigManifest) -> Iterator[str]:
 
 
 _MOST_REASONS = 5
-"""Reasons that a command prints; the manifest's end has all."""
+"""Most reasons that a command prints; the manifest's end has all."""
 
 
 @click.command()

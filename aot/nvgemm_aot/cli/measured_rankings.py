@@ -1,4 +1,4 @@
-"""Says what the measured rankings of installed bundles are worth in plain torch.compile here."""
+"""Counts how many problems use the measured rankings of installed bundles in torch.compile here."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class _Product:
 def rankings_document(
     headers: Iterable[Header], gpus: Collection[str], versions: TorchVersions | None
 ) -> list[Document]:
-    """Count the problems for which plain torch.compile uses measured kernels here, by product.
+    """Counts the problems for which plain torch.compile uses measured kernels here, by product.
 
     Args:
-        headers: Of the installed bundles.
-        gpus: Products of this machine; if it has none, measurements of every product are counted.
-        versions: The installed torch; None where there is none. Its CUDA version is not compared
-            where it is a CPU build, which is a problem of its own.
+        headers: Headers of the installed bundles.
+        gpus: GPU products in this machine; if empty, counts measurements for every product.
+        versions: The installed torch, or None. Its CUDA version is not compared for a CPU build,
+            which is a problem of its own.
 
     Returns:
-        For each product that was measured: ``measured``, how many problems with this torch;
-        ``used``, for how many of them default mode uses kernels (`matching.evidence`);
-        ``used_with_setting``, for how many where repeated rankings count as confirmed ones do; and
-        ``measured_with``, how many others were measured with each other torch, as ``torch 2.11,
-        CUDA 13.0``.
+        An entry per measured product. ``measured``: number of problems measured with this torch.
+        ``used``: those for which default mode uses kernels (`matching.evidence`).
+        ``used_with_setting``: the same if repeated rankings count like confirmed ones.
+        ``measured_with``: number of problems measured with each other torch, as ``torch 2.11, CUDA
+        13.0``.
     """
     products: dict[str, _Product] = {}
     for counted in (one for header in headers for one in count_by_product(header)):
@@ -78,7 +78,7 @@ NONE = "none: plain torch.compile uses no bundled kernel; on the GPU, run: nvgem
 
 
 def rankings_text(document: Document, torch: str | None) -> str:
-    """Print what counts on one product, and the next step where something does not."""
+    """Renders one product's counts, and the next step if some measurements do not count."""
     measured, used, others = (document[key] for key in ("measured", "used", "measured_with"))
     parts = []
     if measured:

@@ -20,7 +20,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 def cache_option(noun: str) -> Callable[[Command], Command]:
-    """``--cache-dir``; ``noun`` is what its help calls the directory."""
+    """Returns the option ``--cache-dir``; ``noun`` names the directory in its help."""
     return click.option(
         "--cache-dir",
         type=click.Path(path_type=Path, file_okay=False),
@@ -29,7 +29,7 @@ def cache_option(noun: str) -> Callable[[Command], Command]:
 
 
 def out_directory_option(text: str) -> Callable[[Command], Command]:
-    """``--out``, a directory, with this help text."""
+    """Returns the option ``--out``, a directory, with this help text."""
     return click.option(
         "-o",
         "--out",
@@ -41,7 +41,7 @@ def out_directory_option(text: str) -> Callable[[Command], Command]:
 
 
 ARCHITECTURE_NAMES = ", ".join(ORDERED_ARCHITECTURES)
-"""In help texts: what a target may begin with."""
+"""Allowed beginnings of a target, for help texts."""
 
 
 class TargetNameParam(click.ParamType):  # type: ignore[type-arg]
@@ -52,7 +52,7 @@ class TargetNameParam(click.ParamType):  # type: ignore[type-arg]
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> TargetName:
-        """Read the text."""
+        """Parses the text."""
         if isinstance(value, TargetName):
             return value
         try:
@@ -65,9 +65,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
     """Seconds, from a text such as ``90s`` or ``30d``.
 
     Args:
-        number: Regular expression of the number.
-        units: Seconds of each unit that follows it.
-        complaint: What is said of any other text.
+        number: Regular expression for the number.
+        units: Seconds per unit suffix.
+        complaint: Error message for any other text.
     """
 
     name = "duration"
@@ -80,7 +80,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Read the text."""
+        """Parses the text."""
         match = self._form.fullmatch(str(value))
         if match is None:
             self.fail(f"{str(value)[:20]!r} {self._complaint}", param, ctx)

@@ -1,4 +1,4 @@
-"""Standard output and standard error that cannot be written, as on a full disk."""
+"""Handles standard output and standard error that cannot be written, as on a full disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 
 def failed_stream(error: OSError) -> str | None:
-    """Name the standard stream whose writing raised an error; None for any other error."""
+    """Returns the standard stream that could not be written, or None for any other error."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("click.utils", "echo"):
             return _name(frame.f_locals.get("file"))
@@ -26,17 +26,17 @@ def _name(stream: Any) -> str | None:
 
 
 _NAMES = {1: "standard output", 2: "standard error"}
-"""By file descriptor."""
+"""Names by file descriptor."""
 
 
 def report(message: str) -> None:
-    """Print an error, if standard error can be written."""
+    """Prints an error, if standard error can be written."""
     with contextlib.suppress(OSError):
         click.echo(f"nvgemm-aot: error: {message}", err=True)
 
 
 def drop_unwritten() -> None:
-    """Drop what standard streams could not write, as the interpreter tries again at its end."""
+    """Drops unwritten output, because the interpreter would try again at its end."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

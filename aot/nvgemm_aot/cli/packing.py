@@ -1,4 +1,4 @@
-"""Writes the wheels that a GPU machine installs: bundles of kernels, and the runtime."""
+"""Writes the wheels that a GPU machine installs: kernel bundles and the runtime."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Runtime:
     """Wheel of the installed runtime.
 
     Attributes:
-        filename: Empty where it cannot be packed.
-        data: Its bytes.
-        problem: Why it cannot be packed, with the next step; empty where it can.
+        filename: File name; empty if the runtime cannot be packed.
+        data: The wheel's bytes.
+        problem: Reason why it cannot be packed, with the next step, or empty.
     """
 
     filename: str = ""
@@ -28,12 +28,12 @@ class Runtime:
 
 
 def prepare_wheels(out: Path, *, name: str, version: str) -> Runtime:
-    """Pack the runtime, and refuse what cannot be packed, before time is spent on kernels.
+    """Packs the runtime, and refuses invalid wheels before time is spent on kernels.
 
     Args:
-        out: The directory for the wheels.
-        name: What follows ``nvgemm-kernels-`` in the name of the wheels of kernels.
-        version: Their version.
+        out: Directory for the wheels.
+        name: Suffix of the kernel wheels' name after ``nvgemm-kernels-``.
+        version: Version of the kernel wheels.
 
     Raises:
         PackagingError: If the name or version is not valid, the installation is damaged, or the
@@ -61,17 +61,17 @@ def write_wheels(
     summary: str | None,
     out: Path,
 ) -> Document:
-    """Write the wheel of each platform's bundles, and the runtime's; returns what was written.
+    """Writes a wheel for each platform's bundles, and the runtime's; returns the written files.
 
-    None is written before all are encoded, so that one that cannot be leaves no others.
+    Writes nothing before all wheels are encoded, so that a failure leaves none behind.
 
     Args:
-        bundles: By platform, for pip takes a wheel of one.
-        runtime: From `prepare_wheels`.
-        name: What follows ``nvgemm-kernels-`` in the name of the wheels of kernels.
-        version: Their version.
-        summary: One line about them.
-        out: The directory.
+        bundles: Bundles by platform, because a wheel has one platform.
+        runtime: Runtime wheel from `prepare_wheels`.
+        name: Suffix of the kernel wheels' name after ``nvgemm-kernels-``.
+        version: Version of the kernel wheels.
+        summary: One line about the kernel wheels.
+        out: Output directory.
     """
     from ..bundle.repack_runtime import runtime_platform
     from ..bundle.wheel import encode_wheel
@@ -105,7 +105,7 @@ def _release_command(platform: str) -> str:
 
 
 def wheel_lines(document: Document) -> list[str]:
-    """Print what was written: a line a wheel, and a line a platform without the runtime's."""
+    """Renders one line per written wheel, and one per platform without the runtime's wheel."""
     return [
         *map(file_text, document.get("wheels", ())),
         *map(file_text, document.get("runtime_wheels", ())),

@@ -1,4 +1,4 @@
-"""What all commands print with: tables, counts, sizes, results, and progress on stderr."""
+"""Output helpers for all commands: tables, counts, sizes, results, and progress on stderr."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def table(rows: Sequence[Sequence[object]], header: Sequence[str]) -> str:
-    """Lay out rows in columns; columns whose cells are all numbers are right-aligned."""
+    """Lays out rows in columns; columns whose cells are all numbers are right-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells)]
     numeric = [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
@@ -37,23 +37,23 @@ def table(rows: Sequence[Sequence[object]], header: Sequence[str]) -> str:
 
 
 def print_result(document: Any, as_text: Callable[[Any], str], *, as_json: bool) -> None:
-    """Print a command's result: its document as JSON, or the text made of that."""
+    """Prints a command's result: its document as JSON, or the text made from it."""
     click.echo(json.dumps(document, indent=2) if as_json else as_text(document))
 
 
 def failed_text(status: int, interpreter: str | None) -> str:
-    """Says that a user's command failed before it came to a GEMM, and in which Python."""
+    """Describes a user's command that failed before its first GEMM, with its Python if known."""
     text = f"the command exited with status {status} before compiling a GEMM"
     return text if interpreter is None else f"{text} ({interpreter})"
 
 
 def keep_stdout() -> contextlib.AbstractContextManager[object]:
-    """Send what other packages print to stderr: a command's result alone goes to stdout."""
+    """Redirects other packages' output to stderr: stdout is for the command's result alone."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
 def size_text(size_bytes: int) -> str:
-    """A size in B, kB or MB."""
+    """Formats a size in B, kB or MB."""
     if size_bytes < 10_000:
         return f"{size_bytes} B"
     if size_bytes < 10_000_000:
@@ -62,35 +62,35 @@ def size_text(size_bytes: int) -> str:
 
 
 def us_text(time_ns: int | None) -> float | str:
-    """A time in microseconds, as a cell of a table."""
+    """Formats a time in microseconds, as a table cell."""
     return "-" if time_ns is None else time_ns / 1e3
 
 
 def percent_text(percent: Fraction | float) -> str:
-    """A percentage with one decimal, rounded down so that 100.0 % means all."""
+    """Formats a percentage with one decimal, rounded down so that 100.0 % means all."""
     return f"{math.floor(percent * 10) / 10:.1f} %"
 
 
 def file_document(path: Path) -> dict[str, Any]:
-    """Describe a written file."""
+    """Describes a written file."""
     return {"path": str(path), "bytes": path.stat().st_size}
 
 
 def file_text(document: dict[str, Any]) -> str:
-    """Print a written file."""
+    """Renders a written file."""
     return f"{document['path']}: written, {size_text(document['bytes'])}"
 
 
 _LEAST_DONE = 4
-"""So many after the first show how fast it goes."""
+"""Items after the first that are needed to estimate a rate."""
 
 _PLAIN_SECONDS = 5.0
-"""Least interval of progress lines where there is no terminal."""
+"""Least interval between progress lines without a terminal, in seconds."""
 
 
 @contextlib.contextmanager
 def report_progress(verb: str, noun: str = "kernel") -> Iterator[Progress]:
-    """Report progress on stderr, of ``Compiling`` say: a bar on a terminal, else plain lines."""
+    """Reports progress on stderr, led by ``verb``: a bar on a terminal, else plain lines."""
     with contextlib.ExitStack() as stack:
         yield _bar(verb, stack) if sys.stderr.isatty() else _lines(verb, noun)
 
@@ -127,7 +127,7 @@ def _lines(verb: str, noun: str) -> Progress:
 
 
 class RemainingTime:
-    """Estimates how long the rest takes from what was done after the first.
+    """Estimates the remaining time from the items done after the first.
 
     The first takes as long as processes take to start, which the others do not.
     """
@@ -136,7 +136,7 @@ class RemainingTime:
         self._first: tuple[int, float] | None = None
 
     def after(self, done: int, total: int, now_s: float) -> float | None:
-        """Seconds left, or None while nothing shows how fast it goes, and at the end."""
+        """Returns the seconds left, or None while the rate is unknown and at the end."""
         if done == 0:
             return None
         if self._first is None:

@@ -60,9 +60,10 @@ def export(bundles: tuple[Path, ...], out: Path, as_json: bool) -> None:
 @_out_option
 @json_option
 def merge(files: tuple[Path, ...], out: Path, as_json: bool) -> None:
-    """Merge rankings FILES into one, and say what confirms or contradicts what.
+    """Merge rankings FILES into one, and show which measurements confirm or contradict each other.
 
-    What comes with nvgemm-aot is named shipped, or by the manifest whose problems it measures.
+    The rankings that come with nvgemm-aot are named shipped, or by the manifest whose problems they
+    measure.
     """
     from ..rankings.entries import merge as merge_rankings
     from ..rankings.file import write_rankings
@@ -88,10 +89,10 @@ def merge(files: tuple[Path, ...], out: Path, as_json: bool) -> None:
 )
 @json_option
 def show(files: tuple[Path, ...], standing: str | None, as_json: bool) -> None:
-    """Show what FILES hold together: a line for each problem.
+    """Show what FILES hold together: one line per problem.
 
-    Without any, all that comes with nvgemm-aot is shown, which is named shipped among FILES; parts
-    of it are named by the manifest whose problems they measure.
+    Without FILES, all rankings that come with nvgemm-aot are shown, which are named shipped; parts
+    of them are named by the manifest whose problems they measure.
     """
     from ..rankings.entries import merge as merge_rankings
     from ..rankings.shipped import SHIPPED, read_named
@@ -110,8 +111,8 @@ def show(files: tuple[Path, ...], standing: str | None, as_json: bool) -> None:
 def diff(before: Path, now: Path, as_json: bool) -> None:
     """Show what differs between the rankings files BEFORE and NOW.
 
-    What comes with nvgemm-aot is named shipped, or by the manifest whose problems it measures. The
-    status is 0 whether anything differs or not.
+    The rankings that come with nvgemm-aot are named shipped, or by the manifest whose problems they
+    measure. The status is 0 whether anything differs or not.
     """
     from ..rankings.shipped import read_named
 
@@ -120,7 +121,7 @@ def diff(before: Path, now: Path, as_json: bool) -> None:
 
 
 def summary_document(rankings: Rankings) -> Document:
-    """Describe rankings: each problem's standing, and on which GPUs it was measured."""
+    """Describes rankings: each problem's standing, and the GPUs that measured it."""
     from ..rankings.assess import assess
 
     assessed = [(entries, assess(entries)) for entries in rankings.groups.values()]

@@ -33,7 +33,7 @@ _DURATION = Duration(
 
 @contextlib.contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """Make SIGTERM, which ends jobs at their time limit, raise KeyboardInterrupt like Ctrl-C."""
+    """Makes SIGTERM, which ends jobs at their time limit, raise KeyboardInterrupt like Ctrl-C."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -102,14 +102,14 @@ def tune(
     hang_after: float,
     as_json: bool,
 ) -> None:
-    """Measure the kernels of BUNDLES on this GPU, and write a bundle with what was measured.
+    """Measure the kernels of BUNDLES on this GPU, and write a bundle with the measurements.
 
-    Every declared problem is timed with its kernels and with ATen, and two minutes later or more
-    another process times the fastest a second time: where both agree, one GPU is enough for plain
+    Every declared problem is timed with its kernels and with ATen. Two minutes later or more,
+    another process times the fastest a second time: if both agree, one GPU is enough for plain
     torch.compile to use kernels that gain 8 %. The results rank kernels for this GPU's product;
-    rankings for other products stay. What was measured is kept beside the output, in
-    OUT.tuning.jsonl: the same command goes on from there. A kernel that never returns is dropped:
-    the process that measures is killed, and another goes on.
+    rankings for other products stay. Measurements are stored next to the output, in
+    OUT.tuning.jsonl: the same command continues from there. A kernel that never returns is dropped:
+    the measuring process is killed, and another continues.
     """
     from ..tuning import watchdog
     from ..tuning.state import state_path
@@ -148,7 +148,7 @@ def tune(
 
 
 def tuned_document(tuned: Tuned) -> Document:
-    """Describe what was measured and written."""
+    """Describes the measurements and the written bundle."""
     from ..rankings.counting import count_by_product
 
     return {
@@ -174,7 +174,7 @@ def tuned_document(tuned: Tuned) -> Document:
 
 
 def _own(tuned: Tuned) -> list[Ranking]:
-    """The rankings of the new bundle for the product that was measured."""
+    """Returns the new bundle's rankings for the measured product."""
     header = tuned.header
     return [one for one in header.rankings if header.gpu_of(one) == tuned.gpu]
 
@@ -194,9 +194,9 @@ def _outcome_document(outcome: TuningOutcome) -> Document:
 
 
 def tuned_text(document: Document) -> str:
-    """Print a table of the problems, then wrong kernels, doubts, and the new bundle.
+    """Renders a table of the problems, then wrong kernels, doubts, and the new bundle.
 
-    *Back to back* is the kernel's time over ATen's too, of launches back to back.
+    *Back to back* is the kernel's time over ATen's, too, for launches back to back.
     """
     header = (
         "problem",
@@ -260,7 +260,7 @@ def _wrong_lines(document: Document) -> Iterator[str]:
 
 
 def _doubt_lines(document: Document) -> Iterator[str]:
-    """Problems grouped by doubts, as a disturbance mostly affects many."""
+    """Yields problems grouped by doubts, because a disturbance mostly affects many."""
     doubted: dict[tuple[str, ...], list[str]] = {}
     for key, item in document["problems"].items():
         if item["doubts"]:
@@ -314,7 +314,7 @@ def _summary_lines(document: Document) -> Iterator[str]:
 
 
 def _counted_lines(counted: Document) -> Iterator[str]:
-    """Say for how many problems torch.compile uses kernels on every GPU of a product."""
+    """Yields the number of problems for which torch.compile uses kernels on a product's GPUs."""
     from nvgemm_runtime.matching.evidence import REPEATED_GAIN
     from nvgemm_runtime.matching.thresholds import MIN_GAIN
     from nvgemm_runtime.settings import REPEATED_VARIABLE

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 DEFAULT_LIMIT_BYTES = 1 << 30
 
 _IN_USE_SECONDS = 60
-"""Time after a use during which nothing is evicted: a process may be about to read it."""
+"""Time after its last use during which content stays: a process may be about to read it."""
 
 _BUILD_SECONDS = 6 * 3600
 """Age in seconds below which compiled kernels stay: a running build may read them again."""
@@ -166,7 +166,7 @@ class Eviction:
 
 
 def limit_bytes() -> int:
-    """Returns the user's limit in bytes, or the default if the value is unset or no size."""
+    """Returns the user's limit in bytes, or the default; warns of an invalid value."""
     text = os.environ.get(CACHE_LIMIT_VARIABLE)
     match = _SIZE.fullmatch((text or "").strip())
     if match is not None:

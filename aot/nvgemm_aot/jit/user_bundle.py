@@ -31,7 +31,7 @@ from ..storage.locks import locked
 from ..targets import BuildTarget
 
 DAMAGED = ".damaged-"
-"""Separates a user bundle's name from the time when it was found damaged and moved aside."""
+"""Separator between a user bundle's name and the time when it was found damaged and moved aside."""
 
 MAX_DAMAGED = 2
 """Most damaged files that stay for inspection; older ones are removed."""

@@ -22,7 +22,7 @@ SLACK = 0.05
 the same product differ by a few percent, and so does one GPU from day to day."""
 
 DISAGREEMENT = "two runs disagree: "
-"""Starts a doubt about two runs that disagree."""
+"""Prefix for doubts about two runs that disagree."""
 
 CONFIRMING = 0.01
 """Largest relative lag at which two measurements agree: each one's fastest contender may be this
