@@ -38,7 +38,7 @@ from ..targets import BuildTarget
 from ..targets.profile import DeviceProfile, basis_of_limit
 from . import linker
 from .compiler import Compilation, Failure, KernelWorkers, Progress, Task, compile_all
-from .plan import Plan, Unserved, one_for_all_products, unserved_everywhere
+from .plan import Plan, Unserved, join_products, unserved_everywhere
 
 GENERATOR = f"nvgemm-aot {__version__}"
 
@@ -87,7 +87,7 @@ class PlannedTarget(PlannedDevice):
     @property
     def all_tasks(self) -> tuple[Task, ...]:
         """The tasks of all products, without duplicates."""
-        return tuple({task.key: task for one in self.devices for task in one.tasks}.values())
+        return tuple({task.key: task for device in self.devices for task in device.tasks}.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,12 +140,12 @@ def compile_and_assemble(
 def toolchain(provider: Provider, target: Target) -> dict[str, str]:
     """Returns the versions of everything that shapes the bytes of a target's bundle."""
     linker_name, linker_version = linker.linker_identity(target.platform)
-    own = {linker_name: linker_version, "zstd": ".".join(map(str, zstandard.ZSTD_VERSION))}
+    tools = {linker_name: linker_version, "zstd": ".".join(map(str, zstandard.ZSTD_VERSION))}
     return join_versions(
         [
             (f"provider {provider.name!r}", versions_of(provider, target)),
             ("nvgemm-aot", stated_recipes(provider, target)),
-            ("nvgemm-aot", own),
+            ("nvgemm-aot", tools),
         ]
     )
 
@@ -177,7 +177,7 @@ def build_key(
         **_device_identity(first, failed),
     }
     if further:
-        document["further"] = [_device_identity(one, failed) for one in further]
+        document["further"] = [_device_identity(device, failed) for device in further]
     if prunes:
         document["prunes"] = True
     if failures:
@@ -218,7 +218,7 @@ def _identity(task: Task) -> list[Any]:
 def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> AssembledBundle:
     """Assembles one bundle from the kernels that compiled."""
     keys = {task.key for task in item.all_tasks}
-    failures = tuple(one for one in compilation.failures if one.task.key in keys)
+    failures = tuple(failure for failure in compilation.failures if failure.task.key in keys)
     if failures and strict:
         name = item.target.target.short_name
         kernels_text = f"{len(failures)} kernel{'s' * (len(failures) > 1)}"
@@ -230,19 +230,21 @@ def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> As
     unserved: list[dict[Problem, UnservedReason]] = []
     for device in item.devices:
         built = [_built_kernel(task, compilation.kernels.get(task.key)) for task in device.tasks]
-        ranked, without = _rank(device, built, failures)
+        ranked, unranked = _rank(device, built, failures)
         kernels += (kernel for kernel in built if kernel is not None)
-        rankings += (replace(one, is_further=device is not item) for one in ranked)
-        uncompiled += without
-        unserved.append(dict(device.plan.unserved) | {one.problem: one.kept for one in without})
-    nowhere = unserved_everywhere(unserved)
-    uncompiled = one_for_all_products(uncompiled, nowhere)
+        rankings += (replace(ranking, is_further=device is not item) for ranking in ranked)
+        uncompiled += unranked
+        unserved.append(
+            dict(device.plan.unserved) | {entry.problem: entry.stored_reason for entry in unranked}
+        )
+    unserved_problems = unserved_everywhere(unserved)
+    uncompiled = join_products(uncompiled, unserved_problems)
     if not rankings:
         return AssembledBundle(content=None, failures=failures, uncompiled=tuple(uncompiled))
     content = BundleContent(
         target=item.target.target,
         device=item.target.device.name,
-        further_devices=tuple(one.target.device.name for one in item.further),
+        further_devices=tuple(product.target.device.name for product in item.further),
         generator=GENERATOR,
         build_key=build_key(
             item.target,
@@ -257,9 +259,9 @@ def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> As
         if failures
         else item.build_key,
         toolchain=item.toolchain,
-        kernels=_merged(kernels, [one.target.device for one in item.devices]),
+        kernels=_merged(kernels, [product.target.device for product in item.devices]),
         rankings=tuple(rankings),
-        unserved=nowhere,
+        unserved=unserved_problems,
     )
     if item.prunes:
         content = keep_winners(content)
@@ -280,20 +282,20 @@ def _merged(
     If an operator's code is equal for several products, so are its compiled-in cluster limits.
     Their basis is then replaced by one that holds for all these products; see `basis_of_limit`.
     """
-    found: dict[tuple[str, str, str], BuiltKernel] = {}
+    merged: dict[tuple[str, str, str], BuiltKernel] = {}
     for kernel in kernels:
         limits = tuple(
             replace(
-                one,
-                basis=basis_of_limit(profiles, one.cluster_size, one.max_active) or one.basis,
+                limit,
+                basis=basis_of_limit(profiles, limit.cluster_size, limit.max_active) or limit.basis,
             )
-            for one in kernel.design.cluster_limits
+            for limit in kernel.design.cluster_limits
         )
         if limits != kernel.design.cluster_limits:
             design = replace(kernel.design, cluster_limits=limits)
             kernel = replace(kernel, design=design, sha256=kernel.id)
-        found.setdefault((kernel.id, kernel.provider, kernel.operator), kernel)
-    return tuple(found.values())
+        merged.setdefault((kernel.id, kernel.provider, kernel.operator), kernel)
+    return tuple(merged.values())
 
 
 def _rank(
@@ -339,14 +341,14 @@ def _rank(
                     target=item.target.target,
                     device=item.target.device.name,
                     problem=planned.problem,
-                    reason=one_line(f"{_none_of(len(missing))}: {reasons}"),
+                    reason=one_line(f"{_none_compiles_text(len(missing))}: {reasons}"),
                     failed=True,
                 )
             )
     return tuple(rankings), tuple(uncompiled)
 
 
-def _none_of(operators: int) -> str:
+def _none_compiles_text(operators: int) -> str:
     return (
         "its one operator does not compile"
         if operators == 1
@@ -357,9 +359,9 @@ def _none_of(operators: int) -> str:
 def _failure_texts(failures: Sequence[Failure]) -> list[str]:
     """Returns each reason once, after its first operator and the provider."""
     operators: dict[tuple[str, str], list[str]] = {}
-    for one in failures:
-        candidate = one.task.candidate
-        reason = one.own_reason or _NO_REASON
+    for failure in failures:
+        candidate = failure.task.candidate
+        reason = failure.own_reason or _NO_REASON
         operators.setdefault((candidate.provider, reason), []).append(candidate.operator)
     return [
         f"{first}{f' and {len(others)} more' if others else ''} of provider {provider!r}: {reason}"

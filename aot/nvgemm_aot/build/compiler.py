@@ -156,18 +156,20 @@ def make_tasks(
 
     def key(candidate: Candidate) -> str:
         limits = candidate.design.cluster_limits
-        own = {
+        inputs = {
             "operator": candidate.operator,
             "signature": candidate.signature.key,
             "calling_convention": candidate.calling_convention,
-            "cluster_capacities": {str(one.cluster_size): one.max_active for one in limits},
+            "cluster_capacities": {str(limit.cluster_size): limit.max_active for limit in limits},
         }
         if candidate.added_code:
-            own["added_code"] = candidate.added_code
-        return cache_key("kernel", {**shared[candidate.provider], **own})
+            inputs["added_code"] = candidate.added_code
+        return cache_key("kernel", {**shared[candidate.provider], **inputs})
 
     limited = (_with_cluster_limits(candidate, target.device) for candidate in candidates)
-    return tuple(Task(candidate=one, target=target, key=key(one)) for one in limited)
+    return tuple(
+        Task(candidate=candidate, target=target, key=key(candidate)) for candidate in limited
+    )
 
 
 def _with_cluster_limits(candidate: Candidate, device: DeviceProfile) -> Candidate:
@@ -180,7 +182,7 @@ def _with_cluster_limits(candidate: Candidate, device: DeviceProfile) -> Candida
     return replace(candidate, design=replace(candidate.design, cluster_limits=limits))
 
 
-Worked = tuple[Task, TaskResult | WorkerDied]
+TaskOutcome = tuple[Task, TaskResult | WorkerDied]
 """A task with its result."""
 
 
@@ -209,21 +211,21 @@ class WorkersOfProviders:
     def __exit__(self, *_: object) -> None:
         self._workers.__exit__()
 
-    def run(self, items: Sequence[Task], /) -> Iterator[Worked]:
+    def run(self, items: Sequence[Task], /) -> Iterator[TaskOutcome]:
         """Runs all tasks; see `Workers.run`."""
-        wanted = dict.fromkeys(task.process_kind for task in items)
-        for kind in sorted(wanted, key=lambda one: one != self._kind):
+        kinds = dict.fromkeys(task.process_kind for task in items)
+        for kind in sorted(kinds, key=lambda other: other != self._kind):
             if kind != self._kind:
                 self._workers.__exit__()
                 self._workers = start_workers(self._cache, self._jobs, kind)
                 self._kind = kind
-            groups = of_one_device_code(task for task in items if task.process_kind == kind)
+            groups = group_by_device_code(task for task in items if task.process_kind == kind)
             try:
                 yield from self._run_groups(groups)
             except WorkersCannotStart as error:
                 raise WorkersCannotStart(f"those of {kind}: {error}") from error
 
-    def _run_groups(self, groups: Sequence[tuple[Task, ...]]) -> Iterator[Worked]:
+    def _run_groups(self, groups: Sequence[tuple[Task, ...]]) -> Iterator[TaskOutcome]:
         """Runs all groups. If a process dies on a group of several tasks, runs these one by one."""
         apart: list[tuple[Task, ...]] = []
         for tasks, outcomes in self._workers.run(groups):
@@ -237,7 +239,7 @@ class WorkersOfProviders:
             yield from self._run_groups(apart)
 
 
-def of_one_device_code(tasks: Iterable[Task]) -> list[tuple[Task, ...]]:
+def group_by_device_code(tasks: Iterable[Task]) -> list[tuple[Task, ...]]:
     """Groups tasks whose kernels differ only in the host platform.
 
     One process runs a group in sequence, so a provider can compile the shared part once.
@@ -363,17 +365,17 @@ def _keep_temporary_files_private(directory: Path) -> None:
     with contextlib.suppress(OSError):  # the later write reports an unwritable directory
         if writable_by_others(Path(tempfile.gettempdir()).absolute()) is None:
             return
-        place = (directory / "temporary").absolute()
-        make_directories(place)
-        reason = writable_by_others(place)
+        parent = (directory / "temporary").absolute()
+        make_directories(parent)
+        reason = writable_by_others(parent)
         if reason is not None:
             raise StorageError(
                 f"others could change what compilers write, in {tempfile.gettempdir()} and in the "
                 f"cache: {reason}; or set TMPDIR to a directory that only you can write"
             )
         # Workers are killed when they are done and cannot remove it; the next worker to start does.
-        made = temporary_directory.make(place)
-        tempfile.tempdir = os.environ["TMPDIR"] = str(made)
+        private = temporary_directory.make(parent)
+        tempfile.tempdir = os.environ["TMPDIR"] = str(private)
 
 
 _worker_provider = functools.cache(load_provider)

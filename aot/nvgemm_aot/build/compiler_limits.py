@@ -56,8 +56,8 @@ def _meminfo_available_bytes() -> int:
 
 
 def _read_number(file: Path, name: str) -> int | None:
-    found = re.search(rf"^{name} +([0-9]+)", file.read_text(), re.MULTILINE)
-    return None if found is None else int(found[1])
+    match = re.search(rf"^{name} +([0-9]+)", file.read_text(), re.MULTILINE)
+    return None if match is None else int(match[1])
 
 
 def compile_limit_seconds() -> float:

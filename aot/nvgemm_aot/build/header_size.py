@@ -48,7 +48,9 @@ def require_readable_size(
 def planned_header_bytes(target: Target, plan: Plan, further: Sequence[Plan] = ()) -> int:
     """Returns the approximate header length for a plan's bundle; ignores compile failures."""
     digest = sha256_hex(b"")
-    candidates = dict.fromkeys(c for one in (plan, *further) for c in one.candidates)
+    candidates = dict.fromkeys(
+        c for device_plan in (plan, *further) for c in device_plan.candidates
+    )
     header = Header(
         target=target,
         device="",
@@ -60,20 +62,20 @@ def planned_header_bytes(target: Target, plan: Plan, further: Sequence[Plan] = (
         kernels=tuple(
             Kernel(**candidate.facts(), id=digest, span=_TYPICAL_SPAN) for candidate in candidates
         ),
-        sources=tuple(one.source for one in (plan, *further)),
+        sources=tuple(device_plan.source for device_plan in (plan, *further)),
         rankings=tuple(
             Ranking(
                 problem=planned.problem,
-                source=place,
+                source=index,
                 kernels=tuple(
                     Ranked(kernel=position, time_ns=time_ns)
                     for position, time_ns in planned.choices
                 ),
                 is_declared=planned.is_declared,
-                product=one.source.gpu if place else None,
+                product=device_plan.source.gpu if index else None,
             )
-            for place, one in enumerate((plan, *further))
-            for planned in one.problems
+            for index, device_plan in enumerate((plan, *further))
+            for planned in device_plan.problems
         ),
         unserved=dict(plan.unserved),
     )

@@ -47,7 +47,7 @@ style and page size are set because distributions change their defaults."""
 _STUBS = {"linux_aarch64": "aarch64-unknown-linux-gnu"}
 """NVIDIA's folder of stub libraries to link against, by platform."""
 
-_KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")
+_PASSED_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")
 """The only environment variables that a compiler driver receives. Others, such as LD_RUN_PATH,
 change its output, and cache keys do not cover them."""
 
@@ -63,14 +63,14 @@ def c_compiler() -> tuple[str, ...]:
     Raises:
         ToolchainError: If no C compiler is installed.
     """
-    if named := os.environ.get("CC"):
+    if setting := os.environ.get("CC"):
         try:
-            words = shlex.split(named)
+            words = shlex.split(setting)
         except ValueError as error:
-            raise ToolchainError(f"CC={named}: {error}; unset CC or name a C compiler") from None
+            raise ToolchainError(f"CC={setting}: {error}; unset CC or name a C compiler") from None
         program = shutil.which(words[0]) if words else None
         if program is None:
-            raise ToolchainError(f"CC={named}: no such program; unset CC or name a C compiler")
+            raise ToolchainError(f"CC={setting}: no such program; unset CC or name a C compiler")
         return (os.path.abspath(program), *words[1:])  # noqa: PTH100
     for name in _C_COMPILERS:
         program = shutil.which(name)
@@ -88,13 +88,13 @@ class Linker:
 
     Attributes:
         command: The program, with the arguments that every call gets.
-        own: Number of leading words in ``command`` that do not affect the output.
+        base_words: Number of leading words in ``command`` that do not affect the output.
         is_driver: True for a compiler driver, which forwards arguments that begin with ``-Wl,``.
         remedy: Next step for the user if the linker does not work.
     """
 
     command: tuple[str, ...]
-    own: int
+    base_words: int
     is_driver: bool
     remedy: str
 
@@ -117,7 +117,7 @@ def linker_of(platform: str) -> Linker:
     """
     if platform == PLATFORMS[0]:
         remedy = "install the linker (Debian: apt-get install binutils) or set CC"
-        return Linker(command=c_compiler(), own=1, is_driver=True, remedy=remedy)
+        return Linker(command=c_compiler(), base_words=1, is_driver=True, remedy=remedy)
     if importlib.util.find_spec("ziglang") is None:
         raise ToolchainError(
             f"cannot link kernels for {platform}: LLVM's linker, which the package ziglang brings, "
@@ -125,14 +125,14 @@ def linker_of(platform: str) -> Linker:
         )
     command = (sys.executable, "-m", "ziglang", "ld.lld")
     remedy = "run: pip install --force-reinstall --no-deps 'ziglang>=0.17,<0.18'"
-    return Linker(command=command, own=len(command), is_driver=False, remedy=remedy)
+    return Linker(command=command, base_words=len(command), is_driver=False, remedy=remedy)
 
 
 def linker_flags(platform: str) -> list[str]:
     """Returns everything that shapes a platform's linker output, except file and library names."""
     linker = linker_of(platform)
     page = f"-Wl,-z,max-page-size={PAGE_BYTES[platform]}"
-    return [*linker.command[linker.own :], *linker.arguments(*FLAGS, page)]
+    return [*linker.command[linker.base_words :], *linker.arguments(*FLAGS, page)]
 
 
 @functools.cache
@@ -155,12 +155,12 @@ def linker_version(platform: str) -> str:
 
 
 def _run(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a command with only the environment variables in `_KEPT_VARIABLES`."""
-    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    """Runs a command with only the environment variables in `_PASSED_VARIABLES`."""
+    environment = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
     return subprocess.run(
         command,
         cwd=folder,
-        env={**kept, "LC_ALL": "C"},
+        env={**environment, "LC_ALL": "C"},
         capture_output=True,
         text=True,
         check=False,
@@ -192,22 +192,24 @@ def library_directories(target: Target) -> tuple[Path, ...]:
     """
     stubs = _STUBS.get(target.platform)
     folder = f"{target.cuda}/lib" + (f"/stubs/{stubs}" if stubs else "")
-    wanted = [("nvidia_cutlass_dsl", folder, RUNTIME_LIBRARY)]
+    libraries = [("nvidia_cutlass_dsl", folder, RUNTIME_LIBRARY)]
     if not stubs:
-        wanted.append(("tvm_ffi", "lib", FFI_LIBRARY))
-    found = []
-    for package, subdirectory, library in wanted:
+        libraries.append(("tvm_ffi", "lib", FFI_LIBRARY))
+    directories = []
+    for package, subdirectory, library in libraries:
         spec = importlib.util.find_spec(package)
         roots = [Path(root) for root in (spec and spec.submodule_search_locations) or ()]
-        places = [root / subdirectory for root in roots if (root / subdirectory / library).exists()]
-        if not places:
+        existing = [
+            root / subdirectory for root in roots if (root / subdirectory / library).exists()
+        ]
+        if not existing:
             searched = ", ".join(str(root / subdirectory) for root in roots) or "no such package"
             raise ToolchainError(
                 f"{library} for {target.key} not found (searched: {searched}); "
                 f"run: {_install_command(library, target.cuda)}"
             )
-        found.append(places[0])
-    return tuple(found)
+        directories.append(existing[0])
+    return tuple(directories)
 
 
 def _install_command(library: str, cuda: str) -> str:
@@ -240,7 +242,7 @@ def link(relocatable: bytes, calling_convention: str, target: Target) -> bytes:
         (folder / "exports").write_text(f"{{ global: {symbol}; local: *; }};\n")
         linker = linker_of(target.platform)
         command = [
-            *linker.command[: linker.own],
+            *linker.command[: linker.base_words],
             *linker_flags(target.platform),
             *linker.arguments("-Wl,--version-script=exports"),
             *("-o", "kernel.so", "kernel.o"),
@@ -268,8 +270,8 @@ _MOST_SHOWN = 200
 def _failure_text(command: Sequence[str], output: str) -> str:
     """Returns a message for a failed link, with the first output line that states the cause."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    telling = [line for line in lines if not _COMMENTARY.match(line)] or lines
-    shown = one_line(telling[0])[:_MOST_SHOWN] if telling else "it printed no error"
+    causes = [line for line in lines if not _COMMENTARY.match(line)] or lines
+    shown = one_line(causes[0])[:_MOST_SHOWN] if causes else "it printed no error"
     return f"the linker ({command[0]}) fails: {shown}"
 
 
@@ -292,16 +294,16 @@ def _require_object_for(platform: str, relocatable: bytes) -> None:
 
 def _libraries(target: Target, folder: Path, *, on_cpu: bool) -> list[str]:
     """Returns the library arguments; writes a TVM-FFI stub to ``folder`` if needed."""
-    places = [*library_directories(target)]
+    directories = [*library_directories(target)]
     if target.platform in _STUBS:
         _ffi_stub(target.platform, folder)
-        places.append(folder)
-    named = zip(places, (RUNTIME_LIBRARY, FFI_LIBRARY))
+        directories.append(folder)
+    pairs = zip(directories, (RUNTIME_LIBRARY, FFI_LIBRARY))
     return [
         argument
-        for place, library in named
+        for directory, library in pairs
         if not (on_cpu and library == RUNTIME_LIBRARY)
-        for argument in (f"-L{place}", f"-l{library[3:-3]}")
+        for argument in (f"-L{directory}", f"-l{library[3:-3]}")
     ]
 
 
@@ -309,8 +311,8 @@ def _ffi_stub(platform: str, folder: Path) -> None:
     """Makes a TVM-FFI stub: a library with the function names that kernels call, and no code."""
     names = "".join(f"{name} = 0;\n" for name in sorted(FFI_SYMBOLS))
     (folder / "names").write_text(names)
-    made = ("-shared", "-m", _EMULATIONS[platform], "-soname", FFI_LIBRARY, "-o", FFI_LIBRARY)
-    command = [*linker_of(platform).command, *made, "names"]
+    options = ("-shared", "-m", _EMULATIONS[platform], "-soname", FFI_LIBRARY, "-o", FFI_LIBRARY)
+    command = [*linker_of(platform).command, *options, "names"]
     result = _run(command, folder)
     if result.returncode:
         raise LinkError(_failure_text(command, result.stderr))

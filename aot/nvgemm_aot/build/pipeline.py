@@ -38,10 +38,10 @@ from .plan import (
     PlanLookup,
     RejectionSink,
     Unserved,
+    join_products,
     likely_provider,
     look_up_plan,
     make_plan,
-    one_for_all_products,
     operator_of,
     require_served,
     unserved_everywhere,
@@ -70,8 +70,8 @@ class MeasuredTarget:
         target: The target.
         device: Name of the product's profile.
         standings: Standing of each problem that is ranked by measured times.
-        own: Problems in ``standings`` that the user's own files measured. Shipped rankings serve
-            the others.
+        user_problems: Problems in ``standings`` that the user's own files measured. Shipped
+            rankings serve the others.
         estimated: Number of problems ranked by estimates.
         notes: Measurements that are not used, with the reasons.
     """
@@ -79,7 +79,7 @@ class MeasuredTarget:
     target: Target
     device: str
     standings: Mapping[Problem, str]
-    own: frozenset[Problem] = frozenset()
+    user_problems: frozenset[Problem] = frozenset()
     estimated: int = 0
     notes: tuple[str, ...] = ()
 
@@ -121,18 +121,18 @@ def look_up_plans(
     See `plan.look_up_plan`.
     """
     gpus: dict[Target, set[str]] = {}
-    for one in manifest.targets:
-        gpus.setdefault(one.target, set()).add(one.device.driver_name)
+    for target in manifest.targets:
+        gpus.setdefault(target.target, set()).add(target.device.driver_name)
     return tuple(
         look_up_plan(
             manifest.declared,
-            one,
+            target,
             provider,
             cache,
             rankings,
-            beside=gpus[one.target] - {one.device.driver_name},
+            other_gpus=gpus[target.target] - {target.device.driver_name},
         )
-        for one in manifest.targets
+        for target in manifest.targets
     )
 
 
@@ -159,13 +159,13 @@ def plan_build(
     """
     source = provider or provider_of(manifest)
     # Before the linker is looked for: without the builder installed, that is the reason to report.
-    found = lookups or look_up_plans(manifest, cache, source, rankings)
+    plan_lookups = lookups or look_up_plans(manifest, cache, source, rankings)
     planned = []
     for target in manifest.bundle_targets:
         versions = toolchain(source, target)
         devices = [
             _plan_device(lookup, cache, on_rejection)
-            for lookup in found
+            for lookup in plan_lookups
             if lookup.target.target == target
         ]
         first, *further = devices
@@ -210,9 +210,11 @@ def _plan_device(
 
 def without_operator(planned: Sequence[PlannedTarget]) -> tuple[Unserved, ...]:
     """Returns the problems for which a target has no operator, on all products or on some."""
-    found: list[Unserved] = []
+    entries: list[Unserved] = []
     for item in planned:
-        nowhere = unserved_everywhere([dict(device.plan.unserved) for device in item.devices])
+        unserved_problems = unserved_everywhere(
+            [dict(device.plan.unserved) for device in item.devices]
+        )
         unserved = (
             Unserved(
                 target=item.target.target,
@@ -223,8 +225,8 @@ def without_operator(planned: Sequence[PlannedTarget]) -> tuple[Unserved, ...]:
             for device in item.devices
             for problem, reason in device.plan.unserved
         )
-        found += one_for_all_products(unserved, nowhere)
-    return tuple(found)
+        entries += join_products(unserved, unserved_problems)
+    return tuple(entries)
 
 
 def build(
@@ -294,41 +296,43 @@ def build(
         if not planned:
             require_served(unserved, len(manifest.bundle_targets))
         paths = [_bundle_path(out_dir, manifest, item.target.target) for item in planned]
-        done = {
+        finished = {
             path: current
             for path, item in zip(paths, planned)
             if (current := _up_to_date(path, item.build_key)) is not None
         }
-        todo = [(path, item) for path, item in zip(paths, planned) if path not in done]
-        if todo:
+        pending = [(path, item) for path, item in zip(paths, planned) if path not in finished]
+        if pending:
             require_writable(out_dir)
-        made = compile_and_assemble(
-            [item for _, item in todo],
+        assembly = compile_and_assemble(
+            [item for _, item in pending],
             cache,
             jobs=count,
             strict=strict,
             progress=progress,
             workers=workers,
         )
-    unserved += tuple(problem for one in made.bundles for problem in one.uncompiled)
-    if not done and not any(one.content for one in made.bundles):
+    unserved += tuple(problem for bundle in assembly.bundles for problem in bundle.uncompiled)
+    if not finished and not any(bundle.content for bundle in assembly.bundles):
         require_served(unserved, len(manifest.bundle_targets))
-    for (path, _), one in zip(todo, made.bundles):
-        if one.content is None:
+    for (path, _), bundle in zip(pending, assembly.bundles):
+        if bundle.content is None:
             continue
-        header = write_bundle(path, one.content)
-        done[path] = BuiltBundle(
+        header = write_bundle(path, bundle.content)
+        finished[path] = BuiltBundle(
             path=path,
             header=header,
             file_bytes=path.stat().st_size,
             up_to_date=False,
-            failures=one.failures,
+            failures=bundle.failures,
         )
     all_paths = [_bundle_path(out_dir, manifest, target) for target in manifest.bundle_targets]
     return BuildResult(
-        bundles=tuple(done[path] for path in paths if path in done),
-        compiled=made.compiled,
-        unserved=tuple(sorted(unserved, key=lambda one: (one.target, one.problem, one.where))),
+        bundles=tuple(finished[path] for path in paths if path in finished),
+        compiled=assembly.compiled,
+        unserved=tuple(
+            sorted(unserved, key=lambda entry: (entry.target, entry.problem, entry.where))
+        ),
         removed=tuple(path for path in all_paths if path not in paths and remove_file(path)),
         measured=measured,
     )
@@ -350,7 +354,7 @@ def _measured_of(target: Target, item: PlannedDevice) -> MeasuredTarget:
         target=target,
         device=device,
         standings=standings,
-        own=item.measured.own & standings.keys(),
+        user_problems=item.measured.user_problems & standings.keys(),
         estimated=problems - len(standings),
         notes=(*item.measured.notes, *_unoffered_notes(item.plan)),
     )
@@ -364,7 +368,7 @@ def _standings(plan: Plan, measured: UsableRankings) -> dict[Problem, str]:
         usable = measured.problems.get(planned.problem)
         if usable is None:
             continue
-        if not {*usable.operators}.isdisjoint(operators[place] for place, _ in planned.choices):
+        if not {*usable.operators}.isdisjoint(operators[index] for index, _ in planned.choices):
             standings[planned.problem] = usable.assessment.standing
     return standings
 
@@ -386,11 +390,11 @@ def require_used(measured: Sequence[MeasuredTarget], rankings: Rankings | None) 
         RankingsError: If they serve none, with the reasons.
     """
     is_given = rankings is not None and any(not entry.is_shipped for entry in rankings.entries)
-    if not is_given or any(one.own for one in measured):
+    if not is_given or any(target.user_problems for target in measured):
         return
-    notes = [note for one in measured for note in one.notes]
-    why = "; ".join(dict.fromkeys(notes)) or "none is of a problem that the manifest declares"
-    raise RankingsError(f"none of the rankings fits the build (--strict): {why}")
+    notes = [note for target in measured for note in target.notes]
+    reason = "; ".join(dict.fromkeys(notes)) or "none is of a problem that the manifest declares"
+    raise RankingsError(f"none of the rankings fits the build (--strict): {reason}")
 
 
 def _bundle_path(out_dir: Path, manifest: Manifest, target: Target) -> Path:

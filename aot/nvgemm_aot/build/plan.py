@@ -124,11 +124,11 @@ def look_up_plan(
     cache: Cache,
     rankings: Rankings | None = None,
     *,
-    beside: Collection[str] = (),
+    other_gpus: Collection[str] = (),
 ) -> PlanLookup:
     """Looks for one target's plan in the cache, which is quick.
 
-    Usable measurements in ``rankings`` replace estimates. ``beside`` are the other GPU products
+    Usable measurements in ``rankings`` replace estimates. ``other_gpus`` are the other GPU products
     that the same build ranks for.
     """
     measured = None
@@ -142,7 +142,10 @@ def look_up_plan(
         }
         gpu = target.device.driver_name
         basis = Basis(
-            arch=target.target.arch, gpu=gpu, toolchains=toolchains, beside=frozenset(beside)
+            arch=target.target.arch,
+            gpu=gpu,
+            toolchains=toolchains,
+            other_gpus=frozenset(other_gpus),
         )
         measured = find_usable(rankings, basis)
     not_declared = () if measured is None else _measured_and_not_declared(declared, measured)
@@ -150,7 +153,10 @@ def look_up_plan(
     model = provider.runtime_model(target)
     correction, group_times = find_correction(target, model.name), find_group_times(target)
     sources = (*parts_of(provider), model)
-    makers = [*_MAKERS, *sorted({one for source in sources for one in source_modules(source)})]
+    makers = [
+        *_MAKERS,
+        *sorted({module for source in sources for module in source_modules(source)}),
+    ]
     key = cache_key(
         "plan",
         {
@@ -209,13 +215,13 @@ def _measured_and_not_declared(
     lines: dict[Problem, dict[int, Declared]] = {}
     for entry in declared:
         lines.setdefault(replace(entry.problem, m=1), {})[entry.problem.m] = entry
-    found = []
+    between = []
     for problem in sorted(measured.problems):
-        of_m = lines.get(replace(problem, m=1), {})
-        below = [m for m in of_m if m < problem.m]
-        if problem.m not in of_m and below and problem.m < max(of_m):
-            found.append(Declared(problem=problem, candidates=of_m[max(below)].candidates))
-    return tuple(found)
+        by_m = lines.get(replace(problem, m=1), {})
+        below = [m for m in by_m if m < problem.m]
+        if problem.m not in by_m and below and problem.m < max(by_m):
+            between.append(Declared(problem=problem, candidates=by_m[max(below)].candidates))
+    return tuple(between)
 
 
 def make_plan(
@@ -295,9 +301,9 @@ def _estimator(
     lookup: PlanLookup, problem: Problem, candidates: Sequence[Candidate]
 ) -> RuntimeModel | Correction | GroupTimes:
     """Returns the source that decides a problem's times."""
-    for one in (lookup.group_times, lookup.correction):
-        if one is not None and one.applies_to(problem, candidates):
-            return one
+    for source in (lookup.group_times, lookup.correction):
+        if source is not None and source.applies_to(problem, candidates):
+            return source
     return lookup.model
 
 
@@ -342,11 +348,11 @@ def _unserved_reason(
     ]
     if not selection.rejections and enumeration.absence is not None:
         reasons.insert(0, enumeration.absence)
-    nothing = (
+    default = (
         f"no provider has an operator for {selection.problem.signature.key} on {target.target.arch}"
     )
     return UnservedReason(
-        text=next(filter(None, reasons), nothing),
+        text=next(filter(None, reasons), default),
         scope=Scope.PROBLEM if enumeration.candidates else Scope.SIGNATURE,
     )
 
@@ -362,7 +368,7 @@ def _encode(plan: Plan) -> dict[str, Any]:
         ],
         "unserved": unserved_json(dict(plan.unserved)),
         "source": source_json(plan.source),
-        "unoffered": [[one.provider, one.operator] for one in plan.unoffered],
+        "unoffered": [[operator.provider, operator.operator] for operator in plan.unoffered],
     }
 
 
@@ -413,29 +419,33 @@ class Unserved:
         return name if self.device is None else f"{name} on {self.device}"
 
     @property
-    def kept(self) -> UnservedReason:
+    def stored_reason(self) -> UnservedReason:
         """The reason in the form that a bundle stores."""
         return UnservedReason(text=self.reason, scope=Scope.PROBLEM)
 
 
 def unserved_everywhere(
-    several: Sequence[Mapping[Problem, UnservedReason]],
+    products: Sequence[Mapping[Problem, UnservedReason]],
 ) -> dict[Problem, UnservedReason]:
     """Returns problems without a kernel on any product, with the first product's reason."""
-    first, *others = several
-    return {problem: why for problem, why in first.items() if all(problem in one for one in others)}
+    first, *others = products
+    return {
+        problem: reason
+        for problem, reason in first.items()
+        if all(problem in other for other in others)
+    }
 
 
-def one_for_all_products(
-    unserved: Iterable[Unserved], nowhere: Collection[Problem]
+def join_products(
+    unserved: Iterable[Unserved], unserved_problems: Collection[Problem]
 ) -> list[Unserved]:
     """Joins entries that hold for all products: problems in ``nowhere`` appear once."""
-    found: dict[tuple[Problem, str | None], Unserved] = {}
-    for one in unserved:
-        if one.problem in nowhere:
-            one = replace(one, device=None)
-        found.setdefault((one.problem, one.device), one)
-    return list(found.values())
+    entries: dict[tuple[Problem, str | None], Unserved] = {}
+    for entry in unserved:
+        if entry.problem in unserved_problems:
+            entry = replace(entry, device=None)
+        entries.setdefault((entry.problem, entry.device), entry)
+    return list(entries.values())
 
 
 def require_served(unserved: Sequence[Unserved], targets: int, *, strict: bool = False) -> None:
@@ -449,21 +459,21 @@ def require_served(unserved: Sequence[Unserved], targets: int, *, strict: bool =
     if strict:
         targets = 1
     else:
-        unserved = [one for one in unserved if one.device is None]
-    counts = Counter(one.problem for one in unserved)
-    nowhere = [one for one in unserved if counts[one.problem] >= targets]
-    if not nowhere:
+        unserved = [entry for entry in unserved if entry.device is None]
+    counts = Counter(entry.problem for entry in unserved)
+    missing = [entry for entry in unserved if counts[entry.problem] >= targets]
+    if not missing:
         return
-    count = len({one.problem for one in nowhere})
-    it = "it" if count == 1 else "them"
-    failed = any(one.failed for one in nowhere)
-    todo = (
-        f"name other providers for {it} (providers: in the manifest; all that come along if left "
-        f"out), or change or remove {it}"
+    count = len({entry.problem for entry in missing})
+    pronoun = "it" if count == 1 else "them"
+    failed = any(entry.failed for entry in missing)
+    next_step = (
+        f"name other providers for {pronoun} (providers: in the manifest; all that come along if "
+        f"left out), or change or remove {pronoun}"
         if failed
-        else f"change or remove {it}"
+        else f"change or remove {pronoun}"
     )
-    head = f"no kernel for {count} problem{'s' * (count > 1)}; {todo}:"
-    lines = [f"  {one.where}: {one.problem.key}: {one.reason}" for one in nowhere]
+    head = f"no kernel for {count} problem{'s' * (count > 1)}; {next_step}:"
+    lines = [f"  {entry.where}: {entry.problem.key}: {entry.reason}" for entry in missing]
     error = CompileError if failed else NoCandidateError
     raise error("\n".join([head, *lines]))

@@ -105,11 +105,11 @@ def select(
             able.append(candidate)
         else:
             rejections.append(Rejection(operator=candidate.operator, reason=misfit))
-    of_shape: dict[BlockShape, int | None] = {}
+    estimates: dict[BlockShape, int | None] = {}
     for candidate in able:
-        if candidate.block_shape not in of_shape:
-            of_shape[candidate.block_shape] = estimate(problem, candidate.block_shape)
-    times = [of_shape[candidate.block_shape] for candidate in able]
+        if candidate.block_shape not in estimates:
+            estimates[candidate.block_shape] = estimate(problem, candidate.block_shape)
+    times = [estimates[candidate.block_shape] for candidate in able]
     if correct is not None:
         times = correct(problem, able, times)
     # A single kernel is an unsplit one: parts added in any order serve no deterministic program.
@@ -120,8 +120,8 @@ def select(
         ),
         gain=None if correct is None or limit == 1 else SPLIT_GAIN,
     )
-    kept = _keep_diverse(problem, ranked, limit, rejections)
-    return Selection(problem=problem, choices=tuple(kept), rejections=tuple(rejections))
+    choices = _keep_diverse(problem, ranked, limit, rejections)
+    return Selection(problem=problem, choices=tuple(choices), rejections=tuple(rejections))
 
 
 def _misfit(problem: Problem, candidate: Candidate) -> str | None:
@@ -151,9 +151,9 @@ def rank_splits_behind(ranked: list[Choice], gain: float | None) -> list[Choice]
     least = ranked[0].time_ns
     if gain is not None and least is not None and least <= gain * first.time_ns:
         return ranked
-    place = ranked.index(first)
-    before = [replace(choice, time_ns=first.time_ns) for choice in ranked[:place]]
-    return [first, *before, *ranked[place + 1 :]]
+    position = ranked.index(first)
+    before = [replace(choice, time_ns=first.time_ns) for choice in ranked[:position]]
+    return [first, *before, *ranked[position + 1 :]]
 
 
 def prefer_measured(
@@ -171,30 +171,38 @@ def prefer_measured(
         if _misfit(selection.problem, candidate) is None
     }
     times = dict(usable.assessment.entry.kernels)
-    wanted = [operator for operator in usable.operators if operator in able]
+    available = [operator for operator in usable.operators if operator in able]
     front = set(usable.front)
     chosen = [
-        operator for place, operator in enumerate(wanted) if place < limit or operator in front
+        operator for rank, operator in enumerate(available) if rank < limit or operator in front
     ]
     if not chosen:
         return selection
     choices = tuple(
         Choice(candidate=able[operator], time_ns=times[operator].time_ns) for operator in chosen
     )
-    now = {choice.candidate for choice in choices}
-    left = [choice.candidate for choice in selection.choices if choice.candidate not in now]
-    kept = {choice.candidate.operator for choice in choices}
+    chosen_candidates = {choice.candidate for choice in choices}
+    displaced = [
+        choice.candidate
+        for choice in selection.choices
+        if choice.candidate not in chosen_candidates
+    ]
+    chosen_names = {choice.candidate.operator for choice in choices}
     return Selection(
         problem=selection.problem,
         choices=choices,
         rejections=(
-            *(one for one in selection.rejections if one.operator not in kept),
+            *(
+                rejection
+                for rejection in selection.rejections
+                if rejection.operator not in chosen_names
+            ),
             *(
                 Rejection(
                     operator=candidate.operator,
                     reason="others were measured, and this one was not, or was slower",
                 )
-                for candidate in left
+                for candidate in displaced
             ),
         ),
     )
@@ -225,7 +233,7 @@ def _sort_key(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, 
 def _keep_diverse(
     problem: Problem, ranked: list[Choice], limit: int, rejections: list[Rejection]
 ) -> list[Choice]:
-    kept: list[Choice] = []
+    choices: list[Choice] = []
     special = _small_m_choice(problem, ranked) if limit > 1 else None
     per_shape: Counter[BlockShape] = Counter()
     is_split_first = bool(ranked) and ranked[0].candidate.block_shape.splits > 1
@@ -233,7 +241,7 @@ def _keep_diverse(
     splitting, most_splitting = 0, max(1, limit // share)
     dynamic, most_dynamic = 0, limit // DYNAMIC_SHARE
     others = {c.candidate.block_shape for c in ranked if not _is_dynamic(c)}
-    for place, choice in enumerate(ranked, start=1):
+    for rank, choice in enumerate(ranked, start=1):
         shape = choice.candidate.block_shape
         is_split = shape.splits > 1
         # For grouped problems a dynamic schedule is a different kernel, because groups differ in
@@ -241,9 +249,9 @@ def _keep_diverse(
         is_twin = _is_dynamic(choice) and shape in others and not problem.signature.op.has_groups
         if is_split:
             shape = replace(shape, splits=2)  # the number of parts counts like a schedule
-        room = limit - (special is not None and special not in kept)
+        room = limit - (special is not None and special not in choices)
         if choice is special:
-            kept.append(choice)
+            choices.append(choice)
             continue
         if is_split and splitting == most_splitting:
             reason = f"{most_splitting} that split k rank higher"
@@ -257,8 +265,8 @@ def _keep_diverse(
             reason = f"{most_dynamic} of {limit} that differ by a dynamic schedule alone are enough"
             rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))
             continue
-        if per_shape[shape] < MAX_PER_SHAPE and len(kept) < room:
-            kept.append(choice)
+        if per_shape[shape] < MAX_PER_SHAPE and len(choices) < room:
+            choices.append(choice)
             per_shape[shape] += 1
             splitting += is_split
             dynamic += is_twin
@@ -266,9 +274,9 @@ def _keep_diverse(
         reason = f"{MAX_PER_SHAPE} of the same block shape rank higher"
         if per_shape[shape] < MAX_PER_SHAPE:
             time = "no estimate" if choice.time_ns is None else f"estimate {choice.time_ns} ns"
-            reason = f"place {place} of {len(ranked)} ({time}), {limit} kept"
+            reason = f"place {rank} of {len(ranked)} ({time}), {limit} kept"
         rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))
-    return kept
+    return choices
 
 
 def _is_dynamic(choice: Choice) -> bool:
@@ -279,7 +287,7 @@ def _small_m_choice(problem: Problem, ranked: list[Choice]) -> Choice | None:
     """Returns the kernel made for small m whose tile wastes fewest rows, or None for a large m."""
     if problem.m > SMALL_M:
         return None
-    made = [
+    specialised = [
         choice
         for choice in ranked
         if choice.candidate.block_shape.swapped
@@ -291,4 +299,4 @@ def _small_m_choice(problem: Problem, ranked: list[Choice]) -> Choice | None:
         tile_m = choice.candidate.design.tile[0]
         return -(-problem.m // tile_m), tile_m
 
-    return min(made, key=row_tiles_then_width, default=None)
+    return min(specialised, key=row_tiles_then_width, default=None)

@@ -41,7 +41,7 @@ BOOTSTRAP = (
 )
 """Code of a worker process; its arguments are two descriptors and its parent's module path."""
 
-_WHO_CLOSED = (
+_CLOSED_DESCRIPTORS_HINT = (
     "as after a provider, or a library that it uses, closed all descriptors (os.closerange); a "
     "provider must close none but its own"
 )
@@ -127,9 +127,9 @@ class _Worker(Generic[Item, Result]):
         for close in (self.connection.close, self._close_errors):
             with contextlib.suppress(OSError):
                 close()
-        how = _status_text(status)
-        said = tail.decode(errors="replace").strip() or "it printed no error"
-        return how if self.ready or status == _CLOSED_PIPE else f"{how}: {said}"
+        ending = _status_text(status)
+        output = tail.decode(errors="replace").strip() or "it printed no error"
+        return ending if self.ready or status == _CLOSED_PIPE else f"{ending}: {output}"
 
 
 class Workers(Generic[Item, Result]):
@@ -204,16 +204,16 @@ class Workers(Generic[Item, Result]):
                 try:
                     outcome = worker.connection.recv()
                 except (EOFError, OSError):
-                    how = self._drop(worker)
+                    ending = self._drop(worker)
                     if not worker.ready:
                         waiting.append(item)
-                        self._count_failed_start(how)
+                        self._count_failed_start(ending)
                         continue
                     deaths[id(item)] += 1
                     if deaths[id(item)] < MAX_DEATHS:
                         waiting.append(item)
                     else:
-                        yield item, WorkerDied(how)
+                        yield item, WorkerDied(ending)
                     continue
                 if isinstance(outcome, Ready):
                     self._failed_starts = 0
@@ -259,7 +259,9 @@ class Workers(Generic[Item, Result]):
     def _wait_for_answers(self) -> list[_Worker[Item, Result]]:
         """Waits until workers have answered or died, or until a worker is overdue."""
         if not all(worker.has_pipe() for worker in self._busy.values()):
-            raise WorkersCannotStart(f"the build's own process lost their pipes, {_WHO_CLOSED}")
+            raise WorkersCannotStart(
+                f"the build's own process lost their pipes, {_CLOSED_DESCRIPTORS_HINT}"
+            )
         rest = min(worker.deadline for worker in self._busy.values()) - time.monotonic()
         ready = wait(list(self._busy), min(max(0.0, rest), _LONGEST_WAIT_SECONDS))
         return [worker for connection, worker in self._busy.items() if connection in ready]
@@ -278,12 +280,12 @@ class Workers(Generic[Item, Result]):
         self._all.remove(worker)
         return worker.stop()
 
-    def _count_failed_start(self, how: str) -> None:
+    def _count_failed_start(self, ending: str) -> None:
         self._failed_starts += 1
         if self._failed_starts >= self._count + MAX_RESTARTS:
             count, self._failed_starts = self._failed_starts, 0
             raise WorkersCannotStart(
-                f"{count} in a row ended before they were ready, the last {how}"
+                f"{count} in a row ended before they were ready, the last {ending}"
             )
 
 
@@ -296,7 +298,7 @@ def _duplicate_of_stderr() -> int:
 
 def _status_text(status: int) -> str:
     if status == _CLOSED_PIPE:
-        return f"without its pipe to the build, {_WHO_CLOSED}"
+        return f"without its pipe to the build, {_CLOSED_DESCRIPTORS_HINT}"
     if status >= 0:
         return f"with exit status {status}"
     hint = ", as when memory is short" if status == -signal.SIGKILL else ""
@@ -342,7 +344,7 @@ def serve(connection: int, stderr: int) -> None:
     global _to_parent
     pipe: Connection[Any, Any] = Connection(connection)
     _to_parent = pipe
-    its_file = os.fstat(connection)
+    pipe_status = os.fstat(connection)
     try:
         work, prepare = pipe.recv()
         prepared: BaseException | None = None
@@ -350,31 +352,31 @@ def serve(connection: int, stderr: int) -> None:
             prepare()
         except _RAISED as error:
             prepared = error
-        _require_open(connection, its_file)
+        _require_open(connection, pipe_status)
         _show_errors(stderr)
         pipe.send(Ready())
         while True:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a library may have changed it
             answer = _work_on(work, pipe.recv(), prepared)
-            _require_open(connection, its_file)
+            _require_open(connection, pipe_status)
             pipe.send(answer)
     except (EOFError, OSError):
         return
 
 
-def _require_open(descriptor: int, its_file: os.stat_result) -> None:
+def _require_open(descriptor: int, status: os.stat_result) -> None:
     """Ends this process if a descriptor was closed, and perhaps reopened as another file.
 
     The parent would receive nothing and wait for the time limit.
     """
-    if not _is_open(descriptor, its_file):
+    if not _is_open(descriptor, status):
         os._exit(_CLOSED_PIPE)
 
 
-def _is_open(descriptor: int, file: os.stat_result) -> bool:
+def _is_open(descriptor: int, status: os.stat_result) -> bool:
     """Returns True if a descriptor is open and still refers to the same file."""
     try:
-        return os.path.samestat(os.fstat(descriptor), file)
+        return os.path.samestat(os.fstat(descriptor), status)
     except OSError:
         return False
 

@@ -127,7 +127,7 @@ def read_content(bundle: Bundle) -> BundleContent:
                 problem=ranking.problem,
                 source=header.sources[ranking.source],
                 kernels=tuple(
-                    (header.kernels[place.kernel].id, place.time_ns) for place in ranking.kernels
+                    (header.kernels[ranked.kernel].id, ranked.time_ns) for ranked in ranking.kernels
                 ),
                 measured=ranking.measured,
                 missing=tuple(header.failures[position] for position in ranking.missing),

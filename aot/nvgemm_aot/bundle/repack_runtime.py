@@ -141,11 +141,11 @@ def platform_tag(image: bytes) -> str:
                 tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")
             }
             section = elf.get_section_by_name(".gnu.version_r")
-            versions = [one.name for _, needed in section.iter_versions() for one in needed]
+            versions = [version.name for _, needed in section.iter_versions() for version in needed]
     except MalformedElfError as error:
         raise PackagingError(f"{NATIVE_PART}: {error}; install {RUNTIME} again") from error
     known = _SYSTEM_LIBRARIES | _DEPENDENCIES
-    foreign = [one for one in libraries - known if not _GLIBC_LIBRARIES.fullmatch(one)]
+    foreign = [library for library in libraries - known if not _GLIBC_LIBRARIES.fullmatch(library)]
     minor = None if foreign else _oldest_glibc(versions)
     return f"linux_{processor}" if minor is None else f"manylinux_2_{minor}_{processor}"
 
@@ -175,26 +175,26 @@ def _recorded(installed: Distribution) -> dict[str, str]:
 
     Reads RECORD directly, because ``Distribution.files`` omits missing files since Python 3.12.
     """
-    found = {}
+    digests = {}
     for path, digest, _ in csv.reader((installed.read_text("RECORD") or "").splitlines()):
         folder, _, name = path.rpartition("/")
         is_added = folder.endswith(".dist-info") and name in _INSTALLERS_FILES
         if not is_added and not {"..", "__pycache__"} & {*path.split("/")}:
-            found[path] = digest
-    return dict(sorted(found.items(), key=lambda one: (".dist-info/" in one[0], one[0])))
+            digests[path] = digest
+    return dict(sorted(digests.items(), key=lambda item: (".dist-info/" in item[0], item[0])))
 
 
 def _read(installed: Distribution, path: str, recorded: str) -> bytes:
     """Reads a file and checks that it is the installed one."""
-    place = Path(str(installed.locate_file(path)))
+    file = Path(str(installed.locate_file(path)))
     try:
-        data = place.read_bytes()
+        data = file.read_bytes()
     except OSError as error:
-        raise StorageError(f"{place}: cannot read: {error.strerror}") from error
+        raise StorageError(f"{file}: cannot read: {error.strerror}") from error
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
     if recorded != f"sha256={digest}":
         raise PackagingError(
-            f"{place} is not the file that was installed: its sha256 differs from RECORD's; "
+            f"{file} is not the file that was installed: its sha256 differs from RECORD's; "
             f"install {RUNTIME} again from its checkout"
         )
     return data

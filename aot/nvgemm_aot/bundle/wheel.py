@@ -243,14 +243,14 @@ def _read_bundles(
 def _check_size(size_bytes: int, bundle_count: int) -> None:
     if size_bytes <= MAX_WHEEL_BYTES:
         return
-    how = (
+    advice = (
         "pack each target by itself (nvgemm-aot wheel <one bundle>, each with its own name)"
         if bundle_count > 1
         else "split the manifest in two and pack each part's bundle under its own name"
     )
     raise PackagingError(
         f"the wheel would have {size_bytes / 2**20:.1f} MiB or more, at most "
-        f"{MAX_WHEEL_BYTES / 2**20:.1f} MiB is allowed, so that any index takes it: {how}, or "
+        f"{MAX_WHEEL_BYTES / 2**20:.1f} MiB is allowed, so that any index takes it: {advice}, or "
         "lower the manifest's candidates per problem"
     )
 
@@ -285,8 +285,8 @@ def _summary_line(summary: str | None, headers: Sequence[Header]) -> str:
 
 def _arch_and_devices(header: Header) -> str:
     """Returns an architecture, followed by the devices it is ranked for if there are several."""
-    named = f" ({', '.join(header.devices)})" if header.further_devices else ""
-    return f"{header.target.arch}{named}"
+    devices = f" ({', '.join(header.devices)})" if header.further_devices else ""
+    return f"{header.target.arch}{devices}"
 
 
 def _wheel_files(
@@ -386,8 +386,8 @@ def _requirements(headers: Sequence[Header]) -> list[tuple[str, str]]:
         return [("Requires-Dist", runtime_requirement(__version__, cudas))]
     fields = [("Requires-Dist", runtime_requirement(__version__, []))]
     for cuda in cudas:
-        wanted = f'{runtime_requirement(__version__, [cuda])}; extra == "{cuda}"'
-        fields += [("Provides-Extra", cuda), ("Requires-Dist", wanted)]
+        requirement = f'{runtime_requirement(__version__, [cuda])}; extra == "{cuda}"'
+        fields += [("Provides-Extra", cuda), ("Requires-Dist", requirement)]
     return fields
 
 
@@ -405,8 +405,8 @@ def runtime_requirement(builder_version: str, extras: Sequence[str]) -> str:
 
     version = Version(builder_version)
     upper = f"{version.major + 1}" if version.major else f"0.{version.minor + 1}"
-    named = f"[{','.join(extras)}]" if extras else ""
-    return f"{RUNTIME}{named}>={version.public},<{upper}"
+    extras_text = f"[{','.join(extras)}]" if extras else ""
+    return f"{RUNTIME}{extras_text}>={version.public},<{upper}"
 
 
 def _apache_licence() -> bytes:

@@ -59,7 +59,7 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
     kernels = _by_id(content.kernels)
     packed = pack([kernels[id_].payload for id_ in sorted(kernels)])
     body = packed.dictionary_frame + b"".join(packed.frames)
-    return _with_final_offsets(_unplaced_header(content, kernels, packed, body), body)
+    return _with_final_offsets(_header_relative_to_body(content, kernels, packed, body), body)
 
 
 def describe(content: BundleContent) -> Header:
@@ -69,11 +69,11 @@ def describe(content: BundleContent) -> Header:
         ValueError: See `write_bundle`.
     """
     kernels = _by_id(content.kernels)
-    nothing = Packed(frames=[b""] * len(kernels))
-    return _unplaced_header(content, kernels, nothing, b"")
+    empty = Packed(frames=[b""] * len(kernels))
+    return _header_relative_to_body(content, kernels, empty, b"")
 
 
-def _unplaced_header(
+def _header_relative_to_body(
     content: BundleContent, kernels: dict[str, BuiltKernel], packed: Packed, body: bytes
 ) -> Header:
     """Builds a header with offsets relative to the body."""
@@ -85,7 +85,7 @@ def _unplaced_header(
         span = Span(offset=0, stored_bytes=dictionary_bytes, content_bytes=content_bytes)
         dictionary = Dictionary(span=span, sha256=sha256_hex(packed.dictionary))
     sources = sorted({ranking.source for ranking in content.rankings}, key=_source_order)
-    failures = sorted({one for r in content.rankings for one in r.missing}, key=astuple)
+    failures = sorted({failure for r in content.rankings for failure in r.missing}, key=astuple)
     common = _common_imports(kernels.values())
     return Header(
         target=content.target,
@@ -107,15 +107,15 @@ def _unplaced_header(
 
 def _by_id(kernels: tuple[BuiltKernel, ...]) -> dict[str, BuiltKernel]:
     """Maps ids to kernels. Among operators with equal code, keeps the first by name."""
-    found: dict[str, BuiltKernel] = {}
+    by_id: dict[str, BuiltKernel] = {}
     for kernel in sorted(kernels, key=lambda kernel: (kernel.signature.key, kernel.operator)):
-        first = found.setdefault(kernel.id, kernel)
+        first = by_id.setdefault(kernel.id, kernel)
         if first.signature != kernel.signature:
             raise ValueError(
                 f"{first.operator} and {kernel.operator} have equal code but compute "
                 f"{first.signature.key} and {kernel.signature.key}"
             )
-    return found
+    return by_id
 
 
 def _common_imports(kernels: Iterable[BuiltKernel]) -> tuple[str, ...]:
@@ -157,8 +157,10 @@ def _header_rankings(
     failures: list[CompileFailure],
 ) -> tuple[Ranking, ...]:
     position = {id_: index for index, id_ in enumerate(ids)}
-    ordered = sorted(rankings, key=lambda one: (one.problem, one.gpu if one.is_further else ""))
-    counts = Counter((one.problem, one.is_further and one.gpu) for one in rankings)
+    ordered = sorted(
+        rankings, key=lambda ranking: (ranking.problem, ranking.gpu if ranking.is_further else "")
+    )
+    counts = Counter((ranking.problem, ranking.is_further and ranking.gpu) for ranking in rankings)
     if twice := [problem.key for (problem, _), count in counts.items() if count > 1]:
         raise ValueError(f"problems ranked more than once: {', '.join(twice)}")
     if missing := {id_ for r in rankings for id_, _ in r.kernels} - position.keys():

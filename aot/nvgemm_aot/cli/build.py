@@ -112,7 +112,7 @@ def build(
     if estimates_only and rankings:
         raise click.UsageError("--estimates-only goes without --rankings")
     declared = load_manifest(find_manifest(manifest))
-    files = _own_files(rankings)
+    files = _user_files(rankings)
     measured = None if estimates_only else _measurements(declared, files)
     cache = Cache(cache_dir or default_directory())
     if dry_run:
@@ -167,18 +167,18 @@ def _platforms_without_bundle(result: BuildResult, manifest: Manifest) -> list[s
     return sorted(declared - {bundle.header.target.platform for bundle in result.bundles})
 
 
-def _own_files(given: Sequence[Path]) -> list[Path]:
+def _user_files(paths: Sequence[Path]) -> list[Path]:
     """Returns the files among the `--rankings` arguments, and reports that names change nothing."""
     from ..rankings.shipped import is_shipped_name
 
-    names = [path for path in given if is_shipped_name(path)]
+    names = [path for path in paths if is_shipped_name(path)]
     for name in names:
         click.echo(
             f"nvgemm-aot: --rankings {name} changes nothing: it comes with nvgemm-aot, whose "
             "measurements count for every build",
             err=True,
         )
-    return [path for path in given if path not in names]
+    return [path for path in paths if path not in names]
 
 
 def _measurements(manifest: Manifest, files: Sequence[Path]) -> Rankings:
@@ -264,7 +264,7 @@ def plan_document(
     from ..build.pipeline import measured_of, without_operator
 
     measured = measured_of(planned)
-    standings = {(one.target, one.device): one.standings for one in measured}
+    standings = {(target.target, target.device): target.standings for target in measured}
 
     missing = sum(item.missing for item in planned)
     processes = max(1, min(jobs or default_jobs(), missing))
@@ -287,11 +287,11 @@ def _planned_target(
 ) -> Document:
     products = [
         {
-            "device": one.target.device.name,
-            "gpu": one.target.device.driver_name,
-            "problems": _planned_problems(one, standings),
+            "device": device.target.device.name,
+            "gpu": device.target.device.driver_name,
+            "problems": _planned_problems(device, standings),
         }
-        for one in item.devices
+        for device in item.devices
     ]
     kernels = len(item.all_tasks)
     return {
@@ -313,7 +313,7 @@ def _planned_problems(
         {
             "problem": p.problem.key,
             "declared": p.is_declared,
-            "times": _times_are(measured, p.problem),
+            "times": _times_source(measured, p.problem),
             "kernels": [
                 {"operator": item.plan.candidates[i].operator, "time_ns": time_ns}
                 for i, time_ns in p.choices
@@ -323,47 +323,49 @@ def _planned_problems(
     ]
 
 
-def _times_are(standings: Mapping[Problem, str], problem: Problem) -> str:
+def _times_source(standings: Mapping[Problem, str], problem: Problem) -> str:
     return "measured" if problem in standings else "estimated"
 
 
 def _measured_document(measured: Sequence[MeasuredTarget]) -> list[Document]:
     return [
         {
-            "arch": one.target.arch,
-            "target": one.target.key,
-            "device": one.device,
-            "problems": dict(sorted(Counter(one.standings.values()).items())),
-            "shipped": len(one.standings) - len(one.own),
-            "own": len(one.own),
-            "estimated": one.estimated,
-            "notes": list(one.notes),
+            "arch": target.target.arch,
+            "target": target.target.key,
+            "device": target.device,
+            "problems": dict(sorted(Counter(target.standings.values()).items())),
+            "shipped": len(target.standings) - len(target.user_problems),
+            "own": len(target.user_problems),
+            "estimated": target.estimated,
+            "notes": list(target.notes),
         }
-        for one in measured
+        for target in measured
     ]
 
 
 def _measured_lines(document: Document) -> list[str]:
     """Describes the ranking sources, one line per target, followed by unused measurements."""
     lines = []
-    counts = Counter(one["target"] for one in document["measured"])
-    for one in document["measured"]:
-        name = _short_name(one) + (f" on {one['device']}" if counts[one["target"]] > 1 else "")
-        lines.append(f"{name}: problems ranked by {_ranked_by(one)}")
-        lines += (f"  {note}" for note in one["notes"])
-    if any("doubtful" in one["problems"] for one in document["measured"]):
+    counts = Counter(target["target"] for target in document["measured"])
+    for target in document["measured"]:
+        name = _short_name(target) + (
+            f" on {target['device']}" if counts[target["target"]] > 1 else ""
+        )
+        lines.append(f"{name}: problems ranked by {_ranked_by(target)}")
+        lines += (f"  {note}" for note in target["notes"])
+    if any("doubtful" in target["problems"] for target in document["measured"]):
         lines.append(f"why doubtful: {_show_command(document['rankings'])}")
     return lines
 
 
-def _ranked_by(one: Document) -> str:
+def _ranked_by(target: Document) -> str:
     """Counts a target's problems by their ranking source."""
-    count = one["shipped"] + one["own"]
-    sources = (("shipped", one["shipped"]), ("of your files", one["own"]))
+    count = target["shipped"] + target["own"]
+    sources = (("shipped", target["shipped"]), ("of your files", target["own"]))
     counted = ", ".join(f"{number} {source}" for source, number in sources if number)
-    standings = ", ".join(f"{number} {standing}" for standing, number in one["problems"].items())
+    standings = ", ".join(f"{number} {standing}" for standing, number in target["problems"].items())
     detail = f" ({counted}: {standings})" if count else ""
-    return f"measurements: {count}{detail}; by estimates: {one['estimated']}"
+    return f"measurements: {count}{detail}; by estimates: {target['estimated']}"
 
 
 def _show_command(files: Sequence[str]) -> str:
@@ -391,7 +393,7 @@ def plan_text(document: Document) -> str:
                 lines.append(f"and {count_text(hidden, 'more problem')}, which --json lists")
             parts.append("\n".join(lines))
     for target in built:
-        problems = {p["problem"] for one in target["products"] for p in one["problems"]}
+        problems = {p["problem"] for product in target["products"] for p in product["problems"]}
         parts.append(
             f"{target['target']}: {count_text(len(problems), 'problem')}, "
             f"{count_text(target['kernels'], 'unique kernel')} ({target['to_compile']} to compile)"
@@ -420,24 +422,26 @@ _LISTED_PROBLEMS = 8
 def _unserved_document(unserved: Sequence[Unserved]) -> list[Document]:
     return [
         {
-            "arch": one.target.arch,
-            "target": one.target.key,
-            "device": one.device,
-            "problem": one.problem.key,
-            "reason": one.reason,
+            "arch": entry.target.arch,
+            "target": entry.target.key,
+            "device": entry.device,
+            "problem": entry.problem.key,
+            "reason": entry.reason,
         }
-        for one in unserved
+        for entry in unserved
     ]
 
 
 def _unserved_lines(document: Document) -> list[str]:
     """Returns the problems without a kernel, grouped by target and reason."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for one in document["unserved"]:
+    for entry in document["unserved"]:
         name = (
-            _short_name(one) if one["device"] is None else f"{_short_name(one)} on {one['device']}"
+            _short_name(entry)
+            if entry["device"] is None
+            else f"{_short_name(entry)} on {entry['device']}"
         )
-        groups.setdefault((name, one["reason"]), []).append(one["problem"])
+        groups.setdefault((name, entry["reason"]), []).append(entry["problem"])
     lines = []
     for (name, reason), problems in groups.items():
         lines.append(f"{name}: no kernel for {count_text(len(problems), 'problem')}: {reason}")

@@ -67,11 +67,13 @@ def inspect(bundle: Path, as_json: bool) -> None:
     from ..workload.find_bundles import find_bundles
 
     documents = []
-    for found in find_bundles(bundle):
-        with found.named_in_errors(), Bundle(found.file) as opened:
-            documents.append({**bundle_document(opened), "path": found.name})
+    for entry in find_bundles(bundle):
+        with entry.named_in_errors(), Bundle(entry.file) as opened:
+            documents.append({**bundle_document(opened), "path": entry.name})
     if bundle.is_dir() or bundle.suffix == ".whl":
-        print_result(documents, lambda all_: "\n\n".join(map(bundle_text, all_)), as_json=as_json)
+        print_result(
+            documents, lambda listed: "\n\n".join(map(bundle_text, listed)), as_json=as_json
+        )
     else:
         print_result(documents[0], bundle_text, as_json=as_json)
 
@@ -113,17 +115,17 @@ def verify(
 
     for path in without_runtime(bundles):
         try:
-            for found in find_bundles(path, headers_only=False):
+            for bundle in find_bundles(path, headers_only=False):
                 try:
-                    report = _verify(found, disassemble, jobs or default_jobs())
+                    report = _verify(bundle, disassemble, jobs or default_jobs())
                 except (BundleFormatError, StorageError) as error:
-                    add_failure(found.name, error)
+                    add_failure(bundle.name, error)
                     continue
                 documents.append(report.to_json())
                 texts.append(verification_text(report))
                 if not report.ok:
                     count = count_text(len(report.findings), "finding")
-                    failed.append(VerificationError(f"{found.name}: {count}"))
+                    failed.append(VerificationError(f"{bundle.name}: {count}"))
         except StorageError as error:
             add_failure(str(path), error)
     print_result(documents, lambda _: "\n\n".join(texts), as_json=as_json)
@@ -136,12 +138,12 @@ def verify(
         )
 
 
-def _verify(found: NamedBundle, disassemble: bool | None, jobs: int) -> Report:
+def _verify(bundle: NamedBundle, disassemble: bool | None, jobs: int) -> Report:
     from ..verify.bundle import verify_bundle
 
-    with found.named_in_errors(), report_progress("Verifying") as progress:
-        report = verify_bundle(found.file, disassemble=disassemble, jobs=jobs, progress=progress)
-    return replace(report, path=Path(found.name))
+    with bundle.named_in_errors(), report_progress("Verifying") as progress:
+        report = verify_bundle(bundle.file, disassemble=disassemble, jobs=jobs, progress=progress)
+    return replace(report, path=Path(bundle.name))
 
 
 @click.command(name="list")
@@ -177,8 +179,8 @@ def bundle_document(bundle: Bundle) -> Document:
                 "further": ranking.is_further,
                 "source": _source_text(header.sources[ranking.source]),
                 "kernels": [
-                    {"id": header.kernels[place.kernel].id, "time_ns": place.time_ns}
-                    for place in ranking.kernels
+                    {"id": header.kernels[ranked.kernel].id, "time_ns": ranked.time_ns}
+                    for ranked in ranking.kernels
                 ],
                 "measured": ranking.measured
                 and {**measured_json(ranking.measured), "standing": ranking.measured.standing},
@@ -289,27 +291,33 @@ def bundle_text(document: Document) -> str:
         ]
         for kernel in kernels
     ]
-    several = len(document["products"]) > 1
+    many_products = len(document["products"]) > 1
     problem_rows = [
-        [*row[:1], problem["gpu"], *row[1:]] if several else row
+        [*row[:1], problem["gpu"], *row[1:]] if many_products else row
         for problem in document["problems"]
         for row in _problem_rows(problem)
     ]
-    problem_header = ["problem", *(["GPU"] if several else []), "place", "kernel", "time, us"]
+    problem_header = ["problem", *(["GPU"] if many_products else []), "place", "kernel", "time, us"]
     unserved = [
-        [one["problem"], one.get("scope", "-"), one["reason"]] for one in document["unserved"]
+        [entry["problem"], entry.get("scope", "-"), entry["reason"]]
+        for entry in document["unserved"]
     ]
     yes_or_no = {True: "yes", False: "no"}
     missing = [
-        [one["problem"], failure["operator"], yes_or_no[failure["is_transient"]], failure["reason"]]
-        for one in document["problems"]
-        for failure in one["missing"]
+        [
+            problem["problem"],
+            failure["operator"],
+            yes_or_no[failure["is_transient"]],
+            failure["reason"],
+        ]
+        for problem in document["problems"]
+        for failure in problem["missing"]
     ]
     unknown_rows = [
         *([kernel["id"][:12], kernel["signature"], kernel["why"]] for kernel in unknown),
-        *(["ranking", one["problem"], one["why"]] for one in document["unknown_problems"]),
-        *(["source", "-", why] for why in document["unknown_sources"]),
-        *(["unserved", one["problem"], one["why"]] for one in document["unknown_unserved"]),
+        *(["ranking", entry["problem"], entry["why"]] for entry in document["unknown_problems"]),
+        *(["source", "-", reason] for reason in document["unknown_sources"]),
+        *(["unserved", entry["problem"], entry["why"]] for entry in document["unknown_unserved"]),
     ]
     kernel_header = ["id", "signature", "tile", "ctas", "cluster", "scheduler", "stored", "payload"]
     return "\n\n".join(
@@ -335,8 +343,8 @@ def _problem_rows(problem: Document) -> list[list[object]]:
     """Returns a row per kernel; for measured rankings also rows for ATen, Triton and doubts."""
     source, measured = problem["source"], problem["measured"]
     rows: list[list[object]] = [
-        [problem["problem"], place, ranked["id"][:12], us_text(ranked["time_ns"]), source]
-        for place, ranked in enumerate(problem["kernels"], start=1)
+        [problem["problem"], rank, ranked["id"][:12], us_text(ranked["time_ns"]), source]
+        for rank, ranked in enumerate(problem["kernels"], start=1)
     ]
     if measured is None:
         return rows

@@ -15,7 +15,7 @@ from .options import Duration, cache_option, json_option
 from .printing import count_text, print_result, size_text, table
 
 if TYPE_CHECKING:
-    from ..jit.eviction import CacheUsage, KeptBundle
+    from ..jit.eviction import CachedBundle, CacheUsage
 
 _AGE = Duration(
     "[0-9]{1,9}",
@@ -79,17 +79,19 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: float | Non
     chosen = select_requested(before, problems=problems, used_before=used_before)
     evict(store, chosen)
     remove_unused(store.lock_directory)
-    left = [file for file in chosen.files if file.exists()]
-    if left:
+    remaining = [file for file in chosen.files if file.exists()]
+    if remaining:
         raise StorageError(
-            f"{left[0]}: cannot be removed, nor {count_text(len(left) - 1, 'other file')}; "
-            "are they yours?"
+            f"{remaining[0]}: cannot be removed, nor "
+            f"{count_text(len(remaining) - 1, 'other file')}; are they yours?"
         )
     after = read_usage(store)
-    had, kept = (sum(len(one.problems) for one in usage.bundles) for usage in (before, after))
+    problems_before, problems_after = (
+        sum(len(bundle.problems) for bundle in usage.bundles) for usage in (before, after)
+    )
     click.echo(
         f"{store.directory}: {size_text(before.size_bytes - after.size_bytes)} freed, "
-        f"{count_text(had - kept, 'problem')} and "
+        f"{count_text(problems_before - problems_after, 'problem')} and "
         f"{len(before.entries) - len(after.entries)} compiled kernels and plans removed; "
         f"{size_text(after.size_bytes)} left"
     )
@@ -102,10 +104,10 @@ def _now() -> float:
     return time.time()
 
 
-def _cache_directory(named: Path | None) -> Path:
+def _cache_directory(option: Path | None) -> Path:
     from nvgemm_runtime.installed.jit_cache import default_directory
 
-    directory = (named or default_directory()).absolute()
+    directory = (option or default_directory()).absolute()
     if directory.exists() and not directory.is_dir():
         raise StorageError(
             f"{directory}: this is no directory; set NVGEMM_AOT_CACHE to the cache directory"
@@ -126,7 +128,7 @@ def usage_document(usage: CacheUsage, limit_bytes: int) -> dict[str, Any]:
     }
 
 
-def _bundle_document(bundle: KeptBundle) -> dict[str, Any]:
+def _bundle_document(bundle: CachedBundle) -> dict[str, Any]:
     return {
         "path": str(bundle.file.path),
         "bytes": bundle.file.size_bytes,
@@ -136,12 +138,12 @@ def _bundle_document(bundle: KeptBundle) -> dict[str, Any]:
         "error": bundle.error,
         "problems": [
             {
-                "problem": kept.problem.key,
-                "kernels": len(kept.kernels),
-                "bytes": sum(kept.kernels.values()),
-                "last_used": _time_text(kept.used_at),
+                "problem": entry.problem.key,
+                "kernels": len(entry.kernels),
+                "bytes": sum(entry.kernels.values()),
+                "last_used": _time_text(entry.used_at),
             }
-            for kept in bundle.problems
+            for entry in bundle.problems
         ],
     }
 

@@ -111,10 +111,10 @@ def coverage(
         write_atomic(html, coverage_page(recorded, targets, weight))
     print_result(coverage_document(recorded, targets, weight), coverage_text, as_json=as_json)
     if undeclarable and not count_undeclarable:
-        met = sum(gemm.count for gemm in undeclarable)
+        uncounted = sum(gemm.count for gemm in undeclarable)
         click.echo(
-            f"nvgemm-aot: not counted: {count_text(met, 'GEMM')} that no manifest can declare, "
-            f"such as {undeclarable[0].gemm}; --count-undeclarable counts them as missed",
+            f"nvgemm-aot: not counted: {count_text(uncounted, 'GEMM')} that no manifest can "
+            f"declare, such as {undeclarable[0].gemm}; --count-undeclarable counts them as missed",
             err=True,
         )
     if fail_under is not None:
@@ -144,15 +144,15 @@ def _named_targets(
     """Returns the named targets; platform and CUDA default to those of each declared target."""
     from ..targets import build_targets
 
-    wanted = {
-        name.resolve(platform=one.target.platform, cuda=one.target.cuda)
+    targets = {
+        name.resolve(platform=default.target.platform, cuda=default.target.cuda)
         for name in names
-        for one in declared
+        for default in declared
     }
     return tuple(
-        one
-        for target in sorted(wanted)
-        for one in build_targets(target.arch, platform=target.platform, cuda=target.cuda)
+        resolved
+        for target in sorted(targets)
+        for resolved in build_targets(target.arch, platform=target.platform, cuda=target.cuda)
     )
 
 

@@ -47,10 +47,14 @@ def require_coverage(
     """
     enough = frozenset({Status.DECLARED}) if declared_only else SERVED
     short = []
-    for one in targets:
-        if one.percent(by, enough) < Fraction(least_percent):
-            same = [other.target for other in targets if other.target.target == one.target.target]
-            short.append(_explain_shortfall(one, least_percent, by, enough, _target_entry(same)))
+    for coverage in targets:
+        if coverage.percent(by, enough) < Fraction(least_percent):
+            same = [
+                other.target for other in targets if other.target.target == coverage.target.target
+            ]
+            short.append(
+                _explain_shortfall(coverage, least_percent, by, enough, _target_entry(same))
+            )
     if short:
         raise CoverageError("\n".join(short))
 
@@ -72,8 +76,8 @@ def _explain_shortfall(
         f"{by.value}, must be at least {least_percent} %; the heaviest of {len(missing)} missing:",
         *(f"  {_explain_miss(gemm)}" for gemm in shown),
     ]
-    wanted = (_problem_to_declare(gemm, arch) for gemm in shown)
-    problems = list(dict.fromkeys(problem for problem in wanted if problem is not None))
+    declarable = (_problem_to_declare(gemm, arch) for gemm in shown)
+    problems = list(dict.fromkeys(problem for problem in declarable if problem is not None))
     if problems:
         lines += [
             "a bundle built from these lines covers those that a manifest can declare:",
@@ -86,7 +90,7 @@ def _explain_shortfall(
 
 def _target_entry(products: Sequence[BuildTarget]) -> str:
     """Returns the entry under ``targets`` that declares a target for GPU products, on one line."""
-    built, devices = products[0].target, [one.device.name for one in products]
+    built, devices = products[0].target, [product.device.name for product in products]
     if devices == [*usual_devices(built.arch, built.platform)]:
         return target_entry(built)
     entry = {"arch": built.arch, "device": devices[0]}
@@ -117,6 +121,8 @@ def _problem_to_declare(gemm: GemmCoverage, arch: str) -> Problem | None:
 
 def _explain_miss(gemm: GemmCoverage) -> str:
     if gemm.status is Status.SIGNATURE:
-        how = "; a bundled kernel computes its product, and torch adds" if gemm.is_split else ""
-        return f"{gemm.gemm}: served by signature only{how}"
+        addition = (
+            "; a bundled kernel computes its product, and torch adds" if gemm.is_split else ""
+        )
+        return f"{gemm.gemm}: served by signature only{addition}"
     return f"{gemm.gemm}: {gemm.reasons[0]}"

@@ -173,7 +173,7 @@ class _Axis:
         """Distance from a size to its double; negative if larger sizes are higher up."""
         return (self.end - self.start) / (self.most - self.least)
 
-    def place(self, size: int) -> float:
+    def coordinate(self, size: int) -> float:
         """Returns a size's coordinate."""
         return self.start + (math.log2(size) - self.least) * self.octave
 
@@ -182,7 +182,7 @@ class _Axis:
         step = -(-(self.most - self.least) // _MOST_TICKS)
         for power in range(max(self.least, 0), self.most + 1, step):
             high = f"2{str(power).translate(_SUPERSCRIPTS)}"
-            yield self.place(2**power), str(2**power) if power <= 14 else high
+            yield self.coordinate(2**power), str(2**power) if power <= 14 else high
 
 
 def draw_chart(gemms: Iterable[GemmCoverage], label: str) -> Element:
@@ -199,14 +199,14 @@ def draw_chart(gemms: Iterable[GemmCoverage], label: str) -> Element:
     nks = _make_axis([sizes.n * sizes.k for _, sizes in sized], _BOTTOM, _TOP)
     _draw_axes(chart, ms, nks)
     radii = _radii([gemm.count for gemm, _ in sized])
-    places: dict[tuple[int, int], list[tuple[float, GemmCoverage]]] = {}
+    positions: dict[tuple[int, int], list[tuple[float, GemmCoverage]]] = {}
     for radius, (gemm, sizes) in zip(radii, sized):
-        places.setdefault((sizes.m, sizes.n * sizes.k), []).append((radius, gemm))
+        positions.setdefault((sizes.m, sizes.n * sizes.k), []).append((radius, gemm))
     markers = []
-    for (m, nk), at in places.items():
-        across = _side_by_side([radius for radius, _ in at], ms.octave)
-        for (radius, gemm), shift in zip(at, across):
-            markers.append((radius, ms.place(m) + shift, nks.place(nk), gemm))
+    for (m, nk), group in positions.items():
+        across = _side_by_side([radius for radius, _ in group], ms.octave)
+        for (radius, gemm), shift in zip(group, across):
+            markers.append((radius, ms.coordinate(m) + shift, nks.coordinate(nk), gemm))
     # Small markers last, so that none is hidden under a large one.
     for radius, x, y, gemm in sorted(markers, key=lambda marker: -marker[0]):
         SubElement(_marker(chart, gemm.status, x, y, radius), "title").text = _describe(gemm)
@@ -292,12 +292,12 @@ def _marker(parent: Element, status: Status, x: float, y: float, radius: float) 
 
 
 def _add_line(parent: Element, **ends: float) -> None:
-    places = {name: f"{place:.1f}" for name, place in ends.items()}
-    SubElement(parent, "line", {"class": "grid", **places})
+    attributes = {name: f"{coordinate:.1f}" for name, coordinate in ends.items()}
+    SubElement(parent, "line", {"class": "grid", **attributes})
 
 
 def _add_text(parent: Element, x: float, y: float, text: str, *, anchor: str = "middle") -> Element:
-    place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor}
-    element = SubElement(parent, "text", place)
+    attributes = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor}
+    element = SubElement(parent, "text", attributes)
     element.text = text
     return element

@@ -77,8 +77,8 @@ def diagnose() -> Document:
     versions = {name: _version(name) for name in _DISTRIBUTIONS}
     problems += (
         f"{name} is not installed; run: {install_command()}"
-        for name, found in versions.items()
-        if found is None
+        for name, installed in versions.items()
+        if installed is None
     )
     _attempt(default_mode, problems)  # NVGEMM_AOT may be invalid
     launcher = _attempt(native.load, problems) is not None
@@ -90,7 +90,7 @@ def diagnose() -> Document:
         )
     cuda = _attempt(torch_cuda, problems) if versions["torch"] else None
     if versions["torch"] and cuda is None:
-        versions_of = " or ".join(one.removeprefix("cu") for one in CUDA_VERSIONS)
+        versions_of = " or ".join(cuda_version.removeprefix("cu") for cuda_version in CUDA_VERSIONS)
         problems.append(
             f"torch {versions['torch']} is a CPU build, or broken; install one for CUDA "
             f"{versions_of}"
@@ -116,13 +116,13 @@ def diagnose() -> Document:
     devices = (_attempt(_gpus, problems) or ()) if driver and cuda else ()
     if driver and cuda and not devices and not too_old:
         problems.append("torch sees no GPU; is CUDA_VISIBLE_DEVICES empty?")
-    found = _attempt(INSTALLATION.bundles, problems)
-    bundles = [_bundle_document(one, devices, cuda, library) for one in found or ()]
-    if found is not None:
+    found_bundles = _attempt(INSTALLATION.bundles, problems)
+    bundles = [_bundle_document(entry, devices, cuda, library) for entry in found_bundles or ()]
+    if found_bundles is not None:
         problems += _bundle_problems(bundles, devices)
     build_versions = {name: _version(name) for name in _BUILD_DISTRIBUTIONS}
     offered = _attempt(offered_providers, problems) or ()
-    providers = [_provider_document(*one) for one in _named_providers(offered)]
+    providers = [_provider_document(*entry) for entry in _named_providers(offered)]
     return {
         "healthy": not problems,
         "versions": versions,
@@ -136,16 +136,16 @@ def diagnose() -> Document:
         "gpus": [describe_device(facts) for facts in devices],
         "gpu_names": [facts.name for facts in devices],
         "bundles": bundles,
-        "measured_rankings": _measured_rankings(found or (), devices, versions["torch"]),
+        "measured_rankings": _measured_rankings(found_bundles or (), devices, versions["torch"]),
         "cache": _cache_document(),
         "problems": problems,
     }
 
 
 def _measured_rankings(
-    found: Iterable[FoundBundle], devices: Iterable[DeviceFacts], torch: str | None
+    bundles: Iterable[FoundBundle], devices: Iterable[DeviceFacts], torch: str | None
 ) -> list[Document]:
-    headers = [one.bundle.header for one in found if one.bundle is not None]
+    headers = [entry.bundle.header for entry in bundles if entry.bundle is not None]
     names = {facts.name for facts in devices}
     here = _attempt(torch_versions, []) if torch else None
     return rankings_document(headers, names, here)
@@ -153,7 +153,9 @@ def _measured_rankings(
 
 def _named_providers(offered: Iterable[Offered]) -> list[tuple[str, str]]:
     """Returns every provider that a manifest may name, with the distribution that brings it."""
-    others = ((one.name, f"{one.distribution} {one.version}") for one in offered)
+    others = (
+        (provider.name, f"{provider.distribution} {provider.version}") for provider in offered
+    )
     return [*((name, OWN) for name in PROVIDERS), *others]
 
 
@@ -174,13 +176,13 @@ def _build_problems(versions: dict[str, str | None], providers: list[Document]) 
         return None
     problems = [
         f"{name} is not installed; run: {install_command('build')}"
-        for name, found in versions.items()
-        if found is None
+        for name, installed in versions.items()
+        if installed is None
     ]
     problems += (
-        f"provider {one['name']}: {one['problem']}"
-        for one in providers
-        if one["problem"] and not any(name in one["problem"] for name in versions)
+        f"provider {provider['name']}: {provider['problem']}"
+        for provider in providers
+        if provider["problem"] and not any(name in provider["problem"] for name in versions)
     )
     _attempt(lambda: linker_version(PLATFORMS[0]), problems)
     _attempt(lambda: library_directories(Target(arch=DEFAULT_ARCHITECTURE)), problems)
@@ -189,8 +191,8 @@ def _build_problems(versions: dict[str, str | None], providers: list[Document]) 
 
 def _runtime_library(cuda: str | None) -> RuntimeLibrary | None:
     """Returns the runtime library for torch's CUDA; the newest installed for a CPU-only torch."""
-    found = map(find_runtime_library, [cuda] if cuda else CUDA_VERSIONS)
-    return next(filter(None, found), None)
+    libraries = map(find_runtime_library, [cuda] if cuda else CUDA_VERSIONS)
+    return next(filter(None, libraries), None)
 
 
 def _attempt(look: Callable[[], T], problems: list[str]) -> T | None:
@@ -240,20 +242,20 @@ def _gpus() -> tuple[DeviceFacts, ...]:
 
 
 def _bundle_document(
-    found: FoundBundle,
+    entry: FoundBundle,
     devices: tuple[DeviceFacts, ...],
     cuda: str | None,
     library: RuntimeLibrary | None,
 ) -> Document:
-    header = found.bundle and found.bundle.header
+    header = entry.bundle and entry.bundle.header
     return {
-        "path": str(found.path),
-        "origin": found.origin,
+        "path": str(entry.path),
+        "origin": entry.origin,
         "target": header.target.key if header else None,
         "kernels": len(header.kernels) if header else 0,
-        "problem": found.problem,
+        "problem": entry.problem,
         "process_refusal": _process_refusal(header, cuda, library) if header else None,
-        "refusals": [found.refusal(facts) for facts in devices],
+        "refusals": [entry.refusal(facts) for facts in devices],
         "products": list(header.products) if header else [],
         "ranked_for": [_ranked_for(header, facts) if header else None for facts in devices],
     }
@@ -261,7 +263,7 @@ def _bundle_document(
 
 def _ranked_for(header: Header, facts: DeviceFacts) -> str | None:
     """Returns the product whose rankings a GPU uses, or None if the bundle ranks nothing."""
-    counts = Counter(header.gpu_of(one) for one in header.rankings_on(facts.name))
+    counts = Counter(header.gpu_of(ranking) for ranking in header.rankings_on(facts.name))
     return facts.name if counts[facts.name] else next(iter(counts), None)
 
 
@@ -284,8 +286,8 @@ def _bundle_problems(bundles: list[Document], devices: tuple[DeviceFacts, ...]) 
     foreign = [bundle["process_refusal"] for bundle in bundles]
     if not devices and None not in foreign:
         problems.append(f"no bundle serves this process: {_refusals_text(bundles, foreign)}")
-    for place, facts in enumerate(devices):
-        refusals = [bundle["refusals"][place] for bundle in bundles]
+    for index, facts in enumerate(devices):
+        refusals = [bundle["refusals"][index] for bundle in bundles]
         if None not in refusals:
             # GPUs of one kind share a reason, which is listed once.
             device = describe_device(facts)
@@ -298,9 +300,11 @@ def _refusals_text(bundles: list[Document], reasons: list[str]) -> str:
     """Returns each reason once, after its bundles, unless it names its bundle itself."""
     paths: dict[str, list[str]] = {}
     for bundle, reason in zip(bundles, reasons):
-        named = paths.setdefault(reason, [])
-        named += [bundle["path"]] * (bundle["path"] not in reason)
-    return "; ".join(": ".join(filter(None, (", ".join(paths[one]), one))) for one in paths)
+        bundle_paths = paths.setdefault(reason, [])
+        bundle_paths += [bundle["path"]] * (bundle["path"] not in reason)
+    return "; ".join(
+        ": ".join(filter(None, (", ".join(paths[reason]), reason))) for reason in paths
+    )
 
 
 def _cache_document() -> Document:
@@ -311,7 +315,7 @@ def _cache_document() -> Document:
     except NvgemmError:
         return unknown
     try:
-        existing = next(place for place in (directory, *directory.parents) if place.exists())
+        existing = next(path for path in (directory, *directory.parents) if path.exists())
     except OSError:  # no permission to search a parent directory
         return {**unknown, "directory": str(directory)}
     sizes = []

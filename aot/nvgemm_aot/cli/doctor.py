@@ -53,13 +53,13 @@ def diagnosis_text(document: dict[str, Any]) -> str:
     """Renders a diagnosis: versions, each bundle for each GPU, every problem, the verdicts."""
     cache = document["cache"]
     facts = [
-        *([name, found or MISSING] for name, found in document["versions"].items()),
+        *([name, version or MISSING] for name, version in document["versions"].items()),
         *_build_facts(document),
         ["native launcher", "loads" if document["launcher"] else "does not load"],
         ["CUDA driver", document["driver"] or MISSING],
         ["torch built for", document["torch_cuda"] or "no CUDA"],
         ["runtime library", document["runtime_library"] or MISSING],
-        *([f"GPU {place}", gpu] for place, gpu in enumerate(document["gpus"])),
+        *([f"GPU {index}", gpu] for index, gpu in enumerate(document["gpus"])),
         *_rankings_row(document),
         ["build cache", _cache_text(cache)],
     ]
@@ -81,10 +81,13 @@ def _build_facts(document: dict[str, Any]) -> list[list[str]]:
     rows: list[list[str]] = []
     if document["build_problems"] is None:
         rows.append(["compiler side", "not installed; running kernels needs none"])
-        providers = [one for one in providers if one["origin"] != OWN]
+        providers = [provider for provider in providers if provider["origin"] != OWN]
     else:
-        rows += ([name, found or MISSING] for name, found in document["build_versions"].items())
-    return [*rows, *([f"provider {one['name']}", _provider_text(one)] for one in providers)]
+        rows += ([name, version or MISSING] for name, version in document["build_versions"].items())
+    return [
+        *rows,
+        *([f"provider {provider['name']}", _provider_text(provider)] for provider in providers),
+    ]
 
 
 def _verdict(action: str, problems: list[str]) -> str:
@@ -102,8 +105,8 @@ def _rankings_row(document: dict[str, Any]) -> list[list[str]]:
         return []
     torch = document["versions"]["torch"]
     rows = [
-        [f"measured on {one['gpu']}", rankings_text(one, torch)]
-        for one in document["measured_rankings"]
+        [f"measured on {product['gpu']}", rankings_text(product, torch)]
+        for product in document["measured_rankings"]
     ]
     return rows or [["measured rankings", NONE]]
 
@@ -124,20 +127,20 @@ def _cache_text(cache: dict[str, Any]) -> str:
 def _bundle_lines(document: dict[str, Any]) -> list[str]:
     lines = []
     for bundle in document["bundles"]:
-        what = (
+        content = (
             f"{bundle['target']}, {count_text(bundle['kernels'], 'kernel')}"
             if bundle["target"]
             else "unusable"
         )
-        lines.append(f"{shown_path(bundle['path'])} ({bundle['origin']}): {what}")
+        lines.append(f"{shown_path(bundle['path'])} ({bundle['origin']}): {content}")
         if bundle["problem"]:
             lines.append(f"  {bundle['problem']}")
             continue
         if bundle["process_refusal"] and not bundle["refusals"]:
             lines.append(f"  {bundle['process_refusal']}")
         lines += [
-            f"  GPU {place}: {refusal or _served_text(ranked_for, gpu)}"
-            for place, (refusal, ranked_for, gpu) in enumerate(
+            f"  GPU {index}: {refusal or _served_text(ranked_for, gpu)}"
+            for index, (refusal, ranked_for, gpu) in enumerate(
                 zip(bundle["refusals"], bundle["ranked_for"], document["gpu_names"])
             )
         ]

@@ -185,14 +185,14 @@ _TO_TUNE = {
 
 
 def _tune_lines(gemms: list[Document]) -> Iterable[str]:
-    place = 0
+    number = 0
     for field, purpose in _TO_TUNE.items():
         runs = sorted({tuple(files) for gemm in gemms for files in gemm[field]})
         if runs:
             yield f"\n{purpose}"
         for files in runs:
-            place += 1
-            output = f"tuned{f'-{place}' * (place > 1)}.nvgemm"
+            number += 1
+            output = f"tuned{f'-{number}' * (number > 1)}.nvgemm"
             yield f"  nvgemm-aot tune {shlex.join(files)} -o {output}"
 
 

@@ -156,7 +156,7 @@ def from_config(
     from ..manifest.seal import check_replaceable, seal
     from ..storage.files import write_atomic
 
-    wanted = ManifestOptions(
+    options = ManifestOptions(
         tokens=tokens,
         inputs=inputs,
         ranks=tp,
@@ -171,25 +171,25 @@ def from_config(
     )
     if out is not None:
         check_replaceable(out)
-    made = make_manifest(config, wanted, name=name)
-    text = seal(manifest_yaml(made))
+    result = make_manifest(config, options, name=name)
+    text = seal(manifest_yaml(result))
     if out is None:
         click.echo(text, nl=False)
     else:
         write_atomic(out, text.encode())
-        click.echo(f"{out}: written, {count_text(made.problems, 'problem')}")
-    for line in _omissions(made):
+        click.echo(f"{out}: written, {count_text(result.problems, 'problem')}")
+    for line in _omissions(result):
         click.echo(f"nvgemm-aot: {line}", err=True)
 
 
-def _omissions(made: ConfigManifest) -> Iterator[str]:
+def _omissions(result: ConfigManifest) -> Iterator[str]:
     """Yields a warning for each group of GEMMs that the manifest leaves out, by reason."""
-    for remark in made.model.remarks:
+    for remark in result.model.remarks:
         yield f"warning: {remark}; its GEMMs are left out"
-    left_out = made.left_out_calls
+    left_out = result.left_out_calls
     if not left_out:
         return
-    total, calls = made.forward_calls, left_out.total()
+    total, calls = result.forward_calls, left_out.total()
     lead = "warning: most GEMMs are left out: " if 2 * calls > total else ""
     yield (
         f"{lead}{calls} of {total} GEMMs of a forward pass are not declared; the file's end lists "

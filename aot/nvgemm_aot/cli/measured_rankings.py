@@ -48,7 +48,7 @@ def rankings_document(
         13.0``.
     """
     products: dict[str, _Product] = {}
-    for counted in (one for header in headers for one in count_by_product(header)):
+    for counted in (count for header in headers for count in count_by_product(header)):
         if gpus and counted.gpu not in gpus:
             continue
         product = products.setdefault(counted.gpu, _Product())
@@ -61,8 +61,8 @@ def rankings_document(
             release = ".".join(map(str, version_numbers(counted.torch)[:2]))
             product.measured_with[f"torch {release}, CUDA {counted.cuda}"] += counted.measured
     return [
-        {"gpu": gpu, **vars(one), "measured_with": dict(sorted(one.measured_with.items()))}
-        for gpu, one in sorted(products.items())
+        {"gpu": gpu, **vars(product), "measured_with": dict(sorted(product.measured_with.items()))}
+        for gpu, product in sorted(products.items())
     ]
 
 
@@ -89,7 +89,9 @@ def rankings_text(document: Document, torch: str | None) -> str:
             f"measured with this torch{setting}"
         )
     if others:
-        listed = "; ".join(f"{count_text(n, 'problem')} with {what}" for what, n in others.items())
+        listed = "; ".join(
+            f"{count_text(n, 'problem')} with {release}" for release, n in others.items()
+        )
         parts.append(
             f"{listed}, not used with the installed torch {torch} but under max-autotune; install "
             "that torch, or on the GPU run: nvgemm-aot tune"

@@ -42,7 +42,7 @@ def drop_unwritten() -> None:
             if stream is not None:
                 stream.flush()
         except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
+            null_device = os.open(os.devnull, os.O_WRONLY)
             with contextlib.suppress(OSError):
-                os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+                os.dup2(null_device, stream.fileno())
+            os.close(null_device)

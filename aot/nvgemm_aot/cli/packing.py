@@ -89,9 +89,9 @@ def write_wheels(
         "wheels": [file_document(out / filename) for filename, _ in wheels],
         "runtime_wheels": [file_document(out / filename) for filename, _ in runtimes],
         "runtimes_not_packed": [
-            {"platform": one, "reason": runtime.problem or _release_command(one)}
-            for one in bundles
-            if one != platform
+            {"platform": host, "reason": runtime.problem or _release_command(host)}
+            for host in bundles
+            if host != platform
         ],
     }
 
@@ -110,7 +110,7 @@ def wheel_lines(document: Document) -> list[str]:
         *map(file_text, document.get("wheels", ())),
         *map(file_text, document.get("runtime_wheels", ())),
         *(
-            f"{one['platform']}: no wheel of the runtime: {one['reason']}"
-            for one in document.get("runtimes_not_packed", ())
+            f"{entry['platform']}: no wheel of the runtime: {entry['reason']}"
+            for entry in document.get("runtimes_not_packed", ())
         ),
     ]

@@ -120,8 +120,8 @@ def _lines(verb: str, noun: str) -> Progress:
             click.echo(f"{verb} {count_text(total, noun)}", err=True)
         elif done == total or now - last >= _PLAIN_SECONDS:
             last = now
-            left = "" if left_s is None else f", about {left_s:.0f} s left"
-            click.echo(f"{verb} {done} of {total} done{left}", err=True)
+            remaining_text = "" if left_s is None else f", about {left_s:.0f} s left"
+            click.echo(f"{verb} {done} of {total} done{remaining_text}", err=True)
 
     return report
 

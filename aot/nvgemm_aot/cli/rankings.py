@@ -43,15 +43,15 @@ def export(bundles: tuple[Path, ...], out: Path, as_json: bool) -> None:
     for path in bundles:
         with Bundle(path) as bundle:
             headers.append(bundle.header)
-    found = export_headers(headers)
-    if not found.entries:
-        named = ", ".join(map(str, bundles))
+    exported = export_headers(headers)
+    if not exported.entries:
+        paths = ", ".join(map(str, bundles))
         raise RankingsError(
-            f"{named}: no ranking is measured, all are estimates; measure them on a GPU: "
+            f"{paths}: no ranking is measured, all are estimates; measure them on a GPU: "
             "nvgemm-aot tune"
         )
-    write_rankings(out, found)
-    document = {**file_document(out), **summary_document(found)}
+    write_rankings(out, exported)
+    document = {**file_document(out), **summary_document(exported)}
     print_result(document, _written_text, as_json=as_json)
 
 
@@ -69,13 +69,13 @@ def merge(files: tuple[Path, ...], out: Path, as_json: bool) -> None:
     from ..rankings.file import write_rankings
     from ..rankings.shipped import read_named
 
-    several = [read_named(path) for path in files]
-    merged = merge_rankings(several)
+    parts = [read_named(path) for path in files]
+    merged = merge_rankings(parts)
     write_rankings(out, merged)
     document = {
         **file_document(out),
         **summary_document(merged),
-        "duplicates": sum(len(one.entries) for one in several) - len(merged.entries),
+        "duplicates": sum(len(part.entries) for part in parts) - len(merged.entries),
     }
     print_result(document, _written_text, as_json=as_json)
 
@@ -97,11 +97,13 @@ def show(files: tuple[Path, ...], standing: str | None, as_json: bool) -> None:
     from ..rankings.entries import merge as merge_rankings
     from ..rankings.shipped import SHIPPED, read_named
 
-    named = files or (Path(SHIPPED),)
-    document = summary_document(merge_rankings(map(read_named, named)))
+    paths = files or (Path(SHIPPED),)
+    document = summary_document(merge_rankings(map(read_named, paths)))
     if standing is not None:
-        document["problems"] = [one for one in document["problems"] if one["standing"] == standing]
-    print_result({"paths": list(map(str, named)), **document}, _shown_text, as_json=as_json)
+        document["problems"] = [
+            problem for problem in document["problems"] if problem["standing"] == standing
+        ]
+    print_result({"paths": list(map(str, paths)), **document}, _shown_text, as_json=as_json)
 
 
 @rankings.command()
@@ -126,31 +128,33 @@ def summary_document(rankings: Rankings) -> Document:
 
     assessed = [(entries, assess(entries)) for entries in rankings.groups.values()]
     gpus = Counter(entry.origin.conditions.gpu_sha256 for entry in rankings.entries)
-    again = Counter(name for _, found in assessed for name in found.measured_again)
+    again = Counter(name for _, assessment in assessed for name in assessment.measured_again)
     return {
         "measurements": len(rankings.entries),
         "gpus": [
             {"gpu_sha256": gpu, "measurements": count}
-            for gpu, count in sorted(gpus.items(), key=lambda one: one[0] or "")
+            for gpu, count in sorted(gpus.items(), key=lambda item: item[0] or "")
         ],
-        "standings": dict(sorted(Counter(found.standing for _, found in assessed).items())),
+        "standings": dict(
+            sorted(Counter(assessment.standing for _, assessment in assessed).items())
+        ),
         "measured_again": dict(sorted(again.items())),
-        "problems": [_problem_document(entries, found) for entries, found in assessed],
+        "problems": [_problem_document(entries, assessment) for entries, assessment in assessed],
     }
 
 
-def _problem_document(entries: Sequence[Entry], found: Assessment) -> Document:
-    entry = found.entry
+def _problem_document(entries: Sequence[Entry], assessment: Assessment) -> Document:
+    entry = assessment.entry
     operator, timing = entry.kernels[0]
     conditions = entry.origin.conditions
     return {
         "problem": entry.problem.key,
         "arch": entry.origin.arch,
         "gpu": entry.origin.gpu,
-        "standing": found.standing,
-        "doubts": list(found.doubts),
-        "confirmed_by": list(found.confirmed_by),
-        "repeated": found.repeated,
+        "standing": assessment.standing,
+        "doubts": list(assessment.doubts),
+        "confirmed_by": list(assessment.confirmed_by),
+        "repeated": assessment.repeated,
         "winner": entry.measurement.winner,
         "kernel": {"provider": operator.provider, "operator": operator.operator},
         "time_ns": timing.time_ns,
@@ -163,14 +167,14 @@ def _problem_document(entries: Sequence[Entry], found: Assessment) -> Document:
         "torch": conditions.torch,
         "cuda": conditions.cuda,
         "toolchain": dict(entry.origin.toolchain),
-        "dates": sorted({one.origin.conditions.date for one in entries}),
+        "dates": sorted({measurement.origin.conditions.date for measurement in entries}),
         "measurements": len(entries),
     }
 
 
 def _summary_lines(document: Document) -> Iterable[str]:
     counts = ", ".join(f"{count} {standing}" for standing, count in document["standings"].items())
-    known = sum(one["gpu_sha256"] is not None for one in document["gpus"])
+    known = sum(gpu["gpu_sha256"] is not None for gpu in document["gpus"])
     yield (
         f"{count_text(document['measurements'], 'measurement')} on "
         f"{count_text(known, 'known GPU')}; problems: {counts or 'none'}"
@@ -182,9 +186,9 @@ def _summary_lines(document: Document) -> Iterable[str]:
             f"GPU {gpu} (digest of its UUID) measured {count_text(count, 'problem')} more than "
             "once: that confirms nothing"
         )
-    for one in document["problems"]:
-        if one["doubts"]:
-            yield f"doubtful: {one['problem']}: {'; '.join(one['doubts'])}"
+    for problem in document["problems"]:
+        if problem["doubts"]:
+            yield f"doubtful: {problem['problem']}: {'; '.join(problem['doubts'])}"
 
 
 def _written_text(document: Document) -> str:
@@ -197,16 +201,16 @@ _COLUMNS = ("problem", "GPU", "standing", "first", "bundled, us", "ATen, us", "o
 def _shown_text(document: Document) -> str:
     rows = [
         [
-            one["problem"],
-            one["gpu"],
-            one["standing"],
-            "ATen" if one["winner"] == "aten" else "bundled",
-            f"{one['time_ns'] / 1e3:.2f}",
-            "-" if one["aten_ns"] is None else f"{one['aten_ns'] / 1e3:.2f}",
-            "-" if one["aten_ns"] is None else f"{one['time_ns'] / one['aten_ns']:.3f}",
-            one["kernel"]["operator"],
+            problem["problem"],
+            problem["gpu"],
+            problem["standing"],
+            "ATen" if problem["winner"] == "aten" else "bundled",
+            f"{problem['time_ns'] / 1e3:.2f}",
+            "-" if problem["aten_ns"] is None else f"{problem['aten_ns'] / 1e3:.2f}",
+            "-" if problem["aten_ns"] is None else f"{problem['time_ns'] / problem['aten_ns']:.3f}",
+            problem["kernel"]["operator"],
         ]
-        for one in document["problems"]
+        for problem in document["problems"]
     ]
     parts = [table(rows, _COLUMNS)] if rows else []
     return "\n".join([*parts, *_summary_lines(document)])
@@ -216,15 +220,17 @@ def _diff_document(before: Rankings, now: Rankings) -> Document:
     from ..rankings.assess import assess
 
     old, new = (
-        {key: (entries, assess(entries)) for key, entries in one.groups.items()}
-        for one in (before, now)
+        {key: (entries, assess(entries)) for key, entries in part.groups.items()}
+        for part in (before, now)
     )
     changed = []
     for key in sorted(old.keys() & new.keys()):
-        one, other = _problem_document(*old[key]), _problem_document(*new[key])
-        told = _changes(one, other)
-        if told:
-            changed.append({"problem": one["problem"], "gpu": one["gpu"], "changes": told})
+        old_problem, new_problem = _problem_document(*old[key]), _problem_document(*new[key])
+        changes = _changes(old_problem, new_problem)
+        if changes:
+            changed.append(
+                {"problem": old_problem["problem"], "gpu": old_problem["gpu"], "changes": changes}
+            )
     return {
         "only_before": [problem.key for problem, _ in sorted(old.keys() - new.keys())],
         "only_now": [problem.key for problem, _ in sorted(new.keys() - old.keys())],
@@ -234,27 +240,27 @@ def _diff_document(before: Rankings, now: Rankings) -> Document:
 
 
 def _changes(old: Document, new: Document) -> list[str]:
-    told = [
+    changes = [
         f"{name} was {old[name]}, is {new[name]}"
         for name in ("winner", "standing")
         if old[name] != new[name]
     ]
     if (old["time_ns"], old["aten_ns"]) != (new["time_ns"], new["aten_ns"]):
-        told.append(
+        changes.append(
             f"fastest kernel {old['time_ns']} -> {new['time_ns']} ns, ATen {old['aten_ns']} -> "
             f"{new['aten_ns']} ns"
         )
     if old["measurements"] != new["measurements"]:
-        told.append(f"measurements {old['measurements']} -> {new['measurements']}")
-    return told
+        changes.append(f"measurements {old['measurements']} -> {new['measurements']}")
+    return changes
 
 
 def _diff_text(document: Document) -> str:
     lines = [f"only in {document['before']}: {key}" for key in document["only_before"]]
     lines += [f"only in {document['now']}: {key}" for key in document["only_now"]]
     lines += [
-        f"{one['problem']} on {one['gpu']}: {'; '.join(one['changes'])}"
-        for one in document["changed"]
+        f"{problem['problem']} on {problem['gpu']}: {'; '.join(problem['changes'])}"
+        for problem in document["changed"]
     ]
     count = count_text(document["common"], "problem")
     lines.append(f"{count} in both, {len(document['changed'])} of them differ")

@@ -69,14 +69,14 @@ def _summary(recorded: Recorded, fake: bool) -> str:
         interpreter = None if recorded.interpreter is None else str(recorded.interpreter)
         if recorded.status:
             return f"{recorded.path}: {failed_text(recorded.status, interpreter)}"
-        why = (
+        reason = (
             "the program called none on a tensor of its main thread"
             if fake
             else "nothing with one was compiled by torch.compile's Inductor, or torch is of no "
             "version that nvgemm-aot supports"
         )
         where = "" if interpreter is None else f" ({interpreter})"
-        return f"{recorded.path}: no GEMM was met: {why}{where}"
+        return f"{recorded.path}: no GEMM was met: {reason}{where}"
     text = (
         f"{recorded.path}: {count_text(problems.total(), 'GEMM')} met, {len(problems)} distinct, "
         f"{recorded.new} new in the file"

@@ -139,10 +139,10 @@ def tune(
                 bundles, out, options, hang_s=hang_after, progress=progress, again=again
             )
     except KeyboardInterrupt:
-        kept = "nothing was measured yet"
+        state_text = "nothing was measured yet"
         if state_path(out).exists():
-            kept = f"what was measured is in {state_path(out)}"
-        click.echo(f"nvgemm-aot: interrupted; {kept}, and the same command goes on", err=True)
+            state_text = f"what was measured is in {state_path(out)}"
+        click.echo(f"nvgemm-aot: interrupted; {state_text}, and the same command goes on", err=True)
         ctx.exit(INTERRUPTED)
     print_result(tuned_document(tuned), tuned_text, as_json=as_json)
 
@@ -159,12 +159,14 @@ def tuned_document(tuned: Tuned) -> Document:
         "bytes": tuned.file_bytes,
         "kernels": len(tuned.header.kernels),
         "problems": {key: _outcome_document(item) for key, item in tuned.outcomes.items()},
-        "not_declared": [one.problem.key for one in _own(tuned) if not one.is_declared],
+        "not_declared": [
+            ranking.problem.key for ranking in _product_rankings(tuned) if not ranking.is_declared
+        ],
         "standings": _standings(tuned),
-        "counted": [asdict(one) for one in count_by_product(tuned.header)],
+        "counted": [asdict(counts) for counts in count_by_product(tuned.header)],
         "unmeasured": dict(tuned.unmeasured),
         "broken": dict(tuned.broken),
-        "hanging": [list(one) for one in tuned.hanging],
+        "hanging": [list(kernel) for kernel in tuned.hanging],
         "pruned": tuned.pruned and {**asdict(tuned.pruned), "bytes": tuned.pruned_bytes},
         "state": None if tuned.state is None else str(tuned.state),
         "measured_now": tuned.measured_now,
@@ -173,16 +175,20 @@ def tuned_document(tuned: Tuned) -> Document:
     }
 
 
-def _own(tuned: Tuned) -> list[Ranking]:
+def _product_rankings(tuned: Tuned) -> list[Ranking]:
     """Returns the new bundle's rankings for the measured product."""
     header = tuned.header
-    return [one for one in header.rankings if header.gpu_of(one) == tuned.gpu]
+    return [ranking for ranking in header.rankings if header.gpu_of(ranking) == tuned.gpu]
 
 
 def _standings(tuned: Tuned) -> dict[str, int]:
     """Counts the product's rankings by standing."""
-    found = [one.measured.standing for one in _own(tuned) if one.measured is not None]
-    return dict(sorted(Counter(found).items()))
+    standings = [
+        ranking.measured.standing
+        for ranking in _product_rankings(tuned)
+        if ranking.measured is not None
+    ]
+    return dict(sorted(Counter(standings).items()))
 
 
 def _outcome_document(outcome: TuningOutcome) -> Document:
@@ -220,19 +226,21 @@ def _problem_row(key: str, item: Document) -> list[object]:
     from ..rankings.agreement import ATEN
 
     times = {"ATen": item["aten"], "Triton": item["triton"]}
-    ours = item["kernels"][0][1:] if item["kernels"] else None
-    known = {name: timing for name, timing in {"bundled": ours, **times}.items() if timing}
+    bundled = item["kernels"][0][1:] if item["kernels"] else None
+    known = {name: timing for name, timing in {"bundled": bundled, **times}.items() if timing}
     first = min(known, key=lambda name: known[name][0]) if known else "-"
-    ratio = f"{ours[0] / item['aten'][0]:.3f}" if ours and item["aten"] else "-"
-    beside = item["back_to_back"]
-    first_kernel, aten = (beside.get(name) for name in (ours and item["kernels"][0][0], ATEN))
+    ratio = f"{bundled[0] / item['aten'][0]:.3f}" if bundled and item["aten"] else "-"
+    back_to_back = item["back_to_back"]
+    first_kernel, aten = (
+        back_to_back.get(name) for name in (bundled and item["kernels"][0][0], ATEN)
+    )
     return [
         key,
         first + (" ?" if item["doubts"] else ""),
-        *(_timing_text(timing) for timing in (ours, *times.values())),
+        *(_timing_text(timing) for timing in (bundled, *times.values())),
         ratio,
         f"{first_kernel[0] / aten[0]:.3f}" if first_kernel and aten else "-",
-        item["kernels"][0][0][:12] if ours else "-",
+        item["kernels"][0][0][:12] if bundled else "-",
     ]
 
 
@@ -273,7 +281,7 @@ def _doubt_lines(document: Document) -> Iterator[str]:
 
 
 def _summary_lines(document: Document) -> Iterator[str]:
-    measured, left = len(document["problems"]), len(document["unmeasured"])
+    measured, unmeasured = len(document["problems"]), len(document["unmeasured"])
     pruned = document["pruned"]
     if pruned is not None:
         unknown = pruned["unknown_losses"]
@@ -293,7 +301,7 @@ def _summary_lines(document: Document) -> Iterator[str]:
         yield f"measured and not declared: {count_text(len(document['not_declared']), 'problem')}"
     yield (
         f"{document['path']}: written, {measured} of "
-        f"{count_text(measured + left, 'problem')} measured, "
+        f"{count_text(measured + unmeasured, 'problem')} measured, "
         f"{count_text(document['kernels'], 'kernel')}, {size_text(document['bytes'])}"
     )
     others = [product for product in document["products"] if product != document["gpu"]]

@@ -55,7 +55,7 @@ class StoredFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptProblem:
+class CachedProblem:
     """A problem in a user bundle, with its kernels' stored sizes in bytes, by id.
 
     ``used_at`` is its last use, in seconds since 1970.
@@ -67,19 +67,19 @@ class KeptProblem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptBundle:
+class CachedBundle:
     """A user bundle, or the reason why it is unusable; ``device`` is its profile's device."""
 
     file: StoredFile
     target: str | None = None
     device: str | None = None
-    problems: tuple[KeptProblem, ...] = ()
+    problems: tuple[CachedProblem, ...] = ()
     error: str | None = None
 
     @property
     def kernels(self) -> int:
         """Number of kernels."""
-        return len({id_ for kept in self.problems for id_ in kept.kernels})
+        return len({id_ for problem in self.problems for id_ in problem.kernels})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class CacheUsage:
 
     directory: Path
     entries: tuple[StoredFile, ...]
-    bundles: tuple[KeptBundle, ...]
+    bundles: tuple[CachedBundle, ...]
     damaged: tuple[StoredFile, ...]
 
     @property
@@ -112,7 +112,7 @@ def read_usage(cache: Cache) -> CacheUsage:
     return CacheUsage(
         directory=cache.directory,
         entries=tuple(_stored_files(entry_files(cache.directory))),
-        bundles=tuple(_kept_bundle(cache, file) for file in _stored_files(bundles)),
+        bundles=tuple(_cached_bundle(cache, file) for file in _stored_files(bundles)),
         damaged=tuple(_stored_files(damaged_files(directory))),
     )
 
@@ -125,24 +125,24 @@ def _stored_files(paths: Iterable[Path]) -> Iterator[StoredFile]:
             yield StoredFile(path=path, size_bytes=status.st_size, used_at=status.st_mtime)
 
 
-def _kept_bundle(cache: Cache, file: StoredFile) -> KeptBundle:
+def _cached_bundle(cache: Cache, file: StoredFile) -> CachedBundle:
     try:
         require_own(file.path)
         with Bundle(file.path) as bundle:
             header = bundle.header
     except NvgemmError as error:
-        return KeptBundle(file=file, error=str(error))
+        return CachedBundle(file=file, error=str(error))
     sizes = [kernel.span.stored_bytes for kernel in header.kernels]
-    return KeptBundle(
+    return CachedBundle(
         file=file,
         target=header.target.key,
         device=header.device,
         problems=tuple(
-            KeptProblem(
+            CachedProblem(
                 problem=ranking.problem,
                 kernels={
-                    header.kernels[place.kernel].id: sizes[place.kernel]
-                    for place in ranking.kernels
+                    header.kernels[ranked.kernel].id: sizes[ranked.kernel]
+                    for ranked in ranking.kernels
                 },
                 used_at=_used_at(cache, ranking.problem, file),
             )
@@ -206,12 +206,12 @@ def select_over_limit(usage: CacheUsage, limit: int, now: float) -> Eviction:
     files: list[Path] = []
     problems: dict[Path, set[Problem]] = {}
     holders = {
-        bundle.file.path: Counter(id_ for kept in bundle.problems for id_ in kept.kernels)
+        bundle.file.path: Counter(id_ for entry in bundle.problems for id_ in entry.kernels)
         for bundle in usage.bundles
     }
-    items: list[tuple[KeptBundle | None, StoredFile | KeptProblem]] = [
+    items: list[tuple[CachedBundle | None, StoredFile | CachedProblem]] = [
         *((None, file) for file in (*usage.entries, *usage.damaged)),
-        *((bundle, kept) for bundle in usage.bundles for kept in bundle.problems),
+        *((bundle, entry) for bundle in usage.bundles for entry in bundle.problems),
     ]
     for bundle, item in sorted(items, key=lambda item: item[1].used_at):
         if excess <= 0 or now - item.used_at < _IN_USE_SECONDS:
@@ -242,22 +242,22 @@ def select_requested(
         used_before: Upper bound for the last use, in seconds since 1970, or None for no bound.
     """
 
-    def is_old(item: StoredFile | KeptProblem) -> bool:
+    def is_old(item: StoredFile | CachedProblem) -> bool:
         return used_before is None or item.used_at < used_before
 
     unreadable = (bundle.file for bundle in usage.bundles if bundle.error is not None)
     files = () if problems else (*usage.entries, *usage.damaged, *unreadable)
     chosen = {
         bundle.file.path: {
-            kept.problem
-            for kept in bundle.problems
-            if is_old(kept) and (not problems or kept.problem in problems)
+            entry.problem
+            for entry in bundle.problems
+            if is_old(entry) and (not problems or entry.problem in problems)
         }
         for bundle in usage.bundles
     }
     return Eviction(
         files=tuple(file.path for file in files if is_old(file)),
-        problems={path: some for path, some in chosen.items() if some},
+        problems={path: selected for path, selected in chosen.items() if selected},
     )
 
 
@@ -282,7 +282,7 @@ def evict(cache: Cache, eviction: Eviction) -> None:
 def _remove_stamps(cache: Cache, problems: set[Problem]) -> None:
     if not problems:
         return
-    kept = {kept.problem for bundle in read_usage(cache).bundles for kept in bundle.problems}
-    for problem in problems - kept:
+    cached = {entry.problem for bundle in read_usage(cache).bundles for entry in bundle.problems}
+    for problem in problems - cached:
         with contextlib.suppress(OSError):
             stamp_path(cache.directory, problem).unlink()

@@ -67,11 +67,11 @@ class LimitedAttempts:
 
     def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
         """Runs the tasks whose kernels are not left out; see `Workers.run`."""
-        wanted = []
+        runnable = []
         for task in items:
             count, reason = self._attempts(task)
             if count < MAX_ATTEMPTS:
-                wanted.append(task)
+                runnable.append(task)
                 continue
             failure = Failure(
                 task=task,
@@ -80,7 +80,7 @@ class LimitedAttempts:
                 is_transient=True,
             )
             yield task, TaskResult(failure=failure)
-        for task, outcome in self._workers.run(wanted):
+        for task, outcome in self._workers.run(runnable):
             if isinstance(outcome, WorkerDied):
                 self._count(task, death_text(outcome))
             yield task, outcome
@@ -153,7 +153,7 @@ class JitCompiler:
             StorageError: If the cache directory cannot be written.
         """
         self._require_private()
-        places = [
+        user_bundles = [
             (
                 target,
                 UserBundle(
@@ -166,22 +166,22 @@ class JitCompiler:
             )
             for target in targets_for(device)
         ]
-        identity = [problem.key, *(bundle.path.name for _, bundle in places)]
+        identity = [problem.key, *(bundle.path.name for _, bundle in user_bundles)]
         name = f"problem-{sha256_hex(canonical_json(identity))}"
-        failure = cache_key(
+        failure_key = cache_key(
             "jit failure", [*identity, candidates, self._provider.recipe, GENERATOR]
         )
         with locked(self._cache.lock_path(name)):
-            for _, bundle in places:
+            for _, bundle in user_bundles:
                 if bundle.holds(problem):
                     return Compiled(bundle=bundle.path)
-            known = self._cache.get(failure)
+            known = self._cache.get(failure_key)
             if known is not None:
                 return Compiled(reason=known.decode())
-            made = self._compile(problem, candidates, places)
-            if made.reason is not None and not made.is_transient:
-                self._cache.put_if_possible(failure, made.reason.encode())
-            return made
+            result = self._compile(problem, candidates, user_bundles)
+            if result.reason is not None and not result.is_transient:
+                self._cache.put_if_possible(failure_key, result.reason.encode())
+            return result
 
     def close(self) -> None:
         """Stops the compiler processes."""
@@ -204,31 +204,33 @@ class JitCompiler:
             )
 
     def _compile(
-        self, problem: Problem, candidates: int, places: list[tuple[BuildTarget, UserBundle]]
+        self, problem: Problem, candidates: int, user_bundles: list[tuple[BuildTarget, UserBundle]]
     ) -> Compiled:
         reasons: list[str] = []
         failures: list[Failure] = []
-        for target, bundle in places:
+        for target, bundle in user_bundles:
             planned = self._plan(problem, candidates, target)
             unserved = without_operator(planned)
             if not unserved:
-                made = compile_and_assemble(
+                assembly = compile_and_assemble(
                     planned,
                     self._cache,
                     jobs=self._jobs,
                     workers=LimitedAttempts(self._workers, self._cache),
                 )
-                [one] = made.bundles
-                unserved = one.uncompiled
-                failures += one.failures
+                [assembled] = assembly.bundles
+                unserved = assembled.uncompiled
+                failures += assembled.failures
             if unserved:
-                reasons += (f"{one.target.short_name}: {one.reason}" for one in unserved)
+                reasons += (f"{entry.target.short_name}: {entry.reason}" for entry in unserved)
                 continue
-            assert one.content is not None
-            bundle.append(one.content)
+            assert assembled.content is not None
+            bundle.append(assembled.content)
             self._stamp(problem)
             eviction.enforce(self._cache)
-            return Compiled(bundle=bundle.path, compiled=made.compiled, failures=one.failures)
+            return Compiled(
+                bundle=bundle.path, compiled=assembly.compiled, failures=assembled.failures
+            )
         return Compiled(reason="\n".join(reasons), failures=tuple(failures))
 
     def _plan(

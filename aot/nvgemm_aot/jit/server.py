@@ -157,9 +157,9 @@ def _provider() -> Provider:
     Raises:
         ToolchainError: If a named provider does not exist, or by default no provider can be used.
     """
-    named = os.environ.get(JIT_PROVIDER_VARIABLE)
-    if named:
-        return load_provider(named)
+    setting = os.environ.get(JIT_PROVIDER_VARIABLE)
+    if setting:
+        return load_provider(setting)
     errors: dict[str, ToolchainError] = {}
     for name in PROVIDERS:
         try:
@@ -169,22 +169,22 @@ def _provider() -> Provider:
     usable = SEPARATOR.join(name for name in PROVIDERS if name not in errors)
     if not usable:
         raise next(iter(errors.values()))
-    for name, why in errors.items():
+    for name, cause in errors.items():
         _log.warning(
             "run-time compiling does without provider %s: %s; to silence this, set %s=%s",
-            *(name, why, JIT_PROVIDER_VARIABLE, usable),
+            *(name, cause, JIT_PROVIDER_VARIABLE, usable),
         )
     return load_provider(usable)
 
 
 def _jobs() -> int:
-    named = os.environ.get(JIT_JOBS_VARIABLE, "")
-    if jobs := whole_number(named):
+    setting = os.environ.get(JIT_JOBS_VARIABLE, "")
+    if jobs := whole_number(setting):
         return jobs
-    if named:
+    if setting:
         _log.warning(
             "%s=%s: must be a number, 1 or more; taken as %d",
-            *(JIT_JOBS_VARIABLE, shown(named), default_jobs()),
+            *(JIT_JOBS_VARIABLE, shown(setting), default_jobs()),
         )
     return default_jobs()
 
@@ -245,8 +245,8 @@ def main() -> None:
     os.umask(os.umask(0o077) | 0o022)
     # Compilers must neither print among the answers nor read requests.
     requests, answers = os.dup(0), os.dup(1)
-    with open(os.devnull, "rb") as nothing:  # noqa: PTH123
-        os.dup2(nothing.fileno(), 0)
+    with open(os.devnull, "rb") as null_device:  # noqa: PTH123
+        os.dup2(null_device.fileno(), 0)
     os.dup2(2, 1)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
     serve(requests, answers, options.parent, options.idle_seconds)

@@ -114,9 +114,9 @@ class UserBundle:
                     f"{self.path}: unusable, and cannot be moved aside: {cause.strerror}; remove it"
                 ) from cause
             self._on_damage(f"{error}; moved to {aside.name}, and made anew")
-            for one in damaged_files(self.path.parent)[:-MAX_DAMAGED]:
+            for path in damaged_files(self.path.parent)[:-MAX_DAMAGED]:
                 with contextlib.suppress(OSError):
-                    one.unlink()
+                    path.unlink()
             return None
 
 
@@ -168,9 +168,9 @@ def _write(path: Path, content: BundleContent) -> None:
 def merge(old: BundleContent, new: BundleContent) -> BundleContent:
     """Joins two contents for one target. ``new`` supplies the ranking for a problem in both."""
     problems = {ranking.problem for ranking in new.rankings}
-    kept = tuple(ranking for ranking in old.rankings if ranking.problem not in problems)
+    older = tuple(ranking for ranking in old.rankings if ranking.problem not in problems)
     kernels = {kernel.id: kernel for kernel in (*new.kernels, *old.kernels)}
-    return _with_rankings(new, kernels, (*kept, *new.rankings))
+    return _with_rankings(new, kernels, (*older, *new.rankings))
 
 
 def without(content: BundleContent, problems: Collection[Problem]) -> BundleContent:

@@ -92,9 +92,9 @@ def compare(before: Measurement, now: Measurement) -> Comparison:
         )
     gpus = {before.conditions.gpu_sha256, now.conditions.gpu_sha256}
     if None in gpus or len(gpus) == 1:
-        why = disagreement(before, now)
-        if why is not None:
-            return Comparison(relation=Relation.CONTRADICTS, why=why)
+        reason = disagreement(before, now)
+        if reason is not None:
+            return Comparison(relation=Relation.CONTRADICTS, why=reason)
         if None in gpus:
             return _neither("which GPU was measured is not known of both")
         return _neither(f"both were measured on one GPU, {gpu_name(before.conditions)}")
@@ -111,17 +111,17 @@ def compare(before: Measurement, now: Measurement) -> Comparison:
 
 def _compare_gpus(before: Measurement, now: Measurement) -> Comparison:
     first_before, first_now = before.winner, now.winner
-    for first, there in ((first_before, now), (first_now, before)):
-        if first not in there.times:
+    for first, measurement in ((first_before, now), (first_now, before)):
+        if first not in measurement.times:
             return _neither(f"{contender_name(first)} was measured on one GPU alone")
-    for first, there in ((first_before, now), (first_now, before)):
-        best = there.times[there.winner]
-        if _is_behind(there.times, first, there.winner):
+    for first, measurement in ((first_before, now), (first_now, before)):
+        best = measurement.times[measurement.winner]
+        if _is_behind(measurement.times, first, measurement.winner):
             return Comparison(
                 relation=Relation.CONTRADICTS,
                 why=f"{DISAGREEMENT}{contender_name(first)} was fastest on one GPU, and took "
-                f"{there.times[first].time_ns} ns on GPU {gpu_name(there.conditions)}, where "
-                f"{contender_name(there.winner)} took {best.time_ns} ns",
+                f"{measurement.times[first].time_ns} ns on GPU {gpu_name(measurement.conditions)}, "
+                f"where {contender_name(measurement.winner)} took {best.time_ns} ns",
             )
     if _same_fastest(before, now):
         return Comparison(relation=Relation.CONFIRMS)
@@ -131,9 +131,10 @@ def _compare_gpus(before: Measurement, now: Measurement) -> Comparison:
 def _same_fastest(before: Measurement, now: Measurement) -> bool:
     """Returns True if the verdicts are equal and each fastest is near the other's fastest."""
     return (before.winner == ATEN) == (now.winner == ATEN) and all(
-        first in there.times
-        and there.times[first].time_ns <= (1 + CONFIRMING) * there.times[there.winner].time_ns
-        for first, there in ((before.winner, now), (now.winner, before))
+        first in measurement.times
+        and measurement.times[first].time_ns
+        <= (1 + CONFIRMING) * measurement.times[measurement.winner].time_ns
+        for first, measurement in ((before.winner, now), (now.winner, before))
     )
 
 
@@ -145,9 +146,9 @@ def compare_repeat(before: Measurement, now: Measurement) -> Comparison:
     ranking count (`matching.evidence`) must occur both times. `disagreement` decides if they
     contradict each other.
     """
-    why = disagreement(before, now)
-    if why is not None:
-        return Comparison(relation=Relation.CONTRADICTS, why=why)
+    reason = disagreement(before, now)
+    if reason is not None:
+        return Comparison(relation=Relation.CONTRADICTS, why=reason)
     gpu = before.conditions.gpu_sha256
     if gpu is None or gpu != now.conditions.gpu_sha256:
         return _neither("they are not known to be of one GPU")
@@ -190,31 +191,31 @@ class Agreement:
         """Sorted GPU UUID digests."""
         return tuple(sorted(gpu for gpu in self._gpus if gpu is not None))
 
-    def add(self, one: Measurement) -> bool:
+    def add(self, measurement: Measurement) -> bool:
         """Adds a measurement if it confirms all others; returns True if so."""
         # All members were taken the same way with the same verdict, so the first represents the
         # others.
-        if compare(self._first, one).relation is not Relation.CONFIRMS:
+        if compare(self._first, measurement).relation is not Relation.CONFIRMS:
             return False
-        as_fast = _as_fast_as_winner(one)
+        as_fast = _as_fast_as_winner(measurement)
         if (
-            one.conditions.gpu_sha256 in self._gpus
-            or one.winner not in self._as_fast
+            measurement.conditions.gpu_sha256 in self._gpus
+            or measurement.winner not in self._as_fast
             or not self._winners <= as_fast
         ):
             return False
-        self._gpus.add(one.conditions.gpu_sha256)
-        self._winners.add(one.winner)
+        self._gpus.add(measurement.conditions.gpu_sha256)
+        self._winners.add(measurement.winner)
         self._as_fast &= as_fast
         return True
 
 
-def _as_fast_as_winner(one: Measurement) -> set[str]:
+def _as_fast_as_winner(measurement: Measurement) -> set[str]:
     """Returns the contenders that would confirm a measurement, had they won on another GPU."""
-    times = one.times
+    times = measurement.times
     if not times:
         return set()
-    winner = one.winner
+    winner = measurement.winner
     most = (1 + CONFIRMING) * times[winner].time_ns
     return {
         name
@@ -223,13 +224,13 @@ def _as_fast_as_winner(one: Measurement) -> set[str]:
     }
 
 
-def _neither(why: str) -> Comparison:
-    return Comparison(relation=Relation.NEITHER, why=why)
+def _neither(reason: str) -> Comparison:
+    return Comparison(relation=Relation.NEITHER, why=reason)
 
 
 def confirming_gpus(*measurements: Measurement) -> tuple[str, ...]:
     """Returns the sorted GPU UUID digests behind measurements that confirm each other."""
-    gpus = {one.conditions.gpu_sha256 for one in measurements}
+    gpus = {measurement.conditions.gpu_sha256 for measurement in measurements}
     return tuple(sorted(gpu for gpu in gpus if gpu is not None))
 
 
@@ -282,9 +283,9 @@ def _aten_version(conditions: Conditions) -> tuple[tuple[int, ...], str]:
 
 
 def _is_behind(times: Mapping[str, Timing], slower: str, faster: str) -> bool:
-    one, other = times[slower], times[faster]
-    noise = one.spread_ns + other.spread_ns + RESOLUTION * other.time_ns
-    return one.time_ns - other.time_ns > noise
+    slow, fast = times[slower], times[faster]
+    noise = slow.spread_ns + fast.spread_ns + RESOLUTION * fast.time_ns
+    return slow.time_ns - fast.time_ns > noise
 
 
 def contender_name(contender: str) -> str:

@@ -49,21 +49,21 @@ def assess(entries: Sequence[Entry]) -> Assessment:
     the newest counts.
     """
     sound = [entry for entry in entries if not entry.doubts]
-    newest = _assess_one((sound or entries)[-1], entries, sound)
+    newest = _assess_entry((sound or entries)[-1], entries, sound)
     repeated = [entry for entry in sound if entry.repeated is not None]
     if not repeated or repeated[-1] is newest.entry:
         return newest
-    last_repeated = _assess_one(repeated[-1], entries, sound)
+    last_repeated = _assess_entry(repeated[-1], entries, sound)
     is_better = newest.confirmed_by and not last_repeated.confirmed_by
     return newest if is_better else last_repeated
 
 
-def _assess_one(one: Entry, entries: Sequence[Entry], sound: Sequence[Entry]) -> Assessment:
+def _assess_entry(assessed: Entry, entries: Sequence[Entry], sound: Sequence[Entry]) -> Assessment:
     """Assesses one measurement against all others; ``sound`` are the entries without doubts."""
-    doubts = list(one.doubts)
-    agreement = Agreement(one.measurement)
-    for other in _latest_of_each_gpu(sound, one) if sound else ():
-        compared = compare(other.measurement, one.measurement)
+    doubts = list(assessed.doubts)
+    agreement = Agreement(assessed.measurement)
+    for other in _latest_of_each_gpu(sound, assessed) if sound else ():
+        compared = compare(other.measurement, assessed.measurement)
         if compared.relation is Relation.CONTRADICTS:
             doubts.append(compared.why)
         elif compared.relation is Relation.CONFIRMS:
@@ -72,15 +72,15 @@ def _assess_one(one: Entry, entries: Sequence[Entry], sound: Sequence[Entry]) ->
     gpus = [entry.origin.conditions for entry in entries]
     known = Counter(gpu_name(gpu) for gpu in gpus if gpu.gpu_sha256 is not None)
     return Assessment(
-        entry=one,
+        entry=assessed,
         doubts=tuple(dict.fromkeys(doubts)),
         confirmed_by=agreement.gpus if confirmed else (),
-        repeated=None if doubts else one.repeated,
+        repeated=None if doubts else assessed.repeated,
         measured_again=tuple(sorted(name for name, count in known.items() if count > 1)),
     )
 
 
 def _latest_of_each_gpu(sound: Sequence[Entry], last: Entry) -> list[Entry]:
     """Returns each GPU's newest measurement other than ``last``."""
-    before = {one.origin.conditions.gpu_sha256: one for one in sound if one is not last}
+    before = {entry.origin.conditions.gpu_sha256: entry for entry in sound if entry is not last}
     return list(before.values())

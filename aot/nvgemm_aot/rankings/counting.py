@@ -50,12 +50,12 @@ def count_by_product(header: Header) -> list[Counted]:
         if ranking.measured is None or conditions is None:
             continue
         gpu = header.sources[ranking.source].gpu
-        found = kinds.setdefault((gpu, conditions.torch, conditions.cuda), Counter())
-        found.update(["measured", *_kinds(header, ranking)])
+        counts = kinds.setdefault((gpu, conditions.torch, conditions.cuda), Counter())
+        counts.update(["measured", *_kinds(header, ranking)])
     names = [name for name in Counted.__dataclass_fields__ if name not in ("gpu", "torch", "cuda")]
     return [
-        Counted(gpu=gpu, torch=torch, cuda=cuda, **{name: found[name] for name in names})
-        for (gpu, torch, cuda), found in sorted(kinds.items())
+        Counted(gpu=gpu, torch=torch, cuda=cuda, **{name: counts[name] for name in names})
+        for (gpu, torch, cuda), counts in sorted(kinds.items())
     ]
 
 
@@ -76,9 +76,9 @@ def _kinds(header: Header, ranking: Ranking) -> Iterator[str]:
         return
     time_ns = next(
         (
-            place.time_ns
-            for place in ranking.kernels
-            if place.time_ns is not None and header.kernels[place.kernel].is_deterministic
+            ranked.time_ns
+            for ranked in ranking.kernels
+            if ranked.time_ns is not None and header.kernels[ranked.kernel].is_deterministic
         ),
         None,
     )

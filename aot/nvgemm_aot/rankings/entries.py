@@ -71,9 +71,9 @@ class Origin:
     @cached_property
     def kind(self) -> bytes:
         """Key that is equal for comparable measurements: same kernels, product and method."""
-        same = {"arch": self.arch, "toolchain": dict(self.toolchain), "gpu": self.gpu}
-        how = {"cache": self.cache, "launches": self.conditions.launches}
-        return canonical_json({**same, **how})
+        subject = {"arch": self.arch, "toolchain": dict(self.toolchain), "gpu": self.gpu}
+        method = {"cache": self.cache, "launches": self.conditions.launches}
+        return canonical_json({**subject, **method})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,9 @@ class Entry:
 
     @property
     def _document(self) -> list[Any]:
-        times = [(one.name, timing.time_ns, timing.spread_ns) for one, timing in self.kernels]
+        times = [
+            (operator.name, timing.time_ns, timing.spread_ns) for operator, timing in self.kernels
+        ]
         torchs = [
             timing and (timing.time_ns, timing.spread_ns) for timing in (self.aten, self.triton)
         ]
@@ -138,17 +140,17 @@ class Rankings:
     @property
     def groups(self) -> dict[tuple[Problem, bytes], tuple[Entry, ...]]:
         """Entries by problem and `Origin.kind`, the newest last."""
-        found: dict[tuple[Problem, bytes], list[Entry]] = {}
+        by_key: dict[tuple[Problem, bytes], list[Entry]] = {}
         for entry in self.entries:
-            found.setdefault((entry.problem, entry.origin.kind), []).append(entry)
-        return {key: tuple(entries) for key, entries in found.items()}
+            by_key.setdefault((entry.problem, entry.origin.kind), []).append(entry)
+        return {key: tuple(entries) for key, entries in by_key.items()}
 
 
-def merge(several: Iterable[Rankings]) -> Rankings:
+def merge(parts: Iterable[Rankings]) -> Rankings:
     """Merges rankings. Among equal entries, keeps the repeated one."""
-    found: dict[Any, Entry] = {}
-    for entry in (entry for one in several for entry in one.entries):
-        known = found.setdefault(entry.sort_key, entry)
+    by_key: dict[Any, Entry] = {}
+    for entry in (entry for part in parts for entry in part.entries):
+        known = by_key.setdefault(entry.sort_key, entry)
         if (known.repeated or 0) < (entry.repeated or 0):
-            found[entry.sort_key] = entry
-    return Rankings(entries=tuple(found[key] for key in sorted(found)))
+            by_key[entry.sort_key] = entry
+    return Rankings(entries=tuple(by_key[key] for key in sorted(by_key)))

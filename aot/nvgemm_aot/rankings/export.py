@@ -33,11 +33,11 @@ def _entry(header: Header, ranking: Ranking) -> Entry | None:
     if measured is None or source.conditions is None:
         return None
     kernels: dict[Operator, Timing] = {}
-    for place, spread_ns in zip(ranking.kernels, measured.spreads_ns):
-        kernel = header.kernels[place.kernel]
-        assert place.time_ns is not None  # of a measured ranking
+    for ranked, spread_ns in zip(ranking.kernels, measured.spreads_ns):
+        kernel = header.kernels[ranked.kernel]
+        assert ranked.time_ns is not None  # of a measured ranking
         operator = Operator(provider=kernel.provider, operator=kernel.operator)
-        kernels.setdefault(operator, Timing(time_ns=place.time_ns, spread_ns=spread_ns))
+        kernels.setdefault(operator, Timing(time_ns=ranked.time_ns, spread_ns=spread_ns))
     return Entry(
         problem=ranking.problem,
         origin=Origin(

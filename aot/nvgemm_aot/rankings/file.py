@@ -61,15 +61,15 @@ def encode(rankings: Rankings) -> bytes:
     """Encodes rankings as a file's bytes."""
     origins = {canonical_json(entry.origin.document) for entry in rankings.entries}
     operators = {operator for entry in rankings.entries for operator, _ in entry.kernels}
-    origin_places, operator_places = _places(origins), _places(operators)
+    origin_indices, operator_indices = _indices(origins), _indices(operators)
     problems: dict[str, list[dict[str, Any]]] = {}
     for entry in rankings.entries:
         problems.setdefault(entry.problem.key, []).append(
             {
-                "origin": origin_places[canonical_json(entry.origin.document)],
+                "origin": origin_indices[canonical_json(entry.origin.document)],
                 "date": entry.origin.conditions.date,
                 "kernels": [
-                    [operator_places[operator], timing.time_ns, timing.spread_ns]
+                    [operator_indices[operator], timing.time_ns, timing.spread_ns]
                     for operator, timing in entry.kernels
                 ],
                 "aten": timing_json(entry.aten),
@@ -81,12 +81,12 @@ def encode(rankings: Rankings) -> bytes:
     parts = {
         "format": canonical_json(FORMAT),
         "operators": _lines(
-            canonical_json([one.provider, one.operator]) for one in operator_places
+            canonical_json([operator.provider, operator.operator]) for operator in operator_indices
         ),
-        "origins": _lines(origin_places),
+        "origins": _lines(origin_indices),
         "problems": _lines(
-            canonical_json({"problem": key, "measurements": found})
-            for key, found in problems.items()
+            canonical_json({"problem": key, "measurements": measurements})
+            for key, measurements in problems.items()
         ),
         "version": canonical_json(VERSION),
     }
@@ -94,9 +94,9 @@ def encode(rankings: Rankings) -> bytes:
     return b"{" + b",\n".join(members) + b"}\n"
 
 
-def _places(values: Iterable[_S]) -> dict[_S, int]:
+def _indices(values: Iterable[_S]) -> dict[_S, int]:
     """Maps each value to its index in sorted order."""
-    return {value: place for place, value in enumerate(sorted(values))}
+    return {value: index for index, value in enumerate(sorted(values))}
 
 
 def _lines(values: Any) -> bytes:
@@ -137,51 +137,53 @@ class _Checker:
     def __init__(self, where: str) -> None:
         self._where = where
 
-    def fail(self, place: str, what: str, todo: str = _EXPORT) -> NoReturn:
-        raise RankingsError(f"{self._where}: {place}{what}; {todo}")
+    def fail(self, position: str, fault: str, todo: str = _EXPORT) -> NoReturn:
+        raise RankingsError(f"{self._where}: {position}{fault}; {todo}")
 
-    def refuse(self, place: str, allowed: str, found: object) -> NoReturn:
-        shown = repr(found)
+    def refuse(self, position: str, allowed: str, value: object) -> NoReturn:
+        shown = repr(value)
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        self.fail(place, f" must be {allowed} (got {shown})")
+        self.fail(position, f" must be {allowed} (got {shown})")
 
-    def member(self, value: Any, name: str, place: str) -> Any:
+    def member(self, value: Any, name: str, position: str) -> Any:
         if not isinstance(value, dict):
-            self.refuse(place, "an object", value)
+            self.refuse(position, "an object", value)
         if name not in value:
-            self.fail(f"{place}.{name}" if place else name, " is missing")
+            self.fail(f"{position}.{name}" if position else name, " is missing")
         return value[name]
 
-    def items(self, value: Any, name: str, place: str) -> list[Any]:
-        found = self.member(value, name, place)
-        if not isinstance(found, list):
-            self.refuse(f"{place}.{name}" if place else name, "a list", found)
-        return found
+    def items(self, value: Any, name: str, position: str) -> list[Any]:
+        items = self.member(value, name, position)
+        if not isinstance(items, list):
+            self.refuse(f"{position}.{name}" if position else name, "a list", items)
+        return items
 
-    def each(self, value: Any, name: str, place: str, read: Callable[[Any, str], _T]) -> list[_T]:
-        path = f"{place}.{name}" if place else name
+    def each(
+        self, value: Any, name: str, position: str, read: Callable[[Any, str], _T]
+    ) -> list[_T]:
+        path = f"{position}.{name}" if position else name
         return [
-            read(one, f"{path}[{number}]")
-            for number, one in enumerate(self.items(value, name, place))
+            read(item, f"{path}[{number}]")
+            for number, item in enumerate(self.items(value, name, position))
         ]
 
-    def text(self, value: Any, place: str) -> str:
+    def text(self, value: Any, position: str) -> str:
         if (
             not isinstance(value, str)
             or not value.isprintable()
             or not 0 < len(value) <= _MOST_TEXT
         ):
-            self.refuse(place, f"printable text of 1 to {_MOST_TEXT} characters", value)
+            self.refuse(position, f"printable text of 1 to {_MOST_TEXT} characters", value)
         return value
 
-    def number(self, value: Any, place: str, least: int, most: int) -> int:
+    def number(self, value: Any, position: str, least: int, most: int) -> int:
         if type(value) is not int or not least <= value <= most:
-            self.refuse(place, f"an integer in {least}..{most}", value)
+            self.refuse(position, f"an integer in {least}..{most}", value)
         return value
 
-    def _unique(self, place: str, values: Sequence[Hashable]) -> None:
+    def _unique(self, position: str, values: Sequence[Hashable]) -> None:
         if len(set(values)) != len(values):
-            self.fail(place, f" has one entry twice: {str(_first_twice(values))[:80]}")
+            self.fail(position, f" has one entry twice: {str(_first_twice(values))[:80]}")
 
 
 class RankingsFile(_Checker):
@@ -204,22 +206,22 @@ class RankingsFile(_Checker):
         self._operators = self.each(document, "operators", "", self._operator)
         self._origins = self.each(document, "origins", "", self._origin)
         self._unique("operators", self._operators)
-        self._unique("origins", [canonical_json(one.document) for one in self._origins])
+        self._unique("origins", [canonical_json(origin.document) for origin in self._origins])
         self._on_day: dict[tuple[int, str], Origin] = {}
-        places = [
-            (self._problem(value, path := f"problems[{place}]"), path, value)
-            for place, value in enumerate(self.items(document, "problems", ""))
+        values = [
+            (self._problem(value, path := f"problems[{index}]"), path, value)
+            for index, value in enumerate(self.items(document, "problems", ""))
         ]
-        self._unique("problems", [problem.key for problem, _, _ in places])
-        self._places = {problem: (path, value) for problem, path, value in places}
-        self.problems = tuple(self._places)
+        self._unique("problems", [problem.key for problem, _, _ in values])
+        self._values = {problem: (path, value) for problem, path, value in values}
+        self.problems = tuple(self._values)
 
     def rankings(self) -> Rankings:
         """Reads all measurements."""
-        found = [entry for problem in self.problems for entry in self.entries(problem)]
-        by_key = {entry.sort_key: entry for entry in found}
-        if len(by_key) != len(found):
-            problem, *_ = _first_twice(entry.sort_key for entry in found)
+        entries = [entry for problem in self.problems for entry in self.entries(problem)]
+        by_key = {entry.sort_key: entry for entry in entries}
+        if len(by_key) != len(entries):
+            problem, *_ = _first_twice(entry.sort_key for entry in entries)
             self.fail(
                 "problems", f": {problem.key} has one measurement twice",
                 "merge drops what is equal: nvgemm-aot rankings merge",
@@ -228,13 +230,13 @@ class RankingsFile(_Checker):
 
     def entries(self, problem: Problem) -> tuple[Entry, ...]:
         """Reads the measurements for one entry in ``problems``."""
-        path, value = self._places[problem]
+        path, value = self._values[problem]
         measurements = self.items(value, "measurements", path)
         if not measurements:
             self.refuse(f"{path}.measurements", "at least one measurement", [])
         return tuple(
-            self._entry(one, f"{path}.measurements[{number}]", problem)
-            for number, one in enumerate(measurements)
+            self._entry(measurement, f"{path}.measurements[{number}]", problem)
+            for number, measurement in enumerate(measurements)
         )
 
     def _document(self, data: bytes) -> dict[str, Any]:
@@ -278,112 +280,114 @@ class RankingsFile(_Checker):
             self.fail("", f"has an integer of {len(text)} digits, must be at most {_MOST_NS}")
         return int(text)
 
-    def _operator(self, value: Any, place: str) -> Operator:
+    def _operator(self, value: Any, position: str) -> Operator:
         if not isinstance(value, list) or len(value) != 2:
-            self.refuse(place, "a list of provider and operator", value)
-        provider, operator = (self.text(one, place) for one in value)
+            self.refuse(position, "a list of provider and operator", value)
+        provider, operator = (self.text(part, position) for part in value)
         return Operator(provider=provider, operator=operator)
 
-    def _origin(self, value: Any, place: str) -> Origin:
+    def _origin(self, value: Any, position: str) -> Origin:
         """Reads an origin, whose conditions have no day yet."""
-        toolchain = self.member(value, "toolchain", place)
+        toolchain = self.member(value, "toolchain", position)
         if not isinstance(toolchain, dict) or not toolchain:
-            self.refuse(f"{place}.toolchain", "an object of versions", toolchain)
+            self.refuse(f"{position}.toolchain", "an object of versions", toolchain)
         for name, version in toolchain.items():
-            self.text(name, f"{place}.toolchain")
-            self.text(version, f"{place}.toolchain.{name}")
-        arch = self.text(self.member(value, "arch", place), f"{place}.arch")
+            self.text(name, f"{position}.toolchain")
+            self.text(version, f"{position}.toolchain.{name}")
+        arch = self.text(self.member(value, "arch", position), f"{position}.arch")
         try:
             Target(arch=arch)
         except (NvgemmError, ValueError):
-            self.refuse(f"{place}.arch", "an architecture such as sm_90a", arch)
-        given = self.member(value, "conditions", place)
-        within = f"{place}.conditions"
+            self.refuse(f"{position}.arch", "an architecture such as sm_90a", arch)
+        conditions = self.member(value, "conditions", position)
+        within = f"{position}.conditions"
         texts = {
-            name: self.text(self.member(given, name, within), f"{within}.{name}")
+            name: self.text(self.member(conditions, name, within), f"{within}.{name}")
             for name in ("driver", "torch", "cuda")
         }
-        gpu = given.get("gpu_sha256")
-        if "gpu_sha256" in given and not _is_digest(gpu):
+        gpu = conditions.get("gpu_sha256")
+        if "gpu_sha256" in conditions and not _is_digest(gpu):
             self.refuse(f"{within}.gpu_sha256", "64 lower-case hex digits", gpu)
         return Origin(
             arch=arch,
             toolchain=toolchain,
-            gpu=self.text(self.member(value, "gpu", place), f"{place}.gpu"),
-            by=self.text(self.member(value, "by", place), f"{place}.by"),
-            cache=self.text(value.get("cache", COLD), f"{place}.cache"),
+            gpu=self.text(self.member(value, "gpu", position), f"{position}.gpu"),
+            by=self.text(self.member(value, "by", position), f"{position}.by"),
+            cache=self.text(value.get("cache", COLD), f"{position}.cache"),
             conditions=Conditions(
                 **texts,
                 date="",
-                launches=self.text(given.get("launches", BACK_TO_BACK), f"{within}.launches"),
+                launches=self.text(conditions.get("launches", BACK_TO_BACK), f"{within}.launches"),
                 gpu_sha256=gpu,
             ),
         )
 
-    def _problem(self, value: Any, place: str) -> Problem:
-        key = self.text(self.member(value, "problem", place), f"{place}.problem")
+    def _problem(self, value: Any, position: str) -> Problem:
+        key = self.text(self.member(value, "problem", position), f"{position}.problem")
         try:
             problem = Problem.parse(key)
         except (NvgemmError, ValueError):
             self.refuse(
-                f"{place}.problem", "a problem such as mm/tn/bf16xbf16/fp32/bf16/m1n4096k4096", key
+                f"{position}.problem",
+                "a problem such as mm/tn/bf16xbf16/fp32/bf16/m1n4096k4096",
+                key,
             )
         if problem.key != key:
-            self.refuse(f"{place}.problem", f"written {problem.key}", key)
+            self.refuse(f"{position}.problem", f"written {problem.key}", key)
         return problem
 
-    def _origin_on_day(self, value: Any, place: str) -> Origin:
+    def _origin_on_day(self, value: Any, position: str) -> Origin:
         """Reads a measurement's origin and day; equal ones share one object."""
-        number = self.member(value, "origin", place)
-        self.number(number, f"{place}.origin", 0, len(self._origins) - 1)
-        date = self.text(self.member(value, "date", place), f"{place}.date")
+        number = self.member(value, "origin", position)
+        self.number(number, f"{position}.origin", 0, len(self._origins) - 1)
+        date = self.text(self.member(value, "date", position), f"{position}.date")
         if (number, date) not in self._on_day:
             try:
                 is_day = datetime.date.fromisoformat(date).isoformat() == date
             except ValueError:
                 is_day = False
             if not is_day:
-                self.refuse(f"{place}.date", "a day such as 2026-11-21", date)
+                self.refuse(f"{position}.date", "a day such as 2026-11-21", date)
             self._on_day[number, date] = self._origins[number].on(date)
         return self._on_day[number, date]
 
-    def _entry(self, value: Any, place: str, problem: Problem) -> Entry:
-        origin, operators = self._origin_on_day(value, place), self._operators
+    def _entry(self, value: Any, position: str, problem: Problem) -> Entry:
+        origin, operators = self._origin_on_day(value, position), self._operators
         kernels = []
-        for which, one in enumerate(self.items(value, "kernels", place)):
-            within = f"{place}.kernels[{which}]"
-            if not isinstance(one, list) or len(one) != 3:
-                self.refuse(within, "a list of operator, nanoseconds and spread", one)
-            at = self.number(one[0], f"{within}[0]", 0, len(operators) - 1)
-            kernels.append((operators[at], self._timing(one[1:], within)))
+        for number, item in enumerate(self.items(value, "kernels", position)):
+            within = f"{position}.kernels[{number}]"
+            if not isinstance(item, list) or len(item) != 3:
+                self.refuse(within, "a list of operator, nanoseconds and spread", item)
+            index = self.number(item[0], f"{within}[0]", 0, len(operators) - 1)
+            kernels.append((operators[index], self._timing(item[1:], within)))
         times = [timing.time_ns for _, timing in kernels]
         if times != sorted(times) or not times:
-            self.refuse(f"{place}.kernels", "at least one kernel, the fastest first", times)
-        self._unique(f"{place}.kernels", [operator for operator, _ in kernels])
+            self.refuse(f"{position}.kernels", "at least one kernel, the fastest first", times)
+        self._unique(f"{position}.kernels", [operator for operator, _ in kernels])
         aten, triton = (
-            None if (one := self.member(value, name, place)) is None
-            else self._timing(one, f"{place}.{name}")
+            None if (reference := self.member(value, name, position)) is None
+            else self._timing(reference, f"{position}.{name}")
             for name in ("aten", "triton")
         )  # fmt: skip
         repeated = value.get("repeated")
         if "repeated" in value:
-            self.number(repeated, f"{place}.repeated", LEAST_REPEAT_S, _MOST_NS)
+            self.number(repeated, f"{position}.repeated", LEAST_REPEAT_S, _MOST_NS)
         return Entry(
             problem=problem,
             origin=origin,
             kernels=tuple(kernels),
             aten=aten,
             triton=triton,
-            doubts=tuple(self.each(value, "doubts", place, self.text)),
+            doubts=tuple(self.each(value, "doubts", position, self.text)),
             repeated=repeated,
         )
 
-    def _timing(self, value: Any, place: str) -> Timing:
+    def _timing(self, value: Any, position: str) -> Timing:
         if not isinstance(value, list) or len(value) != 2:
-            self.refuse(place, "a list of nanoseconds and spread", value)
+            self.refuse(position, "a list of nanoseconds and spread", value)
         return Timing(
-            time_ns=self.number(value[0], place, 1, _MOST_NS),
-            spread_ns=self.number(value[1], place, 0, _MOST_NS),
+            time_ns=self.number(value[0], position, 1, _MOST_NS),
+            spread_ns=self.number(value[1], position, 0, _MOST_NS),
         )
 
 

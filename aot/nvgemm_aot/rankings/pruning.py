@@ -22,17 +22,17 @@ def keep_winners(content: BundleContent) -> BundleContent:
     each signature also keeps the kernels that `needed_for_service` returns.
     """
     kernels = {kernel.id: kernel for kernel in content.kernels}
-    kept = {id_ for ranking in content.rankings for id_ in _winners(ranking)}
-    kept |= DispatchTables(content).needed()
+    kept_ids = {id_ for ranking in content.rankings for id_ in _winners(ranking)}
+    kept_ids |= DispatchTables(content).needed()
     for ranking in content.rankings:
-        if kept.isdisjoint(id_ for id_, _ in ranking.kernels):
-            kept.add(ranking.kernels[0][0])
+        if kept_ids.isdisjoint(id_ for id_, _ in ranking.kernels):
+            kept_ids.add(ranking.kernels[0][0])
     for rankings in by_signature(content.rankings).values():
-        kept |= needed_for_service(rankings, kernels, kept)
+        kept_ids |= needed_for_service(rankings, kernels, kept_ids)
     return replace(
         content,
-        kernels=tuple(kernel for kernel in content.kernels if kernel.id in kept),
-        rankings=tuple(keep_ranked(ranking, kept) for ranking in content.rankings),
+        kernels=tuple(kernel for kernel in content.kernels if kernel.id in kept_ids),
+        rankings=tuple(keep_ranked(ranking, kept_ids) for ranking in content.rankings),
     )
 
 
@@ -50,14 +50,16 @@ def by_signature(
     rankings: Iterable[ProblemRanking],
 ) -> dict[tuple[Signature, str], list[ProblemRanking]]:
     """Groups rankings by signature and GPU product."""
-    found: dict[tuple[Signature, str], list[ProblemRanking]] = {}
+    groups: dict[tuple[Signature, str], list[ProblemRanking]] = {}
     for ranking in rankings:
-        found.setdefault((ranking.problem.signature, ranking.gpu), []).append(ranking)
-    return found
+        groups.setdefault((ranking.problem.signature, ranking.gpu), []).append(ranking)
+    return groups
 
 
 def needed_for_service(
-    rankings: Iterable[ProblemRanking], kernels: Mapping[str, BuiltKernel], kept: Collection[str]
+    rankings: Iterable[ProblemRanking],
+    kernels: Mapping[str, BuiltKernel],
+    kept_ids: Collection[str],
 ) -> set[str]:
     """Returns kernels without which a signature would serve fewer operands or programs than before.
 
@@ -66,28 +68,28 @@ def needed_for_service(
     each group, a kernel with the least alignment must stay. If no kept kernel has it, adds the best
     ranked one.
     """
-    places: dict[str, int] = {}
+    ranks: dict[str, int] = {}
     for ranking in rankings:
-        for place, (id_, _) in enumerate(ranking.kernels):
-            places[id_] = min(place, places.get(id_, place))
-    gaps = {id_ for id_ in places if not needs_compact(kernels[id_].calling_convention)}
-    deterministic = {id_ for id_ in places if kernels[id_].is_deterministic}
-    staying = set(kept)
-    for group in (gaps & deterministic, deterministic, gaps, places.keys()):
+        for rank, (id_, _) in enumerate(ranking.kernels):
+            ranks[id_] = min(rank, ranks.get(id_, rank))
+    gaps = {id_ for id_ in ranks if not needs_compact(kernels[id_].calling_convention)}
+    deterministic = {id_ for id_ in ranks if kernels[id_].is_deterministic}
+    staying = set(kept_ids)
+    for group in (gaps & deterministic, deterministic, gaps, ranks.keys()):
         least = min((kernels[id_].alignment_bytes for id_ in group), default=None)
         able = [id_ for id_ in group if kernels[id_].alignment_bytes == least]
         if able and staying.isdisjoint(able):
-            staying.add(min(able, key=lambda id_: (places[id_], id_)))
-    return staying.difference(kept)
+            staying.add(min(able, key=lambda id_: (ranks[id_], id_)))
+    return staying.difference(kept_ids)
 
 
-def keep_ranked(ranking: ProblemRanking, kept: Collection[str]) -> ProblemRanking:
+def keep_ranked(ranking: ProblemRanking, kept_ids: Collection[str]) -> ProblemRanking:
     """Returns a ranking with only the kept kernels, in the same order."""
-    places = [place for place, (id_, _) in enumerate(ranking.kernels) if id_ in kept]
+    indices = [index for index, (id_, _) in enumerate(ranking.kernels) if id_ in kept_ids]
     measured = ranking.measured
     if measured is not None:
-        spreads_ns = tuple(measured.spreads_ns[place] for place in places)
+        spreads_ns = tuple(measured.spreads_ns[index] for index in indices)
         measured = replace(measured, spreads_ns=spreads_ns)
     return replace(
-        ranking, kernels=tuple(ranking.kernels[place] for place in places), measured=measured
+        ranking, kernels=tuple(ranking.kernels[index] for index in indices), measured=measured
     )

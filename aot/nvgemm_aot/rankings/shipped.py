@@ -31,14 +31,14 @@ def shipped_rankings(problems: Iterable[Problem]) -> Rankings:
     for problem in problems:
         lines.setdefault(replace(problem, m=1), []).append(problem.m)
     spans = {line: (min(m), max(m)) for line, m in lines.items()}
-    found = []
-    for line, by_m in _places(DIRECTORY).items():
+    entries = []
+    for line, by_m in _files_by_problem(DIRECTORY).items():
         least, most = spans.get(line, (1, 0))
-        for m, places in by_m.items():
+        for m, holders in by_m.items():
             if least <= m <= most:
                 problem = replace(line, m=m)
-                found += [entry for file in places for entry in file.entries(problem)]
-    return _shipped(found)
+                entries += [entry for file in holders for entry in file.entries(problem)]
+    return _shipped(entries)
 
 
 def all_shipped_rankings() -> Rankings:
@@ -52,7 +52,7 @@ def all_shipped_rankings() -> Rankings:
 
 
 def _shipped(entries: Iterable[Entry]) -> Rankings:
-    return merge([Rankings(entries=tuple(replace(one, is_shipped=True) for one in entries))])
+    return merge([Rankings(entries=tuple(replace(entry, is_shipped=True) for entry in entries))])
 
 
 @functools.cache
@@ -62,17 +62,17 @@ def _opened(directory: Path) -> tuple[RankingsFile, ...]:
 
 
 @functools.cache
-def _places(directory: Path) -> dict[Problem, dict[int, list[RankingsFile]]]:
+def _files_by_problem(directory: Path) -> dict[Problem, dict[int, list[RankingsFile]]]:
     """Returns the files that measured a problem, by the problem at m 1 and by m."""
-    found: dict[Problem, dict[int, list[RankingsFile]]] = {}
+    by_problem: dict[Problem, dict[int, list[RankingsFile]]] = {}
     for file in _opened(directory):
         for problem in file.problems:
-            of_line = found.setdefault(replace(problem, m=1), {})
-            of_line.setdefault(problem.m, []).append(file)
-    return found
+            by_m = by_problem.setdefault(replace(problem, m=1), {})
+            by_m.setdefault(problem.m, []).append(file)
+    return by_problem
 
 
-def is_shipped_name(given: Path) -> bool:
+def is_shipped_name(argument: Path) -> bool:
     """Returns True if a name means shipped rankings: all, or a shipped manifest's.
 
     An existing file takes precedence. A path with a directory always means a file.
@@ -80,25 +80,25 @@ def is_shipped_name(given: Path) -> bool:
     Raises:
         RankingsError: If neither a file nor shipped rankings have the name.
     """
-    if given.is_file() or given.parent != Path():
+    if argument.is_file() or argument.parent != Path():
         return False
-    if given.name == SHIPPED or (DIRECTORY / f"{given.name}.json").is_file():
+    if argument.name == SHIPPED or (DIRECTORY / f"{argument.name}.json").is_file():
         return True
     names = ", ".join(sorted(path.stem for path in DIRECTORY.glob("*.json")))
     raise RankingsError(
-        f"{given}: there is no such file; check the path, or name what comes with nvgemm-aot: "
+        f"{argument}: there is no such file; check the path, or name what comes with nvgemm-aot: "
         f"{SHIPPED} for all measurements, or a manifest's: {names}"
     )
 
 
-def read_named(given: Path) -> Rankings:
+def read_named(argument: Path) -> Rankings:
     """Reads a file, or shipped rankings by name; see `is_shipped_name`.
 
     Raises:
         StorageError, RankingsError: See `read_rankings` and `is_shipped_name`.
     """
-    if not is_shipped_name(given):
-        return read_rankings(given)
-    if given.name == SHIPPED:
+    if not is_shipped_name(argument):
+        return read_rankings(argument)
+    if argument.name == SHIPPED:
         return all_shipped_rankings()
-    return read_rankings(DIRECTORY / f"{given.name}.json")
+    return read_rankings(DIRECTORY / f"{argument.name}.json")

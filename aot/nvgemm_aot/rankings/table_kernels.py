@@ -54,8 +54,8 @@ class DispatchTables:
             return frozenset().union(*self._needed_by_row.values())
         key = all_but_m(without.problem), without.gpu
         others = [needed for row, needed in self._needed_by_row.items() if row != key]
-        left = {m: usable for m, usable in self._rows[key].items() if m != without.problem.m}
-        return frozenset().union(*others, self._needed(left))
+        remaining = {m: usable for m, usable in self._rows[key].items() if m != without.problem.m}
+        return frozenset().union(*others, self._needed(remaining))
 
     @functools.cached_property
     def _needed_by_row(self) -> dict[Hashable, frozenset[str]]:
@@ -69,9 +69,9 @@ class DispatchTables:
         """
         sources = {usable.source for usable in row.values() if usable.source.conditions is not None}
         alignments = {
-            max(KNOWN_ALIGNMENT_BYTES, one.kernel.alignment_bytes)
+            max(KNOWN_ALIGNMENT_BYTES, usable_kernel.kernel.alignment_bytes)
             for usable in row.values()
-            for one in usable.kernels
+            for usable_kernel in usable.kernels
         }
         rankings = {m: (usable,) for m, usable in row.items()}
         needed: set[str] = set()
@@ -82,7 +82,11 @@ class DispatchTables:
             device = _device_of(source, self._platform)
             if device.multiprocessors is None and max(row) > FEW_ROWS:
                 # A table's choice depends on the kernels' waves, which are unknown here.
-                needed.update(one.kernel.id for usable in row.values() for one in usable.kernels)
+                needed.update(
+                    usable_kernel.kernel.id
+                    for usable in row.values()
+                    for usable_kernel in usable.kernels
+                )
             decided = decide_dispatch(
                 rankings,
                 Request(

@@ -37,13 +37,14 @@ class Basis:
         gpu: The GPU product's driver name.
         toolchains: Versions by provider for everything that shapes its code, and its recipe
             (`recipe_name`).
-        beside: Other products that the same build ranks for; measurements on them are used there.
+        other_gpus: Other products that the same build ranks for. Measurements on them are used
+            there.
     """
 
     arch: str
     gpu: str
     toolchains: Mapping[str, Mapping[str, str]]
-    beside: Collection[str] = frozenset()
+    other_gpus: Collection[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +62,11 @@ class Usable:
     @property
     def front(self) -> tuple[Operator, ...]:
         """Kernels that may be the fastest."""
-        intervals = {one: interval_of(timing) for one, timing in self.assessment.entry.kernels}
-        leading = contending({one.name: interval for one, interval in intervals.items()})
-        return tuple(one for one in self.operators if one.name in leading)
+        intervals = {
+            operator: interval_of(timing) for operator, timing in self.assessment.entry.kernels
+        }
+        leading = contending({operator.name: interval for operator, interval in intervals.items()})
+        return tuple(operator for operator in self.operators if operator.name in leading)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +75,14 @@ class UsableRankings:
 
     Attributes:
         problems: Usable measurement by problem.
-        own: Problems for which a measurement in the user's own files fits.
+        user_problems: Problems for which a measurement in the user's own files fits.
         notes: Unused measurements, with the reasons. Most shipped measurements are for other
             targets, so the notes list a shipped one only if a provider's or compiler's version
             rules it out.
     """
 
     problems: Mapping[Problem, Usable]
-    own: frozenset[Problem]
+    user_problems: frozenset[Problem]
     notes: tuple[str, ...]
 
     def digest(self, problems: Iterable[Problem]) -> str | None:
@@ -87,7 +90,7 @@ class UsableRankings:
         used = [
             [
                 *_facts(self.problems[problem]),
-                [one.name for one in self.problems[problem].operators],
+                [operator.name for operator in self.problems[problem].operators],
             ]
             for problem in problems
             if problem in self.problems
@@ -96,51 +99,53 @@ class UsableRankings:
 
 
 def _facts(usable: Usable) -> list[object]:
-    found, entry = usable.assessment, usable.assessment.entry
+    assessment, entry = usable.assessment, usable.assessment.entry
     return [
         entry.problem.key,
         entry.origin.document,
         entry.origin.conditions.date,
-        [[one.name, timing.time_ns, timing.spread_ns] for one, timing in entry.kernels],
+        [[operator.name, timing.time_ns, timing.spread_ns] for operator, timing in entry.kernels],
         [timing and [timing.time_ns, timing.spread_ns] for timing in (entry.aten, entry.triton)],
-        found.doubts,
-        found.confirmed_by,
-        *([] if found.repeated is None else [found.repeated]),
+        assessment.doubts,
+        assessment.confirmed_by,
+        *([] if assessment.repeated is None else [assessment.repeated]),
     ]
 
 
 def find_usable(rankings: Rankings, basis: Basis) -> UsableRankings:
     """Selects the measurements that a build can use."""
     notes: Counter[tuple[str, str]] = Counter()
-    found: dict[Problem, list[Usable]] = {}
-    own: set[Problem] = set()
+    by_problem: dict[Problem, list[Usable]] = {}
+    user_problems: set[Problem] = set()
     for (problem, _), entries in rankings.groups.items():
         origin = entries[0].origin
-        if origin.arch == basis.arch and origin.gpu in basis.beside:
+        if origin.arch == basis.arch and origin.gpu in basis.other_gpus:
             continue
-        of_user = sum(not entry.is_shipped for entry in entries)
-        why = _why_not(entries[0], basis)
-        if why is not None:
-            notes["measurement", why] += of_user
+        user_count = sum(not entry.is_shipped for entry in entries)
+        reason = _why_not(entries[0], basis)
+        if reason is not None:
+            notes["measurement", reason] += user_count
             continue
         assessment = assess(entries)
         operators = []
         for operator, _ in assessment.entry.kernels:
-            why = _why_not_kernel(operator, assessment.entry, basis)
-            if why is None:
+            reason = _why_not_kernel(operator, assessment.entry, basis)
+            if reason is None:
                 operators.append(operator)
-            elif of_user or operator.provider in basis.toolchains:
-                notes["time", why] += 1
+            elif user_count or operator.provider in basis.toolchains:
+                notes["time", reason] += 1
         if operators:
             usable = Usable(assessment=assessment, operators=tuple(operators))
-            found.setdefault(problem, []).append(usable)
-            own |= {problem} if of_user else set()
+            by_problem.setdefault(problem, []).append(usable)
+            user_problems |= {problem} if user_count else set()
     return UsableRankings(
-        problems={problem: max(several, key=_merit) for problem, several in found.items()},
-        own=frozenset(own),
+        problems={
+            problem: max(alternatives, key=_merit) for problem, alternatives in by_problem.items()
+        },
+        user_problems=frozenset(user_problems),
         notes=tuple(
-            f"{count_text(count, noun)} {why}"
-            for (noun, why), count in sorted(notes.items())
+            f"{count_text(count, noun)} {reason}"
+            for (noun, reason), count in sorted(notes.items())
             if count
         ),
     )
@@ -163,21 +168,23 @@ def _why_not(entry: Entry, basis: Basis) -> str | None:
 
 def _why_not_kernel(operator: Operator, entry: Entry, basis: Basis) -> str | None:
     """Returns why a kernel's times are not used, as a text that follows their number."""
-    wanted = basis.toolchains.get(operator.provider)
-    if wanted is None:
+    toolchain = basis.toolchains.get(operator.provider)
+    if toolchain is None:
         return (
             f"of kernels of {operator.provider} not used: this build has the providers "
             f"{', '.join(basis.toolchains)}; add it to the manifest's `providers`, or name none"
         )
-    for name, version in wanted.items():
-        found = entry.origin.toolchain.get(name, "none")
-        if found == "none" and name == recipe_name(operator.provider):
-            found = UNSTATED_RECIPES.get(operator.provider, version)  # none in older bundles
-        if found != version:
-            can_be_had = found != "none" and name != recipe_name(operator.provider)
+    for name, version in toolchain.items():
+        measured_version = entry.origin.toolchain.get(name, "none")
+        if measured_version == "none" and name == recipe_name(operator.provider):
+            measured_version = UNSTATED_RECIPES.get(
+                operator.provider, version
+            )  # none in older bundles
+        if measured_version != version:
+            can_be_had = measured_version != "none" and name != recipe_name(operator.provider)
             return (
                 f"of kernels of {operator.provider} not used: measured with {name} "
-                f"{found}, this build has {version}; "
+                f"{measured_version}, this build has {version}; "
                 f"{'install that version, or measure again' if can_be_had else 'measure again'}"
             )
     return None
@@ -209,22 +216,22 @@ def measured_ranking(
     assessment, entry = usable.assessment, usable.assessment.entry
     allowed = set(usable.operators)
     times: dict[str, tuple[int, int]] = {}
-    gone = set()
+    absent = set()
     for operator, timing in entry.kernels:
         if operator in allowed and operator in ids:
             times.setdefault(ids[operator], (timing.time_ns, timing.spread_ns))
         else:
-            gone.add(operator.name)
+            absent.add(operator.name)
     if not times:
         return None
     doubts = list(assessment.doubts)
-    intervals = {one.name: interval_of(timing) for one, timing in entry.kernels}
+    intervals = {operator.name: interval_of(timing) for operator, timing in entry.kernels}
     if entry.aten is not None:
         intervals[ATEN] = interval_of(entry.aten)
-    left = {name: one for name, one in intervals.items() if name not in gone}
-    if not gone.isdisjoint(contending(intervals)) and not is_decided(left):
+    remaining = {name: interval for name, interval in intervals.items() if name not in absent}
+    if not absent.isdisjoint(contending(intervals)) and not is_decided(remaining):
         doubts.append(LEFT_UNDECIDED)
-    is_whole = gone.isdisjoint(contending(intervals))
+    is_whole = absent.isdisjoint(contending(intervals))
     return ProblemRanking(
         problem=entry.problem,
         source=RankingSource(

@@ -122,13 +122,15 @@ class Cache:
         Raises:
             OSError: If the directories cannot be inspected.
         """
-        place = self.directory.absolute() / "entries"
-        if not place.is_dir():
-            while not place.exists():
-                place = place.parent
-            return writable_by_others(place)
-        folders = (place_writable_by_others(one) for one in list(place.iterdir()) if one.is_dir())
-        return writable_by_others(place) or next(filter(None, folders), None)
+        folder = self.directory.absolute() / "entries"
+        if not folder.is_dir():
+            while not folder.exists():
+                folder = folder.parent
+            return writable_by_others(folder)
+        folders = (
+            place_writable_by_others(path) for path in list(folder.iterdir()) if path.is_dir()
+        )
+        return writable_by_others(folder) or next(filter(None, folders), None)
 
     def require_writable(self) -> None:
         """Fails early if the cache is not writable; sweeps leftovers from killed builds.

@@ -57,13 +57,13 @@ def make_directories(path: Path) -> None:
         missing.append(missing[-1].parent)
     if len(missing) > 1 and missing[-1].exists():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(missing[-1]))
-    made: list[Path] = []
+    created: list[Path] = []
     try:
         for directory in reversed(missing):
             if _make_directory(directory):
-                made.append(directory)
+                created.append(directory)
     except OSError:
-        for directory in reversed(made):
+        for directory in reversed(created):
             with contextlib.suppress(OSError):
                 directory.rmdir()
         raise
@@ -232,12 +232,12 @@ def read_start(path: Path, most_bytes: int) -> bytes:
 def _read_pipe(path: Path, descriptor: int, most_bytes: int) -> bytes:
     """Reads a non-blocking pipe until its end."""
     parts: list[bytes] = []
-    left = most_bytes
+    remaining = most_bytes
     arrived = select.poll()
     arrived.register(descriptor, select.POLLIN)
-    while left:
+    while remaining:
         try:
-            part = os.read(descriptor, left)
+            part = os.read(descriptor, remaining)
         except BlockingIOError:
             if not arrived.poll(LONGEST_SILENCE_S * 1e3):
                 silence = f"{_PIPE} whose writer wrote nothing for {LONGEST_SILENCE_S:g} s"
@@ -246,7 +246,7 @@ def _read_pipe(path: Path, descriptor: int, most_bytes: int) -> bytes:
         if not part:
             break
         parts.append(part)
-        left -= len(part)
+        remaining -= len(part)
     if not parts:
         raise _irregular(path, f"{_PIPE} that nobody writes to")
     return b"".join(parts)

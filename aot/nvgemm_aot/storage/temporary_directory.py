@@ -41,15 +41,15 @@ def make(parent: Path | None = None, *, in_memory: bool = True) -> Path:
         parent = _SHARED_MEMORY if usable else Path(tempfile.gettempdir())
     _sweep(parent)
     try:
-        made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     except OSError as error:
         raise StorageError(f"{parent}: no temporary directory: {error.strerror}") from error
     try:
-        acquire(made / _LOCK)  # held for as long as this process lives
+        acquire(directory / _LOCK)  # held for as long as this process lives
     except StorageError:
-        remove(made)
+        remove(directory)
         raise
-    return made
+    return directory
 
 
 def remove(directory: Path) -> None:

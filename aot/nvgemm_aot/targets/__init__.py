@@ -42,7 +42,11 @@ def usual_devices(arch: str, platform: str) -> tuple[str, ...]:
     others = (load_profile(name) for name in profile_names() if name != usual)
     return (
         usual,
-        *(one.name for one in others if (one.capability, one.platform) == (capability, platform)),
+        *(
+            profile.name
+            for profile in others
+            if (profile.capability, profile.platform) == (capability, platform)
+        ),
     )
 
 
@@ -80,13 +84,13 @@ def build_target(
         )
     if platform is None:
         platform = load_profile(device).platform if device else Target.platform
-    for what, found, known in (
+    for kind, value, known in (
         ("platform", platform, PLATFORMS),
         ("CUDA version", cuda, CUDA_VERSIONS),
     ):
-        if found not in known:
+        if value not in known:
             raise TargetError(
-                f"target {arch}: nothing is built for {what} {found!r} (known: {', '.join(known)})"
+                f"target {arch}: nothing is built for {kind} {value!r} (known: {', '.join(known)})"
             )
     target = Target(arch=arch, platform=platform, cuda=cuda)
     usual = usual_device(arch, platform)
@@ -122,12 +126,12 @@ def build_targets(
         usual = build_target(arch, platform=platform, cuda=cuda)
         devices = usual_devices(arch, usual.target.platform)
         platform = usual.target.platform
-    found = tuple(build_target(arch, one, platform=platform, cuda=cuda) for one in devices)
-    platforms = {one.device.platform: one.device.name for one in found}
+    targets = tuple(build_target(arch, device, platform=platform, cuda=cuda) for device in devices)
+    platforms = {target.device.platform: target.device.name for target in targets}
     if len(platforms) > 1:
-        named = " and ".join(f"{name} ({host})" for host, name in platforms.items())
+        listed = " and ".join(f"{name} ({host})" for host, name in platforms.items())
         raise TargetError(
-            f"target {arch}: devices {named} are of different host platforms; allowed: devices of "
+            f"target {arch}: devices {listed} are of different host platforms; allowed: devices of "
             "one platform; write a target for each platform"
         )
-    return found
+    return targets

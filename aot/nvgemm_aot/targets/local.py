@@ -76,13 +76,13 @@ def targets_for(device: Device) -> tuple[BuildTarget, ...]:
     """
     if device.kind == CPU:
         return (BuildTarget(target=Target(arch=CPU, platform=device.platform), device=CPU_PROFILE),)
-    for what, found, built in (
+    for kind, value, built in (
         ("platform", device.platform, PLATFORMS),
         ("CUDA version of torch", device.cuda, CUDA_VERSIONS),
     ):
-        if found not in built:
+        if value not in built:
             known = " and ".join(built)
-            raise TargetError(f"{what} {found}: kernels are compiled for {known} only")
+            raise TargetError(f"{kind} {value}: kernels are compiled for {known} only")
     assert device.cuda is not None  # it is in `CUDA_VERSIONS`
     usual = Target(arch=DEFAULT_ARCHITECTURE, platform=device.platform, cuda=device.cuda)
     capability = device.capability

@@ -86,8 +86,8 @@ def basis_of_limit(
     products.
     """
     facts = (profile.max_active_clusters.get(cluster_size) for profile in profiles)
-    found = {fact.basis for fact in facts if fact is not None and fact.value == max_active}
-    return max(found, key=BASES.index, default=None)
+    bases = {fact.basis for fact in facts if fact is not None and fact.value == max_active}
+    return max(bases, key=BASES.index, default=None)
 
 
 def profile_names() -> tuple[str, ...]:

@@ -52,7 +52,7 @@ class Pool:
         write_rankings(path, rankings(*entries))
         path.write_text(path.read_text().replace(*edit))
         shipped._opened.cache_clear()
-        shipped._places.cache_clear()
+        shipped._files_by_problem.cache_clear()
 
 
 @pytest.fixture
