@@ -79,16 +79,16 @@ CASES: dict[str, list[Case]] = {
     "list": [Case(prints="no bundle is installed")],
     "doctor": [
         Case(
-            prints="compiler side    not installed; running kernels needs none",
+            prints="compiler side    not installed; running kernels does not need it",
             fails=UnhealthyError,
         )
     ],
     "explain": [Case(arguments=("{python}", "-c", "pass"), prints="GEMM")],
     "record": [
-        Case(arguments=("{python}", "-c", "pass"), says="no GEMM was met"),
+        Case(arguments=("{python}", "-c", "pass"), says="no GEMM was recorded"),
         Case(
             arguments=("--fake", "{python}", "-c", CALLS_A_GEMM),
-            says="1 GEMM met",
+            says="1 GEMM recorded",
             writes="recorded.yaml",
             is_slow=True,
         ),

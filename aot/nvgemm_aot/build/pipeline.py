@@ -393,7 +393,7 @@ def require_used(measured: Sequence[MeasuredTarget], rankings: Rankings | None) 
     if not is_given or any(target.user_problems for target in measured):
         return
     notes = [note for target in measured for note in target.notes]
-    reason = "; ".join(dict.fromkeys(notes)) or "none is of a problem that the manifest declares"
+    reason = "; ".join(dict.fromkeys(notes)) or "none is for a problem that the manifest declares"
     raise RankingsError(f"none of the rankings fits the build (--strict): {reason}")
 
 

@@ -468,8 +468,8 @@ def require_served(unserved: Sequence[Unserved], targets: int, *, strict: bool =
     pronoun = "it" if count == 1 else "them"
     failed = any(entry.failed for entry in missing)
     next_step = (
-        f"name other providers for {pronoun} (providers: in the manifest; all that come along if "
-        f"left out), or change or remove {pronoun}"
+        f"list other providers for {pronoun} under `providers` in the manifest (default: all that "
+        f"come with nvgemm-aot), or change or remove {pronoun}"
         if failed
         else f"change or remove {pronoun}"
     )

@@ -200,7 +200,7 @@ def prefer_measured(
             *(
                 Rejection(
                     operator=candidate.operator,
-                    reason="others were measured, and this one was not, or was slower",
+                    reason="not measured, or slower than the measured candidates that were chosen",
                 )
                 for candidate in displaced
             ),
@@ -258,11 +258,11 @@ def _keep_diverse(
             rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))
             continue
         if is_twin and (choice.time_ns or 0) < LEAST_DYNAMIC_NS:
-            reason = f"a dynamic schedule beside a static one is for {LEAST_DYNAMIC_NS} ns or more"
+            reason = f"a dynamic twin of a static schedule needs at least {LEAST_DYNAMIC_NS} ns"
             rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))
             continue
         if is_twin and dynamic == most_dynamic:
-            reason = f"{most_dynamic} of {limit} that differ by a dynamic schedule alone are enough"
+            reason = f"at most {most_dynamic} of {limit} may differ by a dynamic schedule alone"
             rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))
             continue
         if per_shape[shape] < MAX_PER_SHAPE and len(choices) < room:
@@ -274,7 +274,7 @@ def _keep_diverse(
         reason = f"{MAX_PER_SHAPE} of the same block shape rank higher"
         if per_shape[shape] < MAX_PER_SHAPE:
             time = "no estimate" if choice.time_ns is None else f"estimate {choice.time_ns} ns"
-            reason = f"place {rank} of {len(ranked)} ({time}), {limit} kept"
+            reason = f"rank {rank} of {len(ranked)} ({time}), limit {limit}"
         rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))
     return choices
 

@@ -109,8 +109,8 @@ def read_content(bundle: Bundle) -> BundleContent:
         raise BundleFormatError(
             str(bundle.path),
             "feature",
-            f"{len(unknown)} kernels, rankings, sources and entries of unserved are unknown to "
-            f"this release and would be lost in a copy, the first because it {unknown[0]}",
+            f"{len(unknown)} kernels, rankings, sources and unserved entries are unknown to this "
+            f"release and would be lost in a copy, the first because it {unknown[0]}",
         )
     return BundleContent(
         target=header.target,

@@ -72,8 +72,8 @@ def why_not_packed(installed: Distribution | None = None) -> str | None:
         return None
     checkout = shlex.quote(unquote(urlsplit(origin["url"]).path))
     return (
-        f"{RUNTIME} is installed editable; its wheel: pip wheel --no-deps --wheel-dir DIRECTORY "
-        f"{checkout}"
+        f"{RUNTIME} is an editable installation; to build its wheel, run: pip wheel --no-deps "
+        f"--wheel-dir DIRECTORY {checkout}"
     )
 
 
@@ -121,9 +121,9 @@ def refuse_other_runtimes(directory: Path, filename: str) -> None:
     for name in list_wheels(directory, RUNTIME_PACKAGE):
         if name != filename and runtime_platform(name) == runtime_platform(filename):
             raise PackagingError(
-                f"{directory / name} is another wheel of the runtime than {filename}, which is "
-                "written now, and pip cannot install both: remove it, or choose another directory "
-                "with --out"
+                f"{directory / name} is another runtime wheel than {filename}, which this command "
+                "writes, and pip cannot install both: remove it, or choose another directory with "
+                "--out"
             )
 
 

@@ -192,9 +192,9 @@ def refuse_other_versions(directory: Path, identity: WheelIdentity) -> None:
     for name in list_wheels(directory, identity.package):
         if name.split("-")[1] != identity.version:
             raise PackagingError(
-                f"{directory / name} is another version than {identity.version}, which is written "
-                "now, and pip cannot install both: remove it, or choose another directory with "
-                "--out"
+                f"{directory / name} is another version than {identity.version}, which this "
+                "command writes, and pip cannot install both: remove it, or choose another "
+                "directory with --out"
             )
 
 
@@ -244,7 +244,7 @@ def _check_size(size_bytes: int, bundle_count: int) -> None:
     if size_bytes <= MAX_WHEEL_BYTES:
         return
     advice = (
-        "pack each target by itself (nvgemm-aot wheel <one bundle>, each with its own name)"
+        "pack each target into its own wheel (nvgemm-aot wheel BUNDLE --name NAME)"
         if bundle_count > 1
         else "split the manifest in two and pack each part's bundle under its own name"
     )
@@ -260,7 +260,7 @@ def _platform_tag(headers: Sequence[Header]) -> str:
     if len(platforms) > 1:
         raise PackagingError(
             f"the bundles are for different platforms ({', '.join(platforms)}): "
-            "pack each platform's by itself"
+            "pack each platform into its own wheel"
         )
     if platforms[0] not in PLATFORM_TAGS:
         raise PackagingError(
@@ -348,8 +348,8 @@ def encode_archive(filename: str, files: Mapping[str, bytes]) -> bytes:
             return path.read_bytes()
     except OSError as error:
         raise StorageError(
-            f"cannot write the wheel in a temporary directory first: {error}; "
-            f"{space_hint(error)}, by TMPDIR"
+            f"cannot write the wheel to a temporary directory: {error}; {space_hint(error)}, or "
+            "set TMPDIR"
         ) from error
 
 

@@ -164,7 +164,7 @@ def _header_rankings(
     if twice := [problem.key for (problem, _), count in counts.items() if count > 1]:
         raise ValueError(f"problems ranked more than once: {', '.join(twice)}")
     if missing := {id_ for r in rankings for id_, _ in r.kernels} - position.keys():
-        raise ValueError(f"rankings name kernels that are not there: {', '.join(sorted(missing))}")
+        raise ValueError(f"rankings name unknown kernels: {', '.join(sorted(missing))}")
     return tuple(
         Ranking(
             problem=ranking.problem,

@@ -56,13 +56,13 @@ Document = dict[str, Any]
     "--rankings",
     type=ANY_PATH,
     multiple=True,
-    help="Rank by the measurements of this file, too, where they fit; may be repeated. Those that "
-    "come with nvgemm-aot count without being named.",
+    help="Also rank by this file's measurements, where they fit; may be repeated. Measurements "
+    "that come with nvgemm-aot need not be named.",
 )
 @click.option(
     "--estimates-only",
     is_flag=True,
-    help="Use no measurements, nor those that come with nvgemm-aot.",
+    help="Use no measurements, not even those that come with nvgemm-aot.",
 )
 @click.option(
     "--prune", is_flag=True, help="Keep only kernels that win a problem or are in a dispatch table."
@@ -106,11 +106,11 @@ def build(
     from ..storage.cache import Cache, default_directory
 
     if rejections and not dry_run:
-        raise click.UsageError("--rejections goes with --dry-run")
+        raise click.UsageError("--rejections needs --dry-run")
     if wheel_version and not wheel:
-        raise click.UsageError("--wheel-version goes with --wheel")
+        raise click.UsageError("--wheel-version needs --wheel")
     if estimates_only and rankings:
-        raise click.UsageError("--estimates-only goes without --rankings")
+        raise click.UsageError("--estimates-only cannot be combined with --rankings")
     declared = load_manifest(find_manifest(manifest))
     files = _user_files(rankings)
     measured = None if estimates_only else _measurements(declared, files)
@@ -174,8 +174,8 @@ def _user_files(paths: Sequence[Path]) -> list[Path]:
     names = [path for path in paths if is_shipped_name(path)]
     for name in names:
         click.echo(
-            f"nvgemm-aot: --rankings {name} changes nothing: it comes with nvgemm-aot, whose "
-            "measurements count for every build",
+            f"nvgemm-aot: --rankings {name} has no effect: every build uses the measurements that "
+            "come with nvgemm-aot",
             err=True,
         )
     return [path for path in paths if path not in names]
@@ -354,14 +354,14 @@ def _measured_lines(document: Document) -> list[str]:
         lines.append(f"{name}: problems ranked by {_ranked_by(target)}")
         lines += (f"  {note}" for note in target["notes"])
     if any("doubtful" in target["problems"] for target in document["measured"]):
-        lines.append(f"why doubtful: {_show_command(document['rankings'])}")
+        lines.append(f"to see the doubts: {_show_command(document['rankings'])}")
     return lines
 
 
 def _ranked_by(target: Document) -> str:
     """Counts a target's problems by their ranking source."""
     count = target["shipped"] + target["own"]
-    sources = (("shipped", target["shipped"]), ("of your files", target["own"]))
+    sources = (("shipped", target["shipped"]), ("from your files", target["own"]))
     counted = ", ".join(f"{number} {source}" for source, number in sources if number)
     standings = ", ".join(f"{number} {standing}" for standing, number in target["problems"].items())
     detail = f" ({counted}: {standings})" if count else ""
@@ -387,7 +387,7 @@ def plan_text(document: Document) -> str:
             ]
             lines = [
                 f"{target['target']} (device {product['device']})",
-                table(rows, ["problem", "candidates", "best time, us", "which is"]),
+                table(rows, ["problem", "candidates", "best time, us", "basis"]),
             ]
             if (hidden := len(product["problems"]) - len(rows)) > 0:
                 lines.append(f"and {count_text(hidden, 'more problem')}, which --json lists")
@@ -400,10 +400,10 @@ def plan_text(document: Document) -> str:
             f", at most about {size_text(target['estimated_most_bytes'])}"
         )
     if document["prunes"]:
-        parts.append("--prune keeps fewer of these: those that win, known once all are compiled")
+        parts.append("--prune keeps fewer kernels: those that win, which is known after compiling")
     parts.append(
         f"about {document['estimated_seconds']:.0f} s of compiling in "
-        f"{count_text(document['jobs'], 'process')}, more where other programs run"
+        f"{count_text(document['jobs'], 'process')}, more if other programs run"
     )
     parts += ("\n".join(lines) for lines in (_unserved_lines(document), _measured_lines(document)))
     return "\n\n".join(filter(None, parts))
@@ -527,7 +527,7 @@ def build_text(document: Document) -> str:
     lines += [*_unserved_lines(document), *_measured_lines(document)]
     lines += wheel_lines(document)
     lines += (
-        f"{platform}: no wheel, as no target of this platform has a kernel; the reasons are above"
+        f"{platform}: no wheel: no target of this platform has a kernel; the reasons are above"
         for platform in document.get("platforms_without_wheel", ())
     )
     lines.append(f"{count_text(document['compiled'], 'kernel')} compiled now")

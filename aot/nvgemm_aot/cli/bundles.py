@@ -42,7 +42,7 @@ Document = dict[str, Any]
 @out_directory_option("Directory for the wheel.")
 @click.option("--name", required=True, help="The wheel is called nvgemm-kernels-NAME.")
 @click.option("--version", "wheel_version", default=__version__, show_default=True)
-@click.option("--summary", help="One line on what the kernels are for.")
+@click.option("--summary", help="One line about the purpose of the kernels.")
 def wheel(
     bundles: tuple[Path, ...], out: Path, name: str, wheel_version: str, summary: str | None
 ) -> None:
@@ -83,7 +83,7 @@ def inspect(bundle: Path, as_json: bool) -> None:
 @click.option(
     "--disassemble/--no-disassemble",
     default=None,
-    help="Require, or skip, the proofs from disassembled code. Default: where tools are installed.",
+    help="Require or skip proofs from disassembled code. Default: if tools are installed.",
 )
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Disassembler processes.")
 @json_option

@@ -57,7 +57,7 @@ def list_(cache_dir: Path | None, as_json: bool) -> None:
     "--older-than",
     type=_AGE,
     metavar="AGE",
-    help="Only what was not used for so long, e.g. 30d (s, m, h, d, w).",
+    help="Only content unused for at least this long, e.g. 30d (s, m, h, d, w).",
 )
 def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: float | None) -> None:
     """Remove everything, or what the options select; with both options, what both select."""
@@ -83,7 +83,7 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: float | Non
     if remaining:
         raise StorageError(
             f"{remaining[0]}: cannot be removed, nor "
-            f"{count_text(len(remaining) - 1, 'other file')}; are they yours?"
+            f"{count_text(len(remaining) - 1, 'other file')}; check that you own them"
         )
     after = read_usage(store)
     problems_before, problems_after = (
@@ -110,7 +110,7 @@ def _cache_directory(option: Path | None) -> Path:
     directory = (option or default_directory()).absolute()
     if directory.exists() and not directory.is_dir():
         raise StorageError(
-            f"{directory}: this is no directory; set NVGEMM_AOT_CACHE to the cache directory"
+            f"{directory}: this is not a directory; set NVGEMM_AOT_CACHE to the cache directory"
         )
     return directory
 
@@ -171,9 +171,9 @@ def usage_text(document: dict[str, Any]) -> str:
         for damaged in document["damaged"]
     )
     parts.append(
-        f"{document['directory']}: {size_text(document['size_bytes'])}, of them "
+        f"{document['directory']}: {size_text(document['size_bytes'])}, including "
         f"{document['entries']} compiled kernels and plans with "
-        f"{size_text(document['entries_bytes'])}; the limit of run-time compiling is "
+        f"{size_text(document['entries_bytes'])}; the limit for run-time compiling is "
         f"{size_text(document['limit_bytes'])}"
     )
     return "\n\n".join(parts)

@@ -62,18 +62,20 @@ class _Percent(click.ParamType):  # type: ignore[type-arg]
     type=click.Choice(tuple(WEIGHT_NAMES)),
     default="count",
     show_default=True,
-    help="What to sort by, and what --fail-under is a percentage of.",
+    help="Sort order, and the unit of --fail-under.",
 )
-@click.option("--fail-under", type=_Percent(), help="Exit with 23 where less is covered.")
+@click.option("--fail-under", type=_Percent(), help="Exit with status 23 if less is covered.")
 @click.option(
-    "--declared-only", is_flag=True, help="For --fail-under: what is served by signature is missed."
+    "--declared-only",
+    is_flag=True,
+    help="For --fail-under: count problems served by signature as missed.",
 )
 @click.option(
     "--count-undeclarable",
     is_flag=True,
-    help="Count as missed, too, GEMMs of a recording that no manifest can declare, say in fp32.",
+    help="Also count recorded GEMMs that no manifest can declare, e.g. in fp32, as missed.",
 )
-@click.option("--html", type=ANY_PATH, help="Also write a page with a picture of the shapes.")
+@click.option("--html", type=ANY_PATH, help="Also write a page with a chart of the shapes.")
 @json_option
 def coverage(
     manifest: Path,
@@ -97,7 +99,7 @@ def coverage(
     from .coverage_gate import require_coverage
 
     if declared_only and fail_under is None:
-        raise click.UsageError("--declared-only goes with --fail-under")
+        raise click.UsageError("--declared-only needs --fail-under")
     recorded, undeclarable = _read_manifest(manifest, names)
     views, unusable = (read_bundles(bundles), []) if bundles else installed_bundles()
     weight = Weight(by)

@@ -76,7 +76,7 @@ def _add_target(section: Element, target: TargetCoverage, by: Weight) -> None:
     _add_caption(section, target)
     _add_gemms(section, target, by)
     _add_list(section, "Bundles that this GPU can use", target.bundles)
-    _add_list(section, "Bundles, or kernels of them, that it cannot use", target.refusals)
+    _add_list(section, "Bundles and kernels that it cannot use", target.refusals)
 
 
 def _add_percentages(section: Element, target: TargetCoverage) -> None:
@@ -97,17 +97,17 @@ def _add_legend(section: Element, target: TargetCoverage) -> None:
 
 def _add_caption(section: Element, target: TargetCoverage) -> None:
     caption = (
-        "Each marker is a GEMM, its area in proportion to how often it was recorded (but for the "
-        "smallest). GEMMs of equal m and n · k stand side by side. Point at one to see what it is."
+        "Each marker is a GEMM. Its area is proportional to its recorded count, except for the "
+        "smallest. GEMMs with equal m and n · k are side by side. Point at a marker for details."
     )
     unsized = sum(gemm.sizes is None for gemm in target.gemms)
     if unsized:
-        caption += f" {unsized} of unknown sizes are in the table alone, with 0 FLOPs."
+        caption += f" {unsized} with unknown sizes are only in the table, with 0 FLOPs."
     _add(section, "p", caption, "faint")
 
 
 def _add_gemms(section: Element, target: TargetCoverage, by: Weight) -> None:
-    header = ["GEMM", "found as", "count", "% of count", "% of FLOPs", "ranked as, or why not"]
+    header = ["GEMM", "found as", "count", "% of count", "% of FLOPs", "ranked as, or reason"]
     rows = _add_table(section, header)
     totals = {weight: target.weight(weight) for weight in (Weight.COUNT, Weight.FLOPS)}
     for gemm in target.heaviest(by, frozenset(Status)):

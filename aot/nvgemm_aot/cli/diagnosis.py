@@ -109,8 +109,8 @@ def diagnose() -> Document:
     if driver and cuda and _driver_is_older(driver, cuda):
         too_old = True
         problems.append(
-            f"the driver is of CUDA {driver}, torch and its kernels are for {cuda}, whose device "
-            f"code it does not load; update NVIDIA's driver to one of CUDA {cuda[2:]}, or install "
+            f"the driver is for CUDA {driver} and cannot load device code for {cuda}, which torch "
+            f"and its kernels need; update NVIDIA's driver to one for CUDA {cuda[2:]}, or install "
             "torch and kernels for an older CUDA"
         )
     devices = (_attempt(_gpus, problems) or ()) if driver and cuda else ()
@@ -163,7 +163,7 @@ def _provider_document(name: str, origin: str) -> Document:
     """Describes whether a provider can be created and has its toolchain; compiles nothing."""
     try:
         if origin != OWN and name in PROVIDERS:
-            raise ToolchainError("the provider of this name that comes with nvgemm-aot is used")
+            raise ToolchainError("nvgemm-aot's own provider with this name takes precedence")
         load_provider(name).toolchain()
     except NvgemmError as error:
         return {"name": name, "origin": origin, "problem": str(error)}

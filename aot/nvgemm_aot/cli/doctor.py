@@ -80,7 +80,7 @@ def _build_facts(document: dict[str, Any]) -> list[list[str]]:
     providers = document["providers"]
     rows: list[list[str]] = []
     if document["build_problems"] is None:
-        rows.append(["compiler side", "not installed; running kernels needs none"])
+        rows.append(["compiler side", "not installed; running kernels does not need it"])
         providers = [provider for provider in providers if provider["origin"] != OWN]
     else:
         rows += ([name, version or MISSING] for name, version in document["build_versions"].items())
@@ -113,12 +113,12 @@ def _rankings_row(document: dict[str, Any]) -> list[list[str]]:
 
 def _provider_text(provider: dict[str, Any]) -> str:
     problem = provider["problem"]
-    return f"of {provider['origin']}" + (f": cannot be used: {problem}" if problem else "")
+    return f"from {provider['origin']}" + (f": cannot be used: {problem}" if problem else "")
 
 
 def _cache_text(cache: dict[str, Any]) -> str:
     if cache["directory"] is None:
-        return "no place for one; set NVGEMM_AOT_CACHE"
+        return "no directory; set NVGEMM_AOT_CACHE"
     state = "" if cache["writable"] else ", not writable"
     entries = count_text(cache["entries"], "entry")
     return f"{cache['directory']}: {entries}, {size_text(cache['size_bytes'])}{state}"
@@ -152,6 +152,6 @@ def _served_text(ranked_for: str | None, gpu: str) -> str:
     if ranked_for in (None, gpu):
         return "served"
     return (
-        f"served, in the order of {ranked_for}: the bundle has no rankings for {gpu}; measure "
-        "there: nvgemm-aot tune"
+        f"served with the rankings for {ranked_for}: the bundle has none for {gpu}; to measure, "
+        "run there: nvgemm-aot tune"
     )

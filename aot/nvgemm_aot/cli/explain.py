@@ -21,7 +21,7 @@ Document = dict[str, Any]
     "--json",
     "as_json",
     is_flag=True,
-    help="Print JSON alone: what COMMAND prints goes to standard error.",
+    help="Print only JSON; COMMAND's output goes to standard error.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
@@ -43,8 +43,8 @@ def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None
     print_result(document, explain_text, as_json=as_json)
     if document["unreadable_lines"]:
         click.echo(
-            f"nvgemm-aot: left out {count_text(document['unreadable_lines'], 'event')} whose lines "
-            "could not be read, as when a process is killed while it writes one",
+            f"nvgemm-aot: ignored {count_text(document['unreadable_lines'], 'event')} with "
+            "unreadable lines, as when a process is killed while it writes",
             err=True,
         )
     ctx.exit(document["status"])
@@ -56,16 +56,16 @@ _MOST_CHARACTERS = 60
 """Most characters of a GEMM's name in the table."""
 
 _NO_GEMM = """\
-no GEMM came up. It may be that
+torch.compile reported no GEMM. Possible reasons:
   - nothing was compiled with max-autotune (torch.compile(model, mode="max-autotune")), and no
     bundle is installed, or NVGEMM_AOT_DEFAULT_MODE is 0;
-  - what was compiled has no GEMM, or Inductor made something else of it;
+  - the compiled code has no GEMM, or Inductor replaced it by other operations;
   - the plug-in is off (NVGEMM_AOT=off), not installed in the command's Python, or does not
     support its torch.
-`nvgemm-aot doctor`, run where the command runs, says whether kernels can be used there."""
+To check whether kernels can be used there, run `nvgemm-aot doctor` where the command runs."""
 
 
-_NO_EVENT_READ = "nothing is known: no event of the run could be read"
+_NO_EVENT_READ = "no result: no event of the run could be read"
 
 
 def explain_text(document: Document) -> str:
@@ -75,7 +75,7 @@ def explain_text(document: Document) -> str:
     if not gemms:
         text = _NO_EVENT_READ if document["unreadable_lines"] else _no_gemm_text(document)
         return "\n".join([text, *failed])
-    header = ("GEMM", "met", "found as", "offered", "bundled, us", "others, us", "in the code")
+    header = ("GEMM", "graphs", "found as", "offered", "bundled, us", "others, us", "in the code")
     rows = [
         (
             _short_name(gemm),
@@ -156,7 +156,7 @@ def _summary(document: list[Document]) -> str:
         f"{count_text(len(gemms), 'GEMM')}: {used} on bundled kernels, "
         f"{others} on others though bundled kernels were offered, "
         f"{f'{atens} on ATen, as measured, ' if atens else ''}"
-        f"{f'{unoffered} on others, as none was offered, ' if unoffered else ''}"
+        f"{f'{unoffered} on others, because none was offered, ' if unoffered else ''}"
         f"{missed} without a bundled kernel"
     )
 
@@ -178,8 +178,8 @@ def _measured_lines(gemms: list[Document]) -> Iterable[str]:
 
 
 _TO_TUNE = {
-    "doubtful": "to measure on this GPU what is uncertain:",
-    "unconfirmed": "to repeat, or confirm on another GPU of this product, what one has measured:",
+    "doubtful": "to measure uncertain problems on this GPU:",
+    "unconfirmed": "to repeat measurements, or confirm them on another GPU of this product:",
 }
 """Purpose of tuning bundles, by field of a GEMM."""
 

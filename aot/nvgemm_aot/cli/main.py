@@ -40,7 +40,7 @@ class _Group(click.Group):
             return super().main(*args, **extra)
         except OSError as error:
             where = output.failed_stream(error) or error.filename or "the operating system"
-            _log.debug("where it came up", exc_info=True)
+            _log.debug("traceback", exc_info=True)
             output.report(f"{where}: {error.strerror or error}; {_next_step(error)}")
             output.drop_unwritten()
             sys.exit(StorageError.exit_code)
@@ -70,7 +70,7 @@ class _Group(click.Group):
             output.report(str(unreadable_entry_points(error)))
             ctx.exit(ToolchainError.exit_code)
         except KeyboardInterrupt:
-            click.echo("nvgemm-aot: interrupted; what was compiled is kept", err=True)
+            click.echo("nvgemm-aot: interrupted; compiled kernels are in the cache", err=True)
             ctx.exit(interrupts.INTERRUPTED)
 
 
@@ -92,7 +92,7 @@ def _require_directory() -> None:
 def _next_step(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "free space there"
-    return "with -vv, the log says where it came up"
+    return "for the traceback, run with -vv"
 
 
 def _read_entry_points(error: Exception) -> bool:

@@ -33,7 +33,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
         number = int(part) if re.fullmatch(r" *[0-9]{1,10} *", part) else 0
         if not 1 <= number <= MAX_EXTENT:
             raise click.BadParameter(
-                f"found {part!r}; allowed: integers in 1..{MAX_EXTENT} between commas"
+                f"found {part!r}; allowed: integers in 1..{MAX_EXTENT}, separated by commas"
             )
         numbers.add(number)
     return tuple(sorted(numbers))
@@ -87,7 +87,7 @@ def manifest() -> None:
 @click.option(
     "--training",
     is_flag=True,
-    help="Backward products, too: gradients of inputs and weights.",
+    help="Also declare backward products: gradients of inputs and weights.",
 )
 @click.option(
     "--experts",
@@ -95,7 +95,7 @@ def manifest() -> None:
     multiple=True,
     default=["transformers"],
     show_default=True,
-    help="Library whose weights of experts to declare; may come twice.",
+    help="Library whose expert weights to declare; may be repeated.",
 )
 @click.option(
     "--dtype",
@@ -104,7 +104,7 @@ def manifest() -> None:
     multiple=True,
     default=[DType.BF16.value],
     show_default=True,
-    help="Element type; may come twice.",
+    help="Element type; may be repeated.",
 )
 @click.option(
     "--target",
@@ -114,15 +114,15 @@ def manifest() -> None:
     default=[DEFAULT_ARCHITECTURE],
     show_default=True,
     callback=_targets,
-    help=f"What to build for: one of {ARCHITECTURE_NAMES}, for {PLATFORMS[0]} and "
-    f"{CUDA_VERSIONS[0]} unless named, as in sm_90a-linux_aarch64-cu12; may come several times.",
+    help=f"Target to build for: one of {ARCHITECTURE_NAMES}, for {PLATFORMS[0]} and "
+    f"{CUDA_VERSIONS[0]} unless named, as in sm_90a-linux_aarch64-cu12; may be repeated.",
 )
-@click.option("--separate", is_flag=True, help="q, k, v and gate, up apart: the default.")
-@click.option("--fused", is_flag=True, help="Fused as serving engines do; with --separate both.")
+@click.option("--separate", is_flag=True, help="Separate q, k, v and gate, up: the default.")
+@click.option("--fused", is_flag=True, help="Fused, as in serving engines; with --separate, both.")
 @click.option(
     "--gated",
     is_flag=True,
-    help="Products with their gate behind them, too, by provider quack.",
+    help="Also declare products with a fused gate, from provider quack.",
 )
 @click.option("--name", help="Name of the manifest; default the model's directory's, or CONFIG's.")
 @click.option("-o", "--out", type=ANY_PATH, help="File to write; default is to print.")

@@ -93,7 +93,7 @@ def rankings_text(document: Document, torch: str | None) -> str:
             f"{count_text(n, 'problem')} with {release}" for release, n in others.items()
         )
         parts.append(
-            f"{listed}, not used with the installed torch {torch} but under max-autotune; install "
-            "that torch, or on the GPU run: nvgemm-aot tune"
+            f"{listed}, used with the installed torch {torch} under max-autotune only; install "
+            "that torch, or on the GPU, run: nvgemm-aot tune"
         )
     return "; ".join(parts)

@@ -99,7 +99,7 @@ def write_wheels(
 def _release_command(platform: str) -> str:
     processor = platform.removeprefix("linux_")
     return (
-        "the installed one is for another platform; in a checkout: python wheels/release "
+        "the installed one is for another platform; in a checkout, run: python wheels/release "
         f"--runtime-only --once --platform {processor} --output DIRECTORY"
     )
 
@@ -110,7 +110,7 @@ def wheel_lines(document: Document) -> list[str]:
         *map(file_text, document.get("wheels", ())),
         *map(file_text, document.get("runtime_wheels", ())),
         *(
-            f"{entry['platform']}: no wheel of the runtime: {entry['reason']}"
+            f"{entry['platform']}: no runtime wheel: {entry['reason']}"
             for entry in document.get("runtimes_not_packed", ())
         ),
     ]

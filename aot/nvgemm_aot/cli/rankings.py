@@ -85,7 +85,7 @@ def merge(files: tuple[Path, ...], out: Path, as_json: bool) -> None:
 @click.option(
     "--standing",
     type=click.Choice(["confirmed", "repeated", "measured once", "doubtful"]),
-    help="Only problems of this standing.",
+    help="Only problems with this standing.",
 )
 @json_option
 def show(files: tuple[Path, ...], standing: str | None, as_json: bool) -> None:
@@ -180,7 +180,7 @@ def _summary_lines(document: Document) -> Iterable[str]:
         f"{count_text(known, 'known GPU')}; problems: {counts or 'none'}"
     )
     if document.get("duplicates"):
-        yield f"equal measurements that were dropped: {document['duplicates']}"
+        yield f"duplicates dropped: {document['duplicates']}"
     for gpu, count in document["measured_again"].items():
         yield (
             f"GPU {gpu} (digest of its UUID) measured {count_text(count, 'problem')} more than "
@@ -263,5 +263,5 @@ def _diff_text(document: Document) -> str:
         for problem in document["changed"]
     ]
     count = count_text(document["common"], "problem")
-    lines.append(f"{count} in both, {len(document['changed'])} of them differ")
+    lines.append(f"{count} in both, {len(document['changed'])} differ")
     return "\n".join(lines)

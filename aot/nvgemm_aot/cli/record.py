@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     type=ANY_PATH,
     default=Path("recorded.yaml"),
     show_default=True,
-    help="The manifest. One that was recorded before is merged into.",
+    help="Manifest to write. An earlier recording is merged with the new one.",
 )
 @click.option(
     "--target",
     type=TargetNameParam(),
-    help=f"What to build for: one of {ARCHITECTURE_NAMES}, for platform and CUDA version of "
-    "COMMAND's process, unless named, as in sm_90a-linux_aarch64-cu12. Default: the GPU that GEMMs "
-    "are met on; sm_100f where there is none.",
+    help=f"Target to build for: one of {ARCHITECTURE_NAMES}, for platform and CUDA version of "
+    "COMMAND's process, unless named, as in sm_90a-linux_aarch64-cu12. Default: the GPU that runs "
+    "the GEMMs, or sm_100f without a GPU.",
 )
 @click.option(
     "--fake",
@@ -72,18 +72,18 @@ def _summary(recorded: Recorded, fake: bool) -> str:
         reason = (
             "the program called none on a tensor of its main thread"
             if fake
-            else "nothing with one was compiled by torch.compile's Inductor, or torch is of no "
-            "version that nvgemm-aot supports"
+            else "torch.compile's Inductor compiled none, or nvgemm-aot does not support this "
+            "torch version"
         )
         where = "" if interpreter is None else f" ({interpreter})"
-        return f"{recorded.path}: no GEMM was met: {reason}{where}"
+        return f"{recorded.path}: no GEMM was recorded: {reason}{where}"
     text = (
-        f"{recorded.path}: {count_text(problems.total(), 'GEMM')} met, {len(problems)} distinct, "
-        f"{recorded.new} new in the file"
+        f"{recorded.path}: {count_text(problems.total(), 'GEMM')} recorded, {len(problems)} "
+        f"distinct, {recorded.new} new in the file"
     )
     if others:
         text += (
-            f"; besides {others.total()} ({len(others)} distinct) with no kernel to build for "
-            "them, which its last lines list"
+            f"; without a kernel to build: {others.total()} ({len(others)} distinct), listed in "
+            "the file's last lines"
         )
     return text

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 _DURATION = Duration(
-    r"[0-9]+(?:\.[0-9]+)?", {"s": 1, "m": 60, "h": 3600}, "is no duration such as 90s, 10m or 1.5h"
+    r"[0-9]+(?:\.[0-9]+)?",
+    {"s": 1, "m": 60, "h": 3600},
+    "is not a duration such as 90s, 10m or 1.5h",
 )
 
 
@@ -44,7 +46,7 @@ def _sigterm_interrupts() -> Iterator[None]:
 @click.command()
 @click.argument("bundles", type=ANY_PATH, nargs=-1, required=True)
 @click.option("-o", "--out", type=ANY_PATH, required=True, help="The bundle to write.")
-@click.option("--budget", type=_DURATION, help="Begin no problem after this, e.g. 90s, 10m.")
+@click.option("--budget", type=_DURATION, help="Start no problem after this time, e.g. 90s, 10m.")
 @click.option(
     "--all-kernels",
     is_flag=True,
@@ -53,13 +55,13 @@ def _sigterm_interrupts() -> Iterator[None]:
 @click.option(
     "--neighbours",
     is_flag=True,
-    help="Measure each problem also with the kernels that won at the next smaller and larger m.",
+    help="Also measure each problem with the kernels that won at the next smaller and larger m.",
 )
 @click.option(
     "--grid",
     is_flag=True,
-    help="Measure also m between the declared ones, more where the fastest changes; includes "
-    "--neighbours.",
+    help="Also measure m between the declared ones, more of them where the fastest kernel changes; "
+    "includes --neighbours.",
 )
 @click.option("--triton", is_flag=True, help="Also ask Inductor for its best Triton kernel.")
 @click.option(
@@ -70,12 +72,12 @@ def _sigterm_interrupts() -> Iterator[None]:
 @click.option(
     "--accept-suspect",
     is_flag=True,
-    help="Write the bundle even if all kernels of a signature, or most of all, came out wrong.",
+    help="Write the bundle even if all kernels of a signature, or most kernels, are wrong.",
 )
 @click.option(
     "--no-repeat",
     is_flag=True,
-    help="Do not measure problems a second time, of which default mode then uses none unless "
+    help="Do not measure problems a second time; default mode then uses none of them until "
     "another GPU confirms them.",
 )
 @click.option(
@@ -83,7 +85,7 @@ def _sigterm_interrupts() -> Iterator[None]:
     type=_DURATION,
     default="60s",
     show_default=True,
-    help="Drop a kernel that has not returned for so long; Triton gets 30 times as long.",
+    help="Drop a kernel that has not returned after this time; Triton gets 30 times as long.",
 )
 @json_option
 @click.pass_context
@@ -141,8 +143,10 @@ def tune(
     except KeyboardInterrupt:
         state_text = "nothing was measured yet"
         if state_path(out).exists():
-            state_text = f"what was measured is in {state_path(out)}"
-        click.echo(f"nvgemm-aot: interrupted; {state_text}, and the same command goes on", err=True)
+            state_text = f"measurements are in {state_path(out)}"
+        click.echo(
+            f"nvgemm-aot: interrupted; {state_text}; to continue, run the same command", err=True
+        )
         ctx.exit(INTERRUPTED)
     print_result(tuned_document(tuned), tuned_text, as_json=as_json)
 
@@ -285,7 +289,7 @@ def _summary_lines(document: Document) -> Iterator[str]:
     pruned = document["pruned"]
     if pruned is not None:
         unknown = pruned["unknown_losses"]
-        unknown_note = f" (not known of {unknown}, whose own kernels alone were measured)"
+        unknown_note = f" (unknown for {unknown}, which were measured with their own kernels only)"
         yield (
             f"pruned: kernels dropped: {len(pruned['dropped'])}; bytes saved: "
             f"{size_text(pruned['bytes'])}; speed lost: {_loss_text(pruned['declared_loss'])} on "
@@ -306,17 +310,17 @@ def _summary_lines(document: Document) -> Iterator[str]:
     )
     others = [product for product in document["products"] if product != document["gpu"]]
     if others:
-        yield f"ranked for {document['gpu']}, and as before for {', '.join(others)}"
+        yield f"ranked for {document['gpu']}, with unchanged rankings for {', '.join(others)}"
     state = document["state"]
     if document["unrepeated"]:
         yield (
-            f"left to be measured a second time: {count_text(document['unrepeated'], 'problem')}"
+            f"still to be measured a second time: {count_text(document['unrepeated'], 'problem')}"
         )
     if state is not None and not document["is_complete"]:
-        yield f"what was measured is kept in {state}; the same command goes on"
+        yield f"measurements are in {state}; to continue, run the same command"
     elif state is not None and document["measured_now"] == 0:
         yield (
-            f"all of that was measured already, and is kept in {state}; to measure it anew, name "
+            f"nothing new was measured: all measurements are in {state}; to repeat them, name "
             "another output"
         )
 

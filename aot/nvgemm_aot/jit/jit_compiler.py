@@ -195,12 +195,12 @@ class JitCompiler:
             reason = writable_by_others(directory) or self._cache.refusal()
         except OSError as error:
             raise StorageError(
-                f"{directory}: {error.strerror}; set NVGEMM_AOT_CACHE to a directory of yours"
+                f"{directory}: {error.strerror}; set NVGEMM_AOT_CACHE to a directory that you own"
             ) from error
         if reason is not None:
             raise StorageError(
-                f"{self._cache.directory}: kernels there could not be trusted: {reason}; for all "
-                f"of them: chmod -R go-w {self._cache.directory}"
+                f"{self._cache.directory}: its kernels could not be trusted: {reason}; to fix all "
+                f"of it, run: chmod -R go-w {self._cache.directory}"
             )
 
     def _compile(

@@ -142,9 +142,7 @@ class Server:
         with self._setup:
             if self._temporary is None:
                 self._temporary = temporary_directory.make()
-                self._warnings.append(
-                    f"kernels that are compiled now are kept for this process alone: {error}"
-                )
+                self._warnings.append(f"newly compiled kernels serve this process only: {error}")
             return self._temporary
 
 
@@ -171,7 +169,7 @@ def _provider() -> Provider:
         raise next(iter(errors.values()))
     for name, cause in errors.items():
         _log.warning(
-            "run-time compiling does without provider %s: %s; to silence this, set %s=%s",
+            "run-time compiling skips provider %s: %s; to silence this, set %s=%s",
             *(name, cause, JIT_PROVIDER_VARIABLE, usable),
         )
     return load_provider(usable)

@@ -113,7 +113,7 @@ class UserBundle:
                 raise StorageError(
                     f"{self.path}: unusable, and cannot be moved aside: {cause.strerror}; remove it"
                 ) from cause
-            self._on_damage(f"{error}; moved to {aside.name}, and made anew")
+            self._on_damage(f"{error}; moved to {aside.name}; a new file replaces it")
             for path in damaged_files(self.path.parent)[:-MAX_DAMAGED]:
                 with contextlib.suppress(OSError):
                     path.unlink()

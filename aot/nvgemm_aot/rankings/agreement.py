@@ -96,16 +96,16 @@ def compare(before: Measurement, now: Measurement) -> Comparison:
         if reason is not None:
             return Comparison(relation=Relation.CONTRADICTS, why=reason)
         if None in gpus:
-            return _neither("which GPU was measured is not known of both")
+            return _neither("the GPU of at least one is unknown")
         return _neither(f"both were measured on one GPU, {gpu_name(before.conditions)}")
     if before.doubts or now.doubts:
-        return _neither("one is uncertain itself")
+        return _neither("at least one has doubts")
     if not before.times or not now.times:
         return _neither("one measured nothing")
     if _aten_version(before.conditions) != _aten_version(now.conditions):
-        return _neither("ATen was of another torch or CUDA")
+        return _neither("ATen's torch or CUDA differs")
     if (before.aten is None) != (now.aten is None):
-        return _neither("ATen was measured on one GPU alone")
+        return _neither("only one GPU measured ATen")
     return _compare_gpus(before, now)
 
 
@@ -113,7 +113,7 @@ def _compare_gpus(before: Measurement, now: Measurement) -> Comparison:
     first_before, first_now = before.winner, now.winner
     for first, measurement in ((first_before, now), (first_now, before)):
         if first not in measurement.times:
-            return _neither(f"{contender_name(first)} was measured on one GPU alone")
+            return _neither(f"only one GPU measured {contender_name(first)}")
     for first, measurement in ((first_before, now), (first_now, before)):
         best = measurement.times[measurement.winner]
         if _is_behind(measurement.times, first, measurement.winner):
@@ -151,20 +151,20 @@ def compare_repeat(before: Measurement, now: Measurement) -> Comparison:
         return Comparison(relation=Relation.CONTRADICTS, why=reason)
     gpu = before.conditions.gpu_sha256
     if gpu is None or gpu != now.conditions.gpu_sha256:
-        return _neither("they are not known to be of one GPU")
+        return _neither("they are not known to come from one GPU")
     if before.conditions.launches != now.conditions.launches:
-        return _neither("launches were timed otherwise")
+        return _neither("they timed launches differently")
     if _aten_version(before.conditions) != _aten_version(now.conditions):
-        return _neither("ATen was of another torch or CUDA")
+        return _neither("ATen's torch or CUDA differs")
     if before.doubts or now.doubts:
-        return _neither("one is uncertain itself")
+        return _neither("at least one has doubts")
     if not before.times or not now.times or (before.aten is None) != (now.aten is None):
-        return _neither("one measured less")
+        return _neither("they measured different contenders")
     if not _same_fastest(before, now):
         return _neither("the fastest differ, within the noise")
     for least_gain in (MIN_GAIN, REPEATED_GAIN):
         if _gains(before, before.winner, least_gain) and not _gains(now, before.winner, least_gain):
-            return _neither(f"it gained {least_gain:.0%} in the first alone")
+            return _neither(f"only the first gained {least_gain:.0%}")
     return Comparison(relation=Relation.REPEATS)
 
 

@@ -224,7 +224,7 @@ class RankingsFile(_Checker):
             problem, *_ = _first_twice(entry.sort_key for entry in entries)
             self.fail(
                 "problems", f": {problem.key} has one measurement twice",
-                "merge drops what is equal: nvgemm-aot rankings merge",
+                "to drop duplicates, run: nvgemm-aot rankings merge",
             )  # fmt: skip
         return Rankings(entries=tuple(by_key[key] for key in sorted(by_key)))
 
@@ -253,7 +253,7 @@ class RankingsFile(_Checker):
                 parse_int=self._integer if _LONG_NUMBER.search(data) else None,
             )  # fmt: skip
         except (ValueError, RecursionError) as error:
-            self.fail("", f"is no JSON: {type(error).__name__}: {str(error)[:100]}")
+            self.fail("", f"is not JSON: {type(error).__name__}: {str(error)[:100]}")
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             shown = document.get("format") if isinstance(document, dict) else document
             self.refuse("format", f"{FORMAT!r}", shown)

@@ -86,8 +86,8 @@ def is_shipped_name(argument: Path) -> bool:
         return True
     names = ", ".join(sorted(path.stem for path in DIRECTORY.glob("*.json")))
     raise RankingsError(
-        f"{argument}: there is no such file; check the path, or name what comes with nvgemm-aot: "
-        f"{SHIPPED} for all measurements, or a manifest's: {names}"
+        f"{argument}: there is no such file; check the path, or name rankings that come with "
+        f"nvgemm-aot: {SHIPPED} for all, or a manifest's: {names}"
     )
 
 

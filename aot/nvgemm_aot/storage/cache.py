@@ -143,7 +143,7 @@ class Cache:
         except StorageError as error:
             raise StorageError(
                 f"the build cache is not writable: {error}; "
-                "set NVGEMM_AOT_CACHE or --cache-dir to a directory that is"
+                "set NVGEMM_AOT_CACHE or --cache-dir to a writable directory"
             ) from error
         for directory in self.directory.glob("entries/*"):
             sweep_partials(directory)
@@ -158,8 +158,8 @@ def _warn_of_others(directory: Path, refusal: str) -> None:
     if not _warned:
         _warned = True
         _log.warning(
-            "compiled kernels of the cache are not used where others could have changed them: %s; "
-            "for all of them: chmod -R go-w %s",
+            "ignoring cached kernels that others could have changed: %s; to fix all of them, run: "
+            "chmod -R go-w %s",
             *(refusal, directory.absolute()),
         )
 
@@ -191,8 +191,8 @@ def private_cache(cache: Cache) -> Iterator[Cache]:
                 "directory that only you can write"
             )
         _log.warning(
-            "the build cache is not used, for others could change kernels in it: %s; for all of "
-            "it: chmod -R go-w %s",
+            "the build cache is not used, because others could change its kernels: %s; to fix all "
+            "of it, run: chmod -R go-w %s",
             *(reason, cache.directory.absolute()),
         )
         yield temporary
@@ -206,5 +206,5 @@ def _refusal(cache: Cache) -> str | None:
     except OSError as error:
         raise StorageError(
             f"{cache.directory}: {error.strerror}; set NVGEMM_AOT_CACHE or --cache-dir to a "
-            "directory of yours"
+            "directory that you own"
         ) from error

@@ -79,7 +79,7 @@ def _make_directory(path: Path) -> bool:
         raise
     if stat.S_IMODE(path.stat().st_mode) & stat.S_IRWXU != stat.S_IRWXU:
         path.rmdir()
-        reason = "the umask takes permissions for new directories from this user, too"
+        reason = "the umask denies this user access to new directories"
         raise OSError(errno.EACCES, reason, str(path))
     return True
 
@@ -129,7 +129,7 @@ def _write_bytes(path: Path, data: bytes) -> None:
 def space_hint(error: OSError) -> str:
     """Returns the next step after a failed write."""
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return "free space there" if is_full else "choose another place"
+    return "free space there" if is_full else "choose another directory"
 
 
 def require_writable(directory: Path) -> None:
@@ -248,7 +248,7 @@ def _read_pipe(path: Path, descriptor: int, most_bytes: int) -> bytes:
         parts.append(part)
         remaining -= len(part)
     if not parts:
-        raise _irregular(path, f"{_PIPE} that nobody writes to")
+        raise _irregular(path, f"{_PIPE} without a writer")
     return b"".join(parts)
 
 
@@ -264,5 +264,5 @@ def _open_without_waiting(path: Path) -> tuple[str | None, BinaryIO]:
 
 def _irregular(path: Path, kind: str) -> IrregularFileError:
     return IrregularFileError(
-        f"{path}: this is {kind}; allowed: a regular file; write the content to one, and name that"
+        f"{path}: this is {kind}, must be a regular file; write its content to a file and name that"
     )

@@ -34,7 +34,7 @@ def acquire(path: Path, *, wait: bool = True) -> FileLock | None:
         return file_locks.acquire(path, wait=wait)
     except OSError as error:
         raise StorageError(
-            f"{path}: cannot lock: {error.strerror}; choose another place"
+            f"{path}: cannot lock: {error.strerror}; choose another directory"
         ) from error
 
 

@@ -90,7 +90,8 @@ def build_target(
     ):
         if value not in known:
             raise TargetError(
-                f"target {arch}: nothing is built for {kind} {value!r} (known: {', '.join(known)})"
+                f"target {arch}: no provider builds for {kind} {value!r} "
+                f"(known: {', '.join(known)})"
             )
     target = Target(arch=arch, platform=platform, cuda=cuda)
     usual = usual_device(arch, platform)

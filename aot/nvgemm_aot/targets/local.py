@@ -141,7 +141,7 @@ def _derive(base: DeviceProfile, device: Device) -> DeviceProfile:
     """
     count = device.multiprocessors
     if not count:
-        raise TargetError(f"{device.name}: the driver gives no number of multiprocessors")
+        raise TargetError(f"{device.name}: the driver reports no number of multiprocessors")
     memory = device.shared_memory_bytes
     rule = f"{base.name}'s number times {count} of {base.sm_count.value} SMs, rounded down"
     return replace(

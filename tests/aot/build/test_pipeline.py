@@ -194,8 +194,9 @@ def test_compilers_that_die_are_named_with_their_provider_and_the_next_step(
 ) -> None:
     monkeypatch.setenv("FAKE_OPERATORS", "crash1 crash2")
     said = (
-        r"no kernel for 2 problems; name other providers for them \(providers: in the manifest; "
-        r"all that come along if left out\), or change or remove them:\n.*: none of 2 operators "
+        r"no kernel for 2 problems; list other providers for them under `providers` in "
+        r"the manifest \(default: all that come with nvgemm-aot\), or change or remove them:\n"
+        r".*: none of 2 operators "
         r"compiles: crash1 and 1 more of provider 'fake_provider:FakeProvider': the compiler "
         r"process died by SIGKILL, .*; if it does so again, report it to the provider's author, or "
         r"take the provider out of the"

@@ -115,7 +115,7 @@ def test_an_editable_installation_says_how_its_wheel_is_made(tmp_path: Path) -> 
     direct = {"dir_info": {"editable": True}, "url": "file:///my%20checkout"}
     problem = why_not_packed(install(tmp_path, direct_url=json.dumps(direct).encode()))
     assert problem is not None
-    assert "installed editable" in problem
+    assert "editable installation" in problem
     assert problem.endswith("pip wheel --no-deps --wheel-dir DIRECTORY '/my checkout'")
     assert why_not_packed(install(tmp_path)) is None
 
@@ -177,7 +177,7 @@ WRITTEN = "nvgemm_aot-0.2.0-py3-none-manylinux_2_28_x86_64.whl"
 )
 def test_another_wheel_of_the_runtime_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).touch()
-    with pytest.raises(PackagingError, match=f"{name} is another wheel of the runtime than"):
+    with pytest.raises(PackagingError, match=f"{name} is another runtime wheel than"):
         refuse_other_runtimes(tmp_path, WRITTEN)
 
 

@@ -132,7 +132,7 @@ def test_a_platform_without_kernels_gets_no_wheel_and_build_says_so(
     assert result.exit_code == 0, result.output
     wheels = Path("out").glob("nvgemm_kernels_*.whl")
     assert [one.name.rpartition("_2_28_")[2] for one in wheels] == ["x86_64.whl"]
-    arm = "\nlinux_aarch64: no wheel, as no target of this platform has a kernel; the reasons are"
+    arm = "\nlinux_aarch64: no wheel: no target of this platform has a kernel; the reasons are"
     assert arm in result.stdout
     assert "it compiles nothing for Arm" in result.stdout.partition(arm)[0]
     document = json.loads(run("build", "some.yaml", "-o", "out", "--wheel", "--json").stdout)
@@ -318,7 +318,7 @@ def test_interrupt_is_reported_as_shells_do(
     monkeypatch.setattr(assemble, "compile_all", interrupted)
     result = run("build", "some.yaml")
     assert result.exit_code == 130
-    assert "what was compiled is kept" in result.stderr
+    assert "compiled kernels are in the cache" in result.stderr
 
 
 def test_an_interrupt_inside_a_compiler_process_is_one_of_the_build(
@@ -327,7 +327,10 @@ def test_an_interrupt_inside_a_compiler_process_is_one_of_the_build(
     monkeypatch.setenv("FAKE_OPERATORS", "one interrupts")
     result = run("build", "some.yaml", "-j", "1")
     assert result.exit_code == 130
-    assert result.stderr.splitlines()[-1] == "nvgemm-aot: interrupted; what was compiled is kept"
+    assert (
+        result.stderr.splitlines()[-1]
+        == "nvgemm-aot: interrupted; compiled kernels are in the cache"
+    )
     assert capfd.readouterr().err == "", "the process prints no traceback"
 
 

@@ -141,7 +141,9 @@ def test_a_base_install_is_told_nothing_of_what_building_needs(
     monkeypatch.setattr(diagnosis, "load_provider", _unusable)
     assert problems() == ""
     text = run().stdout
-    assert re.search(r"^compiler side +not installed; running kernels needs none$", text, re.M)
+    assert re.search(
+        r"^compiler side +not installed; running kernels does not need it$", text, re.M
+    )
     assert "provider " not in text
     assert "can be built" not in text
     assert text.endswith("kernels can be run here\n")
@@ -206,12 +208,12 @@ def test_says_whose_order_of_kernels_a_gpu_of_no_listed_product_gets(
     alone, together = run().stdout.split(str(machine))[-1].split(str(both))
 
     def guess(gpu: str) -> str:
-        return f"served, in the order of NVIDIA H200: the bundle has no rankings for {gpu}"
+        return f"served with the rankings for NVIDIA H200: the bundle has none for {gpu}"
 
     for text, of_h100 in ((alone, guess("NVIDIA H100")), (together, "served\n")):
         assert "  GPU 0: served\n" in text
         assert f"  GPU 1: {of_h100}" in text
-        assert f"  GPU 2: {guess('NVIDIA H20')}; measure there: nvgemm-aot tune" in text
+        assert f"  GPU 2: {guess('NVIDIA H20')}; to measure, run there: nvgemm-aot tune" in text
 
 
 def test_each_refusal_names_its_bundles_and_stands_once(
@@ -308,8 +310,8 @@ def test_a_driver_too_old_for_the_kernels_is_told_from_hidden_gpus(
 ) -> None:
     have(monkeypatch, _driver_version="12.4", _gpus=())
     said = problems()
-    assert said.startswith("the driver is of CUDA 12.4, torch and its kernels are for cu13")
-    assert "update NVIDIA's driver to one of CUDA 13" in said
+    assert said.startswith("the driver is for CUDA 12.4 and cannot load device code for cu13")
+    assert "update NVIDIA's driver to one for CUDA 13" in said
     assert "CUDA_VISIBLE_DEVICES" not in said
 
 

@@ -58,7 +58,7 @@ def test_an_interrupt_during_imports_ends_the_command_quietly(module: str) -> No
 def test_an_interrupt_during_a_command_is_handled_by_it() -> None:
     done = run("-c", INTERRUPTED_AT.format(module="pydantic"), "schema")
     assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr == "nvgemm-aot: interrupted; what was compiled is kept\n"
+    assert done.stderr == "nvgemm-aot: interrupted; compiled kernels are in the cache\n"
 
 
 def test_an_interrupt_that_is_ignored_stays_so() -> None:

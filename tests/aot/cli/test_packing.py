@@ -43,7 +43,7 @@ def test_the_runtime_is_written_beside_kernels_of_its_platform(tmp_path: Path) -
 def test_a_platform_that_is_not_this_machines_says_what_makes_its_runtime(tmp_path: Path) -> None:
     lines = written(tmp_path, RUNTIME, "linux_x86_64", "linux_aarch64")
     assert (tmp_path / "dist" / RUNTIME.filename).is_file()
-    assert lines[-1].startswith("linux_aarch64: no wheel of the runtime: the installed one is for")
+    assert lines[-1].startswith("linux_aarch64: no runtime wheel: the installed one is for")
     assert "python wheels/release --runtime-only --once --platform aarch64" in lines[-1]
     (tmp_path / "dist" / RUNTIME.filename).unlink()
     written(tmp_path, RUNTIME, "linux_aarch64")
@@ -52,7 +52,7 @@ def test_a_platform_that_is_not_this_machines_says_what_makes_its_runtime(tmp_pa
 
 def test_kernels_are_written_where_the_runtime_is_not_packed(tmp_path: Path) -> None:
     lines = written(tmp_path, Runtime(problem="it is editable"), "linux_x86_64")
-    assert lines[-1] == "linux_x86_64: no wheel of the runtime: it is editable"
+    assert lines[-1] == "linux_x86_64: no runtime wheel: it is editable"
     assert [one.name.split("-")[0] for one in (tmp_path / "dist").iterdir()] == [
         "nvgemm_kernels_mine"
     ]
@@ -73,7 +73,7 @@ def test_another_runtime_in_the_directory_is_refused_before_anything_is_made(
     words += ["--name", "some"] if command[0] == "wheel" else []
     result = CliRunner().invoke(main, [*words, "--out", str(out)])
     assert result.exit_code == PackagingError.exit_code
-    assert f"{other} is another wheel of the runtime than {RUNTIME.filename}" in str(result.output)
+    assert f"{other} is another runtime wheel than {RUNTIME.filename}" in str(result.output)
     assert list(out.iterdir()) == [other]
 
 
@@ -90,7 +90,7 @@ def test_another_version_of_the_kernels_in_the_directory_is_refused_before_anyth
     words += ["--name", "quickstart"] if command[0] == "wheel" else []
     result = CliRunner().invoke(main, [*words, "--out", str(out)])
     assert result.exit_code == PackagingError.exit_code
-    assert f"{other} is another version than 0.1.0, which is written now" in result.output
+    assert f"{other} is another version than 0.1.0, which this command" in result.output
     assert list(out.iterdir()) == [other]
 
 

@@ -61,7 +61,7 @@ def test_two_gpus_measure_and_a_third_machine_builds_what_is_confirmed(
     assert "6 measurements on 2 known GPUs; problems: 3 confirmed" in result.stdout
     again = tmp_path / "again.json"
     result = command("merge", files[1], merged, files[0], "-o", again)
-    assert "equal measurements that were dropped: 6" in result.stdout
+    assert "duplicates dropped: 6" in result.stdout
     assert again.read_bytes() == merged.read_bytes(), "in whatever order, how often ever"
     (built,) = build(
         cpu_provider.manifest(PROBLEMS, candidates=3),
@@ -155,9 +155,9 @@ def test_diff_names_what_is_new_gone_and_changed(files: tuple[Path, Path]) -> No
     ]
     text = command("diff", one, other).stdout
     assert f"only in {other}: {OTHER.key}" in text
-    assert "1 problem in both, 1 of them differ" in text
+    assert "1 problem in both, 1 differ" in text
     assert "1 problem in both" not in command("diff", one, one).stdout
-    assert "2 problems in both, 0 of them differ" in command("diff", one, one).stdout
+    assert "2 problems in both, 0 differ" in command("diff", one, one).stdout
 
 
 def test_rankings_that_come_with_nvgemm_aot_are_named_by_their_manifest(tmp_path: Path) -> None:

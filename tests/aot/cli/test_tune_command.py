@@ -17,6 +17,7 @@ import cpu_provider
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.tuning import state as state_module
+from nvgemm_aot.tuning.session import OUT_OF_BUDGET
 from nvgemm_aot.tuning.state import state_path
 from tuning_bench import DictatedTimer, Lazy, MostlyLazy, bench, build, header_of, measure_here
 
@@ -70,7 +71,7 @@ def test_prints_a_table_and_what_was_written(output: Path, tune: Tune) -> None:
     assert "measured already" not in result.stdout
     again = tune("--budget", "0s")
     assert again.stdout.startswith(result.stdout)
-    assert f"all of that was measured already, and is kept in {state_path(output)}" in again.stdout
+    assert f"nothing new was measured: all measurements are in {state_path(output)}" in again.stdout
 
 
 def test_says_what_counts_where_and_measures_again_unless_told_not_to(
@@ -88,7 +89,7 @@ def test_says_what_counts_where_and_measures_again_unless_told_not_to(
         used = "2: 0 confirmed, 2 repeated" if number == 2 else "0: 0 confirmed, 0 repeated"
         assert f"plain torch.compile uses kernels for {used} with a gain of 8% or" in result.stdout
         assert "under max-autotune, kernels compete for 2" in result.stdout
-        left = "left to be measured a second time: 2 problems" in result.stdout
+        left = "still to be measured a second time: 2 problems" in result.stdout
         assert left is (number == 0)
     document = json.loads(tune("--json").stdout)
     (counted,) = document["counted"]
@@ -161,7 +162,7 @@ def test_an_interruption_says_how_to_go_on(
         patch.setattr(timer, "prepare", interrupted)
         result = tune()
     assert result.exit_code == 130
-    assert f"interrupted; what was measured is in {state_path(output)}" in result.stderr
+    assert f"interrupted; measurements are in {state_path(output)}" in result.stderr
     assert "compiled" not in result.stderr
     assert b"running" not in state_path(output).read_bytes(), "it is no kill"
     assert signal.getsignal(signal.SIGTERM) is before
@@ -183,7 +184,7 @@ def test_a_budget_that_is_used_up_is_said(output: Path, tune: Tune) -> None:
     assert result.exit_code == 0
     assert result.stdout.count("not measured: ") == 2
     assert "0 of 2 problems measured" in result.stdout
-    assert "the same command goes on" in result.stdout
+    assert OUT_OF_BUDGET in result.stdout
     assert str(state_path(output)) not in result.stdout, "there is none"
 
 
@@ -207,7 +208,7 @@ def test_a_suspect_run_fails_first_and_is_written_when_told_to(
 def test_a_budget_is_a_duration(tune: Tune, budget: str) -> None:
     result = tune(f"--budget={budget}")
     assert result.exit_code == 2
-    assert "is no duration such as 90s, 10m or 1.5h" in result.stderr
+    assert "is not a duration such as 90s, 10m or 1.5h" in result.stderr
 
 
 def test_the_output_is_a_bundle_and_another_one(path: Path, tmp_path: Path) -> None:

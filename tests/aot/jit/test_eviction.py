@@ -203,7 +203,7 @@ def test_clear_removes_everything(cache: Cache) -> None:
     freed = f"{size_text(size_bytes)} freed, 3 problems and 4 compiled kernels and plans removed"
     assert freed in said
     assert "0 B left" in said
-    assert "0 B, of them 0 compiled kernels" in run("list").output
+    assert "0 B, including 0 compiled kernels" in run("list").output
     left = [path.name for path in cache.directory.rglob("*") if path.is_file()]
     assert left == ["generation"], "what says that something was removed"
 
@@ -243,4 +243,4 @@ def test_a_cache_directory_that_is_a_file_is_no_empty_cache(
     for command in ("list", "clear"):
         result = CliRunner().invoke(main, ["cache", command])
         assert result.exit_code == StorageError.exit_code
-        assert "is no directory" in result.output
+        assert "is not a directory" in result.output

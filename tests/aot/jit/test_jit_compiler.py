@@ -342,7 +342,7 @@ def test_where_nothing_can_be_written_kernels_are_for_this_process_alone(
         outcomes = [fallback.request(problem(m), H200).result(600) for m in (16, 64)]
     assert [outcome.reason for outcome in outcomes] == [None, None]
     [warning] = warnings_of(caplog)
-    assert "kept for this process alone" in warning
+    assert "serve this process only" in warning
     assert "Not a directory" in warning
     bundle = outcomes[1].bundle
     assert problems_of(bundle) == [problem(16), problem(64)]
@@ -403,7 +403,7 @@ def test_a_disk_that_becomes_full_leaves_nothing_half_written(
     assert answer["reason"] is None
     assert problems_of(Path(answer["bundle"])) == [problem(64)]
     [warning] = answer["warnings"]
-    assert "kept for this process alone" in warning
+    assert "serve this process only" in warning
     assert "No space left on device" in warning
     assert served.ask(problem(128))["warnings"] == []
     assert bundle.read_bytes() == good
@@ -488,7 +488,7 @@ def test_by_default_all_providers_that_are_installed_are_asked(
     assert server._provider().name == "cutlass_operators+gathered"
     (said,) = warnings_of(caplog)
     assert said == (
-        "run-time compiling does without provider quack: cannot compile quack's kernels: "
+        "run-time compiling skips provider quack: cannot compile quack's kernels: "
         "quack-kernels 9 is installed; to silence this, set "
         "NVGEMM_AOT_JIT_PROVIDER=cutlass_operators+gathered"
     )

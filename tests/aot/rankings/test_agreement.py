@@ -79,10 +79,10 @@ def test_aten_may_be_the_verdict() -> None:
     ("how", "said"),
     [
         ({"gpu": GPU_A}, f"both were measured on one GPU, {GPU_A[:12]}"),
-        ({"gpu": None}, "which GPU was measured is not known of both"),
+        ({"gpu": None}, "the GPU of at least one is unknown"),
         ({"launches": BACK_TO_BACK}, "one timed launches "),
-        ({"torch": "2.12.0"}, "ATen was of another torch or CUDA"),
-        ({"doubts": ("it was hot",)}, "one is uncertain itself"),
+        ({"torch": "2.12.0"}, "ATen's torch or CUDA differs"),
+        ({"doubts": ("it was hot",)}, "at least one has doubts"),
     ],
 )
 def test_what_is_not_two_like_measurements_confirms_nothing(how: Any, said: str) -> None:
@@ -127,9 +127,9 @@ def test_a_second_measurement_on_one_gpu_repeats_what_it_agrees_with(
     ("first_ns", "second_ns", "why"),
     [
         (920, 920, ""),
-        (910, 921, "it gained 8% in the first alone"),  # 9 %, and then less than counts
+        (910, 921, "only the first gained 8%"),  # 9 %, and then less than counts
         (976, 945, ""),  # 2.4 %, by which it is judged, and then more
-        (980, 981, "it gained 2% in the first alone"),
+        (980, 981, "only the first gained 2%"),
         (985, 990, ""),  # too little both times: ATen computes
         (700, 730, ""),
     ],
@@ -147,11 +147,11 @@ def test_a_gain_that_lets_a_ranking_count_must_be_there_both_times(
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"gpu": GPU_B}, "they are not known to be of one GPU"),
-        ({"launches": BACK_TO_BACK}, "launches were timed otherwise"),
-        ({"torch": "2.12.0"}, "ATen was of another torch or CUDA"),
-        ({"doubts": ("it was hot",)}, "one is uncertain itself"),
-        ({"aten": None}, "one measured less"),
+        ({"gpu": GPU_B}, "they are not known to come from one GPU"),
+        ({"launches": BACK_TO_BACK}, "they timed launches differently"),
+        ({"torch": "2.12.0"}, "ATen's torch or CUDA differs"),
+        ({"doubts": ("it was hot",)}, "at least one has doubts"),
+        ({"aten": None}, "they measured different contenders"),
     ],
 )
 def test_what_is_not_two_like_measurements_of_one_gpu_repeats_nothing(how: Any, said: str) -> None:

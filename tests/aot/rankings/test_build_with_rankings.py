@@ -190,14 +190,16 @@ def test_contradictions_are_doubts_of_the_bundle(tmp_path: Path, kernel_cache: C
     assert found.doubts[0].startswith("two runs disagree")
     assert [one.standings for one in result.measured] == [{PROBLEMS[0]: "doubtful"}]
     said = build_command.build_text(build_command.build_document(result, [Path("r.json")]))
-    assert "1 doubtful); by estimates: 2\nwhy doubtful: nvgemm-aot rankings show shipped" in said
+    assert (
+        "1 doubtful); by estimates: 2\nto see the doubts: nvgemm-aot rankings show shipped" in said
+    )
     files = [Path("r.json"), Path("s t.json")]
     said = build_command.build_text(build_command.build_document(result, files))
     assert "nvgemm-aot rankings show shipped r.json 's t.json' --standing doubtful" in said
     (target,) = result.measured
     sure = replace(result, measured=(replace(target, standings={PROBLEMS[0]: "measured once"}),))
     said = build_command.build_text(build_command.build_document(sure, files))
-    assert "why doubtful" not in said
+    assert "to see the doubts" not in said
 
 
 def test_the_build_key_covers_the_measurements_and_the_same_are_up_to_date(
@@ -407,8 +409,8 @@ def test_a_plan_shows_the_measured_times(tmp_path: Path, kernel_cache: Cache) ->
         "estimated",
     ]
     text = build_command.plan_text(document)
-    assert "problem                              candidates  best time, us  which is" in text
-    said = "measurements: 1 (1 of your files: 1 measured once); by estimates: 2"
+    assert "problem                              candidates  best time, us  basis" in text
+    said = "measurements: 1 (1 from your files: 1 measured once); by estimates: 2"
     assert f"cpu: problems ranked by {said}" in text
 
 
@@ -440,7 +442,7 @@ def test_what_the_build_prints_of_measurements() -> None:
         ],
     }
     text = build_command.build_text(json.loads(json.dumps(document)))
-    said = "3 (2 shipped, 1 of your files: 2 confirmed, 1 measured once); by estimates: 4"
+    said = "3 (2 shipped, 1 from your files: 2 confirmed, 1 measured once); by estimates: 4"
     assert f"sm_90a: problems ranked by measurements: {said}\n  3 times …" in text
     said = "problems ranked by measurements: 0; by estimates: 7"
     assert f"sm_90a-linux_x86_64-cu12: {said}" in text

@@ -125,7 +125,7 @@ DAMAGES: list[tuple[Edit, str]] = [
     (put(*FIRST, "doubts", to=[""]), "doubts[0] must be printable text"),
     (
         lambda d: d["problems"][0]["measurements"].append(d["problems"][0]["measurements"][0]),
-        "has one measurement twice; merge drops what is equal",
+        "has one measurement twice; to drop duplicates, run: nvgemm-aot rankings merge",
     ),
 ]
 
@@ -146,10 +146,10 @@ def test_damage_is_refused_with_place_finding_and_next_step(edit: Edit, said: st
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "is no JSON"),
-        (b"{", "is no JSON"),
-        (b"\xff\xfe", "is no JSON"),
-        (b"[" * 100_000, "is no JSON: RecursionError"),
+        (b"", "is not JSON"),
+        (b"{", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"[" * 100_000, "is not JSON: RecursionError"),
         (b'{"format": NaN}', "has the number NaN"),
         (b'{"format": 1, "format": 2}', "an object has 'format' twice"),
         (b'{"version": ' + b"9" * 5000 + b"}", "has an integer of 5000 digits"),

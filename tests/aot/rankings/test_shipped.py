@@ -128,7 +128,7 @@ def test_a_users_manifest_is_ranked_by_what_is_shipped_and_the_output_counts_it(
     document = dry_run("--json", "--rankings", str(mine))
     (found,) = document["measured"]
     assert (found["shipped"], found["own"], document["rankings"]) == (0, 1, [str(mine)])
-    assert "(1 of your files: 1 " in dry_run("--rankings", str(mine)).output
+    assert "(1 from your files: 1 " in dry_run("--rankings", str(mine)).output
 
 
 def test_measurements_of_others_are_not_looked_at_nor_part_of_a_plan(
@@ -190,7 +190,7 @@ def test_shipped_rankings_may_be_named_and_count_anyway(
     plain = dry_run("--json")
     for name in ("qwen3-8b", "shipped"):
         assert dry_run("--rankings", name, "--json") == plain
-        said = f"nvgemm-aot: --rankings {name} changes nothing: it comes with nvgemm-aot, whose"
+        said = f"nvgemm-aot: --rankings {name} has no effect: every build uses the measurements"
         assert said in dry_run("--rankings", name).stderr
     unknown = dry_run("--rankings", "no-such-model", code=26)
     assert "no-such-model: there is no such file" in unknown.stderr

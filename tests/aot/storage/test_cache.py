@@ -205,7 +205,7 @@ def test_run_time_compiling_takes_no_planted_kernel(
     answer = machine.run(problem())
     assert answer["compiled"] == [3], "compiled again, and kept in memory"
     assert not answer["bundles"][0].startswith(str(machine.cache))
-    assert answer["said"].count("kept for this process alone") == 1
+    assert answer["said"].count("serve this process only") == 1
     assert answer["said"].count("could not be trusted") == 1
 
 

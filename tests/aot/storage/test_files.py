@@ -171,5 +171,5 @@ def test_an_umask_for_nobody_leaves_no_directory_behind(tmp_path: Path) -> None:
 
 def test_only_a_full_disk_is_to_be_freed(tmp_path: Path) -> None:
     assert space_hint(OSError(errno.ENOSPC, "")) == "free space there"
-    with pytest.raises(StorageError, match="File name too long; choose another place"):
+    with pytest.raises(StorageError, match="File name too long; choose another directory"):
         write_atomic(tmp_path / ("a" * 300), b"")

@@ -81,10 +81,10 @@ def test_a_pipe_that_nobody_writes_to_says_what_to_do(pipe: Path) -> None:
     with pytest.raises(IrregularFileError) as raised:
         read_start(pipe, 100)
     assert str(raised.value) == (
-        f"{pipe}: this is a pipe that nobody writes to; allowed: a regular file; write the content "
-        "to one, and name that"
+        f"{pipe}: this is a pipe without a writer, must be a regular file; write its content to a "
+        "file and name that"
     )
-    with pytest.raises(IrregularFileError, match=r"this is a pipe; allowed: a regular file"):
+    with pytest.raises(IrregularFileError, match=r"this is a pipe, must be a regular file"):
         open_regular(pipe)
 
 
@@ -110,7 +110,7 @@ def listening(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_sockets_and_devices_are_refused_by_name(listening: Path) -> None:
-    with pytest.raises(IrregularFileError, match=r"socket: this is a socket; allowed: a regular"):
+    with pytest.raises(IrregularFileError, match=r"socket: this is a socket, must be a regular"):
         open_regular(listening)
     with pytest.raises(IrregularFileError, match=r"/dev/zero: this is a device"):
         open_regular(Path("/dev/zero"))

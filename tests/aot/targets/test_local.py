@@ -92,7 +92,7 @@ def test_targets_are_those_that_the_device_runs_family_first(
         ({"cuda": None}, "CUDA version of torch None"),
         ({"capability": (12, 0)}, r"compute capability 12\.0: kernels are compiled for sm_100a, "),
         ({"capability": None}, "compute capability unknown"),
-        ({"multiprocessors": None}, "the driver gives no number of multiprocessors"),
+        ({"multiprocessors": None}, "the driver reports no number of multiprocessors"),
     ],
 )
 def test_what_nothing_is_compiled_for_is_said(change: dict[str, object], reason: str) -> None:

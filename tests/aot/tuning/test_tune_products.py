@@ -78,7 +78,7 @@ def test_a_product_that_the_bundle_does_not_list_gets_rankings_of_its_own(tuner:
     document = tuned_document(tuned)
     assert (document["gpu"], document["products"]) == (OTHER, [HERE, OTHER])
     assert document["standings"] == {"measured once": 3}
-    assert f"ranked for {OTHER}, and as before for {HERE}" in tuned_text(document)
+    assert f"ranked for {OTHER}, with unchanged rankings for {HERE}" in tuned_text(document)
 
 
 def test_the_second_products_run_keeps_the_first_ones_measurements(tuner: Tuner) -> None:

@@ -312,7 +312,7 @@ def test_no_process_is_left_behind_by_an_end_from_outside(tuner: Tuner, by: sign
     assert not Path(f"/proc/{child}").exists()
     if by is not signal.SIGKILL:
         assert process.returncode == 130, errors
-        assert "interrupted; nothing was measured yet, and the same command goes on" in errors
+        assert "interrupted; nothing was measured yet; to continue, run the same command" in errors
         assert "Traceback" not in errors
 
 

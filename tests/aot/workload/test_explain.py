@@ -170,7 +170,7 @@ def test_text_without_a_gemm_lists_what_may_be_why() -> None:
     assert "max-autotune" in text
     assert "NVGEMM_AOT=off" in text
     assert "has no GEMM" in text
-    assert "no GEMM came up" not in text_of(unreadable_lines=1)
+    assert "torch.compile reported no GEMM" not in text_of(unreadable_lines=1)
 
 
 def test_lines_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_a_command_without_gemms(command: Command) -> None:
     assert done.stderr == "err\n"
     done = command("--", "true")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("no GEMM came up")
+    assert done.stdout.startswith("torch.compile reported no GEMM")
 
 
 def test_a_python_without_torch_is_named(command: Command, tmp_path: Path) -> None:

@@ -138,8 +138,8 @@ def test_the_summary_is_of_this_run(tmp_path: Path) -> None:
     Recorder(path).add(Problem.parse("mm/tn/bf16xbf16/fp32/bf16/m16n64k64"), "sm_90a")
     arguments = ["record", "-o", str(path), "--", sys.executable, "-c", _ADDING]
     assert CliRunner().invoke(main, arguments).stderr == (
-        f"nvgemm-aot: {path}: 3 GEMMs met, 2 distinct, 1 new in the file; besides 1 (1 distinct) "
-        "with no kernel to build for them, which its last lines list\n"
+        f"nvgemm-aot: {path}: 3 GEMMs recorded, 2 distinct, 1 new in the file; without "
+        "a kernel to build: 1 (1 distinct), listed in the file's last lines\n"
     )
 
 
@@ -190,7 +190,7 @@ def test_under_fake_tensors(start: Start, tmp_path: Path) -> None:
         "bmm/tn/fp16xfp16/fp32/fp16/b2m16n32k64": 1,
     }
     assert Recorder(tmp_path / "out.yaml").read().targets == {"sm_100f"}
-    assert "9 GEMMs met, 7 distinct, 7 new in the file" in said
+    assert "9 GEMMs recorded, 7 distinct, 7 new in the file" in said
 
 
 @pytest.mark.slow
@@ -296,7 +296,7 @@ def test_nothing_starts_where_nothing_could_be_recorded(
 @pytest.mark.parametrize(
     ("command", "status", "said"),
     [
-        (["true"], 0, "out.yaml: no GEMM was met: nothing with one was compiled"),
+        (["true"], 0, "out.yaml: no GEMM was recorded: torch.compile's Inductor compiled none"),
         (["sh", "-c", "exit 7"], 7, "out.yaml: the command exited with status 7 before compiling"),
         (["sh", "-c", "kill -KILL $$"], 137, "exited with status 137 before compiling a GEMM"),
         (["sh", "-c", "echo a >out.yaml; exit 5"], 5, "error: "),

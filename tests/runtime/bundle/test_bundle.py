@@ -445,7 +445,7 @@ def test_gives_the_whole_content_it_was_opened_with(path: Path) -> None:
 
 def test_writer_refuses_rankings_of_unknown_kernels(content: BundleContent) -> None:
     ranking = replace(content.rankings[0], kernels=(("0" * 64, 1),))
-    with pytest.raises(ValueError, match="kernels that are not there"):
+    with pytest.raises(ValueError, match="rankings name unknown kernels"):
         encode_bundle(replace(content, rankings=(ranking,)))
 
 

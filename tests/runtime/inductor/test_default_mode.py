@@ -953,7 +953,7 @@ def test_the_command_that_settles_doubts_is_told(
     inductor.use(doubtful)
     compile_dynamic(inductor)
     assert explained(events).endswith(
-        f"to measure on this GPU what is uncertain:\n  nvgemm-aot tune {doubtful} -o tuned.nvgemm"
+        f"to measure uncertain problems on this GPU:\n  nvgemm-aot tune {doubtful} -o tuned.nvgemm"
     )
 
 
@@ -967,7 +967,7 @@ def test_the_command_that_settles_contradictions_measures_both_bundles(
     text = explained(events)
     assert "contradict each other" in text
     assert text.endswith(
-        f"to measure on this GPU what is uncertain:\n  nvgemm-aot tune {' '.join(both)} -o "
+        f"to measure uncertain problems on this GPU:\n  nvgemm-aot tune {' '.join(both)} -o "
         "tuned.nvgemm"
     )
 
@@ -979,7 +979,7 @@ def test_the_command_that_confirms_what_one_gpu_measured_is_told(
     inductor.use(once)
     compile_dynamic(inductor)
     assert explained(events).endswith(
-        "to repeat, or confirm on another GPU of this product, what one has measured:\n"
+        "to repeat measurements, or confirm them on another GPU of this product:\n"
         f"  nvgemm-aot tune {once} -o tuned.nvgemm"
     )
 

@@ -288,7 +288,7 @@ def test_explanations_say_what_was_measured(
     by_triton = explain_text(
         {"gemms": [gemms[0] | {"fastest": "triton_mm_3"}]} | {"unreadable_lines": 0, "failed": {}}
     )
-    assert "1 on others, as none was offered" in by_triton
+    assert "1 on others, because none was offered" in by_triton
     assert "as measured" not in by_triton
 
 
@@ -305,7 +305,7 @@ def test_explanations_say_how_to_settle_what_is_in_doubt(
     text = explain_text({"gemms": gemms, "unreadable_lines": 0, "failed": {}})
     (bundle,) = nvgemm_runtime.bundles()
     assert text.endswith(
-        "to measure on this GPU what is uncertain:\n"
+        "to measure uncertain problems on this GPU:\n"
         f"  nvgemm-aot tune {bundle.path} -o tuned.nvgemm"
     )
 
