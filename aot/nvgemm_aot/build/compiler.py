@@ -1,4 +1,4 @@
-"""Compiles kernels in parallel worker processes and keeps them in the cache."""
+"""Compiles kernels in parallel worker processes and stores them in the cache."""
 
 from __future__ import annotations
 

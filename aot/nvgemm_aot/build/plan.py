@@ -81,7 +81,8 @@ class PlannedProblem:
 class Plan:
     """Kernels and rankings to build for one target.
 
-    ``candidates`` are unique and sorted by signature, name and provider. ``problems`` are sorted.
+    ``candidates`` are unique and sorted by signature, name and provider. ``problems`` are the
+    declared ones, followed by measured ones that are not declared; each part is sorted.
     ``unserved`` are the problems that no operator supports, with the reasons. ``unoffered`` are
     measured operators that would fit but that the provider does not list.
     """
@@ -439,7 +440,7 @@ def unserved_everywhere(
 def join_products(
     unserved: Iterable[Unserved], unserved_problems: Collection[Problem]
 ) -> list[Unserved]:
-    """Joins entries that hold for all products: problems in ``nowhere`` appear once."""
+    """Joins entries that hold for all products: ``unserved_problems`` appear once."""
     entries: dict[tuple[Problem, str | None], Unserved] = {}
     for entry in unserved:
         if entry.problem in unserved_problems:

@@ -136,7 +136,7 @@ def _purl(name: str, version: str) -> str:
         raise PackagingError(f"{RUNTIME} has no metadata here: install it") from error
     known = {canonicalize_name(Requirement(line).name) for line in requirements}
     canonical = canonicalize_name(name)
-    is_ours = canonical == RUNTIME or canonical.startswith("nvgemm-kernels-")
-    if is_ours or canonical in known:
+    is_own_distribution = canonical == RUNTIME or canonical.startswith("nvgemm-kernels-")
+    if is_own_distribution or canonical in known:
         return f"pkg:pypi/{canonical}@{quote(version, safe='')}"
     return f"pkg:generic/{quote(name, safe='')}@{quote(version, safe='')}"

@@ -98,8 +98,8 @@ def verify(
     BUNDLES are bundles, wheels, and directories of either. The wheel of nvgemm-aot itself, which
     dist/*.whl includes, is skipped.
 
-    The exit status is 0 if all bundles are good. If one is not, it is that of its fault: 16 if it
-    cannot be read, 20 if it breaks its format, 21 for a finding. If several are not, it is 21.
+    The exit status is 0 if all bundles are good. If one is bad, the status tells its fault: 16 if
+    it cannot be read, 20 if it breaks its format, 21 for a finding. If several are bad, it is 21.
     """
     from ..build.compiler_limits import default_jobs
     from ..workload.find_bundles import find_bundles, without_runtime

@@ -67,9 +67,9 @@ _DRIVER_LIBRARY = "libcuda.so.1"
 def diagnose() -> Document:
     """Diagnoses this machine, with or without a GPU: what it has, and what it lacks.
 
-    ``problems`` lists everything that prevents prebuilt kernels from running here, on any GPU, or
-    an installed bundle from being used, each with the next step. ``build_versions``, ``providers``
-    and ``cache`` describe the compiler side, which running kernels does not need.
+    ``problems`` lists everything that keeps this machine, or one of its GPUs, from running prebuilt
+    kernels, or an installed bundle from being used, each with the next step. ``build_versions``,
+    ``providers`` and ``cache`` describe the compiler side, which running kernels does not need.
     ``build_problems`` lists everything that prevents building, or is None if the compiler side is
     not installed.
     """

@@ -28,7 +28,8 @@ Document = dict[str, Any]
 def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None:
     """Run COMMAND and show what torch.compile did with each of its GEMMs.
 
-    For example: nvgemm-aot explain -- python model.py. Torch's compile caches are off in it.
+    For example: nvgemm-aot explain -- python model.py. Torch's compile caches are off while it
+    runs.
 
     The exit status is the command's, 128 + N if signal N ended it, and 2 if it cannot be started.
     Signals are passed on to it.
@@ -130,12 +131,12 @@ def _what_computes(gemm: Document) -> str:
         return "another choice"
     if gemm["fastest"] is not None:
         return str(gemm["fastest"])
-    if _is_atens(gemm):
+    if _is_left_to_aten(gemm):
         return "ATen, as measured"
     return "not timed" if gemm["offered"] else "the only choice"
 
 
-def _is_atens(gemm: Document) -> bool:
+def _is_left_to_aten(gemm: Document) -> bool:
     """Returns True if no kernel was offered because ATen was measured to be the fastest."""
     return bool(gemm["measured"]) and _is_unoffered(gemm) and gemm["fastest"] is None
 
@@ -149,7 +150,7 @@ def _summary(document: list[Document]) -> str:
     gemms = [gemm for gemm in document if gemm["graphs"]]  # without epilogue fusions that lost
     used = sum(bool(gemm["used"]) for gemm in gemms)
     missed = sum(gemm["basis"] == "miss" for gemm in gemms)
-    atens = sum(map(_is_atens, gemms))
+    atens = sum(map(_is_left_to_aten, gemms))
     unoffered = sum(map(_is_unoffered, gemms)) - atens
     others = len(gemms) - used - missed - atens - unoffered
     return (

@@ -63,7 +63,7 @@ class _Group(click.Group):
             )
             ctx.exit(ToolchainError.exit_code)
         except Exception as error:
-            if not _read_entry_points(error):
+            if not _is_entry_point_error(error):
                 raise
             from ..providers.discovery import unreadable_entry_points
 
@@ -95,7 +95,7 @@ def _next_step(error: OSError) -> str:
     return "for the traceback, run with -vv"
 
 
-def _read_entry_points(error: Exception) -> bool:
+def _is_entry_point_error(error: Exception) -> bool:
     """Returns True if an error was raised while reading entry points, as pydantic and torch do."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     names = {(frame.f_globals.get("__name__"), frame.f_code.co_name) for frame in frames}

@@ -1,4 +1,4 @@
-"""Counts how many problems use the measured rankings of installed bundles in torch.compile here."""
+"""Counts the problems for which plain torch.compile uses installed measured rankings here."""
 
 from __future__ import annotations
 

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 def record(
     ctx: click.Context, out: Path, target: TargetName | None, fake: bool, command: tuple[str, ...]
 ) -> None:
-    """Run COMMAND and record each GEMM that torch.compile meets in a manifest.
+    """Run COMMAND and write each GEMM that torch.compile sees to a manifest.
 
     For example: nvgemm-aot record -o mine.yaml -- python serve.py. Torch's compile caches are off
-    in it.
+    while it runs.
 
     The exit status is the command's, 128 + N if signal N ended it, and 2 if it cannot be started.
     Signals are passed on to it. If it succeeds and leaves OUT damaged: 17.

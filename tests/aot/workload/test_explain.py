@@ -317,7 +317,7 @@ def test_events_that_a_signal_cut_off_are_said_on_standard_error(command: Comman
     document = json.loads(done.stdout)
     assert (document["status"], document["unreadable_lines"]) == (137, 1)
     assert done.returncode == 128 + signal.SIGKILL
-    assert "nvgemm-aot: left out 1 event whose lines could not be read" in done.stderr
+    assert "nvgemm-aot: ignored 1 event with unreadable lines" in done.stderr
 
 
 def test_a_command_that_is_interrupted_is_still_explained(tmp_path: Path) -> None:
