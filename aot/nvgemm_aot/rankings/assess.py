@@ -45,8 +45,8 @@ class Assessment:
 def assess(entries: Sequence[Entry]) -> Assessment:
     """Assesses one group's measurements, from `Rankings.groups`, the newest last.
 
-    The newest repeated measurement counts, unless only the newest measurement is confirmed: then
-    the newest counts.
+    The newest repeated measurement counts. If there is none, or if only the newest measurement is
+    confirmed, the newest counts.
     """
     sound = [entry for entry in entries if not entry.doubts]
     newest = _assess_entry((sound or entries)[-1], entries, sound)
