@@ -191,7 +191,7 @@ def _device_identity(item: PlannedDevice, failed: Collection[str]) -> dict[str, 
     document: dict[str, Any] = {
         "device": item.target.device.name,
         "source": source_json(plan.source),
-        "kernels": [None if task.key in failed else _identity(task) for task in item.tasks],
+        "kernels": [None if task.key in failed else _task_identity(task) for task in item.tasks],
         "rankings": [[planned.problem.key, planned.choices] for planned in plan.problems],
     }
     if plan.unserved:
@@ -205,7 +205,7 @@ def _device_identity(item: PlannedDevice, failed: Collection[str]) -> dict[str, 
     return document
 
 
-def _identity(task: Task) -> list[Any]:
+def _task_identity(task: Task) -> list[Any]:
     """Returns a task's part of the build key: its code, and its facts in the header."""
     candidate = task.candidate
     design = design_json(candidate.design)
@@ -259,7 +259,7 @@ def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> As
         if failures
         else item.build_key,
         toolchain=item.toolchain,
-        kernels=_merged(kernels, [product.target.device for product in item.devices]),
+        kernels=_merge_kernels(kernels, [product.target.device for product in item.devices]),
         rankings=tuple(rankings),
         unserved=unserved_problems,
     )
@@ -274,7 +274,7 @@ def _built_kernel(task: Task, entry: Entry | None) -> BuiltKernel | None:
     return BuiltKernel(**task.candidate.facts(), payload=entry.payload, sha256=entry.sha256)
 
 
-def _merged(
+def _merge_kernels(
     kernels: Iterable[BuiltKernel], profiles: Sequence[DeviceProfile]
 ) -> tuple[BuiltKernel, ...]:
     """Merges the kernels of several products, without duplicates.

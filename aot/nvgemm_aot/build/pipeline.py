@@ -299,7 +299,7 @@ def build(
         finished = {
             path: current
             for path, item in zip(paths, planned)
-            if (current := _up_to_date(path, item.build_key)) is not None
+            if (current := _open_up_to_date(path, item.build_key)) is not None
         }
         pending = [(path, item) for path, item in zip(paths, planned) if path not in finished]
         if pending:
@@ -341,11 +341,13 @@ def build(
 def measured_of(planned: Sequence[PlannedTarget]) -> tuple[MeasuredTarget, ...]:
     """Returns the ranking sources of each target's problems, product by product."""
     return tuple(
-        _measured_of(target.target.target, item) for target in planned for item in target.devices
+        _measured_target(target.target.target, item)
+        for target in planned
+        for item in target.devices
     )
 
 
-def _measured_of(target: Target, item: PlannedDevice) -> MeasuredTarget:
+def _measured_target(target: Target, item: PlannedDevice) -> MeasuredTarget:
     device, problems = item.target.device.name, len(item.plan.problems)
     if item.measured is None:
         return MeasuredTarget(target=target, device=device, standings={}, estimated=problems)
@@ -401,7 +403,7 @@ def _bundle_path(out_dir: Path, manifest: Manifest, target: Target) -> Path:
     return out_dir / f"{manifest.name}-{target.key}.nvgemm"
 
 
-def _up_to_date(path: Path, key: str) -> BuiltBundle | None:
+def _open_up_to_date(path: Path, key: str) -> BuiltBundle | None:
     """Opens a bundle if it is intact, has this key, and only this user can write it."""
     try:
         if writable_by_others(path.absolute()) is not None:

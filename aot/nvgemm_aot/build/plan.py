@@ -249,7 +249,7 @@ def _plan_anew(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
         if on_rejection is not None:
             for rejection in (*enumeration.rejections, *selection.rejections):
                 on_rejection(target, selection.problem, rejection)
-        unoffered |= _unoffered(lookup, selection.problem, enumeration)
+        unoffered |= _unoffered_operators(lookup, selection.problem, enumeration)
         if selection.choices:
             served.append(selection)
         else:
@@ -276,7 +276,9 @@ def _plan_anew(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
     )
 
 
-def _unoffered(lookup: PlanLookup, problem: Problem, enumeration: Enumeration) -> set[Operator]:
+def _unoffered_operators(
+    lookup: PlanLookup, problem: Problem, enumeration: Enumeration
+) -> set[Operator]:
     """Returns operators that were measured for a problem but that the provider does not list."""
     usable = None if lookup.measured is None else lookup.measured.problems.get(problem)
     if usable is None:

@@ -100,7 +100,7 @@ def select(
     rejections: list[Rejection] = []
     able = []
     for candidate in candidates:
-        misfit = _misfit(problem, candidate) or _too_many_parts(problem, candidate)
+        misfit = _misfit(problem, candidate) or _split_misfit(problem, candidate)
         if misfit is None:
             able.append(candidate)
         else:
@@ -131,7 +131,7 @@ def _misfit(problem: Problem, candidate: Candidate) -> str | None:
     )
 
 
-def _too_many_parts(problem: Problem, candidate: Candidate) -> str | None:
+def _split_misfit(problem: Problem, candidate: Candidate) -> str | None:
     """Returns why an unmeasured candidate gains nothing by splitting this k, or None."""
     shape = candidate.block_shape
     if shape.splits > 1 and problem.k < (least := LEAST_K_TILES * shape.splits * shape.tile[2]):

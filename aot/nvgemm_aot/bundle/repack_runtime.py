@@ -88,7 +88,10 @@ def encode_runtime_wheel(installed: Distribution | None = None) -> tuple[str, by
         StorageError: If a file cannot be read.
     """
     installed = installed or distribution(RUNTIME)
-    files = {path: _read(installed, path, digest) for path, digest in _recorded(installed).items()}
+    files = {
+        path: _read_installed(installed, path, digest)
+        for path, digest in _recorded_digests(installed).items()
+    }
     if NATIVE_PART not in files:
         raise PackagingError(
             f"{installed.locate_file('')}: RECORD of {RUNTIME} does not list {NATIVE_PART}; "
@@ -170,7 +173,7 @@ def _oldest_glibc(versions: list[str]) -> int | None:
     return oldest
 
 
-def _recorded(installed: Distribution) -> dict[str, str]:
+def _recorded_digests(installed: Distribution) -> dict[str, str]:
     """Returns a wheel's files with hashes, metadata last, without compiled Python and scripts.
 
     Reads RECORD directly, because ``Distribution.files`` omits missing files since Python 3.12.
@@ -184,7 +187,7 @@ def _recorded(installed: Distribution) -> dict[str, str]:
     return dict(sorted(digests.items(), key=lambda item: (".dist-info/" in item[0], item[0])))
 
 
-def _read(installed: Distribution, path: str, recorded: str) -> bytes:
+def _read_installed(installed: Distribution, path: str, recorded: str) -> bytes:
     """Reads a file and checks that it is the installed one."""
     file = Path(str(installed.locate_file(path)))
     try:

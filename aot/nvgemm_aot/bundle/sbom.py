@@ -57,7 +57,7 @@ def render_sbom(
         "version": 1,
         "metadata": {
             "lifecycles": [{"phase": "build"}],
-            "tools": {"components": [_component(RUNTIME, __version__, scope=None)]},
+            "tools": {"components": [_tool_component(RUNTIME, __version__, scope=None)]},
             "component": {
                 "type": "library",
                 "bom-ref": root,
@@ -68,7 +68,7 @@ def render_sbom(
             },
         },
         "components": [
-            *(_bundle(file, license_expression) for file in files),
+            *(_bundle_component(file, license_expression) for file in files),
             {
                 "type": "library",
                 "bom-ref": runtime,
@@ -76,7 +76,7 @@ def render_sbom(
                 "scope": "required",
                 "purl": runtime,
             },
-            *(_component(*tool, scope="excluded") for tool in tools),
+            *(_tool_component(*tool, scope="excluded") for tool in tools),
         ],
         "dependencies": [
             {"ref": root, "dependsOn": sorted([runtime, *(_file_ref(file) for file in files)])},
@@ -92,7 +92,7 @@ def render_sbom(
     return json.dumps(document, indent=2).encode("ascii") + b"\n"
 
 
-def _bundle(file: BundledFile, license_expression: str) -> dict[str, Any]:
+def _bundle_component(file: BundledFile, license_expression: str) -> dict[str, Any]:
     header = file.header
     facts = {
         "target": header.target.key,
@@ -112,7 +112,7 @@ def _bundle(file: BundledFile, license_expression: str) -> dict[str, Any]:
     }
 
 
-def _component(name: str, version: str, *, scope: str | None) -> dict[str, Any]:
+def _tool_component(name: str, version: str, *, scope: str | None) -> dict[str, Any]:
     purl = _purl(name, version)
     # A tool that made the document must not share its reference with a component it describes.
     component = {"type": "application", "name": name, "version": version, "purl": purl}

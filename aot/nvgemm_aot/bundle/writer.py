@@ -56,7 +56,7 @@ def write_bundle(path: Path, content: BundleContent, pack: Pack = compress) -> H
 
 def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes, Header]:
     """Lays out a bundle in memory; see `write_bundle`."""
-    kernels = _by_id(content.kernels)
+    kernels = _kernels_by_id(content.kernels)
     packed = pack([kernels[id_].payload for id_ in sorted(kernels)])
     body = packed.dictionary_frame + b"".join(packed.frames)
     return _with_final_offsets(_header_relative_to_body(content, kernels, packed, body), body)
@@ -68,7 +68,7 @@ def describe(content: BundleContent) -> Header:
     Raises:
         ValueError: See `write_bundle`.
     """
-    kernels = _by_id(content.kernels)
+    kernels = _kernels_by_id(content.kernels)
     empty = Packed(frames=[b""] * len(kernels))
     return _header_relative_to_body(content, kernels, empty, b"")
 
@@ -105,7 +105,7 @@ def _header_relative_to_body(
     )
 
 
-def _by_id(kernels: tuple[BuiltKernel, ...]) -> dict[str, BuiltKernel]:
+def _kernels_by_id(kernels: tuple[BuiltKernel, ...]) -> dict[str, BuiltKernel]:
     """Maps ids to kernels. Among operators with equal code, keeps the first by name."""
     by_id: dict[str, BuiltKernel] = {}
     for kernel in sorted(kernels, key=lambda kernel: (kernel.signature.key, kernel.operator)):
@@ -188,8 +188,8 @@ def _with_final_offsets(header: Header, body: bytes) -> tuple[bytes, Header]:
         base = PREFIX.size + header_bytes
         final = replace(
             header,
-            dictionary=header.dictionary and _moved(header.dictionary, base),
-            kernels=tuple(_moved(kernel, base) for kernel in header.kernels),
+            dictionary=header.dictionary and _shifted(header.dictionary, base),
+            kernels=tuple(_shifted(kernel, base) for kernel in header.kernels),
         )
         encoded = encode_header(final)
         if len(encoded) == header_bytes:
@@ -222,5 +222,5 @@ def _require_readable(encoded: bytes, header: Header, body_bytes: int) -> None:
     )
 
 
-def _moved(entry: Entry, base: int) -> Entry:
+def _shifted(entry: Entry, base: int) -> Entry:
     return replace(entry, span=replace(entry.span, offset=entry.span.offset + base))

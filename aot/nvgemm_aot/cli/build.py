@@ -142,7 +142,7 @@ def build(
     document = build_document(result, files)
     if wheel:
         document |= write_wheels(
-            _by_platform(result),
+            _bundles_by_platform(result),
             runtime,
             name=declared.name,
             version=wheel_version or __version__,
@@ -154,7 +154,7 @@ def build(
     require_served(result.unserved, len(declared.bundle_targets))
 
 
-def _by_platform(result: BuildResult) -> dict[str, list[Path]]:
+def _bundles_by_platform(result: BuildResult) -> dict[str, list[Path]]:
     bundles: dict[str, list[Path]] = {}
     for bundle in result.bundles:
         bundles.setdefault(bundle.header.target.platform, []).append(bundle.path)
@@ -201,7 +201,7 @@ def open_rejection_log(path: Path | None) -> Iterator[RejectionSink | None]:
     if path is None:
         yield None
         return
-    with _writing(path):
+    with _name_unwritable(path):
         file = path.open("w", encoding="utf-8")
 
     def write(target: BuildTarget, problem: Problem, rejection: Rejection) -> None:
@@ -212,12 +212,12 @@ def open_rejection_log(path: Path | None) -> Iterator[RejectionSink | None]:
             "operator": rejection.operator,
             "reason": rejection.reason,
         }
-        with _writing(path):
+        with _name_unwritable(path):
             file.write(json.dumps(line) + "\n")
 
     try:
         yield write
-        with _writing(path):
+        with _name_unwritable(path):
             file.flush()
     finally:
         with contextlib.suppress(OSError):
@@ -225,7 +225,7 @@ def open_rejection_log(path: Path | None) -> Iterator[RejectionSink | None]:
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _name_unwritable(path: Path) -> Iterator[None]:
     """Names the file if it cannot be written."""
     try:
         yield
@@ -343,7 +343,7 @@ def _measured_document(measured: Sequence[MeasuredTarget]) -> list[Document]:
     ]
 
 
-def _measured_lines(document: Document) -> list[str]:
+def _ranking_source_lines(document: Document) -> list[str]:
     """Describes the ranking sources, one line per target, followed by unused measurements."""
     lines = []
     counts = Counter(target["target"] for target in document["measured"])
@@ -351,14 +351,14 @@ def _measured_lines(document: Document) -> list[str]:
         name = _short_name(target) + (
             f" on {target['device']}" if counts[target["target"]] > 1 else ""
         )
-        lines.append(f"{name}: problems ranked by {_ranked_by(target)}")
+        lines.append(f"{name}: problems ranked by {_ranked_by_text(target)}")
         lines += (f"  {note}" for note in target["notes"])
     if any("doubtful" in target["problems"] for target in document["measured"]):
         lines.append(f"to see the doubts: {_show_command(document['rankings'])}")
     return lines
 
 
-def _ranked_by(target: Document) -> str:
+def _ranked_by_text(target: Document) -> str:
     """Counts a target's problems by their ranking source."""
     count = target["shipped"] + target["own"]
     sources = (("shipped", target["shipped"]), ("from your files", target["own"]))
@@ -405,7 +405,9 @@ def plan_text(document: Document) -> str:
         f"about {document['estimated_seconds']:.0f} s of compiling in "
         f"{count_text(document['jobs'], 'process')}, more if other programs run"
     )
-    parts += ("\n".join(lines) for lines in (_unserved_lines(document), _measured_lines(document)))
+    parts += (
+        "\n".join(lines) for lines in (_unserved_lines(document), _ranking_source_lines(document))
+    )
     return "\n\n".join(filter(None, parts))
 
 
@@ -524,7 +526,7 @@ def build_text(document: Document) -> str:
         f"{path}: removed; an earlier build made it, and its target has no kernel now"
         for path in document["removed"]
     )
-    lines += [*_unserved_lines(document), *_measured_lines(document)]
+    lines += [*_unserved_lines(document), *_ranking_source_lines(document)]
     lines += wheel_lines(document)
     lines += (
         f"{platform}: no wheel: no target of this platform has a kernel; the reasons are above"

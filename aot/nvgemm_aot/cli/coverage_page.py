@@ -117,10 +117,10 @@ def _add_gemms(section: Element, target: TargetCoverage, by: Weight) -> None:
         _add(row, "td", str(gemm.count), "number")
         for weight, total in totals.items():
             _add(row, "td", percent_text(100 * gemm.weight(weight) / total), "number")
-        _add(row, "td", _why(gemm), "why")
+        _add(row, "td", _ranking_or_reason(gemm), "why")
 
 
-def _why(gemm: GemmCoverage) -> str:
+def _ranking_or_reason(gemm: GemmCoverage) -> str:
     if gemm.ranked_as is None:
         return gemm.reasons[0]
     return ranked_as_text(gemm.gemm, gemm.ranked_as.key, is_split=gemm.is_split)

@@ -85,7 +85,7 @@ def explain_text(document: Document) -> str:
             len(gemm["offered"]),
             _least_time(gemm, bundled=True).rjust(len(header[4])),
             _least_time(gemm, bundled=False).rjust(len(header[5])),
-            _what_computes(gemm),
+            _computed_by(gemm),
         )
         for gemm in gemms
     ]
@@ -119,7 +119,7 @@ def _least_time(gemm: Document, *, bundled: bool) -> str:
     return f"{min(times) * 1e3:.1f}" if times else "-"
 
 
-def _what_computes(gemm: Document) -> str:
+def _computed_by(gemm: Document) -> str:
     """Names what computes a GEMM; only generated calls of bundled kernels are certain."""
     if not gemm["graphs"]:
         return "tried, slower than separate operations"

@@ -52,7 +52,7 @@ def rankings_document(
         if gpus and counted.gpu not in gpus:
             continue
         product = products.setdefault(counted.gpu, _Product())
-        if _is_beside_this_torch(counted, versions):
+        if _counts_with_this_torch(counted, versions):
             product.measured += counted.measured
             by_default = counted.confirmed + counted.repeated
             product.used += counted.with_setting if counts_repeated_rankings() else by_default
@@ -66,7 +66,7 @@ def rankings_document(
     ]
 
 
-def _is_beside_this_torch(counted: Counted, versions: TorchVersions | None) -> bool:
+def _counts_with_this_torch(counted: Counted, versions: TorchVersions | None) -> bool:
     if versions is None:
         return True
     cuda = counted.cuda if versions.cuda == NO_CUDA else versions.cuda

@@ -15,11 +15,11 @@ def failed_stream(error: OSError) -> str | None:
     """Returns the standard stream that could not be written, or None for any other error."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("click.utils", "echo"):
-            return _name(frame.f_locals.get("file"))
+            return _stream_name(frame.f_locals.get("file"))
     return None
 
 
-def _name(stream: Any) -> str | None:
+def _stream_name(stream: Any) -> str | None:
     with contextlib.suppress(AttributeError, OSError, ValueError):
         return _NAMES.get(stream.fileno())
     return None

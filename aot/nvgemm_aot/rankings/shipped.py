@@ -38,25 +38,25 @@ def shipped_rankings(problems: Iterable[Problem]) -> Rankings:
             if least <= m <= most:
                 problem = replace(line, m=m)
                 entries += [entry for file in holders for entry in file.entries(problem)]
-    return _shipped(entries)
+    return _marked_shipped(entries)
 
 
 def all_shipped_rankings() -> Rankings:
     """Returns all shipped measurements."""
-    return _shipped(
+    return _marked_shipped(
         entry
-        for file in _opened(DIRECTORY)
+        for file in _shipped_files(DIRECTORY)
         for problem in file.problems
         for entry in file.entries(problem)
     )
 
 
-def _shipped(entries: Iterable[Entry]) -> Rankings:
+def _marked_shipped(entries: Iterable[Entry]) -> Rankings:
     return merge([Rankings(entries=tuple(replace(entry, is_shipped=True) for entry in entries))])
 
 
 @functools.cache
-def _opened(directory: Path) -> tuple[RankingsFile, ...]:
+def _shipped_files(directory: Path) -> tuple[RankingsFile, ...]:
     paths = sorted(directory.glob("*.json"))
     return tuple(RankingsFile(str(path), path.read_bytes()) for path in paths)
 
@@ -65,7 +65,7 @@ def _opened(directory: Path) -> tuple[RankingsFile, ...]:
 def _files_by_problem(directory: Path) -> dict[Problem, dict[int, list[RankingsFile]]]:
     """Returns the files that measured a problem, by the problem at m 1 and by m."""
     by_problem: dict[Problem, dict[int, list[RankingsFile]]] = {}
-    for file in _opened(directory):
+    for file in _shipped_files(directory):
         for problem in file.problems:
             by_m = by_problem.setdefault(replace(problem, m=1), {})
             by_m.setdefault(problem.m, []).append(file)

@@ -89,7 +89,7 @@ class UsableRankings:
         """Returns a digest for the measurements of problems, or None if there are none."""
         used = [
             [
-                *_facts(self.problems[problem]),
+                *_digest_facts(self.problems[problem]),
                 [operator.name for operator in self.problems[problem].operators],
             ]
             for problem in problems
@@ -98,7 +98,7 @@ class UsableRankings:
         return sha256_hex(canonical_json(used)) if used else None
 
 
-def _facts(usable: Usable) -> list[object]:
+def _digest_facts(usable: Usable) -> list[object]:
     assessment, entry = usable.assessment, usable.assessment.entry
     return [
         entry.problem.key,
@@ -122,14 +122,14 @@ def find_usable(rankings: Rankings, basis: Basis) -> UsableRankings:
         if origin.arch == basis.arch and origin.gpu in basis.other_gpus:
             continue
         user_count = sum(not entry.is_shipped for entry in entries)
-        reason = _why_not(entries[0], basis)
+        reason = _measurement_misfit(entries[0], basis)
         if reason is not None:
             notes["measurement", reason] += user_count
             continue
         assessment = assess(entries)
         operators = []
         for operator, _ in assessment.entry.kernels:
-            reason = _why_not_kernel(operator, assessment.entry, basis)
+            reason = _kernel_misfit(operator, assessment.entry, basis)
             if reason is None:
                 operators.append(operator)
             elif user_count or operator.provider in basis.toolchains:
@@ -151,7 +151,7 @@ def find_usable(rankings: Rankings, basis: Basis) -> UsableRankings:
     )
 
 
-def _why_not(entry: Entry, basis: Basis) -> str | None:
+def _measurement_misfit(entry: Entry, basis: Basis) -> str | None:
     """Returns why measurements are not used, as a text that follows their number."""
     origin = entry.origin
     if origin.arch != basis.arch:
@@ -166,7 +166,7 @@ def _why_not(entry: Entry, basis: Basis) -> str | None:
     return None
 
 
-def _why_not_kernel(operator: Operator, entry: Entry, basis: Basis) -> str | None:
+def _kernel_misfit(operator: Operator, entry: Entry, basis: Basis) -> str | None:
     """Returns why a kernel's times are not used, as a text that follows their number."""
     toolchain = basis.toolchains.get(operator.provider)
     if toolchain is None:

@@ -208,7 +208,7 @@ def open_regular(path: Path) -> BinaryIO:
     kind, file = _open_without_waiting(path)
     if kind is not None:
         file.close()
-        raise _irregular(path, kind)
+        raise _irregular_error(path, kind)
     return file
 
 
@@ -225,7 +225,7 @@ def read_start(path: Path, most_bytes: int) -> bytes:
         if kind is None:
             return file.read(most_bytes)
         if kind != _PIPE:
-            raise _irregular(path, kind)
+            raise _irregular_error(path, kind)
         return _read_pipe(path, file.fileno(), most_bytes)
 
 
@@ -241,14 +241,14 @@ def _read_pipe(path: Path, descriptor: int, most_bytes: int) -> bytes:
         except BlockingIOError:
             if not arrived.poll(LONGEST_SILENCE_S * 1e3):
                 silence = f"{_PIPE} whose writer wrote nothing for {LONGEST_SILENCE_S:g} s"
-                raise _irregular(path, silence) from None
+                raise _irregular_error(path, silence) from None
             continue
         if not part:
             break
         parts.append(part)
         remaining -= len(part)
     if not parts:
-        raise _irregular(path, f"{_PIPE} without a writer")
+        raise _irregular_error(path, f"{_PIPE} without a writer")
     return b"".join(parts)
 
 
@@ -256,13 +256,13 @@ def _open_without_waiting(path: Path) -> tuple[str | None, BinaryIO]:
     """Opens a path without waiting, and names its kind if it is no regular file."""
     kind = _KINDS.get(stat.S_IFMT(path.stat().st_mode))
     if kind is not None and kind != _PIPE:
-        raise _irregular(path, kind)  # opening a device can have effects
+        raise _irregular_error(path, kind)  # opening a device can have effects
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     file = os.fdopen(descriptor, "rb")  # refuses a directory
     return _KINDS.get(stat.S_IFMT(os.fstat(descriptor).st_mode)), file
 
 
-def _irregular(path: Path, kind: str) -> IrregularFileError:
+def _irregular_error(path: Path, kind: str) -> IrregularFileError:
     return IrregularFileError(
         f"{path}: this is {kind}, must be a regular file; write its content to a file and name that"
     )

@@ -51,7 +51,7 @@ class Pool:
         path = self.directory / f"{name}.json"
         write_rankings(path, rankings(*entries))
         path.write_text(path.read_text().replace(*edit))
-        shipped._opened.cache_clear()
+        shipped._shipped_files.cache_clear()
         shipped._files_by_problem.cache_clear()
 
 
