@@ -63,7 +63,7 @@ def _kinds(header: Header, ranking: Ranking) -> Iterator[str]:
     measured, signature = ranking.measured, ranking.problem.signature
     assert measured is not None
     first_ns = ranking.kernels[0].time_ns
-    assert first_ns is not None  # of a measured ranking
+    assert first_ns is not None  # a measured ranking has times
     if measured.doubts or measured.aten is None or first_ns < measured.aten.time_ns:
         yield "competing"
     if measured.doubts:

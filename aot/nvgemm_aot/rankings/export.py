@@ -35,7 +35,7 @@ def _entry(header: Header, ranking: Ranking) -> Entry | None:
     kernels: dict[Operator, Timing] = {}
     for ranked, spread_ns in zip(ranking.kernels, measured.spreads_ns):
         kernel = header.kernels[ranked.kernel]
-        assert ranked.time_ns is not None  # of a measured ranking
+        assert ranked.time_ns is not None  # a measured ranking has times
         operator = Operator(provider=kernel.provider, operator=kernel.operator)
         kernels.setdefault(operator, Timing(time_ns=ranked.time_ns, spread_ns=spread_ns))
     return Entry(

@@ -41,7 +41,7 @@ def _winners(ranking: ProblemRanking) -> list[str]:
     if measured is None or measured.doubts:
         return [id_ for id_, _ in ranking.kernels]
     id_, time_ns = ranking.kernels[0]
-    assert time_ns is not None  # of a measured ranking
+    assert time_ns is not None  # a measured ranking has times
     is_fastest = measured.aten is None or time_ns < measured.aten.time_ns
     return [id_] if is_fastest else []
 

@@ -179,7 +179,7 @@ def _kernel_misfit(operator: Operator, entry: Entry, basis: Basis) -> str | None
         if measured_version == "none" and name == recipe_name(operator.provider):
             measured_version = UNSTATED_RECIPES.get(
                 operator.provider, version
-            )  # none in older bundles
+            )  # older bundles lack it
         if measured_version != version:
             can_be_had = measured_version != "none" and name != recipe_name(operator.provider)
             return (
