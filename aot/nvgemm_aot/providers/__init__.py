@@ -1,8 +1,8 @@
-"""Sources of kernels: each enumerates candidates for a problem and compiles them.
+"""Kernel providers: each lists candidates for a problem and compiles them.
 
-May import `targets` and `storage`; not `manifest`. `base` is the interface, `interface` what a
-provider of another package may import. The table here names the providers that come with the
-builder; `discovery` finds the others.
+May import `targets` and `storage`, not `manifest`. `base` defines the interface; `interface` lists
+the names that external packages may import. The table here names the builtin providers; `discovery`
+finds external ones.
 """
 
 from __future__ import annotations
@@ -45,31 +45,30 @@ PROVIDERS = {
     "quack": f"{__name__}.quack:Quack",
     "gathered": f"{__name__}.gathered:Gathered",
 }
-"""By name: ``module:class``. Imported only when used, because compilers are slow to import. All are
-asked by default, in this order: a new one belongs at the end."""
+"""Provider classes by name, as ``module:class``. Imported on first use, because compilers import
+slowly. By default all are asked, in this order: append new ones."""
 
 _SERVES_ONLY = {GATHERED_PROVIDER: Op.GATHERED_MM}
-"""Providers of one operation: not asked by default where nothing declares it, so that versions that
-shape no kernel stay out of a bundle's toolchain."""
+"""Operation of each single-operation provider. It is asked by default only if a signature has that
+operation, so that versions that shape no kernel stay out of a bundle's toolchain."""
 
 
 def default_providers(signatures: Iterable[Signature]) -> tuple[str, ...]:
-    """Returns the providers of these signatures where a manifest names none: all that come along.
+    """Returns the builtin providers for these signatures, used if a manifest names none.
 
-    Providers of other packages are asked only by name, for their code runs in the build.
+    External providers are asked only by name, because their code runs in the build.
     """
     ops = {signature.op for signature in signatures}
     return tuple(name for name in PROVIDERS if _SERVES_ONLY.get(name) in (None, *ops))
 
 
 def load_provider(name: str) -> Provider:
-    """Create a provider by its name: in the table, of an entry point, or ``module:class``.
+    """Creates a provider from its table name, entry point or ``module:class``.
 
-    Several names, joined by ``+``, give a `Combined` provider. What a provider of another package
-    returns is checked (`checked`).
+    Names joined by ``+`` give a `Combined` provider. `Checked` validates external providers.
 
     Raises:
-        ToolchainError: If there is no such provider, or what is there is none.
+        ToolchainError: If the provider is unknown, cannot be created or is invalid.
     """
     if SEPARATOR in name:
         return Combined(tuple(map(load_provider, name.split(SEPARATOR))))
@@ -78,7 +77,7 @@ def load_provider(name: str) -> Provider:
     module, _, attribute = PROVIDERS[name].partition(":")
     try:
         provider: Provider = getattr(importlib.import_module(module), attribute)()
-    except Exception as error:  # half an installation raises whatever it raises
+    except Exception as error:  # a broken installation may raise anything
         raise ToolchainError(
             f"the provider {name!r} cannot be created: {described(error)}; "
             f"run: {install_command(again=True)}"
@@ -87,36 +86,36 @@ def load_provider(name: str) -> Provider:
 
 
 def parts_of(provider: Provider) -> tuple[Provider, ...]:
-    """The providers that a combined one is made of; any other one alone."""
+    """Returns a combined provider's parts, or the provider alone."""
     return provider.parts if isinstance(provider, Combined) else (provider,)
 
 
 UNSTATED_RECIPES = {"cutlass_operators": "1, host x86-64 +sse2"}
-"""By provider, the recipe that the toolchain of a bundle does not state: bundles were made with it
-before any stated recipes, and keep their bytes."""
+"""Recipes, by provider, that toolchains leave out. Bundles older than recipes were made with them;
+leaving them out keeps those bundles' bytes."""
 
 
 def recipe_name(provider: str) -> str:
-    """Name of a provider's recipe among the versions of a toolchain."""
+    """Returns a provider recipe's name among toolchain versions."""
     return f"{RECIPE_PREFIX}{provider}"
 
 
 def recipe_of(part: Provider, target: Target) -> str:
-    """How one provider makes its objects for a target."""
+    """Returns a provider's recipe for a target."""
     return cute_dsl.for_platform(part.recipe, target.platform)
 
 
 def versions_of(provider: Provider, target: Target) -> dict[str, str]:
-    """Versions of everything that shapes a provider's code for a target, by distribution name.
+    """Returns the versions that shape a provider's code for a target, by distribution name.
 
     Raises:
-        ToolchainError: As of `Provider.toolchain`.
+        ToolchainError: As `Provider.toolchain` does.
     """
     return cute_setup.for_cuda(provider.toolchain(), target.cuda)
 
 
 def stated_recipes(provider: Provider, target: Target) -> dict[str, str]:
-    """By `recipe_name`, how each part of a provider makes its objects, but for what is unstated."""
+    """Returns each part's recipe by `recipe_name`, without those in `UNSTATED_RECIPES`."""
     own = {part.name: recipe_of(part, target) for part in parts_of(provider)}
     return {
         recipe_name(name): recipe

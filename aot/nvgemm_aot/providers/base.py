@@ -1,4 +1,4 @@
-"""The interface of a source of kernels, and of the model that ranks them."""
+"""Interfaces for kernel providers and runtime models."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from nvgemm_runtime.gemm.problem import Problem, Signature
 from ..targets import BuildTarget
 
 INTERFACE_VERSION = 1
-"""Version of this interface. It changes when a provider written for it would no longer work."""
+"""Interface version. Increases when existing providers would stop working."""
 
 INTERFACE_VERSIONS = (1,)
-"""Versions that are accepted."""
+"""Accepted interface versions."""
 
 RECIPE_PREFIX = "recipe of "
-"""Beginning of the names under which bundles state recipes beside versions."""
+"""Prefix for recipe names in a bundle's toolchain."""
 
 CLC = "clc"
 STATIC_PERSISTENT = "static_persistent"
 DYNAMIC_PERSISTENT = "dynamic_persistent"
 ONE_TILE = "one_tile"
-"""Schedulers: cluster launch control; a fixed number of blocks, each with several tiles, which are
-known from the start, or taken from a counter in the workspace; one block a tile."""
+"""Schedulers: cluster launch control; a fixed number of thread blocks with several tiles each,
+assigned at launch or taken from a counter in the workspace; one thread block per tile."""
 
 SCHEDULERS = (CLC, DYNAMIC_PERSISTENT, ONE_TILE, STATIC_PERSISTENT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockShape:
-    """What a runtime model needs to know of a kernel: what one thread block computes and loads.
+    """Kernel facts for a runtime model: tile, cluster and splits.
 
     Attributes:
         tile: Extents (m, n, k) of one thread block's tile.
-        cluster: Thread blocks of a cluster along (m, n).
-        swapped: Whether the kernel computes the transposed problem (its m is the problem's n).
+        cluster: Thread blocks per cluster along (m, n).
+        swapped: True if the kernel computes the transposed problem (its m is the problem's n).
         splits: Thread blocks that share the k of one tile.
     """
 
@@ -47,22 +47,22 @@ class BlockShape:
 
 
 class RuntimeModel(Protocol):
-    """A model of one device.
+    """Runtime model for one device.
 
-    Creating one must be quick, because plans are looked up by its name: load what is slow to load
-    with the first estimate.
+    Construction must be quick, because plan lookups need the name: load slow parts with the first
+    estimate.
     """
 
     @property
     def name(self) -> str:
-        """Name and version, as rankings state it, e.g. ``nvidia-matmul-heuristics 0.1.0.27``.
+        """Model name and version in rankings, e.g. ``nvidia-matmul-heuristics 0.1.0.27``.
 
         Raises:
             ToolchainError: If the model is not installed.
         """
 
     def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
-        """Estimate the runtime of ``problem``: nanoseconds, or None where there is no answer.
+        """Estimates the runtime for ``problem`` in nanoseconds, or returns None if unknown.
 
         Raises:
             ToolchainError: If the model cannot be loaded, or does not know the device.
@@ -71,18 +71,18 @@ class RuntimeModel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate(KernelFacts):
-    """An operator that could be compiled for a signature; its design has no cluster limits yet.
+    """Operator that can be compiled for a signature, without the design's cluster limits.
 
     Attributes:
-        cluster_sizes: Sizes, in thread blocks, of the clusters whose number on the device is
-            compiled in: with a persistent scheduler those of its clusters, unless each launch is
-            told; else empty.
-        block_shape: What the runtime model needs to know of it.
-        preference: Order among operators that the model cannot tell apart; lower is better.
-        added_code: What the provider adds to the operator's own code, such as an epilogue's source.
-            It is part of the cache key.
-        traits: Words for how it works beyond its design, such as ``pingpong``: corrections of
-            estimates may have a weight for each.
+        cluster_sizes: Cluster sizes, in thread blocks, whose device capacity is compiled in: those
+            that a persistent scheduler uses. Empty for other schedulers, and if each launch passes
+            the number of clusters.
+        block_shape: Facts for the runtime model.
+        preference: Order among operators with equal estimates; lower is better.
+        added_code: Code that the provider adds to the operator's own, such as an epilogue's source.
+            Part of the cache key.
+        traits: Properties beyond the design, such as ``pingpong``. Corrections may have a weight
+            for each.
     """
 
     cluster_sizes: tuple[int, ...]
@@ -94,7 +94,7 @@ class Candidate(KernelFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class Rejection:
-    """An operator that was not chosen, and why."""
+    """Operator left out, with the reason."""
 
     operator: str
     reason: str
@@ -102,12 +102,12 @@ class Rejection:
 
 @dataclass(frozen=True, kw_only=True)
 class Enumeration:
-    """All operators that a provider knows for a signature on a target.
+    """All operators that a provider knows for a signature and target.
 
     Attributes:
-        candidates: Those that can be compiled.
-        rejections: Those left out.
-        absence: Why no operator is made for such signatures, or None if some are.
+        candidates: Operators that can be compiled.
+        rejections: Operators left out.
+        absence: Reason why no operator exists for such signatures; None if some do.
     """
 
     candidates: tuple[Candidate, ...] = ()
@@ -116,14 +116,13 @@ class Enumeration:
 
 
 class Provider(Protocol):
-    """A source of kernels. Instances are created anew in each compiler process.
+    """Kernel provider. Each compiler process creates its own instances.
 
     Attributes:
-        interface: The version of this interface that it is written for, `INTERFACE_VERSION`.
-        name: Its name in manifests: in the table of providers, or that of its entry point, or
-            ``module:class``.
-        recipe: Name of the way its objects are made, part of the cache key. It must change when the
-            same versions of the toolchain would give other code.
+        interface: Interface version that the provider implements, `INTERFACE_VERSION`.
+        name: Name in manifests: a key of the provider table, an entry point, or ``module:class``.
+        recipe: Name for the way objects are made, part of the cache key. Must change if the same
+            toolchain versions would give different code.
     """
 
     interface: int
@@ -131,37 +130,37 @@ class Provider(Protocol):
     recipe: str
 
     def toolchain(self) -> dict[str, str]:
-        """Versions of everything that shapes the code, by distribution name. Must be quick.
+        """Returns the versions that shape the code, by distribution name. Must be quick.
 
-        Everything that was planned or compiled is made anew where one of them differs. The
-        distribution of an entry point counts without being named here.
+        A changed version invalidates cached plans and kernels. The entry point's distribution is
+        added automatically.
 
         Raises:
             ToolchainError: If a package is missing, with the command that installs it.
         """
 
     def prepare(self) -> None:
-        """Do what is slow and needed once a process, such as importing a compiler.
+        """Does slow work that each process needs once, such as importing a compiler.
 
         Raises:
-            ToolchainError: If a part of the compiler side is missing.
+            ToolchainError: If part of the builder is missing.
         """
 
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
-        """List the operators for ``signature`` that can run on ``target``, and those left out.
+        """Lists the operators for ``signature`` that run on ``target``, and those left out.
 
-        An operator's name is unique among those of a signature and target, and stands for the same
-        code as long as `toolchain` and ``recipe`` do. The order does not matter. For a signature
-        that it does not know, a provider gives an absence.
+        An operator's name is unique for a signature and target. It means the same code as long as
+        `toolchain` and ``recipe`` stay the same. Order does not matter. For an unknown signature, a
+        provider returns an absence.
         """
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
-        """The model of ``target``'s device by which its operators are ranked."""
+        """Returns the runtime model that ranks operators for ``target``'s device."""
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
-        """Compile one candidate that `enumerate` listed, in this process or in another one.
+        """Compiles a candidate that `enumerate` listed, in this process or another one.
 
-        Its design has the cluster limits of the target's device by now.
+        By now, its design has the cluster limits for the target's device.
 
         Returns:
             A relocatable object for the host platform that holds the device code.

@@ -1,7 +1,7 @@
-"""Checks what providers of other packages return, and names the provider in what they raise.
+"""Validates external providers' results and names the provider in errors.
 
-The builder relies on what a provider lists: a candidate's facts go into headers, and become
-promises to whoever launches the kernel. What `base` asks for is checked here, where it comes in.
+The builder relies on listed facts: they go into headers and become promises to whoever launches the
+kernel. So each result is checked against `base` as it arrives.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BLAME = "report it to the provider's author, or take the provider out of the manifest"
-"""The next step, after an error of a provider."""
+"""Next step in messages about a provider's error."""
 
 SLOW_SECONDS = 10.0
-"""A provider that has not answered after so long is named in a warning: the builder waits for it
-without a limit. Listing takes the providers that come along less than a second."""
+"""Seconds after which a warning names a provider that has not answered. The builder waits without a
+limit. Builtin providers list in less than a second."""
 
 _OUT_OF_RESOURCES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO})
 
 _ATTRIBUTES = {"interface": int, "name": str, "recipe": str}
 _METHODS = ("toolchain", "prepare", "enumerate", "runtime_model", "compile")
-"""What a `Provider` has."""
+"""Members that a `Provider` has."""
 
 
 class Checked:
-    """A provider of another package; what it returns is checked against the interface.
+    """External provider whose results are validated against the interface.
 
     Args:
-        provider: What the package created.
-        name: The name that it was asked for by, which must be its own.
-        distribution: Name and version of the distribution that brings it, if that is known. They
-            count as part of its toolchain, so that nothing of another version is used again.
+        provider: Object that the package created.
+        name: Requested name, which must be the provider's own.
+        distribution: Distribution name and version, if known. They become part of the toolchain, so
+            another version's plans and kernels are not reused.
     """
 
     def __init__(
@@ -74,16 +74,16 @@ class Checked:
         self._distribution = distribution
         self.name = name
         self.interface = provider.interface
-        # While a provider is written, its source changes and its version does not.
+        # During a provider's development, its source changes while its version stays.
         self.recipe = f"{provider.recipe}, source {source_digest(self.source_module)}"
 
     @property
     def source_module(self) -> str:
-        """The module or package whose source is the provider's."""
+        """Module or package that holds the provider's source."""
         return _source_module(self._provider)
 
     def toolchain(self) -> dict[str, str]:
-        """Versions that shape its code, its own among them; see `Provider.toolchain`."""
+        """Returns the versions that shape its code, its own included; see `Provider.toolchain`."""
         found = self._ask_in_time("toolchain()", self._provider.toolchain)
         if not isinstance(found, dict) or not all(
             is_version_text(text) for item in found.items() for text in item
@@ -105,11 +105,11 @@ class Checked:
         return found
 
     def prepare(self) -> None:
-        """Prepare a process; see `Provider.prepare`."""
+        """Prepares a process; see `Provider.prepare`."""
         self._ask("prepare()", self._provider.prepare)
 
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
-        """List its operators, each checked; see `Provider.enumerate`."""
+        """Lists operators after validation; see `Provider.enumerate`."""
         asked = f"enumerate({signature.key}, {target.target.arch})"
         found, again = (
             self._ask_in_time(asked, lambda: self._provider.enumerate(signature, target))
@@ -122,7 +122,7 @@ class Checked:
         fault = instability(found, again)
         if fault is not None:
             raise self._error(f"{asked} {fault}")
-        # Lists do not hash, and plans compare candidates. What else was hung on a candidate goes.
+        # Lists do not hash, and plans compare candidates. The copy also drops extra attributes.
         return replace(
             found,
             candidates=tuple(replace(one) for one in found.candidates),
@@ -130,7 +130,7 @@ class Checked:
         )
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
-        """Its model, whose answers are checked; see `Provider.runtime_model`."""
+        """Returns the model, wrapped to validate answers; see `Provider.runtime_model`."""
         model = self._ask_in_time("runtime_model()", lambda: self._provider.runtime_model(target))
         name: Any = self._ask("runtime_model().name", lambda: getattr(model, "name", None))
         if not is_version_text(name) or not callable(getattr(model, "estimate_ns", None)):
@@ -142,7 +142,7 @@ class Checked:
         return _CheckedModel(model, name, self)
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
-        """Compile one candidate; see `Provider.compile`."""
+        """Compiles one candidate; see `Provider.compile`."""
         try:
             made: Any = self._provider.compile(candidate, target)
         except NvgemmError:
@@ -153,7 +153,7 @@ class Checked:
             raise self._uncompiled(candidate, error) from error
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # SystemExit, and a panic of Rust code
+        except BaseException as error:  # includes SystemExit and Rust panics
             raise self._uncompiled(candidate, error) from error
         if not isinstance(made, bytes) or not made:
             raise CompileError(
@@ -173,12 +173,12 @@ class Checked:
             return call()
         except (NvgemmError, KeyboardInterrupt):
             raise
-        except BaseException as error:  # SystemExit, and a panic of Rust code
+        except BaseException as error:  # includes SystemExit and Rust panics
             _log.debug("provider %s: %s", self.name, what, exc_info=True)
             raise self._error(f"{what} raised {described(error)}") from error
 
     def _ask_in_time(self, what: str, call: Callable[[], T]) -> T:
-        """Ask, and warn if there is no answer within `SLOW_SECONDS`."""
+        """Calls the provider, and warns if it takes longer than `SLOW_SECONDS`."""
         timer = threading.Timer(SLOW_SECONDS, self._warn_of_waiting, (what,))
         timer.daemon = True
         timer.start()
@@ -199,7 +199,7 @@ class Checked:
 
 
 class _CheckedModel:
-    """A runtime model whose answers are checked."""
+    """Runtime model whose answers are validated."""
 
     def __init__(self, model: RuntimeModel, name: str, provider: Checked) -> None:
         self._model = model
@@ -208,11 +208,11 @@ class _CheckedModel:
 
     @property
     def source_module(self) -> str:
-        """The module or package whose source is the model's."""
+        """Module or package that holds the model's source."""
         return _source_module(self._model)
 
     def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
-        """Estimate a runtime; see `RuntimeModel.estimate_ns`."""
+        """Estimates a runtime; see `RuntimeModel.estimate_ns`."""
         asked = f"estimate_ns({problem.key})"
         found = self._provider._ask(asked, lambda: self._model.estimate_ns(problem, shape))
         if found is not None and not is_integer(found, 1, MAX_HEADER_INTEGER):
@@ -229,10 +229,10 @@ def _source_module(made_by_others: object) -> str:
 
 
 def _require_interface(provider: Any, name: str) -> None:
-    """Require that what a package created can be asked as a provider.
+    """Checks that an external object has the provider interface.
 
     Raises:
-        ToolchainError: If not, with what it lacks.
+        ToolchainError: If a member is missing or invalid.
     """
     see = "see nvgemm_aot.providers.interface.Provider"
     lacks = [one for one in (*_ATTRIBUTES, *_METHODS) if not hasattr(provider, one)]
@@ -267,7 +267,7 @@ def _require_interface(provider: Any, name: str) -> None:
 
 
 def described(error: BaseException) -> str:
-    """Class, first line and place of an error, on one line."""
+    """Formats an error's class, first line and location on one line."""
     frames = traceback.extract_tb(error.__traceback__)
     text = one_line(str(error)) or "no message"
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

@@ -1,4 +1,4 @@
-"""Several providers as one: a problem's candidates come from all, and are ranked together."""
+"""Combines several providers: all list candidates for a problem, ranked together."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..targets import BuildTarget
 from .base import INTERFACE_VERSION, Candidate, Enumeration, Provider, RuntimeModel
 
 SEPARATOR = "+"
-"""Stands between the names of the providers in the name of all."""
+"""Separator between provider names in a combined name."""
 
 
 def join_versions(stated: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:
-    """Join versions by name; ``stated`` are pairs of who states them, and the versions.
+    """Merges versions by name. ``stated`` holds pairs of a provider name and its versions.
 
     Raises:
-        ToolchainError: If two state different versions of one name.
+        ToolchainError: If two providers state different versions for one name.
     """
     joined: dict[str, str] = {}
     stated_by: dict[str, str] = {}
@@ -35,9 +35,9 @@ def join_versions(stated: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, 
 
 
 class Combined:
-    """Lists the operators of each of ``parts``, at least one, and compiles each where it is from.
+    """Provider that asks all ``parts``, at least one, and compiles with a candidate's own part.
 
-    The first one's model ranks all candidates. Name and recipe are those of all, in order.
+    The first part's model ranks all candidates. Name and recipe join those of all parts, in order.
     """
 
     interface = INTERFACE_VERSION
@@ -48,16 +48,16 @@ class Combined:
         self.recipe = SEPARATOR.join(part.recipe for part in parts)
 
     def toolchain(self) -> dict[str, str]:
-        """Versions that shape the code of any; see `Provider.toolchain`."""
+        """Merges all parts' versions; see `Provider.toolchain`."""
         return join_versions((f"provider {part.name!r}", part.toolchain()) for part in self.parts)
 
     def prepare(self) -> None:
-        """Prepare all; see `Provider.prepare`."""
+        """Prepares all parts; see `Provider.prepare`."""
         for part in self.parts:
             part.prepare()
 
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
-        """List the operators of all; see `Provider.enumerate`."""
+        """Lists all parts' operators; see `Provider.enumerate`."""
         found = [part.enumerate(signature, target) for part in self.parts]
         absences = [one.absence for one in found if one.absence is not None]
         return Enumeration(
@@ -67,10 +67,10 @@ class Combined:
         )
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
-        """The first one's model; see `Provider.runtime_model`."""
+        """Returns the first part's model; see `Provider.runtime_model`."""
         return self.parts[0].runtime_model(target)
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
-        """Compile a candidate where it is from; see `Provider.compile`."""
+        """Compiles a candidate with its own part; see `Provider.compile`."""
         (part,) = (part for part in self.parts if part.name == candidate.provider)
         return part.compile(candidate, target)

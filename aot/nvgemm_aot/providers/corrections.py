@@ -1,9 +1,9 @@
-"""Corrections of estimated runtimes, fitted on measurements: data, and how they are applied.
+"""Corrections for estimated runtimes, fitted on measurements.
 
-A runtime model knows tiles and clusters. It does not know that one family of kernels beats another
-at a small m, nor how a kernel feeds its tensor cores. `benchmarks.estimates` measures kernels and
-fits a weight for each feature below; ``corrections.json`` holds the weights with where they come
-from. A corrected time is the model's, times ``exp(sum of weights x features)``.
+A runtime model knows tiles and clusters. It does not know that one kernel family beats another at
+small m, or how a kernel feeds its tensor cores. `benchmarks.estimates` measures kernels and fits a
+weight for each feature below; ``corrections.json`` holds the weights with their sources. A
+corrected time is the model's time multiplied by ``exp(sum of weights x features)``.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ from ..targets import BuildTarget
 from .base import DYNAMIC_PERSISTENT, Candidate
 
 DATA = "corrections.json"
-"""The file, beside this module."""
+"""Data file in this package."""
 
 KNOTS = (16, 128, 1024)
-"""Numbers of rows m between which weights change smoothly: each has a weight for each feature."""
+"""Row counts m between which weights are interpolated. Each feature has a weight at each knot."""
 
 _MOST_FACTOR = 20.0
-"""Most by which a correction multiplies or divides all estimates of a problem, and one of them
-beside the others: fitted weights say nothing of problems far from those that were measured."""
+"""Largest factor by which a correction scales all estimates for a problem, and one relative to the
+others. Fitted weights do not hold far from measured problems."""
 
 Times = Sequence["int | None"]
-"""Estimated runtimes in nanoseconds, None where there is no estimate."""
+"""Estimated runtimes in nanoseconds; None if there is no estimate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """The weights for one architecture and one runtime model.
+    """Weights for one architecture and runtime model.
 
     Attributes:
-        arch: Architecture that was measured, e.g. ``sm_90a``.
-        model: Name and version of the model that is corrected.
-        providers: A problem's estimates are corrected if one of these offers a candidate for it.
-        source: Where the weights come from: GPU, dates, how many problems and kernels.
-        weights: By feature; a feature without one has the weight 0.
+        arch: Measured architecture, e.g. ``sm_90a``.
+        model: Name and version of the corrected model.
+        providers: Providers to which the correction applies; one of a problem's candidates must
+            come from them.
+        source: Origin: GPU, dates, number of problems and kernels.
+        weights: Weights by feature; a missing one is 0.
     """
 
     arch: str
@@ -57,23 +58,23 @@ class Correction:
 
     @property
     def name(self) -> str:
-        """What is corrected and by what, as rankings state it."""
+        """Model and correction, as rankings state them."""
         return f"{self.model}, corrected by {self.source}"
 
     def applies_to(self, problem: Problem, candidates: Iterable[Candidate]) -> bool:
-        """Whether estimates of a problem's candidates are corrected."""
+        """Returns True if the estimates for a problem's candidates are corrected."""
         return any(candidate.provider in self.providers for candidate in candidates)
 
     def corrected(
         self, problem: Problem, candidates: Sequence[Candidate], times: Times, sm_count: int
     ) -> list[int | None]:
-        """The model's ``times`` of a problem's candidates, corrected if that applies.
+        """Returns corrected ``times``, or the model's own if no correction applies.
 
         Args:
             problem: The problem.
             candidates: Its candidates.
-            times: The model's estimate of each, in nanoseconds.
-            sm_count: Streaming multiprocessors of the device.
+            times: The model's estimates, in nanoseconds.
+            sm_count: Number of streaming multiprocessors on the device.
         """
         if not self.applies_to(problem, candidates):
             return list(times)
@@ -83,7 +84,7 @@ class Correction:
         changes = [
             sum(self.weights.get(name, 0.0) * value for name, value in row.features) for row in rows
         ]
-        # What all have in common is bounded by itself: it must not hide what tells them apart.
+        # The common change has its own bound: it must not hide the differences.
         common = statistics.median(changes)
         return [
             max(1, round(math.exp(row.log_estimate + _bounded(common) + _bounded(change - common))))
@@ -98,12 +99,12 @@ def _bounded(change: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureRow:
-    """What a correction sees of one candidate at one problem.
+    """Inputs to a correction for one candidate and problem.
 
     Attributes:
-        log_estimate: Natural logarithm of the model's nanoseconds, or of what stands for them where
-            the model has no answer.
-        features: Names and values, those that are 0 left out.
+        log_estimate: Natural logarithm of the model's nanoseconds, or a substitute if the model has
+            no answer.
+        features: Nonzero features by name.
     """
 
     log_estimate: float
@@ -111,12 +112,12 @@ class FeatureRow:
 
 
 def load_correction(arch: str, model: str) -> Correction | None:
-    """The correction of a model's estimates for an architecture, or None if there is none."""
+    """Loads the correction for a model and architecture, or returns None if there is none."""
     return next((one for one in _corrections() if (one.arch, one.model) == (arch, model)), None)
 
 
 def find_correction(target: BuildTarget, model: str) -> Correction | None:
-    """As `load_correction`, for a target."""
+    """Loads a target's correction; see `load_correction`."""
     return load_correction(target.target.arch, model)
 
 
@@ -127,7 +128,7 @@ def _corrections() -> tuple[Correction, ...]:
 
 
 def read_correction(value: Mapping[str, Any]) -> Correction:
-    """A correction from its JSON object."""
+    """Reads a correction from its JSON object."""
     return Correction(
         arch=value["arch"],
         model=value["model"],
@@ -140,10 +141,10 @@ def read_correction(value: Mapping[str, Any]) -> Correction:
 def feature_rows(
     problem: Problem, candidates: Sequence[Candidate], times: Times, sm_count: int
 ) -> list[FeatureRow] | None:
-    """What a correction sees of a problem's candidates; None if the model has no answer at all.
+    """Computes a correction's inputs for all candidates, or None without any model answer.
 
-    A missing answer is replaced by a count of the multiply-adds on the busiest multiprocessor, in
-    the unit that the answered candidates suggest.
+    A missing answer is replaced by a count of multiply-adds on the busiest multiprocessor, in the
+    unit that the answered candidates suggest.
     """
     counts = [_log_work(problem, candidate, sm_count) for candidate in candidates]
     answered = [math.log(time) - count for time, count in zip(times, counts) if time is not None]
@@ -172,7 +173,7 @@ def feature_rows(
 
 
 def _shares(problem: Problem) -> Iterator[tuple[int, float]]:
-    """The knots next to a problem's m, and how much of each: linear in its logarithm."""
+    """Yields the knots around a problem's m with their shares, linear in log m."""
     rows = math.log(min(max(-(-problem.m // problem.groups), KNOTS[0]), KNOTS[-1]))
     for below, above in itertools.pairwise(KNOTS):
         low, high = math.log(below), math.log(above)
@@ -183,7 +184,7 @@ def _shares(problem: Problem) -> Iterator[tuple[int, float]]:
 
 
 def _extents(problem: Problem, candidate: Candidate) -> tuple[int, int, int]:
-    """The kernel's own m and n of a problem, and how many such products there are."""
+    """Returns a problem's m and n in the kernel's orientation, and the number of GEMMs."""
     m = -(-problem.m // problem.groups)
     count = problem.batch * problem.groups
     return (problem.n, m, count) if candidate.block_shape.swapped else (m, problem.n, count)
@@ -191,14 +192,14 @@ def _extents(problem: Problem, candidate: Candidate) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Grid:
-    """How the thread blocks of a candidate cover a problem.
+    """Thread block coverage for one candidate and problem.
 
     Attributes:
         blocks: Tiles times splits of k, in whole clusters.
-        needed: Likewise, without those that only fill up clusters.
-        waves: How many blocks the busiest multiprocessor has one after the other.
-        work: Multiply-adds of the busiest multiprocessor, over an even share of the problem's.
-        loads: Elements of A and B that clusters load from L2 for each 64 of the result.
+        needed: The same, without those that only fill clusters.
+        waves: Consecutive blocks on the busiest multiprocessor.
+        work: Multiply-adds on the busiest multiprocessor, relative to an even share.
+        loads: A and B elements that clusters load from L2 per 64 result elements.
     """
 
     blocks: int
@@ -224,22 +225,22 @@ def _grid(problem: Problem, candidate: Candidate, sm_count: int) -> _Grid:
         needed=needed,
         waves=waves,
         work=waves * tile_m * tile_n / shape.splits * sm_count / results,
-        # Blocks of a cluster along n share their A, those along m their B.
+        # Blocks in a cluster share A along n and B along m.
         loads=64 * needed * (tile_m / cluster_n + tile_n / cluster_m) / shape.splits / results,
     )
 
 
 def _log_work(problem: Problem, candidate: Candidate, sm_count: int) -> float:
-    """Logarithm of the multiply-adds on the busiest multiprocessor."""
+    """Returns the logarithm of the multiply-adds on the busiest multiprocessor."""
     m, n, count = _extents(problem, candidate)
     share = m * n * count * problem.k / sm_count
     return math.log(_grid(problem, candidate, sm_count).work * share)
 
 
 def _features(problem: Problem, candidate: Candidate, sm_count: int) -> Iterator[tuple[str, float]]:
-    """Features of a candidate, most of 0 to 4; those of a tile or family are 1, or absent.
+    """Yields a candidate's features, mostly 0 to 4; tile and family features are 1 or absent.
 
-    Of a split of k, "split k" is negative below 4096.
+    For a split of k, "split k" is negative if k is below 4096.
     """
     grid = _grid(problem, candidate, sm_count)
     shape = candidate.block_shape
@@ -257,14 +258,14 @@ def _features(problem: Problem, candidate: Candidate, sm_count: int) -> Iterator
     yield "tile n", math.log(tile_n / 16)
     yield "tile k", math.log(tile_k * problem.signature.a.bits / 1024)
     yield f"tile {tile_m}x{tile_n}", 1.0
-    # Blocks of a cluster along the kernel's n load its A once, those along its m its B.
+    # Blocks in a cluster load A once along the kernel's n, and B once along its m.
     loaded_once = "ba" if shape.swapped else "ab"
     for operand, extent in zip(loaded_once, shape.cluster[::-1]):
         yield f"shared {operand}", math.log(extent)
     if candidate.design.scheduler == DYNAMIC_PERSISTENT:
         yield "dynamic", 1.0
     if shape.splits > 1:
-        # Parts of a sum wait for each other, and go through memory in fp32.
+        # Partial sums wait for each other, and go through memory in fp32.
         m, n, _ = _extents(problem, candidate)
         moved = 8 * m * n * shape.splits / (problem.signature.a.bytes_of((m + n) * problem.k))
         yield "split", 1.0

@@ -1,8 +1,8 @@
-"""Compiles and exports ``@cute.jit`` functions, for any provider that has some.
+"""Compiles and exports ``@cute.jit`` functions for all CuTe-DSL providers.
 
-`cute_setup` chooses the compiler and sets the process up. The names in ``__all__`` are part of the
-interface for providers of other packages (`interface`). Importing this module is cheap; the
-compiler is imported when a function first needs it.
+`cute_setup` selects the compiler and prepares the process. The names in ``__all__`` belong to the
+interface for external providers (`interface`). Importing this module is cheap; the compiler is
+imported when a function first needs it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class _HostCode:
-    """What host code is compiled for: what every processor of a platform has.
+    """Host code target: features that every processor on a platform has.
 
-    Left alone, the compiler writes host code for the processor of the build machine: kernels built
-    on one with AVX-512 would crash elsewhere.
+    Left alone, the compiler targets the build machine's processor: kernels built on one with
+    AVX-512 would crash elsewhere.
     """
 
     triple: str
@@ -54,13 +54,13 @@ class _HostCode:
 
 _HOSTS = {
     "linux_x86_64": _HostCode(triple="x86_64-unknown-linux-gnu", cpu="x86-64", features="+sse2"),
-    # LLVM's `generic` is Armv8.0-A with floating point and Advanced SIMD, and no more.
+    # LLVM's `generic` is Armv8.0-A with floating point and Advanced SIMD only.
     "linux_aarch64": _HostCode(triple="aarch64-unknown-linux-gnu", cpu="generic", features=""),
 }
-"""By host platform."""
+"""Host code targets by platform."""
 
 FUNCTION_NAME = "gemm"
-"""Name under which kernels are exported, as TVM-FFI counts: the symbol is ``__tvm_ffi_gemm``."""
+"""Exported function name. TVM-FFI adds a prefix: the symbol is ``__tvm_ffi_gemm``."""
 
 _CUTE_TYPES = {
     DType.FP32: "Float32",
@@ -72,28 +72,28 @@ _CUTE_TYPES = {
     DType.INT8: "Int8",
     DType.UINT8: "Uint8",
 }
-"""By element type: its class in ``cutlass``."""
+"""Element types' class names in ``cutlass``."""
 
 
 def recipe(own: str) -> str:
-    """Recipe of a provider that exports by `export_object`: its own text and the host code's.
+    """Returns the recipe for a provider that uses `export_object`: its own text plus host code.
 
-    It names the host code of the usual platform; `for_platform` gives that of another.
+    The host code is that for the default platform; `for_platform` substitutes another.
     """
     return f"{own}, {_HOSTS[PLATFORMS[0]]}"
 
 
 def for_platform(text: str, platform: str) -> str:
-    """A `recipe` as it is for kernels of a host platform; of other providers, what it is anyway."""
+    """Returns a recipe for a host platform. A recipe without host code stays the same."""
     host = _HOSTS.get(platform)
     return text if host is None else text.replace(str(_HOSTS[PLATFORMS[0]]), str(host))
 
 
 @functools.cache
 def warm_up() -> None:
-    """Compile an empty function: a process's first compile must not be for another architecture.
+    """Compiles an empty function, so that no kernel is a process's first compile.
 
-    See NVIDIA/cutlass#2859.
+    A first compile must not target another architecture; see NVIDIA/cutlass#2859.
     """
     from cutlass import cute
 
@@ -105,7 +105,7 @@ def warm_up() -> None:
 
 
 def export_object(compiled: Any, platform: str = PLATFORMS[0]) -> bytes:
-    """A compiled function as a relocatable object, with host code for any machine of a platform."""
+    """Exports a compiled function as a relocatable object that runs on any host of a platform."""
     host = _HOSTS[platform]
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "kernel.o"
@@ -118,7 +118,7 @@ def export_object(compiled: Any, platform: str = PLATFORMS[0]) -> bytes:
 
 
 def _export_for(host: _HostCode, compiled: Any, path: Path) -> None:
-    """What ``export_to_c`` does, for another processor: of these functions it exports to none."""
+    """Exports as ``export_to_c`` does, but for another processor, which it does not support."""
     from cutlass.base_dsl.export.export import get_export_module
     from cutlass.base_dsl.tvm_ffi_builder.tvm_ffi_builder import rename_tvm_ffi_function
 
@@ -141,10 +141,10 @@ def _export_for(host: _HostCode, compiled: Any, path: Path) -> None:
 
 
 def cute_type(dtype: DType) -> Any:
-    """The class in ``cutlass`` of an element type.
+    """Returns an element type's class in ``cutlass``.
 
     Raises:
-        KeyError: If it has none that a tensor can be made of, as types of less than a byte.
+        KeyError: If tensors cannot have the type, as for types below one byte.
     """
     import cutlass
 
@@ -152,16 +152,16 @@ def cute_type(dtype: DType) -> Any:
 
 
 def sample_tensors(signature: Signature, alignment_bytes: int) -> dict[str, Any]:
-    """Stand-ins for A, B and the result of a plain product, by name: ``a``, ``b``, ``out``.
+    """Builds sample tensors for a plain GEMM, by name: ``a``, ``b``, ``out``.
 
-    A has the extents (m, k), B (k, n), the result (m, n); of ``bmm``, with the batch first. Extents
-    and strides are read at run time, but for the stride of 1 along which the signature's layout has
-    each operand contiguous. Shared extents are one symbol.
+    Shapes: A (m, k), B (k, n), out (m, n); for ``bmm``, with the batch first. Extents and strides
+    are dynamic, except for the stride of 1 along each operand's contiguous dimension. Shared
+    extents are one symbol.
 
     Args:
-        signature: What is computed, of ``mm`` or ``bmm``.
-        alignment_bytes: What addresses, and strides other than 1 in bytes, are multiples of; the
-            launcher that the compiler writes demands it of addresses.
+        signature: Signature of an ``mm`` or ``bmm``.
+        alignment_bytes: Alignment of addresses, and of strides other than 1, in bytes. The compiled
+            launcher checks addresses against it.
     """
     from cutlass import cute
 
@@ -196,21 +196,21 @@ def compile_object(
     name: str = "kernel",
     platform: str = PLATFORMS[0],
 ) -> bytes:
-    """Compile a ``@cute.jit`` function for an architecture, and export it.
+    """Compiles a ``@cute.jit`` function for an architecture and exports it.
 
     Args:
-        function: What is launched; its last parameter, annotated as
+        function: Launch function. Its last parameter, annotated as
             ``cuda.bindings.driver.CUstream``, is the stream.
-        samples: Stand-ins for its other arguments, such as those of `sample_tensors`.
+        samples: Sample values for its other arguments, such as those from `sample_tensors`.
         arch: Architecture, e.g. ``sm_90a``.
-        name: What a message calls it.
-        platform: Host platform of the target, e.g. ``linux_aarch64``.
+        name: Name in messages.
+        platform: The target's host platform, e.g. ``linux_aarch64``.
 
     Returns:
-        A relocatable object, as `Provider.compile` must give it.
+        A relocatable object, as `Provider.compile` must return.
 
     Raises:
-        CompileError: If the compiler refuses it, with the compiler's own words.
+        CompileError: If the compiler fails, with the compiler's own words.
     """
     from cutlass import cute
 
@@ -222,18 +222,18 @@ def compile_object(
         return export_object(compiled, platform)
     except OSError:
         raise
-    except Exception as error:  # the compiler raises whatever its passes raise
+    except Exception as error:  # compiler passes may raise anything
         raise CompileError(f"{name} for {arch}: {first_line(error)}") from error
 
 
 def first_line(error: Exception) -> str:
-    """The class and the first line of an error of the compiler, which may print pages."""
+    """Returns a compiler error's class and first line; the rest may fill pages."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
 
 
 def _set_host_code(module: Any, host: _HostCode | None) -> None:
-    """State the processor of host functions, for which the exporter has no option; None: no one."""
+    """Sets or clears the processor of host functions, for which the exporter has no option."""
     from cutlass._mlir import ir
 
     with module.context:

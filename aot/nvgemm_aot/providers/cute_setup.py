@@ -1,7 +1,7 @@
-"""Which CuTe-DSL compilers are installed, and how a process is set up to use one of them.
+"""Selects an installed CuTe-DSL compiler and prepares the process for it.
 
-There is one compiler a CUDA major version, in a package each, and a process has room for one.
-Importing this module is cheap.
+Each CUDA major version has its own compiler package. A process can load only one. Importing this
+module is cheap.
 """
 
 from __future__ import annotations
@@ -28,24 +28,23 @@ DISTRIBUTIONS = (
     f"nvidia-cutlass-dsl-libs-{CUDA_VERSIONS[0]}",
     "apache-tvm-ffi",
 )
-"""Distributions of the compiler, whose versions shape the code of every ``@cute.jit`` function.
-Of a target of another CUDA version, that version's compiler counts in the place of the one here
-(`for_cuda`)."""
+"""Compiler distributions, whose versions shape the code of every ``@cute.jit`` function. For
+another CUDA version, `for_cuda` substitutes that version's compiler."""
 
 
 _COMPILER_VARIABLES = ("CUTE_DSL_", "CUTLASS_")
-"""Prefixes of the environment variables that the compiler reads."""
+"""Prefixes of environment variables that the compiler reads."""
 
 _ARCHITECTURE_VARIABLE, _ARCHITECTURE = "CUTE_DSL_ARCH", "sm_100a"
-"""The architecture that the compiler assumes without a GPU; each kernel names its own target.
+"""Architecture that the compiler assumes without a GPU. Each kernel names its own target.
 
-Without this variable, the compiler asks the driver. If all GPUs are hidden, it does so over a
-hundred times: 4 s a process on a machine with an H200, and 90 s with 16 processes at once.
+Without this variable, the compiler asks the driver. With all GPUs hidden, it does so over a hundred
+times: 4 s per process on a machine with an H200, 90 s with 16 processes at once.
 """
 
 
 def for_cuda(versions: Mapping[str, str], cuda: str) -> dict[str, str]:
-    """Versions as they are for kernels of a CUDA version, where the DSL's compiler is among them.
+    """Returns versions for kernels of a CUDA version, substituting that version's compiler.
 
     Raises:
         ToolchainError: If that version's compiler is not installed.
@@ -64,7 +63,7 @@ def for_cuda(versions: Mapping[str, str], cuda: str) -> dict[str, str]:
 
 
 def installed_versions(distributions: Iterable[str], kernels: str) -> dict[str, str]:
-    """Versions of what compiles some kernels, which the message calls ``kernels``.
+    """Returns installed distribution versions; ``kernels`` names their use in messages.
 
     Raises:
         ToolchainError: If a distribution is not installed.
@@ -79,10 +78,10 @@ def installed_versions(distributions: Iterable[str], kernels: str) -> dict[str, 
 
 
 def set_environment(also: tuple[str, ...] = ()) -> None:
-    """Drop the variables that change the compiler's code, which cache keys do not cover.
+    """Removes variables that change compiled code, because cache keys do not cover them.
 
     Args:
-        also: Prefixes of further variables to drop, of the library that the compiler is to serve.
+        also: Further prefixes, for variables that a kernel library reads.
     """
     prefixes = (*_COMPILER_VARIABLES, *also)
     for name in [name for name in os.environ if name.startswith(prefixes)]:
@@ -95,27 +94,27 @@ def set_environment(also: tuple[str, ...] = ()) -> None:
 
 
 _chosen_cuda: str | None = None
-"""CUDA version of this process's kernels; None where nothing chose one."""
+"""CUDA version for this process's kernels; None if none was chosen."""
 
 CUTLASS_IR = "cutlass._mlir._mlir_libs._cutlass_ir"
-"""Name of the compiler's extension module, whichever CUDA version it is of."""
+"""Name of the compiler's extension module, the same for every CUDA version."""
 
 
 def choose_cuda(cuda: str) -> None:
-    """Say which CUDA version this process compiles for, before `set_environment` is called.
+    """Selects this process's CUDA version. Call it before `set_environment`.
 
-    The DSL's own choice goes by the driver of the build machine: the newest that the driver knows,
-    or where there is no driver, the newest installed.
+    Left alone, the DSL selects the newest version that the build machine's driver supports, or the
+    newest installed version if the machine has no driver.
     """
     global _chosen_cuda
     _chosen_cuda = cuda
 
 
 def _load_compiler(cuda: str) -> None:
-    """Import the compiler of a CUDA version under the name that the DSL imports it by.
+    """Imports the compiler for a CUDA version under the module name that the DSL expects.
 
     Raises:
-        ToolchainError: If it is not installed, cannot be loaded, or another one is loaded.
+        ToolchainError: If it is not installed, cannot be loaded, or another compiler is loaded.
     """
     spec = importlib.util.find_spec("cutlass")
     folders = [Path(one) for one in (spec and spec.submodule_search_locations) or ()]
@@ -132,13 +131,13 @@ def _load_compiler(cuda: str) -> None:
     loaded = sys.modules.get(CUTLASS_IR)
     if loaded is None:
         found = importlib.util.spec_from_file_location(CUTLASS_IR, files[0])
-        assert found is not None  # of a file with this suffix
+        assert found is not None  # the suffix is .so
         assert found.loader is not None
         module = importlib.util.module_from_spec(found)
         sys.modules[CUTLASS_IR] = module
         try:
             found.loader.exec_module(module)
-            # Importing the parent finds the module loaded, and leaves it.
+            # Importing the parent package leaves the loaded module in place.
             package, _, name = CUTLASS_IR.rpartition(".")
             setattr(importlib.import_module(package), name, module)
         except ImportError as error:
@@ -155,7 +154,7 @@ def _load_compiler(cuda: str) -> None:
 
 
 def compiler_install_command(cuda: str, *, again: bool = False) -> str:
-    """Command that installs the compiler of a CUDA version beside the DSL that is installed.
+    """Returns the command that installs a CUDA version's compiler for the installed DSL.
 
     Raises:
         ToolchainError: If the DSL is not installed.

@@ -1,4 +1,4 @@
-"""Finds the providers that other packages bring, by entry points and by ``module:class``."""
+"""Finds external providers by entry point or ``module:class``."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from nvgemm_runtime.installed.discover import describe_distribution
 from .checked import BLAME, Checked, described
 
 GROUP = "nvgemm_aot.providers"
-"""The entry point group: the name is that of the provider, the object its class."""
+"""Entry point group. An entry's name is the provider's, its object the provider class."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offered:
-    """A provider that an installed distribution offers.
+    """Provider from an installed distribution.
 
     Attributes:
-        name: Its name in manifests.
-        distribution, version: What brings it.
+        name: Name in manifests.
+        distribution, version: The distribution's name and version.
     """
 
     name: str
@@ -32,21 +32,21 @@ class Offered:
 
 
 def offered_providers() -> tuple[Offered, ...]:
-    """Every provider that installed distributions offer, by name; nothing is imported."""
+    """Lists the providers that installed distributions offer, by name. Imports none."""
     return tuple(
         sorted(map(_offered, _entry_points()), key=lambda one: (one.name, one.distribution))
     )
 
 
 def load_external(name: str, builtin: tuple[str, ...]) -> Checked:
-    """Create a provider by the name of its entry point, or as ``module:class``.
+    """Creates an external provider from its entry point or ``module:class``.
 
     Args:
-        name: The name.
-        builtin: Names of the providers that need no entry point, for messages.
+        name: Entry point name or ``module:class``.
+        builtin: Names of builtin providers, for messages.
 
     Raises:
-        ToolchainError: If there is none, or several, or what is there is no provider.
+        ToolchainError: If the name matches none or several, or the object is no provider.
     """
     if ":" in name:
         module, _, attribute = name.partition(":")
@@ -69,19 +69,19 @@ def load_external(name: str, builtin: tuple[str, ...]) -> Checked:
 
 
 def _entry_points() -> tuple[EntryPoint, ...]:
-    """The group's entry points.
+    """Returns the group's entry points.
 
     Raises:
-        ToolchainError: If those of any installed distribution cannot be read.
+        ToolchainError: If any installed distribution's entry points cannot be read.
     """
     try:
         return tuple(entry_points(group=GROUP))
-    except Exception as error:  # one distribution's damaged file hides those of all
+    except Exception as error:  # one damaged file hides every distribution's entry points
         raise unreadable_entry_points(error) from error
 
 
 def unreadable_entry_points(error: Exception) -> ToolchainError:
-    """What to say where reading the entry points of all installed packages raised an error."""
+    """Builds the error for entry points that cannot be read."""
     damaged = " and ".join(sorted(_damaged())) or "the one that is damaged"
     return ToolchainError(
         f"the entry points of installed packages cannot be read: {described(error)}; reinstall or "
@@ -90,17 +90,17 @@ def unreadable_entry_points(error: Exception) -> ToolchainError:
 
 
 def _damaged() -> Iterator[str]:
-    """Each distribution whose entry points cannot be read."""
+    """Yields each distribution whose entry points cannot be read."""
     for distribution in distributions():
         try:
             _ = distribution.entry_points
-        except Exception:  # whatever parsing raises
+        except Exception:  # parsing may raise anything
             yield describe_distribution(distribution)
 
 
 def _offered(point: EntryPoint) -> Offered:
-    # An entry point that `entry_points` found has a distribution; one made by hand need not.
-    # Without metadata, it has neither name nor version.
+    # `entry_points` gives each entry point a distribution; one made by hand may lack it. Without
+    # metadata, the distribution has neither name nor version.
     name = point.dist.name if point.dist is not None else None
     version = point.dist.version if point.dist is not None else None
     return Offered(
@@ -123,7 +123,7 @@ def _create(
         return Checked(found(), name, distribution)
     except (ToolchainError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # a module of someone else's raises whatever it raises
+    except BaseException as error:  # an external module may raise anything
         raise ToolchainError(
             f"the provider {name!r} cannot be created: {described(error)}; check the name and that "
             f"its package is installed whole, or {BLAME}"

@@ -1,12 +1,12 @@
-"""Estimated runtimes of products of groups, the experts of a mixture, from the rows of each group.
+"""Runtime estimates for grouped GEMMs, computed from each group's rows.
 
-NvMatmulHeuristics knows no groups. A kernel for groups is simple enough to be counted, though: a
-fixed number of thread blocks takes tile after tile, group by group, and each tile costs its steps
-along k and a fixed rest. `benchmarks.group_estimates` times kernels on a GPU and fits these costs;
-``group_times.json`` holds them with where they come from.
+NvMatmulHeuristics has no model for groups. A grouped kernel is regular enough to count its work: a
+fixed number of thread blocks takes one tile after another, group by group. Each tile costs its
+steps along k plus a fixed rest. `benchmarks.group_estimates` times kernels on a GPU and fits these
+costs; ``group_times.json`` holds them with their sources.
 
-How many rows each group will have is not known when kernels are built, so an estimate is the mean
-of those for two routings: rows spread evenly, and with skew.
+Group sizes are unknown at build time, so an estimate is the mean for two routings: rows spread
+evenly and rows with skew.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ from ..targets import BuildTarget
 from .base import DYNAMIC_PERSISTENT, Candidate
 
 DATA = "group_times.json"
-"""The file, beside this module."""
+"""Data file in this package."""
 
 EVEN, SKEWED, FEW = "even", "skewed", "few"
 ROUTINGS = (EVEN, SKEWED, FEW)
-"""How rows are spread over groups: evenly; the k-th of n groups, counted in an order without
-pattern, has a share of 1 / (k + 3); evenly over every fourth group."""
+"""Row distributions over groups. Even: equal shares. Skewed: the k-th of n groups, in an order
+without a pattern, has a share of 1 / (k + 3). Few: equal shares for every fourth group."""
 
 ESTIMATED_ROUTINGS = (EVEN, SKEWED)
-"""Those of which an estimate, and a measured time, is the mean."""
+"""Routings whose mean makes an estimate or a measured time."""
 
 _P = 8
 _FEW_OF = 4
 _SKEW = 3.0
 SHARPNESS = 4
-"""Of `slower`: of 2, 3, 4 and 8, what estimated the experts best that costs are fitted on."""
+"""Exponent in `slower`. Among 2, 3, 4 and 8, it gave the best estimates for the experts that costs
+are fitted on."""
 _STRIDE = 7
-"""Groups in the order of their shares are about so many places apart."""
+"""Distance, in group indices, between groups with consecutive shares."""
 
 
 def rows_of_groups(rows: int, groups: int, routing: str) -> list[int]:
-    """Spread ``rows`` over groups, by the name of a routing."""
+    """Distributes ``rows`` over groups for a named routing."""
     if routing == FEW:
         shares = [float(group % _FEW_OF == 0) for group in range(groups)]
     elif routing == SKEWED:
@@ -65,11 +66,11 @@ def rows_of_groups(rows: int, groups: int, routing: str) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class TileCost:
-    """What a tile costs a thread block, in nanoseconds.
+    """Cost for one tile on a thread block, in nanoseconds.
 
     Attributes:
-        step: A step along k, of the tile's own extent.
-        rest: All else: filling the pipeline, storing the result, going to the next tile.
+        step: Cost per step along k, each as long as the tile's k.
+        rest: Remaining cost: filling the pipeline, storing the result, advancing to the next tile.
     """
 
     step: float
@@ -78,17 +79,18 @@ class TileCost:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupTimes:
-    """Costs of kernels for groups on one architecture.
+    """Grouped kernel costs on one architecture.
 
     Attributes:
-        arch: The architecture that was measured, e.g. ``sm_90a``.
-        source: Where costs come from: GPU, date, how many cases.
-        providers: A problem's times are estimated if one of these offers a candidate for it.
-        launch_ns: What a launch costs besides its tiles.
-        bytes_per_ns: Bandwidth of memory, which bounds products of few rows.
-        costs: By `design_name`.
-        unknown: By operation, for designs without costs of their own: nanoseconds for each
-            128 x 128 x 64 multiply-adds, and for each 128 x 128 results.
+        arch: Measured architecture, e.g. ``sm_90a``.
+        source: Origin: GPU, date and number of cases.
+        providers: Providers for which these costs apply; one of a problem's candidates must come
+            from them.
+        launch_ns: Launch cost besides tiles, in nanoseconds.
+        bytes_per_ns: Memory bandwidth, which bounds GEMMs with few rows.
+        costs: Tile costs by `design_name`.
+        unknown: By operation, costs for designs without their own: nanoseconds per 128 x 128 x 64
+            multiply-adds, and per 128 x 128 results.
     """
 
     arch: str
@@ -101,11 +103,11 @@ class GroupTimes:
 
     @property
     def name(self) -> str:
-        """What estimates come from, as rankings state it."""
+        """Estimate source, as rankings state it."""
         return f"costs of tiles fitted on {self.source}"
 
     def applies_to(self, problem: Problem, candidates: Iterable[Candidate]) -> bool:
-        """Whether a problem's times are estimated by these costs."""
+        """Returns True if these costs estimate the problem's times."""
         return problem.signature.op.has_groups and any(
             candidate.provider in self.providers for candidate in candidates
         )
@@ -117,13 +119,13 @@ class GroupTimes:
         times: Sequence[int | None],
         sm_count: int,
     ) -> list[int | None]:
-        """Estimated nanoseconds of each candidate for a problem of groups.
+        """Estimates nanoseconds for each candidate on a grouped problem.
 
         Args:
             problem: The problem.
             candidates: Its candidates.
-            times: What a model of plain GEMMs says, of no effect.
-            sm_count: Streaming multiprocessors of the device.
+            times: A plain GEMM model's estimates, which are ignored.
+            sm_count: Number of streaming multiprocessors on the device.
         """
         found: list[int | None] = []
         for candidate in candidates:
@@ -137,14 +139,14 @@ class GroupTimes:
     def time_ns(
         self, problem: Problem, candidate: Candidate, counts: Sequence[int], sm_count: int
     ) -> float:
-        """Estimated nanoseconds with these numbers of rows, or of terms, of each group."""
+        """Estimates nanoseconds for given rows per group, or k extents per group."""
         cost = self.cost_of(candidate)
         work = work_of(problem, candidate, counts, sm_count)
         computing = work.steps * cost.step + work.tiles * cost.rest
         return self.launch_ns + slower(computing, work.moved_bytes / self.bytes_per_ns)
 
     def cost_of(self, candidate: Candidate) -> TileCost:
-        """What a tile of a candidate costs; by its area if it was not measured."""
+        """Returns a candidate's tile cost, scaled by tile area if it was not measured."""
         known = self.costs.get(design_name(candidate))
         if known is not None:
             return known
@@ -155,18 +157,18 @@ class GroupTimes:
 
 
 def slower(computing_ns: float, moving_ns: float) -> float:
-    """Time of both at once: nearly that of the slower, but where they are alike both count."""
+    """Combines overlapping times. The larger dominates; equal ones both count."""
     return float((computing_ns**SHARPNESS + moving_ns**SHARPNESS) ** (1 / SHARPNESS))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What falls to the busiest multiprocessor, and to memory.
+    """Work for the busiest multiprocessor and for memory.
 
     Attributes:
-        tiles: Tiles one after the other.
-        steps: Steps along k in all of them.
-        moved_bytes: What must be read and written by all, once each.
+        tiles: Consecutive tiles.
+        steps: Steps along k over all these tiles.
+        moved_bytes: Bytes that all thread blocks together read and write, each once.
     """
 
     tiles: float
@@ -175,13 +177,13 @@ class Work:
 
 
 def routed(problem: Problem, routing: str) -> list[int]:
-    """The rows of each group of a problem; of groups along k, the terms."""
+    """Returns each group's rows, or its k extent if groups are along k."""
     along_k = problem.signature.op is Op.K_GROUPED_MM
     return rows_of_groups(problem.k if along_k else problem.m, problem.groups, routing)
 
 
 def work_of(problem: Problem, candidate: Candidate, counts: Sequence[int], sm_count: int) -> Work:
-    """Count a candidate's tiles and steps for these numbers of rows, or of terms, of each group."""
+    """Counts a candidate's tiles and steps for given rows, or k extents, per group."""
     signature, shape = problem.signature, candidate.block_shape
     (tile_m, tile_n, tile_k), (cluster_m, cluster_n) = shape.tile, shape.cluster
     blocks = sm_count // (cluster_m * cluster_n) * cluster_m * cluster_n
@@ -196,7 +198,7 @@ def work_of(problem: Problem, candidate: Candidate, counts: Sequence[int], sm_co
         clusters = blocks // (cluster_m * cluster_n)
         of_cluster = tiles // (cluster_m * cluster_n)
         if candidate.design.scheduler == DYNAMIC_PERSISTENT:
-            # Tiles of unlike length even out, but for one of the longest at the end.
+            # Tiles with different lengths even out, except for one of the longest at the end.
             busiest = max(of_cluster * sum(steps) / clusters, max(steps, default=0))
         else:
             busiest = most_steps(steps, of_cluster, clusters)
@@ -211,15 +213,15 @@ def work_of(problem: Problem, candidate: Candidate, counts: Sequence[int], sm_co
 
 
 def most_steps(steps: Sequence[int], tiles: int, clusters: int) -> int:
-    """Steps of the busiest cluster, where the n-th takes every tile that leaves the rest n.
+    """Counts the busiest cluster's steps, if cluster c takes tiles c, c + clusters, and so on.
 
     Args:
-        steps: Steps of a tile, by group.
-        tiles: Tiles of each group, counted in clusters.
-        clusters: How many there are.
+        steps: Steps per tile, by group.
+        tiles: Tiles per group, counted in clusters.
+        clusters: Number of clusters.
     """
     whole, begin = 0, 0
-    change = [0] * clusters  # from one to the next, in steps of tiles that not all have
+    change = [0] * clusters  # differences between neighbours, for tiles that do not fill a round
     for of_tile in steps:
         each, rest = divmod(tiles, clusters)
         whole += of_tile * each
@@ -233,7 +235,7 @@ def most_steps(steps: Sequence[int], tiles: int, clusters: int) -> int:
 
 
 def _columns_read(problem: Problem) -> int:
-    """Columns of what lies in the addend's place, where that has a row for each of the result."""
+    """Returns the width of an addend that has a row for each result row, else 0."""
     epilogue = problem.signature.epilogue
     if epilogue is None or not epilogue.addend_has_rows:
         return 0
@@ -249,10 +251,10 @@ def _busiest(tiles: int, blocks: int) -> int:
 
 
 def design_name(candidate: Candidate) -> str:
-    """What costs are known by: operation, layout, tile, cluster and schedules of warps and tiles.
+    """Builds the key for costs: operation, layout, tile, cluster, and warp and tile schedules.
 
-    Types and epilogues are left out: kernels that differ in these alone cost nearly the same, and
-    are not compared with each other. So is whether rows are gathered.
+    Element types and epilogues are left out: kernels that differ only in these cost nearly the same
+    and are not compared with each other. Row gathering is left out too.
     """
     shape = candidate.block_shape
     signature = candidate.signature
@@ -266,19 +268,19 @@ def design_name(candidate: Candidate) -> str:
 
 
 def _counted_as(candidate: Candidate) -> str:
-    """The operation whose costs a candidate's tiles have."""
+    """Returns the operation whose tile costs apply to a candidate."""
     op = candidate.signature.op
     return (Op.GROUPED_MM if op.groups_rows else op).value
 
 
 def find_group_times(target: BuildTarget) -> GroupTimes | None:
-    """As `load_group_times`, for a target."""
+    """Loads a target's costs; see `load_group_times`."""
     return load_group_times(target.target.arch)
 
 
 @functools.cache
 def load_group_times(arch: str) -> GroupTimes | None:
-    """The costs for an architecture, or None if none were measured."""
+    """Loads an architecture's costs, or returns None if none were measured."""
     text = (files(__package__) / DATA).read_text(encoding="utf-8")
     for value in json.loads(text)["architectures"]:
         if value["arch"] == arch:
@@ -287,7 +289,7 @@ def load_group_times(arch: str) -> GroupTimes | None:
 
 
 def read_group_times(value: Mapping[str, Any]) -> GroupTimes:
-    """Costs from their JSON object."""
+    """Reads costs from their JSON object."""
 
     def costs(of: Mapping[str, Mapping[str, float]]) -> dict[str, TileCost]:
         return {name: TileCost(**one) for name, one in of.items()}

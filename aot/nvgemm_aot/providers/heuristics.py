@@ -1,8 +1,8 @@
-"""Runtime estimates for kernel designs, from nvMatmulHeuristics' analytical model. Needs no GPU.
+"""Runtime estimates from nvMatmulHeuristics' analytical model. Needs no GPU.
 
-The model knows plain GEMMs. Scales and epilogues are left out, since they cost nearly the same in
-every kernel that is compared. Groups are modelled as a batch of as many GEMMs of equal size; where
-`group_times` has costs, these take the place of such estimates.
+The model knows plain GEMMs. Scales and epilogues are ignored, because they cost nearly the same in
+every compared kernel. Groups are modelled as a batch of equal GEMMs; costs from `group_times`
+replace these estimates.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from .base import BlockShape
 _DISTRIBUTION = "nvidia-matmul-heuristics"
 
 _FILL_NS = 2_000
-"""What filling counters with zeros, in front of a kernel that splits k, is taken to cost. Assumed,
-not measured; it decides alone whether a short kernel is split."""
+"""Assumed cost for zeroing the counters before a split-k kernel, in nanoseconds. Not measured. It
+alone decides whether a short kernel is split."""
 
 _REDUCTION_BYTES_PER_NS = 4_000
-"""How fast partial results are taken to be written to L2 and read again. Assumed, not measured:
-near the bandwidth of an H200's memory, which is below that of its L2."""
+"""Assumed bandwidth for writing partial results to L2 and reading them again. Not measured: near
+the bandwidth of H200 memory, which is below L2's."""
 
 _MIN_TILE_N = 32
-"""Narrowest tile that the model answers for on SM100; narrower ones are estimated as this."""
+"""Narrowest tile that the model supports on SM100. Narrower tiles get its estimate."""
 
 _MIN_TILE_K_BYTES = 128
-"""Shortest tile along k that the model answers for: one row of 128-byte swizzled shared memory."""
+"""Smallest tile extent along k that the model supports, in bytes: one row of 128-byte swizzled
+shared memory."""
 
 
 class MatmulHeuristics:
-    """nvMatmulHeuristics' model of one GPU product.
+    """nvMatmulHeuristics' model for one GPU product.
 
     Args:
-        gpu: The product's name in nvMatmulHeuristics, e.g. ``H200_SXM``.
-        shared_memory_bytes: Shared memory of a thread block, which bounds the pipeline stages.
-        multiprocessors: How many the product has.
+        gpu: Product name in nvMatmulHeuristics, e.g. ``H200_SXM``.
+        shared_memory_bytes: Shared memory per thread block, which bounds the pipeline stages.
+        multiprocessors: Number of multiprocessors.
 
     The first estimate imports the package and loads the calibration.
     """
@@ -55,7 +56,7 @@ class MatmulHeuristics:
 
     @property
     def name(self) -> str:
-        """Name and version; see `RuntimeModel.name`."""
+        """Model name and version; see `RuntimeModel.name`."""
         try:
             return f"{_DISTRIBUTION} {version(_DISTRIBUTION)}"
         except PackageNotFoundError as error:
@@ -70,7 +71,7 @@ class MatmulHeuristics:
 
         if self._gpu not in model.NvMatmulHeuristicsNvidiaGpu.__members__:
             raise ToolchainError(f"{self.name} does not model {self._gpu!r}")
-        # CUTLASS3 is the back end whose kernels are built like CuTe-DSL ones: TMA, clusters.
+        # CUTLASS3 is the backend whose kernels resemble CuTe-DSL ones: TMA, clusters.
         return model.NvMatmulHeuristicsInterfaceEx(
             backend=model.NvMatmulHeuristicsTarget.CUTLASS3,
             flags=model.NvMatmulHeuristicsFlags.PERF_MODEL_BASED_AUTO_TUNING,
@@ -78,12 +79,12 @@ class MatmulHeuristics:
         )
 
     def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
-        """Estimate a runtime; see `RuntimeModel.estimate_ns`.
+        """Estimates a runtime; see `RuntimeModel.estimate_ns`.
 
-        A split of k is not modelled by the package for narrow tiles. It is taken to shorten a
-        kernel whose tiles leave multiprocessors idle, by the work that these take over, and to cost
-        the filling of counters and the sums of partial results. Sums of gathered rows, which tensor
-        cores do not multiply, have no estimate.
+        The package does not model split k for narrow tiles. Here, a split shortens a kernel whose
+        tiles leave multiprocessors idle, in proportion to the work they take over. It adds the cost
+        of zeroing counters and summing partial results. Sums of gathered rows, which tensor cores
+        do not compute, have no estimate.
         """
         if problem.signature.op is Op.GATHERED_MM:
             return None
@@ -101,12 +102,12 @@ class MatmulHeuristics:
         return round(time_ns + _FILL_NS + reduced_bytes / _REDUCTION_BYTES_PER_NS)
 
     def _extents(self, problem: Problem, shape: BlockShape) -> tuple[int, int]:
-        """Extents (m, n) of one group, as the kernel sees them."""
+        """Returns one group's extents (m, n) in the kernel's orientation."""
         rows = -(-problem.m // problem.groups)
         return (problem.n, rows) if shape.swapped else (rows, problem.n)
 
     def _whole_ns(self, problem: Problem, shape: BlockShape) -> int | None:
-        """The package's estimate for a kernel that does not split k."""
+        """Returns the package's estimate for a kernel without split k."""
         precision, layout = _precision(problem), _layout(problem, shape.swapped)
         if (precision, layout) not in self._calibrated:
             self._interface.loadInternalDiscoverySet(layout, precision=precision)
@@ -116,7 +117,7 @@ class MatmulHeuristics:
             m, n, problem.k, layout, problem.batch * problem.groups
         )
         config = self._configuration(problem, shape)
-        # The package's own wrapper of this function calls a method that does not exist (0.1.0.27).
+        # The package's own wrapper for this function calls a missing method (0.1.0.27).
         seconds = self._interface.nvMatmulHeuristicsEstimateRuntime(
             self._interface.handle,
             precision.encode("ascii"),
@@ -145,7 +146,7 @@ class MatmulHeuristics:
 
 
 def matmul_heuristics(target: BuildTarget) -> MatmulHeuristics:
-    """NvMatmulHeuristics' model of a target's device, which ranks kernels by their tiles."""
+    """Creates the model for a target's device."""
     device = target.device
     return MatmulHeuristics(
         device.heuristics_gpu,
@@ -167,7 +168,7 @@ def _layout(problem: Problem, swapped: bool) -> Any:
     from nvMatmulHeuristics import NvMatmulHeuristicsMatmulLayout as Layouts
 
     majors = problem.signature.layout.value.upper()
-    if swapped:  # out^T = B^T A^T: the operands change places and majors
+    if swapped:  # out^T = B^T A^T: operands and majors swap
         other = {"T": "N", "N": "T"}
         return Layouts[f"{other[majors[1]]}{other[majors[0]]}_COL_MAJOR"]
     return Layouts[f"{majors}_ROW_MAJOR"]

@@ -1,6 +1,6 @@
-"""What a provider of another package may import: these names, and those of `cute_dsl.__all__`.
+"""Names that an external provider may import, besides `cute_dsl.__all__`.
 
-docs/develop/providers.md says how to write one, and what is promised about these names.
+docs/develop/providers.md is the guide, with the compatibility promise for these names.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What may be wrong with what a provider lists.
+"""Finds faults in what a provider lists.
 
-Each check yields faults, worded to follow what was asked: ``enumerate(...) listed ...``.
+Each check yields faults, worded to follow the call: ``enumerate(...) listed ...``.
 """
 
 from __future__ import annotations
@@ -32,28 +32,31 @@ from .base import (
 )
 
 EXACTLY = ", and of no subclass"
-"""What is listed goes to compiler processes and into plans, where subclasses are unknown."""
+"""Suffix in messages. Listed objects go to compiler processes and plans, which do not know
+subclasses."""
 
 MAX_OPERATOR_LENGTH = 300
 _OPERATOR = re.compile(r"[!-~]+(?: [!-~]+)*")
-"""Printable ASCII without blanks at either end: names go into headers, tables and logs."""
+"""Pattern for operator names: printable ASCII without outer blanks. Names go into headers, tables
+and logs."""
 
 _EXTENTS = f"1 to {MAX_EXTENT}"
 
 MAX_CLUSTER_BLOCKS = 16
-"""Most thread blocks of a cluster (CUDA C++ Programming Guide, thread block clusters)."""
+"""Largest number of thread blocks per cluster (CUDA C++ Programming Guide, thread block clusters).
+"""
 
 MAX_VERSION_LENGTH = 1000
-"""Longest text of a toolchain: rankings files have none that is longer."""
+"""Longest toolchain text, which is also the limit in rankings files."""
 
 MAX_HEADER_INTEGER = 2**63 - 1
-"""Largest integer of a header: no time is longer, and no workspace larger (FORMAT.md)."""
+"""Largest integer in a header. It bounds times and workspaces (FORMAT.md)."""
 
 
 def listing_faults(
     found: Any, provider: str, signature: Signature, target: BuildTarget
 ) -> Iterator[str]:
-    """What is wrong with what `Provider.enumerate` returned, worded to follow its name."""
+    """Yields faults in a result from `Provider.enumerate`, worded to follow its name."""
     if not isinstance(found, Enumeration):
         yield f"gave {type(found).__name__}; must be an Enumeration"
         return
@@ -82,7 +85,7 @@ def listing_faults(
 
 
 def instability(found: Enumeration, again: Enumeration) -> str | None:
-    """How two listings of one signature differ, but for their order; worded as faults are."""
+    """Describes how two listings for one signature differ apart from order, worded like a fault."""
     once, twice = (
         {candidate.operator: candidate for candidate in one.candidates} for one in (found, again)
     )
@@ -97,7 +100,7 @@ def instability(found: Enumeration, again: Enumeration) -> str | None:
 def _candidate_faults(
     candidate: Candidate, provider: str, signature: Signature, target: BuildTarget
 ) -> Iterator[str]:
-    """What is wrong with one candidate: the field, what it is, what it must be."""
+    """Yields one candidate's faults: the field, its value, the allowed values."""
     operator = candidate.operator
     if (
         not isinstance(operator, str)
@@ -146,11 +149,11 @@ def _candidate_faults(
 
 
 def _schedule_faults(candidate: Candidate) -> Iterator[str]:
-    """What is wrong with how a kernel learns the number of clusters that run at once."""
+    """Yields faults in how a kernel learns the number of concurrent clusters."""
     convention = candidate.calling_convention
     known = parse_calling_convention(convention) if isinstance(convention, str) else None
     if known is None or next(_design_faults(candidate.design), None) is not None:
-        return  # which is a fault of its own
+        return  # a fault reported elsewhere
     design = candidate.design
     is_persistent = design.scheduler in (STATIC_PERSISTENT, DYNAMIC_PERSISTENT)
     if known.takes_clusters and not is_persistent:
@@ -171,7 +174,7 @@ def _schedule_faults(candidate: Candidate) -> Iterator[str]:
 
 
 def _call_faults(candidate: Candidate, signature: Signature) -> Iterator[str]:
-    """What is wrong with how a candidate says it is called."""
+    """Yields faults in a candidate's calling convention and workspace."""
     text = candidate.calling_convention
     convention = parse_calling_convention(text) if isinstance(text, str) else None
     if convention is None:
@@ -251,7 +254,7 @@ def _shape_faults(shape: Any) -> Iterator[str]:
 
 
 def is_version_text(text: Any) -> bool:
-    """Whether it is text that a bundle may state as a version or a name of a model."""
+    """Returns True if a bundle may state the text as a version or model name."""
     return isinstance(text, str) and text.isprintable() and 0 < len(text) <= MAX_VERSION_LENGTH
 
 
@@ -264,5 +267,5 @@ def _are_extents(value: Any, count: int) -> bool:
 
 
 def is_integer(value: Any, least: int, most: int | None = None) -> bool:
-    """Whether it is an integer, and no subclass's, within bounds."""
+    """Returns True for an integer, not a subclass's instance, within bounds."""
     return type(value) is int and least <= value and (most is None or value <= most)

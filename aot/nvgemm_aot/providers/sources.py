@@ -1,4 +1,4 @@
-"""Digests of the source of providers and models, for keys of what they made."""
+"""Source digests for providers and models, used in cache keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nvgemm_runtime.bundle.format import canonical_json
 
 
 def source_modules(source: object) -> tuple[str, ...]:
-    """Modules and packages whose source shapes what a provider or a model answers."""
+    """Returns the modules and packages whose source shapes a provider's or model's answers."""
     own = type(source).__module__
     external = getattr(source, "source_module", None)
     return (own, external) if isinstance(external, str) else (own,)
@@ -21,10 +21,10 @@ def source_modules(source: object) -> tuple[str, ...]:
 
 @functools.cache
 def source_digest(name: str) -> str:
-    """Digest of a module's source; for a package, of all its modules.
+    """Returns the digest of a module's source; a package's covers all its modules.
 
-    A module without source, such as a compiled one of another package, counts by its name alone:
-    its distribution's version has to tell it from others.
+    A module without source, such as a compiled extension, counts by name alone. Its distribution's
+    version must distinguish releases.
     """
     module = importlib.import_module(name)
     sources = {}

@@ -1,4 +1,4 @@
-"""Defers Ctrl-C while a compiler is imported."""
+"""Defers Ctrl-C during compiler imports."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back until the block has ended, and let it have its effect then.
+    """Defers Ctrl-C until the block ends.
 
-    An exception out of a signal's handler, while a compiled module of the compiler is imported,
-    ends in a segmentation fault. Only the main thread handles signals: in others nothing is held.
+    A signal handler's exception during the import of a compiled module causes a segmentation fault.
+    Only the main thread handles signals, so other threads defer nothing.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is None:

@@ -1,8 +1,8 @@
-"""Provider of NVIDIA's ``cutlass.operators``: CuTe-DSL GEMMs for Hopper and Blackwell.
+"""Provider for NVIDIA's ``cutlass.operators``: CuTe-DSL GEMMs on Hopper and Blackwell.
 
-A `Family` knows which operators compute what and how each is called; the provider lists and
-compiles them. It may import what `providers` may. Importing it is cheap: the compiler is imported
-when a method first needs it.
+Each `Family` knows its operators and how to call them; the provider lists and compiles them. May
+import what `providers` may. Importing it is cheap: the compiler is imported when a method first
+needs it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _DISTRIBUTIONS = (*cute_dsl.DISTRIBUTIONS, "nvidia-cutlass-operators")
 """Distributions whose versions shape the code."""
 
 FAMILIES: tuple[Family, ...] = (Dense(), WithEpilogue(), BlockScaled(), Grouped())
-"""All families of operators: the one place to name a new one."""
+"""All operator families. Add new ones here."""
 
 
 class CutlassOperators:
-    """Lists and compiles the operators of ``cutlass.operators``."""
+    """Lists and compiles operators from ``cutlass.operators``."""
 
     interface = INTERFACE_VERSION
     name = "cutlass_operators"
@@ -51,13 +51,13 @@ class CutlassOperators:
         self._last: tuple[Candidate, str, Any] | None = None
 
     def toolchain(self) -> dict[str, str]:
-        """Versions of the compiler's distributions; see `Provider.toolchain`."""
+        """Returns the compiler distributions' versions; see `Provider.toolchain`."""
         return cute_dsl.installed_versions(_DISTRIBUTIONS, "kernels")
 
     def prepare(self) -> None:
-        """Import the compiler and compile an empty function once; see `Provider.prepare`.
+        """Imports the compiler and compiles an empty function once; see `Provider.prepare`.
 
-        Drops the compiler's variables from this process's environment: they change the code, and
+        Removes the compiler's variables from this process's environment: they change the code, and
         cache keys do not cover them.
         """
         cute_dsl.set_environment()
@@ -65,7 +65,7 @@ class CutlassOperators:
         cute_dsl.warm_up()
 
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
-        """List operators by their metadata; see `Provider.enumerate`."""
+        """Lists operators by their metadata; see `Provider.enumerate`."""
         reason = unsupported(signature)
         family = _family_of(signature)
         if reason is not None or family is None:
@@ -94,27 +94,27 @@ class CutlassOperators:
         )
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
-        """NvMatmulHeuristics' model of the device; see `Provider.runtime_model`."""
+        """Returns NvMatmulHeuristics' model for the device; see `Provider.runtime_model`."""
         return matmul_heuristics(target)
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
-        """Compile one operator to an object; see `Provider.compile`."""
+        """Compiles one operator to an object; see `Provider.compile`."""
         arch = target.target.arch
         try:
             cute_dsl.warm_up()
             return cute_dsl.export_object(self._compiled(candidate, target), target.target.platform)
         except (OSError, CompileError):
             raise
-        except Exception as error:  # the compiler raises whatever its passes raise
+        except Exception as error:  # compiler passes may raise anything
             raise CompileError(
                 f"{candidate.operator} for {arch}: {cute_dsl.first_line(error)}"
             ) from error
 
     def _compiled(self, candidate: Candidate, target: BuildTarget) -> Any:
-        """An operator, compiled; the last one is kept for another platform.
+        """Compiles an operator. Caches the last result, for export to another platform.
 
         Raises:
-            CompileError: If it asks for what is not part of its cache key.
+            CompileError: If the operator queries cluster sizes that its cache key lacks.
         """
         arch, signature = target.target.arch, candidate.signature
         if self._last is not None and self._last[:2] == (candidate, arch):
@@ -159,7 +159,7 @@ class CutlassOperators:
 
 @functools.cache
 def _operators(signature: Signature, arch: str) -> dict[str, Any]:
-    """Operators of a signature by name, in the order that the library lists them."""
+    """Returns a signature's operators by name, in the library's order."""
     found = toolchain.import_operators().get_operators(
         args=_sample_arguments(signature), target_sm=arch.removeprefix("sm_")
     )
@@ -167,7 +167,7 @@ def _operators(signature: Signature, arch: str) -> dict[str, Any]:
 
 
 def _why_outdated(operator: Any, target: BuildTarget) -> str | None:
-    """Say why an operator is too old for a target, or return None."""
+    """Returns the reason if an operator is too old for a target, else None."""
     native = target.target.capability[0] * 10
     designed_for = operator.metadata.operator_class.designed_for_min_cc
     if designed_for < native:
@@ -183,13 +183,16 @@ def _cluster_sizes(design: KernelDesign) -> tuple[int, ...]:
 
 
 def _preference(design: KernelDesign) -> int:
-    """Prior order of schedulers: dynamic ones balance uneven waves; fallbacks cost a little."""
+    """Returns the order among schedulers.
+
+    Dynamic ones balance uneven waves; fallback clusters cost a little.
+    """
     return 2 * (design.scheduler == STATIC_PERSISTENT) + (design.fallback_cluster is not None)
 
 
 @functools.cache
 def _sample_arguments(signature: Signature) -> Any:
-    """The arguments with which a signature's operators are listed and compiled."""
+    """Builds the sample arguments to list and compile a signature's operators."""
     toolchain.import_operators()
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -199,11 +202,11 @@ def _sample_arguments(signature: Signature) -> Any:
 
 def _family_of(signature: Signature) -> Family | None:
     if signature.is_gated:
-        return None  # the language of their epilogues knows no pairs of columns
+        return None  # their epilogue language has no column pairs
     return next((family for family in FAMILIES if family.serves(signature)), None)
 
 
 def _known_family(signature: Signature) -> Family:
     family = _family_of(signature)
-    assert family is not None  # or `CutlassOperators.enumerate` names no candidate
+    assert family is not None  # otherwise `CutlassOperators.enumerate` lists no candidate
     return family

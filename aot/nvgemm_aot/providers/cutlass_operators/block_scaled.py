@@ -1,6 +1,6 @@
-"""GEMMs of operands with a scale for each block of 16 or 32 values along k."""
+"""Block-scaled GEMMs: operands have a scale for each block of 16 or 32 values along k."""
 
-# ruff: noqa: D102 - `Family` says what its methods do
+# ruff: noqa: D102 - `Family` documents the methods
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .samples import sample_tensors, torch_type
 from .toolchain import import_operators
 
 _PAIRED_TILE_M = 256
-"""From this m on, pairs of thread blocks compute a tile, whatever an operator's name says: read in
-``PersistentDenseBlockScaledGemmKernel.__init__`` of cutlass.operators 0.3.0."""
+"""Tile m from which pairs of thread blocks compute a tile, whatever the operator's name says.
+Source: ``PersistentDenseBlockScaledGemmKernel.__init__`` in cutlass.operators 0.3.0."""
 
 
 class BlockScaled(Family):
-    """MXFP8, MXFP4 and NVFP4 on Blackwell."""
+    """MXFP8, MXFP4 and NVFP4 GEMMs on Blackwell."""
 
     operators = ("PersistentDenseBlockScaledGemmOperator",)
 

@@ -1,6 +1,6 @@
-"""Plain GEMMs: matrices or batches of them, without scales, groups or an epilogue."""
+"""Plain GEMMs: mm and bmm without scales, groups or epilogue."""
 
-# ruff: noqa: D102 - `Family` says what its methods do
+# ruff: noqa: D102 - `Family` documents the methods
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SCHEDULERS = {
 
 
 class Dense(Family):
-    """Plain GEMMs of Hopper and Blackwell."""
+    """Plain GEMMs on Hopper and Blackwell."""
 
     operators = (
         "PersistentDenseGemmOperator",
@@ -85,7 +85,7 @@ class Dense(Family):
         scheduler = _scheduler(metadata)
         return replace(
             design,
-            # This scheduler is that of operators which compute the transposed problem.
+            # Operators with this scheduler compute the transposed problem.
             tile=(tile_n, tile_m, tile_k) if scheduler == ONE_TILE else design.tile,
             fallback_cluster=None if fallback is None else (fallback[0], fallback[1]),
             scheduler=scheduler,
@@ -93,10 +93,10 @@ class Dense(Family):
 
 
 def _keep_unsigned(operator: Any) -> None:
-    """Have unsigned operands multiplied as such.
+    """Makes an operator multiply unsigned operands as unsigned.
 
-    Left alone, a kernel reads its types from tensors that have lost their sign, and takes uint8 for
-    int8: with cutlass-dsl 4.8.1, the kernels for both were equal to the byte.
+    Left alone, a kernel reads its types from tensors that have lost their sign, and treats uint8 as
+    int8: with cutlass-dsl 4.8.1, both kernels were equal to the byte.
     """
     import cutlass
 

@@ -1,10 +1,10 @@
-"""GEMMs with an epilogue: scales of rows and tensors, a bias or a matrix, an activation.
+"""GEMMs with an epilogue: row and tensor scales, a bias or a matrix, an activation.
 
-The operators compile an epilogue that is given to them as source. It is written here for each
-signature: ``D = round(f(scale_a * scale_b * accum + addend))``, all of it in fp32.
+The operators compile an epilogue from source. This module writes it for each signature:
+``D = round(f(scale_a * scale_b * accum + addend))``, computed in fp32.
 """
 
-# ruff: noqa: D102 - `Family` says what its methods do
+# ruff: noqa: D102 - `Family` documents the methods
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ EFC_OPERATOR = "PersistentDenseGemmEFCOperator"
 _SCALES = (Role.SCALE_A, Role.SCALE_B)
 
 _ALIGNMENT_BYTES = 16
-"""What TMA, which moves addend, row-wise scales and result, demands of addresses and strides.
+"""Alignment that TMA requires for addresses and strides of addend, row-wise scales and result.
 
-A tensor that is broadcast along a dimension has stride 0 there, in its descriptor as well. On an
+A broadcast tensor has stride 0 along the broadcast dimension, in its descriptor as well. On an
 H200, such a descriptor repeats its row for any number of rows.
 """
 
 
 _LEAST_BROADCAST_ROWS = 128
-"""Least rows of a tile whose epilogue broadcasts something. torch's backend drops smaller ones as
-results came out wrong (pytorch/pytorch#181901, where no reproduction is known)."""
+"""Fewest tile rows for an epilogue that broadcasts. torch's backend drops smaller tiles because of
+wrong results (pytorch/pytorch#181901, which has no known reproduction)."""
 
 
 class WithEpilogue(Family):
-    """GEMMs of Blackwell with an epilogue that is compiled in."""
+    """Blackwell GEMMs with a compiled-in epilogue."""
 
     operators = (EFC_OPERATOR,)
 
@@ -63,7 +63,7 @@ class WithEpilogue(Family):
         operators = import_operators()
         tensors = sample_tensors(signature)
         loaded = {role.value: tensors[role] for role in extra_roles(signature)}
-        # The tracer knows no fp8: it gets fp32 tensors, which `_pass_tensors` replaces.
+        # The tracer has no fp8 support: it gets fp32 tensors, which `_pass_tensors` replaces.
         traced = {
             name: torch.empty_like(tensor, dtype=torch.float32)
             for name, tensor in (*loaded.items(), ("D", tensors[Role.OUT]))
@@ -108,12 +108,12 @@ class WithEpilogue(Family):
 
 
 def _broadcasts(signature: Signature) -> bool:
-    """Whether an epilogue reads a row, a column or a number, and not only a matrix."""
+    """Returns True if an epilogue reads a row, a column or a scalar, and not only a matrix."""
     return signature.scales is not None or signature.epilogue is not Epilogue.ADD
 
 
 def named_beside(provider: str | None) -> str:
-    """Returns what an absence adds about the provider that has such kernels, if one does."""
+    """Returns an absence's hint at another provider with such kernels, or an empty string."""
     if provider is None:
         return ""
     return f"; {provider} has such kernels: add it to the manifest's `providers`, or name none"
@@ -121,12 +121,12 @@ def named_beside(provider: str | None) -> str:
 
 @contextlib.contextmanager
 def _maxima_keep_nan() -> Iterator[None]:
-    """Make relu give NaN for NaN, as torch's does; the library's gives 0."""
+    """Makes relu return NaN for NaN, as torch's does; the library's returns 0."""
     import cutlass
     from cutlass.operators.providers.cutedsl.evt.efc import _configuration
 
     def maximum(x: Any, y: Any) -> Any:
-        # Comparisons with NaN are false, so x, which may be NaN, is the value for false.
+        # Comparisons with NaN are false, so the false branch returns x, which may be NaN.
         return cutlass.cute.where(y > x, y, x)
 
     original = _configuration.maximum
@@ -138,17 +138,17 @@ def _maxima_keep_nan() -> Iterator[None]:
 
 
 def _compute_in_accumulator_type(operator: Any) -> None:
-    """Make an operator compute its epilogue in the accumulator's type.
+    """Makes an operator compute its epilogue in the accumulator's type.
 
     Left alone, an operator first rounds the product to the result's type, bf16 or even fp8, and
-    computes the epilogue in that.
+    then computes the epilogue in that type.
     """
     kernel = operator.impl
     result, accumulator = operator.metadata.operands.out.dtype, kernel.acc_dtype
     partition = type(kernel).epilogue_tmem_copy_and_partition
 
     def partition_for_result(*arguments: Any) -> Any:
-        # How the product is read from tensor memory still depends on the type that is stored.
+        # Reads from tensor memory still depend on the stored type.
         kernel.epi_dtype = result
         try:
             return partition(kernel, *arguments)
@@ -160,7 +160,7 @@ def _compute_in_accumulator_type(operator: Any) -> None:
 
 
 def epilogue_source(signature: Signature) -> str:
-    """The epilogue in the language of `cutlass.operators`, which parses and never runs it."""
+    """Returns the epilogue as source for `cutlass.operators`, which parses but never runs it."""
     extras = [role.value for role in extra_roles(signature)]
     value = " * ".join(["accum", *(role.value for role in _SCALES if role.value in extras)])
     body = [f"D = {value}"]
@@ -173,12 +173,12 @@ def epilogue_source(signature: Signature) -> str:
 
 
 def _pass_tensors(epilogue: Any, signature: Signature, tensors: dict[str, Any]) -> None:
-    """Have a traced epilogue take these tensors, scales aligned to no more than their own type.
+    """Replaces a traced epilogue's tensors. Scales keep only their own type's alignment.
 
-    TMA moves row-wise scales, so they need `_ALIGNMENT_BYTES` like the rest, and the kernel's
-    ``alignment_bytes`` makes callers align them. The launcher must not demand as much: it would
-    also assume an extent that is a multiple of as many bytes, that is, of four rows. (A launcher
-    compiled that way demands an extent "divisible by 4".)
+    TMA moves row-wise scales, so they need `_ALIGNMENT_BYTES` like other tensors; the kernel's
+    ``alignment_bytes`` makes callers align them. The launcher must not require it: it would also
+    assume an extent that is a multiple of that many bytes, which means four rows. (A launcher
+    compiled that way requires an extent "divisible by 4".)
     """
     from cutlass.operators.fusion.ir import LoadNode
     from cutlass.operators.fusion.ir.load_nodes import RowBroadcastImpl, ScalarBroadcastImpl
@@ -194,6 +194,6 @@ def _pass_tensors(epilogue: Any, signature: Signature, tensors: dict[str, Any]) 
     for node in epilogue.traced_epilogue.dag_ir.node_metas_topological_order():
         is_scalar = isinstance(node, LoadNode) and node.name in tensors
         if is_scalar and isinstance(node.underlying_impl, ScalarBroadcastImpl):
-            # A scalar node takes its number from the host. A broadcast node loads its tensor: one
-            # that is broadcast along all three dimensions, its one element.
+            # A scalar node gets its number from the host. A broadcast node loads its tensor: with a
+            # broadcast along all three dimensions, the tensor's only element.
             node.underlying_impl = RowBroadcastImpl(node)

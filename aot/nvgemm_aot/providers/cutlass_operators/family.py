@@ -1,4 +1,4 @@
-"""The base class of families: operators that are listed, called and designed in the same way."""
+"""Base class for operator families."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from ..base import ONE_TILE, STATIC_PERSISTENT, BlockShape
 
 
 class Family(abc.ABC):
-    """Operators that are listed, called and designed in the same way; each family has a module.
+    """Operators that share listing, call and design. Each family has its own module.
 
-    ``operators`` names the classes of ``cutlass.operators`` that belong to it.
+    ``operators`` names the family's classes in ``cutlass.operators``.
     """
 
     operators: ClassVar[tuple[str, ...]]
 
     @abc.abstractmethod
     def serves(self, signature: Signature) -> bool:
-        """Whether signatures such as this are computed by its operators."""
+        """Returns True if the family's operators compute such signatures."""
 
     @abc.abstractmethod
     def parameters(self, signature: Signature) -> tuple[str, ...]:
-        """Parameters of its kernels, named as in `nvgemm_runtime.bundle.calling_convention`."""
+        """Returns kernel parameters, named as in `nvgemm_runtime.bundle.calling_convention`."""
 
     @abc.abstractmethod
     def arguments(self, signature: Signature) -> Any:
-        """Sample arguments, as ``cutlass.operators`` wants them; called in FakeTensorMode."""
+        """Builds sample arguments for ``cutlass.operators``. Runs in FakeTensorMode."""
 
     @abc.abstractmethod
     def absence(self, signature: Signature, target: BuildTarget) -> str:
-        """Say why there is no operator, if the library lists none of the family."""
+        """Returns the reason if the library lists no operator from the family."""
 
     def compile(self, operator: Any, arguments: Any, target_sm: str) -> Any:
-        """Compile one of its operators; may raise any exception of the compiler."""
+        """Compiles an operator; may raise any compiler exception."""
         return operator.compile(arguments, target_sm=target_sm)
 
     def why_unfit(self, operator: Any, signature: Signature) -> str | None:
-        """Say why one of its operators is no candidate although it is listed, or return None."""
+        """Returns the reason if a listed operator is no candidate, else None."""
         return None
 
     def why_unknown(self, kind: str) -> str:
-        """Say why a listed operator of a class that is not the family's is no candidate."""
+        """Returns the reason to reject an operator whose class is not in the family."""
         return f"this provider does not know how operators of class {kind} are called"
 
     def added_code(self, signature: Signature) -> str:
-        """The code that is compiled besides the operator's own; see `Candidate`."""
+        """Returns code that is compiled besides the operator's own; see `Candidate`."""
         return ""
 
     def design(self, metadata: Any) -> KernelDesign:
-        """How an operator works."""
+        """Reads an operator's design from its metadata."""
         design = metadata.design
         tile_m, tile_n, tile_k = design.tile_shape
         return KernelDesign(
@@ -65,7 +65,7 @@ class Family(abc.ABC):
         )
 
     def block_shape(self, metadata: Any, design: KernelDesign) -> BlockShape:
-        """What the runtime model needs to know of an operator of this design."""
+        """Returns the runtime model's facts about an operator with this design."""
         tile_m, tile_n, tile_k = metadata.design.tile_shape
         return BlockShape(
             tile=(tile_m // design.ctas_per_tile, tile_n, tile_k),

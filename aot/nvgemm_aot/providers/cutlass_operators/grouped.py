@@ -1,6 +1,6 @@
-"""GEMMs of groups of rows, each with a matrix of its own: the experts of a mixture."""
+"""Grouped GEMMs for MoE experts: each group's rows multiply their own matrix."""
 
-# ruff: noqa: D102 - `Family` says what its methods do
+# ruff: noqa: D102 - `Family` documents the methods
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .toolchain import import_operators
 
 
 class Grouped(Family):
-    """Grouped GEMMs of Blackwell whose groups lie one behind the other along m."""
+    """Blackwell grouped GEMMs with consecutive groups along m."""
 
     operators = ("ContiguousOffset2D3DGemmDenseOperator",)
 

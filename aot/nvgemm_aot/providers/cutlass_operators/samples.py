@@ -1,7 +1,7 @@
-"""Sample operands for the compiler: shapes without data, on a GPU that need not exist.
+"""Sample operands for the compiler: shapes without data, which need no GPU.
 
-Sizes are symbolic in kernels, so any sizes give the same code. The samples must only be aligned and
-differ from each other.
+Kernel sizes are symbolic, so any sample sizes give the same code. Samples must only be aligned and
+distinct.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nvgemm_runtime.gemm.types import DType
 
 
 def sample_tensors(signature: Signature) -> dict[Role, Any]:
-    """The tensors of a signature's kernels; call it and use them in torch's FakeTensorMode."""
+    """Builds tensors for a signature's kernels. Call it, and use them, in FakeTensorMode."""
     batch = 2 if signature.op is Op.BMM else 1
     groups = 4 if signature.op.has_groups else 1
     problem = Problem(signature=signature, m=256, n=512, k=1024, batch=batch, groups=groups)
@@ -29,7 +29,7 @@ def sample_tensors(signature: Signature) -> dict[Role, Any]:
 
 
 def sample_operands(signature: Signature, tensors: dict[Role, Any]) -> dict[str, Any]:
-    """The arguments that plain, grouped and fused operators share."""
+    """Returns the arguments that plain, grouped and fused operators share."""
     return {
         "A": tensors[Role.A],
         "B": tensors[Role.B],
@@ -39,7 +39,7 @@ def sample_operands(signature: Signature, tensors: dict[Role, Any]) -> dict[str,
 
 
 def torch_type(dtype: DType) -> Any:
-    """Torch's type of that name."""
+    """Returns the corresponding torch dtype."""
     import torch
 
     return getattr(torch, dtype.torch_name)

@@ -1,4 +1,4 @@
-"""Imports the compiler behind `cutlass.operators`, and answers its questions about the GPU."""
+"""Imports the `cutlass.operators` compiler and answers its GPU queries."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..whole_imports import interrupts_held
 
 @functools.cache
 def import_operators() -> Any:
-    """Import the compiler (about 1.7 s).
+    """Imports the compiler (about 1.7 s).
 
     Raises:
-        ToolchainError: If a part of it is missing.
+        ToolchainError: If part of it is missing.
     """
     with interrupts_held(), warnings.catch_warnings():
         # torch warns if NumPy is missing, which is not used here.
@@ -37,17 +37,17 @@ def import_operators() -> Any:
 
 @contextlib.contextmanager
 def hardware_facts(device: DeviceProfile) -> Iterator[set[int]]:
-    """Answer the compiler's questions about the GPU from a device profile.
+    """Answers the compiler's GPU queries from a device profile.
 
     Yields:
-        The cluster sizes that were asked for.
+        The queried cluster sizes.
     """
     import cutlass.utils
 
     asked: set[int] = set()
 
     class ProfileHardwareInfo:
-        """Replaces the class that asks the driver, which may be missing."""
+        """Replacement for the class that asks the driver, which may be missing."""
 
         def __init__(self, *_: Any, **__: Any) -> None:
             pass

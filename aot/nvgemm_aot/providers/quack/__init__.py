@@ -1,12 +1,17 @@
-"""Provider of quack-kernels' GEMMs, CuTe-DSL kernels for Hopper and Blackwell.
+"""Provider for quack-kernels' GEMMs: CuTe-DSL kernels on Hopper and Blackwell.
 
-`designs` says which specialisations are offered, `entry` compiles one, `gated` one with a gate,
-`gate_gradient` one with the gradient of a gate, `gate_ups` one of ups whose gates are read, and
-`grouped` one of groups, whose rows `gathered_groups` has gathered, and `k_grouped` one of groups
-along k; `epilogue` is what kernels do before they store, where they do more than to multiply. It
-may import what `providers` may. The library and the compiler are imported when a kernel is first
-compiled, never to list candidates. quack changes classes of the DSL in the process that imports it,
-so a compiler process works for one provider alone.
+- `designs`: specialisations that are offered
+- `entry`: compiles dense GEMMs
+- `epilogue`: scales, addends and activations
+- `gated`: gates
+- `gate_gradient`: gate gradients
+- `gate_ups`: up projections that read a gate projection's result
+- `grouped`: grouped GEMMs; `gathered_groups` gathers their rows
+- `k_grouped`: GEMMs with groups along k
+
+May import what `providers` may. The library and the compiler are imported when a kernel is first
+compiled, never to list candidates. quack modifies DSL classes in the importing process, so a
+compiler process serves only one provider.
 """
 
 from __future__ import annotations
@@ -51,31 +56,30 @@ from .entry import (
 _LIBRARY = "quack-kernels"
 
 _WITHOUT = "build without it, by providers: [cutlass_operators] in the manifest"
-"""The next step where the library is not to be installed."""
+"""Next step in messages if the library is not wanted."""
 
 ACCEPTED_VERSIONS = ("0.6.5",)
-"""Releases of quack-kernels that are compiled. The provider builds the library's kernel objects
-itself, by classes and arguments that change without notice: of any other release, nobody has seen
-whether its kernels are right."""
+"""Accepted quack-kernels releases. The provider builds the library's kernel objects itself, from
+classes and arguments that change without notice. Kernels from other releases are untested."""
 
 _VARIABLES = ("QUACK_",)
-"""Prefix of the environment variables that the library reads."""
+"""Prefixes of environment variables that the library reads."""
 
 _OPERANDS = tuple(dtype for dtype in CUTE_TYPES if dtype.bits <= 16)
 
 
 class Quack:
-    """Lists and compiles the GEMMs of quack-kernels."""
+    """Lists and compiles quack-kernels' GEMMs."""
 
     interface = INTERFACE_VERSION
     name = "quack"
     recipe = cute_dsl.recipe("3")
 
     def toolchain(self) -> dict[str, str]:
-        """Versions of the compiler and the library; see `Provider.toolchain`.
+        """Returns the compiler's and the library's versions; see `Provider.toolchain`.
 
         Raises:
-            ToolchainError: If one is missing, or the library is of another release than
+            ToolchainError: If one is missing, or the library's release is not in
                 `ACCEPTED_VERSIONS`.
         """
         found = cute_dsl.installed_versions(cute_dsl.DISTRIBUTIONS, "quack's kernels")
@@ -94,13 +98,13 @@ class Quack:
         return found
 
     def prepare(self) -> None:
-        """Import compiler and library, compile an empty function; see `Provider.prepare`."""
+        """Imports compiler and library, compiles an empty function; see `Provider.prepare`."""
         cute_dsl.set_environment(also=_VARIABLES)
         import_library()
         cute_dsl.warm_up()
 
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
-        """List designs; see `Provider.enumerate`."""
+        """Lists designs; see `Provider.enumerate`."""
         arch = target.target.arch
         absence = unsupported(signature) or _why_absent(signature, arch)
         if absence is not None:
@@ -112,11 +116,11 @@ class Quack:
         )
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
-        """NvMatmulHeuristics' model of the device; see `Provider.runtime_model`."""
+        """Returns NvMatmulHeuristics' model for the device; see `Provider.runtime_model`."""
         return matmul_heuristics(target)
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
-        """Compile one design to an object; see `Provider.compile`."""
+        """Compiles one design to an object; see `Provider.compile`."""
         arch = target.target.arch
         try:
             cute_dsl.warm_up()
@@ -124,7 +128,7 @@ class Quack:
             return cute_dsl.export_object(compiled, target.target.platform)
         except (OSError, ToolchainError):
             raise
-        except Exception as error:  # the compiler raises whatever its passes raise
+        except Exception as error:  # compiler passes may raise anything
             raise CompileError(
                 f"{candidate.operator} for {arch}: {cute_dsl.first_line(error)}"
             ) from error
@@ -171,7 +175,10 @@ def _scheduler(design: Design, arch: str) -> str:
 
 
 def _preference(design: Design, arch: str) -> int:
-    """A dynamic schedule stands behind all of its shape: no measurement says that it is faster."""
+    """Returns the order among designs with equal estimates.
+
+    Dynamic schedules come last: no measurement favours them.
+    """
     if design.dynamic:
         return 4
     if design.in_any_order:
@@ -180,7 +187,7 @@ def _preference(design: Design, arch: str) -> int:
 
 
 def _added_code(signature: Signature) -> str:
-    """What cache keys of kernels with an epilogue of this project hold of its source."""
+    """Returns source digests of the project's own epilogues and schedulers, for cache keys."""
     added = {
         "gate": (gated, signature.is_gated),
         "gradient": (gate_gradient, signature.is_gradient or signature.form is GateForm.UPS),
@@ -216,7 +223,7 @@ def _offered(signature: Signature, arch: str) -> tuple[Design, ...]:
 
 @functools.lru_cache(maxsize=1)
 def _compiled(operator: str, signature: Signature, arch: str) -> Any:
-    """The design that an operator names, compiled; the last one is kept for another platform."""
+    """Compiles an operator's design. Caches the last result, for export to another platform."""
     named = {_operator(one, signature, arch): one for one in _offered(signature, arch)}
     return _compiler_of(signature)(named[operator], signature, arch)
 
@@ -235,9 +242,9 @@ def _compiler_of(signature: Signature) -> Callable[[Design, Signature, str], Any
 
 def _why_absent(signature: Signature, arch: str) -> str | None:
     if signature.is_gated:
-        return None  # what `unsupported` allows
+        return None  # `unsupported` has checked it
     if signature.op.has_groups:
-        return None  # what `unsupported` allows
+        return None  # `unsupported` has checked it
     if signature.scales is not None and signature.scales.is_swizzled:
         return f"quack's dense GEMMs do not compute {signature.key}"
     if signature.a is not signature.b and arch != HOPPER:
@@ -267,11 +274,11 @@ _GATED = {
     GateForm.GRADIENT_SUMS: "GateGradientSums",
     GateForm.UPS: "GateUps",
 }
-"""By form of a gate: what a kernel's name says of it."""
+"""Kernel name parts by gate form."""
 
 
 def _operator(design: Design, signature: Signature, arch: str) -> str:
-    """Name of a design: unique among those of its signature and architecture."""
+    """Returns a design's name, unique for its signature and architecture."""
     m, n = design.tile
     kind = ("pingpong" if design.pingpong else "cooperative") if arch == HOPPER else "clc"
     kind += "_dynamic" if design.dynamic else ""

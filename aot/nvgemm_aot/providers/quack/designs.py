@@ -1,15 +1,15 @@
-"""Which designs of quack's dense GEMM are offered for an architecture and a signature.
+"""Selects designs of quack's dense GEMM for an architecture and a signature.
 
-Most are those that quack's own autotuner tries. The narrow ones, and those of widths between its
-own, are not in its list, but its kernels accept them; with operands swapped, they compute a small
-m, or one that is no power of two, with few wasted rows. On Hopper, kernels for fp8 keep their sums
-in two levels, as exact as fp32, which takes twice the registers: their tiles are smaller, for those
-of 16-bit types would spill.
+Most designs come from quack's own autotuner. The narrow ones, and some in-between widths, are not
+in its list, but its kernels accept them. With operands swapped, they compute a small m, or one that
+is no power of two, with few wasted rows. On Hopper, fp8 kernels accumulate in two levels, as exact
+as fp32, which doubles their registers. Their tiles are smaller, because those for 16-bit types
+would spill.
 
-Tiles reach clusters by a static schedule, on Blackwell by the hardware's (cluster launch control).
-For large problems on Hopper a few designs have a dynamic schedule as well: a counter in the
-workspace hands out tiles, so a cluster that falls behind, because other work shares the GPU or its
-loads come late, leaves its next tile to another one.
+A static schedule assigns tiles to clusters; on Blackwell, the hardware does (cluster launch
+control). For large problems on Hopper, a few designs also have a dynamic schedule: a counter in the
+workspace hands out tiles. A cluster that falls behind, because other work shares the GPU or its
+loads arrive late, leaves its next tile to another one.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ from nvgemm_runtime.gemm.types import DType
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """One specialisation of the GEMM, in the kernel's own orientation.
+    """GEMM specialisation, in the kernel's own orientation.
 
     Attributes:
-        tile: Extents (m, n) of the tile of a thread block, or of a pair that shares instructions.
-        cluster: Thread blocks of a cluster along (m, n).
-        pingpong: Whether two warp groups work on a tile each, instead of sharing one. Hopper only.
-        swapped: Whether the kernel computes the transposed problem: its m is the problem's n.
-        tile_k_blocks: The tile's extent along k in rows of 128 bytes, the library's own choice.
+        tile: Tile extents (m, n) for one thread block, or for a pair that shares instructions.
+        cluster: Thread blocks per cluster along (m, n).
+        pingpong: True if two warp groups compute a tile each, instead of sharing one. Hopper only.
+        swapped: True if the kernel computes the transposed problem: its m is the problem's n.
+        tile_k_blocks: Tile extent along k in rows of 128 bytes, by default the library's choice.
         splits: Thread blocks that share the k of one tile. Each adds its part to a partial result
-            in the workspace, and the last one adds its own and writes the tile.
-        in_any_order: Whether they add in the order in which they arrive, and not one after the
-            other: results then depend on timing.
-        dynamic: Whether clusters take their tiles from a counter, the first one aside. Each tile is
-            still computed as a whole by one cluster, so results are the same whoever takes it.
-            Hopper only.
+            in the workspace; the last one adds its own and writes the tile.
+        in_any_order: True if they add in arrival order instead of a fixed order. Results then
+            depend on timing.
+        dynamic: True if clusters take all tiles after their first from a counter. One cluster still
+            computes a whole tile, so results do not depend on the assignment. Hopper only.
     """
 
     tile: tuple[int, int]
@@ -53,26 +52,26 @@ class Design:
 
     @property
     def has_workspace(self) -> bool:
-        """Whether thread blocks share memory besides the operands."""
+        """True if thread blocks share memory besides the operands."""
         return self.splits > 1 or self.dynamic
 
     def tile_k(self, dtype: DType) -> int:
-        """Extent of the tile along k for operands of this type."""
+        """Returns the tile's extent along k for an operand dtype."""
         return self.tile_k_blocks * 8 * 128 // dtype.bits
 
     def block_tile(self, arch: str) -> tuple[int, int]:
-        """Extents (m, n) of what one thread block computes of a tile."""
+        """Returns the extents (m, n) that one thread block computes."""
         m, n = self.tile
         return m // self.ctas_per_tile(arch), n
 
     def ctas_per_tile(self, arch: str) -> int:
-        """2 where pairs of thread blocks issue one instruction: quack's own rule for Blackwell."""
+        """Returns 2 if pairs of thread blocks issue one instruction: quack's rule for Blackwell."""
         paired = arch != HOPPER and self.cluster[0] % 2 == 0 and self.tile[0] in (128, 256)
         return 2 if paired else 1
 
     @property
     def sums_of_a_thread(self) -> int:
-        """Sums of a tile that each thread keeps in registers, on Hopper: quack's own rule."""
+        """Accumulators per thread on Hopper: quack's own rule."""
         m, n = self.tile
         warp_groups = 1 if self.pingpong else 3 if m == 192 and n <= 128 else min(m // 64, 2)
         return m * n // (128 * warp_groups)
@@ -102,12 +101,12 @@ _HOPPER_BETWEEN = tuple(
     )
     for width in widths
 )
-"""For an m that is no power of two, of which other tiles would compute up to twice the rows.
+"""For an m that is no power of two, where other tiles would compute up to twice the rows.
 
-Chosen one by one of 162 swapped designs that an H200 timed at 51 problems, by what they gained
-beside those listed already. A cluster of (1, 2) loads the weights once for two tiles of the
-problem's m. The library accepts widths that are multiples of 16 alone, and a tile of 256 x 224
-spills registers."""
+Chosen greedily among 162 swapped designs that an H200 timed on 51 problems, by their gain over the
+designs listed above. A cluster of (1, 2) loads the weights once for two tiles along the problem's
+m. The library accepts only widths that are multiples of 16; a tile of 256 x 224 spills registers.
+"""
 
 _HOPPER_ONE_WAVE = (
     Design(tile=(64, 80), cluster=(2, 1)),
@@ -115,11 +114,13 @@ _HOPPER_ONE_WAVE = (
     Design(tile=(128, 80), cluster=(1, 2)),
     Design(tile=(128, 96), cluster=(2, 1)),
 )
-"""Tiles of 80 and 96 columns divide an n of 5120 or 6144 into about one wave of 132 thread blocks.
+"""Tiles with 80 and 96 columns, which divide an n of 5120 or 6144 into about one wave of 132 thread
+blocks.
 
-Chosen one by one of 38 designs that an H200 timed for plain bf16 products, by what they gained
-beside those listed already (``benchmarks/results/estimates-few-tiles-*``). Offered in every 16-bit
-type and with every epilogue but gates; not for groups."""
+Chosen greedily among 38 designs that an H200 timed for plain bf16 GEMMs, by their gain over the
+designs listed above (``benchmarks/results/estimates-few-tiles-*``). Offered for all 16-bit types
+and all epilogues except gates; not for groups.
+"""
 
 _HOPPER_DYNAMIC = tuple(
     Design(tile=tile, cluster=(2, 1), pingpong=pingpong, swapped=swapped, dynamic=True)
@@ -130,14 +131,14 @@ _HOPPER_DYNAMIC = tuple(
     )
     for tile in tiles
 )
-"""Beside static ones of the same tiles, those that won most often at a large m."""
+"""Dynamic schedules, besides static ones with the same tiles, that won most often at a large m."""
 
 _HOPPER_FP8_DYNAMIC = tuple(
     Design(tile=tile, cluster=(2, 1), swapped=swapped, dynamic=True)
     for swapped in (False, True)
     for tile in ((128, 192), (192, 128), (256, 96))
 )
-"""Beside static ones of the same tiles, the largest."""
+"""Dynamic schedules, besides static ones with the same tiles, for the largest tiles."""
 
 _HOPPER_SPLIT = (
     *(
@@ -152,13 +153,12 @@ _HOPPER_SPLIT = (
     ),
     *(Design(tile=(128, 128), cluster=(1, 1), splits=splits) for splits in (2, 4)),
 )
-"""For a large k and so few tiles that multiprocessors would idle: rows of small batches, and of
-middling ones."""
+"""For a large k with so few tiles that multiprocessors would idle: small and medium batches."""
 
 _HOPPER_SPLIT_LARGE = tuple(
     Design(tile=(128, 192), cluster=(2, 1), pingpong=True, splits=splits) for splits in (2, 4)
 )
-"""Without an epilogue alone, for some of these spill."""
+"""Only without an epilogue, because some spill with one."""
 
 _HOPPER_SPLIT_IN_ANY_ORDER = (
     *(
@@ -185,10 +185,12 @@ _HOPPER_SPLIT_IN_ANY_ORDER = (
         for splits in (4, 8)
     ),
 )
-"""Of two parts the order does not matter, so there are at least four. Without an epilogue alone.
+"""Splits that add in any order, at least four. With two, the order does not matter. Only without an
+epilogue.
 
-Chosen like `_HOPPER_ONE_WAVE`, of 98 splits. Added up in any order, many parts do not wait for one
-another; a cluster loads once what its thread blocks share, which counts where tiles are few."""
+Chosen like `_HOPPER_ONE_WAVE`, among 98 splits. Added in any order, many parts do not wait for each
+other. A cluster loads shared data once, which matters if tiles are few.
+"""
 
 _HOPPER_FP8_SHARED = (*product((128,), (128, 160, 192)), (192, 128), (256, 96))
 _HOPPER_FP8_PINGPONG = ((64, 128), (64, 192), (128, 96))
@@ -216,7 +218,7 @@ _BLACKWELL_SPLIT = (
 
 
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
-    """The designs for a signature on an architecture, in a fixed order."""
+    """Returns the designs for a signature on an architecture, in a fixed order."""
     if arch != HOPPER:
         return (*_blackwell(), *_BLACKWELL_SPLIT)
     if signature.a.is_fp8:
@@ -231,20 +233,20 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
 
 
 FLAG_BYTES = 4
-"""Of a counter: of a tile's, which says how many parts of it are done, or of a schedule's."""
+"""Counter size: one per tile, for the number of finished parts, or one per schedule."""
 
 PARTIAL_BYTES = 4
-"""Of an element of a partial result: fp32."""
+"""Element size in partial results: fp32."""
 
 
 def workspace_of(design: Design, arch: str) -> TileWorkspace | None:
-    """Memory that the thread blocks of a design share.
+    """Returns the memory that a design's thread blocks share.
 
-    For a dynamic schedule it is one counter, whatever the sizes. For a split of k it is a counter
-    and a partial result of each tile of a thread block. The first part stores its sums and the
-    others add to them, so only counters must be zero. In any order, all add, so the partial results
-    must be zero too; these begin at a multiple of `ZEROED_MULTIPLE_BYTES` behind the counters, for
-    which that many bytes more are kept.
+    A dynamic schedule has one counter, whatever the sizes. A split of k has a counter and a partial
+    result for each thread block's tile. The first part stores its sums and the others add to them,
+    so only counters must be zero. In any order, all parts add, so partial results must be zero too.
+    They begin at a multiple of `ZEROED_MULTIPLE_BYTES` after the counters, for which that many
+    extra bytes are reserved.
     """
     if not design.has_workspace:
         return None

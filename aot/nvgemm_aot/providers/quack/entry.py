@@ -1,9 +1,9 @@
-"""Compiles quack's dense GEMM behind the calling convention of this project.
+"""Compiles quack's dense GEMM with this project's calling convention.
 
 quack's function takes eleven arguments, among them tuples for epilogue and scheduler. A small
-function around it takes ``(a, b, out, stream)``, or scales and an addend before ``out``; behind
-that a workspace if thread blocks share memory, and on Hopper the number of clusters that the device
-runs at once. It passes constants for the rest, and adds nothing to the device code.
+wrapper takes ``(a, b, out, stream)``, with scales and an addend before ``out``. After ``out`` comes
+a workspace if thread blocks share memory, and on Hopper the number of concurrent clusters on the
+device. The wrapper passes constants for the rest, and adds nothing to the device code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .designs import FLAG_BYTES, HOPPER, Design
 from .epilogue import epilogue_arguments, has_own_epilogue, kernel_with_epilogue
 
 ALIGNMENT_BYTES = 16
-"""What TMA demands of addresses, and of strides other than 1."""
+"""Alignment that TMA requires for addresses, and for strides other than 1."""
 
 CUTE_TYPES = {
     DType.FP32: "Float32",
@@ -41,7 +41,7 @@ CUTE_TYPES = {
     DType.FP8_E4M3: "Float8E4M3FN",
     DType.FP8_E5M2: "Float8E5M2",
 }
-"""By element type: its class in ``cutlass``, for the types that are offered."""
+"""Class names in ``cutlass`` for the offered element types."""
 
 MAX_SWIZZLE = 8
 """Most tiles along one dimension before the scheduler turns; quack's own default."""
@@ -49,14 +49,13 @@ MAX_SWIZZLE = 8
 
 @functools.cache
 def import_library() -> None:
-    """Import the GEMMs of quack (about 10 s with the compiler).
+    """Imports quack's GEMMs (about 10 s with the compiler).
 
-    The package's own ``__init__`` imports norms, losses and an autotuner that needs Triton, which
-    comes only with torch for CUDA. It is left out, but for the extensions of the DSL that it
-    installs.
+    The package's ``__init__`` imports norms, losses and an autotuner that needs Triton, which only
+    CUDA builds of torch install. It is bypassed, except for the DSL extensions that it installs.
 
     Raises:
-        ToolchainError: If a part of it is missing.
+        ToolchainError: If part of it is missing.
     """
     try:
         spec = importlib.util.find_spec("quack")
@@ -67,10 +66,10 @@ def import_library() -> None:
                 sys.modules["quack"] = importlib.util.module_from_spec(spec)
             import quack.dsl
             import quack.gemm_default_epi  # noqa: F401
-    except Exception as error:  # with a compiler that does not fit, it raises whatever it raises
+    except Exception as error:  # an incompatible compiler may raise anything
         raise ToolchainError(
             f"cannot compile quack's kernels: {type(error).__name__}: {one_line(str(error))}; "
-            # It is installed, in the right version, so an ordinary installation changes nothing.
+            # The right version is installed, so an ordinary installation would change nothing.
             f"run: pip install --force-reinstall --no-deps quack-kernels=={_installed_version()}"
         ) from error
 
@@ -80,11 +79,11 @@ def _installed_version() -> str:
 
 
 def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
-    """Compile one design for a signature; may raise any exception of the compiler.
+    """Compiles one design for a signature; may raise any compiler exception.
 
     Args:
         design: The design.
-        signature: What to compute.
+        signature: The signature.
         arch: Architecture, e.g. ``sm_90a``.
     """
     import_library()
@@ -118,11 +117,11 @@ def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
 
 
 def _functions(launch: Any) -> tuple[Any, ...]:
-    """Functions that pass their arguments on by name, one for each list of parameters.
+    """Returns wrappers that pass arguments on by name, one for each parameter list.
 
-    The compiler reads parameters off a function's source, and writes its name into the kernel: a
-    name that changes changes the bytes. "Told" functions take the number of clusters, "split" ones
-    a workspace and that number, but for those that are "untold".
+    The compiler reads parameters from a function's source and writes its name into the kernel: a
+    new name changes the bytes. Names that end in ``_told`` take the number of clusters; those with
+    ``split`` take a workspace and that number, unless they end in ``_untold``.
     """
 
     def multiply(a: Any, b: Any, out: Any, stream: Any) -> None:
@@ -222,7 +221,7 @@ def _functions(launch: Any) -> tuple[Any, ...]:
 
 
 def calling_convention(design: Design, signature: Signature, arch: str) -> CallingConvention:
-    """How a design's kernels are called."""
+    """Returns the calling convention for a design's kernels."""
     others = {WORKSPACE: design.has_workspace, CLUSTERS: arch == HOPPER, STREAM: True}
     parameters = (
         *(role.value for role in roles(signature)),
@@ -232,7 +231,7 @@ def calling_convention(design: Design, signature: Signature, arch: str) -> Calli
 
 
 def with_parameters(parameters: tuple[str, ...], *functions: Any) -> Any:
-    """The function that has these parameters, with the types that the compiler asks for."""
+    """Returns the function with these parameters, annotated with the compiler's types."""
     from cuda.bindings.driver import CUstream
     from cutlass import Int32, cute
 
@@ -247,7 +246,7 @@ def with_parameters(parameters: tuple[str, ...], *functions: Any) -> Any:
 
 
 def sample_arguments(parameters: tuple[str, ...], tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Stand-ins for all parameters; ``tensors`` are those of the signature, which come first."""
+    """Builds sample values for all parameters; ``tensors`` holds the signature's, the first."""
     from cutlass import Int32, Uint8, cute
 
     makers = {
@@ -261,16 +260,16 @@ def sample_arguments(parameters: tuple[str, ...], tensors: tuple[Any, ...]) -> t
 
 
 def kernel_options(design: Design, arch: str) -> dict[str, Any]:
-    """How the library's kernels for an architecture hand out tiles."""
+    """Returns the scheduling options for the library's kernels on an architecture."""
     if arch == HOPPER:
         return {"pingpong": design.pingpong, "is_persistent": True}
     return {"use_clc_persistence": True}
 
 
 def scheduler_options(clusters: Any, counter: Any = None) -> Any:
-    """Arguments of the library's scheduler; it asks for a number of clusters in any case.
+    """Builds the library's scheduler arguments, which always need a number of clusters.
 
-    ``counter`` is a workspace that begins with the counter of a dynamic schedule.
+    ``counter`` is a workspace that begins with a dynamic schedule's counter.
     """
     from cutlass import Int32, cute
     from quack.tile_scheduler import TileSchedulerOptions
@@ -285,9 +284,9 @@ def scheduler_options(clusters: Any, counter: Any = None) -> Any:
 
 
 def _split_tensors(design: Design, arch: str, out: Any, workspace: Any) -> dict[str, Any]:
-    """The counters and partial results of all tiles, in a workspace as `workspace_of` has it.
+    """Builds the tiles' counters and partial results in a workspace laid out by `workspace_of`.
 
-    Both have a place for every thread block of a cluster, also one that lies outside the result.
+    Both have an entry for every thread block in a cluster, even outside the result.
     """
     from cutlass import Float32, Int32, Int64, cute
 
@@ -297,7 +296,7 @@ def _split_tensors(design: Design, arch: str, out: Any, workspace: Any) -> dict[
         cute.round_up(cute.ceil_div(extent, tile), multiple)
         for extent, tile, multiple in zip(extents, (m, n), design.cluster)
     )
-    # 64 bits: a result may have more elements than 32 bits count.
+    # 64 bits: a result may have more elements than 32 bits can count.
     row = Int64(tiles_n)
     matrix = row * tiles_m
     flags = cute.make_tensor(
@@ -314,7 +313,7 @@ def _split_tensors(design: Design, arch: str, out: Any, workspace: Any) -> dict[
     size = m * n
 
     def elements(tiles: Any) -> Any:
-        return cute.assume(tiles * size, divby=size)  # or the kernel's vectors look unaligned
+        return cute.assume(tiles * size, divby=size)  # else the kernel's vectors look unaligned
 
     return {
         "split_k_semaphore": flags,
@@ -328,7 +327,7 @@ def _split_tensors(design: Design, arch: str, out: Any, workspace: Any) -> dict[
 
 
 def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
-    """The library's kernel, told how tensors arrive: A as (m, k), B as (k, n), out as (m, n)."""
+    """Builds the library's kernel for A as (m, k), B as (k, n) and out as (m, n)."""
     import cutlass
     from quack import gemm_default_epi as library
     from quack.gemm_config import SplitKMode
@@ -342,8 +341,8 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
         activation = signature.epilogue.activation if signature.epilogue is not None else None
         kind = kernel_with_epilogue(kind, activation)
     tile_k = () if design.tile_k_blocks == 1 else (design.tile_k(signature.a),)
-    # Its own convention has A as (m, k), B as (n, k). Swapped, its A is the problem's B. It is told
-    # the type of its A, and takes B's, which in fp8 may be another, from the tensor.
+    # The library expects A as (m, k) and B as (n, k). If swapped, its A is the problem's B. It gets
+    # the type of its A as an argument, and reads B's from the tensor, because fp8 types may differ.
     first = cute_type(signature.b if design.swapped else signature.a)
     gemm = kind(cutlass.Float32, first, (*design.tile, *tile_k), (*design.cluster, 1), **options)
     gemm.b_transposed = not design.swapped
@@ -352,7 +351,7 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
 
 
 def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
-    """Stand-ins for a signature's tensors; extents and strides are known at run time."""
+    """Builds sample tensors for a signature, with dynamic extents and strides."""
     from cutlass import cute
 
     m, n, k = (cute.sym_int() for _ in range(3))
@@ -376,7 +375,7 @@ def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
         align = role_dtype(signature, role).bits // 8
         if signature.scales is ScaleRecipe.FP32_TENSOR:
             return tensor(role, (1,), (1,), align)
-        # The launcher checks each extent by itself; the runtime checks that one of them is 1.
+        # The launcher checks each extent alone; the runtime checks that one of them is 1.
         shape = (m, cute.sym_int()) if role is Role.SCALE_A else (cute.sym_int(), n)
         return tensor(role, shape, (cute.sym_int64(), 1), align)
 
@@ -396,7 +395,7 @@ def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
 
 
 def cute_type(dtype: DType) -> Any:
-    """The DSL's type; imports the compiler."""
+    """Returns the DSL's type. Imports the compiler."""
     import cutlass
 
     return getattr(cutlass, CUTE_TYPES[dtype])

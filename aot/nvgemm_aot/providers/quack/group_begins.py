@@ -1,4 +1,4 @@
-"""Where groups begin, as quack's library reads it, from where they end, as torch says it."""
+"""Computes group starts for quack's library from torch's group ends."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 @functools.cache
 def begins_of_groups() -> Any:
-    """A class that stands for the library's vector of beginnings, made of ends and an extent.
+    """Returns a class that presents group ends and an extent as the library's vector of starts.
 
-    A beginning is cut to 0 and to the extent that is divided into groups: the rows of A, or its k.
+    A start is clamped to between 0 and the extent that groups divide: A's rows, or its k.
     """
     import cutlass
     from cutlass import Int32, cute
@@ -23,7 +23,7 @@ def begins_of_groups() -> Any:
         return begin
 
     class Begins:
-        """Where groups begin, and behind them where the last one ends, as the library reads it."""
+        """Group starts followed by the last group's end, as the library reads them."""
 
         def __init__(self, ends: Any, extent: Any) -> None:
             self._ends, self._extent = ends, extent
