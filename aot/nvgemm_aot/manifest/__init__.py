@@ -1,5 +1,5 @@
-"""Manifests: the YAML in which a person, or a recording, declares what to build.
+"""Manifests: YAML declarations of GEMMs to build, written by hand or recorded.
 
-May import `targets` and `storage`; not `providers`. Start at `parse`; `schema` says what a file may
-hold, `from_config` makes a manifest of a model's config, and `config_yaml` writes it.
+May import `targets` and `storage`; not `providers`. Start at `parse`. `schema` defines the keys,
+`from_config` makes a manifest from a model's config, and `config_yaml` writes it.
 """

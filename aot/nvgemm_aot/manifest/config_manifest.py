@@ -1,4 +1,4 @@
-"""What a manifest made from a model's config holds, and what it is made for."""
+"""Data classes for manifests made from model configs."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from .models.training import Product, pair_of, sizes_of
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestOptions:
-    """Options of a manifest from a config; each tuple is not empty and has no duplicates.
+    """Options for a manifest from a config; each tuple is nonempty, without duplicates.
 
     Attributes:
-        tokens: Tokens of a forward pass, sorted.
-        inputs: Sequences, images or clips of a forward pass, sorted: for GEMMs whose rows they set.
-        ranks: Numbers of GPUs that tensor parallelism divides the model over.
-        expert_ranks: Numbers of GPUs that experts are divided among as wholes; 1 for none.
-        experts: Libraries whose weights of experts to declare.
-        dtypes: Element types, of 2 bytes each.
-        targets: What to build for.
-        separate, fused: In which forms to declare projections that can be fused.
-        gated: Whether to declare gate_up projections with their gate, too.
-        training: Whether to declare the products of gradients, too.
+        tokens: Tokens per forward pass, sorted.
+        inputs: Sequences, images or clips per forward pass, sorted, for GEMMs whose rows depend on
+            them.
+        ranks: Tensor-parallel GPU counts.
+        expert_ranks: Expert-parallel GPU counts; 1 for none.
+        experts: Libraries whose expert weights to declare.
+        dtypes: Element types, each 2 bytes.
+        targets: Targets to build for.
+        separate, fused: Forms in which to declare fusible projections.
+        gated: True to declare gate_up projections with their gate, too.
+        training: True to declare gradient products, too.
     """
 
     tokens: tuple[int, ...]
@@ -48,20 +49,20 @@ class ManifestOptions:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """Those of the targets, each once."""
+        """Unique target architectures."""
         return tuple(dict.fromkeys(target.arch for target in self.targets))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankGemm:
-    """A GEMM, or the product of one of its gradients, as one of ``ranks`` ranks computes it.
+    """GEMM, or one of its gradient products, on one of ``ranks`` ranks.
 
     Attributes:
-        expert_ranks: Ranks that experts are divided among; 1 for a GEMM of no experts.
-        product: Which of its products.
-        form: In which form a gate is part of it; None if none is.
-        types: Types and scales of a quantized GEMM, or why no kernel computes it; None if it is
-            not quantized.
+        expert_ranks: Ranks that experts are divided among; 1 for a GEMM without experts.
+        product: Forward or gradient product.
+        form: Gate form; None without a gate.
+        types: Types and scales for a quantized GEMM, or the reason why no kernel computes it; None
+            if it is not quantized.
     """
 
     ranks: int
@@ -73,23 +74,23 @@ class RankGemm:
 
     @property
     def pair(self) -> tuple[int, int]:
-        """Its extents that do not depend on tokens, as `pair_of` orders them."""
+        """Extents that do not depend on tokens, ordered as in `pair_of`."""
         return pair_of(self.gemm, self.product)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigEntry:
-    """Products of one kind and signature that see the same numbers of tokens.
+    """Products with the same kind, signature and token counts.
 
     Attributes:
         product: Their kind.
-        routing: How tokens reach the experts; None for a GEMM of no experts.
-        rule: How its rows depend on tokens and inputs, where it has no routing.
-        batch: Matrices of a batched product; 1 for a plain one.
-        signature: Their signature, in the first of the wanted types.
-        rows: Numbers of tokens, sorted without duplicates: of one expert, or of all experts of a
-            grouped GEMM. They are the m, or the k of a product that sums over tokens.
-        uses: By the fixed extents (`RankGemm.pair`): where the model has such a product.
+        routing: Token routing to experts; None for a GEMM without experts.
+        rule: Row count as a function of tokens and inputs, without routing.
+        batch: Matrices in a batched product; 1 for a plain one.
+        signature: Their signature, in the first requested dtype.
+        rows: Sorted unique row counts: for one expert, or for all experts in a grouped GEMM. They
+            are m, or k for a product that sums over tokens.
+        uses: The model's products by fixed extents (`RankGemm.pair`).
     """
 
     product: Product
@@ -102,35 +103,35 @@ class ConfigEntry:
 
     @property
     def groups(self) -> int | None:
-        """How many experts one GEMM computes; None where they are not grouped."""
+        """Number of experts in one grouped GEMM; None if not grouped."""
         if self.routing is None or not self.signature.op.has_groups:
             return None
         return self.routing.experts
 
     @property
     def experts_at_once(self) -> int:
-        """How many experts one call computes; 1 where it is of one, or of none."""
+        """Number of experts in one call; 1 for a single expert or none."""
         if self.routing is not None and self.product.is_gathered:
             return self.routing.experts
         return self.groups or 1
 
     @property
     def expert_ranks(self) -> int:
-        """Ranks among which experts are divided as wholes: the same for all of the entry."""
+        """Ranks that whole experts are divided among, shared by all uses."""
         (use, *_), *_ = self.uses.values()
         return use.expert_ranks
 
     @property
     def sizes(self) -> list[tuple[int, int, int]]:
-        """The m, n and k of every problem."""
+        """Each problem's m, n and k."""
         return [sizes_of(self.product, rows, pair) for rows in self.rows for pair in self.uses]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigManifest:
-    """A manifest made from a config.
+    """Manifest made from a config.
 
-    ``left_out`` are the GEMMs that it cannot declare, each with the reason.
+    ``left_out`` holds undeclarable GEMMs, each with its reason.
     """
 
     name: str
@@ -141,7 +142,7 @@ class ConfigManifest:
 
     @property
     def problems(self) -> int:
-        """Number of problems that it declares."""
+        """Number of declared problems."""
         declared = {
             (entry.signature, entry.groups, entry.batch, sizes)
             for entry in self.entries
@@ -151,12 +152,12 @@ class ConfigManifest:
 
     @property
     def forward_calls(self) -> int:
-        """GEMMs of a forward pass of the model, those of each expert counted."""
+        """Number of GEMMs in a forward pass, counted per expert."""
         return sum(gemm.calls for gemm in share(self.model.projections, 1, fused=False))
 
     @property
     def left_out_calls(self) -> Counter[str]:
-        """By reason: how many of these it does not declare, on the fewest ranks."""
+        """Number of undeclared forward GEMMs by reason, on the fewest ranks."""
         reasons = {
             use.gemm.role: reason
             for use, reason in self.left_out

@@ -1,4 +1,4 @@
-"""Writes a manifest of a model's config as YAML; comments say where each GEMM comes from."""
+"""Writes a model config's manifest as YAML, with comments on each GEMM's origin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WIDTH = 98
 
 
 def manifest_yaml(made: ConfigManifest) -> str:
-    """Write a manifest that `load_manifest` reads."""
+    """Writes a manifest that `load_manifest` reads."""
     entries = _entry_lines(made.entries, made.wanted)
     return "\n".join([*_head_lines(made), "gemms:", *entries, *left_out_lines(made), ""])
 
@@ -123,7 +123,7 @@ def _entry_lines(entries: Iterable[ConfigEntry], wanted: ManifestOptions) -> Ite
 
 
 def _summing_lines(entry: ConfigEntry) -> Iterator[str]:
-    """Products that sum over tokens, each an entry: the schema has no lists of m and n in pairs."""
+    """Writes an entry for each product that sums over tokens: the schema cannot pair m with n."""
     yield f"  # {_entry_comment(entry)}"
     lead = f"op: {entry.signature.op.value}, layout: {entry.signature.layout.value}"
     if entry.groups is not None:
@@ -193,14 +193,14 @@ _GATES = {
 
 
 def _lacks_its_bias(entry: ConfigEntry) -> bool:
-    """Whether it is the product alone of what adds a bias."""
+    """Returns True if only the product is declared, and torch adds the model's bias."""
     if entry.product is not Product.FORWARD or entry.signature.epilogue is not None:
         return False
     return any(use.gemm.biased for uses in entry.uses.values() for use in uses)
 
 
 def _pair_comment(uses: Sequence[RankGemm], entry: ConfigEntry) -> str:
-    """The comment of a pair, e.g. ``tp 1, 2: router x32; tp 4: attention k_proj x32``."""
+    """Builds the comment for a pair, e.g. ``tp 1, 2: router x32; tp 4: attention k_proj x32``."""
     alone = _lacks_its_bias(entry)
     by_ranks: dict[tuple[int, int], list[str]] = {}
     for use in uses:
@@ -223,7 +223,7 @@ def _ranks_text(expert_ranks: int, ranks: Iterable[int]) -> str:
 
 
 def left_out_lines(made: ConfigManifest) -> Iterator[str]:
-    """Comments at the end of a manifest: a line for each GEMM that is left out."""
+    """Builds the closing comments, with a line for each GEMM that is left out."""
     ranks_of: dict[tuple[int, str], list[int]] = {}
     for use, reason in made.left_out:
         gemm = use.gemm
@@ -234,7 +234,7 @@ def left_out_lines(made: ConfigManifest) -> Iterator[str]:
         yield ""
         yield "# Left out, for no kernel can serve it:"
         for (expert_ranks, text), ranks in ranks_of.items():
-            # The same GEMM may have been left out with and without a gate.
+            # The same GEMM may be left out both with and without a gate.
             yield f"#   {_ranks_text(expert_ranks, dict.fromkeys(ranks))}: {text}"
 
 
@@ -247,5 +247,5 @@ def _listed(numbers: Iterable[int]) -> str:
 
 
 def _quoted_if_needed(name: str) -> str:
-    """Write a name so that YAML reads it as text, which ``1.5`` alone is not."""
+    """Quotes a name that YAML would not read as text, such as ``1.5``."""
     return name if yaml.safe_load(name) == name else json.dumps(name)

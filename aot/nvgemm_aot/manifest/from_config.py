@@ -37,14 +37,14 @@ from .schema import NAME_ALLOWED, NAME_PATTERN
 def make_manifest(
     given: Path, wanted: ManifestOptions, *, name: str | None = None
 ) -> ConfigManifest:
-    """Make a manifest from a config.json, or from a model's directory with one.
+    """Makes a manifest from a config.json, or from a model directory that has one.
 
-    Without a name, it gets that of the directory, or of the file.
+    The default name is the directory's, or the file's.
 
     Raises:
-        ManifestError: If the config is wrong, ``wanted`` has ranks that cannot share its heads or
-            experts, a quantized model is to be trained, the name is not allowed, no GEMM can be
-            declared, or there are too many.
+        ManifestError: If the config is invalid, heads or experts do not divide among the ranks in
+            ``wanted``, training is requested for a quantized model, the name is invalid, or the
+            manifest would have no problems or too many.
     """
     path = find_config(given)
     name = _check_name(path, name)
@@ -62,7 +62,7 @@ def make_manifest(
         signature = _gated(use, use.form, wanted) if use.form else _signature(use, wanted)
         reason = gemm.unserved or _why_unserved(use, signature, wanted)
         if reason:
-            if use.product is not Product.GATHERED_FORWARD:  # whose copied rows have the reason
+            if use.product is not Product.GATHERED_FORWARD:  # that of the product with copied rows
                 left_out.append((use, reason))
             continue
         entry = entries.setdefault(
@@ -128,7 +128,7 @@ def _check_expert_ranks(path: Path, model: Model, wanted: ManifestOptions) -> No
 
 
 def _experts_of(projection: Projection) -> int:
-    """Number of experts that a projection has weights of; 0 if it is of none."""
+    """Returns the number of experts whose weights a projection holds, else 0."""
     if not isinstance(projection, ModelGemm):
         return 0
     if projection.routing is not None:
@@ -177,7 +177,7 @@ def _uses(path: Path, model: Model, wanted: ManifestOptions) -> Iterator[RankGem
         for types in types_of(gemm)
         for product in (products_of(gemm) if wanted.training else (Product.FORWARD,))
     )
-    yield from dict.fromkeys(uses)  # some are in several forms, or on as many tp ranks
+    yield from dict.fromkeys(uses)  # some have several forms, or as many tp ranks
     if wanted.gated:
         gated = (
             RankGemm(
@@ -190,7 +190,7 @@ def _uses(path: Path, model: Model, wanted: ManifestOptions) -> Iterator[RankGem
             )
             for ranks, expert_ranks, one in placed
             for gemm in share(one, ranks, fused=True, expert_ranks=expert_ranks)
-            if not gemm.unserved  # that is said without its gate
+            if not gemm.unserved  # else reported without its gate
             for product, form in _gated_products(gemm, wanted)
             for types in types_of(gemm)
             if types is None or product is not Product.GATHERED_FORWARD
@@ -201,10 +201,10 @@ def _uses(path: Path, model: Model, wanted: ManifestOptions) -> Iterator[RankGem
 def _gated_products(
     gemm: ModelGemm, wanted: ManifestOptions
 ) -> Iterator[tuple[Product, GateForm | None]]:
-    """The products of a GEMM that have a gate as part of them; those of training for experts.
+    """Returns a GEMM's products with a gate, those in training only for experts.
 
-    Where kernels gather rows, the product of gates has a form of its own, without one: the gate
-    beside ups reads it.
+    If kernels gather rows, the gate projection has a form without a gate: the up projection reads
+    its result.
     """
     forward = (Product.FORWARD, *([Product.GATHERED_FORWARD] if gathers_rows(gemm) else ()))
     of_experts_in_training = wanted.training and gemm.routing is not None
@@ -213,7 +213,7 @@ def _gated_products(
         yield from itertools.product(forward, forms)
     if gemm.gate_before is not None and of_experts_in_training:
         yield Product.INPUT_GRADIENT, GateForm.GRADIENT
-        if gemm.routing is not None and gemm.routing.sharing == 1:  # where rows get their weights
+        if gemm.routing is not None and gemm.routing.sharing == 1:  # rows get their weights here
             yield Product.INPUT_GRADIENT, GateForm.GRADIENT_SUMS
     if gemm.gate_beside is not None and gemm.routing is not None:
         yield from itertools.product(forward, [GateForm.UPS])
@@ -222,7 +222,7 @@ def _gated_products(
 
 
 def _gated(use: RankGemm, form: GateForm, wanted: ManifestOptions) -> Signature:
-    """The signature of a product with a gate, whether kernels compute it or not."""
+    """Returns the signature with a gate, even if no kernel supports it."""
     gemm, types, dtype = use.gemm, use.types, wanted.dtypes[0]
     assert not isinstance(types, str)
     gate = gemm.gate_before if form.is_gradient else gemm.gated
@@ -251,9 +251,9 @@ _EPILOGUES = {
 
 
 def _signature(use: RankGemm, wanted: ManifestOptions) -> Signature:
-    """The signature to declare for a GEMM: with its bias, and all experts in one, where possible.
+    """Returns the signature to declare, with bias and all experts in one GEMM if possible.
 
-    A product whose bias torch adds gets an fp32 result, so that the sum is rounded once.
+    If torch adds the bias, the product is fp32, so that the sum is rounded once.
     """
     gemm, types, dtype = use.gemm, use.types, wanted.dtypes[0]
     assert not isinstance(types, str)
@@ -344,7 +344,7 @@ def _check_number(path: Path, made: ConfigManifest) -> None:
             for use, reason in made.left_out
         )
         raise ManifestError(f"{path}: none of its GEMMs can be declared:\n{reasons}")
-    # As `load_manifest` counts them: what two entries have is two.
+    # Counts as `load_manifest` does: a problem in two entries counts twice.
     count = sum(len(entry.sizes) for entry in made.entries)
     count *= len(made.wanted.dtypes)
     if count > MAX_PROBLEMS:

@@ -1,4 +1,4 @@
-"""Words the mistakes of a manifest: what was found, what is allowed, what was likely meant."""
+"""Explains manifest mistakes: found and allowed values, and the likely intended one."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ _WORDS = {
         }.items()
     },
 }
-"""By value or key of manifests: what people write instead."""
+"""Other spellings that people write, by manifest value or key."""
 
 _MEANINGS: dict[str, tuple[str, ...]] = {dtype.torch_name: (dtype.value,) for dtype in DType}
 for _meaning, _words in _WORDS.items():
     for _one in _words:
         _MEANINGS[_one] = (*_MEANINGS.get(_one, ()), _meaning)
-"""By what people write, in lower case: the values or keys of manifests that they mean."""
+"""Intended manifest values or keys, by lower-case spelling."""
 
 _SUMS_HELP = "there is no such key: sums are fp32 for floating inputs and int32 for integers"
 _KEY_HELP = {
@@ -75,13 +75,13 @@ _KEY_HELP = {
         ("acc", "accum", "accumulate", "accumulator", "acc_dtype", "accumulator_dtype"), _SUMS_HELP
     ),
 }
-"""By a key that does not exist and means no other: what to do."""
+"""Help for unknown keys that resemble no other."""
 
 _OTHER_ACTIVATIONS = (
     "sigmoid", "tanh", "gelu_erf", "gelu_none", "elu", "selu", "celu", "leaky_relu", "prelu",
     "relu6", "mish", "hardswish", "hardtanh", "softplus",
 )  # fmt: skip
-"""Activations that no kernel applies, though their names resemble those that some kernels do."""
+"""Activations that no kernel applies, although their names resemble supported ones."""
 
 _ADD_HELP = "write 'op: {}' with an epilogue: bias adds a row, add a matrix"
 _SCALED_HELP = "write 'op: mm' with scales"
@@ -100,7 +100,7 @@ _VALUE_HELP = {
         if Role.ADDEND in row.tensors.values() and Role.OFFSETS not in row.tensors.values()
     },
 }
-"""By a value that does not exist: what to write where another value alone is not enough."""
+"""Help for unknown values whose replacement needs more than another value."""
 
 
 def _word(text: str) -> str:
@@ -114,14 +114,14 @@ def _known_meanings(word: str, allowed: Iterable[str]) -> list[str]:
 
 
 def _most_similar(word: str, allowed: Iterable[str]) -> list[str]:
-    """The allowed text that is most like ``word``, unless even that is unlike it."""
+    """Returns the allowed text most similar to ``word``, or nothing if none is close."""
     ratios = {text: difflib.SequenceMatcher(None, word[:40], text.lower()) for text in allowed}
-    nearest = max(ratios, key=lambda text: ratios[text].ratio())  # of equals the first: commonest
+    nearest = max(ratios, key=lambda text: ratios[text].ratio())  # ties: the first
     return [nearest] if ratios[nearest].ratio() >= 0.5 else []
 
 
 def meant_keys(key: str, location: Location) -> list[str]:
-    """The keys that someone who wrote the unknown ``key`` into that mapping likely meant."""
+    """Returns likely intended keys for an unknown ``key`` in the mapping at ``location``."""
     word, allowed = _word(key), allowed_keys(location)
     return (
         [] if word in _KEY_HELP else _known_meanings(word, allowed) or _most_similar(word, allowed)
@@ -134,7 +134,7 @@ def _did_you_mean(texts: Iterable[str]) -> str:
 
 
 def explain_key(key: str, location: Location) -> str:
-    """Word an unknown key."""
+    """Explains an unknown key."""
     if _word(key) in _KEY_HELP:
         hint = f"; {_KEY_HELP[_word(key)]}"
     elif key in (*SIZE_KEYS, "batch", "groups"):
@@ -147,11 +147,11 @@ def explain_key(key: str, location: Location) -> str:
 
 
 _ITEMS = {"nk": "a pair [n, k]", "mnk": "a triple [m, n, k]"}
-"""By key of a list of lists: what is in it."""
+"""Item descriptions for keys that hold lists of lists."""
 
 
 def explain_error(error: ErrorDetails) -> str:
-    """Word one of pydantic's errors."""
+    """Explains a pydantic error."""
     kind, value, location = error["type"], error["input"], error["loc"]
     field = next(step for step in reversed(location) if isinstance(step, str))
     if kind == "extra_forbidden":
@@ -183,7 +183,7 @@ def explain_error(error: ErrorDetails) -> str:
 
 
 def show(value: object) -> str:
-    """A found value, short and as the file spells it."""
+    """Formats a value briefly, as the file spells it."""
     if isinstance(value, Foreign):
         return value.shown
     if isinstance(value, str):
@@ -194,7 +194,7 @@ def show(value: object) -> str:
 
 
 def _value_hint(rule: Rule, value: object) -> str:
-    """The end of a message: the value that was likely meant, or what to write instead."""
+    """Returns a message's ending: the likely intended value, or another hint."""
     if isinstance(value, Foreign) and value.advice:
         return f"; {value.advice}"
     text = value.text if isinstance(value, Foreign) else value
@@ -202,7 +202,7 @@ def _value_hint(rule: Rule, value: object) -> str:
     if rule.schema["type"] == "integer":
         number = _meant_integer(text) if isinstance(text, str) else None
         if rule.accepts(number):
-            # Digits alone are text only in quotes.
+            # Digits need quotes to be text.
             return f"; did you mean {number}{', without quotes' * (value == str(number))}?"
         return help if isinstance(value, dict) or _SEVERAL.fullmatch(str(text).strip()) else ""
     if rule.choices:
@@ -227,7 +227,7 @@ _SEVERAL = re.compile(r"range\b.*|\d+ *(\.\.+|-|:|to) *\d+|\d+([, ]+\d+)+")
 
 
 def _meant_integer(text: str) -> int | None:
-    """Read an integer as other languages, or people, write it."""
+    """Reads an integer in notations from other languages or everyday use."""
     word = re.sub(r"(?<=\d)[_ ,](?=\d{3}(\D|$))", "", text.strip().lower())
     if re.fullmatch(r"0[xob][0-9a-f]{1,16}", word):
         with contextlib.suppress(ValueError):

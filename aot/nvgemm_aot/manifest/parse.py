@@ -1,6 +1,6 @@
-"""Manifests: the YAML in which a person, or a recording, declares what to build.
+"""Parses manifests.
 
-`load_manifest` reads one whole: what it returns is right, and what it raises names every mistake.
+`load_manifest` returns a valid manifest, or raises an error with every mistake.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from .schema import (
 from .source import Mistake, Source, compose, make_source, read_text, report_mistakes
 
 DEFAULT_CANDIDATES = 8
-"""Kernels built for each problem where a manifest does not say."""
+"""Kernels per problem if the manifest has no ``candidates``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """A problem to build for.
+    """Declared problem.
 
-    At most ``candidates`` kernels are built for it. ``count`` is how often it stands in the graphs
-    that were recorded, all entries that declare it added up; what is built does not depend on it.
+    At most ``candidates`` kernels are built for it. ``count`` is how often recorded graphs use it,
+    summed over all entries that declare it; it does not affect the build.
     """
 
     problem: Problem
@@ -48,12 +48,12 @@ class Declared:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a manifest file declares. Two files that say the same in another order load equal.
+    """Parsed manifest file. Files with the same entries in another order are equal.
 
-    Targets and problems are sorted, each once, at least one. A target that is ranked for several
-    GPU products stands there once for each, in the order of the file. The name is lower-case and
-    fit for a distribution's; the description is one line, possibly empty. ``providers`` are the
-    sources of kernels that it names, in its order, each once; if none, the builder's default.
+    Targets and problems are sorted and never empty. Problems are unique; a target appears once for
+    each GPU product that it is ranked for, in file order. The name is lower-case and valid for a
+    distribution; the description is one line, possibly empty. ``providers`` are unique names in
+    file order; if empty, the builder's defaults apply.
     """
 
     name: str
@@ -64,25 +64,25 @@ class Manifest:
 
     @property
     def bundle_targets(self) -> tuple[Target, ...]:
-        """The targets, each once: a build makes a bundle for each."""
+        """Unique targets; a build makes one bundle for each."""
         return tuple(dict.fromkeys(one.target for one in self.targets))
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Read a manifest.
+    """Reads a manifest.
 
     Raises:
-        ManifestError: If the file cannot be read or breaks a rule. The message has one line for
-            each mistake (``file:line:column: place: found; allowed; likely meant``), sorted by
-            position, and ends in their count.
+        ManifestError: If the file cannot be read or breaks a rule. The message has one line per
+            mistake (``file:line:column: place: found; allowed; likely meant``), sorted by position,
+            and ends with their count.
     """
     return parse_manifest(path, read_text(path))
 
 
 def parse_manifest(path: Path, text: str) -> Manifest:
-    """As `load_manifest`, of a text that was read already; ``path`` is for messages."""
+    """Parses manifest text as `load_manifest` does; ``path`` is for messages."""
     entry, signatures = _read_entry(path, text)
-    # Entries of one target that agree merge, and others were refused.
+    # Equal entries for one target merge; validation has refused others.
     targets = {resolved[0].target: resolved for resolved in map(_targets_of, entry.targets)}
     return Manifest(
         name=entry.name,
@@ -103,15 +103,15 @@ def _targets_of(entry: TargetEntry) -> tuple[BuildTarget, ...]:
 
 
 def _read_entry(path: Path, text: str) -> tuple[ManifestEntry, list[list[Signature]]]:
-    """Check a manifest; returns it, and the signatures of each of its gemms."""
+    """Validates a manifest; returns it with each gemm entry's signatures."""
     source = make_source(path, compose(path, text))
     excess = find_excess(source)
-    if excess is not None:  # reported before any problem is looked at
+    if excess is not None:  # reported before any problem is checked
         report_mistakes(path, [excess])
     source, misspelt = _correct_keys(source)
     version = source.data.get("version")
     if type(version) is int and version != VERSION:
-        # Under another version's rules the rest may well be right.
+        # Another version may have other rules.
         text = f"found {version}; allowed: {VERSION}; this nvgemm-aot reads no other version"
         wrong = source.mistake(("version",), text)
         report_mistakes(path, [*source.mistakes, wrong])
@@ -127,7 +127,7 @@ def _read_entry(path: Path, text: str) -> tuple[ManifestEntry, list[list[Signatu
 
 
 def _correct_keys(source: Source) -> tuple[Source, list[Mistake]]:
-    """Read a misspelt top-level key as the one that it means, so that its value is checked too."""
+    """Renames misspelt top-level keys to the intended ones, so that values are checked too."""
     mistakes = []
     for key in source.data.keys() - {*allowed_keys(()), *SharedEntry.model_fields}:
         meant = [one for one in meant_keys(key, ()) if one not in source.data]
@@ -167,7 +167,7 @@ def _declare(
         for problem in _problems_of(gemm, its_signatures):
             most[problem] = max(candidates, most.get(problem, 0))
             counts[problem] += gemm.count or 1
-    # Problem's own order, with its key made once a problem instead of once a comparison.
+    # Problem's own order, but with one key computation per problem instead of per comparison.
     ordered = sorted(most, key=lambda p: (p.signature.key, p.n, p.k, p.batch * p.groups, p.m))
     return tuple(
         Declared(problem=problem, candidates=most[problem], count=counts[problem])

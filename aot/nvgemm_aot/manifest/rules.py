@@ -1,6 +1,6 @@
-"""Rules of a manifest between values: which must come together, and which may not.
+"""Checks rules between manifest values: required and forbidden combinations.
 
-`nvgemm_runtime.gemm.support` knows which signatures have kernels; here a mistake gets its place in
+`nvgemm_runtime.gemm.support` knows which signatures have kernels; this module locates mistakes in
 the file.
 """
 
@@ -38,11 +38,11 @@ from .schema import (
 from .source import Location, Mistake, Source
 
 MAX_PROBLEMS = 100_000
-"""Most problems of one manifest, counted before duplicates merge."""
+"""Largest number of problems in a manifest, before duplicates merge."""
 
 
 def find_target_mistakes(source: Source) -> Iterator[Mistake]:
-    """Find devices that do not fit their target, and targets with several entries that differ."""
+    """Finds devices that do not fit their target, and conflicting entries for one target."""
     first: dict[Target, tuple[int, list[str]]] = {}
     for index, entry in enumerate(_entries(source, "targets")):
         fields = entry if isinstance(entry, dict) else {"arch": entry}
@@ -64,7 +64,7 @@ def find_target_mistakes(source: Source) -> Iterator[Mistake]:
         is_list = devices is None or (devices == named and devices)
         if any(value not in values for value, values in known) or not is_list:
             continue  # the schema refuses it
-        assert isinstance(arch, str)  # of `ARCHITECTURES`
+        assert isinstance(arch, str)  # from `ARCHITECTURES`
         twice = next((place for place, one in enumerate(named) if one in named[:place]), None)
         if twice is not None:
             text = f"found {named[twice]!r} again; allowed: each device once; remove it"
@@ -93,18 +93,18 @@ def _devices_text(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Values:
-    """The values of a key that count for a gemm, and where they stand in the file."""
+    """A gemm key's effective values and their location in the file."""
 
     location: Location
     given: tuple[Any, ...]
 
 
 class GemmRules:
-    """Checks each entry of ``gemms``, and expands it into signatures while doing so.
+    """Checks each ``gemms`` entry and expands it into signatures.
 
     Attributes:
-        signatures: By index of the entry, the product of its lists, as far as their values exist.
-        mistakes: What contradicts the rules.
+        signatures: By entry index, all combinations of the lists' known values.
+        mistakes: Broken rules.
     """
 
     def __init__(self, source: Source) -> None:
@@ -123,7 +123,7 @@ class GemmRules:
             values = {key: self._values(key, gemm, location) for key in _CHOICES}
             signatures = list(_expand_signatures(values))
             self.signatures.append(signatures)
-            # A misspelt key has a mistake already: the key that it means is not also missing.
+            # A misspelt key already has a mistake, so its intended key is not reported as missing.
             self._check_keys(gemm, location, _misspelt(gemm, location) | misspelt_defaults)
             self._check_extents(gemm, location, values["dtype"].given, values["epilogue"].given)
             for signature in dict.fromkeys(signatures):
@@ -168,7 +168,7 @@ class GemmRules:
         dtypes: tuple[Any, ...],
         epilogues: tuple[Any, ...],
     ) -> None:
-        """Find a k that ends within an element of a packed type, and an odd n with a gate."""
+        """Finds a k that splits a packed type's element, and an odd n with a gate."""
         packed = [one for one in map(DType, INPUT_DTYPES) if one.packed > 1 and one.value in dtypes]
         paired = [
             one
@@ -190,10 +190,10 @@ class GemmRules:
     def _blame(
         self, signature: Signature, reason: str, values: Mapping[str, _Values], location: Location
     ) -> None:
-        """Place an unsupported signature at the first key of which another value makes it right.
+        """Reports an unsupported signature at the first key that could be changed to fix it.
 
-        If several are wrong, the reason is the first of them: of the types together if it does not
-        hold for a B of A's type, else of A's.
+        If no single key fixes it, ``dtype`` is blamed if the reason also holds for equal types,
+        else ``dtype_b``.
         """
         for key, choices in _CHOICES.items():
             field = _field(signature, key)
@@ -216,7 +216,7 @@ class GemmRules:
 
 
 def _field(signature: Signature, key: str) -> str:
-    """The field of a signature that a key of a gemm gives."""
+    """Returns the signature field that a gemm key sets."""
     if key == "dtype":
         return "b" if signature.op is Op.GATHERED_MM else "a"
     return "b" if key == "dtype_b" else key
@@ -231,14 +231,14 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "op": tuple(Op),
     "dtype": (),
 }
-"""By key of a gemm that shapes its signature: the values that the signature's field may have. The
-dtype of A is blamed last, for whatever no other key makes right."""
+"""Possible field values for each gemm key that shapes the signature. A's dtype comes last, because
+it is blamed if no other key helps."""
 
 _COUNTS = {
     "batch": ("matrices", Op.BMM.value),
     "groups": ("groups", *(op.value for op in Op if op.has_groups)),
 }
-"""By key of a number: what it counts, and the operations that have it."""
+"""Counted items and permitted operations for each count key."""
 
 
 def _entries(source: Source, key: str) -> list[Any]:
@@ -247,7 +247,7 @@ def _entries(source: Source, key: str) -> list[Any]:
 
 
 def _extents(gemm: Mapping[str, Any], axis: str) -> Iterator[tuple[Location, Any]]:
-    """The values that an entry gives one of n and k, and where."""
+    """Yields an entry's values for n or k, with their locations."""
     for index, extent in enumerate(_as_list(gemm.get(axis, []))):
         yield (axis, index), extent
     for key in ("nk", "mnk"):
@@ -265,7 +265,7 @@ def _spelling(choice: enum.Enum | None) -> str:
 
 
 def _expand_signatures(values: Mapping[str, _Values]) -> Iterator[Signature]:
-    """The product of an entry's lists, without the values that do not exist."""
+    """Expands an entry's lists into signatures, without unknown values."""
 
     def known(key: str, allowed: tuple[str, ...], usual: str = NONE) -> list[str]:
         return [value for value in values[key].given or (usual,) if value in allowed]
@@ -310,10 +310,10 @@ def _explain_sizes(given: tuple[str, ...]) -> str:
 
 
 def find_excess(source: Source) -> Mistake | None:
-    """Find the entry with which a manifest declares more than `MAX_PROBLEMS`.
+    """Finds the entry that takes a manifest over `MAX_PROBLEMS`.
 
-    The lengths of lists tell, before anything of them is checked: a file of a hundred thousand
-    entries takes a minute to check, and as long again to say what is wrong with each.
+    Counts list lengths before any checks: checking a hundred thousand entries takes a minute, and
+    wording their mistakes another.
     """
     defaults = source.data.get("defaults")
     shared = defaults if isinstance(defaults, dict) else {}

@@ -1,7 +1,7 @@
-"""The keys and values of a manifest file, as pydantic models.
+"""Pydantic models for manifest files.
 
-The models check each value alone; `rules` checks values against each other. A field that was left
-out is empty or zero in its model, which no given value can be.
+The models check values alone; `rules` checks combinations. A missing field is empty or zero in its
+model, which no value in a file can be.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..targets.profile import profile_names
 from .source import Location
 
 VERSION = 1
-"""The version of the manifest format that this package reads."""
+"""Manifest format version that this package reads."""
 
 MAX_CANDIDATES = 256
 
@@ -35,7 +35,7 @@ INPUT_DTYPES = tuple(dtype.value for dtype in OUTS)
 OUT_DTYPES = tuple(d.value for d in DType if any(d in outs for outs in OUTS.values()))
 
 NONE = "none"
-"""No scales, or no epilogue, where a list or the defaults name some."""
+"""Spelling for no scales, or no epilogue, in lists or to override defaults."""
 SCALES = (NONE, *(recipe.value for recipe in ScaleRecipe))
 EPILOGUES = (NONE, *(epilogue.value for epilogue in Epilogue))
 
@@ -44,14 +44,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rule:
-    """A check of one scalar, as pydantic metadata.
+    """Check for one scalar, as pydantic metadata.
 
     Attributes:
-        allowed: What is allowed, for messages.
-        accepts: Whether a value keeps the rule.
-        choices: All allowed texts, where they can be listed.
-        help: What to write, for a value that is like nothing allowed; possibly empty.
-        schema: The same as JSON Schema.
+        allowed: Description of allowed values, for messages.
+        accepts: Predicate for allowed values.
+        choices: All allowed texts, if they can be listed.
+        help: Hint for a value unlike any allowed one; possibly empty.
+        schema: The rule as JSON Schema.
     """
 
     allowed: str
@@ -107,10 +107,10 @@ def _text(allowed: str, pattern: str = r"[\s\S]+", help: str = "") -> Rule:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Shorthand:
-    """Lets a short form of a value stand for the whole, as pydantic metadata.
+    """Short form for a value, as pydantic metadata.
 
-    ``expand`` returns any value that is no short form as it is; ``schema`` makes the JSON Schema of
-    the short form from the value's.
+    ``expand`` converts the short form and returns other values unchanged; ``schema`` derives the
+    short form's JSON Schema from the full one.
     """
 
     expand: Callable[[Any], Any]
@@ -160,7 +160,7 @@ class _Entry(BaseModel):
 
 
 class TargetEntry(_Entry):
-    """What kernels are compiled for, and the GPU products that they are ranked for."""
+    """GPU architecture to compile for, with the GPU products to rank for."""
 
     arch: Annotated[str, _one_of(ARCHITECTURES)] = Field(description="GPU architecture.")
     device: Annotated[str, _one_of(profile_names())] = Field(
@@ -185,7 +185,7 @@ class TargetEntry(_Entry):
 
 
 class SharedEntry(_Entry):
-    """What gemms have in common; an entry of `gemms` overrides it."""
+    """Keys that gemms share; an entry in `gemms` overrides them."""
 
     op: Annotated[str, _one_of(op.value for op in Op)] = Field(
         default_factory=str, description="Operation, by torch's name; mm if left out."
@@ -234,7 +234,7 @@ def _only_with(way: tuple[str, ...]) -> dict[str, Any]:
 
 
 class GemmEntry(SharedEntry):
-    """One GEMM, or the product of all of its lists."""
+    """One GEMM, or all combinations of its lists."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [_only_with(w) for w in SIZE_WAYS]})
 
@@ -302,10 +302,10 @@ class ManifestEntry(_Entry):
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a manifest, for editors.
+    """Returns a manifest's JSON Schema (draft 2020-12) for editors.
 
-    It accepts every manifest that `load_manifest` accepts. Rules between entries, such as a dtype
-    given neither in a gemm nor in the defaults, are beyond it.
+    It accepts every manifest that `load_manifest` accepts. It does not cover rules between entries,
+    such as a dtype missing from both gemm and defaults.
     """
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -314,7 +314,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def allowed_keys(location: Location) -> tuple[str, ...]:
-    """List the keys that the mapping at a location may have."""
+    """Lists allowed keys for the mapping at a location."""
     models: dict[str | int, type[_Entry]] = {
         "targets": TargetEntry,
         "defaults": SharedEntry,

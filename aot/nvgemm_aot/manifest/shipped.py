@@ -1,4 +1,4 @@
-"""Manifests that come with this package, by name."""
+"""Finds manifests that ship with this package."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from nvgemm_runtime.errors import ManifestError
 
 
 def find_manifest(given: Path) -> Path:
-    """Resolve what a user named: a file, or a manifest that comes with this package.
+    """Resolves a user's argument: a file, or a shipped manifest's name.
 
-    What is a path, and no name alone, is returned whether or not there is such a file.
+    Returns an argument with a directory part unchanged, even if no such file exists.
 
     Raises:
-        ManifestError: If there is neither a file nor a manifest of a name.
+        ManifestError: If neither a file nor a shipped manifest has that name.
     """
     if given.exists() or given.parent != Path():
         return given

@@ -1,7 +1,7 @@
-"""Reads YAML as plain data that remembers the line and column of each value.
+"""Reads YAML as plain data with line and column for each value.
 
-PyYAML's own construction would silently keep the last of two equal keys, read ``010`` as eight and
-``1:30`` as ninety, and forget every position. Only its parser is used here.
+PyYAML's constructor would silently keep the last of two equal keys, read ``010`` as eight and
+``1:30`` as ninety, and drop positions. So only its parser is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nvgemm_runtime.errors import ManifestError, count_text
 from ..storage.files import IrregularFileError, read_start
 
 MAX_FILE_BYTES = 4 << 20
-"""Longest file that is read."""
+"""Largest file size."""
 
 MAX_DEPTH = 32
 """Deepest nesting; a manifest needs five levels."""
@@ -31,7 +31,7 @@ _TOO_DEEP = f"found far more than {MAX_DEPTH} levels of nesting; write the value
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Mistake:
-    """One thing wrong with a file; line and column count from 1."""
+    """Mistake in a file; line and column count from 1."""
 
     line: int
     column: int
@@ -39,17 +39,17 @@ class Mistake:
 
 
 def mistake_at(mark: yaml.Mark, text: str) -> Mistake:
-    """Make a mistake of a text at a mark, whose line and column count from 0."""
+    """Creates a mistake at a mark, whose line and column count from 0."""
     return Mistake(line=mark.line + 1, column=mark.column + 1, text=text)
 
 
 def _mistake_after(before: str, text: str) -> Mistake:
-    """Make a mistake of a text at the end of what stands before it."""
+    """Creates a mistake just after the text ``before``."""
     return Mistake(line=before.count("\n") + 1, column=len(before) - before.rfind("\n"), text=text)
 
 
 def report_mistakes(path: Path, mistakes: Iterable[Mistake]) -> NoReturn:
-    """Raise every mistake at once, a line each, by position, and their count.
+    """Raises all mistakes at once, one per line, sorted by position, with their count.
 
     Raises:
         ManifestError: Always.
@@ -61,17 +61,17 @@ def report_mistakes(path: Path, mistakes: Iterable[Mistake]) -> NoReturn:
 
 
 def fail(path: Path, mark: yaml.Mark, text: str) -> NoReturn:
-    """Raise one mistake as `report_mistakes` does."""
+    """Raises one mistake in the format of `report_mistakes`."""
     report_mistakes(path, [mistake_at(mark, text)])
 
 
 def read_bytes(path: Path, *, if_absent: str, if_too_long: str) -> bytes:
-    """Read a file of at most `MAX_FILE_BYTES`.
+    """Reads a file with at most `MAX_FILE_BYTES`.
 
-    ``if_absent`` and ``if_too_long`` say what to do then.
+    ``if_absent`` and ``if_too_long`` are the next steps in messages.
 
     Raises:
-        ManifestError: If it cannot be read or is too long.
+        ManifestError: If the file cannot be read or is too long.
     """
     try:
         data = read_start(path, MAX_FILE_BYTES + 1)
@@ -92,10 +92,10 @@ def read_bytes(path: Path, *, if_absent: str, if_too_long: str) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Read a file.
+    """Reads a text file.
 
     Raises:
-        ManifestError: If it cannot be read, is too long or not UTF-8.
+        ManifestError: If it cannot be read, is too long, or is not UTF-8.
     """
     data = read_bytes(
         path, if_absent="check the path", if_too_long="split it into several manifests"
@@ -108,13 +108,13 @@ def read_text(path: Path) -> str:
 
 
 def _make_loader(text: str) -> Any:
-    """Libyaml's parser, several times faster than PyYAML's, which is used where it is missing."""
+    """Creates libyaml's parser, which is several times faster than PyYAML's, or else PyYAML's."""
     if not yaml.__with_libyaml__:
         return yaml.SafeLoader(text)
     from yaml._yaml import CParser
     from yaml.resolver import Resolver
 
-    # libyaml's events only: its own composer recurses in C, without a limit.
+    # Only libyaml's events: its own composer recurses in C, without a limit.
     class FastLoader(Composer, CParser, Resolver):
         def __init__(self, text: str) -> None:
             CParser.__init__(self, text)
@@ -125,10 +125,10 @@ def _make_loader(text: str) -> Any:
 
 
 def compose(path: Path, text: str) -> yaml.Node | None:
-    """Parse YAML; None if there is no document.
+    """Parses YAML; returns None if there is no document.
 
     Raises:
-        ManifestError: If the text is not one YAML document, or nested too deeply.
+        ManifestError: If the text is not one YAML document, or is nested too deeply.
     """
     foreign = Reader.NON_PRINTABLE.search(text)
     if foreign is not None:
@@ -139,7 +139,7 @@ def compose(path: Path, text: str) -> yaml.Node | None:
         node: yaml.Node | None = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        assert mark is not None  # every error of a parser has one
+        assert mark is not None  # every parser error has one
         if error.problem == "but found another document":
             fail(path, mark, "found a second YAML document; allowed: one a file")
         rest = "".join(text.split("\n")[mark.line : mark.line + 1])[mark.column :]
@@ -148,10 +148,10 @@ def compose(path: Path, text: str) -> yaml.Node | None:
             fail(path, mark, _TOO_DEEP)
         context = f"{error.context}, " if error.context else ""
         fail(path, mark, f"not valid YAML: {context}{error.problem}{advice}")
-    except RecursionError:  # what PyYAML and older libyaml do instead
+    except RecursionError:  # PyYAML and older libyaml recurse instead
         report_mistakes(path, [Mistake(line=1, column=1, text=_TOO_DEEP)])
     except (ValueError, OverflowError) as error:
-        # PyYAML lets these through from escapes like "\UFFFFFFFF" and from huge version numbers.
+        # PyYAML does not catch these, from escapes like "\UFFFFFFFF" and huge version numbers.
         report_mistakes(path, [Mistake(line=1, column=1, text=f"not valid YAML: {error}")])
     finally:
         loader.dispose()
@@ -159,10 +159,10 @@ def compose(path: Path, text: str) -> yaml.Node | None:
 
 
 MAX_VALUES = 1_000_000
-"""Most values after aliases are expanded: a few nested aliases can stand for billions."""
+"""Largest number of values after alias expansion: nested aliases can expand to billions."""
 
 MAX_DIGITS = 20
-"""Longest integer that is converted: Python refuses to convert, or show, those of thousands."""
+"""Longest integer to convert: Python refuses to convert or print thousands of digits."""
 
 Location = tuple[str | int, ...]
 """Keys and indices from the top level down to a value."""
@@ -183,12 +183,12 @@ _REMOVE_TAG = "remove the tag"
 
 @dataclass(frozen=True, kw_only=True)
 class Foreign:
-    """A value of a YAML type that has no use here.
+    """Value with a YAML type that manifests do not use.
 
     Attributes:
-        kind: What it is.
-        text: How the file spells it.
-        advice: What to do about it, whatever should stand there; possibly empty.
+        kind: Type name.
+        text: Spelling in the file.
+        advice: Next step, whatever the allowed values; possibly empty.
     """
 
     kind: str
@@ -197,7 +197,7 @@ class Foreign:
 
     @property
     def shown(self) -> str:
-        """The spelling, short and on one line, and the kind where that says more."""
+        """Spelling, short and on one line, with the kind if that adds information."""
         if not self.text:
             return "nothing"
         text = self.text if len(self.text) <= 40 else f"{self.text[:37]}..."
@@ -207,13 +207,13 @@ class Foreign:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A parsed file.
+    """Parsed file.
 
     Attributes:
-        root: Its top-level YAML node.
-        data: Its values: str, int, list, dict with text keys, and `Foreign` for anything else.
-        entries: By the id of a mapping node: its entries' nodes, by key.
-        mistakes: What was wrong already on the level of YAML; such parts are not in ``data``.
+        root: Top-level YAML node.
+        data: Values: str, int, list, dict with text keys, and `Foreign` for anything else.
+        entries: Mapping entries' nodes by key, by the mapping node's id.
+        mistakes: YAML-level mistakes; ``data`` lacks those parts.
     """
 
     root: yaml.MappingNode
@@ -222,9 +222,9 @@ class Source:
     mistakes: tuple[Mistake, ...]
 
     def mistake(self, location: Location, text: str, *, at_key: bool = False) -> Mistake:
-        """Place a mistake at a value, or at its key.
+        """Creates a mistake at a value, or at its key.
 
-        A location below a scalar counts as the scalar's: checks treat ``m: 16`` as ``m: [16]``.
+        A location below a scalar is the scalar's: checks treat ``m: 16`` as ``m: [16]``.
         """
         node: yaml.Node = self.root
         mark = node.start_mark
@@ -236,19 +236,19 @@ class Source:
             key, node = found
             mark = key.start_mark if at_key and len(known) == len(location) - 1 else node.start_mark
             known.append(step)
-        # The key of a mistake at a key is in the text already.
+        # For a mistake at a key, the text already names the key.
         shown = location[:-1] if at_key else tuple(known)
         return mistake_at(mark, f"{render_location(shown)}: {text}")
 
     def rename(self, old: str, new: str) -> Source:
-        """Read what stands under a top-level key as if it stood under another, unused one."""
+        """Returns a copy with a top-level key renamed to an unused one."""
         data = {new if key == old else key: value for key, value in self.data.items()}
         nodes = self.entries[id(self.root)]
         renamed = {new if key == old else key: found for key, found in nodes.items()}
         return replace(self, data=data, entries={**self.entries, id(self.root): renamed})
 
     def _child(self, node: yaml.Node, step: str | int) -> tuple[yaml.Node, yaml.Node] | None:
-        """Find the node at a key or an index, after the node that names it."""
+        """Returns the naming node and the child node at a key or an index."""
         if isinstance(step, str):
             return self.entries.get(id(node), {}).get(step)
         if isinstance(node, yaml.SequenceNode) and step < len(node.value):
@@ -257,16 +257,16 @@ class Source:
 
 
 def render_location(location: Location) -> str:
-    """Write a location as people do, e.g. ``gemms[3].layout[0]``."""
+    """Formats a location for messages, e.g. ``gemms[3].layout[0]``."""
     parts = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
     return "".join(parts).removeprefix(".") or "top level"
 
 
 def make_source(path: Path, root: yaml.Node | None) -> Source:
-    """Turn the nodes of a YAML file, whose top level must be a mapping, into data.
+    """Converts YAML nodes, whose top level must be a mapping, into data.
 
     Raises:
-        ManifestError: If there is nothing, another top level, or too much through aliases.
+        ManifestError: If the file is empty, has another top level, or aliases expand too far.
     """
     if root is None or (isinstance(root, yaml.ScalarNode) and root.value == ""):
         raise ManifestError(
@@ -290,7 +290,7 @@ def make_source(path: Path, root: yaml.Node | None) -> Source:
 
 
 class _Converter:
-    """Turns nodes into data, collecting what a mapping may not hold."""
+    """Converts nodes into data and collects mapping mistakes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -306,8 +306,8 @@ class _Converter:
                 "allowed: at most that; use fewer aliases or split the file"
             )
             fail(self.path, node.start_mark, text)
-        # An alias inside what it stands for has no end; one that only nests too deep is refused
-        # with it, since neither can be a manifest.
+        # A recursive alias never ends. One that only nests too deep is refused as well; neither can
+        # be a manifest.
         if depth > MAX_DEPTH:
             fail(
                 self.path,

@@ -1,5 +1,5 @@
-"""Finds which GEMMs a program needs, and which of them bundles serve.
+"""Finds a program's GEMMs and checks which ones bundles serve.
 
-May import `build` and what is below it; not `jit`, `tuning` or `cli`. Start at `record`, which
-runs a command and keeps its GEMMs, and `coverage`, which compares them with bundles.
+May import `build` and lower rooms; not `jit`, `tuning` or `cli`. Start at `record`, which runs a
+command and records its GEMMs, and `coverage`, which compares them with bundles.
 """

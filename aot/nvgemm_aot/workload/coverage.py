@@ -1,7 +1,7 @@
-"""Which GEMMs of a manifest bundles serve on each target's GPU, and why they miss the others.
+"""Matches a manifest's GEMMs with bundles on each target's GPU, with reasons for misses.
 
-A pure function of a manifest and bundles: the runtime's own matching decides, asked as
-torch.compile would ask it on that GPU, whatever machine this runs on.
+A pure function of manifest and bundles: it runs the runtime's own matching as torch.compile would
+on that GPU, whatever machine it runs on.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from ..targets import BuildTarget
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a GEMM."""
+    """GEMM sizes."""
 
     m: int
     n: int
@@ -64,10 +64,10 @@ class Sizes:
 
 
 def call_of(problem: Problem) -> AtenGemm:
-    """The ATen call that a problem declares, on contiguous tensors.
+    """Returns the ATen call that a problem declares, on contiguous tensors.
 
-    Tensors are aligned to `ALIGNMENT_BYTES`; swizzled scales to `SWIZZLED_ALIGNMENT_BYTES`, as
-    every kernel needs them.
+    Tensors are aligned to `ALIGNMENT_BYTES`; swizzled scales to `SWIZZLED_ALIGNMENT_BYTES`, which
+    every kernel requires.
     """
     served = problem.signature
     tensors = {role: _operand(problem, role) for role in roles(served)}
@@ -81,7 +81,7 @@ def call_of(problem: Problem) -> AtenGemm:
 
 
 def readings(gemm: AtenGemm) -> tuple[Request, ...]:
-    """The requests that matching gets for a call, best aligned first; see `operands.requests`.
+    """Returns a call's requests for matching, best aligned first; see `operands.requests`.
 
     There may be several: a single row or column has either layout, and a row added to a single row
     may count as a matrix.
@@ -113,7 +113,7 @@ def _strides(served: Signature, role: Role, shape: tuple[int, ...]) -> tuple[int
 
 
 class Status(str, enum.Enum):
-    """Whether and how a GEMM is served."""
+    """Coverage status for a GEMM."""
 
     DECLARED = "declared"
     SIGNATURE = "signature"
@@ -121,11 +121,11 @@ class Status(str, enum.Enum):
 
 
 SERVED = frozenset({Status.DECLARED, Status.SIGNATURE})
-"""Statuses that count as covered, unless only declared problems shall."""
+"""Statuses that count as covered, unless the user asks for declared problems only."""
 
 
 class Weight(str, enum.Enum):
-    """The unit of percentages: distinct GEMMs, how often they were recorded, or their FLOPs."""
+    """Unit for percentages: distinct GEMMs, recorded calls, or FLOPs."""
 
     PROBLEMS = "problems"
     COUNT = "count"
@@ -134,17 +134,17 @@ class Weight(str, enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class GemmCoverage:
-    """A recorded GEMM and how it is served on one target.
+    """Recorded GEMM with its coverage on one target.
 
     Attributes:
-        gemm: Its problem's key, or a text where no manifest can declare it.
-        problem: Its problem; None where no manifest can declare it.
-        sizes: Its sizes; None where that text does not tell them.
-        count: How often it was recorded.
-        ranked_as: The problem whose ranking is used; None for a miss.
-        bundle: Name of the bundle that its best kernel is in; None for a miss.
-        reasons: Why it is a miss, beside what `TargetCoverage.refusals` says of all.
-        is_split: Whether kernels compute the product alone, into fp32, and torch.compile adds.
+        gemm: Problem key, or a text if no manifest can declare it.
+        problem: Problem; None if no manifest can declare it.
+        sizes: Sizes; None if the text does not contain them.
+        count: Number of recorded calls.
+        ranked_as: Problem whose ranking is used; None for a miss.
+        bundle: Bundle with the best kernel; None for a miss.
+        reasons: Reasons for a miss, besides `TargetCoverage.refusals`.
+        is_split: True if kernels compute only the product, into fp32, and torch.compile adds.
     """
 
     gemm: str
@@ -159,7 +159,7 @@ class GemmCoverage:
     is_split: bool = False
 
     def weight(self, by: Weight) -> int:
-        """Its share of a total in the unit ``by``; a GEMM of unknown sizes has 0 FLOPs."""
+        """Returns its share of a total in the unit ``by``; unknown sizes count 0 FLOPs."""
         if by is Weight.PROBLEMS:
             return 1
         if by is Weight.COUNT:
@@ -168,7 +168,7 @@ class GemmCoverage:
 
 
 def read_undeclarable(text: str) -> tuple[GemmCoverage, ...]:
-    """Read what no manifest can declare from a recording's comments; other manifests have none."""
+    """Reads undeclarable GEMMs from a recording's comments; other manifests have none."""
     missed = []
     for line, count in read_others(text).items():
         gemm, _, reason = line.partition(": ")
@@ -187,14 +187,14 @@ def read_undeclarable(text: str) -> tuple[GemmCoverage, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetCoverage:
-    """What bundles serve on the GPU of one target.
+    """Bundle coverage on one target's GPU.
 
     Attributes:
-        runtime_library: Assumed version of the library that kernels call: the newest that a bundle
-            for this GPU was built with.
-        bundles: Names of the bundles that this GPU can use, preferred first.
-        refusals: Why it cannot use other bundles, or kernels of them.
-        gemms: Every recorded GEMM: the manifest's in its order, then those it cannot declare.
+        runtime_library: Assumed version of the library that kernels call: the newest among bundle
+            toolchains for this GPU.
+        bundles: Names of usable bundles, preferred first.
+        refusals: Reasons why other bundles, or their kernels, are unusable.
+        gemms: Recorded GEMMs: the manifest's in order, then undeclarable ones.
     """
 
     target: BuildTarget
@@ -204,15 +204,15 @@ class TargetCoverage:
     gemms: tuple[GemmCoverage, ...]
 
     def weight(self, by: Weight, statuses: Collection[Status] = frozenset(Status)) -> int:
-        """Total of the GEMMs that have one of some statuses."""
+        """Returns the total weight of the GEMMs with given statuses."""
         return sum(gemm.weight(by) for gemm in self.gemms if gemm.status in statuses)
 
     def percent(self, by: Weight, statuses: Collection[Status]) -> Fraction:
-        """Share of the GEMMs that have one of some statuses: exact, 0 to 100."""
+        """Returns the percentage of the GEMMs with given statuses: exact, 0 to 100."""
         return Fraction(100 * self.weight(by, statuses), self.weight(by))
 
     def heaviest(self, by: Weight, statuses: Collection[Status]) -> list[GemmCoverage]:
-        """The GEMMs that have one of some statuses, by weight and then by FLOPs, most first."""
+        """Returns the GEMMs with given statuses, by decreasing weight and FLOPs."""
         chosen = [gemm for gemm in self.gemms if gemm.status in statuses]
         return sorted(chosen, key=lambda gemm: (-gemm.weight(by), -gemm.weight(Weight.FLOPS)))
 
@@ -224,12 +224,12 @@ def cover(
     unusable: Sequence[str] = (),
     undeclarable: Sequence[GemmCoverage] = (),
 ) -> tuple[TargetCoverage, ...]:
-    """Find, for each target of a manifest, which of its GEMMs bundles serve.
+    """Finds the GEMMs that bundles serve, for each target in a manifest.
 
     Args:
-        manifest: Recorded or written by hand.
-        bundles: Bundles that the process would have.
-        unusable: Why further bundles could not be opened.
+        manifest: Recorded or hand-written manifest.
+        bundles: Bundles available to the process.
+        unusable: Reasons why further bundles could not be opened.
         undeclarable: Recorded GEMMs that the manifest cannot declare, all missed.
     """
     views = newest_compiler_first(bundles)
@@ -252,7 +252,7 @@ def cover(
 
 
 def gpu_facts(target: BuildTarget, bundles: Iterable[BundleView]) -> DeviceFacts:
-    """Facts of a target's GPU, with the library version of the newest bundle that it can use."""
+    """Returns facts about a target's GPU, with the newest usable bundle's library version."""
     library = RuntimeLibrary(
         path=Path(RUNTIME_LIBRARY), cuda=target.target.cuda, version=UNKNOWN_VERSION
     )
@@ -294,11 +294,11 @@ def _cover_gemm(index: Index, declared: Declared) -> GemmCoverage:
     reasons = [reason for reason in found.reasons if reason not in index.refusals]
     product = product_of_sum(call)
     if product is not None:
-        # As `nvgemm_runtime.inductor.offers` splits a sum.
+        # Mirrors how `nvgemm_runtime.inductor.offers` splits a sum.
         request, split = first_served(index.match, readings(product))
         if isinstance(split, Match):
             served = _served(missed, split)
-            # Even if the product is declared, the sum itself is not.
+            # Even if the product is declared, the sum is not.
             return replace(served, status=Status.SIGNATURE, is_split=True)
         reasons += [
             f"for the product alone, {request.problem.key}: {reason}"

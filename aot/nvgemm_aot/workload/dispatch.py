@@ -25,16 +25,16 @@ from nvgemm_runtime.recording.declarable import declarable, declarable_for
 
 
 class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
-    """Counts every product of matrices that is called while the mode is active.
+    """Counts every matrix product called while the mode is active.
 
-    Tensors may be real, meta or fake; enter a `FakeTensorMode` before this mode. Products of
-    vectors do not count, as no tensor core computes them. Storage is assumed to be aligned as
-    torch's allocators align it. ``arch`` is the architecture to declare problems for; None for
-    whatever any architecture serves.
+    Tensors may be real, meta or fake; enter a `FakeTensorMode` before this mode. Vector products do
+    not count, as no tensor core computes them. Storage is assumed to have the alignment that
+    torch's allocators give it. ``arch`` is the architecture to declare problems for; None means
+    any.
 
     Attributes:
-        problems: Calls of each GEMM that a manifest can declare.
-        others: Calls of each other GEMM, in words and with the reason.
+        problems: Number of calls for each GEMM that a manifest can declare.
+        others: Number of calls for each other GEMM, described with a reason.
     """
 
     def __init__(self, arch: str | None = None) -> None:
@@ -50,9 +50,9 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operator, and count it if it is a GEMM."""
+        """Runs an operator, and counts it if it is a GEMM."""
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # the tensors within, a shard's say, come by again
+            return NotImplemented  # inner tensors, such as a shard's, are dispatched again
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
         if func.namespace == NAMESPACE:
@@ -65,7 +65,7 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
         if func.namespace != "aten":
             return func(*args, **kwargs)
         if name not in GEMMS:
-            # Inference mode lets composite operators through, such as linear.
+            # In inference mode, composite operators such as linear arrive here.
             with self:
                 result = func.decompose(*args, **kwargs)
             return func(*args, **kwargs) if result is NotImplemented else result
@@ -77,7 +77,7 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
         self.count(declarable(gemm) if self._arch is None else declarable_for(gemm, self._arch))
 
     def count(self, met: Problem | str) -> None:
-        """Count a GEMM: its problem, or a text where no manifest can declare it."""
+        """Counts a GEMM: its problem, or a text if no manifest can declare it."""
         if isinstance(met, Problem):
             self.problems[met] += 1
         else:
@@ -99,7 +99,7 @@ def _value(argument: Any) -> Any:
 
 
 def _operand(tensor: torch.Tensor) -> Operand:
-    """Describe a tensor without its data."""
+    """Describes a tensor without its data."""
     offset = int(tensor.storage_offset()) * tensor.dtype.itemsize
     return Operand(
         dtype=tensor.dtype,

@@ -1,4 +1,4 @@
-"""Runs a program and collects what torch.compile did with each of its GEMMs."""
+"""Runs a program and collects torch.compile's decisions for each GEMM."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .interpreter import find_interpreter
 from .process import run_to_end
 
 NO_CACHES_VARIABLE = "TORCHINDUCTOR_FORCE_DISABLE_CACHES"
-"""Torch's own variable: a graph from its caches is not compiled again, so its GEMMs would be
-missed."""
+"""Torch's own variable. With caches, torch does not compile a known graph again, so its GEMMs would
+be missed."""
 
 _MET: dict[str, type] = {
     "basis": str, "reasons": list, "offered": dict, "measured": str, "doubtful": list,
@@ -32,32 +32,31 @@ _FIELDS: dict[str, dict[str, type]] = {
     "timed": {"times_ms": dict},
     "used": {"name": str},
 }
-"""By event of a GEMM, of `nvgemm_runtime.inductor.report`: its fields besides it, and their types.
-"""
+"""Fields and their types for each GEMM event in `nvgemm_runtime.inductor.report`."""
 
 _FAILED = "failed"
-"""Event of a kernel, of `nvgemm_runtime.events`."""
+"""Name for a kernel's failure event in `nvgemm_runtime.events`."""
 
 
 @dataclass(kw_only=True)
 class MetGemm:
-    """What happened to one GEMM in all graphs and processes of a run.
+    """One GEMM's history over all graphs and processes in a run.
 
     Attributes:
-        gemm: Its problem's key, or a text where no problem describes it.
+        gemm: Problem key, or a text if no problem describes it.
         basis: ``declared``, ``signature`` or ``jit`` if kernels were ever offered for it; otherwise
             ``miss``.
-        reasons: Why it was a miss, where it was.
-        offered: By name in generated code, the operators of the kernels that joined the choices.
-        measured: What its measured ranking says; empty without one.
-        doubtful: The bundles whose measured rankings are in doubt or contradict each other: of each
-            run of ``nvgemm-aot tune`` that would settle them, the files.
-        unconfirmed: Likewise those whose measured rankings default mode would use if another GPU
-            confirmed them, or if they were repeated.
-        graphs: How often Inductor lowered it; 0 if an epilogue fusion of it was tried and lost, as
+        reasons: Reasons for a miss.
+        offered: Offered kernels' operators by name in generated code.
+        measured: Description of its measured ranking; empty without one.
+        doubtful: Bundles whose measured rankings are in doubt or contradict each other, as the
+            files for each ``nvgemm-aot tune`` run that would settle them.
+        unconfirmed: Likewise, bundles whose measured rankings default mode would use after
+            confirmation by another GPU or a repeat.
+        graphs: Number of lowerings in Inductor; 0 if an epilogue fusion was tried and lost, because
             the GEMM was then lowered without its activation.
-        times_ms: By choice, milliseconds of the last autotuning.
-        used: By name in generated code, the number of calls of bundled kernels.
+        times_ms: Milliseconds by choice, from the last autotuning.
+        used: Bundled kernel calls by name in generated code.
     """
 
     gemm: str
@@ -73,12 +72,12 @@ class MetGemm:
 
     @property
     def fastest(self) -> str | None:
-        """The choice of least time; None where none was timed."""
+        """Fastest choice; None if none was timed."""
         finite = {name: time for name, time in self.times_ms.items() if math.isfinite(time)}
         return min(finite, key=finite.__getitem__, default=None)
 
     def add(self, event: dict[str, Any]) -> None:
-        """Add one event."""
+        """Adds one event."""
         if event["event"] in ("met", "tried"):
             self.graphs += event["event"] == "met"
             if event["basis"] != "miss":
@@ -97,7 +96,7 @@ class MetGemm:
             self.used[event["name"]] += 1
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object; times that are not finite are null."""
+        """Returns the JSON object; times that are not finite are null."""
         return {
             **vars(self),
             "times_ms": {
@@ -108,15 +107,15 @@ class MetGemm:
 
 
 def explain_program(command: Sequence[str], *, quiet: bool = False) -> dict[str, Any]:
-    """Run a program without torch's compile caches and describe its GEMMs.
+    """Runs a program without torch's compile caches and describes its GEMMs.
 
     With ``quiet``, the program's output goes to standard error.
 
     Returns:
-        A document: ``status`` is the program's exit status, as shells give it; ``gemms`` are in the
-        order in which they came up; ``failed`` says by id why kernels failed, so that ATen computes
-        their GEMMs; ``unreadable_lines`` is how many events are missing because
-        their lines could not be read; ``interpreter`` names the program's Python if it met no GEMM.
+        A document: ``status`` is the program's exit status, as in shells; ``gemms`` are in order of
+            appearance; ``failed`` holds failure reasons by kernel id, for GEMMs that ATen computes
+            instead; ``unreadable_lines`` counts events lost to unreadable lines; ``interpreter``
+            names the program's Python if no GEMM appeared.
 
     Raises:
         CannotStartError: If the command cannot be started.
@@ -143,7 +142,7 @@ def explain_program(command: Sequence[str], *, quiet: bool = False) -> dict[str,
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """Parse an event; None if the line is malformed, as from a process killed while writing."""
+    """Parses an event; None if the line is malformed, for example after a kill during a write."""
     try:
         event = json.loads(line)
         if event["event"] == _FAILED:
@@ -157,7 +156,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def collect(events: Iterable[dict[str, Any]]) -> list[MetGemm]:
-    """Gather the events of `nvgemm_runtime.inductor.report` by GEMM."""
+    """Groups `nvgemm_runtime.inductor.report` events by GEMM."""
     gemms: dict[str, MetGemm] = {}
     for event in events:
         gemms.setdefault(event["gemm"], MetGemm(gemm=event["gemm"])).add(event)

@@ -1,9 +1,9 @@
-"""Runs a Python program under fake tensors and records its GEMMs: no GPU, no memory, no numbers.
+"""Runs a Python program under fake tensors and records its GEMMs, without GPU, memory or data.
 
-``python -m nvgemm_aot.workload.fake_run script.py …``, ``-m package …`` or ``-c code …``, which
-`nvgemm-aot record --fake` starts; the variables of `nvgemm_runtime.recording.recorder` name the
-file. Tensors for ``cuda`` are created on ``cpu``, which makes no difference to a GEMM: torch
-without CUDA has no streams for ``cuda`` tensors, and autograd would end the process.
+`nvgemm-aot record --fake` starts it as ``python -m nvgemm_aot.workload.fake_run script.py …``,
+``-m package …`` or ``-c code …``. Variables from `nvgemm_runtime.recording.recorder` name the file.
+Tensors for ``cuda`` are created on ``cpu``, which makes no difference to a GEMM: torch without CUDA
+has no streams for ``cuda`` tensors, and autograd would end the process.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _CUDA = re.compile(r"cuda(:[0-9]+)?")
 
 @contextlib.contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Make every tensor of this thread a fake one on the CPU; torch.compile does not compile.
+    """Makes every tensor in this thread a fake CPU tensor and disables torch.compile.
 
-    Only for a process of its own: some replaced functions of torch are not restored.
+    For a dedicated process only: some replaced torch functions are not restored.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     _let_parameters_swap(mode)
@@ -56,7 +56,7 @@ def fake_tensors() -> Iterator[None]:
 
 
 class _CudaIsCpu(TorchFunctionMode):  # type: ignore[misc]
-    """Takes ``cuda`` for ``cpu`` in the arguments of torch's functions."""
+    """Replaces ``cuda`` by ``cpu`` in arguments to torch functions."""
 
     def __torch_function__(
         self,
@@ -69,7 +69,7 @@ class _CudaIsCpu(TorchFunctionMode):  # type: ignore[misc]
             return args[0]
         named = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
         if func in (torch.Tensor.to, torch._C._nn._parse_to):
-            # A number alone is a device, too.
+            # A plain number is a device, too.
             args = ["cpu" if type(value) is int else value for value in args]
         if type(named.get("device")) is int or (
             named.get("device") is None and func in _device_constructors()
@@ -85,7 +85,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _let_parameters_swap(mode: FakeTensorMode) -> None:
-    """Let modules change their dtype, which the mode's references to parameters would prevent."""
+    """Lets modules change their dtype, which the mode's references to parameters would prevent."""
     swap = torch.utils.swap_tensors
 
     @functools.wraps(swap)
@@ -112,17 +112,17 @@ def _let_autocast_be_on_the_cpu() -> None:
 
 
 WRITE_SECONDS = 1.0
-"""Interval of writing counts; a GEMM that is new is written at once."""
+"""Interval between writes in seconds; a new GEMM is written immediately."""
 
 _TERMINATED = 128 + signal.SIGTERM
-"""Exit status of a terminated command, as shells give it."""
+"""Exit status after SIGTERM, as in shells."""
 
 _NOT_STARTED = 2
-"""Exit status where there is nothing to run, as Python gives it."""
+"""Exit status if there is nothing to run, as in Python."""
 
 
 class KeptCalls(GemmCalls):
-    """Counts GEMMs and writes them to a recorder's file from time to time."""
+    """Counts GEMMs and periodically writes them to a recorder's file."""
 
     def __init__(self, kept_by: Recorder, target: Target) -> None:
         super().__init__(target.arch)
@@ -134,11 +134,11 @@ class KeptCalls(GemmCalls):
         self._is_to_end = False
 
     def write(self) -> None:
-        """Add the counts to the file and reset them.
+        """Adds the counts to the file and resets them.
 
         Raises:
-            RecordError: If it cannot be written.
-            SystemExit: If `end` was called meanwhile.
+            RecordError: If the file cannot be written.
+            SystemExit: If `end` was called during the write.
         """
         self._writes = True
         if self.problems or self.others:
@@ -155,20 +155,20 @@ class KeptCalls(GemmCalls):
             raise SystemExit(_TERMINATED)
 
     def end(self, *_: object) -> None:
-        """Handle a signal: end the program, after any write to the file."""
+        """Handles a signal: ends the program, after any write to the file."""
         self._is_to_end = True
         if not self._writes:
             raise SystemExit(_TERMINATED)
 
     def count(self, met: Problem | str) -> None:
-        """Count a GEMM and write the counts if it is time."""
+        """Counts a GEMM and writes the counts if due."""
         super().count(met)
         if met not in self._seen or time.monotonic() - self._written >= WRITE_SECONDS:
             self.write()
 
 
 def main(arguments: list[str]) -> None:
-    """Run a program and record its GEMMs, however it ends.
+    """Runs a program and records its GEMMs, however it ends.
 
     Raises:
         RecordError: If no file is named, or it cannot be written.
@@ -195,7 +195,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _run_program(arguments: list[str]) -> None:
-    """Run a program as Python's command line does."""
+    """Runs a program as Python's command line does."""
     first, *rest = arguments
     if first == "-m":
         sys.argv = rest

@@ -1,4 +1,4 @@
-"""Finds bundles that a user names, or that are installed, and reads headers. Loads no kernel."""
+"""Finds named or installed bundles and reads headers. Loads no kernel."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from nvgemm_runtime.matching.index import BundleView
 from ..storage.files import open_regular
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OverflowError)
-"""Errors that `zipfile` raises for a file that is no archive or is damaged."""
+"""Errors from `zipfile` for a file that is no archive or is damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedBundle:
-    """A bundle that a path leads to.
+    """Bundle found under a path.
 
     Attributes:
-        name: What messages call it: its path, or that of its wheel and its place in there.
-        file: A file with its bytes.
+        name: Name in messages: its path, or its wheel's path followed by the member's.
+        file: File with the bundle's bytes.
     """
 
     name: str
@@ -38,7 +38,7 @@ class NamedBundle:
 
     @contextlib.contextmanager
     def named_in_errors(self) -> Iterator[None]:
-        """Give broken rules of the format the bundle's name in place of the file's."""
+        """Puts the bundle's name in place of the file's in format errors."""
         try:
             yield
         except BundleFormatError as error:
@@ -46,17 +46,17 @@ class NamedBundle:
 
 
 def read_bundles(paths: Sequence[Path]) -> list[BundleView]:
-    """Read the headers of bundles, of wheels of kernels, and of directories of either.
+    """Reads headers from bundles, kernel wheels, and directories of either.
 
     Raises:
-        BundleFormatError: If a bundle breaks a rule of the format.
+        BundleFormatError: If a bundle breaks a format rule.
         StorageError: If a path cannot be read or holds no bundle.
     """
     return [_read_header(one) for path in without_runtime(paths) for one in find_bundles(path)]
 
 
 def without_runtime(paths: Sequence[Path]) -> Sequence[Path]:
-    """Leave out the runtime's wheels, which ``dist/*.whl`` brings, unless nothing else is named."""
+    """Drops runtime wheels, which ``dist/*.whl`` matches, unless nothing else remains."""
     return [path for path in paths if not _is_runtime(path)] or paths
 
 
@@ -65,11 +65,11 @@ def _is_runtime(path: Path) -> bool:
 
 
 def find_bundles(path: Path, *, headers_only: bool = True) -> Iterator[NamedBundle]:
-    """Find the bundles of a file, a directory, or a wheel; each file lasts until the next is asked.
+    """Yields the bundles in a file, directory or wheel; each file lasts until the next one.
 
     Args:
-        path: A bundle, a wheel of kernels, or a directory of bundles or of such wheels.
-        headers_only: Leave the rest of a wheel's bundles packed, in its place holes of its size.
+        path: Bundle, kernel wheel, or a directory with either.
+        headers_only: Unpack only headers from wheels; a hole of the same size replaces the rest.
 
     Raises:
         StorageError: If the path cannot be read or holds no bundle.
@@ -83,7 +83,7 @@ def find_bundles(path: Path, *, headers_only: bool = True) -> Iterator[NamedBund
 
 
 def installed_bundles() -> tuple[list[BundleView], list[str]]:
-    """Bundles of wheels and of NVGEMM_AOT_BUNDLES, and why others of them cannot be used."""
+    """Returns bundles from wheels and NVGEMM_AOT_BUNDLES, and reasons for unusable ones."""
     views, unusable = [], []
     for one in INSTALLATION.shipped_bundles():
         if one.bundle is None:
@@ -99,7 +99,7 @@ def _read_header(found: NamedBundle) -> BundleView:
 
 
 def _find_in_directory(path: Path, headers_only: bool) -> Iterator[NamedBundle]:
-    """Finds a directory's bundles or, where it has none, those of its wheels of kernels."""
+    """Yields a directory's bundles or, without any, those in its kernel wheels."""
     try:
         files = sorted(path.iterdir())
     except OSError as error:
@@ -137,7 +137,7 @@ def _find_in_wheel(path: Path, headers_only: bool) -> Iterator[NamedBundle]:
 
 
 def _unpack_header(wheel: zipfile.ZipFile, member: str, file: Path) -> None:
-    """Unpack only the header of a bundle; the rest of the file becomes a hole of its size."""
+    """Unpacks only a bundle's header; the rest of the file becomes a hole of its size."""
     with wheel.open(member) as packed, file.open("wb") as unpacked:
         start = packed.read(PREFIX.size)
         unpacked.write(start)

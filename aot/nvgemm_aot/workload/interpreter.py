@@ -1,4 +1,4 @@
-"""Finds the Python that a command runs in, and what of torch and nvgemm-aot is installed there."""
+"""Finds a command's Python and checks it for torch and nvgemm-aot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 _PYTHON = re.compile(r"python[0-9.]*")
 
 _MODULES = {"torch": "torch", "nvgemm_runtime": "nvgemm-aot"}
-"""By module: the package to name in messages."""
+"""Package names in messages, by module."""
 
 _PROBE = f"""
 import importlib.util, json, platform, sys
@@ -26,12 +26,12 @@ _PROBE_SECONDS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """A Python.
+    """Python interpreter.
 
     Attributes:
-        path: Its program.
-        version: Its version, such as ``3.11.9``.
-        missing: Those of torch and nvgemm-aot that are not installed there.
+        path: Executable.
+        version: Version, such as ``3.11.9``.
+        missing: Packages that are not installed there: torch, nvgemm-aot or both.
     """
 
     path: str
@@ -44,12 +44,12 @@ class Interpreter:
 
 
 def is_python(program: str) -> bool:
-    """Whether a program is a Python interpreter, by its name."""
+    """Returns True if a program's name is that of a Python interpreter."""
     return _PYTHON.fullmatch(Path(program).name) is not None
 
 
 def find_interpreter(command: Sequence[str]) -> Interpreter | None:
-    """Ask the Python of a command; None where the command is no Python and no script of one."""
+    """Queries a command's Python; None if the command runs neither Python nor a Python script."""
     python = command[0] if is_python(command[0]) else _python_of_script(command[0])
     if python is None:
         return None
@@ -68,7 +68,7 @@ def find_interpreter(command: Sequence[str]) -> Interpreter | None:
 
 
 def _python_of_script(program: str) -> str | None:
-    """The Python in the first line of a script, as pip writes it for ``torchrun``."""
+    """Returns the Python in a script's first line, which pip writes for ``torchrun``."""
     found = shutil.which(program)
     try:
         with Path(found or program).open("rb") as file:

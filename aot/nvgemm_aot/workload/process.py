@@ -1,4 +1,4 @@
-"""Runs a user's command to its end and passes signals on to it."""
+"""Runs a user's command to its end and forwards signals to it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class CannotStartError(OSError):
 
 
 _KILLED = 128
-"""Shells report the signal that ended a command as its number plus this."""
+"""Offset in shells' exit status for a command that a signal ended."""
 
 _OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT)
-"""Signals that a terminal sends to all processes in its foreground, so to the command, too."""
+"""Signals that a terminal sends to all foreground processes, which include the command."""
 
 _PASSED_ON = (*_OF_TERMINALS, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -29,14 +29,14 @@ _PASSED_ON = (*_OF_TERMINALS, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sig
 def run_to_end(
     command: Sequence[str], environment: Mapping[str, str], *, quiet: bool = False
 ) -> int:
-    """Run a command and wait for it; returns its exit status.
+    """Runs a command, waits for it, and returns its exit status.
 
-    That is as shells give it: 128 + N where signal N ended it. Signals that would end this process
-    go to the command, which decides whether it ends; its GEMMs are reported either way. With
-    ``quiet``, the command's output goes to standard error.
+    As in shells, the status is 128 + N if signal N ended the command. Signals that would end this
+    process go to the command, which decides whether it ends; its GEMMs are reported either way.
+    With ``quiet``, the command's output goes to standard error.
 
     Raises:
-        CannotStartError: If it cannot be started.
+        CannotStartError: If the command cannot be started.
     """
     output = _STANDARD_ERROR if quiet else None
     with _SignalsForwarded() as signals:
@@ -51,9 +51,10 @@ def run_to_end(
 
 
 class _SignalsForwarded:
-    """Sends signals that reach this process to a command, also those that came before it started.
+    """Context manager that forwards this process's signals to a command.
 
-    Ignored signals stay ignored, as by nohup. A context manager.
+    Signals that arrive before the command starts are forwarded later. Ignored signals stay ignored,
+    as with nohup.
     """
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class _SignalsForwarded:
         self._handlers.close()
 
     def forward_to(self, process: subprocess.Popen[bytes]) -> None:
-        """Send signals to this process from now on."""
+        """Forwards signals to this process from now on."""
         self._process = process
         while self._early:
             process.send_signal(self._early.pop(0))
@@ -100,7 +101,7 @@ def _handled(number: int, handler: signal._HANDLER) -> Iterator[None]:
 
 
 def _is_in_foreground() -> bool:
-    """Whether this process, and so the command, gets what is typed at a terminal."""
+    """Returns True if this process, and so the command, gets terminal input."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:

@@ -24,21 +24,21 @@ from .interpreter import Interpreter, find_interpreter, is_python
 from .process import run_to_end
 
 _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-"""Python's own options that take the next argument."""
+"""Python options that take the next argument."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """The result of recording a program.
+    """Result of recording a program.
 
     Attributes:
-        status: The program's exit status, as shells give it; that of `RecordError` where that is 0
-            and ``fault`` is set.
-        problems: How often each GEMM was met that a manifest can declare.
-        others: Likewise of those that no manifest can declare.
+        status: The program's exit status, as in shells; if that is 0 and ``fault`` is set,
+            `RecordError`'s.
+        problems: Number of calls for each GEMM that a manifest can declare.
+        others: Number of calls for each other GEMM.
         new: Number of problems that the file did not have.
-        fault: Why the file is no recording any more, or None.
-        interpreter: The program's Python, where it met no GEMM and has one.
+        fault: Reason why the file is no longer a recording, or None.
+        interpreter: The program's Python, if it has one and called no GEMM.
     """
 
     status: int
@@ -53,17 +53,17 @@ class Recorded:
 def record_program(
     command: Sequence[str], path: Path, *, target: TargetName | None = None, fake: bool = False
 ) -> Recorded:
-    """Run a program and merge its GEMMs into a manifest.
+    """Runs a program and merges its GEMMs into a manifest.
 
     Args:
         command: The program and its arguments.
-        path: The manifest; an earlier recording, or a file that does not exist yet.
-        target: What to build for; None for the GPU.
+        path: Manifest: an earlier recording, or a new file.
+        target: Target to build for; None for the GPU.
         fake: Run a Python program under fake tensors and record the GEMMs that it calls instead of
             those that torch.compile compiles.
 
     Raises:
-        RecordError: If nothing could be recorded; the command is not started then.
+        RecordError: If recording is impossible; the command is then not started.
         SettingError: If NVGEMM_AOT names no mode.
         CannotStartError: If the command cannot be started.
     """
@@ -103,7 +103,7 @@ def record_program(
 
 
 def _with_fake_tensors(command: Sequence[str]) -> list[str]:
-    """The command that runs a Python program under fake tensors.
+    """Builds the command that runs a Python program under fake tensors.
 
     Raises:
         RecordError: If it is no Python program.

@@ -1,9 +1,9 @@
-"""The GEMMs of models, from their Hugging Face config.json: one module a family.
+"""Model GEMMs, read from Hugging Face config.json files: one module per family.
 
-May import `targets`, `storage` and the rest of `manifest`. Start at `decoder`, what families share.
-To add a family, write a module with a class like `llama.LlamaConfig`, name it in `FAMILIES`, and
-give it a small model in ``tests/aot/manifest/test_model_gemms.py``, which compares it with
-transformers.
+May import `targets`, `storage` and the rest of `manifest`. Start at `decoder`, which families
+share. To add a family, write a module with a class like `llama.LlamaConfig` and add it to
+`FAMILIES`. Then add a small model to ``tests/aot/manifest/test_model_gemms.py``, which compares it
+with transformers.
 """
 
 from __future__ import annotations
@@ -24,4 +24,4 @@ FAMILIES: dict[str, type[DecoderConfig]] = {
     "qwen3": Qwen3Config,
     "qwen3_moe": Qwen3MoeConfig,
 }
-"""By ``model_type`` of a config.json: how to read it."""
+"""Config classes by ``model_type``."""

@@ -25,25 +25,25 @@ _ALLOWED = {
     "bool_type": "true or false",
     "list_type": "a list",
 }
-"""By pydantic's name of an error: what is allowed."""
+"""Allowed values by pydantic error name."""
 
 
 def find_config(given: Path) -> Path:
-    """Resolve what a user named: a config, or a model's directory with a config.json."""
+    """Resolves a user's argument: a config, or a model directory with a config.json."""
     return given / "config.json" if given.is_dir() else given
 
 
 def read_model(path: Path) -> Model:
-    """Read a config.json and find the GEMMs of its model.
+    """Reads a config.json and finds its model's GEMMs.
 
-    A family of `FAMILIES` is read from the config alone; any other model is built and run by
-    transformers, without weights.
+    A family in `FAMILIES` is read from the config alone; transformers builds and runs any other
+    model, without weights.
 
     Raises:
-        ManifestError: If the config cannot be read, a key is missing or wrong, or transformers
-            cannot build or run such a model. The message has one line for each mistake:
+        ManifestError: If the config cannot be read, a key is missing or invalid, or transformers
+            cannot build or run the model. The message has one line per mistake:
             ``file: key: found; allowed``.
-        ToolchainError: If the model needs transformers, which is missing or of another version.
+        ToolchainError: If the model needs transformers, which is missing or has another version.
     """
     text = read_bytes(
         path,
@@ -81,7 +81,7 @@ def _read_family(path: Path, model_type: str, data: dict[str, Any]) -> DecoderCo
 
 
 def _read_quantization(path: Path, data: dict[str, Any]) -> Quantization | None:
-    """Read how a model of no family is quantized; a part's quantization counts for all of it."""
+    """Reads quantization for a model without a family; a part's applies to the whole model."""
     inner = (value for value in data.values() if isinstance(value, dict))
     for config in (data, *inner):
         for key in QUANTIZATION_KEYS:

@@ -1,4 +1,4 @@
-"""Parts that model families share: common keys of their configs, and the GEMMs of common blocks."""
+"""Shared parts for model families: common config keys and blocks."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ GATES = {
     "swish": Epilogue.SWIGLU_HALVES,
     "gelu_pytorch_tanh": Epilogue.GEGLU_HALVES,
 }
-"""By a config's ``hidden_act``: what follows a gate_up_proj, whose weight is [gate; up]."""
+"""Gates after gate_up_proj, whose weight is [gate; up], by a config's ``hidden_act``."""
 
 
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
-"""Keys of a config.json that say how the checkpoint is quantized."""
+"""Config keys that describe checkpoint quantization."""
 
 
 def quantization_of(stated: object) -> Quantization:
-    """Read the value of one of `QUANTIZATION_KEYS`.
+    """Reads the value for a key in `QUANTIZATION_KEYS`.
 
     Raises:
-        ValueError: If it cannot be understood.
+        ValueError: If the value is not understood.
     """
     if not isinstance(stated, dict):
         raise ValueError(
@@ -60,9 +60,9 @@ def quantization_of(stated: object) -> Quantization:
 
 
 class DecoderConfig(BaseModel, ABC):
-    """The keys of a config.json that determine its GEMMs.
+    """Config keys that determine GEMMs.
 
-    A field has its key's name, and a default only where transformers has the same one.
+    Field names are config keys; a default is transformers' own.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
@@ -83,12 +83,12 @@ class DecoderConfig(BaseModel, ABC):
 
     @classmethod
     def key_of(cls, field: str) -> str:
-        """The key of a config.json that a field is read from; of several, the usual one."""
+        """Returns the config key for a field; if it has several, the usual one."""
         alias = cls.model_fields[field].validation_alias
         return str(alias.choices[0] if isinstance(alias, AliasChoices) else alias or field)
 
     def describe(self, model_type: str) -> Model:
-        """The model of this config."""
+        """Returns this config's model."""
         return Model(
             model_type=model_type,
             projections=tuple(self.projections()),
@@ -99,7 +99,7 @@ class DecoderConfig(BaseModel, ABC):
         )
 
     def _sizes(self) -> Iterator[str]:
-        """The values read from the config, with their keys."""
+        """Yields the sizes read from the config, with their keys."""
         for name in type(self).model_fields:
             value = getattr(self, name)
             if name not in ("quantization", "hidden_act") and value is not None:
@@ -110,10 +110,10 @@ class DecoderConfig(BaseModel, ABC):
 
     @abstractmethod
     def projections(self) -> Iterator[Projection]:
-        """Every GEMM of one forward pass except those within attention and the embedding."""
+        """Yields the forward pass's GEMMs, except those in attention itself and the embedding."""
 
     def lm_head(self) -> ModelGemm:
-        """The head, which is the same GEMM when it is tied to the embedding."""
+        """Returns the head. Tying it to the embedding does not change the GEMM."""
         return ModelGemm(
             role="lm_head", n=self.vocab_size, k=self.hidden_size, split=COLUMNS, part=Part.HEAD
         )
@@ -121,7 +121,7 @@ class DecoderConfig(BaseModel, ABC):
     def gated_mlp(
         self, intermediate: int, role: str = "mlp", *, biased: bool = False
     ) -> Iterator[Projection]:
-        """A feed-forward block whose gate and up projections are Linears of their own."""
+        """Yields a feed-forward block with separate gate and up projections."""
         hidden = self.hidden_size
 
         def into(name: str) -> ModelGemm:
@@ -139,19 +139,19 @@ class DecoderConfig(BaseModel, ABC):
         )
 
     def equal_layers(self, *blocks: Iterable[Projection]) -> Iterator[Projection]:
-        """Blocks that every layer has, and the head."""
+        """Yields blocks that all layers share, then the head."""
         for block in blocks:
             yield from repeat(self.num_hidden_layers, block)
         yield self.lm_head()
 
     @property
     def query_heads(self) -> Heads:
-        """The heads that queries, and the latents of keys and values, are projected to."""
+        """Heads that queries, and latent keys and values, are projected to."""
         return Heads(key="num_attention_heads", count=self.num_attention_heads)
 
 
 class GroupedQueryConfig(DecoderConfig):
-    """A decoder whose query heads share key-value heads."""
+    """Decoder whose query heads share key-value heads."""
 
     num_key_value_heads: Size | None = None
     head_dim: Size | None = None
@@ -175,7 +175,7 @@ class GroupedQueryConfig(DecoderConfig):
         return self.num_key_value_heads or self.num_attention_heads
 
     def attention(self, *, biased: bool = False) -> Iterator[Projection]:
-        """The projections around attention; ``biased`` is whether they add biases."""
+        """Yields the projections around attention; ``biased`` is True if they have biases."""
         head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
         heads = self.query_heads
         shared = Heads(key="num_key_value_heads", count=self._key_value_heads, copied=True)
@@ -201,7 +201,7 @@ class GroupedQueryConfig(DecoderConfig):
 
 
 class SparseConfig(DecoderConfig):
-    """A decoder with routed experts. A family says which key holds their number."""
+    """Decoder with routed experts. Each family names the key for their number."""
 
     experts: Size
     num_experts_per_tok: Size
@@ -219,7 +219,7 @@ class SparseConfig(DecoderConfig):
         return {self.experts: self.key_of("experts")}
 
     def router(self, *, biased: bool = False, unserved: str = "") -> ModelGemm:
-        """The Linear that scores experts; every rank computes it."""
+        """Returns the router Linear, which every rank computes."""
         return ModelGemm(
             role="router",
             n=self.experts,
@@ -237,9 +237,9 @@ class SparseConfig(DecoderConfig):
         gated: Epilogue | None = None,
         biased: bool = False,
     ) -> Iterator[Projection]:
-        """The experts, of which transformers too keeps the gate and up projections as one weight.
+        """Yields the experts with joined gate and up projections, as in transformers.
 
-        Biases of experts, where there are any, are added by an operation of their own.
+        Expert biases, if any, are added by a separate operation.
         """
         routing = Routing(experts=self.experts, chosen=self.num_experts_per_tok, biased=biased)
         hidden, gate = self.hidden_size, gated or GATES.get(self.hidden_act)

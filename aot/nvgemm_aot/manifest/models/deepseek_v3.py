@@ -12,7 +12,7 @@ from .gemm import Fusible, ModelGemm, Projection, Split, repeat
 
 
 class DeepseekV3Config(SparseConfig):
-    """A DeepSeek-V3's config.json."""
+    """DeepSeek-V3 config.json."""
 
     intermediate_size: Size
     moe_intermediate_size: Size
@@ -27,7 +27,7 @@ class DeepseekV3Config(SparseConfig):
     attention_bias: bool = False
 
     def projections(self) -> Iterator[Projection]:
-        """Dense layers first, then sparse ones, and the head; not the layers that predict ahead."""
+        """Yields dense and sparse layers and the head, but no multi-token prediction layers."""
         layers = self.num_hidden_layers
         dense = max(0, min(self.first_k_dense_replace, layers))
         sparse = layers - dense

@@ -1,4 +1,4 @@
-"""How libraries keep the weights of routed experts, which determines their products."""
+"""Layouts of routed expert weights in libraries, which determine their products."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from .gemm import ModelGemm, Projection
 
 
 class ExpertWeights(str, enum.Enum):
-    """The library whose weights they are.
+    """Library that holds the expert weights.
 
-    transformers has gate and up in one weight, which gpt-oss keeps as [in features, out features].
-    torchtitan (0.3) has two weights, but of gpt-oss one, and all as [out features, in features].
+    transformers joins gate and up in one weight; gpt-oss stores it as [in features, out features].
+    torchtitan (0.3) has two weights, except one for gpt-oss, and stores all as [out features, in
+    features].
     """
 
     TRANSFORMERS = "transformers"
@@ -23,7 +24,7 @@ class ExpertWeights(str, enum.Enum):
 
 
 def as_kept_by(weights: ExpertWeights, projections: Iterable[Projection]) -> Iterator[Projection]:
-    """Projections with the routed experts of a library; those of families are transformers'."""
+    """Converts routed experts, which families yield in transformers' layout, to a library's."""
     for projection in projections:
         is_routed = isinstance(projection, ModelGemm) and projection.routing is not None
         if weights is ExpertWeights.TORCHTITAN and is_routed:

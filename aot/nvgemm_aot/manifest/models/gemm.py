@@ -1,4 +1,4 @@
-"""The GEMMs of a model for any number of tokens, before tensor parallelism divides them."""
+"""Model GEMMs for any number of tokens, before tensor parallelism divides them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from nvgemm_runtime.gemm.problem import Layout
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """Attention heads, which tensor parallelism keeps whole.
+    """Attention heads, which tensor parallelism does not split.
 
     Attributes:
-        key: The config's key that holds their number.
-        copied: Whether more ranks than heads hold copies, as servers do with key-value heads.
-        keys: Key-value heads whose keys and values are in the same weight, likewise copied; 0 if
-            none are.
+        key: Config key for their number.
+        copied: True if they are replicated when there are more ranks than heads, as servers do with
+            key-value heads.
+        keys: Key-value heads in the same weight, replicated likewise; 0 without any.
     """
 
     key: str
@@ -32,9 +32,9 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The extent of a GEMM that ranks divide; by whole heads, where it has heads.
+    """GEMM extent that ranks divide; by whole heads, if it has heads.
 
-    If ``is_optional``, each rank has all of a weight that they cannot divide evenly.
+    With ``is_optional``, ranks hold the whole weight if it does not divide evenly.
     """
 
     extent: Literal["n", "k"]
@@ -47,14 +47,14 @@ COLUMNS, ROWS = Split(extent="n"), Split(extent="k")
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """The experts that one rank computes, and how many tokens reach them.
+    """Experts on one rank and their token share.
 
     Attributes:
-        experts: How many they are.
-        chosen: To how many experts, of all ranks, a token is sent.
-        sharing: Ranks that hold the same tokens and different experts; 1 where experts are not
-            divided among ranks as wholes.
-        biased: Whether each adds biases, by operations of their own.
+        experts: Number of experts on the rank.
+        chosen: Number of experts per token, over all ranks.
+        sharing: Ranks with the same tokens and different experts; 1 if whole experts are not
+            divided among ranks.
+        biased: True if each adds biases, in separate operations.
     """
 
     experts: int
@@ -63,21 +63,21 @@ class Routing:
     biased: bool = False
 
     def rows(self, tokens: int) -> int:
-        """Rows that all of them see when tokens spread evenly: rounded up, so at least one."""
+        """Returns the total row count for evenly spread tokens, rounded up to at least one."""
         return -(-self.chosen * tokens // self.sharing)
 
     def tokens_of_one(self, tokens: int) -> int:
-        """Tokens that each of them sees when they spread evenly: rounded up, so at least one."""
+        """Returns the tokens per expert if they spread evenly, rounded up to at least one."""
         return -(-self.rows(tokens) // self.experts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """How many rows of activations a GEMM sees in a forward pass.
+    """Rule for a GEMM's activation rows in a forward pass.
 
     Attributes:
-        per_token: Rows of a token.
-        per_input: Rows of a sequence, an image or a clip, beside those of its tokens.
+        per_token: Rows per token.
+        per_input: Rows per sequence, image or clip, in addition to its tokens' rows.
         fixed: Rows that depend on neither.
     """
 
@@ -86,12 +86,12 @@ class Rows:
     fixed: int = 0
 
     def count(self, tokens: int, inputs: int) -> int:
-        """The rows of so many tokens and inputs: rounded up, so at least one."""
+        """Returns the row count for given tokens and inputs, rounded up to at least one."""
         return math.ceil(self.per_token * tokens) + self.per_input * inputs + self.fixed
 
     @property
     def text(self) -> str:
-        """The rule as a formula, e.g. ``729 * inputs``."""
+        """Formula text, e.g. ``729 * inputs``."""
         parts = [
             _times(self.per_token, "tokens"),
             _times(self.per_input, "inputs"),
@@ -107,11 +107,11 @@ def _times(factor: Fraction | int, what: str) -> str:
 
 
 TOKENS = Rows()
-"""One row for each token."""
+"""Rule with one row per token."""
 
 
 class Part(enum.Enum):
-    """Parts of a model that engines never quantize by default, and the others."""
+    """Model parts: those that engines do not quantize by default, and the layers."""
 
     LAYER = "layer"
     ROUTER = "router"
@@ -120,32 +120,32 @@ class Part(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelGemm:
-    """One matrix product: activations [rows, k] by a weight into [rows, n].
+    """Matrix product: activations [rows, k] by a weight into [rows, n].
 
     Attributes:
-        role: Its name in the model, such as ``attention q_proj``.
-        n: Out features, on one GPU.
-        k: In features, on one GPU.
-        rows: How many rows there are; those of experts are by ``routing``.
-        batch: Matrices of a weight that each multiply rows of their own in one call, as experts
-            that see all tokens do; 1 for a plain product.
-        part: Part of the model that it belongs to.
-        split: How tensor parallelism divides it; None where every rank computes all of it.
-        calls: How often one forward pass computes it.
-        routing: For one expert's weight: how tokens reach it. None where every token does.
-        layout: ``tn`` for a weight kept as [n, k], as Linear does, and ``tt`` for [k, n].
-        biased: Whether the model adds a bias to the product.
-        gated: The gate that follows, and the order of its columns, where kernels apply such a gate.
-        gate_before: The gate, as ``gated``, that makes its input, where kernels compute the
-            gradient of such a gate behind that of the input.
-        gate_beside: The gate, as ``gated``, that multiplies its result, where kernels apply such a
-            gate, whose own product another weight gives.
-        is_read_by_gate: Whether the gate beside another weight reads its product.
-        has_rows_of_tokens: Whether its rows are those of tokens, in the order of experts.
-        shares_input: Whether another expert weight multiplies its input before it, so that the
-            gradient by this one is added to that by the other.
-        is_summed: Whether its rows belong to tokens, each of which gets the sum of its own.
-        unserved: Why no kernel computes it as the model does, in words; empty where one can.
+        role: Name in the model, such as ``attention q_proj``.
+        n: Out features on one GPU.
+        k: In features on one GPU.
+        rows: Row count rule; experts' rows follow ``routing``.
+        batch: Matrices in the weight that multiply their own rows in one call, as for experts that
+            see all tokens; 1 for a plain product.
+        part: Model part that it belongs to.
+        split: Division by tensor parallelism; None if every rank computes all of it.
+        calls: Calls per forward pass.
+        routing: Token routing, for one expert's weight; None if every token reaches it.
+        layout: ``tn`` for a weight stored as [n, k], as in Linear; ``tt`` for [k, n].
+        biased: True if the model adds a bias to the product.
+        gated: Following gate with its column order, if kernels apply it.
+        gate_before: Gate, as in ``gated``, that makes the input, if kernels fuse its gradient with
+            the input's.
+        gate_beside: Gate, as in ``gated``, that multiplies the result, if kernels apply it. Another
+            weight gives the gate's own product.
+        is_read_by_gate: True if another weight's ``gate_beside`` reads this product.
+        has_rows_of_tokens: True if its rows are token rows, in expert order.
+        shares_input: True if another expert weight multiplies the same input first, so that their
+            input gradients are added.
+        is_summed: True if its rows are summed per token.
+        unserved: Reason why no kernel computes it as the model does; empty if one can.
     """
 
     role: str
@@ -171,10 +171,10 @@ class ModelGemm:
 
 @dataclass(frozen=True, kw_only=True)
 class Fusible:
-    """GEMMs of one input that serving engines compute as one, their weights side by side.
+    """GEMMs with one input that serving engines compute as one, with concatenated weights.
 
-    The separate ``parts`` differ only in role, n and split. ``gated`` is as in `ModelGemm`, of the
-    parts together.
+    The ``parts`` differ only in role, n and split. ``gated`` is as in `ModelGemm`, for all parts
+    together.
     """
 
     role: str
@@ -186,7 +186,7 @@ Projection = ModelGemm | Fusible
 
 
 def repeat(times: int, projections: Iterable[Projection]) -> Iterator[Projection]:
-    """Projections that a model has ``times`` times, such as those of its layers."""
+    """Multiplies projections' calls, as for a model's layers."""
     if times > 0:
         for projection in projections:
             if isinstance(projection, Fusible):

@@ -14,7 +14,7 @@ from .gemm import Projection
 
 
 class GptOssConfig(GroupedQueryConfig, SparseConfig):
-    """A gpt-oss' config.json."""
+    """gpt-oss config.json."""
 
     head_dim: Size = 64
     intermediate_size: Size
@@ -22,7 +22,7 @@ class GptOssConfig(GroupedQueryConfig, SparseConfig):
     attention_bias: bool = True
 
     def projections(self) -> Iterator[Projection]:
-        """Sparse layers and the head. Expert weights are kept as [in features, out features]."""
+        """Yields sparse layers and the head. Expert weights are [in features, out features]."""
         attention = self.attention(biased=self.attention_bias)
         experts = self.routed_experts(
             intermediate=self.intermediate_size,

@@ -1,4 +1,4 @@
-"""Llama 2, 3.x and what shares its architecture under ``model_type: llama``."""
+"""Llama 2, 3.x and other models with ``model_type: llama``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .gemm import Projection
 
 
 class LlamaConfig(GroupedQueryConfig):
-    """A Llama's config.json."""
+    """Llama config.json."""
 
     intermediate_size: Size
     attention_bias: bool = False
     mlp_bias: bool = False
 
     def projections(self) -> Iterator[Projection]:
-        """Dense layers and the head."""
+        """Yields dense layers and the head."""
         mlp = self.gated_mlp(self.intermediate_size, biased=self.mlp_bias)
         return self.equal_layers(self.attention(biased=self.attention_bias), mlp)

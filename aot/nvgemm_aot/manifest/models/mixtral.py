@@ -11,12 +11,12 @@ from .gemm import Projection
 
 
 class MixtralConfig(GroupedQueryConfig, SparseConfig):
-    """A Mixtral's config.json."""
+    """Mixtral config.json."""
 
     intermediate_size: Size
     experts: Size = Field(validation_alias="num_local_experts")
 
     def projections(self) -> Iterator[Projection]:
-        """Sparse layers and the head."""
+        """Yields sparse layers and the head."""
         experts = self.routed_experts(intermediate=self.intermediate_size)
         return self.equal_layers(self.attention(), [self.router()], experts)

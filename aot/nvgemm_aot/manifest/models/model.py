@@ -1,4 +1,4 @@
-"""A model as manifests see it, whether a family's module read its config or transformers ran it."""
+"""Model description for manifests, from a family's config or a transformers run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .quantization import Quantization
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The GEMMs of a model on one GPU.
+    """Model GEMMs on one GPU.
 
     Attributes:
-        model_type: Its config's.
-        projections: Its GEMMs; one that cannot be declared says why.
-        modules: Lists the full names of the Linears that a role stands for.
-        quantization: How its checkpoint is quantized; None where it is not.
-        sizes: Values of the config that its GEMMs come from, each with its key.
-        expert_keys: By number of experts: the config's key that holds it.
-        source: How its GEMMs were found, as a sentence; empty for a family's.
-        remarks: Mistakes and omissions that a user must see.
+        model_type: The config's ``model_type``.
+        projections: GEMMs; an undeclarable one has a reason.
+        modules: Function that lists a role's full Linear names.
+        quantization: Checkpoint quantization; None if not quantized.
+        sizes: Config values that determine the GEMMs, with their keys.
+        expert_keys: Config keys by number of experts.
+        source: Sentence on how GEMMs were found; empty for a family.
+        remarks: Mistakes and omissions to show the user.
     """
 
     model_type: str

@@ -1,4 +1,4 @@
-"""Reads a config's ``quantization_config`` as serving engines do: which GEMMs have which types."""
+"""Reads a config's ``quantization_config`` as serving engines do: types for each GEMM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nvgemm_runtime.gemm.types import DType, ScaleRecipe
 from .gemm import ModelGemm, Part
 
 _EXCEPTIONS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
-"""Keys that list modules which are not quantized; each method has a key of its own."""
+"""Keys that list unquantized modules; each method has its own."""
 
 _MODULES = {
     "attention": "self_attn",
@@ -25,28 +25,28 @@ _MODULES = {
     "shared experts": "mlp.shared_experts",
     "expert": "mlp.experts.0",
 }
-"""By the first words of a role: the module of a layer that its Linears are in."""
+"""Layer modules that hold a role's Linears, by the role's first words."""
 
 _PARTS = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""By the last word of a fused role: the Linears of the checkpoint."""
+"""Checkpoint Linears by a fused role's last word."""
 
 _MOST_MODULES = 4096
-"""Modules of a GEMM that are looked up among the exceptions; no model has as many layers."""
+"""Most modules per GEMM to compare with the exceptions; no model has as many layers."""
 
 _MOST_SECONDS = 10.0
-"""Time limit for a config's exceptions, which may be regular expressions that backtrack forever."""
+"""Time limit for a config's exceptions: regular expressions may backtrack forever."""
 
 _WEIGHTS_ALONE = frozenset({"awq", "gptq", "bitsandbytes", "hqq", "aqlm", "eetq", "higgs", "vptq"})
-"""Methods that leave activations in the model's type."""
+"""Methods that do not quantize activations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedTypes:
-    """The type of a quantized Linear's weights and activations, and their scales."""
+    """Types for a quantized Linear's weights and activations, with their scales."""
 
     dtype: DType
     scales: ScaleRecipe
@@ -59,15 +59,15 @@ _NVFP4 = QuantizedTypes(dtype=DType.FP4_E2M1, scales=ScaleRecipe.E4M3_1X16)
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """How a model is quantized.
+    """Model quantization.
 
     Attributes:
         method: The config's ``quant_method``.
-        types: Types and scales of its quantized Linears, or why no kernel computes them.
-        exceptions: Modules that are not quantized: names, shell patterns, or ``re:`` and a regular
+        types: Types and scales for quantized Linears, or the reason why no kernel computes them.
+        exceptions: Unquantized modules: names, shell patterns, or ``re:`` with a regular
             expression.
-        experts_alone: Whether only routed experts are quantized.
-        head: Whether the head is quantized too.
+        experts_alone: True if only routed experts are quantized.
+        head: True if the head is quantized too.
     """
 
     method: str
@@ -79,15 +79,15 @@ class Quantization:
     def forms(
         self, gemm: ModelGemm, modules: Iterable[str]
     ) -> tuple[QuantizedTypes | str | None, ...]:
-        """The types of a GEMM; None stands for the model's own type.
+        """Returns a GEMM's types; None means the model's own type.
 
-        There are two if the exceptions name some of its ``modules`` but not the others.
+        There are two if the exceptions match some of its ``modules`` but not all.
 
         Raises:
-            ValueError: If matching the exceptions with module names takes too long.
+            ValueError: If matching the exceptions takes too long.
         """
         if gemm.part is Part.ROUTER or (gemm.part is Part.HEAD and not self.head):
-            return (None,)  # engines compute these in the model's type
+            return (None,)  # engines use the model's type here
         if self.experts_alone and gemm.routing is None:
             return (None,)
         if not self.exceptions:
@@ -116,7 +116,7 @@ class Quantization:
 
 @contextlib.contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """End the block with a ValueError after a time; has no effect outside the main thread."""
+    """Raises ValueError in the block after a time limit; no effect outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -137,11 +137,10 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization:
-    """Read a ``quantization_config``.
+    """Reads a ``quantization_config``.
 
     Raises:
-        ValueError: If a key of it cannot be understood. The message has the form
-            ``key: found; allowed``.
+        ValueError: If a key is not understood. The message has the form ``key: found; allowed``.
     """
     method = str(config.get("quant_method", "")).lower()
     return Quantization(
@@ -187,7 +186,7 @@ def _fp8_types(config: Mapping[str, Any]) -> QuantizedTypes | str:
 
 
 def _group_types(groups: Mapping[str, Any]) -> QuantizedTypes | str:
-    """Read the groups of compressed-tensors, which modelopt writes too."""
+    """Reads compressed-tensors groups, which modelopt writes too."""
     if len(groups) != 1:
         return f"it has {len(groups)} config_groups, and what is known here is one for all Linears"
     (group,) = groups.values()
@@ -230,11 +229,11 @@ _GROUP_TYPES: dict[tuple[Form, Form], QuantizedTypes] = {
     (("float", 8, "channel", None), ("float", 8, "token", None)): _ROWS,
     (_FP4_BLOCK, _FP4_BLOCK): _NVFP4,
 }
-"""By type, bits, strategy and group size of weights, and of activations."""
+"""Types by the form (type, bits, strategy, group size) of weights and activations."""
 
 
 def _kind(stated: Mapping[str, Any]) -> str:
-    """Words such as ``int4 by group of 128``."""
+    """Formats a short description such as ``int4 by group of 128``."""
     kind, bits, strategy, size = _form(stated)
     grouped = f" of {_short(size)}" if size is not None else ""
     return f"{_short(kind)}{_short(bits)} by {_short(strategy)}{grouped}"
@@ -258,7 +257,7 @@ def _exceptions(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def modules_of_family(role: str, layers: int) -> Iterator[str]:
-    """Full names of the Linears that a role of a model family stands for."""
+    """Yields a family role's full Linear names."""
     for words, module in _MODULES.items():
         if role.startswith(f"{words} "):
             last = role.removeprefix(f"{words} ")

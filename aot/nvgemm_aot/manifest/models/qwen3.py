@@ -9,13 +9,13 @@ from .gemm import Projection
 
 
 class Qwen3Config(GroupedQueryConfig):
-    """A dense Qwen3's config.json."""
+    """Dense Qwen3 config.json."""
 
     head_dim: Size = 128
     intermediate_size: Size
     attention_bias: bool = False
 
     def projections(self) -> Iterator[Projection]:
-        """Dense layers and the head."""
+        """Yields dense layers and the head."""
         attention = self.attention(biased=self.attention_bias)
         return self.equal_layers(attention, self.gated_mlp(self.intermediate_size))

@@ -12,7 +12,7 @@ from .gemm import Projection, repeat
 
 
 class Qwen3MoeConfig(GroupedQueryConfig, SparseConfig):
-    """The config.json of a Qwen3 with experts."""
+    """Qwen3-MoE config.json."""
 
     intermediate_size: Size
     moe_intermediate_size: Size
@@ -23,7 +23,7 @@ class Qwen3MoeConfig(GroupedQueryConfig, SparseConfig):
     attention_bias: bool = False
 
     def projections(self) -> Iterator[Projection]:
-        """Dense and sparse layers, and the head."""
+        """Yields dense and sparse layers, and the head."""
         layers = self.num_hidden_layers
         step = self.decoder_sparse_step
         listed = {layer for layer in self.mlp_only_layers or [] if layer < layers}

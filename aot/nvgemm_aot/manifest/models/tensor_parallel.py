@@ -1,4 +1,4 @@
-"""Divides a model's GEMMs over the ranks of tensor and expert parallelism."""
+"""Divides model GEMMs among tensor-parallel and expert-parallel ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .gemm import Fusible, Heads, ModelGemm, Projection
 
 
 def undivided_heads(projections: Iterable[Projection], ranks: int) -> list[Heads]:
-    """Find heads that ranks cannot share: neither evenly nor as copies on several ranks."""
+    """Finds heads that ranks can share neither evenly nor as copies."""
     heads = {
         gemm.split.heads: None
         for projection in projections
@@ -18,7 +18,7 @@ def undivided_heads(projections: Iterable[Projection], ranks: int) -> list[Heads
     }
     undivided = [found for found in heads if not _can_share(found, ranks)]
     return [
-        # Queries can be shared, so the keys and values beside them cannot.
+        # Only queries can be shared here, so the keys and values in the same weight cannot.
         replace(found, key="key-value heads", count=found.keys, copied=True, keys=0)
         if found.keys and found.count % ranks == 0
         else replace(found, keys=0)
@@ -36,14 +36,14 @@ def _can_share(heads: Heads, ranks: int) -> bool:
 def share(
     projections: Iterable[Projection], ranks: int, *, fused: bool, expert_ranks: int = 1
 ) -> Iterator[ModelGemm]:
-    """List the GEMMs of one of so many ranks, with its n and k; ``fused`` projections are one GEMM.
+    """Yields one rank's GEMMs with its n and k; ``fused`` joins fusible projections.
 
-    If there are several ``expert_ranks``, a multiple of ``ranks`` that divides the number of
-    experts, each has whole experts; else an expert is divided as other weights are.
+    ``expert_ranks`` above 1 must be a multiple of ``ranks`` and divide the number of experts: each
+    rank then holds whole experts. Otherwise experts are divided like other weights.
 
-    A GEMM that ranks cannot share evenly keeps the model's sizes, and is `unserved`.
+    A GEMM that ranks cannot share evenly has the model's sizes, and is `unserved`.
 
-    `undivided_heads` must find none of the projections.
+    `undivided_heads` must return nothing for these projections.
     """
     for projection in projections:
         parts = [_share_one(gemm, ranks, expert_ranks) for gemm in _parts(projection)]

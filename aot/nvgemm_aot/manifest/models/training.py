@@ -1,4 +1,4 @@
-"""The products of a training step: for each product of the forward pass, those of its gradients."""
+"""Training step products: forward products and their gradients."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .gemm import ModelGemm
 
 
 class Product(str, enum.Enum):
-    """What a product computes: the layer itself, or a gradient of the backward pass.
+    """Product kind: the layer itself, or a gradient in the backward pass.
 
-    Of experts with biases, torch computes ``FORWARD`` and adds the biases to it;
-    `nvgemm_runtime.moe` computes ``BIASED_FORWARD``, where a kernel does both. Where two weights
-    multiply one input, `nvgemm_runtime.moe` computes ``ADDED_INPUT_GRADIENT`` of the second, which
-    adds to the gradient by the first, where a kernel does both. ``ROW_SUM`` adds the rows of each
-    token, each times its weight: the results of its experts, or their gradients of its input; and
-    ``WEIGHTED_ROW`` gives rows their weights, in the backward. ``GATHERED_FORWARD`` takes the rows
-    of an up projection where the tokens are; it is one of those with a gate (`gathers_rows`).
+    For experts with biases, torch computes ``FORWARD`` and then adds them; `nvgemm_runtime.moe`
+    computes ``BIASED_FORWARD`` in one kernel. If two weights multiply one input,
+    `nvgemm_runtime.moe` computes the second's ``ADDED_INPUT_GRADIENT``, whose kernel adds the
+    first's gradient. ``ROW_SUM`` adds each token's rows with their routing weights: its experts'
+    results, or their input gradients. ``WEIGHTED_ROW`` applies routing weights to rows in the
+    backward pass. ``GATHERED_FORWARD`` gathers token rows for an up projection with a gate
+    (`gathers_rows`).
 
-    Each has one extent that grows with the tokens, and a pair of fixed ones (`pair_of`).
+    Each kind has one extent that grows with the tokens, and two fixed ones (`pair_of`).
     """
 
     FORWARD = "forward"
@@ -36,24 +36,24 @@ class Product(str, enum.Enum):
 
     @property
     def sums_over_tokens(self) -> bool:
-        """Whether k grows with the tokens, and not m."""
+        """True if k, not m, grows with the tokens."""
         return self in (Product.WEIGHT_GRADIENT, Product.BIAS_GRADIENT)
 
     @property
     def is_gathered(self) -> bool:
-        """Whether it multiplies weights with rows that indices name."""
+        """True if indices select the rows that weights multiply."""
         return self in (Product.ROW_SUM, Product.WEIGHTED_ROW)
 
     @property
     def is_of_input(self) -> bool:
-        """Whether it is the gradient of the input, by itself or added to another."""
+        """True for an input gradient, alone or added to another."""
         return self in (Product.INPUT_GRADIENT, Product.ADDED_INPUT_GRADIENT)
 
 
 def gathers_rows(gemm: ModelGemm) -> bool:
-    """Whether its product is declared with rows that the kernel gathers, too.
+    """Returns True if the kernel may gather the product's rows.
 
-    Not where experts are divided among ranks, for then rows are exchanged in between.
+    False if experts are divided among ranks, which exchange rows in between.
     """
     if not gemm.has_rows_of_tokens or gemm.routing is None or gemm.routing.sharing > 1:
         return False
@@ -62,11 +62,11 @@ def gathers_rows(gemm: ModelGemm) -> bool:
 
 
 def products_of(gemm: ModelGemm) -> tuple[Product, ...]:
-    """The products of a training step that belong to a GEMM of the forward pass.
+    """Returns a forward GEMM's training step products.
 
-    The gradient of a Linear's bias is summed without a product, those of experts' biases by one
-    with columns of ones. Rows are summed, or get their weights, where experts are not divided among
-    ranks, whose results are exchanged in between.
+    A Linear's bias gradient is summed without a product; expert bias gradients are products with
+    columns of ones. ``ROW_SUM`` and ``WEIGHTED_ROW`` are only for experts that are not divided
+    among ranks, which exchange results in between.
     """
     biased = gemm.routing is not None and gemm.routing.biased
     left_out = set() if biased else {Product.BIASED_FORWARD, Product.BIAS_GRADIENT}
@@ -81,11 +81,10 @@ def products_of(gemm: ModelGemm) -> tuple[Product, ...]:
 
 
 def pair_of(gemm: ModelGemm, product: Product) -> tuple[int, int]:
-    """The fixed extents: [n, k], or [m, n] of a product that sums over tokens.
+    """Returns the fixed extents: [n, k], or [m, n] for a product that sums over tokens.
 
-    The gradient of a weight is computed as the weight lies in memory. For it, rows get their
-    routing weights: those that go into it, but of the down projection the narrower of what its
-    gradient multiplies.
+    A weight gradient has the weight's memory layout. Routing weights apply to the rows that enter
+    the weight gradient; for the down projection, to the narrower of its gradient's two factors.
     """
     out_features, in_features = gemm.n, gemm.k
     if product is Product.ROW_SUM:
@@ -102,12 +101,12 @@ def pair_of(gemm: ModelGemm, product: Product) -> tuple[int, int]:
 
 
 def sizes_of(product: Product, tokens: int, pair: tuple[int, int]) -> tuple[int, int, int]:
-    """The m, n and k of a product."""
+    """Returns a product's m, n and k."""
     return (*pair, tokens) if product.sums_over_tokens else (tokens, *pair)
 
 
 def layout_of(gemm: ModelGemm, product: Product) -> Layout:
-    """The layout of a product: the gradient of the input multiplies by the transposed weight."""
+    """Returns a product's layout: an input gradient multiplies by the transposed weight."""
     if product.is_gathered:
         return Layout.TT
     if product in (Product.FORWARD, Product.BIASED_FORWARD, Product.GATHERED_FORWARD):
@@ -118,7 +117,7 @@ def layout_of(gemm: ModelGemm, product: Product) -> Layout:
 
 
 def op_of(gemm: ModelGemm, product: Product) -> Op:
-    """The operation that computes all experts or matrices at once, or one where there is one."""
+    """Returns the operation for all experts or matrices at once, or for a single one."""
     if product.is_gathered:
         return Op.GATHERED_MM
     if gemm.routing is None:

@@ -1,5 +1,5 @@
-"""GEMMs of any model that transformers has, found by running it under fake tensors.
+"""Finds GEMMs in any transformers model by running it under fake tensors.
 
-May import `targets`, `storage` and the rest of `manifest`, and is the only part of it that imports
-torch and transformers. Start at `model`.
+May import `targets`, `storage` and the rest of `manifest`; the only part that imports torch and
+transformers. Start at `model`.
 """

@@ -1,4 +1,4 @@
-"""Builds the model that a config describes, in transformers, without weights or network."""
+"""Builds a config's model in transformers, without weights or network."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
     import torch
 
 OLDEST, BEFORE = "5.23", "6"
-"""Releases of transformers that models are read with: from the first, before the second."""
+"""Supported transformers releases: from the first, before the second."""
 
 _LEAST_PYTHON = (3, 11)
 
 _MOST_LAYERS = 1024
-"""Layers of the deepest model that is built; none published has as many."""
+"""Most layers in a model; no published model has as many."""
 
 _MOST_MODULES = 100_000
-"""Modules of the largest model; one with 61 layers of 256 experts in Linears of their own has half
-as many."""
+"""Most modules in a model. One with 61 layers of 256 experts in separate Linears has half as many.
+"""
 
 HOW_ELSE = "record a program that calls the model with nvgemm-aot record --fake"
-"""Advice where a model cannot be read from its config."""
+"""Hint if a model cannot be read from its config."""
 
 _REMOTE_CODE = "auto_map"
-"""Key of a config that names Python files of the checkpoint."""
+"""Config key that names Python files in the checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltModel:
-    """A model whose weights are fake tensors.
+    """Model whose weights are fake tensors.
 
     Attributes:
         module: The model.
         config: Its config as transformers reads it.
-        transformers: The version of transformers.
+        transformers: The transformers version.
     """
 
     module: Any
@@ -57,15 +57,15 @@ class BuiltModel:
 
     @property
     def class_name(self) -> str:
-        """Name of the model's class."""
+        """The model's class name."""
         return type(self.module).__name__
 
 
 def require_transformers(path: Path, model_type: object, families: str) -> str:
-    """Check that transformers can be used, and return its version.
+    """Checks that transformers can be used, and returns its version.
 
     Raises:
-        ToolchainError: If it is missing or of another version, or this Python is too old for it.
+        ToolchainError: If it is missing, has another version, or needs a newer Python.
     """
     lead = (
         f"{path}: model_type {show(str(model_type))} is not among those read without transformers "
@@ -93,13 +93,13 @@ def require_transformers(path: Path, model_type: object, families: str) -> str:
 
 
 def build_model(path: Path, data: Mapping[str, Any], version: str) -> BuiltModel:
-    """Build the model of a config.json with parameters on the meta device, in bf16.
+    """Builds a config.json's model with parameters on the meta device, in bf16.
 
-    Code that a checkpoint brings is never run.
+    Never runs code from a checkpoint.
 
     Raises:
-        ManifestError: If transformers does not know the architecture, refuses the config, or
-            cannot build it without weights.
+        ManifestError: If transformers does not know the architecture, refuses the config, or cannot
+            build it without weights.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
     try:
@@ -136,7 +136,7 @@ def build_model(path: Path, data: Mapping[str, Any], version: str) -> BuiltModel
 
 
 def _check_layers(path: Path, data: Mapping[str, Any], above: str = "") -> None:
-    """Refuse numbers of layers that would fill the memory before a module is made."""
+    """Refuses layer counts that would fill the memory, before any module is made."""
     for key, value in data.items():
         if isinstance(value, dict):
             _check_layers(path, value, f"{above}{key}.")
@@ -149,7 +149,7 @@ def _check_layers(path: Path, data: Mapping[str, Any], above: str = "") -> None:
 
 
 _LAYERS = re.compile(r"(layers?|depths?|blocks)$")
-"""Keys of numbers of layers, or of lists of these."""
+"""Keys for layer counts, or lists of them."""
 
 
 def _unknown_architecture(path: Path, data: Mapping[str, Any], version: str) -> str:
@@ -166,7 +166,7 @@ def _unknown_architecture(path: Path, data: Mapping[str, Any], version: str) -> 
 
 
 def _without_ignored(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy without keys about quantized weights, code, and the form of results."""
+    """Returns a copy without keys for quantization, code and output format."""
     left_out = ("quantization_config", "compression_config", "return_dict", _REMOTE_CODE)
     return {
         key: _without_ignored(value) if isinstance(value, dict) else value
@@ -176,7 +176,7 @@ def _without_ignored(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _class_name(transformers: Any, data: Mapping[str, Any], config: Any) -> str:
-    """Name of the class to build: the config's architecture, or the usual of its model_type."""
+    """Returns the class to build: the config's architecture, or its model_type's usual class."""
     stated = data.get("architectures")
     for name in stated if isinstance(stated, list) else ():
         if isinstance(name, str) and re.fullmatch(r"[A-Z]\w*", name):
@@ -203,7 +203,7 @@ _CLASSES = (
     "MODEL_FOR_CAUSAL_LM",
     "MODEL",
 )
-"""Tables of transformers' automatic classes; the first that has a model_type is asked."""
+"""transformers' automatic class tables; the first with the model_type decides."""
 
 
 def _build(transformers: Any, kind: Any, config: Any) -> Any:
@@ -230,7 +230,7 @@ def _build(transformers: Any, kind: Any, config: Any) -> Any:
 
 
 def make_fake(module: Any, mode: Any) -> dict[torch.Tensor, str]:
-    """Replace a model's parameters and buffers on the meta device by fake tensors.
+    """Replaces a model's meta parameters and buffers with fake tensors.
 
     Returns:
         Its parameters with their names; a shared one has the name of the Linear that uses it.
@@ -273,7 +273,7 @@ def _reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Leave out the warnings of transformers, which are about weights and running."""
+    """Suppresses transformers' warnings, which concern weights and running."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()

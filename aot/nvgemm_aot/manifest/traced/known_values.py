@@ -1,7 +1,7 @@
-"""Runs torch's operators on fake tensors, but keeps the numbers that no weight determines.
+"""Runs torch operators on fake tensors, but computes values that no weight determines.
 
-Masks, positions and sizes of images are small and computed for real, so that a model can look at
-them. Routers are taken to send tokens to all experts in turn.
+Masks, positions and image sizes are small and computed for real, so that a model can read them.
+Routers are assumed to select all experts in turn.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch._subclasses.fake_tensor import (
 )
 
 _MOST_NUMBERS = 1 << 16
-"""Elements of the largest tensor whose numbers are kept."""
+"""Most elements in a tensor with real values."""
 
 _TWIN = "_nvgemm_fake_twin"
-"""Attribute of a real tensor that was overwritten with numbers of a fake one: its replacement."""
+"""Attribute for a real tensor overwritten with fake values: its fake replacement."""
 
 _LOOKS_AT_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -31,18 +31,18 @@ class KnownValues:
     """Runs operators for a `torch.utils._python_dispatch.TorchDispatchMode`.
 
     Attributes:
-        mode: The mode that fake tensors belong to.
+        mode: Mode that fake tensors belong to.
     """
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operator; the result is real if all operands are, and it is small.
+        """Runs an operator. The result is real if it is small and all operands are real.
 
         Raises:
             DataDependentOutputException, DynamicOutputShapeException: If the result depends on
-                numbers that are not known.
+                unknown values.
         """
         known = all(_is_known(tensor) for tensor in tensors_in(args, kwargs))
         if known:
@@ -68,7 +68,7 @@ class KnownValues:
             return func(*map(_twin, args), **{name: _twin(one) for name, one in kwargs.items()})
 
     def _forget_numbers(self, func: Any, args: Sequence[Any]) -> None:
-        """Give each real tensor that an operator writes unknown numbers to a fake twin."""
+        """Gives a fake twin to each real tensor that an operator overwrites with unknown values."""
         for argument, value in zip(func._schema.arguments, args):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and isinstance(value, torch.Tensor) and _is_known(value):
@@ -78,7 +78,7 @@ class KnownValues:
 
 
 def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """Tensors among arguments or results, and in lists of them."""
+    """Yields tensors in arguments or results, and in lists of them."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
             yield value
@@ -103,7 +103,7 @@ _SORTING = frozenset({"sort", "argsort"})
 
 
 def _choose_in_turn(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
-    """Replace the indices that an operator chooses by real ones: all choices in turn."""
+    """Replaces an operator's chosen indices with real ones: all choices in turn."""
     name = func.overloadpacket.__name__
     if name not in _CHOOSING and name not in _SORTING:
         return result

@@ -1,4 +1,4 @@
-"""Reads any model's GEMMs: builds it, runs it twice under fake tensors, and names what it met."""
+"""Reads any model's GEMMs: builds it, runs it twice under fake tensors, and names them."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from .sharding import heads_of, pattern_of, plan_of, split_of
 from .weight_products import WeightProduct
 
 _LENGTH = 16
-"""Tokens of a sequence in the first run; the second has twice as many, and twice the inputs."""
+"""Tokens per sequence in the first run; the second has twice as many, and twice the inputs."""
 
 
 def read_model(
     path: Path, data: Mapping[str, Any], version: str, quantization: Quantization | None
 ) -> Model:
-    """Find the GEMMs of the model that a config.json describes.
+    """Finds a config.json model's GEMMs.
 
     Raises:
-        ManifestError: If transformers cannot build it, or none of its parts can be run.
+        ManifestError: If transformers cannot build it, or no part of it can run.
     """
     built = build_model(path, data, version)
     values = KnownValues()
@@ -86,7 +86,7 @@ def read_model(
 
 @dataclass(frozen=True, kw_only=True)
 class _Use:
-    """A product with a weight and its rows; ``path`` is the weight's without ``.weight``."""
+    """Weight product with its row rule; ``path`` is the weight's name without ``.weight``."""
 
     path: str
     product: WeightProduct
@@ -97,7 +97,7 @@ class _Use:
 def _uses(
     products: Sequence[WeightProduct], again: Sequence[WeightProduct], first: Sizes, second: Sizes
 ) -> Iterator[_Use]:
-    """Compare two runs to tell how the rows of each product depend on tokens and inputs."""
+    """Compares two runs to find how rows depend on tokens and inputs."""
     later = defaultdict(list)
     for product in again:
         later[product.weight].append(product.rows)
@@ -129,7 +129,7 @@ def _why_unserved(product: WeightProduct) -> str:
 
 
 def _fit_rows(rows: int, rows_again: int, first: Sizes, second: Sizes) -> Rows:
-    """Solve ``a * tokens + b * inputs``; rows that do not grow are fixed."""
+    """Solves ``a * tokens + b * inputs``; rows that do not grow are fixed."""
     if rows_again == rows:
         return Rows(per_token=Fraction(0), fixed=rows)
     tokens, inputs = first.inputs * first.length, first.inputs
@@ -143,7 +143,7 @@ def _fit_rows(rows: int, rows_again: int, first: Sizes, second: Sizes) -> Rows:
 
 
 _EXPERT = re.compile(r"(?P<experts>.*\bexperts)\.(?P<index>\d+)\.(?P<rest>.+)")
-"""A Linear of an expert that is a module of its own."""
+"""Name pattern for a Linear in an expert module."""
 
 _FUSED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
@@ -155,13 +155,13 @@ _FUSED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gate_up_proj", ("w1", "w3")),
     ("gate_up_proj", ("wi_0", "wi_1")),
 )
-"""Weights of one input that serving engines keep as one, and the name they give it."""
+"""Weights with one input that serving engines join, with the joined name."""
 
 _ROUTERS = frozenset({"gate", "router", "wg"})
 
 
 class _Reader:
-    """Turns the products of a model into projections."""
+    """Converts a model's products into projections."""
 
     def __init__(self, *, built: BuiltModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._config = built.config
@@ -179,11 +179,11 @@ class _Reader:
         self._paths: defaultdict[str, dict[str, None]] = defaultdict(dict)
 
     def modules_of(self, role: str) -> Iterable[str]:
-        """Full names of the modules that a role stands for."""
+        """Returns the full names of a role's modules."""
         return self._paths.get(role, (role,))
 
     def projections(self, uses: Iterable[_Use]) -> Iterator[Projection]:
-        """One projection for each call, and for all experts of a layer; fusible ones together."""
+        """Yields a projection per call, and one for all experts in a layer; joins fusible ones."""
         by_parent: defaultdict[str, list[tuple[str, ModelGemm]]] = defaultdict(list)
         for path, gemm in self._gemms(uses):
             parent, _, last = path.rpartition(".")
@@ -192,7 +192,7 @@ class _Reader:
             yield from self._fuse(parent, gemms)
 
     def _gemms(self, uses: Iterable[_Use]) -> Iterator[tuple[str, ModelGemm]]:
-        """Plain GEMMs as they are called; calls of a layer's experts are one."""
+        """Yields plain GEMMs as called, and a layer's experts as one GEMM."""
         uses = list(uses)
         multiplied = Counter[str]()
         for use in uses:
@@ -237,7 +237,7 @@ class _Reader:
         )
 
     def _routed(self, path: str, calls: Sequence[_Use]) -> ModelGemm:
-        """All experts of a layer as one GEMM in groups."""
+        """Builds one grouped GEMM for all experts in a layer."""
         use = calls[0]
         product = use.product
         per_token = sum(one.rows.per_token for one in calls)
@@ -290,7 +290,7 @@ class _Reader:
         return role
 
     def _config_at(self, path: str) -> Any:
-        """The config of the innermost module around a weight that has one."""
+        """Returns the config from the innermost module around a weight that has one."""
         parts = path.split(".")
         for count in range(len(parts), -1, -1):
             module = self._modules.get(".".join(parts[:count]))
@@ -321,7 +321,7 @@ class _Reader:
         yield from left.values()
 
     def unmet(self, uses: Iterable[_Use], failed: Sequence[FailedPass]) -> Iterator[ModelGemm]:
-        """The Linears that no run reached."""
+        """Yields Linears that no run reached."""
         met = {use.path for use in uses}
         met |= {_expert_path(path) for path in met}
         reason = "no run of the model reaches it"
@@ -335,7 +335,7 @@ class _Reader:
 
 
 def _expert_path(path: str) -> str:
-    """The path of an expert's Linear without the expert's number; other paths as they are."""
+    """Returns an expert Linear's path without the expert's index; other paths unchanged."""
     match = _EXPERT.fullmatch(path)
     return f"{match['experts']}.*.{match['rest']}" if match else path
 
@@ -354,7 +354,7 @@ def _gate_of(config: Any) -> Epilogue | None:
 
 
 def _experts_gate(module: Any, config: Any) -> Epilogue | None:
-    """The gate of experts whose module keeps [gate; up] and applies the usual product."""
+    """Returns the gate for experts whose module stores [gate; up] and applies the usual product."""
     apply_gate = getattr(type(module), "_apply_gate", None)
     is_usual = getattr(apply_gate, "__name__", "") == "_default_apply_gate"
     if not is_usual or not module.has_gate or not module.is_concatenated:
@@ -363,7 +363,7 @@ def _experts_gate(module: Any, config: Any) -> Epilogue | None:
 
 
 def _merge(projections: Iterable[Projection]) -> Iterator[Projection]:
-    """Equal projections as one that is called as often."""
+    """Merges equal projections and adds up their calls."""
     for projection, count in Counter(projections).items():
         yield from repeat(count, [projection])
 
@@ -385,7 +385,7 @@ _MOST_SIZES = 24
 
 
 def _sizes(data: Mapping[str, Any]) -> Iterator[str]:
-    """The sizes of a config and of those within it."""
+    """Yields the sizes in a config and its nested configs."""
     found = (
         f"{key} {value}"
         for key, value in _flat(data)
@@ -414,7 +414,7 @@ def _source(built: BuiltModel) -> str:
 
 @contextlib.contextmanager
 def _without_log() -> Iterator[None]:
-    """Leave out what torch logs of an operator that fails on fake tensors."""
+    """Suppresses torch's log for operators that fail on fake tensors."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
     log.disabled = True

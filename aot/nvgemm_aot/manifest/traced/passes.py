@@ -1,4 +1,4 @@
-"""Runs the parts of a model once, on inputs made from its config."""
+"""Runs a model's parts once, on inputs made from its config."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .weight_products import WeightProduct, WeightProducts
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Sizes of one run: ``inputs`` sequences, images or clips; ``length`` tokens of a sequence."""
+    """Sizes in one run: ``inputs`` sequences, images or clips; ``length`` tokens per sequence."""
 
     inputs: int
     length: int
@@ -25,7 +25,7 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True)
 class FailedPass:
-    """A part of a model that could not be run, and the reason."""
+    """Model part that could not run, with the reason."""
 
     part: str
     reason: str
@@ -34,7 +34,7 @@ class FailedPass:
 def run_passes(
     model: Any, values: KnownValues, names: Mapping[torch.Tensor, str], sizes: Sizes
 ) -> tuple[list[WeightProduct], list[FailedPass]]:
-    """List the products with weights of every part of a model, and the parts that cannot be run."""
+    """Runs all parts; returns their weight products and the parts that could not run."""
     products: list[WeightProduct] = []
     failed = []
     features: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def run_passes(
     met = {product.weight for product in products}
     whole = _with_images(model, values, sizes, features.get(f"{_IMAGE} features"))
     if whole and any(name not in met for name in _linears(model)):
-        # Some models have layers between images and text that no function of theirs has alone.
+        # Some models have layers between images and text that no separate function runs.
         found, _ = _run(model.forward, whole, values, names)
         products += (product for product in found if product.weight not in met)
     return products, failed
@@ -65,7 +65,7 @@ def _run(
     values: KnownValues,
     names: Mapping[torch.Tensor, str],
 ) -> tuple[list[WeightProduct], Any]:
-    """The products of a call, and its result or the exception that ended it."""
+    """Runs a call; returns its products and its result, or the exception that ended it."""
     with torch.no_grad(), WeightProducts(values, names) as recorded:
         try:
             result = call(**given)
@@ -88,7 +88,7 @@ def _linears(model: Any) -> Iterator[str]:
 def _with_images(
     model: Any, values: KnownValues, sizes: Sizes, features: Any
 ) -> dict[str, Any] | None:
-    """Inputs of a forward pass of images whose features a text contains."""
+    """Builds forward inputs with images whose features the text contains."""
     token = getattr(model.config, "image_token_id", None)
     found = getattr(features, "last_hidden_state", features)
     if not isinstance(token, int) or not isinstance(found, torch.Tensor):
@@ -101,7 +101,7 @@ def _with_images(
 
 
 def longest_sequence(model: Any) -> int:
-    """Positions of the shortest text that a model's configs allow for."""
+    """Returns the smallest maximum sequence length in a model's configs."""
     configs = [model.config, *_inner_configs(model.config)]
     stated = [
         getattr(config, key, None)
@@ -123,10 +123,10 @@ _FEATURES = (_IMAGE, "audio", "video")
 
 
 def _passes(model: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Towers of images and sounds first, each by itself, then the text or all of a model."""
+    """Yields image and sound towers first, then the text part or the whole model."""
     kinds = [kind for kind in _FEATURES if _features_of(model, kind)]
     if "image" in kinds and "video" in kinds:
-        kinds.remove("video")  # by the same tower
+        kinds.remove("video")  # uses the same tower
     for kind in kinds:
         call = _features_of(model, kind)
         assert call is not None
@@ -138,7 +138,7 @@ def _passes(model: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _features_of(model: Any, kind: str) -> Callable[..., Any] | None:
-    """The function of a model, or of the one within its head, that runs one of its towers."""
+    """Returns the function that runs a tower, from the model or from the one inside its head."""
     for owner in (model, model.base_model):
         call = getattr(owner, f"get_{kind}_features", None)
         if callable(call):
@@ -149,11 +149,11 @@ def _features_of(model: Any, kind: str) -> Callable[..., Any] | None:
 def _arguments(
     call: Callable[..., Any], model: Any, values: KnownValues, sizes: Sizes
 ) -> dict[str, Any]:
-    """Inputs for the parameters of a call that are known here."""
+    """Builds inputs for a call's supported parameters."""
     parameters = inspect.signature(inspect.unwrap(call)).parameters
     makers = {name: _MAKERS[name] for name in parameters if name in _MAKERS}
     is_text = "input_ids" in parameters
-    if is_text:  # which makes images and sounds optional: they have passes of their own
+    if is_text:  # images and sounds are then optional: they have passes of their own
         for kind, inputs in _INPUTS_OF_TOWERS.items():
             if _features_of(model, kind):
                 makers = {name: make for name, make in makers.items() if name not in inputs}
@@ -189,7 +189,7 @@ def _mask(config: Any, values: KnownValues, sizes: Sizes, _: Any) -> torch.Tenso
 
 
 _GRID = 32
-"""Patches along each side of an image, for models that take images of any size."""
+"""Patches per image side, for models that accept any image size."""
 
 
 def _images(
@@ -229,7 +229,7 @@ def _frames_mask(config: Any, values: KnownValues, sizes: Sizes, given: Any) -> 
 
 
 _SAMPLES = 16_000
-"""Samples of a clip: a second at the usual rate."""
+"""Samples in a clip: one second at the usual rate."""
 
 
 def _samples(config: Any, values: KnownValues, sizes: Sizes, _: Any) -> torch.Tensor:
@@ -250,7 +250,7 @@ _MAKERS: dict[str, Callable[[Any, KnownValues, Sizes, Mapping[str, Any]], torch.
     "feature_attention_mask": _frames_mask,
     "input_values": _samples,
 }
-"""By parameter of a model's function: how to make it."""
+"""Input makers by parameter name."""
 
 
 def _vision(config: Any) -> Any:
@@ -270,7 +270,7 @@ def _first_int(config: Any, keys: tuple[str, ...], default: int) -> int:
 
 
 def _place(error: BaseException) -> str:
-    """Class and line of transformers where an exception came from."""
+    """Returns an exception's class, with its line in transformers."""
     place = ""
     trace = error.__traceback__
     while trace is not None:

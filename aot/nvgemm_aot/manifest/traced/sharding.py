@@ -1,4 +1,4 @@
-"""How tensor parallelism divides a weight: by the model's plan, else by the weight's name."""
+"""Divides weights for tensor parallelism: by the model's plan, else by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLUMNS = frozenset(
         "in_proj", "dt_proj", "lm_head", "embed_out", "proj_out",
     )
 )
-"""Ends of the names of weights whose out features ranks divide, where no plan names them."""
+"""Name endings for weights whose out features ranks divide, without a plan."""
 
 _ROWS = frozenset(
     (
@@ -29,17 +29,17 @@ _ROWS = frozenset(
         "w2", "Wo", "linear_2", "linear_fc2", "output.dense", "output_dense", "x_proj",
     )
 )
-"""Likewise of those whose in features ranks divide."""
+"""Name endings for weights whose in features ranks divide."""
 
 _ROWS_OF_ATTENTION = frozenset(("dense", "proj", "o"))
-"""Likewise, within attention."""
+"""The same, within attention."""
 
 _QUERIES = frozenset(("q_proj", "q_b_proj", "kv_b_proj", "query", "query_proj", "q"))
 _KEYS_AND_VALUES = frozenset(
     ("k_proj", "v_proj", "key", "value", "key_proj", "value_proj", "k", "v")
 )
 _ALL_OF_ATTENTION = frozenset(("Wqkv", "qkv_proj", "query_key_value", "c_attn", "qkv"))
-"""Weights of queries, keys and values."""
+"""Weights that join queries, keys and values."""
 # fmt: on
 
 _QUERY_HEADS = ("num_attention_heads", "n_head", "num_heads")
@@ -49,21 +49,21 @@ _INDEX = re.compile(r"\.\d+(?=\.|$)")
 
 
 def pattern_of(path: str) -> str:
-    """A module's name with ``*`` for the numbers of layers and experts."""
+    """Replaces layer and expert numbers in a module's name with ``*``."""
     return _INDEX.sub(".*", path)
 
 
 def plan_of(model: Any) -> dict[str, str]:
-    """A model's plan of tensor parallelism; empty where it divides no weight."""
+    """Returns a model's tensor-parallel plan; empty if it divides no weight."""
     plan = dict(getattr(model, "tp_plan", None) or {})
     return plan if any(_dimension(style) is not None for style in plan.values()) else {}
 
 
 def split_of(path: str, layout: Layout, plan: Mapping[str, str]) -> Split | None:
-    """The extent of a weight that ranks divide; None where each has all of it.
+    """Returns the weight extent that ranks divide; None if each rank has the whole weight.
 
-    A weight that the plan does not name is divided by its last name, as engines do; if there is a
-    plan for others, and ranks cannot divide this one, each has all of it.
+    A weight outside the plan is divided by its last name, as in engines. If the plan names others
+    and ranks cannot divide this weight, each rank has the whole weight.
     """
     style = plan.get(pattern_of(path)) or plan.get(path)
     if style is None:
@@ -77,7 +77,7 @@ def split_of(path: str, layout: Layout, plan: Mapping[str, str]) -> Split | None
     dimension = _dimension(style)
     if dimension is None:
         return None
-    # A weight is kept as [n, k] in layout tn, as [k, n] in tt.
+    # A weight is [n, k] in layout tn, [k, n] in tt.
     return Split(extent="n" if (dimension == "first") == (layout is Layout.TN) else "k")
 
 
@@ -88,7 +88,7 @@ def _dimension(style: str) -> str | None:
 
 
 def heads_of(path: str, split: Split, size: int, config: Any) -> Heads | None:
-    """The attention heads that the divided extent of a weight consists of, if it does."""
+    """Returns the attention heads in a weight's divided extent, if it has heads."""
     last = path.rpartition(".")[2]
     if not _is_attention(path):
         return None
@@ -108,9 +108,9 @@ def heads_of(path: str, split: Split, size: int, config: Any) -> Heads | None:
 
 
 def _all_heads(size: int, config: Any) -> Heads | None:
-    """Heads of a weight of queries, keys and values; keys and values may have fewer."""
+    """Returns the heads for a joined weight; keys and values may have fewer than queries."""
     for key, count in _counts(config, _QUERY_HEADS).items():
-        # Models of a single head for keys and values may state it by a flag alone.
+        # Models with a single key-value head may state it only by a flag.
         for keys in (*_counts(config, _KEY_HEADS).values(), count, 1):
             if size % (count + 2 * keys) == 0:
                 return Heads(key=key, count=count, keys=keys)

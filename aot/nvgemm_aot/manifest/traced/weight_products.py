@@ -1,7 +1,7 @@
-"""Records the products of activations with weights that a model computes.
+"""Records a model's products of activations with weights.
 
-Products of two activations, as attention has, are not among them: which of these a model computes
-depends on the implementation of attention, and not on the model.
+Excludes products of two activations, as in attention: these depend on the attention implementation,
+not on the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nvgemm_runtime.gemm.problem import Layout
 from .known_values import KnownValues, tensors_in
 
 _NAME = "_nvgemm_weight"
-"""Attribute of a tensor that is a weight, or computed from weights alone: the weight's name."""
+"""Attribute for a tensor that is a weight, or computed from weights alone: the weight's name."""
 
 _PRODUCTS = {
     "mm": 0,
@@ -28,7 +28,7 @@ _PRODUCTS = {
     "_grouped_mm": 0,
     "grouped_mm_fallback": 0,
 }
-"""By operator: position of its first factor."""
+"""Position of the first factor, by operator."""
 
 _LOOKUPS = frozenset({"index", "index_select"})
 """Operators whose result is part of a weight, although indices are no weights."""
@@ -36,19 +36,19 @@ _LOOKUPS = frozenset({"index", "index_select"})
 
 @dataclass(frozen=True, kw_only=True)
 class WeightProduct:
-    """One product of activations with a weight.
+    """Product of activations with a weight.
 
     Attributes:
-        weight: The parameter's name.
-        rows: Rows of the activations; all experts' in a grouped product.
+        weight: Parameter name.
+        rows: Activation rows; all experts' in a grouped product.
         n: Out features.
         k: In features.
-        layout: ``tn`` for a weight kept as [n, k], ``tt`` for [k, n].
-        batch: Matrices that the weight has of its own; 1 for a plain product.
-        experts: Experts of a grouped product; 0 if it is none.
-        biased: Whether the operator adds a vector.
-        dtype: Type of the weight.
-        is_turned: Whether the weight is the first factor.
+        layout: ``tn`` for a weight stored as [n, k], ``tt`` for [k, n].
+        batch: Matrices in a batched weight; 1 for a plain product.
+        experts: Experts in a grouped product; 0 otherwise.
+        biased: True if the operator adds a vector.
+        dtype: Weight type.
+        is_turned: True if the weight is the first factor.
     """
 
     weight: str
@@ -64,9 +64,9 @@ class WeightProduct:
 
 
 class WeightProducts(TorchDispatchMode):  # type: ignore[misc]
-    """Runs a model's operators by `KnownValues` and lists its products with weights.
+    """Runs a model's operators through `KnownValues` and lists its products with weights.
 
-    ``names`` are the names of parameters.
+    ``names`` maps parameters to names.
     """
 
     def __init__(self, values: KnownValues, names: Mapping[torch.Tensor, str]) -> None:
@@ -83,7 +83,7 @@ class WeightProducts(TorchDispatchMode):  # type: ignore[misc]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operator, and list it if it multiplies by a weight."""
+        """Runs an operator, and lists it if it multiplies by a weight."""
         kwargs = kwargs or {}
         result = self._values.run(func, args, kwargs)
         name = func.overloadpacket.__name__
