@@ -136,7 +136,7 @@ class ConfigManifest:
 
     name: str
     model: Model
-    wanted: ManifestOptions
+    options: ManifestOptions
     entries: tuple[ConfigEntry, ...]
     left_out: tuple[tuple[RankGemm, str], ...]
 
@@ -148,7 +148,7 @@ class ConfigManifest:
             for entry in self.entries
             for sizes in entry.sizes
         }
-        return len(declared) * len(self.wanted.dtypes)
+        return len(declared) * len(self.options.dtypes)
 
     @property
     def forward_calls(self) -> int:
@@ -163,7 +163,7 @@ class ConfigManifest:
             for use, reason in self.left_out
             if use.product is Product.FORWARD
             and use.form is None
-            and use.ranks == self.wanted.ranks[0]
+            and use.ranks == self.options.ranks[0]
         }
         calls: Counter[str] = Counter()
         for projection in self.model.projections:

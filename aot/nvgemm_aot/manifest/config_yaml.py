@@ -20,39 +20,39 @@ from .schema import VERSION
 _WIDTH = 98
 
 
-def manifest_yaml(made: ConfigManifest) -> str:
+def manifest_yaml(manifest: ConfigManifest) -> str:
     """Writes a manifest that `load_manifest` reads."""
-    entries = _entry_lines(made.entries, made.wanted)
-    return "\n".join([*_head_lines(made), "gemms:", *entries, *left_out_lines(made), ""])
+    entries = _entry_lines(manifest.entries, manifest.options)
+    return "\n".join([*_head_lines(manifest), "gemms:", *entries, *left_out_lines(manifest), ""])
 
 
-def _head_lines(made: ConfigManifest) -> Iterator[str]:
-    wanted = made.wanted
-    gradients = ", and those of its gradients in a training step" if wanted.training else ""
+def _head_lines(manifest: ConfigManifest) -> Iterator[str]:
+    options = manifest.options
+    gradients = ", and those of its gradients in a training step" if options.training else ""
     yield from _comment_lines(
-        f"Every GEMM of the layers and the head of a {made.model.model_type} model{gradients}, by "
-        "nvgemm-aot manifest from-config. Attention itself is not a GEMM of this kind. Sizes from "
-        f"its config: {', '.join(made.model.sizes)}."
+        f"Every GEMM of the layers and the head of a {manifest.model.model_type} model{gradients}, "
+        "by nvgemm-aot manifest from-config. Attention itself is not a GEMM of this kind. Sizes "
+        f"from its config: {', '.join(manifest.model.sizes)}."
     )
     yield from _comment_lines(
         "Pairs are [out features, in features] of one of tp GPUs; x2 means that one forward pass "
         "computes it twice."
     )
-    if made.model.source:
-        yield from _comment_lines(made.model.source)
-    for remark in made.model.remarks:
+    if manifest.model.source:
+        yield from _comment_lines(manifest.model.source)
+    for remark in manifest.model.remarks:
         yield from _comment_lines(f"Left out: {remark}.")
-    if any(count > 1 for count in wanted.expert_ranks):
+    if any(count > 1 for count in options.expert_ranks):
         yield from _comment_lines(
             "Experts of ep GPUs are on one of them each; m and k count the rows of one GPU where "
             "routing is even and each group of tp GPUs has tokens of its own."
         )
-    if wanted.training:
+    if options.training:
         yield from _comment_lines(
             "Gradients of inputs turn pairs around. Those of weights and biases sum over tokens, "
             "which are their k."
         )
-    quantization = made.model.quantization
+    quantization = manifest.model.quantization
     if quantization is not None:
         yield from _comment_lines(
             f"Its checkpoint is quantized by {json.dumps(quantization.method[:60])}: this is what "
@@ -60,31 +60,31 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
             "two types is quantized in some layers only, and its count is that of all. For the "
             "model before it was quantized, take quantization_config out of a copy of its config."
         )
-    if any(_lacks_its_bias(entry) for entry in made.entries):
+    if any(_lacks_its_bias(entry) for entry in manifest.entries):
         yield from _comment_lines(
             "+bias: the model adds a bias, and torch.compile computes both as addmm, for which "
             "a target has no operator. This is the product alone, in fp32, to which the plug-in of "
             "torch.compile has the bias added."
         )
-    if any(_is_of_one_expert(entry) for entry in made.entries):
+    if any(_is_of_one_expert(entry) for entry in manifest.entries):
         yield from _comment_lines(
             "Experts are those of a loop over them, counted as where each is hit. Most programs "
             "compute all in one grouped GEMM, for which there is no operator here."
         )
     yield f"version: {VERSION}"
-    yield f"name: {_quoted_if_needed(made.name)}"
-    least, most = wanted.tokens[0], wanted.tokens[-1]
+    yield f"name: {_quoted_if_needed(manifest.name)}"
+    least, most = options.tokens[0], options.tokens[-1]
     tokens = f"{least} to {most}" if least < most else str(most)
-    experts = f", ep {_listed(wanted.expert_ranks)}" if wanted.expert_ranks != (1,) else ""
-    steps = ", with those of gradients" if wanted.training else ""
+    experts = f", ep {_listed(options.expert_ranks)}" if options.expert_ranks != (1,) else ""
+    steps = ", with those of gradients" if options.training else ""
     yield (
-        f"description: GEMMs of a {made.model.model_type} model, tokens {tokens}, "
-        f"tp {_listed(wanted.ranks)}{experts}{steps}."
+        f"description: GEMMs of a {manifest.model.model_type} model, tokens {tokens}, "
+        f"tp {_listed(options.ranks)}{experts}{steps}."
     )
-    yield f"targets: [{', '.join(map(target_entry, wanted.targets))}]"
+    yield f"targets: [{', '.join(map(target_entry, options.targets))}]"
     yield ""
     yield "defaults:"
-    yield f"  dtype: [{', '.join(dtype.value for dtype in wanted.dtypes)}]"
+    yield f"  dtype: [{', '.join(dtype.value for dtype in options.dtypes)}]"
     yield ""
 
 
@@ -92,7 +92,7 @@ def _is_of_one_expert(entry: ConfigEntry) -> bool:
     return bool(entry.routing) and entry.groups is None and not entry.product.is_gathered
 
 
-def _entry_lines(entries: Iterable[ConfigEntry], wanted: ManifestOptions) -> Iterator[str]:
+def _entry_lines(entries: Iterable[ConfigEntry], options: ManifestOptions) -> Iterator[str]:
     for position, entry in enumerate(entries):
         if position:
             yield ""
@@ -109,7 +109,7 @@ def _entry_lines(entries: Iterable[ConfigEntry], wanted: ManifestOptions) -> Ite
         if entry.signature.scales is not None:
             yield f"    dtype: {entry.signature.a.value}"
             yield f"    scales: {entry.signature.scales.value}"
-            yield f"    out: [{', '.join(dtype.value for dtype in wanted.dtypes)}]"
+            yield f"    out: [{', '.join(dtype.value for dtype in options.dtypes)}]"
         elif entry.signature.out is not entry.signature.dtype:
             yield f"    out: {entry.signature.out.value}"
         if entry.signature.epilogue is not None:
@@ -222,10 +222,10 @@ def _ranks_text(expert_ranks: int, ranks: Iterable[int]) -> str:
     return f"{experts}tp {_listed(ranks)}"
 
 
-def left_out_lines(made: ConfigManifest) -> Iterator[str]:
+def left_out_lines(manifest: ConfigManifest) -> Iterator[str]:
     """Builds the closing comments, with a line for each GEMM that is left out."""
     ranks_of: dict[tuple[int, str], list[int]] = {}
-    for use, reason in made.left_out:
+    for use, reason in manifest.left_out:
         gemm = use.gemm
         part = "" if use.product is Product.FORWARD else f", {use.product.value}"
         text = f"{gemm.role}{part} x{gemm.calls} {list(use.pair)}: {reason}"

@@ -17,7 +17,7 @@ from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 
 from .config_manifest import ConfigEntry, ConfigManifest, ManifestOptions, RankGemm
 from .models.config import find_config, read_model
-from .models.expert_weights import as_kept_by
+from .models.expert_weights import in_library_layout
 from .models.gemm import ModelGemm, Projection
 from .models.model import Model
 from .models.quantization import QuantizedTypes
@@ -35,7 +35,7 @@ from .schema import NAME_ALLOWED, NAME_PATTERN
 
 
 def make_manifest(
-    given: Path, wanted: ManifestOptions, *, name: str | None = None
+    config: Path, options: ManifestOptions, *, name: str | None = None
 ) -> ConfigManifest:
     """Makes a manifest from a config.json, or from a model directory that has one.
 
@@ -43,24 +43,24 @@ def make_manifest(
 
     Raises:
         ManifestError: If the config is invalid, heads or experts do not divide among the ranks in
-            ``wanted``, training is requested for a quantized model, the name is invalid, or the
+            ``options``, training is requested for a quantized model, the name is invalid, or the
             manifest would have no problems or too many.
     """
-    path = find_config(given)
+    path = find_config(config)
     name = _check_name(path, name)
     model = read_model(path)
-    _check_heads(path, model.projections, wanted.ranks)
-    _check_expert_ranks(path, model, wanted)
-    _check_trainable(path, model, wanted)
+    _check_heads(path, model.projections, options.ranks)
+    _check_expert_ranks(path, model, options)
+    _check_trainable(path, model, options)
     entries: dict[tuple[object, ...], ConfigEntry] = {}
     left_out = []
-    for use in _uses(path, model, wanted):
+    for use in _uses(path, model, options):
         gemm, types = use.gemm, use.types
         if isinstance(types, str):
             left_out.append((use, types))
             continue
-        signature = _gated(use, use.form, wanted) if use.form else _signature(use, wanted)
-        reason = gemm.unserved or _why_unserved(use, signature, wanted)
+        signature = _gated(use, use.form, options) if use.form else _signature(use, options)
+        reason = gemm.unserved or _unserved_reason(use, signature, options)
         if reason:
             if use.product is not Product.GATHERED_FORWARD:  # that of the product with copied rows
                 left_out.append((use, reason))
@@ -73,21 +73,21 @@ def make_manifest(
                 rule=gemm.rows,
                 batch=gemm.batch,
                 signature=signature,
-                rows=_row_counts(gemm, signature.op, use.product, wanted),
+                rows=_row_counts(gemm, signature.op, use.product, options),
                 uses={},
             ),
         )
         entry.uses.setdefault(use.pair, []).append(use)
     ordered = sorted(entries.values(), key=lambda entry: list(Product).index(entry.product))
-    made = ConfigManifest(
+    manifest = ConfigManifest(
         name=name,
         model=model,
-        wanted=wanted,
+        options=options,
         entries=tuple(ordered),
         left_out=tuple(left_out),
     )
-    _check_number(path, made)
-    return made
+    _check_number(path, manifest)
+    return manifest
 
 
 def _check_heads(path: Path, projections: Sequence[Projection], ranks: Iterable[int]) -> None:
@@ -101,8 +101,8 @@ def _check_heads(path: Path, projections: Sequence[Projection], ranks: Iterable[
         raise ManifestError("\n".join(dict.fromkeys(mistakes)))
 
 
-def _check_expert_ranks(path: Path, model: Model, wanted: ManifestOptions) -> None:
-    several = [count for count in wanted.expert_ranks if count > 1]
+def _check_expert_ranks(path: Path, model: Model, options: ManifestOptions) -> None:
+    several = [count for count in options.expert_ranks if count > 1]
     numbers = sorted(set(filter(None, map(_experts_of, model.projections))))
     if several and not numbers:
         raise ManifestError(
@@ -120,7 +120,7 @@ def _check_expert_ranks(path: Path, model: Model, wanted: ManifestOptions) -> No
         f"{path}: ep: found {count}; allowed with tp {ranks}: 1 or a multiple of {ranks}, so that "
         "each rank has whole experts"
         for count in several
-        for ranks in wanted.ranks
+        for ranks in options.ranks
         if count % ranks
     ]
     if mistakes:
@@ -136,8 +136,8 @@ def _experts_of(projection: Projection) -> int:
     return projection.batch if projection.batch > 1 else 0
 
 
-def _check_trainable(path: Path, model: Model, wanted: ManifestOptions) -> None:
-    if wanted.training and model.quantization is not None:
+def _check_trainable(path: Path, model: Model, options: ManifestOptions) -> None:
+    if options.training and model.quantization is not None:
         raise ManifestError(
             f"{path}: quantization_config: found {model.quantization.method[:60]}; allowed with "
             "--training: no such key, for no operator computes gradients of quantized weights; to "
@@ -146,7 +146,7 @@ def _check_trainable(path: Path, model: Model, wanted: ManifestOptions) -> None:
         )
 
 
-def _uses(path: Path, model: Model, wanted: ManifestOptions) -> Iterator[RankGemm]:
+def _uses(path: Path, model: Model, options: ManifestOptions) -> Iterator[RankGemm]:
     def types_of(gemm: ModelGemm) -> tuple[QuantizedTypes | str | None, ...]:
         if model.quantization is None:
             return (None,)
@@ -155,13 +155,13 @@ def _uses(path: Path, model: Model, wanted: ManifestOptions) -> Iterator[RankGem
         except ValueError as error:
             raise ManifestError(f"{path}: {error}") from None
 
-    forms = [form for form in (False, True) if (wanted.fused if form else wanted.separate)]
-    kept = [list(as_kept_by(weights, model.projections)) for weights in wanted.experts]
-    placed = [
-        (ranks, expert_ranks, one)
-        for ranks in wanted.ranks
-        for expert_ranks in wanted.expert_ranks
-        for one in kept
+    forms = [form for form in (False, True) if (options.fused if form else options.separate)]
+    libraries = [list(in_library_layout(weights, model.projections)) for weights in options.experts]
+    splits = [
+        (ranks, expert_ranks, projections)
+        for ranks in options.ranks
+        for expert_ranks in options.expert_ranks
+        for projections in libraries
     ]
     uses = (
         RankGemm(
@@ -171,14 +171,14 @@ def _uses(path: Path, model: Model, wanted: ManifestOptions) -> Iterator[RankGem
             types=types,
             product=product,
         )
-        for ranks, expert_ranks, one in placed
+        for ranks, expert_ranks, projections in splits
         for fused in forms
-        for gemm in share(one, ranks, fused=fused, expert_ranks=expert_ranks)
+        for gemm in share(projections, ranks, fused=fused, expert_ranks=expert_ranks)
         for types in types_of(gemm)
-        for product in (products_of(gemm) if wanted.training else (Product.FORWARD,))
+        for product in (products_of(gemm) if options.training else (Product.FORWARD,))
     )
     yield from dict.fromkeys(uses)  # some have several forms, or as many tp ranks
-    if wanted.gated:
+    if options.gated:
         gated = (
             RankGemm(
                 ranks=ranks,
@@ -188,10 +188,10 @@ def _uses(path: Path, model: Model, wanted: ManifestOptions) -> Iterator[RankGem
                 product=product,
                 form=form,
             )
-            for ranks, expert_ranks, one in placed
-            for gemm in share(one, ranks, fused=True, expert_ranks=expert_ranks)
+            for ranks, expert_ranks, projections in splits
+            for gemm in share(projections, ranks, fused=True, expert_ranks=expert_ranks)
             if not gemm.unserved  # else reported without its gate
-            for product, form in _gated_products(gemm, wanted)
+            for product, form in _gated_products(gemm, options)
             for types in types_of(gemm)
             if types is None or product is not Product.GATHERED_FORWARD
         )
@@ -199,7 +199,7 @@ def _uses(path: Path, model: Model, wanted: ManifestOptions) -> Iterator[RankGem
 
 
 def _gated_products(
-    gemm: ModelGemm, wanted: ManifestOptions
+    gemm: ModelGemm, options: ManifestOptions
 ) -> Iterator[tuple[Product, GateForm | None]]:
     """Returns a GEMM's products with a gate, those in training only for experts.
 
@@ -207,7 +207,7 @@ def _gated_products(
     its result.
     """
     forward = (Product.FORWARD, *([Product.GATHERED_FORWARD] if gathers_rows(gemm) else ()))
-    of_experts_in_training = wanted.training and gemm.routing is not None
+    of_experts_in_training = options.training and gemm.routing is not None
     if gemm.gated is not None:
         forms = [GateForm.JOINED, *([GateForm.KEPT] if of_experts_in_training else ())]
         yield from itertools.product(forward, forms)
@@ -221,9 +221,9 @@ def _gated_products(
         yield Product.GATHERED_FORWARD, None
 
 
-def _gated(use: RankGemm, form: GateForm, wanted: ManifestOptions) -> Signature:
+def _gated(use: RankGemm, form: GateForm, options: ManifestOptions) -> Signature:
     """Returns the signature with a gate, even if no kernel supports it."""
-    gemm, types, dtype = use.gemm, use.types, wanted.dtypes[0]
+    gemm, types, dtype = use.gemm, use.types, options.dtypes[0]
     assert not isinstance(types, str)
     gate = gemm.gate_before if form.is_gradient else gemm.gated
     if form is GateForm.UPS:
@@ -250,12 +250,12 @@ _EPILOGUES = {
 }
 
 
-def _signature(use: RankGemm, wanted: ManifestOptions) -> Signature:
+def _signature(use: RankGemm, options: ManifestOptions) -> Signature:
     """Returns the signature to declare, with bias and all experts in one GEMM if possible.
 
     If torch adds the bias, the product is fp32, so that the sum is rounded once.
     """
-    gemm, types, dtype = use.gemm, use.types, wanted.dtypes[0]
+    gemm, types, dtype = use.gemm, use.types, options.dtypes[0]
     assert not isinstance(types, str)
     product = Signature(
         op=Op.MM,
@@ -278,13 +278,13 @@ def _signature(use: RankGemm, wanted: ManifestOptions) -> Signature:
     if types is not None:
         return replace(whole, a=types.dtype, b=types.dtype, scales=types.scales)
     if unsupported(whole) is None and not any(
-        unavailable(whole, arch) for arch in wanted.architectures
+        unavailable(whole, arch) for arch in options.architectures
     ):
         return whole
     return replace(product, out=DType.FP32) if gemm.biased else product
 
 
-def _why_unserved(use: RankGemm, signature: Signature, wanted: ManifestOptions) -> str:
+def _unserved_reason(use: RankGemm, signature: Signature, options: ManifestOptions) -> str:
     gemm = use.gemm
     if signature.epilogue is not None and signature.epilogue.gate is not None:
         reason = unsupported(signature)
@@ -295,11 +295,11 @@ def _why_unserved(use: RankGemm, signature: Signature, wanted: ManifestOptions) 
     if signature.scales is not None and (reason := unsupported(signature)):
         return f"it is quantized to {signature.a.value}: {reason}"
     if signature.scales is not None and all(
-        unavailable(signature, one) for one in wanted.architectures
+        unavailable(signature, arch) for arch in options.architectures
     ):
         return (
             f"it is quantized to {signature.a.value} with scales {signature.scales.value}, and "
-            f"{', '.join(wanted.architectures)} has no operator with block scales"
+            f"{', '.join(options.architectures)} has no operator with block scales"
         )
     try:
         m, n, k = sizes_of(use.product, 1, use.pair)
@@ -310,43 +310,45 @@ def _why_unserved(use: RankGemm, signature: Signature, wanted: ManifestOptions) 
 
 
 def _row_counts(
-    gemm: ModelGemm, op: Op, product: Product, wanted: ManifestOptions
+    gemm: ModelGemm, op: Op, product: Product, options: ManifestOptions
 ) -> tuple[int, ...]:
     routing = gemm.routing
     if routing is None:
         counts = {
-            gemm.rows.count(tokens, inputs) for tokens in wanted.tokens for inputs in wanted.inputs
+            gemm.rows.count(tokens, inputs)
+            for tokens in options.tokens
+            for inputs in options.inputs
         }
     elif product is Product.ROW_SUM:
-        counts = set(wanted.tokens)
+        counts = set(options.tokens)
     elif op.has_groups or product is Product.WEIGHTED_ROW:
-        counts = {routing.rows(count) for count in wanted.tokens}
+        counts = {routing.rows(count) for count in options.tokens}
     else:
-        counts = {routing.tokens_of_one(count) for count in wanted.tokens}
+        counts = {routing.tokens_of_one(count) for count in options.tokens}
     return tuple(sorted(counts))
 
 
-def _check_name(path: Path, given: str | None) -> str:
-    name = given
+def _check_name(path: Path, name_option: str | None) -> str:
+    name = name_option
     if name is None:
         stem = path.resolve().parent.name if path.name == "config.json" else path.stem
         name = re.sub(r"[^a-z0-9.]+", "-", stem.lower())[:64].strip("-.")
     if not re.fullmatch(NAME_PATTERN, name):
-        advice = "" if given is not None else "; give one with --name"
+        advice = "" if name_option is not None else "; give one with --name"
         raise ManifestError(f"{path}: name: found {name!r}; allowed: {NAME_ALLOWED}{advice}")
     return name
 
 
-def _check_number(path: Path, made: ConfigManifest) -> None:
-    if not made.entries:
+def _check_number(path: Path, manifest: ConfigManifest) -> None:
+    if not manifest.entries:
         reasons = "\n".join(
             f"  {use.gemm.role} [{use.gemm.n}, {use.gemm.k}], tp {use.ranks}: {reason}"
-            for use, reason in made.left_out
+            for use, reason in manifest.left_out
         )
         raise ManifestError(f"{path}: none of its GEMMs can be declared:\n{reasons}")
     # Counts as `load_manifest` does: a problem in two entries counts twice.
-    count = sum(len(entry.sizes) for entry in made.entries)
-    count *= len(made.wanted.dtypes)
+    count = sum(len(entry.sizes) for entry in manifest.entries)
+    count *= len(manifest.options.dtypes)
     if count > MAX_PROBLEMS:
         raise ManifestError(
             f"{path}: found {count} problems; allowed: at most {MAX_PROBLEMS} in a manifest; "

@@ -20,7 +20,7 @@ from .schema import ARCHITECTURES, SIZE_KEYS, VERSION, Rule, SharedEntry, allowe
 from .source import Foreign, Location
 
 _WORDS = {
-    **{one.value: one.row.aliases for one in (*DType, *ScaleRecipe, *Epilogue)},
+    **{member.value: member.row.aliases for member in (*DType, *ScaleRecipe, *Epilogue)},
     **{arch: row.aliases for arch, row in target.ARCHITECTURES.items()},
     **{
         meaning: tuple(words.split())

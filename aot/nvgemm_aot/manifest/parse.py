@@ -65,7 +65,7 @@ class Manifest:
     @property
     def bundle_targets(self) -> tuple[Target, ...]:
         """Unique targets; a build makes one bundle for each."""
-        return tuple(dict.fromkeys(one.target for one in self.targets))
+        return tuple(dict.fromkeys(build_target.target for build_target in self.targets))
 
 
 def load_manifest(path: Path) -> Manifest:
@@ -87,7 +87,7 @@ def parse_manifest(path: Path, text: str) -> Manifest:
     return Manifest(
         name=entry.name,
         description=" ".join(entry.description.split()),
-        targets=tuple(one for target in sorted(targets) for one in targets[target]),
+        targets=tuple(itertools.chain.from_iterable(targets[target] for target in sorted(targets))),
         declared=_declare(entry, signatures),
         providers=tuple(dict.fromkeys(entry.providers)),
     )
@@ -130,7 +130,7 @@ def _correct_keys(source: Source) -> tuple[Source, list[Mistake]]:
     """Renames misspelt top-level keys to the intended ones, so that values are checked too."""
     mistakes = []
     for key in source.data.keys() - {*allowed_keys(()), *SharedEntry.model_fields}:
-        meant = [one for one in meant_keys(key, ()) if one not in source.data]
+        meant = [meant_key for meant_key in meant_keys(key, ()) if meant_key not in source.data]
         if meant:
             mistakes.append(source.mistake((key,), explain_key(key, ()), at_key=True))
             source = source.rename(key, meant[0])

@@ -57,7 +57,7 @@ def find_target_mistakes(source: Source) -> Iterator[Mistake]:
         named = devices if isinstance(devices, list) else [device] if device is not None else []
         known = (
             (arch, ARCHITECTURES),
-            *((one, profile_names()) for one in named),
+            *((device, profile_names()) for device in named),
             (platform, (None, *PLATFORMS)),
             (cuda, CUDA_VERSIONS),
         )
@@ -136,17 +136,17 @@ class GemmRules:
 
     def _values(self, key: str, gemm: dict[str, Any], location: Location) -> _Values:
         if key not in gemm:
-            given = _as_list(self._defaults.get(key, []))
-            return _Values(location=("defaults", key), given=tuple(given))
+            values = _as_list(self._defaults.get(key, []))
+            return _Values(location=("defaults", key), given=tuple(values))
         return _Values(location=(*location, key), given=tuple(_as_list(gemm[key])))
 
     def _check_keys(self, gemm: dict[str, Any], location: Location, misspelt: set[str]) -> None:
         if "dtype" not in gemm.keys() | self._defaults.keys() | misspelt:
             text = "found no key 'dtype', which is required here or under 'defaults'"
             self._add(location, f"{text}; allowed: {', '.join(INPUT_DTYPES)}")
-        given = tuple(key for key in SIZE_KEYS if key in gemm)
-        if given not in SIZE_WAYS and misspelt.isdisjoint(SIZE_KEYS):
-            self._add(location, _explain_sizes(given))
+        size_keys = tuple(key for key in SIZE_KEYS if key in gemm)
+        if size_keys not in SIZE_WAYS and misspelt.isdisjoint(SIZE_KEYS):
+            self._add(location, _explain_sizes(size_keys))
         op = gemm.get("op", self._defaults.get("op", Op.MM.value))
         if op == Op.GATHERED_MM.value and "dtype_b" in gemm:
             text = f"found key 'dtype_b' with op {op}; allowed: dtype alone, which is that of its B"
@@ -155,7 +155,7 @@ class GemmRules:
             if op in owners and key not in gemm.keys() | misspelt:
                 text = f"found no key {key!r}, which {op} requires; add the number of {counted}"
                 self._add(location, text)
-            if key in gemm and op not in owners and op in [one.value for one in Op]:
+            if key in gemm and op not in owners and op in [operation.value for operation in Op]:
                 text = (
                     f"found key {key!r} with op {op}; allowed: with op {' or '.join(owners)} only"
                 )
@@ -169,22 +169,27 @@ class GemmRules:
         epilogues: tuple[Any, ...],
     ) -> None:
         """Finds a k that splits a packed type's element, and an odd n with a gate."""
-        packed = [one for one in map(DType, INPUT_DTYPES) if one.packed > 1 and one.value in dtypes]
+        packed = [
+            member
+            for member in map(DType, INPUT_DTYPES)
+            if member.packed > 1 and member.value in dtypes
+        ]
         paired = [
-            one
-            for one in Epilogue
-            if one.form is not None and one.form.has_pairs and one.value in epilogues
+            member
+            for member in Epilogue
+            if member.form is not None and member.form.has_pairs and member.value in epilogues
         ]
         rules = [
             *(("k", f"dtype {d.value!r}", d.packed, "k counts values, not bytes") for d in packed),
             *(("n", f"epilogue {e.value!r}", 2, "n counts gates and ups") for e in paired),
         ]
-        for axis, what, multiple, why in rules:
-            for place, extent in _extents(gemm, axis):
+        for axis, condition, multiple, why in rules:
+            for suffix, extent in _extents(gemm, axis):
                 if type(extent) is int and extent % multiple:
                     self._add(
-                        (*location, *place),
-                        f"found {extent}; allowed with {what}: a multiple of {multiple}; {why}",
+                        (*location, *suffix),
+                        f"found {extent}; allowed with {condition}: "
+                        f"a multiple of {multiple}; {why}",
                     )
 
     def _blame(
@@ -205,14 +210,16 @@ class GemmRules:
             is_of_a = signature.op is Op.GATHERED_MM or unsupported(alike) == reason
             key = "dtype" if is_of_a else "dtype_b"
         value = _spelling(getattr(signature, _field(signature, key)))
-        place = (*values[key].location, values[key].given.index(value))
-        found = f"found {value!r}"
-        if place[0] == "defaults" and any(one.location[0] == "gemms" for one in values.values()):
-            place, found = location, f"found {value!r} of 'defaults' for {key}"
-        if place not in self._blamed:
-            self._blamed.add(place)
+        blamed = (*values[key].location, values[key].given.index(value))
+        observed = f"found {value!r}"
+        if blamed[0] == "defaults" and any(
+            entry.location[0] == "gemms" for entry in values.values()
+        ):
+            blamed, observed = location, f"found {value!r} of 'defaults' for {key}"
+        if blamed not in self._blamed:
+            self._blamed.add(blamed)
             allowed = f"; allowed here: {', '.join(map(_spelling, right))}" if right else ""
-            self._add(place, f"{found}; {reason}{allowed}")
+            self._add(blamed, f"{observed}; {reason}{allowed}")
 
 
 def _field(signature: Signature, key: str) -> str:
@@ -301,12 +308,12 @@ def _misspelt(fields: dict[str, Any], location: Location) -> set[str]:
     return {meant for key in unknown for meant in meant_keys(key, location)}
 
 
-def _explain_sizes(given: tuple[str, ...]) -> str:
-    found = f"found sizes {', '.join(given)}" if given else "found no sizes"
+def _explain_sizes(keys: tuple[str, ...]) -> str:
+    observed = f"found sizes {', '.join(keys)}" if keys else "found no sizes"
     allowed = " or ".join(f"'{', '.join(way)}'" for way in SIZE_WAYS)
-    add = [[key for key in way if key not in given] for way in SIZE_WAYS if {*way} > {*given}]
-    advice = " or ".join(" and ".join(keys) for keys in add)
-    return f"{found}; allowed: {allowed}" + (f"; add {advice}" if given and add else "")
+    add = [[key for key in way if key not in keys] for way in SIZE_WAYS if {*way} > {*keys}]
+    advice = " or ".join(" and ".join(missing) for missing in add)
+    return f"{observed}; allowed: {allowed}" + (f"; add {advice}" if keys and add else "")
 
 
 def find_excess(source: Source) -> Mistake | None:

@@ -229,8 +229,8 @@ SIZE_KEYS = ("m", "n", "k", "nk", "mnk")
 
 
 def _only_with(way: tuple[str, ...]) -> dict[str, Any]:
-    others = [{"required": [key]} for key in SIZE_KEYS if key not in way]
-    return {"required": list(way), "not": {"anyOf": others}}
+    forbidden = [{"required": [key]} for key in SIZE_KEYS if key not in way]
+    return {"required": list(way), "not": {"anyOf": forbidden}}
 
 
 class GemmEntry(SharedEntry):

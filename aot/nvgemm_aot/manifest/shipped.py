@@ -8,7 +8,7 @@ from pathlib import Path
 from nvgemm_runtime.errors import ManifestError
 
 
-def find_manifest(given: Path) -> Path:
+def find_manifest(name: Path) -> Path:
     """Resolves a user's argument: a file, or a shipped manifest's name.
 
     Returns an argument with a directory part unchanged, even if no such file exists.
@@ -16,14 +16,14 @@ def find_manifest(given: Path) -> Path:
     Raises:
         ManifestError: If neither a file nor a shipped manifest has that name.
     """
-    if given.exists() or given.parent != Path():
-        return given
+    if name.exists() or name.parent != Path():
+        return name
     shipped = Path(str(files("nvgemm_aot") / "manifests"))
-    found = shipped / f"{given.name.removesuffix('.yaml')}.yaml"
-    if found.is_file():
-        return found
+    path = shipped / f"{name.name.removesuffix('.yaml')}.yaml"
+    if path.is_file():
+        return path
     names = ", ".join(sorted(path.stem for path in shipped.glob("*.yaml")))
     raise ManifestError(
-        f"{given}: there is no such file; check the path, or name a manifest that comes with "
+        f"{name}: there is no such file; check the path, or name a manifest that comes with "
         f"nvgemm-aot: {names}"
     )

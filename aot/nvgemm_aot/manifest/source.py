@@ -55,7 +55,7 @@ def report_mistakes(path: Path, mistakes: Iterable[Mistake]) -> NoReturn:
         ManifestError: Always.
     """
     ordered = sorted(set(mistakes))
-    lines = [f"{path}:{found.line}:{found.column}: {found.text}" for found in ordered]
+    lines = [f"{path}:{mistake.line}:{mistake.column}: {mistake.text}" for mistake in ordered]
     count = count_text(len(ordered), "mistake")
     raise ManifestError("\n".join([*lines, f"{count} in {path}"]))
 
@@ -132,8 +132,8 @@ def compose(path: Path, text: str) -> yaml.Node | None:
     """
     foreign = Reader.NON_PRINTABLE.search(text)
     if foreign is not None:
-        found = f"found character {foreign[0]!r}, which YAML does not allow; remove it"
-        report_mistakes(path, [_mistake_after(text[: foreign.start()], found)])
+        message = f"found character {foreign[0]!r}, which YAML does not allow; remove it"
+        report_mistakes(path, [_mistake_after(text[: foreign.start()], message)])
     loader = _make_loader(text)
     try:
         node: yaml.Node | None = loader.get_single_node()
@@ -142,8 +142,8 @@ def compose(path: Path, text: str) -> yaml.Node | None:
         assert mark is not None  # every parser error has one
         if error.problem == "but found another document":
             fail(path, mark, "found a second YAML document; allowed: one a file")
-        rest = "".join(text.split("\n")[mark.line : mark.line + 1])[mark.column :]
-        advice = "; indent with spaces" if rest.startswith("\t") else ""
+        remainder = "".join(text.split("\n")[mark.line : mark.line + 1])[mark.column :]
+        advice = "; indent with spaces" if remainder.startswith("\t") else ""
         if error.problem == "exceeded maximum nesting depth":  # libyaml since 0.2.6: 1000 levels
             fail(path, mark, _TOO_DEEP)
         context = f"{error.context}, " if error.context else ""
@@ -230,10 +230,10 @@ class Source:
         mark = node.start_mark
         known: list[str | int] = []
         for step in location:
-            found = self._child(node, step)
-            if found is None:
+            child = self._child(node, step)
+            if child is None:
                 break
-            key, node = found
+            key, node = child
             mark = key.start_mark if at_key and len(known) == len(location) - 1 else node.start_mark
             known.append(step)
         # For a mistake at a key, the text already names the key.
@@ -244,7 +244,7 @@ class Source:
         """Returns a copy with a top-level key renamed to an unused one."""
         data = {new if key == old else key: value for key, value in self.data.items()}
         nodes = self.entries[id(self.root)]
-        renamed = {new if key == old else key: found for key, found in nodes.items()}
+        renamed = {new if key == old else key: key_nodes for key, key_nodes in nodes.items()}
         return replace(self, data=data, entries={**self.entries, id(self.root): renamed})
 
     def _child(self, node: yaml.Node, step: str | int) -> tuple[yaml.Node, yaml.Node] | None:
@@ -273,9 +273,9 @@ def make_source(path: Path, root: yaml.Node | None) -> Source:
             f"{path}: the file is empty; allowed: a mapping that starts with 'version: 1'"
         )
     if not isinstance(root, yaml.MappingNode):
-        found = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
+        observed = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
     elif root.tag != f"{_TAG_PREFIX}map":
-        found = f"{_tag(root)} (a tagged value)"
+        observed = f"{_tag(root)} (a tagged value)"
     else:
         converter = _Converter(path)
         data = converter.convert(root, (), 0)
@@ -285,7 +285,7 @@ def make_source(path: Path, root: yaml.Node | None) -> Source:
             entries=converter.entries,
             mistakes=tuple(converter.mistakes),
         )
-    text = f"top level: found {found}; allowed: a mapping that starts with 'version: 1'"
+    text = f"top level: found {observed}; allowed: a mapping that starts with 'version: 1'"
     fail(path, root.start_mark, text)
 
 
@@ -381,7 +381,7 @@ def _scalar(node: yaml.ScalarNode) -> str | int | Foreign:
 
 
 def _printable(text: str) -> str | Foreign:
-    wrong = next((one for one in text if not (one.isprintable() or one.isspace())), None)
+    wrong = next((char for char in text if not (char.isprintable() or char.isspace())), None)
     if wrong is None:
         return text
     kind = f"text with the unprintable character U+{ord(wrong):04X}"

@@ -18,7 +18,7 @@ from nvgemm_runtime.installing import install_command
 
 from . import cute_dsl, cute_setup
 from .base import RECIPE_PREFIX, Candidate, Enumeration, Provider, Rejection
-from .checked import BLAME, described
+from .checked import BLAME, describe_error
 from .combined import SEPARATOR, Combined
 from .discovery import load_external
 
@@ -79,7 +79,7 @@ def load_provider(name: str) -> Provider:
         provider: Provider = getattr(importlib.import_module(module), attribute)()
     except Exception as error:  # a broken installation may raise anything
         raise ToolchainError(
-            f"the provider {name!r} cannot be created: {described(error)}; "
+            f"the provider {name!r} cannot be created: {describe_error(error)}; "
             f"run: {install_command(again=True)}"
         ) from error
     return provider
@@ -116,9 +116,9 @@ def versions_of(provider: Provider, target: Target) -> dict[str, str]:
 
 def stated_recipes(provider: Provider, target: Target) -> dict[str, str]:
     """Returns each part's recipe by `recipe_name`, without those in `UNSTATED_RECIPES`."""
-    own = {part.name: recipe_of(part, target) for part in parts_of(provider)}
+    recipes = {part.name: recipe_of(part, target) for part in parts_of(provider)}
     return {
         recipe_name(name): recipe
-        for name, recipe in own.items()
+        for name, recipe in recipes.items()
         if UNSTATED_RECIPES.get(name) != recipe
     }

@@ -31,9 +31,9 @@ from .base import (
 from .listing_faults import (
     MAX_HEADER_INTEGER,
     MAX_VERSION_LENGTH,
-    instability,
     is_integer,
     is_version_text,
+    listing_difference,
     listing_faults,
 )
 from .sources import source_digest
@@ -84,25 +84,25 @@ class Checked:
 
     def toolchain(self) -> dict[str, str]:
         """Returns the versions that shape its code, its own included; see `Provider.toolchain`."""
-        found = self._ask_in_time("toolchain()", self._provider.toolchain)
-        if not isinstance(found, dict) or not all(
-            is_version_text(text) for item in found.items() for text in item
+        versions = self._ask_in_time("toolchain()", self._provider.toolchain)
+        if not isinstance(versions, dict) or not all(
+            is_version_text(text) for item in versions.items() for text in item
         ):
             raise self._error(
-                f"toolchain() gave {found!r}; must be a version by each distribution's name, both "
-                f"printable text of 1 to {MAX_VERSION_LENGTH} characters"
+                f"toolchain() gave {versions!r}; must be a version by each distribution's name, "
+                f"both printable text of 1 to {MAX_VERSION_LENGTH} characters"
             )
-        if taken := [name for name in found if name.startswith(RECIPE_PREFIX)]:
+        if reserved := [name for name in versions if name.startswith(RECIPE_PREFIX)]:
             raise self._error(
-                f"toolchain() names {taken[0]!r}, where bundles state recipes; give the "
+                f"toolchain() names {reserved[0]!r}, where bundles state recipes; give the "
                 "distribution's name"
             )
         if self._distribution is not None:
             name, version = self._distribution
-            found = {**found, name: version}
-        if not found:
+            versions = {**versions, name: version}
+        if not versions:
             raise self._error("toolchain() names nothing; must name what shapes the code")
-        return found
+        return versions
 
     def prepare(self) -> None:
         """Prepares a process; see `Provider.prepare`."""
@@ -110,23 +110,23 @@ class Checked:
 
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
         """Lists operators after validation; see `Provider.enumerate`."""
-        asked = f"enumerate({signature.key}, {target.target.arch})"
-        found, again = (
-            self._ask_in_time(asked, lambda: self._provider.enumerate(signature, target))
+        call = f"enumerate({signature.key}, {target.target.arch})"
+        listing, repeat = (
+            self._ask_in_time(call, lambda: self._provider.enumerate(signature, target))
             for _ in range(2)
         )
-        for one in (found, again):
-            fault = next(listing_faults(one, self.name, signature, target), None)
+        for result in (listing, repeat):
+            fault = next(listing_faults(result, self.name, signature, target), None)
             if fault is not None:
-                raise self._error(f"{asked} {fault}")
-        fault = instability(found, again)
+                raise self._error(f"{call} {fault}")
+        fault = listing_difference(listing, repeat)
         if fault is not None:
-            raise self._error(f"{asked} {fault}")
+            raise self._error(f"{call} {fault}")
         # Lists do not hash, and plans compare candidates. The copy also drops extra attributes.
         return replace(
-            found,
-            candidates=tuple(replace(one) for one in found.candidates),
-            rejections=tuple(found.rejections),
+            listing,
+            candidates=tuple(replace(candidate) for candidate in listing.candidates),
+            rejections=tuple(listing.rejections),
         )
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
@@ -144,54 +144,55 @@ class Checked:
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         """Compiles one candidate; see `Provider.compile`."""
         try:
-            made: Any = self._provider.compile(candidate, target)
+            result: Any = self._provider.compile(candidate, target)
         except NvgemmError:
             raise
         except OSError as error:
             if error.errno in _OUT_OF_RESOURCES:  # the machine's fault, not the provider's
                 raise
-            raise self._uncompiled(candidate, error) from error
+            raise self._compile_error(candidate, error) from error
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # includes SystemExit and Rust panics
-            raise self._uncompiled(candidate, error) from error
-        if not isinstance(made, bytes) or not made:
+            raise self._compile_error(candidate, error) from error
+        if not isinstance(result, bytes) or not result:
             raise CompileError(
                 f"{candidate.operator}: compile() of provider {self.name!r} gave "
-                f"{one_line(repr(made))[:60]}; must be the bytes of an object"
+                f"{one_line(repr(result))[:60]}; must be the bytes of an object"
             )
-        return made
+        return result
 
-    def _uncompiled(self, candidate: Candidate, error: BaseException) -> CompileError:
+    def _compile_error(self, candidate: Candidate, error: BaseException) -> CompileError:
         _log.debug("provider %s: compile()", self.name, exc_info=error)
         return CompileError(
-            f"{candidate.operator}: compile() of provider {self.name!r} raised {described(error)}"
+            f"{candidate.operator}: compile() of provider {self.name!r} "
+            f"raised {describe_error(error)}"
         )
 
-    def _ask(self, what: str, call: Callable[[], T]) -> T:
+    def _ask(self, call_text: str, call: Callable[[], T]) -> T:
         try:
             return call()
         except (NvgemmError, KeyboardInterrupt):
             raise
         except BaseException as error:  # includes SystemExit and Rust panics
-            _log.debug("provider %s: %s", self.name, what, exc_info=True)
-            raise self._error(f"{what} raised {described(error)}") from error
+            _log.debug("provider %s: %s", self.name, call_text, exc_info=True)
+            raise self._error(f"{call_text} raised {describe_error(error)}") from error
 
-    def _ask_in_time(self, what: str, call: Callable[[], T]) -> T:
+    def _ask_in_time(self, call_text: str, call: Callable[[], T]) -> T:
         """Calls the provider, and warns if it takes longer than `SLOW_SECONDS`."""
-        timer = threading.Timer(SLOW_SECONDS, self._warn_of_waiting, (what,))
+        timer = threading.Timer(SLOW_SECONDS, self._warn_of_waiting, (call_text,))
         timer.daemon = True
         timer.start()
         try:
-            return self._ask(what, call)
+            return self._ask(call_text, call)
         finally:
             timer.cancel()
 
-    def _warn_of_waiting(self, what: str) -> None:
+    def _warn_of_waiting(self, call_text: str) -> None:
         _log.warning(
             "provider %r: %s has not returned for %g s; still waiting. To stop, press Ctrl-C: then "
             "%s",
-            *(self.name, what, SLOW_SECONDS, BLAME),
+            *(self.name, call_text, SLOW_SECONDS, BLAME),
         )
 
     def _error(self, text: str) -> ToolchainError:
@@ -213,14 +214,14 @@ class _CheckedModel:
 
     def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
         """Estimates a runtime; see `RuntimeModel.estimate_ns`."""
-        asked = f"estimate_ns({problem.key})"
-        found = self._provider._ask(asked, lambda: self._model.estimate_ns(problem, shape))
-        if found is not None and not is_integer(found, 1, MAX_HEADER_INTEGER):
+        call = f"estimate_ns({problem.key})"
+        estimate = self._provider._ask(call, lambda: self._model.estimate_ns(problem, shape))
+        if estimate is not None and not is_integer(estimate, 1, MAX_HEADER_INTEGER):
             raise self._provider._error(
-                f"{asked} gave {one_line(repr(found))[:60]}; must be whole nanoseconds from 1 to "
+                f"{call} gave {one_line(repr(estimate))[:60]}; must be whole nanoseconds from 1 to "
                 f"{MAX_HEADER_INTEGER}, or None"
             )
-        return found
+        return estimate
 
 
 def _source_module(made_by_others: object) -> str:
@@ -234,25 +235,25 @@ def _require_interface(provider: Any, name: str) -> None:
     Raises:
         ToolchainError: If a member is missing or invalid.
     """
-    see = "see nvgemm_aot.providers.interface.Provider"
-    lacks = [one for one in (*_ATTRIBUTES, *_METHODS) if not hasattr(provider, one)]
-    if lacks:
-        raise ToolchainError(f"{name!r} is no provider: it has no {', '.join(lacks)}; {see}")
-    for one, kind in _ATTRIBUTES.items():
-        value = getattr(provider, one)
+    hint = "see nvgemm_aot.providers.interface.Provider"
+    missing = [member for member in (*_ATTRIBUTES, *_METHODS) if not hasattr(provider, member)]
+    if missing:
+        raise ToolchainError(f"{name!r} is no provider: it has no {', '.join(missing)}; {hint}")
+    for member, kind in _ATTRIBUTES.items():
+        value = getattr(provider, member)
         if type(value) is not kind or not value:
             raise ToolchainError(
-                f"{name!r} is no provider: its {one} is {value!r}, must be of type "
-                f"{kind.__name__} and not empty; {see}"
+                f"{name!r} is no provider: its {member} is {value!r}, must be of type "
+                f"{kind.__name__} and not empty; {hint}"
             )
     if not is_version_text(provider.recipe):
         raise ToolchainError(
             f"{name!r} is no provider: its recipe is {provider.recipe[:60]!r}, must be printable "
-            f"text of at most {MAX_VERSION_LENGTH} characters, since bundles state it; {see}"
+            f"text of at most {MAX_VERSION_LENGTH} characters, since bundles state it; {hint}"
         )
-    for one in _METHODS:
-        if not callable(getattr(provider, one)):
-            raise ToolchainError(f"{name!r} is no provider: its {one} is no method; {see}")
+    for member in _METHODS:
+        if not callable(getattr(provider, member)):
+            raise ToolchainError(f"{name!r} is no provider: its {member} is no method; {hint}")
     if provider.interface not in INTERFACE_VERSIONS:
         known = ", ".join(map(str, INTERFACE_VERSIONS))
         raise ToolchainError(
@@ -266,7 +267,7 @@ def _require_interface(provider: Any, name: str) -> None:
         )
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Formats an error's class, first line and location on one line."""
     frames = traceback.extract_tb(error.__traceback__)
     text = one_line(str(error)) or "no message"

@@ -14,7 +14,7 @@ SEPARATOR = "+"
 """Separator between provider names in a combined name."""
 
 
-def join_versions(stated: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:
+def join_versions(statements: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:
     """Merges versions by name. ``stated`` holds pairs of a provider name and its versions.
 
     Raises:
@@ -22,7 +22,7 @@ def join_versions(stated: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, 
     """
     joined: dict[str, str] = {}
     stated_by: dict[str, str] = {}
-    for who, versions in stated:
+    for who, versions in statements:
         for name, version in versions.items():
             if joined.setdefault(name, version) != version:
                 raise ToolchainError(
@@ -58,12 +58,12 @@ class Combined:
 
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
         """Lists all parts' operators; see `Provider.enumerate`."""
-        found = [part.enumerate(signature, target) for part in self.parts]
-        absences = [one.absence for one in found if one.absence is not None]
+        listings = [part.enumerate(signature, target) for part in self.parts]
+        absences = [listing.absence for listing in listings if listing.absence is not None]
         return Enumeration(
-            candidates=tuple(candidate for one in found for candidate in one.candidates),
-            rejections=tuple(rejection for one in found for rejection in one.rejections),
-            absence="; ".join(absences) if len(absences) == len(found) else None,
+            candidates=tuple(candidate for listing in listings for candidate in listing.candidates),
+            rejections=tuple(rejection for listing in listings for rejection in listing.rejections),
+            absence="; ".join(absences) if len(absences) == len(listings) else None,
         )
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:

@@ -87,12 +87,21 @@ class Correction:
         # The common change has its own bound: it must not hide the differences.
         common = statistics.median(changes)
         return [
-            max(1, round(math.exp(row.log_estimate + _bounded(common) + _bounded(change - common))))
+            max(
+                1,
+                round(
+                    math.exp(
+                        row.log_estimate
+                        + _bounded_change(common)
+                        + _bounded_change(change - common)
+                    )
+                ),
+            )
             for row, change in zip(rows, changes)
         ]
 
 
-def _bounded(change: float) -> float:
+def _bounded_change(change: float) -> float:
     most = math.log(_MOST_FACTOR)
     return max(-most, min(most, change))
 
@@ -113,7 +122,10 @@ class FeatureRow:
 
 def load_correction(arch: str, model: str) -> Correction | None:
     """Loads the correction for a model and architecture, or returns None if there is none."""
-    return next((one for one in _corrections() if (one.arch, one.model) == (arch, model)), None)
+    for correction in _corrections():
+        if (correction.arch, correction.model) == (arch, model):
+            return correction
+    return None
 
 
 def find_correction(target: BuildTarget, model: str) -> Correction | None:
@@ -146,12 +158,12 @@ def feature_rows(
     A missing answer is replaced by a count of multiply-adds on the busiest multiprocessor, in the
     unit that the answered candidates suggest.
     """
-    counts = [_log_work(problem, candidate, sm_count) for candidate in candidates]
+    counts = [_log_busiest_work(problem, candidate, sm_count) for candidate in candidates]
     answered = [math.log(time) - count for time, count in zip(times, counts) if time is not None]
     if not answered:
         return None
     unit = sum(answered) / len(answered)
-    shares = list(_shares(problem))
+    shares = list(_knot_shares(problem))
     rows = []
     for candidate, time, count in zip(candidates, times, counts):
         estimate = math.log(time) if time is not None else count + unit
@@ -172,7 +184,7 @@ def feature_rows(
     return rows
 
 
-def _shares(problem: Problem) -> Iterator[tuple[int, float]]:
+def _knot_shares(problem: Problem) -> Iterator[tuple[int, float]]:
     """Yields the knots around a problem's m with their shares, linear in log m."""
     rows = math.log(min(max(-(-problem.m // problem.groups), KNOTS[0]), KNOTS[-1]))
     for below, above in itertools.pairwise(KNOTS):
@@ -230,7 +242,7 @@ def _grid(problem: Problem, candidate: Candidate, sm_count: int) -> _Grid:
     )
 
 
-def _log_work(problem: Problem, candidate: Candidate, sm_count: int) -> float:
+def _log_busiest_work(problem: Problem, candidate: Candidate, sm_count: int) -> float:
     """Returns the logarithm of the multiply-adds on the busiest multiprocessor."""
     m, n, count = _extents(problem, candidate)
     share = m * n * count * problem.k / sm_count

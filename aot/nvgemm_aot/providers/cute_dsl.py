@@ -75,12 +75,12 @@ _CUTE_TYPES = {
 """Element types' class names in ``cutlass``."""
 
 
-def recipe(own: str) -> str:
+def recipe(provider_recipe: str) -> str:
     """Returns the recipe for a provider that uses `export_object`: its own text plus host code.
 
     The host code is that for the default platform; `for_platform` substitutes another.
     """
-    return f"{own}, {_HOSTS[PLATFORMS[0]]}"
+    return f"{provider_recipe}, {_HOSTS[PLATFORMS[0]]}"
 
 
 def for_platform(text: str, platform: str) -> str:
@@ -122,9 +122,9 @@ def _export_for(host: _HostCode, compiled: Any, path: Path) -> None:
     from cutlass.base_dsl.export.export import get_export_module
     from cutlass.base_dsl.tvm_ffi_builder.tvm_ffi_builder import rename_tvm_ffi_function
 
-    own, symbol = f"__tvm_ffi_{compiled.function_name}", f"__tvm_ffi_{FUNCTION_NAME}"
+    own_symbol, symbol = f"__tvm_ffi_{compiled.function_name}", f"__tvm_ffi_{FUNCTION_NAME}"
     module = get_export_module(
-        compiled.ir_module, f"__cute_internal_{FUNCTION_NAME}", preserve_symbols={own}
+        compiled.ir_module, f"__cute_internal_{FUNCTION_NAME}", preserve_symbols={own_symbol}
     )
     rename_tvm_ffi_function(module, compiled.function_name, FUNCTION_NAME)
     _set_host_code(module, None)

@@ -49,17 +49,19 @@ def for_cuda(versions: Mapping[str, str], cuda: str) -> dict[str, str]:
     Raises:
         ToolchainError: If that version's compiler is not installed.
     """
-    usual, wanted = (f"nvidia-cutlass-dsl-libs-{one}" for one in (CUDA_VERSIONS[0], cuda))
-    if usual == wanted or usual not in versions:
+    default_package = f"nvidia-cutlass-dsl-libs-{CUDA_VERSIONS[0]}"
+    package = f"nvidia-cutlass-dsl-libs-{cuda}"
+    if default_package == package or default_package not in versions:
         return dict(versions)
     try:
-        its = version(wanted)
+        package_version = version(package)
     except PackageNotFoundError as error:
         raise ToolchainError(
-            f"cannot compile kernels for {cuda}: {wanted} is not installed; "
+            f"cannot compile kernels for {cuda}: {package} is not installed; "
             f"run: {compiler_install_command(cuda)}"
         ) from error
-    return {**{name: one for name, one in versions.items() if name != usual}, wanted: its}
+    others = {name: text for name, text in versions.items() if name != default_package}
+    return {**others, package: package_version}
 
 
 def installed_versions(distributions: Iterable[str], kernels: str) -> dict[str, str]:
@@ -117,7 +119,7 @@ def _load_compiler(cuda: str) -> None:
         ToolchainError: If it is not installed, cannot be loaded, or another compiler is loaded.
     """
     spec = importlib.util.find_spec("cutlass")
-    folders = [Path(one) for one in (spec and spec.submodule_search_locations) or ()]
+    folders = [Path(location) for location in (spec and spec.submodule_search_locations) or ()]
     files = [
         file
         for folder in folders
@@ -130,13 +132,13 @@ def _load_compiler(cuda: str) -> None:
         )
     loaded = sys.modules.get(CUTLASS_IR)
     if loaded is None:
-        found = importlib.util.spec_from_file_location(CUTLASS_IR, files[0])
-        assert found is not None  # the suffix is .so
-        assert found.loader is not None
-        module = importlib.util.module_from_spec(found)
+        module_spec = importlib.util.spec_from_file_location(CUTLASS_IR, files[0])
+        assert module_spec is not None  # the suffix is .so
+        assert module_spec.loader is not None
+        module = importlib.util.module_from_spec(module_spec)
         sys.modules[CUTLASS_IR] = module
         try:
-            found.loader.exec_module(module)
+            module_spec.loader.exec_module(module)
             # Importing the parent package leaves the loaded module in place.
             package, _, name = CUTLASS_IR.rpartition(".")
             setattr(importlib.import_module(package), name, module)
@@ -159,6 +161,6 @@ def compiler_install_command(cuda: str, *, again: bool = False) -> str:
     Raises:
         ToolchainError: If the DSL is not installed.
     """
-    its = installed_versions(["nvidia-cutlass-dsl"], "kernels")["nvidia-cutlass-dsl"]
+    dsl_version = installed_versions(["nvidia-cutlass-dsl"], "kernels")["nvidia-cutlass-dsl"]
     options = "--force-reinstall --no-deps " if again else ""
-    return f"pip install {options}nvidia-cutlass-dsl-libs-{cuda}=={its}"
+    return f"pip install {options}nvidia-cutlass-dsl-libs-{cuda}=={dsl_version}"

@@ -11,7 +11,7 @@ from typing import Any
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.installed.discover import describe_distribution
 
-from .checked import BLAME, Checked, described
+from .checked import BLAME, Checked, describe_error
 
 GROUP = "nvgemm_aot.providers"
 """Entry point group. An entry's name is the provider's, its object the provider class."""
@@ -34,7 +34,10 @@ class Offered:
 def offered_providers() -> tuple[Offered, ...]:
     """Lists the providers that installed distributions offer, by name. Imports none."""
     return tuple(
-        sorted(map(_offered, _entry_points()), key=lambda one: (one.name, one.distribution))
+        sorted(
+            map(_offered_provider, _entry_points()),
+            key=lambda offer: (offer.name, offer.distribution),
+        )
     )
 
 
@@ -51,21 +54,23 @@ def load_external(name: str, builtin: tuple[str, ...]) -> Checked:
     if ":" in name:
         module, _, attribute = name.partition(":")
         return _create(name, lambda: getattr(importlib.import_module(module), attribute))
-    found = [point for point in _entry_points() if point.name == name]
-    if not found:
+    points = [point for point in _entry_points() if point.name == name]
+    if not points:
         known = sorted({*builtin, *(point.name for point in _entry_points())})
         raise ToolchainError(
             f"no provider is called {name!r} (known: {', '.join(known)}); install the package that "
             "brings it, or name its class, as module:class"
         )
-    if len(found) > 1:
-        brings = sorted(f"{one.distribution} {one.version}" for one in map(_offered, found))
+    if len(points) > 1:
+        offers = sorted(
+            f"{offer.distribution} {offer.version}" for offer in map(_offered_provider, points)
+        )
         raise ToolchainError(
-            f"{' and '.join(brings)} both bring a provider called {name!r}; uninstall one, or name "
+            f"{' and '.join(offers)} both bring a provider called {name!r}; uninstall one, or name "
             "the class, as module:class"
         )
-    offered = _offered(found[0])
-    return _create(name, found[0].load, (offered.distribution, offered.version))
+    offered = _offered_provider(points[0])
+    return _create(name, points[0].load, (offered.distribution, offered.version))
 
 
 def _entry_points() -> tuple[EntryPoint, ...]:
@@ -82,14 +87,14 @@ def _entry_points() -> tuple[EntryPoint, ...]:
 
 def unreadable_entry_points(error: Exception) -> ToolchainError:
     """Builds the error for entry points that cannot be read."""
-    damaged = " and ".join(sorted(_damaged())) or "the one that is damaged"
+    damaged = " and ".join(sorted(_unreadable_distributions())) or "the one that is damaged"
     return ToolchainError(
-        f"the entry points of installed packages cannot be read: {described(error)}; reinstall or "
-        f"uninstall {damaged}"
+        f"the entry points of installed packages cannot be read: {describe_error(error)}; "
+        f"reinstall or uninstall {damaged}"
     )
 
 
-def _damaged() -> Iterator[str]:
+def _unreadable_distributions() -> Iterator[str]:
     """Yields each distribution whose entry points cannot be read."""
     for distribution in distributions():
         try:
@@ -98,7 +103,7 @@ def _damaged() -> Iterator[str]:
             yield describe_distribution(distribution)
 
 
-def _offered(point: EntryPoint) -> Offered:
+def _offered_provider(point: EntryPoint) -> Offered:
     # `entry_points` gives each entry point a distribution; one made by hand may lack it. Without
     # metadata, the distribution has neither name nor version.
     name = point.dist.name if point.dist is not None else None
@@ -114,17 +119,17 @@ def _create(
     name: str, find: Callable[[], Any], distribution: tuple[str, str] | None = None
 ) -> Checked:
     try:
-        found = find()
-        if not callable(found):
+        provider_class = find()
+        if not callable(provider_class):
             raise ToolchainError(
-                f"the provider {name!r} is a {type(found).__name__}, must be a class; name one, "
-                "as module:class, in the package's entry point or in the manifest"
+                f"the provider {name!r} is a {type(provider_class).__name__}, must be a class; "
+                "name one, as module:class, in the package's entry point or in the manifest"
             )
-        return Checked(found(), name, distribution)
+        return Checked(provider_class(), name, distribution)
     except (ToolchainError, KeyboardInterrupt):
         raise
     except BaseException as error:  # an external module may raise anything
         raise ToolchainError(
-            f"the provider {name!r} cannot be created: {described(error)}; check the name and that "
-            f"its package is installed whole, or {BLAME}"
+            f"the provider {name!r} cannot be created: {describe_error(error)}; check the name "
+            f"and that its package is installed whole, or {BLAME}"
         ) from error

@@ -38,12 +38,11 @@ without a pattern, has a share of 1 / (k + 3). Few: equal shares for every fourt
 ESTIMATED_ROUTINGS = (EVEN, SKEWED)
 """Routings whose mean makes an estimate or a measured time."""
 
-_P = 8
 _FEW_OF = 4
 _SKEW = 3.0
 SHARPNESS = 4
-"""Exponent in `slower`. Among 2, 3, 4 and 8, it gave the best estimates for the experts that costs
-are fitted on."""
+"""Exponent in `overlapped_ns`. Among 2, 3, 4 and 8, it gave the best estimates for the experts that
+costs are fitted on."""
 _STRIDE = 7
 """Distance, in group indices, between groups with consecutive shares."""
 
@@ -60,7 +59,7 @@ def rows_of_groups(rows: int, groups: int, routing: str) -> list[int]:
     else:
         shares = [1.0] * groups
     total = sum(shares)
-    ends = [round(rows * so_far / total) for so_far in itertools.accumulate(shares)]
+    ends = [round(rows * cumulative / total) for cumulative in itertools.accumulate(shares)]
     return [end - begin for begin, end in zip([0, *ends], ends)]
 
 
@@ -127,14 +126,14 @@ class GroupTimes:
             times: A plain GEMM model's estimates, which are ignored.
             sm_count: Number of streaming multiprocessors on the device.
         """
-        found: list[int | None] = []
+        estimates: list[int | None] = []
         for candidate in candidates:
-            of_routings = [
+            routing_times = [
                 self.time_ns(problem, candidate, routed(problem, routing), sm_count)
                 for routing in ESTIMATED_ROUTINGS
             ]
-            found.append(max(1, round(statistics.geometric_mean(of_routings))))
-        return found
+            estimates.append(max(1, round(statistics.geometric_mean(routing_times))))
+        return estimates
 
     def time_ns(
         self, problem: Problem, candidate: Candidate, counts: Sequence[int], sm_count: int
@@ -143,20 +142,20 @@ class GroupTimes:
         cost = self.cost_of(candidate)
         work = work_of(problem, candidate, counts, sm_count)
         computing = work.steps * cost.step + work.tiles * cost.rest
-        return self.launch_ns + slower(computing, work.moved_bytes / self.bytes_per_ns)
+        return self.launch_ns + overlapped_ns(computing, work.moved_bytes / self.bytes_per_ns)
 
     def cost_of(self, candidate: Candidate) -> TileCost:
         """Returns a candidate's tile cost, scaled by tile area if it was not measured."""
         known = self.costs.get(design_name(candidate))
         if known is not None:
             return known
-        unit = self.unknown[_counted_as(candidate)]
+        unit = self.unknown[_costed_op(candidate)]
         m, n, k = candidate.block_shape.tile
         area = m * n / 128**2
         return TileCost(step=unit.step * area * k / 64, rest=unit.rest * area)
 
 
-def slower(computing_ns: float, moving_ns: float) -> float:
+def overlapped_ns(computing_ns: float, moving_ns: float) -> float:
     """Combines overlapping times. The larger dominates; equal ones both count."""
     return float((computing_ns**SHARPNESS + moving_ns**SHARPNESS) ** (1 / SHARPNESS))
 
@@ -187,32 +186,34 @@ def work_of(problem: Problem, candidate: Candidate, counts: Sequence[int], sm_co
     signature, shape = problem.signature, candidate.block_shape
     (tile_m, tile_n, tile_k), (cluster_m, cluster_n) = shape.tile, shape.cluster
     blocks = sm_count // (cluster_m * cluster_n) * cluster_m * cluster_n
-    tiles_n = _in_clusters(problem.n, tile_n, cluster_n)
+    tiles_n = _tiles_in_whole_clusters(problem.n, tile_n, cluster_n)
     used = [count for count in counts if count]
     out_bits, in_bits = signature.out.bits, signature.a.bits
     if signature.op is Op.K_GROUPED_MM:
-        tiles = _in_clusters(problem.m, tile_m, cluster_m) * tiles_n
+        tiles = _tiles_in_whole_clusters(problem.m, tile_m, cluster_m) * tiles_n
         steps = [-(-count // tile_k) for count in counts]
         moved = (problem.m + problem.n) * sum(used) * in_bits
         moved += len(counts) * problem.m * problem.n * out_bits
         clusters = blocks // (cluster_m * cluster_n)
-        of_cluster = tiles // (cluster_m * cluster_n)
+        cluster_tiles = tiles // (cluster_m * cluster_n)
         if candidate.design.scheduler == DYNAMIC_PERSISTENT:
             # Tiles with different lengths even out, except for one of the longest at the end.
-            busiest = max(of_cluster * sum(steps) / clusters, max(steps, default=0))
+            busiest = max(cluster_tiles * sum(steps) / clusters, max(steps, default=0))
         else:
-            busiest = most_steps(steps, of_cluster, clusters)
+            busiest = busiest_cluster_steps(steps, cluster_tiles, clusters)
         return Work(
-            tiles=_busiest(tiles * len(counts), blocks), steps=busiest, moved_bytes=moved / 8
+            tiles=_tiles_of_busiest_block(tiles * len(counts), blocks),
+            steps=busiest,
+            moved_bytes=moved / 8,
         )
-    tiles = sum(_in_clusters(count, tile_m, cluster_m) for count in used) * tiles_n
-    waves = _busiest(tiles, blocks)
+    tiles = sum(_tiles_in_whole_clusters(count, tile_m, cluster_m) for count in used) * tiles_n
+    waves = _tiles_of_busiest_block(tiles, blocks)
     moved = (sum(used) + len(used) * problem.n) * problem.k * in_bits
     moved += sum(used) * (problem.out_n + _columns_read(problem)) * out_bits
     return Work(tiles=waves, steps=waves * -(-problem.k // tile_k), moved_bytes=moved / 8)
 
 
-def most_steps(steps: Sequence[int], tiles: int, clusters: int) -> int:
+def busiest_cluster_steps(steps: Sequence[int], tiles: int, clusters: int) -> int:
     """Counts the busiest cluster's steps, if cluster c takes tiles c, c + clusters, and so on.
 
     Args:
@@ -220,18 +221,18 @@ def most_steps(steps: Sequence[int], tiles: int, clusters: int) -> int:
         tiles: Tiles per group, counted in clusters.
         clusters: Number of clusters.
     """
-    whole, begin = 0, 0
+    full_steps, begin = 0, 0
     change = [0] * clusters  # differences between neighbours, for tiles that do not fill a round
-    for of_tile in steps:
-        each, rest = divmod(tiles, clusters)
-        whole += of_tile * each
-        end = (begin + rest) % clusters
-        change[begin] += of_tile
-        change[end] -= of_tile
+    for tile_steps in steps:
+        rounds, extra = divmod(tiles, clusters)
+        full_steps += tile_steps * rounds
+        end = (begin + extra) % clusters
+        change[begin] += tile_steps
+        change[end] -= tile_steps
         if end < begin:
-            change[0] += of_tile
+            change[0] += tile_steps
         begin = end
-    return whole + max(itertools.accumulate(change))
+    return full_steps + max(itertools.accumulate(change))
 
 
 def _columns_read(problem: Problem) -> int:
@@ -242,11 +243,11 @@ def _columns_read(problem: Problem) -> int:
     return role_shape(problem, Role.ADDEND)[-1]
 
 
-def _in_clusters(extent: int, tile: int, cluster: int) -> int:
+def _tiles_in_whole_clusters(extent: int, tile: int, cluster: int) -> int:
     return -(-extent // (tile * cluster)) * cluster
 
 
-def _busiest(tiles: int, blocks: int) -> int:
+def _tiles_of_busiest_block(tiles: int, blocks: int) -> int:
     return -(-tiles // blocks)
 
 
@@ -261,13 +262,13 @@ def design_name(candidate: Candidate) -> str:
     tile = "x".join(map(str, shape.tile))
     schedule = ("dynamic",) if candidate.design.scheduler == DYNAMIC_PERSISTENT else ()
     words = (
-        _counted_as(candidate), signature.layout.value, tile, "x".join(map(str, shape.cluster)),
+        _costed_op(candidate), signature.layout.value, tile, "x".join(map(str, shape.cluster)),
         *candidate.traits, *schedule,
     )  # fmt: skip
     return " ".join(words)
 
 
-def _counted_as(candidate: Candidate) -> str:
+def _costed_op(candidate: Candidate) -> str:
     """Returns the operation whose tile costs apply to a candidate."""
     op = candidate.signature.op
     return (Op.GROUPED_MM if op.groups_rows else op).value
@@ -291,8 +292,8 @@ def load_group_times(arch: str) -> GroupTimes | None:
 def read_group_times(value: Mapping[str, Any]) -> GroupTimes:
     """Reads costs from their JSON object."""
 
-    def costs(of: Mapping[str, Mapping[str, float]]) -> dict[str, TileCost]:
-        return {name: TileCost(**one) for name, one in of.items()}
+    def costs(values: Mapping[str, Mapping[str, float]]) -> dict[str, TileCost]:
+        return {name: TileCost(**cost) for name, cost in values.items()}
 
     return GroupTimes(
         arch=value["arch"],

@@ -88,7 +88,7 @@ class MatmulHeuristics:
         """
         if problem.signature.op is Op.GATHERED_MM:
             return None
-        whole_ns = self._whole_ns(problem, shape)
+        whole_ns = self._unsplit_ns(problem, shape)
         if whole_ns is None or shape.splits == 1:
             return whole_ns
         tile_m, tile_n = shape.tile[:2]
@@ -106,7 +106,7 @@ class MatmulHeuristics:
         rows = -(-problem.m // problem.groups)
         return (problem.n, rows) if shape.swapped else (rows, problem.n)
 
-    def _whole_ns(self, problem: Problem, shape: BlockShape) -> int | None:
+    def _unsplit_ns(self, problem: Problem, shape: BlockShape) -> int | None:
         """Returns the package's estimate for a kernel without split k."""
         precision, layout = _precision(problem), _layout(problem, shape.swapped)
         if (precision, layout) not in self._calibrated:

@@ -54,45 +54,46 @@ MAX_HEADER_INTEGER = 2**63 - 1
 
 
 def listing_faults(
-    found: Any, provider: str, signature: Signature, target: BuildTarget
+    listing: Any, provider: str, signature: Signature, target: BuildTarget
 ) -> Iterator[str]:
     """Yields faults in a result from `Provider.enumerate`, worded to follow its name."""
-    if not isinstance(found, Enumeration):
-        yield f"gave {type(found).__name__}; must be an Enumeration"
+    if not isinstance(listing, Enumeration):
+        yield f"gave {type(listing).__name__}; must be an Enumeration"
         return
     for field in ("candidates", "rejections"):
-        if not isinstance(getattr(found, field), tuple | list):
-            yield f"gave {type(getattr(found, field)).__name__} as {field}; must be a tuple"
+        if not isinstance(getattr(listing, field), tuple | list):
+            yield f"gave {type(getattr(listing, field)).__name__} as {field}; must be a tuple"
             return
-    if found.absence is not None and not isinstance(found.absence, str):
-        yield f"gave {found.absence!r} as absence; must be text or None"
-    for rejection in found.rejections:
+    if listing.absence is not None and not isinstance(listing.absence, str):
+        yield f"gave {listing.absence!r} as absence; must be text or None"
+    for rejection in listing.rejections:
         if not isinstance(rejection, Rejection) or not all(
             isinstance(text, str) for text in (rejection.operator, rejection.reason)
         ):
             yield f"gave {one_line(repr(rejection))} among rejections; must be a Rejection of texts"
-    for candidate in found.candidates:
+    for candidate in listing.candidates:
         if type(candidate) is not Candidate:
             text = one_line(repr(candidate))[:100]
             yield f"gave {text} among candidates; must be a Candidate{EXACTLY}"
             return
         for text in _candidate_faults(candidate, provider, signature, target):
             yield f"listed {one_line(repr(candidate.operator))}, whose {text}"
-    counts = Counter(candidate.operator for candidate in found.candidates)
+    counts = Counter(candidate.operator for candidate in listing.candidates)
     for operator, count in counts.items():
         if count > 1:
             yield f"listed {operator!r} {count} times; each operator must have a name of its own"
 
 
-def instability(found: Enumeration, again: Enumeration) -> str | None:
+def listing_difference(first: Enumeration, second: Enumeration) -> str | None:
     """Describes how two listings for one signature differ apart from order, worded like a fault."""
-    once, twice = (
-        {candidate.operator: candidate for candidate in one.candidates} for one in (found, again)
+    first_candidates, second_candidates = (
+        {candidate.operator: candidate for candidate in listing.candidates}
+        for listing in (first, second)
     )
-    for operator in (*once, *twice):
-        if operator not in once or operator not in twice:
+    for operator in (*first_candidates, *second_candidates):
+        if operator not in first_candidates or operator not in second_candidates:
             return f"listed {operator!r} one time and not the other; must list the same each time"
-        if once[operator] != twice[operator]:
+        if first_candidates[operator] != second_candidates[operator]:
             return f"listed {operator!r} with other facts when asked again; must list the same"
     return None
 
@@ -144,7 +145,7 @@ def _candidate_faults(
     if not isinstance(candidate.added_code, str):
         yield f"added_code is {candidate.added_code!r}, must be text"
     traits = candidate.traits
-    if not isinstance(traits, tuple) or not all(isinstance(one, str) and one for one in traits):
+    if not isinstance(traits, tuple) or not all(isinstance(word, str) and word for word in traits):
         yield f"traits is {traits!r}, must be a tuple of texts"
 
 
@@ -161,15 +162,15 @@ def _schedule_faults(candidate: Candidate) -> Iterator[str]:
             f"calling_convention is {convention!r}; scheduler {design.scheduler} takes no clusters"
         )
     clusters = filter(None, (design.cluster, design.fallback_cluster))
-    wanted = sorted({m * n for m, n in clusters}) if is_persistent else []
-    found = candidate.cluster_sizes
-    if known.takes_clusters and found:
-        yield f"cluster_sizes is {found!r}, must be () where each launch is told clusters"
-    elif not known.takes_clusters and sorted({*found}) != wanted:
-        told = ", or clusters in its calling_convention" if is_persistent else ""
+    expected = sorted({m * n for m, n in clusters}) if is_persistent else []
+    sizes = candidate.cluster_sizes
+    if known.takes_clusters and sizes:
+        yield f"cluster_sizes is {sizes!r}, must be () where each launch is told clusters"
+    elif not known.takes_clusters and sorted({*sizes}) != expected:
+        alternative = ", or clusters in its calling_convention" if is_persistent else ""
         yield (
-            f"cluster_sizes is {found!r}, must be {tuple(wanted)!r} with scheduler "
-            f"{design.scheduler}{told}"
+            f"cluster_sizes is {sizes!r}, must be {tuple(expected)!r} with scheduler "
+            f"{design.scheduler}{alternative}"
         )
 
 

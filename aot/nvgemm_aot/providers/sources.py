@@ -14,9 +14,9 @@ from nvgemm_runtime.bundle.format import canonical_json
 
 def source_modules(source: object) -> tuple[str, ...]:
     """Returns the modules and packages whose source shapes a provider's or model's answers."""
-    own = type(source).__module__
+    module = type(source).__module__
     external = getattr(source, "source_module", None)
-    return (own, external) if isinstance(external, str) else (own,)
+    return (module, external) if isinstance(external, str) else (module,)
 
 
 @functools.cache

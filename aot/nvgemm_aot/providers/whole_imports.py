@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def interrupts_held() -> Iterator[None]:
+def deferred_interrupts() -> Iterator[None]:
     """Defers Ctrl-C until the block ends.
 
     A signal handler's exception during the import of a compiled module causes a segmentation fault.

@@ -288,10 +288,10 @@ def _cover_gemm(index: Index, declared: Declared) -> GemmCoverage:
         sizes=Sizes(problem.m, problem.n, problem.k, problem.batch),
         count=declared.count,
     )
-    _, found = first_served(index.match, readings(call))
-    if isinstance(found, Match):
-        return _served(missed, found)
-    reasons = [reason for reason in found.reasons if reason not in index.refusals]
+    _, result = first_served(index.match, readings(call))
+    if isinstance(result, Match):
+        return _served(missed, result)
+    reasons = [reason for reason in result.reasons if reason not in index.refusals]
     product = product_of_sum(call)
     if product is not None:
         # Mirrors how `nvgemm_runtime.inductor.offers` splits a sum.
@@ -303,16 +303,16 @@ def _cover_gemm(index: Index, declared: Declared) -> GemmCoverage:
         reasons += [
             f"for the product alone, {request.problem.key}: {reason}"
             for reason in split.reasons
-            if reason not in found.reasons
+            if reason not in result.reasons
         ]
     return replace(missed, reasons=tuple(reasons))
 
 
-def _served(missed: GemmCoverage, found: Match) -> GemmCoverage:
+def _served(missed: GemmCoverage, match: Match) -> GemmCoverage:
     return replace(
         missed,
-        status=Status.DECLARED if found.basis is Basis.DECLARED else Status.SIGNATURE,
-        ranked_as=found.ranked_as,
-        kernels=len(found.kernels),
-        bundle=found.kernels[0].bundle.name,
+        status=Status.DECLARED if match.basis is Basis.DECLARED else Status.SIGNATURE,
+        ranked_as=match.ranked_as,
+        kernels=len(match.kernels),
+        bundle=match.kernels[0].bundle.name,
     )

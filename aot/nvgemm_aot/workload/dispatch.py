@@ -76,12 +76,12 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
     def _count_gemm(self, gemm: AtenGemm) -> None:
         self.count(declarable(gemm) if self._arch is None else declarable_for(gemm, self._arch))
 
-    def count(self, met: Problem | str) -> None:
+    def count(self, gemm: Problem | str) -> None:
         """Counts a GEMM: its problem, or a text if no manifest can declare it."""
-        if isinstance(met, Problem):
-            self.problems[met] += 1
+        if isinstance(gemm, Problem):
+            self.problems[gemm] += 1
         else:
-            self.others[met] += 1
+            self.others[gemm] += 1
 
 
 def _read(

@@ -39,7 +39,7 @@ _FAILED = "failed"
 
 
 @dataclass(kw_only=True)
-class MetGemm:
+class GemmReport:
     """One GEMM's history over all graphs and processes in a run.
 
     Attributes:
@@ -130,7 +130,7 @@ def explain_program(command: Sequence[str], *, quiet: bool = False) -> dict[str,
     events = [_event(line) for line in text.splitlines()]
     read = [event for event in events if event is not None]
     gemms = collect(event for event in read if event["event"] != _FAILED)
-    failed = {one["kernel"]: one["reason"] for one in read if one["event"] == _FAILED}
+    failed = {event["kernel"]: event["reason"] for event in read if event["event"] == _FAILED}
     interpreter = None if gemms else find_interpreter(command)
     return {
         "status": status,
@@ -155,9 +155,9 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return event if is_whole else None
 
 
-def collect(events: Iterable[dict[str, Any]]) -> list[MetGemm]:
+def collect(events: Iterable[dict[str, Any]]) -> list[GemmReport]:
     """Groups `nvgemm_runtime.inductor.report` events by GEMM."""
-    gemms: dict[str, MetGemm] = {}
+    gemms: dict[str, GemmReport] = {}
     for event in events:
-        gemms.setdefault(event["gemm"], MetGemm(gemm=event["gemm"])).add(event)
+        gemms.setdefault(event["gemm"], GemmReport(gemm=event["gemm"])).add(event)
     return list(gemms.values())

@@ -121,12 +121,12 @@ _NOT_STARTED = 2
 """Exit status if there is nothing to run, as in Python."""
 
 
-class KeptCalls(GemmCalls):
+class RecordedCalls(GemmCalls):
     """Counts GEMMs and periodically writes them to a recorder's file."""
 
-    def __init__(self, kept_by: Recorder, target: Target) -> None:
+    def __init__(self, recorder: Recorder, target: Target) -> None:
         super().__init__(target.arch)
-        self._kept_by = kept_by
+        self._kept_by = recorder
         self._entry = target_entry(target)
         self._seen: set[Problem | str] = set()
         self._written = time.monotonic()
@@ -142,10 +142,10 @@ class KeptCalls(GemmCalls):
         """
         self._writes = True
         if self.problems or self.others:
-            found = Recording(
+            recording = Recording(
                 name="", targets={self._entry}, problems=self.problems, others=self.others
             )
-            self._kept_by.merge(found)
+            self._kept_by.merge(recording)
             self._seen.update(self.problems, self.others)
             self.problems.clear()
             self.others.clear()
@@ -160,10 +160,10 @@ class KeptCalls(GemmCalls):
         if not self._writes:
             raise SystemExit(_TERMINATED)
 
-    def count(self, met: Problem | str) -> None:
+    def count(self, gemm: Problem | str) -> None:
         """Counts a GEMM and writes the counts if due."""
-        super().count(met)
-        if met not in self._seen or time.monotonic() - self._written >= WRITE_SECONDS:
+        super().count(gemm)
+        if gemm not in self._seen or time.monotonic() - self._written >= WRITE_SECONDS:
             self.write()
 
 
@@ -178,7 +178,7 @@ def main(arguments: list[str]) -> None:
         raise RecordError("no file to record to is named; run nvgemm-aot record --fake instead")
     kept_by.check()
     target = recorded_target(None, host_platform(), torch_cuda())
-    calls = KeptCalls(kept_by, target)
+    calls = RecordedCalls(kept_by, target)
     signal.signal(signal.SIGTERM, calls.end)
     try:
         with fake_tensors(), calls:

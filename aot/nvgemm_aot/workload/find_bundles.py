@@ -52,7 +52,9 @@ def read_bundles(paths: Sequence[Path]) -> list[BundleView]:
         BundleFormatError: If a bundle breaks a format rule.
         StorageError: If a path cannot be read or holds no bundle.
     """
-    return [_read_header(one) for path in without_runtime(paths) for one in find_bundles(path)]
+    return [
+        _read_header(bundle) for path in without_runtime(paths) for bundle in find_bundles(path)
+    ]
 
 
 def without_runtime(paths: Sequence[Path]) -> Sequence[Path]:
@@ -85,17 +87,17 @@ def find_bundles(path: Path, *, headers_only: bool = True) -> Iterator[NamedBund
 def installed_bundles() -> tuple[list[BundleView], list[str]]:
     """Returns bundles from wheels and NVGEMM_AOT_BUNDLES, and reasons for unusable ones."""
     views, unusable = [], []
-    for one in INSTALLATION.shipped_bundles():
-        if one.bundle is None:
-            unusable.append(f"{one.name}: {one.problem}")
+    for shipped in INSTALLATION.shipped_bundles():
+        if shipped.bundle is None:
+            unusable.append(f"{shipped.name}: {shipped.problem}")
         else:
-            views.append(BundleView(name=one.name, header=one.bundle.header))
+            views.append(BundleView(name=shipped.name, header=shipped.bundle.header))
     return views, unusable
 
 
-def _read_header(found: NamedBundle) -> BundleView:
-    with found.named_in_errors(), Bundle(found.file) as bundle:
-        return BundleView(name=found.name, header=bundle.header)
+def _read_header(named: NamedBundle) -> BundleView:
+    with named.named_in_errors(), Bundle(named.file) as bundle:
+        return BundleView(name=named.name, header=bundle.header)
 
 
 def _find_in_directory(path: Path, headers_only: bool) -> Iterator[NamedBundle]:

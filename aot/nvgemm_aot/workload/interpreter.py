@@ -64,14 +64,16 @@ def find_interpreter(command: Sequence[str]) -> Interpreter | None:
         path, version, missing = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
-    return Interpreter(path=path, version=version, missing=tuple(_MODULES[one] for one in missing))
+    return Interpreter(
+        path=path, version=version, missing=tuple(_MODULES[module] for module in missing)
+    )
 
 
 def _python_of_script(program: str) -> str | None:
     """Returns the Python in a script's first line, which pip writes for ``torchrun``."""
-    found = shutil.which(program)
+    script = shutil.which(program)
     try:
-        with Path(found or program).open("rb") as file:
+        with Path(script or program).open("rb") as file:
             first = file.readline(1000).decode(errors="replace").strip()
     except OSError:
         return None

@@ -17,13 +17,13 @@ class CannotStartError(OSError):
     """The user's command cannot be started."""
 
 
-_KILLED = 128
+_SIGNAL_STATUS_BASE = 128
 """Offset in shells' exit status for a command that a signal ended."""
 
-_OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT)
+_TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
 """Signals that a terminal sends to all foreground processes, which include the command."""
 
-_PASSED_ON = (*_OF_TERMINALS, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_PASSED_ON = (*_TERMINAL_SIGNALS, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def run_to_end(
@@ -47,7 +47,7 @@ def run_to_end(
         with process:
             signals.forward_to(process)
             status = process.wait()
-    return status if status >= 0 else _KILLED - status
+    return status if status >= 0 else _SIGNAL_STATUS_BASE - status
 
 
 class _SignalsForwarded:
@@ -78,7 +78,7 @@ class _SignalsForwarded:
             process.send_signal(self._early.pop(0))
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        if number in _OF_TERMINALS and _is_in_foreground():
+        if number in _TERMINAL_SIGNALS and _is_in_foreground():
             return
         if self._process is None:
             self._early.append(number)

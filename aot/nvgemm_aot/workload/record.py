@@ -109,16 +109,16 @@ def _with_fake_tensors(command: Sequence[str]) -> list[str]:
         RecordError: If it is no Python program.
     """
     python, *arguments = command
-    place = 0
-    while place < len(arguments) and arguments[place].startswith("-"):
-        if arguments[place] in ("-m", "-c"):
+    index = 0
+    while index < len(arguments) and arguments[index].startswith("-"):
+        if arguments[index] in ("-m", "-c"):
             break
-        place += 2 if arguments[place] in _OPTIONS_WITH_VALUE else 1
-    program = arguments[place:]
+        index += 2 if arguments[index] in _OPTIONS_WITH_VALUE else 1
+    program = arguments[index:]
     is_whole = len(program) > (program[:1] in (["-m"], ["-c"]))
     if not is_python(python) or not is_whole:
         raise RecordError(
             f"--fake runs Python programs: the command is {' '.join(command)!r}, must be of the "
             "form python script.py …, python -m package … or python -c code …"
         )
-    return [python, *arguments[:place], "-m", "nvgemm_aot.workload.fake_run", *program]
+    return [python, *arguments[:index], "-m", "nvgemm_aot.workload.fake_run", *program]

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from interrupted_imports import INTERRUPT_AT
-from nvgemm_aot.providers.whole_imports import interrupts_held
+from nvgemm_aot.providers.whole_imports import deferred_interrupts
 
 INTERRUPTED_AT = (
     INTERRUPT_AT
@@ -55,7 +55,7 @@ def test_what_was_interrupted_goes_on_to_the_end_of_the_block() -> None:
     before = signal.signal(signal.SIGINT, handler)  # a shell's background jobs ignore the signal
 
     def interrupted() -> None:
-        with interrupts_held():
+        with deferred_interrupts():
             os.kill(os.getpid(), signal.SIGINT)
             reached.append("end")
 
@@ -71,7 +71,7 @@ def test_what_was_interrupted_goes_on_to_the_end_of_the_block() -> None:
 def test_interrupts_that_are_ignored_stay_so() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with interrupts_held():
+        with deferred_interrupts():
             os.kill(os.getpid(), signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
@@ -82,7 +82,7 @@ def test_other_threads_import_as_they_are() -> None:
     found = []
 
     def look() -> None:
-        with interrupts_held():
+        with deferred_interrupts():
             found.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=look)

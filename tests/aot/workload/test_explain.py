@@ -23,7 +23,7 @@ import recording_kernels
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.cli.explain import explain_text
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.workload.explain import MetGemm, collect, explain_program
+from nvgemm_aot.workload.explain import GemmReport, collect, explain_program
 from nvgemm_runtime.gemm.problem import DType
 from nvgemm_runtime.inductor import report
 from nvgemm_runtime.settings import EXPLAIN_VARIABLE
@@ -80,7 +80,7 @@ def test_collects_all_that_happened_to_a_gemm() -> None:
             used("a", "nvgemm_mm_1"),
         ]
     )
-    assert one == MetGemm(
+    assert one == GemmReport(
         gemm="a",
         basis="declared",
         offered={**OURS, "nvgemm_mm_2": "Tile_8x8"},

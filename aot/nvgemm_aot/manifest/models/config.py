@@ -28,9 +28,9 @@ _ALLOWED = {
 """Allowed values by pydantic error name."""
 
 
-def find_config(given: Path) -> Path:
+def find_config(path: Path) -> Path:
     """Resolves a user's argument: a config, or a model directory with a config.json."""
-    return given / "config.json" if given.is_dir() else given
+    return path / "config.json" if path.is_dir() else path
 
 
 def read_model(path: Path) -> Model:
@@ -55,9 +55,9 @@ def read_model(path: Path) -> Model:
     if isinstance(model_type, str) and model_type in FAMILIES:
         return _read_family(path, model_type, data).describe(model_type)
     if not isinstance(model_type, str):
-        found = _json_text(model_type) if "model_type" in data else "no such key"
+        observed = _json_text(model_type) if "model_type" in data else "no such key"
         raise ManifestError(
-            f"{path}: model_type: found {found}; allowed: the name of an architecture, such as "
+            f"{path}: model_type: found {observed}; allowed: the name of an architecture, such as "
             "llama; record a model without one with nvgemm-aot record"
         )
     from ..traced.building import require_transformers
@@ -109,9 +109,9 @@ def _parse(path: Path, data: bytes) -> dict[str, Any]:
     try:
         json.dumps(parsed, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        found = ascii(error.object[error.start])
+        observed = ascii(error.object[error.start])
         raise ManifestError(
-            f"{path}: found {found} in a string, half of a surrogate pair; allowed: Unicode text"
+            f"{path}: found {observed} in a string, half of a surrogate pair; allowed: Unicode text"
         ) from None
     return parsed
 

@@ -43,18 +43,18 @@ QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 """Config keys that describe checkpoint quantization."""
 
 
-def quantization_of(stated: object) -> Quantization:
+def quantization_of(value: object) -> Quantization:
     """Reads the value for a key in `QUANTIZATION_KEYS`.
 
     Raises:
         ValueError: If the value is not understood.
     """
-    if not isinstance(stated, dict):
+    if not isinstance(value, dict):
         raise ValueError(
-            f"quantization_config: found {str(stated)[:60]}; allowed: an object, or no such key"
+            f"quantization_config: found {str(value)[:60]}; allowed: an object, or no such key"
         )
     try:
-        return read_quantization(stated)
+        return read_quantization(value)
     except ValueError as error:
         raise ValueError(f"quantization_config.{error}") from None
 
@@ -78,8 +78,8 @@ class DecoderConfig(BaseModel, ABC):
 
     @field_validator("quantization", mode="before")
     @classmethod
-    def _read_quantization(cls, said: object) -> Quantization | None:
-        return None if said is None else quantization_of(said)
+    def _read_quantization(cls, value: object) -> Quantization | None:
+        return None if value is None else quantization_of(value)
 
     @classmethod
     def key_of(cls, field: str) -> str:

@@ -23,7 +23,9 @@ class ExpertWeights(str, enum.Enum):
     TORCHTITAN = "torchtitan"
 
 
-def as_kept_by(weights: ExpertWeights, projections: Iterable[Projection]) -> Iterator[Projection]:
+def in_library_layout(
+    weights: ExpertWeights, projections: Iterable[Projection]
+) -> Iterator[Projection]:
     """Converts routed experts, which families yield in transformers' layout, to a library's."""
     for projection in projections:
         is_routed = isinstance(projection, ModelGemm) and projection.routing is not None

@@ -100,10 +100,10 @@ class Rows:
         return " + ".join(part for part in parts if part)
 
 
-def _times(factor: Fraction | int, what: str) -> str:
+def _times(factor: Fraction | int, unit: str) -> str:
     if not factor:
         return ""
-    return what if factor == 1 else f"{factor} * {what}"
+    return unit if factor == 1 else f"{factor} * {unit}"
 
 
 TOKENS = Rows()

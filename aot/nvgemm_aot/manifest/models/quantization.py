@@ -93,11 +93,11 @@ class Quantization:
         if not self.exceptions:
             return (self.types,)
         with _time_limit(_MOST_SECONDS):
-            found = {
+            exclusions = {
                 self._excepts(name) or self._excepts(name.removeprefix("model."))
                 for name in itertools.islice(modules, _MOST_MODULES)
             }
-        return tuple(None if excepted else self.types for excepted in sorted(found))
+        return tuple(None if is_excluded else self.types for is_excluded in sorted(exclusions))
 
     def _excepts(self, name: str) -> bool:
         words = name.split(".")
@@ -213,13 +213,13 @@ def _group_types(groups: Mapping[str, Any]) -> QuantizedTypes | str:
 Form = tuple[object, object, object, object]
 
 
-def _form(stated: Mapping[str, Any]) -> Form:
-    grouped = stated.get("group_size") if _strategy(stated) == "group" else None
-    return stated.get("type"), stated.get("num_bits"), _strategy(stated), grouped
+def _form(scheme: Mapping[str, Any]) -> Form:
+    grouped = scheme.get("group_size") if _strategy(scheme) == "group" else None
+    return scheme.get("type"), scheme.get("num_bits"), _strategy(scheme), grouped
 
 
-def _strategy(stated: Mapping[str, Any]) -> object:
-    strategy = stated.get("strategy")
+def _strategy(scheme: Mapping[str, Any]) -> object:
+    strategy = scheme.get("strategy")
     return "group" if strategy == "tensor_group" else strategy
 
 
@@ -232,9 +232,9 @@ _GROUP_TYPES: dict[tuple[Form, Form], QuantizedTypes] = {
 """Types by the form (type, bits, strategy, group size) of weights and activations."""
 
 
-def _kind(stated: Mapping[str, Any]) -> str:
+def _kind(scheme: Mapping[str, Any]) -> str:
     """Formats a short description such as ``int4 by group of 128``."""
-    kind, bits, strategy, size = _form(stated)
+    kind, bits, strategy, size = _form(scheme)
     grouped = f" of {_short(size)}" if size is not None else ""
     return f"{_short(kind)}{_short(bits)} by {_short(strategy)}{grouped}"
 

@@ -16,13 +16,13 @@ def undivided_heads(projections: Iterable[Projection], ranks: int) -> list[Heads
         for gemm in _parts(projection)
         if gemm.split is not None and gemm.split.heads is not None and not gemm.split.is_optional
     }
-    undivided = [found for found in heads if not _can_share(found, ranks)]
+    undivided = [head for head in heads if not _can_share(head, ranks)]
     return [
         # Only queries can be shared here, so the keys and values in the same weight cannot.
-        replace(found, key="key-value heads", count=found.keys, copied=True, keys=0)
-        if found.keys and found.count % ranks == 0
-        else replace(found, keys=0)
-        for found in undivided
+        replace(head, key="key-value heads", count=head.keys, copied=True, keys=0)
+        if head.keys and head.count % ranks == 0
+        else replace(head, keys=0)
+        for head in undivided
     ]
 
 

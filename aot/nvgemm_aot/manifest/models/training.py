@@ -77,7 +77,7 @@ def products_of(gemm: ModelGemm) -> tuple[Product, ...]:
         left_out |= {Product.ROW_SUM, Product.WEIGHTED_ROW}
     if not gemm.is_summed:
         left_out.add(Product.ROW_SUM)
-    return tuple(one for one in Product if one not in left_out)
+    return tuple(product for product in Product if product not in left_out)
 
 
 def pair_of(gemm: ModelGemm, product: Product) -> tuple[int, int]:

@@ -71,23 +71,24 @@ def require_transformers(path: Path, model_type: object, families: str) -> str:
         f"{path}: model_type {show(str(model_type))} is not among those read without transformers "
         f"({families})"
     )
-    wanted = f"transformers>={OLDEST},<{BEFORE}"
+    requirement = f"transformers>={OLDEST},<{BEFORE}"
     if sys.version_info < _LEAST_PYTHON:
-        found = ".".join(map(str, sys.version_info[:2]))
+        python = ".".join(map(str, sys.version_info[:2]))
         raise ToolchainError(
-            f"{lead}; any other needs {wanted}, and that Python 3.11 or newer: found Python {found}"
+            f"{lead}; any other needs {requirement}, and that Python 3.11 or newer: "
+            f"found Python {python}"
         )
     try:
         version = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
         raise ToolchainError(
             f"{lead}; any other needs transformers, which is not installed: "
-            f"pip install '{wanted}' (the extra [models])"
+            f"pip install '{requirement}' (the extra [models])"
         ) from None
     if not Version(OLDEST) <= Version(version) < Version(BEFORE):
         raise ToolchainError(
-            f"{lead}; any other needs {wanted}: found transformers {version}; "
-            f"pip install '{wanted}' (the extra [models])"
+            f"{lead}; any other needs {requirement}: found transformers {version}; "
+            f"pip install '{requirement}' (the extra [models])"
         )
     return version
 
@@ -106,7 +107,7 @@ def build_model(path: Path, data: Mapping[str, Any], version: str) -> BuiltModel
         import transformers
     except Exception as error:
         raise ToolchainError(
-            f"transformers {version} cannot be imported: {_reason(error)}; "
+            f"transformers {version} cannot be imported: {_short_reason(error)}; "
             f"pip install 'transformers>={OLDEST},<{BEFORE}'"
         ) from None
 
@@ -121,7 +122,7 @@ def build_model(path: Path, data: Mapping[str, Any], version: str) -> BuiltModel
         except Exception as error:
             raise ManifestError(
                 f"{path}: transformers {version} refuses it as a config of {model_type}: "
-                f"{_reason(error)}; allowed: a config.json as {model_type} has"
+                f"{_short_reason(error)}; allowed: a config.json as {model_type} has"
             ) from None
         name = "model"
         try:
@@ -130,7 +131,7 @@ def build_model(path: Path, data: Mapping[str, Any], version: str) -> BuiltModel
         except Exception as error:
             raise ManifestError(
                 f"{path}: transformers {version} cannot build its {name} without weights: "
-                f"{_reason(error)}; allowed: a config of a model that it can; {HOW_ELSE}"
+                f"{_short_reason(error)}; allowed: a config of a model that it can; {HOW_ELSE}"
             ) from None
     return BuiltModel(module=module, config=config, transformers=version)
 
@@ -154,8 +155,8 @@ _LAYERS = re.compile(r"(layers?|depths?|blocks)$")
 
 def _unknown_architecture(path: Path, data: Mapping[str, Any], version: str) -> str:
     model_type = data.get("model_type")
-    found = show(model_type) if isinstance(model_type, str) else repr(model_type)[:60]
-    lead = f"{path}: model_type: found {found if 'model_type' in data else 'no such key'}"
+    observed = show(model_type) if isinstance(model_type, str) else repr(model_type)[:60]
+    lead = f"{path}: model_type: found {observed if 'model_type' in data else 'no such key'}"
     allowed = f"allowed: an architecture that transformers {version} has"
     if _REMOTE_CODE in data:
         return (
@@ -177,13 +178,13 @@ def _without_ignored(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _class_name(transformers: Any, data: Mapping[str, Any], config: Any) -> str:
     """Returns the class to build: the config's architecture, or its model_type's usual class."""
-    stated = data.get("architectures")
-    for name in stated if isinstance(stated, list) else ():
+    architectures = data.get("architectures")
+    for name in architectures if isinstance(architectures, list) else ():
         if isinstance(name, str) and re.fullmatch(r"[A-Z]\w*", name):
-            found = getattr(transformers, name, None)
-            if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
-                wanted = getattr(found, "config_class", None)
-                if wanted is None or isinstance(config, wanted):
+            kind = getattr(transformers, name, None)
+            if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
+                config_class = getattr(kind, "config_class", None)
+                if config_class is None or isinstance(config, config_class):
                     return name
     from transformers.models.auto import modeling_auto
 
@@ -237,17 +238,17 @@ def make_fake(module: Any, mode: Any) -> dict[torch.Tensor, str]:
     """
     import torch
 
-    made: dict[int, torch.Tensor] = {}
+    fakes: dict[int, torch.Tensor] = {}
     names: dict[torch.Tensor, str] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in made:
+        if id(tensor) not in fakes:
             with mode:
-                made[id(tensor)] = torch.nn.Parameter(
+                fakes[id(tensor)] = torch.nn.Parameter(
                     torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype),
                     requires_grad=False,
                 )
-        return made[id(tensor)]
+        return fakes[id(tensor)]
 
     originals = []  # so that no id is used twice
     for prefix, part in module.named_modules():
@@ -266,7 +267,7 @@ def make_fake(module: Any, mode: Any) -> dict[torch.Tensor, str]:
     return names
 
 
-def _reason(error: BaseException) -> str:
+def _short_reason(error: BaseException) -> str:
     text = one_line(str(error))
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 

@@ -65,7 +65,7 @@ class KnownValues:
 
     def _run_fake(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with self.mode:
-            return func(*map(_twin, args), **{name: _twin(one) for name, one in kwargs.items()})
+            return func(*map(_twin, args), **{name: _twin(value) for name, value in kwargs.items()})
 
     def _forget_numbers(self, func: Any, args: Sequence[Any]) -> None:
         """Gives a fake twin to each real tensor that an operator overwrites with unknown values."""
@@ -83,7 +83,7 @@ def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from (one for one in value if isinstance(one, torch.Tensor))
+            yield from (item for item in value if isinstance(item, torch.Tensor))
 
 
 def _is_known(tensor: torch.Tensor) -> bool:
@@ -93,7 +93,7 @@ def _is_known(tensor: torch.Tensor) -> bool:
 def _twin(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return getattr(value, _TWIN, value)
-    if isinstance(value, (list, tuple)) and any(isinstance(one, torch.Tensor) for one in value):
+    if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
         return type(value)(map(_twin, value))
     return value
 

@@ -59,19 +59,21 @@ def read_model(
     first, second = Sizes(inputs=1, length=length), Sizes(inputs=2, length=2 * length)
     with _without_log(), quietly():
         products, failed = run_passes(built.module, values, names, first)
-        again, failed_again = run_passes(built.module, values, names, second)
-    failed += [one for one in failed_again if one.part not in {other.part for other in failed}]
+        repeated, failed_again = run_passes(built.module, values, names, second)
+    failed_parts = {failure.part for failure in failed}
+    failed += [failure for failure in failed_again if failure.part not in failed_parts]
     if not products:
         reasons = (
-            "; ".join(f"{one.part}: {one.reason}" for one in failed) or "it multiplies nothing"
+            "; ".join(f"{failure.part}: {failure.reason}" for failure in failed)
+            or "it multiplies nothing"
         )
         raise ManifestError(
             f"{path}: transformers {version} cannot run its {built.class_name} without weights: "
             f"{reasons}; {HOW_ELSE}"
         )
-    uses = list(_uses(products, again, first, second))
+    uses = list(_uses(products, repeated, first, second))
     reader = _Reader(built=built, shapes={names[t]: tuple(t.shape) for t in names})
-    projections = [*reader.projections(uses), *reader.unmet(uses, failed)]
+    projections = [*reader.projections(uses), *reader.unreached(uses, failed)]
     return Model(
         model_type=built.config.model_type,
         projections=tuple(_merge(projections)),
@@ -80,7 +82,7 @@ def read_model(
         sizes=tuple(_sizes(data)),
         expert_keys=dict(_expert_keys(built.config)),
         source=_source(built),
-        remarks=tuple(f"{one.part} could not be run: {one.reason}" for one in failed),
+        remarks=tuple(f"{failure.part} could not be run: {failure.reason}" for failure in failed),
     )
 
 
@@ -95,21 +97,24 @@ class _Use:
 
 
 def _uses(
-    products: Sequence[WeightProduct], again: Sequence[WeightProduct], first: Sizes, second: Sizes
+    products: Sequence[WeightProduct],
+    repeated: Sequence[WeightProduct],
+    first: Sizes,
+    second: Sizes,
 ) -> Iterator[_Use]:
     """Compares two runs to find how rows depend on tokens and inputs."""
     later = defaultdict(list)
-    for product in again:
+    for product in repeated:
         later[product.weight].append(product.rows)
     earlier = Counter(product.weight for product in products)
-    met: Counter[str] = Counter()
+    calls_read: Counter[str] = Counter()
     for product in products:
         weight = product.weight
         calls, calls_again = earlier[weight], len(later[weight])
-        unserved, rows = _why_unserved(product), TOKENS
+        unserved, rows = _unserved_reason(product), TOKENS
         if calls == calls_again:
-            rows = _fit_rows(product.rows, later[weight][met[weight]], first, second)
-            met[weight] += 1
+            rows = _fit_rows(product.rows, later[weight][calls_read[weight]], first, second)
+            calls_read[weight] += 1
         else:
             unserved = (
                 f"it is called {calls} times for {first.length} tokens and {calls_again} times for "
@@ -119,7 +124,7 @@ def _uses(
         yield _Use(path=path, product=product, rows=rows, unserved=unserved)
 
 
-def _why_unserved(product: WeightProduct) -> str:
+def _unserved_reason(product: WeightProduct) -> str:
     if product.is_turned:
         return "its weight is the first factor"
     if product.dtype is not torch.bfloat16:
@@ -169,9 +174,9 @@ class _Reader:
         self._shapes = shapes
         self._plan = plan_of(built.module)
         head = built.module.get_output_embeddings()
-        self._head = next((name for name, one in self._modules.items() if one is head), None)
+        self._head = next((name for name, module in self._modules.items() if module is head), None)
         self._linears = [
-            name for name, one in self._modules.items() if isinstance(one, torch.nn.Linear)
+            name for name, module in self._modules.items() if isinstance(module, torch.nn.Linear)
         ]
         self._experts = Counter(
             _expert_path(name) for name in self._linears if _EXPERT.fullmatch(name)
@@ -240,7 +245,7 @@ class _Reader:
         """Builds one grouped GEMM for all experts in a layer."""
         use = calls[0]
         product = use.product
-        per_token = sum(one.rows.per_token for one in calls)
+        per_token = sum(call.rows.per_token for call in calls)
         experts = product.experts or self._experts.get(path)
         if not experts:
             experts = math.prod(self._shapes[product.weight]) // (product.n * product.k)
@@ -299,13 +304,13 @@ class _Reader:
         return self._config
 
     def _fuse(self, parent: str, gemms: Sequence[tuple[str, ModelGemm]]) -> Iterator[Projection]:
-        left = dict(gemms)
-        if len(left) < len(gemms):  # a weight is used twice, which no engine fuses
+        unfused = dict(gemms)
+        if len(unfused) < len(gemms):  # a weight is used twice, which no engine fuses
             yield from (gemm for _, gemm in gemms)
             return
         for name, parts in _FUSED:
-            found = [left[part] for part in parts if part in left]
-            if len(found) < len(parts) or not _can_be_fused(found):
+            fusible = [unfused[part] for part in parts if part in unfused]
+            if len(fusible) < len(parts) or not _can_be_fused(fusible):
                 continue
             role = self._role(f"{parent}.{name}" if parent else name)
             self._paths[role].pop(f"{parent}.{name}", None)
@@ -313,22 +318,22 @@ class _Reader:
             is_gate = name == "gate_up_proj"
             yield Fusible(
                 role=role,
-                parts=tuple(found),
+                parts=tuple(fusible),
                 gated=_gate_of(self._config_at(parent)) if is_gate else None,
             )
             for part in parts:
-                del left[part]
-        yield from left.values()
+                del unfused[part]
+        yield from unfused.values()
 
-    def unmet(self, uses: Iterable[_Use], failed: Sequence[FailedPass]) -> Iterator[ModelGemm]:
+    def unreached(self, uses: Iterable[_Use], failed: Sequence[FailedPass]) -> Iterator[ModelGemm]:
         """Yields Linears that no run reached."""
-        met = {use.path for use in uses}
-        met |= {_expert_path(path) for path in met}
+        reached = {use.path for use in uses}
+        reached |= {_expert_path(path) for path in reached}
         reason = "no run of the model reaches it"
         if failed:
             reason = f"no run of the model reaches it, since {failed[0].part} could not be run"
         for name in self._linears:
-            if name not in met and _expert_path(name) not in met:
+            if name not in reached and _expert_path(name) not in reached:
                 weight = self._modules[name].weight
                 n, k = map(int, weight.shape)
                 yield ModelGemm(role=self._role(name), n=n, k=k, unserved=reason)
@@ -342,15 +347,16 @@ def _expert_path(path: str) -> str:
 
 def _can_be_fused(gemms: Sequence[ModelGemm]) -> bool:
     kinds = {
-        (one.k, one.rows, one.layout, one.batch, one.routing, bool(one.unserved)) for one in gemms
+        (gemm.k, gemm.rows, gemm.layout, gemm.batch, gemm.routing, bool(gemm.unserved))
+        for gemm in gemms
     }
     return len(kinds) == 1 and gemms[0].routing is None and gemms[0].batch == 1
 
 
 def _gate_of(config: Any) -> Epilogue | None:
     keys = ("hidden_act", "hidden_activation", "activation_function")
-    found = (getattr(config, key, None) for key in keys)
-    return next((GATES.get(one) for one in found if isinstance(one, str)), None)
+    values = (getattr(config, key, None) for key in keys)
+    return next((GATES.get(value) for value in values if isinstance(value, str)), None)
 
 
 def _experts_gate(module: Any, config: Any) -> Epilogue | None:
@@ -371,8 +377,8 @@ def _merge(projections: Iterable[Projection]) -> Iterator[Projection]:
 def _expert_keys(config: Any) -> dict[int, str]:
     configs = [config, *(getattr(config, key, None) for key in getattr(config, "sub_configs", {}))]
     keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    found = ((getattr(one, key, None), key) for one in configs for key in keys)
-    return {count: key for count, key in found if isinstance(count, int)}
+    counts = ((getattr(inner, key, None), key) for inner in configs for key in keys)
+    return {count: key for count, key in counts if isinstance(count, int)}
 
 
 _SIZE = re.compile(
@@ -386,20 +392,20 @@ _MOST_SIZES = 24
 
 def _sizes(data: Mapping[str, Any]) -> Iterator[str]:
     """Yields the sizes in a config and its nested configs."""
-    found = (
+    sizes = (
         f"{key} {value}"
         for key, value in _flat(data)
         if type(value) is int
         and abs(value) <= MAX_EXTENT
         and _SIZE.fullmatch(key.rpartition(".")[2])
     )
-    return itertools.islice(found, _MOST_SIZES)
+    return itertools.islice(sizes, _MOST_SIZES)
 
 
 def _flat(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in data.items():
         if isinstance(value, dict) and re.fullmatch(r"[a-z_]+_config", key):
-            yield from ((f"{key}.{inner}", found) for inner, found in value.items())
+            yield from ((f"{key}.{inner}", nested) for inner, nested in value.items())
         else:
             yield key, value
 

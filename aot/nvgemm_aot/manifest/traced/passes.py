@@ -40,42 +40,42 @@ def run_passes(
     features: dict[str, Any] = {}
     for part, call in _passes(model):
         try:
-            given = _arguments(call, model, values, sizes)
+            arguments = _arguments(call, model, values, sizes)
         except Exception as error:  # sizes of images or sounds that no tensor can have
             failed.append(_failure(part, error))
             continue
-        found, result = _run(call, given, values, names)
-        products += found
+        recorded, result = _run(call, arguments, values, names)
+        products += recorded
         if isinstance(result, Exception):
             failed.append(_failure(part, result))
         else:
             features[part] = result
-    met = {product.weight for product in products}
+    reached = {product.weight for product in products}
     whole = _with_images(model, values, sizes, features.get(f"{_IMAGE} features"))
-    if whole and any(name not in met for name in _linears(model)):
+    if whole and any(name not in reached for name in _linears(model)):
         # Some models have layers between images and text that no separate function runs.
-        found, _ = _run(model.forward, whole, values, names)
-        products += (product for product in found if product.weight not in met)
+        recorded, _ = _run(model.forward, whole, values, names)
+        products += (product for product in recorded if product.weight not in reached)
     return products, failed
 
 
 def _run(
     call: Callable[..., Any],
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     values: KnownValues,
     names: Mapping[torch.Tensor, str],
 ) -> tuple[list[WeightProduct], Any]:
     """Runs a call; returns its products and its result, or the exception that ended it."""
     with torch.no_grad(), WeightProducts(values, names) as recorded:
         try:
-            result = call(**given)
+            result = call(**arguments)
         except Exception as error:
             result = error
     return recorded.products, result
 
 
 def _failure(part: str, error: Exception) -> FailedPass:
-    reason = f"{type(error).__name__}: {one_line(str(error))[:200]}{_place(error)}"
+    reason = f"{type(error).__name__}: {one_line(str(error))[:200]}{_location(error)}"
     return FailedPass(part=part, reason=reason)
 
 
@@ -90,25 +90,25 @@ def _with_images(
 ) -> dict[str, Any] | None:
     """Builds forward inputs with images whose features the text contains."""
     token = getattr(model.config, "image_token_id", None)
-    found = getattr(features, "last_hidden_state", features)
-    if not isinstance(token, int) or not isinstance(found, torch.Tensor):
+    hidden = getattr(features, "last_hidden_state", features)
+    if not isinstance(token, int) or not isinstance(hidden, torch.Tensor):
         return None
-    count = found.numel() // found.shape[-1] // sizes.inputs
+    count = hidden.numel() // hidden.shape[-1] // sizes.inputs
     call = _features_of(model, _IMAGE)
     assert call is not None
-    given = _arguments(call, model, values, sizes)
-    return {**given, "input_ids": torch.full((sizes.inputs, count), token), "use_cache": False}
+    arguments = _arguments(call, model, values, sizes)
+    return {**arguments, "input_ids": torch.full((sizes.inputs, count), token), "use_cache": False}
 
 
 def longest_sequence(model: Any) -> int:
     """Returns the smallest maximum sequence length in a model's configs."""
     configs = [model.config, *_inner_configs(model.config)]
-    stated = [
+    limits = [
         getattr(config, key, None)
         for config in configs
         for key in ("max_position_embeddings", "n_positions", "max_target_positions")
     ]
-    return min((one for one in stated if isinstance(one, int) and one > 0), default=1 << 20)
+    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=1 << 20)
 
 
 def _inner_configs(config: Any) -> Iterator[Any]:
@@ -166,10 +166,12 @@ def _arguments(
         for name, make in makers.items()
         if name not in _ONLY_IF_REQUIRED or parameters[name].default is inspect.Parameter.empty
     }
-    given = {name: make(model.config, values, sizes, parameters) for name, make in makers.items()}
+    arguments = {
+        name: make(model.config, values, sizes, parameters) for name, make in makers.items()
+    }
     if "use_cache" in parameters:
-        given["use_cache"] = False
-    return given
+        arguments["use_cache"] = False
+    return arguments
 
 
 _ONLY_IF_REQUIRED = frozenset({"attention_mask", "feature_attention_mask", "input_features_mask"})
@@ -223,8 +225,8 @@ def _spectra(config: Any, values: KnownValues, sizes: Sizes, _: Any) -> torch.Te
         return torch.zeros(sizes.inputs, bins, frames, dtype=torch.bfloat16)
 
 
-def _frames_mask(config: Any, values: KnownValues, sizes: Sizes, given: Any) -> torch.Tensor:
-    frames = _spectra(config, values, sizes, given).shape[-1]
+def _frames_mask(config: Any, values: KnownValues, sizes: Sizes, parameters: Any) -> torch.Tensor:
+    frames = _spectra(config, values, sizes, parameters).shape[-1]
     return torch.ones(sizes.inputs, frames, dtype=torch.long)
 
 
@@ -265,18 +267,18 @@ def _image_size(vision: Any) -> list[int]:
 
 
 def _first_int(config: Any, keys: tuple[str, ...], default: int) -> int:
-    found = (getattr(config, key, None) for key in keys)
-    return next((one for one in found if isinstance(one, int) and one > 0), default)
+    values = (getattr(config, key, None) for key in keys)
+    return next((value for value in values if isinstance(value, int) and value > 0), default)
 
 
-def _place(error: BaseException) -> str:
+def _location(error: BaseException) -> str:
     """Returns an exception's class, with its line in transformers."""
-    place = ""
+    location = ""
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         if "/transformers/models/" in code.co_filename.replace("\\", "/"):
             owner = type(trace.tb_frame.f_locals.get("self")).__name__
-            place = f" ({owner}, line {trace.tb_lineno} of its file)"
+            location = f" ({owner}, line {trace.tb_lineno} of its file)"
         trace = trace.tb_next
-    return place
+    return location

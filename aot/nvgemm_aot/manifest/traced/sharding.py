@@ -118,8 +118,8 @@ def _all_heads(size: int, config: Any) -> Heads | None:
 
 
 def _counts(config: Any, keys: tuple[str, ...]) -> dict[str, int]:
-    found = {key: getattr(config, key, None) for key in keys}
-    return {key: count for key, count in found.items() if isinstance(count, int) and count > 0}
+    values = {key: getattr(config, key, None) for key in keys}
+    return {key: count for key, count in values.items() if isinstance(count, int) and count > 0}
 
 
 def _is_attention(path: str) -> bool:

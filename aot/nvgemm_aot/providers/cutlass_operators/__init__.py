@@ -29,7 +29,7 @@ from ..heuristics import matmul_heuristics
 from . import toolchain
 from .block_scaled import BlockScaled
 from .dense import Dense
-from .epilogue import WithEpilogue, named_beside
+from .epilogue import WithEpilogue, other_provider_hint
 from .family import Family
 from .grouped import Grouped
 
@@ -71,7 +71,7 @@ class CutlassOperators:
         if reason is not None or family is None:
             if reason is None:
                 beside = provider_beside(signature, target.target.arch)
-                reason = f"no operator computes {signature.key}" + named_beside(beside)
+                reason = f"no operator computes {signature.key}" + other_provider_hint(beside)
             return Enumeration(absence=reason)
         candidates, rejections = [], []
         absence: str | None = family.absence(signature, target)
@@ -79,10 +79,10 @@ class CutlassOperators:
             kind = type(operator).__name__
             if kind in family.operators:
                 absence = None
-            reason = _why_outdated(operator, target)
+            reason = _outdated_reason(operator, target)
             if reason is None and kind not in family.operators:
-                reason = family.why_unknown(kind)
-            reason = reason or family.why_unfit(operator, signature)
+                reason = family.unknown_class_reason(kind)
+            reason = reason or family.unfit_reason(operator, signature)
             if reason is None:
                 candidates.append(self._candidate(operator, signature, family))
             else:
@@ -120,11 +120,11 @@ class CutlassOperators:
         if self._last is not None and self._last[:2] == (candidate, arch):
             return self._last[2]
         operator = _operators(signature, arch)[candidate.operator]
-        with toolchain.hardware_facts(target.device) as asked:
-            artifact = _known_family(signature).compile(
+        with toolchain.hardware_facts(target.device) as queried:
+            artifact = _require_family(signature).compile(
                 operator, _sample_arguments(signature), arch.removeprefix("sm_")
             )
-        unexpected = sorted(asked - set(candidate.cluster_sizes))
+        unexpected = sorted(queried - set(candidate.cluster_sizes))
         if unexpected:
             raise CompileError(
                 f"{candidate.operator} for {arch}: asked for the capacity of clusters of "
@@ -160,13 +160,13 @@ class CutlassOperators:
 @functools.cache
 def _operators(signature: Signature, arch: str) -> dict[str, Any]:
     """Returns a signature's operators by name, in the library's order."""
-    found = toolchain.import_operators().get_operators(
+    operators = toolchain.import_operators().get_operators(
         args=_sample_arguments(signature), target_sm=arch.removeprefix("sm_")
     )
-    return {operator.metadata.operator_name: operator for operator in found}
+    return {operator.metadata.operator_name: operator for operator in operators}
 
 
-def _why_outdated(operator: Any, target: BuildTarget) -> str | None:
+def _outdated_reason(operator: Any, target: BuildTarget) -> str | None:
     """Returns the reason if an operator is too old for a target, else None."""
     native = target.target.capability[0] * 10
     designed_for = operator.metadata.operator_class.designed_for_min_cc
@@ -197,7 +197,7 @@ def _sample_arguments(signature: Signature) -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        return _known_family(signature).arguments(signature)
+        return _require_family(signature).arguments(signature)
 
 
 def _family_of(signature: Signature) -> Family | None:
@@ -206,7 +206,7 @@ def _family_of(signature: Signature) -> Family | None:
     return next((family for family in FAMILIES if family.serves(signature)), None)
 
 
-def _known_family(signature: Signature) -> Family:
+def _require_family(signature: Signature) -> Family:
     family = _family_of(signature)
     assert family is not None  # otherwise `CutlassOperators.enumerate` lists no candidate
     return family

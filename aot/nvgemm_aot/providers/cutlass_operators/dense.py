@@ -15,7 +15,7 @@ from nvgemm_runtime.gemm.types import DType
 
 from ...targets import BuildTarget
 from ..base import CLC, ONE_TILE, STATIC_PERSISTENT
-from .epilogue import EFC_OPERATOR, named_beside
+from .epilogue import EFC_OPERATOR, other_provider_hint
 from .family import Family
 from .samples import sample_operands, sample_tensors
 from .toolchain import import_operators
@@ -52,13 +52,13 @@ class Dense(Family):
     def absence(self, signature: Signature, target: BuildTarget) -> str:
         arch = target.target.arch
         by = f" by {signature.b.value}" if signature.b is not signature.a else ""
-        beside = named_beside(provider_beside(signature, arch))
+        beside = other_provider_hint(provider_beside(signature, arch))
         return (
             f"{arch} has no operator that multiplies {signature.a.value}{by} into "
             f"{signature.out.value}{beside}"
         )
 
-    def why_unfit(self, operator: Any, signature: Signature) -> str | None:
+    def unfit_reason(self, operator: Any, signature: Signature) -> str | None:
         k_major = signature.layout.a_row_major and not signature.layout.b_row_major
         if type(operator).__name__ == _SM90_OPERATOR and signature.a.bits == 8 and not k_major:
             return "WGMMA reads 8-bit operands only along k (layout tn): it does not compile"
@@ -71,12 +71,12 @@ class Dense(Family):
     def added_code(self, signature: Signature) -> str:
         return "# unsigned\n" if signature.a is DType.UINT8 else ""
 
-    def why_unknown(self, kind: str) -> str:
+    def unknown_class_reason(self, kind: str) -> str:
         if kind == EFC_OPERATOR:
             return (
                 "its epilogue fusion has nothing to fuse; the plain operator has the same main loop"
             )
-        return super().why_unknown(kind)
+        return super().unknown_class_reason(kind)
 
     def design(self, metadata: Any) -> KernelDesign:
         design = super().design(metadata)

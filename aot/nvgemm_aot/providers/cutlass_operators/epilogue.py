@@ -80,16 +80,16 @@ class WithEpilogue(Family):
         beside = provider_beside(signature, arch)
         if signature.a is not signature.b:
             types = f"{signature.a.value} by {signature.b.value}"
-            return f"no operator of {arch} multiplies {types}{named_beside(beside)}"
-        what = "applies scales" if signature.scales is not None else "has an epilogue"
-        text = f"no operator of {arch} {what}: its plain kernels store the bare product"
+            return f"no operator of {arch} multiplies {types}{other_provider_hint(beside)}"
+        feature = "applies scales" if signature.scales is not None else "has an epilogue"
+        text = f"no operator of {arch} {feature}: its plain kernels store the bare product"
         if beside is not None:
-            text += named_beside(beside)
+            text += other_provider_hint(beside)
         elif signature.scales is None and signature.epilogue in (Epilogue.BIAS, Epilogue.ADD):
             text += "; declare the product with 'out: fp32', to which torch.compile adds the rest"
         return text
 
-    def why_unfit(self, operator: Any, signature: Signature) -> str | None:
+    def unfit_reason(self, operator: Any, signature: Signature) -> str | None:
         rows = operator.metadata.design.tile_shape[0]
         if rows >= _LEAST_BROADCAST_ROWS or not _broadcasts(signature):
             return None
@@ -112,7 +112,7 @@ def _broadcasts(signature: Signature) -> bool:
     return signature.scales is not None or signature.epilogue is not Epilogue.ADD
 
 
-def named_beside(provider: str | None) -> str:
+def other_provider_hint(provider: str | None) -> str:
     """Returns an absence's hint at another provider with such kernels, or an empty string."""
     if provider is None:
         return ""

@@ -40,11 +40,11 @@ class Family(abc.ABC):
         """Compiles an operator; may raise any compiler exception."""
         return operator.compile(arguments, target_sm=target_sm)
 
-    def why_unfit(self, operator: Any, signature: Signature) -> str | None:
+    def unfit_reason(self, operator: Any, signature: Signature) -> str | None:
         """Returns the reason if a listed operator is no candidate, else None."""
         return None
 
-    def why_unknown(self, kind: str) -> str:
+    def unknown_class_reason(self, kind: str) -> str:
         """Returns the reason to reject an operator whose class is not in the family."""
         return f"this provider does not know how operators of class {kind} are called"
 

@@ -11,7 +11,7 @@ from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.support import provider_beside
 
 from ...targets import BuildTarget
-from .epilogue import named_beside
+from .epilogue import other_provider_hint
 from .family import Family
 from .samples import sample_operands, sample_tensors
 from .toolchain import import_operators
@@ -39,5 +39,5 @@ class Grouped(Family):
 
     def absence(self, signature: Signature, target: BuildTarget) -> str:
         arch = target.target.arch
-        beside = named_beside(provider_beside(signature, arch))
+        beside = other_provider_hint(provider_beside(signature, arch))
         return f"{arch} has no grouped operator{beside}"

@@ -12,7 +12,7 @@ from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.installing import install_command
 
 from ...targets.profile import DeviceProfile
-from ..whole_imports import interrupts_held
+from ..whole_imports import deferred_interrupts
 
 
 @functools.cache
@@ -22,7 +22,7 @@ def import_operators() -> Any:
     Raises:
         ToolchainError: If part of it is missing.
     """
-    with interrupts_held(), warnings.catch_warnings():
+    with deferred_interrupts(), warnings.catch_warnings():
         # torch warns if NumPy is missing, which is not used here.
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
         try:
@@ -44,7 +44,7 @@ def hardware_facts(device: DeviceProfile) -> Iterator[set[int]]:
     """
     import cutlass.utils
 
-    asked: set[int] = set()
+    queried: set[int] = set()
 
     class ProfileHardwareInfo:
         """Replacement for the class that asks the driver, which may be missing."""
@@ -53,12 +53,12 @@ def hardware_facts(device: DeviceProfile) -> Iterator[set[int]]:
             pass
 
         def get_max_active_clusters(self, cluster_size: int, *_: Any, **__: Any) -> int:
-            asked.add(cluster_size)
+            queried.add(cluster_size)
             return device.cluster_capacity(cluster_size).value
 
     original = cutlass.utils.HardwareInfo
     cutlass.utils.HardwareInfo = ProfileHardwareInfo
     try:
-        yield asked
+        yield queried
     finally:
         cutlass.utils.HardwareInfo = original

@@ -82,12 +82,12 @@ class Quack:
             ToolchainError: If one is missing, or the library's release is not in
                 `ACCEPTED_VERSIONS`.
         """
-        found = cute_dsl.installed_versions(cute_dsl.DISTRIBUTIONS, "quack's kernels")
+        versions = cute_dsl.installed_versions(cute_dsl.DISTRIBUTIONS, "quack's kernels")
         try:
-            found |= cute_dsl.installed_versions((_LIBRARY,), "quack's kernels")
+            versions |= cute_dsl.installed_versions((_LIBRARY,), "quack's kernels")
         except ToolchainError as error:
             raise ToolchainError(f"{error}, or {_WITHOUT}") from error
-        version = found[_LIBRARY]
+        version = versions[_LIBRARY]
         if version not in ACCEPTED_VERSIONS:
             accepted = " or ".join(ACCEPTED_VERSIONS)
             raise ToolchainError(
@@ -95,7 +95,7 @@ class Quack:
                 f"{accepted}, as its kernels are made by parts of it that other releases change; "
                 f"run: pip install '{_LIBRARY}=={ACCEPTED_VERSIONS[-1]}', or {_WITHOUT}"
             )
-        return found
+        return versions
 
     def prepare(self) -> None:
         """Imports compiler and library, compiles an empty function; see `Provider.prepare`."""
@@ -106,12 +106,13 @@ class Quack:
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
         """Lists designs; see `Provider.enumerate`."""
         arch = target.target.arch
-        absence = unsupported(signature) or _why_absent(signature, arch)
+        absence = unsupported(signature) or _absence_reason(signature, arch)
         if absence is not None:
             return Enumeration(absence=absence)
         return Enumeration(
             candidates=tuple(
-                self._candidate(one, signature, arch) for one in _offered(signature, arch)
+                self._candidate(design, signature, arch)
+                for design in _offered_designs(signature, arch)
             )
         )
 
@@ -198,7 +199,7 @@ def _added_code(signature: Signature) -> str:
         "epilogue": (epilogue, epilogue.has_own_epilogue(signature) and not signature.is_gated),
     }
     return ", ".join(
-        f"{what} {_source_digest(module)}" for what, (module, is_added) in added.items() if is_added
+        f"{part} {_source_digest(module)}" for part, (module, is_added) in added.items() if is_added
     )
 
 
@@ -207,7 +208,7 @@ def _source_digest(module: ModuleType) -> str:
     return hashlib.sha256(inspect.getsource(module).encode()).hexdigest()
 
 
-def _offered(signature: Signature, arch: str) -> tuple[Design, ...]:
+def _offered_designs(signature: Signature, arch: str) -> tuple[Design, ...]:
     if signature.is_gradient:
         return gate_gradient.designs(arch, signature)
     if signature.form is GateForm.UPS:
@@ -224,8 +225,10 @@ def _offered(signature: Signature, arch: str) -> tuple[Design, ...]:
 @functools.lru_cache(maxsize=1)
 def _compiled(operator: str, signature: Signature, arch: str) -> Any:
     """Compiles an operator's design. Caches the last result, for export to another platform."""
-    named = {_operator(one, signature, arch): one for one in _offered(signature, arch)}
-    return _compiler_of(signature)(named[operator], signature, arch)
+    by_name = {
+        _operator(design, signature, arch): design for design in _offered_designs(signature, arch)
+    }
+    return _compiler_of(signature)(by_name[operator], signature, arch)
 
 
 def _compiler_of(signature: Signature) -> Callable[[Design, Signature, str], Any]:
@@ -240,7 +243,7 @@ def _compiler_of(signature: Signature) -> Callable[[Design, Signature, str], Any
     return grouped.compile_grouped if signature.op.groups_rows else compile_entry
 
 
-def _why_absent(signature: Signature, arch: str) -> str | None:
+def _absence_reason(signature: Signature, arch: str) -> str | None:
     if signature.is_gated:
         return None  # `unsupported` has checked it
     if signature.op.has_groups:
@@ -254,15 +257,15 @@ def _why_absent(signature: Signature, arch: str) -> str | None:
         )
     if signature.a not in _OPERANDS or signature.out not in CUTE_TYPES:
         return (
-            f"of quack, GEMMs of {_names(_OPERANDS)} into {_names(CUTE_TYPES)} are offered (here "
-            f"{signature.a.value} into {signature.out.value})"
+            f"of quack, GEMMs of {_names_text(_OPERANDS)} into {_names_text(CUTE_TYPES)} are "
+            f"offered (here {signature.a.value} into {signature.out.value})"
         )
     if arch == HOPPER and signature.a.is_fp8 and signature.layout is not Layout.TN:
         return f"{signature.a.value} is multiplied in layout tn alone on {arch}"
     return None
 
 
-def _names(dtypes: Iterable[DType]) -> str:
+def _names_text(dtypes: Iterable[DType]) -> str:
     return ", ".join(dtype.value for dtype in dtypes)
 
 

@@ -27,7 +27,7 @@ from nvgemm_runtime.gemm.roles import Role, role_dtype, roles
 from nvgemm_runtime.gemm.types import DType, ScaleRecipe
 
 from .. import cute_dsl
-from ..whole_imports import interrupts_held
+from ..whole_imports import deferred_interrupts
 from .designs import FLAG_BYTES, HOPPER, Design
 from .epilogue import epilogue_arguments, has_own_epilogue, kernel_with_epilogue
 
@@ -61,7 +61,7 @@ def import_library() -> None:
         spec = importlib.util.find_spec("quack")
         if spec is None:
             raise ImportError("no package quack")
-        with interrupts_held():
+        with deferred_interrupts():
             if "quack" not in sys.modules:
                 sys.modules["quack"] = importlib.util.module_from_spec(spec)
             import quack.dsl
@@ -92,22 +92,22 @@ def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
     gemm = _gemm_object(design, signature, arch)
     parameters = calling_convention(design, signature, arch).parameters
 
-    def launch(**given: Any) -> None:
-        operands = (given["a"], given["b"])
+    def launch(**arguments: Any) -> None:
+        operands = (arguments["a"], arguments["b"])
         first, second = operands[::-1] if design.swapped else operands
         epilogue: dict[str, Any] = {}
         matrix = None
         if has_own_epilogue(signature):
-            tensors = {role: given[role.value] for role in roles(signature)}
+            tensors = {role: arguments[role.value] for role in roles(signature)}
             epilogue, matrix = epilogue_arguments(signature, tensors, swapped=design.swapped)
         if design.splits > 1:
-            epilogue |= _split_tensors(design, arch, given["out"], given[WORKSPACE])
+            epilogue |= _split_tensors(design, arch, arguments["out"], arguments[WORKSPACE])
         scheduler = scheduler_options(
-            given.get(CLUSTERS), given[WORKSPACE] if design.dynamic else None
+            arguments.get(CLUSTERS), arguments[WORKSPACE] if design.dynamic else None
         )
         gemm(
-            first, second, given["out"], matrix, gemm.EpilogueArguments(**epilogue),
-            scheduler, None, given[STREAM], None, None,
+            first, second, arguments["out"], matrix, gemm.EpilogueArguments(**epilogue),
+            scheduler, None, arguments[STREAM], None, None,
         )  # fmt: skip
 
     call = with_parameters(parameters, *_functions(launch))
@@ -222,10 +222,10 @@ def _functions(launch: Any) -> tuple[Any, ...]:
 
 def calling_convention(design: Design, signature: Signature, arch: str) -> CallingConvention:
     """Returns the calling convention for a design's kernels."""
-    others = {WORKSPACE: design.has_workspace, CLUSTERS: arch == HOPPER, STREAM: True}
+    extras = {WORKSPACE: design.has_workspace, CLUSTERS: arch == HOPPER, STREAM: True}
     parameters = (
         *(role.value for role in roles(signature)),
-        *(name for name, is_passed in others.items() if is_passed),
+        *(name for name, is_passed in extras.items() if is_passed),
     )
     return CallingConvention(name=cute_dsl.FUNCTION_NAME, parameters=parameters)
 
@@ -235,14 +235,14 @@ def with_parameters(parameters: tuple[str, ...], *functions: Any) -> Any:
     from cuda.bindings.driver import CUstream
     from cutlass import Int32, cute
 
-    (found,) = (
-        one
-        for one in functions
-        if one.__code__.co_varnames[: one.__code__.co_argcount] == parameters
+    (function,) = (
+        candidate
+        for candidate in functions
+        if candidate.__code__.co_varnames[: candidate.__code__.co_argcount] == parameters
     )
     kinds = {CLUSTERS: Int32, STREAM: CUstream}
-    found.__annotations__ = {name: kinds.get(name, cute.Tensor) for name in parameters}
-    return found
+    function.__annotations__ = {name: kinds.get(name, cute.Tensor) for name in parameters}
+    return function
 
 
 def sample_arguments(parameters: tuple[str, ...], tensors: tuple[Any, ...]) -> tuple[Any, ...]:
