@@ -126,7 +126,7 @@ def test_a_package_that_is_gone_is_named_with_the_next_step(built_package: Built
     )
     assert done.returncode == 14
     assert (
-        "no provider is called 'tiny_gemm' (known: cutlass_operators, gathered, quack)"
+        "unknown provider 'tiny_gemm' (known: cutlass_operators, gathered, quack)"
         in done.stderr
     )
     assert "install the package that brings it" in done.stderr

@@ -28,15 +28,15 @@ def manifest_yaml(manifest: ConfigManifest) -> str:
 
 def _head_lines(manifest: ConfigManifest) -> Iterator[str]:
     options = manifest.options
-    gradients = ", and those of its gradients in a training step" if options.training else ""
+    gradients = " and their gradients in a training step" if options.training else ""
     yield from _comment_lines(
-        f"Every GEMM of the layers and the head of a {manifest.model.model_type} model{gradients}, "
-        "by nvgemm-aot manifest from-config. Attention itself is not a GEMM of this kind. Sizes "
-        f"from its config: {', '.join(manifest.model.sizes)}."
+        f"All layer and head GEMMs in a {manifest.model.model_type} model{gradients}, by "
+        "nvgemm-aot manifest from-config. Attention itself is not declared. Sizes from its config: "
+        f"{', '.join(manifest.model.sizes)}."
     )
     yield from _comment_lines(
-        "Pairs are [out features, in features] of one of tp GPUs; x2 means that one forward pass "
-        "computes it twice."
+        "Pairs are [out features, in features] on each of tp GPUs; x2 means two calls per forward "
+        "pass."
     )
     if manifest.model.source:
         yield from _comment_lines(manifest.model.source)
@@ -44,32 +44,32 @@ def _head_lines(manifest: ConfigManifest) -> Iterator[str]:
         yield from _comment_lines(f"Left out: {remark}.")
     if any(count > 1 for count in options.expert_ranks):
         yield from _comment_lines(
-            "Experts of ep GPUs are on one of them each; m and k count the rows of one GPU where "
-            "routing is even and each group of tp GPUs has tokens of its own."
+            "With ep GPUs, each expert is on one of them; m and k count one GPU's rows for even "
+            "routing, with different tokens on each group of tp GPUs."
         )
     if options.training:
         yield from _comment_lines(
-            "Gradients of inputs turn pairs around. Those of weights and biases sum over tokens, "
-            "which are their k."
+            "Input gradients swap pairs. Weight and bias gradients sum over tokens, which are "
+            "their k."
         )
     quantization = manifest.model.quantization
     if quantization is not None:
         yield from _comment_lines(
-            f"Its checkpoint is quantized by {json.dumps(quantization.method[:60])}: this is what "
-            "engines run of it, and the end lists what no kernel can serve. A GEMM that is here in "
-            "two types is quantized in some layers only, and its count is that of all. For the "
-            "model before it was quantized, take quantization_config out of a copy of its config."
+            f"Its checkpoint is quantized by {json.dumps(quantization.method[:60])}: these are "
+            "the GEMMs that engines run; those that no kernel can serve are listed at the end. A "
+            "GEMM with two types is quantized in some layers only; its count covers all. To "
+            "declare the unquantized model, remove quantization_config from a copy of its config."
         )
     if any(_lacks_its_bias(entry) for entry in manifest.entries):
         yield from _comment_lines(
             "+bias: the model adds a bias, and torch.compile computes both as addmm, for which "
-            "a target has no operator. This is the product alone, in fp32, to which the plug-in of "
-            "torch.compile has the bias added."
+            "a target has no operator. Only the product is declared, in fp32; the torch.compile "
+            "plug-in adds the bias."
         )
     if any(_is_of_one_expert(entry) for entry in manifest.entries):
         yield from _comment_lines(
-            "Experts are those of a loop over them, counted as where each is hit. Most programs "
-            "compute all in one grouped GEMM, for which there is no operator here."
+            "Experts run in a loop, counted as if each has tokens. Most programs compute all in "
+            "one grouped GEMM, for which no operator exists here."
         )
     yield f"version: {VERSION}"
     yield f"name: {_quoted_if_needed(manifest.name)}"
@@ -139,56 +139,56 @@ def _entry_comment(entry: ConfigEntry) -> str:
     routing = entry.routing
     lead = _LEADS[entry.product]
     if routing is None:
-        passes = "what every token passes through"
+        passes = "GEMMs that every token uses"
         if entry.rule != TOKENS:
             extent = "k" if entry.product.sums_over_tokens else "m"
-            passes = f"what sees other rows than those of tokens ({extent} = {entry.rule.text})"
+            passes = f"GEMMs on rows other than tokens ({extent} = {entry.rule.text})"
         if entry.batch > 1:
             passes = f"{entry.batch} matrices in one call, each for all tokens"
         if entry.signature.is_gated:
             return f"{passes}, with its gate (n counts gates and ups)"
-        added = " and has a bias added" if entry.signature.epilogue is not None else ""
+        added = ", with a bias" if entry.signature.epilogue is not None else ""
         return f"{lead}{passes}{added}"
     if entry.product.is_gathered:
         extent = f"tokens * {routing.chosen}" if entry.product is Product.WEIGHTED_ROW else "tokens"
-        return f"{lead}all of {routing.experts} experts, {routing.chosen} a token (m = {extent})"
+        return f"{lead}all of {routing.experts} experts, {routing.chosen} per token (m = {extent})"
     if entry.groups is not None:
         gate = _GATES[entry.signature.form]
         extent = "k" if entry.product.sums_over_tokens else "m"
         shared = f" / {routing.sharing}, rounded up" if routing.sharing > 1 else ""
-        one_gpu = f" of one GPU, ep {entry.expert_ranks}" if entry.expert_ranks > 1 else ""
+        one_gpu = f" on one GPU, ep {entry.expert_ranks}" if entry.expert_ranks > 1 else ""
         return (
-            f"{lead}all of {routing.experts} experts{one_gpu}, {routing.chosen} a token "
+            f"{lead}all of {routing.experts} experts{one_gpu}, {routing.chosen} per token "
             f"({extent} = tokens * {routing.chosen}{shared}){gate}"
         )
     return (
-        f"{lead}each of {routing.experts} experts, {routing.chosen} a token, tokens spread evenly "
-        f"(m = tokens * {routing.chosen} / {routing.experts}, rounded up)"
+        f"{lead}each of {routing.experts} experts, {routing.chosen} per token, tokens spread "
+        f"evenly (m = tokens * {routing.chosen} / {routing.experts}, rounded up)"
     )
 
 
 _LEADS = {
     Product.FORWARD: "",
     Product.BIASED_FORWARD: "with their biases, ",
-    Product.GATHERED_FORWARD: "taking the rows of tokens where they are, ",
-    Product.INPUT_GRADIENT: "gradients of the inputs of ",
-    Product.ADDED_INPUT_GRADIENT: "gradients of inputs, added to those by the other weight, of ",
-    Product.WEIGHT_GRADIENT: "gradients of the weights of ",
-    Product.BIAS_GRADIENT: "gradients of the biases of ",
-    Product.ROW_SUM: "sums of each token's rows, of results and gradients of ",
-    Product.WEIGHTED_ROW: "rows times their weights, in the backward of ",
+    Product.GATHERED_FORWARD: "gathering token rows, ",
+    Product.INPUT_GRADIENT: "input gradients for ",
+    Product.ADDED_INPUT_GRADIENT: "input gradients, added to the other weight's, for ",
+    Product.WEIGHT_GRADIENT: "weight gradients for ",
+    Product.BIAS_GRADIENT: "bias gradients for ",
+    Product.ROW_SUM: "sums of each token's rows, for results and gradients of ",
+    Product.WEIGHTED_ROW: "rows times routing weights, in the backward of ",
 }
 
 
 _GATES = {
     None: "",
     GateForm.JOINED: ", with its gate (n counts gates and ups)",
-    GateForm.KEPT: ", with its gate and the product kept (n counts gates and ups)",
-    GateForm.GRADIENT: ", and of the gate before them (the result has 2 n columns)",
+    GateForm.KEPT: ", with its gate, storing the product (n counts gates and ups)",
+    GateForm.GRADIENT: ", and for the gate before them (the result has 2 n columns)",
     GateForm.GRADIENT_SUMS: (
-        ", of the gate before them, and of rows' weights (the result has 2 n columns)"
+        ", for the gate before them, and for routing weights (the result has 2 n columns)"
     ),
-    GateForm.UPS: ", as ups, with the gate whose product is read (the result has 2 n columns)",
+    GateForm.UPS: ", as ups that read the gate's product (the result has 2 n columns)",
 }
 
 
@@ -232,14 +232,14 @@ def left_out_lines(manifest: ConfigManifest) -> Iterator[str]:
         ranks_of.setdefault((use.expert_ranks, text), []).append(use.ranks)
     if ranks_of:
         yield ""
-        yield "# Left out, for no kernel can serve it:"
+        yield "# Left out, because no kernel can serve it:"
         for (expert_ranks, text), ranks in ranks_of.items():
             # The same GEMM may be left out both with and without a gate.
             yield f"#   {_ranks_text(expert_ranks, dict.fromkeys(ranks))}: {text}"
 
 
 def _comment_lines(text: str) -> Iterator[str]:
-    return (f"# {line}" for line in textwrap.wrap(text, _WIDTH))
+    return (f"# {line}" for line in textwrap.wrap(text, _WIDTH, break_on_hyphens=False))
 
 
 def _listed(numbers: Iterable[int]) -> str:

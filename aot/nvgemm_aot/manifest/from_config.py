@@ -106,8 +106,8 @@ def _check_expert_ranks(path: Path, model: Model, options: ManifestOptions) -> N
     numbers = sorted(set(filter(None, map(_experts_of, model.projections))))
     if several and not numbers:
         raise ManifestError(
-            f"{path}: ep: found {several[0]}; allowed: 1, for {model.model_type} has no experts; "
-            "leave --ep out"
+            f"{path}: ep: found {several[0]}; allowed: 1, because {model.model_type} has no "
+            "experts; omit --ep"
         )
     mistakes = [
         f"{path}: {model.expert_keys.get(experts, 'experts')}: found {experts}; allowed with ep "
@@ -140,8 +140,8 @@ def _check_trainable(path: Path, model: Model, options: ManifestOptions) -> None
     if options.training and model.quantization is not None:
         raise ManifestError(
             f"{path}: quantization_config: found {model.quantization.method[:60]}; allowed with "
-            "--training: no such key, for no operator computes gradients of quantized weights; to "
-            "declare the training of the model unquantized, take the key out of a copy of its "
+            "--training: no such key, because no operator computes gradients of quantized "
+            "weights; to declare training without quantization, remove the key from a copy of the "
             "config"
         )
 
@@ -289,7 +289,7 @@ def _unserved_reason(use: RankGemm, signature: Signature, options: ManifestOptio
     if signature.epilogue is not None and signature.epilogue.gate is not None:
         reason = unsupported(signature)
         if reason is None and gemm.biased and signature.epilogue.addend is None:
-            reason = f"{signature.epilogue.value} adds no bias, and the model does"
+            reason = f"{signature.epilogue.value} adds no bias, but the model does"
         if reason is not None:
             return f"with its gate: {reason}"
     if signature.scales is not None and (reason := unsupported(signature)):
@@ -334,7 +334,7 @@ def _check_name(path: Path, name_option: str | None) -> str:
         stem = path.resolve().parent.name if path.name == "config.json" else path.stem
         name = re.sub(r"[^a-z0-9.]+", "-", stem.lower())[:64].strip("-.")
     if not re.fullmatch(NAME_PATTERN, name):
-        advice = "" if name_option is not None else "; give one with --name"
+        advice = "" if name_option is not None else "; set one with --name"
         raise ManifestError(f"{path}: name: found {name!r}; allowed: {NAME_ALLOWED}{advice}")
     return name
 
@@ -345,12 +345,12 @@ def _check_number(path: Path, manifest: ConfigManifest) -> None:
             f"  {use.gemm.role} [{use.gemm.n}, {use.gemm.k}], tp {use.ranks}: {reason}"
             for use, reason in manifest.left_out
         )
-        raise ManifestError(f"{path}: none of its GEMMs can be declared:\n{reasons}")
+        raise ManifestError(f"{path}: no GEMM can be declared:\n{reasons}")
     # Counts as `load_manifest` does: a problem in two entries counts twice.
     count = sum(len(entry.sizes) for entry in manifest.entries)
     count *= len(manifest.options.dtypes)
     if count > MAX_PROBLEMS:
         raise ManifestError(
             f"{path}: found {count} problems; allowed: at most {MAX_PROBLEMS} in a manifest; "
-            "give fewer numbers of tokens or ranks"
+            "use fewer values for tokens or ranks"
         )

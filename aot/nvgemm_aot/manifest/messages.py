@@ -70,7 +70,7 @@ for _meaning, _words in _WORDS.items():
 
 _SUMS_HELP = "there is no such key: sums are fp32 for floating inputs and int32 for integers"
 _KEY_HELP = {
-    "<<": "merge keys are not read: put what gemms share under 'defaults'",
+    "<<": "merge keys are not supported: put shared keys under 'defaults'",
     **dict.fromkeys(
         ("acc", "accum", "accumulate", "accumulator", "acc_dtype", "accumulator_dtype"), _SUMS_HELP
     ),
@@ -88,7 +88,7 @@ _SCALED_HELP = "write 'op: mm' with scales"
 _VALUE_HELP = {
     **dict.fromkeys(
         [f"{prefix}{name}" for prefix in ("", "bias_") for name in _OTHER_ACTIVATIONS],
-        "no kernel applies it: write 'epilogue: bias' and apply it apart",
+        "no kernel applies it: write 'epilogue: bias' and apply it separately",
     ),
     "mxfp8": "write 'dtype: fp8_e4m3' with 'scales: e8m0_1x32'",
     "mxfp4": "write 'dtype: fp4_e2m1' with 'scales: e8m0_1x32'",
@@ -176,7 +176,7 @@ def explain_error(error: ErrorDetails) -> str:
         elif isinstance(value, dict):
             hint = '; start each entry with "- "'
     else:
-        allowed = f"a mapping with keys out of {', '.join(allowed_keys(location[:1]))}"
+        allowed = f"a mapping with keys from {', '.join(allowed_keys(location[:1]))}"
         if location[0] == "targets":
             allowed = f"{', '.join(ARCHITECTURES)} or {allowed}"
     return f"found {show(value)}; allowed: {allowed}{hint}"

@@ -112,7 +112,7 @@ def _read_entry(path: Path, text: str) -> tuple[ManifestEntry, list[list[Signatu
     version = source.data.get("version")
     if type(version) is int and version != VERSION:
         # Another version may have other rules.
-        text = f"found {version}; allowed: {VERSION}; this nvgemm-aot reads no other version"
+        text = f"found {version}; allowed: {VERSION}; this nvgemm-aot supports no other version"
         wrong = source.mistake(("version",), text)
         report_mistakes(path, [*source.mistakes, wrong])
     gemms = GemmRules(source)

@@ -51,7 +51,7 @@ def find_target_mistakes(source: Source) -> Iterator[Mistake]:
         key = "device" if devices is None else "devices"
         location: Location = ("targets", index, key)
         if device is not None and devices is not None:
-            text = "found keys 'device' and 'devices'; allowed: one of them; name all in 'devices'"
+            text = "found keys 'device' and 'devices'; allowed: one of them; list all in 'devices'"
             yield source.mistake(location, text, at_key=True)
             continue
         named = devices if isinstance(devices, list) else [device] if device is not None else []
@@ -149,7 +149,7 @@ class GemmRules:
             self._add(location, _explain_sizes(size_keys))
         op = gemm.get("op", self._defaults.get("op", Op.MM.value))
         if op == Op.GATHERED_MM.value and "dtype_b" in gemm:
-            text = f"found key 'dtype_b' with op {op}; allowed: dtype alone, which is that of its B"
+            text = f"found key 'dtype_b' with op {op}; allowed: dtype only, which is B's"
             self._add((*location, "dtype_b"), text, at_key=True)
         for key, (counted, *owners) in _COUNTS.items():
             if op in owners and key not in gemm.keys() | misspelt:

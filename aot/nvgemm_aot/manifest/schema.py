@@ -149,7 +149,7 @@ Candidates = Annotated[int, _integer(1, MAX_CANDIDATES)]
 OneOrMore = Annotated[list[T], Field(min_length=1), _SCALAR_FOR_LIST]
 Pair = Annotated[list[Number], Field(min_length=2, max_length=2)]
 Triple = Annotated[list[Number], Field(min_length=3, max_length=3)]
-Comment = Annotated[str, _text("text", help="remove the key or give a text")]
+Comment = Annotated[str, _text("text", help="remove the key or write a text")]
 
 LAYOUTS = tuple(layout.value for layout in Layout)
 _LAYOUT_HELP = "a letter for A and one for B: t row-major, n column-major"
@@ -165,22 +165,22 @@ class TargetEntry(_Entry):
     arch: Annotated[str, _one_of(ARCHITECTURES)] = Field(description="GPU architecture.")
     device: Annotated[str, _one_of(profile_names())] = Field(
         default_factory=str,
-        description="The one GPU product to rank kernels for.",
+        description="GPU product to rank kernels for.",
     )
     devices: Annotated[list[Annotated[str, _one_of(profile_names())]], Field(min_length=1)] = Field(
         default_factory=list,
-        description="GPU products to rank kernels for, each apart; the first one's ranking serves "
-        "other products too. Without device and devices: H200 and H100 for sm_90a, B200 for "
+        description="GPU products to rank kernels for, each separately; other products use the "
+        "first one's ranking. Defaults without device: H200 and H100 for sm_90a; B200 for "
         "Blackwell, on Arm GB200 or GB300.",
     )
     platform: Annotated[str, _one_of(PLATFORMS)] = Field(
         default_factory=str,
-        description="Host platform; left out, that of the devices, if any are given (GB200 and "
-        "GB300 have Arm processors), else linux_x86_64.",
+        description="Host platform. Default: the devices' (GB200 and GB300 have Arm processors), "
+        "or linux_x86_64 without devices.",
     )
     cuda: Annotated[str, _one_of(CUDA_VERSIONS)] = Field(
         default_factory=str,
-        description="CUDA major version of the torch that the kernels are for; cu13 if left out.",
+        description="CUDA major version of the torch that loads the kernels. Default: cu13.",
     )
 
 
@@ -188,38 +188,39 @@ class SharedEntry(_Entry):
     """Keys that gemms share; an entry in `gemms` overrides them."""
 
     op: Annotated[str, _one_of(op.value for op in Op)] = Field(
-        default_factory=str, description="Operation, by torch's name; mm if left out."
+        default_factory=str, description="Operation, by torch's name. Default: mm."
     )
     dtype: OneOrMore[Annotated[str, _one_of(INPUT_DTYPES)]] = Field(
-        default_factory=list, description="Element type of A and B, or several; with dtype_b, of A."
+        default_factory=list,
+        description="One or several element types for A and B; with dtype_b, for A.",
     )
     dtype_b: OneOrMore[Annotated[str, _one_of(INPUT_DTYPES)]] = Field(
         default_factory=list,
-        description="Element type of B, or several, if it may be another one than A's: fp8 alone "
-        "is multiplied by fp8 of another type. A's if left out.",
+        description="One or several element types for B. Only fp8 may differ from A's, and only by "
+        "another fp8. Default: A's.",
     )
     out: OneOrMore[Annotated[str, _one_of(OUT_DTYPES)]] = Field(
         default_factory=list,
-        description="Element type of the result, or several. Left out: the inputs' for fp16 and "
-        "bf16, bf16 for fp8 and fp4, int32 for integers.",
+        description="One or several element types for the result. Default: the inputs' for fp16 "
+        "and bf16, bf16 for fp8 and fp4, int32 for integers.",
     )
     layout: OneOrMore[Annotated[str, _one_of(LAYOUTS, _LAYOUT_HELP)]] = Field(
         default_factory=list,
-        description="Majors of A and B, or several: t is row-major, n column-major. tn, the layout "
-        "of torch.nn.Linear, if left out; tt for gathered_mm.",
+        description="One or several layouts, a letter for A and one for B: t is row-major, n "
+        "column-major. Default: tn, as in torch.nn.Linear; tt for gathered_mm.",
     )
     scales: OneOrMore[Annotated[str, _one_of(SCALES)]] = Field(
         default_factory=list,
-        description="Element type of the scales of A and B and which values share one, or several: "
-        "e8m0_1x32 for MXFP8 and MXFP4, e4m3_1x16 for NVFP4. None if left out.",
+        description="One or several scale recipes: element type of the scales for A and B, and the "
+        "block that shares one. e8m0_1x32 for MXFP8 and MXFP4, e4m3_1x16 for NVFP4. Default: none.",
     )
     epilogue: OneOrMore[Annotated[str, _one_of(EPILOGUES)]] = Field(
         default_factory=list,
-        description="What is done to the product before it is rounded and stored, or several: bias "
-        "adds a row, add a matrix, swiglu_halves joins columns in pairs. None if left out.",
+        description="One or several epilogues, applied before rounding: bias adds a row, add a "
+        "matrix, swiglu_halves gates pairs of columns. Default: none.",
     )
     candidates: Candidates = Field(
-        default_factory=int, description="Kernels to build for each problem."
+        default_factory=int, description="Number of kernels per problem."
     )
     comment: Comment = Field(default_factory=str, description="Free text for readers.")
 
@@ -241,10 +242,10 @@ class GemmEntry(SharedEntry):
     m: OneOrMore[Extent] = Field(default_factory=list, description="Rows of A and of the result.")
     n: OneOrMore[Extent] = Field(
         default_factory=list,
-        description="Columns of B and of the result, which with a gate has half of them.",
+        description="Columns of B and of the result; with a gate, the result has half as many.",
     )
     k: OneOrMore[Extent] = Field(
-        default_factory=list, description="Columns of A, rows of B, in values."
+        default_factory=list, description="Columns of A and rows of B, in elements."
     )
     nk: Annotated[list[Pair], Field(min_length=1)] = Field(
         default_factory=list, description="Pairs [n, k]: a Linear's [out, in] features."
@@ -253,17 +254,17 @@ class GemmEntry(SharedEntry):
         default_factory=list, description="Triples [m, n, k]."
     )
     batch: OneOrMore[Extent] = Field(
-        default_factory=list, description="Matrices of a batch; bmm alone has them, and needs it."
+        default_factory=list,
+        description="Matrices per batch. Required for bmm, and only allowed there.",
     )
     groups: OneOrMore[Extent] = Field(
         default_factory=list,
-        description="Groups of rows, and matrices B, of grouped_mm and gathered_grouped_mm; groups "
-        "along k, and results, of k_grouped_mm. These alone have them, and need it.",
+        description="Number of groups: along m for grouped_mm and gathered_grouped_mm, along k for "
+        "k_grouped_mm. Required for these, and only allowed there.",
     )
     count: Number = Field(
         default_factory=int,
-        description="How often each GEMM stands in the graphs that were recorded; 1 if left out. "
-        "What is built does not depend on it.",
+        description="Number of calls in recorded graphs. Default: 1. Does not affect the build.",
     )
 
 
@@ -273,31 +274,30 @@ class ManifestEntry(_Entry):
     model_config = ConfigDict(title="nvgemm-aot manifest")
 
     version: Annotated[int, _integer(VERSION, VERSION)] = Field(
-        description="Version of the manifest format."
+        description="Manifest format version."
     )
     name: Annotated[
         str,
         _text(NAME_ALLOWED, NAME_PATTERN),
-    ] = Field(description="Name of what is built; it becomes part of the wheel's name.")
-    description: Comment = Field(default_factory=str, description="One sentence on what it is for.")
+    ] = Field(description="Name of the build; part of the wheel's name.")
+    description: Comment = Field(default_factory=str, description="One sentence on the purpose.")
     targets: Annotated[
         list[Annotated[TargetEntry, _ARCHITECTURE_FOR_TARGET]], Field(min_length=1)
-    ] = Field(description="What to build for.")
+    ] = Field(description="Targets to build for.")
     providers: list[Annotated[str, _text(PROVIDER_ALLOWED, PROVIDER_PATTERN)]] = Field(
         default_factory=list,
-        description="Sources of kernels: those that come along, those of installed packages by the "
-        "name of their entry point, or module:class. Left out: all that come along, which are "
-        "cutlass_operators, quack, and gathered for gathered_mm. Candidates of all are ranked "
-        "together, by measurements, or by the first one's model.",
+        description="Kernel providers: builtin names, entry points in installed packages, or "
+        "module:class. Default: cutlass_operators, quack, and gathered for gathered_mm. All "
+        "candidates are ranked together, by measurements or by the first provider's model.",
     )
     candidates: Candidates = Field(
-        default_factory=int, description="Kernels to build for each problem; 8 if left out."
+        default_factory=int, description="Number of kernels per problem. Default: 8."
     )
     defaults: SharedEntry = Field(
-        default_factory=SharedEntry, description="What gemms have in common."
+        default_factory=SharedEntry, description="Keys that all gemms share."
     )
     gemms: Annotated[list[GemmEntry], Field(min_length=1)] = Field(
-        description="The GEMMs to build for."
+        description="GEMMs to build for."
     )
 
 

@@ -24,6 +24,6 @@ def find_manifest(name: Path) -> Path:
         return path
     names = ", ".join(sorted(path.stem for path in shipped.glob("*.yaml")))
     raise ManifestError(
-        f"{name}: there is no such file; check the path, or name a manifest that comes with "
-        f"nvgemm-aot: {names}"
+        f"{name}: no such file; check the path, or name a manifest that ships with nvgemm-aot: "
+        f"{names}"
     )

@@ -26,7 +26,7 @@ MAX_FILE_BYTES = 4 << 20
 MAX_DEPTH = 32
 """Deepest nesting; a manifest needs five levels."""
 
-_TOO_DEEP = f"found far more than {MAX_DEPTH} levels of nesting; write the values out"
+_TOO_DEEP = f"found far more than {MAX_DEPTH} levels of nesting; write out the values"
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -78,7 +78,7 @@ def read_bytes(path: Path, *, if_absent: str, if_too_long: str) -> bytes:
     except IrregularFileError as error:
         raise ManifestError(str(error)) from None
     except FileNotFoundError:
-        raise ManifestError(f"{path}: there is no such file; {if_absent}") from None
+        raise ManifestError(f"{path}: no such file; {if_absent}") from None
     except IsADirectoryError:
         raise ManifestError(f"{path}: this is a directory; name a file in it") from None
     except (OSError, ValueError) as error:
@@ -141,7 +141,7 @@ def compose(path: Path, text: str) -> yaml.Node | None:
         mark = error.problem_mark or error.context_mark
         assert mark is not None  # every parser error has one
         if error.problem == "but found another document":
-            fail(path, mark, "found a second YAML document; allowed: one a file")
+            fail(path, mark, "found a second YAML document; allowed: one per file")
         remainder = "".join(text.split("\n")[mark.line : mark.line + 1])[mark.column :]
         advice = "; indent with spaces" if remainder.startswith("\t") else ""
         if error.problem == "exceeded maximum nesting depth":  # libyaml since 0.2.6: 1000 levels
@@ -302,7 +302,7 @@ class _Converter:
         self.values += 1
         if self.values > MAX_VALUES:
             text = (
-                f"found over {MAX_VALUES} values once aliases are expanded; "
+                f"found over {MAX_VALUES} values after alias expansion; "
                 "allowed: at most that; use fewer aliases or split the file"
             )
             fail(self.path, node.start_mark, text)
@@ -312,8 +312,8 @@ class _Converter:
             fail(
                 self.path,
                 node.start_mark,
-                f"found over {MAX_DEPTH} levels of nesting, or an alias inside the value that it "
-                "stands for; write the value out",
+                f"found over {MAX_DEPTH} levels of nesting, or a recursive alias; write out the "
+                "value",
             )
         if isinstance(node, yaml.ScalarNode):
             return _scalar(node)

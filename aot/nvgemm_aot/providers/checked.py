@@ -89,19 +89,21 @@ class Checked:
             is_version_text(text) for item in versions.items() for text in item
         ):
             raise self._error(
-                f"toolchain() gave {versions!r}; must be a version by each distribution's name, "
+                f"toolchain() returned {versions!r}; must map distribution names to versions, "
                 f"both printable text of 1 to {MAX_VERSION_LENGTH} characters"
             )
         if reserved := [name for name in versions if name.startswith(RECIPE_PREFIX)]:
             raise self._error(
-                f"toolchain() names {reserved[0]!r}, where bundles state recipes; give the "
+                f"toolchain() names {reserved[0]!r}, which is reserved for recipes; use the "
                 "distribution's name"
             )
         if self._distribution is not None:
             name, version = self._distribution
             versions = {**versions, name: version}
         if not versions:
-            raise self._error("toolchain() names nothing; must name what shapes the code")
+            raise self._error(
+                "toolchain() returned no versions; must name the distributions that shape the code"
+            )
         return versions
 
     def prepare(self) -> None:
@@ -135,9 +137,9 @@ class Checked:
         name: Any = self._ask("runtime_model().name", lambda: getattr(model, "name", None))
         if not is_version_text(name) or not callable(getattr(model, "estimate_ns", None)):
             raise self._error(
-                f"runtime_model() gave {one_line(repr(model))[:100]}; must have estimate_ns(), and "
-                f"a name that is printable text of 1 to {MAX_VERSION_LENGTH} characters (got "
-                f"{one_line(repr(name))[:60]})"
+                f"runtime_model() returned {one_line(repr(model))[:100]}; must have "
+                f"estimate_ns() and a name that is printable text of 1 to "
+                f"{MAX_VERSION_LENGTH} characters (got {one_line(repr(name))[:60]})"
             )
         return _CheckedModel(model, name, self)
 
@@ -190,7 +192,7 @@ class Checked:
 
     def _warn_of_waiting(self, call_text: str) -> None:
         _log.warning(
-            "provider %r: %s has not returned for %g s; still waiting. To stop, press Ctrl-C: then "
+            "provider %r: %s has not returned for %g s; still waiting. Press Ctrl-C to stop, then "
             "%s",
             *(self.name, call_text, SLOW_SECONDS, BLAME),
         )
@@ -218,8 +220,8 @@ class _CheckedModel:
         estimate = self._provider._ask(call, lambda: self._model.estimate_ns(problem, shape))
         if estimate is not None and not is_integer(estimate, 1, MAX_HEADER_INTEGER):
             raise self._provider._error(
-                f"{call} gave {one_line(repr(estimate))[:60]}; must be whole nanoseconds from 1 to "
-                f"{MAX_HEADER_INTEGER}, or None"
+                f"{call} returned {one_line(repr(estimate))[:60]}; must be whole nanoseconds "
+                f"from 1 to {MAX_HEADER_INTEGER}, or None"
             )
         return estimate
 
@@ -238,32 +240,35 @@ def _require_interface(provider: Any, name: str) -> None:
     hint = "see nvgemm_aot.providers.interface.Provider"
     missing = [member for member in (*_ATTRIBUTES, *_METHODS) if not hasattr(provider, member)]
     if missing:
-        raise ToolchainError(f"{name!r} is no provider: it has no {', '.join(missing)}; {hint}")
+        raise ToolchainError(f"{name!r} is not a provider: it lacks {', '.join(missing)}; {hint}")
     for member, kind in _ATTRIBUTES.items():
         value = getattr(provider, member)
         if type(value) is not kind or not value:
             raise ToolchainError(
-                f"{name!r} is no provider: its {member} is {value!r}, must be of type "
+                f"{name!r} is not a provider: its {member} is {value!r}, must be of type "
                 f"{kind.__name__} and not empty; {hint}"
             )
     if not is_version_text(provider.recipe):
         raise ToolchainError(
-            f"{name!r} is no provider: its recipe is {provider.recipe[:60]!r}, must be printable "
-            f"text of at most {MAX_VERSION_LENGTH} characters, since bundles state it; {hint}"
+            f"{name!r} is not a provider: its recipe is {provider.recipe[:60]!r}, must be "
+            f"printable text of at most {MAX_VERSION_LENGTH} characters, because bundles "
+            f"store it; {hint}"
         )
     for member in _METHODS:
         if not callable(getattr(provider, member)):
-            raise ToolchainError(f"{name!r} is no provider: its {member} is no method; {hint}")
+            raise ToolchainError(
+                f"{name!r} is not a provider: its {member} is not a method; {hint}"
+            )
     if provider.interface not in INTERFACE_VERSIONS:
         known = ", ".join(map(str, INTERFACE_VERSIONS))
         raise ToolchainError(
-            f"provider {name!r} is written for version {provider.interface} of the interface; this "
-            f"nvgemm-aot knows {known}: install another version of the provider, or of nvgemm-aot"
+            f"provider {name!r} implements interface version {provider.interface}; this "
+            f"nvgemm-aot supports {known}: install another version of either"
         )
     if provider.name != name:
         raise ToolchainError(
-            f"provider {name!r} calls itself {provider.name!r}; compiler processes find it by its "
-            f"name: write {provider.name!r} where {name!r} stands, or correct the provider"
+            f"provider {name!r} has the name {provider.name!r}; compiler processes look it up by "
+            f"name: replace {name!r} with {provider.name!r}, or correct the provider"
         )
 
 

@@ -27,8 +27,8 @@ def join_versions(statements: Iterable[tuple[str, Mapping[str, str]]]) -> dict[s
             if joined.setdefault(name, version) != version:
                 raise ToolchainError(
                     f"{stated_by[name]} gives {name!r} version {joined[name]!r}, {who} gives it "
-                    f"{version!r}; a bundle states one: name one of them in the manifest's "
-                    "providers, or correct its toolchain()"
+                    f"{version!r}; a bundle has one version per name: use only one of them in "
+                    "the manifest's providers, or correct its toolchain()"
                 )
             stated_by.setdefault(name, who)
     return joined

@@ -89,7 +89,7 @@ def set_environment(also: tuple[str, ...] = ()) -> None:
     for name in [name for name in os.environ if name.startswith(prefixes)]:
         value = os.environ.pop(name)
         if (name, value) != (_ARCHITECTURE_VARIABLE, _ARCHITECTURE):
-            _log.warning("%s=%s is ignored by builds", name, value)
+            _log.warning("builds ignore %s=%s", name, value)
     os.environ[_ARCHITECTURE_VARIABLE] = _ARCHITECTURE
     if _chosen_cuda is not None:
         _load_compiler(_chosen_cuda)
@@ -150,8 +150,8 @@ def _load_compiler(cuda: str) -> None:
             ) from error
     elif loaded.__file__ != str(files[0]):
         raise ToolchainError(
-            f"cannot compile kernels for {cuda}: this process has loaded {loaded.__file__}, and "
-            "has room for one compiler; compile in another process"
+            f"cannot compile kernels for {cuda}: this process has loaded {loaded.__file__} and can "
+            "load only one compiler; compile in another process"
         )
 
 

@@ -58,16 +58,16 @@ def load_external(name: str, builtin: tuple[str, ...]) -> Checked:
     if not points:
         known = sorted({*builtin, *(point.name for point in _entry_points())})
         raise ToolchainError(
-            f"no provider is called {name!r} (known: {', '.join(known)}); install the package that "
-            "brings it, or name its class, as module:class"
+            f"unknown provider {name!r} (known: {', '.join(known)}); install the package that "
+            "defines it, or name its class as module:class"
         )
     if len(points) > 1:
         offers = sorted(
             f"{offer.distribution} {offer.version}" for offer in map(_offered_provider, points)
         )
         raise ToolchainError(
-            f"{' and '.join(offers)} both bring a provider called {name!r}; uninstall one, or name "
-            "the class, as module:class"
+            f"{' and '.join(offers)} both define provider {name!r}; uninstall one, or name the "
+            "class as module:class"
         )
     offered = _offered_provider(points[0])
     return _create(name, points[0].load, (offered.distribution, offered.version))
@@ -87,7 +87,7 @@ def _entry_points() -> tuple[EntryPoint, ...]:
 
 def unreadable_entry_points(error: Exception) -> ToolchainError:
     """Builds the error for entry points that cannot be read."""
-    damaged = " and ".join(sorted(_unreadable_distributions())) or "the one that is damaged"
+    damaged = " and ".join(sorted(_unreadable_distributions())) or "the damaged one"
     return ToolchainError(
         f"the entry points of installed packages cannot be read: {describe_error(error)}; "
         f"reinstall or uninstall {damaged}"
@@ -123,7 +123,7 @@ def _create(
         if not callable(provider_class):
             raise ToolchainError(
                 f"the provider {name!r} is a {type(provider_class).__name__}, must be a class; "
-                "name one, as module:class, in the package's entry point or in the manifest"
+                "name a class as module:class in the package's entry point or in the manifest"
             )
         return Checked(provider_class(), name, distribution)
     except (ToolchainError, KeyboardInterrupt):
@@ -131,5 +131,5 @@ def _create(
     except BaseException as error:  # an external module may raise anything
         raise ToolchainError(
             f"the provider {name!r} cannot be created: {describe_error(error)}; check the name "
-            f"and that its package is installed whole, or {BLAME}"
+            f"and that its package is completely installed, or {BLAME}"
         ) from error

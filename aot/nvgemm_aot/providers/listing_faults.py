@@ -31,7 +31,7 @@ from .base import (
     Rejection,
 )
 
-EXACTLY = ", and of no subclass"
+EXACTLY = ", not a subclass"
 """Suffix in messages. Listed objects go to compiler processes and plans, which do not know
 subclasses."""
 
@@ -58,30 +58,30 @@ def listing_faults(
 ) -> Iterator[str]:
     """Yields faults in a result from `Provider.enumerate`, worded to follow its name."""
     if not isinstance(listing, Enumeration):
-        yield f"gave {type(listing).__name__}; must be an Enumeration"
+        yield f"returned {type(listing).__name__}; must be an Enumeration"
         return
     for field in ("candidates", "rejections"):
         if not isinstance(getattr(listing, field), tuple | list):
-            yield f"gave {type(getattr(listing, field)).__name__} as {field}; must be a tuple"
+            yield f"returned {type(getattr(listing, field)).__name__} as {field}; must be a tuple"
             return
     if listing.absence is not None and not isinstance(listing.absence, str):
-        yield f"gave {listing.absence!r} as absence; must be text or None"
+        yield f"returned {listing.absence!r} as absence; must be text or None"
     for rejection in listing.rejections:
         if not isinstance(rejection, Rejection) or not all(
             isinstance(text, str) for text in (rejection.operator, rejection.reason)
         ):
-            yield f"gave {one_line(repr(rejection))} among rejections; must be a Rejection of texts"
+            yield f"returned {one_line(repr(rejection))} in rejections; must be a Rejection"
     for candidate in listing.candidates:
         if type(candidate) is not Candidate:
             text = one_line(repr(candidate))[:100]
-            yield f"gave {text} among candidates; must be a Candidate{EXACTLY}"
+            yield f"returned {text} in candidates; must be a Candidate{EXACTLY}"
             return
         for text in _candidate_faults(candidate, provider, signature, target):
             yield f"listed {one_line(repr(candidate.operator))}, whose {text}"
     counts = Counter(candidate.operator for candidate in listing.candidates)
     for operator, count in counts.items():
         if count > 1:
-            yield f"listed {operator!r} {count} times; each operator must have a name of its own"
+            yield f"listed {operator!r} {count} times; each operator must have a unique name"
 
 
 def listing_difference(first: Enumeration, second: Enumeration) -> str | None:
@@ -92,9 +92,9 @@ def listing_difference(first: Enumeration, second: Enumeration) -> str | None:
     )
     for operator in (*first_candidates, *second_candidates):
         if operator not in first_candidates or operator not in second_candidates:
-            return f"listed {operator!r} one time and not the other; must list the same each time"
+            return f"listed {operator!r} in only one of two calls; must list the same each time"
         if first_candidates[operator] != second_candidates[operator]:
-            return f"listed {operator!r} with other facts when asked again; must list the same"
+            return f"listed {operator!r} with different facts in a second call; must list the same"
     return None
 
 
@@ -109,14 +109,14 @@ def _candidate_faults(
         or len(operator) > MAX_OPERATOR_LENGTH
     ):
         yield (
-            f"name must be printable ASCII, at most {MAX_OPERATOR_LENGTH} characters, with no "
-            "blank at an end"
+            f"name must be printable ASCII, at most {MAX_OPERATOR_LENGTH} characters, without "
+            "outer blanks"
         )
     if candidate.provider != provider:
         yield f"provider is {candidate.provider!r}, must be {provider!r}"
     if candidate.signature != signature:
         key = getattr(candidate.signature, "key", candidate.signature)
-        yield f"signature is {key}, must be the one asked for"
+        yield f"signature is {key}, must be the requested one"
     yield from _design_faults(candidate.design)
     yield from _shape_faults(candidate.block_shape)
     alignment = candidate.alignment_bytes
@@ -165,7 +165,7 @@ def _schedule_faults(candidate: Candidate) -> Iterator[str]:
     expected = sorted({m * n for m, n in clusters}) if is_persistent else []
     sizes = candidate.cluster_sizes
     if known.takes_clusters and sizes:
-        yield f"cluster_sizes is {sizes!r}, must be () where each launch is told clusters"
+        yield f"cluster_sizes is {sizes!r}, must be () if launches pass the number of clusters"
     elif not known.takes_clusters and sorted({*sizes}) != expected:
         alternative = ", or clusters in its calling_convention" if is_persistent else ""
         yield (
@@ -179,7 +179,7 @@ def _call_faults(candidate: Candidate, signature: Signature) -> Iterator[str]:
     text = candidate.calling_convention
     convention = parse_calling_convention(text) if isinstance(text, str) else None
     if convention is None:
-        yield f"calling_convention is {text!r}; FORMAT.md lists what it may be"
+        yield f"calling_convention is {text!r}; FORMAT.md lists the allowed ones"
         return
     workspace = candidate.workspace_bytes
     if not is_integer(workspace, 0, MAX_HEADER_INTEGER):
@@ -189,7 +189,7 @@ def _call_faults(candidate: Candidate, signature: Signature) -> Iterator[str]:
     if formula is not None:
         fault = _formula_fault(formula) or formula.fault(signature.op)
         if fault is None and workspace:
-            fault = f"workspace_bytes is {workspace}, must be 0 beside it"
+            fault = f"workspace_bytes is {workspace}, must be 0 with a workspace formula"
         if fault is not None:
             yield f"workspace is {formula!r}: {fault}"
             return
@@ -206,8 +206,8 @@ def _formula_fault(formula: Any) -> str | None:
     if extents and all(is_integer(size, 0, MAX_TILE_BYTES) for size in sizes):
         return None
     return (
-        f"its tile and tiles_multiple must be two integers of {_EXTENTS}, its bytes integers of 0 "
-        f"to {MAX_TILE_BYTES}"
+        f"its tile and tiles_multiple must be two integers of {_EXTENTS}, its bytes integers "
+        f"from 0 to {MAX_TILE_BYTES}"
     )
 
 
@@ -231,7 +231,7 @@ def _design_faults(design: Any) -> Iterator[str]:
     if design.scheduler not in SCHEDULERS:
         yield f"scheduler is {design.scheduler!r}, must be one of {', '.join(SCHEDULERS)}"
     if design.cluster_limits:
-        yield "cluster_limits are given; the builder fills them in, by cluster_sizes"
+        yield "cluster_limits are set, must be empty: the builder fills them in from cluster_sizes"
     for name in ("swapped", "dependent_launch"):
         if not isinstance(getattr(design, name), bool):
             yield f"{name} is {getattr(design, name)!r}, must be true or false"

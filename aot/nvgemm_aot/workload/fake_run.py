@@ -175,7 +175,7 @@ def main(arguments: list[str]) -> None:
     """
     kept_by = recorder()
     if kept_by is None:
-        raise RecordError("no file to record to is named; run nvgemm-aot record --fake instead")
+        raise RecordError("no recording file is named; run nvgemm-aot record --fake instead")
     kept_by.check()
     target = recorded_target(None, host_platform(), torch_cuda())
     calls = RecordedCalls(kept_by, target)
@@ -185,8 +185,8 @@ def main(arguments: list[str]) -> None:
             _run_program(arguments)
     except (DataDependentOutputException, DynamicOutputShapeException):
         sys.stderr.write(
-            "nvgemm-aot: the program looked at numbers, and fake tensors have none: leave that "
-            "part out, or record where a GPU is, without --fake\n"
+            "nvgemm-aot: the program read tensor values, and fake tensors have none: omit that "
+            "part, or record on a GPU without --fake\n"
         )
         raise
     finally:
@@ -206,7 +206,7 @@ def _run_program(arguments: list[str]) -> None:
         sys.path[0] = ""
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
     elif not Path(first).exists():
-        sys.stderr.write(f"nvgemm-aot: there is no program {first}\n")
+        sys.stderr.write(f"nvgemm-aot: no such program: {first}\n")
         raise SystemExit(_NOT_STARTED)
     else:
         sys.argv = arguments

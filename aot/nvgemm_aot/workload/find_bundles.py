@@ -133,7 +133,7 @@ def _find_in_wheel(path: Path, headers_only: bool) -> Iterator[NamedBundle]:
                         shutil.copyfileobj(packed, unpacked)
                 yield NamedBundle(name=f"{path}/{member}", file=file)
     except _DAMAGED as error:
-        raise StorageError(f"{path}: not a whole wheel: {error}; build it again") from error
+        raise StorageError(f"{path}: incomplete wheel: {error}; build it again") from error
     except OSError as error:
         raise StorageError(f"{path}: cannot unpack it: {error.strerror or error}") from error
 

@@ -72,7 +72,7 @@ def record_program(
     if target is not None:
         environment[TARGET_VARIABLE] = target.text
     if default_mode() is Mode.OFF:
-        raise RecordError(f"{MODE_VARIABLE}=off: nothing would be recorded; unset it")
+        raise RecordError(f"{MODE_VARIABLE}=off: recording needs it unset")
     named_target(environment)
     recorder.check()
     if fake:
@@ -118,7 +118,7 @@ def _with_fake_tensors(command: Sequence[str]) -> list[str]:
     is_whole = len(program) > (program[:1] in (["-m"], ["-c"]))
     if not is_python(python) or not is_whole:
         raise RecordError(
-            f"--fake runs Python programs: the command is {' '.join(command)!r}, must be of the "
-            "form python script.py …, python -m package … or python -c code …"
+            f"--fake runs only Python programs: the command is {' '.join(command)!r}, must be "
+            "python script.py …, python -m package … or python -c code …"
         )
     return [python, *arguments[:index], "-m", "nvgemm_aot.workload.fake_run", *program]

@@ -613,7 +613,7 @@ def test_without_a_providers_package_a_build_says_how_to_get_it_or_do_without(
     monkeypatch.setattr("nvgemm_aot.providers.cute_setup.version", version)
     said = (
         "cannot compile quack's kernels: quack-kernels is not installed; run: .*, or build without "
-        r"it, by providers: \[cutlass_operators\] in the manifest"
+        r"it: set providers: \[cutlass_operators\] in the manifest"
     )
     with pytest.raises(ToolchainError, match=said):
         plan_build(manifest(tmp_path), cache)

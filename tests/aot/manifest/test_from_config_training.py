@@ -323,29 +323,28 @@ def test_transformers_experts_have_no_ups_of_their_own(tmp_path: Path) -> None:
 
 def test_comments_say_what_gates_of_training_store(tmp_path: Path) -> None:
     text = text_of(tmp_path, config("qwen3-30b-a3b"), gated=True)
-    lead = "all of 128 experts, 8 a token (m = tokens * 8)"
+    lead = "all of 128 experts, 8 per token (m = tokens * 8)"
     for comment in (
-        f"{lead}, with its gate and the product kept (n counts gates and ups)",
-        f"gradients of the inputs of {lead}, and of the gate before them (the result has 2 n "
-        "columns)",
+        f"{lead}, with its gate, storing the product (n counts gates and ups)",
+        f"input gradients for {lead}, and for the gate before them (the result has 2 n columns)",
     ):
         assert f"  - comment: {comment}\n" in text
     assert "- [768, 2048] # tp 1: expert down_proj x48\n" in text
     of_two = text_of(tmp_path, config("qwen3-30b-a3b"), gated=True, experts=(TORCHTITAN,))
-    ups = f"{lead}, as ups, with the gate whose product is read (the result has 2 n columns)"
+    ups = f"{lead}, as ups that read the gate's product (the result has 2 n columns)"
     assert (
         f"  - comment: {ups}\n    op: grouped_mm\n    groups: 128\n"
         "    epilogue: swiglu_halves_ups\n    layout: tn\n    m: [128]\n    nk:\n"
         "      - [768, 2048] # tp 1: expert up_proj x48\n\n"
     ) in of_two
     assert (
-        "  - comment: sums of each token's rows, of results and gradients of "
+        "  - comment: sums of each token's rows, for results and gradients of "
         f"{lead.partition(' (')[0]} (m = tokens)\n    op: gathered_mm\n"
         "    layout: tt\n    m: [16]\n    nk:\n      - [2048, 8] # tp 1: expert down_proj x48\n"
     ) in text
     assert (
-        f"  - comment: taking the rows of tokens where they are, {lead}, with its gate and the "
-        "product kept (n counts gates and ups)\n    op: gathered_grouped_mm\n    groups: 128\n"
+        f"  - comment: gathering token rows, {lead}, with its gate, storing the "
+        "product (n counts gates and ups)\n    op: gathered_grouped_mm\n    groups: 128\n"
     ) in text
     assert "\nproviders:" not in text, "all that come along are asked"
 
@@ -412,10 +411,12 @@ def test_comments_say_which_ranks_and_gradients(tmp_path: Path) -> None:
     )
     assert "- [1536, 2048] # tp 1: expert gate_up_proj x48\n" in text
     assert "- [1536, 2048] # ep 8, tp 1: expert gate_up_proj x48\n" in text
-    assert "all of 16 experts of one GPU, ep 8, 8 a token (m = tokens * 8 / 2, rounded up)" in text
-    assert "  - comment: gradients of the inputs of what every token passes through\n" in text
+    assert (
+        "all of 16 experts on one GPU, ep 8, 8 per token (m = tokens * 8 / 2, rounded up)" in text
+    )
+    assert "  - comment: input gradients for GEMMs that every token uses\n" in text
     assert re.search(
-        r"  # gradients of the weights of all of 16 experts of one GPU, ep 8, 8 a token "
+        r"  # weight gradients for all of 16 experts on one GPU, ep 8, 8 per token "
         r"\(k = tokens \* 8\)\n  # ep 8, tp 1: expert gate_up_proj x48\n"
         r"  - \{op: k_grouped_mm, layout: nt, groups: 16, m: 1536, n: 2048, k: \[128\]\}\n",
         text,
@@ -447,7 +448,7 @@ REFUSED = {
     "a model without experts": (
         config("llama-3.1-8b"),
         {"expert_ranks": (1, 2)},
-        ["ep: found 2; allowed: 1, for llama has no experts; leave --ep out"],
+        ["ep: found 2; allowed: 1, because llama has no experts; omit --ep"],
     ),
     "no number of experts": (
         config("mixtral-8x7b", num_local_experts=...),
@@ -457,9 +458,9 @@ REFUSED = {
     "quantized": (
         config("gpt-oss-20b", quantization_config={"quant_method": "mxfp4"}),
         {},
-        ["quantization_config: found mxfp4; allowed with --training: no such key, for no operator "
-         "computes gradients of quantized weights; to declare the training of the model "
-         "unquantized, take the key out of a copy of its config"],
+        ["quantization_config: found mxfp4; allowed with --training: no such key, because no "
+         "operator computes gradients of quantized weights; to declare training without "
+         "quantization, remove the key from a copy of the config"],
     ),
 }  # fmt: skip
 

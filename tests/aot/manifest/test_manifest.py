@@ -394,9 +394,9 @@ dtype: bf16, m: !!python/object:os.x {a: 1}, n: 1, k: 1
 dtype: !dtype bf16, *
     4:18: gemms[0].dtype: found bf16 (tag !dtype) ... remove the tag
 dtype: bf16, m: 1, n: 2, k: 3, comment: ''
-    4:51: gemms[0].comment: found '' ... remove the key or give a text
+    4:51: gemms[0].comment: found '' ... remove the key or write a text
 dtype: bf16, m: 1, n: 2, k: 3, <<: {m: 1}
-    4:42: gemms[0]: found key '<<' ... merge keys are not read: put what gemms share under
+    4:42: gemms[0]: found key '<<' ... merge keys are not supported: put shared keys under
 dtype: bf16, m: 1, n: 2, k: 3, m: 4
     4:42: gemms[0]: found key 'm' again (first on line 4) ... merge or remove one of them
 dtype: bf16, m: 1, n: 2, k: 3, 4: 5
@@ -452,7 +452,7 @@ targets: [sm_90a, {arch: sm_90a, device: H100}]
 targets: [{arch: sm_90a, devices: [H100, H200]}, {arch: sm_90a, devices: [H200, H100]}]
     3:74: targets[1].devices: found devices H200, H100 ... which targets[0] builds for devices H100
 targets: [{arch: sm_90a, device: H200, devices: [H100]}]
-    3:40: targets[0]: found keys 'device' and 'devices'; allowed: one of them; name all in 'devices'
+    3:40: targets[0]: found keys 'device' and 'devices'; allowed: one of them; list all in 'devices'
 targets: [{arch: sm_90a, devices: []}]
     3:35: targets[0].devices: found an empty list; allowed: at least one entry
 targets: [{arch: sm_90a, devices: H100}]
@@ -510,7 +510,7 @@ def test_a_number_of_thousands_of_digits_is_shown_cut_off(tmp_path: Path) -> Non
 
 def test_another_version_is_the_only_mistake(tmp_path: Path) -> None:
     [line] = mistakes(tmp_path, "version: 2\nnom: a\n")
-    assert line.startswith("x.yaml:1:10: version: found 2; allowed: 1; this nvgemm-aot reads no")
+    assert line.startswith("x.yaml:1:10: version: found 2; allowed: 1; this nvgemm-aot supports no")
 
 
 @pytest.mark.parametrize("wrong", ["gems", "Gemms", "problems"])
@@ -607,7 +607,7 @@ def test_reports_all_mistakes_at_once_by_position(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("absent.yaml", r"absent\.yaml: there is no such file"),
+        ("absent.yaml", r"absent\.yaml: no such file"),
         ("", "this is a directory"),
         ("a\0b", "cannot read it"),
     ],
@@ -621,7 +621,7 @@ def test_a_name_of_nothing_is_an_error_with_the_names_that_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = r"llama-3\.1-8c: there is no such file; .*llama-3\.1-8b, .*qwen3-8b"
+    said = r"llama-3\.1-8c: no such file; .*llama-3\.1-8b, .*qwen3-8b"
     with pytest.raises(ManifestError, match=said):
         find_manifest(Path("llama-3.1-8c"))
     assert find_manifest(Path("qwen3-8b")) == find_manifest(Path("qwen3-8b.yaml"))
@@ -663,7 +663,7 @@ def test_refuses_file_that_is_too_long(tmp_path: Path) -> None:
             b"version: 1\nname: \x07",
             "2:7: found character '\\x07', which YAML does not allow; remove it",
         ),
-        (b"--- {}\n--- {}\n", "2:1: found a second YAML document; allowed: one a file"),
+        (b"--- {}\n--- {}\n", "2:1: found a second YAML document; allowed: one per file"),
         (
             b"- 1\n",
             "1:1: top level: found a list; allowed: a mapping that starts with 'version: 1'",
@@ -678,8 +678,7 @@ def test_refuses_file_that_is_too_long(tmp_path: Path) -> None:
         (b"a: *b\n", "1:4: not valid YAML: found undefined alias 'b'"),
         (
             b"version: 1\nx: &x [*x]\n",
-            "2:4: found over 32 levels of nesting, or an alias inside the value that it stands "
-            "for; write the value out",
+            "2:4: found over 32 levels of nesting, or a recursive alias; write out the value",
         ),
     ],
 )
@@ -718,7 +717,7 @@ def test_refuses_alias_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 20)]
     (line,) = mistakes(tmp_path, "\n".join(lines))
-    assert "found over 10000 values once aliases are expanded" in line
+    assert "found over 10000 values after alias expansion" in line
 
 
 def test_allows_as_many_problems_as_the_limit(

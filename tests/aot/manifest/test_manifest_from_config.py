@@ -193,7 +193,7 @@ def test_each_pair_stands_once_an_entry_with_every_role_and_rank(tmp_path: Path)
 def test_what_no_kernel_can_serve_is_left_out_with_the_reason(tmp_path: Path) -> None:
     content = config("deepseek-v3", vocab_size=129284)
     text = text_of(write(tmp_path, content), ranks=(1, 8))
-    _, left_out = text.split("# Left out, for no kernel can serve it:\n")
+    _, left_out = text.split("# Left out, because no kernel can serve it:\n")
     assert left_out.splitlines() == [
         "#   tp 1, 8: router x58 [256, 7168]: it is computed in fp32",
         "#   tp 1: lm_head x1 [129284, 7168]: out is contiguous along n = 129284, which must be a "
@@ -207,7 +207,7 @@ def test_a_model_of_which_nothing_can_be_declared_is_an_error(tmp_path: Path) ->
     odd = config("llama-3.1-8b", hidden_size=60, num_attention_heads=4, num_key_value_heads=4)
     with pytest.raises(ManifestError) as caught:
         text_of(write(tmp_path, odd))
-    assert "none of its GEMMs can be declared" in str(caught.value)
+    assert "no GEMM can be declared" in str(caught.value)
     assert "lm_head [128256, 60], tp 1: A is contiguous along k = 60" in str(caught.value)
 
 
@@ -463,9 +463,9 @@ def test_wrong_arguments_are_said(arguments: list[str], code: int, says: str) ->
 def test_places_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     missing = run(tmp_path / "no.json", "--tokens", 1)
     assert missing.exit_code == ManifestError.exit_code
-    assert f"{tmp_path / 'no.json'}: there is no such file" in missing.stderr
+    assert f"{tmp_path / 'no.json'}: no such file" in missing.stderr
     bare = run(tmp_path, "--tokens", 1)
-    assert f"{tmp_path / 'config.json'}: there is no such file" in bare.stderr
+    assert f"{tmp_path / 'config.json'}: no such file" in bare.stderr
     (tmp_path / "file").touch()
     shut = run(CONFIGS / "qwen3-8b.json", "--tokens", 1, "-o", tmp_path / "file" / "x.yaml")
     assert shut.exit_code == StorageError.exit_code
@@ -488,7 +488,7 @@ def test_neither_torch_nor_a_compiler_is_needed() -> None:
 def test_names_without_a_letter_are_asked_for(tmp_path: Path) -> None:
     result = run(write(tmp_path, config("qwen3-8b"), "_.json"), "--tokens", 1)
     assert result.exit_code == ManifestError.exit_code
-    assert result.stderr.rstrip().endswith("; give one with --name")
+    assert result.stderr.rstrip().endswith("; set one with --name")
 
 
 def test_every_family_is_documented() -> None:
@@ -510,7 +510,7 @@ def test_gated_declares_gate_and_up_with_their_gate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"mlp_bias": True}, "with its gate: swiglu_halves adds no bias, and the model does"),
+        ({"mlp_bias": True}, "with its gate: swiglu_halves adds no bias, but the model does"),
         ({"hidden_act": "gelu_pytorch_tanh"}, "geglu_halves"),
         ({"hidden_act": "relu"}, ""),
     ],

@@ -61,8 +61,10 @@ def test_a_missing_transformers_is_named_with_what_installs_it(
     without_transformers(monkeypatch, None)
     result = run(tmp_path, SMALL)
     assert result.exit_code == ToolchainError.exit_code
-    assert "model_type 'mistral' is not among those read without transformers" in result.stderr
-    assert "which is not installed: pip install 'transformers>=5.23,<6'" in result.stderr
+    assert "model_type 'mistral' needs transformers" in result.stderr
+    assert (
+        "transformers is not installed; run: pip install 'transformers>=5.23,<6'" in result.stderr
+    )
 
 
 @pytest.mark.parametrize("version", ["4.57.1", "5.22.9", "6.0.0"])
@@ -72,7 +74,7 @@ def test_another_transformers_is_named_with_its_version(
     without_transformers(monkeypatch, version)
     result = run(tmp_path, SMALL)
     assert result.exit_code == ToolchainError.exit_code
-    assert f"needs transformers>=5.23,<6: found transformers {version}" in result.stderr
+    assert f"allowed: transformers>=5.23,<6; found transformers {version}" in result.stderr
 
 
 def test_a_python_without_transformers_keeps_the_families(
@@ -81,8 +83,8 @@ def test_a_python_without_transformers_keeps_the_families(
     monkeypatch.setattr(sys, "version_info", (3, 10, 14))
     result = run(tmp_path, SMALL)
     assert result.exit_code == ToolchainError.exit_code
-    assert "that Python 3.11 or newer: found Python 3.10" in result.stderr
-    assert "(deepseek_v3, gpt_oss, llama, mixtral, qwen3, qwen3_moe)" in result.stderr
+    assert "Python 3.11 or newer; found Python 3.10" in result.stderr
+    assert "not: deepseek_v3, gpt_oss, llama, mixtral, qwen3, qwen3_moe)" in result.stderr
     assert run(tmp_path, {**SMALL, "model_type": "llama"}).exit_code == 0
 
 
@@ -116,12 +118,12 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     unknown = {**SMALL, "model_type": "evil", "architectures": ["Evil"], "auto_map": REMOTE}
     result = run(tmp_path, unknown)
     assert result.exit_code == ManifestError.exit_code
-    assert "whose model is code in the checkpoint (auto_map), which is never run" in result.stderr
+    assert "whose model is code in the checkpoint (auto_map), which never runs" in result.stderr
     assert "nvgemm-aot record --fake" in result.stderr
     # transformers has a class of its own for this one.
     known = run(tmp_path, {**SMALL, "auto_map": REMOTE})
     assert known.exit_code == 0, known.stderr
-    assert "MistralForCausalLM of transformers" in known.stdout
+    assert "MistralForCausalLM (transformers" in known.stdout
     assert not ran.exists()
 
 
@@ -151,7 +153,7 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
         ),
         (
             {"model_type": "vit", "architectures": [], "image_size": 10**9},
-            "no run of the model reaches it, since forward could not be run",
+            "no run of the model reaches it, because forward could not run",
         ),
         ({"quantization_config": 3}, "quantization_config: found 3; allowed: an object"),
     ],
@@ -175,9 +177,9 @@ def test_architectures_that_are_no_models_leave_the_usual_class(tmp_path: Path) 
     for names in (["os"], ["AutoConfig"], ["BertModel"], [3], "MistralModel", ["NoSuchClass"]):
         result = run(tmp_path, {**SMALL, "architectures": names})
         assert result.exit_code == 0, result.stderr
-        assert "MistralForCausalLM of transformers" in result.stdout
+        assert "MistralForCausalLM (transformers" in result.stdout
     backbone = run(tmp_path, {**SMALL, "architectures": ["MistralModel"]})
-    assert "MistralModel of transformers" in backbone.stdout
+    assert "MistralModel (transformers" in backbone.stdout
     assert "lm_head" not in backbone.stdout
 
 
@@ -208,9 +210,9 @@ def test_a_part_that_cannot_be_run_is_said_and_its_weights_listed(tmp_path: Path
     }
     result = run(tmp_path, content)
     assert result.exit_code == 0, result.stderr
-    assert "warning: image features could not be run: RuntimeError" in result.stderr
+    assert "warning: image features could not run: RuntimeError" in result.stderr
     assert "model.language_model.layers.*.mlp.down_proj x2" in result.stdout
-    assert "# Left out: image features could not be run" in result.stdout
+    assert "# Left out: image features could not run" in result.stdout
 
 
 @needs_transformers
@@ -222,7 +224,7 @@ def test_a_quantized_config_that_leaves_little_says_so(tmp_path: Path) -> None:
         "nvgemm-aot: warning: most GEMMs are left out: 14 of 15 GEMMs of a forward pass are not "
         "declared; the file's end lists them"
     )
-    assert lines[1].startswith("nvgemm-aot:   14: awq quantizes weights alone")
+    assert lines[1].startswith("nvgemm-aot:   14: awq quantizes only weights")
     assert "lm_head x1" in result.stdout
 
 

@@ -293,7 +293,9 @@ def test_ranks_that_cannot_share_heads_are_an_error_that_names_them(tmp_path: Pa
         make(tmp_path, config("whisper-large-v3"), ranks=(8,))
     with pytest.raises(ManifestError, match="num_experts: found 60; allowed with ep 8"):
         make(tmp_path, config("qwen1.5-moe-a2.7b"), expert_ranks=(8,))
-    with pytest.raises(ManifestError, match="ep: found 2; allowed: 1, for qwen2 has no experts"):
+    with pytest.raises(
+        ManifestError, match="ep: found 2; allowed: 1, because qwen2 has no experts"
+    ):
         make(tmp_path, config("qwen2-7b"), expert_ranks=(2,))
 
 

@@ -101,11 +101,11 @@ FIELDS = {field: getattr(GOOD, field) for field in Candidate.__dataclass_fields_
 TOLD = "tvm_ffi:gemm(a,b,out,clusters,stream)"
 
 NONSENSE: list[tuple[Any, str]] = [
-    (None, "gave NoneType; must be an Enumeration"),
-    ([GOOD], "gave list; must be an Enumeration"),
-    (Enumeration(candidates={GOOD}), "gave set as candidates; must be a tuple"),  # type: ignore[arg-type]
-    (listing("one"), "'one' among candidates; must be a Candidate"),
-    (listing(Marked(**FIELDS)), "must be a Candidate, and of no subclass"),
+    (None, "returned NoneType; must be an Enumeration"),
+    ([GOOD], "returned list; must be an Enumeration"),
+    (Enumeration(candidates={GOOD}), "returned set as candidates; must be a tuple"),  # type: ignore[arg-type]
+    (listing("one"), "'one' in candidates; must be a Candidate"),
+    (listing(Marked(**FIELDS)), "must be a Candidate, not a subclass"),
     (
         listing(designed(tile=(2**31, 64, 64))),
         "must be three integers (m, n, k) of 1 to 2147483647",
@@ -113,12 +113,12 @@ NONSENSE: list[tuple[Any, str]] = [
     (listing(designed(splits=2**31)), "splits is 2147483648, must be an integer of 1 to"),
     (listing(replace(GOOD, workspace_bytes=2**63)), "and at most 2**63 - 1"),
     (listing(replace(GOOD, preference=float("nan"))), "preference is nan, must be an integer"),
-    (listing(GOOD, rejections=("old",)), "'old' among rejections; must be a Rejection"),
+    (listing(GOOD, rejections=("old",)), "'old' in rejections; must be a Rejection"),
     (
         listing(GOOD, rejections=(Rejection(operator="old", reason=None),)),  # type: ignore[arg-type]
-        "among rejections; must be a Rejection of texts",
+        "in rejections; must be a Rejection",
     ),
-    (listing(absence=7), "gave 7 as absence; must be text or None"),
+    (listing(absence=7), "returned 7 as absence; must be text or None"),
     (listing(GOOD, GOOD), "listed 'one' 2 times"),
     (listing(replace(GOOD, operator="")), "whose name must be printable ASCII"),
     (listing(replace(GOOD, operator="a\nb")), "whose name must be printable ASCII"),
@@ -126,7 +126,7 @@ NONSENSE: list[tuple[Any, str]] = [
     (listing(replace(GOOD, provider="quack")), "provider is 'quack', must be 'test_checked:"),
     (
         listing(replace(GOOD, signature=Signature.parse("mm/tn/fp16xfp16/fp32/fp16"))),
-        "signature is mm/tn/fp16xfp16/fp32/fp16, must be the one asked for",
+        "signature is mm/tn/fp16xfp16/fp32/fp16, must be the requested one",
     ),
     (listing(replace(GOOD, alignment_bytes=0)), "alignment_bytes is 0, must be a power of two"),
     (listing(replace(GOOD, alignment_bytes=24)), "alignment_bytes is 24, must be a power of two"),
@@ -156,7 +156,7 @@ NONSENSE: list[tuple[Any, str]] = [
         listing(
             designed(cluster_limits=(ClusterLimit(cluster_size=1, max_active=1, basis="measured"),))
         ),
-        "cluster_limits are given; the builder fills them in",
+        "cluster_limits are set, must be empty: the builder fills them in",
     ),
     (listing(replace(GOOD, design=None)), "design is NoneType, must be a KernelDesign"),
     (listing(replace(GOOD, block_shape=None)), "block_shape is NoneType, must be a BlockShape"),
@@ -189,7 +189,7 @@ NONSENSE: list[tuple[Any, str]] = [
                 designed(scheduler="static_persistent"), calling_convention=TOLD, cluster_sizes=(1,)
             )
         ),
-        "cluster_sizes is (1,), must be () where each launch is told clusters",
+        "cluster_sizes is (1,), must be () if launches pass the number of clusters",
     ),
     (listing(replace(GOOD, preference="first")), "preference is 'first', must be an integer"),
     (listing(replace(GOOD, added_code=b"code")), "added_code is b'code', must be text"),
@@ -226,8 +226,8 @@ def test_a_listing_that_is_nonsense_is_an_error(answer: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        ({}, "listed 'one' one time and not the other; must list the same each time"),
-        ({"operator": "one"}, "listed 'one' with other facts when asked again"),
+        ({}, "listed 'one' in only one of two calls; must list the same each time"),
+        ({"operator": "one"}, "listed 'one' with different facts in a second call"),
     ],
 )
 def test_listings_must_be_the_same_each_time(names: dict[str, str], said: str) -> None:

@@ -84,8 +84,8 @@ def test_a_provider_cannot_replace_the_versions_of_nvgemm_aot() -> None:
         ("no_such_module:Provider", "cannot be created: ModuleNotFoundError"),
         ("os:nothing", "cannot be created: AttributeError"),
         ("os:path", "is a module, must be a class"),
-        ("builtins:dict", "is no provider: it has no interface, name, recipe, toolchain"),
-        ("cutlass_operators+nonesuch", "no provider is called 'nonesuch'"),
+        ("builtins:dict", "is not a provider: it lacks interface, name, recipe, toolchain"),
+        ("cutlass_operators+nonesuch", "unknown provider 'nonesuch'"),
     ],
 )
 def test_says_why_a_name_gives_no_provider(name: str, said: str) -> None:

@@ -82,9 +82,9 @@ def test_a_package_cannot_take_the_name_of_a_provider_that_comes_along(
 def test_two_packages_of_one_name_are_refused_both_named(site: Path) -> None:
     write_package(site, "good_foreign", GOOD, distribution="one", version="1.0")
     write_package(site, "good_foreign", GOOD, distribution="two", version="2.0")
-    with pytest.raises(ToolchainError, match=r"one 1\.0 and two 2\.0 both bring .* 'foreign'"):
+    with pytest.raises(ToolchainError, match=r"one 1\.0 and two 2\.0 both define .* 'foreign'"):
         load_provider("foreign")
-    with pytest.raises(ToolchainError, match="calls itself 'foreign'"):
+    with pytest.raises(ToolchainError, match="has the name 'foreign'"):
         load_provider("good_foreign:Foreign")
 
 
@@ -104,17 +104,17 @@ def test_an_unknown_name_lists_what_there_is(site: Path) -> None:
         ("import nothing_of_this_name", "ModuleNotFoundError"),
         ("x = 1", "AttributeError"),
         ("def Foreign(): raise KeyError('key')", r"KeyError: 'key' \(.*bad_foreign\.py:1\)"),
-        ("class Foreign: pass", "is no provider: it has no interface, name, recipe, toolchain"),
+        ("class Foreign: pass", "is not a provider: it lacks interface, name, recipe, toolchain"),
         (
             GOOD + "    recipe = property(lambda self: 1 // 0)",
             "cannot be created: ZeroDivisionError",
         ),
-        (GOOD + "    interface = 2", r"version 2 of the interface; this nvgemm-aot knows 1"),
+        (GOOD + "    interface = 2", r"interface version 2; this nvgemm-aot supports 1"),
         (GOOD + "    interface = '1'", "its interface is '1', must be of type int"),
         (GOOD + "    recipe = ''", "its recipe is '', must be of type str and not empty"),
         (GOOD + r"    recipe = '\x1b[2J'", r"its recipe is '\\x1b\[2J', must be printable text"),
-        (GOOD + "    compile = None", "its compile is no method"),
-        (GOOD.replace('"foreign"', '"other"'), "calls itself 'other'; .* write 'other'"),
+        (GOOD + "    compile = None", "its compile is not a method"),
+        (GOOD.replace('"foreign"', '"other"'), "has the name 'other'; .* with 'other'"),
     ],
 )
 def test_what_is_no_provider_is_an_error_with_a_reason(site: Path, text: str, said: str) -> None:
@@ -131,7 +131,7 @@ def test_what_is_no_provider_is_an_error_with_a_reason(site: Path, text: str, sa
 def test_what_an_entry_point_names_must_be_a_class(site: Path) -> None:
     write_package(site, "no_class", GOOD + "\nTILES = (1, 2)\n", attribute="TILES")
     with pytest.raises(
-        ToolchainError, match="is a tuple, must be a class; name one, as module:class"
+        ToolchainError, match="is a tuple, must be a class; name a class as module:class"
     ):
         load_provider("foreign")
 

@@ -564,7 +564,7 @@ def test_without_the_library_the_error_names_what_installs_it(
     monkeypatch.setattr("nvgemm_aot.providers.quack._LIBRARY", "no-such-quack")
     said = (
         r"no-such-quack is not installed; run: pip install '\.\[build\]' in .*, or build without "
-        r"it, by providers: \[cutlass_operators\] in the manifest$"
+        r"it: set providers: \[cutlass_operators\] in the manifest$"
     )
     with pytest.raises(ToolchainError, match=said):
         Quack().toolchain()

@@ -127,7 +127,7 @@ def test_a_wheel_or_directory_without_bundles_and_no_wheel_are_errors(
     for name, said in (
         ("none.whl", "holds no .nvgemm file"),
         ("folder", "holds no .nvgemm file"),
-        ("text.whl", "not a whole wheel"),
+        ("text.whl", "incomplete wheel"),
         ("missing.whl", "No such file"),
     ):
         result = run(command, tmp_path / name)

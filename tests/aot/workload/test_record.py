@@ -258,7 +258,7 @@ def test_under_fake_tensors_a_look_at_numbers_is_explained_and_what_was_met_is_k
     output, said = process.communicate()
     assert output == "['-m', 'two'] __main__\n"
     assert process.returncode == 1
-    assert "nvgemm-aot: the program looked at numbers, and fake tensors have none" in said
+    assert "nvgemm-aot: the program read tensor values, and fake tensors have none" in said
     assert counts(tmp_path) == {"mm/tt/fp16xfp16/fp32/fp16/m64n64k64": 1}
 
 
@@ -267,7 +267,7 @@ def test_under_fake_tensors_a_program_that_is_not_there_is_named(start: Start) -
     process = start("--fake", "--", sys.executable, "-W", "ignore", "missing.py")
     output, said = process.communicate()
     assert (process.returncode, output) == (2, "")
-    assert "nvgemm-aot: there is no program missing.py" in said
+    assert "nvgemm-aot: no such program: missing.py" in said
     assert "Traceback" not in said
 
 
@@ -285,11 +285,11 @@ def test_nothing_starts_where_nothing_could_be_recorded(
 
     assert "missing/out.yaml: GEMMs cannot be recorded there" in refused("-o", "missing/out.yaml")
     assert "mine.yaml: this is no recording" in refused("-o", "mine.yaml")
-    assert "--fake runs Python programs: the command is 'touch started'" in refused("--fake")
+    assert "--fake runs only Python programs: the command is 'touch started'" in refused("--fake")
     monkeypatch.setenv("NVGEMM_AOT_RECORD_TARGET", "sm_80")
     assert "sm_80: nothing builds for it" in refused()
     monkeypatch.setenv("NVGEMM_AOT", "off")
-    assert "NVGEMM_AOT=off: nothing would be recorded" in refused()
+    assert "NVGEMM_AOT=off: recording needs it unset" in refused()
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.yaml"]
 
 

@@ -257,7 +257,7 @@ def test_a_user_without_a_place_for_a_cache_is_a_reason_each_time(
 
 def test_an_unknown_provider_is_a_reason(machine: JitMachine, fallback: JitClient) -> None:
     machine.set(NVGEMM_AOT_JIT_PROVIDER="nonesuch")
-    assert "no provider is called 'nonesuch'" in str(
+    assert "unknown provider 'nonesuch'" in str(
         fallback.request(problem(), H200).result(600).reason
     )
 

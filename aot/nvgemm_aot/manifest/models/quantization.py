@@ -123,8 +123,8 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
     def end(number: int, frame: object) -> None:
         raise ValueError(
-            "quantization_config: its exceptions are not compared with the names of modules "
-            f"within {seconds:g} s; allowed: regular expressions that are"
+            "quantization_config: matching its exceptions with module names takes over "
+            f"{seconds:g} s; allowed: faster regular expressions"
         )
 
     before = signal.signal(signal.SIGALRM, end)
@@ -154,9 +154,9 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization:
 
 def _types(method: str, config: Mapping[str, Any]) -> QuantizedTypes | str:
     if method == "mxfp4":
-        return "its weights are MXFP4 and tokens are not: no operator mixes the two"
+        return "its weights are MXFP4 but its activations are not: no operator mixes them"
     if method in _WEIGHTS_ALONE:
-        return f"{method} quantizes weights alone, which engines multiply with kernels of their own"
+        return f"{method} quantizes only weights, which engines multiply with their own kernels"
     if isinstance(config.get("config_groups"), Mapping):
         return _group_types(config["config_groups"])
     if method == "fbgemm_fp8":
@@ -167,7 +167,7 @@ def _types(method: str, config: Mapping[str, Any]) -> QuantizedTypes | str:
     if method == "modelopt" and algorithm in ("FP8", "NVFP4"):
         return _TENSORS if algorithm == "FP8" else _NVFP4
     named = f"{method} {algorithm}".strip() or "without a quant_method"
-    return f"what quantization_config {named} means for a GEMM is not known here"
+    return f"quantization_config {named} is not supported"
 
 
 def _fp8_types(config: Mapping[str, Any]) -> QuantizedTypes | str:
@@ -175,12 +175,12 @@ def _fp8_types(config: Mapping[str, Any]) -> QuantizedTypes | str:
     if block is not None:
         return f"its weights are fp8 in blocks of {_short(block)}, which no operator scales"
     if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
-        return f"fmt is {_short(config['fmt'])}, and e4m3 is what is known here"
+        return f"fmt is {_short(config['fmt'])}; only e4m3 is supported"
     if config.get("activation_scheme") != "static":
         # vLLM's Fp8LinearMethod: PER_TOKEN where its CUTLASS kernels run.
         return (
-            "its weights are fp8 by tensor and its activations, for activation_scheme is not "
-            "static, fp8 by token (so vLLM reads it), a pair that no operator takes"
+            "its weights are fp8 by tensor and its activations fp8 by token, because "
+            "activation_scheme is not static (as vLLM reads it), a pair that no operator supports"
         )
     return _TENSORS
 
@@ -188,25 +188,25 @@ def _fp8_types(config: Mapping[str, Any]) -> QuantizedTypes | str:
 def _group_types(groups: Mapping[str, Any]) -> QuantizedTypes | str:
     """Reads compressed-tensors groups, which modelopt writes too."""
     if len(groups) != 1:
-        return f"it has {len(groups)} config_groups, and what is known here is one for all Linears"
+        return f"it has {len(groups)} config_groups; only one for all Linears is supported"
     (group,) = groups.values()
     targets = group.get("targets") if isinstance(group, Mapping) else None
     if "Linear" not in (targets if isinstance(targets, list) else [targets]):
-        return "its config_groups are not for all Linears"
+        return "its config_groups do not cover all Linears"
     weights, activations = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, Mapping):
-        return "its config_groups do not say what weights are"
+        return "its config_groups do not describe weights"
     if not isinstance(activations, Mapping):
         return (
             f"its weights are {_kind(weights)} and its activations are not quantized: engines "
-            "multiply them with kernels of their own"
+            "multiply them with their own kernels"
         )
     for pair, types in _GROUP_TYPES.items():
         if (_form(weights), _form(activations)) == pair:
             return types
     return (
         f"its weights are {_kind(weights)} and its activations {_kind(activations)}, a pair that "
-        "no operator takes"
+        "no operator supports"
     )
 
 
@@ -244,7 +244,7 @@ def _exceptions(config: Mapping[str, Any]) -> Iterator[str]:
         listed = config.get(key)
         for name in () if listed is None else listed if isinstance(listed, list) else (listed,):
             if not isinstance(name, str):
-                raise ValueError(f"{key}: found {_short(name)}; allowed: names of modules")
+                raise ValueError(f"{key}: found {_short(name)}; allowed: module names")
             if name.startswith("re:"):
                 try:
                     re.compile(name.removeprefix("re:"))

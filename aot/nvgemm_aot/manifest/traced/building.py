@@ -68,27 +68,27 @@ def require_transformers(path: Path, model_type: object, families: str) -> str:
         ToolchainError: If it is missing, has another version, or needs a newer Python.
     """
     lead = (
-        f"{path}: model_type {show(str(model_type))} is not among those read without transformers "
-        f"({families})"
+        f"{path}: model_type {show(str(model_type))} needs transformers "
+        f"(only these do not: {families})"
     )
     requirement = f"transformers>={OLDEST},<{BEFORE}"
     if sys.version_info < _LEAST_PYTHON:
         python = ".".join(map(str, sys.version_info[:2]))
         raise ToolchainError(
-            f"{lead}; any other needs {requirement}, and that Python 3.11 or newer: "
+            f"{lead}; allowed: {requirement}, which needs Python 3.11 or newer; "
             f"found Python {python}"
         )
     try:
         version = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
         raise ToolchainError(
-            f"{lead}; any other needs transformers, which is not installed: "
-            f"pip install '{requirement}' (the extra [models])"
+            f"{lead}; transformers is not installed; "
+            f"run: pip install '{requirement}' (the extra [models])"
         ) from None
     if not Version(OLDEST) <= Version(version) < Version(BEFORE):
         raise ToolchainError(
-            f"{lead}; any other needs {requirement}: found transformers {version}; "
-            f"pip install '{requirement}' (the extra [models])"
+            f"{lead}; allowed: {requirement}; found transformers {version}; "
+            f"run: pip install '{requirement}' (the extra [models])"
         )
     return version
 
@@ -122,7 +122,7 @@ def build_model(path: Path, data: Mapping[str, Any], version: str) -> BuiltModel
         except Exception as error:
             raise ManifestError(
                 f"{path}: transformers {version} refuses it as a config of {model_type}: "
-                f"{_short_reason(error)}; allowed: a config.json as {model_type} has"
+                f"{_short_reason(error)}; allowed: a valid config.json for {model_type}"
             ) from None
         name = "model"
         try:
@@ -131,7 +131,7 @@ def build_model(path: Path, data: Mapping[str, Any], version: str) -> BuiltModel
         except Exception as error:
             raise ManifestError(
                 f"{path}: transformers {version} cannot build its {name} without weights: "
-                f"{_short_reason(error)}; allowed: a config of a model that it can; {HOW_ELSE}"
+                f"{_short_reason(error)}; allowed: a config that it can build; {HOW_ELSE}"
             ) from None
     return BuiltModel(module=module, config=config, transformers=version)
 
@@ -160,7 +160,7 @@ def _unknown_architecture(path: Path, data: Mapping[str, Any], version: str) -> 
     allowed = f"allowed: an architecture that transformers {version} has"
     if _REMOTE_CODE in data:
         return (
-            f"{lead}, whose model is code in the checkpoint ({_REMOTE_CODE}), which is never run "
+            f"{lead}, whose model is code in the checkpoint ({_REMOTE_CODE}), which never runs "
             f"here; {allowed}; {HOW_ELSE}"
         )
     return f"{lead}; {allowed}; {HOW_ELSE}"

@@ -82,7 +82,7 @@ def read_model(
         sizes=tuple(_sizes(data)),
         expert_keys=dict(_expert_keys(built.config)),
         source=_source(built),
-        remarks=tuple(f"{failure.part} could not be run: {failure.reason}" for failure in failed),
+        remarks=tuple(f"{failure.part} could not run: {failure.reason}" for failure in failed),
     )
 
 
@@ -251,7 +251,7 @@ class _Reader:
             experts = math.prod(self._shapes[product.weight]) // (product.n * product.k)
         unserved = use.unserved
         if per_token.denominator != 1 or per_token < 1 or use.rows.per_input:
-            unserved = unserved or "rows of its experts are no multiple of the tokens"
+            unserved = unserved or "its experts' rows are not a multiple of the tokens"
             per_token = Fraction(1)
         module = self._modules.get(path.rpartition(".")[0])
         last = path.rpartition(".")[2]
@@ -331,7 +331,7 @@ class _Reader:
         reached |= {_expert_path(path) for path in reached}
         reason = "no run of the model reaches it"
         if failed:
-            reason = f"no run of the model reaches it, since {failed[0].part} could not be run"
+            reason = f"no run of the model reaches it, because {failed[0].part} could not run"
         for name in self._linears:
             if name not in reached and _expert_path(name) not in reached:
                 weight = self._modules[name].weight
@@ -412,9 +412,8 @@ def _flat(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _source(built: BuiltModel) -> str:
     return (
-        f"Products of activations with weights that {built.class_name} of transformers "
-        f"{built.transformers} calls under fake tensors; names are those of its modules, * stands "
-        "for a number."
+        f"Products of activations with weights in {built.class_name} (transformers "
+        f"{built.transformers}), run under fake tensors; names are its modules', * is a number."
     )
 
 

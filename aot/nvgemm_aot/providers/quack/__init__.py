@@ -55,7 +55,7 @@ from .entry import (
 
 _LIBRARY = "quack-kernels"
 
-_WITHOUT = "build without it, by providers: [cutlass_operators] in the manifest"
+_WITHOUT = "build without it: set providers: [cutlass_operators] in the manifest"
 """Next step in messages if the library is not wanted."""
 
 ACCEPTED_VERSIONS = ("0.6.5",)
@@ -92,7 +92,7 @@ class Quack:
             accepted = " or ".join(ACCEPTED_VERSIONS)
             raise ToolchainError(
                 f"cannot compile quack's kernels: {_LIBRARY} {version} is installed, must be "
-                f"{accepted}, as its kernels are made by parts of it that other releases change; "
+                f"{accepted}, because other releases change internals that build its kernels; "
                 f"run: pip install '{_LIBRARY}=={ACCEPTED_VERSIONS[-1]}', or {_WITHOUT}"
             )
         return versions
