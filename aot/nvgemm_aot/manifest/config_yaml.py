@@ -201,10 +201,10 @@ def _lacks_its_bias(entry: ConfigEntry) -> bool:
 
 def _pair_comment(uses: Sequence[RankGemm], entry: ConfigEntry) -> str:
     """Builds the comment for a pair, e.g. ``tp 1, 2: router x32; tp 4: attention k_proj x32``."""
-    alone = _lacks_its_bias(entry)
+    lacks_bias = _lacks_its_bias(entry)
     by_ranks: dict[tuple[int, int], list[str]] = {}
     for use in uses:
-        added = " +bias" if use.gemm.biased and alone else ""
+        added = " +bias" if use.gemm.biased and lacks_bias else ""
         role = f"{use.gemm.role} x{use.gemm.calls // entry.experts_at_once}{added}"
         by_ranks.setdefault((use.expert_ranks, use.ranks), []).append(role)
     ranks_of: dict[tuple[int, str], list[int]] = {}

@@ -70,8 +70,10 @@ class CutlassOperators:
         family = _family_of(signature)
         if reason is not None or family is None:
             if reason is None:
-                beside = provider_beside(signature, target.target.arch)
-                reason = f"no operator computes {signature.key}" + other_provider_hint(beside)
+                other_provider = provider_beside(signature, target.target.arch)
+                reason = f"no operator computes {signature.key}" + other_provider_hint(
+                    other_provider
+                )
             return Enumeration(absence=reason)
         candidates, rejections = [], []
         absence: str | None = family.absence(signature, target)

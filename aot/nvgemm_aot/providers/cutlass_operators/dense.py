@@ -52,10 +52,10 @@ class Dense(Family):
     def absence(self, signature: Signature, target: BuildTarget) -> str:
         arch = target.target.arch
         by = f" by {signature.b.value}" if signature.b is not signature.a else ""
-        beside = other_provider_hint(provider_beside(signature, arch))
+        hint = other_provider_hint(provider_beside(signature, arch))
         return (
             f"{arch} has no operator that multiplies {signature.a.value}{by} into "
-            f"{signature.out.value}{beside}"
+            f"{signature.out.value}{hint}"
         )
 
     def unfit_reason(self, operator: Any, signature: Signature) -> str | None:

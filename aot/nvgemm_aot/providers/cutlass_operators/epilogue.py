@@ -77,14 +77,14 @@ class WithEpilogue(Family):
 
     def absence(self, signature: Signature, target: BuildTarget) -> str:
         arch = target.target.arch
-        beside = provider_beside(signature, arch)
+        other_provider = provider_beside(signature, arch)
         if signature.a is not signature.b:
             types = f"{signature.a.value} by {signature.b.value}"
-            return f"no operator of {arch} multiplies {types}{other_provider_hint(beside)}"
+            return f"no operator of {arch} multiplies {types}{other_provider_hint(other_provider)}"
         feature = "applies scales" if signature.scales is not None else "has an epilogue"
         text = f"no operator of {arch} {feature}: its plain kernels store the bare product"
-        if beside is not None:
-            text += other_provider_hint(beside)
+        if other_provider is not None:
+            text += other_provider_hint(other_provider)
         elif signature.scales is None and signature.epilogue in (Epilogue.BIAS, Epilogue.ADD):
             text += "; declare the product with 'out: fp32', to which torch.compile adds the rest"
         return text

@@ -39,5 +39,5 @@ class Grouped(Family):
 
     def absence(self, signature: Signature, target: BuildTarget) -> str:
         arch = target.target.arch
-        beside = other_provider_hint(provider_beside(signature, arch))
-        return f"{arch} has no grouped operator{beside}"
+        hint = other_provider_hint(provider_beside(signature, arch))
+        return f"{arch} has no grouped operator{hint}"
