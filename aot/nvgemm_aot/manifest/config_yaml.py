@@ -75,11 +75,11 @@ def _head_lines(manifest: ConfigManifest) -> Iterator[str]:
     yield f"name: {_quoted_if_needed(manifest.name)}"
     least, most = options.tokens[0], options.tokens[-1]
     tokens = f"{least} to {most}" if least < most else str(most)
-    experts = f", ep {_listed(options.expert_ranks)}" if options.expert_ranks != (1,) else ""
+    experts = f", ep {_joined(options.expert_ranks)}" if options.expert_ranks != (1,) else ""
     steps = ", with those of gradients" if options.training else ""
     yield (
         f"description: GEMMs of a {manifest.model.model_type} model, tokens {tokens}, "
-        f"tp {_listed(options.ranks)}{experts}{steps}."
+        f"tp {_joined(options.ranks)}{experts}{steps}."
     )
     yield f"targets: [{', '.join(map(target_entry, options.targets))}]"
     yield ""
@@ -219,7 +219,7 @@ def _pair_comment(uses: Sequence[RankGemm], entry: ConfigEntry) -> str:
 
 def _ranks_text(expert_ranks: int, ranks: Iterable[int]) -> str:
     experts = f"ep {expert_ranks}, " if expert_ranks > 1 else ""
-    return f"{experts}tp {_listed(ranks)}"
+    return f"{experts}tp {_joined(ranks)}"
 
 
 def left_out_lines(manifest: ConfigManifest) -> Iterator[str]:
@@ -242,7 +242,7 @@ def _comment_lines(text: str) -> Iterator[str]:
     return (f"# {line}" for line in textwrap.wrap(text, _WIDTH, break_on_hyphens=False))
 
 
-def _listed(numbers: Iterable[int]) -> str:
+def _joined(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, numbers))
 
 

@@ -86,7 +86,7 @@ def make_manifest(
         entries=tuple(ordered),
         left_out=tuple(left_out),
     )
-    _check_number(path, manifest)
+    _check_problem_count(path, manifest)
     return manifest
 
 
@@ -103,7 +103,7 @@ def _check_heads(path: Path, projections: Sequence[Projection], ranks: Iterable[
 
 def _check_expert_ranks(path: Path, model: Model, options: ManifestOptions) -> None:
     several = [count for count in options.expert_ranks if count > 1]
-    numbers = sorted(set(filter(None, map(_experts_of, model.projections))))
+    numbers = sorted(set(filter(None, map(_expert_count, model.projections))))
     if several and not numbers:
         raise ManifestError(
             f"{path}: ep: found {several[0]}; allowed: 1, because {model.model_type} has no "
@@ -127,7 +127,7 @@ def _check_expert_ranks(path: Path, model: Model, options: ManifestOptions) -> N
         raise ManifestError("\n".join(mistakes))
 
 
-def _experts_of(projection: Projection) -> int:
+def _expert_count(projection: Projection) -> int:
     """Returns the number of experts whose weights a projection holds, else 0."""
     if not isinstance(projection, ModelGemm):
         return 0
@@ -166,7 +166,7 @@ def _uses(path: Path, model: Model, options: ManifestOptions) -> Iterator[RankGe
     uses = (
         RankGemm(
             ranks=ranks,
-            expert_ranks=expert_ranks if _experts_of(gemm) else 1,
+            expert_ranks=expert_ranks if _expert_count(gemm) else 1,
             gemm=gemm,
             types=types,
             product=product,
@@ -182,7 +182,7 @@ def _uses(path: Path, model: Model, options: ManifestOptions) -> Iterator[RankGe
         gated = (
             RankGemm(
                 ranks=ranks,
-                expert_ranks=expert_ranks if _experts_of(gemm) else 1,
+                expert_ranks=expert_ranks if _expert_count(gemm) else 1,
                 gemm=gemm,
                 types=types,
                 product=product,
@@ -339,7 +339,7 @@ def _check_name(path: Path, name_option: str | None) -> str:
     return name
 
 
-def _check_number(path: Path, manifest: ConfigManifest) -> None:
+def _check_problem_count(path: Path, manifest: ConfigManifest) -> None:
     if not manifest.entries:
         reasons = "\n".join(
             f"  {use.gemm.role} [{use.gemm.n}, {use.gemm.k}], tp {use.ranks}: {reason}"

@@ -65,25 +65,27 @@ def find_target_mistakes(source: Source) -> Iterator[Mistake]:
         if any(value not in values for value, values in known) or not is_list:
             continue  # the schema refuses it
         assert isinstance(arch, str)  # from `ARCHITECTURES`
-        twice = next((place for place, one in enumerate(named) if one in named[:place]), None)
-        if twice is not None:
-            text = f"found {named[twice]!r} again; allowed: each device once; remove it"
-            yield source.mistake((*location, twice), text)
+        repeated = next(
+            (position for position, device in enumerate(named) if device in named[:position]), None
+        )
+        if repeated is not None:
+            text = f"found {named[repeated]!r} again; allowed: each device once; remove it"
+            yield source.mistake((*location, repeated), text)
             continue
         try:
             resolved = build_targets(arch, named, platform=platform, cuda=cuda)
         except TargetError as error:
             yield source.mistake(location, f"found {', '.join(map(repr, named))}; {error}")
             continue
-        target, names = resolved[0].target, [one.device.name for one in resolved]
-        earlier, others = first.setdefault(target, (index, names))
-        if names != others:
-            together = ", ".join(dict.fromkeys([*others, *names]))
+        target, names = resolved[0].target, [build_target.device.name for build_target in resolved]
+        earlier, earlier_names = first.setdefault(target, (index, names))
+        if names != earlier_names:
+            together = ", ".join(dict.fromkeys([*earlier_names, *names]))
             yield source.mistake(
                 location,
                 f"found {_devices_text(names)} for {target.key}, which targets[{earlier}] builds "
-                f"for {_devices_text(others)}; allowed: one entry a target; to rank for all of "
-                f"them: devices: [{together}]",
+                f"for {_devices_text(earlier_names)}; allowed: one entry per "
+                f"target; to rank for all of them: devices: [{together}]",
             )
 
 
@@ -96,7 +98,7 @@ class _Values:
     """A gemm key's effective values and their location in the file."""
 
     location: Location
-    given: tuple[Any, ...]
+    listed: tuple[Any, ...]
 
 
 class GemmRules:
@@ -125,7 +127,7 @@ class GemmRules:
             self.signatures.append(signatures)
             # A misspelt key already has a mistake, so its intended key is not reported as missing.
             self._check_keys(gemm, location, _misspelt(gemm, location) | misspelt_defaults)
-            self._check_extents(gemm, location, values["dtype"].given, values["epilogue"].given)
+            self._check_extents(gemm, location, values["dtype"].listed, values["epilogue"].listed)
             for signature in dict.fromkeys(signatures):
                 reason = unsupported(signature)
                 if reason is not None:
@@ -137,8 +139,8 @@ class GemmRules:
     def _values(self, key: str, gemm: dict[str, Any], location: Location) -> _Values:
         if key not in gemm:
             values = _as_list(self._defaults.get(key, []))
-            return _Values(location=("defaults", key), given=tuple(values))
-        return _Values(location=(*location, key), given=tuple(_as_list(gemm[key])))
+            return _Values(location=("defaults", key), listed=tuple(values))
+        return _Values(location=(*location, key), listed=tuple(_as_list(gemm[key])))
 
     def _check_keys(self, gemm: dict[str, Any], location: Location, misspelt: set[str]) -> None:
         if "dtype" not in gemm.keys() | self._defaults.keys() | misspelt:
@@ -203,14 +205,14 @@ class GemmRules:
         for key, choices in _CHOICES.items():
             field = _field(signature, key)
             right = [c for c in choices if unsupported(replace(signature, **{field: c})) is None]
-            if right and values[key].given:
+            if right and values[key].listed:
                 break
         else:
             alike = replace(signature, b=signature.a)
             is_of_a = signature.op is Op.GATHERED_MM or unsupported(alike) == reason
             key = "dtype" if is_of_a else "dtype_b"
         value = _spelling(getattr(signature, _field(signature, key)))
-        blamed = (*values[key].location, values[key].given.index(value))
+        blamed = (*values[key].location, values[key].listed.index(value))
         observed = f"found {value!r}"
         if blamed[0] == "defaults" and any(
             entry.location[0] == "gemms" for entry in values.values()
@@ -275,7 +277,7 @@ def _expand_signatures(values: Mapping[str, _Values]) -> Iterator[Signature]:
     """Expands an entry's lists into signatures, without unknown values."""
 
     def known(key: str, allowed: tuple[str, ...], usual: str = NONE) -> list[str]:
-        return [value for value in values[key].given or (usual,) if value in allowed]
+        return [value for value in values[key].listed or (usual,) if value in allowed]
 
     usual_layout = {Op.GATHERED_MM.value: Layout.TT.value}
     for op, dtype in itertools.product(

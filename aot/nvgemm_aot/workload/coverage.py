@@ -290,14 +290,14 @@ def _cover_gemm(index: Index, declared: Declared) -> GemmCoverage:
     )
     _, result = first_served(index.match, readings(call))
     if isinstance(result, Match):
-        return _served(missed, result)
+        return _covered(missed, result)
     reasons = [reason for reason in result.reasons if reason not in index.refusals]
     product = product_of_sum(call)
     if product is not None:
         # Mirrors how `nvgemm_runtime.inductor.offers` splits a sum.
         request, split = first_served(index.match, readings(product))
         if isinstance(split, Match):
-            served = _served(missed, split)
+            served = _covered(missed, split)
             # Even if the product is declared, the sum is not.
             return replace(served, status=Status.SIGNATURE, is_split=True)
         reasons += [
@@ -308,7 +308,7 @@ def _cover_gemm(index: Index, declared: Declared) -> GemmCoverage:
     return replace(missed, reasons=tuple(reasons))
 
 
-def _served(missed: GemmCoverage, match: Match) -> GemmCoverage:
+def _covered(missed: GemmCoverage, match: Match) -> GemmCoverage:
     return replace(
         missed,
         status=Status.DECLARED if match.basis is Basis.DECLARED else Status.SIGNATURE,

@@ -70,7 +70,7 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
                 result = func.decompose(*args, **kwargs)
             return func(*args, **kwargs) if result is NotImplemented else result
         result = func(*args, **kwargs)
-        self._count_gemm(_read(func, name, args, kwargs, _operand(result)))
+        self._count_gemm(_read_gemm(func, name, args, kwargs, _operand(result)))
         return result
 
     def _count_gemm(self, gemm: AtenGemm) -> None:
@@ -84,7 +84,7 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
             self.others[gemm] += 1
 
 
-def _read(
+def _read_gemm(
     func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Operand
 ) -> AtenGemm:
     if name in OPERATORS:

@@ -127,7 +127,7 @@ def explain_program(command: Sequence[str], *, quiet: bool = False) -> dict[str,
         environment = {**os.environ, EXPLAIN_VARIABLE: str(path), NO_CACHES_VARIABLE: "1"}
         status = run_to_end(command, environment, quiet=quiet)
         text = path.read_bytes() if path.exists() else b""
-    events = [_event(line) for line in text.splitlines()]
+    events = [_parse_event(line) for line in text.splitlines()]
     read = [event for event in events if event is not None]
     gemms = collect(event for event in read if event["event"] != _FAILED)
     failed = {event["kernel"]: event["reason"] for event in read if event["event"] == _FAILED}
@@ -141,7 +141,7 @@ def explain_program(command: Sequence[str], *, quiet: bool = False) -> dict[str,
     }
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
+def _parse_event(line: bytes) -> dict[str, Any] | None:
     """Parses an event; None if the line is malformed, for example after a kill during a write."""
     try:
         event = json.loads(line)

@@ -65,7 +65,7 @@ class _SignalsForwarded:
     def __enter__(self) -> _SignalsForwarded:
         if threading.current_thread() is threading.main_thread():
             for number in _PASSED_ON:
-                self._handlers.enter_context(_handled(number, self._receive))
+                self._handlers.enter_context(_installed_handler(number, self._receive))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,7 +87,7 @@ class _SignalsForwarded:
 
 
 @contextlib.contextmanager
-def _handled(number: int, handler: signal._HANDLER) -> Iterator[None]:
+def _installed_handler(number: int, handler: signal._HANDLER) -> Iterator[None]:
     before = signal.getsignal(number)
     if before in (None, signal.SIG_IGN):
         yield

@@ -75,7 +75,8 @@ def _read_family(path: Path, model_type: str, data: dict[str, Any]) -> DecoderCo
         return FAMILIES[model_type].model_validate(data)
     except ValidationError as error:
         lines = [
-            f"{path}: {_explain(detail, model_type)}" for detail in error.errors(include_url=False)
+            f"{path}: {_explain_error(detail, model_type)}"
+            for detail in error.errors(include_url=False)
         ]
         raise ManifestError("\n".join(lines)) from None
 
@@ -116,7 +117,7 @@ def _parse(path: Path, data: bytes) -> dict[str, Any]:
     return parsed
 
 
-def _explain(error: ErrorDetails, model_type: str) -> str:
+def _explain_error(error: ErrorDetails, model_type: str) -> str:
     key = ".".join(map(str, error["loc"]))
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])

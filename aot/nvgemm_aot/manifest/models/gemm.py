@@ -93,14 +93,14 @@ class Rows:
     def text(self) -> str:
         """Formula text, e.g. ``729 * inputs``."""
         parts = [
-            _times(self.per_token, "tokens"),
-            _times(self.per_input, "inputs"),
+            _scaled_text(self.per_token, "tokens"),
+            _scaled_text(self.per_input, "inputs"),
             str(self.fixed or ""),
         ]
         return " + ".join(part for part in parts if part)
 
 
-def _times(factor: Fraction | int, unit: str) -> str:
+def _scaled_text(factor: Fraction | int, unit: str) -> str:
     if not factor:
         return ""
     return unit if factor == 1 else f"{factor} * {unit}"

@@ -72,7 +72,7 @@ def read_model(
             f"{reasons}; {HOW_ELSE}"
         )
     uses = list(_uses(products, repeated, first, second))
-    reader = _Reader(built=built, shapes={names[t]: tuple(t.shape) for t in names})
+    reader = _ProjectionReader(built=built, shapes={names[t]: tuple(t.shape) for t in names})
     projections = [*reader.projections(uses), *reader.unreached(uses, failed)]
     return Model(
         model_type=built.config.model_type,
@@ -81,7 +81,7 @@ def read_model(
         quantization=quantization,
         sizes=tuple(_sizes(data)),
         expert_keys=dict(_expert_keys(built.config)),
-        source=_source(built),
+        source=_source_sentence(built),
         remarks=tuple(f"{failure.part} could not run: {failure.reason}" for failure in failed),
     )
 
@@ -165,7 +165,7 @@ _FUSED: tuple[tuple[str, tuple[str, ...]], ...] = (
 _ROUTERS = frozenset({"gate", "router", "wg"})
 
 
-class _Reader:
+class _ProjectionReader:
     """Converts a model's products into projections."""
 
     def __init__(self, *, built: BuiltModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -410,7 +410,7 @@ def _flat(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _source(built: BuiltModel) -> str:
+def _source_sentence(built: BuiltModel) -> str:
     return (
         f"Products of activations with weights in {built.class_name} (transformers "
         f"{built.transformers}), run under fake tensors; names are its modules', * is a number."

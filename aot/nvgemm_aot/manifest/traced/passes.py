@@ -75,7 +75,7 @@ def _run(
 
 
 def _failure(part: str, error: Exception) -> FailedPass:
-    reason = f"{type(error).__name__}: {one_line(str(error))[:200]}{_location(error)}"
+    reason = f"{type(error).__name__}: {one_line(str(error))[:200]}{_error_location(error)}"
     return FailedPass(part=part, reason=reason)
 
 
@@ -271,7 +271,7 @@ def _first_int(config: Any, keys: tuple[str, ...], default: int) -> int:
     return next((value for value in values if isinstance(value, int) and value > 0), default)
 
 
-def _location(error: BaseException) -> str:
+def _error_location(error: BaseException) -> str:
     """Returns an exception's class, with its line in transformers."""
     location = ""
     trace = error.__traceback__

@@ -106,13 +106,13 @@ class WeightProducts(TorchDispatchMode):  # type: ignore[misc]
         a, b = args[first : first + 2]
         biased = first == 1 and args[0].dim() == 1
         if (weight := getattr(b, _NAME, None)) is not None:
-            self.products.append(_read(name, weight, a, b, biased=biased))
+            self.products.append(_read_product(name, weight, a, b, biased=biased))
         elif (weight := getattr(a, _NAME, None)) is not None:
-            turned = _read(name, weight, b.mT, a.mT, biased=False)
+            turned = _read_product(name, weight, b.mT, a.mT, biased=False)
             self.products.append(replace(turned, is_turned=True))
 
 
-def _read(
+def _read_product(
     name: str, weight: str, a: torch.Tensor, b: torch.Tensor, *, biased: bool
 ) -> WeightProduct:
     k, n = map(int, b.shape[-2:])
