@@ -373,9 +373,9 @@ def test_a_gate_that_no_kernel_keeps_the_product_of_is_left_out(tmp_path: Path) 
     assert (
         "#   tp 1: expert up_proj x6144 [100, 2048]: out is contiguous along n = 100, " + reason
     ) in of_two.split("# Left out, ")[1].splitlines()
-    said = [line for line in left_out.splitlines() if "gate_up" in line or "of input" in line]
+    said = [line for line in left_out.splitlines() if "gate_up" in line or "input gradient" in line]
     assert said == [
-        "#   tp 1: expert down_proj, gradient of input x6144 [100, 2048]: B is contiguous along "
+        "#   tp 1: expert down_proj, input gradient x6144 [100, 2048]: B is contiguous along "
         f"n = 100, {reason}",
         "#   tp 1: expert gate_up_proj x6144 [200, 2048]: out is contiguous along n / 2 = 100, "
         f"{reason}",
@@ -427,8 +427,8 @@ def test_what_is_left_out_names_the_gradient(tmp_path: Path) -> None:
     _, left_out = text_of(tmp_path, config("deepseek-v3")).split("# Left out, ")
     assert left_out.splitlines()[1:] == [
         "#   tp 1: router x58 [256, 7168]: it is computed in fp32",
-        "#   tp 1: router, gradient of input x58 [7168, 256]: it is computed in fp32",
-        "#   tp 1: router, gradient of weight x58 [256, 7168]: it is computed in fp32",
+        "#   tp 1: router, input gradient x58 [7168, 256]: it is computed in fp32",
+        "#   tp 1: router, weight gradient x58 [256, 7168]: it is computed in fp32",
     ]
 
 

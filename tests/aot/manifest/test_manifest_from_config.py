@@ -263,7 +263,7 @@ MISTAKES = {
     ),
     "no head size": (
         config("llama-3.1-8b", num_attention_heads=24),
-        ["head_dim: found none, and hidden_size 4096 is no multiple of num_attention_heads 24; "
+        ["head_dim: found none, and hidden_size 4096 is not a multiple of num_attention_heads 24; "
          "allowed: a positive integer"],
     ),
     "more experts a token than there are": (

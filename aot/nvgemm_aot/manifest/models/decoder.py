@@ -165,7 +165,7 @@ class GroupedQueryConfig(DecoderConfig):
             )
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"head_dim: found none, and hidden_size {self.hidden_size} is no multiple of "
+                f"head_dim: found none, and hidden_size {self.hidden_size} is not a multiple of "
                 f"num_attention_heads {self.num_attention_heads}; allowed: a positive integer"
             )
         return self

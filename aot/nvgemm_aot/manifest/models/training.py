@@ -26,13 +26,13 @@ class Product(str, enum.Enum):
 
     FORWARD = "forward"
     BIASED_FORWARD = "forward, with biases"
-    GATHERED_FORWARD = "forward, of rows that are gathered"
-    INPUT_GRADIENT = "gradient of input"
-    ADDED_INPUT_GRADIENT = "gradient of input, added to another"
-    WEIGHT_GRADIENT = "gradient of weight"
-    BIAS_GRADIENT = "gradient of bias"
+    GATHERED_FORWARD = "forward, gathered rows"
+    INPUT_GRADIENT = "input gradient"
+    ADDED_INPUT_GRADIENT = "input gradient, added to another"
+    WEIGHT_GRADIENT = "weight gradient"
+    BIAS_GRADIENT = "bias gradient"
     ROW_SUM = "sum of each token's rows"
-    WEIGHTED_ROW = "rows times their weights"
+    WEIGHTED_ROW = "rows times routing weights"
 
     @property
     def sums_over_tokens(self) -> bool:
