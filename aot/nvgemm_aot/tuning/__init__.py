@@ -1,9 +1,10 @@
-"""Measures the kernels of bundles on a GPU and writes bundles with measured rankings.
+"""Measures bundled kernels on a GPU and writes bundles with measured rankings.
 
-May import `build` and what is below it; not `jit`, `workload` or `cli`. Start at `tune.tune`.
+May import `build` and the rooms below it, but not `jit`, `workload` or `cli`. Start at `tune.tune`.
 
-`watchdog` runs that in a process, which it kills if a kernel hangs. `contenders` are what is timed
-for a problem; `random_operands`, `exact_operands` and `correctness` make sure that only correct
-kernels are timed; `race` times them in turn on a `gpu`, for `measuring`. What comes of that is an
-`outcome`; `state` keeps outcomes in a file, and `rewrite` makes the new bundle's content.
+`watchdog` runs a tuning in its own process and kills that process if a kernel hangs. For each
+problem, `contenders` lists the callables to time. `random_operands`, `exact_operands` and
+`correctness` reject wrong kernels before timing. `race` times the rest in turn on a `gpu`, for
+`measuring`. The result is an `outcome`. `state` saves outcomes in a file, and `rewrite` builds the
+new bundle content.
 """

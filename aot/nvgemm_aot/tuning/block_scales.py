@@ -1,6 +1,6 @@
-"""Scales of blocks: their values, where they lie, and what products with them are.
+"""Block scales: values, layout, and block-scaled products.
 
-Values and scales are decoded by tables, so that results do not depend on a GPU's casts.
+Tables decode values and scales, so results do not depend on a GPU's casts.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ if TYPE_CHECKING:
     import torch
 
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""By code without its sign, the fourth bit (OCP Microscaling Formats specification v1.0, 5.3.3)."""
+"""Magnitudes by 3-bit code; the fourth bit is the sign (OCP Microscaling Formats specification
+v1.0, 5.3.3)."""
 
 _LEAST_EXPONENT = -5
-"""Of the middle of scales: half of it is the least normal number of e4m3, 2**-6."""
+"""Least exponent for the middle of random scales: half that value is e4m3's least normal number,
+2**-6."""
 
 _TILE_LINES = 32
-"""In a tile, line i holds the columns of rows i, i + 32, i + 64 and i + 96."""
+"""Lines in a tile. Line i holds the columns of rows i, i + 32, i + 64 and i + 96."""
 
 PORTION = 2**26
 """Values of A and B decoded at a time: half a gigabyte in fp64."""
 
 
 def has_blocks(signature: Signature) -> bool:
-    """Whether a signature has scales of blocks."""
+    """Returns True if a signature has block scales."""
     return signature.scales is not None and signature.scales.block is not None
 
 
 def _one_and_octave(dtype: DType) -> tuple[int, int]:
-    """The code of 1 in a type of scales, and the number of codes in an octave."""
+    """Returns a scale dtype's code for 1 and its number of codes in an octave."""
     fraction_bits, bias = dtype.row.fraction_bits, dtype.row.exponent_bias
     assert fraction_bits is not None
     assert bias is not None
@@ -46,12 +48,12 @@ def _one_and_octave(dtype: DType) -> tuple[int, int]:
 def random_scales(
     problem: Problem, role: Role, device: str, generator: torch.Generator, *, terms: int
 ) -> torch.Tensor:
-    """Scales of A or B as kernels take them: swizzled, padded with zeros, in one dimension.
+    """Returns random scales for A or B as kernels read them: swizzled, zero-padded, flat.
 
-    They are random numbers of two octaves. The middle falls with ``terms``, the number of products,
-    so that the deviation of their sums is at most some 30, up to 2**22 of them, and they fit into
-    fp8. The padding is code 0 and no NaN: kernels may multiply it by the zeros that they have for
-    values behind k. Whoever takes it for a scale is found out by that.
+    Scales span two octaves. Their middle falls with ``terms``, the number of products in a sum, so
+    sums deviate by at most about 30 for up to 2**22 terms and fit into fp8. Padding is code 0, not
+    NaN: kernels may multiply it by the zeros that they hold past k. A kernel that uses padding as a
+    scale computes a wrong result.
     """
     import torch
 
@@ -60,7 +62,7 @@ def random_scales(
     assert scales.block is not None
     rows = problem.m if role is Role.SCALE_A else problem.n
     one, octave = _one_and_octave(scales.dtype)
-    exponent = max(_LEAST_EXPONENT, -round(math.log2(terms) / 4))  # of A, and again of B
+    exponent = max(_LEAST_EXPONENT, -round(math.log2(terms) / 4))  # for A and B each
     middle = one + octave * exponent
     codes = torch.randint(
         middle - octave, middle + octave + 1, (rows, -(-problem.k // scales.block)),
@@ -70,7 +72,7 @@ def random_scales(
 
 
 def scales_of_powers(exponents: torch.Tensor, dtype: DType) -> torch.Tensor:
-    """Powers of two, with exponents of shape [rows, blocks] in -6..8, as kernels take them."""
+    """Returns power-of-two scales as kernels read them, for exponents [rows, blocks] in -6..8."""
     import torch
 
     one, octave = _one_and_octave(dtype)
@@ -79,9 +81,9 @@ def scales_of_powers(exponents: torch.Tensor, dtype: DType) -> torch.Tensor:
 
 
 def fp4_of(values: torch.Tensor) -> torch.Tensor:
-    """Values that fp4 has, as a tensor of it: two in a byte, the first in the low half.
+    """Packs values into fp4, two per byte, the first in the low half.
 
-    Their shape is [..., k], k even; 0, 1, 2, 3, 4, 6 and their negatives.
+    Shape [..., k] with even k; values 0, 1, 2, 3, 4, 6 and their negatives.
     """
     import torch
 
@@ -99,15 +101,15 @@ def block_scaled_product(
     *,
     of_magnitudes: bool = False,
 ) -> torch.Tensor:
-    """``sum over k of (a * scale of a) * (b * scale of b)`` in fp64, some of k at a time.
+    """Returns ``sum over k of (a * scale of a) * (b * scale of b)`` in fp64, in portions of k.
 
     Args:
-        a: Operand of shape [m, k], of fp4 [m, k / 2].
-        b: Operand of shape [k, n], of fp4 [k / 2, n].
-        scale_a: Scales of A, swizzled.
-        scale_b: Scales of B, likewise.
-        signature: Has scales of blocks.
-        of_magnitudes: Whether A and B count without their signs.
+        a: Operand [m, k]; for fp4 [m, k / 2].
+        b: Operand [k, n]; for fp4 [k / 2, n].
+        scale_a: Swizzled scales of A.
+        scale_b: Swizzled scales of B.
+        signature: Signature with block scales.
+        of_magnitudes: True to drop the signs of A and B.
     """
     import torch
 
@@ -133,10 +135,10 @@ def block_scaled_product(
 
 
 def swizzled(codes: torch.Tensor) -> torch.Tensor:
-    """Bytes [rows, columns] in the order of the 32 x 4 x 4 swizzle, padded with zeros.
+    """Reorders bytes [rows, columns] into the 32 x 4 x 4 swizzle, padded with zeros.
 
-    Tiles of 128 rows by 4 columns lie one behind the other, those of the same rows first, each in
-    32 lines of 16 bytes (CUDA documentation of cuBLAS, "1D Block Scaling Factors Layout").
+    Tiles are 128 rows by 4 columns in 32 lines of 16 bytes each, stored row block by row block
+    (CUDA documentation of cuBLAS, "1D Block Scaling Factors Layout").
     """
     rows, columns = codes.shape
     tiles = -(-rows // SWIZZLE_ROWS), -(-columns // SWIZZLE_COLUMNS)
@@ -147,7 +149,7 @@ def swizzled(codes: torch.Tensor) -> torch.Tensor:
 
 
 def unswizzled(flat: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """What `swizzled` was given: bytes [rows, columns] of a tensor of any type of one byte."""
+    """Inverts `swizzled`: returns bytes [rows, columns] of a tensor with any one-byte dtype."""
     import torch
 
     tiles = -(-rows // SWIZZLE_ROWS), -(-columns // SWIZZLE_COLUMNS)
@@ -164,7 +166,7 @@ def _scaled(
 
 
 def _decoded(elements: torch.Tensor, dtype: DType) -> torch.Tensor:
-    """Values in fp64; of fp4, the last dimension is twice as long."""
+    """Decodes to fp64; the last dimension doubles for fp4."""
     import torch
 
     table = _table(dtype).to(elements.device)
@@ -173,7 +175,7 @@ def _decoded(elements: torch.Tensor, dtype: DType) -> torch.Tensor:
 
 @functools.cache
 def _table(dtype: DType) -> torch.Tensor:
-    """By byte: the values in it, as fp64 on the CPU. Of two of fp4, the first is the low half."""
+    """Values by byte, fp64 on the CPU; for fp4 two per byte, the low half first."""
     import torch
 
     if dtype is DType.FP4_E2M1:

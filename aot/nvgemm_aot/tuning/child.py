@@ -1,6 +1,6 @@
-"""The process that measures: runs a tuning and reports to `watchdog`, which may kill it.
+"""Measuring process: runs a tuning and reports to `watchdog`, which may kill it.
 
-Messages go through a pipe, each a tuple that begins with a `Message`.
+Messages go through a pipe; each is a tuple that begins with a `Message`.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ BOOTSTRAP = (
     "import sys; sys.path[:] = sys.argv[3:]; "
     f"from {__name__} import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
-"""Code of the process; its arguments are a descriptor, its parent's id and module path."""
+"""Code of the process. Arguments: pipe descriptor, parent process id, module path."""
 
 _PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl: the signal that a process gets when its parent ends."""
+"""Option of Linux's prctl: signal sent to a process when its parent ends."""
 
 
 class Message(enum.Enum):
-    """What a message says, and what follows."""
+    """Message kinds and the values that follow."""
 
     RUNS = "runs"
-    """A contender begins to run: its name, and the problem's key."""
+    """A contender starts: contender name, problem key."""
     RETURNED = "returned"
-    """It has returned."""
+    """The contender has returned."""
     PROGRESS = "progress"
-    """Problems that are done, and how many there are."""
+    """Progress: problems done, problems in total."""
     AGAIN = "again"
-    """As ``PROGRESS``, of problems that are measured a second time."""
+    """Progress of second measurements, as for ``PROGRESS``."""
     LOG = "log"
-    """A record: logger, level and text."""
+    """Log record: logger, level, text."""
     DONE = "done"
-    """The tuning's result."""
+    """Tuning result."""
     FAILED = "failed"
-    """The exception that ended it, and its traceback as text."""
+    """Exception that ended the tuning, and its traceback as text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a measuring process does.
+    """Task of a measuring process.
 
     Attributes:
-        bench: Where the function is that makes the bench, ``module:function``.
-        log_level: Of messages to report.
+        bench: Function that creates the bench, as ``module:function``.
+        log_level: Lowest level to report.
     """
 
     paths: tuple[Path, ...]
@@ -70,9 +70,9 @@ class Work:
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Do the work that the pipe gives, and report."""
+    """Runs the task received from the pipe and reports."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before that
+    if os.getppid() != parent:  # the parent ended before prctl took effect
         os._exit(1)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Torch warns of this at its import; nothing here uses NumPy.
@@ -99,9 +99,9 @@ def main(descriptor: int, parent: int) -> None:
 
 
 def _send(connection: Connection, kind: Message, *values: object) -> None:
-    """Send a message; end this process if nobody is there to read it.
+    """Sends a message; ends this process if nobody reads.
 
-    An exception would be blamed on the contender that runs.
+    An exception here would be blamed on the running contender.
     """
     try:
         connection.send((kind, *values))
@@ -123,7 +123,7 @@ def _sendable(error: BaseException) -> BaseException:
 
 
 class _Reporter(logging.Handler):
-    """Reports which contender runs, and what is logged."""
+    """Reports the running contender and log records."""
 
     def __init__(self, send: Callable[..., None]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The contenders of a problem: callables of its bundled kernels, of ATen's operator and Triton."""
+"""Contenders for a problem: callables for bundled kernels, ATen's operator and Triton."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Run = Callable[..., Any]
 
 
 class Contenders:
-    """Finds the contenders of each problem of some bundles, but for those named by ``without``.
+    """Contenders from a set of bundles, except the names in ``without``.
 
-    A kernel of several bundles is taken from the first.
+    A kernel contained in several bundles comes from the first.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Contenders:
         }
 
     def runs_of(self, ranking: ProblemRanking, also: Collection[str] = ()) -> dict[str, Run]:
-        """By name: the problem's kernels that its operands' alignment allows, and torch's own.
+        """Returns callables by name: ATen, Triton, and kernels whose alignment the operands meet.
 
-        ``also`` are ids of further kernels of its signature.
+        ``also`` lists ids of further kernels with the same signature.
         """
         problem, signature = ranking.problem, ranking.problem.signature
         ids = [id_ for id_, _ in ranking.kernels if id_ in self._places]
@@ -70,7 +70,7 @@ class Contenders:
         }
 
     def serves(self, id_: str, problem: Problem) -> bool:
-        """Whether a kernel may run on a problem's operands."""
+        """Returns True if a kernel may run on a problem's operands."""
         if id_ not in self._places or id_ in self._without:
             return False
         _, kernel = self._places[id_]
@@ -80,16 +80,16 @@ class Contenders:
 
 
 def _late_run(bundle: Bundle, kernel: Kernel) -> Run:
-    """Load a bundled kernel at its first call, so that a failure counts against it alone."""
+    """Loads a bundled kernel at its first call, so that a failure counts against it alone."""
     loaded = functools.cache(lambda: kernel_run(bundle, kernel))
     return lambda *operands: loaded()(*operands)
 
 
 def kernel_run(bundle: Bundle, kernel: Kernel) -> Run:
-    """Load a bundled kernel and return a callable that launches it.
+    """Loads a bundled kernel and returns a callable that launches it.
 
     Raises:
-        NvgemmError: If it cannot be loaded; see `KernelLoader.load`.
+        NvgemmError: If loading fails; see `KernelLoader.load`.
     """
     from nvgemm_runtime.launch.loader import LOADER
 
@@ -103,13 +103,14 @@ def kernel_run(bundle: Bundle, kernel: Kernel) -> Run:
 
 
 def aten_run(signature: Signature) -> Run | None:
-    """ATen's operator that computes a signature; None where there is none.
+    """Returns ATen's operator for a signature, or None.
 
-    For fp8 it is ``_scaled_mm`` with fast accumulation, as the kernels do not promote their sums
-    either, and with scales of 1 where the problem has none. For block scales it is
-    ``_scaled_mm_v2``, which supports MXFP4 too. An activation has none: ATen needs a second
-    operator for it, which Inductor replaces by code of its own. Gathered rows have none that takes
-    weights in fp32, and groups of gathered rows none that makes no copy.
+    - fp8: ``_scaled_mm`` with fast accumulation, since the kernels do not promote sums either;
+      scales are 1 if the problem has none.
+    - Block scales: ``_scaled_mm_v2``, which also supports MXFP4.
+    - Activations: None. ATen needs a second operator, which Inductor replaces by generated code.
+    - Gathered rows: None. No operator takes fp32 weights.
+    - Groups with gathered rows: None. No operator avoids a copy.
     """
     import torch
 
@@ -172,7 +173,7 @@ _SCALED_BY_ATEN = {
     (DType.FP4_E2M1, ScaleRecipe.E8M0_1X32),
     (DType.FP4_E2M1, ScaleRecipe.E4M3_1X16),
 }
-"""Types and block scales of A and B that torch's CUDA operator supports (``ScaledBlas.cpp`` of
+"""Dtypes of A and B and block scales that torch's CUDA operator supports (``ScaledBlas.cpp`` in
 PyTorch at 0174dfa). It does not multiply e5m2 by e5m2."""
 
 
@@ -184,7 +185,7 @@ def _block_scaled(signature: Signature) -> Run | None:
     if (signature.a, signature.scales) not in _SCALED_BY_ATEN:
         return None
     is_mxfp4 = signature.a is DType.FP4_E2M1 and signature.scales is ScaleRecipe.E8M0_1X32
-    if is_mxfp4 and signature.out is not DType.BF16:  # it writes bf16 whatever the output's type
+    if is_mxfp4 and signature.out is not DType.BF16:  # always writes bf16
         return None
     recipe = [signature.scales.row.torch_scaling.value]
     swizzle = [SwizzleType.SWIZZLE_32_4_4.value]
@@ -199,7 +200,7 @@ def _block_scaled(signature: Signature) -> Run | None:
 
 
 def _scaled_groups(signature: Signature) -> Run | None:
-    """Scaled groups, which ATen computes of e4m3 into bf16."""
+    """Returns ATen's scaled grouped product; it supports e4m3 operands with bf16 results only."""
     if (signature.a, signature.b, signature.out) != (DType.FP8_E4M3, DType.FP8_E4M3, DType.BF16):
         return None
 
@@ -214,16 +215,16 @@ def _scaled_groups(signature: Signature) -> Run | None:
 
 
 def _grouped(a: Any, b: Any, out: Any, offsets: Any) -> Any:
-    """Grouped product; ATen has no variant of it that writes into a given output."""
+    """Computes a grouped product; ATen has no variant with an output argument."""
     import torch
 
     return torch._grouped_mm(a, b, offs=offsets)
 
 
 def triton_run(signature: Signature) -> Run | None:
-    """The best Triton kernel that Inductor finds; None where it has none for such a GEMM.
+    """Returns Inductor's best Triton kernel, or None if Inductor has none for such a GEMM.
 
-    The first call with new sizes compiles it: Inductor autotunes its choices then.
+    The first call with new sizes compiles: Inductor autotunes its choices then.
     """
     import torch
 
@@ -240,7 +241,7 @@ def triton_run(signature: Signature) -> Run | None:
         "max_autotune_gemm_search_space": "DEFAULT",
         "triton.cudagraphs": False,
     }
-    torch._dynamo.reset()  # or all problems together would count for the recompilation limit
+    torch._dynamo.reset()  # the recompilation limit would otherwise count all problems together
     compiled = torch.compile(
         lambda a, b: product(a, b), dynamic=False, fullgraph=True, options=options
     )

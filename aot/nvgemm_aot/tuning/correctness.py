@@ -1,4 +1,4 @@
-"""Which values of a result are correct, and how many wrong kernels put a tuning in doubt."""
+"""Ranges of correct results, and the check for tunings that reject too many kernels."""
 
 from __future__ import annotations
 
@@ -20,53 +20,52 @@ if TYPE_CHECKING:
     import torch
 
 FRACTION_BITS = 23
-"""Least number of fraction bits of an accumulator for 16-bit floats: those of fp32, its type. No
-document says so. On an H200 every correct kernel passed with it, at 120 random sizes each of bf16
-and fp16, m and n up to 16384 and k up to 65536
-(benchmarks/results/correctness-h200-2026-11-22.txt). For Blackwell it is assumed."""
+"""Least number of fraction bits of an accumulator for 16-bit floats: those of fp32, its dtype.
+Undocumented. On an H200 every correct kernel passed with it: 120 random sizes each in bf16 and
+fp16, m and n up to 16384, k up to 65536 (benchmarks/results/correctness-h200-2026-11-22.txt).
+Assumed for Blackwell."""
 
 FRACTION_BITS_OF_FEW = 13
-"""Likewise for inputs of 8 bits and less: Hopper's tensor cores keep 14 bits in all for sums of fp8
-(arXiv 2412.19437, section 3.3.2). For Blackwell the same is assumed."""
+"""Least number of fraction bits for inputs with 8 bits or fewer: Hopper's tensor cores keep 14 bits
+in total for fp8 sums (arXiv 2412.19437, section 3.3.2). Assumed for Blackwell."""
 
 CUTS_PER_PRODUCT = 3
-"""How often bits are dropped for each product: from the product, the sum so far and the new sum.
-Each loss is less than the last bit kept of the largest of them, which is at most the sum of all
-magnitudes."""
+"""Truncations per product: the product, the partial sum and the new sum. Each loses less than the
+last bit kept in the largest of the three, which is at most the sum of all magnitudes."""
 
 EPILOGUE_ERROR = 4 * 2.0**-24
-"""Relative error of the fp32 steps after the sum: both scales, their product, and the addition."""
+"""Relative error of the fp32 steps after the sum: two scales, their product and the addition."""
 
 CURVE_ERROR = 2.0**-10
 """Error of an activation with tanh or sigmoid, relative to its input: twice the 2**-11 that PTX
 states for ``tanh.approx.f32``."""
 
 STEEPEST = 1.2
-"""Upper bound of the slopes of the activations, which amplify an error (gelu's is 1.13)."""
+"""Upper bound for activation slopes, which amplify an error (gelu's is 1.13)."""
 
 LIKENESS = 0.05
-"""Relative norm of the difference up to which torch's own result is accepted: torch may round
-partial sums to the output's type, as programs without this package get it too."""
+"""Relative norm of the difference up to which torch's own result is accepted. Torch may round
+partial sums to the output dtype; programs without this package get the same."""
 
 
 MOST_AT_ONCE = 2**28
-"""Elements of a result that are compared at once, or computed, where rows are in groups: 2 GiB in
-fp64. The experts of a layer may have eight times as many."""
+"""Elements of a grouped result that are computed or compared at once: 2 GiB in fp64. A layer's
+experts may have eight times as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """The range of correct values of each element, in the output's type; NaN where it must be."""
+    """Range of correct values per element, in the output dtype; NaN where a NaN is correct."""
 
     low: torch.Tensor
     high: torch.Tensor
 
 
 def expect(operands: Sequence[torch.Tensor], signature: Signature, *, terms: int) -> Expected:
-    """The range of correct results for these operands.
+    """Returns the range of correct results for these operands.
 
-    ``terms`` is the most nonzero products of an element; 0 where every partial sum is exact in the
-    accumulator, so that no error is allowed. Rows of groups are computed in parts of
+    ``terms`` is the largest number of nonzero products in an element; 0 if every partial sum is
+    exact in the accumulator, which allows no error. Grouped rows are computed in parts of
     `MOST_AT_ONCE` elements.
     """
     import torch
@@ -86,7 +85,10 @@ def expect(operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
 def expect_sums(
     operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
 ) -> Expected | None:
-    """The range of correct sums of rows [m], for what `expect` takes; None where there are none."""
+    """Returns the range of correct row sums [m], or None for a signature without sums.
+
+    Takes the same arguments as `expect`.
+    """
     import torch
 
     if not has_sums(signature):
@@ -105,7 +107,7 @@ def expect_sums(
 
 
 def _parts(values: torch.Tensor) -> list[tuple[int, int]]:
-    """Beginnings and ends along the first dimension of parts of at most `MOST_AT_ONCE` elements."""
+    """Splits the first dimension into ranges with at most `MOST_AT_ONCE` elements."""
     rows = values.shape[0]
     step = max(1, MOST_AT_ONCE * rows // max(1, values.numel()))
     return [(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
@@ -114,7 +116,7 @@ def _parts(values: torch.Tensor) -> list[tuple[int, int]]:
 def _rows_of_groups(
     operands: Sequence[torch.Tensor], signature: Signature, begin: int, end: int
 ) -> list[torch.Tensor]:
-    """Operands of a grouped product for some of its rows."""
+    """Returns a grouped product's operands for the rows ``begin`` to ``end``."""
     a, b, out, *extras = operands
     of_rows = {Role.SCALE_A, Role.ROWS, Role.SUMS}
     of_rows |= {Role.ADDEND} if _addend_has_rows(signature) else set()
@@ -139,7 +141,7 @@ def _expect_at_once(
 def _product_and_error(
     operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What goes into the activation or gate, and how far it may be off."""
+    """Returns the input of the activation or gate, and its largest error."""
     value = _before_activation(operands, signature)
     if not terms:
         return value, value.new_zeros(())
@@ -148,9 +150,9 @@ def _product_and_error(
 
 
 def sum_error(magnitude: torch.Tensor, signature: Signature, *, terms: int) -> torch.Tensor:
-    """Largest error of sums of ``terms`` nonzero products, including scales and addend.
+    """Returns the largest error of sums of ``terms`` nonzero products, including scales and addend.
 
-    ``magnitude`` is the sums of all magnitudes, in fp64.
+    ``magnitude`` holds the sums of all magnitudes, in fp64.
     """
     bits = FRACTION_BITS_OF_FEW if signature.a.bits <= 8 else FRACTION_BITS
     return magnitude * (CUTS_PER_PRODUCT * terms * 2.0**-bits + EPILOGUE_ERROR)
@@ -162,9 +164,9 @@ def activation_error(
     signature: Signature,
     kept: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Largest error after a signature's activation or gate, if any, of an input with ``error``.
+    """Returns the largest error after a signature's activation or gate, for inputs with ``error``.
 
-    ``kept`` is what a gate reads: the product that was kept, or gates.
+    ``kept`` is the tensor that a gate reads: the saved product, or gates.
     """
     if signature.is_gated:
         return stored_error(error, value, signature, kept, slope=STEEPEST, curve=CURVE_ERROR)
@@ -175,9 +177,9 @@ def activation_error(
 
 
 def expect_between(value: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> Expected:
-    """The values of ``dtype`` that ``value``, known up to an absolute error, may round to.
+    """Returns the values in ``dtype`` that ``value``, with an absolute error, may round to.
 
-    Both are fp64, and the error's shape broadcasts; it is at least 0 where the value is finite.
+    Both are fp64. The error's shape broadcasts; it is at least 0 where the value is finite.
     """
     import torch
 
@@ -188,23 +190,23 @@ def expect_between(value: torch.Tensor, error: torch.Tensor, dtype: torch.dtype)
 
 
 def reference(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tensor:
-    """``f(scale_a * scale_b * (a @ b) + addend)`` in fp64, exact for whole numbers without f."""
+    """Returns ``f(scale_a * scale_b * (a @ b) + addend)`` in fp64; exact for integers without f."""
     value = _before_activation(operands, signature)
     return _activated(value, signature, _read(operands, signature))
 
 
 def _reads(signature: Signature) -> bool:
-    """Whether a gate reads what lies in the addend's place, and nothing is added."""
+    """Returns True if a gate reads the addend operand, so nothing is added."""
     return signature.epilogue is not None and signature.epilogue.reads_addend
 
 
 def _addend_has_rows(signature: Signature) -> bool:
-    """Whether what lies in the addend's place has a row for each of the result."""
+    """Returns True if the addend operand has a row per result row."""
     return signature.epilogue is not None and signature.epilogue.addend_has_rows
 
 
 def _read(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tensor | None:
-    """What a gate reads beside its product; None for what reads nothing."""
+    """Returns the operand that a gate reads besides its product, or None."""
     if not _reads(signature):
         return None
     return dict(zip(extra_roles(signature), operands[3:]))[Role.ADDEND]
@@ -213,10 +215,10 @@ def _read(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tenso
 def _before_activation(
     operands: Sequence[torch.Tensor], signature: Signature, *, of_magnitudes: bool = False
 ) -> torch.Tensor:
-    """``scale_a * scale_b * (a @ b) + addend``, optionally of the magnitudes of A, B and addend."""
+    """Returns ``scale_a * scale_b * (a @ b) + addend``, optionally for magnitudes of all three."""
     a, b, _, *extras = operands
     if signature.scales is not None and signature.scales.block is not None:
-        scale_a, scale_b = extras  # nothing is added behind them (`nvgemm_runtime.gemm.support`)
+        scale_a, scale_b = extras  # never with an addend (`nvgemm_runtime.gemm.support`)
         return block_scaled_product(a, b, scale_a, scale_b, signature, of_magnitudes=of_magnitudes)
 
     def values(tensor: torch.Tensor) -> torch.Tensor:
@@ -232,7 +234,7 @@ def _before_activation(
             if not _addend_has_rows(signature):
                 added = _row_of_each(added, given[Role.OFFSETS], len(result))
             result += added
-        if Role.SCALE_A in given:  # nothing is added behind them (`nvgemm_runtime.gemm.support`)
+        if Role.SCALE_A in given:  # never with an addend (`nvgemm_runtime.gemm.support`)
             result *= given[Role.SCALE_A].double()[:, None]
             result *= _row_of_each(given[Role.SCALE_B].double(), given[Role.OFFSETS], len(result))
         return result
@@ -259,7 +261,7 @@ def _product_of_groups(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) 
 
 
 def _row_of_each(rows: torch.Tensor, offsets: torch.Tensor, count: int) -> torch.Tensor:
-    """Of a row for each group, that of each of ``count`` rows of A; the last one past the end."""
+    """Repeats each group's row for ``count`` rows of A; rows past the end get the last group's."""
     import torch
 
     places = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
@@ -282,7 +284,7 @@ def _sums_of_rows(
     rows: torch.Tensor,
     values: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Sums of the rows of B that are named, but for those outside of it."""
+    """Sums the rows of B selected by ``rows``, weighted; out-of-range rows contribute zero."""
     result = a.new_zeros((a.shape[0], b.shape[1]))
     for place in range(a.shape[1]):
         named = rows[:, place].long()
@@ -308,7 +310,7 @@ def _activated(
 
 
 def find_fault(out: torch.Tensor, expected: Expected) -> str | None:
-    """What is wrong with a result, or None."""
+    """Describes a result's wrong elements, or returns None."""
     count, example = 0, ""
     for begin, end in _parts(out):
         found, low, high = (one[begin:end].double() for one in (out, expected.low, expected.high))
@@ -326,7 +328,7 @@ def find_fault(out: torch.Tensor, expected: Expected) -> str | None:
 
 
 def is_like(out: torch.Tensor, expected: Expected) -> bool:
-    """Whether torch's own result is the same computation, ignoring elements that must be NaN."""
+    """Returns True if torch's result is the same computation, ignoring elements expected as NaN."""
     different, wanted = 0.0, 0.0
     for begin, end in _parts(out):
         low, high = (one[begin:end].double() for one in (expected.low, expected.high))
@@ -338,14 +340,14 @@ def is_like(out: torch.Tensor, expected: Expected) -> bool:
 
 
 MOST_SHARE = 0.5
-"""Share of wrong kernels of a bundle beyond which the measurement itself is suspect."""
+"""Share of a bundle's kernels found wrong beyond which the measurement itself is suspect."""
 
 _EXAMPLES = 5
-"""Most signatures that a message names, each with one fault."""
+"""Most signatures named in a message, each with one fault."""
 
 
 def thrown_out(outcomes: Mapping[str, TuningOutcome], broken: Mapping[str, str]) -> dict[str, str]:
-    """By id, the kernels that no bundle may have, and what is wrong with each.
+    """Returns the kernels that no bundle may contain, by id, with the fault.
 
     ``broken`` has the contenders that left the GPU unusable, and the error.
     """
@@ -358,7 +360,7 @@ def thrown_out(outcomes: Mapping[str, TuningOutcome], broken: Mapping[str, str])
 
 
 def suspicion(kernels: Iterable[tuple[str, Signature]], wrong: Mapping[str, str]) -> str | None:
-    """Why the measurement may be wrong rather than the kernels in ``wrong``, or None."""
+    """Returns the reason to suspect the measurement instead of the ``wrong`` kernels, or None."""
     by_signature: dict[Signature, list[str]] = {}
     for id_, signature in kernels:
         by_signature.setdefault(signature, []).append(id_)

@@ -1,25 +1,25 @@
-"""Operands that kernels are checked on, chosen so that the correct result of each element is known.
+"""Operands with a known correct result for each element, used to check kernels.
 
 Kernels are timed on other operands. Two checks tell correct kernels from wrong ones:
 
 - Whole numbers without 0. The second half of k repeats the first in another order with B negated,
-  so that nearly all products cancel: partial sums reach hundreds while results are small. In any
-  order of summation that does not depend on the values, every partial sum is exact in an
-  accumulator of `SUM_BITS` bits, so a correct result is equal bit by bit. (Summing all positive
-  products first would overflow that; no kernel sorts.) Where k is small and the output is wide
-  enough, nothing cancels, and results exceed the precision of bf16. A kernel that skips or repeats
-  a k has products left over in every element. One that rounds partial sums to fewer bits, such as
-  those of bf16, loses low bits of large sums, which shows in the small result. The results of any
-  two rows or columns differ.
-- Few products an element, of random numbers with all their bits, and one NaN each in A and B. The
+  so nearly all products cancel: partial sums reach hundreds while results are small. For any
+  summation order that does not depend on the values, every partial sum is exact in an accumulator
+  with `SUM_BITS` bits, so a correct result is equal bit by bit. (Summing all positive products
+  first would overflow that; no kernel sorts.) If k is small and the output is wide enough, nothing
+  cancels, and results exceed bf16's precision. A kernel that skips or repeats a k leaves products
+  over in every element. A kernel that rounds partial sums to fewer bits, such as bf16's, loses low
+  bits of large sums, which shows in the small result. Any two rows or columns have different
+  results.
+- Few products per element: random numbers with all their bits, and one NaN each in A and B. The
   accumulator's error is small then, which reveals a wrong conversion, a slightly wrong scale, a
   result rounded twice or a dropped NaN.
 
-In groups along k, products of one group alone do not cancel: results are as large as partial sums,
+In groups along k, products within a group do not cancel: results are as large as partial sums,
 which are exact too, and are rounded once.
 
-Sums of integers are exact, so for them the second check has random integers. Without negative
-numbers nothing cancels, so uint8 has only the second check.
+Integer sums are exact, so the second check uses random integers for them. Without negative numbers
+nothing cancels, so uint8 has only the second check.
 """
 
 from __future__ import annotations
@@ -41,41 +41,41 @@ if TYPE_CHECKING:
     import torch
 
 SUM_BITS = 12
-"""Bits of partial sums of whole numbers for k up to 65536: they stay below 4096. Hopper keeps 14
-for fp8 (`correctness.FRACTION_BITS_OF_FEW`)."""
+"""Bits of whole-number partial sums for k up to 65536: they stay below 4096. Hopper keeps 14 for
+fp8 (`correctness.FRACTION_BITS_OF_FEW`)."""
 
 PEAK = 450.0
-"""Standard deviation of partial sums in the middle of k, if the type's values are large enough:
+"""Standard deviation of partial sums in the middle of k, if the dtype's values are large enough:
 more than bf16's 8 bits hold. 4096 is nine deviations, which a normal number exceeds once in
 5e18."""
 
 ONE_SIGN_K = 512
-"""Up to this k all products of the first half have the sign of their column. With random signs,
-sums of so few products would seldom exceed 256, up to which bf16 has every whole number, and a
-kernel that rounds sums to bf16 would pass if the result has few elements."""
+"""Largest k for which all products in the first half share their column's sign. With random signs,
+sums of so few products would seldom exceed 256, up to which bf16 has every whole number. A kernel
+that rounds sums to bf16 would then pass if the result has few elements."""
 
 _WIDE_OUTS = (DType.FP32, DType.FP16)
-"""Float outputs of more bits than bf16, for which nothing needs to cancel up to `ONE_SIGN_K`."""
+"""Float outputs with more bits than bf16, for which nothing needs to cancel up to `ONE_SIGN_K`."""
 
 TERMS = 4
-"""Products an element in the second check."""
+"""Products per element in the second check."""
 
 _LARGEST = 15
-"""Largest value drawn, if the types represent it and the next exactly."""
+"""Largest value drawn, if the dtypes represent it and the next exactly."""
 
 _LEAST_OF_B = 2
-"""Largest value drawn for B where k is so large that partial sums are large anyway. A product that
+"""Largest value drawn for B if k is so large that partial sums are large anyway. A product that
 does not cancel adds one value of B to a result."""
 
 _LARGEST_OF_B_FOR_INT8 = 4
-"""Largest value drawn for B where k is small and results are int8, so that most results fit."""
+"""Largest value drawn for B if k is small and results are int8, so that most results fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperandCheck:
-    """Operands and their expected result; the name is for messages.
+    """Operands and expected result; the name is for messages.
 
-    ``expected_sums`` are those of rows, which a gate's gradient with sums has as a second result.
+    ``expected_sums`` are row sums, the second result of a gate's gradient with sums.
     """
 
     name: str
@@ -84,13 +84,13 @@ class OperandCheck:
     expected_sums: Expected | None = None
 
     def prepare(self) -> None:
-        """Make results that are not written show."""
+        """Overwrites results, so that elements a kernel does not write show."""
         poison(self.operands[2])
         if self.expected_sums is not None:
-            self.operands[-1].zero_()  # `Role.SUMS` is the last, and zero before
+            self.operands[-1].zero_()  # `Role.SUMS` is last and must be zero
 
     def fault(self, result: torch.Tensor) -> str | None:
-        """What is wrong with what a kernel computed, or None."""
+        """Describes the fault in a kernel's result, or returns None."""
         found = find_fault(result, self.expected)
         if found is not None or self.expected_sums is None:
             return found
@@ -102,7 +102,7 @@ WHOLE_NUMBERS, FEW_PRODUCTS, INTEGERS = "whole numbers", "few products", "random
 
 
 def make_checks(problem: Problem, device: str, *, seed: int) -> list[OperandCheck]:
-    """Make the checks of a problem; the last one has random numbers."""
+    """Builds a problem's checks; the last has random numbers."""
     import torch
 
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -159,12 +159,12 @@ def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) ->
         return complete(a, b)
     share = _share_of_changed(signature.out, half, largest_b)
     changed = torch.rand((*shape_a[:-1], half), generator=generator, device=device) < share
-    if half:  # at least one of each row
+    if half:  # at least one per row
         place = torch.randint(half, (*shape_a[:-1], 1), generator=generator, device=device)
         changed.scatter_(-1, place, True)
     first = a[..., :half]
     change = first.sign()
-    if problem.k <= ONE_SIGN_K:  # or all results of a column would have one sign
+    if problem.k <= ONE_SIGN_K:  # otherwise a column's results share one sign
         change = torch.where(first > 1, numbers(tuple(first.shape), 1), change)
     a[..., partner] = first + change * changed
     b[..., partner] = -b[..., :half]
@@ -172,9 +172,9 @@ def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) ->
 
 
 def _whole_rows(problem: Problem, device: str, generator: torch.Generator) -> Operands:
-    """Rows of B that are named several times, once or never, and some that are outside of it.
+    """Selects rows of B several times, once or never, plus some out-of-range rows.
 
-    Sums are whole numbers that fp32 has; what is outside has the weight infinity.
+    Sums are whole numbers that fp32 represents. Out-of-range rows have weight infinity.
     """
     import torch
 
@@ -194,13 +194,13 @@ def _cancels(problem: Problem) -> bool:
 
 
 def _largest_numbers(problem: Problem) -> tuple[int, int]:
-    """The largest values of A and B for which partial sums stay below `PEAK`.
+    """Returns the largest values of A and B for which partial sums stay below `PEAK`.
 
-    Where products have one sign, all sums fit into `SUM_BITS`.
+    If products share one sign, all sums fit into `SUM_BITS`.
     """
     signature = problem.signature
     most_a = min(_LARGEST, _largest_exact(signature.a) - 1)
-    # Where k is small, most results have an exact value in their type.
+    # For small k, most results have an exact value in their dtype.
     most_b = min(_LARGEST, _largest_exact(signature.b), _largest_exact(signature.out) // 2)
     if signature.out is DType.INT8:
         most_b = min(most_b, _LARGEST_OF_B_FOR_INT8)
@@ -220,7 +220,7 @@ def _largest_numbers(problem: Problem) -> tuple[int, int]:
 
 
 def _largest_exact(dtype: DType) -> int:
-    """The number up to which a type represents all whole numbers, or 32 if that is less."""
+    """Returns the number up to which a dtype represents all whole numbers, at most 32."""
     fraction_bits = dtype.row.fraction_bits
     return 2 * (_LARGEST + 1) if fraction_bits is None else min(32, 2 ** (fraction_bits + 1))
 
@@ -230,13 +230,13 @@ def _mean_square(largest: int) -> float:
 
 
 def _share_of_changed(out: DType, half: int, largest_b: int) -> float:
-    """Share of products that do not cancel; each adds one value of B to a result."""
+    """Returns the share of products that do not cancel; each adds one value of B to a result."""
     squares = out.row.result_deviation**2 / _mean_square(largest_b)
     return min(0.5, squares / max(1, half))
 
 
 def _powers(problem: Problem, role: Role, device: str, generator: torch.Generator) -> torch.Tensor:
-    """Scales that are powers of two: different for each row and, with block scales, each block."""
+    """Returns power-of-two scales that differ by row and, for block scales, by block."""
     import torch
 
     scales = problem.signature.scales
@@ -248,7 +248,7 @@ def _powers(problem: Problem, role: Role, device: str, generator: torch.Generato
     rows = problem.m if role is Role.SCALE_A else problem.n
     of_rows = torch.randint(-1, 2, (rows, 1), generator=generator, device=device)
     blocks = torch.arange(-(-problem.k // scales.block), device=device)
-    of_blocks = (blocks * 7 + blocks // 5) % 5 - 2  # those of A cancel B's
+    of_blocks = (blocks * 7 + blocks // 5) % 5 - 2  # A's exponents cancel B's
     sign = 1 if role is Role.SCALE_A else -1
     return scales_of_powers(of_rows + sign * of_blocks, scales.dtype)
 
@@ -279,7 +279,7 @@ def _few_products(problem: Problem, device: str, generator: torch.Generator) -> 
 
 
 def _plant_nan(matrix: torch.Tensor, generator: torch.Generator, device: str) -> None:
-    """Put a NaN into a row of the first matrix, unless that is its only row."""
+    """Puts a NaN into a row of the first matrix, unless it has only one row."""
     import torch
 
     while matrix.dim() > 2:
@@ -293,7 +293,7 @@ def _plant_nan(matrix: torch.Tensor, generator: torch.Generator, device: str) ->
 
 
 def shapes_with_k_last(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of A and B with k last in both; extents count values."""
+    """Returns the shapes of A and B with k last in both; extents count values."""
     batch = (problem.batch,) if problem.signature.op is Op.BMM else ()
     groups = (problem.groups,) if problem.signature.op.groups_rows else ()
     if problem.signature.op is Op.GATHERED_MM:
@@ -304,7 +304,7 @@ def shapes_with_k_last(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ..
 def _complete(
     problem: Problem, a: torch.Tensor, b: torch.Tensor, device: str, extras: Iterable[torch.Tensor]
 ) -> Operands:
-    """Convert A and B to their types and layouts, and add the other operands."""
+    """Converts A and B to their dtypes and layouts, and adds the other operands."""
     import torch
 
     signature = problem.signature
@@ -322,6 +322,6 @@ def _converted(values: torch.Tensor, dtype: DType) -> torch.Tensor:
 
     if dtype is not DType.FP4_E2M1:
         if values.dtype is torch.int8 and not dtype.is_integer:
-            values = values.half()  # which has all of them, and which every device casts
+            values = values.half()  # represents them all, and every device casts it
         return values.to(torch_dtype(dtype))
     return values.view(torch_dtype(dtype)) if values.dtype is torch.uint8 else fp4_of(values)

@@ -1,4 +1,4 @@
-"""What a gated epilogue stores of a product, in fp64, and how far a kernel's result may be off."""
+"""Results of gated epilogues in fp64, and error bounds for kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def pairs(product: torch.Tensor, signature: Signature) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gates and the ups among the columns of a product of a gated signature."""
+    """Splits the columns of a gated product into gates and ups."""
     assert signature.epilogue is not None
     if signature.epilogue.row.order is WeightOrder.HALVES:
         gates, ups = product.chunk(2, dim=-1)
@@ -24,12 +24,12 @@ def pairs(product: torch.Tensor, signature: Signature) -> tuple[torch.Tensor, to
 def stored(
     product: torch.Tensor, signature: Signature, kept: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The result of a gated signature, in the form of its epilogue.
+    """Returns a gated signature's result, in its epilogue's form.
 
     Args:
-        product: In fp64, with any bias added.
-        signature: A gated one.
-        kept: What is read: the product that the gradient of a gate is computed from, or gates.
+        product: Product in fp64, with any bias added.
+        signature: Gated signature.
+        kept: Tensor that the epilogue reads: the saved product for a gradient, or gates.
     """
     import torch
 
@@ -54,18 +54,18 @@ def stored_error(
     slope: float,
     curve: float,
 ) -> torch.Tensor:
-    """Largest error of `stored` where every column of the product may be off by ``error``.
+    """Returns the largest error of `stored` if every product column may be off by ``error``.
 
-    With e as the error of a gate, its activation is off by at most ``slope * e + curve * |gate|``;
-    cutting off makes no error larger. The result is a product of two factors, so the error of each
-    counts times the other, and both once together. What fp32 loses in multiplying is far below
+    With e as a gate's error, its activation is off by at most ``slope * e + curve * |gate|``;
+    clamping makes no error larger. The result is a product of two factors: each error counts times
+    the other factor, and both errors once together. The fp32 multiplication loses far less than
     ``curve``.
 
     Args:
-        error: Of the product's shape, or one number for all.
-        product: In fp64, with any bias added.
-        signature: A gated one.
-        kept: What is read, as in `stored`.
+        error: Error with the product's shape, or one number for all.
+        product: Product in fp64, with any bias added.
+        signature: Gated signature.
+        kept: Tensor that the epilogue reads, as in `stored`.
         slope: Largest slope of the activation.
         curve: Error of the activation itself, relative to its input.
     """
@@ -76,7 +76,7 @@ def stored_error(
         assert kept is not None
         factors = _gradients(torch.ones_like(product), kept, signature)
         errors = _slope_errors(kept.double(), signature, curve)
-        # Where the product is NaN, what is cut off has no gradient all the same, and no error.
+        # A clamped value has neither gradient nor error, even for a NaN product.
         of_gates, of_ups = (
             (error * factor.abs() + product.abs() * of_factor + error * of_factor).nan_to_num(0.0)
             for factor, of_factor in zip(factors, errors)
@@ -86,7 +86,7 @@ def stored_error(
         assert kept is not None
         gates = kept.double()
         gated, _ = _factors(gates, product, signature)
-        of_gated = curve * gates.abs()  # gates themselves are read, and not off
+        of_gated = curve * gates.abs()  # gates are read, so they have no error
         joined = of_gated * product.abs() + gated.abs() * error + of_gated * error
         return torch.cat((error, joined), -1)
     of_gates, of_ups = pairs(error, signature)
@@ -101,7 +101,7 @@ def row_sums(
     error: torch.Tensor, product: torch.Tensor, signature: Signature, kept: torch.Tensor, *,
     curve: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Of each row, the sum of what a gate gave times its gradient, and how far it may be off.
+    """Returns each row's sum of gate result times gradient, and its largest error.
 
     A kernel adds in fp32, in any order. The arguments are those of `stored_error`.
     """
@@ -115,11 +115,11 @@ def row_sums(
 
 
 _STEPS_BEFORE_SUM = 4
-"""Multiplications in fp32 that make a term of the sum, or one more."""
+"""Upper bound for the fp32 multiplications in a term of the sum."""
 
 
 def _paired(gates: torch.Tensor, ups: torch.Tensor, signature: Signature) -> torch.Tensor:
-    """Columns of gates and ups in the signature's order; `pairs` takes them apart again."""
+    """Joins columns of gates and ups in the signature's order; inverts `pairs`."""
     import torch
 
     assert signature.epilogue is not None
@@ -131,7 +131,7 @@ def _paired(gates: torch.Tensor, ups: torch.Tensor, signature: Signature) -> tor
 def _gradients(
     grad: torch.Tensor, kept: torch.Tensor, signature: Signature
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of gates and ups, from that of what the gate gave: 0 where they are cut off."""
+    """Returns gradients of gates and ups from the gate result's; 0 where they are clamped."""
     import torch
 
     gates, ups = (one.clone().requires_grad_() for one in pairs(kept.double(), signature))
@@ -144,11 +144,11 @@ def _gradients(
 def _slope_errors(
     kept: torch.Tensor, signature: Signature, curve: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How far slopes of the gate may be off in a kernel, whose sigmoid or tanh is off by ``curve``.
+    """Returns bounds for slope errors in a kernel whose sigmoid or tanh is off by ``curve``.
 
     The slope of silu is s + x s (1 - s) with the sigmoid s, whose error counts at most 1 + |x|
-    times. That of gelu is (1 + t) / 2 + x (1 - t t) f / 2 with f = 0.8 + 0.11 x x and the tanh t,
-    whose error counts at most 1 / 2 + |x| f times.
+    times. The slope of gelu is (1 + t) / 2 + x (1 - t t) f / 2 with f = 0.8 + 0.11 x x and the tanh
+    t, whose error counts at most 1 / 2 + |x| f times.
     """
     assert signature.epilogue is not None
     assert signature.epilogue.gate is not None
@@ -165,7 +165,7 @@ def _slope_errors(
 def _gated_and_ups(
     product: torch.Tensor, signature: Signature
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two factors of the result: gates behind their activation, and ups as they multiply."""
+    """Returns the result's two factors: activated gates, and ups."""
     return _factors(*pairs(product, signature), signature)
 
 
@@ -187,8 +187,8 @@ def _factors(
 
 
 def _cut_off(values: torch.Tensor, least: float, most: float) -> torch.Tensor:
-    """Values cut off beyond limits; those at a limit keep their gradient, as in kernels.
+    """Clamps values; those at a limit keep their gradient, as in kernels.
 
-    ``torch.clamp`` passes the gradient at a limit up to torch 2.13, and drops it from 2.14 on.
+    ``torch.clamp`` passes the gradient at a limit up to torch 2.13 and drops it from 2.14 on.
     """
     return values.masked_fill(values < least, least).masked_fill(values > most, most)

@@ -1,4 +1,4 @@
-"""The GPU that tuning measures on: a timer, and the disturbances that NVML reports."""
+"""GPU that tuning measures on: its timer, and the disturbances that NVML reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 UNKNOWN_DRIVER = "unknown"
-"""Stands for the driver's version where NVML is missing."""
+"""Driver version recorded if NVML is missing."""
 
 SLOWDOWNS = {
     0x08: "hardware slowdown",
@@ -31,19 +31,19 @@ SLOWDOWNS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
-"""Reasons for low clocks, by NVML's bits (nvml.h, nvmlClocksEventReasons). The power cap, 0x04, is
-missing on purpose: large GEMMs reach it on every GPU, also in production."""
+"""Reasons for low clocks, by NVML bit (nvml.h, nvmlClocksEventReasons). The power cap, 0x04, is
+left out: large GEMMs reach it on every GPU, also in production."""
 
 _LIBRARY = "libnvidia-ml.so.1"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuState:
-    """A GPU at one moment; None where something is unknown.
+    """State of a GPU at one moment; None for unknown values.
 
     Attributes:
         utilization_percent: Share of the last second or less in which a kernel ran.
-        slowdowns: What holds its clocks down, in words.
+        slowdowns: Reasons for low clocks, in words.
     """
 
     utilization_percent: int | None = None
@@ -51,12 +51,12 @@ class GpuState:
 
 
 class Watch:
-    """Reports a GPU's state; this one, which stands in where NVML is missing, knows nothing."""
+    """Reports a GPU's state. The base class reports nothing and is used without NVML."""
 
     driver = UNKNOWN_DRIVER
 
     def look(self) -> GpuState:
-        """The GPU's state now."""
+        """Returns the GPU's current state."""
         return GpuState()
 
 
@@ -65,7 +65,7 @@ class _Utilization(ctypes.Structure):
 
 
 class NvmlWatch(Watch):
-    """Reports the state of the GPU of a UUID, e.g. ``GPU-8b1c…``, by NVML.
+    """Reports the state of the GPU with a UUID, e.g. ``GPU-8b1c…``, through NVML.
 
     Raises:
         OSError: If NVML is missing or does not know the GPU.
@@ -86,10 +86,10 @@ class NvmlWatch(Watch):
             raise OSError(f"{name} of {_LIBRARY} returned {status}")
 
     def look(self) -> GpuState:
-        """The GPU's state now, as far as NVML reports it."""
+        """Returns the GPU's current state, as far as NVML reports it."""
         utilization, reasons = _Utilization(), ctypes.c_ulonglong()
         percent, words = None, None
-        with contextlib.suppress(OSError, AttributeError):  # a partition of a GPU has none
+        with contextlib.suppress(OSError, AttributeError):  # a GPU partition reports none
             self._call("nvmlDeviceGetUtilizationRates", self._device, ctypes.byref(utilization))
             percent = int(utilization.gpu)
         with contextlib.suppress(OSError, AttributeError):
@@ -101,12 +101,12 @@ class NvmlWatch(Watch):
 
 
 def slowdowns(reasons: int) -> tuple[str, ...]:
-    """The `SLOWDOWNS` among NVML's reasons for low clocks."""
+    """Returns the `SLOWDOWNS` among NVML's reasons for low clocks."""
     return tuple(words for bit, words in SLOWDOWNS.items() if reasons & bit)
 
 
 def watch_gpu(uuid: str) -> Watch:
-    """Watch a GPU by NVML, or by nothing where that is missing."""
+    """Returns a watch for a GPU; it reports nothing if NVML is missing."""
     try:
         return NvmlWatch(uuid)
     except OSError:
@@ -114,31 +114,31 @@ def watch_gpu(uuid: str) -> Watch:
 
 
 GRAPH_NS = 2_000_000
-"""A graph repeats launches until it runs about this long, so that the microseconds of starting it
-and of reading events do not matter."""
+"""Target runtime of a graph's launches, long enough to hide the microseconds of starting it and
+reading events."""
 
 MOST_LAUNCHES = 512
-"""Most launches in one graph; even an empty kernel takes about a microsecond."""
+"""Most launches in a graph; even an empty kernel takes about a microsecond."""
 
 BUFFERS_OVER_L2 = 4
-"""Operands together take this many times the size of the L2 cache."""
+"""Size of all operands together, as a multiple of the L2 cache."""
 
 
 _BETWEEN_VALUES = 1024
-"""Values of fp32 that the kernel between two launches adds to: one thread block, and 4 KB of L2."""
+"""fp32 values that the spacer kernel between two launches adds to: one thread block, 4 KB of L2."""
 
 _BETWEEN_SAMPLES = 15
-"""Samples of the kernel between alone, whose median is subtracted from all times of a timer."""
+"""Samples of the spacer kernel alone; a timer subtracts their median from all its times."""
 
 
 class GpuTimer:
     """Times calls on the current CUDA device, at its present clock settings.
 
-    Launches are captured once into a CUDA graph and its replays timed, so that host time is
-    excluded. Launches that are to be apart have a small kernel of torch before each. It is launched
-    without programmatic dependent launch, so it begins when the GEMM before it has ended, and it
-    does not signal, so the GEMM behind it begins when it has ended. Its own time, with its launch,
-    is measured once and subtracted: the same from all contenders.
+    Launches are captured once into a CUDA graph and replays are timed, which excludes host time.
+    For launches apart, a small torch kernel precedes each launch. It has no programmatic dependent
+    launch, so it begins after the GEMM before it has ended. It does not signal early, so the GEMM
+    after it begins when it has ended. Its own time, launch included, is measured once and
+    subtracted from all contenders alike.
     """
 
     def __init__(self) -> None:
@@ -146,8 +146,8 @@ class GpuTimer:
         self._between_ns = 0.0
 
     def prepare(self, calls: Sequence[Callable[[], object]], *, launches: str = APART) -> Sample:
-        """Capture the calls in turn."""
-        for call in calls[:3]:  # loads device code, and lets libraries choose their kernels
+        """Captures the calls in turn."""
+        for call in calls[:3]:  # loads device code; libraries choose their kernels
             call()
         between, between_ns = None, 0.0
         if launches == APART:
@@ -164,7 +164,7 @@ class GpuTimer:
         return lambda: max(_elapsed_ns(graph.replay) / count - between_ns, 1.0)
 
     def _prepare_between(self) -> tuple[Callable[[], object], float]:
-        """The kernel between two launches, and its time behind others of its kind."""
+        """Returns the spacer kernel and its time in a row of its kind."""
         if self._between is None:
             between = small_kernel()
             between()
@@ -176,19 +176,19 @@ class GpuTimer:
         return self._between, self._between_ns
 
     def check(self) -> None:
-        """Wait for the device, which raises its error."""
+        """Waits for the device, which raises its error."""
         import torch
 
         torch.cuda.synchronize()
 
 
 def _launches(launch_ns: float) -> int:
-    """An even number, as of groups every second set of operands has the other routing."""
+    """Returns an even launch count: for groups, every second operand set has the other routing."""
     return 2 * max(1, min(MOST_LAUNCHES // 2, int(GRAPH_NS / 2 / max(launch_ns, 1.0))))
 
 
 def small_kernel(device: str = "cuda") -> Callable[[], object]:
-    """A call that launches a small kernel: to stand between launches that are to be apart."""
+    """Returns a call that launches a small kernel, the spacer for launches apart."""
     import torch
 
     values = torch.zeros(_BETWEEN_VALUES, dtype=torch.float32, device=device)
@@ -212,7 +212,7 @@ def _capture(
 
 
 def buffer_bytes() -> int:
-    """Bytes that operands must take together to evict each other from the device's L2 cache."""
+    """Returns the bytes that operands need together to evict each other from the L2 cache."""
     import torch
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -232,16 +232,16 @@ def _elapsed_ns(call: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """The device that measurements run on, and everything that depends on its kind.
+    """Measuring device, and everything that depends on its kind.
 
     Attributes:
-        device: The device's name in torch.
-        watch: Reports what disturbs a measurement.
-        buffer_bytes: Bytes that operands must take together so that no cache holds them.
+        device: Device name in torch.
+        watch: Reports disturbances.
+        buffer_bytes: Bytes that operands need together so that no cache holds them.
         sleep: Waits for a number of seconds.
-        today: Returns the day in UTC, e.g. ``2026-11-21``.
-        uuid: The GPU's, as NVML writes it, ``GPU-8b1c…``; None where it is not known.
-        now_s: Returns seconds of a clock that processes share.
+        today: Returns the UTC date, e.g. ``2026-11-21``.
+        uuid: GPU UUID as NVML writes it, ``GPU-8b1c…``; None if unknown.
+        now_s: Returns seconds on a clock that processes share.
     """
 
     facts: DeviceFacts
@@ -257,7 +257,7 @@ class Bench:
 
     @property
     def conditions(self) -> Conditions:
-        """The conditions of a measurement made now."""
+        """Conditions for a measurement made now."""
         return Conditions(
             driver=self.watch.driver,
             torch=self.versions.torch,
@@ -269,15 +269,15 @@ class Bench:
 
 
 def uuid_digest(uuid: str) -> str:
-    """Digest of a GPU's UUID: bundles and rankings tell GPUs apart and name none."""
+    """Returns a UUID's digest: bundles and rankings tell GPUs apart but name none."""
     return hashlib.sha256(uuid.encode()).hexdigest()
 
 
 def gpu_bench() -> Bench:
-    """The bench of torch's current CUDA device.
+    """Returns the bench for torch's current CUDA device.
 
     Raises:
-        TuningError: If torch sees none.
+        TuningError: If torch sees no GPU.
     """
     import torch
 

@@ -1,8 +1,8 @@
-"""Which m to measure besides those declared, so that a kernel can be chosen at every m.
+"""Chooses the m to measure besides the declared ones, so that dispatch covers every m.
 
-Within what is declared of one n and k, m goes through the powers of two and what lies half-way
-between two of them (`STEPS`). Where the fastest changes from one m to the next, the m between them
-is measured too, until they are closer than `CLOSEST`.
+Within the declared range for an n and k, m takes the powers of two and the midpoints between them
+(`STEPS`). If the fastest kernel changes between two m, an m between them is measured too, until
+they are closer than `CLOSEST`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ STEPS = tuple(
         {1 << power for power in range(31)} | {3 << power for power in range(3, 29)},
     )
 )
-"""1, 2, 4, 8, 16, 24, 32, 48, 64, 96, … up to the largest extent: neighbours are a factor of 1.33
-to 2 apart. Tiles are 16 rows or more, so below 16 fewer do."""
+"""1, 2, 4, 8, 16, 24, 32, 48, 64, 96, … up to the largest extent: neighbours differ by a factor
+from 1.33 to 2. Tiles have 16 rows or more, so fewer steps suffice below 16."""
 
 CLOSEST = 1.1
-"""Factor between two m from which on none is measured between them. It is a choice: what a kernel
-loses between two m was not measured at m that close to each other."""
+"""Factor between two m up to which no m between them is measured. Chosen, not measured: the loss
+between m that close is unknown."""
 
 WHOLE_ROWS = 8
-"""What an m between two others is rounded to where both are larger than 16."""
+"""Rounding step for an m between two others that are both larger than 16."""
 
 
 def between_declared(rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
-    """The `STEPS` between the least and the largest m of each n and k that are not declared."""
+    """Returns the undeclared `STEPS` between the least and the largest m for each n and k."""
     return [
         _at(m, below, above)
         for below, above in _neighbours(rankings)
@@ -48,15 +48,15 @@ def between_declared(rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]
 def where_winners_change(
     rankings: Sequence[ProblemRanking], outcomes: Mapping[str, TuningOutcome]
 ) -> list[ProblemRanking]:
-    """An m between each two neighbours that were measured and have another fastest each.
+    """Returns an m between each two measured neighbours with different fastest contenders.
 
-    Contenders whose times overlap with the least are all the fastest.
+    Contenders whose times overlap with the least time all count as fastest.
     """
     found = []
     for below, above in _neighbours(rankings):
         pair = [outcomes.get(one.problem.key) for one in (below, above)]
         found_fastest = [_fastest(outcome) for outcome in pair if outcome is not None]
-        fastest = [names for names in found_fastest if names]  # nothing is known of the others
+        fastest = [names for names in found_fastest if names]  # skips those without times
         m = _middle(below.problem.m, above.problem.m)
         if m is not None and len(fastest) == 2 and fastest[0].isdisjoint(fastest[1]):
             found.append(_at(m, below, above))
@@ -66,7 +66,7 @@ def where_winners_change(
 def measured_before(
     rankings: Sequence[ProblemRanking], outcomes: Mapping[str, TuningOutcome]
 ) -> list[ProblemRanking]:
-    """What an earlier run of the same tuning measured between these rankings, besides them."""
+    """Returns problems that an earlier run of the same tuning measured between these rankings."""
     known = {one.problem.key for one in rankings}
     problems = [Problem.parse(key) for key in outcomes if key not in known]
     return [
@@ -81,7 +81,7 @@ def measured_before(
 def _neighbours(
     rankings: Iterable[ProblemRanking],
 ) -> Iterator[tuple[ProblemRanking, ProblemRanking]]:
-    """Rankings of problems that differ in m alone, and of which no other lies between."""
+    """Yields neighbouring rankings: their problems differ in m alone, with no other m between."""
     lines: dict[Problem, list[ProblemRanking]] = {}
     for ranking in rankings:
         lines.setdefault(replace(ranking.problem, m=1), []).append(ranking)
@@ -90,7 +90,7 @@ def _neighbours(
 
 
 def _middle(below: int, above: int) -> int | None:
-    """The m between two others, by their ratio; None where they are close enough."""
+    """Returns the geometric mean of two m, rounded, or None if they are close enough."""
     if above <= below * CLOSEST:
         return None
     m = round(math.sqrt(below * above))
@@ -100,7 +100,7 @@ def _middle(below: int, above: int) -> int | None:
 
 
 def _at(m: int, below: ProblemRanking, above: ProblemRanking) -> ProblemRanking:
-    """A ranking to measure, of the kernels of its neighbours in turn."""
+    """Returns a ranking to measure, with the kernels of both neighbours in turn."""
     ranked = itertools.zip_longest(*([id_ for id_, _ in one.kernels] for one in (below, above)))
     ids = dict.fromkeys(id_ for pair in ranked for id_ in pair if id_ is not None)
     return ProblemRanking(
@@ -113,7 +113,7 @@ def _at(m: int, below: ProblemRanking, above: ProblemRanking) -> ProblemRanking:
 
 
 def _fastest(outcome: TuningOutcome) -> set[str]:
-    """Names of the kernels, or ATen, that may be the fastest; none where nothing was timed."""
+    """Returns names of kernels, or ATen, that may be the fastest; empty if nothing was timed."""
     timings = dict(outcome.kernels)
     if outcome.aten is not None:
         timings[ATEN] = outcome.aten

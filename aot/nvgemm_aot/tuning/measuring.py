@@ -1,4 +1,4 @@
-"""Measures one problem: checks each contender's result, then races the correct ones."""
+"""Measures a problem: checks each contender's result, then races the correct ones."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .random_operands import make_sets
 _log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""How often a problem is measured when each measurement was disturbed."""
+"""Most measurements of a problem if each is disturbed."""
 
 PAUSE_S = 5.0
-"""Pause between attempts, in which other work may end and the GPU cool down."""
+"""Pause between attempts, in which other work may end and the GPU may cool down."""
 
 BUSY_PERCENT = 5
 """Utilization from which an otherwise idle GPU counts as used by other processes."""
@@ -41,7 +41,7 @@ UNDECIDED = "the fastest were not told apart, and their times vary"
 
 
 class BrokenDeviceError(Exception):
-    """A contender has left the device unusable for this process; its name, and the error."""
+    """Names a contender that left the device unusable for this process, and the error."""
 
     def __init__(self, contender: str, reason: str) -> None:
         super().__init__(f"{contender}: {reason}")
@@ -50,7 +50,7 @@ class BrokenDeviceError(Exception):
 
 
 def wait_until_idle(bench: Bench) -> str | None:
-    """Wait for other work on the GPU to end; returns the doubt to note if it does not."""
+    """Waits for other work on the GPU to end; returns the doubt to note if it does not end."""
     for _ in range(ATTEMPTS):
         busy = look_for_others(bench)
         if busy is None or busy == UNSEEN_WORK:
@@ -63,7 +63,7 @@ def wait_until_idle(bench: Bench) -> str | None:
 
 
 def look_for_others(bench: Bench) -> str | None:
-    """Stay idle for a moment; returns the doubt to note if the GPU is busy nevertheless."""
+    """Stays idle for a moment; returns the doubt to note if the GPU is busy nevertheless."""
     bench.sleep(IDLE_S)
     percent = bench.watch.look().utilization_percent
     if percent is None:
@@ -82,22 +82,21 @@ def measure(
     *,
     also_back_to_back: bool = True,
 ) -> TuningOutcome:
-    """Time the contenders that compute a problem correctly.
+    """Times the contenders that compute a problem correctly.
 
     Args:
-        problem: What they compute.
+        problem: Problem to compute.
         contenders: Kernels by id, and `contenders.ATEN` and `contenders.TRITON`.
-        bench: The GPU and its timer.
-        trying: Context entered with a contender's name while that runs for the first time.
-        running: Likewise, whenever it runs.
-        also_back_to_back: Whether launches back to back are timed too.
+        bench: GPU and timer.
+        trying: Context entered with a contender's name during its first run.
+        running: Context entered with a contender's name during every run.
+        also_back_to_back: True to time launches back to back too.
 
     Returns:
-        The times, without kernels that fail or compute a wrong result. Likewise ATen or Triton has
-        no time then.
+        Times, without contenders that fail or compute a wrong result.
 
     Raises:
-        BrokenDeviceError: If one leaves the device unusable.
+        BrokenDeviceError: If a contender leaves the device unusable.
         torch.OutOfMemoryError: If operands do not fit.
         StorageError: If a bundle cannot be read.
         ToolchainError: If the native launcher is missing.
@@ -107,7 +106,7 @@ def measure(
     seed = int(sha256_hex(problem.key.encode())[:8], 16)
     checks = make_checks(problem, bench.device, seed=seed)
     sets = make_sets(problem, bench.device, seed=seed, total_bytes=bench.buffer_bytes)
-    bench.timer.check()  # or an earlier failure would be blamed on a contender
+    bench.timer.check()  # an earlier failure must not be blamed on a contender
     ready: dict[str, Sample] = {}
     calls: dict[str, list[Callable[[], object]]] = {}
     faults: dict[str, str] = {}
@@ -120,7 +119,7 @@ def measure(
                     ready[name] = _guarded(name, bench.timer.prepare(calls[name]), running)
         except (torch.OutOfMemoryError, StorageError, ToolchainError):
             raise  # not the contender's fault
-        except Exception as error:  # of a kernel, of torch's operator, or of what compiles it
+        except Exception as error:  # from a kernel, torch's operator or its compiler
             fault = _in_one_line(error)
             try:
                 with running(name):
@@ -140,7 +139,7 @@ def measure(
         if also_back_to_back:
             beside = _time_back_to_back(result, calls, bench, random.Random(seed), running)
     except torch.OutOfMemoryError as error:
-        # They are beside the ranking, which has been measured.
+        # The ranking itself has been measured.
         _log.warning("%s: not timed back to back: %s", problem.key, one_line(str(error)))
     timings = {name: interval.timing for name, interval in result.intervals.items()}
     aten, triton = timings.pop(ATEN, None), timings.pop(TRITON, None)
@@ -163,7 +162,7 @@ def _time_back_to_back(
     source: random.Random,
     running: Callable[[str], AbstractContextManager[None]],
 ) -> dict[str, Timing]:
-    """Time launches back to back, of contenders that may be the fastest and of torch's own."""
+    """Times launches back to back for torch's contenders and those that may be the fastest."""
     if not result.intervals:
         return {}
     kernels = [name for name in result.intervals if name not in (ATEN, TRITON)]
@@ -185,7 +184,7 @@ def _time_back_to_back(
 
 def _fault(name: str, run: Run, checks: Sequence[OperandCheck]) -> str | None:
     if name in (ATEN, TRITON):
-        check = checks[-1]  # both may round parts of a sum: with few products that matters little
+        check = checks[-1]  # both may round partial sums, which matters little with few products
         check.prepare()
         result = run(*check.operands)
         return None if is_like(result, check.expected) else "it computes something else"
@@ -200,7 +199,7 @@ def _fault(name: str, run: Run, checks: Sequence[OperandCheck]) -> str | None:
 def _guarded(
     name: str, sample: Sample, running: Callable[[str], AbstractContextManager[None]]
 ) -> Sample:
-    """Blame a failing sample on its contender: a graph's launches fail only when it is replayed."""
+    """Blames a failing sample on its contender: graph launches fail only during replay."""
 
     def guarded() -> float:
         with _blaming(name), running(name):
@@ -228,7 +227,7 @@ def _in_one_line(error: Exception) -> str:
 def _race_undisturbed(
     ready: Mapping[str, Sample], bench: Bench, source: random.Random
 ) -> tuple[RaceResult, tuple[str, ...]]:
-    """Race until undisturbed or out of attempts; returns the last result and its doubts."""
+    """Races until undisturbed or out of attempts; returns the last result and its doubts."""
     seen: dict[str, None]  # in order, each once
 
     def look() -> None:

@@ -1,4 +1,4 @@
-"""The winners of neighbouring m, which are likely to be fast at an m between them."""
+"""Winners at neighbouring m, which are likely to be fast at an m between them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Neighbours:
         return bool(self._lines)
 
     def winners(self, problem: Problem, outcomes: Mapping[str, TuningOutcome]) -> list[str]:
-        """Ids of the fastest kernels of the two neighbours, as far as those were measured."""
+        """Returns ids of the two neighbours' fastest kernels, as far as measured."""
         line = self._lines.get(replace(problem, m=1), [])
         if problem not in line:
             return []

@@ -8,8 +8,8 @@ from .outcome import UNSEEN_WORK
 from .state import TuningState
 
 LOOK_EVERY_S = 60.0
-"""Interval of looking for other work on the GPU, which takes a fortieth of it. When a run is
-killed, whatever was measured since the last look counts as uncertain."""
+"""Interval between looks for other work on the GPU; looking takes a fortieth of it. If a run is
+killed, everything measured since the last look counts as uncertain."""
 
 
 class OtherWork:
@@ -25,7 +25,7 @@ class OtherWork:
         self.busy = wait_until_idle(bench)
 
     def pass_time(self, seconds: float) -> None:
-        """Look again if that is due, after so many further seconds."""
+        """Adds elapsed seconds and looks again if that is due."""
         self._passed_s += seconds
         if self._passed_s >= LOOK_EVERY_S and not self._state.is_confirmed:
             self._look()
@@ -33,7 +33,7 @@ class OtherWork:
                 self.busy = wait_until_idle(self._bench)
 
     def end(self) -> None:
-        """Look for the last time."""
+        """Looks for the last time."""
         if not self._state.is_confirmed:
             self._look()
 

@@ -1,4 +1,4 @@
-"""What tuning found for one problem, and its JSON form."""
+"""Tuning outcome for a problem, and its JSON form."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ UNSEEN_SLOWDOWNS = "slowdowns were not looked for: NVML does not tell why clocks
 
 @dataclass(frozen=True, kw_only=True)
 class TuningOutcome(Measurement):
-    """What was measured of one problem; kernels are named by id, fastest first.
+    """Measurement of a problem; kernels are named by id, fastest first.
 
     Attributes:
-        wrong: By id, incorrect kernels and what is wrong with them.
-        back_to_back: By contender, times of launches back to back, of those that may be the fastest
-            and of torch's own; the other times are of launches apart.
-        confirmed_by: Digests of the UUIDs of the GPUs that confirm each other; see `compare`.
-        repeated: Seconds after which another process measured the same; None where none did.
+        wrong: Incorrect kernels and their faults, by id.
+        back_to_back: Times of launches back to back, by contender: torch's own, and those that may
+            be the fastest. All other times are for launches apart.
+        confirmed_by: UUID digests of the GPUs that confirm each other; see `compare`.
+        repeated: Seconds after which another process measured the same; None if none did.
     """
 
     wrong: Mapping[str, str]
@@ -35,18 +35,18 @@ class TuningOutcome(Measurement):
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether a doubt has a cause that may be gone when it is measured again."""
+        """True if a doubt has a cause that may be gone in another measurement."""
         lasting = (DISAGREEMENT, UNSEEN_WORK, UNSEEN_SLOWDOWNS)
         return not all(doubt.startswith(lasting) for doubt in self.doubts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """When a problem was measured, and by which process.
+    """Time and process of a measurement.
 
     Attributes:
-        at_s: Seconds of `gpu.Bench.now_s` when the measurement ended.
-        process: Its `state.PROCESS`.
+        at_s: Seconds from `gpu.Bench.now_s` at the measurement's end.
+        process: `state.PROCESS` of the measuring process.
     """
 
     at_s: float
@@ -55,11 +55,11 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class Repeat:
-    """A later measurement of a problem by another process, of what may be the fastest alone.
+    """Later measurement by another process, limited to contenders that may be the fastest.
 
     Attributes:
-        outcome: What it found.
-        after_s: Seconds from the end of the first measurement to its begin.
+        outcome: Outcome of the second measurement.
+        after_s: Seconds from the first measurement's end to the start of this one.
     """
 
     outcome: TuningOutcome
@@ -67,7 +67,7 @@ class Repeat:
 
 
 def outcome_json(outcome: TuningOutcome) -> dict[str, Any]:
-    """The JSON object of an outcome."""
+    """Returns an outcome's JSON object."""
     return {
         "kernels": [
             [id_, timing.time_ns, timing.spread_ns] for id_, timing in outcome.kernels.items()
@@ -86,10 +86,10 @@ def outcome_json(outcome: TuningOutcome) -> dict[str, Any]:
 
 
 def read_outcome(value: Mapping[str, Any]) -> TuningOutcome:
-    """The outcome of a JSON object that `outcome_json` returned.
+    """Reads an outcome from a JSON object made by `outcome_json`.
 
     Raises:
-        ValueError, KeyError, TypeError: If it has other keys, or times that are none.
+        ValueError, KeyError, TypeError: If keys are missing or times are invalid.
     """
     return TuningOutcome(
         kernels={id_: _timing(timing) for id_, *timing in value["kernels"]},

@@ -14,7 +14,7 @@ from nvgemm_runtime.bundle.format import APART
 from ..rankings.intervals import Interval, contending, is_decided
 
 CONFIDENCE = 0.95
-"""Of each median's interval by itself. The fastest of many contenders is partly so by luck, and its
+"""Confidence for each median's interval alone. The fastest contender is partly so by luck, and its
 interval contains its true median less often."""
 
 LEAST_SAMPLES = 6
@@ -22,7 +22,7 @@ LEAST_SAMPLES = 6
 
 
 def median_interval(samples: Sequence[float]) -> Interval:
-    """The median of `LEAST_SAMPLES` or more, and the interval of order statistics for the true one.
+    """Returns the median of at least `LEAST_SAMPLES` samples and the true median's interval.
 
     No distribution is assumed: the true median lies between the j-th smallest and the j-th largest
     of n independent samples with probability 1 - 2 P(Binomial(n, 1/2) < j).
@@ -40,37 +40,37 @@ def median_interval(samples: Sequence[float]) -> Interval:
 
 
 MORE_ROUNDS = 3
-"""Rounds added at a time, for the contenders that may still be the fastest."""
+"""Rounds added at a time for contenders that may still be the fastest."""
 
 MOST_ROUNDS = 30
-"""Limit of rounds: contenders that 30 samples do not tell apart differ by less than the noise."""
+"""Limit for rounds: contenders that 30 samples do not tell apart differ by less than the noise."""
 
 Sample = Callable[[], float]
-"""Takes one sample of a contender's runtime, in nanoseconds a call."""
+"""Takes a sample of a contender's runtime, in nanoseconds per call."""
 
 
 class Timer(Protocol):
-    """Times calls on one device."""
+    """Times calls on a device."""
 
     def prepare(self, calls: Sequence[Callable[[], object]], *, launches: str = APART) -> Sample:
-        """Get calls of one contender ready to be timed.
+        """Prepares a contender's calls for timing.
 
-        The calls compute the same on different buffers, in turn, so that none finds its buffers in
-        a cache. ``launches`` is `APART` or `BACK_TO_BACK`; a sample is the time of a call alone in
-        both.
+        The calls compute the same on different buffers, in turn, so that no call finds its buffers
+        in a cache. ``launches`` is `APART` or `BACK_TO_BACK`; a sample is the time of a call alone
+        in both.
         """
 
     def check(self) -> None:
-        """Raise the device's error if it has become unusable."""
+        """Raises the device's error if it has become unusable."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RaceResult:
-    """The result of a race.
+    """Result of a race.
 
     Attributes:
-        intervals: By contender; those that fell behind early have fewer samples.
-        is_decided: Whether the fastest is told apart from the others or known to equal them.
+        intervals: Intervals by contender; contenders that fell behind early have fewer samples.
+        is_decided: True if the fastest is told apart from the others or known to equal them.
     """
 
     intervals: dict[str, Interval]
@@ -82,10 +82,10 @@ def race(
     source: random.Random,
     after_round: Callable[[], None] = lambda: None,
 ) -> RaceResult:
-    """Time contenders, in each round all in a new order, so that no one always follows another.
+    """Times contenders in rounds, each in a new random order.
 
-    Contenders that can no longer be the fastest are dropped. The race ends when the fastest is
-    told apart or after `MOST_ROUNDS` rounds.
+    Contenders that can no longer be the fastest are dropped. The race ends when the fastest is told
+    apart or after `MOST_ROUNDS` rounds.
     """
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     intervals: dict[str, Interval] = {}
@@ -99,7 +99,7 @@ def race(
         intervals |= {name: median_interval(samples[name]) for name in running}
         if is_decided(intervals):
             return RaceResult(intervals=intervals, is_decided=True)
-        # One that was left behind comes back where the leader turns out to be slower.
+        # A dropped contender comes back if the leader turns out to be slower.
         running, rounds = contending(intervals), MORE_ROUNDS
         if max(len(samples[name]) for name in running) + rounds > MOST_ROUNDS:
             return RaceResult(intervals=intervals, is_decided=False)

@@ -1,4 +1,4 @@
-"""Random operands of problems to time, and what else all operands of tuning share."""
+"""Random operands for timing, and helpers that all tuning operands share."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ if TYPE_CHECKING:
     import torch
 
 Operands = tuple[Any, ...]
-"""A, B, the output, and then the further operands, in the order of `roles.extra_roles`."""
+"""A, B, the output, then the further operands in the order of `roles.extra_roles`."""
 
 MOST_SETS = 512
-"""Most sets of operands: a sample has no more launches."""
+"""Most operand sets: a sample has no more launches."""
 
 _FP8_RESULT = 16.0
 """Standard deviation of fp8 results, whose largest value is 448 (e4m3)."""
 _INT8_RESULT = 20.0
 """Standard deviation of int8 results: six deviations fit into 127."""
 _UINT8_RESULT = 40.0
-"""Mean of uint8 results if values were zeros and ones; twos make it 90, and 255 is ten deviations
-further."""
+"""Mean of uint8 results for zeros and ones; twos make it 90, and 255 is ten deviations further."""
 
 
 def make_sets(problem: Problem, device: str, *, seed: int, total_bytes: int) -> list[Operands]:
-    """Make sets of operands of one problem, which together take ``total_bytes``.
+    """Creates operand sets for a problem, which together take ``total_bytes``.
 
-    At least two and at most `MOST_SETS` sets, each in buffers of its own. Of a problem of groups,
-    sets have the routings `ESTIMATED_ROUTINGS` in turn, each as many sets.
+    Creates 2 to `MOST_SETS` sets, each in its own buffers. Sets of a grouped problem take the
+    routings `ESTIMATED_ROUTINGS` in turn, with equal shares.
     """
     import torch
 
@@ -59,7 +58,7 @@ def make_sets(problem: Problem, device: str, *, seed: int, total_bytes: int) -> 
 def make_operands(
     problem: Problem, device: str, generator: torch.Generator, routing: str = EVEN
 ) -> Operands:
-    """One set of operands; ``routing`` says how groups share rows, or terms."""
+    """Creates an operand set; ``routing`` says how groups share rows, or terms."""
     import torch
 
     signature = problem.signature
@@ -76,14 +75,14 @@ def make_operands(
 
 
 def poison(out: torch.Tensor) -> None:
-    """Fill every byte with 0xFF, which is NaN or -1, so that elements not written show."""
+    """Fills every byte with 0xFF, which is NaN or -1, so that unwritten elements show."""
     import torch
 
     out.view(torch.uint8).fill_(0xFF)
 
 
 KEPT_TIMES = 4
-"""Of a normal distribution, 8 % are then beyond the limit of gpt-oss' gate, 7."""
+"""Scale of saved products. With it, 8 % of a normal distribution exceed gpt-oss' gate limit, 7."""
 
 
 def make_extras(
@@ -95,10 +94,10 @@ def make_extras(
     routing: str = EVEN,
     rows_of_a_token: int = 1,
 ) -> list[torch.Tensor]:
-    """Make the operands besides A, B and the output; an addend is converted to its type.
+    """Creates the operands besides A, B and the output; converts an addend to its dtype.
 
-    A product that is read in its place is larger, so that some gates and ups pass their limit. Of
-    groups of gathered rows, each row of A that is used is named ``rows_of_a_token`` times.
+    A saved product in the addend's place is scaled up, so that some gates and ups pass their limit.
+    For groups with gathered rows, each used row of A is selected ``rows_of_a_token`` times.
     """
     import torch
 
@@ -128,7 +127,7 @@ def random_extras(
     routing: str = EVEN,
     rows_of_a_token: int = 1,
 ) -> list[torch.Tensor]:
-    """An addend of normal distribution, and scales around 1 or, of blocks, `random_scales`."""
+    """Creates a normally distributed addend, and scales around 1 or, for blocks, random ones."""
     import torch
 
     def scales(role: Role) -> torch.Tensor:
@@ -155,8 +154,8 @@ def _group_ends(problem: Problem, device: str, routing: str) -> torch.Tensor:
 
 
 ROWS_OF_A_TOKEN = 8
-"""Of groups of gathered rows that are timed, how often each row of A that is used is named: as many
-models have 8 experts for a token."""
+"""Selections per used row of A in timed groups with gathered rows: many models have 8 experts for a
+token."""
 
 
 def _random_rows(
@@ -166,9 +165,10 @@ def _random_rows(
     routing: str,
     rows_of_a_token: int,
 ) -> torch.Tensor:
-    """Each row of B once, in random order: as the rows of tokens lie among those of experts.
+    """Selects each row of B once, in random order, like token rows among experts' rows.
 
-    Of groups, rows of A so many times each, rising in each group, as each expert has its tokens.
+    For groups, selects each used row of A ``rows_of_a_token`` times, in rising order within a
+    group, as each expert has its tokens.
     """
     import torch
 
@@ -195,7 +195,7 @@ def _matrix(
 def _values(
     problem: Problem, dtype: DType, shape: tuple[int, ...], device: str, generator: torch.Generator
 ) -> torch.Tensor:
-    """Random values whose sums of ``k`` scaled products fit into the output's type."""
+    """Returns random values whose sums of ``k`` scaled products fit into the output dtype."""
     import torch
 
     def integers(least: int, end: int, kind: torch.dtype) -> torch.Tensor:
@@ -218,6 +218,6 @@ def _values(
     result = _UINT8_RESULT**0.5 if is_unsigned else _INT8_RESULT
     density = min(1.0, result / problem.k**0.5)
     kept = torch.rand(shape, generator=generator, device=device) < density
-    if is_unsigned:  # 1 or 2, for zeros and ones of few products would be all ones
+    if is_unsigned:  # 1 or 2: with zeros and ones, few products would be all ones
         return (kept * integers(1, 3, torch.int64)).to(wanted)
     return (kept * (integers(0, 2, torch.int64) * 2 - 1)).to(wanted)

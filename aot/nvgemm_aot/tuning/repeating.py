@@ -1,7 +1,7 @@
 """Measures problems a second time, in another process and minutes later, on the same GPU.
 
-A second measurement takes only the contenders that may be the fastest. What it agrees with is
-repeated; what contradicts it is in doubt.
+A second measurement takes only the contenders that may be the fastest. If it agrees, the ranking
+counts as repeated; if it contradicts, the ranking is in doubt.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .state import TuningState
 _log = logging.getLogger(__name__)
 
 SLICE_S = 1.0
-"""Longest sleep at a time, after which progress is reported: whoever watches takes silence for a
-hang. So much is waited in excess too, as clocks are corrected."""
+"""Longest sleep at a time, after which progress is reported: the watchdog takes silence for a hang.
+Waits are longer by this much, as clocks are corrected."""
 
 
 WORTH_SAYING_S = 10.0
@@ -35,7 +35,7 @@ WORTH_SAYING_S = 10.0
 
 
 def outcomes_with_repeats(state: TuningState) -> dict[str, TuningOutcome]:
-    """By problem key, what was measured first, with what the second measurement says of it."""
+    """Returns the first outcomes by problem key, updated by their second measurements."""
     return {
         key: outcome if key not in state.repeats else _with_repeat(outcome, state.repeats[key])
         for key, outcome in state.outcomes.items()
@@ -58,10 +58,10 @@ def _with_repeat(first: TuningOutcome, repeat: Repeat) -> TuningOutcome:
 
 
 def unrepeated(session: Session, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
-    """Problems that are to be measured a second time on this GPU, the first measured first.
+    """Returns problems to measure a second time on this GPU, the first measured first.
 
-    These are the ones without doubts that no other GPU confirms. One whose second measurement was
-    disturbed is among them.
+    These have no doubts and no confirmation by another GPU. A problem whose second measurement was
+    disturbed is included.
     """
     state, gpu = session.state, session.bench.conditions.gpu_sha256
 
@@ -80,13 +80,13 @@ def unrepeated(session: Session, rankings: Sequence[ProblemRanking]) -> list[Pro
 def measure_again(
     session: Session, rankings: Sequence[ProblemRanking], progress: Progress | None
 ) -> int:
-    """Measure those problems a second time that another process measured first.
+    """Measures a second time the problems that another process measured first.
 
     Each waits until `LEAST_REPEAT_S` have passed since its first measurement, unless the budget
     ends before.
 
     Returns:
-        How many it measured.
+        Number of problems measured.
     """
     state, bench = session.state, session.bench
     left = [
@@ -123,7 +123,7 @@ def measure_again(
 
 
 def _report_nothing(done: int, total: int) -> None:
-    """Progress that nobody asked for."""
+    """Ignores progress."""
 
 
 def _is_used_up(session: Session, elapsed_s: float) -> bool:
@@ -131,13 +131,13 @@ def _is_used_up(session: Session, elapsed_s: float) -> bool:
 
 
 def _wait_until_due(session: Session, key: str, report: Callable[[], None]) -> float | None:
-    """Wait until a problem may be measured again.
+    """Waits until a problem may be measured again.
 
     Returns:
-        What the shared clock says then; None if the budget ends before, which is not waited for.
+        The shared clock's time then, or None without waiting if the budget ends before.
     """
     bench, at_s = session.bench, session.state.moments[key].at_s
-    # A clock that was set back meanwhile makes nothing wait for longer.
+    # The minimum bounds the wait if the clock was set back meanwhile.
     left_s = min(LEAST_REPEAT_S + at_s - bench.now_s(), LEAST_REPEAT_S) + SLICE_S
     if left_s > 0 and _is_used_up(session, session.elapsed_s() + left_s):
         return None
@@ -156,7 +156,7 @@ def _wait_until_due(session: Session, key: str, report: Callable[[], None]) -> f
 
 
 def _runs(session: Session, ranking: ProblemRanking) -> Mapping[str, Run]:
-    """The contenders that may be the fastest by the first measurement, and ATen."""
+    """Returns ATen and the contenders that may be the fastest by the first measurement."""
     outcome = session.state.outcomes[ranking.problem.key]
     front = contending({name: interval_of(timing) for name, timing in outcome.times.items()})
     wanted = {*front, next(iter(outcome.kernels)), ATEN}

@@ -37,13 +37,13 @@ LEFT_UNDECIDED = "one of the fastest was thrown out later, and those left were n
 
 
 def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleContent:
-    """Join the contents of bundles of one target, toolchain and device profiles.
+    """Joins the contents of bundles with the same target, toolchain and device profiles.
 
-    A problem that several bundles rank for one GPU product gets the kernels of all, in the order of
-    the ranking that says most: confirmed, repeated, measured once, with doubts, then measured with
-    another CUDA version or back to back with kernels of dependent launch, then estimated; the first
-    of equals. The ranking becomes uncertain if two measurements without doubts disagree. Kernels
-    that were not measured for the problem come last, without a time; `tuned_content` drops them if
+    A problem that several bundles rank for a GPU product gets the kernels of all. The most reliable
+    ranking sets the order: confirmed, repeated, measured once, with doubts, then measured with
+    another CUDA version or back to back with kernels of dependent launch, then estimated. The first
+    wins between equals. The ranking becomes uncertain if two measurements without doubts disagree.
+    Kernels not measured for the problem come last, without a time; `tuned_content` drops them if
     they get none.
 
     Raises:
@@ -72,7 +72,7 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
             )
     unserved = {problem.key for content in contents for problem in content.unserved}
     for key, ranking in rankings.items():
-        if key[0] in unserved:  # one bundle declares what another was measured at
+        if key[0] in unserved:  # declared in one bundle, measured in another
             rankings[key] = replace(ranking, is_declared=True)
     ranked = {ranking.problem for ranking in rankings.values()}
     return replace(
@@ -89,12 +89,12 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
 
 
 def _in_words(value: Any) -> Any:
-    """A target, device profiles or a toolchain, for a message."""
+    """Formats a target, device profiles or a toolchain for a message."""
     return ", ".join(value) if isinstance(value, tuple) else getattr(value, "key", value)
 
 
 def _with_one_first(rankings: Iterable[ProblemRanking]) -> tuple[ProblemRanking, ...]:
-    """Rankings of which each problem has one that is not further, at most: its first."""
+    """Marks all but a problem's first ranking as further."""
     seen: set[Problem] = set()
     kept = []
     for one in rankings:
@@ -105,11 +105,12 @@ def _with_one_first(rankings: Iterable[ProblemRanking]) -> tuple[ProblemRanking,
 
 
 def rankings_to_measure(content: BundleContent, gpu: str) -> list[ProblemRanking]:
-    """A ranking a problem to measure on a GPU product, with every kernel ranked for the problem.
+    """Returns a ranking per problem to measure on a GPU product, with every kernel for the problem.
 
-    It is the product's own; for a product without one, a further ranking without times, of the
-    kernels that the product uses until then. Kernels of other products' rankings come last, unless
-    their operator is there already: its code differs by the cluster limits of another product.
+    It is the product's own ranking. A product without one gets a further ranking without times,
+    with the kernels that it uses until then. Kernels from other products' rankings come last,
+    unless their operator is in the ranking: such code differs only by another product's cluster
+    limits.
     """
     kernels = {kernel.id: kernel for kernel in content.kernels}
     others: dict[Problem, list[str]] = {}
@@ -143,7 +144,7 @@ def _operator(kernel: BuiltKernel) -> tuple[str, str]:
 def with_rankings(
     content: BundleContent, measured: Iterable[ProblemRanking], gpu: str
 ) -> BundleContent:
-    """Add the rankings to measure that a content does not have yet for a GPU product."""
+    """Adds the rankings to measure that a content lacks for a GPU product."""
     own = {one.problem for one in content.rankings if one.gpu == gpu}
     first = {one.problem for one in content.rankings if not one.is_further}
     added = (
@@ -163,7 +164,7 @@ def _joined(
     if _weakness(other, kernels, facts) < _weakness(one, kernels, facts):
         one, other = other, one
     known = {id_ for id_, _ in one.kernels}
-    # Times of two sources do not compare, and what one has not measured has no place in its order.
+    # Times from two sources do not compare, so unmeasured kernels have no rank.
     added = tuple((id_, None) for id_, _ in other.kernels if id_ not in known)
     joined = replace(
         one,
@@ -191,7 +192,7 @@ def _with_doubt(ranking: ProblemRanking, measured: Measured, doubt: str) -> Prob
 def _weakness(
     ranking: ProblemRanking, kernels: Mapping[str, BuiltKernel], facts: DeviceFacts
 ) -> int:
-    """How little a ranking says about its product, on a machine like a device's."""
+    """Rates a ranking by its evidence, 0 for the strongest, on a machine with these facts."""
     measured, source = ranking.measured, ranking.source
     if measured is None or source.conditions is None:
         return 5
@@ -212,21 +213,21 @@ def tuned_content(
     program: str,
     gpu: str,
 ) -> BundleContent:
-    """A content whose rankings for a GPU are those that were measured there, without wrong kernels.
+    """Returns a content with a GPU's measured rankings and without wrong kernels.
 
-    Rankings for other products stay. A kernel that is wrong, or fails, for one problem is in no
-    ranking any more, of whatever product, and not in the bundle. A declared problem of which no
-    kernel is left is among those without one, with the reason; another is left out.
+    Rankings for other products stay. A kernel that is wrong, or fails, for any problem leaves all
+    rankings, for whatever product, and the bundle. A declared problem without a kernel left becomes
+    unserved, with the reason; an undeclared one is dropped.
 
     Args:
-        content: The bundle as it was.
-        outcomes: By problem key; problems without one keep their ranking.
-        broken: By name, contenders that left the GPU unusable, and how.
-        program: Program and version that measures, and writes the new bundle.
-        gpu: The GPU, as its driver names it.
+        content: Content before tuning.
+        outcomes: Outcomes by problem key; problems without one keep their ranking.
+        broken: Errors of contenders that left the GPU unusable, by name.
+        program: Program and version that measures and writes the new bundle.
+        gpu: GPU product, as its driver names it.
 
     Raises:
-        TuningError: If no right kernel is left.
+        TuningError: If no correct kernel is left.
     """
     wrong = thrown_out(outcomes, broken)
     rankings, unserved = [], dict(content.unserved)
@@ -282,7 +283,7 @@ def _with_outcome(
 
 
 def _without_unmeasured(ranking: ProblemRanking) -> ProblemRanking:
-    """A ranking as its source has it: a measured one without the kernels that were not measured."""
+    """Drops unmeasured kernels from a measured ranking."""
     if ranking.source.kind != "measurement":
         return ranking
     timed = tuple(place for place in ranking.kernels if place[1] is not None)
@@ -298,10 +299,10 @@ def _why_unserved(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
 
 
 def _without_wrong(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRanking:
-    """Drop wrong kernels from a ranking; doubt it if they kept others from being told apart.
+    """Drops wrong kernels from a ranking; doubts it if they kept others from being told apart.
 
-    A ranking is confirmed or repeated in what it says of those that may be the fastest. Without
-    one of them, it is neither.
+    Confirmation and repetition concern the kernels that may be the fastest. Without one of them,
+    the ranking loses both.
     """
     gone = {id_ for id_, _ in ranking.kernels if id_ in wrong}
     kept = keep_ranked(ranking, {id_ for id_, _ in ranking.kernels} - gone)
@@ -318,14 +319,14 @@ def _without_wrong(ranking: ProblemRanking, wrong: Mapping[str, str]) -> Problem
 
 
 def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interval]:
-    """By contender, the interval that the race decided by."""
+    """Returns the intervals that decided the race, by contender."""
     torchs_own = {ATEN: measured.aten, TRITON: measured.triton}
     timings = {**torchs_own, **_kernel_timings(ranking, measured)}
     return {name: interval_of(timing) for name, timing in timings.items() if timing is not None}
 
 
 def _kernel_timings(ranking: ProblemRanking, measured: Measured) -> dict[str, Timing]:
-    """By id, the timings of the measured kernels."""
+    """Returns timings by id, for measured kernels."""
     return {
         id_: Timing(time_ns=time_ns, spread_ns=spread_ns)
         for (id_, time_ns), spread_ns in zip(ranking.kernels, measured.spreads_ns)
@@ -334,7 +335,7 @@ def _kernel_timings(ranking: ProblemRanking, measured: Measured) -> dict[str, Ti
 
 
 def with_build_key(content: BundleContent, made_from: str) -> BundleContent:
-    """Set a build key: a digest of the original's key and of the new rankings."""
+    """Sets a build key: a digest of the original's key and the new rankings."""
     document = {
         "tuned": made_from,
         "generator": content.generator,
@@ -359,7 +360,7 @@ def with_build_key(content: BundleContent, made_from: str) -> BundleContent:
 
 
 def previous_outcome(ranking: ProblemRanking, gpu: str) -> TuningOutcome | None:
-    """The outcome of an earlier tuning on the same GPU product, or None."""
+    """Returns the outcome of an earlier tuning on the same GPU product, or None."""
     measured, source = ranking.measured, ranking.source
     if measured is None or source.conditions is None or source.gpu != gpu:
         return None
@@ -376,21 +377,20 @@ def previous_outcome(ranking: ProblemRanking, gpu: str) -> TuningOutcome | None:
 
 
 KEPT_PLACES = 2
-"""A kernel stays if it is among so many first of any problem, or not told apart from them."""
+"""Number of first kernels that a problem keeps, besides those not told apart from them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """The result of pruning.
+    """Result of pruning.
 
     Attributes:
-        dropped: Ids of the dropped kernels.
-        declared_loss: Geometric mean over measured problems of the fastest kernel's time after
-            pruning over that before; 1, as each problem's fastest stays.
-        undeclared_loss: Estimate of the same for sizes that are not declared: the loss of each
-            problem if only the others decided which kernels stay. None where no signature has two
-            measured problems.
-        unknown_losses: Number of problems missing from ``undeclared_loss``, as none of the kernels
+        dropped: Ids of dropped kernels.
+        declared_loss: Geometric mean over measured problems: time of the fastest kernel after
+            pruning divided by the time before; 1, as each problem's fastest stays.
+        undeclared_loss: Estimate for undeclared sizes: each problem's loss if only the others
+            decided which kernels stay. None if no signature has two measured problems.
+        unknown_losses: Number of problems missing from ``undeclared_loss``: none of the kernels
             that the others keep was measured for them.
     """
 
@@ -401,11 +401,11 @@ class Pruned:
 
 
 def prune(content: BundleContent) -> tuple[BundleContent, Pruned]:
-    """Drop kernels that are not among the first `KEPT_PLACES` of any measured problem.
+    """Drops kernels that are not among the first `KEPT_PLACES` for any measured problem.
 
-    Kernels that an estimate or an uncertain measurement ranks all stay, and what dispatch tables
-    use does; see `DispatchTables`. So that the same operands and programs are served as before,
-    each signature also keeps what `needed_for_service` says. Rankings keep their order.
+    Kernels ranked by an estimate or an uncertain measurement all stay, and so do those in dispatch
+    tables; see `DispatchTables`. To serve the same operands and programs as before, each signature
+    also keeps the kernels in `needed_for_service`. Rankings keep their order.
     """
     kernels = {kernel.id: kernel for kernel in content.kernels}
     tables = DispatchTables(content)
@@ -438,7 +438,7 @@ def _kept(
 
 
 def _foremost(ranking: ProblemRanking) -> list[str]:
-    """Kernels that a problem keeps: the first, and those whose intervals overlap theirs."""
+    """Returns a problem's first kernels and those whose intervals overlap theirs."""
     ids, measured = [id_ for id_, _ in ranking.kernels], ranking.measured
     if measured is None or measured.doubts:
         return ids
@@ -459,7 +459,7 @@ def _losses_of_undeclared(
     kernels: Mapping[str, BuiltKernel],
     tables: DispatchTables,
 ) -> tuple[list[float], int]:
-    """Loss of each problem if only the others decided, and the number of problems without one."""
+    """Returns each problem's loss if only the others decided, and the number without a loss."""
     losses, unknown = [], 0
     for rankings in by_signature(measured).values():
         for ranking in rankings:

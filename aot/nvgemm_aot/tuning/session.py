@@ -1,4 +1,4 @@
-"""Measures problems one by one, for a tuning that may be interrupted between two of them."""
+"""Measures problems in turn, for a tuning that may be interrupted between two of them."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ OUT_OF_BUDGET = "the budget was used up; the same command goes on"
 OUT_OF_MEMORY = "it does not fit into the GPU's memory, the same command tries again: "
 
 Progress = Callable[[int, int], None]
-"""Called before the first problem and after each, with how many are done and how many there are."""
+"""Called before the first problem and after each, with the number done and the total."""
 
 
 class Running(Protocol):
-    """Makes a context that is entered while a contender runs on the problem of a key."""
+    """Makes a context that is entered while a contender runs on the problem with a key."""
 
     def __call__(self, contender: str, key: str) -> contextlib.AbstractContextManager[None]:
-        """The context."""
+        """Returns the context."""
 
 
 def unwatched(contender: str, key: str) -> contextlib.AbstractContextManager[None]:
-    """A context in which nobody watches whether a contender returns."""
+    """Returns a context in which nobody watches for a contender's return."""
     return contextlib.nullcontext()
 
 
@@ -60,7 +60,7 @@ class UnusableGpuError(TuningError):
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """One run of a tuning: measures the problems that its state does not hold yet.
+    """Run of a tuning: measures the problems that its state lacks.
 
     ``elapsed_s`` returns the seconds since the run began; `TuningOptions` has ``budget_s``.
     """
@@ -75,7 +75,7 @@ class Session:
     said: set[str] = field(default_factory=set)
 
     def lacking(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
-        """Problems that were measured without a kernel that won at a neighbouring m."""
+        """Returns problems that were measured without a kernel that won at a neighbouring m."""
         outcomes = self.state.outcomes
         return [
             one
@@ -97,7 +97,7 @@ class Session:
         ]
 
     def left(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
-        """Problems without an outcome, and then those whose measurement was disturbed."""
+        """Returns problems without an outcome, then those with a disturbed measurement."""
         outcomes = self.state.outcomes
         known = [one for one in rankings if one.problem.key in outcomes]
         disturbed = [one for one in known if outcomes[one.problem.key].is_disturbed]
@@ -106,9 +106,9 @@ class Session:
     def measure(
         self, rankings: Sequence[ProblemRanking], progress: Progress | None
     ) -> dict[str, str]:
-        """Measure problems and add their outcomes to the state.
+        """Measures problems and adds their outcomes to the state.
 
-        Returns those that were left out, by key, and the reason.
+        Returns the problems left out, by key, with the reason.
 
         Raises:
             TuningError: If a contender leaves the GPU unusable.
@@ -137,10 +137,10 @@ class Session:
         return unmeasured
 
     def _measure_one(self, ranking: ProblemRanking, busy: str | None) -> str | None:
-        """Measure a problem; returns why it is left out, or None."""
+        """Measures a problem; returns the reason to leave it out, or None."""
         key = ranking.problem.key
         before_now = self.state.outcomes.get(key)
-        also = [] if before_now is None else [*before_now.kernels]  # or passes would never end
+        also = [] if before_now is None else [*before_now.kernels]  # so that passes end
         also += self._unmeasured_neighbours(ranking.problem)
         runs = self.contenders.runs_of(ranking, also if self.neighbours else ())
         for name in self.state.left_out(key):
@@ -170,7 +170,7 @@ class Session:
     def run(
         self, problem: Problem, runs: Mapping[str, Run], *, also_back_to_back: bool = True
     ) -> TuningOutcome | str:
-        """Measure contenders on a problem; returns why it is left out if memory is short.
+        """Measures contenders on a problem; returns the reason to leave it out if memory is short.
 
         Raises:
             UnusableGpuError: If a contender leaves the GPU unusable.
@@ -200,7 +200,7 @@ class Session:
             return f"{OUT_OF_MEMORY}{error}"
 
     def _warn_of_repetition(self, before: Conditions, now: Conditions) -> None:
-        """Say once that the bundle was measured on this very GPU before."""
+        """Warns once that the bundle was measured on this very GPU before."""
         if now.gpu_sha256 is None or before.gpu_sha256 != now.gpu_sha256:
             return
         if not self.said:

@@ -1,8 +1,8 @@
-"""The state of a tuning: outcomes in a file beside the output, which survives interruptions.
+"""Tuning state: outcomes in a file next to the output, which survives interruptions.
 
 The file's first line identifies the tuning. Each further line adds a fact: an outcome, a look for
-other work, a contender that broke the device, the bundle that was written. While a contender runs
-for the first time, the last line names it; it remains there only if the process is killed then.
+other work, a contender that broke the device, a written bundle. During a contender's first run, the
+last line names it; it remains there only if the process is killed then.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .outcome import Moment, Repeat, TuningOutcome, outcome_json, read_outcome
 
 @contextlib.contextmanager
 def reserved(output: Path) -> Iterator[None]:
-    """Lock an output, so that no other process tunes into it.
+    """Locks an output, so that no other process tunes into it.
 
     Raises:
         StorageError, TuningError: If it cannot be written, or another process holds it.
@@ -52,7 +52,7 @@ def reserved(output: Path) -> Iterator[None]:
 
 
 def refuse_foreign_measurements(output: Path, written: Collection[str]) -> None:
-    """Raise a TuningError for a bundle with measurements whose key is not among ``written``."""
+    """Raises a TuningError for a bundle with measurements whose key is not among ``written``."""
     if not output.exists():
         return
     try:
@@ -71,17 +71,17 @@ def refuse_foreign_measurements(output: Path, written: Collection[str]) -> None:
 Line = Mapping[str, Any]
 
 _BEGIN = b'{"version": '
-"""Start of every first line, of whatever version."""
+"""Start of every first line, in any version."""
 
 
 class Journal:
-    """A file of JSON objects, one a line, to which one process at a time appends.
+    """File of JSON objects, one per line, to which one process at a time appends.
 
-    The file is made with the first line that is appended; ``first`` is written before that.
+    The first appended line creates the file and writes ``first`` before it.
 
     Attributes:
-        lines: Those that were there, the first one among them. What stands behind the last line
-            feed was not finished when its writer was killed, and is left out.
+        lines: Lines found at opening, with the first among them. Text after the last line feed was
+            unfinished when its writer was killed, and is left out.
 
     Raises:
         StorageError: If the file cannot be read, or is damaged.
@@ -113,14 +113,14 @@ class Journal:
         return parsed
 
     def fail(self, what: str) -> NoReturn:
-        """Raise the StorageError of a damaged file."""
+        """Raises the StorageError for a damaged file."""
         raise StorageError(
             f"{self._path}: the state of a tuning is damaged ({what}); remove it, and the output "
             "beside it, to measure from the beginning"
         )
 
     def append(self, line: Line, *, sync: bool = True) -> None:
-        """Add a line; with ``sync``, it outlives a crash of the machine too.
+        """Appends a line; with ``sync``, the line also outlives a machine crash.
 
         Raises:
             StorageError: If the file cannot be written, or another process writes it too.
@@ -130,7 +130,7 @@ class Journal:
             if self._file is None:
                 descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 self._file = os.fdopen(descriptor, "r+b", buffering=0)
-            self._cut(self._end)  # of a line that was not finished
+            self._cut(self._end)  # drops an unfinished line
             self._file.seek(self._end)
             self._size_bytes += self._file.write(data)
             if self._size_bytes < self._end + len(data):
@@ -141,9 +141,9 @@ class Journal:
 
     @contextlib.contextmanager
     def meanwhile(self, line: Line) -> Iterator[None]:
-        """Keep a line at the end during the block; it remains only if the process is killed.
+        """Keeps a line at the end during the block; it remains only if the process is killed.
 
-        Where what is done meanwhile fails, its error stays the cause of one that `append` raises.
+        If the block fails, its error stays the cause of an error that `append` raises.
         """
         end = self._end or len(_encode(self._first))
         self.append(line, sync=False)
@@ -165,7 +165,7 @@ class Journal:
             ) from error
 
     def _cut(self, end: int) -> None:
-        """Truncate the file, unless another process has written it too.
+        """Truncates the file, unless another process has written it too.
 
         Locks should prevent that, but some file systems have none.
         """
@@ -183,7 +183,7 @@ class Journal:
         self._size_bytes = end
 
     def close(self) -> None:
-        """Close the file; remove it if it says nothing."""
+        """Closes the file; removes it if it has no facts."""
         if self._file is not None:
             self._file.close()
             if self._end <= len(_encode(self._first)):
@@ -197,28 +197,27 @@ def _encode(line: Line) -> bytes:
 _log = logging.getLogger(__name__)
 
 VERSION = 6
-"""Version of the file format. Version 3 may hold verdicts of a check that rejected correct
-kernels, version 4 times of launches back to back; version 5 does not say when a problem was
-measured."""
+"""Version of the file format. Version 3 may hold verdicts of a check that rejected correct kernels;
+version 4 may hold times of launches back to back; version 5 lacks measurement times."""
 
 PROCESS = uuid.uuid4().hex
-"""Names this process in the states that it writes."""
+"""Name of this process in the states that it writes."""
 
 MOST_KILLS = 2
-"""Kills during a kernel's first run on a problem, and deaths of the measuring process while the
-kernel runs, after which it counts as broken; ATen and Triton are then left out of that problem. A
-single one may well be a job's time limit, or lack of memory."""
+"""Kills during a kernel's first run on a problem, and deaths of the measuring process during its
+runs, after which the kernel counts as broken. ATen and Triton are left out of that problem instead.
+A single kill may well be a job's time limit, or lack of memory."""
 KILLED = "the run that measured it was killed before other work on the GPU was looked for"
-"""Doubt of outcomes that were not confirmed before the run was killed."""
+"""Doubt for outcomes not confirmed before the run was killed."""
 
 
 def state_path(output: Path) -> Path:
-    """The state file of a tuning, beside its output."""
+    """Returns the path of a tuning's state file, next to its output."""
     return output.with_name(f"{output.name}.tuning.jsonl")
 
 
 def add_hang(path: Path, contender: str, key: str, reason: str) -> None:
-    """Note in the state of a tuning, whose process was killed, that a contender hangs.
+    """Notes in a killed tuning's state that a contender hangs.
 
     Raises:
         StorageError: If the file cannot be written.
@@ -227,7 +226,7 @@ def add_hang(path: Path, contender: str, key: str, reason: str) -> None:
 
 
 def add_death(path: Path, contender: str, key: str, reason: str) -> None:
-    """Note in the state of a tuning that its process died while a contender ran.
+    """Notes in a tuning's state that its process died while a contender ran.
 
     Raises:
         StorageError: If the file cannot be written.
@@ -236,11 +235,11 @@ def add_death(path: Path, contender: str, key: str, reason: str) -> None:
 
 
 def _add_behind(path: Path, said: Line) -> None:
-    """Add a line to the file of a process that has ended."""
+    """Appends a line to the file of a process that has ended."""
     line = _encode(said)
     try:
         with path.open("r+b") as file:
-            end = file.read().rfind(b"\n") + 1  # behind it is what the process did not finish
+            end = file.read().rfind(b"\n") + 1  # an unfinished line may follow
             file.seek(end)
             file.truncate()
             file.write(line)
@@ -254,18 +253,18 @@ def _add_behind(path: Path, said: Line) -> None:
 
 
 class TuningState:
-    """The outcomes of a tuning, saved as they are added. One process at a time may open it.
+    """Outcomes of a tuning, saved as they are added. One process at a time may open it.
 
-    Outcomes of another ``identity`` (bundles, GPU, versions …) are refused.
+    Refuses outcomes with another ``identity`` (bundles, GPU, versions …).
 
     Attributes:
-        outcomes: By problem key, what was measured first.
-        moments: By problem key, when and by which process.
-        repeats: By problem key, what another process measured later.
-        broken: By name, contenders that must not run again, and why.
-        hanging: Contenders that hang, each with the problem's key and what was observed; kernels
-            are ``broken`` too.
-        written: Build keys of the bundles that this tuning has written.
+        outcomes: First outcomes, by problem key.
+        moments: Time and process of first measurements, by problem key.
+        repeats: Later measurements by another process, by problem key.
+        broken: Contenders that must not run again, by name, with the reason.
+        hanging: Contenders that hang, each with the problem key and the observation; kernels are in
+            ``broken`` too.
+        written: Build keys of bundles that this tuning has written.
 
     Raises:
         StorageError: If the file cannot be read or written, or is damaged.
@@ -289,58 +288,58 @@ class TuningState:
             self._read(identity)
 
     def add(self, key: str, outcome: TuningOutcome, at_s: float) -> None:
-        """Add an outcome that was measured now; later runs doubt it unless this one confirms it.
+        """Adds an outcome measured now; later runs doubt it unless this run confirms it.
 
         Raises:
-            StorageError: If the file cannot be written; so do the methods below.
+            StorageError: If the file cannot be written. The methods below raise it too.
         """
         moment = Moment(at_s=at_s, process=PROCESS)
         self._journal.append({"problem": key, "outcome": outcome_json(outcome), **asdict(moment)})
         self._add(key, outcome, moment)
 
     def is_of_another_process(self, key: str) -> bool:
-        """Whether another process than this one measured a problem first."""
+        """Returns True if another process measured a problem first."""
         return self.moments[key].process != PROCESS
 
     def add_repeat(self, key: str, repeat: Repeat) -> None:
-        """Add what was measured of a problem that has an outcome; as `add`."""
+        """Adds a second measurement for a problem with an outcome, as `add` does."""
         found = outcome_json(repeat.outcome)
         self._journal.append({"problem": key, "repeat": found, "after_s": repeat.after_s})
         self._add_repeat(key, repeat)
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether all outcomes are confirmed."""
+        """True if all outcomes are confirmed."""
         return not self._unconfirmed and not self._unconfirmed_repeats
 
     def confirm(self, doubt: str | None) -> None:
-        """Confirm the outcomes added since the last call, or add a doubt to them."""
+        """Confirms the outcomes added since the last call, or adds a doubt to them."""
         self._journal.append({"confirmed": doubt})
         self._confirm(doubt)
 
     def add_broken(self, contender: str, reason: str) -> None:
-        """Note that a contender must not run again, and why."""
+        """Notes that a contender must not run again, and the reason."""
         self._journal.append({"broken": contender, "reason": reason})
         self.broken[contender] = reason
 
     def add_written(self, build_key: str) -> None:
-        """Note the build key of a bundle with measurements, before it is written."""
+        """Notes the build key of a bundle with measurements, before it is written."""
         if build_key not in self.written:
             self._journal.append({"written": build_key})
             self.written.add(build_key)
 
     def left_out(self, key: str) -> set[str]:
-        """Contenders that must not run on a problem again, as earlier runs were killed there."""
+        """Returns contenders that must not run on a problem again, as earlier runs were killed."""
         return {
             name for (name, on), kills in self._kills.items() if on == key and kills >= MOST_KILLS
         }
 
     def trying(self, contender: str, key: str) -> AbstractContextManager[None]:
-        """Note in the file, during the block, a contender's first run on a problem."""
+        """Notes a contender's first run on a problem in the file, during the block."""
         return self._journal.meanwhile({"running": contender, "on": key})
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._journal.close()
 
     def _read(self, identity: Mapping[str, str]) -> None:
@@ -352,7 +351,7 @@ class TuningState:
             except (ValueError, KeyError, TypeError) as error:
                 self._journal.fail(f"{type(error).__name__}: {error}")
         if self._running is not None:
-            self._add_kill(*self._running)  # first, while that is on the last line
+            self._add_kill(*self._running)  # before another line hides that line
         if not self.is_confirmed:
             self.confirm(KILLED)
 
@@ -399,7 +398,7 @@ class TuningState:
     def _add(self, key: str, outcome: TuningOutcome, moment: Moment) -> None:
         self.outcomes[key], self.moments[key] = outcome, moment
         self._unconfirmed.add(key)
-        self.repeats.pop(key, None)  # of an outcome that is there no more
+        self.repeats.pop(key, None)  # it repeats a replaced outcome
         self._unconfirmed_repeats.discard(key)
 
     def _add_repeat(self, key: str, repeat: Repeat) -> None:

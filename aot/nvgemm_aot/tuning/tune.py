@@ -1,4 +1,4 @@
-"""Tunes bundles: measures their problems one by one and writes a bundle with the results."""
+"""Tunes bundles: measures their problems in turn and writes a bundle with the results."""
 
 from __future__ import annotations
 
@@ -40,31 +40,30 @@ from .state import TuningState, refuse_foreign_measurements, reserved, state_pat
 PROGRAM = f"nvgemm-aot {__version__}"
 
 MOST_PASSES = 4
-"""Most further passes over problems that lack a neighbour's winner: each may change who wins."""
+"""Most further passes over problems that lack a neighbour's winner: each may change the winners."""
 
 FINER_STEPS = 4
-"""How often m between two others are added where the fastest changes; after three, two that were
-a factor of 2 apart are closer than `grid.CLOSEST`."""
+"""Number of times that m are added where the fastest kernel changes. After three, two m that were a
+factor of 2 apart are closer than `grid.CLOSEST`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuningOptions:
-    """Options of a tuning.
+    """Tuning options.
 
     Attributes:
-        budget_s: Seconds after which no further problem is begun; None for no limit.
-        all_kernels: Whether a problem is measured with all kernels of its signature instead of its
+        budget_s: Seconds after which no further problem begins; None for no limit.
+        all_kernels: True to measure a problem with all kernels of its signature instead of its
             ranking's.
-        neighbours: Whether a problem is also measured with the kernels that won at the next smaller
-            and larger m of its n and k.
-        grid: Whether m between the declared ones are measured too (see `grid`), and neighbours'
-            winners with them.
-        triton: Whether Inductor is asked for its best Triton kernel.
-        prunes: Whether kernels are dropped that are never among the first two and in no dispatch
-            table.
-        accepts_suspect: Whether to write a bundle even if so many kernels were thrown out that
-            the measurement itself may be at fault.
-        repeats: Whether problems are measured a second time that another process measured first.
+        neighbours: True to measure a problem also with the kernels that won at the next smaller and
+            larger m for its n and k.
+        grid: True to measure m between the declared ones too (see `grid`), with neighbours'
+            winners.
+        triton: True to measure Inductor's best Triton kernel.
+        prunes: True to drop kernels that are never among the first two and in no dispatch table.
+        accepts_suspect: True to write a bundle even if so many kernels were thrown out that the
+            measurement itself may be at fault.
+        repeats: True to measure a second time the problems that another process measured first.
     """
 
     budget_s: float | None = None
@@ -79,22 +78,22 @@ class TuningOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """The result of a tuning.
+    """Result of a tuning.
 
     Attributes:
-        gpu: The GPU product that was measured, as its driver names it.
+        gpu: Measured GPU product, as its driver names it.
         pruned_bytes: Bytes that the pruned kernels took in the original bundles.
-        outcomes: By problem key, in the order of the problems, including those of earlier runs.
-        unmeasured: By key, problems without an outcome, and the reason.
-        broken: By name, contenders that left the GPU unusable or hang, and the error.
-        hanging: Contenders that hang, each with the problem's key and what was observed. Kernels
-            are among ``broken`` too; ATen and Triton are left out of the problem alone.
-        pruned: Result of pruning; None unless it was asked for.
-        state: The file that keeps the outcomes; None where there are none.
-        measured_now: How many problems this run measured, for the first or the second time.
-        unrepeated: How many problems are left to be measured a second time, by another process.
-        is_complete: Whether the same command would have nothing left to measure.
-        suspicion: Why the measurement rather than the thrown-out kernels may be wrong, or None.
+        outcomes: Outcomes by problem key, in problem order, including those from earlier runs.
+        unmeasured: Problems without an outcome, by key, with the reason.
+        broken: Contenders that left the GPU unusable or hang, by name, with the error.
+        hanging: Contenders that hang, each with the problem key and the observation. Kernels are in
+            ``broken`` too; ATen and Triton are left out of the problem alone.
+        pruned: Result of pruning; None unless requested.
+        state: File with the outcomes; None without outcomes.
+        measured_now: Number of problems this run measured, for the first or the second time.
+        unrepeated: Number of problems left for a second measurement by another process.
+        is_complete: True if the same command would have nothing left to measure.
+        suspicion: Reason to suspect the measurement rather than the rejected kernels, or None.
     """
 
     path: Path
@@ -125,28 +124,26 @@ def tune(
     clock: Callable[[], float] = time.monotonic,
     running: Running = unwatched,
 ) -> Tuned:
-    """Measure the problems of bundles and write one bundle with measured rankings.
+    """Measures the problems of bundles and writes one bundle with measured rankings.
 
-    Rankings for other GPU products stay as they are. Each outcome is saved beside the output at
-    once: after an interruption, or when the budget is used up, the same call continues there. After
-    the last problem it measures a second time what another process measured first (see
-    `repeating`), and after that nothing.
+    Rankings for other GPU products stay. Each outcome is saved next to the output at once: after an
+    interruption, or at the budget's end, the same call continues there. After the last problem it
+    measures a second time the problems that another process measured first (see `repeating`).
 
     Args:
-        paths: The bundles, of one target and toolchain.
-        output: The bundle to write; not one of ``paths``.
-        bench: The GPU and its timer.
-        options: What to measure, and for how long.
-        progress: Called before the first problem and after each finished one.
-        again: Likewise, of the second measurements; also while it waits for their time.
+        paths: Bundles with the same target and toolchain.
+        output: Bundle to write; not one of ``paths``.
+        bench: GPU and timer.
+        options: Problems and kernels to measure, and the budget.
+        progress: Called before the first problem and after each finished problem.
+        again: Called likewise for second measurements, and during their waits.
         clock: Returns seconds, for the budget.
-        running: Context entered with a contender and a problem's key whenever the contender runs.
+        running: Context entered with a contender and a problem key during each contender's run.
 
     Raises:
         TuningError: If the device cannot run the bundles, they declare no problem or differ in
             target or toolchain, ATen has unusual settings, no correct kernel is left, the state or
-            the output's measurements belong to another tuning, or a kernel leaves the GPU
-            unusable.
+            the output's measurements belong to another tuning, or a kernel leaves the GPU unusable.
         SuspectError: If more kernels were thrown out than ``options`` accept; writes nothing.
         BundleFormatError: If a bundle is damaged.
         DriverError: If a library that kernels need is missing or does not fit.
@@ -192,7 +189,7 @@ def tune(
             measured_now += measure_again(session, wanted, again)
         left_to_repeat = len(unrepeated(session, wanted)) if options.repeats else 0
         outcomes = outcomes_with_repeats(state)
-        # What this product has no ranking for and was not measured has nothing to be written.
+        # Unmeasured problems without a ranking for this product have nothing to write.
         measured = (one for one in wanted if one.problem.key in outcomes)
         content = with_rankings(content, measured, gpu)
         suspect = suspicion(
@@ -245,11 +242,11 @@ def _measure_all(
     options: TuningOptions,
     progress: Progress | None,
 ) -> tuple[list[ProblemRanking], int, dict[str, str], list[ProblemRanking]]:
-    """Measure the declared problems, and those that the options add.
+    """Measures the declared problems, and those that the options add.
 
     Returns:
-        All problems; how many were measured now; by key, those that were left out, and why; and
-        those that lack a neighbour's winner.
+        All problems; the number measured now; those left out, by key, with the reason; and those
+        that lack a neighbour's winner.
     """
     wanted = list(declared)
     if options.grid:
@@ -284,7 +281,7 @@ def _opened(path: Path, bench: Bench) -> Iterator[Bundle]:
         reason = refusal(bundle.header, bench.facts)
         if reason is not None:
             raise TuningError(f"{path} cannot be measured here: {reason}")
-        require_libraries(bundle.header)  # or each kernel would be blamed for what is missing
+        require_libraries(bundle.header)  # a missing library is not a kernel's fault
         yield bundle
 
 
@@ -299,7 +296,7 @@ def _refuse_unusual_aten(rankings: Sequence[ProblemRanking]) -> None:
 
 
 def _identity(bundles: Sequence[Bundle], bench: Bench, options: TuningOptions) -> dict[str, str]:
-    """What all outcomes of one tuning share, by the name that messages use for it."""
+    """Returns what all outcomes of a tuning share, by the name used in messages."""
     content = "".join(sha256_hex(bundle.content()) for bundle in bundles)
     return {
         "bundle": sha256_hex(content.encode()),

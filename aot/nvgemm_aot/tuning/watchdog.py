@@ -1,8 +1,8 @@
-"""Tunes in a process of its own, which is killed where a kernel does not return.
+"""Tunes in a separate process, which is killed if a kernel does not return.
 
-A kernel that hangs leaves its process no use of the GPU, and often no way out. So the measuring
-process tells which contender runs. If one does not return in time, the process is killed, the
-state records that the contender hangs, and another process goes on without it.
+A hanging kernel leaves its process no use of the GPU, and often no way out. So the measuring
+process reports the running contender. If the contender does not return in time, the watchdog kills
+the process, records in the state that the contender hangs, and starts another process without it.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from .tune import Tuned, TuningOptions
 _log = logging.getLogger(__name__)
 
 GPU_BENCH = "nvgemm_aot.tuning.gpu:gpu_bench"
-"""Makes the bench of torch's current CUDA device."""
+"""Function that creates the bench for torch's current CUDA device."""
 
 HANG_S = 60.0
-"""Seconds after which a contender that has not returned hangs. Its longest step is the first run: a
-kernel is loaded, and its results of two sets of operands are compared. For the largest problem of
-the manifests that come with nvgemm-aot, that takes about a second."""
+"""Seconds after which a contender that has not returned counts as hanging. Its longest step is the
+first run: a kernel is loaded, and its results for two operand sets are compared. For the largest
+problem in nvgemm-aot's own manifests, that takes about a second."""
 
 TRITON_FACTOR = 30
-"""Triton gets so many times as long: Inductor compiles and times its choices in the first run."""
+"""Multiple of that time for Triton: Inductor compiles and times its choices in the first run."""
 
 MOST_FURTHER = 2
-"""Most processes that measure a second time: one for what the first measured, and another for what
-was disturbed there."""
+"""Most processes for second measurements: the first repeats, the second handles the disturbed
+ones."""
 
 MOST_ENDS = 8
-"""Most processes of one tuning that hang or die: more rather mean a broken GPU or driver."""
+"""Most processes of a tuning that hang or die: more suggest a broken GPU or driver."""
 
 IDLE_FACTOR = 10
-"""While no contender runs, the process may be silent for so many times as long: it loads torch,
-makes operands, waits for other work on the GPU, or writes the bundle."""
+"""Multiple of the hang time for which the process may be silent while no contender runs: it loads
+torch, makes operands, waits for other work on the GPU, or writes the bundle."""
 
 GRACE_S = 20.0
-"""Seconds in which an interrupted process writes down what it has."""
+"""Seconds in which an interrupted process saves its results."""
 
 KILL_S = 120.0
 """Seconds in which a killed process ends: the driver takes its kernels off the GPU first."""
@@ -70,23 +70,23 @@ def tune_watched(
     again: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tuned:
-    """Tune as `tune.tune` does, and survive kernels that hang or end their process.
+    """Tunes like `tune.tune`, and survives kernels that hang or end their process.
 
-    What a process measured first, the next one measures a second time.
+    The next process measures a second time the problems that a process measured first.
 
     Args:
-        paths: The bundles.
-        output: The bundle to write.
-        options: What to measure, and for how long.
-        bench: ``module:function`` of what makes the bench, in the measuring process.
-        hang_s: Seconds after which a contender that has not returned hangs.
-        progress: Called before the first problem and after each finished one.
-        again: Likewise, of the second measurements.
+        paths: Bundles to tune.
+        output: Bundle to write.
+        options: Problems and kernels to measure, and the budget.
+        bench: Function that creates the bench in the measuring process, as ``module:function``.
+        hang_s: Seconds after which a contender that has not returned counts as hanging.
+        progress: Called before the first problem and after each finished problem.
+        again: Called likewise for second measurements.
         clock: Returns seconds, for the budget.
 
     Raises:
-        TuningError: As `tune.tune`; also if more than `MOST_ENDS` processes hang or die, or one
-            is silent for too long while no contender runs.
+        TuningError: As `tune.tune`; also if `MOST_ENDS` processes hang or die, or one is silent for
+            too long while no contender runs.
         NvgemmError: As `tune.tune`.
     """
     begin = clock()
@@ -127,9 +127,9 @@ def tune_watched(
 
 @dataclass(frozen=True, kw_only=True)
 class _End:
-    """How a process ended without a result; ``contender`` and ``key`` are what it ran last.
+    """End of a process without a result; ``contender`` and ``key`` are its last run.
 
-    ``record`` notes it in the state; None where the contender is not to blame, or noted already.
+    ``record`` notes it in the state; None if the contender is not to blame, or noted already.
     """
 
     contender: str
@@ -146,7 +146,7 @@ class _End:
 
 @dataclass(kw_only=True)
 class _Shown:
-    """Progress over several processes, each of which has fewer problems left."""
+    """Progress over several processes, each with fewer problems left."""
 
     report: Progress | None
     total: int | None = None
@@ -162,7 +162,7 @@ class _Shown:
 
 
 class _Process:
-    """One measuring process and the pipe to it."""
+    """Measuring process and the pipe to it."""
 
     def __init__(self, work: Work) -> None:
         self._connection, child_end = Pipe()
@@ -173,19 +173,19 @@ class _Process:
             ],
             stdin=subprocess.DEVNULL,
             pass_fds=[child_end.fileno()],
-            start_new_session=True,  # Ctrl-C of a terminal reaches this process alone
+            start_new_session=True,  # a terminal's Ctrl-C reaches this process alone
         )
         child_end.close()
         self._running: tuple[str, str] | None = None
         self._last = ("", "")
-        with contextlib.suppress(BrokenPipeError):  # `watch` tells how it ended
+        with contextlib.suppress(BrokenPipeError):  # `watch` reports its end
             self._connection.send(work)
 
     def watch(self, hang_s: float, progress: Mapping[Message, Progress]) -> Tuned | _End:
-        """Pass on what it reports until it ends, or hangs.
+        """Passes on the process's reports until it ends or hangs.
 
         Raises:
-            BaseException: The one that ended it.
+            BaseException: Exception that ended the process.
         """
         try:
             while True:
@@ -209,10 +209,10 @@ class _Process:
         return hang_s * (TRITON_FACTOR if self._running[0] == TRITON else 1)
 
     def _stuck(self, limit_s: float) -> _End:
-        """Kill the process, and say which contender hangs.
+        """Kills the process and returns the contender that hangs.
 
         Raises:
-            TuningError: If none runs.
+            TuningError: If no contender runs.
         """
         self._kill()
         if self._running is None:
@@ -253,7 +253,7 @@ class _Process:
 
     def _failed(self, error: BaseException, trace: str) -> _End:
         if isinstance(error, UnusableGpuError):
-            # Recorded by the process itself, and gone with it.
+            # The process itself recorded it, and its end frees the GPU.
             return _End(contender="", key="", reason=str(error), record=None)
         if isinstance(error, NvgemmError):
             raise error
@@ -277,14 +277,14 @@ class _Process:
         )
 
     def _interrupt(self) -> None:
-        """Let the process end by itself, for a while; a second interruption ends it at once."""
+        """Lets the process end by itself for a while; a second interruption ends it at once."""
         with contextlib.suppress(KeyboardInterrupt):
             self._process.terminate()
             limit = time.monotonic() + GRACE_S
             while time.monotonic() < limit:
                 try:
                     if self._connection.poll(max(0.0, limit - time.monotonic())):
-                        self._connection.recv()  # or it would wait for the pipe
+                        self._connection.recv()  # drains the pipe, which would block the process
                 except (EOFError, OSError):
                     return
 
@@ -300,7 +300,7 @@ class _Process:
             ) from None
 
     def close(self) -> None:
-        """End the process, if it has not ended, and close the pipe."""
+        """Ends the process if it runs, and closes the pipe."""
         self._connection.close()
         if self._process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
