@@ -1,7 +1,7 @@
-"""The entry point that torch calls at its import.
+"""Entry point that torch calls at its import.
 
-Torch's import fails where an entry point cannot be loaded or raises. So this module needs the
-standard library alone: whatever else of nvgemm-aot is missing or damaged costs one warning.
+If an entry point cannot be loaded or raises, torch's import fails. So this module needs only the
+standard library: a missing or damaged part of nvgemm-aot costs one warning.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 def activate() -> None:
-    """Have bundled kernels join the choices of torch.compile, if nvgemm-aot is whole."""
+    """Adds bundled kernels to torch.compile's choices if nvgemm-aot is installed completely."""
     try:
         import nvgemm_runtime
 

@@ -1,7 +1,7 @@
 """Loads prebuilt GEMM kernels from bundles. Importing it reads no file and touches no driver.
 
-Its functions are imported when first used, so that importing the package costs next to nothing.
-Start at `launch.api`, which calls kernels, or at `inductor`, for torch.compile. It never imports
+Its functions are imported at first use, so importing the package costs next to nothing. Start at
+`launch.api`, which calls kernels, or at `inductor`, for torch.compile. It never imports
 `nvgemm_aot` or a compiler.
 """
 
@@ -82,7 +82,7 @@ _NOT_IN_API = {
     "scaled_grouped_mm": "launch.gates_and_groups",
     "stats": "counters",
 }
-"""By name: its module, where that is not `launch.api`."""
+"""Modules by name, for names outside `launch.api`."""
 
 
 def __getattr__(name: str) -> object:
@@ -90,7 +90,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f".{_NOT_IN_API.get(name, 'launch.api')}", __name__)
     value: object = getattr(module, name)
-    globals()[name] = value  # so that later uses do not come here
+    globals()[name] = value  # later uses skip this function
     return value
 
 

@@ -1,4 +1,4 @@
-"""The package version, as the installed distribution states it."""
+"""Package version, from the installed distribution."""
 
 from __future__ import annotations
 

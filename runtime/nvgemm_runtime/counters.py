@@ -1,4 +1,4 @@
-"""Counts how the GEMMs that torch.compile compiled in this process were served."""
+"""Counts the GEMMs that torch.compile compiled in this process, by how they were served."""
 
 from __future__ import annotations
 
@@ -13,38 +13,37 @@ from dataclasses import dataclass, field
 from .errors import count_text
 
 MOST_REASONS = 1000
-"""Most reasons that misses are counted by. Reasons name problems, so a process that compiles for
-ever would meet ever more of them."""
+"""Most reasons for which misses are counted separately. Reasons name problems, so a process that
+compiles for ever would collect ever more."""
 
 OTHER_REASONS = "other reasons"
-"""What misses for all further reasons are counted by."""
+"""Key under which misses for all further reasons are counted."""
 
 OTHER_TABLES = "other tables"
-"""Likewise calls that choose by m, behind as many tables as `MOST_REASONS`."""
+"""Key under which dispatching calls are counted after `MOST_REASONS` tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
     """Counts since the process began, or since `reset_stats`.
 
-    A GEMM counts each time that Inductor asks for choices for it. What torch takes from its caches
-    is not compiled, and not counted.
+    A GEMM counts each time that Inductor asks for its choices. Results from torch's caches are not
+    compiled, so they do not count.
 
     Attributes:
         declared: GEMMs that a bundle declares.
-        signature: GEMMs of other sizes that bundled kernels serve.
+        signature: GEMMs with other sizes that bundled kernels serve.
         jit: GEMMs for which this or another process compiled kernels at run time.
-        jit_kernels: Kernels that this process had compiled.
-        misses: By reason, GEMMs that got no kernel; by `OTHER_REASONS` those whose reasons came up
-            when `MOST_REASONS` were known.
-        won: By kernel id, how often a call of it was written into generated code; a call that
-            chooses by m counts for each of its kernels.
-        dispatched: By GEMM, sizes and winners in words, how often a call that chooses by m was
-            written into generated code.
-        failed: By kernel id, why a kernel that was to compute could not be loaded, or failed before
-            it ever ran here. ATen computes its GEMMs for the rest of the process.
-        milliseconds: By what it was spent on: ``matching`` kernels, ``loading`` them, ``timing``
-            them with all that their first launch takes, ``jit``, the waiting for a compiler.
+        jit_kernels: Kernels compiled at run time for this process.
+        misses: GEMMs without a kernel, by reason; `OTHER_REASONS` after `MOST_REASONS` reasons.
+        won: Calls written into generated code, by kernel id; a dispatching call counts for each of
+            its kernels.
+        dispatched: Dispatching calls written into generated code, by GEMM, sizes and winners in
+            words.
+        failed: Reasons by kernel id, for kernels that could not be loaded or failed before their
+            first run here. ATen computes their GEMMs for the rest of the process.
+        milliseconds: Time by activity: ``matching`` kernels, ``loading`` them, ``timing`` them
+            including their first launch, and ``jit``, waiting for a compiler.
     """
 
     declared: int = 0
@@ -59,16 +58,16 @@ class Stats:
 
     @property
     def missed(self) -> int:
-        """GEMMs that got no kernel."""
+        """Number of GEMMs without a kernel."""
         return sum(self.misses.values())
 
     @property
     def met(self) -> int:
-        """GEMMs in all."""
+        """Number of all GEMMs."""
         return self.declared + self.signature + self.jit + self.missed
 
     def since(self, earlier: Stats) -> Stats:
-        """What was added to earlier counts."""
+        """Returns the difference from earlier counts."""
         return Stats(
             declared=self.declared - earlier.declared,
             signature=self.signature - earlier.signature,
@@ -98,7 +97,7 @@ class Stats:
 
     @property
     def summary(self) -> str:
-        """The counts in one line, without sizes and winners."""
+        """Counts in one line, without sizes and winners."""
         spent = ", ".join(f"{ms:.0f} ms {name}" for name, ms in sorted(self.milliseconds.items()))
         failed = f" and failed {len(self.failed)}" if self.failed else ""
         return (
@@ -111,7 +110,7 @@ class Stats:
 
 
 class Counters:
-    """The counts of a process. Safe to use from several threads."""
+    """Counts in a process. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -119,7 +118,7 @@ class Counters:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Resets all counts."""
         with self._lock:
             self._counts: Counter[str] = Counter()
             self._misses: Counter[str] = Counter()
@@ -130,43 +129,43 @@ class Counters:
             self._told = Stats()
 
     def renew_lock(self) -> None:
-        """Forget who holds the lock: in a forked child, perhaps a thread that it does not have."""
+        """Replaces the lock in a forked child, where its holder may be a thread that is gone."""
         self._lock = threading.Lock()
 
     def hit(self, basis: str) -> None:
-        """Count a GEMM that got kernels: ``declared``, ``signature`` or ``jit``."""
+        """Counts a GEMM that got kernels: ``declared``, ``signature`` or ``jit``."""
         with self._lock:
             self._counts[basis] += 1
 
     def compiled(self, kernels: int) -> None:
-        """Count kernels that this process had compiled."""
+        """Counts kernels compiled at run time for this process."""
         with self._lock:
             self._counts["jit_kernels"] += kernels
 
     def miss(self, reason: str) -> None:
-        """Count a GEMM that got none."""
+        """Counts a GEMM without a kernel."""
         with self._lock:
             if reason not in self._misses and len(self._misses) >= MOST_REASONS:
                 reason = OTHER_REASONS
             self._misses[reason] += 1
 
     def win(self, kernel_id: str) -> None:
-        """Count a call of a kernel in generated code."""
+        """Counts a kernel call in generated code."""
         with self._lock:
             self._won[kernel_id] += 1
 
     def dispatch(self, table: str) -> None:
-        """Count a call in generated code that chooses by m: its GEMM, sizes and winners."""
+        """Counts a dispatching call in generated code: its GEMM, sizes and winners."""
         with self._lock:
             if table not in self._dispatched and len(self._dispatched) >= MOST_REASONS:
                 table = OTHER_TABLES
             self._dispatched[table] += 1
 
     def fail(self, kernel_id: str, reason: str) -> bool:
-        """Note that ATen computes the GEMMs of a kernel from now on.
+        """Notes that ATen computes a kernel's GEMMs from now on.
 
         Returns:
-            Whether that was not known; the first reason counts.
+            True for the kernel's first failure; later reasons are dropped.
         """
         with self._lock:
             is_first = kernel_id not in self._failed
@@ -175,7 +174,7 @@ class Counters:
 
     @contextlib.contextmanager
     def spending(self, name: str) -> Iterator[None]:
-        """Count the time that the block takes, without what blocks in it count for themselves."""
+        """Counts the block's time, without the time that nested blocks count for themselves."""
         begin = time.perf_counter()
         beside = getattr(self._nested, "ms", 0.0)
         self._nested.ms = 0.0
@@ -189,12 +188,12 @@ class Counters:
                 self._milliseconds[name] = self._milliseconds.get(name, 0.0) + own
 
     def stats(self) -> Stats:
-        """The counts as they are now."""
+        """Returns the current counts."""
         with self._lock:
             return self._now()
 
     def news(self) -> Stats:
-        """What was counted since this was last called."""
+        """Returns the counts since the last call."""
         with self._lock:
             told, self._told = self._told, self._now()
             return self._told.since(told)
@@ -211,16 +210,16 @@ class Counters:
 
 
 COUNTERS = Counters()
-"""The counts of this process."""
+"""Counts of this process."""
 
 os.register_at_fork(after_in_child=COUNTERS.renew_lock)
 
 
 def stats() -> Stats:
-    """Counts of how the GEMMs that this process compiled were served."""
+    """Returns counts of the GEMMs that this process compiled, by how they were served."""
     return COUNTERS.stats()
 
 
 def reset_stats() -> None:
-    """Count from zero again."""
+    """Resets all counts."""
     COUNTERS.reset()

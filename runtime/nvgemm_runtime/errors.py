@@ -1,8 +1,8 @@
-"""Every error this project raises on purpose, each with its own exit code.
+"""Errors that this project raises on purpose, each with its own exit code.
 
-This module is imported by all others and imports none of them. A message says where, what, the
-observed value against the allowed one, and the next step. The reference of exit codes is generated
-from the classes: a docstring, up to its attributes, is what it says of the code.
+All modules import this one, and it imports none of them. A message says where, what, the observed
+value against the allowed one, and the next step. The reference of exit codes is generated from the
+classes: it prints each docstring up to its attributes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ class NvgemmError(Exception):
     """Base of every error raised on purpose.
 
     Attributes:
-        exit_code: Process exit status that the command line maps this class to. 0, 1 and 2 are
-            left to success, unexpected failures and usage errors.
-        stops_compilation: Whether it ends a compilation by torch.compile, because what the user
-            asked for cannot be had. Any other error only costs bundled kernels their place among
-            the choices.
+        exit_code: Process exit status for this class on the command line. 0, 1 and 2 mean success,
+            unexpected failures and usage errors.
+        stops_compilation: True if it ends a compilation by torch.compile, because the user's
+            request cannot be met. Any other error only drops bundled kernels from the choices.
     """
 
     exit_code: ClassVar[int] = 3
@@ -35,16 +34,16 @@ class ManifestError(NvgemmError):
 
 
 class TargetError(NvgemmError):
-    """A target is unknown, or nothing installed can build for it.
+    """A target is unknown, or no installed provider can build for it.
 
-    The command reports an unknown target as a mistake of the manifest, 10.
+    The command reports an unknown target as a mistake in the manifest, 10.
     """
 
     exit_code = 11
 
 
 class NoCandidateError(NvgemmError):
-    """No target of the manifest has an operator for a declared problem.
+    """A declared problem has no operator on any target in the manifest.
 
     The message has the reason, and everything else was built. With ``--strict``: a target lacks an
     operator for a problem, and nothing was written.
@@ -54,7 +53,7 @@ class NoCandidateError(NvgemmError):
 
 
 class CompileError(NvgemmError):
-    """A declared problem has operators, and none of them compiles.
+    """A declared problem has operators, but none of them compiles.
 
     Everything else was built. With ``--strict``: a kernel does not compile or link, and nothing was
     written.
@@ -64,10 +63,11 @@ class CompileError(NvgemmError):
 
 
 class ToolchainError(NvgemmError):
-    """A package, the C compiler or a library is missing, most often one of the builder's.
+    """A package, the C compiler or a library is missing, most often one that the builder needs.
 
-    Or compiler processes end before they are ready, or the entry points of an installed package
-    cannot be read. The message has the command that installs what is missing, or names the package.
+    Also: compiler processes end before they are ready, or an installed package's entry points
+    cannot be read. The message has the command that installs the missing part, or names the
+    package.
     """
 
     exit_code = 14
@@ -99,7 +99,7 @@ class BundleFormatError(NvgemmError):
     """A bundle breaks a rule of its format.
 
     Attributes:
-        rule: Name of the broken rule, as FORMAT.md lists it.
+        rule: Name of the broken rule in FORMAT.md.
     """
 
     exit_code = 20
@@ -115,19 +115,19 @@ class BundleFormatError(NvgemmError):
 
 
 class VerificationError(NvgemmError):
-    """``verify``: a bundle keeps its format, but its kernels are not what their entries say."""
+    """``verify``: a bundle is well-formed, but its kernels contradict their entries."""
 
     exit_code = 21
 
 
 class PackagingError(NvgemmError):
-    """A wheel cannot be made from the given bundles or the installed files."""
+    """A wheel cannot be built from the given bundles or the installed files."""
 
     exit_code = 22
 
 
 class CoverageError(NvgemmError):
-    """``coverage --fail-under``: bundles cover less than was asked for."""
+    """``coverage --fail-under``: bundles cover less than requested."""
 
     exit_code = 23
 
@@ -135,25 +135,26 @@ class CoverageError(NvgemmError):
 class TuningError(NvgemmError):
     """``tune``: bundles cannot be measured here.
 
-    The GPU is another one, nothing is declared, or no kernel is right.
+    The GPU does not match, no problem is declared, or no kernel is correct.
     """
 
     exit_code = 24
 
 
 class SuspectError(NvgemmError):
-    """``tune``: so many kernels came out wrong that the run itself is suspect.
+    """``tune``: so many kernels were wrong that the run itself is suspect.
 
-    All kernels of a signature, or most of all, were wrong. ``--accept-suspect`` writes the bundle.
+    All kernels of a signature, or most of all kernels, were wrong. ``--accept-suspect`` writes the
+    bundle.
     """
 
     exit_code = 25
 
 
 class RankingsError(NvgemmError):
-    """A rankings file is damaged, of another format or version, or serves no target of the build.
+    """A rankings file is damaged, has another format or version, or serves no target of the build.
 
-    The last one with ``--strict`` alone.
+    The last case is an error only with ``--strict``.
     """
 
     exit_code = 26
@@ -163,7 +164,7 @@ class NoKernelError(NvgemmError):
     """No installed kernel serves a problem; raised in the user's program.
 
     Attributes:
-        reasons: Why each bundle or kernel that was considered does not serve it.
+        reasons: Reason for each bundle or kernel considered.
     """
 
     exit_code = 30
@@ -177,7 +178,7 @@ class NoKernelError(NvgemmError):
 
 
 class RequiredError(NoKernelError):
-    """Mode ``required``: torch.compile met a GEMM that no prebuilt kernel serves.
+    """Mode ``required``: no prebuilt kernel serves a GEMM that torch.compile compiles.
 
     Raised in the user's program.
     """
@@ -187,7 +188,7 @@ class RequiredError(NoKernelError):
 
 
 class SettingError(NvgemmError):
-    """An option of the plug-in has a value that is not allowed; raised in the user's program."""
+    """A plug-in option has an invalid value; raised in the user's program."""
 
     exit_code = 34
     stops_compilation = True
@@ -206,12 +207,12 @@ class UnhealthyError(NvgemmError):
 
 
 def one_line(text: str) -> str:
-    """Squeezes a text into one printable line."""
+    """Squeezes third-party messages into one printable line."""
     return "".join(one if one.isprintable() else "?" for one in " ".join(text.split()))
 
 
 def count_text(count: int, noun: str) -> str:
-    """A count with its noun: ``1 problem``, ``2 problems``, ``2 processes``, ``0 entries``."""
+    """Returns a count with its noun: ``1 problem``, ``2 problems``, ``2 processes``."""
     if count == 1:
         return f"1 {noun}"
     if noun.endswith("y"):

@@ -1,6 +1,6 @@
-"""Appends events to the file that NVGEMM_AOT_EXPLAIN names, for ``nvgemm-aot explain``.
+"""Appends events to the file named in NVGEMM_AOT_EXPLAIN, for ``nvgemm-aot explain``.
 
-One line of JSON an event, so that several processes can share the file.
+Each event is a line of JSON, so several processes can share the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def write(event: dict[str, object]) -> None:
-    """Append an event. Without the file it is dropped, with one warning if the user named one."""
+    """Appends an event, or drops it; warns once if the named file cannot be written."""
     path = os.environ.get(EXPLAIN_VARIABLE)
     if not path:
         return
@@ -36,10 +36,10 @@ def write(event: dict[str, object]) -> None:
 
 
 def kernel_failed(kernel_id: str, reason: str) -> bool:
-    """Count and write that ATen computes the GEMMs of a kernel from now on.
+    """Counts and writes a kernel failure, after which ATen computes the kernel's GEMMs.
 
     Returns:
-        Whether that was not known; the first reason counts.
+        True for the kernel's first failure; later reasons are dropped.
     """
     is_first = COUNTERS.fail(kernel_id, reason)
     if is_first:

@@ -1,8 +1,8 @@
-"""Locks between processes: an exclusive flock, which the death of its holder frees.
+"""Locks between processes: an exclusive flock, released when its holder dies.
 
 Only users who can write the directory can open a lock file, so nobody else can hold the lock. The
-file names its holder, and is removed when it is unlocked. Killed processes leave theirs behind,
-which are harmless.
+file names its holder, and is removed when it is unlocked. Killed processes leave harmless files
+behind.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 _log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 5.0
-"""After this, a wait is logged, and a lock that no live process of nvgemm-aot holds is replaced."""
+"""Wait after which it is logged, and a lock without a live nvgemm-aot holder is replaced."""
 
 _LONGEST_PAUSE_SECONDS = 0.05
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Errors of file systems without locks. There, work is at worst done twice: files are replaced
+"""Errors from file systems without locks. There, work is at worst done twice: files are replaced
 whole."""
 
 _MAX_HOLDER_BYTES = 400
@@ -34,28 +34,28 @@ _UNKNOWN = "?"
 
 
 class FileLock:
-    """A lock that is held."""
+    """Held lock."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Remove the file and unlock it."""
-        # Removed while it is held: a process that waits for the removed file notices and retries.
+        """Removes the file and unlocks it."""
+        # Removed while held: a process that waits for the removed file notices and retries.
         with contextlib.suppress(OSError):
             _remove(self._path, os.fstat(self._descriptor))
         os.close(self._descriptor)
 
 
 def acquire(path: Path, *, wait: bool = True) -> FileLock | None:
-    """Lock a file, which nothing else uses, in a directory that this user can write.
+    """Locks a dedicated file in a directory that this user can write.
 
     Returns:
-        The lock; None where another holds it and ``wait`` is false.
+        Lock, or None if another process holds it and ``wait`` is false.
 
     Raises:
-        OSError: If the file cannot be made, opened, locked or replaced.
+        OSError: If the file cannot be created, opened, locked or replaced.
     """
     waiting = _Waiting(path)
     while True:
@@ -76,14 +76,14 @@ def acquire(path: Path, *, wait: bool = True) -> FileLock | None:
 
 @dataclass(frozen=True)
 class _Held:
-    """A lock that another holds: the holder, where it is known, and the file that was found."""
+    """Lock held elsewhere: the holder, if known, and the lock file."""
 
     holder: _Holder | None = None
     file: os.stat_result | None = None
 
 
 _RETRY = _Held()
-"""The file was removed meanwhile, or just now."""
+"""Result if the file was removed during the attempt."""
 
 
 def _attempt(path: Path) -> FileLock | _Held:
@@ -113,19 +113,19 @@ def _attempt(path: Path) -> FileLock | _Held:
 
 
 def _remove(path: Path, file: os.stat_result | None) -> None:
-    """Remove a lock file unless another took its place."""
+    """Removes a lock file unless another took its place."""
     if file is not None and _is_at(file, path):
         path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class _Holder:
-    """The process that a lock file names.
+    """Process named in a lock file.
 
     Attributes:
-        pid: Its number.
-        started: When it started, in clock ticks since boot, as numbers are used again.
-        place: Its host and PID namespace, where the number means something.
+        pid: Process id.
+        started: Start time in clock ticks since boot, because process ids are reused.
+        place: Host and PID namespace, in which the process id is valid.
     """
 
     pid: int
@@ -149,7 +149,7 @@ class _Holder:
 
 
 class _Waiting:
-    """Pauses, and tells when the lock's holder is none that should be waited for."""
+    """Pauses, and reports a wait without a live holder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -159,11 +159,11 @@ class _Waiting:
         self._is_logged = False
 
     def pause(self, holder: _Holder | None) -> bool:
-        """Sleep a moment; say once what a long wait is for.
+        """Sleeps a moment; logs once what a long wait is for.
 
         Returns:
-            Whether the wait is in vain: each time it was looked at for long enough, and just now,
-            no live process of nvgemm-aot held the lock.
+            True if the wait is in vain: for long enough, at each look, no live nvgemm-aot process
+            held the lock.
         """
         now = time.monotonic()
         if holder is not None and holder.is_live():
@@ -184,7 +184,7 @@ class _Waiting:
 
 
 def _open(path: Path) -> int | None:
-    """Open or make a lock file; None where another user's is there and cannot be opened."""
+    """Opens or creates a lock file; returns None for another user's file that cannot be opened."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         with contextlib.suppress(FileNotFoundError):
@@ -201,7 +201,7 @@ def _open(path: Path) -> int | None:
 
 
 def _open_to_writers(descriptor: int, directory: Path) -> None:
-    """Let those open a new lock file who can write its directory, and nobody else."""
+    """Lets those who can write its directory, and nobody else, open a new lock file."""
     with contextlib.suppress(OSError):
         group = directory.stat().st_gid
         if _allowed_mode(directory, group) & stat.S_IRGRP and os.fstat(descriptor).st_gid != group:
@@ -211,7 +211,7 @@ def _open_to_writers(descriptor: int, directory: Path) -> None:
 
 
 def _allowed_mode(directory: Path, group: int) -> int:
-    """The most permissive mode of a lock file of a group."""
+    """Returns the most permissive mode for a group's lock file."""
     status = directory.stat()
     mode = 0o600
     if not status.st_mode & stat.S_ISVTX:  # in a sticky directory, nobody replaces others' files
@@ -238,7 +238,7 @@ def _flock(descriptor: int) -> bool:
 
 
 def _is_at(file: os.stat_result, path: Path) -> bool:
-    """Whether a path still leads to a file."""
+    """Returns True if a path still leads to a file."""
     try:
         return os.path.samestat(file, path.lstat())
     except FileNotFoundError:
@@ -252,7 +252,7 @@ def _write_holder(descriptor: int) -> None:
 
 
 def _read_holder(descriptor: int) -> _Holder | None:
-    """The holder that a lock file names; None where it names none."""
+    """Returns the holder named in a lock file, or None."""
     try:
         text = os.pread(descriptor, _MAX_HOLDER_BYTES, 0).decode()
         pid, started, place = text.split(" ", 2)
@@ -262,7 +262,7 @@ def _read_holder(descriptor: int) -> _Holder | None:
 
 
 def _start_time(pid: int) -> str:
-    """When a process started, in clock ticks since boot; see proc_pid_stat(5)."""
+    """Returns a process's start time in clock ticks since boot; see proc_pid_stat(5)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -270,7 +270,7 @@ def _start_time(pid: int) -> str:
 
 
 def _place() -> str:
-    """This host and PID namespace."""
+    """Returns this host and PID namespace."""
     try:
         namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:

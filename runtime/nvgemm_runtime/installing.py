@@ -1,20 +1,20 @@
-"""Commands that messages give to install nvgemm-aot itself.
+"""Install commands for messages.
 
-No registry has it: its name there could be somebody else's package.
+No registry has nvgemm-aot: a package with its name there could be somebody else's.
 """
 
 from __future__ import annotations
 
 UPGRADE = "upgrade: install a newer nvgemm-aot"
-"""Next step where a newer release is needed."""
+"""Next step if a newer release is needed."""
 
 
 def install_command(extras: str = "", *, again: bool = False) -> str:
-    """Command that installs nvgemm-aot, followed by where to run it.
+    """Returns the command that installs nvgemm-aot, followed by where to run it.
 
     Args:
         extras: Names of extras between commas, such as ``build``.
-        again: Replace the files of the installed nvgemm-aot, and nothing else.
+        again: True to replace the installed nvgemm-aot's files, and nothing else.
     """
     options = "--force-reinstall --no-deps " if again else ""
     what = f"'.[{extras}]'" if extras else "."

@@ -1,4 +1,4 @@
-"""What a user sets by environment variables; `VARIABLES` describes every one of the project."""
+"""User settings by environment variable; `VARIABLES` describes each."""
 
 from __future__ import annotations
 
@@ -9,103 +9,105 @@ import os
 
 
 class Mode(str, enum.Enum):
-    """How torch.compile may use bundled kernels."""
+    """Modes of torch.compile's use of bundled kernels."""
 
     AUTO = "auto"
-    """Bundled kernels are used; under max-autotune, others may be compiled at run time."""
+    """Uses bundled kernels; under max-autotune, may compile others at run time."""
     REQUIRED = "required"
-    """Nothing is compiled. Under max-autotune, a GEMM that no bundled kernel covers is an error;
-    without it, a declared one whose kernel cannot be used."""
+    """Compiles nothing. Under max-autotune, a GEMM without a bundled kernel is an error; without
+    max-autotune, a declared GEMM whose kernel cannot be used is."""
     OFF = "off"
-    """The plug-in does nothing."""
+    """Disables the plug-in."""
 
 
 MODE_VARIABLE = "NVGEMM_AOT"
-"""The `Mode` of a process; ``auto`` if not set."""
+"""Process `Mode`; ``auto`` if unset."""
 
 COMPILE_OPTION = "nvgemm_aot_mode"
-"""The `Mode` of one compilation, among Inductor's options."""
+"""Compilation `Mode`, among Inductor's options."""
 
 KEY_OPTION = "nvgemm_aot_key"
-"""What choices depend on besides the mode, among Inductor's options; see `inductor.choices_key`."""
+"""Key for everything that choices depend on besides the mode, among Inductor's options; see
+`inductor.choices_key`."""
 
 MAX_CHOICES_VARIABLE = "NVGEMM_AOT_MAX_CHOICES"
-"""Most kernels that join the choices for one GEMM."""
+"""Most kernels that join a GEMM's choices."""
 
 DEFAULT_MAX_CHOICES = DEFAULT_JIT_CANDIDATES = 4
 
 TRUST_VARIABLE = "NVGEMM_AOT_TRUST_RANKING"
-"""1: kernels that were measured on this GPU product are not timed again; see `trust`."""
+"""1: kernels measured on this GPU product are not timed again; see `trust`."""
 
 GRAPHS_VARIABLE = "NVGEMM_AOT_CUDA_GRAPHS"
 """1: the program records its compiled calls in CUDA graphs itself; see `choice_timing`."""
 
 DEFAULT_MODE_VARIABLE = "NVGEMM_AOT_DEFAULT_MODE"
-"""0: without max-autotune, torch's code stays as it is; see `inductor.default_mode`."""
+"""0: without max-autotune, torch's code stays unchanged; see `inductor.default_mode`."""
 
 REPEATED_VARIABLE = "NVGEMM_AOT_REPEATED_RANKINGS"
-"""1: in default mode, what one GPU repeated counts as what two confirm; see `matching.evidence`."""
+"""1: in default mode, repeated rankings count like confirmed ones; see `matching.evidence`."""
 
 RECORD_VARIABLE = "NVGEMM_AOT_RECORD"
-"""Names the file that records every GEMM torch.compile asks choices for; see `recorder`."""
+"""File that records every GEMM for which torch.compile asks for choices; see `recorder`."""
 
 TARGET_VARIABLE = "NVGEMM_AOT_RECORD_TARGET"
-"""The target of that recording, whatever device its GEMMs run on."""
+"""Target of that recording, regardless of the device."""
 
 KEEP_VARIABLE = "NVGEMM_AOT_KEEP_NVGEMM"
-"""1 keeps the choices of torch's NVGEMM backend beside bundled kernels of the same operators."""
+"""1 keeps the choices from torch's NVGEMM backend besides bundled kernels for the same
+operators."""
 
 EXPLAIN_VARIABLE = "NVGEMM_AOT_EXPLAIN"
-"""Names the file that `report` appends events to; nothing is written where it is not set."""
+"""File that `report` appends events to; unset writes none."""
 
 DEBUG_VARIABLE = "NVGEMM_AOT_DEBUG"
-"""1: `grouped_mm`, `moe.experts`, and compiled code that is loaded while it is set, copy offsets
-from the device and check them, for which they wait. Torch's operators and generated C++ do not."""
+"""1: `grouped_mm`, `moe.experts`, and compiled code loaded while it is set, copy offsets from the
+device and check them, which waits for the device. Torch's operators and generated C++ do not."""
 
 BUNDLES_VARIABLE = "NVGEMM_AOT_BUNDLES"
-"""Names bundle files, or directories of them, as PATH does."""
+"""Bundle files, or directories with them, separated as in PATH."""
 
 CACHE_VARIABLE = "NVGEMM_AOT_CACHE"
-"""Names the cache directory."""
+"""Cache directory."""
 
 CACHE_LIMIT_VARIABLE = "NVGEMM_AOT_CACHE_LIMIT"
 """Most bytes that run-time compiling leaves in the cache directory."""
 
 COMPILE_TIMEOUT_VARIABLE = "NVGEMM_AOT_COMPILE_TIMEOUT"
-"""Seconds after which the compiler of a kernel is killed."""
+"""Seconds after which a kernel's compiler is killed."""
 
 JIT_CANDIDATES_VARIABLE = "NVGEMM_AOT_JIT_CANDIDATES"
-"""Most kernels to compile for one problem; 0 compiles none."""
+"""Most kernels to compile for a problem; 0 compiles none."""
 
 JIT_JOBS_VARIABLE = "NVGEMM_AOT_JIT_JOBS"
-"""Most compiler processes, over all user processes of a cache directory."""
+"""Most compiler processes, over all user processes that share a cache directory."""
 
 JIT_PROVIDER_VARIABLE = "NVGEMM_AOT_JIT_PROVIDER"
-"""Another source of kernels than the product's, as ``module:class``."""
+"""Provider to use instead of the default ones, as ``module:class``."""
 
 _log = logging.getLogger(__name__)
 
 
 def default_mode() -> Mode:
-    """The mode that the environment asks for.
+    """Returns the mode set in the environment.
 
     Raises:
-        SettingError: If it is none: a misspelt ``required`` must not be taken as ``auto``.
+        SettingError: If it is invalid: a misspelt ``required`` must not be taken as ``auto``.
     """
     return checked_mode(named_mode(), COMPILE_OPTION)
 
 
 def named_mode() -> str:
-    """The text that names the mode of this process, which may be none."""
+    """Returns the text that names this process's mode; it may be invalid."""
     return os.environ.get(MODE_VARIABLE) or Mode.AUTO.value
 
 
 def checked_mode(name: object, where: str) -> Mode:
-    """The mode of a name.
+    """Returns the mode with a name.
 
     Args:
-        name: The name.
-        where: What it was given to, where it is not the environment's.
+        name: Mode name.
+        where: Option that received the name, unless it is the environment's.
 
     Raises:
         SettingError: If no mode has this name.
@@ -123,22 +125,22 @@ def checked_mode(name: object, where: str) -> Mode:
 
 
 def is_off() -> bool:
-    """Whether the user has turned the plug-in off for the whole process. Never raises."""
+    """Returns True if the user has disabled the plug-in for the whole process. Never raises."""
     return named_mode() == Mode.OFF.value
 
 
 def max_choices() -> int:
-    """Most kernels to offer for one GEMM."""
+    """Returns the most kernels to offer for a GEMM."""
     return _number(MAX_CHOICES_VARIABLE, DEFAULT_MAX_CHOICES)
 
 
 def jit_candidates() -> int:
-    """Most kernels to compile at run time for one problem."""
+    """Returns the most kernels to compile at run time for a problem."""
     return _number(JIT_CANDIDATES_VARIABLE, DEFAULT_JIT_CANDIDATES)
 
 
 def _number(variable: str, default: int) -> int:
-    """A variable's value; one that is no number counts as not set."""
+    """Returns a variable's value, or the default for anything but a number."""
     text = os.environ.get(variable)
     if not text:
         return default
@@ -150,12 +152,12 @@ def _number(variable: str, default: int) -> int:
 
 
 def whole_number(text: str) -> int | None:
-    """The number that a setting is, 0 or more; None for any other text, and for absurd ones."""
+    """Returns a setting's number, 0 or more; None for other texts and too many digits."""
     return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else None
 
 
 MOST_DIGITS = 18
-"""Of a setting. Python refuses to convert thousands of digits."""
+"""Most digits in a setting. Python refuses to convert thousands."""
 
 _MOST_SHOWN = 100
 """Most characters of a value that a message repeats."""
@@ -164,12 +166,12 @@ _MOST_SHOWN_OF_PATHS = 500
 
 
 def shown_path(path: os.PathLike[str] | str) -> str:
-    """A path for a message, as `shown`, with more characters: its end says most."""
+    """Returns a path for a message, as `shown` does, but longer: its end says most."""
     return shown(os.fspath(path), _MOST_SHOWN_OF_PATHS)
 
 
 def shown(value: str, most: int = _MOST_SHOWN) -> str:
-    """A setting's value for a message: one printable line, cut where it is long."""
+    """Returns a setting's value for a message: one printable line, cut if long."""
     start = value[:most]
     line = "".join(one if one.isprintable() else "?" for one in " ".join(start.split()))
     left = len(value) - len(start)
@@ -177,27 +179,27 @@ def shown(value: str, most: int = _MOST_SHOWN) -> str:
 
 
 def trusts_rankings() -> bool:
-    """Whether measured rankings decide alone."""
+    """Returns True if measured rankings decide alone."""
     return _switch(TRUST_VARIABLE)
 
 
 def serves_default_mode() -> bool:
-    """Whether measured kernels join graphs that are compiled without max-autotune."""
+    """Returns True if measured kernels join graphs compiled without max-autotune."""
     return _switch(DEFAULT_MODE_VARIABLE, unset="1")
 
 
 def counts_repeated_rankings() -> bool:
-    """Whether, in default mode, repeated rankings count from the gain of confirmed ones on."""
+    """Returns True if, in default mode, repeated rankings need only a confirmed one's gain."""
     return _switch(REPEATED_VARIABLE)
 
 
 def records_graphs() -> bool:
-    """Whether the user's program records calls in CUDA graphs, of which Inductor knows nothing."""
+    """Returns True if the program records calls in CUDA graphs, unknown to Inductor."""
     return _switch(GRAPHS_VARIABLE)
 
 
 def _switch(variable: str, *, unset: str = "0") -> bool:
-    """Whether a variable is 1; a value that is neither 0 nor 1 counts as not set."""
+    """Returns True if a variable is 1; values other than 0 and 1 count as unset."""
     text = os.environ.get(variable) or unset
     if text not in ("0", "1"):
         _warn_once(f"{variable}={shown(text)}: allowed are 0, 1; taken as {unset}")
@@ -206,17 +208,17 @@ def _switch(variable: str, *, unset: str = "0") -> bool:
 
 
 def is_debugging() -> bool:
-    """Whether the user asks for checks that wait for the device."""
+    """Returns True if the user asks for checks that wait for the device."""
     return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
 
 
 def keeps_nvgemm() -> bool:
-    """Whether torch's NVGEMM choices stay beside bundled kernels of the same operators."""
+    """Returns True if torch's NVGEMM choices stay, besides bundled kernels for the operators."""
     return os.environ.get(KEEP_VARIABLE) == "1"
 
 
 def choosing_key() -> str:
-    """The settings that change which choices there are for a GEMM, as part of a cache's key."""
+    """Returns the settings that change a GEMM's choices, as part of a cache key."""
     switches = (
         trusts_rankings(),
         keeps_nvgemm(),
@@ -316,4 +318,4 @@ VARIABLES = {
         "not installed as they need them, which one warning names."
     ),
 }
-"""Every variable of the project, by name: what the reference says of it, in Markdown."""
+"""Variables by name, with the reference's text in Markdown."""

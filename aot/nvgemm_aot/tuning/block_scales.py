@@ -29,7 +29,7 @@ _TILE_LINES = 32
 """Lines in a tile. Line i holds the columns of rows i, i + 32, i + 64 and i + 96."""
 
 PORTION = 2**26
-"""Values of A and B decoded at a time: half a gigabyte in fp64."""
+"""A and B values decoded at a time: half a gigabyte in fp64."""
 
 
 def has_blocks(signature: Signature) -> bool:
@@ -38,7 +38,7 @@ def has_blocks(signature: Signature) -> bool:
 
 
 def _one_and_octave(dtype: DType) -> tuple[int, int]:
-    """Returns a scale dtype's code for 1 and its number of codes in an octave."""
+    """Returns a scale dtype's code for 1 and its codes per octave."""
     fraction_bits, bias = dtype.row.fraction_bits, dtype.row.exponent_bias
     assert fraction_bits is not None
     assert bias is not None
@@ -101,13 +101,13 @@ def block_scaled_product(
     *,
     of_magnitudes: bool = False,
 ) -> torch.Tensor:
-    """Returns ``sum over k of (a * scale of a) * (b * scale of b)`` in fp64, in portions of k.
+    """Returns ``sum over k of (a * scale of a) * (b * scale of b)`` in fp64, by portions.
 
     Args:
         a: Operand [m, k]; for fp4 [m, k / 2].
         b: Operand [k, n]; for fp4 [k / 2, n].
-        scale_a: Swizzled scales of A.
-        scale_b: Swizzled scales of B.
+        scale_a: Swizzled A scales.
+        scale_b: Swizzled B scales.
         signature: Signature with block scales.
         of_magnitudes: True to drop the signs of A and B.
     """
@@ -137,8 +137,8 @@ def block_scaled_product(
 def swizzled(codes: torch.Tensor) -> torch.Tensor:
     """Reorders bytes [rows, columns] into the 32 x 4 x 4 swizzle, padded with zeros.
 
-    Tiles are 128 rows by 4 columns in 32 lines of 16 bytes each, stored row block by row block
-    (CUDA documentation of cuBLAS, "1D Block Scaling Factors Layout").
+    Tiles are 128 rows by 4 columns in 32 lines with 16 bytes each, stored row block by row block
+    (cuBLAS documentation, "1D Block Scaling Factors Layout").
     """
     rows, columns = codes.shape
     tiles = -(-rows // SWIZZLE_ROWS), -(-columns // SWIZZLE_COLUMNS)
@@ -149,7 +149,7 @@ def swizzled(codes: torch.Tensor) -> torch.Tensor:
 
 
 def unswizzled(flat: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Inverts `swizzled`: returns bytes [rows, columns] of a tensor with any one-byte dtype."""
+    """Inverts `swizzled`: returns bytes [rows, columns] for a tensor with any one-byte dtype."""
     import torch
 
     tiles = -(-rows // SWIZZLE_ROWS), -(-columns // SWIZZLE_COLUMNS)

@@ -28,10 +28,10 @@ BOOTSTRAP = (
     "import sys; sys.path[:] = sys.argv[3:]; "
     f"from {__name__} import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
-"""Code of the process. Arguments: pipe descriptor, parent process id, module path."""
+"""Process code. Arguments: pipe descriptor, parent process id, module path."""
 
 _PR_SET_PDEATHSIG = 1
-"""Option of Linux's prctl: signal sent to a process when its parent ends."""
+"""Linux prctl option: signal sent to a process when its parent ends."""
 
 
 class Message(enum.Enum):
@@ -44,7 +44,7 @@ class Message(enum.Enum):
     PROGRESS = "progress"
     """Progress: problems done, problems in total."""
     AGAIN = "again"
-    """Progress of second measurements, as for ``PROGRESS``."""
+    """Second measurements' progress, as for ``PROGRESS``."""
     LOG = "log"
     """Log record: logger, level, text."""
     DONE = "done"
@@ -55,7 +55,7 @@ class Message(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Task of a measuring process.
+    """Measuring process's task.
 
     Attributes:
         bench: Function that creates the bench, as ``module:function``.

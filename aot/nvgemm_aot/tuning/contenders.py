@@ -52,7 +52,7 @@ class Contenders:
     def runs_of(self, ranking: ProblemRanking, also: Collection[str] = ()) -> dict[str, Run]:
         """Returns callables by name: ATen, Triton, and kernels whose alignment the operands meet.
 
-        ``also`` lists ids of further kernels with the same signature.
+        ``also`` lists further kernel ids with the same signature.
         """
         problem, signature = ranking.problem, ranking.problem.signature
         ids = [id_ for id_, _ in ranking.kernels if id_ in self._places]
@@ -173,7 +173,7 @@ _SCALED_BY_ATEN = {
     (DType.FP4_E2M1, ScaleRecipe.E8M0_1X32),
     (DType.FP4_E2M1, ScaleRecipe.E4M3_1X16),
 }
-"""Dtypes of A and B and block scales that torch's CUDA operator supports (``ScaledBlas.cpp`` in
+"""Operand dtypes and block scales that torch's CUDA operator supports (``ScaledBlas.cpp`` in
 PyTorch at 0174dfa). It does not multiply e5m2 by e5m2."""
 
 

@@ -20,37 +20,38 @@ if TYPE_CHECKING:
     import torch
 
 FRACTION_BITS = 23
-"""Least number of fraction bits of an accumulator for 16-bit floats: those of fp32, its dtype.
+"""Least number of fraction bits in an accumulator for 16-bit floats: those of fp32, its dtype.
 Undocumented. On an H200 every correct kernel passed with it: 120 random sizes each in bf16 and
 fp16, m and n up to 16384, k up to 65536 (benchmarks/results/correctness-h200-2026-11-22.txt).
 Assumed for Blackwell."""
 
 FRACTION_BITS_OF_FEW = 13
-"""Least number of fraction bits for inputs with 8 bits or fewer: Hopper's tensor cores keep 14 bits
-in total for fp8 sums (arXiv 2412.19437, section 3.3.2). Assumed for Blackwell."""
+"""Least number of fraction bits in an accumulator for inputs with 8 bits or fewer: Hopper's tensor
+cores keep 14 bits in total for fp8 sums (arXiv 2412.19437, section 3.3.2). Assumed for
+Blackwell."""
 
 CUTS_PER_PRODUCT = 3
 """Truncations per product: the product, the partial sum and the new sum. Each loses less than the
 last bit kept in the largest of the three, which is at most the sum of all magnitudes."""
 
 EPILOGUE_ERROR = 4 * 2.0**-24
-"""Relative error of the fp32 steps after the sum: two scales, their product and the addition."""
+"""Relative error in the fp32 steps after the sum: two scales, their product and the addition."""
 
 CURVE_ERROR = 2.0**-10
-"""Error of an activation with tanh or sigmoid, relative to its input: twice the 2**-11 that PTX
-states for ``tanh.approx.f32``."""
+"""Activation error with tanh or sigmoid, relative to its input: twice the 2**-11 that PTX states
+for ``tanh.approx.f32``."""
 
 STEEPEST = 1.2
 """Upper bound for activation slopes, which amplify an error (gelu's is 1.13)."""
 
 LIKENESS = 0.05
-"""Relative norm of the difference up to which torch's own result is accepted. Torch may round
-partial sums to the output dtype; programs without this package get the same."""
+"""Largest accepted relative norm of the difference from torch's own result. Torch may round partial
+sums to the output dtype; programs without this package get the same."""
 
 
 MOST_AT_ONCE = 2**28
-"""Elements of a grouped result that are computed or compared at once: 2 GiB in fp64. A layer's
-experts may have eight times as many."""
+"""Grouped result elements computed or compared at once: 2 GiB in fp64. A layer's experts may have
+eight times as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +65,9 @@ class Expected:
 def expect(operands: Sequence[torch.Tensor], signature: Signature, *, terms: int) -> Expected:
     """Returns the range of correct results for these operands.
 
-    ``terms`` is the largest number of nonzero products in an element; 0 if every partial sum is
-    exact in the accumulator, which allows no error. Grouped rows are computed in parts of
-    `MOST_AT_ONCE` elements.
+    ``terms`` is the largest number of nonzero products per element; 0 if every partial sum is exact
+    in the accumulator, which allows no error. Grouped rows are computed `MOST_AT_ONCE` elements at
+    a time.
     """
     import torch
 
@@ -141,7 +142,7 @@ def _expect_at_once(
 def _product_and_error(
     operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the input of the activation or gate, and its largest error."""
+    """Returns the activation's or gate's input, and its largest error."""
     value = _before_activation(operands, signature)
     if not terms:
         return value, value.new_zeros(())
@@ -152,7 +153,7 @@ def _product_and_error(
 def sum_error(magnitude: torch.Tensor, signature: Signature, *, terms: int) -> torch.Tensor:
     """Returns the largest error of sums of ``terms`` nonzero products, including scales and addend.
 
-    ``magnitude`` holds the sums of all magnitudes, in fp64.
+    ``magnitude`` holds sums over all magnitudes, in fp64.
     """
     bits = FRACTION_BITS_OF_FEW if signature.a.bits <= 8 else FRACTION_BITS
     return magnitude * (CUTS_PER_PRODUCT * terms * 2.0**-bits + EPILOGUE_ERROR)
@@ -215,7 +216,7 @@ def _read(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tenso
 def _before_activation(
     operands: Sequence[torch.Tensor], signature: Signature, *, of_magnitudes: bool = False
 ) -> torch.Tensor:
-    """Returns ``scale_a * scale_b * (a @ b) + addend``, optionally for magnitudes of all three."""
+    """Returns ``scale_a * scale_b * (a @ b) + addend``, optionally with magnitudes only."""
     a, b, _, *extras = operands
     if signature.scales is not None and signature.scales.block is not None:
         scale_a, scale_b = extras  # never with an addend (`nvgemm_runtime.gemm.support`)

@@ -2,15 +2,15 @@
 
 Kernels are timed on other operands. Two checks tell correct kernels from wrong ones:
 
-- Whole numbers without 0. The second half of k repeats the first in another order with B negated,
-  so nearly all products cancel: partial sums reach hundreds while results are small. For any
-  summation order that does not depend on the values, every partial sum is exact in an accumulator
-  with `SUM_BITS` bits, so a correct result is equal bit by bit. (Summing all positive products
-  first would overflow that; no kernel sorts.) If k is small and the output is wide enough, nothing
-  cancels, and results exceed bf16's precision. A kernel that skips or repeats a k leaves products
-  over in every element. A kernel that rounds partial sums to fewer bits, such as bf16's, loses low
-  bits of large sums, which shows in the small result. Any two rows or columns have different
-  results.
+- Whole numbers without 0. The second half along k repeats the first in another order with B
+  negated, so nearly all products cancel: partial sums reach hundreds while results are small. For
+  any summation order that does not depend on the values, every partial sum is exact in an
+  accumulator with `SUM_BITS` bits, so a correct result is equal bit by bit. (Summing all positive
+  products first would overflow that; no kernel sorts.) If k is small and the output is wide enough,
+  nothing cancels, and results exceed bf16's precision. A kernel that skips or repeats a k leaves
+  products over in every element. A kernel that rounds partial sums to fewer bits, such as bf16's,
+  loses large sums' low bits, which shows in the small result. Any two rows or columns have
+  different results.
 - Few products per element: random numbers with all their bits, and one NaN each in A and B. The
   accumulator's error is small then, which reveals a wrong conversion, a slightly wrong scale, a
   result rounded twice or a dropped NaN.
@@ -45,14 +45,14 @@ SUM_BITS = 12
 fp8 (`correctness.FRACTION_BITS_OF_FEW`)."""
 
 PEAK = 450.0
-"""Standard deviation of partial sums in the middle of k, if the dtype's values are large enough:
+"""Standard deviation for partial sums in the middle of k, if the dtype's values are large enough:
 more than bf16's 8 bits hold. 4096 is nine deviations, which a normal number exceeds once in
 5e18."""
 
 ONE_SIGN_K = 512
 """Largest k for which all products in the first half share their column's sign. With random signs,
-sums of so few products would seldom exceed 256, up to which bf16 has every whole number. A kernel
-that rounds sums to bf16 would then pass if the result has few elements."""
+sums of so few products would seldom exceed 256, bf16's limit for exact whole numbers. A kernel that
+rounds sums to bf16 would then pass if the result has few elements."""
 
 _WIDE_OUTS = (DType.FP32, DType.FP16)
 """Float outputs with more bits than bf16, for which nothing needs to cancel up to `ONE_SIGN_K`."""
@@ -279,7 +279,7 @@ def _few_products(problem: Problem, device: str, generator: torch.Generator) -> 
 
 
 def _plant_nan(matrix: torch.Tensor, generator: torch.Generator, device: str) -> None:
-    """Puts a NaN into a row of the first matrix, unless it has only one row."""
+    """Puts a NaN into one of the first matrix's rows, unless it has only one row."""
     import torch
 
     while matrix.dim() > 2:
@@ -293,7 +293,7 @@ def _plant_nan(matrix: torch.Tensor, generator: torch.Generator, device: str) ->
 
 
 def shapes_with_k_last(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the shapes of A and B with k last in both; extents count values."""
+    """Returns operand shapes with k last in both; extents count values."""
     batch = (problem.batch,) if problem.signature.op is Op.BMM else ()
     groups = (problem.groups,) if problem.signature.op.groups_rows else ()
     if problem.signature.op is Op.GATHERED_MM:

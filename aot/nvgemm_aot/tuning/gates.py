@@ -1,4 +1,4 @@
-"""Results of gated epilogues in fp64, and error bounds for kernels."""
+"""Gated epilogue results in fp64, and error bounds for kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def pairs(product: torch.Tensor, signature: Signature) -> tuple[torch.Tensor, torch.Tensor]:
-    """Splits the columns of a gated product into gates and ups."""
+    """Splits a gated product's columns into gates and ups."""
     assert signature.epilogue is not None
     if signature.epilogue.row.order is WeightOrder.HALVES:
         gates, ups = product.chunk(2, dim=-1)
@@ -57,8 +57,8 @@ def stored_error(
     """Returns the largest error of `stored` if every product column may be off by ``error``.
 
     With e as a gate's error, its activation is off by at most ``slope * e + curve * |gate|``;
-    clamping makes no error larger. The result is a product of two factors: each error counts times
-    the other factor, and both errors once together. The fp32 multiplication loses far less than
+    clamping makes no error larger. The result multiplies two factors: each error counts times the
+    other factor, and both errors once together. The fp32 multiplication loses far less than
     ``curve``.
 
     Args:
@@ -66,8 +66,8 @@ def stored_error(
         product: Product in fp64, with any bias added.
         signature: Gated signature.
         kept: Tensor that the epilogue reads, as in `stored`.
-        slope: Largest slope of the activation.
-        curve: Error of the activation itself, relative to its input.
+        slope: Largest activation slope.
+        curve: Activation error, relative to its input.
     """
     import torch
 
@@ -103,7 +103,7 @@ def row_sums(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Returns each row's sum of gate result times gradient, and its largest error.
 
-    A kernel adds in fp32, in any order. The arguments are those of `stored_error`.
+    A kernel adds in fp32, in any order. Takes the same arguments as `stored_error`.
     """
     gates, ups = pairs(kept.double(), signature)
     gated, factors = _factors(gates, ups, signature)
@@ -115,11 +115,11 @@ def row_sums(
 
 
 _STEPS_BEFORE_SUM = 4
-"""Upper bound for the fp32 multiplications in a term of the sum."""
+"""Upper bound for the fp32 multiplications in each summed term."""
 
 
 def _paired(gates: torch.Tensor, ups: torch.Tensor, signature: Signature) -> torch.Tensor:
-    """Joins columns of gates and ups in the signature's order; inverts `pairs`."""
+    """Joins gate and up columns in the signature's order; inverts `pairs`."""
     import torch
 
     assert signature.epilogue is not None
@@ -131,7 +131,7 @@ def _paired(gates: torch.Tensor, ups: torch.Tensor, signature: Signature) -> tor
 def _gradients(
     grad: torch.Tensor, kept: torch.Tensor, signature: Signature
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns gradients of gates and ups from the gate result's; 0 where they are clamped."""
+    """Returns gate and up gradients from the gate result's; 0 where they are clamped."""
     import torch
 
     gates, ups = (one.clone().requires_grad_() for one in pairs(kept.double(), signature))
@@ -146,9 +146,9 @@ def _slope_errors(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns bounds for slope errors in a kernel whose sigmoid or tanh is off by ``curve``.
 
-    The slope of silu is s + x s (1 - s) with the sigmoid s, whose error counts at most 1 + |x|
-    times. The slope of gelu is (1 + t) / 2 + x (1 - t t) f / 2 with f = 0.8 + 0.11 x x and the tanh
-    t, whose error counts at most 1 / 2 + |x| f times.
+    Silu's slope is s + x s (1 - s) with the sigmoid s, whose error counts at most 1 + |x| times.
+    Gelu's slope is (1 + t) / 2 + x (1 - t t) f / 2 with f = 0.8 + 0.11 x x and the tanh t, whose
+    error counts at most 1 / 2 + |x| f times.
     """
     assert signature.epilogue is not None
     assert signature.epilogue.gate is not None

@@ -39,7 +39,7 @@ _LIBRARY = "libnvidia-ml.so.1"
 
 @dataclass(frozen=True, kw_only=True)
 class GpuState:
-    """State of a GPU at one moment; None for unknown values.
+    """GPU state at one moment; None for unknown values.
 
     Attributes:
         utilization_percent: Share of the last second or less in which a kernel ran.
@@ -65,7 +65,7 @@ class _Utilization(ctypes.Structure):
 
 
 class NvmlWatch(Watch):
-    """Reports the state of the GPU with a UUID, e.g. ``GPU-8b1c…``, through NVML.
+    """Reports a GPU's state by its UUID, e.g. ``GPU-8b1c…``, through NVML.
 
     Raises:
         OSError: If NVML is missing or does not know the GPU.
@@ -114,21 +114,21 @@ def watch_gpu(uuid: str) -> Watch:
 
 
 GRAPH_NS = 2_000_000
-"""Target runtime of a graph's launches, long enough to hide the microseconds of starting it and
-reading events."""
+"""Target runtime of a graph's launches, long enough to hide the microseconds spent on starting it
+and reading events."""
 
 MOST_LAUNCHES = 512
 """Most launches in a graph; even an empty kernel takes about a microsecond."""
 
 BUFFERS_OVER_L2 = 4
-"""Size of all operands together, as a multiple of the L2 cache."""
+"""Total operand size, as a multiple of the L2 cache."""
 
 
 _BETWEEN_VALUES = 1024
 """fp32 values that the spacer kernel between two launches adds to: one thread block, 4 KB of L2."""
 
 _BETWEEN_SAMPLES = 15
-"""Samples of the spacer kernel alone; a timer subtracts their median from all its times."""
+"""Samples for the spacer kernel alone; a timer subtracts their median from all its times."""
 
 
 class GpuTimer:
@@ -164,7 +164,7 @@ class GpuTimer:
         return lambda: max(_elapsed_ns(graph.replay) / count - between_ns, 1.0)
 
     def _prepare_between(self) -> tuple[Callable[[], object], float]:
-        """Returns the spacer kernel and its time in a row of its kind."""
+        """Returns the spacer kernel and its time when launched in a row."""
         if self._between is None:
             between = small_kernel()
             between()
@@ -238,7 +238,7 @@ class Bench:
         device: Device name in torch.
         watch: Reports disturbances.
         buffer_bytes: Bytes that operands need together so that no cache holds them.
-        sleep: Waits for a number of seconds.
+        sleep: Waits for some seconds.
         today: Returns the UTC date, e.g. ``2026-11-21``.
         uuid: GPU UUID as NVML writes it, ``GPU-8b1c…``; None if unknown.
         now_s: Returns seconds on a clock that processes share.

@@ -1,8 +1,8 @@
 """Chooses the m to measure besides the declared ones, so that dispatch covers every m.
 
-Within the declared range for an n and k, m takes the powers of two and the midpoints between them
-(`STEPS`). If the fastest kernel changes between two m, an m between them is measured too, until
-they are closer than `CLOSEST`.
+Within the declared range for an n and k, m takes powers of 2 and their midpoints (`STEPS`). If the
+fastest kernel changes between two m, an m between them is measured too, until they are closer than
+`CLOSEST`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def where_winners_change(
 def measured_before(
     rankings: Sequence[ProblemRanking], outcomes: Mapping[str, TuningOutcome]
 ) -> list[ProblemRanking]:
-    """Returns problems that an earlier run of the same tuning measured between these rankings."""
+    """Returns problems that the same tuning's earlier run measured between these rankings."""
     known = {one.problem.key for one in rankings}
     problems = [Problem.parse(key) for key in outcomes if key not in known]
     return [
@@ -100,7 +100,7 @@ def _middle(below: int, above: int) -> int | None:
 
 
 def _at(m: int, below: ProblemRanking, above: ProblemRanking) -> ProblemRanking:
-    """Returns a ranking to measure, with the kernels of both neighbours in turn."""
+    """Returns a ranking to measure, with both neighbours' kernels in turn."""
     ranked = itertools.zip_longest(*([id_ for id_, _ in one.kernels] for one in (below, above)))
     ids = dict.fromkeys(id_ for pair in ranked for id_ in pair if id_ is not None)
     return ProblemRanking(
@@ -113,7 +113,7 @@ def _at(m: int, below: ProblemRanking, above: ProblemRanking) -> ProblemRanking:
 
 
 def _fastest(outcome: TuningOutcome) -> set[str]:
-    """Returns names of kernels, or ATen, that may be the fastest; empty if nothing was timed."""
+    """Returns kernel names, or ATen, that may be the fastest; empty if nothing was timed."""
     timings = dict(outcome.kernels)
     if outcome.aten is not None:
         timings[ATEN] = outcome.aten

@@ -26,7 +26,7 @@ from .random_operands import make_sets
 _log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""Most measurements of a problem if each is disturbed."""
+"""Most measurements per problem if each is disturbed."""
 
 PAUSE_S = 5.0
 """Pause between attempts, in which other work may end and the GPU may cool down."""
@@ -227,7 +227,7 @@ def _in_one_line(error: Exception) -> str:
 def _race_undisturbed(
     ready: Mapping[str, Sample], bench: Bench, source: random.Random
 ) -> tuple[RaceResult, tuple[str, ...]]:
-    """Races until undisturbed or out of attempts; returns the last result and its doubts."""
+    """Races until undisturbed or the last attempt; returns the last result and its doubts."""
     seen: dict[str, None]  # in order, each once
 
     def look() -> None:

@@ -23,7 +23,7 @@ class Neighbours:
         return bool(self._lines)
 
     def winners(self, problem: Problem, outcomes: Mapping[str, TuningOutcome]) -> list[str]:
-        """Returns ids of the two neighbours' fastest kernels, as far as measured."""
+        """Returns the two neighbours' fastest kernel ids, as far as measured."""
         line = self._lines.get(replace(problem, m=1), [])
         if problem not in line:
             return []

@@ -18,13 +18,13 @@ UNSEEN_SLOWDOWNS = "slowdowns were not looked for: NVML does not tell why clocks
 
 @dataclass(frozen=True, kw_only=True)
 class TuningOutcome(Measurement):
-    """Measurement of a problem; kernels are named by id, fastest first.
+    """Problem measurement; kernels are named by id, fastest first.
 
     Attributes:
         wrong: Incorrect kernels and their faults, by id.
-        back_to_back: Times of launches back to back, by contender: torch's own, and those that may
+        back_to_back: Times for launches back to back, by contender: torch's own, and those that may
             be the fastest. All other times are for launches apart.
-        confirmed_by: UUID digests of the GPUs that confirm each other; see `compare`.
+        confirmed_by: UUID digests for the GPUs that confirm each other; see `compare`.
         repeated: Seconds after which another process measured the same; None if none did.
     """
 
@@ -42,11 +42,11 @@ class TuningOutcome(Measurement):
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """Time and process of a measurement.
+    """Measurement time and process.
 
     Attributes:
         at_s: Seconds from `gpu.Bench.now_s` at the measurement's end.
-        process: `state.PROCESS` of the measuring process.
+        process: Measuring process's `state.PROCESS`.
     """
 
     at_s: float
@@ -59,7 +59,7 @@ class Repeat:
 
     Attributes:
         outcome: Outcome of the second measurement.
-        after_s: Seconds from the first measurement's end to the start of this one.
+        after_s: Seconds between the first measurement's end and this one's start.
     """
 
     outcome: TuningOutcome

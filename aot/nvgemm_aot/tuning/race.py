@@ -46,7 +46,7 @@ MOST_ROUNDS = 30
 """Limit for rounds: contenders that 30 samples do not tell apart differ by less than the noise."""
 
 Sample = Callable[[], float]
-"""Takes a sample of a contender's runtime, in nanoseconds per call."""
+"""Samples a contender's runtime, in nanoseconds per call."""
 
 
 class Timer(Protocol):
@@ -56,8 +56,8 @@ class Timer(Protocol):
         """Prepares a contender's calls for timing.
 
         The calls compute the same on different buffers, in turn, so that no call finds its buffers
-        in a cache. ``launches`` is `APART` or `BACK_TO_BACK`; a sample is the time of a call alone
-        in both.
+        in a cache. ``launches`` is `APART` or `BACK_TO_BACK`; a sample is a single call's time in
+        both.
         """
 
     def check(self) -> None:
@@ -66,7 +66,7 @@ class Timer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RaceResult:
-    """Result of a race.
+    """Race result.
 
     Attributes:
         intervals: Intervals by contender; contenders that fell behind early have fewer samples.

@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     import torch
 
 Operands = tuple[Any, ...]
-"""A, B, the output, then the further operands in the order of `roles.extra_roles`."""
+"""A, B, the output, then the further operands in `roles.extra_roles` order."""
 
 MOST_SETS = 512
 """Most operand sets: a sample has no more launches."""
 
 _FP8_RESULT = 16.0
-"""Standard deviation of fp8 results, whose largest value is 448 (e4m3)."""
+"""Standard deviation for fp8 results, whose largest value is 448 (e4m3)."""
 _INT8_RESULT = 20.0
-"""Standard deviation of int8 results: six deviations fit into 127."""
+"""Standard deviation for int8 results: six deviations fit into 127."""
 _UINT8_RESULT = 40.0
-"""Mean of uint8 results for zeros and ones; twos make it 90, and 255 is ten deviations further."""
+"""Mean uint8 result for zeros and ones; twos make it 90, and 255 is ten deviations further."""
 
 
 def make_sets(problem: Problem, device: str, *, seed: int, total_bytes: int) -> list[Operands]:
     """Creates operand sets for a problem, which together take ``total_bytes``.
 
-    Creates 2 to `MOST_SETS` sets, each in its own buffers. Sets of a grouped problem take the
+    Creates 2 to `MOST_SETS` sets, each in its own buffers. A grouped problem's sets take the
     routings `ESTIMATED_ROUTINGS` in turn, with equal shares.
     """
     import torch
@@ -82,7 +82,8 @@ def poison(out: torch.Tensor) -> None:
 
 
 KEPT_TIMES = 4
-"""Scale of saved products. With it, 8 % of a normal distribution exceed gpt-oss' gate limit, 7."""
+"""Factor for saved products. With it, 8 % in a normal distribution exceed gpt-oss' gate limit,
+7."""
 
 
 def make_extras(
@@ -97,7 +98,7 @@ def make_extras(
     """Creates the operands besides A, B and the output; converts an addend to its dtype.
 
     A saved product in the addend's place is scaled up, so that some gates and ups pass their limit.
-    For groups with gathered rows, each used row of A is selected ``rows_of_a_token`` times.
+    For groups with gathered rows, each used A row is selected ``rows_of_a_token`` times.
     """
     import torch
 
@@ -154,7 +155,7 @@ def _group_ends(problem: Problem, device: str, routing: str) -> torch.Tensor:
 
 
 ROWS_OF_A_TOKEN = 8
-"""Selections per used row of A in timed groups with gathered rows: many models have 8 experts for a
+"""Selections per used A row in timed groups with gathered rows: many models have 8 experts for a
 token."""
 
 
@@ -165,10 +166,10 @@ def _random_rows(
     routing: str,
     rows_of_a_token: int,
 ) -> torch.Tensor:
-    """Selects each row of B once, in random order, like token rows among experts' rows.
+    """Selects each B row once, in random order, like token rows among experts' rows.
 
-    For groups, selects each used row of A ``rows_of_a_token`` times, in rising order within a
-    group, as each expert has its tokens.
+    For groups, selects each used A row ``rows_of_a_token`` times, in rising order within a group,
+    as each expert has its tokens.
     """
     import torch
 

@@ -86,7 +86,7 @@ def measure_again(
     ends before.
 
     Returns:
-        Number of problems measured.
+        Number of measured problems.
     """
     state, bench = session.state, session.bench
     left = [

@@ -37,11 +37,11 @@ LEFT_UNDECIDED = "one of the fastest was thrown out later, and those left were n
 
 
 def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleContent:
-    """Joins the contents of bundles with the same target, toolchain and device profiles.
+    """Joins bundle contents with the same target, toolchain and device profiles.
 
-    A problem that several bundles rank for a GPU product gets the kernels of all. The most reliable
+    A problem that several bundles rank for a GPU product gets all their kernels. The most reliable
     ranking sets the order: confirmed, repeated, measured once, with doubts, then measured with
-    another CUDA version or back to back with kernels of dependent launch, then estimated. The first
+    another CUDA version or back to back with dependent-launch kernels, then estimated. The first
     wins between equals. The ranking becomes uncertain if two measurements without doubts disagree.
     Kernels not measured for the problem come last, without a time; `tuned_content` drops them if
     they get none.
@@ -222,7 +222,7 @@ def tuned_content(
     Args:
         content: Content before tuning.
         outcomes: Outcomes by problem key; problems without one keep their ranking.
-        broken: Errors of contenders that left the GPU unusable, by name.
+        broken: Errors by name, for contenders that left the GPU unusable.
         program: Program and version that measures and writes the new bundle.
         gpu: GPU product, as its driver names it.
 
@@ -301,8 +301,8 @@ def _why_unserved(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
 def _without_wrong(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRanking:
     """Drops wrong kernels from a ranking; doubts it if they kept others from being told apart.
 
-    Confirmation and repetition concern the kernels that may be the fastest. Without one of them,
-    the ranking loses both.
+    Confirmation and repetition concern the kernels that may be the fastest. If such a kernel is
+    dropped, the ranking loses both.
     """
     gone = {id_ for id_, _ in ranking.kernels if id_ in wrong}
     kept = keep_ranked(ranking, {id_ for id_, _ in ranking.kernels} - gone)
@@ -335,7 +335,7 @@ def _kernel_timings(ranking: ProblemRanking, measured: Measured) -> dict[str, Ti
 
 
 def with_build_key(content: BundleContent, made_from: str) -> BundleContent:
-    """Sets a build key: a digest of the original's key and the new rankings."""
+    """Sets a build key: a digest over the original's key and the new rankings."""
     document = {
         "tuned": made_from,
         "generator": content.generator,
@@ -360,7 +360,7 @@ def with_build_key(content: BundleContent, made_from: str) -> BundleContent:
 
 
 def previous_outcome(ranking: ProblemRanking, gpu: str) -> TuningOutcome | None:
-    """Returns the outcome of an earlier tuning on the same GPU product, or None."""
+    """Returns an earlier tuning's outcome on the same GPU product, or None."""
     measured, source = ranking.measured, ranking.source
     if measured is None or source.conditions is None or source.gpu != gpu:
         return None
@@ -377,16 +377,16 @@ def previous_outcome(ranking: ProblemRanking, gpu: str) -> TuningOutcome | None:
 
 
 KEPT_PLACES = 2
-"""Number of first kernels that a problem keeps, besides those not told apart from them."""
+"""First kernels that a problem keeps, besides those not told apart from them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """Result of pruning.
+    """Pruning result.
 
     Attributes:
-        dropped: Ids of dropped kernels.
-        declared_loss: Geometric mean over measured problems: time of the fastest kernel after
+        dropped: Dropped kernel ids.
+        declared_loss: Geometric mean over measured problems: the fastest kernel's time after
             pruning divided by the time before; 1, as each problem's fastest stays.
         undeclared_loss: Estimate for undeclared sizes: each problem's loss if only the others
             decided which kernels stay. None if no signature has two measured problems.

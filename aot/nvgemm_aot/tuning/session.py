@@ -1,4 +1,4 @@
-"""Measures problems in turn, for a tuning that may be interrupted between two of them."""
+"""Measures problems in turn, for a tuning that may be interrupted between problems."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class UnusableGpuError(TuningError):
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """Run of a tuning: measures the problems that its state lacks.
+    """Tuning run: measures the problems that its state lacks.
 
     ``elapsed_s`` returns the seconds since the run began; `TuningOptions` has ``budget_s``.
     """

@@ -71,7 +71,7 @@ def refuse_foreign_measurements(output: Path, written: Collection[str]) -> None:
 Line = Mapping[str, Any]
 
 _BEGIN = b'{"version": '
-"""Start of every first line, in any version."""
+"""Prefix for every first line, in any version."""
 
 
 class Journal:
@@ -143,7 +143,7 @@ class Journal:
     def meanwhile(self, line: Line) -> Iterator[None]:
         """Keeps a line at the end during the block; it remains only if the process is killed.
 
-        If the block fails, its error stays the cause of an error that `append` raises.
+        If the block fails, its error stays the cause for an error that `append` raises.
         """
         end = self._end or len(_encode(self._first))
         self.append(line, sync=False)
@@ -197,22 +197,22 @@ def _encode(line: Line) -> bytes:
 _log = logging.getLogger(__name__)
 
 VERSION = 6
-"""Version of the file format. Version 3 may hold verdicts of a check that rejected correct kernels;
-version 4 may hold times of launches back to back; version 5 lacks measurement times."""
+"""File format version. Version 3 may hold verdicts from a check that rejected correct kernels;
+version 4 may hold times for launches back to back; version 5 lacks measurement times."""
 
 PROCESS = uuid.uuid4().hex
-"""Name of this process in the states that it writes."""
+"""This process's name in the states that it writes."""
 
 MOST_KILLS = 2
-"""Kills during a kernel's first run on a problem, and deaths of the measuring process during its
-runs, after which the kernel counts as broken. ATen and Triton are left out of that problem instead.
-A single kill may well be a job's time limit, or lack of memory."""
+"""Kills during a kernel's first run on a problem, and measuring process deaths during its runs,
+after which the kernel counts as broken. ATen and Triton are skipped for that problem instead. A
+single kill may well be a job's time limit, or a lack of memory."""
 KILLED = "the run that measured it was killed before other work on the GPU was looked for"
 """Doubt for outcomes not confirmed before the run was killed."""
 
 
 def state_path(output: Path) -> Path:
-    """Returns the path of a tuning's state file, next to its output."""
+    """Returns a tuning's state file path, next to its output."""
     return output.with_name(f"{output.name}.tuning.jsonl")
 
 
@@ -235,7 +235,7 @@ def add_death(path: Path, contender: str, key: str, reason: str) -> None:
 
 
 def _add_behind(path: Path, said: Line) -> None:
-    """Appends a line to the file of a process that has ended."""
+    """Appends a line to a file whose process has ended."""
     line = _encode(said)
     try:
         with path.open("r+b") as file:
@@ -253,18 +253,18 @@ def _add_behind(path: Path, said: Line) -> None:
 
 
 class TuningState:
-    """Outcomes of a tuning, saved as they are added. One process at a time may open it.
+    """Tuning outcomes, saved as they are added. One process at a time may open it.
 
     Refuses outcomes with another ``identity`` (bundles, GPU, versions …).
 
     Attributes:
         outcomes: First outcomes, by problem key.
-        moments: Time and process of first measurements, by problem key.
+        moments: Time and process for first measurements, by problem key.
         repeats: Later measurements by another process, by problem key.
         broken: Contenders that must not run again, by name, with the reason.
         hanging: Contenders that hang, each with the problem key and the observation; kernels are in
             ``broken`` too.
-        written: Build keys of bundles that this tuning has written.
+        written: Build keys that this tuning has written.
 
     Raises:
         StorageError: If the file cannot be read or written, or is damaged.
@@ -323,7 +323,7 @@ class TuningState:
         self.broken[contender] = reason
 
     def add_written(self, build_key: str) -> None:
-        """Notes the build key of a bundle with measurements, before it is written."""
+        """Notes a measured bundle's build key, before it is written."""
         if build_key not in self.written:
             self._journal.append({"written": build_key})
             self.written.add(build_key)

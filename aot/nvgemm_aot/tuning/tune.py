@@ -43,8 +43,8 @@ MOST_PASSES = 4
 """Most further passes over problems that lack a neighbour's winner: each may change the winners."""
 
 FINER_STEPS = 4
-"""Number of times that m are added where the fastest kernel changes. After three, two m that were a
-factor of 2 apart are closer than `grid.CLOSEST`."""
+"""Rounds that add m where the fastest kernel changes. After three, two m that were a factor of 2
+apart are closer than `grid.CLOSEST`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class TuningOptions:
 
     Attributes:
         budget_s: Seconds after which no further problem begins; None for no limit.
-        all_kernels: True to measure a problem with all kernels of its signature instead of its
+        all_kernels: True to measure a problem with all kernels for its signature instead of its
             ranking's.
         neighbours: True to measure a problem also with the kernels that won at the next smaller and
             larger m for its n and k.
@@ -78,7 +78,7 @@ class TuningOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """Result of a tuning.
+    """Tuning result.
 
     Attributes:
         gpu: Measured GPU product, as its driver names it.
@@ -87,8 +87,8 @@ class Tuned:
         unmeasured: Problems without an outcome, by key, with the reason.
         broken: Contenders that left the GPU unusable or hang, by name, with the error.
         hanging: Contenders that hang, each with the problem key and the observation. Kernels are in
-            ``broken`` too; ATen and Triton are left out of the problem alone.
-        pruned: Result of pruning; None unless requested.
+            ``broken`` too; ATen and Triton are skipped for that problem alone.
+        pruned: Pruning result; None unless requested.
         state: File with the outcomes; None without outcomes.
         measured_now: Number of problems this run measured, for the first or the second time.
         unrepeated: Number of problems left for a second measurement by another process.
@@ -124,7 +124,7 @@ def tune(
     clock: Callable[[], float] = time.monotonic,
     running: Running = unwatched,
 ) -> Tuned:
-    """Measures the problems of bundles and writes one bundle with measured rankings.
+    """Measures the problems in bundles and writes one bundle with measured rankings.
 
     Rankings for other GPU products stay. Each outcome is saved next to the output at once: after an
     interruption, or at the budget's end, the same call continues there. After the last problem it
@@ -296,7 +296,7 @@ def _refuse_unusual_aten(rankings: Sequence[ProblemRanking]) -> None:
 
 
 def _identity(bundles: Sequence[Bundle], bench: Bench, options: TuningOptions) -> dict[str, str]:
-    """Returns what all outcomes of a tuning share, by the name used in messages."""
+    """Returns what all outcomes in a tuning share, by the name used in messages."""
     content = "".join(sha256_hex(bundle.content()) for bundle in bundles)
     return {
         "bundle": sha256_hex(content.encode()),

@@ -1,8 +1,9 @@
 """Tunes in a separate process, which is killed if a kernel does not return.
 
-A hanging kernel leaves its process no use of the GPU, and often no way out. So the measuring
-process reports the running contender. If the contender does not return in time, the watchdog kills
-the process, records in the state that the contender hangs, and starts another process without it.
+A hanging kernel makes the GPU unusable for its process, which often cannot even exit. So the
+measuring process reports the running contender. If the contender does not return in time, the
+watchdog kills the process, records in the state that the contender hangs, and starts another
+process without it.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ first run: a kernel is loaded, and its results for two operand sets are compared
 problem in nvgemm-aot's own manifests, that takes about a second."""
 
 TRITON_FACTOR = 30
-"""Multiple of that time for Triton: Inductor compiles and times its choices in the first run."""
+"""Factor on that time for Triton: Inductor compiles and times its choices in the first run."""
 
 MOST_FURTHER = 2
 """Most processes for second measurements: the first repeats, the second handles the disturbed
 ones."""
 
 MOST_ENDS = 8
-"""Most processes of a tuning that hang or die: more suggest a broken GPU or driver."""
+"""Most processes that hang or die in a tuning: more suggest a broken GPU or driver."""
 
 IDLE_FACTOR = 10
-"""Multiple of the hang time for which the process may be silent while no contender runs: it loads
+"""Factor on the hang time, during which the process may be silent while no contender runs: it loads
 torch, makes operands, waits for other work on the GPU, or writes the bundle."""
 
 GRACE_S = 20.0
@@ -127,7 +128,7 @@ def tune_watched(
 
 @dataclass(frozen=True, kw_only=True)
 class _End:
-    """End of a process without a result; ``contender`` and ``key`` are its last run.
+    """Process end without a result; ``contender`` and ``key`` are its last run.
 
     ``record`` notes it in the state; None if the contender is not to blame, or noted already.
     """

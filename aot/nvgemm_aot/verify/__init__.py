@@ -1,6 +1,6 @@
-"""Proves from a kernel's object code that it is what its bundle says.
+"""Proves from a kernel's object code that its bundle entry is true.
 
-May import `providers`, `manifest`, `targets`, `storage`; not `build` or what is above it. Start at
-`bundle`, which inspects the kernels of a bundle; `kernel` inspects one, and each of the other
-modules reads one kind of evidence.
+May import `providers`, `manifest`, `targets` and `storage`, but not `build` or the rooms above it.
+Start at `bundle`, which inspects a bundle's kernels. `kernel` inspects one kernel, and each other
+module reads one kind of evidence.
 """

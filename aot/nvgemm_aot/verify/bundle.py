@@ -1,4 +1,4 @@
-"""Checks that a bundle holds what its entries say, kernel by kernel, and shows the evidence."""
+"""Checks each kernel in a bundle against its entry, and shows the evidence."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from .kernel import KernelEvidence, inspect_kernel
 from .kernel_design import NAMING_PROVIDERS
 
 Progress = Callable[[int, int], None]
-"""Called after each kernel, in the caller's thread: how many are done, how many there are."""
+"""Called in the caller's thread after each kernel, with the number done and the total."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Result of a verification.
+    """Verification result.
 
-    ``device`` names the profiles that limits were taken from, ``disassembler`` the program, if
-    there was one. ``notes`` say how far the checks went; ``findings`` is empty if the bundle is
-    good.
+    ``device`` names the profiles that limits come from, ``disassembler`` the program, if any.
+    ``notes`` say how far the checks went; ``findings`` is empty for a good bundle.
     """
 
     path: Path
@@ -44,11 +43,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every check that was made holds."""
+        """True if every check made holds."""
         return not self.findings
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as values that ``json.dumps`` takes."""
+        """Returns everything as values that ``json.dumps`` accepts."""
         findings = [
             {"kernel": finding.kernel, "check": finding.check.value, "message": finding.message}
             for finding in self.findings
@@ -63,18 +62,18 @@ def verify_bundle(
     jobs: int = 1,
     progress: Progress | None = None,
 ) -> Report:
-    """Check every rule and hash of a bundle, and what is in each of its kernels.
+    """Checks a bundle's rules and hashes, and its kernels' contents.
 
     Args:
-        path: The bundle.
-        disassemble: Whether to check device code; None to do so where the disassembler is found.
-        jobs: How many kernels to look at, and so disassembler processes to run, at once.
-        progress: Told of each finished kernel.
+        path: Bundle path.
+        disassemble: True to check device code; None to do so if the disassembler is installed.
+        jobs: Kernels to inspect, and so disassembler processes to run, at once.
+        progress: Called after each finished kernel.
 
     Raises:
         StorageError: If the bundle cannot be read.
-        BundleFormatError: If it breaks a rule of the format, or content differs from its digest.
-        ToolchainError: If ``disassemble`` is true and there is no disassembler.
+        BundleFormatError: If it breaks a rule in FORMAT.md, or content differs from its digest.
+        ToolchainError: If ``disassemble`` is true and no disassembler is installed.
     """
     disassembler = None
     if disassemble is not False:
@@ -132,7 +131,7 @@ UNPROVED = (
     "are looked for); versions and rankings are the builder's word, and whether results are right "
     "only a GPU shows"
 )
-"""What a report leaves open even if every check holds."""
+"""Note on facts that stay open even if every check holds."""
 
 
 POINTERS = (
@@ -140,7 +139,7 @@ POINTERS = (
     "ranks nor alignment; disassembled code shows the types of A, B, their scales and the result; "
     "alignment, and how scales lie in memory, are the builder's word"
 )
-"""What is left open for kernels that take the addresses of their operands."""
+"""Note on kernels that take their operands' addresses."""
 
 EPILOGUES = (
     "of an epilogue, the launcher shows the types and ranks of what it takes, disassembled code "
@@ -148,10 +147,10 @@ EPILOGUES = (
     "combines these, which columns a gate joins, and which of two arguments of one type and rank "
     "is which, is the builder's word"
 )
-"""What is left open for kernels that do more than multiply and round."""
+"""Note on kernels that do more than multiply and round."""
 
 GROUPS = "that offsets say where groups end is the builder's word"
-"""What is left open for operations with groups."""
+"""Note on operations with groups."""
 
 
 HOST_ONLY = (
@@ -159,7 +158,7 @@ HOST_ONLY = (
     "checked, checks of device code do not apply; signature, alignment and design are the "
     "builder's word"
 )
-"""What is left open for target ``cpu``, whose payloads show less."""
+"""Note on target ``cpu``, whose payloads show less."""
 
 
 def _notes(header: Header, wanted: bool | None, disassembler: Disassembler | None) -> Iterator[str]:
@@ -173,7 +172,7 @@ def _notes(header: Header, wanted: bool | None, disassembler: Disassembler | Non
 
 
 def _unseen_notes(kernels: Iterable[KernelEvidence]) -> Iterator[str]:
-    """What kernels of unknown providers do not show, each text once with how many it holds for."""
+    """Yields each fact that kernels from unknown providers do not show, with their number."""
     counts = Counter(text for kernel in kernels for text in kernel.unseen)
     for text, count in sorted(counts.items()):
         yield f"not checked of {count_text(count, 'kernel')} of unknown providers: {text}"

@@ -1,9 +1,8 @@
-"""Reads and checks the device code of a kernel: the cubin inside its shared object.
+"""Reads and checks a kernel's device code: the cubin inside its shared object.
 
-What the fields mean was established by compiling kernels for sm_90, sm_90a, sm_100, sm_100a,
-sm_100f, sm_103, sm_103a and sm_103f with cutlass-dsl 4.8.1 (ptxas 13.4; 12.9 for sm_90a, sm_100f
-and sm_103a), and comparing the bytes with what ``cuobjdump -elf`` 13.5 prints; names of attributes
-are that tool's.
+Field meanings come from kernels compiled for sm_90, sm_90a, sm_100, sm_100a, sm_100f, sm_103,
+sm_103a and sm_103f with cutlass-dsl 4.8.1 (ptxas 13.4; 12.9 for sm_90a, sm_100f and sm_103a), whose
+bytes were compared with ``cuobjdump -elf`` 13.5. Attribute names are that tool's.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from .elf import HEADER, MAGIC, MalformedElfError, open_elf, reading
 from .findings import Check, Finding
 
 EM_CUDA = 190
-"""e_machine of device code (LLVM, BinaryFormat/ELF.h)."""
+"""e_machine for device code (LLVM, BinaryFormat/ELF.h)."""
 
 
 @dataclass(frozen=True)
 class _FlagLayout:
-    """Where e_flags keep the architecture, and whether code is for exactly that one.
+    """e_flags layout: bit positions of the architecture and its accelerator suffix.
 
-    ``has_arguments`` is whether the compiler writes its arguments down beside such flags.
+    ``has_arguments`` is True if the compiler also records its arguments in such objects.
     """
 
     shift: int
@@ -40,56 +39,55 @@ _FLAGS = {
     7: _FlagLayout(shift=0, accelerators=0x800, has_arguments=False),
     8: _FlagLayout(shift=8, accelerators=0x8, has_arguments=True),
 }
-"""By EI_ABIVERSION (LLVM, BinaryFormat/ELF.h: EF_CUDA_SM and EF_CUDA_ACCELERATORS): 90a is 0x5a0d5a
-by ptxas 12.9, which writes ABI 7 for it, and 0x06005a04 by 13.4; 100 is 0x06006402 by both.
+"""Layouts by EI_ABIVERSION (LLVM, BinaryFormat/ELF.h: EF_CUDA_SM and EF_CUDA_ACCELERATORS). 90a is
+0x5a0d5a from ptxas 12.9, which writes ABI 7 for it, and 0x06005a04 from 13.4; 100 is 0x06006402
+from both.
 
-The accelerators' bit is set by 12.9 alone: by 13.4, sm_100, sm_100a and sm_100f have equal e_flags,
-and architecture-specific code is told by `_ACCELERATOR_TARGET`, which 12.9 does not write.
-"""
+Only 12.9 sets the accelerator bit. From 13.4, sm_100, sm_100a and sm_100f have equal e_flags, and
+`_ACCELERATOR_TARGET`, which 12.9 does not write, marks architecture-specific code."""
 
 _ACCELERATOR_TARGET = 0x09
-"""EICOMPAT_ATTR_CUDA_ACCELERATOR_TARGET in .nv.compat: 1 for sm_90a, sm_100a, sm_103a; 0 for
-sm_100f and plain sm_100, which nothing but the compiler's arguments in .note.nv.tkinfo tells
-apart (both run on the same GPUs)."""
+"""EICOMPAT_ATTR_CUDA_ACCELERATOR_TARGET in .nv.compat: 1 for sm_90a, sm_100a and sm_103a; 0 for
+sm_100f and plain sm_100, which only the compiler's arguments in .note.nv.tkinfo tell apart (both
+run on the same GPUs)."""
 
 _TCGEN05_1CTA_USED, _TCGEN05_2CTA_USED, _CLUSTER_LAUNCH_CONTROL_USED = 0x51, 0x52, 0x62
 """EIATTR_TCGEN05_1CTA_USED, EIATTR_TCGEN05_2CTA_USED and EIATTR_CLUSTER_LAUNCH_CONTROL_USED (in
-.nv.info.<kernel>, without a value): ptxas writes them where the code has such instructions; that
-of CUDA 12.9 knows the first two alone."""
+.nv.info.<kernel>, without a value): ptxas writes them for code with such instructions. CUDA 12.9's
+ptxas knows only the first two."""
 
 _CUDA_API_VERSION = 0x37
-"""EIATTR_CUDA_API_VERSION (in .nv.info.<kernel>): 134 in what the ptxas of CUDA 13.4 wrote, 129 in
-that of 12.9."""
+"""EIATTR_CUDA_API_VERSION (in .nv.info.<kernel>): 134 from CUDA 13.4's ptxas, 129 from 12.9's."""
 
 _REQNTID, _FRAME_SIZE, _MIN_STACK_SIZE, _REGCOUNT = 0x10, 0x11, 0x12, 0x2F
-"""EIATTR_REQNTID (in .nv.info.<kernel>: threads along x, y, z) and, in .nv.info,
-EIATTR_FRAME_SIZE, EIATTR_MIN_STACK_SIZE and EIATTR_REGCOUNT (symbol index, value)."""
+"""EIATTR_REQNTID (in .nv.info.<kernel>: threads along x, y, z) and, in .nv.info, EIATTR_FRAME_SIZE,
+EIATTR_MIN_STACK_SIZE and EIATTR_REGCOUNT (symbol index, value)."""
 
 RESERVED_SHARED_BYTES = 1024
-"""Shared memory that CUDA keeps for itself in every thread block (CUDA C++ Programming Guide,
-compute capabilities 8.x to 10.x); .nv.shared.<kernel> counts it: 1024 bytes in all 96 kernels
-seen, none of which has static shared memory of its own."""
+"""Shared memory that CUDA reserves in every thread block (CUDA C++ Programming Guide, compute
+capabilities 8.x to 10.x). .nv.shared.<kernel> includes it: 1024 bytes in all 96 inspected kernels,
+none of which has static shared memory."""
 
 MAX_THREADS_PER_BLOCK = 1024
 MAX_REGISTERS_PER_BLOCK = 65536
-"""CUDA C++ Programming Guide, technical specifications per compute capability: the same for all
-from 5.3 on but 6.2, which is no target."""
+"""CUDA C++ Programming Guide, technical specifications per compute capability: the same from 5.3
+on, except 6.2, which is no target."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceKernel:
-    """One kernel function of a cubin.
+    """Kernel function in a cubin.
 
     Attributes:
-        registers: Registers of a thread at launch.
-        threads: Threads of a block that it was compiled for; None if any number.
-        shared_bytes: Static shared memory with the part that CUDA reserves, per thread block.
-        local_bytes: Local memory of a thread: its own, and the stack with all it calls.
+        registers: Registers per thread at launch.
+        threads: Threads per block that it was compiled for; None for any number.
+        shared_bytes: Static shared memory per thread block, including CUDA's reserved part.
+        local_bytes: Local memory per thread: its own, and the stack with all calls.
         ctas_per_tile: Thread blocks that issue a tcgen05 instruction together: 1 or 2; None if it
             has none, or both kinds.
-        cluster_launch_control: Whether it asks for its work by cluster launch control (CLC); None
-            of code by CUDA 12, which does not note it.
-        cuda_version: CUDA that it was compiled with, ten times: 134 is 13.4.
+        cluster_launch_control: True if it requests work through cluster launch control (CLC); None
+            for code from CUDA 12, which does not record it.
+        cuda_version: Compiling CUDA version times ten: 134 is 13.4.
     """
 
     name: str
@@ -108,9 +106,9 @@ class Cubin:
 
     Attributes:
         sm: Architecture number, e.g. 100.
-        architecture_specific: Whether it runs on that compute capability only (suffix ``a``).
-        compiled_for: Architecture in the compiler's recorded arguments, e.g. ``sm_100f``; None of
-            code for sm_90a by CUDA 12.9, which records none.
+        architecture_specific: True if it runs only on that compute capability (suffix ``a``).
+        compiled_for: Architecture in the compiler's recorded arguments, e.g. ``sm_100f``; None for
+            sm_90a code from CUDA 12.9, which records none.
     """
 
     content: bytes
@@ -121,15 +119,15 @@ class Cubin:
 
     @property
     def architecture(self) -> str:
-        """What flags and attributes say, e.g. ``sm_90a``; ``sm_100`` for a family, too."""
+        """Architecture by flags and attributes, e.g. ``sm_90a``; ``sm_100`` also for a family."""
         return f"sm_{self.sm}{'a' if self.architecture_specific else ''}"
 
 
 def read_cubins(payload: bytes) -> tuple[Cubin, ...]:
-    """Find and read all device code inside a host shared object.
+    """Finds and reads all device code inside a host shared object.
 
     Raises:
-        MalformedElfError: If there is none, or some of it cannot be read.
+        MalformedElfError: If it has none, or some is unreadable.
     """
     cubins = tuple(_read_cubin(content) for content in _find_images(payload))
     if not cubins:
@@ -138,14 +136,14 @@ def read_cubins(payload: bytes) -> tuple[Cubin, ...]:
 
 
 def spilled_bytes(payload: bytes) -> int:
-    """The most local memory of a thread of any kernel; 0 if no device code can be read."""
+    """Returns the largest local memory per thread, in bytes; 0 without readable device code."""
     return max((kernel.local_bytes for kernel in _readable_kernels(payload)), default=0)
 
 
 def made_by_others(payload: bytes, cuda: str) -> list[str]:
-    """CUDA versions, such as 13.4, that made device code and are not of a major version: ``cu12``.
+    """Returns CUDA versions such as 13.4 that compiled device code but differ from ``cuda``.
 
-    Device code that cannot be read is made by none.
+    ``cuda`` is a CUDA major such as ``cu12``. Unreadable device code counts for no version.
     """
     versions = {kernel.cuda_version for kernel in _readable_kernels(payload)}
     return [str(one / 10) for one in sorted(versions) if f"cu{one // 10}" != cuda]
@@ -161,10 +159,10 @@ def _readable_kernels(payload: bytes) -> list[DeviceKernel]:
 def check_cubin(
     cubin: Cubin, *, target: Target, profiles: Sequence[DeviceProfile], launch_bytes: int | None
 ) -> Iterator[Finding]:
-    """Check device code against its target, and the limits of the GPUs that it is for.
+    """Checks device code against its target and its GPUs' limits.
 
-    ``launch_bytes`` is the dynamic shared memory of the launch per thread block; None, which is a
-    finding unless the code has no shared memory at all, if the launcher does not show it.
+    ``launch_bytes`` is the launch's dynamic shared memory per thread block. None, if the launcher
+    does not show it, is a finding unless the code has no shared memory at all.
     """
     wanted = target.arch.removesuffix("f")
     if cubin.architecture != wanted:
@@ -185,7 +183,7 @@ def check_cubin(
                 f"{target.key} needs {target.cuda}"
             )
         if kernel.local_bytes:
-            # None of 96 kernels has any. A kernel that has some spills registers.
+            # 96 inspected kernels have none; local memory means spilled registers.
             yield Check.LOCAL_MEMORY.finding(
                 f"{kernel.local_bytes} bytes of local memory a thread, must be 0"
             )
@@ -221,7 +219,7 @@ def _find_images(payload: bytes) -> Iterator[bytes]:
             header = HEADER.unpack_from(payload, start)
         size = len(MAGIC)
         if header[2] == EM_CUDA:
-            # The tables lie behind all contents: ptxas writes sections, then both tables.
+            # The tables follow all contents: ptxas writes sections, then both tables.
             size = max(header[5] + header[9] * header[10], header[6] + header[11] * header[12])
             yield payload[start : start + size]
         start = payload.find(MAGIC, start + size)
@@ -261,7 +259,7 @@ def _read_cubin(content: bytes) -> Cubin:
 
 
 def _accelerator(sections: dict[str, Any]) -> int | None:
-    """The attribute that is not 0 of code for exactly one architecture; None if it is missing."""
+    """Returns the attribute that is nonzero for architecture-specific code, or None if missing."""
     if ".nv.compat" not in sections:
         return None
     value = dict(_split_attributes(sections[".nv.compat"].data())).get(_ACCELERATOR_TARGET)
@@ -269,7 +267,7 @@ def _accelerator(sections: dict[str, Any]) -> int | None:
 
 
 def _architecture_argument(sections: dict[str, Any]) -> str | None:
-    """The architecture among the compiler's arguments; None where it did not write them down."""
+    """Returns the architecture in the compiler's recorded arguments, or None."""
     if ".note.nv.tkinfo" not in sections:
         return None
     found = re.search(rb"-arch (sm_[0-9]+[af]?)\b", sections[".note.nv.tkinfo"].data())
@@ -313,7 +311,7 @@ def _section_bytes(sections: dict[str, Any], name: str) -> int:
 
 
 def _split_attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Split .nv.info or .nv.compat: format, attribute, then two bytes or a length and content."""
+    """Splits .nv.info or .nv.compat: format, attribute, then two bytes or a length and content."""
     position = 0
     while position < len(data):
         form, kind, short = struct.unpack_from("<BBH", data, position)

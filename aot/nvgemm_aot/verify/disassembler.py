@@ -16,21 +16,21 @@ from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.installing import install_command
 
 INSTALL_COMMAND = install_command("build")
-"""The command that installs the disassembler."""
+"""Command that installs the disassembler."""
 
 TIMEOUT_SECONDS = 120
-"""Time limit for one kernel; nvdisasm takes about 0.3 s."""
+"""Time limit for a kernel; nvdisasm takes about 0.3 s."""
 
 
 class DisassemblyError(Exception):
-    """The disassembler does not accept an image; the message says why."""
+    """Disassembler error for an image; the message has the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disassembler:
-    """An installed ``nvdisasm``.
+    """Installed ``nvdisasm``.
 
-    ``version`` is as it prints it, e.g. ``V13.5.37``.
+    ``version`` is printed by the program, e.g. ``V13.5.37``.
     """
 
     path: Path
@@ -40,7 +40,7 @@ class Disassembler:
         return f"nvdisasm {self.version} ({self.path})"
 
     def disassemble(self, cubin: bytes) -> str:
-        """Disassemble the code of one cubin, in a process of its own.
+        """Disassembles a cubin's code in a separate process.
 
         Raises:
             DisassemblyError: If it fails or takes too long.
@@ -61,7 +61,7 @@ class Disassembler:
 
 
 def find_disassembler() -> Disassembler | None:
-    """Find ``nvdisasm``: in its Python package, then on PATH, then under CUDA_HOME."""
+    """Finds ``nvdisasm``: in its Python package, then on PATH, then under CUDA_HOME."""
     for path in _places():
         try:
             result = _run([str(path), "--version"])
@@ -74,10 +74,10 @@ def find_disassembler() -> Disassembler | None:
 
 
 def require_disassembler() -> Disassembler:
-    """Find ``nvdisasm`` as `find_disassembler` does.
+    """Finds ``nvdisasm`` as `find_disassembler` does.
 
     Raises:
-        ToolchainError: If there is none, with the command that installs it.
+        ToolchainError: If no disassembler is found; the message has the command that installs it.
     """
     found = find_disassembler()
     if found is None:

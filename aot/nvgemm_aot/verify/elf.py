@@ -1,4 +1,4 @@
-"""Opens ELF images; whatever goes wrong while one is read is a `MalformedElfError`."""
+"""Opens ELF images; every read error becomes a `MalformedElfError`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from elftools.elf.elffile import ELFFile
 
 HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-"""Elf64_Ehdr of the System V ABI, little-endian: 64 bytes."""
+"""Elf64_Ehdr in the System V ABI, little-endian: 64 bytes."""
 
 MAGIC = b"\x7fELF\x02\x01\x01"
-"""First bytes of every 64-bit little-endian ELF file of the current version."""
+"""First bytes in every 64-bit little-endian ELF file, current version."""
 
 
 class MalformedElfError(Exception):
-    """An image is not the ELF file it should be; the message says where."""
+    """Invalid ELF image; the message says where."""
 
 
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Turn every error of reading ``what`` into `MalformedElfError`."""
+    """Turns every error in reading ``what`` into `MalformedElfError`."""
     try:
         yield
     except MalformedElfError:
@@ -35,7 +35,7 @@ def reading(what: str) -> Iterator[None]:
 
 
 def open_elf(data: bytes) -> Any:
-    """Open a 64-bit little-endian ELF image as a pyelftools ``ELFFile``; use it inside `reading`.
+    """Opens a 64-bit little-endian ELF image as a pyelftools ``ELFFile``; use it inside `reading`.
 
     Raises:
         MalformedElfError: If the image is no such file.

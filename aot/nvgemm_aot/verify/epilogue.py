@@ -1,7 +1,7 @@
-"""Reads from disassembled code what a kernel does with its products before it stores them.
+"""Reads a kernel's epilogue from disassembled code.
 
-The tables rest on the disassembly (nvdisasm 13.5) of kernels that cutlass-dsl 4.8.1 compiled: those
-of `tensor_core`, and for each epilogue several tiles, layouts and element types.
+The tables rest on the disassembly (nvdisasm 13.5) of kernels compiled by cutlass-dsl 4.8.1: those
+from `tensor_core`, and for each epilogue several tiles, layouts and element types.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ from nvgemm_runtime.gemm.problem import DType, Signature
 from .findings import Check, Finding
 
 _RESULTS = {dtype.row.rounded_by: dtype for dtype in DType if dtype.row.rounded_by}
-"""How an instruction begins that turns sums into results, and which ones."""
+"""Result dtypes by the start of the instruction that converts sums to them."""
 
 _HALF_PRECISION = frozenset({"HADD2", "HFMA2", "HMUL2", "HMNMX2"})
-"""Arithmetic on pairs of 16-bit numbers. ``HADD2.F32`` only widens them, and HFMA2 of zeros
-(``-RZ, RZ``) only loads a constant."""
+"""Arithmetic on 16-bit number pairs. ``HADD2.F32`` only widens them, and HFMA2 on zeros (``-RZ,
+RZ``) only loads a constant."""
 
 _MAXIMUM_THAT_KEEPS_NAN = "FSETP.GEU"
-"""Comparison of a maximum (a selection follows) that also holds for NaN."""
+"""Comparison for a maximum (a selection follows) that also holds for NaN."""
 
 _RELU = "RELU"
-"""Modifier of a conversion that turns what is negative into 0. NaN stays NaN (PTX ISA, ``cvt``,
+"""Conversion modifier that turns negative values into 0. NaN stays NaN (PTX ISA, ``cvt``,
 ``.relu``)."""
 
 _GELU_CONSTANT = "0.0447149"
-"""How the constant 0.044715 of the tanh form of GELU begins, as an fp32 number."""
+"""First digits of the constant 0.044715 in GELU's tanh form, as an fp32 number."""
 
 _CURVES = frozenset({"EX2", "TANH"})
-"""Modifiers of MUFU that compute the curve of an activation."""
+"""MUFU modifiers that compute an activation's curve."""
 
 _PAIRS = frozenset({"PACK_AB"})
-"""Modifiers of a conversion of two fp32 numbers into one register."""
+"""Modifiers for converting two fp32 numbers into one register."""
 
 _ALPHAS = {f"{gate.row.alpha:.6f}": gate for gate in Gate if gate.row.alpha != 1}
-"""How a gate's own constant begins, as an fp32 number."""
+"""Gates by the first digits of their own constant, as an fp32 number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpilogueCode:
-    """What the code of a kernel shows of its epilogue.
+    """Epilogue facts shown by a kernel's code.
 
     Attributes:
         half_precision: Instructions that compute in 16 bits.
-        drops_nan: Whether its instruction for maxima gives the other operand for NaN, where torch
-            gives NaN.
-        activation: The activation that the code looks like.
-        results: Types that sums are turned into: none where they are stored as they are.
-        gate: The gate whose constant the code has. Other gates show as their activation, which no
+        drops_nan: True if its maximum instruction returns the other operand for NaN, where torch
+            returns NaN.
+        activation: Activation that the code resembles.
+        results: Dtypes that sums are converted to; empty if they are stored unconverted.
+        gate: Gate whose constant the code has. Other gates show as their activation, which no
             epilogue without a gate applies to a bare product.
-        curves: How many exponentials and hyperbolic tangents are taken: one for each gate.
-        rounded: How many values are rounded to 16 bits, two by one instruction.
+        curves: Exponentials and hyperbolic tangents: one per gate.
+        rounded: Values rounded to 16 bits, two per instruction.
     """
 
     half_precision: frozenset[str]
@@ -67,7 +67,7 @@ class EpilogueCode:
 
 
 def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
-    """Read what instructions, each an opcode and its operands, do with products."""
+    """Reads epilogue facts from instructions, each an opcode and its operands."""
     half_precision = set()
     names = set()
     results = set()
@@ -109,7 +109,7 @@ def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
 
 
 def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Finding]:
-    """Check that the epilogue computes in the accumulator's type, and the type of its results."""
+    """Checks that the epilogue computes in the accumulator dtype, and checks its result dtype."""
     if code.half_precision:
         yield Check.EPILOGUE.finding(
             f"computes with {', '.join(sorted(code.half_precision))}: an epilogue must "
@@ -133,7 +133,7 @@ def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Fi
             f"have that of {_gate_name(own)}"
         )
     yield from _check_form(code, signature)
-    stored_as_they_are = (signature.accumulator, DType.INT8, DType.UINT8)  # the latter cut
+    stored_as_they_are = (signature.accumulator, DType.INT8, DType.UINT8)  # integers truncate
     results = frozenset({signature.out} - {*stored_as_they_are})
     if code.results != results:
         yield Check.RESULT_TYPE.finding(
@@ -143,13 +143,13 @@ def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Fi
 
 
 def _check_form(code: EpilogueCode, signature: Signature) -> Iterator[Finding]:
-    """Check how many values are stored for each gate.
+    """Checks how many values are stored per gate.
 
-    That tells forms apart, but for a gradient and ups, of which both store two.
+    The number tells forms apart, except gradient and ups, which both store two.
     """
     form = signature.form
     if form is None or not code.curves:
-        return  # no form, or a finding of its own
+        return  # no form, or reported elsewhere
     if code.rounded != code.curves * form.row.out_columns:
         yield Check.EPILOGUE.finding(
             f"rounds {code.rounded} values for {code.curves} gates, its signature is "

@@ -1,4 +1,4 @@
-"""The names of the checks, and what a failed check reports."""
+"""Check names, and findings for failed checks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Check(str, enum.Enum):
-    """What is checked. Reports show these names, which stay the same across releases."""
+    """Check names. Reports show them, and they stay the same across releases."""
 
     DEVICE_PROFILE = "device-profile"
     IMPORTS = "imports"
@@ -47,23 +47,22 @@ class Check(str, enum.Enum):
     DEPENDENT_LAUNCH = "dependent-launch"
 
     def finding(self, message: str) -> Finding:
-        """This check fails: what was observed, against what is allowed."""
+        """Returns a finding: the observed value against the allowed one."""
         return Finding(check=self, message=message)
 
     def unseen(self, message: str) -> Finding:
-        """The payload does not show what is checked, as kernels of known providers do."""
+        """Returns a finding for a payload that lacks evidence, unlike known providers' kernels."""
         return Finding(check=self, message=message, is_unseen=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One check that a bundle or one of its kernels fails.
+    """Failed check for a bundle or a kernel in it.
 
     Attributes:
-        kernel: Id of the kernel; None if the bundle as a whole is meant, and until `verify_bundle`
-            has filled it in.
-        is_unseen: Whether the payload contradicts nothing, but does not show what is checked. Of a
-            kernel of a provider that `verify` does not know, that is no finding but a note.
+        kernel: Kernel id; None for the bundle as a whole, and until `verify_bundle` fills it in.
+        is_unseen: True if the payload contradicts nothing but lacks the evidence. For a kernel from
+            a provider unknown to `verify`, this is a note instead of a finding.
     """
 
     check: Check

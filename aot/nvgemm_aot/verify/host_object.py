@@ -1,8 +1,8 @@
-"""The host part of a kernel: a small shared object that a process loads and calls.
+"""A kernel's host part: a small shared object that a process loads and calls.
 
-The build checks what it has linked and ``verify`` checks what a bundle holds by the same rules,
-which describe what the toolchain is known to make. They find another compiler, linker or setting,
-not malice: loading a kernel runs its code anyway.
+The build checks its linked kernels and ``verify`` checks a bundle's by the same rules, which
+describe the known toolchain's output. They detect another compiler, linker or setting, not malice:
+loading a kernel runs its code anyway.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .findings import Check, Finding
 from .launch_code import LAUNCH_CODE
 
 ALLOWED_SYMBOLS = FFI_SYMBOLS | DEVICE_SYMBOLS
-"""Symbols a kernel may leave undefined: the runtime says where they come from."""
+"""Symbols that a kernel may leave undefined; the runtime says which library defines them."""
 
 NEEDED_LIBRARIES = frozenset({RUNTIME_LIBRARY, FFI_LIBRARY})
-"""Libraries a kernel names as needed: the SONAMEs of the two that export `ALLOWED_SYMBOLS`. A
-kernel for the CPU calls, and may name, but the one of TVM-FFI."""
+"""Libraries that a kernel needs: SONAMEs that export `ALLOWED_SYMBOLS`. A CPU kernel needs only
+TVM-FFI's."""
 
 MACHINES = {"linux_x86_64": "EM_X86_64", "linux_aarch64": "EM_AARCH64"}
-"""By host platform: the machine that an ELF header must name."""
+"""ELF header machine by host platform."""
 
 PAGE_BYTES = {"linux_x86_64": 4096, "linux_aarch64": 65536}
-"""By platform: the largest memory page, to which parts of a file are aligned. Grace machines have
-pages of 64 KiB, and load nothing that is aligned to less."""
+"""Largest memory page by platform, to which file parts are aligned. Grace machines have 64 KiB
+pages and load nothing with a smaller alignment."""
 
 _DF_TEXTREL = 0x4
 _PF_X, _PF_W = 0x1, 0x2
@@ -40,17 +40,17 @@ _PF_X, _PF_W = 0x1, 0x2
 
 @dataclass(frozen=True, kw_only=True)
 class HostObject:
-    """A shared object as a loader sees it.
+    """Shared object as a loader sees it.
 
     Attributes:
-        machine: From its header, e.g. ``EM_X86_64``.
-        tags: By kind, such as ``DT_NEEDED``, the texts or numbers in its dynamic segment.
+        machine: Machine in its header, e.g. ``EM_X86_64``.
+        tags: Texts or numbers in its dynamic segment, by kind such as ``DT_NEEDED``.
         exports: Names that it defines for others, sorted.
-        imports: Names that it leaves for other libraries to define, sorted.
-        has_plain_stack: Whether it states that its stack need not be executable.
-        page_bytes: The largest memory page for which all of its parts are aligned.
-        code: Its executable part in memory.
-        read_only: Its part in memory that cannot be written, ``code`` included.
+        imports: Names that other libraries must define, sorted.
+        has_plain_stack: True if it states that its stack need not be executable.
+        page_bytes: Largest memory page for which all parts are aligned.
+        code: Executable part in memory.
+        read_only: Read-only part in memory, ``code`` included.
     """
 
     machine: str
@@ -64,10 +64,10 @@ class HostObject:
 
 
 def read_host_object(payload: bytes) -> HostObject:
-    """Read a shared object by its program headers and dynamic segment.
+    """Reads a shared object by its program headers and dynamic segment.
 
     Raises:
-        MalformedElfError: If it cannot be read.
+        MalformedElfError: If it is unreadable.
     """
     elf = open_elf(payload)
     with reading("the shared object"):
@@ -112,7 +112,7 @@ def _tags(dynamic: Any) -> dict[str, list[Any]]:
 
 
 def object_machine(content: bytes) -> str:
-    """The machine that the header of an object names, e.g. ``EM_X86_64``.
+    """Returns the machine in an object's header, e.g. ``EM_X86_64``.
 
     Raises:
         MalformedElfError: If it is no object.
@@ -125,10 +125,10 @@ def object_machine(content: bytes) -> str:
 def require_host_object(
     payload: bytes, exported: str, *, platform: str = PLATFORMS[0], on_cpu: bool = False
 ) -> None:
-    """Refuse a payload that is not what the toolchain is known to make.
+    """Raises unless a payload looks like the known toolchain's output.
 
     Raises:
-        LinkError: With every rule of `check_host_object` that it breaks.
+        LinkError: With every rule in `check_host_object` that it breaks.
     """
     try:
         host = read_host_object(payload)
@@ -147,10 +147,10 @@ def check_host_object(
     platform: str = PLATFORMS[0],
     on_cpu: bool = False,
 ) -> Iterator[Finding]:
-    """Check a shared object against what the toolchain is known to make.
+    """Checks a shared object against the known toolchain's output.
 
-    ``exported`` names the one function that it must export, e.g. ``__tvm_ffi_gemm``, if that is
-    known; ``platform`` is the target's.
+    ``exported`` names the single function that it must export, e.g. ``__tvm_ffi_gemm``, if known;
+    ``platform`` is the target's.
     """
     machine = MACHINES.get(platform)
     if machine is None:

@@ -1,4 +1,4 @@
-"""Inspects one kernel of a bundle: what its payload shows, and where its entry differs."""
+"""Inspects a kernel in a bundle: evidence in its payload, and differences from its entry."""
 
 from __future__ import annotations
 
@@ -27,28 +27,27 @@ NO_DEVICE_CODE = "no device code"
 
 @dataclass(frozen=True, kw_only=True)
 class KernelEvidence:
-    """What was seen of one kernel. A field is None or empty if the payload does not show it.
+    """Evidence about a kernel. A field is None or empty if the payload does not show it.
 
     Attributes:
-        id: sha256 of the payload, in hex.
-        operator, signature: As its entry says.
-        architecture: Architecture by the flags of the device code, e.g. ``sm_90a``; a family's
-            code has the flags of its first member: ``sm_100`` for ``sm_100f``.
-        compiled_for: Architecture that was passed to the device compiler, e.g. ``sm_100f``.
-        registers: Of a thread, at launch.
-        threads: Of a block.
-        static_shared_bytes: Of a block, without what CUDA reserves.
-        dynamic_shared_bytes: Of a block, as the launcher asks for.
-        local_bytes: Of a thread: stack and spills.
-        instructions: Tensor-core and local-memory instructions with their number in the code.
-        operands: The operands that the launcher says it takes.
-        alignment_bytes: Alignments that the launcher demands of their data.
-        clusters: Cluster dimensions (m, n) that the launcher asks for, in thread blocks.
-        multiplies: Extents, majors and element types that the tensor-core instructions show.
-        disassembled_by: The program and its version, or why there is none: ``not disassembled``,
-            ``no device code``.
-        unseen: Of a kernel of an unknown provider, what its payload does not show: the names of the
-            checks that were not made, and why.
+        id: Payload sha256, in hex.
+        operator, signature: Operator and signature in its entry.
+        architecture: Architecture by the device code's flags, e.g. ``sm_90a``; a family's code has
+            its first member's flags: ``sm_100`` for ``sm_100f``.
+        compiled_for: Architecture passed to the device compiler, e.g. ``sm_100f``.
+        registers: Registers per thread, at launch.
+        threads: Threads per block.
+        static_shared_bytes: Static shared memory per block, without CUDA's reserved part.
+        dynamic_shared_bytes: Dynamic shared memory per block that the launcher requests.
+        local_bytes: Local memory per thread: stack and spills.
+        instructions: Tensor-core and local-memory instructions with their counts.
+        operands: Operands in the launcher's text.
+        alignment_bytes: Data alignments that the launcher demands.
+        clusters: Cluster dimensions (m, n) that the launcher requests, in thread blocks.
+        multiplies: Extents, majors and element types shown by tensor-core instructions.
+        disassembled_by: Program and version, or the reason for none: ``not disassembled``, ``no
+            device code``.
+        unseen: Checks not made for a kernel from an unknown provider, with the reasons.
     """
 
     id: str
@@ -79,13 +78,13 @@ def inspect_kernel(
     disassembler: Disassembler | None,
     stated_imports: tuple[str, ...] | None = None,
 ) -> tuple[KernelEvidence, list[Finding]]:
-    """Inspect the payload of a kernel, whose digest was checked.
+    """Inspects a kernel's payload, whose digest was checked.
 
-    Without profiles, no limits of a GPU are checked; without a disassembler, device code is not
-    disassembled. ``stated_imports`` are those that the header states, if it states any.
+    Without profiles, GPU limits are not checked; without a disassembler, device code is not
+    disassembled. ``stated_imports`` are the header's imports, if it states any.
 
     Returns:
-        What was seen, and every check that fails. A malformed payload is a finding, not an error.
+        Evidence, and every failed check. A malformed payload is a finding, not an error.
     """
     on_cpu, platform = target.arch == CPU, target.platform
     code = read_only = b""
@@ -97,11 +96,11 @@ def inspect_kernel(
     else:
         code, read_only = host.code, host.read_only
         convention = parse_calling_convention(kernel.calling_convention)
-        # An unknown convention is a finding of its own; it does not say what the kernel exports.
+        # An unknown convention names no export; `check_call` reports it.
         exported = convention.symbol if convention is not None else None
         findings += check_host_object(host, exported, platform=platform, on_cpu=on_cpu)
         findings += _check_stated_imports(stated_imports, host.imports)
-    if on_cpu:  # such a kernel is host code alone, without a launcher of device code
+    if on_cpu:  # host code alone, without a device launcher
         findings += check_call(kernel)
         no_text = LauncherText(operands="", alignment_bytes=frozenset())
         return _evidence(kernel, None, frozenset(), no_text, (), [], NO_DEVICE_CODE), findings

@@ -1,4 +1,4 @@
-"""Checks a kernel's design against its launch, its device code, its operator's name and its GPU."""
+"""Checks a kernel's design against its launch, device code, operator name and GPU."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from .findings import Check, Finding
 
 COUNTER_BYTES = 4
 PARTIAL_BYTES = 4
-"""Of a tile's counter, and of each element of its partial result, where k is split."""
+"""Bytes per element in a tile's partial result, in kernels that split k. `COUNTER_BYTES` is the
+size of a tile's counter."""
 
 NAMING_PROVIDERS = frozenset({"cutlass_operators", "gathered", "quack"})
-"""Providers that are known: their operator names state the tile, their device functions name their
-family, and their kernels show what `verify` looks for."""
+"""Known providers: operator names state the tile, device functions name their family, and kernels
+show all evidence that `verify` needs."""
 
 _TRANSPOSING_PROVIDER = "cutlass_operators"
-"""The one of them whose kernels with scheduler ``one_tile`` all compute the transposed problem."""
+"""Provider whose kernels with scheduler ``one_tile`` all compute the transposed problem."""
 
 _PERSISTENT = (DYNAMIC_PERSISTENT, STATIC_PERSISTENT)
 """Schedulers whose grid has as many clusters as the device runs at once."""
 
 _TILE = re.compile(r"_tile[0-9]+x[0-9]+x([0-9]+)")
-"""The tile in names of these providers, e.g. ``…_cluster4x1x1_tile256x256x64``."""
+"""Tile in these providers' operator names, e.g. ``…_cluster4x1x1_tile256x256x64``."""
 
 _ONE_TILE_FAMILIES = ("TgvGemmKernel", "gathered_mm_kernel")
-"""Parts of the names of device functions of the families with scheduler ``one_tile``."""
+"""Substrings in device function names for families with scheduler ``one_tile``."""
 
 
 def computes_transposed(design: KernelDesign, provider: str) -> bool:
-    """Whether a kernel multiplies the other way round: out.T = B.T @ A.T.
+    """Returns True if a kernel multiplies the other way round: out.T = B.T @ A.T.
 
-    Entries that came before ``swapped`` say so by their scheduler.
+    Entries older than ``swapped`` say so by their scheduler.
     """
     return design.swapped or (provider == _TRANSPOSING_PROVIDER and design.scheduler == ONE_TILE)
 
@@ -51,16 +52,16 @@ def check_design(
     profiles: Sequence[DeviceProfile],
     clusters: frozenset[tuple[int, int]],
 ) -> Iterator[Finding]:
-    """Check the parts of a design that are not the tile, which `sass` compares.
+    """Checks a design except its tile, which `sass` compares.
 
-    ``clusters`` are those that the launcher asks for; without profiles, no numbers are compared.
+    ``clusters`` are the launcher's; without profiles, no numbers are compared.
     """
     design = kernel.design
     stated = _clusters(design)
     if design.swapped:
         clusters = frozenset((m, n) for n, m in clusters)
     if not clusters and not kernel.signature.a.is_operand:
-        # Kernels without tensor cores are launched as blocks, which is what clusters of one are.
+        # Kernels without tensor cores are launched as blocks, that is, clusters of one.
         clusters = frozenset({(1, 1)})
     if clusters != stated:
         fault = (
@@ -95,7 +96,7 @@ def _check_code(kernel: Kernel, cubin: Cubin, function: DeviceKernel) -> Iterato
     # Pairs of thread blocks came with tcgen05; code for sm_90 has no such instructions.
     ctas = 1 if cubin.sm < 100 else function.ctas_per_tile
     if ctas is None and not kernel.signature.a.is_operand:
-        ctas = 1  # no instruction of tensor cores, none of which multiplies this type
+        ctas = 1  # no tensor core multiplies this dtype
     if ctas != design.ctas_per_tile:
         yield Check.CTAS_PER_TILE.finding(
             f"device code multiplies with {ctas or 'no one number of'} thread blocks a "
@@ -104,7 +105,7 @@ def _check_code(kernel: Kernel, cubin: Cubin, function: DeviceKernel) -> Iterato
 
 
 def _check_operator(kernel: Kernel, cubins: tuple[Cubin, ...]) -> Iterator[Finding]:
-    """Check what no instruction shows: k of the tile, and static_persistent against one_tile."""
+    """Checks facts that no instruction shows: tile k, and static_persistent against one_tile."""
     stated = _TILE.search(kernel.operator)
     tile_k = kernel.design.tile[2]
     if stated is None or int(stated[1]) != tile_k:
@@ -123,7 +124,7 @@ def _check_operator(kernel: Kernel, cubins: tuple[Cubin, ...]) -> Iterator[Findi
 
 
 def _check_counter(kernel: Kernel) -> Iterator[Finding]:
-    """Check that a dynamic schedule has a counter that is zero when the kernel begins."""
+    """Checks that a dynamic schedule has a counter that is zero when the kernel begins."""
     workspace = kernel.workspace
     zeroed = 0 if workspace is None else workspace.zeroed_once + workspace.zeroed_per_tile
     if kernel.design.scheduler == DYNAMIC_PERSISTENT and zeroed < COUNTER_BYTES:
@@ -134,9 +135,9 @@ def _check_counter(kernel: Kernel) -> Iterator[Finding]:
 
 
 def _check_splits(kernel: Kernel) -> Iterator[Finding]:
-    """Check that a kernel that splits k has room for each tile's counter and partial result.
+    """Checks that a kernel that splits k has room for each tile's counter and partial result.
 
-    Kernels of known providers keep these. Others may keep something else, which no code shows.
+    Known providers' kernels keep these. Others may keep something else, which no code shows.
     """
     design, workspace = kernel.design, kernel.workspace
     if design.splits == 1:
@@ -157,7 +158,7 @@ def _check_splits(kernel: Kernel) -> Iterator[Finding]:
         )
     once, per_tile = workspace.zeroed_once, workspace.zeroed_per_tile
     room = per_tile + workspace.scratch_per_tile
-    # Parts that are added in any order are added to zeros, behind the counters.
+    # Parts added in any order are added to zeros, which follow the counters.
     zeroed = COUNTER_BYTES if kernel.is_deterministic else COUNTER_BYTES + partial_bytes
     gap = 0 if kernel.is_deterministic else ZEROED_MULTIPLE_BYTES
     if per_tile < zeroed or once < gap or room < COUNTER_BYTES + partial_bytes:
@@ -169,7 +170,7 @@ def _check_splits(kernel: Kernel) -> Iterator[Finding]:
 
 
 def _block_tile(kernel: Kernel) -> tuple[int, int]:
-    """What one thread block computes, along the problem: pairs share the m of the kernel's tile."""
+    """Returns a thread block's tile, along the problem: pairs share the m of the kernel's tile."""
     (m, n, _), pair = kernel.design.tile, kernel.design.ctas_per_tile
     if computes_transposed(kernel.design, kernel.provider):
         return m, n // pair

@@ -1,6 +1,7 @@
-"""Reads from the host code of a kernel, its launcher: the launch, and the processor it needs.
+"""Reads a launcher's host code: the launch, and the processor it needs.
 
-`launch_signature` reads what a launcher says about its operands, which no processor changes.
+`launch_signature` reads the launcher's text about its operands, which is the same for all
+processors.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from nvgemm_runtime.gemm.target import PLATFORMS
 
 from . import launch_code_aarch64
 
-# mov qword ptr [base (+ index) + displacement], imm32: how the launcher stores the 64-bit field
+# mov qword ptr [base (+ index) + displacement], imm32: the launcher's store to the 64-bit field
 # dynamicSmemBytes of cudaLaunchConfig_t. Base registers rsp and r12 need an index byte.
 _STORE_64 = re.compile(
     rb"[\x48\x49]\xc7(?:[\x40-\x43\x45-\x47].|\x44..|[\x80-\x83\x85-\x87].{4}|\x84.{5})(.{4})",
     re.DOTALL,
 )
 
-# movabs r64, imm64: how the launcher builds the first two extents, each 32 bits, of a cluster
-# dimension attribute (cudaLaunchAttributeValue.clusterDim.x and .y in driver_types.h).
+# movabs r64, imm64: the first two extents, 32 bits each, of a cluster dimension attribute
+# (cudaLaunchAttributeValue.clusterDim.x and .y in driver_types.h).
 _MOVE_64 = re.compile(rb"[\x48\x49][\xb8-\xbf](.{4})(.{4})", re.DOTALL)
 
 MAX_CLUSTER_EXTENT = 16
-"""Most thread blocks of a cluster, where a kernel opts in to more than 8 (CUDA C++ Programming
-Guide, thread block clusters)."""
+"""Most thread blocks in a cluster, if a kernel opts in to more than 8 (CUDA C++ Programming Guide,
+thread block clusters)."""
 
 # A move of a vector register: EVEX prefix (any registers, map 1), then its opcode.
 _AVX512 = re.compile(
@@ -34,16 +35,16 @@ _AVX512 = re.compile(
     rb"[\x7c-\x7e\xfc-\xfe][\x08\x28\x48][\x10\x11\x28\x29\x6f\x7f]"
 )
 _VZEROUPPER = b"\xc5\xf8\x77"
-"""The instruction that compilers put before calls in code that uses 256-bit registers."""
+"""Instruction that compilers put before calls in code that uses 256-bit registers."""
 
 
 @dataclass(frozen=True)
 class LaunchCode:
-    """How the launchers of one host platform are read.
+    """Readers for the launchers on a host platform.
 
     Attributes:
-        stored: The constants of 64 bits that may be stored as a number of bytes.
-        pairs: Those that may be two extents side by side.
+        stored: Returns 64-bit constants that may be stored as a number of bytes.
+        pairs: Returns 64-bit constants that may be two extents side by side.
         extension: See `vector_extension`.
     """
 
@@ -53,16 +54,16 @@ class LaunchCode:
 
 
 def launch_shared_bytes(code: bytes, platform: str = PLATFORMS[0]) -> int | None:
-    """Dynamic shared memory that the launcher asks for, in bytes per thread block.
+    """Returns the launch's dynamic shared memory in bytes per thread block, or None.
 
-    The number is a constant in the launcher's code: in the objects of 96 kernels (cutlass-dsl
-    4.8.1, all operator families) exactly one constant from 1 KiB to 1 MiB is stored to a 64-bit
-    field, and it is this one. Where a tensor map loads pairs of rows, as with weights in halves,
-    another one is part of the map: extents of a box less one, side by side, whose lowest byte is 1.
-    Shared memory is asked for in multiples of 16 bytes, which TMA aligns to.
+    The number is a constant in the launcher's code. In 96 kernels' objects (cutlass-dsl 4.8.1, all
+    operator families) exactly one constant from 1 KiB to 1 MiB is stored to a 64-bit field, and it
+    is this one. If a tensor map loads pairs of rows, as for weights in halves, another constant is
+    part of the map: box extents less one, side by side, whose lowest byte is 1. Shared memory comes
+    in 16-byte multiples, which TMA aligns to.
 
     Returns:
-        The number, or None where the code does not show exactly one such constant.
+        Number of bytes, or None if the code does not show exactly one such constant.
     """
     stored = {*LAUNCH_CODE[platform].stored(code)} if platform in LAUNCH_CODE else set()
     plausible = {value for value in stored if 1 << 10 <= value <= 1 << 20 and value % 16 == 0}
@@ -70,11 +71,11 @@ def launch_shared_bytes(code: bytes, platform: str = PLATFORMS[0]) -> int | None
 
 
 def launch_clusters(code: bytes, platform: str = PLATFORMS[0]) -> frozenset[tuple[int, int]]:
-    """Cluster dimensions (m, n) that the launcher asks for, in thread blocks.
+    """Returns the launcher's cluster dimensions (m, n), in thread blocks.
 
     Every launch sets its cluster dimension, 1 x 1 too; kernels with a fallback set both. In 124
-    kernels (cutlass-dsl 4.8.1, all operator families) the 64-bit constants whose halves are both
-    from 1 to `MAX_CLUSTER_EXTENT` are exactly these.
+    kernels (cutlass-dsl 4.8.1, all operator families) the 64-bit constants with both halves from 1
+    to `MAX_CLUSTER_EXTENT` are exactly these.
     """
     constants = LAUNCH_CODE[platform].pairs(code) if platform in LAUNCH_CODE else ()
     return frozenset(
@@ -85,18 +86,18 @@ def launch_clusters(code: bytes, platform: str = PLATFORMS[0]) -> frozenset[tupl
 
 
 def vector_extension(code: bytes) -> str | None:
-    """Extension beyond what every x86-64 processor has that the launcher shows signs of.
+    """Returns a processor extension beyond baseline x86-64 that the launcher shows signs of.
 
-    cutlass-dsl 4.8.1 compiles host code for the processor of the build machine. Functions that
-    carry the attributes ``target_cpu`` and ``target_features`` are compiled for those instead.
+    cutlass-dsl 4.8.1 compiles host code for the build machine's processor. Functions with the
+    attributes ``target_cpu`` and ``target_features`` are compiled for those instead.
 
     A sign proves that the code needs such a processor. The absence of signs proves nothing: this
-    looks for what compilers leave behind (moves of EVEX-encoded registers; VZEROUPPER after 256-bit
-    code), not at each instruction, which needs a disassembler for the host. Code with only 128-bit
-    VEX instructions, BMI, FMA or AMX passes unseen.
+    looks for compilers' traces (EVEX-encoded register moves; VZEROUPPER after 256-bit code), not at
+    each instruction, which needs a disassembler for the host. Code with only 128-bit VEX
+    instructions, BMI, FMA or AMX passes unseen.
 
     Returns:
-        ``AVX-512``, ``AVX``, or None where the code shows no sign of either.
+        ``AVX-512``, ``AVX``, or None if the code shows no sign of either.
     """
     if _AVX512.search(code):
         return "AVX-512"
@@ -119,4 +120,4 @@ LAUNCH_CODE = {
         extension=launch_code_aarch64.extension,
     ),
 }
-"""By host platform."""
+"""Readers by host platform."""

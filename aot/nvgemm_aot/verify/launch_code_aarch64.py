@@ -1,8 +1,8 @@
-"""Reads from the Arm host code of a kernel, its launcher: the launch, and the processor it needs.
+"""Reads a launcher's Arm host code: the launch, and the processor it needs.
 
-Instructions are of 32 bits each; their encodings are those of the Arm Architecture Reference Manual
-for A-profile, chapter C4. Each is written here as a value and the mask under which an instruction
-has it. `launch_code` does the same for x86-64, and says what is looked for.
+Instructions have 32 bits; encodings follow the Arm Architecture Reference Manual for A-profile,
+chapter C4. An encoding here is a value and the mask under which an instruction has it.
+`launch_code` does the same for x86-64, and describes the evidence.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _Encoding = tuple[int, int]
 _MOVE_WIDE: _Encoding = (0x12800000, 0x1F800000)
 _MOVN, _MOVZ, _MOVK = 0, 2, 3
 _OR_IMMEDIATE: _Encoding = (0x320003E0, 0x7F8003E0)
-"""ORR with the zero register and a constant of repeated bits: how such constants are moved."""
+"""ORR with the zero register and a repeated-bit constant, which moves such constants."""
 
 _MOVE_VECTOR: _Encoding = (0x0F000400, 0xBFF89C00)
-"""MOVI of two or four equal elements of 32 bits, which have 8 bits anywhere and zeros elsewhere."""
+"""MOVI of two or four equal 32-bit elements, which have 8 bits anywhere and zeros elsewhere."""
 
 _STORES = (
     (0xF9000000, 0xFFC00000),
     (0xF8000000, 0xFFE00000),
     (0xF8200800, 0xFFE00C00),
 )
-"""STR of an X register: by an offset; before or after it, or unscaled; by a register."""
+"""STR for an X register: by an offset; before or after it, or unscaled; by a register."""
 
 _VECTOR_STORES = (
     (0xFD000000, 0xFFC00000),
@@ -34,11 +34,11 @@ _VECTOR_STORES = (
     (0x3D800000, 0xFFC00000),
     (0x3C800000, 0xFFE00000),
 )
-"""STR of a D register and of a Q register, by an offset and otherwise."""
+"""STR for a D register and a Q register, by an offset and otherwise."""
 
 _PAIR_STORES = ((0xA8000000, 0xFE400000),)
 _VECTOR_PAIR_STORES = ((0x6C000000, 0xFE400000), (0xAC000000, 0xFE400000))
-"""STP of X registers; of D and of Q registers."""
+"""STP for X registers; STP for D and Q registers."""
 
 _WRITES_NO_REGISTER = (
     (0x39000000, 0x3BC00000),
@@ -49,25 +49,26 @@ _WRITES_NO_REGISTER = (
     (0x34000000, 0x7E000000),
     (0x36000000, 0x7E000000),
 )
-"""Stores of other widths, then branches: what their lowest five bits name is not written."""
+"""Stores with other widths, then branches: the register in their lowest five bits is not
+written."""
 
 _CALLS = ((0x94000000, 0xFC000000), (0xD63F0000, 0xFFFFFC1F))
-"""BL and BLR, behind which vector registers and registers 0 to 18 hold anything."""
+"""BL and BLR, after which vector registers and registers 0 to 18 hold anything."""
 
 _PAIR_LOADS = ((0x28400000, 0x3E400000), (0x08600000, 0x3FE00000))
 _VECTOR_PAIR_LOADS = ((0x2C400000, 0x3E400000),)
-"""LDP and LDPSW, then LDXP and LDAXP; LDP of vector registers. They write two registers."""
+"""LDP and LDPSW, then LDXP and LDAXP; LDP for vector registers. They write two registers."""
 
 _MOVES_BETWEEN_KINDS = (
     (0x1E000000, 0x5F000000),
     (0x0E003C00, 0xBFE0FC00),
     (0x0E002C00, 0xBFE0FC00),
 )
-"""FMOV and conversions between numbers of vector and of other registers, UMOV, SMOV. Which of the
-two kinds they write is not looked at: both are forgotten."""
+"""FMOV and conversions between vector and other registers, UMOV, SMOV. The written kind is not
+decoded: both are forgotten."""
 
 _OF_VECTORS = ((0x0E000000, 0x0E000000), (0x0C000000, 0x0E000000))
-"""Arithmetic of vector registers, loads and stores of them."""
+"""Vector arithmetic, loads and stores."""
 
 _ZERO_REGISTER = 31
 _FIRST_KEPT = 19
@@ -79,25 +80,24 @@ _EXTENSIONS = (
     ("LSE atomics", (0x08A07C00, 0x3FA07C00)),
     ("LSE atomics", (0x08207C00, 0xBFA07C00)),
 )
-"""Extensions that Armv8.0-A lacks, with instructions of theirs: all of SVE and SME; of the atomics,
-LD<op> with SWP, CAS, and CASP."""
+"""Extensions beyond Armv8.0-A, with their instructions: all of SVE and SME; for the atomics, LD<op>
+with SWP, CAS, and CASP."""
 
 
 def stored_constants(code: bytes) -> set[int]:
-    """The constants of 64 bits that the code stores.
+    """Returns the 64-bit constants that the code stores.
 
-    Instructions are followed in the order in which they stand, as if no branch were taken: what a
-    register is known to hold is forgotten where anything else writes it, but not where a function
-    ends.
+    Instructions are followed in file order, as if no branch were taken. A register's known value is
+    forgotten when another instruction writes it, but not at a function's end.
     """
     registers = _Registers()
     return {value for word in _words(code) for value in registers.follow(word)}
 
 
 def extension(code: bytes) -> str | None:
-    """Extension beyond Armv8.0-A, which every such processor has, that the launcher shows signs of.
+    """Returns a processor extension beyond Armv8.0-A that the launcher shows signs of, or None.
 
-    As of x86-64, a sign proves that the code needs such a processor, and the absence of signs
+    As on x86-64, a sign proves that the code needs such a processor, and the absence of signs
     proves nothing: other extensions pass unseen.
     """
     words = {*_words(code)}
@@ -117,13 +117,13 @@ def _has(word: int, *encodings: _Encoding) -> bool:
 
 @dataclass
 class _Registers:
-    """What registers are known to hold: by number, those of 64 bits, and the halves of vectors."""
+    """Known register contents by number: 64-bit registers, and halves of vectors."""
 
     plain: dict[int, int] = field(default_factory=dict)
     vectors: dict[int, int] = field(default_factory=dict)
 
     def follow(self, word: int) -> list[int]:
-        """Follow one instruction; returns the known constants that it stores."""
+        """Follows an instruction and returns the known constants that it stores."""
         first, second = word & 31, word >> 10 & 31
         if _has(word, _MOVE_WIDE):
             self._move_wide(word)
@@ -152,11 +152,11 @@ class _Registers:
         elif not _has(word, *_WRITES_NO_REGISTER):
             written = self.vectors if _has(word, *_OF_VECTORS) else self.plain
             written.pop(first, None)
-        self.plain.pop(_ZERO_REGISTER, None)  # as a source it is zero, as a target nothing
+        self.plain.pop(_ZERO_REGISTER, None)  # reads as zero; writes to it are dropped
         return []
 
     def _move_wide(self, word: int) -> None:
-        """MOVZ, MOVN or MOVK: 16 bits at one of four places, with the rest or without."""
+        """Follows MOVZ, MOVN or MOVK: sets 16 bits at one of four positions."""
         register, kind, shift = word & 31, word >> 29 & 3, (word >> 21 & 3) * 16
         bits, all_bits = (word >> 5 & 0xFFFF) << shift, (1 << _width(word)) - 1
         if kind == _MOVZ:
@@ -184,7 +184,7 @@ def _width(word: int) -> int:
 
 
 def _repeated_bits(word: int) -> int:
-    """The constant of a logical instruction: a rotated run of ones, repeated over the register."""
+    """Returns a logical instruction's constant: a rotated run of ones, repeated to its width."""
     ones, rotation = word >> 10 & 63, word >> 16 & 63
     size = 1 << (((word >> 22 & 1) << 6 | ~ones & 63).bit_length() - 1)
     run, places = (1 << ((ones & (size - 1)) + 1)) - 1, rotation & (size - 1)
@@ -193,6 +193,6 @@ def _repeated_bits(word: int) -> int:
 
 
 def _moved_elements(word: int) -> int:
-    """Two of the elements of a MOVI, side by side."""
+    """Returns two MOVI elements, side by side."""
     element = ((word >> 16 & 7) << 5 | word >> 5 & 31) << (word >> 13 & 3) * 8
     return element << 32 | element

@@ -1,11 +1,10 @@
-"""Compares what a launcher says about its operands with the entry of its kernel.
+"""Compares a launcher's text about its operands with the kernel's entry.
 
-A TVM-FFI launcher checks its arguments and, where one does not fit, raises an error that shows the
-function as it must be called. The text is written from the same types as the checks, one parameter
-after another:
+A TVM-FFI launcher checks its arguments and raises an error with its call signature for a misfit.
+The compiler writes the text from the same types as the checks, one parameter after another:
 
 - ``a: Tensor([n0, n1], bfloat16)`` and ``, expected data alignment=16 bytes``;
-- ``a_ptr: DataPointer``, which says nothing of types, shapes or alignment;
+- ``a_ptr: DataPointer``, without types, shapes or alignment;
 - ``problem_mnkl: Tuple[int32, int32, int32, int32]``;
 - ``clusters: int32``;
 - ``stream: Stream``.
@@ -53,9 +52,9 @@ _NAMES = {
     Role.SUMS.value: "sums",
     WORKSPACE: "workspace",
 }
-"""What launchers call their tensors: those of quack by their roles, others a, b and c. The
-transposed family writes ``a_api``; operators with an epilogue take what comes after the stream as
-nameless arguments, told apart by their order."""
+"""Tensor names in launchers: quack's follow the roles, others are a, b and c. The transposed family
+writes ``a_api``. Operators with an epilogue take everything after the stream as nameless arguments,
+told apart by their order."""
 
 _POINTER_NAMES = {
     Role.A.value: "a",
@@ -64,7 +63,7 @@ _POINTER_NAMES = {
     Role.SCALE_A.value: "sfa",
     Role.SCALE_B.value: "sfb",
 }
-"""What launchers call their pointers, before ``_ptr``."""
+"""Pointer names in launchers, before ``_ptr``."""
 
 _OTHER_PARAMETERS = {
     MNKL: "problem_mnkl: Tuple[int32, int32, int32, int32]",
@@ -75,11 +74,11 @@ _OTHER_PARAMETERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherText:
-    """What the text in a launcher says.
+    """Facts in a launcher's text.
 
     ``operands`` are its parameters in order, such as ``a: Tensor([n0, n1], bfloat16), …``; empty if
-    the payload does not show exactly one call. ``alignment_bytes`` are what it demands of their
-    data.
+    the payload does not show exactly one call. ``alignment_bytes`` are the data alignments that it
+    demands.
     """
 
     operands: str
@@ -87,7 +86,7 @@ class LauncherText:
 
 
 def read_launcher_text(data: bytes) -> LauncherText:
-    """Read the text of a launcher from the part of a payload that cannot be written."""
+    """Reads a launcher's text from a payload's read-only part."""
     calls = set(_CALL.findall(data))
     return LauncherText(
         operands=calls.pop().decode("ascii") if len(calls) == 1 else "",
@@ -96,7 +95,7 @@ def read_launcher_text(data: bytes) -> LauncherText:
 
 
 def check_call(kernel: Kernel) -> Iterator[Finding]:
-    """Check that this release knows a kernel's calling convention and the signature fits it."""
+    """Checks that this release knows a kernel's calling convention and the signature fits it."""
     convention = parse_calling_convention(kernel.calling_convention)
     if convention is None:
         yield Check.CALLING_CONVENTION.finding(
@@ -122,7 +121,7 @@ def check_call(kernel: Kernel) -> Iterator[Finding]:
 
 
 def check_interface(kernel: Kernel, text: LauncherText) -> Iterator[Finding]:
-    """Compare a kernel's entry with what its launcher says about how it is called."""
+    """Compares a kernel's entry with its launcher's call text."""
     broken = [*check_call(kernel)]
     yield from broken
     convention = parse_calling_convention(kernel.calling_convention)
@@ -147,7 +146,7 @@ def _check_operands(
 
 
 def _parameter(signature: Signature, name: str) -> tuple[str, str]:
-    """The pattern of a parameter in a launcher's text, and its description for messages."""
+    """Returns a parameter's pattern in a launcher's text, and its description for messages."""
     if name in _OTHER_PARAMETERS:
         return re.escape(_OTHER_PARAMETERS[name]), name
     if name.endswith("*"):
@@ -161,7 +160,7 @@ def _parameter(signature: Signature, name: str) -> tuple[str, str]:
     else:
         smallest = Problem(signature=signature, m=1, n=2, k=signature.a.packed)
         rank, dtype = len(role_shape(smallest, Role(name))), role_dtype(signature, Role(name))
-    # A scale of all of A or B is a tensor of one element; other extents are passed at run time.
+    # A tensor-wide scale is a tensor with one element; other extents are passed at run time.
     is_scalar = name.startswith("scale_") and signature.scales is ScaleRecipe.FP32_TENSOR
     extents = ", ".join(["1" if is_scalar else "n[0-9]+"] * rank)
     return (
@@ -195,9 +194,9 @@ def _check_alignment(
 
 
 def _needed_alignment(kernel: Kernel, name: str) -> int:
-    """Alignment of a tensor: what is read by the element needs no more than that of one.
+    """Returns a tensor's alignment; operands read by the element need no more than an element's.
 
-    These are scales, offsets, numbers of rows, sums, and the weights of gathered rows.
+    These are scales, offsets, row numbers, sums, and gathered rows' weights.
     """
     roles_by_element = (Role.SCALE_A, Role.SCALE_B, Role.OFFSETS, Role.ROWS, Role.SUMS)
     by_element = {role.value for role in roles_by_element}

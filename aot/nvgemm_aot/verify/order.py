@@ -1,6 +1,6 @@
-"""Reads how thread blocks that share a sum or a counter, and kernels, wait for each other.
+"""Reads how thread blocks sharing a sum or counter, and successive kernels, wait for each other.
 
-Seen in 19 kernels of quack-kernels 0.6.5 for sm_90a that split k and 2 that do not (nvdisasm 13.5).
+Seen in 19 quack-kernels 0.6.5 kernels for sm_90a that split k and 2 that do not (nvdisasm 13.5).
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from ..providers.base import CLC, DYNAMIC_PERSISTENT
 from .findings import Check, Finding
 
 _ATOMIC = frozenset({"RED", "REDG", "ATOM", "ATOMG"})
-"""Instructions that change global memory atomically, without and with the value before
-(CUDA Binary Utilities)."""
+"""Instructions that change global memory atomically, without and with the previous value (CUDA
+Binary Utilities)."""
 
 _READING = frozenset({"ATOM", "ATOMG"})
-"""Of these, those that give the value before: who takes the next tile must know which."""
+"""Atomics that return the previous value: taking the next tile requires its number."""
 
 _FLOAT = re.compile(r"B?F(?:16|32|64)")
-"""How modifiers begin that name a float, or a vector of them: ``F32x4``."""
+"""Start of modifiers that name a float, or a vector of floats: ``F32x4``."""
 
 _LOADS, _STORES = frozenset({"LD", "LDG"}), frozenset({"ST", "STG"})
 _SHARED_SCOPES = frozenset({"GPU", "SYS"})
-"""Scopes of a STRONG access that other thread blocks see."""
+"""Scopes in which other thread blocks see a STRONG access."""
 
 _WAITS, _SIGNALS = "ACQBULK", "PREEXIT"
-"""What griddepcontrol.wait and griddepcontrol.launch_dependents of PTX become."""
+"""Opcodes for griddepcontrol.wait and griddepcontrol.launch_dependents in PTX."""
 
 
 _ASKS_FOR_WORK = "UGETNEXTWORKID"
-"""What clusterlaunchcontrol.try_cancel of PTX becomes."""
+"""Opcode for clusterlaunchcontrol.try_cancel in PTX."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderCode:
-    """What shows an order.
+    """Ordering evidence.
 
     Attributes:
-        adds_floats: Whether floats in global memory are added to atomically.
-        counts: Whether whole numbers are, as a counter of arrivals is.
-        draws: Whether a whole number in global memory is counted up and read at once, as a schedule
-            does that hands out tiles.
-        waits: Whether the code waits for the kernel ahead of it on the stream.
-        signals: Whether it lets the kernel behind it begin.
-        takes_turns: Whether what adds floats first loads, and then stores, what other thread blocks
-            see at once: it waits for its turn, and passes it on.
-        asks_for_work: Whether it asks for the next tile by cluster launch control.
+        adds_floats: True if floats are added to global memory atomically.
+        counts: True if whole numbers are added so, as for an arrival counter.
+        draws: True if a whole number in global memory is incremented and read at once, as a
+            schedule that hands out tiles does.
+        waits: True if the code waits for the previous kernel on the stream.
+        signals: True if it lets the next kernel on the stream begin.
+        takes_turns: True if code that adds floats first loads, and then stores, values that other
+            thread blocks see at once: it waits for its turn, and passes it on.
+        asks_for_work: True if it requests the next tile through cluster launch control.
     """
 
     adds_floats: bool
@@ -62,7 +62,7 @@ class OrderCode:
 
 
 def read_order_code(instructions: Iterable[tuple[str, str]]) -> OrderCode:
-    """Read opcodes, each with its modifiers, and operands."""
+    """Reads the evidence from instructions, each an opcode with modifiers and its operands."""
     parts = [opcode.split(".") for opcode, _ in instructions]
     adds = [one for one in parts if _is_add(one)]
     of_floats = [_is_of_floats(add) for add in adds]
@@ -79,7 +79,7 @@ def read_order_code(instructions: Iterable[tuple[str, str]]) -> OrderCode:
 
 
 def _takes_turns(instructions: Sequence[Sequence[str]]) -> bool:
-    """Whether a strong load stands before the first sum of floats, and a strong store behind it."""
+    """Returns True if a strong load precedes the first float sum, and a strong store follows it."""
     sums = (place for place, one in enumerate(instructions) if _is_add(one) and _is_of_floats(one))
     first = next(sums, len(instructions))
     return any(_is_seen_by_all(one, _LOADS) for one in instructions[:first]) and any(
@@ -103,11 +103,11 @@ def _is_seen_by_all(instruction: Sequence[str], names: frozenset[str]) -> bool:
 def check_order_code(
     code: OrderCode, design: KernelDesign, *, is_deterministic: bool
 ) -> Iterator[Finding]:
-    """Check what an entry says about order.
+    """Checks an entry's facts about order.
 
-    Thread blocks that add floats to one sum do so in the order in which they arrive, unless the
-    code shows that each waits for its turn: it loads a counter, adds, and stores the counter, and
-    counts nothing atomically. Determinism that the code does not show is not believed.
+    Thread blocks add floats to a sum in order of arrival, unless the code shows that each waits for
+    its turn: it loads a counter, adds, stores the counter, and counts nothing atomically.
+    Determinism needs evidence in the code.
     """
     if code.adds_floats != (design.splits > 1):
         adds = "adds" if code.adds_floats else "does not add"

@@ -1,7 +1,7 @@
-"""Checks disassembled device code: tensor-core instructions, what they multiply, and spills.
+"""Checks disassembled device code: tensor-core instructions, their operands, and spills.
 
-`tensor_core` reads what these instructions multiply, `epilogue` what the code does next, and
-`order` how thread blocks and kernels wait for each other.
+`tensor_core` reads these instructions' operands, `epilogue` the code that follows, and `order` how
+thread blocks and kernels wait for each other.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from .tensor_core import Instruction, Multiply, read_multiplies, warp_types
 TENSOR_CORE_INSTRUCTIONS: dict[tuple[int, DType], str] = {
     (major, dtype): name for dtype in DType for major, name in dtype.row.multiplied_by.items()
 }
-"""By major compute capability and element type of A: the one instruction that may multiply.
+"""Allowed multiplying instruction, by major compute capability and element dtype of A.
 
-Kernels written for sm_80 multiply with HMMA or IMMA wherever they run, at a fraction of the speed:
-they are not what these targets call for.
-"""
+Kernels written for sm_80 multiply with HMMA or IMMA wherever they run, at a fraction of the speed,
+so these targets do not allow them."""
 
 LOCAL_MEMORY_INSTRUCTIONS = frozenset({"LDL", "STL"})
-"""Loads and stores of local memory (CUDA Binary Utilities): registers spill where these are."""
+"""Loads and stores in local memory (CUDA Binary Utilities), which mean spilled registers."""
 
 _OF_SUMS = frozenset({Check.SPLITS, Check.DETERMINISM})
-"""Checks of how thread blocks add up a tile's sum."""
+"""Checks about thread blocks that add to a tile's sum."""
 
 # `        /*0240*/              @!P1 BRA 0x300 ;`: offset, optional predicate, opcode, operands.
 _INSTRUCTION = re.compile(
@@ -47,15 +46,15 @@ _IMMEDIATE = re.compile(r"(?<![\w\[\]])0x([0-9a-f]{1,8})\b")
 
 @dataclass(frozen=True, kw_only=True)
 class Disassembly:
-    """What a kernel's disassembly shows.
+    """Evidence in a kernel's disassembly.
 
     Attributes:
-        tensor_core: Tensor-core instructions with their modifiers, and how many of each.
-        local_memory: Instructions that access local memory, and how many of each.
-        scaled: Whether tensor-core instructions take block scales: all, none, or both kinds.
-        multiplies: What the tensor-core instructions multiply, as far as the code shows it.
-        epilogue: What is done with the products.
-        order: What shows how thread blocks, and kernels, wait for each other.
+        tensor_core: Tensor-core instructions with their modifiers, and their counts.
+        local_memory: Instructions that access local memory, and their counts.
+        scaled: True for tensor-core instructions that take block scales; both values if mixed.
+        multiplies: Tensor-core instruction operands, as far as the code shows them.
+        epilogue: Epilogue applied to the products.
+        order: Evidence for waits between thread blocks, and between kernels.
     """
 
     tensor_core: dict[str, int]
@@ -67,7 +66,7 @@ class Disassembly:
 
 
 def read_disassembly(text: str) -> Disassembly:
-    """Read what ``nvdisasm -c`` prints for one cubin."""
+    """Reads ``nvdisasm -c`` output for a cubin."""
     tensor_core: Counter[str] = Counter()
     local_memory: Counter[str] = Counter()
     multiplying: set[Instruction] = set()
@@ -100,12 +99,12 @@ def check_disassembly(
     is_deterministic: bool = True,
     provider: str = "cutlass_operators",
 ) -> Iterator[Finding]:
-    """Check that device code computes what its entry says, with the instruction meant for it.
+    """Checks that device code computes what its entry says, with the intended instruction.
 
-    ``provider`` is the kernel's, by which `computes_transposed` reads its design.
+    ``provider`` is the kernel's; `computes_transposed` needs it to read the design.
     """
     for finding in check_order_code(code.order, design, is_deterministic=is_deterministic):
-        # Known kernels that split k add floats atomically. Others may share a sum without that.
+        # Known kernels that split k add floats atomically. Others may share a sum another way.
         is_shared_otherwise = finding.check in _OF_SUMS and not code.order.adds_floats
         yield replace(finding, is_unseen=True) if is_shared_otherwise else finding
     for opcode, count in code.local_memory.items():
@@ -143,7 +142,7 @@ def check_disassembly(
 
 
 def _check_warp_types(code: Disassembly, signature: Signature) -> Iterator[Finding]:
-    """Compare the types that the floating-point instruction of a warp shows, where it is used."""
+    """Compares the dtypes that a warp's floating-point instruction shows, if it is used."""
     types = (signature.a, signature.b, signature.accumulator)
     for opcode in code.tensor_core:
         shown = warp_types(opcode)
@@ -191,14 +190,14 @@ def _check_multiplies(
             if differs:
                 yield check.finding(f"multiplies {multiply}, its signature is {signature.key}")
         if major == 9:
-            # A tile has the instruction's whole n, and several m, whichever way it is turned.
+            # A tile spans the instruction's whole n and several m, transposed or not.
             m, n = (tile_n, tile_m) if swapped else (tile_m, tile_n)
             fits = observed.n == n and m % observed.m == 0
         else:
             fits = (multiply.m, multiply.n) == (tile_m, tile_n)
         if not fits:
             fault = f"multiplies {multiply}, its entry says tile {tile_m}x{tile_n}"
-            # Known kernels issue one instruction along n; a tile of several is none of theirs.
+            # Known kernels issue one instruction along n, so several mean an unknown kernel.
             is_part = not tile_m % multiply.m and not tile_n % multiply.n
             check = Check.INSTRUCTION_TILE
             yield check.unseen(fault) if is_part else check.finding(fault)

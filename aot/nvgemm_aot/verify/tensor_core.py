@@ -1,7 +1,7 @@
-"""What tensor-core instructions multiply, as far as disassembled code shows it.
+"""Tensor-core instruction operands, as far as disassembled code shows them.
 
 The tables rest on the disassembly (nvdisasm 13.5) of kernels that cutlass-dsl 4.8.1 compiled for
-sm_90a, sm_100a, sm_100f and sm_103a: dense, grouped and block-scaled ones, of each type.
+sm_90a, sm_100a, sm_100f and sm_103a: dense, grouped and block-scaled kernels for each dtype.
 """
 
 from __future__ import annotations
@@ -15,53 +15,53 @@ from nvgemm_runtime.gemm.problem import DType, Layout
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
 _GMMA_TYPES = {dtype.row.sass_name: dtype for dtype in DType if dtype.row.sass_name}
-"""Type modifiers of HGMMA, QGMMA and IGMMA: the accumulator's (none where it is int32), then A's
-and B's; HGMMA has one for both, and none where both are fp16."""
+"""Type modifiers in HGMMA, QGMMA and IGMMA: the accumulator's (omitted for int32), then A's and
+B's. HGMMA has one for both, and none if both are fp16."""
 
 _BLACKWELL = 10
-"""Major compute capability of the GPUs whose instructions take descriptors."""
+"""Major compute capability of GPUs whose instructions take descriptors."""
 
 _DESCRIPTOR_ACCUMULATOR = {dtype.row.accumulator_code: dtype for dtype in DType}
 _DESCRIPTOR_TYPES = {
     (dtype.row.multiplied_by.get(_BLACKWELL), dtype.row.operand_code): dtype for dtype in DType
 }
-"""Type codes in a tcgen05 instruction descriptor: of the accumulator, and by instruction of A and
-B."""
+"""Dtype codes in a tcgen05 instruction descriptor: for the accumulator, and by instruction for A
+and B."""
 
 _SCALE_TYPES = {dtype.row.scale_code: dtype for dtype in DType}
-"""Codes of the scales' type in the descriptor of a block-scaled instruction."""
+"""Scale dtype codes in the descriptor of a block-scaled instruction."""
 
 _BLOCKS_OF_16 = frozenset({"4X", "BLOCK16"})
-"""Modifiers of block-scaled instructions by which 16 values share a scale: the first in code for
-sm_100a and sm_100f, the other in that for sm_103a. Where 32 share one, there is no modifier."""
+"""Modifiers in block-scaled instructions in which 16 values share a scale: the first in code for
+sm_100a and sm_100f, the other in code for sm_103a. Blocks of 32 have no modifier."""
 
-# The last operand but one of a tcgen05 instruction: a register where nothing scales, else the
-# address of the scales of A and B in tensor memory.
+# A tcgen05 instruction's last operand but one: the tensor-memory address of the scales of A and B,
+# or a register without scales.
 _SCALES_ADDRESS = re.compile(r"idesc\[[^\]]+\], tmem\[")
 
 
 class Instruction(NamedTuple):
-    """A tensor-core instruction: its opcode with all modifiers, and its operands."""
+    """Tensor-core instruction: its opcode with all modifiers, and its operands."""
 
     opcode: str
     operands: str
 
     @property
     def scaled(self) -> bool:
-        """Whether it takes block scales."""
+        """True if it takes block scales."""
         return _SCALES_ADDRESS.search(self.operands) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Multiply:
-    """What one tensor-core instruction multiplies.
+    """Operands multiplied by a tensor-core instruction.
 
     Attributes:
-        m, n: Extents of the result. On SM100 they are the tile's; on SM90 several warp groups,
-            each with 64 rows, may share a tile.
-        layout: Majors of its operands as it reads them: ``t`` for A along k and for B along n.
-        a, b, accumulator: Element types.
-        scales: Block scales that it multiplies with, if any.
+        m, n: Result extents. On SM100 they are the tile's; on SM90 several warp groups, each with
+            64 rows, may share a tile.
+        layout: Operand majors as the instruction reads them: ``t`` for A along k and for B along n.
+        a, b, accumulator: Element dtypes.
+        scales: Block scales, if any.
     """
 
     m: int
@@ -79,7 +79,7 @@ class Multiply:
 
     @property
     def transposed(self) -> Multiply:
-        """The multiplication whose result is this one's transposed: C.T = B.T @ A.T."""
+        """Multiplication with the transposed result: C.T = B.T @ A.T."""
         layout = _layout(
             a_row_major=not self.layout.b_row_major, b_row_major=not self.layout.a_row_major
         )
@@ -87,17 +87,14 @@ class Multiply:
 
 
 def read_multiplies(instructions: set[Instruction], immediates: set[int]) -> frozenset[Multiply]:
-    """Read what a kernel multiplies.
-
-    Its tensor-core instructions show it, and the constants of its code.
-    """
+    """Reads a kernel's multiplications from its tensor-core instructions and constants."""
     return frozenset([*_from_modifiers(instructions), *_from_descriptors(instructions, immediates)])
 
 
 def warp_types(opcode: str) -> tuple[DType, DType, DType] | None:
-    """Types of A, B and the accumulator of the floating-point instruction of a warp, mma.sync.
+    """Returns A, B and accumulator dtypes for a warp's floating-point instruction, mma.sync.
 
-    ``HMMA.16816.F32.BF16`` names the accumulator, then the operands' type, where it is not fp16.
+    ``HMMA.16816.F32.BF16`` names the accumulator, then the operand dtype unless it is fp16. Returns
     None for any other instruction, and for operands that no signature has, such as TF32.
     """
     name, *modifiers = opcode.split(".")
@@ -112,10 +109,10 @@ def _layout(*, a_row_major: bool, b_row_major: bool) -> Layout:
 
 
 def _from_modifiers(instructions: set[Instruction]) -> Iterator[Multiply]:
-    """Read ``HGMMA.64x64x16.F32.BF16`` and its like; SM90 shows all in the instruction.
+    """Reads ``HGMMA.64x64x16.F32.BF16`` and the like; on SM90 the instruction shows everything.
 
-    An operand that is not contiguous along k has the suffix ``.tnspA`` or ``.tnspB``; 8-bit ones
-    have no such form.
+    An operand that is not contiguous along k has the suffix ``.tnspA`` or ``.tnspB``; 8-bit
+    operands have no such form.
     """
     for instruction in instructions:
         name, *modifiers = instruction.opcode.split(".")
@@ -140,10 +137,10 @@ def _from_modifiers(instructions: set[Instruction]) -> Iterator[Multiply]:
 
 
 def _from_descriptors(instructions: set[Instruction], immediates: set[int]) -> Iterator[Multiply]:
-    """Find tcgen05 instruction descriptors among the constants of the code.
+    """Finds tcgen05 instruction descriptors among the code's constants.
 
-    On SM100 an instruction takes types and extents from a descriptor in a register, which the code
-    builds from a constant. Few constants fit the format: each of 971 kernels shows its own types,
+    On SM100 an instruction takes dtypes and extents from a descriptor in a register, which the code
+    builds from a constant. Few constants fit the format: each of 971 kernels shows its own dtypes,
     majors, scales and tile, and nothing else.
     """
     for opcode, scaled in {(item.opcode, item.scaled) for item in instructions}:
@@ -166,7 +163,7 @@ _Rest = tuple[int, DType, ScaleRecipe | None]
 
 
 def _unscaled(value: int) -> Iterator[_Rest]:
-    """M, accumulator and no scales of a descriptor, if it is one."""
+    """Yields m, accumulator and no scales, if the value is a descriptor."""
     reserved = value & (1 << 6 | 1 << 23 | 0b111 << 29 | 0b111)  # and sparsity
     accumulator = _DESCRIPTOR_ACCUMULATOR.get(value >> 4 & 0b11)
     m = (value >> 24 & 0b11111) << 4
@@ -175,11 +172,10 @@ def _unscaled(value: int) -> Iterator[_Rest]:
 
 
 def _scaled(value: int, block: int) -> Iterator[_Rest]:
-    """M, accumulator and scales of a block-scaled descriptor, if it is one.
+    """Yields m, accumulator and scales, if the value is a block-scaled descriptor.
 
-    Products are summed in fp32 by all such instructions, and ``block`` values share a scale. Which
-    quarter of a column of scales an instruction takes, the code adds to the constant (bits 4, 5, 29
-    and 30).
+    All such instructions sum products in fp32, and ``block`` values share a scale. The code adds an
+    instruction's quarter of a scale column to the constant (bits 4, 5, 29 and 30).
     """
     reserved = value & (0b1111111 | 0b111 << 24 | 0b111 << 29)
     m = (value >> 27 & 0b11) << 7

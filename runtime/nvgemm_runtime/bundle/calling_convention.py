@@ -1,15 +1,16 @@
-"""How compiled kernels are called: what each takes, as its entry states it.
+"""Calling conventions: compiled kernels' functions and parameters, as their entries state them.
 
-The text is ``tvm_ffi:NAME(PARAMETERS)``: a TVM-FFI function and what it takes, in order. Each
-parameter is one of
+The text is ``tvm_ffi:NAME(PARAMETERS)``: a TVM-FFI function and its parameters, in order. Each
+parameter is
 
-- a role of `nvgemm_runtime.gemm.roles`, for a tensor: ``a``, ``b``, ``scale_a``, ``scale_b``,
+- a role in `nvgemm_runtime.gemm.roles`, for a tensor: ``a``, ``b``, ``scale_a``, ``scale_b``,
   ``offsets``, ``rows``, ``addend``, ``sums``, ``out``;
-- a role and ``*``, for the address of a tensor's first element, whose strides the kernel takes to
-  be those of a compact tensor;
+- a role and ``*``, for a pointer to a tensor's first element; the kernel assumes the strides of a
+  compact tensor;
 - ``mnkl``: the array (m, n, k, batch);
-- ``workspace``: a tensor of bytes that it may overwrite;
-- ``clusters``: how many clusters of its size the device runs at once, an integer;
+- ``workspace``: a tensor of bytes that the kernel may overwrite;
+- ``clusters``: an integer, the number of clusters of the kernel's size that the device runs at
+  once;
 - ``stream``: the CUDA stream, as an opaque pointer.
 """
 
@@ -29,7 +30,7 @@ CLUSTERS = "clusters"
 STREAM = "stream"
 
 KNOWN_FORM = "tvm_ffi:NAME(PARAMETERS)"
-"""The one form that this release knows; FORMAT.md lists the parameters."""
+"""Form that this release knows; FORMAT.md lists the parameters."""
 
 _FORM = re.compile(r"tvm_ffi:([A-Za-z_][A-Za-z0-9_]*)\(([a-z_*]+(?:,[a-z_*]+)*)\)")
 _TENSORS = frozenset(role.value for role in Role)
@@ -39,11 +40,11 @@ _PARAMETERS = _TENSORS | frozenset(f"{name}*" for name in _TENSORS) | _OTHERS
 
 @dataclass(frozen=True, kw_only=True)
 class CallingConvention:
-    """A function and its parameters.
+    """Function and its parameters.
 
     Attributes:
-        name: The function's name in TVM-FFI.
-        parameters: What it takes, in order, each as the text of a calling convention spells it.
+        name: Function name in TVM-FFI.
+        parameters: Parameters in order, each spelled as in a convention's text.
     """
 
     name: str
@@ -54,32 +55,32 @@ class CallingConvention:
 
     @property
     def symbol(self) -> str:
-        """What a kernel that is called this way exports."""
+        """Symbol that a kernel with this convention exports."""
         return f"__tvm_ffi_{self.name}"
 
     @property
     def text(self) -> str:
-        """As kernels state it, e.g. ``tvm_ffi:gemm(a,b,out,stream)``."""
+        """Text in kernel entries, e.g. ``tvm_ffi:gemm(a,b,out,stream)``."""
         return f"tvm_ffi:{self.name}({','.join(self.parameters)})"
 
     @property
     def needs_compact(self) -> bool:
-        """Whether operands must be compact, for their strides are not passed on."""
+        """True if operands must be compact, because their strides are not passed."""
         return any(parameter.endswith("*") for parameter in self.parameters)
 
     @property
     def takes_clusters(self) -> bool:
-        """Whether it is told how many clusters run at once, so that its code is for any product."""
+        """True if callers pass the number of active clusters, so the code fits any product."""
         return CLUSTERS in self.parameters
 
     def misfit(self, signature: Signature, has_workspace: bool) -> str | None:
-        """Why a kernel of a signature cannot be called this way, or None."""
+        """Returns the reason that a kernel with a signature cannot be called this way, or None."""
         wanted = Counter(role.value for role in roles(signature))
         wanted[STREAM] = 1
         wanted[WORKSPACE] = int(has_workspace)
         wanted[MNKL] = int(self.needs_compact)
         given = Counter(parameter.removesuffix("*") for parameter in self.parameters)
-        wanted[CLUSTERS] = min(given[CLUSTERS], 1)  # as the kernel likes
+        wanted[CLUSTERS] = min(given[CLUSTERS], 1)  # optional
         differing = sorted(name for name in wanted | given if wanted[name] != given[name])
         name = next(iter(differing), None)
         return name and (
@@ -89,12 +90,12 @@ class CallingConvention:
 
 
 PLAIN = CallingConvention(name="gemm", parameters=("a", "b", "out", STREAM))
-"""How kernels are called that multiply, and do nothing else."""
+"""Calling convention for kernels that only multiply."""
 
 
-@functools.lru_cache(maxsize=64)  # bundles name few, thousands of times
+@functools.lru_cache(maxsize=64)  # bundles name a few, thousands of times
 def parse_calling_convention(text: str) -> CallingConvention | None:
-    """Read a calling convention; None for one that this release does not know."""
+    """Parses a calling convention; returns None for an unknown one."""
     match = _FORM.fullmatch(text)
     parameters = tuple(match[2].split(",")) if match else ()
     if match is None or not _PARAMETERS.issuperset(parameters):

@@ -1,8 +1,8 @@
-"""Reading a bundle's header: every rule of FORMAT.md that needs no byte of the body.
+"""Reads a bundle's header and checks every FORMAT.md rule that needs no body byte.
 
-Rules of objects are here, of single values in `header_values`, between objects in `header_rules`;
-`unknown_parts` leaves out what this release does not understand. Each check names its rule, what
-was found and what is allowed. Nothing in this module reads a file.
+Rules for objects are here, for single values in `header_values`, between objects in `header_rules`;
+`unknown_parts` leaves out entries that this release does not understand. Each check names its rule,
+the observed value and the allowed one. Nothing in this module reads a file.
 """
 
 from __future__ import annotations
@@ -71,23 +71,23 @@ _RANKING = frozenset({"problem", "source", "kernels"})
 _MEASURED = frozenset({"spreads_ns", "aten", "triton", "doubts"})
 _FAILURE = frozenset({"operator", "reason", "is_transient"})
 _UNSERVED = frozenset({"problem", "reason"})
-"""Fields that an object must have. It may have others, which are ignored unless they are known."""
+"""Required object fields. Objects may have others, which are ignored unless they are known."""
 
 
 def decode_header(
     data: bytes, *, where: str, version: int, body_offset: int, file_bytes: int
 ) -> Header:
-    """Read a header and check every rule that needs no byte of the body.
+    """Reads a header and checks every rule that needs no body byte.
 
     Args:
-        data: The header's bytes, whose digest was already checked.
-        where: Name of the file, for messages.
-        version: Version of the format that the file says it has: one that can be read.
-        body_offset: First byte behind the header.
-        file_bytes: Length of the file.
+        data: Header bytes, whose digest was already checked.
+        where: File name, for messages.
+        version: Readable format version that the file states.
+        body_offset: First byte after the header.
+        file_bytes: File length.
 
     Raises:
-        BundleFormatError: Naming the broken rule, what was found, and what is allowed.
+        BundleFormatError: Naming the broken rule, the observed value and the allowed one.
     """
     return _Decoder(where, version).decode(data, body_offset, file_bytes)
 
@@ -138,7 +138,7 @@ class _Decoder(HeaderValues):
         return with_understood(header, parts)
 
     def added(self, fields: dict[str, Any], name: str) -> Any:
-        """An optional list that version 1 does not have; empty where it is not there."""
+        """Returns an optional list that version 1 lacks; empty if absent."""
         return [] if self.version == 1 else fields.get(name, [])
 
     def further_devices(self, top: dict[str, Any], first: str) -> tuple[str, ...]:
@@ -148,11 +148,11 @@ class _Decoder(HeaderValues):
         return names
 
     def features(self, fields: dict[str, Any], path: str) -> tuple[str, ...]:
-        """The features that an object requires."""
+        """Returns the features that an object requires."""
         return self.each(self.added(fields, "requires"), f"{path}.requires", self.text)
 
     def unknown_features(self, fields: dict[str, Any], path: str) -> str | None:
-        """What an object requires that this release does not know, or None."""
+        """Describes required features that this release does not know, or returns None."""
         names = self.features(fields, path)
         unknown = [name for name in names if name not in KNOWN_FEATURES]
         return f"requires {', '.join(unknown)}, unknown to this release" if unknown else None
@@ -160,9 +160,9 @@ class _Decoder(HeaderValues):
     def problem(
         self, fields: dict[str, Any], path: str, *, is_further: bool = False
     ) -> tuple[str, Problem | str]:
-        """The text that names an entry's problem; the problem, or why the entry is left out.
+        """Returns an entry's problem text, and the problem or the reason to leave the entry out.
 
-        The text of a further ranking also names the product.
+        A further ranking's text also names the product.
         """
         key = self.text(fields["problem"], f"{path}.problem")
         why = self.unknown_features(fields, path)
@@ -327,7 +327,7 @@ class _Decoder(HeaderValues):
         )
 
     def source(self, value: Any, path: str) -> RankingSource | str:
-        """A source, or why it is not understood."""
+        """Reads a source, or returns the reason that it is not understood."""
         fields = self.fields(value, path, frozenset())
         why = self.unknown_features(fields, path)
         if why is not None:
@@ -353,7 +353,7 @@ class _Decoder(HeaderValues):
         )
 
     def ranking(self, value: Any, path: str) -> Ranking | UnknownEntry:
-        """A ranking, whose positions are those of all kernels."""
+        """Reads a ranking; its kernel positions count unknown kernels too."""
         fields = self.fields(value, path, frozenset({"problem"}))
         is_further = DEVICE_RANKING in self.features(fields, path)
         key, problem = self.problem(fields, path, is_further=is_further)
@@ -415,10 +415,10 @@ class _Decoder(HeaderValues):
         )
 
     def unserved(self, value: Any) -> tuple[tuple[Problem, UnservedReason] | UnknownEntry, ...]:
-        """Problems without a kernel, in the order of the file."""
+        """Reads problems without a kernel, in file order."""
         if self.version > 1:
             return self.each(value, "unserved", self.unserved_entry)
-        texts = self.fields(value, "unserved", frozenset())  # in the order of their texts
+        texts = self.fields(value, "unserved", frozenset())  # sorted by text
         read = [
             self.unserved_entry({"problem": key, "reason": reason}, f"unserved.{key:.80}")
             for key, reason in texts.items()
@@ -443,7 +443,7 @@ _SCOPES = frozenset(scope.value for scope in Scope)
 
 
 def _canonical_or_none(value: Any) -> bytes | None:
-    """Canonical form of ``value``, or None where it has none (a NaN, a lone surrogate)."""
+    """Returns the canonical form, or None if there is none (a NaN, a lone surrogate)."""
     try:
         return canonical_json(value)
     except (ValueError, RecursionError):

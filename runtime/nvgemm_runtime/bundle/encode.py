@@ -25,7 +25,7 @@ from .workspace import TileWorkspace
 
 
 def encode_header(header: Header) -> bytes:
-    """Write a header as canonical JSON of version `FORMAT_VERSION`."""
+    """Returns a header as canonical JSON in version `FORMAT_VERSION`."""
     document: dict[str, Any] = {
         "target": asdict(header.target),
         "device": header.device,
@@ -51,7 +51,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def unserved_json(unserved: dict[Problem, UnservedReason]) -> list[dict[str, str]]:
-    """Problems without a kernel, as the header holds them."""
+    """Returns the header's JSON for problems without a kernel."""
     return [
         _without_none(
             {
@@ -65,7 +65,7 @@ def unserved_json(unserved: dict[Problem, UnservedReason]) -> list[dict[str, str
 
 
 def design_json(design: KernelDesign) -> dict[str, Any]:
-    """A design as the header holds it: without optional facts of the usual value."""
+    """Returns the header's JSON for a design, without optional facts that have their default."""
     fields = asdict(design)
     for name in ("swapped", "splits", "dependent_launch"):
         if fields[name] == KernelDesign.__dataclass_fields__[name].default:
@@ -74,7 +74,7 @@ def design_json(design: KernelDesign) -> dict[str, Any]:
 
 
 def workspace_json(workspace: TileWorkspace | None) -> dict[str, Any] | None:
-    """A workspace whose size is a formula, as the header holds it."""
+    """Returns the header's JSON for a workspace whose size is a formula."""
     if workspace is None:
         return None
     return {
@@ -86,7 +86,7 @@ def workspace_json(workspace: TileWorkspace | None) -> dict[str, Any] | None:
 
 
 def source_json(source: RankingSource) -> dict[str, Any]:
-    """A source as the header holds it: without what is not known."""
+    """Returns the header's JSON for a source, without unknown facts."""
     fields = asdict(source)
     if source.conditions is not None:
         fields["conditions"] = conditions_json(source.conditions)
@@ -94,7 +94,7 @@ def source_json(source: RankingSource) -> dict[str, Any]:
 
 
 def conditions_json(conditions: Conditions) -> dict[str, Any]:
-    """Conditions as the header holds them: ``launches`` is left out if they are back to back."""
+    """Returns the header's JSON for conditions, without ``launches`` if they are back to back."""
     fields = asdict(conditions)
     if conditions.launches == BACK_TO_BACK:
         del fields["launches"]
@@ -102,7 +102,7 @@ def conditions_json(conditions: Conditions) -> dict[str, Any]:
 
 
 def measured_json(measured: Measured) -> dict[str, Any]:
-    """What was measured, as the header holds it."""
+    """Returns the header's JSON for a measurement."""
     fields: dict[str, Any] = {
         "spreads_ns": list(measured.spreads_ns),
         "aten": timing_json(measured.aten),
@@ -131,7 +131,7 @@ def _ranking_json(ranking: Ranking) -> dict[str, Any]:
 
 
 def timing_json(timing: Timing | None) -> list[int] | None:
-    """A timing as the header holds it: nanoseconds and spread."""
+    """Returns the header's JSON for a timing: nanoseconds and spread."""
     return None if timing is None else [timing.time_ns, timing.spread_ns]
 
 

@@ -1,4 +1,4 @@
-"""The bundle header as dataclasses, and the numbers of the format. FORMAT.md is the specification.
+"""Bundle header as dataclasses, and the format's numbers. FORMAT.md is the specification.
 
 `encode` writes a header, `decode` reads it.
 """
@@ -18,43 +18,44 @@ from ..gemm.target import Target
 from .workspace import TileWorkspace
 
 MAGIC = b"\x89NVGEMM\n"
-"""First bytes of every bundle. A byte above 127 and a line feed show text-mode damage at once."""
+"""First bytes in every bundle. A byte above 127 and a line feed reveal text-mode damage at once."""
 
 FORMAT_VERSION = 2
-"""Version of the file format that is written, independent of the package version."""
+"""File format version to write, independent of the package version."""
 
 READABLE_VERSIONS = (1, 2)
-"""Versions of the file format that are read."""
+"""File format versions that this release reads."""
 
 TILE_WORKSPACE = "tile_workspace"
 TIMING_DEPENDENT = "timing_dependent"
 DEVICE_RANKING = "device_ranking"
 KNOWN_FEATURES: frozenset[str] = frozenset({TILE_WORKSPACE, TIMING_DEPENDENT, DEVICE_RANKING})
-"""Names that a ``requires`` list may hold: what this release understands besides version 2."""
+"""Names allowed in a ``requires`` list: features that this release knows besides version 2."""
 
 ON = " on "
-"""Between a problem and a further GPU product, in the text that names a ranking's problem."""
+"""Separator between problem and further GPU product, in the text that names a ranking's problem."""
 
 PREFIX = struct.Struct("<8sII32s")
-"""magic, format version, header bytes, sha256 of the header: 48 bytes, little-endian."""
+"""Magic, format version, header bytes, header sha256: 48 bytes, little-endian."""
 
 MAX_HEADER_BYTES = 16 << 20
-"""Ten times what the largest real bundle needs. All ten manifests that are shipped, in one bundle
-(736 kernels and 4,267 problems of sm_100f), take 1.06 MB of header with estimates, and 1.5 MB once
-each is measured with ATen and Triton beside; the largest single one, hgemm-1000, takes 0.37 MB."""
+"""Largest header: ten times what the largest real bundle needs. All ten shipped manifests in one
+bundle (736 kernels and 4,267 problems for sm_100f) take a 1.06 MB header with estimates, and 1.5 MB
+with each problem measured, ATen and Triton included. The largest single manifest, hgemm-1000, takes
+0.37 MB."""
 MAX_PAYLOAD_BYTES = 64 << 20
 MAX_DICTIONARY_BYTES = 64 << 20
 MAX_KERNEL_ALIGNMENT_BYTES = 4096
 MAX_TILE_BYTES = 64 << 20
-"""Of a workspace, for each tile: far more than the registers of a thread block hold."""
+"""Largest workspace per tile: far more than a thread block's registers hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Where compressed bytes lie and what they must become.
+    """Compressed bytes: position, and size after decompression.
 
     Attributes:
-        offset: First byte, counted from the start of the file.
+        offset: First byte, counted from the file's start.
         stored_bytes: Length in the file.
         content_bytes: Length after decompression.
     """
@@ -65,17 +66,17 @@ class Span:
 
     @property
     def end(self) -> int:
-        """First byte behind the span."""
+        """First byte after the span."""
         return self.offset + self.stored_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dictionary:
-    """The zstd dictionary that every kernel frame refers to.
+    """zstd dictionary that every kernel frame refers to.
 
     Attributes:
-        span: Where its own zstd frame (made without a dictionary) lies.
-        sha256: Digest of the decompressed dictionary.
+        span: Its own zstd frame (made without a dictionary).
+        sha256: Digest after decompression.
     """
 
     span: Span
@@ -84,12 +85,13 @@ class Dictionary:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterLimit:
-    """The device-dependent constant that a static-persistent scheduler was compiled with.
+    """Device-dependent constant that a static-persistent scheduler was compiled with.
 
     Attributes:
-        cluster_size: Thread blocks in one cluster.
+        cluster_size: Thread blocks per cluster.
         max_active: Clusters of that size that run at once on the build's device profile.
-        basis: ``measured``, ``reported`` or ``estimated``: how the profile knows ``max_active``.
+        basis: Evidence for ``max_active`` in the profile: ``measured``, ``reported`` or
+            ``estimated``.
     """
 
     cluster_size: int
@@ -99,20 +101,20 @@ class ClusterLimit:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelDesign:
-    """How a kernel works, for people and for ranking; it never changes what is computed.
+    """Kernel design, for people and for ranking; it never changes the result.
 
     Attributes:
         tile: Extents (m, n, k) that ``ctas_per_tile`` thread blocks compute at a time.
-        ctas_per_tile: 1, or 2 where pairs of thread blocks issue one matrix instruction.
-        cluster: Thread blocks of a cluster along (m, n).
-        fallback_cluster: Smaller cluster for where ``cluster`` does not fit, or None.
-        scheduler: How tiles reach thread blocks, e.g. ``clc``, ``dynamic_persistent``.
-        cluster_limits: Device-dependent constants compiled in; empty where there are none.
-        swapped: Whether the kernel computes the transposed problem, out.T = B.T @ A.T. Tile and
-            cluster are in the problem's orientation even so.
-        splits: Thread blocks, or clusters, that share the k of one tile.
-        dependent_launch: Whether it is launched so that it may begin before the kernel ahead of it
-            on the stream has ended (programmatic dependent launch); it waits before it reads.
+        ctas_per_tile: 1, or 2 if thread block pairs issue one matrix instruction.
+        cluster: Thread blocks per cluster along (m, n).
+        fallback_cluster: Smaller cluster, used if ``cluster`` does not fit, or None.
+        scheduler: Assignment of tiles to thread blocks, e.g. ``clc``, ``dynamic_persistent``.
+        cluster_limits: Device-dependent constants compiled in; may be empty.
+        swapped: True if the kernel computes the transposed problem, out.T = B.T @ A.T. Tile and
+            cluster keep the problem's orientation.
+        splits: Thread blocks, or clusters, that share a tile's k.
+        dependent_launch: True if it may begin before the previous kernel on the stream has ended
+            (programmatic dependent launch); it waits before it reads.
     """
 
     tile: tuple[int, int, int]
@@ -128,22 +130,22 @@ class KernelDesign:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelFacts:
-    """What is known of a kernel, from the provider that lists it to the header of its bundle.
+    """Facts about a kernel, from the provider that lists it to its bundle's header.
 
     Attributes:
-        signature: What it computes.
-        provider, operator: Where it came from.
-        design: How it works.
-        alignment_bytes: Alignment that pointers, and in bytes contiguous extents and strides other
-            than 1, must have; at most 4096.
-        workspace_bytes: Device memory that a launch needs besides its operands, where it does not
-            depend on the problem's sizes.
-        workspace: How much it needs where it does; None where it does not.
-        is_deterministic: Whether equal operands give equal results. A kernel that adds in the order
-            in which thread blocks arrive does not.
-        calling_convention: How to call it: ``tvm_ffi:gemm(a,b,out,stream)`` is a TVM-FFI function
-            exported as ``__tvm_ffi_gemm`` that takes the operands in this order, then the CUDA
-            stream as an opaque pointer.
+        signature: Signature that it computes.
+        provider, operator: Origin.
+        design: Kernel design.
+        alignment_bytes: Alignment for pointers, and for contiguous extents and strides other than 1
+            in bytes; at most 4096.
+        workspace_bytes: Device memory for a launch besides its operands, if independent of the
+            problem's sizes.
+        workspace: Formula for that memory if it depends on the sizes, or None.
+        is_deterministic: True if equal operands give equal results. A kernel whose thread blocks
+            add in order of arrival is not deterministic.
+        calling_convention: ``tvm_ffi:gemm(a,b,out,stream)`` is a TVM-FFI function exported as
+            ``__tvm_ffi_gemm`` that takes the operands in this order, then the CUDA stream as an
+            opaque pointer.
     """
 
     signature: Signature
@@ -158,12 +160,12 @@ class KernelFacts:
 
     @property
     def has_workspace(self) -> bool:
-        """Whether a launch needs memory besides its operands."""
+        """True if a launch needs memory besides its operands."""
         return self.workspace_bytes > 0 or self.workspace is not None
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What a reader must know to use the kernel, as its entry requires it."""
+        """Features that a reader must know to use the kernel, for its entry's ``requires``."""
         needed = {
             TILE_WORKSPACE: self.workspace is not None,
             TIMING_DEPENDENT: not self.is_deterministic,
@@ -171,19 +173,19 @@ class KernelFacts:
         return tuple(name for name, is_needed in needed.items() if is_needed)
 
     def facts(self) -> dict[str, Any]:
-        """These fields alone, as arguments for a class that adds others to them."""
+        """Returns these fields alone, as arguments for a class that adds others."""
         return {one.name: getattr(self, one.name) for one in fields(KernelFacts)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel(KernelFacts):
-    """One kernel as a header lists it.
+    """Kernel entry in a header.
 
     Attributes:
-        id: sha256 of the uncompressed payload, in hex: the kernel's name everywhere.
-        span: Where its zstd frame lies.
-        imports: Symbols that its payload leaves undefined, sorted; None where ``Header.imports``
-            are its own.
+        id: Uncompressed payload's sha256, in hex: the kernel's name everywhere.
+        span: Its zstd frame.
+        imports: Symbols that its payload leaves undefined, sorted; None if equal to
+            ``Header.imports``.
     """
 
     id: str
@@ -193,12 +195,12 @@ class Kernel(KernelFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class UnknownKernel:
-    """A kernel that this release does not understand, and so never calls.
+    """Kernel that this release does not understand, and so never calls.
 
     Attributes:
-        id, span, operator: As of a `Kernel`.
-        signature: The text that names what it computes.
-        why: What is not understood, in words.
+        id, span, operator: As for a `Kernel`.
+        signature: Signature text.
+        why: Reason that it is unknown, in words.
     """
 
     id: str
@@ -209,23 +211,22 @@ class UnknownKernel:
 
 
 APART, BACK_TO_BACK = "apart", "back to back"
-"""How timed launches follow each other: behind a small kernel each, which waits for the launch
-before it to end and lets none begin before its own end; or one behind the other, where a kernel of
-programmatic dependent launch may begin before the one before it has ended."""
+"""Spacing of timed launches. Apart: a small kernel precedes each launch; it waits for the previous
+launch to end and lets none begin before its own end. Back to back: a kernel with programmatic
+dependent launch may begin before the previous one has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What a measurement depends on besides the GPU product.
+    """Measurement conditions besides the GPU product.
 
     Attributes:
-        driver: Version of the GPU's driver, e.g. ``580.95.05``.
-        torch: Version of torch, whose ATen was measured beside, e.g. ``2.11.0+cu130``.
+        driver: GPU driver version, e.g. ``580.95.05``.
+        torch: torch version, whose ATen was measured too, e.g. ``2.11.0+cu130``.
         cuda: CUDA version that torch was built for, e.g. ``13.0``; it bounds cuBLAS's version.
-        date: Day of the measurement in UTC, e.g. ``2026-11-21``.
-        launches: How timed launches followed each other: `APART`, `BACK_TO_BACK`, or a text that
-            this release does not know.
-        gpu_sha256: Digest of the GPU's UUID, such as ``GPU-8b1c…``; None where it is not known.
+        date: UTC date, e.g. ``2026-11-21``.
+        launches: Launch spacing: `APART`, `BACK_TO_BACK`, or a text unknown to this release.
+        gpu_sha256: Digest of the GPU's UUID, such as ``GPU-8b1c…``; None if unknown.
     """
 
     driver: str
@@ -237,18 +238,18 @@ class Conditions:
 
 
 ESTIMATE, MEASUREMENT = "estimate", "measurement"
-"""Kinds of sources that are known."""
+"""Known source kinds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankingSource:
-    """Where the order of a ranking comes from.
+    """Source for a ranking's order.
 
     Attributes:
         kind: ``estimate`` or ``measurement``.
-        by: The model and its version, or the measuring program.
-        gpu: The GPU that was modelled or measured, as its driver names it.
-        conditions: Of a measurement, where they were written down.
+        by: Model and its version, or measuring program.
+        gpu: Modelled or measured GPU product, as its driver names it.
+        conditions: Measurement conditions, if recorded.
     """
 
     kind: str
@@ -259,11 +260,11 @@ class RankingSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """One place of a ranking.
+    """Entry in a ranking.
 
     Attributes:
         kernel: Position in ``Header.kernels``.
-        time_ns: Estimated or measured runtime in nanoseconds; None where the source has no number.
+        time_ns: Estimated or measured runtime in nanoseconds; None if the source has no number.
     """
 
     kernel: int
@@ -272,12 +273,12 @@ class Ranked:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """A measured runtime.
+    """Measured runtime.
 
     Attributes:
         time_ns: Median, in nanoseconds.
-        spread_ns: The true median lies within ``time_ns`` ± this, with a confidence of 95 % for
-            each timing by itself.
+        spread_ns: The true median lies within ``time_ns`` ± this, with 95 % confidence for each
+            timing alone.
     """
 
     time_ns: int
@@ -288,25 +289,24 @@ LEAST_CONFIRMING = 2
 """Distinct GPUs that a confirmed measurement needs."""
 
 LEAST_REPEAT_S = 120
-"""Least seconds between two measurements of a problem on one GPU that make it repeated.
+"""Least seconds between two measurements on one GPU that count as a repetition.
 
-Clocks and temperature settle in tens of seconds, and other programs' bursts of work end. After two
-minutes the second measurement does not inherit the state that the first one found."""
+Clocks and temperature settle in tens of seconds, and other programs' bursts end. After two minutes
+the second measurement does not inherit the first one's state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What was measured of a problem besides its kernels' times.
+    """Problem measurement besides kernel times.
 
     Attributes:
-        spreads_ns: Of each place of the ranking; see `Timing`.
-        aten: ATen's time for the problem; None where it has no operator that computes the same.
-        triton: Time of the best Triton kernel that Inductor found; None where it was not
-            measured.
-        doubts: Why the order is not to be relied on; empty where it is.
-        confirmed_by: Digests of the UUIDs of the GPUs that confirm it: at least two, or none.
+        spreads_ns: Spread per ranking entry; see `Timing`.
+        aten: ATen's time for the problem; None if it has no operator that computes the same.
+        triton: Time for Inductor's best Triton kernel; None if not measured.
+        doubts: Reasons not to rely on the order; empty for a reliable one.
+        confirmed_by: UUID digests for the GPUs that confirm it: at least two, or none.
         repeated: Seconds after which another process measured the same on this GPU, at least
-            `LEAST_REPEAT_S`; None where none did.
+            `LEAST_REPEAT_S`; None if none did.
     """
 
     spreads_ns: tuple[int, ...]
@@ -318,17 +318,17 @@ class Measured:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether two GPUs of the product agree on the winner, and nothing speaks against it."""
+        """True if two such GPUs agree on the winner, without doubts."""
         return len(set(self.confirmed_by)) >= LEAST_CONFIRMING and not self.doubts
 
     @property
     def is_repeated(self) -> bool:
-        """Whether two processes on one GPU agree on the winner, and nothing speaks against it."""
+        """True if two processes on one GPU agree on the winner, without doubts."""
         return self.repeated is not None and not self.doubts
 
     @property
     def standing(self) -> str:
-        """In words, how far the order may be relied on."""
+        """Reliability of the order, in words."""
         if self.doubts:
             return "doubtful"
         if self.is_confirmed:
@@ -338,13 +338,13 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileFailure:
-    """A kernel that was chosen for a problem and did not compile.
+    """Kernel that was chosen for a problem and did not compile.
 
     Attributes:
-        operator: Its operator.
-        reason: Why, on one line.
-        is_transient: Whether another attempt may succeed: the compiler was killed or ran out of
-            time, which says nothing about the kernel.
+        operator: Operator name.
+        reason: Reason, on one line.
+        is_transient: True if another attempt may succeed: the compiler was killed or timed out,
+            which says nothing about the kernel.
     """
 
     operator: str
@@ -353,24 +353,24 @@ class CompileFailure:
 
 
 def entry_name(problem: Problem, product: str | None = None) -> str:
-    """The text that names an entry in a header: its problem, and the product if it is further."""
+    """Returns the text that names a header entry: its problem, and its product if it is further."""
     return f"{problem.key}{ON}{product}" if product else problem.key
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """The kernels of one problem, best first, and which source says so.
+    """Kernels for a problem, best first, and their order's source.
 
     Attributes:
-        problem: The problem.
+        problem: Ranked problem.
         source: Position in ``Header.sources``.
-        kernels: Best first.
-        measured: What was measured besides; None where the order is an estimate.
+        kernels: Entries, best first.
+        measured: Measurement; None if the order is an estimate.
         missing: Positions in ``Header.failures``: kernels that should be ranked too.
-        is_declared: Whether a manifest declares the problem. Others were measured and not declared,
-            for tables that choose a kernel by m.
-        product: The GPU product that it is for, as its driver names it, if it is a further ranking;
-            None if it is the first ranking of its problem, for the ``gpu`` of its source.
+        is_declared: True if a manifest declares the problem. Others were only measured, for
+            dispatch by m.
+        product: GPU product for a further ranking, as its driver names it; None for a problem's
+            first ranking, whose product is its source's ``gpu``.
     """
 
     problem: Problem
@@ -383,22 +383,22 @@ class Ranking:
 
     @property
     def is_further(self) -> bool:
-        """Whether the bundle has, or could have, another ranking of the problem before it."""
+        """True if the bundle has, or could have, another ranking for the problem before it."""
         return self.product is not None
 
     @property
     def name(self) -> str:
-        """The text that names it in a header."""
+        """Text that names it in a header."""
         return entry_name(self.problem, self.product)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnknownEntry:
-    """A ranking, or an entry of ``unserved``, that this release leaves out.
+    """Ranking, or entry in ``unserved``, that this release leaves out.
 
     Attributes:
-        problem: The text that names its problem.
-        why: What is not understood, in words.
+        problem: Text that names its problem.
+        why: Reason that it is unknown, in words.
     """
 
     problem: str
@@ -406,22 +406,22 @@ class UnknownEntry:
 
 
 class Scope(str, enum.Enum):
-    """What a reason for having no kernel holds for."""
+    """Scope of the reason for a missing kernel."""
 
     SIGNATURE = "signature"
-    """Every problem of the signature, whatever its sizes."""
+    """Every problem with the signature, whatever its sizes."""
 
     PROBLEM = "problem"
-    """This problem alone; others of its signature may have kernels."""
+    """This problem alone; others with its signature may have kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnservedReason:
-    """Why a declared problem has no kernel.
+    """Reason that a declared problem has no kernel.
 
     Attributes:
-        text: The reason, on one line.
-        scope: What it holds for; None where that is not known: bundles of version 1 do not say.
+        text: Reason, on one line.
+        scope: Problems that it holds for; None if unknown, as in bundles of version 1.
     """
 
     text: str
@@ -430,32 +430,31 @@ class UnservedReason:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """Everything a bundle says about itself; see FORMAT.md for each field.
+    """Bundle header; see FORMAT.md for each field.
 
     Attributes:
-        target: What the kernels run on.
-        device: Name of the device profile that the build used; the first, if it used several.
+        target: Kernel target.
+        device: Device profile name used in the build; the first, if several.
         generator: Program and version that wrote the file.
-        build_key: Digest of all inputs of the build: equal keys, equal bundles.
+        build_key: Digest over all build inputs: equal keys, equal bundles.
         toolchain: Versions of everything that shaped the code, by distribution or tool name.
-        body_sha256: Digest of all bytes behind the header.
-        dictionary: The compression dictionary, or None.
-        kernels: Sorted by id; those that this release understands.
-        sources: Where rankings come from.
-        rankings: Sorted by problem key, of one problem by product, the first product's before
-            further ones; those that this release understands.
-        unserved: Problems that were declared and got no kernel, each with the reason.
-        imports: Symbols that each payload leaves undefined for the runtime's libraries to define,
-            but for kernels that list their own, sorted; None where that is not known: bundles of
-            version 1 do not say.
+        body_sha256: Digest over all bytes after the header.
+        dictionary: Compression dictionary, or None.
+        kernels: Known kernels, sorted by id.
+        sources: Ranking sources.
+        rankings: Known rankings, sorted by problem key, then by product; a problem's first ranking
+            precedes its further ones.
+        unserved: Declared problems without a kernel, with the reasons.
+        imports: Symbols that payloads leave undefined for the runtime's libraries, sorted; kernels
+            with their own list are excepted. None if unknown, as in bundles of version 1.
         failures: Kernels that were chosen and did not compile.
         unknown_kernels: Kernels that this release does not understand.
         unknown_rankings: Rankings that this release does not understand.
-        unknown_sources: Of each source that this release does not understand, or takes for an
-            estimate though it is none, why.
-        unknown_unserved: Entries of ``unserved`` that this release does not understand.
-        format_version: Version of the format that the file was written in.
-        further_devices: Names of the other device profiles that the build used.
+        unknown_sources: Reasons for sources that this release does not understand, or counts as
+            estimates though they are none.
+        unknown_unserved: Entries in ``unserved`` that this release does not understand.
+        format_version: File format version.
+        further_devices: Other device profiles used in the build, by name.
     """
 
     target: Target
@@ -480,12 +479,12 @@ class Header:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Names of all device profiles that the build used."""
+        """All device profiles used in the build, by name."""
         return (self.device, *self.further_devices)
 
     @property
     def products(self) -> tuple[str, ...]:
-        """The GPU products that rankings are for, by the driver's names, the first ones first."""
+        """GPU products with rankings, by driver name; products with first rankings lead."""
         ordered = sorted(self.rankings, key=lambda one: (one.is_further, self.gpu_of(one)))
         return tuple(dict.fromkeys(self.gpu_of(one) for one in ordered))
 
@@ -500,32 +499,32 @@ class Header:
         return len({one.problem for one in self.rankings}) - self.declared_count
 
     def gpu_of(self, ranking: Ranking) -> str:
-        """The GPU product that a ranking is for, as its driver names it."""
+        """Returns a ranking's GPU product, as its driver names it."""
         return self.sources[ranking.source].gpu
 
     def rankings_on(self, gpu: str) -> tuple[Ranking, ...]:
-        """The rankings that a GPU of a product uses, one a problem; see `choose_rankings`."""
+        """Returns the rankings that a GPU product uses, one per problem; see `choose_rankings`."""
         return choose_rankings(self.rankings, gpu, gpu_of=self.gpu_of)
 
     def is_complete(self, ranking: Ranking) -> bool:
-        """Whether building a ranking again would find no further kernel."""
+        """Returns True if building a ranking again would find no further kernel."""
         return not any(self.failures[position].is_transient for position in ranking.missing)
 
 
 class _Entry(Protocol):
-    """A ranking, in a header or on its way into one."""
+    """Ranking, in a header or on its way into one."""
 
     @property
     def problem(self) -> Problem:
-        """The problem."""
+        """Ranked problem."""
 
     @property
     def is_declared(self) -> bool:
-        """Whether a manifest declares it."""
+        """True if a manifest declares it."""
 
     @property
     def is_further(self) -> bool:
-        """Whether another ranking of the problem may be before it."""
+        """True if another ranking for the problem may precede it."""
 
 
 _E = TypeVar("_E", bound=_Entry)
@@ -534,10 +533,10 @@ _E = TypeVar("_E", bound=_Entry)
 def choose_rankings(
     rankings: Sequence[_E], gpu: str, *, gpu_of: Callable[[_E], str]
 ) -> tuple[_E, ...]:
-    """Choose one ranking a problem for a GPU product: its own, else the first product's.
+    """Chooses a ranking per problem for a GPU product: its own, else the first product's.
 
-    A product that has rankings of its own does not use what was measured on another one at sizes
-    that no manifest declares. Where none is further, all are used.
+    A product with its own rankings does not use another product's measurements at undeclared sizes.
+    If no ranking is further, all are used.
     """
     if not any(one.is_further for one in rankings):
         return tuple(rankings)
@@ -554,12 +553,12 @@ def choose_rankings(
 
 
 def sha256_hex(data: bytes) -> str:
-    """Hex sha256 of ``data``."""
+    """Returns the sha256 in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one byte string a JSON value may be written as: sorted keys, no spaces, ASCII."""
+    """Returns the only valid encoding of a JSON value: sorted keys, no spaces, ASCII."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
     ).encode("ascii")

@@ -1,4 +1,4 @@
-"""Rules of FORMAT.md that hold between the values of a bundle's header."""
+"""FORMAT.md's rules between values in a bundle's header."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from .format import (
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The parts of a header that refer to each other, with what is not understood in its place.
+    """Header parts that refer to each other, with placeholders for unknown entries.
 
     Attributes:
         dictionary, kernels, rankings, failures: As in the header. Rankings name kernels and
             failures by their positions here.
-        sources: Each source, or why it is not understood.
-        unserved: Entries in the order of the file: a problem with the reason.
+        sources: Sources; for an unknown source, the reason.
+        unserved: Entries in file order: a problem with the reason.
     """
 
     dictionary: Dictionary | None
@@ -46,11 +46,11 @@ class Parts:
 
 
 Fail = Callable[[str, str], NoReturn]
-"""Raises `BundleFormatError` of a rule, with a message."""
+"""Raises `BundleFormatError` for a rule, with a message."""
 
 
 def check_header(parts: Parts, fail: Fail, *, body_offset: int, file_bytes: int) -> None:
-    """Check every rule between values that needs no byte of the body."""
+    """Checks every rule between values that needs no body byte."""
     _check_spans(parts, fail, body_offset, file_bytes)
     _check_order(parts, fail)
     _check_rankings(parts, fail)
@@ -91,7 +91,7 @@ def _check_order(parts: Parts, fail: Fail) -> None:
 def _order_fault(
     name: str, known: Sequence[tuple[Problem, str]], entries: Sequence[object]
 ) -> str | None:
-    """Find an entry out of order; known ones are a problem and a further product, or nothing."""
+    """Describes an entry out of order; known entries are a problem and a further product."""
     for before, after in itertools.pairwise(known):
         if not before < after:
             one, other = entry_name(*after), entry_name(*before)
@@ -155,7 +155,7 @@ def _check_rankings(parts: Parts, fail: Fail) -> None:
 def _check_product(
     fail: Fail, ranking: Ranking, source: RankingSource, first: dict[Problem, str]
 ) -> None:
-    """Check a further ranking's product; ``first`` has that of each problem's first ranking."""
+    """Checks a further ranking's product; ``first`` has each problem's first ranking's product."""
     if ranking.product is None:
         first[ranking.problem] = source.gpu
     elif ranking.product != source.gpu:

@@ -1,4 +1,4 @@
-"""The bundle reader: opens a file, checks it, and hands out verified payloads."""
+"""Bundle reader: opens a file, checks it, and returns verified payloads."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from .format import (
 _CHUNK_BYTES = 1 << 20
 
 _dictionary_lock = threading.Lock()
-"""Held while a bundle's dictionary is read: once a bundle, so that one lock is enough for all."""
+"""Held while a bundle's dictionary is read: once per bundle, so all bundles share a lock."""
 
 
 def _renew_lock() -> None:
-    """Forget who holds the lock: in a forked child, perhaps a thread that it does not have."""
+    """Replaces the lock in a forked child, where its holder may be a thread that is gone."""
     global _dictionary_lock
     _dictionary_lock = threading.Lock()
 
@@ -44,36 +44,36 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def file_identity(status: os.stat_result) -> tuple[int, int, int]:
-    """What tells a file from one that replaced it."""
+    """Returns what tells a file from its replacement: device, inode and modification time."""
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 class Bundle:
-    """An open bundle whose header keeps every rule of FORMAT.md.
+    """Open bundle whose header keeps every FORMAT.md rule.
 
     The file stays open, so replacing it on disk does not change what this object reads. Safe to use
     from several threads.
 
     Attributes:
-        path: Where it was opened.
-        header: The validated header.
-        file_bytes: Length of the file.
-        identity: Device, inode and time of change of the file that was opened.
+        path: Path at opening.
+        header: Validated header.
+        file_bytes: File length.
+        identity: The open file's device, inode and modification time.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open and validate ``path``.
+        """Opens and validates ``path``.
 
         Raises:
             StorageError: If the file cannot be read.
-            BundleFormatError: If it breaks a rule of the format.
+            BundleFormatError: If it breaks a rule in FORMAT.md.
         """
-        self._descriptor = -1  # first, for __del__ runs whatever fails here
+        self._descriptor = -1  # first, because __del__ runs even if this fails
         self.path = Path(path)
         self._local = threading.local()
         self._dictionary: zstandard.ZstdCompressionDict | None = None
         try:
-            # Non-blocking, for opening a named pipe would wait for a writer.
+            # Non-blocking, because opening a named pipe would wait for a writer.
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
             self._descriptor = os.open(self.path, flags)
             status = os.fstat(self._descriptor)
@@ -95,19 +95,19 @@ class Bundle:
         self.close()
 
     def close(self) -> None:
-        """Close the file; payloads can no longer be read."""
+        """Closes the file; payloads can no longer be read."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
     def payload(self, kernel: Kernel | UnknownKernel) -> bytes:
-        """Decompress one kernel and check its digest.
+        """Decompresses a kernel and checks its digest.
 
         Returns:
-            The ELF shared object whose sha256 is ``kernel.id``.
+            ELF shared object whose sha256 is ``kernel.id``.
 
         Raises:
-            BundleFormatError: If its frame is damaged or its content is not what its id says.
+            BundleFormatError: If the frame is damaged or the content does not match the id.
         """
         name = f"kernel {kernel.id[:12]}"
         content = self._decompress(name, kernel.span, self._decompressor())
@@ -116,10 +116,10 @@ class Bundle:
         return content
 
     def check_body(self) -> None:
-        """Check the digest of everything behind the header.
+        """Checks the digest over everything after the header.
 
         Raises:
-            BundleFormatError: If a byte of the body was changed.
+            BundleFormatError: If a body byte was changed.
         """
         digest = hashlib.sha256()
         for chunk in self._chunks(self._body_offset):
@@ -130,7 +130,7 @@ class Bundle:
             )
 
     def content(self) -> bytes:
-        """The whole file, as it was opened."""
+        """Returns the whole file, as it was opened."""
         return b"".join(self._chunks(0))
 
     def _chunks(self, offset: int) -> Iterator[bytes]:
@@ -152,7 +152,7 @@ class Bundle:
         return data
 
     def _read_header(self) -> tuple[Header, int]:
-        """Read the header, and where the body starts."""
+        """Returns the header, and the body's offset."""
         if self.file_bytes < PREFIX.size:
             self._fail("truncated", f"{self.file_bytes} bytes, a bundle has at least {PREFIX.size}")
         magic, version, header_bytes, digest = PREFIX.unpack(self._read(0, PREFIX.size))
@@ -183,7 +183,7 @@ class Bundle:
         return header, body_offset
 
     def _decompressor(self) -> zstandard.ZstdDecompressor:
-        # One a thread: a ZstdDecompressor must not be used by two threads at once.
+        # One per thread: a ZstdDecompressor must not be used by two threads at once.
         made: zstandard.ZstdDecompressor | None = getattr(self._local, "decompressor", None)
         if made is None:
             if self.header.dictionary is not None:

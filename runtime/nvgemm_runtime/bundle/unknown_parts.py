@@ -1,8 +1,8 @@
-"""Leaves out of a header what this release does not understand, and what depends on it.
+"""Removes entries from a header that this release does not understand, and their dependents.
 
-A kernel that is not understood drops out of every ranking. A measurement that lost kernels is in
-doubt: the order of the others holds, but a lost one may be the fastest. A source of an unknown kind
-counts as an estimate, and so do its rankings.
+An unknown kernel leaves every ranking. A measurement that lost kernels is in doubt: the order of
+the others holds, but a lost one may be the fastest. A source with an unknown kind counts as an
+estimate, and so do its rankings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .header_rules import Parts
 
 
 def with_understood(header: Header, parts: Parts) -> Header:
-    """A header with what is understood of parts that keep every rule, and beside it what is not."""
+    """Splits valid header entries into known and unknown ones."""
     kernels = tuple(one for one in parts.kernels if isinstance(one, Kernel))
     sources = tuple(one for one in parts.sources if isinstance(one, RankingSource))
     unknown_sources = [why for source in parts.sources if (why := _why_unknown(source))]
@@ -68,12 +68,12 @@ def _why_unknown(source: RankingSource | str) -> str | None:
 
 
 def doubt_about(gone: int, total: int, why: str) -> str:
-    """Why the order of a measured ranking that lost kernels is in doubt."""
+    """Describes the doubt about a measured ranking that lost kernels."""
     return f"{gone} of {total} measured kernels {why}"
 
 
 def _new_positions(items: Sequence[object], kind: type) -> dict[int, int]:
-    """For the position of each item of a kind, its position among those."""
+    """Maps the positions of items with a type to their positions among themselves."""
     kept = [position for position, item in enumerate(items) if isinstance(item, kind)]
     return {position: new for new, position in enumerate(kept)}
 

@@ -1,5 +1,5 @@
-"""The bundles that this process can use: found, opened and indexed once.
+"""Bundles that this process can use: found, opened and indexed once.
 
-May import `matching` and what is below it; not `launch` or what is above it. Start at `registry`;
-`discover` finds bundles of wheels, and `jit_cache` those that were compiled at run time.
+May import `matching` and the rooms below it, but not `launch` or the rooms above it. Start at
+`registry`; `discover` finds bundles in wheels, and `jit_cache` bundles compiled at run time.
 """

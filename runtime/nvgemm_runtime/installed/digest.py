@@ -1,6 +1,6 @@
-"""A digest of the bundles that this process uses, for the keys of compile caches.
+"""Digest of this process's bundles, for compile cache keys.
 
-Neither bundles nor Inductor are imported: every process that compiles asks for it.
+Imports neither bundles nor Inductor: every compiling process needs it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from ..settings import BUNDLES_VARIABLE
 from .discover import BundleFile, find_bundles
 
 _PREFIX_BYTES = 48
-"""Size of `nvgemm_runtime.bundle.format.PREFIX`, which has the digest of all that follows."""
+"""Size of `nvgemm_runtime.bundle.format.PREFIX`, which contains the digest of the header."""
 
 _UNUSABLE = b"unusable"
-"""What a bundle adds that cannot be opened, whatever the reason, which may have paths in it."""
+"""Digest input for a bundle that cannot be opened. It omits the reason, which may contain paths."""
 
 _opened: str | None = None
 _seen: tuple[list[tuple[str, int]], tuple[BundleFile, ...], str] | None = None
 
 
 def installed_digest() -> str:
-    """Digest over the first bytes of every installed or named bundle.
+    """Returns a digest over the first bytes of every installed or named bundle.
 
-    Until this process opens its bundles, it changes as soon as one is installed, removed or
-    replaced. From then on it describes those that were opened.
+    Until this process opens its bundles, the digest changes as soon as one is installed, removed or
+    replaced. From then on it describes the opened ones.
     """
     global _seen
     if _opened is not None:
@@ -39,18 +39,18 @@ def installed_digest() -> str:
 
 
 def has_bundles() -> bool:
-    """Whether any bundle is installed or named, usable or not."""
+    """Returns True if any bundle is installed or named, usable or not."""
     return installed_digest() != _NONE
 
 
 def keep(files: Iterable[BundleFile]) -> None:
-    """Describe these bundles from now on, because this process opens them and no others."""
+    """Fixes the digest to these bundles, because this process opens them and no others."""
     global _opened
     _opened = _digest(files)
 
 
 def forget() -> None:
-    """Look again, as a process that has just started."""
+    """Resets the digest, as in a process that has just started."""
     global _opened, _seen
     _opened = _seen = None
 
@@ -67,7 +67,7 @@ _NONE = _digest(())
 
 
 def _identity(path: os.PathLike[str]) -> bytes:
-    """A bundle's first bytes."""
+    """Returns a bundle's first bytes."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             return file.read(_PREFIX_BYTES)
@@ -76,7 +76,7 @@ def _identity(path: os.PathLike[str]) -> bytes:
 
 
 def _changes(files: Iterable[BundleFile]) -> list[tuple[str, int]]:
-    """When bundles, and the places where others may appear, last changed: nanoseconds, by path."""
+    """Returns modification times of bundles and their possible locations: path, nanoseconds."""
     named = filter(None, os.environ.get(BUNDLES_VARIABLE, "").split(os.pathsep))
     paths = [*named, *sys.path, *(str(file.path) for file in files)]
     return [(path, _changed(path)) for path in paths]

@@ -1,4 +1,4 @@
-"""Finds bundles: of installed kernel wheels, without importing any, and those named by hand."""
+"""Finds bundles: in installed kernel wheels, without importing any, and by environment variable."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ ENTRY_POINT_GROUP = "nvgemm_aot.bundles"
 """Entry point group of kernel wheels. Each value is the package whose directory holds bundles."""
 
 DISTRIBUTION_PREFIX = "nvgemm-kernels-"
-"""What the distribution of a kernel wheel is called, before the name of its manifest."""
+"""Prefix of a kernel wheel's distribution name, before its manifest's name."""
 
 BUNDLE_SUFFIX = ".nvgemm"
-"""Ending of a bundle's file name."""
+"""Suffix of bundle file names."""
 
 _LEFT_BY_PIP = "~"
-"""How the directories begin of what pip was interrupted in uninstalling."""
+"""Prefix of directories left by an interrupted pip uninstall."""
 
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstalledBundle:
-    """A bundle that an installed distribution brought, or should have brought.
+    """Bundle that an installed distribution contains, or should contain.
 
     Attributes:
-        path: Absolute path of the file, from which nothing was read; of a distribution that cannot
-            be read, where its metadata lies.
-        distribution: Name of the distribution, as its metadata gives it, or None.
-        version: Version of the distribution, or None.
-        problem: Why there is no bundle to open, with the next step, or None.
+        path: Absolute file path, unread; for an unreadable distribution, its metadata's path.
+        distribution: Distribution name in its metadata, or None.
+        version: Distribution version, or None.
+        problem: Reason that there is no bundle to open, with the next step, or None.
     """
 
     path: Path
@@ -48,28 +47,27 @@ class InstalledBundle:
 
     @property
     def origin(self) -> str:
-        """What messages call the distribution."""
+        """Name of the distribution in messages."""
         if self.distribution is None:
             return f"a kernel wheel at {self.path}"
         return f"{self.distribution} {self.version}"
 
     @property
     def requirement(self) -> str | None:
-        """The distribution and version as pip takes them, if they are known."""
+        """Distribution and version as a pip requirement, if known."""
         return None if self.distribution is None else f"{self.distribution}=={self.version}"
 
 
 def find_wheel_bundles() -> tuple[InstalledBundle, ...]:
-    """Find every bundle of every installed kernel wheel.
+    """Finds every bundle in every installed kernel wheel.
 
-    Distributions are told by their metadata alone: an entry point of group `ENTRY_POINT_GROUP`
-    names a package, and the installer's RECORD says which files of that package are bundles. A
-    file that is listed and missing, and a distribution that is damaged, come with their problem;
-    the others are still found. Where ``sys.path`` holds a distribution twice, the first counts, as
-    it does for imports.
+    Reads only metadata: an entry point in group `ENTRY_POINT_GROUP` names a package, and the
+    installer's RECORD lists the bundles in that package. A file that is listed and missing, and a
+    damaged distribution, come with their problem and do not hide the others. If ``sys.path`` has a
+    distribution twice, the first counts, as for imports.
 
     Returns:
-        The bundles, ordered by distribution and path; no file comes twice.
+        Bundles ordered by distribution and path, each file once.
     """
     found: dict[str, InstalledBundle] = {}
     seen_names: set[str] = set()
@@ -87,7 +85,7 @@ def find_wheel_bundles() -> tuple[InstalledBundle, ...]:
                 continue
             seen_names.add(key)
             bundles = list(_bundles(distribution, packages, name, version))
-        except Exception as error:  # Metadata of third parties can be wrong in any way.
+        except Exception as error:  # third-party metadata can be wrong in any way
             problem = (
                 f"{describe_distribution(distribution)} cannot be used: "
                 f"{str(error) or type(error).__name__}; reinstall or uninstall it"
@@ -102,20 +100,20 @@ def find_wheel_bundles() -> tuple[InstalledBundle, ...]:
 
 
 def canonical_name(name: str) -> str:
-    """A distribution's name as pip compares it."""
+    """Returns a distribution name as pip compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundleFile:
-    """A file that should be a bundle.
+    """File that should be a bundle.
 
     Attributes:
-        path: The file.
-        origin: The distribution and version that brought it, the variable that names it, or the
-            JIT cache.
-        problem: Why it must not or cannot be opened, or None.
-        requirement: The distribution and version as pip takes them, if they are known.
+        path: File path.
+        origin: Distribution and version that contain it, the variable that names it, or the JIT
+            cache.
+        problem: Reason that it must not or cannot be opened, or None.
+        requirement: Distribution and version as a pip requirement, if known.
     """
 
     path: Path
@@ -125,11 +123,10 @@ class BundleFile:
 
 
 def find_bundles() -> tuple[BundleFile, ...]:
-    """Find every bundle that is named in NVGEMM_AOT_BUNDLES or installed, in this order.
+    """Finds every bundle named in NVGEMM_AOT_BUNDLES or installed, in this order.
 
-    Each file comes once, whatever leads to it. One that is named and that someone else could have
-    written has that as its problem, for loading a bundle runs its code; those of installed wheels
-    lie among code that is run anyway.
+    Each file comes once. A named file that others can write has that as its problem, because
+    loading a bundle runs its code. Installed wheels are next to code that runs anyway.
     """
     installed = (
         BundleFile(
@@ -156,7 +153,7 @@ def _named_bundles(value: str) -> Iterator[BundleFile]:
             yield BundleFile(path=path, origin=BUNDLES_VARIABLE, problem=reason)
             continue
         for file in files:
-            # Each with a problem of its own: a dangling link says nothing about its neighbours.
+            # Per file: a dangling link says nothing about its neighbours.
             try:
                 problem = writable_by_others(file)
             except OSError as error:
@@ -165,10 +162,10 @@ def _named_bundles(value: str) -> Iterator[BundleFile]:
 
 
 def _files_at(path: Path) -> list[Path]:
-    """The bundles that a name in the variable means."""
+    """Returns the bundles that a name in the variable refers to."""
     if not path.is_dir():
         return [path]
-    # Not by glob, which passes over directories that it may not read.
+    # Not glob, which skips unreadable directories.
     names = sorted(name for name in os.listdir(path) if name.endswith(BUNDLE_SUFFIX))  # noqa: PTH208
     if not names:
         raise FileNotFoundError(errno.ENOENT, f"holds no {BUNDLE_SUFFIX} file")
@@ -176,7 +173,7 @@ def _files_at(path: Path) -> list[Path]:
 
 
 def _declared_packages(distribution: Distribution) -> tuple[str, ...]:
-    """Read which packages the distribution's entry points name."""
+    """Returns the packages that the distribution's entry points name."""
     # Most distributions hold no bundles; their entry points may be malformed and are not parsed.
     if ENTRY_POINT_GROUP not in (distribution.read_text("entry_points.txt") or ""):
         return ()
@@ -191,7 +188,7 @@ def _declared_packages(distribution: Distribution) -> tuple[str, ...]:
 
 
 def _identity(distribution: Distribution) -> tuple[str, str]:
-    """Read name and version."""
+    """Returns name and version."""
     metadata = distribution.metadata
     for field in ("Name", "Version"):
         if field not in metadata or not metadata[field]:
@@ -202,7 +199,7 @@ def _identity(distribution: Distribution) -> tuple[str, str]:
 def _bundles(
     distribution: Distribution, packages: tuple[str, ...], name: str, version: str
 ) -> Iterator[InstalledBundle]:
-    """Yield the bundles directly inside ``packages``."""
+    """Yields the bundles directly inside ``packages``."""
     # Read here, because `Distribution.files` silently drops missing files from Python 3.12 on.
     record = distribution.read_text("RECORD")
     if record is None:
@@ -226,16 +223,16 @@ def _bundles(
 
 
 def describe_distribution(distribution: Distribution) -> str:
-    """Give the distribution's name, or where its metadata lies if that has no name."""
+    """Returns the distribution's name, or its metadata path if it has no name."""
     try:
         name = distribution.metadata["Name"]
-    except Exception:  # As above.
+    except Exception:  # third-party metadata, as above
         name = None
     return f"distribution {name}" if name else f"the distribution of {_metadata_path(distribution)}"
 
 
 def _metadata_path(distribution: Distribution) -> Path:
-    """Where a distribution's metadata lies."""
+    """Returns the path of a distribution's metadata."""
     # The directory's path has no public name.
     found = getattr(distribution, "_path", None) or distribution.locate_file("")
     return Path(os.path.abspath(str(found)))  # noqa: PTH100

@@ -1,7 +1,7 @@
-"""The directory of kernels that were compiled at run time, where later processes find them.
+"""Cache directory for kernels compiled at run time, where later processes find them.
 
-The builder's `nvgemm_aot.jit.user_bundle` writes there. The runtime reads bundles, and marks which
-problems are in use.
+The builder's `nvgemm_aot.jit.user_bundle` writes there. The runtime reads bundles, and marks the
+problems in use.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ..gemm.problem import Problem  # not imported: every process that compiles imports this
 
 JIT_ORIGIN = "the JIT cache"
-"""What the origins of kernels begin with that were compiled at run time."""
+"""Prefix of origins for kernels compiled at run time."""
 
 
 def default_directory() -> Path:
-    """``$NVGEMM_AOT_CACHE``, else ``nvgemm-aot`` in the user's cache directory (XDG).
+    """Returns ``$NVGEMM_AOT_CACHE``, else ``nvgemm-aot`` in the user's cache directory (XDG).
 
     Raises:
-        StorageError: If the user has no home directory and nothing names another place.
+        StorageError: If the user has no home directory and no variable names another directory.
     """
     if named := os.environ.get(CACHE_VARIABLE):
         return Path(named)
@@ -42,19 +42,19 @@ def default_directory() -> Path:
 
 
 def jit_directory(cache: Path) -> Path:
-    """The directory of user bundles in a cache directory."""
+    """Returns the directory of user bundles in a cache directory."""
     return cache / "jit"
 
 
 def stamp_path(cache: Path, problem: Problem) -> Path:
-    """The empty file whose time of change says when a problem was last used."""
+    """Returns the empty file whose modification time is a problem's last use."""
     return jit_directory(cache) / "used" / problem.key.replace("/", ",")
 
 
 def find_kept_bundles() -> tuple[BundleFile, ...]:
-    """Find the user bundles of this user's cache directory, by name; none where it is absent.
+    """Finds the user bundles in this user's cache directory, by name; empty without the directory.
 
-    One that someone else could have written has that as its problem.
+    A bundle that others can write has that as its problem.
     """
     try:
         directory = jit_directory(default_directory().absolute())
@@ -77,12 +77,12 @@ def _bundle_files(directory: Path, names: list[str]) -> Iterator[BundleFile]:
 
 
 def user_bundle_origin(path: Path) -> str:
-    """What messages call the place of a user bundle."""
+    """Returns a user bundle's location for messages."""
     return f"{JIT_ORIGIN} {path.parent}"
 
 
 def generation(cache: Path | None = None) -> str:
-    """A text that changes when kernels are removed from user bundles; empty until they are."""
+    """Returns a text that changes when kernels are removed from user bundles; empty at first."""
     try:
         return generation_path(cache or default_directory()).read_text("utf-8")
     except (StorageError, OSError, ValueError):
@@ -90,7 +90,7 @@ def generation(cache: Path | None = None) -> str:
 
 
 def generation_path(cache: Path) -> Path:
-    """The file that holds `generation`."""
+    """Returns the file that holds `generation`."""
     return jit_directory(cache) / "generation"
 
 
@@ -98,9 +98,9 @@ _marked: set[Problem] = set()
 
 
 def mark_used(problem: Problem) -> None:
-    """Note that a problem of a user bundle is in use, which keeps it from being evicted.
+    """Marks a user bundle's problem as in use, which keeps it from being evicted.
 
-    Once a process for each problem. A cache directory that cannot be written is no error.
+    Marks each problem once per process. An unwritable cache directory is no error.
     """
     if problem in _marked:
         return

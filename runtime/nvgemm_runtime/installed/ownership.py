@@ -1,4 +1,4 @@
-"""Who can change a file: loading a bundle runs its code, so others must not."""
+"""Write access to files: loading a bundle runs its code, so others must not change it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _MAX_LINKS = 40
-"""Symbolic links that a path may lead through, as for Linux (path_resolution(7))."""
+"""Most symbolic links in a path, as in Linux (path_resolution(7))."""
 
 
 def writable_by_others(file: Path) -> str | None:
-    """Why a file or directory is not under the control of this user and root alone, or None.
+    """Returns the reason that others than this user and root control a file or directory, or None.
 
     Raises:
-        OSError: If it is not there.
+        OSError: If it does not exist.
     """
     return next(filter(None, map(place_writable_by_others, _places(file))), None)
 
 
 def place_writable_by_others(place: Path) -> str | None:
-    """Why others can write to a directory, link or file itself, whatever is above it; or None.
+    """Returns the reason that others can write a path itself, ignoring its parents, or None.
 
     Raises:
-        OSError: If it is not there.
+        OSError: If it does not exist.
     """
     status = place.lstat()
     if status.st_uid not in (0, os.geteuid()):
         return f"{place} belongs to another user (uid {status.st_uid}), who could change it"
     if stat.S_ISLNK(status.st_mode):
-        return None  # its mode says nothing; whoever can replace it can write its directory
+        return None  # a link's mode means nothing; replacing it takes write access to its directory
     # In a sticky directory others can add files, but not replace those of this user.
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
@@ -41,7 +41,7 @@ def place_writable_by_others(place: Path) -> str | None:
 
 
 def _places(path: Path) -> Iterator[Path]:
-    """Every directory, link and file that decides what an absolute path leads to."""
+    """Yields every directory, link and file that decides where an absolute path leads."""
     at = Path("/")
     yield at
     links = 0

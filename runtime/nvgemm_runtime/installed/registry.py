@@ -1,7 +1,7 @@
-"""The bundles of this process: found, opened and indexed once, when first asked for.
+"""Bundles of this process: found, opened and indexed at the first request.
 
-Bundles that are installed or named are read once. User bundles of the JIT cache grow while
-processes run; `Installation.refresh_kept_bundles` reads them again.
+Installed and named bundles are read once. User bundles in the JIT cache grow while processes run;
+`Installation.refresh_kept_bundles` reads them again.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class FoundBundle:
-    """A bundle file that was found.
+    """Bundle file, opened if usable.
 
     Attributes:
-        path: The file.
-        origin: The distribution and version that brought it, the variable that names it, or the
-            JIT cache.
-        bundle: It, opened, and open as long as it is needed; None where it cannot be used.
-        problem: Why it cannot be used, or None.
-        requirement: The distribution and version as pip takes them, where one brought it.
+        path: File path.
+        origin: Distribution and version that contain it, the variable that names it, or the JIT
+            cache.
+        bundle: Open bundle; None if it cannot be used.
+        problem: Reason that it cannot be used, or None.
+        requirement: Distribution and version as a pip requirement, if known.
     """
 
     path: Path
@@ -56,11 +56,11 @@ class FoundBundle:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name in messages."""
         return f"{self.origin}: {self.path}"
 
     def refusal(self, facts: DeviceFacts) -> str | None:
-        """Why a device cannot run its kernels, or None."""
+        """Returns the reason that a device cannot run its kernels, or None."""
         if self.bundle is None:
             return self.problem
         header = self.bundle.header
@@ -68,15 +68,15 @@ class FoundBundle:
         if reason is None:
             reasons = kernel_refusals(header, facts)
             if None not in reasons:
-                said = "; ".join(map(str, dict.fromkeys(reasons)))  # each once
+                said = "; ".join(map(str, dict.fromkeys(reasons)))
                 reason = f"none of its {count_text(len(reasons), 'kernel')} can be launched: {said}"
         return reason
 
 
 class Installation:
-    """All bundles that are installed, named or kept, and an index of them for each kind of device.
+    """All installed, named and user bundles, with an index for each kind of device.
 
-    Bundles that are installed later are seen by later processes. Safe to use from several threads.
+    Later processes see bundles installed later. Safe to use from several threads.
     """
 
     def __init__(self) -> None:
@@ -91,29 +91,29 @@ class Installation:
         self._indexes: dict[DeviceFacts, Index | LayeredIndex] = {}
 
     def renew_lock(self) -> None:
-        """Forget who holds the lock: in a forked child, perhaps a thread that it does not have."""
+        """Replaces the lock in a forked child, where its holder may be a thread that is gone."""
         self._lock = threading.RLock()
 
     def bundles(self) -> tuple[FoundBundle, ...]:
-        """Every bundle, usable or not, in a fixed order. Reads their headers the first time."""
+        """Returns every bundle, usable or not, in a fixed order; reads headers the first time."""
         with self._lock:
             return self.shipped_bundles() + self._kept
 
     def shipped_bundles(self) -> tuple[FoundBundle, ...]:
-        """Those of `bundles` that are installed or named, and not kept from a JIT."""
+        """Returns the installed and named bundles, without user bundles."""
         with self._lock:
             if self._shipped is None:
                 found = find_bundles()
                 digest.keep(found)
                 shipped = tuple(self._open(candidate) for candidate in found)
                 self._kept = self._open_kept()
-                self._shipped = shipped  # last, for it says that all have been looked at
+                self._shipped = shipped  # last, because it marks the search as complete
             return self._shipped
 
     def index(
         self, facts: DeviceFacts, *, without: Collection[Bundle] = ()
     ) -> Index | LayeredIndex:
-        """The kernels that a device can run, without bundles that cannot be read just now."""
+        """Returns the kernels that a device can run, leaving out the ``without`` bundles."""
         known = self._indexes.get(facts)
         if known is not None and not without:
             return known
@@ -130,30 +130,29 @@ class Installation:
             return self._indexes[facts]
 
     def refresh_kept_bundles(self, temporary: Path | None = None) -> None:
-        """Look at the user bundles again, so that what was compiled meanwhile is found from now on.
+        """Reads the user bundles again, so that newly compiled kernels are found.
 
-        Kernels that are loaded, indexes that were handed out, and kernels of a former user bundle
-        stay as they were. A temporary bundle is taken in as well, wherever it lies: the cache
-        directory may be one that cannot be written.
+        Loaded kernels, existing indexes and kernels from a former user bundle stay. A temporary
+        bundle is added wherever it is: the cache directory may be unwritable.
         """
         with self._lock:
             if temporary is not None and temporary not in self._temporary:
                 self._temporary += (temporary,)
             if self._shipped is None:
-                return  # they are yet to be looked at for the first time
+                return  # the first search will read them
             before, self._kept = self._kept, self._open_kept()
             self._indexes = {}
             self._kernels = None
-            # What was evicted meanwhile may yet be wanted by code that was offered it.
+            # Code that was offered an evicted kernel may still need it.
             known = self._replaced | {place[1].id: place for place in _places(before)}
             current = {kernel.id for _, kernel in _places(self._kept)}
             self._replaced = {id_: place for id_, place in known.items() if id_ not in current}
 
     def leave_out(self, bundle: Bundle, problem: str) -> bool:
-        """Stop using a bundle whose content turns out to be damaged; the others are used.
+        """Stops using a bundle whose content turns out to be damaged; the others stay in use.
 
         Returns:
-            Whether it was in use.
+            True if it was in use.
         """
         with self._lock:
             used = next((one for one in self.bundles() if one.bundle is bundle), None)
@@ -166,7 +165,7 @@ class Installation:
             return True
 
     def kept_problems(self, kernel_id: str) -> tuple[Problem, ...]:
-        """Problems of user bundles that a kernel is ranked for."""
+        """Returns the problems in user bundles that a kernel is ranked for."""
         with self._lock:
             headers = [one.bundle.header for one in self._kept if one.bundle is not None]
         return tuple(
@@ -177,7 +176,7 @@ class Installation:
         )
 
     def _open_kept(self) -> tuple[FoundBundle, ...]:
-        """The user bundles; those whose files are as they were stay open."""
+        """Opens the user bundles; those with unchanged files stay open."""
         kept = find_kept_bundles()
         known_paths = {candidate.path for candidate in kept}
         temporary = (
@@ -200,10 +199,10 @@ class Installation:
             try:
                 bundle = Bundle(found.path)
                 if is_kept:
-                    # Others are checked a kernel at a time; damage here must be seen as a miss,
-                    # for what misses is compiled, and the file made anew.
+                    # Other bundles are checked kernel by kernel. Damage here must count as a miss:
+                    # a miss compiles the kernel and rewrites the file.
                     bundle.check_body()
-            except Exception as error:  # Whatever is wrong with one, the others are used.
+            except Exception as error:  # a faulty bundle must not affect the others
                 problem, bundle = describe_fault(error), None
                 if not isinstance(error, NvgemmError):
                     problem = f"{found.path}: {problem}"
@@ -226,7 +225,7 @@ class Installation:
             _log.warning("bundle left out (%s): %s", origin, problem)
 
     def kernels(self) -> dict[str, tuple[Bundle, Kernel]]:
-        """Every kernel of every usable bundle, by id, with the first bundle that holds it.
+        """Returns every kernel in every usable bundle, by id, with the first bundle that holds it.
 
         An entry that this release can launch comes before one that it cannot, and a bundle for this
         process before one for another platform or CUDA version.
@@ -272,7 +271,7 @@ def _index_of(found: Iterable[FoundBundle], facts: DeviceFacts, *, from_jit: boo
 
 
 def _places(found: Iterable[FoundBundle]) -> list[tuple[Bundle, Kernel]]:
-    """Every kernel of usable bundles, with its bundle."""
+    """Returns every kernel in usable bundles, with its bundle."""
     return [
         (one.bundle, kernel)
         for one in found
@@ -282,7 +281,7 @@ def _places(found: Iterable[FoundBundle]) -> list[tuple[Bundle, Kernel]]:
 
 
 def _is_unchanged(found: FoundBundle) -> bool:
-    """Whether a file is the one that was opened, or gone, which leaves that one to be read."""
+    """Returns True if a file is the opened one, or was removed and stays readable."""
     if found.bundle is None:
         return False
     try:
@@ -294,6 +293,6 @@ def _is_unchanged(found: FoundBundle) -> bool:
 
 
 INSTALLATION = Installation()
-"""What this process found; made when first asked."""
+"""Bundles of this process, found at the first request."""
 
 os.register_at_fork(after_in_child=INSTALLATION.renew_lock)
