@@ -126,7 +126,7 @@ class Counters:
             self._dispatched: Counter[str] = Counter()
             self._failed: dict[str, str] = {}
             self._milliseconds: dict[str, float] = {}
-            self._told = Stats()
+            self._reported = Stats()
 
     def renew_lock(self) -> None:
         """Replaces the lock in a forked child, where its holder may be a thread that is gone."""
@@ -176,16 +176,16 @@ class Counters:
     def spending(self, name: str) -> Iterator[None]:
         """Counts the block's time, without the time that nested blocks count for themselves."""
         begin = time.perf_counter()
-        beside = getattr(self._nested, "ms", 0.0)
+        outer_ms = getattr(self._nested, "ms", 0.0)
         self._nested.ms = 0.0
         try:
             yield
         finally:
             spent = (time.perf_counter() - begin) * 1e3
-            own = spent - self._nested.ms
-            self._nested.ms = beside + spent
+            own_ms = spent - self._nested.ms
+            self._nested.ms = outer_ms + spent
             with self._lock:
-                self._milliseconds[name] = self._milliseconds.get(name, 0.0) + own
+                self._milliseconds[name] = self._milliseconds.get(name, 0.0) + own_ms
 
     def stats(self) -> Stats:
         """Returns the current counts."""
@@ -195,8 +195,8 @@ class Counters:
     def news(self) -> Stats:
         """Returns the counts since the last call."""
         with self._lock:
-            told, self._told = self._told, self._now()
-            return self._told.since(told)
+            previous, self._reported = self._reported, self._now()
+            return self._reported.since(previous)
 
     def _now(self) -> Stats:
         return Stats(

@@ -208,7 +208,9 @@ class UnhealthyError(NvgemmError):
 
 def one_line(text: str) -> str:
     """Squeezes third-party messages into one printable line."""
-    return "".join(one if one.isprintable() else "?" for one in " ".join(text.split()))
+    return "".join(
+        character if character.isprintable() else "?" for character in " ".join(text.split())
+    )
 
 
 def count_text(count: int, noun: str) -> str:

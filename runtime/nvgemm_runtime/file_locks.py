@@ -134,7 +134,7 @@ class _Holder:
 
     def is_live(self) -> bool:
         """Returns False only if the process is known to have ended."""
-        if self.place != _place():
+        if self.place != _host_namespace():
             return True
         started = _start_time(self.pid)
         if _UNKNOWN not in (started, self.started):
@@ -248,7 +248,9 @@ def _is_at(file: os.stat_result, path: Path) -> bool:
 def _write_holder(descriptor: int) -> None:
     with contextlib.suppress(OSError):  # a full disk
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()} {_start_time(os.getpid())} {_place()}".encode(), 0)
+        os.pwrite(
+            descriptor, f"{os.getpid()} {_start_time(os.getpid())} {_host_namespace()}".encode(), 0
+        )
 
 
 def _read_holder(descriptor: int) -> _Holder | None:
@@ -269,7 +271,7 @@ def _start_time(pid: int) -> str:
         return _UNKNOWN
 
 
-def _place() -> str:
+def _host_namespace() -> str:
     """Returns this host and PID namespace."""
     try:
         namespace = str(Path("/proc/self/ns/pid").readlink())

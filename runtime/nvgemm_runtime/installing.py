@@ -17,8 +17,8 @@ def install_command(extras: str = "", *, again: bool = False) -> str:
         again: True to replace the installed nvgemm-aot's files, and nothing else.
     """
     options = "--force-reinstall --no-deps " if again else ""
-    what = f"'.[{extras}]'" if extras else "."
+    target = f"'.[{extras}]'" if extras else "."
     return (
-        f"pip install {options}{what} in nvgemm-aot's checkout, or with the path of its wheel in "
+        f"pip install {options}{target} in nvgemm-aot's checkout, or with the path of its wheel in "
         "place of the dot"
     )

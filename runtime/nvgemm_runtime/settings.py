@@ -173,9 +173,11 @@ def shown_path(path: os.PathLike[str] | str) -> str:
 def shown(value: str, most: int = _MOST_SHOWN) -> str:
     """Returns a setting's value for a message: one printable line, cut if long."""
     start = value[:most]
-    line = "".join(one if one.isprintable() else "?" for one in " ".join(start.split()))
-    left = len(value) - len(start)
-    return f"{line}… ({left} more characters)" if left else line
+    line = "".join(
+        character if character.isprintable() else "?" for character in " ".join(start.split())
+    )
+    omitted = len(value) - len(start)
+    return f"{line}… ({omitted} more characters)" if omitted else line
 
 
 def trusts_rankings() -> bool:

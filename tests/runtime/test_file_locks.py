@@ -131,7 +131,7 @@ def test_a_live_holder_is_waited_for_and_named(
 
 
 def test_a_number_that_another_process_has_now_is_no_live_holder() -> None:
-    place = file_locks._place()
+    place = file_locks._host_namespace()
     started = file_locks._start_time(os.getpid())
     holder = file_locks._Holder
     assert holder(os.getpid(), started, place).is_live()

@@ -37,7 +37,7 @@ def has_blocks(signature: Signature) -> bool:
     return signature.scales is not None and signature.scales.block is not None
 
 
-def _one_and_octave(dtype: DType) -> tuple[int, int]:
+def _unit_code_and_octave(dtype: DType) -> tuple[int, int]:
     """Returns a scale dtype's code for 1 and its codes per octave."""
     fraction_bits, bias = dtype.row.fraction_bits, dtype.row.exponent_bias
     assert fraction_bits is not None
@@ -61,9 +61,9 @@ def random_scales(
     assert scales is not None
     assert scales.block is not None
     rows = problem.m if role is Role.SCALE_A else problem.n
-    one, octave = _one_and_octave(scales.dtype)
+    unit_code, octave = _unit_code_and_octave(scales.dtype)
     exponent = max(_LEAST_EXPONENT, -round(math.log2(terms) / 4))  # for A and B each
-    middle = one + octave * exponent
+    middle = unit_code + octave * exponent
     codes = torch.randint(
         middle - octave, middle + octave + 1, (rows, -(-problem.k // scales.block)),
         generator=generator, device=device, dtype=torch.uint8,
@@ -75,8 +75,8 @@ def scales_of_powers(exponents: torch.Tensor, dtype: DType) -> torch.Tensor:
     """Returns power-of-two scales as kernels read them, for exponents [rows, blocks] in -6..8."""
     import torch
 
-    one, octave = _one_and_octave(dtype)
-    codes = one + octave * exponents
+    unit_code, octave = _unit_code_and_octave(dtype)
+    codes = unit_code + octave * exponents
     return swizzled(codes.to(torch.uint8)).view(torch_dtype(dtype))
 
 
@@ -121,13 +121,13 @@ def block_scaled_product(
     factors_a = _decoded(unswizzled(scale_a, m, blocks), scales.dtype)
     factors_b = _decoded(unswizzled(scale_b, n, blocks), scales.dtype)
     result = torch.zeros((m, n), dtype=torch.float64, device=a.device)
-    at_once = max(1, PORTION // ((m + n) * scales.block))
+    block_count = max(1, PORTION // ((m + n) * scales.block))
     width = scales.block // dtype.packed
-    for first in range(0, blocks, at_once):
-        last = first + at_once
-        some, elements = slice(first, last), slice(first * width, last * width)
-        part_a = _scaled(a[:, elements], factors_a[:, some], dtype, scales.block)
-        part_b = _scaled(b.mT[:, elements], factors_b[:, some], dtype, scales.block)
+    for first in range(0, blocks, block_count):
+        last = first + block_count
+        scale_columns, elements = slice(first, last), slice(first * width, last * width)
+        part_a = _scaled(a[:, elements], factors_a[:, scale_columns], dtype, scales.block)
+        part_b = _scaled(b.mT[:, elements], factors_b[:, scale_columns], dtype, scales.block)
         if of_magnitudes:
             part_a, part_b = part_a.abs_(), part_b.abs_()
         result.addmm_(part_a, part_b.mT)

@@ -86,7 +86,7 @@ def main(descriptor: int, parent: int) -> None:
         result = tune(
             work.paths,
             work.output,
-            _load(work.bench)(),
+            _load_function(work.bench)(),
             work.options,
             progress=functools.partial(send, Message.PROGRESS),
             again=functools.partial(send, Message.AGAIN),
@@ -109,10 +109,10 @@ def _send(connection: Connection, kind: Message, *values: object) -> None:
         os._exit(1)
 
 
-def _load(name: str) -> Callable[[], Bench]:
+def _load_function(name: str) -> Callable[[], Bench]:
     module, _, function = name.partition(":")
-    made: Callable[[], Bench] = getattr(importlib.import_module(module), function)
-    return made
+    factory: Callable[[], Bench] = getattr(importlib.import_module(module), function)
+    return factory
 
 
 def _sendable(error: BaseException) -> BaseException:

@@ -42,25 +42,27 @@ class Contenders:
         self._all_kernels = all_kernels
         self._triton = triton
         self._without = without
-        self._places: dict[str, tuple[Bundle, Kernel]] = {
+        self._kernels: dict[str, tuple[Bundle, Kernel]] = {
             kernel.id: (bundle, kernel)
             for bundle in reversed(bundles)
             for kernel in bundle.header.kernels
             if unlaunchable(kernel) is None
         }
 
-    def runs_of(self, ranking: ProblemRanking, also: Collection[str] = ()) -> dict[str, Run]:
+    def runs_of(self, ranking: ProblemRanking, further_ids: Collection[str] = ()) -> dict[str, Run]:
         """Returns callables by name: ATen, Triton, and kernels whose alignment the operands meet.
 
         ``also`` lists further kernel ids with the same signature.
         """
         problem, signature = ranking.problem, ranking.problem.signature
-        ids = [id_ for id_, _ in ranking.kernels if id_ in self._places]
+        ids = [id_ for id_, _ in ranking.kernels if id_ in self._kernels]
         if self._all_kernels:
-            ids = [id_ for id_, (_, one) in self._places.items() if one.signature == signature]
+            ids = [
+                id_ for id_, (_, kernel) in self._kernels.items() if kernel.signature == signature
+            ]
         runs: dict[str, Run | None] = {
-            id_: _late_run(*self._places[id_])
-            for id_ in dict.fromkeys([*ids, *also])
+            id_: _lazy_run(*self._kernels[id_])
+            for id_ in dict.fromkeys([*ids, *further_ids])
             if self.serves(id_, problem)
         }
         runs[ATEN] = aten_run(signature)
@@ -71,15 +73,15 @@ class Contenders:
 
     def serves(self, id_: str, problem: Problem) -> bool:
         """Returns True if a kernel may run on a problem's operands."""
-        if id_ not in self._places or id_ in self._without:
+        if id_ not in self._kernels or id_ in self._without:
             return False
-        _, kernel = self._places[id_]
+        _, kernel = self._kernels[id_]
         if contiguous_bytes(problem) % kernel.alignment_bytes:
             return False
         return kernel.signature == problem.signature and too_large(kernel.provider, problem) is None
 
 
-def _late_run(bundle: Bundle, kernel: Kernel) -> Run:
+def _lazy_run(bundle: Bundle, kernel: Kernel) -> Run:
     """Loads a bundled kernel at its first call, so that a failure counts against it alone."""
     loaded = functools.cache(lambda: kernel_run(bundle, kernel))
     return lambda *operands: loaded()(*operands)
@@ -153,16 +155,18 @@ def _scaled(signature: Signature) -> Run | None:
         return None
     if signature.epilogue not in (None, Epilogue.BIAS):
         return None
-    dtype, one = torch_dtype(signature.out), None
+    dtype, unit_scale = torch_dtype(signature.out), None
 
     def run(a: Any, b: Any, out: Any, *extras: Any) -> Any:
-        nonlocal one
-        given = dict(zip(extra_roles(signature), extras))
-        if one is None:
-            one = torch.ones((), device=a.device)
+        nonlocal unit_scale
+        operands = dict(zip(extra_roles(signature), extras))
+        if unit_scale is None:
+            unit_scale = torch.ones((), device=a.device)
         return torch._scaled_mm(
-            a, b, scale_a=given.get(Role.SCALE_A, one), scale_b=given.get(Role.SCALE_B, one),
-            bias=given.get(Role.ADDEND), out_dtype=dtype, use_fast_accum=True, out=out,
+            a, b,
+            scale_a=operands.get(Role.SCALE_A, unit_scale),
+            scale_b=operands.get(Role.SCALE_B, unit_scale),
+            bias=operands.get(Role.ADDEND), out_dtype=dtype, use_fast_accum=True, out=out,
         )  # fmt: skip
 
     return run

@@ -76,7 +76,7 @@ def expect(operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
         return _expect_at_once(operands, signature, terms=terms)
     parts = [
         _expect_at_once(_rows_of_groups(operands, signature, begin, end), signature, terms=terms)
-        for begin, end in _parts(out)
+        for begin, end in _row_ranges(out)
     ]
     return Expected(
         low=torch.cat([part.low for part in parts]), high=torch.cat([part.high for part in parts])
@@ -95,19 +95,19 @@ def expect_sums(
     if not has_sums(signature):
         return None
     parts = []
-    for begin, end in _parts(operands[2]):
-        some = _rows_of_groups(operands, signature, begin, end)
-        value, error = _product_and_error(some, signature, terms=terms)
-        kept = _read(some, signature)
-        assert kept is not None
-        sums, off = row_sums(error, value, signature, kept, curve=CURVE_ERROR)
+    for begin, end in _row_ranges(operands[2]):
+        part_operands = _rows_of_groups(operands, signature, begin, end)
+        value, error = _product_and_error(part_operands, signature, terms=terms)
+        gate_input = _gate_input(part_operands, signature)
+        assert gate_input is not None
+        sums, off = row_sums(error, value, signature, gate_input, curve=CURVE_ERROR)
         parts.append(expect_between(sums, off, torch.float32))
     return Expected(
         low=torch.cat([part.low for part in parts]), high=torch.cat([part.high for part in parts])
     )
 
 
-def _parts(values: torch.Tensor) -> list[tuple[int, int]]:
+def _row_ranges(values: torch.Tensor) -> list[tuple[int, int]]:
     """Splits the first dimension into ranges with at most `MOST_AT_ONCE` elements."""
     rows = values.shape[0]
     step = max(1, MOST_AT_ONCE * rows // max(1, values.numel()))
@@ -119,34 +119,36 @@ def _rows_of_groups(
 ) -> list[torch.Tensor]:
     """Returns a grouped product's operands for the rows ``begin`` to ``end``."""
     a, b, out, *extras = operands
-    of_rows = {Role.SCALE_A, Role.ROWS, Role.SUMS}
-    of_rows |= {Role.ADDEND} if _addend_has_rows(signature) else set()
-    made = [a if signature.op.is_gathered else a[begin:end], b, out[begin:end]]
+    roles_by_row = {Role.SCALE_A, Role.ROWS, Role.SUMS}
+    roles_by_row |= {Role.ADDEND} if _addend_has_rows(signature) else set()
+    sliced = [a if signature.op.is_gathered else a[begin:end], b, out[begin:end]]
     for role, operand in zip(extra_roles(signature), extras):
         if role is Role.OFFSETS:
-            made.append((operand - begin).clamp(0, end - begin))
+            sliced.append((operand - begin).clamp(0, end - begin))
         else:
-            made.append(operand[begin:end] if role in of_rows else operand)
-    return made
+            sliced.append(operand[begin:end] if role in roles_by_row else operand)
+    return sliced
 
 
 def _expect_at_once(
     operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
 ) -> Expected:
     value, error = _product_and_error(operands, signature, terms=terms)
-    kept = _read(operands, signature)
-    error = activation_error(error, value, signature, kept)
-    return expect_between(_activated(value, signature, kept), error, torch_dtype(signature.out))
+    gate_input = _gate_input(operands, signature)
+    error = activation_error(error, value, signature, gate_input)
+    return expect_between(
+        _apply_activation(value, signature, gate_input), error, torch_dtype(signature.out)
+    )
 
 
 def _product_and_error(
     operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the activation's or gate's input, and its largest error."""
-    value = _before_activation(operands, signature)
+    value = _activation_input(operands, signature)
     if not terms:
         return value, value.new_zeros(())
-    magnitude = _before_activation(operands, signature, of_magnitudes=True)
+    magnitude = _activation_input(operands, signature, of_magnitudes=True)
     return value, sum_error(magnitude, signature, terms=terms)
 
 
@@ -163,14 +165,14 @@ def activation_error(
     error: torch.Tensor,
     value: torch.Tensor,
     signature: Signature,
-    kept: torch.Tensor | None = None,
+    gate_input: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns the largest error after a signature's activation or gate, for inputs with ``error``.
 
-    ``kept`` is the tensor that a gate reads: the saved product, or gates.
+    ``gate_input`` is the tensor that a gate reads: the saved product, or gates.
     """
     if signature.is_gated:
-        return stored_error(error, value, signature, kept, slope=STEEPEST, curve=CURVE_ERROR)
+        return stored_error(error, value, signature, gate_input, slope=STEEPEST, curve=CURVE_ERROR)
     activation = signature.epilogue.activation if signature.epilogue is not None else None
     if activation is None or activation.row.commutes_with_rounding:
         return error
@@ -192,11 +194,11 @@ def expect_between(value: torch.Tensor, error: torch.Tensor, dtype: torch.dtype)
 
 def reference(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tensor:
     """Returns ``f(scale_a * scale_b * (a @ b) + addend)`` in fp64; exact for integers without f."""
-    value = _before_activation(operands, signature)
-    return _activated(value, signature, _read(operands, signature))
+    value = _activation_input(operands, signature)
+    return _apply_activation(value, signature, _gate_input(operands, signature))
 
 
-def _reads(signature: Signature) -> bool:
+def _gate_reads_addend(signature: Signature) -> bool:
     """Returns True if a gate reads the addend operand, so nothing is added."""
     return signature.epilogue is not None and signature.epilogue.reads_addend
 
@@ -206,14 +208,14 @@ def _addend_has_rows(signature: Signature) -> bool:
     return signature.epilogue is not None and signature.epilogue.addend_has_rows
 
 
-def _read(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tensor | None:
+def _gate_input(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tensor | None:
     """Returns the operand that a gate reads besides its product, or None."""
-    if not _reads(signature):
+    if not _gate_reads_addend(signature):
         return None
     return dict(zip(extra_roles(signature), operands[3:]))[Role.ADDEND]
 
 
-def _before_activation(
+def _activation_input(
     operands: Sequence[torch.Tensor], signature: Signature, *, of_magnitudes: bool = False
 ) -> torch.Tensor:
     """Returns ``scale_a * scale_b * (a @ b) + addend``, optionally with magnitudes only."""
@@ -225,30 +227,32 @@ def _before_activation(
     def values(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.double().abs_() if of_magnitudes else tensor.double()
 
-    given = dict(zip(extra_roles(signature), extras))
+    operand_by_role = dict(zip(extra_roles(signature), extras))
     if signature.op.groups_rows:
-        if Role.ROWS in given:
-            a = a[given[Role.ROWS].long()]
-        result = _product_of_groups(values(a), values(b), given[Role.OFFSETS])
-        if Role.ADDEND in given and not _reads(signature):
-            added = values(given[Role.ADDEND])
+        if Role.ROWS in operand_by_role:
+            a = a[operand_by_role[Role.ROWS].long()]
+        result = _product_of_groups(values(a), values(b), operand_by_role[Role.OFFSETS])
+        if Role.ADDEND in operand_by_role and not _gate_reads_addend(signature):
+            added = values(operand_by_role[Role.ADDEND])
             if not _addend_has_rows(signature):
-                added = _row_of_each(added, given[Role.OFFSETS], len(result))
+                added = _repeat_group_rows(added, operand_by_role[Role.OFFSETS], len(result))
             result += added
-        if Role.SCALE_A in given:  # never with an addend (`nvgemm_runtime.gemm.support`)
-            result *= given[Role.SCALE_A].double()[:, None]
-            result *= _row_of_each(given[Role.SCALE_B].double(), given[Role.OFFSETS], len(result))
+        if Role.SCALE_A in operand_by_role:  # never with an addend (`nvgemm_runtime.gemm.support`)
+            result *= operand_by_role[Role.SCALE_A].double()[:, None]
+            result *= _repeat_group_rows(
+                operand_by_role[Role.SCALE_B].double(), operand_by_role[Role.OFFSETS], len(result)
+            )
         return result
     if signature.op is Op.K_GROUPED_MM:
-        return _products_along_k(values(a), values(b), given[Role.OFFSETS])
+        return _products_along_k(values(a), values(b), operand_by_role[Role.OFFSETS])
     if signature.op is Op.GATHERED_MM:
-        return _sums_of_rows(values(a), b, given[Role.ROWS], values)
+        return _sums_of_rows(values(a), b, operand_by_role[Role.ROWS], values)
     result = values(a) @ values(b)
     for role in (Role.SCALE_A, Role.SCALE_B):
-        if role in given:
-            result *= given[role].double()
-    if Role.ADDEND in given:
-        result += values(given[Role.ADDEND])
+        if role in operand_by_role:
+            result *= operand_by_role[role].double()
+    if Role.ADDEND in operand_by_role:
+        result += values(operand_by_role[Role.ADDEND])
     return result
 
 
@@ -261,12 +265,12 @@ def _product_of_groups(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) 
     return result
 
 
-def _row_of_each(rows: torch.Tensor, offsets: torch.Tensor, count: int) -> torch.Tensor:
+def _repeat_group_rows(rows: torch.Tensor, offsets: torch.Tensor, count: int) -> torch.Tensor:
     """Repeats each group's row for ``count`` rows of A; rows past the end get the last group's."""
     import torch
 
-    places = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
-    owners = torch.searchsorted(offsets, places, right=True).clamp(max=len(offsets) - 1)
+    row_indices = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
+    owners = torch.searchsorted(offsets, row_indices, right=True).clamp(max=len(offsets) - 1)
     return rows[owners]
 
 
@@ -287,21 +291,21 @@ def _sums_of_rows(
 ) -> torch.Tensor:
     """Sums the rows of B selected by ``rows``, weighted; out-of-range rows contribute zero."""
     result = a.new_zeros((a.shape[0], b.shape[1]))
-    for place in range(a.shape[1]):
-        named = rows[:, place].long()
-        inside = (named >= 0) & (named < b.shape[0])
-        taken = values(b[named[inside]])
-        result[inside] += a[inside, place, None] * taken
+    for column in range(a.shape[1]):
+        indices = rows[:, column].long()
+        inside = (indices >= 0) & (indices < b.shape[0])
+        selected = values(b[indices[inside]])
+        result[inside] += a[inside, column, None] * selected
     return result
 
 
-def _activated(
-    values: torch.Tensor, signature: Signature, kept: torch.Tensor | None = None
+def _apply_activation(
+    values: torch.Tensor, signature: Signature, gate_input: torch.Tensor | None = None
 ) -> torch.Tensor:
     import torch
 
     if signature.is_gated:
-        return stored(values, signature, kept)
+        return stored(values, signature, gate_input)
     if signature.epilogue is None or signature.epilogue.activation is None:
         return values
     row = signature.epilogue.activation.row
@@ -313,31 +317,33 @@ def _activated(
 def find_fault(out: torch.Tensor, expected: Expected) -> str | None:
     """Describes a result's wrong elements, or returns None."""
     count, example = 0, ""
-    for begin, end in _parts(out):
-        found, low, high = (one[begin:end].double() for one in (out, expected.low, expected.high))
-        right = (found >= low) & (found <= high)
-        right |= found.isnan() & low.isnan()
-        wrong = int((~right).sum())
+    for begin, end in _row_ranges(out):
+        results, low, high = (
+            tensor[begin:end].double() for tensor in (out, expected.low, expected.high)
+        )
+        is_correct = (results >= low) & (results <= high)
+        is_correct |= results.isnan() & low.isnan()
+        wrong = int((~is_correct).sum())
         if wrong and not count:
-            place = (~right).nonzero()[0].tolist()
-            values = [f"{float(one[tuple(place)]):.6g}" for one in (found, low, high)]
-            allowed = values[1] if values[1] == values[2] else f"{values[1]} to {values[2]}"
-            place[0] += begin
-            example = f"that at {place} is {values[0]}, must be {allowed}"
+            index = (~is_correct).nonzero()[0].tolist()
+            texts = [f"{float(tensor[tuple(index)]):.6g}" for tensor in (results, low, high)]
+            allowed = texts[1] if texts[1] == texts[2] else f"{texts[1]} to {texts[2]}"
+            index[0] += begin
+            example = f"that at {index} is {texts[0]}, must be {allowed}"
         count += wrong
     return f"{count} of {out.numel()} elements are wrong; {example}" if count else None
 
 
 def is_like(out: torch.Tensor, expected: Expected) -> bool:
     """Returns True if torch's result is the same computation, ignoring elements expected as NaN."""
-    different, wanted = 0.0, 0.0
-    for begin, end in _parts(out):
-        low, high = (one[begin:end].double() for one in (expected.low, expected.high))
+    difference, total = 0.0, 0.0
+    for begin, end in _row_ranges(out):
+        low, high = (tensor[begin:end].double() for tensor in (expected.low, expected.high))
         middle = (low + high) / 2
-        right = ~low.isnan()
-        different += float((out[begin:end].double() - middle)[right].square().sum())
-        wanted += float(middle[right].square().sum())
-    return different <= LIKENESS**2 * wanted
+        is_compared = ~low.isnan()
+        difference += float((out[begin:end].double() - middle)[is_compared].square().sum())
+        total += float(middle[is_compared].square().sum())
+    return difference <= LIKENESS**2 * total
 
 
 MOST_SHARE = 0.5
@@ -365,23 +371,26 @@ def suspicion(kernels: Iterable[tuple[str, Signature]], wrong: Mapping[str, str]
     by_signature: dict[Signature, list[str]] = {}
     for id_, signature in kernels:
         by_signature.setdefault(signature, []).append(id_)
-    ids = [id_ for some in by_signature.values() for id_ in some]
-    gone = [id_ for id_ in ids if id_ in wrong]
-    lost = {
-        signature.key: some
-        for signature, some in by_signature.items()
-        if all(id_ in wrong for id_ in some)
+    ids = [id_ for signature_ids in by_signature.values() for id_ in signature_ids]
+    wrong_ids = [id_ for id_ in ids if id_ in wrong]
+    rejected_signatures = {
+        signature.key: signature_ids
+        for signature, signature_ids in by_signature.items()
+        if all(id_ in wrong for id_ in signature_ids)
     }
-    if not lost and len(gone) <= MOST_SHARE * len(ids):
+    if not rejected_signatures and len(wrong_ids) <= MOST_SHARE * len(ids):
         return None
-    head = f"{len(gone)} of {count_text(len(ids), 'kernel')} were thrown out"
+    head = f"{len(wrong_ids)} of {count_text(len(ids), 'kernel')} were thrown out"
 
     def example(id_: str) -> str:
         return f"{contender_name(id_)} for {wrong[id_]}"
 
-    if not lost:
-        return f"{head}, more than half; {example(gone[0])}"
-    named = [f"all {len(some)} of {key}, {example(some[0])}" for key, some in lost.items()]
-    if len(named) > _EXAMPLES:
-        named[_EXAMPLES:] = [f"all of {count_text(len(named) - _EXAMPLES, 'more signature')}"]
-    return f"{head}, among them {'; '.join(named)}"
+    if not rejected_signatures:
+        return f"{head}, more than half; {example(wrong_ids[0])}"
+    examples = [
+        f"all {len(signature_ids)} of {key}, {example(signature_ids[0])}"
+        for key, signature_ids in rejected_signatures.items()
+    ]
+    if len(examples) > _EXAMPLES:
+        examples[_EXAMPLES:] = [f"all of {count_text(len(examples) - _EXAMPLES, 'more signature')}"]
+    return f"{head}, among them {'; '.join(examples)}"

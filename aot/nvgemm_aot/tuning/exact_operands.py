@@ -91,11 +91,11 @@ class OperandCheck:
 
     def fault(self, result: torch.Tensor) -> str | None:
         """Describes the fault in a kernel's result, or returns None."""
-        found = find_fault(result, self.expected)
-        if found is not None or self.expected_sums is None:
-            return found
-        found = find_fault(self.operands[-1].sum(1), self.expected_sums)
-        return found and f"sums of rows: {found}"
+        fault = find_fault(result, self.expected)
+        if fault is not None or self.expected_sums is None:
+            return fault
+        fault = find_fault(self.operands[-1].sum(1), self.expected_sums)
+        return fault and f"sums of rows: {fault}"
 
 
 WHOLE_NUMBERS, FEW_PRODUCTS, INTEGERS = "whole numbers", "few products", "random integers"
@@ -160,8 +160,8 @@ def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) ->
     share = _share_of_changed(signature.out, half, largest_b)
     changed = torch.rand((*shape_a[:-1], half), generator=generator, device=device) < share
     if half:  # at least one per row
-        place = torch.randint(half, (*shape_a[:-1], 1), generator=generator, device=device)
-        changed.scatter_(-1, place, True)
+        column = torch.randint(half, (*shape_a[:-1], 1), generator=generator, device=device)
+        changed.scatter_(-1, column, True)
     first = a[..., :half]
     change = first.sign()
     if problem.k <= ONE_SIGN_K:  # otherwise a column's results share one sign
@@ -206,15 +206,15 @@ def _largest_numbers(problem: Problem) -> tuple[int, int]:
         most_b = min(most_b, _LARGEST_OF_B_FOR_INT8)
     a, b = 1, _LEAST_OF_B
 
-    def keep_to_peak(a: int, b: int) -> bool:
+    def fits_peak(a: int, b: int) -> bool:
         if problem.k <= ONE_SIGN_K:
             count = problem.k // 2 if _cancels(problem) else problem.k
             return (a + 1) * b * count < 1 << SUM_BITS
         return _mean_square(a) * _mean_square(b) * problem.k / 2 <= PEAK**2
 
-    while a < most_a and keep_to_peak(a + 1, b):
+    while a < most_a and fits_peak(a + 1, b):
         a += 1
-    while b < most_b and keep_to_peak(a, b + 1):
+    while b < most_b and fits_peak(a, b + 1):
         b += 1
     return a, b
 
@@ -267,8 +267,8 @@ def _few_products(problem: Problem, device: str, generator: torch.Generator) -> 
         return torch.randn(shape, generator=generator, device=device)
 
     a, b = drawn(shape_a), drawn(shape_b)
-    places = torch.randint(a.shape[-1], (*a.shape[:-1], TERMS), generator=generator, device=device)
-    a = torch.zeros_like(a).scatter_(-1, places, a.gather(-1, places))
+    columns = torch.randint(a.shape[-1], (*a.shape[:-1], TERMS), generator=generator, device=device)
+    a = torch.zeros_like(a).scatter_(-1, columns, a.gather(-1, columns))
     has_activation = signature.epilogue is not None and signature.epilogue.activation is not None
     if packed == 1 and (signature.is_gated or not has_activation):
         for matrix in (a, b):

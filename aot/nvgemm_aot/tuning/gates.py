@@ -22,23 +22,23 @@ def pairs(product: torch.Tensor, signature: Signature) -> tuple[torch.Tensor, to
 
 
 def stored(
-    product: torch.Tensor, signature: Signature, kept: torch.Tensor | None = None
+    product: torch.Tensor, signature: Signature, gate_input: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Returns a gated signature's result, in its epilogue's form.
 
     Args:
         product: Product in fp64, with any bias added.
         signature: Gated signature.
-        kept: Tensor that the epilogue reads: the saved product for a gradient, or gates.
+        gate_input: Tensor that the epilogue reads: the saved product for a gradient, or gates.
     """
     import torch
 
     if signature.is_gradient:
-        assert kept is not None
-        return _paired(*_gradients(product, kept, signature), signature)
+        assert gate_input is not None
+        return _join_pairs(*_gradients(product, gate_input, signature), signature)
     if signature.form is GateForm.UPS:
-        assert kept is not None
-        gated, ups = _factors(kept.double(), product, signature)
+        assert gate_input is not None
+        gated, ups = _gated_and_up_factors(gate_input.double(), product, signature)
         return torch.cat((product, gated * ups), -1)
     gated, ups = _gated_and_ups(product, signature)
     joined = gated * ups
@@ -49,7 +49,7 @@ def stored_error(
     error: torch.Tensor,
     product: torch.Tensor,
     signature: Signature,
-    kept: torch.Tensor | None = None,
+    gate_input: torch.Tensor | None = None,
     *,
     slope: float,
     curve: float,
@@ -65,7 +65,7 @@ def stored_error(
         error: Error with the product's shape, or one number for all.
         product: Product in fp64, with any bias added.
         signature: Gated signature.
-        kept: Tensor that the epilogue reads, as in `stored`.
+        gate_input: Tensor that the epilogue reads, as in `stored`.
         slope: Largest activation slope.
         curve: Activation error, relative to its input.
     """
@@ -73,19 +73,19 @@ def stored_error(
 
     error = error.expand_as(product)
     if signature.is_gradient:
-        assert kept is not None
-        factors = _gradients(torch.ones_like(product), kept, signature)
-        errors = _slope_errors(kept.double(), signature, curve)
+        assert gate_input is not None
+        factors = _gradients(torch.ones_like(product), gate_input, signature)
+        errors = _slope_errors(gate_input.double(), signature, curve)
         # A clamped value has neither gradient nor error, even for a NaN product.
         of_gates, of_ups = (
             (error * factor.abs() + product.abs() * of_factor + error * of_factor).nan_to_num(0.0)
             for factor, of_factor in zip(factors, errors)
         )
-        return _paired(of_gates, of_ups, signature)
+        return _join_pairs(of_gates, of_ups, signature)
     if signature.form is GateForm.UPS:
-        assert kept is not None
-        gates = kept.double()
-        gated, _ = _factors(gates, product, signature)
+        assert gate_input is not None
+        gates = gate_input.double()
+        gated, _ = _gated_and_up_factors(gates, product, signature)
         of_gated = curve * gates.abs()  # gates are read, so they have no error
         joined = of_gated * product.abs() + gated.abs() * error + of_gated * error
         return torch.cat((error, joined), -1)
@@ -98,15 +98,15 @@ def stored_error(
 
 
 def row_sums(
-    error: torch.Tensor, product: torch.Tensor, signature: Signature, kept: torch.Tensor, *,
+    error: torch.Tensor, product: torch.Tensor, signature: Signature, gate_input: torch.Tensor, *,
     curve: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Returns each row's sum of gate result times gradient, and its largest error.
 
     A kernel adds in fp32, in any order. Takes the same arguments as `stored_error`.
     """
-    gates, ups = pairs(kept.double(), signature)
-    gated, factors = _factors(gates, ups, signature)
+    gates, ups = pairs(gate_input.double(), signature)
+    gated, factors = _gated_and_up_factors(gates, ups, signature)
     joined, of_joined = gated * factors, curve * (gates * factors).abs()
     terms = product * joined
     errors = error * (joined.abs() + of_joined) + product.abs() * of_joined
@@ -118,7 +118,7 @@ _STEPS_BEFORE_SUM = 4
 """Upper bound for the fp32 multiplications in each summed term."""
 
 
-def _paired(gates: torch.Tensor, ups: torch.Tensor, signature: Signature) -> torch.Tensor:
+def _join_pairs(gates: torch.Tensor, ups: torch.Tensor, signature: Signature) -> torch.Tensor:
     """Joins gate and up columns in the signature's order; inverts `pairs`."""
     import torch
 
@@ -129,20 +129,22 @@ def _paired(gates: torch.Tensor, ups: torch.Tensor, signature: Signature) -> tor
 
 
 def _gradients(
-    grad: torch.Tensor, kept: torch.Tensor, signature: Signature
+    grad: torch.Tensor, gate_input: torch.Tensor, signature: Signature
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns gate and up gradients from the gate result's; 0 where they are clamped."""
     import torch
 
-    gates, ups = (one.clone().requires_grad_() for one in pairs(kept.double(), signature))
+    gates, ups = (
+        tensor.clone().requires_grad_() for tensor in pairs(gate_input.double(), signature)
+    )
     with torch.enable_grad():
-        gated, factors = _factors(gates, ups, signature)
+        gated, factors = _gated_and_up_factors(gates, ups, signature)
         of_gates, of_ups = torch.autograd.grad(gated * factors, (gates, ups), grad)
     return of_gates, of_ups
 
 
 def _slope_errors(
-    kept: torch.Tensor, signature: Signature, curve: float
+    gate_input: torch.Tensor, signature: Signature, curve: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns bounds for slope errors in a kernel whose sigmoid or tanh is off by ``curve``.
 
@@ -153,8 +155,8 @@ def _slope_errors(
     assert signature.epilogue is not None
     assert signature.epilogue.gate is not None
     row = signature.epilogue.gate.row
-    gates, _ = pairs(kept, signature)
-    _, factors = _gated_and_ups(kept, signature)
+    gates, _ = pairs(gate_input, signature)
+    _, factors = _gated_and_ups(gate_input, signature)
     size = row.alpha * gates.abs()
     count = 1 + size
     if row.activation is Activation.GELU_TANH:
@@ -166,10 +168,10 @@ def _gated_and_ups(
     product: torch.Tensor, signature: Signature
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the result's two factors: activated gates, and ups."""
-    return _factors(*pairs(product, signature), signature)
+    return _gated_and_up_factors(*pairs(product, signature), signature)
 
 
-def _factors(
+def _gated_and_up_factors(
     gates: torch.Tensor, ups: torch.Tensor, signature: Signature
 ) -> tuple[torch.Tensor, torch.Tensor]:
     import torch
@@ -179,14 +181,14 @@ def _factors(
     assert signature.epilogue.gate is not None
     row = signature.epilogue.gate.row
     if row.limit is not None:
-        gates = _cut_off(gates, -math.inf, row.limit)
-        return gates * torch.sigmoid(row.alpha * gates), _cut_off(ups, -row.limit, row.limit) + 1
+        gates = _clamp(gates, -math.inf, row.limit)
+        return gates * torch.sigmoid(row.alpha * gates), _clamp(ups, -row.limit, row.limit) + 1
     activation = row.activation.row
     function = getattr(functional, activation.torch_name)
     return function(gates, **activation.torch_options), ups
 
 
-def _cut_off(values: torch.Tensor, least: float, most: float) -> torch.Tensor:
+def _clamp(values: torch.Tensor, least: float, most: float) -> torch.Tensor:
     """Clamps values; those at a limit keep their gradient, as in kernels.
 
     ``torch.clamp`` passes the gradient at a limit up to torch 2.13 and drops it from 2.14 on.

@@ -38,7 +38,7 @@ WHOLE_ROWS = 8
 def between_declared(rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
     """Returns the undeclared `STEPS` between the least and the largest m for each n and k."""
     return [
-        _at(m, below, above)
+        _ranking_between(m, below, above)
         for below, above in _neighbours(rankings)
         for m in STEPS
         if below.problem.m < m < above.problem.m
@@ -52,25 +52,25 @@ def where_winners_change(
 
     Contenders whose times overlap with the least time all count as fastest.
     """
-    found = []
+    refinements = []
     for below, above in _neighbours(rankings):
-        pair = [outcomes.get(one.problem.key) for one in (below, above)]
+        pair = [outcomes.get(ranking.problem.key) for ranking in (below, above)]
         found_fastest = [_fastest(outcome) for outcome in pair if outcome is not None]
         fastest = [names for names in found_fastest if names]  # skips those without times
-        m = _middle(below.problem.m, above.problem.m)
+        m = _middle_m(below.problem.m, above.problem.m)
         if m is not None and len(fastest) == 2 and fastest[0].isdisjoint(fastest[1]):
-            found.append(_at(m, below, above))
-    return found
+            refinements.append(_ranking_between(m, below, above))
+    return refinements
 
 
 def measured_before(
     rankings: Sequence[ProblemRanking], outcomes: Mapping[str, TuningOutcome]
 ) -> list[ProblemRanking]:
     """Returns problems that the same tuning's earlier run measured between these rankings."""
-    known = {one.problem.key for one in rankings}
-    problems = [Problem.parse(key) for key in outcomes if key not in known]
+    known_keys = {ranking.problem.key for ranking in rankings}
+    problems = [Problem.parse(key) for key in outcomes if key not in known_keys]
     return [
-        _at(problem.m, below, above)
+        _ranking_between(problem.m, below, above)
         for below, above in _neighbours(rankings)
         for problem in problems
         if replace(problem, m=1) == replace(below.problem, m=1)
@@ -89,7 +89,7 @@ def _neighbours(
         yield from itertools.pairwise(sorted(line, key=lambda ranking: ranking.problem.m))
 
 
-def _middle(below: int, above: int) -> int | None:
+def _middle_m(below: int, above: int) -> int | None:
     """Returns the geometric mean of two m, rounded, or None if they are close enough."""
     if above <= below * CLOSEST:
         return None
@@ -99,9 +99,11 @@ def _middle(below: int, above: int) -> int | None:
     return m if below < m < above else None
 
 
-def _at(m: int, below: ProblemRanking, above: ProblemRanking) -> ProblemRanking:
+def _ranking_between(m: int, below: ProblemRanking, above: ProblemRanking) -> ProblemRanking:
     """Returns a ranking to measure, with both neighbours' kernels in turn."""
-    ranked = itertools.zip_longest(*([id_ for id_, _ in one.kernels] for one in (below, above)))
+    ranked = itertools.zip_longest(
+        *([id_ for id_, _ in ranking.kernels] for ranking in (below, above))
+    )
     ids = dict.fromkeys(id_ for pair in ranked for id_ in pair if id_ is not None)
     return ProblemRanking(
         problem=replace(below.problem, m=m),
@@ -117,5 +119,5 @@ def _fastest(outcome: TuningOutcome) -> set[str]:
     timings = dict(outcome.kernels)
     if outcome.aten is not None:
         timings[ATEN] = outcome.aten
-    intervals = {name: interval_of(one) for name, one in timings.items()}
+    intervals = {name: interval_of(timing) for name, timing in timings.items()}
     return set(contending(intervals)) if intervals else set()

@@ -116,7 +116,7 @@ def measure(
                 fault = _fault(name, run, checks)
                 if fault is None:
                     calls[name] = [functools.partial(run, *operands) for operands in sets]
-                    ready[name] = _guarded(name, bench.timer.prepare(calls[name]), running)
+                    ready[name] = _blaming_sample(name, bench.timer.prepare(calls[name]), running)
         except (torch.OutOfMemoryError, StorageError, ToolchainError):
             raise  # not the contender's fault
         except Exception as error:  # from a kernel, torch's operator or its compiler
@@ -134,10 +134,10 @@ def measure(
     result = RaceResult(intervals={}, is_decided=True)
     if ready:
         result, doubts = _race_undisturbed(ready, bench, random.Random(seed))
-    beside: dict[str, Timing] = {}
+    back_to_back: dict[str, Timing] = {}
     try:
         if also_back_to_back:
-            beside = _time_back_to_back(result, calls, bench, random.Random(seed), running)
+            back_to_back = _time_back_to_back(result, calls, bench, random.Random(seed), running)
     except torch.OutOfMemoryError as error:
         # The ranking itself has been measured.
         _log.warning("%s: not timed back to back: %s", problem.key, one_line(str(error)))
@@ -151,7 +151,7 @@ def measure(
         wrong={name: text for name, text in faults.items() if name not in (ATEN, TRITON)},
         doubts=doubts,
         conditions=bench.conditions,
-        back_to_back=beside,
+        back_to_back=back_to_back,
     )
 
 
@@ -166,13 +166,13 @@ def _time_back_to_back(
     if not result.intervals:
         return {}
     kernels = [name for name in result.intervals if name not in (ATEN, TRITON)]
-    first = min(kernels, key=lambda name: result.intervals[name].median, default=None)
-    wanted = {*contending(result.intervals), ATEN, TRITON, first}
+    fastest_kernel = min(kernels, key=lambda name: result.intervals[name].median, default=None)
+    timed = {*contending(result.intervals), ATEN, TRITON, fastest_kernel}
     samples: dict[str, Sample] = {}
-    for name in (name for name in result.intervals if name in wanted):
-        with _blaming(name), running(name):
+    for name in (name for name in result.intervals if name in timed):
+        with _blame(name), running(name):
             sample = bench.timer.prepare(calls[name], launches=BACK_TO_BACK)
-        samples[name] = _guarded(name, sample, running)
+        samples[name] = _blaming_sample(name, sample, running)
     times: dict[str, list[float]] = {name: [] for name in samples}
     order = list(samples)
     for _ in range(LEAST_SAMPLES):
@@ -196,20 +196,20 @@ def _fault(name: str, run: Run, checks: Sequence[OperandCheck]) -> str | None:
     return None
 
 
-def _guarded(
+def _blaming_sample(
     name: str, sample: Sample, running: Callable[[str], AbstractContextManager[None]]
 ) -> Sample:
     """Blames a failing sample on its contender: graph launches fail only during replay."""
 
     def guarded() -> float:
-        with _blaming(name), running(name):
+        with _blame(name), running(name):
             return sample()
 
     return guarded
 
 
 @contextlib.contextmanager
-def _blaming(name: str) -> Iterator[None]:
+def _blame(name: str) -> Iterator[None]:
     import torch
 
     try:
@@ -237,7 +237,7 @@ def _race_undisturbed(
     for attempt in range(1, ATTEMPTS + 1):
         seen = {}
         result = race(ready, source, look)
-        slowdowns = [one for one in seen if one != UNSEEN_SLOWDOWNS]
+        slowdowns = [slowdown for slowdown in seen if slowdown != UNSEEN_SLOWDOWNS]
         doubts = (*seen, *(() if result.is_decided else (UNDECIDED,)))
         if result.is_decided and not slowdowns:
             break

@@ -27,7 +27,9 @@ class Neighbours:
         line = self._lines.get(replace(problem, m=1), [])
         if problem not in line:
             return []
-        place = line.index(problem)
-        near = [*line[max(0, place - 1) : place], *line[place + 1 : place + 2]]
-        found = [outcomes[one.key] for one in near if one.key in outcomes]
-        return list(dict.fromkeys(next(iter(one.kernels)) for one in found if one.kernels))
+        index = line.index(problem)
+        near = [*line[max(0, index - 1) : index], *line[index + 1 : index + 2]]
+        measured = [outcomes[neighbour.key] for neighbour in near if neighbour.key in outcomes]
+        return list(
+            dict.fromkeys(next(iter(outcome.kernels)) for outcome in measured if outcome.kernels)
+        )

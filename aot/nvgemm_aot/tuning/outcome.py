@@ -98,7 +98,7 @@ def read_outcome(value: Mapping[str, Any]) -> TuningOutcome:
         wrong=value["wrong"],
         doubts=tuple(value["doubts"]),
         conditions=Conditions(**value["conditions"]),
-        back_to_back={name: _timing(one) for name, one in value["back_to_back"].items()},
+        back_to_back={name: _timing(timing) for name, timing in value["back_to_back"].items()},
         confirmed_by=tuple(value["confirmed_by"]),
         repeated=value["repeated"],
     )

@@ -40,11 +40,11 @@ def make_sets(problem: Problem, device: str, *, seed: int, total_bytes: int) -> 
     import torch
 
     signature = problem.signature
-    one = 0
+    set_bytes = 0
     for role in roles(signature):
         dtype = role_dtype(signature, role)
-        one += dtype.bytes_of(math.prod(role_shape(problem, role)) * dtype.packed)
-    count = min(MOST_SETS, max(2, -(-total_bytes // one)))
+        set_bytes += dtype.bytes_of(math.prod(role_shape(problem, role)) * dtype.packed)
+    count = min(MOST_SETS, max(2, -(-total_bytes // set_bytes)))
     generator = torch.Generator(device=device).manual_seed(seed)
     routings = ESTIMATED_ROUTINGS if signature.op.has_groups else (EVEN,)
     turns = -(-count // len(routings))
@@ -102,21 +102,21 @@ def make_extras(
     """
     import torch
 
-    made = []
+    extras = []
     times = KEPT_TIMES if problem.signature.is_gradient else 1
     for role in extra_roles(problem.signature):
         if role is Role.OFFSETS:
-            made.append(_group_ends(problem, device, routing))
+            extras.append(_group_ends(problem, device, routing))
         elif role is Role.ROWS:
-            made.append(_random_rows(problem, device, generator, routing, rows_of_a_token))
+            extras.append(_random_rows(problem, device, generator, routing, rows_of_a_token))
         elif role is Role.SUMS:
-            made.append(torch.zeros(role_shape(problem, role), device=device))
+            extras.append(torch.zeros(role_shape(problem, role), device=device))
         elif role is Role.ADDEND:
             dtype = torch_dtype(role_dtype(problem.signature, role))
-            made.append((addend(role_shape(problem, role)) * times).to(dtype))
+            extras.append((addend(role_shape(problem, role)) * times).to(dtype))
         else:
-            made.append(scales(role))
-    return made
+            extras.append(scales(role))
+    return extras
 
 
 def random_extras(
@@ -174,14 +174,14 @@ def _random_rows(
     import torch
 
     shape = role_shape(problem, Role.ROWS)
-    drawn = torch.randperm(math.prod(shape), generator=generator, device=device)
+    rows = torch.randperm(math.prod(shape), generator=generator, device=device)
     if problem.signature.op.has_groups:
-        drawn %= -(-problem.m // rows_of_a_token)
+        rows %= -(-problem.m // rows_of_a_token)
         begin = 0
         for count in routed(problem, routing):
-            drawn[begin : begin + count] = drawn[begin : begin + count].sort().values
+            rows[begin : begin + count] = rows[begin : begin + count].sort().values
             begin += count
-    return drawn.to(torch.int32).reshape(shape)
+    return rows.to(torch.int32).reshape(shape)
 
 
 def _matrix(
@@ -202,23 +202,23 @@ def _values(
     def integers(least: int, end: int, kind: torch.dtype) -> torch.Tensor:
         return torch.randint(least, end, shape, generator=generator, device=device, dtype=kind)
 
-    out, wanted = problem.signature.out, torch_dtype(dtype)
+    out, value_dtype = problem.signature.out, torch_dtype(dtype)
     if dtype is DType.FP4_E2M1:  # every code, in both halves of a byte
-        return integers(0, 256, torch.uint8).view(wanted)
+        return integers(0, 256, torch.uint8).view(value_dtype)
     if not dtype.is_integer:
         scale = 1.0
         if out.is_fp8 and not has_blocks(problem.signature):
             scale = min(1.0, (_FP8_RESULT / problem.k**0.5) ** 0.5)
-        return (torch.randn(shape, generator=generator, device=device) * scale).to(wanted)
+        return (torch.randn(shape, generator=generator, device=device) * scale).to(value_dtype)
     if out is DType.INT32:
-        info = torch.iinfo(wanted)
-        return integers(info.min, info.max + 1, wanted)
+        info = torch.iinfo(value_dtype)
+        return integers(info.min, info.max + 1, value_dtype)
     is_unsigned = dtype is DType.UINT8
     if out not in (DType.INT8, DType.UINT8):
-        return integers(0 if is_unsigned else -8, 9, wanted)
+        return integers(0 if is_unsigned else -8, 9, value_dtype)
     result = _UINT8_RESULT**0.5 if is_unsigned else _INT8_RESULT
     density = min(1.0, result / problem.k**0.5)
-    kept = torch.rand(shape, generator=generator, device=device) < density
+    mask = torch.rand(shape, generator=generator, device=device) < density
     if is_unsigned:  # 1 or 2: with zeros and ones, few products would be all ones
-        return (kept * integers(1, 3, torch.int64)).to(wanted)
-    return (kept * (integers(0, 2, torch.int64) * 2 - 1)).to(wanted)
+        return (mask * integers(1, 3, torch.int64)).to(value_dtype)
+    return (mask * (integers(0, 2, torch.int64) * 2 - 1)).to(value_dtype)

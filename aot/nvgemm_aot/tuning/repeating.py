@@ -65,7 +65,7 @@ def unrepeated(session: Session, rankings: Sequence[ProblemRanking]) -> list[Pro
     """
     state, gpu = session.state, session.bench.conditions.gpu_sha256
 
-    def is_left(key: str) -> bool:
+    def needs_repeat(key: str) -> bool:
         outcome, repeat = state.outcomes.get(key), state.repeats.get(key)
         if outcome is None or outcome.doubts or outcome.confirmed_by or not outcome.kernels:
             return False
@@ -73,8 +73,8 @@ def unrepeated(session: Session, rankings: Sequence[ProblemRanking]) -> list[Pro
             return False
         return repeat is None or repeat.outcome.is_disturbed
 
-    left = [one for one in rankings if is_left(one.problem.key)]
-    return sorted(left, key=lambda one: state.moments[one.problem.key].at_s)
+    remaining = [ranking for ranking in rankings if needs_repeat(ranking.problem.key)]
+    return sorted(remaining, key=lambda ranking: state.moments[ranking.problem.key].at_s)
 
 
 def measure_again(
@@ -89,25 +89,27 @@ def measure_again(
         Number of measured problems.
     """
     state, bench = session.state, session.bench
-    left = [
-        one for one in unrepeated(session, rankings) if state.is_of_another_process(one.problem.key)
+    remaining = [
+        ranking
+        for ranking in unrepeated(session, rankings)
+        if state.is_of_another_process(ranking.problem.key)
     ]
-    if not left:
+    if not remaining:
         return 0
     if progress is None:
         progress = _report_nothing
-    progress(0, len(left))
+    progress(0, len(remaining))
     other_work = OtherWork(bench, state)
     now, done = session.elapsed_s(), 0
     try:
-        for place, ranking in enumerate(left, start=1):
+        for position, ranking in enumerate(remaining, start=1):
             key = ranking.problem.key
             begun_s = _wait_until_due(
-                session, key, functools.partial(progress, place - 1, len(left))
+                session, key, functools.partial(progress, position - 1, len(remaining))
             )
             last, now = now, session.elapsed_s()
             other_work.pass_time(now - last)
-            if begun_s is None or _is_used_up(session, now):
+            if begun_s is None or _is_budget_spent(session, now):
                 break
             outcome = session.run(ranking.problem, _runs(session, ranking), also_back_to_back=False)
             if isinstance(outcome, TuningOutcome):
@@ -116,7 +118,7 @@ def measure_again(
                 after_s = math.floor(begun_s - state.moments[key].at_s)
                 state.add_repeat(key, Repeat(outcome=outcome, after_s=after_s))
                 done += 1
-            progress(place, len(left))
+            progress(position, len(remaining))
     finally:
         other_work.end()
     return done
@@ -126,7 +128,7 @@ def _report_nothing(done: int, total: int) -> None:
     """Ignores progress."""
 
 
-def _is_used_up(session: Session, elapsed_s: float) -> bool:
+def _is_budget_spent(session: Session, elapsed_s: float) -> bool:
     return session.budget_s is not None and elapsed_s >= session.budget_s
 
 
@@ -139,7 +141,7 @@ def _wait_until_due(session: Session, key: str, report: Callable[[], None]) -> f
     bench, at_s = session.bench, session.state.moments[key].at_s
     # The minimum bounds the wait if the clock was set back meanwhile.
     left_s = min(LEAST_REPEAT_S + at_s - bench.now_s(), LEAST_REPEAT_S) + SLICE_S
-    if left_s > 0 and _is_used_up(session, session.elapsed_s() + left_s):
+    if left_s > 0 and _is_budget_spent(session, session.elapsed_s() + left_s):
         return None
     if left_s > WORTH_SAYING_S:
         _log.warning(
@@ -158,7 +160,9 @@ def _wait_until_due(session: Session, key: str, report: Callable[[], None]) -> f
 def _runs(session: Session, ranking: ProblemRanking) -> Mapping[str, Run]:
     """Returns ATen and the contenders that may be the fastest by the first measurement."""
     outcome = session.state.outcomes[ranking.problem.key]
-    front = contending({name: interval_of(timing) for name, timing in outcome.times.items()})
-    wanted = {*front, next(iter(outcome.kernels)), ATEN}
-    runs = session.contenders.runs_of(ranking, [id_ for id_ in outcome.kernels if id_ in wanted])
-    return {name: run for name, run in runs.items() if name in wanted}
+    contending_names = contending(
+        {name: interval_of(timing) for name, timing in outcome.times.items()}
+    )
+    names = {*contending_names, next(iter(outcome.kernels)), ATEN}
+    runs = session.contenders.runs_of(ranking, [id_ for id_ in outcome.kernels if id_ in names])
+    return {name: run for name, run in runs.items() if name in names}

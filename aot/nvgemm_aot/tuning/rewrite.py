@@ -54,12 +54,16 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
         bundle.check_body()
     first, *others = contents = [read_content(bundle) for bundle in bundles]
     for bundle, other in zip(bundles[1:], others):
-        for what, name in (("target", "target"), ("device", "devices"), ("toolchain", "toolchain")):
-            here, there = getattr(first, name), getattr(other, name)
-            if here != there:
-                there, here = (_in_words(value) for value in (there, here))
+        for label, name in (
+            ("target", "target"),
+            ("device", "devices"),
+            ("toolchain", "toolchain"),
+        ):
+            expected, actual = getattr(first, name), getattr(other, name)
+            if expected != actual:
+                actual, expected = (_format_value(value) for value in (actual, expected))
                 raise TuningError(
-                    f"{bundle.path}: {what} is {there}, that of {bundles[0].path} is {here}; "
+                    f"{bundle.path}: {label} is {actual}, that of {bundles[0].path} is {expected}; "
                     "tune them one by one"
                 )
     kernels = {kernel.id: kernel for content in reversed(contents) for kernel in content.kernels}
@@ -68,7 +72,9 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
         for ranking in content.rankings:
             key = ranking.problem.key, ranking.gpu
             rankings[key] = (
-                _joined(rankings[key], ranking, kernels, facts) if key in rankings else ranking
+                _join_rankings(rankings[key], ranking, kernels, facts)
+                if key in rankings
+                else ranking
             )
     unserved = {problem.key for content in contents for problem in content.unserved}
     for key, ranking in rankings.items():
@@ -88,20 +94,22 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
     )
 
 
-def _in_words(value: Any) -> Any:
+def _format_value(value: Any) -> Any:
     """Formats a target, device profiles or a toolchain for a message."""
     return ", ".join(value) if isinstance(value, tuple) else getattr(value, "key", value)
 
 
 def _with_one_first(rankings: Iterable[ProblemRanking]) -> tuple[ProblemRanking, ...]:
     """Marks all but a problem's first ranking as further."""
-    seen: set[Problem] = set()
-    kept = []
-    for one in rankings:
-        kept.append(replace(one, is_further=one.is_further or one.problem in seen))
-        if not one.is_further:
-            seen.add(one.problem)
-    return tuple(kept)
+    ranked_problems: set[Problem] = set()
+    marked = []
+    for ranking in rankings:
+        marked.append(
+            replace(ranking, is_further=ranking.is_further or ranking.problem in ranked_problems)
+        )
+        if not ranking.is_further:
+            ranked_problems.add(ranking.problem)
+    return tuple(marked)
 
 
 def rankings_to_measure(content: BundleContent, gpu: str) -> list[ProblemRanking]:
@@ -113,28 +121,29 @@ def rankings_to_measure(content: BundleContent, gpu: str) -> list[ProblemRanking
     limits.
     """
     kernels = {kernel.id: kernel for kernel in content.kernels}
-    others: dict[Problem, list[str]] = {}
+    ids_by_problem: dict[Problem, list[str]] = {}
     for ranking in content.rankings:
-        others.setdefault(ranking.problem, []).extend(id_ for id_, _ in ranking.kernels)
-    found = []
-    for ranking in choose_rankings(content.rankings, gpu, gpu_of=lambda one: one.gpu):
-        known = {_operator(kernels[id_]) for id_, _ in ranking.kernels}
+        ids_by_problem.setdefault(ranking.problem, []).extend(id_ for id_, _ in ranking.kernels)
+    result = []
+    for ranking in choose_rankings(content.rankings, gpu, gpu_of=lambda ranking: ranking.gpu):
+        known_operators = {_operator(kernels[id_]) for id_, _ in ranking.kernels}
         added = [
             id_
-            for id_ in dict.fromkeys(others[ranking.problem])
-            if _operator(kernels[id_]) not in known
+            for id_ in dict.fromkeys(ids_by_problem[ranking.problem])
+            if _operator(kernels[id_]) not in known_operators
         ]
-        one = ranking
+        own_ranking = ranking
         if ranking.gpu != gpu:
-            one = replace(
+            own_ranking = replace(
                 ranking,
                 source=RankingSource(kind=ESTIMATE, by=ranking.source.by, gpu=gpu),
                 kernels=tuple((id_, None) for id_, _ in ranking.kernels),
                 measured=None,
                 is_further=True,
             )
-        found.append(replace(one, kernels=(*one.kernels, *((id_, None) for id_ in added))))
-    return found
+        untimed = ((id_, None) for id_ in added)
+        result.append(replace(own_ranking, kernels=(*own_ranking.kernels, *untimed)))
+    return result
 
 
 def _operator(kernel: BuiltKernel) -> tuple[str, str]:
@@ -145,35 +154,35 @@ def with_rankings(
     content: BundleContent, measured: Iterable[ProblemRanking], gpu: str
 ) -> BundleContent:
     """Adds the rankings to measure that a content lacks for a GPU product."""
-    own = {one.problem for one in content.rankings if one.gpu == gpu}
-    first = {one.problem for one in content.rankings if not one.is_further}
+    own_problems = {ranking.problem for ranking in content.rankings if ranking.gpu == gpu}
+    first_problems = {ranking.problem for ranking in content.rankings if not ranking.is_further}
     added = (
-        replace(one, is_further=one.is_further or one.problem in first)
-        for one in measured
-        if one.problem not in own
+        replace(ranking, is_further=ranking.is_further or ranking.problem in first_problems)
+        for ranking in measured
+        if ranking.problem not in own_problems
     )
     return replace(content, rankings=(*content.rankings, *added))
 
 
-def _joined(
-    one: ProblemRanking,
+def _join_rankings(
+    ranking: ProblemRanking,
     other: ProblemRanking,
     kernels: Mapping[str, BuiltKernel],
     facts: DeviceFacts,
 ) -> ProblemRanking:
-    if _weakness(other, kernels, facts) < _weakness(one, kernels, facts):
-        one, other = other, one
-    known = {id_ for id_, _ in one.kernels}
+    if _weakness(other, kernels, facts) < _weakness(ranking, kernels, facts):
+        ranking, other = other, ranking
+    known_ids = {id_ for id_, _ in ranking.kernels}
     # Times from two sources do not compare, so unmeasured kernels have no rank.
-    added = tuple((id_, None) for id_, _ in other.kernels if id_ not in known)
+    added = tuple((id_, None) for id_, _ in other.kernels if id_ not in known_ids)
     joined = replace(
-        one,
-        kernels=(*one.kernels, *added),
-        is_declared=one.is_declared or other.is_declared,
-        is_further=one.is_further and other.is_further,
+        ranking,
+        kernels=(*ranking.kernels, *added),
+        is_declared=ranking.is_declared or other.is_declared,
+        is_further=ranking.is_further and other.is_further,
     )
-    gpu = one.source.gpu
-    before, now = previous_outcome(other, gpu), previous_outcome(one, gpu)
+    gpu = ranking.source.gpu
+    before, now = previous_outcome(other, gpu), previous_outcome(ranking, gpu)
     if joined.measured is None or before is None or now is None:
         return joined
     compared = compare(before, now)
@@ -234,16 +243,16 @@ def tuned_content(
     for ranking in content.rankings:
         outcome = outcomes.get(ranking.problem.key)
         if ranking.gpu != gpu:
-            made = ranking
+            tuned = ranking
         elif outcome is not None:
-            made = _with_outcome(ranking, outcome, by=program, gpu=gpu)
+            tuned = _with_outcome(ranking, outcome, by=program, gpu=gpu)
         else:
-            made = _without_unmeasured(ranking)
-        made = _without_wrong(made, wrong)
-        if made.kernels:
-            rankings.append(made)
-        elif made.is_declared:
-            unserved[made.problem] = UnservedReason(
+            tuned = _without_unmeasured(ranking)
+        tuned = _without_wrong(tuned, wrong)
+        if tuned.kernels:
+            rankings.append(tuned)
+        elif tuned.is_declared:
+            unserved[tuned.problem] = UnservedReason(
                 text=_why_unserved(ranking, wrong), scope=Scope.PROBLEM
             )
     kernels = tuple(kernel for kernel in content.kernels if kernel.id not in wrong)
@@ -260,7 +269,7 @@ def tuned_content(
         generator=program,
         kernels=kernels,
         rankings=tuple(rankings),
-        unserved={one: why for one, why in unserved.items() if one not in ranked},
+        unserved={problem: why for problem, why in unserved.items() if problem not in ranked},
     )
 
 
@@ -286,7 +295,7 @@ def _without_unmeasured(ranking: ProblemRanking) -> ProblemRanking:
     """Drops unmeasured kernels from a measured ranking."""
     if ranking.source.kind != "measurement":
         return ranking
-    timed = tuple(place for place in ranking.kernels if place[1] is not None)
+    timed = tuple(entry for entry in ranking.kernels if entry[1] is not None)
     return replace(ranking, kernels=timed)
 
 
@@ -304,18 +313,25 @@ def _without_wrong(ranking: ProblemRanking, wrong: Mapping[str, str]) -> Problem
     Confirmation and repetition concern the kernels that may be the fastest. If such a kernel is
     dropped, the ranking loses both.
     """
-    gone = {id_ for id_, _ in ranking.kernels if id_ in wrong}
-    kept = keep_ranked(ranking, {id_ for id_, _ in ranking.kernels} - gone)
-    if not gone or not kept.kernels or ranking.measured is None or kept.measured is None:
-        return kept
-    before = _intervals(ranking, ranking.measured)
-    left = {name: interval for name, interval in before.items() if name not in gone}
-    if gone.isdisjoint(contending(before)):
-        return kept
-    measured = replace(kept.measured, confirmed_by=(), repeated=None)
-    if is_decided(left):
-        return replace(kept, measured=measured)
-    return _with_doubt(kept, measured, LEFT_UNDECIDED)
+    wrong_ids = {id_ for id_, _ in ranking.kernels if id_ in wrong}
+    remaining = keep_ranked(ranking, {id_ for id_, _ in ranking.kernels} - wrong_ids)
+    if (
+        not wrong_ids
+        or not remaining.kernels
+        or ranking.measured is None
+        or remaining.measured is None
+    ):
+        return remaining
+    intervals = _intervals(ranking, ranking.measured)
+    remaining_intervals = {
+        name: interval for name, interval in intervals.items() if name not in wrong_ids
+    }
+    if wrong_ids.isdisjoint(contending(intervals)):
+        return remaining
+    measured = replace(remaining.measured, confirmed_by=(), repeated=None)
+    if is_decided(remaining_intervals):
+        return replace(remaining, measured=measured)
+    return _with_doubt(remaining, measured, LEFT_UNDECIDED)
 
 
 def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interval]:
@@ -352,7 +368,9 @@ def with_build_key(content: BundleContent, made_from: str) -> BundleContent:
                 *([] if ranking.is_declared else ["not declared"]),
                 *(["further"] if ranking.is_further else []),
             ]
-            for ranking in sorted(content.rankings, key=lambda one: (one.problem.key, one.gpu))
+            for ranking in sorted(
+                content.rankings, key=lambda ranking: (ranking.problem.key, ranking.gpu)
+            )
         ],
         "unserved": unserved_json(content.unserved),
     }
@@ -409,49 +427,51 @@ def prune(content: BundleContent) -> tuple[BundleContent, Pruned]:
     """
     kernels = {kernel.id: kernel for kernel in content.kernels}
     tables = DispatchTables(content)
-    kept = _kept(content.rankings, kernels, tables.needed())
+    kept_ids = _ids_to_keep(content.rankings, kernels, tables.needed())
     measured = [ranking for ranking in content.rankings if ranking.measured is not None]
-    known, unknown = _losses_of_undeclared(measured, kernels, tables)
+    known_losses, unknown_losses = _losses_of_undeclared(measured, kernels, tables)
     pruned = replace(
         content,
-        kernels=tuple(kernel for kernel in content.kernels if kernel.id in kept),
-        rankings=tuple(keep_ranked(one, kept) for one in content.rankings),
+        kernels=tuple(kernel for kernel in content.kernels if kernel.id in kept_ids),
+        rankings=tuple(keep_ranked(ranking, kept_ids) for ranking in content.rankings),
     )
     return pruned, Pruned(
-        dropped=tuple(sorted(kernels.keys() - kept)),
-        declared_loss=_geometric_mean([_loss(ranking, kept) for ranking in measured]),
-        undeclared_loss=_geometric_mean(known) if known else None,
-        unknown_losses=unknown,
+        dropped=tuple(sorted(kernels.keys() - kept_ids)),
+        declared_loss=_geometric_mean([_loss(ranking, kept_ids) for ranking in measured]),
+        undeclared_loss=_geometric_mean(known_losses) if known_losses else None,
+        unknown_losses=unknown_losses,
     )
 
 
-def _kept(
+def _ids_to_keep(
     rankings: Iterable[ProblemRanking],
     kernels: Mapping[str, BuiltKernel],
     dispatched: Collection[str],
 ) -> set[str]:
-    kept = set(dispatched)
-    for one in by_signature(rankings).values():
-        kept |= {id_ for ranking in one for id_ in _foremost(ranking)}
-        kept |= needed_for_service(one, kernels, kept)
-    return kept
+    kept_ids = set(dispatched)
+    for signature_rankings in by_signature(rankings).values():
+        kept_ids |= {
+            id_ for ranking in signature_rankings for id_ in _first_and_overlapping(ranking)
+        }
+        kept_ids |= needed_for_service(signature_rankings, kernels, kept_ids)
+    return kept_ids
 
 
-def _foremost(ranking: ProblemRanking) -> list[str]:
+def _first_and_overlapping(ranking: ProblemRanking) -> list[str]:
     """Returns a problem's first kernels and those whose intervals overlap theirs."""
     ids, measured = [id_ for id_, _ in ranking.kernels], ranking.measured
     if measured is None or measured.doubts:
         return ids
-    places = [
+    timings = [
         (time or 0, spread) for (_, time), spread in zip(ranking.kernels, measured.spreads_ns)
     ]
-    reach = max((time + spread for time, spread in places[:KEPT_PLACES]), default=0)
-    return [id_ for id_, (time, spread) in zip(ids, places) if time - spread <= reach]
+    reach = max((time + spread for time, spread in timings[:KEPT_PLACES]), default=0)
+    return [id_ for id_, (time, spread) in zip(ids, timings) if time - spread <= reach]
 
 
-def _loss(ranking: ProblemRanking, kept: Collection[str]) -> float:
+def _loss(ranking: ProblemRanking, kept_ids: Collection[str]) -> float:
     times: Mapping[str, int] = {id_: time for id_, time in ranking.kernels if time is not None}
-    return min(time for id_, time in times.items() if id_ in kept) / min(times.values())
+    return min(time for id_, time in times.items() if id_ in kept_ids) / min(times.values())
 
 
 def _losses_of_undeclared(
@@ -464,9 +484,9 @@ def _losses_of_undeclared(
     for rankings in by_signature(measured).values():
         for ranking in rankings:
             others = [other for other in rankings if other is not ranking]
-            kept = _kept(others, kernels, tables.needed(without=ranking))
-            if any(id_ in kept for id_, _ in ranking.kernels):
-                losses.append(_loss(ranking, kept))
+            kept_ids = _ids_to_keep(others, kernels, tables.needed(without=ranking))
+            if any(id_ in kept_ids for id_, _ in ranking.kernels):
+                losses.append(_loss(ranking, kept_ids))
             elif others:
                 unknown += 1
     return losses, unknown

@@ -72,36 +72,37 @@ class Session:
     elapsed_s: Callable[[], float]
     running: Running = unwatched
     neighbours: Neighbours = field(default_factory=lambda: Neighbours(()))
-    said: set[str] = field(default_factory=set)
+    warned_gpus: set[str] = field(default_factory=set)
 
     def lacking(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
         """Returns problems that were measured without a kernel that won at a neighbouring m."""
         outcomes = self.state.outcomes
         return [
-            one
-            for one in rankings
-            if one.problem.key in outcomes and self._unmeasured_neighbours(one.problem)
+            ranking
+            for ranking in rankings
+            if ranking.problem.key in outcomes and self._unmeasured_neighbours(ranking.problem)
         ]
 
     def _unmeasured_neighbours(self, problem: Problem) -> list[str]:
         if not self.neighbours:
             return []
         outcome = self.state.outcomes.get(problem.key)
-        known = set() if outcome is None else outcome.kernels.keys() | outcome.wrong.keys()
+        measured_ids = set() if outcome is None else outcome.kernels.keys() | outcome.wrong.keys()
         wrong = thrown_out(self.state.outcomes, self.state.broken)
         left_out = self.state.left_out(problem.key)
         return [
             id_
             for id_ in self.neighbours.winners(problem, self.state.outcomes)
-            if id_ not in known | left_out | wrong.keys() and self.contenders.serves(id_, problem)
+            if id_ not in measured_ids | left_out | wrong.keys()
+            and self.contenders.serves(id_, problem)
         ]
 
     def left(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
         """Returns problems without an outcome, then those with a disturbed measurement."""
         outcomes = self.state.outcomes
-        known = [one for one in rankings if one.problem.key in outcomes]
-        disturbed = [one for one in known if outcomes[one.problem.key].is_disturbed]
-        return [one for one in rankings if one.problem.key not in outcomes] + disturbed
+        measured = [ranking for ranking in rankings if ranking.problem.key in outcomes]
+        disturbed = [ranking for ranking in measured if outcomes[ranking.problem.key].is_disturbed]
+        return [ranking for ranking in rankings if ranking.problem.key not in outcomes] + disturbed
 
     def measure(
         self, rankings: Sequence[ProblemRanking], progress: Progress | None
@@ -121,7 +122,7 @@ class Session:
         other_work = OtherWork(self.bench, self.state)
         now = 0.0
         try:
-            for place, ranking in enumerate(rankings, start=1):
+            for position, ranking in enumerate(rankings, start=1):
                 last, now = now, self.elapsed_s()
                 other_work.pass_time(now - last)
                 if self.budget_s is not None and now >= self.budget_s:
@@ -131,7 +132,7 @@ class Session:
                 if reason is not None:
                     unmeasured[ranking.problem.key] = reason
                 if progress is not None:
-                    progress(place, len(rankings))
+                    progress(position, len(rankings))
         finally:
             other_work.end()
         return unmeasured
@@ -139,10 +140,10 @@ class Session:
     def _measure_one(self, ranking: ProblemRanking, busy: str | None) -> str | None:
         """Measures a problem; returns the reason to leave it out, or None."""
         key = ranking.problem.key
-        before_now = self.state.outcomes.get(key)
-        also = [] if before_now is None else [*before_now.kernels]  # so that passes end
-        also += self._unmeasured_neighbours(ranking.problem)
-        runs = self.contenders.runs_of(ranking, also if self.neighbours else ())
+        current = self.state.outcomes.get(key)
+        further_ids = [] if current is None else [*current.kernels]  # so that passes end
+        further_ids += self._unmeasured_neighbours(ranking.problem)
+        runs = self.contenders.runs_of(ranking, further_ids if self.neighbours else ())
         for name in self.state.left_out(key):
             runs.pop(name, None)
         if not runs.keys() - {ATEN, TRITON}:
@@ -151,18 +152,18 @@ class Session:
         if isinstance(outcome, str):
             return outcome
         before = previous_outcome(ranking, self.bench.facts.name)
-        differs: str | None = None
+        contradiction: str | None = None
         confirmed_by: tuple[str, ...] = ()
         if before is not None:
             compared = compare(before, outcome)
             if compared.relation is Relation.CONTRADICTS:
-                differs = compared.why
+                contradiction = compared.why
             elif compared.relation is Relation.CONFIRMS:
                 confirmed_by = confirming_gpus(before, outcome)
             else:
                 _log.info("%s: not confirmed: %s", key, compared.why)
             self._warn_of_repetition(before.conditions, outcome.conditions)
-        doubts = (*outcome.doubts, *(doubt for doubt in (busy, differs) if doubt is not None))
+        doubts = (*outcome.doubts, *(doubt for doubt in (busy, contradiction) if doubt is not None))
         outcome = replace(outcome, doubts=doubts, confirmed_by=confirmed_by)
         self.state.add(key, outcome, self.bench.now_s())
         return None
@@ -203,13 +204,13 @@ class Session:
         """Warns once that the bundle was measured on this very GPU before."""
         if now.gpu_sha256 is None or before.gpu_sha256 != now.gpu_sha256:
             return
-        if not self.said:
+        if not self.warned_gpus:
             _log.warning(
                 "this GPU, whose UUID has the digest %s, measured these problems before: that "
                 "confirms nothing",
                 gpu_name(now),
             )
-        self.said.add(gpu_name(now))
+        self.warned_gpus.add(gpu_name(now))
 
     def _why_no_contender(self, ranking: ProblemRanking) -> str:
         broken = [id_ for id_, _ in ranking.kernels if id_ in self.state.broken]

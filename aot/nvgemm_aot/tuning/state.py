@@ -170,14 +170,14 @@ class Journal:
         Locks should prevent that, but some file systems have none.
         """
         assert self._file is not None
-        found = os.fstat(self._file.fileno()).st_size
-        if found != self._size_bytes:
+        actual_bytes = os.fstat(self._file.fileno()).st_size
+        if actual_bytes != self._size_bytes:
             self._file.close()
             self._file = None
             raise StorageError(
-                f"{self._path}: has {found} bytes, and {self._size_bytes} when this process wrote "
-                "or read it: another one tunes into the same output; wait for its end, or name "
-                "another output"
+                f"{self._path}: has {actual_bytes} bytes, and {self._size_bytes} when this "
+                "process wrote or read it: another one tunes into the same output; wait for its "
+                "end, or name another output"
             )
         self._file.truncate(end)
         self._size_bytes = end
@@ -222,7 +222,7 @@ def add_hang(path: Path, contender: str, key: str, reason: str) -> None:
     Raises:
         StorageError: If the file cannot be written.
     """
-    _add_behind(path, {"hangs": contender, "on": key, "reason": reason})
+    _append_to_ended(path, {"hangs": contender, "on": key, "reason": reason})
 
 
 def add_death(path: Path, contender: str, key: str, reason: str) -> None:
@@ -231,12 +231,12 @@ def add_death(path: Path, contender: str, key: str, reason: str) -> None:
     Raises:
         StorageError: If the file cannot be written.
     """
-    _add_behind(path, {"died": contender, "on": key, "reason": reason})
+    _append_to_ended(path, {"died": contender, "on": key, "reason": reason})
 
 
-def _add_behind(path: Path, said: Line) -> None:
+def _append_to_ended(path: Path, fact: Line) -> None:
     """Appends a line to a file whose process has ended."""
-    line = _encode(said)
+    line = _encode(fact)
     try:
         with path.open("r+b") as file:
             end = file.read().rfind(b"\n") + 1  # an unfinished line may follow
@@ -246,9 +246,9 @@ def _add_behind(path: Path, said: Line) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        what, contender = next(iter(said.items()))
+        kind, contender = next(iter(fact.items()))
         raise StorageError(
-            f"{path}: cannot write that {contender_name(contender)} {what}: {error.strerror}"
+            f"{path}: cannot write that {contender_name(contender)} {kind}: {error.strerror}"
         ) from error
 
 
@@ -303,8 +303,8 @@ class TuningState:
 
     def add_repeat(self, key: str, repeat: Repeat) -> None:
         """Adds a second measurement for a problem with an outcome, as `add` does."""
-        found = outcome_json(repeat.outcome)
-        self._journal.append({"problem": key, "repeat": found, "after_s": repeat.after_s})
+        repeat_json = outcome_json(repeat.outcome)
+        self._journal.append({"problem": key, "repeat": repeat_json, "after_s": repeat.after_s})
         self._add_repeat(key, repeat)
 
     @property
@@ -356,20 +356,20 @@ class TuningState:
             self.confirm(KILLED)
 
     def _check_identity(self, first: Line, identity: Mapping[str, str]) -> None:
-        version, found = first.get("version"), first.get("identity")
-        if type(version) is not int or not isinstance(found, dict):
+        version, recorded = first.get("version"), first.get("identity")
+        if type(version) is not int or not isinstance(recorded, dict):
             self._journal.fail("its first line names no version, or no tuning")
         if version != VERSION:
             raise TuningError(
                 f"{self._path}: state of version {version}, this release reads {VERSION}; finish "
                 "it with the release that wrote it, or choose another output"
             )
-        for name in [*identity, *found]:
-            here, there = identity.get(name), found.get(name)
-            if here != there:
+        for name in [*identity, *recorded]:
+            current, previous = identity.get(name), recorded.get(name)
+            if current != previous:
                 raise TuningError(
-                    f"{self._path} belongs to another tuning: its {name} is {there}, here it is "
-                    f"{here}; choose another output, or remove it and the output beside it"
+                    f"{self._path} belongs to another tuning: its {name} is {previous}, here it is "
+                    f"{current}; choose another output, or remove it and the output beside it"
                 )
 
     def _apply_line(self, line: Line) -> None:
@@ -378,8 +378,8 @@ class TuningState:
             moment = Moment(at_s=float(line["at_s"]), process=line["process"])
             self._add(line["problem"], read_outcome(line["outcome"]), moment)
         elif "repeat" in line:
-            found = Repeat(outcome=read_outcome(line["repeat"]), after_s=int(line["after_s"]))
-            self._add_repeat(line["problem"], found)
+            repeat = Repeat(outcome=read_outcome(line["repeat"]), after_s=int(line["after_s"]))
+            self._add_repeat(line["problem"], repeat)
         elif "confirmed" in line:
             self._confirm(line["confirmed"])
         elif "broken" in line:
@@ -406,12 +406,12 @@ class TuningState:
         self._unconfirmed_repeats.add(key)
 
     def _add_hang(self, contender: str, key: str, reason: str) -> None:
-        said = f"{key}: {reason}"
-        self.hanging.append((contender, said))
+        fault = f"{key}: {reason}"
+        self.hanging.append((contender, fault))
         if contender in (ATEN, TRITON):
             self._kills[contender, key] = MOST_KILLS
         else:
-            self.broken[contender] = said
+            self.broken[contender] = fault
 
     def _add_death(self, contender: str, key: str, reason: str) -> None:
         self._kills[contender, key] += 1
@@ -436,10 +436,10 @@ class TuningState:
         self._journal.append({"killed": contender, "on": key})
         self._kills[contender, key] += 1
         kills = self._kills[contender, key]
-        said = (
+        message = (
             f"{key}: {contender_name(contender)} was killed in its first run, perhaps by a time "
             f"limit (time {kills} of {MOST_KILLS})"
         )
-        _log.warning("%s", said)
+        _log.warning("%s", message)
         if kills >= MOST_KILLS and contender not in (ATEN, TRITON):
-            self.add_broken(contender, said)
+            self.add_broken(contender, message)

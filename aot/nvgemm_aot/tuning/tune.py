@@ -155,8 +155,8 @@ def tune(
         bundles = [stack.enter_context(_opened(path, bench)) for path in paths]
         content = read_together(bundles, bench.facts)
         if not content.rankings:
-            named = ", ".join(map(str, paths))
-            raise TuningError(f"{named}: no problem is declared, so there is nothing to measure")
+            names = ", ".join(map(str, paths))
+            raise TuningError(f"{names}: no problem is declared, so there is nothing to measure")
         _refuse_unusual_aten(content.rankings)
         stack.enter_context(reserved(output))
         stored_bytes = {
@@ -182,15 +182,15 @@ def tune(
             running=running,
         )
         gpu = bench.facts.name
-        wanted, measured_now, left_out, lacking = _measure_all(
+        rankings, measured_now, left_out, lacking = _measure_all(
             session, rankings_to_measure(content, gpu), options, progress
         )
         if options.repeats:
-            measured_now += measure_again(session, wanted, again)
-        left_to_repeat = len(unrepeated(session, wanted)) if options.repeats else 0
+            measured_now += measure_again(session, rankings, again)
+        left_to_repeat = len(unrepeated(session, rankings)) if options.repeats else 0
         outcomes = outcomes_with_repeats(state)
         # Unmeasured problems without a ranking for this product have nothing to write.
-        measured = (one for one in wanted if one.problem.key in outcomes)
+        measured = (ranking for ranking in rankings if ranking.problem.key in outcomes)
         content = with_rankings(content, measured, gpu)
         suspect = suspicion(
             ((kernel.id, kernel.signature) for kernel in content.kernels),
@@ -204,14 +204,16 @@ def tune(
                 "remove that file or name another output; to have the bundle written without "
                 "these kernels: --accept-suspect"
             )
-        made = tuned_content(content, outcomes, broken=state.broken, program=PROGRAM, gpu=gpu)
+        new_content = tuned_content(
+            content, outcomes, broken=state.broken, program=PROGRAM, gpu=gpu
+        )
         pruned = None
         if options.prunes:
-            made, pruned = prune(made)
-        made = with_build_key(made, content.build_key)
-        if any(ranking.measured is not None for ranking in made.rankings):
-            state.add_written(made.build_key)
-        header = write_bundle(output, made)
+            new_content, pruned = prune(new_content)
+        new_content = with_build_key(new_content, content.build_key)
+        if any(ranking.measured is not None for ranking in new_content.rankings):
+            state.add_written(new_content.build_key)
+        header = write_bundle(output, new_content)
         file_bytes = output.stat().st_size
     keys = dict.fromkeys(ranking.problem.key for ranking in content.rankings)
     return Tuned(
@@ -248,31 +250,31 @@ def _measure_all(
         All problems; the number measured now; those left out, by key, with the reason; and those
         that lack a neighbour's winner.
     """
-    wanted = list(declared)
+    rankings = list(declared)
     if options.grid:
-        wanted += between_declared(declared)
-        wanted += measured_before(wanted, session.state.outcomes)
+        rankings += between_declared(declared)
+        rankings += measured_before(rankings, session.state.outcomes)
     measured_now, left_out = 0, dict[str, str]()
     lacking: list[ProblemRanking] = []
     for step in range(1 + (FINER_STEPS if options.grid else 0)):
         if step:
-            finer = where_winners_change(wanted, session.state.outcomes)
+            finer = where_winners_change(rankings, session.state.outcomes)
             if not finer or OUT_OF_BUDGET in left_out.values():
                 break
-            wanted += finer
+            rankings += finer
         if options.neighbours or options.grid:
-            session = replace(session, neighbours=Neighbours(wanted))
-        left = session.left(wanted)
-        missed = session.measure(left, progress)
-        measured_now += len(left) - len(missed)
+            session = replace(session, neighbours=Neighbours(rankings))
+        remaining = session.left(rankings)
+        missed = session.measure(remaining, progress)
+        measured_now += len(remaining) - len(missed)
         left_out |= missed
-        lacking = session.lacking(wanted)
+        lacking = session.lacking(rankings)
         for _ in range(MOST_PASSES):
             if not lacking or OUT_OF_BUDGET in left_out.values():
                 break
             left_out |= session.measure(lacking, progress)
-            lacking = session.lacking(wanted)
-    return wanted, measured_now, left_out, lacking
+            lacking = session.lacking(rankings)
+    return rankings, measured_now, left_out, lacking
 
 
 @contextlib.contextmanager

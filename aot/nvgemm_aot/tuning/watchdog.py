@@ -91,24 +91,31 @@ def tune_watched(
         NvgemmError: As `tune.tune`.
     """
     begin = clock()
-    shown = {Message.PROGRESS: _Shown(report=progress), Message.AGAIN: _Shown(report=again)}
+    merged_progress = {
+        Message.PROGRESS: _MergedProgress(report=progress),
+        Message.AGAIN: _MergedProgress(report=again),
+    }
     ends: list[str] = []
     further = measured_now = 0
     while len(ends) < MOST_ENDS:
-        left = options
+        remaining_options = options
         if options.budget_s is not None:
-            left = replace(options, budget_s=max(0.0, options.budget_s - (clock() - begin)))
+            remaining_options = replace(
+                options, budget_s=max(0.0, options.budget_s - (clock() - begin))
+            )
         work = Work(
             paths=tuple(paths),
             output=output,
-            options=left,
+            options=remaining_options,
             bench=bench,
             log_level=logging.getLogger().getEffectiveLevel(),
         )
         with contextlib.closing(_Process(work)) as process:
-            end = process.watch(hang_s, shown)
+            end = process.watch(hang_s, merged_progress)
         if isinstance(end, Tuned):
-            is_over = left.budget_s is not None and clock() - begin >= (options.budget_s or 0)
+            is_over = remaining_options.budget_s is not None and clock() - begin >= (
+                options.budget_s or 0
+            )
             measured_now += end.measured_now
             if not end.unrepeated or further == MOST_FURTHER or is_over:
                 return replace(end, measured_now=measured_now)
@@ -146,7 +153,7 @@ class _End:
 
 
 @dataclass(kw_only=True)
-class _Shown:
+class _MergedProgress:
     """Progress over several processes, each with fewer problems left."""
 
     report: Progress | None
@@ -192,12 +199,12 @@ class _Process:
             while True:
                 limit_s = self._limit_s(hang_s)
                 if not self._connection.poll(limit_s):
-                    return self._stuck(limit_s)
+                    return self._kill_hanging(limit_s)
                 try:
                     message: tuple[Any, ...] = self._connection.recv()
                 except (EOFError, ConnectionResetError):
-                    return self._died()
-                result = self._take(message, progress)
+                    return self._report_death()
+                result = self._handle(message, progress)
                 if result is not None:
                     return result
         except KeyboardInterrupt:
@@ -209,7 +216,7 @@ class _Process:
             return hang_s * IDLE_FACTOR
         return hang_s * (TRITON_FACTOR if self._running[0] == TRITON else 1)
 
-    def _stuck(self, limit_s: float) -> _End:
+    def _kill_hanging(self, limit_s: float) -> _End:
         """Kills the process and returns the contender that hangs.
 
         Raises:
@@ -232,7 +239,7 @@ class _Process:
             record=add_hang,
         )
 
-    def _take(
+    def _handle(
         self, message: tuple[Any, ...], progress: Mapping[Message, Progress]
     ) -> Tuned | _End | None:
         kind, *values = message
@@ -246,13 +253,13 @@ class _Process:
             name, level, text = values
             logging.getLogger(name).log(level, "%s", text)
         elif kind is Message.FAILED:
-            return self._failed(*values)
+            return self._report_failure(*values)
         else:
             tuned: Tuned = values[0]
             return tuned
         return None
 
-    def _failed(self, error: BaseException, trace: str) -> _End:
+    def _report_failure(self, error: BaseException, trace: str) -> _End:
         if isinstance(error, UnusableGpuError):
             # The process itself recorded it, and its end frees the GPU.
             return _End(contender="", key="", reason=str(error), record=None)
@@ -260,7 +267,7 @@ class _Process:
             raise error
         raise error from RuntimeError(f"in the measuring process:\n{trace}")
 
-    def _died(self) -> _End:
+    def _report_death(self) -> _End:
         status = self._process.wait()
         how = f"status {status}"
         if status < 0:

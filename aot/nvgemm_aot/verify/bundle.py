@@ -86,7 +86,7 @@ def verify_bundle(
             disassembler = None
 
         def inspect(kernel: Kernel) -> tuple[KernelEvidence, list[Finding]]:
-            evidence, found = inspect_kernel(
+            evidence, kernel_findings = inspect_kernel(
                 kernel,
                 bundle.payload(kernel),
                 target=header.target,
@@ -94,7 +94,7 @@ def verify_bundle(
                 disassembler=disassembler,
                 stated_imports=header.imports if kernel.imports is None else kernel.imports,
             )
-            return evidence, [replace(finding, kernel=kernel.id) for finding in found]
+            return evidence, [replace(finding, kernel=kernel.id) for finding in kernel_findings]
 
         with ThreadPoolExecutor(max_workers=jobs) as pool:
             futures = [pool.submit(inspect, kernel) for kernel in header.kernels]
@@ -108,8 +108,8 @@ def verify_bundle(
         results = [future.result() for future in futures]
         for unknown in header.unknown_kernels:
             bundle.payload(unknown)  # checks its digest
-    for _, found in results:
-        findings += found
+    for _, kernel_findings in results:
+        findings += kernel_findings
     return Report(
         path=Path(path),
         target=header.target.key,
@@ -161,11 +161,13 @@ HOST_ONLY = (
 """Note on target ``cpu``, whose payloads show less."""
 
 
-def _notes(header: Header, wanted: bool | None, disassembler: Disassembler | None) -> Iterator[str]:
+def _notes(
+    header: Header, disassemble: bool | None, disassembler: Disassembler | None
+) -> Iterator[str]:
     if header.target.arch == CPU:
         yield HOST_ONLY
     else:
-        yield from _notes_on_device_code(header, wanted, disassembler)
+        yield from _notes_on_device_code(header, disassemble, disassembler)
     if unknown := header.unknown_kernels:
         count = count_text(len(unknown), "kernel")
         yield f"not looked at but for digests: {count}: {unknown[0].why}"
@@ -179,25 +181,33 @@ def _unseen_notes(kernels: Iterable[KernelEvidence]) -> Iterator[str]:
 
 
 def _notes_on_device_code(
-    header: Header, wanted: bool | None, disassembler: Disassembler | None
+    header: Header, disassemble: bool | None, disassembler: Disassembler | None
 ) -> Iterator[str]:
     yield UNPROVED
     signatures = {kernel.signature for kernel in header.kernels}
-    conventions = {parse_calling_convention(one.calling_convention) for one in header.kernels}
+    conventions = {parse_calling_convention(kernel.calling_convention) for kernel in header.kernels}
     if any(convention is not None and convention.needs_compact for convention in conventions):
         yield POINTERS
-    if any(one.epilogue or (one.scales and not one.scales.is_swizzled) for one in signatures):
+    if any(
+        signature.epilogue or (signature.scales and not signature.scales.is_swizzled)
+        for signature in signatures
+    ):
         yield EPILOGUES
-    if any(one.op.has_groups for one in signatures):
+    if any(signature.op.has_groups for signature in signatures):
         yield GROUPS
-    others = {kernel.provider for kernel in header.kernels} - NAMING_PROVIDERS
-    if others:
+    unknown_providers = {kernel.provider for kernel in header.kernels} - NAMING_PROVIDERS
+    if unknown_providers:
         yield (
-            f"operator names of {', '.join(sorted(others))} are not read: nothing tells the "
-            "schedulers static_persistent and one_tile apart, nor any k of a tile from another"
+            f"operator names of {', '.join(sorted(unknown_providers))} are not read: nothing "
+            "tells the schedulers static_persistent and one_tile apart, nor any k of a tile from "
+            "another"
         )
     if disassembler is None:
-        why = "not asked for" if wanted is False else f"no nvdisasm found; run: {INSTALL_COMMAND}"
+        why = (
+            "not asked for"
+            if disassemble is False
+            else f"no nvdisasm found; run: {INSTALL_COMMAND}"
+        )
         yield (
             "device code was not disassembled: tensor-core instructions, operand types and "
             "layouts, block scales, tile, epilogues, result types and spill instructions are "

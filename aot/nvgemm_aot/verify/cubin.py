@@ -146,7 +146,7 @@ def made_by_others(payload: bytes, cuda: str) -> list[str]:
     ``cuda`` is a CUDA major such as ``cu12``. Unreadable device code counts for no version.
     """
     versions = {kernel.cuda_version for kernel in _readable_kernels(payload)}
-    return [str(one / 10) for one in sorted(versions) if f"cu{one // 10}" != cuda]
+    return [str(version / 10) for version in sorted(versions) if f"cu{version // 10}" != cuda]
 
 
 def _readable_kernels(payload: bytes) -> list[DeviceKernel]:
@@ -164,11 +164,11 @@ def check_cubin(
     ``launch_bytes`` is the launch's dynamic shared memory per thread block. None, if the launcher
     does not show it, is a finding unless the code has no shared memory at all.
     """
-    wanted = target.arch.removesuffix("f")
-    if cubin.architecture != wanted:
+    architecture = target.arch.removesuffix("f")
+    if cubin.architecture != architecture:
         yield Check.ARCHITECTURE.finding(
             f"device code is for {cubin.architecture} by its flags, target {target.arch} "
-            f"needs {wanted}"
+            f"needs {architecture}"
         )
     if cubin.compiled_for not in (None, target.arch):
         yield Check.ARCHITECTURE.finding(
@@ -238,7 +238,10 @@ def _read_cubin(content: bytes) -> Cubin:
         names = [str(symbol.name) for symbol in symbols.iter_symbols()]
         flags = int(elf["e_flags"])
         kernels = tuple(_kernels(sections, names))
-        compiled_for, accelerator = _architecture_argument(sections), _accelerator(sections)
+        compiled_for, accelerator = (
+            _recorded_architecture(sections),
+            _accelerator_attribute(sections),
+        )
         is_new = any(kernel.cuda_version >= 130 for kernel in kernels)
         needs_arguments = is_new or layout.has_arguments
         if (
@@ -258,7 +261,7 @@ def _read_cubin(content: bytes) -> Cubin:
         )
 
 
-def _accelerator(sections: dict[str, Any]) -> int | None:
+def _accelerator_attribute(sections: dict[str, Any]) -> int | None:
     """Returns the attribute that is nonzero for architecture-specific code, or None if missing."""
     if ".nv.compat" not in sections:
         return None
@@ -266,12 +269,12 @@ def _accelerator(sections: dict[str, Any]) -> int | None:
     return None if value is None else value[0]
 
 
-def _architecture_argument(sections: dict[str, Any]) -> str | None:
+def _recorded_architecture(sections: dict[str, Any]) -> str | None:
     """Returns the architecture in the compiler's recorded arguments, or None."""
     if ".note.nv.tkinfo" not in sections:
         return None
-    found = re.search(rb"-arch (sm_[0-9]+[af]?)\b", sections[".note.nv.tkinfo"].data())
-    return None if found is None else found[1].decode("ascii")
+    match = re.search(rb"-arch (sm_[0-9]+[af]?)\b", sections[".note.nv.tkinfo"].data())
+    return None if match is None else match[1].decode("ascii")
 
 
 def _kernels(sections: dict[str, Any], names: list[str]) -> Iterator[DeviceKernel]:
@@ -289,8 +292,8 @@ def _kernels(sections: dict[str, Any], names: list[str]) -> Iterator[DeviceKerne
             continue
         attributes = dict(_split_attributes(sections[section].data()))
         threads = attributes.get(_REQNTID)
-        used = ((_TCGEN05_1CTA_USED, 1), (_TCGEN05_2CTA_USED, 2))
-        ctas = [count for kind, count in used if kind in attributes]
+        ctas_by_attribute = ((_TCGEN05_1CTA_USED, 1), (_TCGEN05_2CTA_USED, 2))
+        ctas = [count for kind, count in ctas_by_attribute if kind in attributes]
         x, y, z = struct.unpack("<III", threads) if threads else (0, 0, 0)
         cuda_version = struct.unpack("<I", attributes[_CUDA_API_VERSION])[0]
         asks_for_work = _CLUSTER_LAUNCH_CONTROL_USED in attributes

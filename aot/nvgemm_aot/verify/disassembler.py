@@ -62,7 +62,7 @@ class Disassembler:
 
 def find_disassembler() -> Disassembler | None:
     """Finds ``nvdisasm``: in its Python package, then on PATH, then under CUDA_HOME."""
-    for path in _places():
+    for path in _possible_paths():
         try:
             result = _run([str(path), "--version"])
         except (OSError, subprocess.TimeoutExpired):
@@ -79,30 +79,30 @@ def require_disassembler() -> Disassembler:
     Raises:
         ToolchainError: If no disassembler is found; the message has the command that installs it.
     """
-    found = find_disassembler()
-    if found is None:
-        searched = ", ".join(map(str, _places())) or "no place has one"
+    disassembler = find_disassembler()
+    if disassembler is None:
+        searched = ", ".join(map(str, _possible_paths())) or "no place has one"
         raise ToolchainError(
             f"no nvdisasm that runs (looked in package nvidia.cu13, PATH, CUDA_HOME: {searched}); "
             f"run: {INSTALL_COMMAND}"
         )
-    return found
+    return disassembler
 
 
-def _places() -> Iterator[Path]:
+def _possible_paths() -> Iterator[Path]:
     try:
         package = importlib.util.find_spec("nvidia.cu13")
     except ModuleNotFoundError:
         package = None
-    candidates = [
+    paths = [
         Path(root) / "bin" / "nvdisasm"
         for root in (package and package.submodule_search_locations) or ()
     ]
     if on_path := shutil.which("nvdisasm"):
-        candidates.append(Path(on_path))
+        paths.append(Path(on_path))
     if home := os.environ.get("CUDA_HOME"):
-        candidates.append(Path(home) / "bin" / "nvdisasm")
-    yield from (place for place in candidates if place.is_file())
+        paths.append(Path(home) / "bin" / "nvdisasm")
+    yield from (path for path in paths if path.is_file())
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -89,7 +89,9 @@ def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
             dtype for start, dtype in _RESULTS.items() if f"{opcode}.".startswith(f"{start}.")
         }
         gelu_constant |= _GELU_CONSTANT in operands
-        gate = next((one for start, one in _ALPHAS.items() if start in operands), gate)
+        gate = next(
+            (known_gate for start, known_gate in _ALPHAS.items() if start in operands), gate
+        )
         keeps_nan |= opcode.startswith(_MAXIMUM_THAT_KEEPS_NAN)
         drops_nan |= name.startswith("FMNMX") and "NAN" not in modifiers
     activation = None
@@ -119,18 +121,18 @@ def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Fi
         yield Check.EPILOGUE.finding(
             "takes maxima by FMNMX, which drops NaN: relu of NaN must be NaN"
         )
-    wanted = signature.epilogue.activation if signature.epilogue is not None else None
-    if code.activation is not wanted:
+    activation = signature.epilogue.activation if signature.epilogue is not None else None
+    if code.activation is not activation:
         yield Check.EPILOGUE.finding(
             f"computes what {_activation_name(code.activation)} takes, its signature is "
-            f"{signature.key}: {_activation_name(wanted)}"
+            f"{signature.key}: {_activation_name(activation)}"
         )
-    own = signature.epilogue.gate if signature.epilogue is not None else None
-    own = own if own in _ALPHAS.values() else None
-    if code.gate is not own:
+    gate = signature.epilogue.gate if signature.epilogue is not None else None
+    gate = gate if gate in _ALPHAS.values() else None
+    if code.gate is not gate:
         yield Check.EPILOGUE.finding(
             f"has the constant of {_gate_name(code.gate)}, its signature is {signature.key}: must "
-            f"have that of {_gate_name(own)}"
+            f"have that of {_gate_name(gate)}"
         )
     yield from _check_form(code, signature)
     stored_as_they_are = (signature.accumulator, DType.INT8, DType.UINT8)  # integers truncate

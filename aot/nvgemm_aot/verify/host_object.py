@@ -89,13 +89,21 @@ def read_host_object(payload: bytes) -> HostObject:
             machine=str(elf["e_machine"]),
             tags=_tags(dynamic),
             exports=tuple(
-                sorted(str(one.name) for one in defined if one["st_info"]["bind"] != "STB_LOCAL")
+                sorted(
+                    str(symbol.name)
+                    for symbol in defined
+                    if symbol["st_info"]["bind"] != "STB_LOCAL"
+                )
             ),
             imports=tuple(
-                sorted({str(one.name) for one in symbols if one["st_shndx"] == "SHN_UNDEF"})
+                sorted(
+                    {str(symbol.name) for symbol in symbols if symbol["st_shndx"] == "SHN_UNDEF"}
+                )
             ),
             has_plain_stack=bool(stacks) and not any(flags & _PF_X for flags in stacks),
-            page_bytes=min((int(one["p_align"]) for one in segments.get("PT_LOAD", [])), default=0),
+            page_bytes=min(
+                (int(part["p_align"]) for part in segments.get("PT_LOAD", [])), default=0
+            ),
             code=b"".join(content for flags, content in loaded if flags & _PF_X),
             read_only=b"".join(content for flags, content in loaded if not flags & _PF_W),
         )
@@ -103,12 +111,12 @@ def read_host_object(payload: bytes) -> HostObject:
 
 def _tags(dynamic: Any) -> dict[str, list[Any]]:
     texts = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
-    found: dict[str, list[Any]] = {}
+    tags: dict[str, list[Any]] = {}
     for tag in dynamic.iter_tags():
         kind = str(tag.entry.d_tag)
         value = getattr(tag, texts[kind]) if kind in texts else tag.entry.d_val
-        found.setdefault(kind, []).append(value)
-    return found
+        tags.setdefault(kind, []).append(value)
+    return tags
 
 
 def object_machine(content: bytes) -> str:
@@ -132,8 +140,8 @@ def require_host_object(
     """
     try:
         host = read_host_object(payload)
-        found = check_host_object(host, exported, platform=platform, on_cpu=on_cpu)
-        broken = [one.message for one in found]
+        findings = check_host_object(host, exported, platform=platform, on_cpu=on_cpu)
+        broken = [finding.message for finding in findings]
     except MalformedElfError as error:
         broken = [str(error)]
     if broken:

@@ -134,19 +134,23 @@ def inspect_kernel(
             provider=kernel.provider,
         )
     by = str(disassembler) if listings else NOT_DISASSEMBLED
-    unseen = [one for one in findings if one.is_unseen and kernel.provider not in NAMING_PROVIDERS]
+    unseen = [
+        finding
+        for finding in findings
+        if finding.is_unseen and kernel.provider not in NAMING_PROVIDERS
+    ]
     evidence = replace(
         _evidence(kernel, launch_bytes, clusters, text, cubins, listings, by),
-        unseen=tuple(f"{one.check.value}: {one.message}" for one in unseen),
+        unseen=tuple(f"{finding.check.value}: {finding.message}" for finding in unseen),
     )
-    return evidence, [one for one in findings if one not in unseen]
+    return evidence, [finding for finding in findings if finding not in unseen]
 
 
 def _check_stated_imports(
-    stated: tuple[str, ...] | None, found: tuple[str, ...]
+    stated: tuple[str, ...] | None, actual: tuple[str, ...]
 ) -> Iterator[Finding]:
-    if stated is not None and stated != found:
-        missing, extra = sorted({*found} - {*stated}), sorted({*stated} - {*found})
+    if stated is not None and stated != actual:
+        missing, extra = sorted({*actual} - {*stated}), sorted({*stated} - {*actual})
         yield Check.IMPORTS.finding(
             "imports must be what the payload leaves undefined: it lacks "
             f"{', '.join(missing) or 'none'}, and has besides {', '.join(extra) or 'none'}"
@@ -183,6 +187,8 @@ def _evidence(
         alignment_bytes=tuple(sorted(text.alignment_bytes)),
         clusters=tuple(sorted(clusters)),
         instructions=dict(sorted(instructions.items())),
-        multiplies=tuple(sorted({str(item) for one in listings for item in one.multiplies})),
+        multiplies=tuple(
+            sorted({str(item) for listing in listings for item in listing.multiplies})
+        ),
         disassembled_by=disassembled_by,
     )

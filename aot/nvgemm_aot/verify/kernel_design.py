@@ -57,7 +57,7 @@ def check_design(
     ``clusters`` are the launcher's; without profiles, no numbers are compared.
     """
     design = kernel.design
-    stated = _clusters(design)
+    stated = _cluster_shapes(design)
     if design.swapped:
         clusters = frozenset((m, n) for n, m in clusters)
     if not clusters and not kernel.signature.a.is_operand:
@@ -65,8 +65,8 @@ def check_design(
         clusters = frozenset({(1, 1)})
     if clusters != stated:
         fault = (
-            f"the launcher asks for clusters of {_shapes(clusters)}, its entry says "
-            f"{_shapes(stated)}"
+            f"the launcher asks for clusters of {_shapes_text(clusters)}, its entry says "
+            f"{_shapes_text(stated)}"
         )
         yield Check.CLUSTER.finding(fault) if clusters else Check.CLUSTER.unseen(fault)
     if design.scheduler not in SCHEDULERS:
@@ -81,8 +81,8 @@ def check_design(
     yield from _check_counter(kernel)
     yield from _check_splits(kernel)
     convention = parse_calling_convention(kernel.calling_convention)
-    is_told = convention is not None and convention.takes_clusters
-    yield from _check_cluster_limits(design, profiles, is_told=is_told)
+    takes_clusters = convention is not None and convention.takes_clusters
+    yield from _check_cluster_limits(design, profiles, takes_clusters=takes_clusters)
 
 
 def _check_code(kernel: Kernel, cubin: Cubin, function: DeviceKernel) -> Iterator[Finding]:
@@ -113,7 +113,7 @@ def _check_operator(kernel: Kernel, cubins: tuple[Cubin, ...]) -> Iterator[Findi
             f"the operator's name {kernel.operator!r} states tile k "
             f"{stated[1] if stated else 'nowhere'}, its entry says {tile_k}"
         )
-    for function in (one for cubin in cubins for one in cubin.kernels):
+    for function in (function for cubin in cubins for function in cubin.kernels):
         is_one_tile = any(family in function.name for family in _ONE_TILE_FAMILIES)
         if is_one_tile != (kernel.design.scheduler == ONE_TILE):
             yield Check.OPERATOR_NAME.finding(
@@ -152,9 +152,9 @@ def _check_splits(kernel: Kernel) -> Iterator[Finding]:
     partial_bytes = PARTIAL_BYTES * tile_m * tile_n
     if workspace.tile != (tile_m, tile_n) or workspace.tiles_multiple != design.cluster:
         yield Check.WORKSPACE.unseen(
-            f"its workspace is for tiles of {_by(workspace.tile)}, rounded up to "
-            f"{_by(workspace.tiles_multiple)}; a thread block computes {tile_m}x{tile_n} in "
-            f"clusters of {_by(design.cluster)}"
+            f"its workspace is for tiles of {_extents_text(workspace.tile)}, rounded up to "
+            f"{_extents_text(workspace.tiles_multiple)}; a thread block computes "
+            f"{tile_m}x{tile_n} in clusters of {_extents_text(design.cluster)}"
         )
     once, per_tile = workspace.zeroed_once, workspace.zeroed_per_tile
     room = per_tile + workspace.scratch_per_tile
@@ -177,24 +177,24 @@ def _block_tile(kernel: Kernel) -> tuple[int, int]:
     return m // pair, n
 
 
-def _by(extents: tuple[int, int]) -> str:
+def _extents_text(extents: tuple[int, int]) -> str:
     return "x".join(map(str, extents))
 
 
 def _check_cluster_limits(
-    design: KernelDesign, profiles: Sequence[DeviceProfile], *, is_told: bool
+    design: KernelDesign, profiles: Sequence[DeviceProfile], *, takes_clusters: bool
 ) -> Iterator[Finding]:
-    shapes = _clusters(design)
-    has_limits = design.scheduler in _PERSISTENT and not is_told
-    wanted = sorted({m * n for m, n in shapes}) if has_limits else []
+    shapes = _cluster_shapes(design)
+    has_limits = design.scheduler in _PERSISTENT and not takes_clusters
+    expected = sorted({m * n for m, n in shapes}) if has_limits else []
     observed = [limit.cluster_size for limit in design.cluster_limits]
-    if observed != wanted:
+    if observed != expected:
         yield Check.CLUSTER_LIMITS.finding(
             f"limits for clusters of {observed or 'no'} thread blocks; scheduler "
-            f"{design.scheduler} with clusters of {_shapes(shapes)} takes {wanted or 'none'}"
-            f"{', for its launcher is told' if is_told else ''}"
+            f"{design.scheduler} with clusters of {_shapes_text(shapes)} takes {expected or 'none'}"
+            f"{', for its launcher is told' if takes_clusters else ''}"
         )
-    if is_told and design.scheduler not in _PERSISTENT:
+    if takes_clusters and design.scheduler not in _PERSISTENT:
         yield Check.CLUSTER_LIMITS.finding(
             f"its launcher is told how many clusters run at once; scheduler {design.scheduler} "
             "takes no such number"
@@ -227,9 +227,9 @@ def _limit_text(profile: DeviceProfile, cluster_size: int) -> str:
     return f"{profile.name} has {fact.value} ({fact.basis})"
 
 
-def _clusters(design: KernelDesign) -> frozenset[tuple[int, int]]:
+def _cluster_shapes(design: KernelDesign) -> frozenset[tuple[int, int]]:
     return frozenset(filter(None, (design.cluster, design.fallback_cluster)))
 
 
-def _shapes(shapes: frozenset[tuple[int, int]]) -> str:
-    return " and ".join(map(_by, sorted(shapes))) or "no size"
+def _shapes_text(shapes: frozenset[tuple[int, int]]) -> str:
+    return " and ".join(map(_extents_text, sorted(shapes))) or "no size"

@@ -67,11 +67,11 @@ _MOVES_BETWEEN_KINDS = (
 """FMOV and conversions between vector and other registers, UMOV, SMOV. The written kind is not
 decoded: both are forgotten."""
 
-_OF_VECTORS = ((0x0E000000, 0x0E000000), (0x0C000000, 0x0E000000))
+_VECTOR_INSTRUCTIONS = ((0x0E000000, 0x0E000000), (0x0C000000, 0x0E000000))
 """Vector arithmetic, loads and stores."""
 
 _ZERO_REGISTER = 31
-_FIRST_KEPT = 19
+_FIRST_PRESERVED = 19
 
 _EXTENSIONS = (
     ("SVE", (0x04000000, 0x1E000000)),
@@ -141,7 +141,9 @@ class _Registers:
             return _known(self.vectors, first, second)
         elif _has(word, *_CALLS):
             self.vectors.clear()
-            self.plain = {one: value for one, value in self.plain.items() if one >= _FIRST_KEPT}
+            self.plain = {
+                number: value for number, value in self.plain.items() if number >= _FIRST_PRESERVED
+            }
         elif _has(word, *_PAIR_LOADS):
             _forget(self.plain, first, second)
         elif _has(word, *_VECTOR_PAIR_LOADS):
@@ -150,7 +152,7 @@ class _Registers:
             _forget(self.plain, first)
             _forget(self.vectors, first)
         elif not _has(word, *_WRITES_NO_REGISTER):
-            written = self.vectors if _has(word, *_OF_VECTORS) else self.plain
+            written = self.vectors if _has(word, *_VECTOR_INSTRUCTIONS) else self.plain
             written.pop(first, None)
         self.plain.pop(_ZERO_REGISTER, None)  # reads as zero; writes to it are dropped
         return []
@@ -164,8 +166,8 @@ class _Registers:
         elif kind == _MOVN:
             self.plain[register] = ~bits & all_bits
         elif kind == _MOVK and register in self.plain:
-            kept = self.plain[register] & ~(0xFFFF << shift)
-            self.plain[register] = (kept | bits) & all_bits
+            other_bits = self.plain[register] & ~(0xFFFF << shift)
+            self.plain[register] = (other_bits | bits) & all_bits
         else:
             self.plain.pop(register, None)
 
@@ -187,8 +189,8 @@ def _repeated_bits(word: int) -> int:
     """Returns a logical instruction's constant: a rotated run of ones, repeated to its width."""
     ones, rotation = word >> 10 & 63, word >> 16 & 63
     size = 1 << (((word >> 22 & 1) << 6 | ~ones & 63).bit_length() - 1)
-    run, places = (1 << ((ones & (size - 1)) + 1)) - 1, rotation & (size - 1)
-    rotated = (run >> places | run << (size - places)) & ((1 << size) - 1)
+    run, shift = (1 << ((ones & (size - 1)) + 1)) - 1, rotation & (size - 1)
+    rotated = (run >> shift | run << (size - shift)) & ((1 << size) - 1)
     return sum(rotated << start for start in range(0, _width(word), size))
 
 

@@ -105,11 +105,11 @@ def check_call(kernel: Kernel) -> Iterator[Finding]:
         return
     takes_workspace = WORKSPACE in convention.parameters
     if takes_workspace != kernel.has_workspace:
-        wanted = "more than" if takes_workspace else "must be"
-        passed = "passes one" if takes_workspace else "passes none"
+        required = "more than" if takes_workspace else "must be"
+        passing = "passes one" if takes_workspace else "passes none"
         size = kernel.workspace_bytes if kernel.workspace is None else "a formula of"
         yield Check.WORKSPACE.finding(
-            f"{size} bytes of workspace, {wanted} 0: {kernel.calling_convention} {passed}"
+            f"{size} bytes of workspace, {required} 0: {kernel.calling_convention} {passing}"
         )
     if kernel.workspace is not None and (fault := kernel.workspace.fault(kernel.signature.op)):
         yield Check.WORKSPACE.finding(fault)
@@ -172,19 +172,19 @@ def _parameter(signature: Signature, name: str) -> tuple[str, str]:
 def _check_alignment(
     kernel: Kernel, convention: CallingConvention, text: LauncherText
 ) -> Iterator[Finding]:
-    wanted = {
+    expected = {
         _needed_alignment(kernel, name)
         for name in convention.parameters
         if name not in _OTHER_PARAMETERS and not name.endswith("*")
     }
-    if text.alignment_bytes != wanted:
+    if text.alignment_bytes != expected:
         observed = ", ".join(map(str, sorted(text.alignment_bytes))) or "no number of"
-        others = "".join(
-            f", and other tensors to {n}" for n in sorted(wanted - {kernel.alignment_bytes})
+        other_alignments = "".join(
+            f", and other tensors to {n}" for n in sorted(expected - {kernel.alignment_bytes})
         )
         stated = (
-            f"its entry says {kernel.alignment_bytes}{others}"
-            if wanted
+            f"its entry says {kernel.alignment_bytes}{other_alignments}"
+            if expected
             else "it takes pointers, which show none"
         )
         fault = f"the launcher demands data aligned to {observed} bytes, {stated}"

@@ -18,7 +18,7 @@ _ATOMIC = frozenset({"RED", "REDG", "ATOM", "ATOMG"})
 """Instructions that change global memory atomically, without and with the previous value (CUDA
 Binary Utilities)."""
 
-_READING = frozenset({"ATOM", "ATOMG"})
+_ATOMIC_READS = frozenset({"ATOM", "ATOMG"})
 """Atomics that return the previous value: taking the next tile requires its number."""
 
 _FLOAT = re.compile(r"B?F(?:16|32|64)")
@@ -32,7 +32,7 @@ _WAITS, _SIGNALS = "ACQBULK", "PREEXIT"
 """Opcodes for griddepcontrol.wait and griddepcontrol.launch_dependents in PTX."""
 
 
-_ASKS_FOR_WORK = "UGETNEXTWORKID"
+_WORK_REQUEST = "UGETNEXTWORKID"
 """Opcode for clusterlaunchcontrol.try_cancel in PTX."""
 
 
@@ -64,27 +64,34 @@ class OrderCode:
 def read_order_code(instructions: Iterable[tuple[str, str]]) -> OrderCode:
     """Reads the evidence from instructions, each an opcode with modifiers and its operands."""
     parts = [opcode.split(".") for opcode, _ in instructions]
-    adds = [one for one in parts if _is_add(one)]
-    of_floats = [_is_of_floats(add) for add in adds]
-    names = {one[0] for one in parts}
+    adds = [instruction for instruction in parts if _is_add(instruction)]
+    adds_float = [_is_of_floats(add) for add in adds]
+    names = {instruction[0] for instruction in parts}
     return OrderCode(
-        adds_floats=any(of_floats),
-        counts=not all(of_floats),
-        draws=any(one[0] in _READING and not floats for one, floats in zip(adds, of_floats)),
+        adds_floats=any(adds_float),
+        counts=not all(adds_float),
+        draws=any(
+            instruction[0] in _ATOMIC_READS and not floats
+            for instruction, floats in zip(adds, adds_float)
+        ),
         waits=_WAITS in names,
         signals=_SIGNALS in names,
         takes_turns=_takes_turns(parts),
-        asks_for_work=_ASKS_FOR_WORK in names,
+        asks_for_work=_WORK_REQUEST in names,
     )
 
 
 def _takes_turns(instructions: Sequence[Sequence[str]]) -> bool:
     """Returns True if a strong load precedes the first float sum, and a strong store follows it."""
-    sums = (place for place, one in enumerate(instructions) if _is_add(one) and _is_of_floats(one))
-    first = next(sums, len(instructions))
-    return any(_is_seen_by_all(one, _LOADS) for one in instructions[:first]) and any(
-        _is_seen_by_all(one, _STORES) for one in instructions[first:]
+    sums = (
+        index
+        for index, instruction in enumerate(instructions)
+        if _is_add(instruction) and _is_of_floats(instruction)
     )
+    first = next(sums, len(instructions))
+    return any(
+        _is_seen_by_all(instruction, _LOADS) for instruction in instructions[:first]
+    ) and any(_is_seen_by_all(instruction, _STORES) for instruction in instructions[first:])
 
 
 def _is_add(instruction: Sequence[str]) -> bool:
@@ -125,7 +132,7 @@ def check_order_code(
     if code.asks_for_work != (design.scheduler == CLC):
         asks = "asks" if code.asks_for_work else "never asks"
         yield Check.SCHEDULER.finding(
-            f"device code {asks} for its next tile by cluster launch control ({_ASKS_FOR_WORK}), "
+            f"device code {asks} for its next tile by cluster launch control ({_WORK_REQUEST}), "
             f"its entry says scheduler {design.scheduler}"
         )
     if code.draws != (design.scheduler == DYNAMIC_PERSISTENT):

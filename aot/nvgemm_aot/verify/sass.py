@@ -32,7 +32,7 @@ so these targets do not allow them."""
 LOCAL_MEMORY_INSTRUCTIONS = frozenset({"LDL", "STL"})
 """Loads and stores in local memory (CUDA Binary Utilities), which mean spilled registers."""
 
-_OF_SUMS = frozenset({Check.SPLITS, Check.DETERMINISM})
+_SUM_CHECKS = frozenset({Check.SPLITS, Check.DETERMINISM})
 """Checks about thread blocks that add to a tile's sum."""
 
 # `        /*0240*/              @!P1 BRA 0x300 ;`: offset, optional predicate, opcode, operands.
@@ -105,7 +105,7 @@ def check_disassembly(
     """
     for finding in check_order_code(code.order, design, is_deterministic=is_deterministic):
         # Known kernels that split k add floats atomically. Others may share a sum another way.
-        is_shared_otherwise = finding.check in _OF_SUMS and not code.order.adds_floats
+        is_shared_otherwise = finding.check in _SUM_CHECKS and not code.order.adds_floats
         yield replace(finding, is_unseen=True) if is_shared_otherwise else finding
     for opcode, count in code.local_memory.items():
         yield Check.LOCAL_MEMORY.finding(f"{count} x {opcode}: registers spill, must be none")
@@ -118,18 +118,18 @@ def check_disassembly(
         yield from check_epilogue_code(code.epilogue, signature)
         return
     major = target.capability[0]
-    wanted = TENSOR_CORE_INSTRUCTIONS.get((major, signature.a))
-    if wanted is None:
+    expected = TENSOR_CORE_INSTRUCTIONS.get((major, signature.a))
+    if expected is None:
         known = sorted({f"{dtype.value} on sm_{m}x" for m, dtype in TENSOR_CORE_INSTRUCTIONS})
         yield Check.TENSOR_CORE.finding(
             f"no rule for {signature.a.value} on {target.arch} (known: {', '.join(known)})"
         )
         return
     observed = {opcode.partition(".")[0] for opcode in code.tensor_core}
-    if observed != {wanted}:
+    if observed != {expected}:
         shown = ", ".join(sorted(observed)) or "no tensor-core instruction"
         yield Check.TENSOR_CORE.unseen(
-            f"multiplies with {shown}; {signature.a.value} on {target.arch} calls for {wanted}, "
+            f"multiplies with {shown}; {signature.a.value} on {target.arch} calls for {expected}, "
             "the one instruction that shows layouts and tile"
         )
         if observed:
@@ -156,10 +156,10 @@ def _check_warp_types(code: Disassembly, signature: Signature) -> Iterator[Findi
 def _check_pairs(code: Disassembly, design: KernelDesign) -> Iterator[Finding]:
     ctas = {2 if "2CTA" in opcode.split(".") else 1 for opcode in code.tensor_core}
     if ctas != {design.ctas_per_tile}:
-        wanted = "every" if design.ctas_per_tile == 2 else "no"
+        quantifier = "every" if design.ctas_per_tile == 2 else "no"
         yield Check.CTAS_PER_TILE.finding(
             f"multiplies with {', '.join(code.tensor_core)}; its entry says "
-            f"{design.ctas_per_tile} thread blocks a tile, so {wanted} instruction is 2CTA"
+            f"{design.ctas_per_tile} thread blocks a tile, so {quantifier} instruction is 2CTA"
         )
 
 

@@ -146,7 +146,7 @@ def _from_descriptors(instructions: set[Instruction], immediates: set[int]) -> I
     for opcode, scaled in {(item.opcode, item.scaled) for item in instructions}:
         name, *modifiers = opcode.split(".")
         for value in immediates:
-            a, b = (_DESCRIPTOR_TYPES.get((name, value >> at & 0b111)) for at in (7, 10))
+            a, b = (_DESCRIPTOR_TYPES.get((name, value >> shift & 0b111)) for shift in (7, 10))
             n = (value >> 17 & 0b111111) << 3
             # Bits 15 and 16 say that A and B are not contiguous along k.
             layout = _layout(a_row_major=not value >> 15 & 1, b_row_major=bool(value >> 16 & 1))
@@ -159,10 +159,10 @@ def _from_descriptors(instructions: set[Instruction], immediates: set[int]) -> I
                 )
 
 
-_Rest = tuple[int, DType, ScaleRecipe | None]
+_DescriptorRest = tuple[int, DType, ScaleRecipe | None]
 
 
-def _unscaled(value: int) -> Iterator[_Rest]:
+def _unscaled(value: int) -> Iterator[_DescriptorRest]:
     """Yields m, accumulator and no scales, if the value is a descriptor."""
     reserved = value & (1 << 6 | 1 << 23 | 0b111 << 29 | 0b111)  # and sparsity
     accumulator = _DESCRIPTOR_ACCUMULATOR.get(value >> 4 & 0b11)
@@ -171,7 +171,7 @@ def _unscaled(value: int) -> Iterator[_Rest]:
         yield m, accumulator, None
 
 
-def _scaled(value: int, block: int) -> Iterator[_Rest]:
+def _scaled(value: int, block: int) -> Iterator[_DescriptorRest]:
     """Yields m, accumulator and scales, if the value is a block-scaled descriptor.
 
     All such instructions sum products in fp32, and ``block`` values share a scale. The code adds an

@@ -75,17 +75,18 @@ class CallingConvention:
 
     def misfit(self, signature: Signature, has_workspace: bool) -> str | None:
         """Returns the reason that a kernel with a signature cannot be called this way, or None."""
-        wanted = Counter(role.value for role in roles(signature))
-        wanted[STREAM] = 1
-        wanted[WORKSPACE] = int(has_workspace)
-        wanted[MNKL] = int(self.needs_compact)
-        given = Counter(parameter.removesuffix("*") for parameter in self.parameters)
-        wanted[CLUSTERS] = min(given[CLUSTERS], 1)  # optional
-        differing = sorted(name for name in wanted | given if wanted[name] != given[name])
-        name = next(iter(differing), None)
+        expected = Counter(role.value for role in roles(signature))
+        expected[STREAM] = 1
+        expected[WORKSPACE] = int(has_workspace)
+        expected[MNKL] = int(self.needs_compact)
+        actual = Counter(parameter.removesuffix("*") for parameter in self.parameters)
+        expected[CLUSTERS] = min(actual[CLUSTERS], 1)  # optional
+        mismatched = sorted(name for name in expected | actual if expected[name] != actual[name])
+        name = next(iter(mismatched), None)
         return name and (
-            f"parameter {name} is passed {_times(given[name])}, must be {_times(wanted[name])} for "
-            f"{signature.key} with{'' if has_workspace else 'out'} workspace"
+            f"parameter {name} is passed {_times_text(actual[name])}, must be "
+            f"{_times_text(expected[name])} for {signature.key} "
+            f"with{'' if has_workspace else 'out'} workspace"
         )
 
 
@@ -103,5 +104,5 @@ def parse_calling_convention(text: str) -> CallingConvention | None:
     return CallingConvention(name=match[1], parameters=parameters)
 
 
-def _times(count: int) -> str:
+def _times_text(count: int) -> str:
     return {0: "never", 1: "once"}.get(count, f"{count} times")

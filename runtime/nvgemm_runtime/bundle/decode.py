@@ -419,12 +419,14 @@ class _Decoder(HeaderValues):
         if self.version > 1:
             return self.each(value, "unserved", self.unserved_entry)
         texts = self.fields(value, "unserved", frozenset())  # sorted by text
-        read = [
+        entries = [
             self.unserved_entry({"problem": key, "reason": reason}, f"unserved.{key:.80}")
             for key, reason in texts.items()
         ]
-        known = sorted((one for one in read if isinstance(one, tuple)), key=lambda one: one[0])
-        return (*known, *(one for one in read if isinstance(one, UnknownEntry)))
+        known_entries = sorted(
+            (entry for entry in entries if isinstance(entry, tuple)), key=lambda entry: entry[0]
+        )
+        return (*known_entries, *(entry for entry in entries if isinstance(entry, UnknownEntry)))
 
     def unserved_entry(
         self, value: Any, path: str
@@ -435,8 +437,8 @@ class _Decoder(HeaderValues):
         if isinstance(problem, str):
             return UnknownEntry(problem=key, why=problem)
         scope = self.text(fields["scope"], f"{path}.scope") if "scope" in fields else None
-        known = Scope(scope) if scope in _SCOPES else None
-        return problem, UnservedReason(text=reason, scope=known)
+        known_scope = Scope(scope) if scope in _SCOPES else None
+        return problem, UnservedReason(text=reason, scope=known_scope)
 
 
 _SCOPES = frozenset(scope.value for scope in Scope)

@@ -122,7 +122,7 @@ def _ranking_json(ranking: Ranking) -> dict[str, Any]:
             "problem": ranking.name,
             "requires": [DEVICE_RANKING] if ranking.is_further else None,
             "source": ranking.source,
-            "kernels": [[place.kernel, place.time_ns] for place in ranking.kernels],
+            "kernels": [[ranked.kernel, ranked.time_ns] for ranked in ranking.kernels],
             "measured": None if ranking.measured is None else measured_json(ranking.measured),
             "missing": list(ranking.missing) or None,
             "declared": None if ranking.is_declared else False,

@@ -174,7 +174,7 @@ class KernelFacts:
 
     def facts(self) -> dict[str, Any]:
         """Returns these fields alone, as arguments for a class that adds others."""
-        return {one.name: getattr(self, one.name) for one in fields(KernelFacts)}
+        return {fact.name: getattr(self, fact.name) for fact in fields(KernelFacts)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -485,18 +485,20 @@ class Header:
     @property
     def products(self) -> tuple[str, ...]:
         """GPU products with rankings, by driver name; products with first rankings lead."""
-        ordered = sorted(self.rankings, key=lambda one: (one.is_further, self.gpu_of(one)))
-        return tuple(dict.fromkeys(self.gpu_of(one) for one in ordered))
+        ordered = sorted(
+            self.rankings, key=lambda ranking: (ranking.is_further, self.gpu_of(ranking))
+        )
+        return tuple(dict.fromkeys(self.gpu_of(ranking) for ranking in ordered))
 
     @property
     def declared_count(self) -> int:
         """Number of ranked problems that a manifest declares."""
-        return len({one.problem for one in self.rankings if one.is_declared})
+        return len({ranking.problem for ranking in self.rankings if ranking.is_declared})
 
     @property
     def not_declared_count(self) -> int:
         """Number of ranked problems that were measured and that no manifest declares."""
-        return len({one.problem for one in self.rankings}) - self.declared_count
+        return len({ranking.problem for ranking in self.rankings}) - self.declared_count
 
     def gpu_of(self, ranking: Ranking) -> str:
         """Returns a ranking's GPU product, as its driver names it."""
@@ -538,17 +540,17 @@ def choose_rankings(
     A product with its own rankings does not use another product's measurements at undeclared sizes.
     If no ranking is further, all are used.
     """
-    if not any(one.is_further for one in rankings):
+    if not any(ranking.is_further for ranking in rankings):
         return tuple(rankings)
-    own = {one.problem for one in rankings if gpu_of(one) == gpu}
+    own_problems = {ranking.problem for ranking in rankings if gpu_of(ranking) == gpu}
     chosen: dict[Problem, _E] = {}
-    for one in rankings:
-        if gpu_of(one) == gpu:
-            chosen[one.problem] = one
-        elif one.problem not in own and (one.is_declared or not own):
-            known = chosen.get(one.problem)
-            if known is None or (known.is_further and not one.is_further):
-                chosen[one.problem] = one
+    for ranking in rankings:
+        if gpu_of(ranking) == gpu:
+            chosen[ranking.problem] = ranking
+        elif ranking.problem not in own_problems and (ranking.is_declared or not own_problems):
+            current = chosen.get(ranking.problem)
+            if current is None or (current.is_further and not ranking.is_further):
+                chosen[ranking.problem] = ranking
     return tuple(chosen.values())
 
 

@@ -79,11 +79,13 @@ def _check_order(parts: Parts, fail: Fail) -> None:
     if any(a >= b for a, b in itertools.pairwise(ids)):
         fail("kernel-order", "kernel ids must be unique and sorted")
     ranked = [
-        (one.problem, one.product or "") for one in parts.rankings if isinstance(one, Ranking)
+        (ranking.problem, ranking.product or "")
+        for ranking in parts.rankings
+        if isinstance(ranking, Ranking)
     ]
     if fault := _order_fault("rankings", ranked, parts.rankings):
         fail("ranking-order", fault)
-    unserved = [(one[0], "") for one in parts.unserved if isinstance(one, tuple)]
+    unserved = [(entry[0], "") for entry in parts.unserved if isinstance(entry, tuple)]
     if fault := _order_fault("unserved", unserved, parts.unserved):
         fail("unserved-order", fault)
 
@@ -94,11 +96,11 @@ def _order_fault(
     """Describes an entry out of order; known entries are a problem and a further product."""
     for before, after in itertools.pairwise(known):
         if not before < after:
-            one, other = entry_name(*after), entry_name(*before)
-            return f"{name} has {one} after {other}; must be sorted, each once"
-    counts = Counter(one.problem for one in entries if isinstance(one, UnknownEntry))
+            entry, previous = entry_name(*after), entry_name(*before)
+            return f"{name} has {entry} after {previous}; must be sorted, each once"
+    counts = Counter(entry.problem for entry in entries if isinstance(entry, UnknownEntry))
     if counts:
-        counts.update(entry_name(*one) for one in known)
+        counts.update(entry_name(*entry) for entry in known)
     twice = [key for key, count in counts.items() if count > 1]
     return (
         f"{name} must have each problem once (got {min(twice)} more than once)" if twice else None
@@ -106,8 +108,8 @@ def _order_fault(
 
 
 def _check_rankings(parts: Parts, fail: Fail) -> None:
-    unserved = {one[0] for one in parts.unserved if isinstance(one, tuple)}
-    first: dict[Problem, str] = {}
+    unserved = {entry[0] for entry in parts.unserved if isinstance(entry, tuple)}
+    first_products: dict[Problem, str] = {}
     for ranking in parts.rankings:
         if isinstance(ranking, UnknownEntry):
             continue
@@ -119,21 +121,22 @@ def _check_rankings(parts: Parts, fail: Fail) -> None:
                 "ranking-source",
                 f"{key} names source {ranking.source}, there are {len(parts.sources)}",
             )
-        places = [place.kernel for place in ranking.kernels]
-        if not places or len(set(places)) != len(places):
+        positions = [ranked.kernel for ranked in ranking.kernels]
+        if not positions or len(set(positions)) != len(positions):
             fail("ranking-kernels", f"{key} must rank at least one kernel, each once")
-        for place in places:
-            if place >= len(parts.kernels):
+        for position in positions:
+            if position >= len(parts.kernels):
                 fail(
-                    "ranking-kernels", f"{key} names kernel {place}, there are {len(parts.kernels)}"
+                    "ranking-kernels",
+                    f"{key} names kernel {position}, there are {len(parts.kernels)}",
                 )
-            kernel = parts.kernels[place]
+            kernel = parts.kernels[position]
             if isinstance(kernel, UnknownKernel):
                 continue
             if kernel.signature != ranking.problem.signature:
                 fail(
                     "ranking-signature",
-                    f"{key} ranks kernel {place}, whose signature is {kernel.signature.key}",
+                    f"{key} ranks kernel {position}, whose signature is {kernel.signature.key}",
                 )
         for failure in ranking.missing:
             if failure >= len(parts.failures):
@@ -143,7 +146,7 @@ def _check_rankings(parts: Parts, fail: Fail) -> None:
                 )
         source = parts.sources[ranking.source]
         if isinstance(source, RankingSource):
-            _check_product(fail, ranking, source, first)
+            _check_product(fail, ranking, source, first_products)
         if (
             ranking.measured is not None
             and isinstance(source, RankingSource)
@@ -153,18 +156,18 @@ def _check_rankings(parts: Parts, fail: Fail) -> None:
 
 
 def _check_product(
-    fail: Fail, ranking: Ranking, source: RankingSource, first: dict[Problem, str]
+    fail: Fail, ranking: Ranking, source: RankingSource, first_products: dict[Problem, str]
 ) -> None:
     """Checks a further ranking's product; ``first`` has each problem's first ranking's product."""
     if ranking.product is None:
-        first[ranking.problem] = source.gpu
+        first_products[ranking.problem] = source.gpu
     elif ranking.product != source.gpu:
         fail(
             "ranking-product",
             f"{ranking.name} names source {ranking.source}, which must be of that GPU (got "
             f"{source.gpu!r:.80})",
         )
-    elif first.get(ranking.problem) == source.gpu:
+    elif first_products.get(ranking.problem) == source.gpu:
         fail("ranking-product", f"{ranking.name}: the ranking before it is for that GPU too")
 
 
@@ -178,9 +181,9 @@ def _check_measured(
             f"{key} has measured times, and names source {ranking.source}, which must be a "
             "measurement with its conditions",
         )
-    times = [place.time_ns for place in ranking.kernels]
-    known = [time_ns for time_ns in times if time_ns is not None]
-    if len(known) != len(times) or known != sorted(known):
+    times = [ranked.time_ns for ranked in ranking.kernels]
+    known_times = [time_ns for time_ns in times if time_ns is not None]
+    if len(known_times) != len(times) or known_times != sorted(known_times):
         fail(
             "ranking-measured",
             f"{key} must give every kernel's time, the shortest first (got {times})",

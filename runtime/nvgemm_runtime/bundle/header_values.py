@@ -27,9 +27,9 @@ class HeaderValues:
         """Rejects the file for a broken FORMAT.md rule."""
         raise BundleFormatError(self.where, rule, message)
 
-    def refuse(self, path: str, wanted: str, value: object) -> NoReturn:
+    def refuse(self, path: str, allowed: str, value: object) -> NoReturn:
         """Rejects a value that is not allowed."""
-        self.fail("header-field", f"{path} must be {wanted} (got {value!r:.80})")
+        self.fail("header-field", f"{path} must be {allowed} (got {value!r:.80})")
 
     def fields(self, value: Any, path: str, required: frozenset[str]) -> dict[str, Any]:
         """Reads an object that has all required members; it may have others."""

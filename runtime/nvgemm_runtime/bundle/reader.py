@@ -184,15 +184,15 @@ class Bundle:
 
     def _decompressor(self) -> zstandard.ZstdDecompressor:
         # One per thread: a ZstdDecompressor must not be used by two threads at once.
-        made: zstandard.ZstdDecompressor | None = getattr(self._local, "decompressor", None)
-        if made is None:
+        decompressor: zstandard.ZstdDecompressor | None = getattr(self._local, "decompressor", None)
+        if decompressor is None:
             if self.header.dictionary is not None:
                 with _dictionary_lock:
                     if self._dictionary is None:
                         self._dictionary = self._load_dictionary(self.header.dictionary)
-            made = zstandard.ZstdDecompressor(dict_data=self._dictionary)
-            self._local.decompressor = made
-        return made
+            decompressor = zstandard.ZstdDecompressor(dict_data=self._dictionary)
+            self._local.decompressor = decompressor
+        return decompressor
 
     def _load_dictionary(self, dictionary: Dictionary) -> zstandard.ZstdCompressionDict:
         content = self._decompress("dictionary", dictionary.span, zstandard.ZstdDecompressor())

@@ -26,18 +26,18 @@ from .header_rules import Parts
 
 def with_understood(header: Header, parts: Parts) -> Header:
     """Splits valid header entries into known and unknown ones."""
-    kernels = tuple(one for one in parts.kernels if isinstance(one, Kernel))
-    sources = tuple(one for one in parts.sources if isinstance(one, RankingSource))
+    kernels = tuple(entry for entry in parts.kernels if isinstance(entry, Kernel))
+    sources = tuple(entry for entry in parts.sources if isinstance(entry, RankingSource))
     unknown_sources = [why for source in parts.sources if (why := _why_unknown(source))]
     rankings: Sequence[Ranking | UnknownEntry] = parts.rankings
     if len(kernels) < len(parts.kernels) or unknown_sources:
         new_kernels = _new_positions(parts.kernels, Kernel)
         new_sources = _new_positions(parts.sources, RankingSource)
         rankings = [
-            one
-            if isinstance(one, UnknownEntry)
-            else _with_known_kernels(one, parts, new_kernels, new_sources)
-            for one in rankings
+            entry
+            if isinstance(entry, UnknownEntry)
+            else _with_known_kernels(entry, parts, new_kernels, new_sources)
+            for entry in rankings
         ]
     return replace(
         header,
@@ -46,12 +46,14 @@ def with_understood(header: Header, parts: Parts) -> Header:
             source if _is_known_kind(source) else replace(source, kind=ESTIMATE, conditions=None)
             for source in sources
         ),
-        rankings=tuple(one for one in rankings if isinstance(one, Ranking)),
-        unknown_kernels=tuple(one for one in parts.kernels if isinstance(one, UnknownKernel)),
-        unknown_rankings=tuple(one for one in rankings if isinstance(one, UnknownEntry)),
-        unserved=dict(one for one in parts.unserved if isinstance(one, tuple)),
+        rankings=tuple(entry for entry in rankings if isinstance(entry, Ranking)),
+        unknown_kernels=tuple(entry for entry in parts.kernels if isinstance(entry, UnknownKernel)),
+        unknown_rankings=tuple(entry for entry in rankings if isinstance(entry, UnknownEntry)),
+        unserved=dict(entry for entry in parts.unserved if isinstance(entry, tuple)),
         unknown_sources=tuple(unknown_sources),
-        unknown_unserved=tuple(one for one in parts.unserved if isinstance(one, UnknownEntry)),
+        unknown_unserved=tuple(
+            entry for entry in parts.unserved if isinstance(entry, UnknownEntry)
+        ),
     )
 
 
@@ -74,8 +76,8 @@ def doubt_about(gone: int, total: int, why: str) -> str:
 
 def _new_positions(items: Sequence[object], kind: type) -> dict[int, int]:
     """Maps the positions of items with a type to their positions among themselves."""
-    kept = [position for position, item in enumerate(items) if isinstance(item, kind)]
-    return {position: new for new, position in enumerate(kept)}
+    kept_positions = [position for position, item in enumerate(items) if isinstance(item, kind)]
+    return {position: new for new, position in enumerate(kept_positions)}
 
 
 def _with_known_kernels(
@@ -87,28 +89,28 @@ def _with_known_kernels(
     source = parts.sources[ranking.source]
     if not isinstance(source, RankingSource):
         return UnknownEntry(problem=ranking.name, why=f"its source {source}")
-    kept = [
-        (place, replace(ranked, kernel=new_kernels[ranked.kernel]))
-        for place, ranked in enumerate(ranking.kernels)
+    known_kernels = [
+        (rank, replace(ranked, kernel=new_kernels[ranked.kernel]))
+        for rank, ranked in enumerate(ranking.kernels)
         if ranked.kernel in new_kernels
     ]
-    if not kept:
+    if not known_kernels:
         return UnknownEntry(
             problem=ranking.name,
             why=f"none of its {count_text(len(ranking.kernels), 'kernel')} is understood",
         )
     measured = ranking.measured if _is_known_kind(source) else None
-    gone = len(ranking.kernels) - len(kept)
-    if measured is not None and gone:
-        doubt = doubt_about(gone, len(ranking.kernels), "need a newer nvgemm-aot")
+    lost_count = len(ranking.kernels) - len(known_kernels)
+    if measured is not None and lost_count:
+        doubt = doubt_about(lost_count, len(ranking.kernels), "need a newer nvgemm-aot")
         measured = replace(
             measured,
-            spreads_ns=tuple(measured.spreads_ns[place] for place, _ in kept),
+            spreads_ns=tuple(measured.spreads_ns[rank] for rank, _ in known_kernels),
             doubts=(*measured.doubts, doubt),
         )
     return replace(
         ranking,
         source=new_sources[ranking.source],
-        kernels=tuple(ranked for _, ranked in kept),
+        kernels=tuple(ranked for _, ranked in known_kernels),
         measured=measured,
     )

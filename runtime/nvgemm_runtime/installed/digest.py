@@ -32,15 +32,15 @@ def installed_digest() -> str:
     global _seen
     if _opened is not None:
         return _opened
-    if _seen is None or _seen[0] != _changes(_seen[1]):
+    if _seen is None or _seen[0] != _modification_times(_seen[1]):
         files = find_bundles()
-        _seen = _changes(files), files, _digest(files)
+        _seen = _modification_times(files), files, _digest(files)
     return _seen[2]
 
 
 def has_bundles() -> bool:
     """Returns True if any bundle is installed or named, usable or not."""
-    return installed_digest() != _NONE
+    return installed_digest() != _EMPTY_DIGEST
 
 
 def keep(files: Iterable[BundleFile]) -> None:
@@ -63,7 +63,7 @@ def _digest(files: Iterable[BundleFile]) -> str:
     return digest.hexdigest()
 
 
-_NONE = _digest(())
+_EMPTY_DIGEST = _digest(())
 
 
 def _identity(path: os.PathLike[str]) -> bytes:
@@ -75,14 +75,14 @@ def _identity(path: os.PathLike[str]) -> bytes:
         return _UNUSABLE
 
 
-def _changes(files: Iterable[BundleFile]) -> list[tuple[str, int]]:
+def _modification_times(files: Iterable[BundleFile]) -> list[tuple[str, int]]:
     """Returns modification times of bundles and their possible locations: path, nanoseconds."""
-    named = filter(None, os.environ.get(BUNDLES_VARIABLE, "").split(os.pathsep))
-    paths = [*named, *sys.path, *(str(file.path) for file in files)]
-    return [(path, _changed(path)) for path in paths]
+    named_paths = filter(None, os.environ.get(BUNDLES_VARIABLE, "").split(os.pathsep))
+    paths = [*named_paths, *sys.path, *(str(file.path) for file in files)]
+    return [(path, _modified_ns(path)) for path in paths]
 
 
-def _changed(path: str) -> int:
+def _modified_ns(path: str) -> int:
     try:
         return os.stat(path or os.curdir).st_mtime_ns  # noqa: PTH116
     except OSError:

@@ -69,7 +69,7 @@ def find_wheel_bundles() -> tuple[InstalledBundle, ...]:
     Returns:
         Bundles ordered by distribution and path, each file once.
     """
-    found: dict[str, InstalledBundle] = {}
+    bundles_by_path: dict[str, InstalledBundle] = {}
     seen_names: set[str] = set()
     for distribution in distributions():
         if _metadata_path(distribution).name.startswith(_LEFT_BY_PIP):
@@ -95,8 +95,12 @@ def find_wheel_bundles() -> tuple[InstalledBundle, ...]:
                 InstalledBundle(path=path, distribution=name, version=version, problem=problem)
             ]
         for bundle in bundles:
-            found.setdefault(os.path.realpath(bundle.path), bundle)
-    return tuple(sorted(found.values(), key=lambda one: (one.distribution or "", one.path)))
+            bundles_by_path.setdefault(os.path.realpath(bundle.path), bundle)
+    return tuple(
+        sorted(
+            bundles_by_path.values(), key=lambda bundle: (bundle.distribution or "", bundle.path)
+        )
+    )
 
 
 def canonical_name(name: str) -> str:
@@ -137,10 +141,10 @@ def find_bundles() -> tuple[BundleFile, ...]:
         )
         for bundle in find_wheel_bundles()
     )
-    first: dict[str, BundleFile] = {}
-    for candidate in (*_named_bundles(os.environ.get(BUNDLES_VARIABLE, "")), *installed):
-        first.setdefault(os.path.realpath(candidate.path), candidate)
-    return tuple(first.values())
+    files_by_path: dict[str, BundleFile] = {}
+    for file in (*_named_bundles(os.environ.get(BUNDLES_VARIABLE, "")), *installed):
+        files_by_path.setdefault(os.path.realpath(file.path), file)
+    return tuple(files_by_path.values())
 
 
 def _named_bundles(value: str) -> Iterator[BundleFile]:
@@ -182,8 +186,8 @@ def _declared_packages(distribution: Distribution) -> tuple[str, ...]:
     ]
     for value in values:
         if _PACKAGE.fullmatch(value) is None:
-            wanted = f"its entry point in {ENTRY_POINT_GROUP} must name a package"
-            raise ValueError(f"{wanted} (got {value!r})")
+            rule = f"its entry point in {ENTRY_POINT_GROUP} must name a package"
+            raise ValueError(f"{rule} (got {value!r})")
     return tuple(values)
 
 
@@ -234,5 +238,5 @@ def describe_distribution(distribution: Distribution) -> str:
 def _metadata_path(distribution: Distribution) -> Path:
     """Returns the path of a distribution's metadata."""
     # The directory's path has no public name.
-    found = getattr(distribution, "_path", None) or distribution.locate_file("")
-    return Path(os.path.abspath(str(found)))  # noqa: PTH100
+    path = getattr(distribution, "_path", None) or distribution.locate_file("")
+    return Path(os.path.abspath(str(path)))  # noqa: PTH100

@@ -30,8 +30,8 @@ def default_directory() -> Path:
     Raises:
         StorageError: If the user has no home directory and no variable names another directory.
     """
-    if named := os.environ.get(CACHE_VARIABLE):
-        return Path(named)
+    if directory := os.environ.get(CACHE_VARIABLE):
+        return Path(directory)
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "nvgemm-aot"

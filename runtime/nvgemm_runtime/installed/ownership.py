@@ -18,48 +18,48 @@ def writable_by_others(file: Path) -> str | None:
     Raises:
         OSError: If it does not exist.
     """
-    return next(filter(None, map(place_writable_by_others, _places(file))), None)
+    return next(filter(None, map(place_writable_by_others, _path_components(file))), None)
 
 
-def place_writable_by_others(place: Path) -> str | None:
+def place_writable_by_others(path: Path) -> str | None:
     """Returns the reason that others can write a path itself, ignoring its parents, or None.
 
     Raises:
         OSError: If it does not exist.
     """
-    status = place.lstat()
+    status = path.lstat()
     if status.st_uid not in (0, os.geteuid()):
-        return f"{place} belongs to another user (uid {status.st_uid}), who could change it"
+        return f"{path} belongs to another user (uid {status.st_uid}), who could change it"
     if stat.S_ISLNK(status.st_mode):
         return None  # a link's mode means nothing; replacing it takes write access to its directory
     # In a sticky directory others can add files, but not replace those of this user.
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
         mode = stat.filemode(status.st_mode)
-        return f"{place} can be written by others ({mode}); run: chmod go-w {place}"
+        return f"{path} can be written by others ({mode}); run: chmod go-w {path}"
     return None
 
 
-def _places(path: Path) -> Iterator[Path]:
+def _path_components(path: Path) -> Iterator[Path]:
     """Yields every directory, link and file that decides where an absolute path leads."""
-    at = Path("/")
-    yield at
+    current = Path("/")
+    yield current
     links = 0
-    rest = list(reversed(path.parts[1:]))
-    while rest:
-        part = rest.pop()
+    remaining = list(reversed(path.parts[1:]))
+    while remaining:
+        part = remaining.pop()
         if part == "..":
-            at = at.parent
+            current = current.parent
             continue
-        place = at / part
-        yield place
-        if not place.is_symlink():
-            at = place
+        component = current / part
+        yield component
+        if not component.is_symlink():
+            current = component
             continue
         links += 1
         if links > _MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-        target = place.readlink()
+        target = component.readlink()
         if target.is_absolute():
-            at = Path("/")
-        rest += [part for part in reversed(target.parts) if part != "/"]
+            current = Path("/")
+        remaining += [part for part in reversed(target.parts) if part != "/"]

@@ -68,8 +68,9 @@ class FoundBundle:
         if reason is None:
             reasons = kernel_refusals(header, facts)
             if None not in reasons:
-                said = "; ".join(map(str, dict.fromkeys(reasons)))
-                reason = f"none of its {count_text(len(reasons), 'kernel')} can be launched: {said}"
+                count = count_text(len(reasons), "kernel")
+                distinct_reasons = "; ".join(map(str, dict.fromkeys(reasons)))
+                reason = f"none of its {count} can be launched: {distinct_reasons}"
         return reason
 
 
@@ -82,7 +83,7 @@ class Installation:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._shipped: tuple[FoundBundle, ...] | None = None
-        self._kept: tuple[FoundBundle, ...] = ()
+        self._user_bundles: tuple[FoundBundle, ...] = ()
         self._temporary: tuple[Path, ...] = ()
         self._logged: set[str] = set()
         self._replaced: dict[str, tuple[Bundle, Kernel]] = {}
@@ -97,16 +98,16 @@ class Installation:
     def bundles(self) -> tuple[FoundBundle, ...]:
         """Returns every bundle, usable or not, in a fixed order; reads headers the first time."""
         with self._lock:
-            return self.shipped_bundles() + self._kept
+            return self.shipped_bundles() + self._user_bundles
 
     def shipped_bundles(self) -> tuple[FoundBundle, ...]:
         """Returns the installed and named bundles, without user bundles."""
         with self._lock:
             if self._shipped is None:
-                found = find_bundles()
-                digest.keep(found)
-                shipped = tuple(self._open(candidate) for candidate in found)
-                self._kept = self._open_kept()
+                files = find_bundles()
+                digest.keep(files)
+                shipped = tuple(self._open(file) for file in files)
+                self._user_bundles = self._open_user_bundles()
                 self._shipped = shipped  # last, because it marks the search as complete
             return self._shipped
 
@@ -114,19 +115,21 @@ class Installation:
         self, facts: DeviceFacts, *, without: Collection[Bundle] = ()
     ) -> Index | LayeredIndex:
         """Returns the kernels that a device can run, leaving out the ``without`` bundles."""
-        known = self._indexes.get(facts)
-        if known is not None and not without:
-            return known
+        cached = self._indexes.get(facts)
+        if cached is not None and not without:
+            return cached
         with self._lock:
             if without:
                 problem = "it cannot be read just now"
                 shipped = _index_of(_without(self.shipped_bundles(), without, problem), facts)
-                return _with_user_bundles(shipped, _without(self._kept, without, problem), facts)
+                return _with_user_bundles(
+                    shipped, _without(self._user_bundles, without, problem), facts
+                )
             if facts not in self._shipped_indexes:
                 self._shipped_indexes[facts] = _index_of(self.shipped_bundles(), facts)
             if facts not in self._indexes:
                 shipped = self._shipped_indexes[facts]
-                self._indexes[facts] = _with_user_bundles(shipped, self._kept, facts)
+                self._indexes[facts] = _with_user_bundles(shipped, self._user_bundles, facts)
             return self._indexes[facts]
 
     def refresh_kept_bundles(self, temporary: Path | None = None) -> None:
@@ -140,13 +143,13 @@ class Installation:
                 self._temporary += (temporary,)
             if self._shipped is None:
                 return  # the first search will read them
-            before, self._kept = self._kept, self._open_kept()
+            previous, self._user_bundles = self._user_bundles, self._open_user_bundles()
             self._indexes = {}
             self._kernels = None
             # Code that was offered an evicted kernel may still need it.
-            known = self._replaced | {place[1].id: place for place in _places(before)}
-            current = {kernel.id for _, kernel in _places(self._kept)}
-            self._replaced = {id_: place for id_, place in known.items() if id_ not in current}
+            replaced = self._replaced | {entry[1].id: entry for entry in _kernel_entries(previous)}
+            current = {kernel.id for _, kernel in _kernel_entries(self._user_bundles)}
+            self._replaced = {id_: entry for id_, entry in replaced.items() if id_ not in current}
 
     def leave_out(self, bundle: Bundle, problem: str) -> bool:
         """Stops using a bundle whose content turns out to be damaged; the others stay in use.
@@ -155,68 +158,75 @@ class Installation:
             True if it was in use.
         """
         with self._lock:
-            used = next((one for one in self.bundles() if one.bundle is bundle), None)
-            if used is None:
+            affected = next(
+                (bundle_file for bundle_file in self.bundles() if bundle_file.bundle is bundle),
+                None,
+            )
+            if affected is None:
                 return False
             self._shipped = _without(self.shipped_bundles(), (bundle,), problem)
-            self._kept = _without(self._kept, (bundle,), problem)
+            self._user_bundles = _without(self._user_bundles, (bundle,), problem)
             self._shipped_indexes, self._indexes, self._kernels = {}, {}, None
-            self._warn(used.origin, problem)
+            self._warn(affected.origin, problem)
             return True
 
     def kept_problems(self, kernel_id: str) -> tuple[Problem, ...]:
         """Returns the problems in user bundles that a kernel is ranked for."""
         with self._lock:
-            headers = [one.bundle.header for one in self._kept if one.bundle is not None]
+            headers = [
+                user_bundle.bundle.header
+                for user_bundle in self._user_bundles
+                if user_bundle.bundle is not None
+            ]
         return tuple(
             ranking.problem
             for header in headers
             for ranking in header.rankings
-            if any(header.kernels[place.kernel].id == kernel_id for place in ranking.kernels)
+            if any(header.kernels[ranked.kernel].id == kernel_id for ranked in ranking.kernels)
         )
 
-    def _open_kept(self) -> tuple[FoundBundle, ...]:
+    def _open_user_bundles(self) -> tuple[FoundBundle, ...]:
         """Opens the user bundles; those with unchanged files stay open."""
-        kept = find_kept_bundles()
-        known_paths = {candidate.path for candidate in kept}
+        files = find_kept_bundles()
+        known_paths = {file.path for file in files}
         temporary = (
             BundleFile(path=path, origin=user_bundle_origin(path), problem=None)
             for path in self._temporary
             if path not in known_paths
         )
-        opened = {one.path: one for one in self._kept}
+        opened = {user_bundle.path: user_bundle for user_bundle in self._user_bundles}
         return tuple(
-            known
-            if (known := opened.get(candidate.path)) is not None and _is_unchanged(known)
-            else self._open(candidate, is_kept=True)
-            for candidate in (*kept, *temporary)
+            current
+            if (current := opened.get(file.path)) is not None and _is_unchanged(current)
+            else self._open(file, is_user_bundle=True)
+            for file in (*files, *temporary)
         )
 
-    def _open(self, found: BundleFile, *, is_kept: bool = False) -> FoundBundle:
-        problem = found.problem
+    def _open(self, file: BundleFile, *, is_user_bundle: bool = False) -> FoundBundle:
+        problem = file.problem
         bundle = None
         if problem is None:
             try:
-                bundle = Bundle(found.path)
-                if is_kept:
+                bundle = Bundle(file.path)
+                if is_user_bundle:
                     # Other bundles are checked kernel by kernel. Damage here must count as a miss:
                     # a miss compiles the kernel and rewrites the file.
                     bundle.check_body()
             except Exception as error:  # a faulty bundle must not affect the others
                 problem, bundle = describe_fault(error), None
                 if not isinstance(error, NvgemmError):
-                    problem = f"{found.path}: {problem}"
+                    problem = f"{file.path}: {problem}"
                     _log.debug("%s", problem, exc_info=True)
-                if is_kept:
+                if is_user_bundle:
                     problem += "; it is made anew when kernels are next compiled"
         if problem is not None:
-            self._warn(found.origin, problem)
+            self._warn(file.origin, problem)
         return FoundBundle(
-            path=found.path,
-            origin=found.origin,
+            path=file.path,
+            origin=file.origin,
             bundle=bundle,
             problem=problem,
-            requirement=found.requirement,
+            requirement=file.requirement,
         )
 
     def _warn(self, origin: str, problem: str) -> None:
@@ -232,60 +242,77 @@ class Installation:
         """
         with self._lock:
             if self._kernels is None:
-                places = _places(self.bundles())
+                entries = _kernel_entries(self.bundles())
                 platform, cuda = host_platform(), torch_cuda()
-                places.sort(
-                    key=lambda place: (
-                        unlaunchable(place[1]) is not None,
-                        process_refusal(place[0].header.target, platform, cuda) is not None,
+                entries.sort(
+                    key=lambda entry: (
+                        unlaunchable(entry[1]) is not None,
+                        process_refusal(entry[0].header.target, platform, cuda) is not None,
                     )
                 )
-                found = {place[1].id: place for place in reversed(places)}
-                self._kernels = {**self._replaced, **found}
+                by_id = {entry[1].id: entry for entry in reversed(entries)}
+                self._kernels = {**self._replaced, **by_id}
             return self._kernels
 
 
 def _without(
-    found: tuple[FoundBundle, ...], unusable: Collection[Bundle], problem: str
+    bundles: tuple[FoundBundle, ...], unusable: Collection[Bundle], problem: str
 ) -> tuple[FoundBundle, ...]:
     return tuple(
-        replace(one, bundle=None, problem=problem) if one.bundle in unusable else one
-        for one in found
+        replace(bundle_file, bundle=None, problem=problem)
+        if bundle_file.bundle in unusable
+        else bundle_file
+        for bundle_file in bundles
     )
 
 
 def _with_user_bundles(
-    shipped: Index, kept: tuple[FoundBundle, ...], facts: DeviceFacts
+    shipped: Index, user_bundles: tuple[FoundBundle, ...], facts: DeviceFacts
 ) -> Index | LayeredIndex:
-    return LayeredIndex(shipped, _index_of(kept, facts, from_jit=True)) if kept else shipped
-
-
-def _index_of(found: Iterable[FoundBundle], facts: DeviceFacts, *, from_jit: bool = False) -> Index:
-    views = newest_compiler_first(
-        BundleView(name=one.name, header=one.bundle.header, origin=one.origin, opened=one.bundle)
-        for one in found
-        if one.bundle is not None
+    return (
+        LayeredIndex(shipped, _index_of(user_bundles, facts, from_jit=True))
+        if user_bundles
+        else shipped
     )
-    unusable = [f"{one.name}: {one.problem}" for one in found if one.bundle is None]
+
+
+def _index_of(
+    bundles: Iterable[FoundBundle], facts: DeviceFacts, *, from_jit: bool = False
+) -> Index:
+    views = newest_compiler_first(
+        BundleView(
+            name=bundle_file.name,
+            header=bundle_file.bundle.header,
+            origin=bundle_file.origin,
+            opened=bundle_file.bundle,
+        )
+        for bundle_file in bundles
+        if bundle_file.bundle is not None
+    )
+    unusable = [
+        f"{bundle_file.name}: {bundle_file.problem}"
+        for bundle_file in bundles
+        if bundle_file.bundle is None
+    ]
     return Index(views, facts, unusable, from_jit=from_jit, versions=torch_versions())
 
 
-def _places(found: Iterable[FoundBundle]) -> list[tuple[Bundle, Kernel]]:
+def _kernel_entries(bundles: Iterable[FoundBundle]) -> list[tuple[Bundle, Kernel]]:
     """Returns every kernel in usable bundles, with its bundle."""
     return [
-        (one.bundle, kernel)
-        for one in found
-        if one.bundle is not None
-        for kernel in one.bundle.header.kernels
+        (bundle_file.bundle, kernel)
+        for bundle_file in bundles
+        if bundle_file.bundle is not None
+        for kernel in bundle_file.bundle.header.kernels
     ]
 
 
-def _is_unchanged(found: FoundBundle) -> bool:
+def _is_unchanged(bundle_file: FoundBundle) -> bool:
     """Returns True if a file is the opened one, or was removed and stays readable."""
-    if found.bundle is None:
+    if bundle_file.bundle is None:
         return False
     try:
-        return found.bundle.identity == file_identity(found.path.stat())
+        return bundle_file.bundle.identity == file_identity(bundle_file.path.stat())
     except FileNotFoundError:
         return True
     except OSError:

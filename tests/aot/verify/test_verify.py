@@ -82,7 +82,7 @@ def kernels(kernel_cache: Cache) -> dict[str, BuiltKernel]:
 
 @pytest.fixture
 def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disassembler, "_places", lambda: iter(()))
+    monkeypatch.setattr(disassembler, "_possible_paths", lambda: iter(()))
 
 
 @pytest.fixture
@@ -351,7 +351,7 @@ def fake_nvdisasm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     program.chmod(0o755)
     (tmp_path / "says").write_text("echo nothing\n")
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    monkeypatch.setattr(disassembler, "_places", lambda: iter([program]))
+    monkeypatch.setattr(disassembler, "_possible_paths", lambda: iter([program]))
     yield tmp_path / "says"
     assert not list(temporary.iterdir())
 
