@@ -190,15 +190,15 @@ class Counters:
     def stats(self) -> Stats:
         """Returns the current counts."""
         with self._lock:
-            return self._now()
+            return self._snapshot()
 
     def news(self) -> Stats:
         """Returns the counts since the last call."""
         with self._lock:
-            previous, self._reported = self._reported, self._now()
+            previous, self._reported = self._reported, self._snapshot()
             return self._reported.since(previous)
 
-    def _now(self) -> Stats:
+    def _snapshot(self) -> Stats:
         return Stats(
             **self._counts,
             misses=dict(self._misses),

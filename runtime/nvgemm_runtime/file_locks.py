@@ -59,7 +59,7 @@ def acquire(path: Path, *, wait: bool = True) -> FileLock | None:
     """
     waiting = _Waiting(path)
     while True:
-        attempt = _attempt(path)
+        attempt = _try_lock(path)
         if isinstance(attempt, FileLock):
             return attempt
         if attempt is _RETRY:
@@ -86,7 +86,7 @@ _RETRY = _Held()
 """Result if the file was removed during the attempt."""
 
 
-def _attempt(path: Path) -> FileLock | _Held:
+def _try_lock(path: Path) -> FileLock | _Held:
     descriptor = _open(path)
     if descriptor is None:
         with contextlib.suppress(FileNotFoundError):
@@ -97,7 +97,7 @@ def _attempt(path: Path) -> FileLock | _Held:
         file = os.fstat(descriptor)
         is_free = _flock(descriptor)
         holder = None if is_free else _read_holder(descriptor)
-        if not _is_at(file, path):
+        if not _is_same_file(file, path):
             return _RETRY
         if _is_open_to_others(file, path.parent) and not (holder and holder.is_live()):
             _remove(path, file)  # others may have it open, and lock it at any time
@@ -114,7 +114,7 @@ def _attempt(path: Path) -> FileLock | _Held:
 
 def _remove(path: Path, file: os.stat_result | None) -> None:
     """Removes a lock file unless another took its place."""
-    if file is not None and _is_at(file, path):
+    if file is not None and _is_same_file(file, path):
         path.unlink(missing_ok=True)
 
 
@@ -237,7 +237,7 @@ def _flock(descriptor: int) -> bool:
     return True
 
 
-def _is_at(file: os.stat_result, path: Path) -> bool:
+def _is_same_file(file: os.stat_result, path: Path) -> bool:
     """Returns True if a path still leads to a file."""
     try:
         return os.path.samestat(file, path.lstat())

@@ -118,16 +118,16 @@ def block_scaled_product(
     assert scales.block is not None
     m, n, k = a.shape[0], b.shape[1], a.shape[1] * dtype.packed
     blocks = -(-k // scales.block)
-    factors_a = _decoded(unswizzled(scale_a, m, blocks), scales.dtype)
-    factors_b = _decoded(unswizzled(scale_b, n, blocks), scales.dtype)
+    factors_a = _decode(unswizzled(scale_a, m, blocks), scales.dtype)
+    factors_b = _decode(unswizzled(scale_b, n, blocks), scales.dtype)
     result = torch.zeros((m, n), dtype=torch.float64, device=a.device)
     block_count = max(1, PORTION // ((m + n) * scales.block))
     width = scales.block // dtype.packed
     for first in range(0, blocks, block_count):
         last = first + block_count
         scale_columns, elements = slice(first, last), slice(first * width, last * width)
-        part_a = _scaled(a[:, elements], factors_a[:, scale_columns], dtype, scales.block)
-        part_b = _scaled(b.mT[:, elements], factors_b[:, scale_columns], dtype, scales.block)
+        part_a = _decode_scaled(a[:, elements], factors_a[:, scale_columns], dtype, scales.block)
+        part_b = _decode_scaled(b.mT[:, elements], factors_b[:, scale_columns], dtype, scales.block)
         if of_magnitudes:
             part_a, part_b = part_a.abs_(), part_b.abs_()
         result.addmm_(part_a, part_b.mT)
@@ -158,23 +158,23 @@ def unswizzled(flat: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return whole[:rows, :columns]
 
 
-def _scaled(
+def _decode_scaled(
     elements: torch.Tensor, factors: torch.Tensor, dtype: DType, block: int
 ) -> torch.Tensor:
-    values = _decoded(elements, dtype)
+    values = _decode(elements, dtype)
     return values * factors.repeat_interleave(block, -1)[:, : values.shape[1]]
 
 
-def _decoded(elements: torch.Tensor, dtype: DType) -> torch.Tensor:
+def _decode(elements: torch.Tensor, dtype: DType) -> torch.Tensor:
     """Decodes to fp64; the last dimension doubles for fp4."""
     import torch
 
-    table = _table(dtype).to(elements.device)
+    table = _decode_table(dtype).to(elements.device)
     return table[elements.view(torch.uint8).int()].flatten(-2)
 
 
 @functools.cache
-def _table(dtype: DType) -> torch.Tensor:
+def _decode_table(dtype: DType) -> torch.Tensor:
     """Values by byte, fp64 on the CPU; for fp4 two per byte, the low half first."""
     import torch
 

@@ -146,16 +146,16 @@ def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) ->
             device,
             generator,
             lambda shape: torch.randint(-2, 3, shape, generator=generator, device=device),
-            lambda role: _powers(problem, role, device, generator),
+            lambda role: _power_scales(problem, role, device, generator),
         )
-        return _complete(problem, a, b, device, extras)
+        return _complete_operands(problem, a, b, device, extras)
 
     shape_a, shape_b = shapes_with_k_last(problem)
     largest_a, largest_b = _largest_numbers(problem)
     a, b = numbers(shape_a, largest_a), numbers(shape_b, largest_b)
     if problem.k <= ONE_SIGN_K:
         a, b = a.abs(), b.abs() * numbers((*shape_b[:-2], shape_b[-2], 1), 1)
-    if not _cancels(problem):
+    if not _needs_cancelling(problem):
         return complete(a, b)
     share = _share_of_changed(signature.out, half, largest_b)
     changed = torch.rand((*shape_a[:-1], half), generator=generator, device=device) < share
@@ -186,10 +186,10 @@ def _whole_rows(problem: Problem, device: str, generator: torch.Generator) -> Op
     rows = drawn(shape_a, -count // 8, count + count // 8 + 1)
     a = drawn(shape_a, -_LARGEST, _LARGEST + 1).float()
     a[(rows < 0) | (rows >= count)] = math.inf
-    return _complete(problem, a, drawn(shape_b, -8, 9), device, [rows.to(torch.int32)])
+    return _complete_operands(problem, a, drawn(shape_b, -8, 9), device, [rows.to(torch.int32)])
 
 
-def _cancels(problem: Problem) -> bool:
+def _needs_cancelling(problem: Problem) -> bool:
     return problem.k > ONE_SIGN_K or problem.signature.out not in _WIDE_OUTS
 
 
@@ -208,7 +208,7 @@ def _largest_numbers(problem: Problem) -> tuple[int, int]:
 
     def fits_peak(a: int, b: int) -> bool:
         if problem.k <= ONE_SIGN_K:
-            count = problem.k // 2 if _cancels(problem) else problem.k
+            count = problem.k // 2 if _needs_cancelling(problem) else problem.k
             return (a + 1) * b * count < 1 << SUM_BITS
         return _mean_square(a) * _mean_square(b) * problem.k / 2 <= PEAK**2
 
@@ -235,7 +235,9 @@ def _share_of_changed(out: DType, half: int, largest_b: int) -> float:
     return min(0.5, squares / max(1, half))
 
 
-def _powers(problem: Problem, role: Role, device: str, generator: torch.Generator) -> torch.Tensor:
+def _power_scales(
+    problem: Problem, role: Role, device: str, generator: torch.Generator
+) -> torch.Tensor:
     """Returns power-of-two scales that differ by row and, for block scales, by block."""
     import torch
 
@@ -275,7 +277,7 @@ def _few_products(problem: Problem, device: str, generator: torch.Generator) -> 
             _plant_nan(matrix, generator, device)
 
     extras = random_extras(problem, device, generator, terms=TERMS * packed)
-    return _complete(problem, a, b, device, extras)
+    return _complete_operands(problem, a, b, device, extras)
 
 
 def _plant_nan(matrix: torch.Tensor, generator: torch.Generator, device: str) -> None:
@@ -301,14 +303,14 @@ def shapes_with_k_last(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ..
     return (*batch, problem.m, problem.k), (*batch, *groups, problem.n, problem.k)
 
 
-def _complete(
+def _complete_operands(
     problem: Problem, a: torch.Tensor, b: torch.Tensor, device: str, extras: Iterable[torch.Tensor]
 ) -> Operands:
     """Converts A and B to their dtypes and layouts, and adds the other operands."""
     import torch
 
     signature = problem.signature
-    a, b = _converted(a, signature.a), _converted(b, signature.b)
+    a, b = _convert(a, signature.a), _convert(b, signature.b)
     a = a if signature.layout.a_row_major else a.mT.contiguous().mT
     b = b.mT.contiguous() if signature.layout.b_row_major else b.mT
     out = torch.empty(
@@ -317,7 +319,7 @@ def _complete(
     return a, b, out, *extras
 
 
-def _converted(values: torch.Tensor, dtype: DType) -> torch.Tensor:
+def _convert(values: torch.Tensor, dtype: DType) -> torch.Tensor:
     import torch
 
     if dtype is not DType.FP4_E2M1:

@@ -153,10 +153,12 @@ class GpuTimer:
         if launches == APART:
             between, between_ns = self._prepare_between()
         once = min(_elapsed_ns(call) for call in calls[:2] for _ in range(2))
-        count = _launches(once)
+        count = _launch_count(once)
         graph = _capture(calls, count, between)
         # A single launch waits for the host; only launches within a graph show the true time.
-        in_graph = _launches(min(_elapsed_ns(graph.replay) for _ in range(2)) / count - between_ns)
+        in_graph = _launch_count(
+            min(_elapsed_ns(graph.replay) for _ in range(2)) / count - between_ns
+        )
         if in_graph > 2 * count:
             count = in_graph
             graph = _capture(calls, count, between)
@@ -182,7 +184,7 @@ class GpuTimer:
         torch.cuda.synchronize()
 
 
-def _launches(launch_ns: float) -> int:
+def _launch_count(launch_ns: float) -> int:
     """Returns an even launch count: for groups, every second operand set has the other routing."""
     return 2 * max(1, min(MOST_LAUNCHES // 2, int(GRAPH_NS / 2 / max(launch_ns, 1.0))))
 

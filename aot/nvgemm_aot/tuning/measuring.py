@@ -113,7 +113,7 @@ def measure(
     for name, run in contenders.items():
         try:
             with trying(name), running(name):
-                fault = _fault(name, run, checks)
+                fault = _find_contender_fault(name, run, checks)
                 if fault is None:
                     calls[name] = [functools.partial(run, *operands) for operands in sets]
                     ready[name] = _blaming_sample(name, bench.timer.prepare(calls[name]), running)
@@ -182,7 +182,7 @@ def _time_back_to_back(
     return {name: median_interval(times[name]).timing for name in samples}
 
 
-def _fault(name: str, run: Run, checks: Sequence[OperandCheck]) -> str | None:
+def _find_contender_fault(name: str, run: Run, checks: Sequence[OperandCheck]) -> str | None:
     if name in (ATEN, TRITON):
         check = checks[-1]  # both may round partial sums, which matters little with few products
         check.prepare()

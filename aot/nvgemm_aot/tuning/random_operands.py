@@ -81,7 +81,7 @@ def poison(out: torch.Tensor) -> None:
     out.view(torch.uint8).fill_(0xFF)
 
 
-KEPT_TIMES = 4
+SAVED_PRODUCT_SCALE = 4
 """Factor for saved products. With it, 8 % in a normal distribution exceed gpt-oss' gate limit,
 7."""
 
@@ -103,7 +103,7 @@ def make_extras(
     import torch
 
     extras = []
-    times = KEPT_TIMES if problem.signature.is_gradient else 1
+    times = SAVED_PRODUCT_SCALE if problem.signature.is_gradient else 1
     for role in extra_roles(problem.signature):
         if role is Role.OFFSETS:
             extras.append(_group_ends(problem, device, routing))

@@ -30,7 +30,7 @@ SLICE_S = 1.0
 Waits are longer by this much, as clocks are corrected."""
 
 
-WORTH_SAYING_S = 10.0
+ANNOUNCED_WAIT_S = 10.0
 """Shortest wait that is announced."""
 
 
@@ -97,7 +97,7 @@ def measure_again(
     if not remaining:
         return 0
     if progress is None:
-        progress = _report_nothing
+        progress = _ignore_progress
     progress(0, len(remaining))
     other_work = OtherWork(bench, state)
     now, done = session.elapsed_s(), 0
@@ -111,7 +111,9 @@ def measure_again(
             other_work.pass_time(now - last)
             if begun_s is None or _is_budget_spent(session, now):
                 break
-            outcome = session.run(ranking.problem, _runs(session, ranking), also_back_to_back=False)
+            outcome = session.run(
+                ranking.problem, _fastest_runs(session, ranking), also_back_to_back=False
+            )
             if isinstance(outcome, TuningOutcome):
                 if other_work.busy is not None:
                     outcome = replace(outcome, doubts=(*outcome.doubts, other_work.busy))
@@ -124,7 +126,7 @@ def measure_again(
     return done
 
 
-def _report_nothing(done: int, total: int) -> None:
+def _ignore_progress(done: int, total: int) -> None:
     """Ignores progress."""
 
 
@@ -143,7 +145,7 @@ def _wait_until_due(session: Session, key: str, report: Callable[[], None]) -> f
     left_s = min(LEAST_REPEAT_S + at_s - bench.now_s(), LEAST_REPEAT_S) + SLICE_S
     if left_s > 0 and _is_budget_spent(session, session.elapsed_s() + left_s):
         return None
-    if left_s > WORTH_SAYING_S:
+    if left_s > ANNOUNCED_WAIT_S:
         _log.warning(
             "waiting %d s: a problem is measured again %d s after its first measurement at the "
             "earliest",
@@ -157,7 +159,7 @@ def _wait_until_due(session: Session, key: str, report: Callable[[], None]) -> f
     return bench.now_s()
 
 
-def _runs(session: Session, ranking: ProblemRanking) -> Mapping[str, Run]:
+def _fastest_runs(session: Session, ranking: ProblemRanking) -> Mapping[str, Run]:
     """Returns ATen and the contenders that may be the fastest by the first measurement."""
     outcome = session.state.outcomes[ranking.problem.key]
     contending_names = contending(

@@ -84,7 +84,7 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
     return replace(
         first,
         kernels=tuple(kernels.values()),
-        rankings=_with_one_first(rankings.values()),
+        rankings=_mark_further_rankings(rankings.values()),
         unserved={
             problem: reason
             for content in reversed(contents)
@@ -99,7 +99,7 @@ def _format_value(value: Any) -> Any:
     return ", ".join(value) if isinstance(value, tuple) else getattr(value, "key", value)
 
 
-def _with_one_first(rankings: Iterable[ProblemRanking]) -> tuple[ProblemRanking, ...]:
+def _mark_further_rankings(rankings: Iterable[ProblemRanking]) -> tuple[ProblemRanking, ...]:
     """Marks all but a problem's first ranking as further."""
     ranked_problems: set[Problem] = set()
     marked = []
@@ -170,7 +170,7 @@ def _join_rankings(
     kernels: Mapping[str, BuiltKernel],
     facts: DeviceFacts,
 ) -> ProblemRanking:
-    if _weakness(other, kernels, facts) < _weakness(ranking, kernels, facts):
+    if _evidence_rank(other, kernels, facts) < _evidence_rank(ranking, kernels, facts):
         ranking, other = other, ranking
     known_ids = {id_ for id_, _ in ranking.kernels}
     # Times from two sources do not compare, so unmeasured kernels have no rank.
@@ -187,18 +187,18 @@ def _join_rankings(
         return joined
     compared = compare(before, now)
     if compared.relation is Relation.CONTRADICTS:
-        return _with_doubt(joined, joined.measured, compared.why)
+        return _add_doubt(joined, joined.measured, compared.why)
     if compared.relation is Relation.CONFIRMS:
         gpus = confirming_gpus(before, now)
         return replace(joined, measured=replace(joined.measured, confirmed_by=gpus))
     return joined
 
 
-def _with_doubt(ranking: ProblemRanking, measured: Measured, doubt: str) -> ProblemRanking:
+def _add_doubt(ranking: ProblemRanking, measured: Measured, doubt: str) -> ProblemRanking:
     return replace(ranking, measured=replace(measured, doubts=(*measured.doubts, doubt)))
 
 
-def _weakness(
+def _evidence_rank(
     ranking: ProblemRanking, kernels: Mapping[str, BuiltKernel], facts: DeviceFacts
 ) -> int:
     """Rates a ranking by its evidence, 0 for the strongest, on a machine with these facts."""
@@ -245,19 +245,19 @@ def tuned_content(
         if ranking.gpu != gpu:
             tuned = ranking
         elif outcome is not None:
-            tuned = _with_outcome(ranking, outcome, by=program, gpu=gpu)
+            tuned = _apply_outcome(ranking, outcome, by=program, gpu=gpu)
         else:
-            tuned = _without_unmeasured(ranking)
-        tuned = _without_wrong(tuned, wrong)
+            tuned = _drop_unmeasured_kernels(ranking)
+        tuned = _drop_wrong_kernels(tuned, wrong)
         if tuned.kernels:
             rankings.append(tuned)
         elif tuned.is_declared:
             unserved[tuned.problem] = UnservedReason(
-                text=_why_unserved(ranking, wrong), scope=Scope.PROBLEM
+                text=_unserved_reason(ranking, wrong), scope=Scope.PROBLEM
             )
     kernels = tuple(kernel for kernel in content.kernels if kernel.id not in wrong)
     if not kernels or not rankings:
-        reasons = "; ".join(_why_unserved(ranking, wrong) for ranking in content.rankings[:1])
+        reasons = "; ".join(_unserved_reason(ranking, wrong) for ranking in content.rankings[:1])
         raise TuningError(
             f"{len(content.kernels) - len(kernels)} of "
             f"{count_text(len(content.kernels), 'kernel')} were thrown out, and no problem has one "
@@ -273,7 +273,7 @@ def tuned_content(
     )
 
 
-def _with_outcome(
+def _apply_outcome(
     ranking: ProblemRanking, outcome: TuningOutcome, *, by: str, gpu: str
 ) -> ProblemRanking:
     return replace(
@@ -291,7 +291,7 @@ def _with_outcome(
     )
 
 
-def _without_unmeasured(ranking: ProblemRanking) -> ProblemRanking:
+def _drop_unmeasured_kernels(ranking: ProblemRanking) -> ProblemRanking:
     """Drops unmeasured kernels from a measured ranking."""
     if ranking.source.kind != "measurement":
         return ranking
@@ -299,7 +299,7 @@ def _without_unmeasured(ranking: ProblemRanking) -> ProblemRanking:
     return replace(ranking, kernels=timed)
 
 
-def _why_unserved(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
+def _unserved_reason(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
     ids = [id_ for id_, _ in ranking.kernels if id_ in wrong]
     if not ids:
         return "none of its kernels was measured"
@@ -307,7 +307,7 @@ def _why_unserved(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
     return f"thrown out when tuned: all of {count_text(len(ids), 'kernel')} made for it, {example}"
 
 
-def _without_wrong(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRanking:
+def _drop_wrong_kernels(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRanking:
     """Drops wrong kernels from a ranking; doubts it if they kept others from being told apart.
 
     Confirmation and repetition concern the kernels that may be the fastest. If such a kernel is
@@ -331,7 +331,7 @@ def _without_wrong(ranking: ProblemRanking, wrong: Mapping[str, str]) -> Problem
     measured = replace(remaining.measured, confirmed_by=(), repeated=None)
     if is_decided(remaining_intervals):
         return replace(remaining, measured=measured)
-    return _with_doubt(remaining, measured, LEFT_UNDECIDED)
+    return _add_doubt(remaining, measured, LEFT_UNDECIDED)
 
 
 def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interval]:
@@ -394,7 +394,7 @@ def previous_outcome(ranking: ProblemRanking, gpu: str) -> TuningOutcome | None:
     )
 
 
-KEPT_PLACES = 2
+KERNELS_PER_PROBLEM = 2
 """First kernels that a problem keeps, besides those not told apart from them."""
 
 
@@ -419,7 +419,7 @@ class Pruned:
 
 
 def prune(content: BundleContent) -> tuple[BundleContent, Pruned]:
-    """Drops kernels that are not among the first `KEPT_PLACES` for any measured problem.
+    """Drops kernels that are not among the first `KERNELS_PER_PROBLEM` for any measured problem.
 
     Kernels ranked by an estimate or an uncertain measurement all stay, and so do those in dispatch
     tables; see `DispatchTables`. To serve the same operands and programs as before, each signature
@@ -429,7 +429,7 @@ def prune(content: BundleContent) -> tuple[BundleContent, Pruned]:
     tables = DispatchTables(content)
     kept_ids = _ids_to_keep(content.rankings, kernels, tables.needed())
     measured = [ranking for ranking in content.rankings if ranking.measured is not None]
-    known_losses, unknown_losses = _losses_of_undeclared(measured, kernels, tables)
+    known_losses, unknown_losses = _undeclared_losses(measured, kernels, tables)
     pruned = replace(
         content,
         kernels=tuple(kernel for kernel in content.kernels if kernel.id in kept_ids),
@@ -465,7 +465,7 @@ def _first_and_overlapping(ranking: ProblemRanking) -> list[str]:
     timings = [
         (time or 0, spread) for (_, time), spread in zip(ranking.kernels, measured.spreads_ns)
     ]
-    reach = max((time + spread for time, spread in timings[:KEPT_PLACES]), default=0)
+    reach = max((time + spread for time, spread in timings[:KERNELS_PER_PROBLEM]), default=0)
     return [id_ for id_, (time, spread) in zip(ids, timings) if time - spread <= reach]
 
 
@@ -474,7 +474,7 @@ def _loss(ranking: ProblemRanking, kept_ids: Collection[str]) -> float:
     return min(time for id_, time in times.items() if id_ in kept_ids) / min(times.values())
 
 
-def _losses_of_undeclared(
+def _undeclared_losses(
     measured: Sequence[ProblemRanking],
     kernels: Mapping[str, BuiltKernel],
     tables: DispatchTables,

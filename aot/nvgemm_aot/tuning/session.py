@@ -128,7 +128,7 @@ class Session:
                 if self.budget_s is not None and now >= self.budget_s:
                     unmeasured[ranking.problem.key] = OUT_OF_BUDGET
                     continue
-                reason = self._measure_one(ranking, other_work.busy)
+                reason = self._measure_ranking(ranking, other_work.busy)
                 if reason is not None:
                     unmeasured[ranking.problem.key] = reason
                 if progress is not None:
@@ -137,7 +137,7 @@ class Session:
             other_work.end()
         return unmeasured
 
-    def _measure_one(self, ranking: ProblemRanking, busy: str | None) -> str | None:
+    def _measure_ranking(self, ranking: ProblemRanking, busy: str | None) -> str | None:
         """Measures a problem; returns the reason to leave it out, or None."""
         key = ranking.problem.key
         current = self.state.outcomes.get(key)
@@ -147,7 +147,7 @@ class Session:
         for name in self.state.left_out(key):
             runs.pop(name, None)
         if not runs.keys() - {ATEN, TRITON}:
-            return self._why_no_contender(ranking)
+            return self._no_contender_reason(ranking)
         outcome = self.run(ranking.problem, runs)
         if isinstance(outcome, str):
             return outcome
@@ -212,7 +212,7 @@ class Session:
             )
         self.warned_gpus.add(gpu_name(now))
 
-    def _why_no_contender(self, ranking: ProblemRanking) -> str:
+    def _no_contender_reason(self, ranking: ProblemRanking) -> str:
         broken = [id_ for id_, _ in ranking.kernels if id_ in self.state.broken]
         reasons = [f"{contender_name(id_)} is thrown out" for id_ in broken]
         if len(broken) < len(ranking.kernels):

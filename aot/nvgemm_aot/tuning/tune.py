@@ -152,7 +152,7 @@ def tune(
     """
     begin = clock()
     with contextlib.ExitStack() as stack:
-        bundles = [stack.enter_context(_opened(path, bench)) for path in paths]
+        bundles = [stack.enter_context(_open_bundle(path, bench)) for path in paths]
         content = read_together(bundles, bench.facts)
         if not content.rankings:
             names = ", ".join(map(str, paths))
@@ -278,7 +278,7 @@ def _measure_all(
 
 
 @contextlib.contextmanager
-def _opened(path: Path, bench: Bench) -> Iterator[Bundle]:
+def _open_bundle(path: Path, bench: Bench) -> Iterator[Bundle]:
     with Bundle(path) as bundle:
         reason = refusal(bundle.header, bench.facts)
         if reason is not None:

@@ -19,7 +19,7 @@ from ..targets.profile import DeviceProfile, load_profile
 from .disassembler import INSTALL_COMMAND, Disassembler, find_disassembler, require_disassembler
 from .findings import Check, Finding
 from .kernel import KernelEvidence, inspect_kernel
-from .kernel_design import NAMING_PROVIDERS
+from .kernel_design import KNOWN_PROVIDERS
 
 Progress = Callable[[int, int], None]
 """Called in the caller's thread after each kernel, with the number done and the total."""
@@ -195,7 +195,7 @@ def _notes_on_device_code(
         yield EPILOGUES
     if any(signature.op.has_groups for signature in signatures):
         yield GROUPS
-    unknown_providers = {kernel.provider for kernel in header.kernels} - NAMING_PROVIDERS
+    unknown_providers = {kernel.provider for kernel in header.kernels} - KNOWN_PROVIDERS
     if unknown_providers:
         yield (
             f"operator names of {', '.join(sorted(unknown_providers))} are not read: nothing "

@@ -16,7 +16,7 @@ from .disassembler import Disassembler, DisassemblyError
 from .elf import MalformedElfError
 from .findings import Check, Finding
 from .host_object import check_host_object, read_host_object
-from .kernel_design import NAMING_PROVIDERS, check_design
+from .kernel_design import KNOWN_PROVIDERS, check_design
 from .launch_code import launch_clusters, launch_shared_bytes
 from .launch_signature import LauncherText, check_call, check_interface, read_launcher_text
 from .sass import Disassembly, check_disassembly, read_disassembly
@@ -137,7 +137,7 @@ def inspect_kernel(
     unseen = [
         finding
         for finding in findings
-        if finding.is_unseen and kernel.provider not in NAMING_PROVIDERS
+        if finding.is_unseen and kernel.provider not in KNOWN_PROVIDERS
     ]
     evidence = replace(
         _evidence(kernel, launch_bytes, clusters, text, cubins, listings, by),

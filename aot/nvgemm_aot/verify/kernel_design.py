@@ -20,7 +20,7 @@ PARTIAL_BYTES = 4
 """Bytes per element in a tile's partial result, in kernels that split k. `COUNTER_BYTES` is the
 size of a tile's counter."""
 
-NAMING_PROVIDERS = frozenset({"cutlass_operators", "gathered", "quack"})
+KNOWN_PROVIDERS = frozenset({"cutlass_operators", "gathered", "quack"})
 """Known providers: operator names state the tile, device functions name their family, and kernels
 show all evidence that `verify` needs."""
 
@@ -76,7 +76,7 @@ def check_design(
     for cubin in cubins:
         for function in cubin.kernels:
             yield from _check_code(kernel, cubin, function)
-    if kernel.provider in NAMING_PROVIDERS:
+    if kernel.provider in KNOWN_PROVIDERS:
         yield from _check_operator(kernel, cubins)
     yield from _check_counter(kernel)
     yield from _check_splits(kernel)

@@ -65,7 +65,7 @@ def read_order_code(instructions: Iterable[tuple[str, str]]) -> OrderCode:
     """Reads the evidence from instructions, each an opcode with modifiers and its operands."""
     parts = [opcode.split(".") for opcode, _ in instructions]
     adds = [instruction for instruction in parts if _is_add(instruction)]
-    adds_float = [_is_of_floats(add) for add in adds]
+    adds_float = [_uses_floats(add) for add in adds]
     names = {instruction[0] for instruction in parts}
     return OrderCode(
         adds_floats=any(adds_float),
@@ -86,23 +86,23 @@ def _takes_turns(instructions: Sequence[Sequence[str]]) -> bool:
     sums = (
         index
         for index, instruction in enumerate(instructions)
-        if _is_add(instruction) and _is_of_floats(instruction)
+        if _is_add(instruction) and _uses_floats(instruction)
     )
     first = next(sums, len(instructions))
     return any(
-        _is_seen_by_all(instruction, _LOADS) for instruction in instructions[:first]
-    ) and any(_is_seen_by_all(instruction, _STORES) for instruction in instructions[first:])
+        _is_visible_to_all(instruction, _LOADS) for instruction in instructions[:first]
+    ) and any(_is_visible_to_all(instruction, _STORES) for instruction in instructions[first:])
 
 
 def _is_add(instruction: Sequence[str]) -> bool:
     return instruction[0] in _ATOMIC and not {"ADD", "INC"}.isdisjoint(instruction)
 
 
-def _is_of_floats(instruction: Sequence[str]) -> bool:
+def _uses_floats(instruction: Sequence[str]) -> bool:
     return any(map(_FLOAT.match, instruction))
 
 
-def _is_seen_by_all(instruction: Sequence[str], names: frozenset[str]) -> bool:
+def _is_visible_to_all(instruction: Sequence[str], names: frozenset[str]) -> bool:
     is_strong = "STRONG" in instruction and not _SHARED_SCOPES.isdisjoint(instruction)
     return instruction[0] in names and is_strong
 

@@ -45,7 +45,7 @@ from .format import (
 )
 from .header_rules import Parts, check_header
 from .header_values import HeaderValues
-from .unknown_parts import with_understood
+from .unknown_parts import separate_unknown_entries
 from .workspace import TileWorkspace
 
 _T = TypeVar("_T")
@@ -115,7 +115,7 @@ class _Decoder(HeaderValues):
             sources=self.each(top["sources"], "sources", self.source),
             rankings=self.each(top["rankings"], "rankings", self.ranking),
             unserved=self.unserved(top["unserved"]) if "unserved" in top else (),
-            failures=self.each(self.added(top, "failures"), "failures", self.failure),
+            failures=self.each(self.optional_list(top, "failures"), "failures", self.failure),
         )
         device = self.text(top["device"], "device")
         header = Header(
@@ -135,21 +135,21 @@ class _Decoder(HeaderValues):
             further_devices=self.further_devices(top, device),
         )
         check_header(parts, self.fail, body_offset=body_offset, file_bytes=file_bytes)
-        return with_understood(header, parts)
+        return separate_unknown_entries(header, parts)
 
-    def added(self, fields: dict[str, Any], name: str) -> Any:
+    def optional_list(self, fields: dict[str, Any], name: str) -> Any:
         """Returns an optional list that version 1 lacks; empty if absent."""
         return [] if self.version == 1 else fields.get(name, [])
 
     def further_devices(self, top: dict[str, Any], first: str) -> tuple[str, ...]:
-        names = self.each(self.added(top, "further_devices"), "further_devices", self.text)
+        names = self.each(self.optional_list(top, "further_devices"), "further_devices", self.text)
         if len({first, *names}) <= len(names):
             self.refuse("further_devices", f"other names than {first!r:.40}, each once", names)
         return names
 
     def features(self, fields: dict[str, Any], path: str) -> tuple[str, ...]:
         """Returns the features that an object requires."""
-        return self.each(self.added(fields, "requires"), f"{path}.requires", self.text)
+        return self.each(self.optional_list(fields, "requires"), f"{path}.requires", self.text)
 
     def unknown_features(self, fields: dict[str, Any], path: str) -> str | None:
         """Describes required features that this release does not know, or returns None."""
@@ -375,7 +375,9 @@ class _Decoder(HeaderValues):
             measured=self.measured(fields["measured"], f"{path}.measured")
             if "measured" in fields
             else None,
-            missing=self.each(self.added(fields, "missing"), f"{path}.missing", self.number),
+            missing=self.each(
+                self.optional_list(fields, "missing"), f"{path}.missing", self.number
+            ),
             is_declared=is_declared,
             product=product,
         )

@@ -24,11 +24,11 @@ from .format import (
 from .header_rules import Parts
 
 
-def with_understood(header: Header, parts: Parts) -> Header:
+def separate_unknown_entries(header: Header, parts: Parts) -> Header:
     """Splits valid header entries into known and unknown ones."""
     kernels = tuple(entry for entry in parts.kernels if isinstance(entry, Kernel))
     sources = tuple(entry for entry in parts.sources if isinstance(entry, RankingSource))
-    unknown_sources = [why for source in parts.sources if (why := _why_unknown(source))]
+    unknown_sources = [why for source in parts.sources if (why := _unknown_reason(source))]
     rankings: Sequence[Ranking | UnknownEntry] = parts.rankings
     if len(kernels) < len(parts.kernels) or unknown_sources:
         new_kernels = _new_positions(parts.kernels, Kernel)
@@ -36,7 +36,7 @@ def with_understood(header: Header, parts: Parts) -> Header:
         rankings = [
             entry
             if isinstance(entry, UnknownEntry)
-            else _with_known_kernels(entry, parts, new_kernels, new_sources)
+            else _drop_unknown_kernels(entry, parts, new_kernels, new_sources)
             for entry in rankings
         ]
     return replace(
@@ -61,7 +61,7 @@ def _is_known_kind(source: RankingSource) -> bool:
     return source.kind in (ESTIMATE, MEASUREMENT)
 
 
-def _why_unknown(source: RankingSource | str) -> str | None:
+def _unknown_reason(source: RankingSource | str) -> str | None:
     if isinstance(source, str):
         return source
     if _is_known_kind(source):
@@ -80,7 +80,7 @@ def _new_positions(items: Sequence[object], kind: type) -> dict[int, int]:
     return {position: new for new, position in enumerate(kept_positions)}
 
 
-def _with_known_kernels(
+def _drop_unknown_kernels(
     ranking: Ranking,
     parts: Parts,
     new_kernels: Mapping[int, int],

@@ -59,14 +59,14 @@ def _digest(files: Iterable[BundleFile]) -> str:
     digest = hashlib.sha256()
     for file in files:
         digest.update(b"bundle ")  # a file may be empty
-        digest.update(_UNUSABLE if file.problem is not None else _identity(file.path))
+        digest.update(_UNUSABLE if file.problem is not None else _first_bytes(file.path))
     return digest.hexdigest()
 
 
 _EMPTY_DIGEST = _digest(())
 
 
-def _identity(path: os.PathLike[str]) -> bytes:
+def _first_bytes(path: os.PathLike[str]) -> bytes:
     """Returns a bundle's first bytes."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123

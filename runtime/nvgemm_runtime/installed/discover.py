@@ -79,7 +79,7 @@ def find_wheel_bundles() -> tuple[InstalledBundle, ...]:
             packages = _declared_packages(distribution)
             if not packages:
                 continue
-            name, version = _identity(distribution)
+            name, version = _name_and_version(distribution)
             key = canonical_name(name)
             if key in seen_names:
                 continue
@@ -191,7 +191,7 @@ def _declared_packages(distribution: Distribution) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _identity(distribution: Distribution) -> tuple[str, str]:
+def _name_and_version(distribution: Distribution) -> tuple[str, str]:
     """Returns name and version."""
     metadata = distribution.metadata
     for field in ("Name", "Version"):

@@ -121,15 +121,15 @@ class Installation:
         with self._lock:
             if without:
                 problem = "it cannot be read just now"
-                shipped = _index_of(_without(self.shipped_bundles(), without, problem), facts)
-                return _with_user_bundles(
-                    shipped, _without(self._user_bundles, without, problem), facts
+                shipped = _index_of(_mark_unusable(self.shipped_bundles(), without, problem), facts)
+                return _add_user_bundles(
+                    shipped, _mark_unusable(self._user_bundles, without, problem), facts
                 )
             if facts not in self._shipped_indexes:
                 self._shipped_indexes[facts] = _index_of(self.shipped_bundles(), facts)
             if facts not in self._indexes:
                 shipped = self._shipped_indexes[facts]
-                self._indexes[facts] = _with_user_bundles(shipped, self._user_bundles, facts)
+                self._indexes[facts] = _add_user_bundles(shipped, self._user_bundles, facts)
             return self._indexes[facts]
 
     def refresh_kept_bundles(self, temporary: Path | None = None) -> None:
@@ -164,8 +164,8 @@ class Installation:
             )
             if affected is None:
                 return False
-            self._shipped = _without(self.shipped_bundles(), (bundle,), problem)
-            self._user_bundles = _without(self._user_bundles, (bundle,), problem)
+            self._shipped = _mark_unusable(self.shipped_bundles(), (bundle,), problem)
+            self._user_bundles = _mark_unusable(self._user_bundles, (bundle,), problem)
             self._shipped_indexes, self._indexes, self._kernels = {}, {}, None
             self._warn(affected.origin, problem)
             return True
@@ -255,7 +255,7 @@ class Installation:
             return self._kernels
 
 
-def _without(
+def _mark_unusable(
     bundles: tuple[FoundBundle, ...], unusable: Collection[Bundle], problem: str
 ) -> tuple[FoundBundle, ...]:
     return tuple(
@@ -266,7 +266,7 @@ def _without(
     )
 
 
-def _with_user_bundles(
+def _add_user_bundles(
     shipped: Index, user_bundles: tuple[FoundBundle, ...], facts: DeviceFacts
 ) -> Index | LayeredIndex:
     return (

@@ -63,7 +63,7 @@ def test_bytes_are_decoded_by_the_specifications(dtype: DType) -> None:
     """The order of two values in a byte among them, which cancels out of products."""
     every = torch.arange(256, dtype=torch.uint8).view(16, 16).view(torch_dtype(dtype))
     torch.testing.assert_close(
-        block_scales._decoded(every, dtype), decode(every), rtol=0, atol=0, equal_nan=True
+        block_scales._decode(every, dtype), decode(every), rtol=0, atol=0, equal_nan=True
     )
 
 
