@@ -68,7 +68,7 @@ def acquire(path: Path, *, wait: bool = True) -> FileLock | None:
             return None
         if waiting.pause(attempt.holder):
             _log.warning(
-                "%s: held for %g s by no live process of nvgemm-aot; making a new one",
+                "%s: held for %g s without a live nvgemm-aot process; replacing it",
                 *(path, PATIENCE_SECONDS),
             )
             _remove(path, attempt.file)

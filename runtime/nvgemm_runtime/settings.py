@@ -238,86 +238,83 @@ def _warn_once(message: str) -> None:
 
 VARIABLES = {
     MODE_VARIABLE: (
-        "`auto` (the default), `required` or `off`: what torch.compile may do with bundled "
-        "kernels. Any other value is an error at the first GEMM."
+        "Mode of bundled kernels under torch.compile: `auto` (the default), `required` or `off`. "
+        "Any other value is an error at the first GEMM."
     ),
     MAX_CHOICES_VARIABLE: (
-        "Most bundled kernels that join the choices for one GEMM; 4 if not set. Fewer compile "
-        "sooner; `0` offers none."
+        "Most bundled kernels that join a GEMM's choices; 4 if not set. Fewer compile sooner; `0` "
+        "offers none."
     ),
     TRUST_VARIABLE: (
-        "`1`: what `nvgemm-aot tune` measured on this GPU product is not timed again. Triton "
-        "still is, if it is a backend and was not measured."
+        "`1`: kernels that `nvgemm-aot tune` measured on this GPU product are not timed again. "
+        "Triton still is, if it is a backend and was not measured."
     ),
     GRAPHS_VARIABLE: (
         "`1`: the program records its compiled calls in CUDA graphs itself, as serving engines do, "
-        "so launches never count when choices are timed. Without it that holds where Inductor "
-        "makes the graphs, and where ATEN alone competes."
+        "so launch time never counts when choices are timed. If not set, launch time is left out "
+        "only where Inductor makes the graphs, or ATEN alone competes."
     ),
     DEFAULT_MODE_VARIABLE: (
         "`0`: no bundled kernels without max-autotune. If not set, plain torch.compile uses the "
-        "kernels that `nvgemm-aot tune` measured to be faster than ATen: on two GPUs of this "
-        "product, or repeatedly on one and by 8 % or more. It takes them by the sizes of each "
-        "call; nothing is timed and nothing compiled."
+        "kernels that `nvgemm-aot tune` measured as faster than ATen: on two GPUs of this product, "
+        "or repeatedly on one and by 8 % or more. Each call dispatches by its sizes; nothing is "
+        "timed or compiled."
     ),
     REPEATED_VARIABLE: (
-        "`1`: without max-autotune, rankings that one GPU of this product repeated count from a "
-        "gain of 2 % on ATen on, as those that two GPUs confirm; if not set, from 8 % on. Set it "
-        "for every process of a job, or for none."
+        "`1`: without max-autotune, rankings repeated on one GPU of this product need a gain of "
+        "2 % over ATen, like rankings that two GPUs confirm; if not set, they need 8 %. Set it for "
+        "every process of a job, or for none."
     ),
-    RECORD_VARIABLE: (
-        "A file in which every GEMM that torch.compile meets is kept, as a manifest."
-    ),
+    RECORD_VARIABLE: ("A file that records every GEMM that torch.compile compiles, as a manifest."),
     TARGET_VARIABLE: (
         "The target of the recorded manifest, if not the GPU in use: `sm_90a`, `sm_100a`, "
         "`sm_100f` or `sm_103a`. Platform and CUDA version are those of the process, unless named "
         "too, as in `sm_90a-linux_aarch64-cu12`."
     ),
     KEEP_VARIABLE: (
-        "`1`: keeps the choices of torch's own NVGEMM backend beside bundled kernels of the same "
-        "operators."
+        "`1`: keeps choices from torch's NVGEMM backend in addition to bundled kernels for the "
+        "same operators."
     ),
     EXPLAIN_VARIABLE: (
-        "A file to which events are appended, one line of JSON each: every GEMM, its times, and "
-        "each call of a bundled kernel in generated code."
+        "A file for events, one line of JSON each: every GEMM, its times, and each call of a "
+        "bundled kernel in generated code."
     ),
     BUNDLES_VARIABLE: (
-        "Bundle files, or directories of them, besides those of installed wheels; separated by "
-        "`:`. It is read once, when a process first compiles or asks for a kernel. Others must not "
-        "be able to write to them or to a directory above."
+        "Bundle files, or directories with bundles, in addition to installed wheels; separated by "
+        "`:`. Read once, when a process first compiles or asks for a kernel. Other users must not "
+        "have write access to them or to a directory above."
     ),
     DEBUG_VARIABLE: (
-        "`1`: `nvgemm_runtime.grouped_mm`, `k_grouped_mm`, `gathered_grouped_mm`, which checks its "
-        "rows too, and `moe.experts`, which checks counts and indices too, and compiled code that "
-        "is loaded while it is set, copy offsets from the device and check them. Each call waits "
-        "for that, so no CUDA graph can be captured. `torch.ops.nvgemm_aot.grouped_mm` never "
-        "checks; in generated C++, ATen computes grouped products. Unchecked offsets that fall, or "
-        "pass the end, go unnoticed, and memory outside the operands may be read and written."
+        "`1`: checks offsets of grouped products in `nvgemm_runtime.grouped_mm`, `k_grouped_mm`, "
+        "`gathered_grouped_mm` (rows too), `moe.experts` (counts and indices too), and compiled "
+        "code that is loaded while it is set. Each call copies them from the device and waits, so "
+        "no CUDA graph can be captured. `torch.ops.nvgemm_aot.grouped_mm` never checks; in "
+        "generated C++, ATen computes grouped products. Without checks, offsets that fall or pass "
+        "the end go unnoticed, and memory outside the operands may be read and written."
     ),
     CACHE_VARIABLE: (
         "The cache directory of builds and of kernels compiled at run time; `nvgemm-aot` in "
         "`$XDG_CACHE_HOME` or `~/.cache` if not set."
     ),
     CACHE_LIMIT_VARIABLE: (
-        "The size to which run-time compiling keeps the cache directory: bytes, or a number "
+        "Size limit that run-time compiling keeps for the cache directory: bytes, or a number "
         "followed by `K`, `M`, `G` or `T`; `1G` if not set."
     ),
     COMPILE_TIMEOUT_VARIABLE: (
-        "Seconds after which the compiler of one kernel is killed, at run time and by `nvgemm-aot "
-        "build`; 300 if not set."
+        "Seconds after which a kernel's compiler is killed, at run time and in `nvgemm-aot build`; "
+        "300 if not set."
     ),
     JIT_CANDIDATES_VARIABLE: (
-        "Most kernels that are compiled at run time for one problem; 4 if not set, `0` compiles "
-        "none."
+        "Most kernels compiled at run time for a problem; 4 if not set, `0` compiles none."
     ),
     JIT_JOBS_VARIABLE: (
-        "Most compiler processes of a cache directory, over all programs, though each program "
-        "gets one. If not set: one for each core, and fewer if memory is short."
+        "Most compiler processes per cache directory, over all programs; each program gets at "
+        "least one. If not set: one per core, and fewer if memory is short."
     ),
     JIT_PROVIDER_VARIABLE: (
-        "Sources of kernels for run-time compiling, named as in a manifest's `providers`, with `+` "
-        "between them. If not set: all that come with the package, but those whose packages are "
-        "not installed as they need them, which one warning names."
+        "Providers for run-time compiling, named as in a manifest's `providers`, separated by `+`. "
+        "If not set: all providers in the package. Those whose own packages are missing or do not "
+        "fit are skipped with one warning."
     ),
 }
 """Variables by name, with the reference's text in Markdown."""

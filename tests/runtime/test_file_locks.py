@@ -100,7 +100,7 @@ def test_a_lock_that_no_live_holder_has_is_replaced(
             lock.release()
         finally:
             os.kill(child, signal.SIGKILL)
-    assert f"{path}: held for 0.05 s by no live process of nvgemm-aot; making a new" in caplog.text
+    assert f"{path}: held for 0.05 s without a live nvgemm-aot process; replacing it" in caplog.text
 
 
 def test_a_live_holder_is_waited_for_and_named(

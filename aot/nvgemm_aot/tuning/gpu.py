@@ -285,8 +285,7 @@ def gpu_bench() -> Bench:
 
     if not torch.cuda.is_available():
         raise TuningError(
-            f"torch {torch.__version__} sees no GPU, and kernels are measured on one; run: "
-            "nvgemm-aot doctor"
+            f"torch {torch.__version__} sees no GPU, which tuning needs; run: nvgemm-aot doctor"
         )
     index = torch.cuda.current_device()
     uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"

@@ -55,9 +55,9 @@ def wait_until_idle(bench: Bench) -> str | None:
         busy = look_for_others(bench)
         if busy is None or busy == UNSEEN_WORK:
             if busy is not None:
-                _log.warning("%s; what is measured is uncertain for that", busy)
+                _log.warning("%s; measurements are uncertain", busy)
             return busy
-        _log.warning("%s; waiting for that to end", busy)
+        _log.warning("%s; waiting until it ends", busy)
         bench.sleep(PAUSE_S)
     return look_for_others(bench)
 
@@ -187,7 +187,7 @@ def _find_contender_fault(name: str, run: Run, checks: Sequence[OperandCheck]) -
         check = checks[-1]  # both may round partial sums, which matters little with few products
         check.prepare()
         result = run(*check.operands)
-        return None if is_like(result, check.expected) else "it computes something else"
+        return None if is_like(result, check.expected) else "its result is wrong"
     for check in checks:
         check.prepare()
         fault = check.fault(run(*check.operands))

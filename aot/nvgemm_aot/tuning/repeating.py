@@ -147,8 +147,7 @@ def _wait_until_due(session: Session, key: str, report: Callable[[], None]) -> f
         return None
     if left_s > ANNOUNCED_WAIT_S:
         _log.warning(
-            "waiting %d s: a problem is measured again %d s after its first measurement at the "
-            "earliest",
+            "waiting %d s: a problem's second measurement starts %d s or more after its first",
             math.ceil(left_s),
             LEAST_REPEAT_S,
         )

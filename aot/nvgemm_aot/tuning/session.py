@@ -35,8 +35,8 @@ from .state import TuningState
 
 _log = logging.getLogger(__name__)
 
-OUT_OF_BUDGET = "the budget was used up; the same command goes on"
-OUT_OF_MEMORY = "it does not fit into the GPU's memory, the same command tries again: "
+OUT_OF_BUDGET = "the budget is spent; the same command continues"
+OUT_OF_MEMORY = "its operands do not fit into GPU memory; the same command tries again: "
 
 Progress = Callable[[int, int], None]
 """Called before the first problem and after each, with the number done and the total."""
@@ -194,7 +194,7 @@ class Session:
             self.state.add_broken(error.contender, reason)
             raise UnusableGpuError(
                 f"{key}: {name} leaves the GPU unusable: {error.reason}; run the same command "
-                "again: it goes on without that"
+                "again, which skips this contender"
             ) from error
         except torch.OutOfMemoryError as error:
             _log.warning("%s is left out: %s", key, error)
@@ -206,8 +206,8 @@ class Session:
             return
         if not self.warned_gpus:
             _log.warning(
-                "this GPU, whose UUID has the digest %s, measured these problems before: that "
-                "confirms nothing",
+                "this GPU (UUID digest %s) measured these problems before, so this run cannot "
+                "confirm them",
                 gpu_name(now),
             )
         self.warned_gpus.add(gpu_name(now))

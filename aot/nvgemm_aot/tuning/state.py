@@ -42,7 +42,7 @@ def reserved(output: Path) -> Iterator[None]:
     lock = acquire(output.with_name(f".{output.name}.lock"), wait=False)
     if lock is None:
         raise TuningError(
-            f"{output}: another process is tuning into it; wait for its end, or name another output"
+            f"{output}: another process tunes into it; wait until it ends, or name another output"
         )
     try:
         sweep_partials_of(output)
@@ -63,8 +63,8 @@ def refuse_foreign_measurements(output: Path, written: Collection[str]) -> None:
     is_measured = any(ranking.measured is not None for ranking in header.rankings)
     if is_measured and header.build_key not in written:
         raise TuningError(
-            f"{output} holds measurements that {state_path(output)} knows nothing of: they would "
-            "be lost; name another output, or remove this one"
+            f"{output} holds measurements that are not in {state_path(output)} and would be lost; "
+            "name another output, or remove this one"
         )
 
 
@@ -109,14 +109,14 @@ class Journal:
         except (ValueError, RecursionError) as error:
             self.fail(f"{type(error).__name__} in {line[:40]!r}")
         if not isinstance(parsed, dict):
-            self.fail(f"{line[:40]!r} is no object")
+            self.fail(f"{line[:40]!r} is not a JSON object")
         return parsed
 
     def fail(self, what: str) -> NoReturn:
         """Raises the StorageError for a damaged file."""
         raise StorageError(
-            f"{self._path}: the state of a tuning is damaged ({what}); remove it, and the output "
-            "beside it, to measure from the beginning"
+            f"{self._path}: the tuning state is damaged ({what}); remove it and the output next to "
+            "it to start over"
         )
 
     def append(self, line: Line, *, sync: bool = True) -> None:
@@ -150,7 +150,7 @@ class Journal:
         try:
             yield
         finally:
-            with self._writing("that a line is gone"):
+            with self._writing("the removal of a line"):
                 self._cut(end)
             self._end = end
 
@@ -160,8 +160,8 @@ class Journal:
             yield
         except OSError as error:
             raise StorageError(
-                f"{self._path}: cannot write {what}: {error.strerror}; what was measured before "
-                "stays, and the same command goes on from there"
+                f"{self._path}: cannot write {what}: {error.strerror}; earlier measurements "
+                "are saved, and the same command continues"
             ) from error
 
     def _cut(self, end: int) -> None:
@@ -175,9 +175,9 @@ class Journal:
             self._file.close()
             self._file = None
             raise StorageError(
-                f"{self._path}: has {actual_bytes} bytes, and {self._size_bytes} when this "
-                "process wrote or read it: another one tunes into the same output; wait for its "
-                "end, or name another output"
+                f"{self._path}: has {actual_bytes} bytes, but {self._size_bytes} when this process "
+                "last used it: another process tunes into the same output; wait until it ends, or "
+                "name another output"
             )
         self._file.truncate(end)
         self._size_bytes = end
@@ -358,7 +358,7 @@ class TuningState:
     def _check_identity(self, first: Line, identity: Mapping[str, str]) -> None:
         version, recorded = first.get("version"), first.get("identity")
         if type(version) is not int or not isinstance(recorded, dict):
-            self._journal.fail("its first line names no version, or no tuning")
+            self._journal.fail("its first line lacks a version or an identity")
         if version != VERSION:
             raise TuningError(
                 f"{self._path}: state of version {version}, this release reads {VERSION}; finish "
@@ -369,7 +369,7 @@ class TuningState:
             if current != previous:
                 raise TuningError(
                     f"{self._path} belongs to another tuning: its {name} is {previous}, here it is "
-                    f"{current}; choose another output, or remove it and the output beside it"
+                    f"{current}; choose another output, or remove it and the output next to it"
                 )
 
     def _apply_line(self, line: Line) -> None:

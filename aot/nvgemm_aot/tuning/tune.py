@@ -198,11 +198,10 @@ def tune(
         )
         if suspect is not None and not options.accepts_suspect:
             raise SuspectError(
-                f"suspect, so {output} is not written: {suspect}. That many wrong kernels rather "
-                "mean a broken GPU, driver or check. What was measured is kept in "
-                f"{state_path(output)}, and the same command finds it there: to measure again, "
-                "remove that file or name another output; to have the bundle written without "
-                "these kernels: --accept-suspect"
+                f"suspect, so {output} is not written: {suspect}. So many wrong kernels suggest a "
+                f"broken GPU, driver or check. Measurements are saved in {state_path(output)}, "
+                "where the same command finds them. To measure again, remove that file or name "
+                "another output. To write the bundle without these kernels, pass --accept-suspect"
             )
         new_content = tuned_content(
             content, outcomes, broken=state.broken, program=PROGRAM, gpu=gpu
@@ -292,8 +291,8 @@ def _refuse_unusual_aten(rankings: Sequence[ProblemRanking]) -> None:
         setting = unusual_setting(dtype)
         if setting is not None:
             raise TuningError(
-                f"{setting}: ATen's times would be those of another ATen; set it back, perhaps by "
-                "an environment variable of torch's, and run again"
+                f"{setting}: ATen's times would not be comparable; set it back (perhaps one of "
+                "torch's environment variables changed it) and run again"
             )
 
 

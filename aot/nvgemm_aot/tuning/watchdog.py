@@ -124,11 +124,11 @@ def tune_watched(
         if end.record is not None:
             with reserved(output):
                 end.record(state_path(output), end.contender, end.key, end.reason)
-        _log.warning("%s; measuring goes on in a new process", end.text)
+        _log.warning("%s; continuing in a new process", end.text)
         ends.append(end.text)
     raise TuningError(
-        f"{len(ends)} measuring processes hung or died, which rather means a broken GPU or driver; "
-        f"what was measured is in {state_path(output)}, and the same command goes on there; the "
+        f"{len(ends)} measuring processes hung or died, which suggests a broken GPU or driver; "
+        f"measurements are saved in {state_path(output)}, and the same command continues; the "
         f"last: {ends[-1]}"
     )
 
@@ -226,10 +226,10 @@ class _Process:
         if self._running is None:
             raise TuningError(
                 f"the measuring process was silent for {limit_s:g} s while no kernel ran: the GPU "
-                "or its driver does not answer. See whether nvidia-smi does; if not, reset the GPU "
-                "or restart the machine. Then run the same command again, which goes on with what "
-                "was measured; on a machine that is only slow, with a longer --hang-after "
-                f"(silence is allowed for {IDLE_FACTOR} times as long)"
+                "or its driver does not respond. If nvidia-smi does not respond either, reset the "
+                "GPU or restart the machine. Then run the same command again, which continues from "
+                "the saved measurements. On a slow machine, pass a longer --hang-after (silence is "
+                f"allowed for {IDLE_FACTOR} times as long)"
             )
         contender, key = self._last
         return _End(

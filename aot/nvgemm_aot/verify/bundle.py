@@ -125,38 +125,36 @@ def verify_bundle(
 
 
 UNPROVED = (
-    "not proved by any payload: k of its tile (compared with the operator's name), cluster limits "
-    "compiled in (compared with the device profile), that a process can load its host code "
-    "(nothing is loaded), on any processor (only signs of AVX, and on Arm of SVE, SME and atomics, "
-    "are looked for); versions and rankings are the builder's word, and whether results are right "
-    "only a GPU shows"
+    "payloads do not prove: tile k (compared with the operator's name); compiled-in cluster limits "
+    "(compared with the device profile); that host code loads (nothing is loaded) on any processor "
+    "(only signs of AVX, and on Arm of SVE, SME and atomics, are searched for). Versions and "
+    "rankings are unchecked, and only a GPU shows that results are correct"
 )
 """Note on facts that stay open even if every check holds."""
 
 
 POINTERS = (
-    "launchers of kernels that take pointers (those with block scales) show neither types nor "
-    "ranks nor alignment; disassembled code shows the types of A, B, their scales and the result; "
-    "alignment, and how scales lie in memory, are the builder's word"
+    "launchers that take pointers (for kernels with block scales) show no types, ranks or "
+    "alignment; disassembled code shows the types of A, B, their scales and the result; alignment "
+    "and the scales' layout in memory are unchecked"
 )
 """Note on kernels that take their operands' addresses."""
 
 EPILOGUES = (
-    "of an epilogue, the launcher shows the types and ranks of what it takes, disassembled code "
-    "its activation, how many values it stores for each gate, and that it computes in fp32; how it "
-    "combines these, which columns a gate joins, and which of two arguments of one type and rank "
-    "is which, is the builder's word"
+    "for an epilogue, the launcher shows its operands' types and ranks; disassembled code shows "
+    "its activation, the number of values stored for each gate, and fp32 arithmetic; the "
+    "combination of these, the columns that a gate joins, and the order of two arguments with the "
+    "same type and rank are unchecked"
 )
 """Note on kernels that do more than multiply and round."""
 
-GROUPS = "that offsets say where groups end is the builder's word"
+GROUPS = "for groups, that offsets are group ends is unchecked"
 """Note on operations with groups."""
 
 
 HOST_ONLY = (
     "kernels for the CPU have no device code: digests, calling convention and host code were "
-    "checked, checks of device code do not apply; signature, alignment and design are the "
-    "builder's word"
+    "checked; signature, alignment and design are unchecked"
 )
 """Note on target ``cpu``, whose payloads show less."""
 
@@ -170,14 +168,14 @@ def _notes(
         yield from _notes_on_device_code(header, disassemble, disassembler)
     if unknown := header.unknown_kernels:
         count = count_text(len(unknown), "kernel")
-        yield f"not looked at but for digests: {count}: {unknown[0].why}"
+        yield f"only digests were checked of {count}: {unknown[0].why}"
 
 
 def _unseen_notes(kernels: Iterable[KernelEvidence]) -> Iterator[str]:
     """Yields each fact that kernels from unknown providers do not show, with their number."""
     counts = Counter(text for kernel in kernels for text in kernel.unseen)
     for text, count in sorted(counts.items()):
-        yield f"not checked of {count_text(count, 'kernel')} of unknown providers: {text}"
+        yield f"unchecked for {count_text(count, 'kernel')} from unknown providers: {text}"
 
 
 def _notes_on_device_code(
@@ -198,13 +196,12 @@ def _notes_on_device_code(
     unknown_providers = {kernel.provider for kernel in header.kernels} - KNOWN_PROVIDERS
     if unknown_providers:
         yield (
-            f"operator names of {', '.join(sorted(unknown_providers))} are not read: nothing "
-            "tells the schedulers static_persistent and one_tile apart, nor any k of a tile from "
-            "another"
+            f"operator names from {', '.join(sorted(unknown_providers))} are not parsed, so tile "
+            "k, and static_persistent against one_tile schedulers, are unchecked"
         )
     if disassembler is None:
         why = (
-            "not asked for"
+            "not requested"
             if disassemble is False
             else f"no nvdisasm found; run: {INSTALL_COMMAND}"
         )

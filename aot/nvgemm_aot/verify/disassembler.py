@@ -81,9 +81,9 @@ def require_disassembler() -> Disassembler:
     """
     disassembler = find_disassembler()
     if disassembler is None:
-        searched = ", ".join(map(str, _possible_paths())) or "no place has one"
+        searched = ", ".join(map(str, _possible_paths())) or "none found"
         raise ToolchainError(
-            f"no nvdisasm that runs (looked in package nvidia.cu13, PATH, CUDA_HOME: {searched}); "
+            f"no working nvdisasm (searched package nvidia.cu13, PATH, CUDA_HOME: {searched}); "
             f"run: {INSTALL_COMMAND}"
         )
     return disassembler

@@ -124,7 +124,7 @@ def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Fi
     activation = signature.epilogue.activation if signature.epilogue is not None else None
     if code.activation is not activation:
         yield Check.EPILOGUE.finding(
-            f"computes what {_activation_name(code.activation)} takes, its signature is "
+            f"computes {_activation_name(code.activation)}, its signature is "
             f"{signature.key}: {_activation_name(activation)}"
         )
     gate = signature.epilogue.gate if signature.epilogue is not None else None
@@ -139,7 +139,7 @@ def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Fi
     results = frozenset({signature.out} - {*stored_as_they_are})
     if code.results != results:
         yield Check.RESULT_TYPE.finding(
-            f"turns sums into {_type_names(code.results)}, its signature is "
+            f"converts sums to {_type_names(code.results)}, its signature is "
             f"{signature.key}: {_type_names(results)}"
         )
 

@@ -152,8 +152,8 @@ def _check_stated_imports(
     if stated is not None and stated != actual:
         missing, extra = sorted({*actual} - {*stated}), sorted({*stated} - {*actual})
         yield Check.IMPORTS.finding(
-            "imports must be what the payload leaves undefined: it lacks "
-            f"{', '.join(missing) or 'none'}, and has besides {', '.join(extra) or 'none'}"
+            "imports must be the payload's undefined symbols: missing "
+            f"{', '.join(missing) or 'none'}, extra {', '.join(extra) or 'none'}"
         )
 
 

@@ -144,8 +144,8 @@ def _check_splits(kernel: Kernel) -> Iterator[Finding]:
         return
     if workspace is None:
         yield Check.SPLITS.unseen(
-            f"{design.splits} thread blocks share the k of a tile, and its workspace is not "
-            "counted in tiles"
+            f"{design.splits} thread blocks share the k of a tile, but its workspace has no "
+            "formula per tile"
         )
         return
     tile_m, tile_n = _block_tile(kernel)
@@ -192,24 +192,24 @@ def _check_cluster_limits(
         yield Check.CLUSTER_LIMITS.finding(
             f"limits for clusters of {observed or 'no'} thread blocks; scheduler "
             f"{design.scheduler} with clusters of {_shapes_text(shapes)} takes {expected or 'none'}"
-            f"{', for its launcher is told' if takes_clusters else ''}"
+            f"{', because its launcher takes the number' if takes_clusters else ''}"
         )
     if takes_clusters and design.scheduler not in _PERSISTENT:
         yield Check.CLUSTER_LIMITS.finding(
-            f"its launcher is told how many clusters run at once; scheduler {design.scheduler} "
-            "takes no such number"
+            "its launcher takes the number of clusters that run at once, which scheduler "
+            f"{design.scheduler} does not use"
         )
     for limit in design.cluster_limits if profiles else ():
         basis = basis_of_limit(profiles, limit.cluster_size, limit.max_active)
         if limit.basis != basis:
             facts = (_limit_text(profile, limit.cluster_size) for profile in profiles)
-            least = "" if basis is None or len(profiles) == 1 else "; the least sure counts"
+            least = "" if basis is None or len(profiles) == 1 else "; the least certain one counts"
             yield Check.CLUSTER_LIMITS.finding(
                 f"at most {limit.max_active} clusters of {limit.cluster_size} at once "
                 f"({limit.basis}); {', '.join(facts)}{least}"
             )
     if len(profiles) > 1 and not any(_has_limits(profile, design) for profile in profiles):
-        yield Check.CLUSTER_LIMITS.finding("cluster limits are not all of one device profile")
+        yield Check.CLUSTER_LIMITS.finding("cluster limits come from several device profiles")
 
 
 def _has_limits(profile: DeviceProfile, design: KernelDesign) -> bool:

@@ -105,11 +105,11 @@ def check_call(kernel: Kernel) -> Iterator[Finding]:
         return
     takes_workspace = WORKSPACE in convention.parameters
     if takes_workspace != kernel.has_workspace:
-        required = "more than" if takes_workspace else "must be"
+        required = "more than 0" if takes_workspace else "0"
         passing = "passes one" if takes_workspace else "passes none"
         size = kernel.workspace_bytes if kernel.workspace is None else "a formula of"
         yield Check.WORKSPACE.finding(
-            f"{size} bytes of workspace, {required} 0: {kernel.calling_convention} {passing}"
+            f"{size} bytes of workspace, must be {required}: {kernel.calling_convention} {passing}"
         )
     if kernel.workspace is not None and (fault := kernel.workspace.fault(kernel.signature.op)):
         yield Check.WORKSPACE.finding(fault)

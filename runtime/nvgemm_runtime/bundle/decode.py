@@ -170,7 +170,7 @@ class _Decoder(HeaderValues):
             try:
                 return key, Problem.parse(key.partition(ON)[0] if is_further else key)
             except ValueError as error:
-                why = f"names a problem that this release does not know: {error}"
+                why = f"names a problem unknown to this release: {error}"
         return key, f"{why}; {UPGRADE}"
 
     # Parts of the header.
@@ -230,7 +230,7 @@ class _Decoder(HeaderValues):
             try:
                 signature = Signature.parse(key)
             except ValueError as error:
-                why = f"computes what this release does not know: {error}"
+                why = f"has a signature unknown to this release: {error}"
         if why is not None:
             return UnknownKernel(
                 id=id_, span=span, operator=operator, signature=key, why=f"{why}; {UPGRADE}"
@@ -244,7 +244,7 @@ class _Decoder(HeaderValues):
         if self.version > 1 and "workspace" in fields and workspace_bytes:
             self.fail(
                 "header-field",
-                f"{path}.workspace_bytes must be 0 beside a workspace (got {workspace_bytes})",
+                f"{path}.workspace_bytes must be 0 with a workspace (got {workspace_bytes})",
             )
         if alignment & (alignment - 1):
             self.refuse(alignment_path, "a power of two", alignment)
@@ -275,8 +275,8 @@ class _Decoder(HeaderValues):
         if missing:
             self.fail(
                 "header-field",
-                f"{path}.requires must have {', '.join(missing)}, for what else the kernel says "
-                f"(got {fields.get('requires', [])!r:.80})",
+                f"{path}.requires must have {', '.join(missing)}, which the kernel's other fields "
+                f"need (got {fields.get('requires', [])!r:.80})",
             )
         return kernel
 
@@ -367,7 +367,7 @@ class _Decoder(HeaderValues):
         if not is_declared and fields["declared"] is not False:
             self.refuse(f"{path}.declared", "false, or absent", fields["declared"])
         if not is_declared and "measured" not in fields:
-            self.fail("header-field", f"{path}.declared must be beside measured (got false alone)")
+            self.fail("header-field", f"{path}.declared requires measured (got false alone)")
         return Ranking(
             problem=problem,
             source=self.number(fields["source"], f"{path}.source"),

@@ -112,7 +112,9 @@ class Bundle:
         name = f"kernel {kernel.id[:12]}"
         content = self._decompress(name, kernel.span, self._decompressor())
         if sha256_hex(content) != kernel.id:
-            self._fail("payload-digest", f"{name} at byte {kernel.span.offset} has another content")
+            self._fail(
+                "payload-digest", f"{name} at byte {kernel.span.offset} has different content"
+            )
         return content
 
     def check_body(self) -> None:
@@ -172,7 +174,7 @@ class Bundle:
             )
         data = self._read(PREFIX.size, header_bytes)
         if sha256_hex(data) != digest.hex():
-            self._fail("header-digest", "the header's sha256 is not the one before it")
+            self._fail("header-digest", "the header's sha256 differs from the one before it")
         header = decode_header(
             data,
             where=str(self.path),
@@ -197,7 +199,7 @@ class Bundle:
     def _load_dictionary(self, dictionary: Dictionary) -> zstandard.ZstdCompressionDict:
         content = self._decompress("dictionary", dictionary.span, zstandard.ZstdDecompressor())
         if sha256_hex(content) != dictionary.sha256:
-            self._fail("dictionary-digest", "the dictionary has another content")
+            self._fail("dictionary-digest", "the dictionary has different content")
         return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
     def _decompress(self, name: str, span: Span, decompressor: zstandard.ZstdDecompressor) -> bytes:

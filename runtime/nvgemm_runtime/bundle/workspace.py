@@ -56,7 +56,9 @@ class TileWorkspace:
     def fault(self, op: Op) -> str | None:
         """Returns the reason that kernels for an operation cannot have this workspace, or None."""
         if op.has_groups and (self.zeroed_per_tile or self.scratch_per_tile):
-            return f"of {op.value}, whose groups the host does not know, it cannot count tiles"
+            return (
+                f"its workspace counts tiles, but the host does not know the groups of {op.value}"
+            )
         if not self.zeroed_once + self.zeroed_per_tile + self.scratch_per_tile:
             return "its workspace has 0 bytes for every problem"
         return None

@@ -207,7 +207,7 @@ def _bundles(
     # Read here, because `Distribution.files` silently drops missing files from Python 3.12 on.
     record = distribution.read_text("RECORD")
     if record is None:
-        raise ValueError("it has no RECORD, so its files are not known")
+        raise ValueError("it has no RECORD, so its files are unknown")
     directories = {PurePosixPath(*package.split(".")) for package in packages}
     entries = [PurePosixPath(row[0]) for row in csv.reader(record.splitlines()) if row]
     bundles = [
@@ -222,7 +222,7 @@ def _bundles(
         path = Path(os.path.abspath(located))  # noqa: PTH100
         problem = None
         if not path.is_file():
-            problem = f"{path} is missing, and the RECORD of {name} lists it; reinstall {name}"
+            problem = f"{path} is missing, but the RECORD of {name} lists it; reinstall {name}"
         yield InstalledBundle(path=path, distribution=name, version=version, problem=problem)
 
 

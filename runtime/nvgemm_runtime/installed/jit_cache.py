@@ -37,7 +37,7 @@ def default_directory() -> Path:
         return (Path(base) if base else Path.home() / ".cache") / "nvgemm-aot"
     except RuntimeError as error:
         raise StorageError(
-            f"no place for the build cache: {error}; set {CACHE_VARIABLE} or use --cache-dir"
+            f"no directory for the build cache: {error}; set {CACHE_VARIABLE} or use --cache-dir"
         ) from error
 
 

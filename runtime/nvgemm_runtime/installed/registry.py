@@ -120,7 +120,7 @@ class Installation:
             return cached
         with self._lock:
             if without:
-                problem = "it cannot be read just now"
+                problem = "it is temporarily unreadable"
                 shipped = _index_of(_mark_unusable(self.shipped_bundles(), without, problem), facts)
                 return _add_user_bundles(
                     shipped, _mark_unusable(self._user_bundles, without, problem), facts
@@ -218,7 +218,7 @@ class Installation:
                     problem = f"{file.path}: {problem}"
                     _log.debug("%s", problem, exc_info=True)
                 if is_user_bundle:
-                    problem += "; it is made anew when kernels are next compiled"
+                    problem += "; it is rebuilt when kernels are next compiled"
         if problem is not None:
             self._warn(file.origin, problem)
         return FoundBundle(

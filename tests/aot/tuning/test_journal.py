@@ -63,13 +63,13 @@ def test_two_writers_do_not_cut_off_each_others_lines(path: Path) -> None:
     """As they could where a file system has no locks."""
     one, other = Journal(path, FIRST), Journal(path, FIRST)
     one.append({"a": 1})
-    with pytest.raises(StorageError, match=r"has 24 bytes, and 0 when .*another one tunes"):
+    with pytest.raises(StorageError, match=r"has 24 bytes, but 0 when .*another process tunes"):
         other.append({"b": 2})
     other.close()
     other = Journal(path, FIRST)
-    with pytest.raises(StorageError, match="another one tunes"), one.meanwhile({"running": 1}):
+    with pytest.raises(StorageError, match="another process tunes"), one.meanwhile({"running": 1}):
         path.write_bytes(path.read_bytes() + b'{"c": 3}\n')
-    with pytest.raises(StorageError, match="another one tunes"):
+    with pytest.raises(StorageError, match="another process tunes"):
         other.append({"d": 4})
     one.close()
     other.close()

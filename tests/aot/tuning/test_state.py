@@ -220,7 +220,7 @@ def test_what_is_no_outcome_is_damage(
     *way, last = ("outcome", *place)
     functools.reduce(lambda at, key: at[key], way, parsed)[last] = value
     state.write_bytes(b"".join([first, json.dumps(parsed).encode() + b"\n", *others]))
-    with pytest.raises(StorageError, match="the state of a tuning is damaged"):
+    with pytest.raises(StorageError, match="the tuning state is damaged"):
         tuner()
     assert tuner.timer.prepared == []
 

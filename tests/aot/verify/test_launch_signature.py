@@ -202,7 +202,7 @@ def test_knows_kernels_with_a_workspace() -> None:
     assert [finding.check for finding in findings_of(entry, operands, {16})] == [Check.OPERANDS]
     (finding,) = findings_of(replace(entry, workspace_bytes=0), taking, {16})
     assert finding.check is Check.WORKSPACE
-    assert "0 bytes of workspace, more than 0" in finding.message
+    assert "0 bytes of workspace, must be more than 0" in finding.message
 
 
 def test_pointers_that_no_launcher_was_seen_to_take_match_nothing() -> None:

@@ -136,13 +136,13 @@ LIES: list[tuple[str, dict[str, Any], set[Check], str]] = [
         "bias-silu",
         {"signature": "mm/tt/fp8_e4m3xfp8_e4m3/fp32/bf16/bias_gelu_tanh"},
         {Check.EPILOGUE},
-        "computes what silu takes",
+        "computes silu, its",
     ),
     (
         "bias-fp8",
         {"signature": "mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp8_e5m2/bias"},
         {Check.OPERANDS, Check.RESULT_TYPE},
-        "turns sums into fp8_e4m3",
+        "converts sums to fp8_e4m3",
     ),
     (
         "scales-row-wise-bias",
@@ -184,13 +184,13 @@ LIES: list[tuple[str, dict[str, Any], set[Check], str]] = [
         "hopper-bias-relu-fp8",
         {"signature": "mm/nn/bf16xbf16/fp32/fp8_e4m3/bias"},
         {Check.EPILOGUE},
-        "computes what relu takes",
+        "computes relu, its",
     ),
     (
         "hopper-bias-silu",
         {"signature": "mm/nt/bf16xbf16/fp32/fp16/bias_gelu_tanh"},
         {Check.OPERANDS, Check.EPILOGUE, Check.RESULT_TYPE},
-        "computes what silu takes",
+        "computes silu, its",
     ),
     (
         "hopper-scales-row-wise-bias",

@@ -313,16 +313,16 @@ def test_finds_other_activation(
 ) -> None:
     (finding,) = findings_of(sass(name), "sm_100f", signature, tile)
     assert finding.check is Check.EPILOGUE
-    assert f"computes what {observed} takes, its signature is {signature}" in finding.message
+    assert f"computes {observed}, its signature is {signature}" in finding.message
 
 
 @pytest.mark.parametrize(
     ("name", "epilogue", "message"),
     [
-        ("sm_90a_swiglu", "geglu_halves", "computes what silu takes"),
+        ("sm_90a_swiglu", "geglu_halves", "computes silu, its"),
         ("sm_90a_swiglu", "swiglu_oai_halves", "has the constant of no gate"),
         ("sm_90a_swiglu_oai", "swiglu_interleaved", "has the constant of swiglu_oai"),
-        ("sm_90a_bf16", "swiglu_halves", "computes what no activation takes"),
+        ("sm_90a_bf16", "swiglu_halves", "computes no activation, its"),
     ],
 )
 def test_finds_other_gate(name: str, epilogue: str, message: str) -> None:
@@ -418,7 +418,7 @@ def test_finds_other_result_type(
 ) -> None:
     (finding,) = findings_of(sass(name), arch, signature, tile)
     assert finding.check is Check.RESULT_TYPE
-    assert f"turns sums into {observed}, its signature is {signature}: " in finding.message
+    assert f"converts sums to {observed}, its signature is {signature}: " in finding.message
 
 
 @pytest.mark.parametrize("line", ["@!P0 LDL.LU.64 R2, [R1+0x8] ;", "STL.128 [R1], R4 ;"])

@@ -329,7 +329,7 @@ def test_says_plainly_that_device_code_was_not_disassembled(
     assert report.notes[0] == UNPROVED
     assert "was not disassembled" in report.notes[1]
     assert "pip install '.[build]'" in report.notes[1]
-    assert "not asked for" in verify_bundle(path, disassemble=False).notes[1]
+    assert "not requested" in verify_bundle(path, disassemble=False).notes[1]
     with pytest.raises(ToolchainError, match=r"pip install '\.\[build\]'"):
         verify_bundle(path, disassemble=True)
 
@@ -437,7 +437,7 @@ def test_a_launcher_that_shows_no_call_is_a_finding_of_known_providers_alone(
     assert_only(known, Check.OPERANDS, "does not show its operands")
     assert unknown.ok, unknown.findings
     assert unknown.kernels[0].unseen == ("operands: the launcher does not show its operands",)
-    assert any("not checked of 1 kernel of unknown" in note for note in unknown.notes)
+    assert any("unchecked for 1 kernel from unknown" in note for note in unknown.notes)
 
 
 def test_a_kernel_without_tensor_core_instructions_is_a_finding_of_known_providers_alone(

@@ -196,7 +196,7 @@ def test_unknown_members_are_ignored_in_every_object(tmp_path: Path) -> None:
         (lambda kernel: (kernel.update(requires=["stream-k"]), kernel.pop("design")),
          "requires stream-k"),
         (lambda kernel: kernel.update(signature="grouped_wgrad/tn/bf16xbf16/fp32/bf16"),
-         "computes what this release does not know"),
+         "has a signature unknown to this release"),
         (lambda kernel: kernel.update(signature="mm/tn/bf16xbf16/fp32/bf16/swiglu(1.7)"), "swiglu"),
         (lambda kernel: kernel.update(signature="mm/tn/fp6_e3m2xbf16/fp32/bf16"), "fp6_e3m2"),
         (lambda kernel: kernel.update(signature="mm/tn/bf16xbf16/fp32/bf16/fp32_128x128"), "128"),
@@ -366,9 +366,7 @@ def test_a_verification_says_which_kernels_it_did_not_look_at(tmp_path: Path) ->
     edited(tmp_path, lambda h: h["kernels"][0].update(requires=["pdl"]))
     report = verify_bundle(tmp_path / "later.nvgemm", disassemble=False)
     assert len(report.kernels) == 3
-    assert any(
-        note.startswith("not looked at but for digests: 1 kernel: ") for note in report.notes
-    )
+    assert any(note.startswith("only digests were checked of 1 kernel: ") for note in report.notes)
 
 
 UNKNOWN_ENTRY = {"problem": "conv/nhwc/m1", "reason": "r", "requires": ["convolutions"]}
@@ -381,7 +379,7 @@ UNKNOWN_ENTRY = {"problem": "conv/nhwc/m1", "reason": "r", "requires": ["convolu
         (lambda h: h["rankings"][0].update(requires=["dispatch"]), "requires dispatch"),
         (lambda h: h.update(unserved=[UNKNOWN_ENTRY]), "requires convolutions"),
         (lambda h: h.update(unserved=[{"problem": "conv/nhwc/m1", "reason": "r"}]),
-         "names a problem that this release does not know"),
+         "names a problem unknown to this release"),
         (lambda h: h["sources"].append({"requires": ["energy"]}), "requires energy"),
         (lambda h: h["sources"].append({"kind": "confirmation", "by": "b", "gpu": "g"}),
          "is of the kind 'confirmation', unknown to this release"),
@@ -487,7 +485,7 @@ def test_a_problem_that_was_measured_and_not_declared_is_so_marked_and_shown(
     [
         (True, True, r"declared must be false, or absent"),
         (True, None, r"declared must be false, or absent"),
-        (False, False, r"declared must be beside measured"),
+        (False, False, r"declared requires measured"),
     ],
 )
 def test_only_what_was_measured_may_be_not_declared(
@@ -503,5 +501,5 @@ def test_no_bundle_is_written_that_says_not_declared_of_what_was_not_measured() 
     content = synthetic_content(kernels=3, problems=2)
     first, second = content.rankings
     rankings = (first, replace(second, is_declared=False, measured=None))
-    with pytest.raises(BundleFormatError, match=r"not written: .*declared must be beside measured"):
+    with pytest.raises(BundleFormatError, match=r"not written: .*declared requires measured"):
         encode_bundle(replace(content, rankings=rankings))

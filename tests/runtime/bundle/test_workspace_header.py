@@ -146,7 +146,7 @@ def test_refuses_a_formula_that_is_none(
         (lambda kernel: kernel.update(deterministic=True), "deterministic must be false, or absen"),
         (
             lambda kernel: kernel.update(requires=["timing_dependent"]),
-            "requires must have tile_workspace, for what else the kernel says (got ['timing_dep",
+            "requires must have tile_workspace, which the kernel's other fields need (got ['tim",
         ),
         (lambda kernel: kernel.update(requires=["tile_workspace"]), "must have timing_dependent"),
         (lambda kernel: kernel.pop("requires"), "must have tile_workspace, timing_dependent"),

@@ -139,7 +139,7 @@ def test_a_missing_bundle_has_a_problem_and_the_others_are_kept(site: Path) -> N
     kept, lost = find_wheel_bundles()
     assert (kept.path.name, kept.problem) == ("a.nvgemm", None)
     assert (lost.path, lost.origin) == (missing, "nvgemm-kernels-x 1.0")
-    said = f"{missing} is missing, and the RECORD of nvgemm-kernels-x lists it; reinstall "
+    said = f"{missing} is missing, but the RECORD of nvgemm-kernels-x lists it; reinstall "
     assert lost.problem == f"{said}nvgemm-kernels-x"
     assert find_bundles()[1] == BundleFile(
         path=missing,

@@ -152,7 +152,7 @@ def test_a_damaged_one_is_left_out_and_said_once(
     assert found.bundle is None
     [warning] = warnings_of(caplog)
     assert "-digest]" in warning
-    assert warning.endswith("; it is made anew when kernels are next compiled")
+    assert warning.endswith("; it is rebuilt when kernels are next compiled")
     write(directory)
     installation.refresh_kept_bundles()
     assert serves(installation, declared(path)[0])

@@ -251,7 +251,7 @@ def test_a_user_without_a_place_for_a_cache_is_a_reason_each_time(
     monkeypatch.setattr(Path, "home", homeless)
     for _ in range(2):
         reason = str(fallback.request(problem(), H200).result(0).reason)
-        assert reason.startswith("StorageError: no place for the build cache")
+        assert reason.startswith("StorageError: no directory for the build cache")
     assert fallback._process is None
 
 
