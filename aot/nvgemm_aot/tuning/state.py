@@ -42,7 +42,8 @@ def reserved(output: Path) -> Iterator[None]:
     lock = acquire(output.with_name(f".{output.name}.lock"), wait=False)
     if lock is None:
         raise TuningError(
-            f"{output}: another process tunes into it; wait until it ends, or name another output"
+            f"{output}: another process is tuning into it; wait until it ends, or name another "
+            "output"
         )
     try:
         sweep_partials_of(output)

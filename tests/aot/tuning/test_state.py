@@ -203,7 +203,7 @@ def test_a_line_that_was_not_finished_is_left_out(tuner: Tuner, state: Path) -> 
 @pytest.mark.parametrize("data", [b"\n", b"[]\n", b"{}\n", b"\xff", b"\xff\n", b"[" * 100_000])
 def test_what_is_no_state_is_named(tuner: Tuner, data: bytes) -> None:
     state_path(tuner.path).write_bytes(data)
-    with pytest.raises(StorageError, match=r"tuning.jsonl: the state .* damaged.*remove it"):
+    with pytest.raises(StorageError, match=r"tuning.jsonl: the tuning state .* damaged.*remove it"):
         tuner()
     assert state_path(tuner.path).read_bytes() == data
 

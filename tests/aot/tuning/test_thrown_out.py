@@ -80,7 +80,7 @@ def test_more_than_half_of_a_bundle_is_suspect_and_written_only_on_request(tuner
     with pytest.raises(SuspectError, match=r"^suspect.* 2 of 3 kernels were thrown out, more than"):
         tuner(tunable)
     assert not tuner.path.exists()
-    with pytest.raises(SuspectError, match="to measure again, remove that file or name another"):
+    with pytest.raises(SuspectError, match="To measure again, remove that file or name another"):
         tuner(tunable)
     assert not tuner.timer.prepared, "the state has the verdicts"
     tuned = tuner(tunable, accepts_suspect=True)

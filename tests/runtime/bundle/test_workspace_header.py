@@ -141,7 +141,7 @@ def test_refuses_a_formula_that_is_none(
     ("edit", "said"),
     [
         (lambda kernel: kernel["workspace"].pop("tile"), "workspace lacks tile"),
-        (lambda kernel: kernel.update(workspace_bytes=8), "workspace_bytes must be 0 beside"),
+        (lambda kernel: kernel.update(workspace_bytes=8), "workspace_bytes must be 0 with"),
         (lambda kernel: kernel.update(deterministic=1), "deterministic must be false, or absent"),
         (lambda kernel: kernel.update(deterministic=True), "deterministic must be false, or absen"),
         (
