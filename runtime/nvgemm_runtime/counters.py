@@ -110,7 +110,7 @@ class Stats:
 
 
 class Counters:
-    """Counts in a process. Safe to use from several threads."""
+    """Counts of a process. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,7 +1,7 @@
 """Errors that this project raises on purpose, each with its own exit code.
 
 All modules import this one, and it imports none of them. A message says where, what, the observed
-value against the allowed one, and the next step. The reference of exit codes is generated from the
+value against the allowed one, and the next step. The exit-code reference is generated from the
 classes: it prints each docstring up to its attributes.
 """
 
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 class NvgemmError(Exception):
-    """Base of every error raised on purpose.
+    """Base class for errors raised on purpose.
 
     Attributes:
         exit_code: Process exit status for this class on the command line. 0, 1 and 2 mean success,

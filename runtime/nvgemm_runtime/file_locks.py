@@ -20,7 +20,7 @@ from pathlib import Path
 _log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 5.0
-"""Wait after which it is logged, and a lock without a live nvgemm-aot holder is replaced."""
+"""Seconds until a wait is logged, or a lock without a live nvgemm-aot holder is replaced."""
 
 _LONGEST_PAUSE_SECONDS = 0.05
 

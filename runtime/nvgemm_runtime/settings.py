@@ -21,10 +21,10 @@ class Mode(str, enum.Enum):
 
 
 MODE_VARIABLE = "NVGEMM_AOT"
-"""Process `Mode`; ``auto`` if unset."""
+"""`Mode` of the process; ``auto`` if unset."""
 
 COMPILE_OPTION = "nvgemm_aot_mode"
-"""Compilation `Mode`, among Inductor's options."""
+"""`Mode` of a single compilation, among Inductor's options."""
 
 KEY_OPTION = "nvgemm_aot_key"
 """Key for everything that choices depend on besides the mode, among Inductor's options; see
@@ -58,7 +58,7 @@ KEEP_VARIABLE = "NVGEMM_AOT_KEEP_NVGEMM"
 operators."""
 
 EXPLAIN_VARIABLE = "NVGEMM_AOT_EXPLAIN"
-"""File that `report` appends events to; unset writes none."""
+"""File that `report` appends events to; without it, no events."""
 
 DEBUG_VARIABLE = "NVGEMM_AOT_DEBUG"
 """1: `grouped_mm`, `moe.experts`, and compiled code loaded while it is set, copy offsets from the

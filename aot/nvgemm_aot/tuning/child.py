@@ -55,7 +55,7 @@ class Message(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Measuring process's task.
+    """Task for a measuring process.
 
     Attributes:
         bench: Function that creates the bench, as ``module:function``.

@@ -52,7 +52,7 @@ class Contenders:
     def runs_of(self, ranking: ProblemRanking, further_ids: Collection[str] = ()) -> dict[str, Run]:
         """Returns callables by name: ATen, Triton, and kernels whose alignment the operands meet.
 
-        ``also`` lists further kernel ids with the same signature.
+        ``further_ids`` names more kernels with the same signature.
         """
         problem, signature = ranking.problem, ranking.problem.signature
         ids = [id_ for id_, _ in ranking.kernels if id_ in self._kernels]

@@ -18,7 +18,7 @@ UNSEEN_SLOWDOWNS = "slowdowns were not looked for: NVML does not tell why clocks
 
 @dataclass(frozen=True, kw_only=True)
 class TuningOutcome(Measurement):
-    """Problem measurement; kernels are named by id, fastest first.
+    """Measurement of a problem; kernels are named by id, fastest first.
 
     Attributes:
         wrong: Incorrect kernels and their faults, by id.
@@ -46,7 +46,7 @@ class Moment:
 
     Attributes:
         at_s: Seconds from `gpu.Bench.now_s` at the measurement's end.
-        process: Measuring process's `state.PROCESS`.
+        process: `state.PROCESS` in the measuring process.
     """
 
     at_s: float

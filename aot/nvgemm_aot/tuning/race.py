@@ -82,7 +82,7 @@ def race(
     source: random.Random,
     after_round: Callable[[], None] = lambda: None,
 ) -> RaceResult:
-    """Times contenders in rounds, each in a new random order.
+    """Times contenders in rounds, each in a new order, so that none always follows another.
 
     Contenders that can no longer be the fastest are dropped. The race ends when the fastest is told
     apart or after `MOST_ROUNDS` rounds.

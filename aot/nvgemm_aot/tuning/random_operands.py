@@ -82,8 +82,7 @@ def poison(out: torch.Tensor) -> None:
 
 
 SAVED_PRODUCT_SCALE = 4
-"""Factor for saved products. With it, 8 % in a normal distribution exceed gpt-oss' gate limit,
-7."""
+"""Factor for saved products: 8 % of a normal distribution then exceed 7, gpt-oss' gate limit."""
 
 
 def make_extras(

@@ -50,7 +50,7 @@ class Running(Protocol):
 
 
 def unwatched(contender: str, key: str) -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which nobody watches for a contender's return."""
+    """Returns a context without a watchdog."""
     return contextlib.nullcontext()
 
 

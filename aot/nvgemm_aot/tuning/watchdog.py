@@ -50,8 +50,8 @@ MOST_ENDS = 8
 """Most processes that hang or die in a tuning: more suggest a broken GPU or driver."""
 
 IDLE_FACTOR = 10
-"""Factor on the hang time, during which the process may be silent while no contender runs: it loads
-torch, makes operands, waits for other work on the GPU, or writes the bundle."""
+"""Factor on the hang time for silence while no contender runs: the process loads torch, makes
+operands, waits for other work on the GPU, or writes the bundle."""
 
 GRACE_S = 20.0
 """Seconds in which an interrupted process saves its results."""
@@ -73,7 +73,7 @@ def tune_watched(
 ) -> Tuned:
     """Tunes like `tune.tune`, and survives kernels that hang or end their process.
 
-    The next process measures a second time the problems that a process measured first.
+    Each process measures a second time the problems that the previous one measured first.
 
     Args:
         paths: Bundles to tune.

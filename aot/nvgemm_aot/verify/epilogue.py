@@ -53,8 +53,8 @@ class EpilogueCode:
         results: Dtypes that sums are converted to; empty if they are stored unconverted.
         gate: Gate whose constant the code has. Other gates show as their activation, which no
             epilogue without a gate applies to a bare product.
-        curves: Exponentials and hyperbolic tangents: one per gate.
-        rounded: Values rounded to 16 bits, two per instruction.
+        curves: Number of exponentials and hyperbolic tangents: one per gate.
+        rounded: Number of values rounded to 16 bits, two per instruction.
     """
 
     half_precision: frozenset[str]

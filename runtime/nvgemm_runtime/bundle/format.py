@@ -52,7 +52,7 @@ MAX_TILE_BYTES = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Compressed bytes: position, and size after decompression.
+    """Position of compressed bytes, and their size after decompression.
 
     Attributes:
         offset: First byte, counted from the file's start.
@@ -297,7 +297,7 @@ the second measurement does not inherit the first one's state."""
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Problem measurement besides kernel times.
+    """Measurement of a problem, except its kernels' times.
 
     Attributes:
         spreads_ns: Spread per ranking entry; see `Timing`.
@@ -318,7 +318,7 @@ class Measured:
 
     @property
     def is_confirmed(self) -> bool:
-        """True if two such GPUs agree on the winner, without doubts."""
+        """True if two GPUs agree on the winner, without doubts."""
         return len(set(self.confirmed_by)) >= LEAST_CONFIRMING and not self.doubts
 
     @property

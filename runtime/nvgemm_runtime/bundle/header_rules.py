@@ -158,7 +158,7 @@ def _check_rankings(parts: Parts, fail: Fail) -> None:
 def _check_product(
     fail: Fail, ranking: Ranking, source: RankingSource, first_products: dict[Problem, str]
 ) -> None:
-    """Checks a further ranking's product; ``first`` has each problem's first ranking's product."""
+    """Checks a further ranking's product; ``first_products`` has the first rankings'."""
     if ranking.product is None:
         first_products[ranking.problem] = source.gpu
     elif ranking.product != source.gpu:
