@@ -99,7 +99,7 @@ def _check_code(kernel: Kernel, cubin: Cubin, function: DeviceKernel) -> Iterato
         ctas = 1  # no tensor core multiplies this dtype
     if ctas != design.ctas_per_tile:
         yield Check.CTAS_PER_TILE.finding(
-            f"device code multiplies with {ctas or 'no one number of'} thread blocks a "
+            f"device code multiplies with {ctas or 'no single number of'} thread blocks a "
             f"tile, its entry says {design.ctas_per_tile}"
         )
 
@@ -163,9 +163,9 @@ def _check_splits(kernel: Kernel) -> Iterator[Finding]:
     gap = 0 if kernel.is_deterministic else ZEROED_MULTIPLE_BYTES
     if per_tile < zeroed or once < gap or room < COUNTER_BYTES + partial_bytes:
         yield Check.WORKSPACE.unseen(
-            f"its workspace has {room} bytes a tile, of which {per_tile} are zeroed, and {once} "
-            f"zeroed bytes besides; a counter and a partial result take "
-            f"{COUNTER_BYTES + partial_bytes}, of which {zeroed} must be zero, and {gap} besides"
+            f"its workspace has {room} bytes a tile, of which {per_tile} are zeroed, plus {once} "
+            f"zeroed bytes; a counter and a partial result take {COUNTER_BYTES + partial_bytes}, "
+            f"of which {zeroed} must be zero, plus {gap}"
         )
 
 

@@ -119,7 +119,7 @@ def test_finds_partial_results_that_are_not_zeroed(kernels: dict[str, Inspected]
     found = checks_of(kernels["any order"], workspace=like_ordered)
     assert found.keys() == {Check.WORKSPACE}
     no_gap = smaller(kernel.workspace, zeroed_once=0)
-    assert "and 128 besides" in checks_of(kernels["any order"], workspace=no_gap)[Check.WORKSPACE]
+    assert "plus 128" in checks_of(kernels["any order"], workspace=no_gap)[Check.WORKSPACE]
 
 
 @pytest.mark.parametrize(
