@@ -96,8 +96,8 @@ def test_a_kernel_that_hangs_is_named_dropped_and_recorded(
     assert said == f"{KEYS[0]}: it hangs: it has not returned for 3 s"
     assert tuned.broken == {hanging: said}
     assert [record.message for record in caplog.records if "hangs" in record.message] == [
-        f"{KEYS[0]}: kernel {hanging[:12]}: it hangs: it has not returned for 3 s; measuring goes "
-        "on in a new process"
+        f"{KEYS[0]}: kernel {hanging[:12]}: it hangs: it has not returned for 3 s; continuing "
+        "in a new process"
     ]
     assert [*tuned.outcomes] == KEYS, "the others are measured"
     assert tuner.kernels == {*names.values()} - {HANGING}
