@@ -125,16 +125,16 @@ class _Holder:
     Attributes:
         pid: Process id.
         started: Start time in clock ticks since boot, because process ids are reused.
-        place: Host and PID namespace, in which the process id is valid.
+        namespace: Host and PID namespace, in which the process id is valid.
     """
 
     pid: int
     started: str
-    place: str
+    namespace: str
 
     def is_live(self) -> bool:
         """Returns False only if the process is known to have ended."""
-        if self.place != _host_namespace():
+        if self.namespace != _host_namespace():
             return True
         started = _start_time(self.pid)
         if _UNKNOWN not in (started, self.started):
@@ -172,7 +172,7 @@ class _Waiting:
                 self._is_logged = True
                 _log.warning(
                     "waiting for %s, which process %d (%s) holds",
-                    *(self._path, holder.pid, holder.place),
+                    *(self._path, holder.pid, holder.namespace),
                 )
         elif self._vain_since is None:
             self._vain_since = now
@@ -257,8 +257,8 @@ def _read_holder(descriptor: int) -> _Holder | None:
     """Returns the holder named in a lock file, or None."""
     try:
         text = os.pread(descriptor, _MAX_HOLDER_BYTES, 0).decode()
-        pid, started, place = text.split(" ", 2)
-        return _Holder(int(pid), started, place)
+        pid, started, namespace = text.split(" ", 2)
+        return _Holder(int(pid), started, namespace)
     except (OSError, ValueError):
         return None
 
