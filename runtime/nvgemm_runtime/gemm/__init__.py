@@ -1,6 +1,6 @@
-"""What a GEMM is: element types, scales, epilogues, sizes and operands.
+"""GEMM vocabulary: element types, scales, epilogues, sizes and operands.
 
-May import `counters`, `settings` and `errors` alone. Start at `problem`. `types`, `epilogues`,
-`aten` and `target` are the tables of element types, epilogues, ATen's operators and architectures,
-a row for each; `support` says what can be computed at all.
+May import only `counters`, `settings` and `errors`. Start at `problem`. `types`, `epilogues`,
+`aten` and `target` are tables with one row per element type, epilogue, ATen operator and
+architecture; `support` says which combinations can be computed.
 """

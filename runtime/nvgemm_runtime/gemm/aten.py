@@ -1,6 +1,6 @@
-"""ATen's operators that multiply matrices: what each takes, and what that is to a kernel.
+"""Table of ATen's matrix-multiplication operators and their kernel operations.
 
-The one table to extend for another operator. It knows operators by name alone; torch is imported
+To support another operator, extend this table. It knows operators by name only and imports torch
 only to read its settings.
 """
 
@@ -25,18 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AtenGemm:
-    """A GEMM that ATen is asked for.
+    """One GEMM call as ATen receives it.
 
     Attributes:
-        op: ATen's name of the operator, such as ``mm`` or ``addmm``; or `GATHERED`, or
-            `GATHERED_GROUPED`.
-        a: Operand of shape [m, k], with a leading batch for batches.
-        b: Operand of shape [k, n], with a leading batch or groups.
-        out: Result of shape [m, n], with a leading batch for batches; [m, n / 2] with a gate.
-        extras: What else it takes.
-        obstacle: Why no kernel computes it, whatever the operands; None where one may.
-        is_precise: Whether ATen is asked to sum fp8 without its fast accumulation, which takes it
-            longer. Kernels sum as they do.
+        op: ATen's operator name, such as ``mm`` or ``addmm``; or `GATHERED`, or `GATHERED_GROUPED`.
+        a: Operand [m, k], with a leading batch for batched operators.
+        b: Operand [k, n], with a leading batch or groups.
+        out: Result [m, n], with a leading batch for batched operators; [m, n / 2] with a gate.
+        extras: Further operands.
+        obstacle: Reason why no kernel computes this call, whatever its operands; None otherwise.
+        is_precise: True if ATen must sum fp8 without its fast accumulation, which is slower.
+            Kernels ignore this.
     """
 
     op: str
@@ -50,18 +49,19 @@ class AtenGemm:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedOperator:
-    """An operator of ATen that kernels may compute.
+    """ATen operator that kernels may compute.
 
     Attributes:
-        op: The operation of such kernels.
-        op_of_matrices: Their operation where A and B are matrices, if that is another.
-        tensors: Its tensors by their names in the schema, in the schema's order.
-        stock_call: What generated Python calls where a kernel cannot compute, with the tensors, the
-            options and ``out``. It is an expression, for it stands in a module that must do without
-            this package.
-        has_cpp_call: Whether a stock line of generated C++ calls it with a result that is there.
-        product: For a sum: the operator of its product alone.
-        inductor_names: What Inductor calls its choices for it besides.
+        op: Kernel operation.
+        op_of_matrices: Kernel operation if A and B are both matrices, where that is a different
+            one.
+        tensors: Role by schema name, in schema order.
+        stock_call: Expression that generated Python calls when a kernel cannot compute, with the
+            tensors, the options and ``out``. It must work in a module that does not import this
+            package.
+        has_cpp_call: True if generated C++ has an ATen call that writes into an existing result.
+        product: For a sum, the operator that computes only its product.
+        inductor_names: Further names that Inductor gives its choices for this operator.
     """
 
     op: Op
@@ -75,12 +75,12 @@ class ServedOperator:
 
 @dataclass(frozen=True, kw_only=True)
 class UnservedOperator:
-    """An operator that multiplies matrices, and that no kernel computes.
+    """Matrix-multiplication operator that no kernel computes.
 
     Attributes:
-        reason: Why not.
-        inductor_names: What Inductor calls its choices for it besides.
-        adds_first: Whether its first tensor is added, and not multiplied.
+        reason: Reason for the miss.
+        inductor_names: Further names that Inductor gives its choices for this operator.
+        adds_first: True if the first tensor is the addend.
     """
 
     reason: str
@@ -92,14 +92,14 @@ _PRODUCT = {"self": Role.A, "mat2": Role.B}
 _SCALED = {**_PRODUCT, "scale_a": Role.SCALE_A, "scale_b": Role.SCALE_B, "bias": Role.ADDEND}
 
 BIAS_ADDMM = "bias_addmm"
-"""Inductor's second choice of ATen's for addmm, beside ``addmm`` itself."""
+"""Inductor's second ATen choice for addmm, next to ``addmm`` itself."""
 
 GATHERED = "gathered_mm"
-"""Stands in `AtenGemm` for sums of gathered rows. No operator of ATen's computes them with weights
-in fp32 (``embedding_bag`` takes them in the matrix' type), so it is not among `OPERATORS`."""
+"""`AtenGemm.op` for sums over gathered rows. ATen has no operator for them with fp32 weights
+(``embedding_bag`` takes weights in the matrix dtype), so `OPERATORS` has no row for it."""
 
 GATHERED_GROUPED = "gathered_grouped_mm"
-"""Stands there for products of groups of rows that indices name, which ATen computes of a copy."""
+"""`AtenGemm.op` for grouped products with gathered rows. ATen computes them from a copy."""
 
 OPERATORS = {
     "mm": ServedOperator(
@@ -153,7 +153,7 @@ OPERATORS = {
         has_cpp_call=False,
     ),
 }
-"""By ATen's name: the operators that kernels may compute."""
+"""Operators that kernels may compute, by ATen name."""
 
 UNSERVED = {
     "addbmm": UnservedOperator(reason="no bundled kernel sums over a batch", adds_first=True),
@@ -170,10 +170,10 @@ UNSERVED = {
     ),
     "scaled_mm_with_output_scale": UnservedOperator(reason="no bundled kernel scales its result"),
 }
-"""By ATen's name, or Inductor's of a choice: the operators that no kernel computes."""
+"""Operators that no kernel computes, by ATen name or by Inductor's choice name."""
 
 GEMMS = frozenset({*OPERATORS, *UNSERVED})
-"""Every operator that multiplies matrices."""
+"""All operators that multiply matrices."""
 
 _ATEN_NAMES = {
     theirs: name
@@ -184,12 +184,12 @@ _ATEN_NAMES = {
 
 
 def aten_name(inductor_name: str) -> str:
-    """ATen's name of the operator that Inductor's choice of a name calls."""
+    """Returns the ATen operator that an Inductor choice calls."""
     return _ATEN_NAMES.get(inductor_name, inductor_name)
 
 
 def operation_of(gemm: AtenGemm) -> Op:
-    """The operation of kernels that may compute a call of an operator that they have."""
+    """Returns the kernel operation for a call to a served operator."""
     if gemm.op in (GATHERED, GATHERED_GROUPED):
         return Op(gemm.op)
     row = OPERATORS[gemm.op]
@@ -199,9 +199,9 @@ def operation_of(gemm: AtenGemm) -> Op:
 
 
 def operator_for(signature: Signature) -> str:
-    """ATen's name of the operator that takes a signature's tensors, and as few others as any.
+    """Returns the ATen operator that takes a signature's tensors and the fewest others.
 
-    None has a second result, such as sums of rows.
+    ATen operators have no second result, so `Role.SUMS` is ignored.
     """
     if signature.op.is_gathered:
         return signature.op.value
@@ -214,16 +214,17 @@ def operator_for(signature: Signature) -> str:
 
 
 def product_of_sum(gemm: AtenGemm) -> AtenGemm | None:
-    """The product of a sum by itself, into fp32; None where a GEMM is no plain sum.
+    """Returns the product inside a plain sum, with an fp32 result; None for other GEMMs.
 
-    Where no kernel adds, torch.compile may have a kernel compute that, and add to it.
+    If no kernel can add, torch.compile may let a kernel compute the product and add to it
+    separately.
     """
     op = OPERATORS[gemm.op].product if gemm.op in OPERATORS else None
     extras = gemm.extras
     if op is None or gemm.obstacle is not None or extras.activation or extras.gated:
         return None
     if gemm.a.dtype.itemsize == 1:
-        return None  # torch's sums take nothing of 8 bits, so none of them is met
+        return None  # torch's sums reject 8-bit operands, so no such sum exists
     strides, step = [], 1
     for extent in reversed(gemm.out.shape):
         strides.append(step)
@@ -241,9 +242,9 @@ def read_call(
     activation: Activation | None = None,
     gated: Epilogue | None = None,
 ) -> AtenGemm:
-    """Read a call of an operator of `OPERATORS`; what ``arguments`` lack has its default.
+    """Reads a call to one of `OPERATORS`; missing arguments have their defaults.
 
-    An activation or a gate may follow, to which ``out`` then belongs.
+    With an activation or a gate, ``out`` is the result after it.
     """
     given = {
         role: _single(tensor)
@@ -280,9 +281,9 @@ def read_inputs(
     activation: Activation | None = None,
     gated: Epilogue | None = None,
 ) -> AtenGemm:
-    """Read a call whose tensors are given in the schema's order, each that is there.
+    """Reads a call whose tensors come in schema order, without the absent ones.
 
-    Where scales have several ``levels``, an option says how many, and the first are given.
+    If scales have several levels, the option ``levels`` counts them, and ``tensors`` has the first.
     """
     arguments = {**options, **dict(zip(OPERATORS[op].tensors, tensors))}
     return read_call(op, arguments, out, activation, gated)
@@ -291,7 +292,7 @@ def read_inputs(
 def named_arguments(
     overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any], read: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    """A call's arguments by their names in the schema; what is missing is left out."""
+    """Returns a call's arguments by schema name, without missing ones."""
 
     def read_all(value: Any) -> Any:
         return [read(one) for one in value] if isinstance(value, (list, tuple)) else read(value)
@@ -302,7 +303,7 @@ def named_arguments(
 
 
 def kernel_order(op: str, count: int) -> tuple[int, ...]:
-    """Where in an operator's tensors those are that kernels take: A, B, and then the others."""
+    """Returns the positions, among an operator's tensors, in kernel order: A, B, then extras."""
     given = list(OPERATORS[op].tensors.values())[:count]
     return tuple(given.index(role) for role in Role if role in given)
 
@@ -325,7 +326,7 @@ def _obstacle(arguments: Mapping[str, Any]) -> str | None:
 
 
 _NO_SWIZZLE, _SWIZZLE_32_4_4 = range(2)
-"""Values of ``torch.nn.functional.SwizzleType``."""
+"""Values from ``torch.nn.functional.SwizzleType``."""
 
 _RECIPES = {
     (
@@ -335,11 +336,11 @@ _RECIPES = {
     ): recipe
     for recipe in ScaleRecipe
 }
-"""By what ``_scaled_mm_v2`` is told of scales."""
+"""Scale recipe by scaling type, swizzle and dtype, as ``_scaled_mm_v2`` takes them."""
 
 
 def _read_recipe(arguments: Mapping[str, Any]) -> tuple[ScaleRecipe | None, str | None]:
-    """What the scales of ``_scaled_mm_v2`` are, or why no kernel takes such."""
+    """Returns the scale recipe for ``_scaled_mm_v2``, or the reason why no kernel takes it."""
     if arguments.get("contraction_dim"):
         return None, f"contraction_dim is {list(arguments['contraction_dim'])}, must be empty"
     sides = []
@@ -372,22 +373,22 @@ _USUAL_SETTINGS = {
     "allow_bf16_reduced_precision_reduction_split_k": ((True,), DType.BF16),
     "fp32_precision": (("none", "ieee"), DType.FP32),
 }
-"""By attribute of ``torch.backends.cuda.matmul``: what it is unless it is set, and the element type
-of A that it concerns (read on torch 2.13). What another torch does not have is left out. That of
-fp32 is what ``set_float32_matmul_precision`` and ``allow_tf32`` set."""
+"""Default values and affected dtype for A, by attribute under ``torch.backends.cuda.matmul`` (read
+on torch 2.13). Attributes that a torch lacks count as default. ``set_float32_matmul_precision`` and
+``allow_tf32`` set ``fp32_precision``."""
 
 _USUAL_LIBRARIES = ("Default", "Cublas")
-"""Names of ``preferred_blas_library``; torch takes the former for the latter (``Context.cpp``).
-TORCH_BLAS_PREFER_CUBLASLT=1 sets what it is at first."""
+"""Usual values for ``preferred_blas_library``; torch treats "Default" as "Cublas"
+(``Context.cpp``). TORCH_BLAS_PREFER_CUBLASLT=1 changes its initial value."""
 
 _LIBRARY = "torch.backends.cuda.preferred_blas_library()"
 
 _WITHOUT_LT = "DISABLE_ADDMM_CUDA_LT"
-"""Variable that, if 1, takes cuBLASLt from ``addmm`` (``Blas.cpp``)."""
+"""Environment variable. The value 1 disables cuBLASLt for ``addmm`` (``Blas.cpp``)."""
 
 
 def unusual_setting(dtype: DType) -> str | None:
-    """The first setting for GEMMs of an element type that is not as usual, in words, or None."""
+    """Describes the first non-default GEMM setting for a dtype; None if all are defaults."""
     library = _preferred_library()
     if library not in _USUAL_LIBRARIES:
         return f"{_LIBRARY} is {library}, usually Cublas"
@@ -401,17 +402,17 @@ def unusual_setting(dtype: DType) -> str | None:
 
 
 def settings_key() -> str:
-    """Everything that `unusual_setting` looks at, as part of a cache's key."""
+    """Returns all settings that `unusual_setting` reads, for a cache key."""
     values = (_preferred_library(), os.environ.get(_WITHOUT_LT) == "1")
     return " ".join(map(str, (*values, *map(_setting, _USUAL_SETTINGS))))
 
 
 def _preferred_library() -> str:
-    """Name of the BLAS library that torch prefers; what torch says, where it names none."""
+    """Returns torch's preferred BLAS library, or torch's error message if it has no name."""
     import torch
 
     preferred = getattr(torch.backends.cuda, "preferred_blas_library", None)
-    if preferred is None:  # then there is one library alone
+    if preferred is None:  # this torch supports only one library
         return _USUAL_LIBRARIES[0]
     try:
         return str(preferred().name)

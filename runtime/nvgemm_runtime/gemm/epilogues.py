@@ -1,6 +1,6 @@
-"""Activations, gates and epilogues: all that is known of each, in one row.
+"""Tables for activations, gates and epilogues, one row each.
 
-These are the tables to extend for another one, as `types` holds those of element types.
+Extend these for another one, as `types` for another element type.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from .types import DType, RowEnum
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationRow:
-    """What is known of an activation.
+    """Facts about an activation.
 
     Attributes:
-        torch_name: Its function in ``torch.nn.functional``.
-        torch_options: What that is called with besides its input.
-        commutes_with_rounding: Whether rounding before it or behind it gives the same.
-        efc_source: What makes ``D`` of ``x``, in the language of `cutlass.operators`' epilogues.
+        torch_name: Function in ``torch.nn.functional``.
+        torch_options: Keyword arguments for that function.
+        commutes_with_rounding: True if rounding before or after it gives the same result.
+        efc_source: Statements that compute ``D`` from ``x``, in the `cutlass.operators` epilogue
+            language.
     """
 
     torch_name: str
@@ -30,15 +31,15 @@ class ActivationRow:
 
 
 class Activation(RowEnum):
-    """What an epilogue applies after its sum; `row` has all that is known of it."""
+    """Function that an epilogue applies to its sum; `row` has its facts."""
 
     row: ActivationRow
 
     RELU = "relu", ActivationRow(
         torch_name="relu", commutes_with_rounding=True, efc_source=("D = relu(x)",)
     )  # fmt: skip
-    # The constants are sqrt(2 / pi) and that of its publication (Hendrycks and Gimpel, 2016). gelu
-    # and silu of the operators' own vocabulary raise KeyError (cutlass.operators 0.3.0).
+    # Constants: sqrt(2 / pi), and 0.044715 from Hendrycks and Gimpel, 2016. The language's built-in
+    # gelu and silu raise KeyError (cutlass.operators 0.3.0).
     GELU_TANH = "gelu_tanh", ActivationRow(
         torch_name="gelu", torch_options={"approximate": "tanh"}, efc_source=(
             "t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))",
@@ -49,36 +50,37 @@ class Activation(RowEnum):
 
 
 class Addend(enum.Enum):
-    """What an epilogue adds."""
+    """Tensor that an epilogue adds or reads."""
 
     ROW = "row"
-    """A vector of n values, added to each row."""
+    """Vector with n values, added to each row."""
     MATRIX = "matrix"
-    """A matrix (or a batch of them) of the result's shape."""
+    """Matrix (or a batch) in the result's shape, added elementwise."""
     PRODUCT = "product"
-    """Not added, but read in its place: the product of gates and ups that was kept, [m, 2 n]."""
+    """Kept product with gates and ups [m, 2 n]; read, not added."""
     GATES = "gates"
-    """Not added, but read in its place: the product of gates, [m, n]."""
+    """Gate product [m, n]; read, not added."""
 
 
 class WeightOrder(enum.Enum):
-    """Which columns of B give the gates of a gated epilogue, and which what they are to let up."""
+    """Order in which B's columns hold gates and ups."""
 
     HALVES = "halves"
-    """First the columns of all gates, then those of all ups: the rows of a weight [gate; up]."""
+    """All gate columns, then all up columns: weight rows [gate; up]."""
     INTERLEAVED = "interleaved"
-    """A column of a gate, one of its up, and so on."""
+    """Gate and up columns alternate, gate first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateFormRow:
-    """What is known of a form of gated epilogues.
+    """Facts about a gated epilogue form.
 
     Attributes:
-        product_columns, out_columns: The result has so many columns for so many of the product.
-        parts: How many parts of equal width the result has; each begins at an aligned address.
-        is_gradient: Whether it is the gradient of a gate.
-        has_sums: Whether it has a second result, sums of rows.
+        product_columns, out_columns: Each group with so many product columns gives so many result
+            columns.
+        parts: Number of equally wide parts in the result; each begins at an aligned address.
+        is_gradient: True for a gate's gradient.
+        has_sums: True if row sums are a second result.
     """
 
     product_columns: int
@@ -89,14 +91,17 @@ class GateFormRow:
 
 
 class GateForm(RowEnum):
-    """What a gated epilogue stores.
+    """Result layout for a gated epilogue.
 
-    Training needs the product again, for the gradient of the gate. So one form stores it beside
-    what the gate gives, and one computes that gradient from it: its own product is the gradient of
-    what the gate gave, and each column gives those of a gate and of its up. Where gates and ups
-    have a weight each, one form multiplies with that of ups, reads the product of gates, and stores
-    ups and behind them what the gate gives. Where rows get weights, the gradient of such a weight
-    is the sum of what the gate gave times its gradient: one form gives these sums as well.
+    - ``joined`` stores the gated values.
+    - ``kept`` stores the product, then the gated values; training needs the product for the
+      gradient.
+    - ``gradient`` computes the gate's gradient from the kept product. A @ B is the gradient for the
+      gated values, and each column gives a gate gradient and an up gradient.
+    - ``gradient_sums`` also returns, per row, the sum over gated values times their gradients: the
+      routing weight's gradient.
+    - ``ups`` serves gates and ups with separate weights. It multiplies with the up weight, reads
+      the gate product, and stores the ups, then the gated values.
     """
 
     row: GateFormRow
@@ -112,26 +117,26 @@ class GateForm(RowEnum):
 
     @property
     def has_pairs(self) -> bool:
-        """Whether the columns of B are gates and ups."""
+        """True if B's columns are gates and ups."""
         return self.row.product_columns > 1
 
     @property
     def is_gradient(self) -> bool:
-        """Whether it is the gradient of a gate, with sums or without."""
+        """True for a gate's gradient, with or without sums."""
         return self.row.is_gradient
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateRow:
-    """What is known of a gate: what becomes of a pair (gate, up) of columns of a product.
+    """Facts about a gate, which combines a (gate, up) column pair.
 
     Attributes:
-        activation: What is applied to gates, which then multiply ups.
-        is_biased: Whether a row of n is added to the product first.
-        alpha: Gates are multiplied by it inside the activation's sigmoid alone.
-        limit: Gates are cut off above at this, ups on both sides, and 1 is added to ups; None for
+        activation: Function applied to gates before they multiply ups.
+        is_biased: True if a row with n values is added to the product first.
+        alpha: Factor for gates inside the activation's sigmoid only.
+        limit: Clamp for gates (from above) and ups (both sides); 1 is then added to ups. None for
             neither.
-        aliases: What people call it who look for its name.
+        aliases: Other names, for suggestions in error messages.
     """
 
     activation: Activation
@@ -142,21 +147,21 @@ class GateRow:
 
 
 class Gate(RowEnum):
-    """How a gated epilogue makes one column of the result of two of the product.
+    """Function that turns a (gate, up) column pair into one result column.
 
-    ``swiglu`` and ``geglu`` give ``activation(gate) * up``, the latter with gelu's tanh form, for
-    models with gated gelu name that (``gelu_pytorch_tanh`` in the configs of Gemma). ``swiglu_oai``
-    gives ``gate * sigmoid(alpha * gate) * (up + 1)`` of gates and ups cut off at the limit.
+    ``swiglu`` and ``geglu`` compute ``activation(gate) * up``. ``geglu`` uses the tanh form, as
+    gated gelu models do (``gelu_pytorch_tanh`` in Gemma configs). ``swiglu_oai`` computes ``gate *
+    sigmoid(alpha * gate) * (up + 1)`` from clamped gates and ups.
     """
 
     row: GateRow
 
     SWIGLU = "swiglu", GateRow(activation=Activation.SILU, aliases=("silu_and_mul",))
     GEGLU = "geglu", GateRow(activation=Activation.GELU_TANH, aliases=("gelu_and_mul",))
-    # The constants of gpt-oss: alpha stands in its published code (openai/gpt-oss, swiglu in
-    # gpt_oss/torch/model.py; GptOssExperts of transformers), the limit is swiglu_limit of its
-    # configs. Other numbers would be another row, so that a signature says all of what a kernel
-    # computes, and a launch passes tensors alone.
+    # gpt-oss constants: alpha comes from its published code (openai/gpt-oss, swiglu in
+    # gpt_oss/torch/model.py; transformers' GptOssExperts), the limit from swiglu_limit in its
+    # configs. Other values need another row: a signature fully defines the computation, and a
+    # launch passes only tensors.
     SWIGLU_OAI = "swiglu_oai", GateRow(
         activation=Activation.SILU, is_biased=True, alpha=1.702, limit=7.0, aliases=("gpt_oss",)
     )  # fmt: skip
@@ -164,15 +169,15 @@ class Gate(RowEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class EpilogueRow:
-    """What is known of an epilogue.
+    """Facts about an epilogue.
 
     Attributes:
-        addend: What is added, if anything is.
-        activation: What follows the sum; of a gated epilogue, what is applied to gates.
-        gate: How columns of the product are joined in pairs, if they are.
-        order: Where the columns of a pair stand; None without a gate.
-        form: What is stored; None without a gate.
-        aliases: What people call it who look for its name.
+        addend: Tensor kind that it adds or reads, if any.
+        activation: Function applied to the sum; with a gate, to the gates.
+        gate: Gate that combines column pairs, if any.
+        order: Gate and up column order; None without a gate.
+        form: Result layout; None without a gate.
+        aliases: Other names, for suggestions in error messages.
     """
 
     addend: Addend | None = None
@@ -205,15 +210,12 @@ _KEPT, _GRADIENT, _SUMS, _UPS = (
 
 
 class Epilogue(RowEnum):
-    """What a kernel does with a product before it rounds and stores it; `row` has the steps.
+    """Steps between a product and its stored result; `row` has them.
 
-    It computes in the accumulator's type, and rounds once: ``out = round(f(A @ B + addend))``. A
-    gated one makes one column of the result of two of the product, so the result has n / 2. One
-    that keeps the product has it in front of that. The gradient of a gate is computed from the
-    product that was kept, in its order of columns, and from A @ B, the gradient of what the gate
-    gave; one with sums gives, for each row, also the sum of what the gate gave times its gradient.
-    Where A @ B is that of ups alone, gates are read, as they were rounded; ups are not
-    rounded before they are multiplied.
+    Computes in the accumulator dtype and rounds once: ``out = round(f(A @ B + addend))``. A gate
+    combines two product columns into one, so the result has n / 2 columns; `GateForm` has the other
+    layouts. A gradient reads the kept product in its column order. The ``ups`` form reads rounded
+    gates and multiplies them by unrounded ups.
     """
 
     row: EpilogueRow
@@ -290,52 +292,52 @@ class Epilogue(RowEnum):
         "swiglu_oai_interleaved_gradient_sums",
         _gated(Gate.SWIGLU_OAI, WeightOrder.INTERLEAVED, _SUMS),
     )  # fmt: skip
-    # Of two weights; those of gpt-oss' gate are one. Gates and ups lie in halves for the gradient.
+    # For separate gate and up weights; gpt-oss has one weight. The gradient needs halves order.
     SWIGLU_HALVES_UPS = "swiglu_halves_ups", _gated(Gate.SWIGLU, WeightOrder.HALVES, _UPS)
     GEGLU_HALVES_UPS = "geglu_halves_ups", _gated(Gate.GEGLU, WeightOrder.HALVES, _UPS)
 
     @property
     def addend(self) -> Addend | None:
-        """What is added, if anything is."""
+        """Tensor kind that it adds or reads, if any."""
         return self.row.addend
 
     @property
     def reads_addend(self) -> bool:
-        """Whether a gate reads what lies in the addend's place, and nothing is added."""
+        """True if a gate reads the addend operand instead of adding it."""
         return self.addend in (Addend.PRODUCT, Addend.GATES)
 
     @property
     def addend_has_rows(self) -> bool:
-        """Whether what lies in the addend's place has a row for each of the result."""
+        """True if the addend operand has one row per result row."""
         return self.addend not in (None, Addend.ROW)
 
     @property
     def activation(self) -> Activation | None:
-        """What follows the sum; of a gated epilogue, what is applied to gates."""
+        """Function applied to the sum; with a gate, to the gates."""
         return self.row.activation
 
     @property
     def gate(self) -> Gate | None:
-        """How columns of the product are joined in pairs, if they are."""
+        """Gate that combines column pairs, if any."""
         return self.row.gate
 
     @property
     def form(self) -> GateForm | None:
-        """What a gated epilogue stores; None without a gate."""
+        """Result layout for a gated epilogue; None without a gate."""
         return self.row.form
 
 
 def find_epilogue(addend: Addend, activation: Activation | None = None) -> Epilogue | None:
-    """The epilogue without a gate that adds and applies these; None where there is none."""
+    """Returns the gateless epilogue for an addend and an activation; None if none exists."""
     wanted = (addend, activation, None)
     return next((e for e in Epilogue if (e.addend, e.activation, e.gate) == wanted), None)
 
 
 def find_gated(gate: Gate, order: WeightOrder, form: GateForm = GateForm.JOINED) -> Epilogue:
-    """The gated epilogue of a gate, an order and a form.
+    """Returns the gated epilogue for a gate, an order and a form.
 
     Raises:
-        KeyError: If there is none, as for the ups of a gate that has one weight alone.
+        KeyError: If none exists, for example the ``ups`` form for a gate with a single weight.
     """
     return _GATED[gate, order, form]
 
@@ -344,5 +346,5 @@ _GATED = {(one.gate, one.row.order, one.form): one for one in Epilogue if one.ga
 
 
 def addend_dtype(out: DType) -> DType:
-    """Element type of what is added: the result's, or bf16 where that is too coarse for a sum."""
+    """Returns the addend's dtype: the result's, or bf16 for fp8 results, too coarse for sums."""
     return DType.BF16 if out.is_fp8 else out

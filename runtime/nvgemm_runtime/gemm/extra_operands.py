@@ -1,4 +1,4 @@
-"""What a GEMM takes besides A and B: scales, the ends of groups, what an epilogue adds."""
+"""GEMM operands besides A and B: scales, group ends, gathered rows and epilogue operands."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraOperands:
-    """Tensors that an operation takes besides A and B; None for those that it does not.
+    """Operands besides A and B; None for the absent ones.
 
     Attributes:
-        scale_a, scale_b: Scale factors; swizzled ones in any shape, see
-            `nvgemm_runtime.gemm.types.swizzled_elements`; of rows [m, 1] and [1, n], with offsets
-            [m] and [groups, n].
-        recipe: What the scales are; None to read it off their types and sizes, as torch does.
-        offsets: Where each group ends along m, or along k: int32 of shape [groups].
-        rows: The row of B that each element of A multiplies: int32 of A's shape. With offsets, the
-            row of A for each row of the result: int32 of shape [m].
-        addend: What is added to the product: [n], [1, n] or as the result, which may have stride 0
-            where it is one row for all; [groups, n] with offsets, a row for each group. For the
-            gradient of a gate: the product that was kept, [m, 2 n]. For ups: the gates, [m, n].
-        sums: For the gradient of a gate with sums: where these go, zero before: fp32 of shape
-            [m, parts], see `nvgemm_runtime.gemm.roles.SUMMED_COLUMNS`.
-        adds_matrix: With offsets, whether the addend is a matrix [m, n], and not a row for each
-            group: shapes do not tell where there are as many groups as rows.
-        activation: What follows the sum.
-        gated: The gated epilogue, if there is one; its activation is its own.
+        scale_a, scale_b: Scale factors. Swizzled scales have any shape, see
+            `nvgemm_runtime.gemm.types.swizzled_elements`. Row scales are [m, 1] and [1, n]; with
+            offsets, [m] and [groups, n].
+        recipe: Scale recipe; None derives it from scale dtype and size, as torch does.
+        offsets: Group ends along m, or along k: int32 [groups].
+        rows: For each element in A, the row in B that it multiplies: int32, A's shape. With
+            offsets, for each result row, its row in A: int32 [m].
+        addend: Tensor added to the product: [n], [1, n], or the result's shape, with stride 0 if
+            one row serves all; with offsets [groups, n], one row per group. For a gate's gradient,
+            the kept product [m, 2 n]. For ups, the gates [m, n].
+        sums: Destination for a gradient's row sums, zero-initialised: fp32 [m, parts], see
+            `nvgemm_runtime.gemm.roles.SUMMED_COLUMNS`.
+        adds_matrix: With offsets, True if the addend is a matrix [m, n] instead of one row per
+            group. Shapes cannot distinguish them if there are as many groups as rows.
+        activation: Function applied to the sum.
+        gated: Gated epilogue, if any; it includes its own activation.
     """
 
     scale_a: torch.Tensor | None = None
@@ -55,12 +55,12 @@ class ExtraOperands:
 
     @classmethod
     def of(cls, signature: Signature, tensors: Mapping[Role, torch.Tensor]) -> ExtraOperands:
-        """Those of a signature, among its tensors by role."""
+        """Picks a signature's extra operands from tensors by role."""
         epilogue = signature.epilogue
         return cls(
             scale_a=tensors.get(Role.SCALE_A),
             scale_b=tensors.get(Role.SCALE_B),
-            # Named, not read off shapes: those of two recipes can be equal.
+            # Explicit, because two recipes can have equal scale shapes.
             recipe=signature.scales,
             offsets=tensors.get(Role.OFFSETS),
             rows=tensors.get(Role.ROWS),
@@ -73,29 +73,29 @@ class ExtraOperands:
 
     @property
     def groups(self) -> int | None:
-        """How many groups offsets end; None without offsets, or where they are no vector."""
+        """Number of groups; None without one-dimensional offsets."""
         if self.offsets is None or self.offsets.dim() != 1:
             return None
         return int(self.offsets.shape[0])
 
     @property
     def gathered(self) -> int | None:
-        """How many rows of A are gathered, one for each of the result; None where none are."""
+        """Number of gathered rows, one per result row; None if no rows are gathered."""
         if self.rows is None or self.offsets is None or self.rows.dim() != 1:
             return None
         return int(self.rows.shape[0])
 
     def wanted(self) -> tuple[object, ...]:
-        """All but the tensors themselves that decides what is computed."""
+        """Returns everything that affects matching except the tensors themselves."""
         return (self.recipe, self.adds_matrix, self.activation, self.gated, *self.named)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Those that there are, in the order of `nvgemm_runtime.gemm.roles.extra_roles`."""
+        """Returns the present tensors in `nvgemm_runtime.gemm.roles.extra_roles` order."""
         return tuple(self.named.values())
 
     @functools.cached_property
     def named(self) -> dict[str, torch.Tensor]:
-        """Those that there are, by the names of their roles."""
+        """Present tensors by role name."""
         all_of_them = {
             "scale_a": self.scale_a,
             "scale_b": self.scale_b,
@@ -108,19 +108,19 @@ class ExtraOperands:
 
 
 NO_EXTRAS = ExtraOperands()
-"""What mm and bmm take besides A and B."""
+"""Empty extras, for plain mm and bmm."""
 
 
 def read_scales(
     extras: ExtraOperands, operand: DType, m: int, n: int, k: int, groups: int | None = None
 ) -> ScaleRecipe | None:
-    """The recipe of the scales at hand, for A of [m, k] and B of [k, n]; None without scales.
+    """Returns the recipe that the scales for A [m, k] and B [k, n] follow; None without scales.
 
-    With ``groups``, there are so many B, and scales of rows are [m] and [groups, n].
+    With ``groups``, B has that many matrices, and row scales are [m] and [groups, n].
 
     Raises:
-        NoKernelError: If no recipe has scales of such types or sizes.
-        ValueError: If one of two is missing.
+        NoKernelError: If no recipe has scales with such dtypes or sizes.
+        ValueError: If only one scale tensor is given.
     """
     scale_a, scale_b = extras.scale_a, extras.scale_b
     if scale_a is None and scale_b is None:
@@ -132,7 +132,7 @@ def read_scales(
     if extras.recipe is not None:
         _check_scales(extras.recipe, scale_a, scale_b, m, n, k, groups)
         return extras.recipe
-    # Where several have scales of one size, the first is what torch takes them for.
+    # If several recipes fit the sizes, torch assumes the first in this order.
     candidates = [
         recipe
         for recipe in ScaleRecipe
@@ -215,20 +215,20 @@ def _is_compact(tensor: torch.Tensor) -> bool:
 def read_epilogues(
     extras: ExtraOperands, out: DType, shape: tuple[int, ...], groups: int | None = None
 ) -> tuple[Epilogue | None, ...]:
-    """The epilogues that add what is at hand to a product of this shape.
+    """Returns the epilogues that add the given operand to a product.
 
     Args:
-        extras: What is added, and what follows.
-        out: Type of the result.
-        shape: Of the product.
-        groups: How many groups there are, each with a row of its own to add; None without groups.
+        extras: Addend, activation and gate.
+        out: Result dtype.
+        shape: Product shape.
+        groups: Number of groups, each with its own addend row; None without groups.
 
     Returns:
-        Every way to read the addend: one, but for a result of one row, to which a row is added as a
-        matrix is. None stands for nothing that is added.
+        All readings for the addend. There are two if the result has one row: the addend is a row
+            and a matrix. None means no epilogue.
 
     Raises:
-        NoKernelError: If no epilogue does that.
+        NoKernelError: If no epilogue does this.
     """
     addend, gated = extras.addend, extras.gated
     if gated is not None and (addend is None) is not (gated.addend is None):
@@ -280,7 +280,7 @@ def read_epilogues(
         if (epilogue := find_epilogue(kind, extras.activation)) is not None
     )
     if not epilogues:
-        assert extras.activation is not None  # a sum alone has its epilogue
+        assert extras.activation is not None  # every plain sum has an epilogue
         raise NoKernelError(
             f"no epilogue adds a {kinds[0].value} and applies {extras.activation.value}"
         )
@@ -288,7 +288,7 @@ def read_epilogues(
 
 
 def _check_read(gated: Epilogue, read: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Check what a gate reads beside a product of this shape."""
+    """Checks the operand that a gate reads in addition to the product."""
     if gated.addend is Addend.PRODUCT:
         what, wanted, why = "a product", (shape[0], 2 * shape[1]), "a gate and an up"
     else:
@@ -301,7 +301,7 @@ def _check_read(gated: Epilogue, read: torch.Tensor, shape: tuple[int, ...]) -> 
 
 
 def _check_rows_of_groups(addend: torch.Tensor, shape: tuple[int, int]) -> None:
-    """Check that what is added to groups is one row for each, contiguous along n."""
+    """Checks that a grouped addend has one row per group, contiguous along n."""
     strides = tuple(addend.stride())
     if tuple(addend.shape) == shape:
         if shape[1] == 1 or strides[1] == 1:
@@ -317,7 +317,7 @@ def _check_rows_of_groups(addend: torch.Tensor, shape: tuple[int, int]) -> None:
 
 
 def _check_rows_of_result(addend: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Check that a matrix that is added to groups has the shape of their product."""
+    """Checks that a matrix addend for a grouped product has the product's shape."""
     if tuple(addend.shape) != shape:
         raise NoKernelError(
             f"the matrix that is added to groups has shape {list(addend.shape)}, must have "
@@ -328,7 +328,7 @@ def _check_rows_of_result(addend: torch.Tensor, shape: tuple[int, ...]) -> None:
 def addend_kinds(
     shape: tuple[int, ...], strides: tuple[int, ...], out: tuple[int, ...]
 ) -> tuple[Addend, ...]:
-    """Whether something that is added is one row for all rows, a matrix, neither or both."""
+    """Returns the ways to read an addend: as one row for all rows, as a matrix, both or neither."""
     if not shape or shape[-1] != out[-1] or len(shape) > len(out):
         return ()
     if strides[-1] != 1 and shape[-1] != 1:
@@ -346,11 +346,11 @@ def addend_kinds(
 
 
 def check_offsets(extras: ExtraOperands, groups: int, where: str = "grouped_mm") -> None:
-    """Check the ends of groups as far as that needs none of their values, which are on the device.
+    """Checks group ends except their values, which are on the device.
 
     Raises:
-        ValueError: If they are missing, or have another shape.
-        NoKernelError: If they are of another type, or not contiguous.
+        ValueError: If they are missing or have a wrong shape.
+        NoKernelError: If they have a wrong dtype or are not contiguous.
     """
     offsets = extras.offsets
     if offsets is None:
@@ -367,11 +367,11 @@ def check_offsets(extras: ExtraOperands, groups: int, where: str = "grouped_mm")
 
 
 def check_rows(extras: ExtraOperands, shape: tuple[int, ...], where: str = "gathered_mm") -> None:
-    """Check the rows that are gathered, but for their values, which kernels check.
+    """Checks gathered rows except their values, which kernels check.
 
     Raises:
-        ValueError: If they are missing, or not of A's shape, or with offsets of one dimension.
-        NoKernelError: If they are of another type, or not contiguous.
+        ValueError: If they are missing or have a wrong shape.
+        NoKernelError: If they have a wrong dtype or are not contiguous.
     """
     rows = extras.rows
     if rows is None:
@@ -388,11 +388,11 @@ def check_rows(extras: ExtraOperands, shape: tuple[int, ...], where: str = "gath
 
 
 def check_sums(extras: ExtraOperands, m: int, n: int) -> None:
-    """Check where the sums of rows go, of a product [m, n] with a gate's gradient.
+    """Checks the destination for row sums, for a product [m, n] with a gate's gradient.
 
     Raises:
-        ValueError: If they are missing, of another shape, or given where there are none.
-        NoKernelError: If they are of another type, or not contiguous.
+        ValueError: If it is missing, has a wrong shape, or the epilogue has no sums.
+        NoKernelError: If it has a wrong dtype or is not contiguous.
     """
     sums, gated = extras.sums, extras.gated
     has_sums = gated is not None and gated.form is not None and gated.form.row.has_sums
@@ -418,13 +418,13 @@ def check_sums(extras: ExtraOperands, m: int, n: int) -> None:
 def check_offset_values(
     offsets: torch.Tensor, rows: int, where: str = "grouped_mm", axis: str = "row"
 ) -> None:
-    """Check that groups end one behind the other, and within A; copies them from the device.
+    """Checks that group ends ascend and stay within A. Copies them from the device.
 
-    A kernel cannot check them itself: ends out of order, or past the end of A, make it read and
-    write memory that is not its own. For debugging; it waits for the device.
+    Kernels cannot check this: descending ends, or ends past A's last row, make them access memory
+    outside their tensors. For debugging; synchronizes with the device.
 
     Raises:
-        ValueError: If an end lies before the one of the group before it, or behind A's last row.
+        ValueError: If an end precedes the previous group's end, or exceeds A's rows.
     """
     before = 0
     for group, end in enumerate(offsets.tolist()):
@@ -437,13 +437,13 @@ def check_offset_values(
 
 
 def check_row_values(rows: torch.Tensor, count: int, offsets: torch.Tensor) -> None:
-    """Check that A has the rows that ``gathered_grouped_mm`` takes; copies from the device.
+    """Checks that ``gathered_grouped_mm`` rows exist in A. Copies them from the device.
 
-    Kernels take some other row of A for one that it does not have. For debugging; it waits for the
-    device. Rows past the last end are not looked at.
+    For a row outside A, kernels read some other row. Rows past the last group end are not checked.
+    For debugging; synchronizes with the device.
 
     Raises:
-        ValueError: If a row is negative, or not below ``count``, the number of A's rows.
+        ValueError: If a row is negative or at least ``count``, A's row count.
     """
     taken = rows[: int(offsets[-1])]
     outside = ((taken < 0) | (taken >= count)).nonzero()

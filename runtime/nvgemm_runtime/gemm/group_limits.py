@@ -1,10 +1,10 @@
-"""Sizes of groups that a provider's kernels compute wrongly, or may.
+"""Size limits above which a provider's grouped kernels compute wrong results, or might.
 
-quack describes operands of groups to TMA as if each group ended at row 2**30, so that its rows, and
-none of the next group's, are inside of bounds (``create_ragged_tensor_for_tma`` of its
-``copy_utils.py``, release 0.6.5). What A and B are loaded with cancels that offset by sums that
-wrap at 2**64, whatever the strides. What the result is stored with begins 2**30 rows in front of
-it, at an address below 0 where rows are long; no such address was ever executed.
+quack describes grouped operands to TMA as if each group ended at row 2**30, so that only the
+group's own rows are in bounds (``create_ragged_tensor_for_tma`` in ``copy_utils.py``, release
+0.6.5). Loads from A and B cancel that offset with sums that wrap at 2**64, whatever the strides.
+The store descriptor begins 2**30 rows before the result; with long rows that address is below 0, a
+case never run on a GPU.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from __future__ import annotations
 from .problem import Op, Problem
 
 LIMITED_PROVIDER = "quack"
-"""The provider whose kernels these limits hold for."""
+"""Provider to which these limits apply."""
 
 LARGEST_GROUP = 2**30
-"""Rows of A, or terms of k, of one group: ``BIG_INT`` of quack's ``copy_utils.py``. Coordinates of
-a group begin at this less its length, and those below 0 are out of bounds. Ends are on the device,
-so all that is divided into groups is held to it."""
+"""Most rows in A, or k terms, per group: ``BIG_INT`` in quack's ``copy_utils.py``. A group's
+coordinates begin at this value minus the group length; negative ones are out of bounds. Group ends
+are on the device, so the limit applies to all groups together."""
 
 _LOWEST_ADDRESS = 6 * 2**44
-"""Where Linux maps memory on x86-64: from 2**47 down, less a random distance of at most 2**44 bytes
-(``vm.mmap_rnd_bits`` is at most 32, of pages of 4 KiB), and less what is mapped above, for which
-this leaves 2**44. CUDA's addresses are those of the process. A program that puts memory lower, as
-``ulimit -s unlimited`` or a pool of low addresses may, is not known here."""
+"""Lowest address that Linux on x86-64 maps by default. Mappings grow down from 2**47, minus a
+random distance up to 2**44 bytes (``vm.mmap_rnd_bits`` is at most 32, in 4 KiB pages), minus
+earlier mappings, for which this leaves 2**44. CUDA addresses are the process's own. Programs that
+map lower, with ``ulimit -s unlimited`` or a pool at low addresses, are not covered."""
 
 LONGEST_ROW_BYTES = _LOWEST_ADDRESS // LARGEST_GROUP
-"""From one row of the result to the next: 98,304, which are 49,152 columns of 16 bits."""
+"""Longest row pitch in the result: 98,304 bytes, or 49,152 16-bit columns."""
 
 
 def too_large(provider: str, problem: Problem, out_row_bytes: int | None = None) -> str | None:
-    """Why a provider's kernels cannot be used for a problem of groups that is so large, or None.
+    """Returns the reason why a grouped problem is too large for a provider; None if it fits.
 
     Args:
-        provider: Of the kernels.
-        problem: What is to be computed, of any operation.
-        out_row_bytes: From one row of the result to the next; None where it has no gaps.
+        provider: The kernels' provider.
+        problem: Problem to compute, for any operation.
+        out_row_bytes: Row pitch in the result, in bytes; None for a compact result.
     """
     op = problem.signature.op
     if out_row_bytes is None:
@@ -45,7 +45,7 @@ def too_large(provider: str, problem: Problem, out_row_bytes: int | None = None)
 
 
 def too_large_for(provider: str, op: Op, divided: int, out_row_bytes: int) -> str | None:
-    """Like `too_large`, where ``divided`` is the extent that is divided into groups."""
+    """Works like `too_large`; ``divided`` is the extent split into groups."""
     if provider != LIMITED_PROVIDER or not op.has_groups:
         return None
     if divided > LARGEST_GROUP:

@@ -1,6 +1,6 @@
-"""The operators of torch that `nvgemm_runtime.moe` defines, as the grouped products that they are.
+"""Reads `nvgemm_runtime.moe` operators as grouped products.
 
-It knows the operators by name alone, so that programs can be recorded without importing torch here.
+Knows the operators by name only, so that programs can be recorded without importing torch here.
 """
 
 from __future__ import annotations
@@ -18,53 +18,53 @@ if TYPE_CHECKING:
     from .operands import Operand
 
 NAMESPACE = "nvgemm_moe"
-"""Namespace of the operators."""
+"""Operator namespace."""
 
 ROWS, COLUMNS = "rows", "columns"
-"""Names of two operators; both take ``(a, b, offsets)``, the first a ``bias`` or None besides."""
+"""Names for two operators. Both take ``(a, b, offsets)``; `ROWS` also takes ``bias`` or None."""
 
 GATED_ROWS, PAIRED_ROWS, GATE_GRADIENT = "gated_rows", "paired_rows", "gate_gradient"
 GATE_GRADIENT_SUMS, PAIRED_GATED_ROWS = "gate_gradient_sums", "paired_gated_rows"
-"""Names of those in compiled graphs that kernels with a gate compute, or write for one to read:
-`ROWS` with a gate behind it, two products side by side, a product with a gate's gradient, that with
-sums of rows, and two products side by side with their gate behind them. The first and the last may
-take ``indices``, the row of ``a`` for each row of the result."""
+"""Operators in compiled graphs for kernels with a gate, or for products that such a kernel reads:
+`ROWS` followed by a gate, two products side by side, a product with a gate's gradient, the same
+with row sums, and two products side by side followed by their gate. `GATED_ROWS` and
+`PAIRED_GATED_ROWS` accept ``indices``: for each result row, its row in ``a``."""
 
 OF_GRADIENTS = (GATE_GRADIENT, GATE_GRADIENT_SUMS)
-"""Those whose first operand is ``grad``."""
+"""Operators whose first operand is ``grad``."""
 
 ADDED_ROWS = "added_rows"
-"""Name of `ROWS` added to another product of them, of ``other_a`` and ``other_b``: the gradient of
-rows that two weights multiply."""
+"""Sum of two `ROWS` products; ``other_a`` and ``other_b`` are the second pair. It computes the row
+gradient when two weights multiply the same rows."""
 
 GATHERED_ROWS = "gathered_rows"
-"""Name of the one that adds rows of a matrix that ``rows`` name, each times one of ``weights``; it
-takes ``(matrix, rows, weights)``, of which one of the last two may be None."""
+"""Sum over selected matrix rows, each times its weight. Takes ``(matrix, rows, weights)``; ``rows``
+or ``weights`` may be None, but not both."""
 
 OF_TWO_WEIGHTS = (PAIRED_ROWS, PAIRED_GATED_ROWS, ADDED_ROWS)
-"""Those that compute two products."""
+"""Operators that compute two products."""
 
 OPERATORS = (
     ROWS, COLUMNS, ADDED_ROWS, GATED_ROWS, PAIRED_ROWS, PAIRED_GATED_ROWS, *OF_GRADIENTS,
     GATHERED_ROWS,
 )  # fmt: skip
-"""Names of all operators that multiply; others of the namespace are made of these."""
+"""All operators that multiply; others in the namespace are built on these."""
 
 BIAS_COLUMNS = 8
-"""Columns of ones by which the gradient of an expert's bias is computed, as a product by groups
-along k: as many as one row of 16 bytes needs."""
+"""Columns with ones that compute the bias gradient per expert, as a product grouped along k. One
+16-byte row needs this many."""
 
 
 def read_products(name: str, given: Mapping[str, Any]) -> tuple[AtenGemm, ...]:
-    """The products that a call of one of the operators computes, without its gate or sum.
+    """Returns the products that an operator call computes, without its gate or sum.
 
     Args:
-        name: One of `OPERATORS`.
-        given: The call's arguments by their names in the schema, with `Operand` for tensors; those
-            that are None may be left out.
+        name: Operator, from `OPERATORS`.
+        given: Call arguments by schema name, with `Operand` for tensors; None arguments may be
+            omitted.
 
     Raises:
-        KeyError: If there is no operator of that name.
+        KeyError: If the operator does not exist.
     """
     if name == GATHERED_ROWS:
         return (_read_gathered(given["matrix"], given.get("rows") or given["weights"]),)
@@ -86,21 +86,20 @@ def read_products(name: str, given: Mapping[str, Any]) -> tuple[AtenGemm, ...]:
 
 
 GATHERED_MAX_N = 2048
-"""Most columns of gates and ups for which a kernel takes tokens' rows where they are, and no copy
-is made first: for so many, from-config declares it, and experts look for it.
+"""Largest number of gate and up columns for which a kernel gathers token rows instead of reading a
+copy. Up to this limit, from-config declares the gathered problem and experts look for its kernel.
 
-On an H100, from 24,576 tokens to tokens, the forward of Qwen3-30B-A3B's experts, with 1,536, took
-3.56 ms with such a kernel and 3.64 ms with a copy; that of gpt-oss-20b's, with 5,760, 8.91 and 7.48
-ms, and that of Mixtral-8x7B's, with 28,672, 34.13 and 26.83 ms
-(benchmarks/results/moe-gather-h100-2026-11-27.txt). The threads that gather a row do so again for
-each tile of columns."""
+Forward time on an H100, 24,576 tokens, with such a kernel and with a copy: 3.56 and 3.64 ms for
+Qwen3-30B-A3B (1,536 columns), 8.91 and 7.48 ms for gpt-oss-20b (5,760), 34.13 and 26.83 ms for
+Mixtral-8x7B (28,672) (benchmarks/results/moe-gather-h100-2026-11-27.txt). Threads gather each row
+again for every tile along n."""
 
 _ROW_BYTES = 16
-"""`nvgemm_runtime.moe` copies a matrix whose rows begin at no multiple of it."""
+"""`nvgemm_runtime.moe` copies a matrix unless its rows begin at multiples of this."""
 
 
 def _read_gathered(matrix: Operand, rows: Operand) -> AtenGemm:
-    """What a kernel is given: weights in fp32, and rows in int32, whatever the call has."""
+    """Reads a gathered sum with kernel dtypes: fp32 weights and int32 rows."""
     pitch = matrix.strides[0] * matrix.element_size()
     is_read = matrix.strides[1] == 1 and (pitch | matrix.address) % _ROW_BYTES == 0
     matrix = matrix if is_read else _copied(matrix)
@@ -112,7 +111,7 @@ def _read_gathered(matrix: Operand, rows: Operand) -> AtenGemm:
 
 
 def _read_groups(given: Mapping[str, Any], b: Operand, bias: Operand | None) -> AtenGemm:
-    """A product of groups of the rows of ``a``; of those that indices name, as of a copy."""
+    """Reads a grouped GEMM; gathers A's rows into a copy if indices are given."""
     a, indices = given["a"], given.get("indices")
     if indices is not None:
         a = _copied(replace(a, shape=(indices.shape[0], a.shape[1])))
@@ -122,7 +121,7 @@ def _read_groups(given: Mapping[str, Any], b: Operand, bias: Operand | None) -> 
 def _read_compact(
     name: str, a: Operand, b: Operand, offsets: Operand, bias: Operand | None
 ) -> AtenGemm:
-    """As `read_product`, into a result of its own."""
+    """Reads a product as `read_product` does, into a new compact result."""
     groups = (offsets.shape[0], a.shape[1]) if name == COLUMNS else (a.shape[0],)
     out = _copied(replace(a, shape=(*groups, b.shape[-1])))
     return read_product(name, a, b, offsets, out, bias)
@@ -131,20 +130,20 @@ def _read_compact(
 def read_product(
     name: str, a: Operand, b: Operand, offsets: Operand, out: Operand, bias: Operand | None = None
 ) -> AtenGemm:
-    """The call of ``torch._grouped_mm`` that a call of one of the operators equals.
+    """Returns the ``torch._grouped_mm`` call that equals an operator call.
 
-    Operands that the operator copies, because no kernel takes their strides, are those copies.
+    The operator copies operands whose strides no kernel takes; the returned call has those copies.
 
     Args:
         name: `ROWS` or `COLUMNS`.
         a: Matrix [m, k] for rows, [m, p] for columns.
         b: Matrices [groups, k, n] for rows, a matrix [m, q] for columns.
-        offsets: Ends of groups [groups].
+        offsets: Group ends [groups].
         out: Matrix [m, n] for rows, matrices [groups, p, q] for columns.
-        bias: A row for each group [groups, n], for rows alone.
+        bias: Bias row per group [groups, n]; rows only.
 
     Raises:
-        KeyError: If there is no operator of that name.
+        KeyError: If the operator does not exist.
     """
     if name == ROWS:
         a, b = (one if 1 in one.strides[-2:] else _copied(one) for one in (a, b))

@@ -1,4 +1,4 @@
-"""Reads off tensors which problem they pose, and how well they are aligned."""
+"""Derives a problem and its alignment from tensors."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     import torch
 
 MAX_ALIGNMENT_BYTES = 256
-"""Alignments are told apart up to this: what torch's CUDA allocator at least gives."""
+"""Largest alignment that is distinguished: the minimum that torch's CUDA allocator gives."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operand:
-    """What `requests` asks of a tensor, for operands that are not tensors yet.
+    """Stand-in for a tensor that does not exist yet; has the attributes that `requests` reads.
 
     Attributes:
-        dtype: Its element type.
-        device: Where it will be.
-        shape: Its extents.
-        strides: In elements.
-        address: Any address that is aligned as the first element will be.
+        dtype: Torch dtype.
+        device: Future device.
+        shape: Extents.
+        strides: Strides, in elements.
+        address: Any address with the first element's future alignment.
     """
 
     dtype: torch.dtype
@@ -51,35 +51,36 @@ class Operand:
         return f"{self.dtype}{list(self.shape)}, strides {list(self.strides)}"
 
     def dim(self) -> int:
-        """Number of dimensions."""
+        """Returns the number of dimensions."""
         return len(self.shape)
 
     def stride(self) -> tuple[int, ...]:
-        """Its strides, in elements."""
+        """Returns the strides, in elements."""
         return self.strides
 
     def data_ptr(self) -> int:
-        """Its address, as far as alignment goes."""
+        """Returns an address with the right alignment."""
         return self.address
 
     def element_size(self) -> int:
-        """Bytes of one element."""
+        """Returns the bytes per element."""
         return int(self.dtype.itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A problem, and how the tensors that pose it lie in memory.
+    """Problem and memory layout of its operands.
 
     Attributes:
-        problem: What is to be computed.
-        alignment_bytes: Largest power of two, up to 256, that divides every pointer, and in bytes
-            every contiguous extent and every stride other than 1. Offsets, rows and scales have
-            rules of their own, as A of ``gathered_mm`` has; only pointers of row-wise scales count.
-        is_compact: Whether A, B and the result have no gaps between rows or matrices. Kernels that
-            take addresses and no strides need that.
-        out_row_bytes: From one row of the result to the next; None where it has one row, or is yet
-            to be made.
+        problem: Problem to compute.
+        alignment_bytes: Largest power of two, up to 256, that divides every pointer and, in bytes,
+            every contiguous extent and every stride other than 1. Excludes offsets, rows, scales
+            and A of ``gathered_mm``, which have their own rules; pointers to row scales are
+            included.
+        is_compact: True if A, B and the result have no gaps between rows or matrices. Kernels that
+            take addresses without strides need this.
+        out_row_bytes: Row pitch in the result, in bytes; None if it has one row or is not allocated
+            yet.
     """
 
     problem: Problem
@@ -98,14 +99,14 @@ def _dtypes() -> dict[torch.dtype, DType]:
 
 @functools.cache
 def torch_dtype(dtype: DType) -> torch.dtype:
-    """Torch's name for an element type."""
+    """Returns the torch dtype for an element type."""
     import torch
 
     return getattr(torch, dtype.torch_name)
 
 
 def usual_out_dtype(operand: torch.dtype) -> torch.dtype:
-    """Type of a result where none is named (`DType.usual_out`); A's if A has an unknown one."""
+    """Returns the default result dtype (`DType.usual_out`); A's if A's dtype is unknown."""
     dtype = _dtypes().get(operand)
     return operand if dtype is None else torch_dtype(dtype.usual_out)
 
@@ -118,11 +119,11 @@ RANKS = {
     Op.GATHERED_MM: (2, 2),
     Op.GATHERED_GROUPED_MM: (2, 3),
 }
-"""Ranks of A and B; the result has that of A, but 3 for ``k_grouped_mm``."""
+"""Ranks of A and B. The result has A's rank, except for ``k_grouped_mm``: 3."""
 
 
 def op_of(a: torch.Tensor, b: torch.Tensor, extras: ExtraOperands) -> Op:
-    """The operation that takes such operands."""
+    """Returns the operation for these operands."""
     if extras.offsets is not None and extras.rows is not None:
         return Op.GATHERED_GROUPED_MM
     if extras.offsets is not None:
@@ -142,16 +143,16 @@ def check_shapes(
     groups: int | None = None,
     rows: int | None = None,
 ) -> tuple[int, ...]:
-    """The shape of a result; operands that cannot be multiplied, whatever the kernel, are refused.
+    """Checks that operands can be multiplied, by any kernel, and returns the result shape.
 
-    A has the shape [m, k], with a leading batch for ``bmm``; B has [k, n], with a leading batch for
-    ``bmm`` or groups for ``grouped_mm``. With a gate, its ``form`` says how many columns the result
-    has. Of ``k_grouped_mm``, it is [groups, m, n]; how many ``groups`` there are, offsets say. Of
-    ``gathered_mm``, B may have any number of rows. Of ``gathered_grouped_mm``, A may, and ``rows``
-    says how many the result has.
+    A has shape [m, k] and B [k, n]. For ``bmm`` both have a leading batch. For ``grouped_mm``, B
+    has leading groups. For ``k_grouped_mm`` the result is [groups, m, n], with ``groups`` from the
+    offsets. For ``gathered_mm``, B may have any number of rows. For ``gathered_grouped_mm``, A may
+    have any number of rows, and the result has ``rows``. With a gate, its ``form`` gives the number
+    of result columns.
 
     Raises:
-        ValueError: If ranks, shapes or devices do not fit, or n is odd and has pairs for a gate.
+        ValueError: If ranks, shapes or devices do not match, or n is odd and the gate needs pairs.
     """
     ranks = RANKS[op]
     if (a.dim(), b.dim()) != ranks:
@@ -184,11 +185,11 @@ def check_shapes(
 
 
 def check_kinds(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
-    """Check that operands are what they look like: numbers in memory, whatever their shapes.
+    """Checks that operands are plain strided tensors in memory, whatever their shapes.
 
     Raises:
-        ValueError: If one is sparse, of another library's layout, quantized, fake, or inside a
-            transform of ``torch.func``.
+        ValueError: If one is sparse, in another library's layout, quantized, fake, or inside a
+            ``torch.func`` transform.
     """
     for name, tensor in (("a", a), ("b", b), ("out", out)):
         if tensor is not None:
@@ -196,7 +197,7 @@ def check_kinds(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | No
 
 
 def check_kind(where: str, name: str, tensor: torch.Tensor) -> None:
-    """Check one operand as `check_kinds` does."""
+    """Checks one operand like `check_kinds`."""
     import torch
 
     if tensor.layout is not torch.strided:
@@ -229,11 +230,11 @@ def _fake_tensor() -> type:
 def check_empty(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands = NO_EXTRAS
 ) -> None:
-    """Check a GEMM without products as one that has some: its types, extras, and where it goes.
+    """Checks dtypes, extras and output strides for a GEMM without products, as for any other.
 
     Raises:
-        ValueError: If what it takes besides A and B is missing, or elsewhere.
-        NoKernelError: If types, extras or the output's strides are such that no kernel can exist.
+        ValueError: If an extra operand is missing or on another device.
+        NoKernelError: If no kernel can have such dtypes, extras or output strides.
     """
     a_dtype, b_dtype, out_dtype = (_dtype(tensor.dtype) for tensor in (a, b, out))
     rounds_to_integers = out_dtype.is_integer and not a_dtype.is_integer
@@ -253,7 +254,7 @@ def check_empty(
 def _read_extras(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: DType, extras: ExtraOperands
 ) -> tuple[ScaleRecipe | None, tuple[Epilogue | None, ...]]:
-    """The scales, and every way to read what is added; offsets are checked."""
+    """Checks extra operands; returns the scale recipe and all readings for the addend."""
     for tensor in extras.tensors():
         if tensor.device != a.device:
             raise ValueError(
@@ -287,34 +288,34 @@ def requests(
     *,
     extras: ExtraOperands = NO_EXTRAS,
 ) -> tuple[Request, ...]:
-    """Describe ``out = a @ b``, with what else it takes.
+    """Describes ``out = a @ b`` with its extra operands.
 
     Args:
-        op: The operation; it fixes the ranks of the operands.
-        a: Operand of shape [m, k], with a leading batch for ``bmm``.
-        b: Operand of shape [k, n], with a leading batch for ``bmm``, or groups for ``grouped_mm``.
-            Of ``k_grouped_mm``, both are matrices, and the result is [groups, m, n]. Of
-            ``gathered_mm``, [any number of rows, n]; of ``gathered_grouped_mm``, A has any number
-            of rows, and B groups.
-        out_dtype: Type of the result; by default what `usual_out_dtype` says.
-        out: The tensor to be written, if there is one already; its type counts.
+        op: Operation; it fixes operand ranks.
+        a: Operand [m, k], with a leading batch for ``bmm``; [any number of rows, k] for
+            ``gathered_grouped_mm``.
+        b: Operand [k, n], with a leading batch for ``bmm``, or groups for ``grouped_mm`` and
+            ``gathered_grouped_mm``; [any number of rows, n] for ``gathered_mm``. For
+            ``k_grouped_mm``, both are matrices and the result is [groups, m, n].
+        out_dtype: Result dtype; `usual_out_dtype` by default.
+        out: Existing output tensor, if any; its dtype takes precedence.
         extras: Scales, offsets, rows and addend.
 
     Returns:
-        Every way to read the operands, best aligned first: one, but for a matrix of one row or
-        column, which is in both layouts, and for a row that is added to one row.
+        All readings, best aligned first. There are several if a matrix has one row or column, which
+        is in both layouts, or if a row is added to a result with one row.
 
     Raises:
-        ValueError: If ranks, shapes or devices do not fit.
-        NoKernelError: If types, strides or extents are such that no kernel can exist.
+        ValueError: If ranks, shapes or devices do not match.
+        NoKernelError: If no kernel can have such dtypes, strides or extents.
     """
     form = None if extras.gated is None else extras.gated.form
     shape = check_shapes(op, a, b, out, form=form, groups=extras.groups, rows=extras.gathered)
     if out is not None:
         out_dtype = out.dtype
-    # Types before layouts: theirs is the reason that helps most.
+    # Dtypes before layouts: a wrong dtype is the more helpful reason.
     a_dtype, b_dtype = _dtype(a.dtype), _dtype(b.dtype)
-    named = b.dtype if op is Op.GATHERED_MM else a.dtype  # the type of weights says nothing
+    named = b.dtype if op is Op.GATHERED_MM else a.dtype  # its A is fp32, whatever the result
     result = _dtype(out_dtype or usual_out_dtype(named))
     scales, epilogues = _read_extras(op, a, b, result, extras)
     added = [(one, _addend_alignment_bytes(op, extras.addend, one)) for one in epilogues]
@@ -329,7 +330,7 @@ def requests(
         is_compact = _lies_compact(out, -1, -2)
     alignment = min(alignment, _row_scale_alignment_bytes(extras, scales))
     found = []
-    if op is Op.GATHERED_MM:  # whose kernels read it by the element
+    if op is Op.GATHERED_MM:  # kernels read A by the element, at any alignment
         readings["a"] = [(major, MAX_ALIGNMENT_BYTES) for major, _ in readings["a"]]
     for a_major, a_alignment in readings["a"]:
         for (b_major, b_alignment), (epilogue, addend_alignment) in product(readings["b"], added):
@@ -358,11 +359,11 @@ def requests(
 
 
 _DIMENSIONS = {"t": (-1, -2), "n": (-2, -1)}
-"""By major: the dimension along which a tensor is contiguous, and the other of its matrices."""
+"""By major: the contiguous matrix dimension, then the other one."""
 
 
 def _lies_compact(tensor: torch.Tensor, inner: int, outer: int) -> bool:
-    """Whether matrices lie without gaps, and one behind the other."""
+    """Returns True if matrices have no gaps between their rows or each other."""
     shape, strides = tensor.shape, tensor.stride()
     if shape[outer] > 1 and strides[outer] != shape[inner]:
         return False
@@ -370,7 +371,7 @@ def _lies_compact(tensor: torch.Tensor, inner: int, outer: int) -> bool:
 
 
 def _row_scale_alignment_bytes(extras: ExtraOperands, scales: ScaleRecipe | None) -> int:
-    """Alignment of the scales of rows, which kernels move as they do operands."""
+    """Returns the alignment of row scales, which kernels load like operands."""
     if scales is not ScaleRecipe.FP32_ROW:
         return MAX_ALIGNMENT_BYTES
     assert extras.scale_a is not None
@@ -379,8 +380,8 @@ def _row_scale_alignment_bytes(extras: ExtraOperands, scales: ScaleRecipe | None
 
 
 def _addend_alignment_bytes(op: Op, addend: torch.Tensor | None, epilogue: Epilogue | None) -> int:
-    """Alignment of what is added, which kernels hold to the rule of operands."""
-    if epilogue is None or addend is None:  # where nothing is added, there is no addend
+    """Returns the addend's alignment, for which kernels have the same rule as for operands."""
+    if epilogue is None or addend is None:
         return MAX_ALIGNMENT_BYTES
     if epilogue.addend is Addend.ROW and not op.groups_rows:
         return _power_of_two(addend.data_ptr() | addend.shape[-1] * addend.element_size())
@@ -394,7 +395,7 @@ def _addend_alignment_bytes(op: Op, addend: torch.Tensor | None, epilogue: Epilo
 
 
 def _out_alignment_bytes(out: torch.Tensor) -> int:
-    """Alignment of an output."""
+    """Returns an output's alignment."""
     for major, alignment in _readings("out", out):
         if major == "t":
             return alignment
@@ -432,10 +433,10 @@ def _dtype(dtype: torch.dtype) -> DType:
 
 
 def _readings(name: str, tensor: torch.Tensor) -> list[tuple[str, int]]:
-    """The majors that a tensor has, each with its alignment in bytes.
+    """Returns the tensor's majors, each with its alignment in bytes.
 
-    ``t`` is contiguous along the last dimension, ``n`` along the one before. The stride of a
-    dimension of extent 1 says nothing, so a single row or column is in both.
+    ``t`` is contiguous along the last dimension, ``n`` along the one before it. A stride counts
+    only if its extent exceeds 1, so a single row or column has both majors.
     """
     found = [
         (major, alignment)
@@ -451,20 +452,20 @@ def _readings(name: str, tensor: torch.Tensor) -> list[tuple[str, int]]:
 
 
 def _alignment_bytes(tensor: torch.Tensor, inner: int, outer: int) -> int | None:
-    """Alignment of a tensor that is contiguous along ``inner``; None if it is not."""
+    """Returns a tensor's alignment if it is contiguous along ``inner``; None otherwise."""
     shape, strides = tensor.shape, tensor.stride()
     extent = shape[inner]
     if extent > 1 and strides[inner] != 1:
         return None
     elements = extent
-    reach = extent  # of one matrix
+    reach = extent  # elements spanned by one matrix
     if shape[outer] > 1:
         if strides[outer] < extent:
             return None
         elements |= strides[outer]
         reach += (shape[outer] - 1) * strides[outer]
     if len(shape) == 3 and shape[0] > 1:
-        # Matrices lie one behind the other, or each row of one between the rows of the others.
+        # Matrices follow each other, or their rows interleave.
         between = extent + (shape[0] - 1) * strides[0]
         apart = strides[0] >= reach or strides[outer] >= between
         if strides[0] < extent or not apart:
@@ -474,5 +475,5 @@ def _alignment_bytes(tensor: torch.Tensor, inner: int, outer: int) -> int | None
 
 
 def _power_of_two(value: int) -> int:
-    """Largest power of two that divides ``value``, up to 256."""
+    """Returns the largest power of two that divides ``value``, up to 256."""
     return min(MAX_ALIGNMENT_BYTES, value & -value) if value else MAX_ALIGNMENT_BYTES

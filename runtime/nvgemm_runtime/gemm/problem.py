@@ -1,7 +1,7 @@
-"""Problems and signatures: what a GEMM is, with and without its sizes.
+"""Problems and signatures: a GEMM with and without its sizes.
 
-A signature is what a compiled kernel is specialised on; a problem is a signature plus sizes. Both
-are frozen, hashable, ordered by their text key, and their keys parse back to equal values.
+A kernel is specialised on a signature; a problem adds sizes. Both are frozen, hashable, ordered by
+their text key, and their keys parse back to equal values.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ __all__ = ["MAX_EXTENT", "DType", "Layout", "Op", "Problem", "Signature"]
 
 
 class Op(str, enum.Enum):
-    """The operation, by torch's name.
+    """Operation, by torch name.
 
-    ``mm`` takes matrices and ``bmm`` a batch of them. ``grouped_mm`` multiplies the rows of one A,
-    group by group, with a B for each group: the experts of a mixture. ``k_grouped_mm`` has groups
-    along k, and a result for each: the gradient of the experts' weights. ``gathered_mm`` multiplies
-    each row of A, which is short, with rows of B that indices name: sums of the experts' results.
-    ``gathered_grouped_mm`` is ``grouped_mm`` of rows of A that indices name: of the tokens that
-    each expert gets, wherever they are.
+    - ``mm`` multiplies matrices, ``bmm`` a batch.
+    - ``grouped_mm`` multiplies A's rows, group by group, with one B per group: MoE experts.
+    - ``k_grouped_mm`` has groups along k and one result per group: the experts' weight gradients.
+    - ``gathered_mm`` multiplies each short row in A with rows from B selected by indices: weighted
+      sums over expert results.
+    - ``gathered_grouped_mm`` is ``grouped_mm`` on A's rows selected by indices: each expert reads
+      its tokens in place.
     """
 
     MM = "mm"
@@ -37,30 +38,30 @@ class Op(str, enum.Enum):
 
     @property
     def has_groups(self) -> bool:
-        """Whether offsets say where groups end: along m, or along k."""
+        """True if offsets end groups along m or k."""
         return self.groups_rows or self is Op.K_GROUPED_MM
 
     @property
     def groups_rows(self) -> bool:
-        """Whether groups are of rows, along m, with a B for each."""
+        """True if groups are rows along m, with one B per group."""
         return self in (Op.GROUPED_MM, Op.GATHERED_GROUPED_MM)
 
     @property
     def is_gathered(self) -> bool:
-        """Whether indices name rows: of B for each element of A, or of A for each of the result."""
+        """True if indices select rows: in B per element of A, or in A per result row."""
         return self in (Op.GATHERED_MM, Op.GATHERED_GROUPED_MM)
 
     @property
     def is_of_experts(self) -> bool:
-        """Whether it is there for experts, which `nvgemm_runtime.moe` computes by it."""
+        """True for the operations that `nvgemm_runtime.moe` uses."""
         return self.has_groups or self is Op.GATHERED_MM
 
 
 class Layout(str, enum.Enum):
     """Majors of A and B in BLAS letters; the output is always row-major.
 
-    ``t`` is row-major (the last dimension is contiguous), ``n`` is column-major. A is m x k and B
-    is k x n, so ``tn`` means that k is contiguous in both: the layout of ``torch.nn.Linear``.
+    ``t`` is row-major (contiguous last dimension), ``n`` is column-major. A is m x k and B is k x
+    n, so ``tn`` means that k is contiguous in both, as in ``torch.nn.Linear``.
     """
 
     TN = "tn"
@@ -70,29 +71,28 @@ class Layout(str, enum.Enum):
 
     @property
     def a_row_major(self) -> bool:
-        """Whether A (m x k) is contiguous along k."""
+        """True if A (m x k) is contiguous along k."""
         return self.value[0] == "t"
 
     @property
     def b_row_major(self) -> bool:
-        """Whether B (k x n) is contiguous along n."""
+        """True if B (k x n) is contiguous along n."""
         return self.value[1] == "t"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """What a kernel is specialised on: it serves problems of its signature and alignment.
+    """Key that a kernel is specialised on; it serves all aligned problems with this signature.
 
     Attributes:
-        op: The operation; it fixes the rank of the operands (mm: 2, bmm: 3, grouped_mm: 2 of A
-            and the result, 3 of B, as of gathered_grouped_mm; k_grouped_mm: 2 of A and B, 3 of the
-            result; gathered_mm: 2).
+        op: Operation; it fixes operand ranks. mm and gathered_mm: all 2. bmm: all 3. grouped_mm and
+            gathered_grouped_mm: B 3, A and result 2. k_grouped_mm: result 3, A and B 2.
         layout: Majors of A and B.
-        a, b: Element types of A and B: one type, two of fp8, or for gathered_mm fp32 and B's.
-        accumulator: Element type in which products are summed.
-        out: Element type of the result.
-        scales: What scales A and B, if anything does.
-        epilogue: What is done before the result is stored, if anything is.
+        a, b: Dtypes of A and B: equal, two fp8 dtypes, or fp32 and B's for gathered_mm.
+        accumulator: Dtype in which products are summed.
+        out: Result dtype.
+        scales: Scale recipe for A and B, if any.
+        epilogue: Epilogue, if any.
     """
 
     op: Op
@@ -106,37 +106,37 @@ class Signature:
 
     @property
     def dtype(self) -> DType:
-        """What a manifest calls its type: A's, but B's of ``gathered_mm``, for its A is fp32."""
+        """Dtype that manifests name: A's, or B's for ``gathered_mm``, whose A is fp32."""
         return self.b if self.op is Op.GATHERED_MM else self.a
 
     @property
     def is_gated(self) -> bool:
-        """Whether the epilogue has a gate, in any form."""
+        """True if the epilogue has a gate, in any form."""
         return self.epilogue is not None and self.epilogue.gate is not None
 
     @property
     def form(self) -> GateForm | None:
-        """The form of a gated epilogue; None without a gate."""
+        """Gated epilogue form; None without a gate."""
         return None if self.epilogue is None else self.epilogue.form
 
     @property
     def is_gradient(self) -> bool:
-        """Whether the epilogue is the gradient of a gate, with sums or without."""
+        """True if the epilogue is a gate's gradient, with or without sums."""
         return self.form is not None and self.form.is_gradient
 
     def out_columns(self, n: int) -> int:
-        """Columns of the result of a product of n columns."""
+        """Returns the result's column count for a product with n columns."""
         form = self.form
         return n if form is None else n * form.row.out_columns // form.row.product_columns
 
     def part_columns(self, n: int) -> int:
-        """Columns of each part of the result, which kernels store by themselves."""
+        """Returns the column count for each result part; kernels store parts separately."""
         form = self.form
         return self.out_columns(n) // (1 if form is None else form.row.parts)
 
     @property
     def key(self) -> str:
-        """Canonical text: ``mm/tn/bf16xbf16/fp32/bf16``, then scales and epilogue where there are.
+        """Canonical text: ``mm/tn/bf16xbf16/fp32/bf16``, then scales and epilogue if present.
 
         For example ``mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16``.
         """
@@ -151,12 +151,12 @@ class Signature:
         return "/".join(parts)
 
     @classmethod
-    @functools.lru_cache(maxsize=1024)  # a bundle names few signatures, thousands of times
+    @functools.lru_cache(maxsize=1024)  # bundles repeat few signatures thousands of times
     def parse(cls, key: str) -> Signature:
-        """Read a signature from its canonical text.
+        """Parses a signature's canonical text.
 
         Raises:
-            ValueError: If ``key`` is not the canonical text of a signature.
+            ValueError: If ``key`` is not a signature's canonical text.
         """
         parts = key.split("/")
         operands = parts[2].split("x") if 5 <= len(parts) <= 7 else []
@@ -182,7 +182,7 @@ class Signature:
 
 
 def _parse_optional(key: str, parts: list[str]) -> tuple[ScaleRecipe | None, Epilogue | None]:
-    """Scales and epilogue, in this order, each of which may be missing."""
+    """Parses the optional scales, then the optional epilogue."""
     rest = list(parts)
     scales = ScaleRecipe(rest.pop(0)) if rest and rest[0] in _SCALES else None
     epilogue = Epilogue(rest.pop(0)) if rest and rest[0] in _EPILOGUES else None
@@ -199,29 +199,30 @@ _SCALES = frozenset(recipe.value for recipe in ScaleRecipe)
 _EPILOGUES = frozenset(epilogue.value for epilogue in Epilogue)
 
 _COUNTS = {op: "b" if op is Op.BMM else "g" if op.has_groups else "" for op in Op}
-"""Letter before the number of matrices or groups, in the key of a problem."""
+"""Prefix letter for the batch or group count in a problem key."""
 
 _SIZES = re.compile(r"(?:([bg])([1-9][0-9]*))?m([1-9][0-9]*)n([1-9][0-9]*)k([1-9][0-9]*)")
 
 MAX_EXTENT = 2**31 - 1
-"""Largest m, n, k or batch: the kernels take extents as signed 32-bit integers."""
+"""Largest m, n, k or batch: kernels take extents as signed 32-bit integers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One GEMM to serve: out[m, n] = A[m, k] @ B[k, n], ``batch`` times for ``bmm``.
+    """GEMM to serve: out[m, n] = A[m, k] @ B[k, n], ``batch`` times for ``bmm``.
 
-    For ``grouped_mm``, m counts the rows of all groups, and there are ``groups`` matrices B. For
-    ``k_grouped_mm``, k counts the terms of all groups, and there are ``groups`` results. For
-    ``gathered_mm``, k counts the rows of B that are added to one row of the result; how many rows B
-    has decides nothing, and is not in it, as that of A's rows is not for ``gathered_grouped_mm``,
-    where m counts the rows of the result.
-    Extents count values: k is twice the extent of a tensor of fp4. With a gated epilogue, n counts
-    the columns of B, and the result has as many as its form says (`out_n`).
+    - ``grouped_mm``: m counts rows over all groups; B has ``groups`` matrices.
+    - ``k_grouped_mm``: k counts terms over all groups; the result has ``groups`` matrices.
+    - ``gathered_mm``: k counts the rows in B added to one result row. B's row count affects nothing
+      and is not part of the problem.
+    - ``gathered_grouped_mm``: m counts result rows. A's row count is not part of the problem.
+
+    Extents count values: with fp4, k is twice the tensor extent. With a gated epilogue, n counts
+    B's columns, and `out_n` the result's.
 
     Raises:
-        ValueError: If an extent is outside 1..2**31-1, an operation has a batch or groups that it
-            does not know, k does not fill whole elements, or n has no pairs for a gate.
+        ValueError: If an extent is outside 1..2**31-1, the operation has no batch or groups, k does
+            not fill whole elements, or n does not form gate pairs.
     """
 
     signature: Signature
@@ -257,7 +258,7 @@ class Problem:
 
     @property
     def out_n(self) -> int:
-        """Columns of the result: n, or with a gated epilogue what its form makes of them."""
+        """Result columns: n, or the gated epilogue form's count."""
         return self.signature.out_columns(self.n)
 
     @property
@@ -269,10 +270,10 @@ class Problem:
 
     @classmethod
     def parse(cls, key: str) -> Problem:
-        """Read a problem from its canonical text.
+        """Parses a problem's canonical text.
 
         Raises:
-            ValueError: If ``key`` is not the canonical text of a problem.
+            ValueError: If ``key`` is not a problem's canonical text.
         """
         head, _, sizes = key.rpartition("/")
         signature = Signature.parse(head)
@@ -294,7 +295,7 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Floating-point (or integer) operations: a multiply and an add a term."""
+        """Floating-point (or integer) operations: a multiply and an add per term."""
         return 2 * self.m * self.n * self.k * self.batch
 
     def __lt__(self, other: Problem) -> bool:

@@ -1,4 +1,4 @@
-"""The tensors that a kernel takes: which there are for a signature, of what type and shape."""
+"""Kernel operands for a signature: their roles, dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from .types import DType, ScaleRecipe, swizzled_elements
 
 
 class Role(str, enum.Enum):
-    """What a tensor is to a GEMM."""
+    """Operand role in a GEMM."""
 
     A = "a"
     B = "b"
     SCALE_A = "scale_a"
     SCALE_B = "scale_b"
     OFFSETS = "offsets"
-    """Where each group ends along m, or along k (k_grouped_mm), as int32."""
+    """Group ends along m, or along k (k_grouped_mm), as int32."""
     ROWS = "rows"
-    """The row of B that each element of A multiplies (gathered_mm), or of A for each row of the
-    result (gathered_grouped_mm), as int32."""
+    """Row in B for each element in A (gathered_mm), or row in A for each result row
+    (gathered_grouped_mm), as int32."""
     ADDEND = "addend"
-    """The bias, or the matrix, that an epilogue adds, or the product or gates that it reads."""
+    """Bias or matrix that an epilogue adds, or product or gates that it reads."""
     SUMS = "sums"
-    """The second result of a gate's gradient with sums, which is zero before: fp32 [m, parts]."""
+    """Second result for a gate's gradient with sums, zero-initialised: fp32 [m, parts]."""
     OUT = "out"
 
 
 SUMMED_COLUMNS = 64
-"""Columns of a product for one part of a row's sums. No tile is narrower, and each writes the part
-of its number."""
+"""Product columns per row-sum part. No tile is narrower, and each tile writes the part at its own
+index."""
 
 
 def roles(signature: Signature) -> tuple[Role, ...]:
-    """The tensors of a signature's kernels, `Role.OUT` last."""
+    """Returns the operand roles for a signature's kernels, `Role.OUT` last."""
     return (Role.A, Role.B, *extra_roles(signature), Role.OUT)
 
 
 def extra_roles(signature: Signature) -> tuple[Role, ...]:
-    """The tensors besides A, B and the result, in the order in which every function takes them."""
+    """Returns the roles besides A, B and the result, in the order used everywhere."""
     extras: list[Role] = []
     if signature.scales is not None:
         extras += (Role.SCALE_A, Role.SCALE_B)
@@ -55,17 +55,17 @@ def extra_roles(signature: Signature) -> tuple[Role, ...]:
 
 
 def _adds(signature: Signature) -> bool:
-    """Whether an epilogue adds something, or reads it in that place."""
+    """Returns True if the epilogue has an addend operand, added or read."""
     return signature.epilogue is not None and signature.epilogue.addend is not None
 
 
 def has_sums(signature: Signature) -> bool:
-    """Whether a kernel has a second result, the sums of rows."""
+    """Returns True if kernels have row sums as a second result."""
     return signature.form is not None and signature.form.row.has_sums
 
 
 def role_dtype(signature: Signature, role: Role) -> DType:
-    """Element type of one of a signature's tensors."""
+    """Returns the dtype for one role."""
     if role in (Role.SCALE_A, Role.SCALE_B):
         assert signature.scales is not None
         return signature.scales.dtype
@@ -81,11 +81,11 @@ def role_dtype(signature: Signature, role: Role) -> DType:
 
 
 def contiguous_bytes(problem: Problem) -> int:
-    """Bitwise or of the contiguous extents of A, B and the parts of the result, in bytes.
+    """Returns the bitwise OR over the contiguous extents of A, B and the result parts, in bytes.
 
-    A power of two divides it that divides every one of them, and so every stride of compact ones.
-    What is added has rows of as many elements as the product, or a multiple of a part's. A of
-    ``gathered_mm`` is read by the element, and does not count.
+    A power of two divides it if it divides every extent, and so every stride in compact operands.
+    Addend rows have as many elements as the product, or a multiple of a part's. Excludes A of
+    ``gathered_mm``, which is read by the element.
     """
     signature = problem.signature
     layout = signature.layout
@@ -98,10 +98,10 @@ def contiguous_bytes(problem: Problem) -> int:
 
 
 def misalignment(problem: Problem, alignment_bytes: int) -> str | None:
-    """Why operands of this problem cannot be aligned as a kernel needs, or None.
+    """Returns the reason why this problem's operands cannot have an alignment; None if they can.
 
-    Pointers can be chosen, sizes cannot: the extent along which an operand is contiguous is the
-    stride of its other dimension and must be a multiple of the alignment.
+    Pointers can be chosen, sizes cannot: an operand's contiguous extent is the other dimension's
+    stride and must be a multiple of the alignment.
     """
     signature = problem.signature
     m, n, k = ("m", problem.m), ("n", problem.n), ("k", problem.k)
@@ -113,7 +113,7 @@ def misalignment(problem: Problem, alignment_bytes: int) -> str | None:
         "out": (*out_n, signature.out),
     }
     if signature.op is Op.GATHERED_MM:
-        del contiguous["A"]  # which is read by the element
+        del contiguous["A"]  # read by the element
     if _adds(signature):
         contiguous["addend"] = (*n, role_dtype(signature, Role.ADDEND))
     for operand, (name, extent, dtype) in contiguous.items():
@@ -127,17 +127,17 @@ def misalignment(problem: Problem, alignment_bytes: int) -> str | None:
 
 
 def sum_parts(n: int) -> int:
-    """How many parts the sums of a row have, of a product with n columns."""
+    """Returns the number of row-sum parts for a product with n columns."""
     return -(-n // SUMMED_COLUMNS)
 
 
 def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
-    """Shape of one of a problem's tensors, as torch counts: two values of fp4 are one element.
+    """Returns an operand's shape in torch elements, where two fp4 values are one element.
 
-    Swizzled scales have one dimension here, for their shape says nothing; tensor-wise ones hold one
-    element, row-wise ones are [m, 1] and [1, n], in groups [m] and [groups, n]. B of
-    ``gathered_mm`` may have any number of rows; here, as many as A has elements. A of
-    ``gathered_grouped_mm`` may, too; here, m.
+    Swizzled scales get one dimension, because their shape is arbitrary. Tensor-wise scales hold one
+    element; row-wise ones are [m, 1] and [1, n], in groups [m] and [groups, n]. B of
+    ``gathered_mm`` may have any number of rows; here it has one per element in A. A of
+    ``gathered_grouped_mm`` may too; here it has m.
     """
     signature = problem.signature
     m, n, k = problem.m, problem.n, problem.k

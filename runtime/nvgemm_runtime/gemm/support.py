@@ -1,7 +1,7 @@
-"""What can be computed at all: which element types, results, scales and epilogues go together.
+"""Supported combinations of operand dtypes, result dtypes, scales and epilogues.
 
-One row of the tables here is one row of docs/reference/support.md. What a row says holds for
-at least one target; which operators a target has for it, the builder finds out.
+Each row here matches one in docs/reference/support.md, and holds for at least one target. The
+builder finds out which operators a target has for it.
 """
 
 from __future__ import annotations
@@ -22,53 +22,53 @@ OUTS = {
     for dtype in DType
     if dtype.is_operand
 }
-"""By dtype of A and B: the dtypes that the result may have, whatever else is asked."""
+"""Result dtypes by dtype of A and B, before any further restriction."""
 
 GROUPED = tuple(dtype for dtype in DType if dtype.row.in_groups)
-"""Dtypes of A and B in groups; the result is fp32, fp16 or bf16."""
+"""Dtypes for A and B in grouped products; the result is fp32, fp16 or bf16."""
 
 GATED = tuple(dtype for dtype in DType if dtype in _WIDE and dtype.bits == 16)
-"""Dtypes of A, B and the result with a gated epilogue."""
+"""Dtypes for A, B and the result with a gated epilogue."""
 
 K_GROUPED = GATED
-"""Dtypes of A and B in groups along k; the result is fp32, fp16 or bf16."""
+"""Dtypes for A and B in products grouped along k; the result is fp32, fp16 or bf16."""
 
 GATHERED = GATED
-"""Dtypes of B and the result of gathered rows; A is fp32."""
+"""Dtypes for B and the result in gathered sums; A is fp32."""
 
 GATHERED_GROUPED = GATED
-"""Dtypes of A and B in groups of gathered rows; the result is fp32, fp16 or bf16."""
+"""Dtypes for A and B in grouped products with gathered rows; the result is fp32, fp16 or bf16."""
 
 GATHERED_GROUPED_PROVIDER = "quack"
-"""The provider of groups of gathered rows, on every architecture."""
+"""Provider for grouped products with gathered rows, on every architecture."""
 
 GATHERED_PROVIDER = "gathered"
-"""The provider of gathered rows, on every architecture."""
+"""Provider for gathered sums, on every architecture."""
 
 GATE_PROVIDER = "quack"
-"""The provider of gated epilogues, on every architecture."""
+"""Provider for gated epilogues, on every architecture."""
 
 GROUPED_LAYOUTS = (Layout.TN, Layout.TT)
-"""Layouts of groups; fp8 has only the first, served on Blackwell by the usual provider."""
+"""Layouts for grouped products; fp8 has only the first, from the default provider on Blackwell."""
 
 ROW_MAJOR_GROUPS_PROVIDER = "quack"
-"""The provider of groups with row-major B, on every architecture."""
+"""Provider for grouped products with row-major B, on every architecture."""
 
 GROUP_EPILOGUE_PROVIDER = "quack"
-"""The provider of groups with an epilogue or with scales, on every architecture."""
+"""Provider for grouped products with an epilogue or scales, on every architecture."""
 
 K_GROUPED_LAYOUTS = (Layout.NT,)
-"""Layouts of groups along k. A group may begin at any k: where k were contiguous, in A or in B, TMA
-could load only those that begin at a multiple of 16 bytes."""
+"""Layouts for products grouped along k. A group may begin at any k; if k were contiguous in A or B,
+TMA could load only groups that begin at a multiple of 16 bytes."""
 
 K_GROUPED_PROVIDER = "quack"
-"""The provider of groups along k, on every architecture."""
+"""Provider for products grouped along k, on every architecture."""
 
 
 def multiply_together(a: DType, b: DType, op: Op = Op.MM) -> bool:
-    """Whether an A of one type is multiplied by a B of the other: equal ones, and both of fp8.
+    """Returns True if A and B dtypes can be multiplied: equal ones, or two fp8 dtypes.
 
-    Of ``gathered_mm``, A has weights in fp32.
+    For ``gathered_mm``, A holds fp32 weights.
     """
     if op is Op.GATHERED_MM:
         return a is DType.FP32 and b in GATHERED
@@ -76,9 +76,9 @@ def multiply_together(a: DType, b: DType, op: Op = Op.MM) -> bool:
 
 
 def unsupported(signature: Signature) -> str | None:
-    """Why no kernel computes such a thing on any target, or None.
+    """Returns the reason why no target has kernels for a signature; None if one may.
 
-    Where several reasons hold, the one that stands first in the signature's text.
+    If several reasons apply, returns the one that comes first in the signature's text.
     """
     a, b, out, scales = signature.a, signature.b, signature.out, signature.scales
     if signature.op is Op.GATHERED_MM:
@@ -103,7 +103,7 @@ def unsupported(signature: Signature) -> str | None:
 
 
 def provider_beside(signature: Signature, arch: str) -> str | None:
-    """The provider that serves a signature on an architecture where the usual one does not."""
+    """Returns the provider that serves a signature if the default one does not; None otherwise."""
     if signature.is_gated:
         return GATE_PROVIDER
     if signature.op is Op.GATHERED_MM:
@@ -128,7 +128,7 @@ def provider_beside(signature: Signature, arch: str) -> str | None:
 
 
 def unavailable(signature: Signature, arch: str) -> str | None:
-    """Why nothing is built for a supported signature on one architecture, or None."""
+    """Returns the reason why one architecture has no kernel for a supported signature, or None."""
     row = ARCHITECTURES.get(arch)
     if row is None:
         return None
@@ -215,8 +215,8 @@ def _unsupported_gate(signature: Signature) -> str | None:
     assert signature.form is not None
     in_halves = signature.epilogue.row.order is WeightOrder.HALVES
     if signature.form.has_pairs and in_halves and signature.layout.b_row_major:
-        # In memory, a gate and its up would lie n / 2 elements apart, each with neighbours of its
-        # own, and TMA loads no such pairs into neighbouring columns of a tile.
+        # A gate and its up would be n / 2 elements apart within contiguous rows, and TMA cannot
+        # load such pairs into neighbouring tile columns.
         layouts = "tn or nn" if signature.op is Op.MM else "tn"
         return (
             f"{name} has B column-major alone, layout {layouts} (here {signature.layout.value}): "

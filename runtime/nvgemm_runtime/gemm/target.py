@@ -1,4 +1,4 @@
-"""Targets: what a bundle's kernels were compiled for."""
+"""Build targets: GPU architecture, host platform and CUDA version."""
 
 from __future__ import annotations
 
@@ -6,28 +6,25 @@ import re
 from dataclasses import dataclass
 
 CPU = "cpu"
-"""Architecture of kernels that run on the host itself; no provider of the product builds any."""
+"""Architecture for kernels that run on the host; no built-in provider builds any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What is known of an architecture that is built for.
+    """Facts about a GPU architecture.
 
     Attributes:
-        device: Profile of the GPU product that it is tuned for by default.
-        device_on_arm: That of the product beside Arm processors, where it is another one.
-        recorded_on: Compute capability (major, minor) of the GPUs whose GEMMs are recorded for it;
-            None where another architecture's kernels run on all of them.
-        narrow_layouts: Layouts in which it multiplies values of 8 bits and fewer; empty for all.
-        has_block_scales: Whether there are operators with them: what the providers list for it, and
-            what of that compiles.
-        grouped_provider: Name of the provider of groups, where the usual one has none; empty where
-            it has some.
-        epilogue_provider: Name of the provider of epilogues and of fp32 scales, where the usual one
-            has neither; empty where it has both.
-        mixed_fp8_provider: Name of the provider that multiplies fp8 of two types; empty where none
-            does.
-        aliases: What people call it who look for its name.
+        device: Default device profile to tune for.
+        device_on_arm: Default device profile on Arm hosts, if different.
+        recorded_on: Compute capability (major, minor) whose GEMMs are recorded for it; None if
+            another architecture's kernels run on all its GPUs.
+        narrow_layouts: Layouts for operands with 8 bits or fewer; empty for all layouts.
+        has_block_scales: True if providers list block-scaled operators that compile.
+        grouped_provider: Provider for grouped GEMMs, if the default provider has none; else empty.
+        epilogue_provider: Provider for epilogues and fp32 scales, if the default provider has
+            neither; else empty.
+        mixed_fp8_provider: Provider for products with two fp8 dtypes; empty if none.
+        aliases: Other names, for suggestions in error messages.
     """
 
     device: str
@@ -63,16 +60,16 @@ ARCHITECTURES = {
         device="GB300", recorded_on=(10, 3), aliases=("sm103", "b300", "gb300")
     ),
 }
-"""What can be built for. Where a name may mean several, the first is suggested first."""
+"""Supported architectures. For an ambiguous alias, earlier rows are suggested first."""
 
 DEFAULT_ARCHITECTURE = "sm_100f"
-"""What to build for where nothing says."""
+"""Architecture to build for by default."""
 
 PLATFORMS = ("linux_x86_64", "linux_aarch64")
-"""Host platforms that are built for, the usual one first."""
+"""Supported host platforms, default first."""
 
 CUDA_VERSIONS = ("cu13", "cu12")
-"""CUDA major versions that are built for, the usual one first."""
+"""Supported CUDA major versions, default first."""
 
 _ARCH = re.compile(r"sm_([1-9][0-9]{1,2})([af]?)")
 
@@ -82,12 +79,12 @@ class Target:
     """GPU architecture, host platform and CUDA major version.
 
     Attributes:
-        arch: Architecture as the compiler names it: ``sm_90a`` runs on exactly that compute
-            capability, ``sm_100f`` on its family (10.0, 10.3), ``sm_80`` on it and all newer;
-            ``cpu`` on the host.
+        arch: Compiler architecture name. ``sm_90a`` runs on exactly that compute capability,
+            ``sm_100f`` on its family (10.0, 10.3), ``sm_80`` on it and all newer ones; ``cpu`` on
+            the host.
         platform: Host platform, e.g. ``linux_x86_64``.
-        cuda: CUDA major version of the compiler that made the kernels and of the runtime library
-            that they call, e.g. ``cu13``.
+        cuda: CUDA major version for the compiler and the runtime library that kernels call, e.g.
+            ``cu13``.
     """
 
     arch: str
@@ -111,13 +108,13 @@ class Target:
 
     @property
     def short_name(self) -> str:
-        """The architecture where platform and CUDA version are the usual ones, else the key."""
+        """Architecture if platform and CUDA version are the defaults, else the full key."""
         is_usual = (self.platform, self.cuda) == (PLATFORMS[0], CUDA_VERSIONS[0])
         return self.arch if is_usual else self.key
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Compute capability (major, minor) that ``arch`` names; (0, 0) for ``cpu``."""
+        """Compute capability (major, minor) in ``arch``; (0, 0) for ``cpu``."""
         if self.arch == CPU:
             return 0, 0
         digits = int(self._match[1])
@@ -129,7 +126,7 @@ class Target:
         return "" if self.arch == CPU else self._match[2]
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
-        """Whether a GPU of this compute capability (major, minor) can run this target's kernels."""
+        """Returns True if a GPU with this compute capability (major, minor) runs the kernels."""
         if self.arch == CPU:
             return False
         if self.suffix == "a":
@@ -147,12 +144,12 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetName:
-    """What a person names of a target: its architecture, and as much of the rest as matters.
+    """User's name for a target: an architecture and optional further parts.
 
     Attributes:
-        arch: Architecture, of `ARCHITECTURES`.
-        platform: Host platform, of `PLATFORMS`; None where it is not named.
-        cuda: CUDA major version, of `CUDA_VERSIONS`; None where it is not named.
+        arch: Architecture, from `ARCHITECTURES`.
+        platform: Host platform, from `PLATFORMS`; None if omitted.
+        cuda: CUDA major version, from `CUDA_VERSIONS`; None if omitted.
     """
 
     arch: str
@@ -161,10 +158,11 @@ class TargetName:
 
     @classmethod
     def parse(cls, text: str) -> TargetName:
-        """Read ``sm_90a``, ``sm_90a-cu12``, ``sm_90a-linux_aarch64`` or a whole key.
+        """Parses ``sm_90a``, ``sm_90a-cu12``, ``sm_90a-linux_aarch64`` or a full key.
 
         Raises:
-            ValueError: If it is none of these, or nothing is built for it; says what is allowed.
+            ValueError: If the text is none of these, or names an unsupported part; lists allowed
+                names.
         """
         match = _TARGET_NAME.fullmatch(text)
         if match is None:
@@ -173,13 +171,13 @@ class TargetName:
 
     @property
     def text(self) -> str:
-        """What `parse` reads."""
+        """Text that `parse` reads."""
         return "-".join(filter(None, (self.arch, self.platform, self.cuda)))
 
     def resolve(self, *, platform: str | None, cuda: str | None) -> Target:
-        """The target, with this platform and CUDA version where they are not named.
+        """Returns the target; ``platform`` and ``cuda`` fill in omitted parts.
 
-        One that nothing is built for counts as the usual one, and so does None.
+        An unsupported or missing value becomes the default.
         """
         platform, cuda = self.platform or platform, self.cuda or cuda
         return Target(
@@ -195,40 +193,40 @@ _TARGET_NAME = re.compile(
 )
 
 ORDERED_ARCHITECTURES = tuple(sorted(ARCHITECTURES, key=lambda arch: (len(arch), arch)))
-"""`ARCHITECTURES` in the order in which people count them: ``sm_90a`` first."""
+"""`ARCHITECTURES` in numeric order, ``sm_90a`` first."""
 
 ALLOWED_TARGET_NAMES = (
     f"{', '.join(ORDERED_ARCHITECTURES)}; each alone, or with "
     f"a platform ({', '.join(PLATFORMS)}), a CUDA version ({', '.join(CUDA_VERSIONS)}) or both, "
     "such as sm_90a-linux_aarch64-cu12"
 )
-"""What `TargetName.parse` reads, in words."""
+"""Names that `TargetName.parse` accepts, for messages."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class UnknownTarget(Target):
-    """A target of a form that this release does not know: nothing here runs its kernels."""
+    """Target in a form that this release does not know; its kernels run nowhere."""
 
     def __post_init__(self) -> None:
-        """Take any text."""
+        """Accepts any text."""
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Nothing."""
+        """Always (0, 0)."""
         return 0, 0
 
     @property
     def suffix(self) -> str:
-        """Nothing."""
+        """Always empty."""
         return ""
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
-        """Never."""
+        """Returns False."""
         return False
 
 
 def read_target(*, arch: str, platform: str, cuda: str) -> Target:
-    """A target, or an `UnknownTarget` where a part is not of a known form."""
+    """Returns a target, or an `UnknownTarget` if a part has an unknown form."""
     try:
         return Target(arch=arch, platform=platform, cuda=cuda)
     except ValueError:

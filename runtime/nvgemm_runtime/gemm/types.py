@@ -1,8 +1,8 @@
-"""Element types and scale recipes: all that is known of each, in one row.
+"""Tables for element types and scale recipes, one row each.
 
-These are the tables to extend for another one; every other part of the project reads its columns.
-The native part's build runs this module to make its copy (`runtime/csrc/element_types.py`), so it
-imports nothing of this package.
+Extend these for another one; the rest of the project reads their columns. The native build runs
+this module to generate its copy (`runtime/csrc/element_types.py`), so it imports nothing from this
+package.
 """
 
 from __future__ import annotations
@@ -15,35 +15,34 @@ from typing import Any, TypeVar
 
 @dataclass(frozen=True, kw_only=True)
 class ElementType:
-    """What is known of an element type.
+    """Facts about an element type.
 
     Attributes:
-        bits: Bits of one value.
-        torch_name: Name by which torch, TVM-FFI and the launchers of CuTe-DSL kernels know it.
-        torch_number: Its number in ``c10::ScalarType`` (``torch/headeronly/core/ScalarType.h``).
-        dlpack_code: Its number in ``DLDataTypeCode`` (``dlpack.h``).
-        packed: Values that one element of a tensor of torch holds: 2 of fp4, 1 of all others.
-        is_integer: Whether values are whole numbers.
-        fraction_bits: Bits of a float behind its leading one; None for integers.
-        exponent_bias: What a float's stored exponent is above its exponent; None for integers.
-        needs_scales: Whether GEMMs multiply it with block scales alone.
-        in_groups: Whether operators multiply groups of it.
-        is_part_of_complex: Whether torch has a complex type of two of it, whose ``.imag`` may be a
-            lazily negated view.
-        result_deviation: Standard deviation of sums of which most have an exact value in it.
-        heuristics_letter: What nvMatmulHeuristics calls it; None where its model does not know it.
-        multiplied_by: By major compute capability: the one tensor-core instruction that may
-            multiply it; empty where none does. The names stand in the instruction tables of
-            NVIDIA's CUDA Binary Utilities (Hopper, Blackwell); which type gives which was seen, a
-            kernel of each.
-        sass_name: What modifiers of HGMMA, QGMMA and IGMMA call it.
-        operand_code, accumulator_code: Its number as A or B, and as the accumulator, in a tcgen05
+        bits: Bits per value.
+        torch_name: Name in torch, TVM-FFI and CuTe-DSL launchers.
+        torch_number: Number in ``c10::ScalarType`` (``torch/headeronly/core/ScalarType.h``).
+        dlpack_code: Number in ``DLDataTypeCode`` (``dlpack.h``).
+        packed: Values per torch tensor element: 2 for fp4, 1 for all others.
+        is_integer: True for integers.
+        fraction_bits: Float mantissa bits after the leading one; None for integers.
+        exponent_bias: Stored exponent minus actual exponent; None for integers.
+        needs_scales: True if GEMMs multiply it only with block scales.
+        in_groups: True if grouped operators take it.
+        is_part_of_complex: True if torch has a complex dtype with two such parts, whose ``.imag``
+            may be a lazily negated view.
+        result_deviation: Standard deviation for sums that mostly have exact values in this dtype.
+        heuristics_letter: Letter in nvMatmulHeuristics; None if its model lacks the dtype.
+        multiplied_by: Tensor-core instruction that may multiply it, by major compute capability;
+            empty if none. Names come from the instruction tables in NVIDIA's CUDA Binary Utilities
+            (Hopper, Blackwell); the dtype mapping was observed in one kernel each.
+        sass_name: Modifier name in HGMMA, QGMMA and IGMMA.
+        operand_code, accumulator_code: Number as A or B, and as the accumulator, in a tcgen05
             instruction descriptor (PTX ISA, tcgen05, tables "Instruction descriptor format for
             .kind::tf32, .kind::f16, .kind::f8f6f4 and .kind::i8", "… for .kind::mxf8f6f4" and "…
             for .kind::mxf4 and .kind::mxf4nvf4").
-        scale_code: Its number as the type of scales in the descriptor of a block-scaled one.
-        rounded_by: How the instruction begins that turns sums into it.
-        aliases: What people call it who look for its name.
+        scale_code: Number as the scale type in a block-scaled descriptor.
+        rounded_by: Opcode prefix of the instruction that converts sums to it.
+        aliases: Other names, for suggestions in error messages.
     """
 
     bits: int
@@ -72,12 +71,12 @@ Member = TypeVar("Member", bound="RowEnum")
 
 
 class RowEnum(str, enum.Enum):
-    """An enumeration whose members are rows: each has a value, its name, and a `row` of columns."""
+    """Enumeration whose members have a value, which is their name, and a `row` with columns."""
 
     _value_: str
 
     def __new__(cls: type[Member], value: Any, row: object = None) -> Member:
-        """Make a member of its name and its row; afterwards, a name alone finds its member."""
+        """Creates a member from a name and a row; afterwards the name alone finds it."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.row = row  # type: ignore[attr-defined]
@@ -85,7 +84,7 @@ class RowEnum(str, enum.Enum):
 
 
 class DType(RowEnum):
-    """Element type of an operand; `row` has all that is known of it."""
+    """Operand element type; `row` has its facts."""
 
     row: ElementType
 
@@ -140,7 +139,7 @@ class DType(RowEnum):
         multiplied_by={9: "IGMMA", 10: "UTCIMMA"}, sass_name="S8", operand_code=1,
         aliases=("s8", "i8"),
     )  # fmt: skip
-    # nvMatmulHeuristics knows one 8-bit integer type.
+    # nvMatmulHeuristics has one 8-bit integer type.
     UINT8 = "uint8", ElementType(
         bits=8, torch_name="uint8", torch_number=0, dlpack_code=1,
         is_integer=True, heuristics_letter="B", multiplied_by={9: "IGMMA", 10: "UTCIMMA"},
@@ -149,53 +148,53 @@ class DType(RowEnum):
 
     @property
     def bits(self) -> int:
-        """Bits of one value."""
+        """Bits per value."""
         return self.row.bits
 
     @property
     def torch_name(self) -> str:
-        """Name by which torch, TVM-FFI and the launchers of CuTe-DSL kernels know it."""
+        """Name in torch, TVM-FFI and CuTe-DSL launchers."""
         return self.row.torch_name
 
     @property
     def packed(self) -> int:
-        """Values that one element of a tensor of torch holds."""
+        """Values per torch tensor element."""
         return self.row.packed
 
     @property
     def is_integer(self) -> bool:
-        """Whether values are whole numbers."""
+        """True for integers."""
         return self.row.is_integer
 
     @property
     def accumulator(self) -> DType:
-        """Type in which the products of such values are summed."""
+        """Dtype in which products are summed."""
         return DType.INT32 if self.is_integer else DType.FP32
 
     @property
     def usual_out(self) -> DType:
-        """Type of a result where none is named: A's, but int32 for integers, bf16 for fp8, fp4."""
+        """Default result dtype: A's, but int32 for integers and bf16 for fp8 and fp4."""
         if self.is_integer:
             return DType.INT32
         return DType.BF16 if self.bits <= 8 else self
 
     @property
     def is_operand(self) -> bool:
-        """Whether tensor cores multiply it."""
+        """True if tensor cores multiply it."""
         return bool(self.row.multiplied_by)
 
     @property
     def is_fp8(self) -> bool:
-        """Whether values are 8-bit floating-point numbers, as GEMMs multiply them."""
+        """True for 8-bit floats that GEMMs multiply."""
         return self.bits == 8 and not self.is_integer and self.is_operand
 
     def bytes_of(self, values: int) -> int:
-        """Bytes of so many values side by side, rounded up."""
+        """Returns the bytes that contiguous values take, rounded up."""
         return -(-values * self.bits // 8)
 
 
 class TorchScaling(enum.IntEnum):
-    """Values of ``torch.nn.functional.ScalingType``; those behind are scales of 128 values."""
+    """Values from ``torch.nn.functional.ScalingType``; later values are 128-value block scales."""
 
     TENSOR_WISE = 0
     ROW_WISE = 1
@@ -205,15 +204,15 @@ class TorchScaling(enum.IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleRecipeRow:
-    """What is known of a scale recipe.
+    """Facts about a scale recipe.
 
     Attributes:
-        dtype: Element type of the scales.
-        block: How many values along k share a scale; None where all along k do.
-        operands: Element types of A and B that it scales.
-        torch_scaling: What torch calls it.
-        native_kind: Its number in ``ScaleKind`` of csrc/gemm.h.
-        aliases: What people call it who look for its name.
+        dtype: Scale dtype.
+        block: Values along k that share a scale; None if all do.
+        operands: Dtypes of A and B that it scales.
+        torch_scaling: torch's scaling type.
+        native_kind: Number in ``ScaleKind`` (csrc/gemm.h).
+        aliases: Other names, for suggestions in error messages.
     """
 
     dtype: DType
@@ -228,11 +227,11 @@ _FP8 = (DType.FP8_E4M3, DType.FP8_E5M2)
 
 
 class ScaleRecipe(RowEnum):
-    """What the scale factors of A and B are: their element type, and which values share one.
+    """Scale factors for A and B: their dtype, and the values that share one.
 
-    The product is ``sum over k of (a * scale of a) * (b * scale of b)``. Block scales are those of
-    the OCP Microscaling Formats specification (MX: one power of two for 32 values along k) and of
-    NVFP4 (one fp8 number for 16). `row` has all that is known of a recipe.
+    The product is ``sum over k of (a * scale of a) * (b * scale of b)``. Block scales follow the
+    OCP Microscaling Formats specification (MX: one power of two per 32 values along k) or NVFP4
+    (one fp8 number per 16). `row` has a recipe's facts.
     """
 
     row: ScaleRecipeRow
@@ -257,47 +256,47 @@ class ScaleRecipe(RowEnum):
         dtype=DType.FP32, block=None, operands=_FP8, torch_scaling=TorchScaling.TENSOR_WISE,
         native_kind=1, aliases=("tensor", "tensorwise", "per_tensor"),
     )  # fmt: skip
-    """One scale for all of A, one for all of B."""
+    """One scale for all A, one for all B."""
     FP32_ROW = "fp32_row", ScaleRecipeRow(
         dtype=DType.FP32, block=None, operands=_FP8, torch_scaling=TorchScaling.ROW_WISE,
         native_kind=2, aliases=("row", "rowwise", "per_row", "per_channel"),
     )  # fmt: skip
-    """One scale for each row of A and each column of B."""
+    """One scale per row in A and per column in B."""
 
     @property
     def dtype(self) -> DType:
-        """Element type of the scales."""
+        """Scale dtype."""
         return self.row.dtype
 
     @property
     def block(self) -> int | None:
-        """How many values along k share a scale; None where all along k do."""
+        """Values along k that share a scale; None if all do."""
         return self.row.block
 
     @property
     def is_swizzled(self) -> bool:
-        """Whether scales lie in the 32 x 4 x 4 swizzle: those of blocks do."""
+        """True if scales use the 32 x 4 x 4 swizzle, as all block scales do."""
         return self.block is not None
 
 
 SWIZZLE_ROWS = 128
 SWIZZLE_COLUMNS = 4
-"""Scales come in blocks of so many rows (of A, or columns of B) by so many along k, padded to whole
-ones (CUDA documentation of cuBLAS, "1D Block Scaling Factors Layout"). Tensor cores take them in
-one fixed order within a block, the 32 x 4 x 4 swizzle."""
+"""Scale block extents: rows (in A, or columns in B) and columns along k. Scales are padded to whole
+blocks (cuBLAS documentation, "1D Block Scaling Factors Layout"); tensor cores read a block in a
+fixed order, the 32 x 4 x 4 swizzle."""
 
 SWIZZLED_ALIGNMENT_BYTES = 32
-"""Alignment of swizzled scales that block-scaled kernels assume: ``assumed_align`` of the scale
+"""Swizzled scale alignment that block-scaled kernels assume: ``assumed_align`` for the scale
 pointers in cutlass.operators 0.3.0."""
 
 
 def swizzled_elements(recipe: ScaleRecipe, rows: int, k: int) -> int:
-    """How many scales a swizzled scale tensor holds, padding included.
+    """Returns the number of scales in a swizzled scale tensor, with padding.
 
     Args:
-        recipe: A recipe with blocks.
+        recipe: Block-scale recipe.
         rows: m for A, n for B.
-        k: Values of a row.
+        k: Values per row.
     """
     assert recipe.block is not None
     columns = -(-k // recipe.block)
