@@ -1,5 +1,5 @@
-"""Which kernels serve a problem, and every reason why others do not.
+"""Kernel matching: finds kernels that serve a problem, or every reason for a miss.
 
-May import `bundle` and what is below it; not `installed` or what is above it. Start at `index`;
-what it must know of this machine comes from `device`, so that tests need no GPU.
+May import `bundle` and below; not `installed` or above. Start at `index`. Facts about this machine
+come from `device`, so tests need no GPU.
 """

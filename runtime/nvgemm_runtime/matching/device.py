@@ -1,6 +1,6 @@
-"""What matching must know of this process and its devices, as explicit values.
+"""Facts about this process and its devices that matching needs, as explicit values.
 
-Only the functions here look at the machine; `index` takes what they return.
+Only these functions inspect the machine; `index` takes their results.
 """
 
 from __future__ import annotations
@@ -17,26 +17,25 @@ from pathlib import Path
 from .shared_library import exported_symbols, missing_part
 
 RUNTIME_LIBRARY = "libcute_dsl_runtime.so"
-"""The library that kernels call to load and launch device code."""
+"""Library that kernels call to load and launch device code."""
 
 FFI_LIBRARY = "libtvm_ffi.so"
-"""The library whose calling convention kernels have, and by which they report errors."""
+"""Library that defines the kernels' calling convention and error reporting."""
 
 UNKNOWN_VERSION = "unknown"
-"""In place of a version where the library is there and its distribution's metadata is not."""
+"""Version for a library whose distribution metadata is missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeLibrary:
-    """An installed copy of the library that kernels call.
+    """Installed copy of the library that kernels call.
 
     Attributes:
-        path: The file.
-        cuda: CUDA major version it is for, e.g. ``cu13``.
-        version: Version of the distribution it belongs to, e.g. ``4.8.1``, or `UNKNOWN_VERSION`.
-        exports: Symbols that it exports; None where it was not looked at or its file does not show
-            them, which counts as all that kernels import.
-        defect: Why it cannot be loaded, or None.
+        path: File.
+        cuda: CUDA major version, e.g. ``cu13``.
+        version: Distribution version, e.g. ``4.8.1``, or `UNKNOWN_VERSION`.
+        exports: Exported symbols; None if unknown, which counts as everything that kernels import.
+        defect: Reason why it cannot be loaded, or None.
     """
 
     path: Path
@@ -48,20 +47,20 @@ class RuntimeLibrary:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts:
-    """One device, and what of this process decides which kernels it can run.
+    """Device and process facts that decide which kernels can run.
 
     Attributes:
         kind: ``cuda`` or ``cpu``.
-        name: Name that the driver gives, e.g. ``NVIDIA H200``.
+        name: Driver's device name, e.g. ``NVIDIA H200``.
         capability: Compute capability (major, minor); None for a CPU.
         multiprocessors: Number of streaming multiprocessors; None for a CPU.
         platform: Host platform, e.g. ``linux_x86_64``.
         cuda: CUDA major version that torch was built for, e.g. ``cu13``; None without CUDA.
-        runtime_library: The library for that CUDA version; None where it is not installed.
-        shared_memory_bytes: Most shared memory that one thread block can opt in to; None for a CPU,
-            or where torch does not tell.
-        ffi_exports: Symbols that the installed TVM-FFI exports; None where it was not looked at.
-        wants_determinism: Whether kernels are left out whose results depend on timing.
+        runtime_library: Library for that CUDA version; None if not installed.
+        shared_memory_bytes: Largest opt-in shared memory per thread block; None for a CPU, or if
+            torch does not report it.
+        ffi_exports: Symbols that the installed TVM-FFI exports; None if unknown.
+        wants_determinism: True to exclude kernels whose results depend on timing.
     """
 
     kind: str
@@ -77,15 +76,15 @@ class DeviceFacts:
 
 
 NO_CUDA = "none"
-"""In place of a CUDA version where torch was built without CUDA."""
+"""CUDA version for a torch built without CUDA."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchVersions:
-    """The torch of this process, which ATen's speed depends on.
+    """Versions of this process's torch, which determine ATen's speed.
 
     Attributes:
-        torch: Its version, e.g. ``2.11.0+cu130``.
+        torch: Version of torch, e.g. ``2.11.0+cu130``.
         cuda: CUDA version that it was built for, e.g. ``13.0``, or `NO_CUDA`.
     """
 
@@ -94,23 +93,23 @@ class TorchVersions:
 
 
 def host_platform() -> str:
-    """Platform of this process, as bundles name it, e.g. ``linux_x86_64``."""
+    """Returns this process's platform by its bundle name, e.g. ``linux_x86_64``."""
     return f"{sys.platform}_{platform.machine().lower()}"
 
 
 @functools.cache
 def find_runtime_library(cuda: str) -> RuntimeLibrary | None:
-    """Find the installed library for a CUDA major version such as ``cu13``; imports nothing.
+    """Finds the installed library for a CUDA major version such as ``cu13``; imports nothing.
 
-    It lies in a folder of its CUDA version since 4.6. Older releases have one ``lib`` for whichever
-    CUDA version was installed last.
+    Since 4.6, it is in a folder per CUDA version. Older releases have one ``lib`` for the CUDA
+    version installed last.
     """
     path = _package_file("nvidia_cutlass_dsl", (f"{cuda}/lib", "lib"), RUNTIME_LIBRARY)
     return None if path is None else look_at_library(path, cuda)
 
 
 def look_at_library(path: Path, cuda: str) -> RuntimeLibrary:
-    """What a file of the library shows: what it exports, and whether it can be loaded."""
+    """Inspects a library file: its exported symbols and defects."""
     exports, defect = None, None
     try:
         defect = missing_part(path)
@@ -125,16 +124,16 @@ def look_at_library(path: Path, cuda: str) -> RuntimeLibrary:
 
 @functools.cache
 def find_ffi_exports() -> frozenset[str] | None:
-    """Symbols that the installed TVM-FFI exports; None where no file shows them."""
+    """Returns the symbols that the installed TVM-FFI exports; None if unknown."""
     path = _package_file("tvm_ffi", ("lib",), FFI_LIBRARY)
     try:
         return None if path is None else exported_symbols(path)
-    except (OSError, ValueError):  # loading it fails, and says why
+    except (OSError, ValueError):  # loading it later fails with the reason
         return None
 
 
 def _package_file(package: str, folders: Sequence[str], name: str) -> Path | None:
-    """A file of an installed package, in the first of some folders that has it."""
+    """Returns a file in an installed package, from the first folder that has it."""
     spec = importlib.util.find_spec(package)
     for root in (spec and spec.submodule_search_locations) or ():
         for folder in folders:
@@ -153,41 +152,41 @@ def _version_of(cuda: str) -> str:
 
 @functools.cache
 def torch_cuda() -> str | None:
-    """CUDA major version that torch was built for, e.g. ``cu13``; None for a CPU build."""
+    """Returns torch's CUDA major version, e.g. ``cu13``; None for a CPU build."""
     import torch
 
     return cuda_major(torch.version.cuda or NO_CUDA)
 
 
 def cuda_major(cuda: str) -> str | None:
-    """Name of a CUDA version's major version, ``cu13`` of ``13.0``; None of `NO_CUDA`."""
+    """Returns a CUDA version's major version, ``cu13`` for ``13.0``; None for `NO_CUDA`."""
     return None if cuda == NO_CUDA else f"cu{cuda.split('.')[0]}"
 
 
 @functools.cache
 def torch_versions() -> TorchVersions:
-    """Versions of the torch of this process."""
+    """Returns the versions of this process's torch."""
     import torch
 
     return TorchVersions(torch=str(torch.__version__), cuda=torch.version.cuda or NO_CUDA)
 
 
 def wants_determinism() -> bool:
-    """Whether the program asked torch for deterministic algorithms."""
+    """Returns True if the program asked torch for deterministic algorithms."""
     import torch
 
     return bool(torch.are_deterministic_algorithms_enabled())
 
 
 def wants_warnings_alone() -> bool:
-    """Whether torch is to warn where it would refuse what is not deterministic (``warn_only``)."""
+    """Returns True if torch only warns about nondeterminism (``warn_only``)."""
     import torch
 
     return bool(torch.is_deterministic_algorithms_warn_only_enabled())
 
 
 def device_facts(kind: str, index: int) -> DeviceFacts:
-    """Facts of one device of this process, as it is now. For a GPU this initialises CUDA."""
+    """Returns current facts about one device in this process. Initialises CUDA for a GPU."""
     return _device_facts(kind, index, wants_determinism())
 
 

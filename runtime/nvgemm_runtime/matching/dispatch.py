@@ -1,6 +1,6 @@
-"""Which kernel computes a GEMM of any m, from the measured rankings of its signature, n and k.
+"""Dispatch by m: combines the measured rankings for a signature, n and k.
 
-Pure functions of what was measured at some m: which rankings count, and the table that they make
+Pure functions over measurements at some m: which rankings count, and the table that they make
 (`thresholds`).
 """
 
@@ -39,32 +39,32 @@ if TYPE_CHECKING:
     from .usable_rankings import MatchedKernel, UsableRanking
 
 TunedTogether = tuple[str, ...]
-"""Files of bundles that one run of ``nvgemm-aot tune`` measures together."""
+"""Bundle paths that one ``nvgemm-aot tune`` run measures together."""
 
 
 _VARYING = "results of the kernels that are faster than ATen depend on timing"
-"""Why a size is left to ATen where a program wants determinism."""
+"""Reason to leave a size to ATen if the program wants determinism."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatch:
-    """What measured rankings say of one GEMM at every m.
+    """Measured dispatch for one GEMM at every m.
 
     Attributes:
-        table: The kernel for each m.
-        measured: Each kernel that was measured, by id.
-        sizes: What was measured, by rising m.
-        open: By m, why a problem's ranking, or its fastest kernels, are not used.
-        declared: The m of problems that a bundle declares; others were measured beside them.
-        doubtful: By m, the files of bundles whose measurements of that size are in doubt, or
-            contradict each other; empty where no measurement by ``nvgemm-aot tune`` could count.
-        unconfirmed: By m, the files of bundles whose measurements of that size lack nothing but
-            that another GPU confirms them.
-        held_back: By m, why a faster kernel is not used, where one GPU repeated its measurement
-            and the gain is too small for that to be enough.
-        unlike: Why no measurement could count for these operands, or None.
-        needed: The ids of the kernels without which the table could be another: those that it
-            names, and those that others are compared to.
+        table: Kernel for each m.
+        measured: Measured kernels by id.
+        sizes: Measurements, by ascending m.
+        open: Reasons not to use a problem's ranking or its fastest kernels, by m.
+        declared: Each m that a bundle declares; others were measured in addition.
+        doubtful: Paths to bundles whose measurements are in doubt or contradict each other, by m;
+            empty if no measurement by ``nvgemm-aot tune`` could count.
+        unconfirmed: Paths to bundles whose measurements lack only a second GPU's confirmation, by
+            m.
+        held_back: Reasons not to use a faster kernel, by m: one GPU repeated its measurement, and
+            the gain is too small for that evidence.
+        unlike: Reason why no measurement could count for these operands, or None.
+        needed: Ids of the kernels that determine the table: the ones in it, and the ones they are
+            compared to.
     """
 
     table: DispatchTable
@@ -79,11 +79,11 @@ class Dispatch:
     needed: frozenset[str]
 
     def doubtful_within(self, least: int, most: int | None) -> list[TunedTogether]:
-        """The files of `doubtful` for m in ``least..most`` (no end if None), each run once."""
+        """Returns `doubtful` paths for m in ``least..most`` (no end if None), each run once."""
         return _files_within(self.doubtful, least, most)
 
     def unconfirmed_within(self, least: int, most: int | None) -> list[TunedTogether]:
-        """As `doubtful_within`, of `unconfirmed`."""
+        """Returns `unconfirmed` paths like `doubtful_within`."""
         return _files_within(self.unconfirmed, least, most)
 
 
@@ -109,17 +109,17 @@ def decide_dispatch(
     evidence: Evidence = Evidence.DEFAULT,
     only_deterministic: bool = True,
 ) -> Dispatch:
-    """Decide which kernel computes a GEMM at every m.
+    """Decides which kernel computes a GEMM at every m.
 
     Args:
-        rankings: By m, the usable rankings of the request's signature, n, k and batch or groups,
-            those first that are preferred.
-        request: The GEMM at one m, and how its operands lie.
-        facts: The device.
-        versions: Of torch.
-        terms: Of those, how ATen is set.
-        evidence: What a ranking needs to count.
-        only_deterministic: Whether to leave out kernels whose results depend on timing.
+        rankings: Usable rankings by m, for the request's signature, n, k and batch or groups;
+            preferred ones first.
+        request: GEMM at one m, with its operands' layout.
+        facts: Device.
+        versions: Versions of torch.
+        terms: Offer terms; only the ATen settings are used.
+        evidence: Evidence that a ranking needs to count.
+        only_deterministic: True to exclude kernels whose results depend on timing.
     """
     obstacle = why_unlike_measured(request) or why_another_aten(request, terms)
     sizes: list[MeasuredSize] = []
@@ -134,7 +134,7 @@ def decide_dispatch(
         if isinstance(found, str):
             why_open[m] = found
             files = _contradicting_files(counting) or _doubtful_files(of_size)
-            if files and not obstacle:  # else measuring again would not make it count here
+            if files and not obstacle:  # with an obstacle, a new measurement would not count either
                 doubtful[m] = files
             once, _ = _counting(of_size, request, facts, versions, Evidence.ONCE)
             if once and not counting and not obstacle:
@@ -162,10 +162,10 @@ def decide_dispatch(
             for one in usable.kernels:
                 if one.kernel.id in found.kernels:
                     measured.setdefault(one.kernel.id, one)
-    # Where m is contiguous in A, operands between two measured m are aligned unlike at either.
+    # If A is contiguous along m, alignment between two measured m differs from both.
     may_bridge = request.problem.signature.layout.a_row_major
     tiling = None
-    # How many waves a grouped product needs depends on how its rows, or its k, are shared out.
+    # A grouped product's waves depend on the distribution over groups, which is unknown here.
     if facts.multiprocessors is not None and not request.problem.signature.op.has_groups:
         designs = {id_: one.kernel.design for id_, one in measured.items()}
         tiling = Tiling(
@@ -190,7 +190,7 @@ def decide_dispatch(
 
 
 def _left_out_beat(usable: UsableRanking, size: MeasuredSize) -> bool:
-    """Whether a kernel gains enough that is left out because its results depend on timing."""
+    """Returns True if an excluded nondeterministic kernel gains enough on ATen."""
     time_ns = usable.least_left_out_ns
     return time_ns is not None and gains_enough(time_ns, size.aten, size.least_gain)
 
@@ -210,7 +210,7 @@ def _counting(
     versions: TorchVersions,
     evidence: Evidence,
 ) -> tuple[list[UsableRanking], str]:
-    """The rankings of one problem that count with the most evidence; if none does, also why."""
+    """Returns one problem's rankings with the strongest evidence; else none and the reasons."""
     reasons: dict[str, None] = {}  # in order, each once
     counting: dict[float, list[UsableRanking]] = {}
     for usable in rankings:
@@ -225,7 +225,7 @@ def _counting(
 def _measured_size(
     m: int, counting: Sequence[UsableRanking], request: Request, evidence: Evidence
 ) -> MeasuredSize | str:
-    """What rankings that count say of one problem; or that they contradict each other."""
+    """Returns the measurement of one problem, or a text if its rankings contradict each other."""
     if _contradict(counting):
         names = " and ".join(usable.bundle.name for usable in counting)
         return f"{names} contradict each other on whether ATen is faster"
@@ -236,25 +236,25 @@ def _measured_size(
     problem = replace(request.problem, m=m)
     kernels = {}
     for one in first.aligned(request.alignment_bytes, request.is_compact):
-        assert one.time_ns is not None  # of a measured ranking
+        assert one.time_ns is not None  # measured rankings have times
         timing = Timing(time_ns=one.time_ns, spread_ns=measured.spreads_ns[one.rank])
         workspace = one.kernel.workspace
         needed = one.kernel.workspace_bytes if workspace is None else workspace.size_bytes(problem)
         kernels[one.kernel.id] = Contender(timing=timing, workspace_bytes=needed)
     least_gain = evidence.least_gain(measured)
-    assert least_gain is not None  # or it would not count
+    assert least_gain is not None  # _least_gain excluded the others
     return MeasuredSize(m=m, kernels=kernels, aten=measured.aten, least_gain=least_gain)
 
 
 def _contradict(counting: Iterable[UsableRanking]) -> bool:
-    """Whether rankings differ on whether ATen is faster."""
+    """Returns True if rankings disagree on whether ATen is faster."""
     return len({_is_won_by_a_kernel(usable) for usable in counting}) > 1
 
 
 def _contradicting_files(counting: Sequence[UsableRanking]) -> tuple[TunedTogether, ...]:
-    """The files of bundles that contradict each other; none if they do not.
+    """Returns paths to bundles that contradict each other; empty if they agree.
 
-    `tune` joins them if they have the same target, device profile and toolchain.
+    `tune` merges bundles with equal target, device profile and toolchain.
     """
     if not _contradict(counting):
         return ()
@@ -268,7 +268,7 @@ def _contradicting_files(counting: Sequence[UsableRanking]) -> tuple[TunedTogeth
 
 
 def _doubtful_files(rankings: Iterable[UsableRanking]) -> tuple[TunedTogether, ...]:
-    """The files of the bundles that measured a problem with doubts, each by itself."""
+    """Returns paths to bundles whose measurements are in doubt, each separately."""
     return _each_alone(
         usable
         for usable in rankings
@@ -277,7 +277,7 @@ def _doubtful_files(rankings: Iterable[UsableRanking]) -> tuple[TunedTogether, .
 
 
 def _each_alone(rankings: Iterable[UsableRanking]) -> tuple[TunedTogether, ...]:
-    """The files of bundles, to be tuned one by one."""
+    """Returns bundle paths, to be tuned one by one."""
     opened = (usable.bundle.opened for usable in rankings)
     return tuple((str(one.path),) for one in opened if one is not None)
 
@@ -289,7 +289,7 @@ def _least_gain(
     versions: TorchVersions,
     evidence: Evidence,
 ) -> float | str:
-    """The least gain on ATen from which a ranking's kernels are used, or why it does not count."""
+    """Returns the gain on ATen that a ranking's kernels need, or the reason to ignore it."""
     measured = usable.ranking.measured
     if measured is None or usable.source.conditions is None:
         return why_another_gpu(usable.source, facts) or "its ranking is an estimate"

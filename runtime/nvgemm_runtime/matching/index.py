@@ -1,9 +1,9 @@
-"""Matching: which kernels of which bundles serve a problem, or every reason why none does.
+"""Index that finds the bundled kernels for a problem, or every reason for a miss.
 
-A pure function of explicit facts. A ranked problem gets the ranking that was shipped for it. Any
-other problem of a bundled signature gets the kernels of the nearest ranked one, ordered by times
-scaled to its sizes, or interpolated between two measured neighbours (`ranking`). Kernels serve all
-sizes of their signature, so only the order is a guess.
+A pure function over explicit facts. A ranked problem gets its own ranking. Another problem with a
+bundled signature gets the nearest ranked problem's kernels, ordered by times scaled to its sizes or
+interpolated between two measured neighbours (`ranking`). Kernels serve all sizes of their
+signature, so only the order is a guess.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Basis(str, enum.Enum):
-    """How a problem was found."""
+    """Basis for a match: the declared problem or only its signature."""
 
     DECLARED = "declared"
     SIGNATURE = "signature"
@@ -52,14 +52,14 @@ class Match:
     """Kernels that serve a problem.
 
     Attributes:
-        basis: Whether the problem was declared, or another of its signature: one that was measured
-            and not declared counts as another.
-        ranked_as: The problem whose ranking is used.
-        source: Where that ranking comes from.
-        kernels: Best first; at least one.
-        from_jit: Whether they come from the JIT cache, and no wheel serves the problem as well.
-        measured: What was measured of this very problem; None where nothing was.
-        is_complete: Whether building the ranking again would find no further kernel; see
+        basis: Declared problem, or other problem with the same signature; a measured but undeclared
+            problem counts as the latter.
+        ranked_as: Problem whose ranking is used.
+        source: Source of that ranking.
+        kernels: Kernels, best first; at least one.
+        from_jit: True if they come from the JIT cache and no wheel serves the problem equally well.
+        measured: Measurement of exactly this problem; None without one.
+        is_complete: True if rebuilding the ranking would find no further kernel; see
             `Header.is_complete`.
     """
 
@@ -74,25 +74,25 @@ class Match:
 
 @dataclass(frozen=True, kw_only=True)
 class Miss:
-    """No kernel serves a problem: every reason why not, most specific first."""
+    """Miss: every reason why no kernel serves a problem, most specific first."""
 
     reasons: tuple[str, ...]
 
 
 class Index:
-    """The kernels that one device can run, ready to be asked.
+    """Kernels that one device can run, indexed by problem.
 
     Args:
-        bundles: In order of preference. A problem takes its ranking from the first bundle that
-            ranks it, unless others measured it on this GPU product: those come first, those
-            measured beside this torch's ATen before the rest, newer before older.
-        facts: The device.
-        unusable: Why other bundles that were found could not even be opened.
-        from_jit: Whether the bundles are those of the JIT cache.
-        versions: Of the torch at hand; None where there is none.
+        bundles: Bundles in order of preference. A problem uses the first ranking in that order, but
+            measurements on this GPU product come first: those with this torch's ATen, then newer
+            ones.
+        facts: Device.
+        unusable: Reasons why other bundles could not be opened.
+        from_jit: True if the bundles are the JIT cache's.
+        versions: Versions of torch; None without torch.
 
     Attributes:
-        refusals: Why bundles, or kernels of them, cannot serve this device.
+        refusals: Reasons why bundles, or some kernels in them, cannot serve this device.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Index:
             try:
                 reason = refusal(bundle.header, facts)
                 rankings, reasons = ([], [reason]) if reason else usable_rankings(bundle, facts)
-            except Exception as error:  # Whatever is wrong with one bundle, the others are used.
+            except Exception as error:  # A faulty bundle must not prevent use of the others.
                 reason = describe_fault(error)
                 rankings, reasons = [], [reason]
             refusals += (f"{bundle.name}: {one}" for one in reasons)
@@ -130,9 +130,9 @@ class Index:
                 for problem, why in bundle.header.unserved.items():
                     self._unserved.setdefault(problem, (bundle.name, why))
         for rankings in self._ranked.values():
-            if len(rankings) == 1:  # nearly all
+            if len(rankings) == 1:  # most problems
                 continue
-            # Stable: of equals, the one preferred.
+            # Stable sorts: ties stay in bundle order.
             rankings.sort(key=self._measured_on, reverse=True)
             rankings.sort(key=lambda usable: preference(usable, facts, versions))
         self.refusals = (*refusals, *unusable)
@@ -145,13 +145,13 @@ class Index:
     def match(
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
     ) -> Match | Miss:
-        """Find the kernels for a problem.
+        """Finds the kernels for a problem.
 
         Args:
-            problem: What is to be computed.
-            alignment_bytes: Largest power of two that divides every pointer, and in bytes every
-                contiguous extent and every stride other than that of 1, of the operands at hand.
-            is_compact: Whether they lie without gaps; see `operands.Request`.
+            problem: Problem to compute.
+            alignment_bytes: Largest power of two that divides every pointer and, in bytes, every
+                contiguous extent and every stride other than 1.
+            is_compact: True if operands have no gaps; see `operands.Request`.
         """
         asked = problem, alignment_bytes, is_compact
         return self.match_ranked(*asked) or self.match_signature(*asked)
@@ -159,7 +159,7 @@ class Index:
     def match_ranked(
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
     ) -> Match | None:
-        """The ranking that was shipped for a problem; None where there is none."""
+        """Returns the match from a problem's own ranking; None without one."""
         for usable in self._ranked.get(problem, ()):
             kernels = usable.aligned(alignment_bytes, is_compact)
             if kernels:
@@ -171,7 +171,7 @@ class Index:
     def match_signature(
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
     ) -> Match | Miss:
-        """Kernels of a problem's signature, as ranked for its nearest ranked problem."""
+        """Finds kernels with a problem's signature, as ranked for the nearest ranked problem."""
         indexed = self._sizes if is_compact else self._sizes_with_gaps
         by_alignment = indexed.get(problem.signature)
         if by_alignment is None:
@@ -194,22 +194,22 @@ class Index:
         return Miss(reasons=(reason, *self.refusals))
 
     def ranked_sizes(self, problem: Problem) -> Mapping[int, Sequence[UsableRanking]]:
-        """By m, the rankings of problems that have all else of a problem in common.
+        """Returns the rankings by m for problems that otherwise equal ``problem``.
 
-        Of several rankings of one problem, those first that are preferred.
+        A problem's rankings are in order of preference.
         """
         return self._rows.get(all_but_m(problem), {})
 
     def left_out_sizes(self, problem: Problem) -> Mapping[int, str]:
-        """By m, why declared problems that have all else in common with one have no kernel here.
+        """Returns the reasons for missing kernels by m, for declared problems that otherwise match.
 
-        The build made none, or the bundle that declares them, or its kernels, are refused.
+        The build made no kernel, or the bundle or its kernels are refused.
         """
         return self._left_out.get(all_but_m(problem), {})
 
     @functools.cached_property
     def _declared(self) -> frozenset[Problem]:
-        """Every problem that any bundle declares, also one that is refused or has no kernel."""
+        """Problems that any bundle declares, including refused ones and ones without a kernel."""
         return frozenset(one for bundle in self.bundles for one in _declared_by(bundle.header))
 
     @functools.cached_property
@@ -232,9 +232,9 @@ class Index:
         return rows
 
     def _can_interpolate(self, around: Around[UsableRanking]) -> bool:
-        """Whether what was measured of the rankings around a problem holds on this device.
+        """Returns True if both surrounding rankings are measurements that hold on this device.
 
-        Interpolation counts waves, of which another product has others.
+        Interpolation counts waves, which depend on the GPU product.
         """
         return self.facts.multiprocessors is not None and all(
             usable.holds_on(self.facts) for usable in (around.below, around.above)
@@ -247,7 +247,7 @@ class Index:
         is_compact: bool,
         problem: Problem,
     ) -> tuple[MatchedKernel, ...]:
-        """The kernels of two measured rankings, in the order that their times suggest between."""
+        """Returns two measured rankings' kernels, ordered by interpolated times."""
         assert self.facts.multiprocessors is not None
         kernels = {
             served.kernel.id: served
@@ -266,7 +266,7 @@ class Index:
     def _scaled(
         self, kernels: tuple[MatchedKernel, ...], usable: UsableRanking, problem: Problem
     ) -> tuple[MatchedKernel, ...]:
-        """The kernels of a near problem in the order that this one's sizes suggest."""
+        """Returns a nearby problem's kernels, ordered by times scaled to this problem."""
         multiprocessors = self.facts.multiprocessors
         if multiprocessors is None or any(served.time_ns is None for served in kernels):
             return kernels
@@ -278,7 +278,7 @@ class Index:
             here, there = (waves(design, sizes, multiprocessors) for sizes in (problem, near))
             return served.time_ns * here / there
 
-        return tuple(sorted(kernels, key=scaled_time))  # stable: of equals, the one ranked first
+        return tuple(sorted(kernels, key=scaled_time))  # stable: ties stay in rank order
 
     def _match_with(
         self, basis: Basis, usable: UsableRanking, kernels: tuple[MatchedKernel, ...]
@@ -293,14 +293,14 @@ class Index:
         )
 
     def _measured_on(self, usable: UsableRanking) -> str:
-        """When a ranking was measured, if that holds here: text that sorts like the days."""
+        """Returns the measurement date if it holds here, as sortable text; empty otherwise."""
         conditions = usable.source.conditions
         if conditions is None or not usable.holds_on(self.facts):
             return ""
         return conditions.date
 
     def _why_unserved(self, problem: Problem) -> tuple[str, ...]:
-        """Why the build made no kernel for a problem, or for another of its signature."""
+        """Returns why the build made no kernel for a problem, or for another with its signature."""
         if problem in self._unserved:
             bundle, why = self._unserved[problem]
             return (f"{bundle}: {why.text}",)
@@ -337,12 +337,12 @@ class Index:
 
 
 def all_but_m(problem: Problem) -> Hashable:
-    """What problems have in common whose kernels one dispatch table names."""
+    """Returns the key that all problems in one dispatch table share."""
     return problem.signature, problem.n, problem.k, problem.batch, problem.groups
 
 
 def _declared_by(header: Header) -> Iterator[Problem]:
-    """The problems that a bundle declares, with a kernel or without one."""
+    """Yields the problems that a bundle declares, with or without a kernel."""
     yield from (ranking.problem for ranking in header.rankings if ranking.is_declared)
     yield from header.unserved
 
@@ -350,10 +350,10 @@ def _declared_by(header: Header) -> Iterator[Problem]:
 def _with_small_workspaces(
     kernels: tuple[MatchedKernel, ...], problem: Problem
 ) -> tuple[MatchedKernel, ...]:
-    """The kernels that a problem does not make allocate much; all, if all do.
+    """Returns the kernels with small workspaces for a problem; all kernels if none has one.
 
-    A kernel that splits k is made for few tiles, and keeps an fp32 partial result of every one. Its
-    ranking may be that of a much smaller problem.
+    A kernel that splits k is made for few tiles, and keeps an fp32 partial result for each. Its
+    ranking may be for a much smaller problem.
     """
     small = tuple(
         served
@@ -373,7 +373,7 @@ def _kernel_times(usable: UsableRanking) -> KernelTimes:
 
 
 def _small_enough(found: Match, request: Request) -> Match | Miss:
-    """Without kernels for which the problem is too large."""
+    """Removes kernels for which the problem is too large."""
     reasons = [
         too_large(served.kernel.provider, request.problem, request.out_row_bytes)
         for served in found.kernels
@@ -389,10 +389,10 @@ def _small_enough(found: Match, request: Request) -> Match | Miss:
 def first_served(
     match: Callable[[Problem, int, bool], Match | Miss], asked: Sequence[Request]
 ) -> tuple[Request, Match | Miss]:
-    """Find the kernels for operands that can be read in several ways.
+    """Finds kernels for operands that can be read in several ways.
 
     Returns:
-        The first reading that a kernel serves; or the first of all, and why none is served.
+        The first reading that a kernel serves and its match; or the first reading and all reasons.
     """
     reasons: dict[str, None] = {}  # in order, each once
     for request in asked:

@@ -1,4 +1,4 @@
-"""What was shipped and what the JIT cache keeps, asked as one index."""
+"""Index over installed bundles and the JIT cache."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .usable_rankings import UsableRanking
 
 
 class LayeredIndex:
-    """Two indexes that are asked as one.
+    """Two indexes, matched as one.
 
-    A problem that either ranks comes before one of which only the signature is known; among
-    equals, what was shipped comes first.
+    A problem that either index ranks takes precedence over a signature match; at equal rank,
+    installed bundles come first.
     """
 
     def __init__(self, shipped: Index, kept: Index) -> None:
@@ -22,7 +22,7 @@ class LayeredIndex:
     def match(
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
     ) -> Match | Miss:
-        """Find the kernels for a problem; see `Index.match`."""
+        """Finds the kernels for a problem; see `Index.match`."""
         asked = problem, alignment_bytes, is_compact
         shipped, kept = self._layers
         ranked = shipped.match_ranked(*asked) or kept.match_ranked(*asked)
@@ -37,9 +37,9 @@ class LayeredIndex:
         return Miss(reasons=(*found.reasons, *kept.refusals))
 
     def ranked_sizes(self, problem: Problem) -> Mapping[int, Sequence[UsableRanking]]:
-        """As `Index.ranked_sizes`, of what was shipped: what a JIT keeps is estimated."""
+        """Returns `Index.ranked_sizes` from installed bundles; JIT rankings are estimates."""
         return self._layers[0].ranked_sizes(problem)
 
     def left_out_sizes(self, problem: Problem) -> Mapping[int, str]:
-        """As `Index.left_out_sizes`, of what was shipped."""
+        """Returns `Index.left_out_sizes` from installed bundles."""
         return self._layers[0].left_out_sizes(problem)

@@ -1,4 +1,4 @@
-"""Finding the declared sizes that are nearest to given ones, among thousands, in microseconds."""
+"""Finds the nearest declared sizes, among thousands, in microseconds."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..gemm.problem import Problem
 T = TypeVar("T")
 
 _Sizes = tuple[int, int, int]
-"""All of a problem's sizes but m: n, k, and the batch or groups."""
+"""A problem's sizes without m: n, k, and the batch or group count."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Around(Generic[T]):
-    """What belongs to declared problems around one.
+    """Items for the declared problems around a problem.
 
     Attributes:
-        nearest: That of the nearest m.
-        below: That of the next smaller m.
-        above: That of the next larger m. Where m is declared, or beyond all that are, all three
-            are the same.
+        nearest: Item for the nearest m.
+        below: Item for the next smaller m.
+        above: Item for the next larger m. All three are equal if m is declared, or outside the
+            declared range.
     """
 
     nearest: T
@@ -33,11 +33,11 @@ class Around(Generic[T]):
 
 
 class NearestSizes(Generic[T]):
-    """What belongs to each of some declared problems of one signature, found by sizes.
+    """Items for one signature's declared problems, searchable by size.
 
-    Closeness is the ratio of sizes: by n, k and batch or groups first, then by m. m comes last
-    because it varies at run time, while n and k are a model's weights. Equally near are told apart
-    by size, smaller first, so that the answer never depends on an order of insertion.
+    Distance is the ratio between sizes: n, k and batch or groups first, then m. m comes last
+    because it varies at run time, while n and k are a model's weights. Ties go to the smaller size,
+    so that insertion order never matters.
     """
 
     def __init__(self, entries: Iterable[tuple[Problem, T]]) -> None:
@@ -56,22 +56,22 @@ class NearestSizes(Generic[T]):
         self._logs_of_n = [point[0] for point in self._points]
 
     def around(self, problem: Problem) -> Around[T]:
-        """What belongs to the m around this one that are declared for the nearest other sizes."""
+        """Returns the items around this m, for the nearest declared n, k and batch or groups."""
         sizes = _weights(problem)
         if sizes not in self._ms:
             sizes = self._nearest(sizes)
         ms, items = self._ms[sizes], self._items[sizes]
         below, above = _around(ms, problem.m)
-        # m / ms[below] against ms[above] / m, without rounding; of equal ratios the smaller m.
+        # Compares m / ms[below] with ms[above] / m without rounding; ties go to the smaller m.
         is_below = problem.m * problem.m <= ms[below] * ms[above]
         return Around(
             nearest=items[below if is_below else above], below=items[below], above=items[above]
         )
 
     def _nearest(self, wanted: _Sizes) -> _Sizes:
-        """The declared sizes at the least sum of differences of logarithms.
+        """Returns the declared sizes with the least sum over logarithm differences.
 
-        The search goes from n to either side, until n alone is farther than the best so far.
+        The search goes from n to both sides, until n alone is farther than the best result.
         """
         log_n, log_k, log_count = map(math.log2, wanted)
         begin = bisect_left(self._logs_of_n, log_n)
@@ -88,7 +88,7 @@ class NearestSizes(Generic[T]):
 
 
 def _around(ms: list[int], m: int) -> tuple[int, int]:
-    """Positions of the values around m, which are sorted."""
+    """Returns the indices in sorted ``ms`` around m."""
     above = bisect_left(ms, m)
     if above == len(ms):
         return above - 1, above - 1
@@ -96,5 +96,5 @@ def _around(ms: list[int], m: int) -> tuple[int, int]:
 
 
 def _weights(problem: Problem) -> _Sizes:
-    """All but m. Either a batch or groups may be more than 1."""
+    """Returns all sizes except m. Either a batch or groups may exceed 1."""
     return problem.n, problem.k, problem.batch * problem.groups

@@ -1,14 +1,14 @@
-"""In which order kernels are tried for sizes that were not declared.
+"""Kernel order for undeclared sizes.
 
-A GPU runs a grid in waves of as many thread blocks as it has streaming multiprocessors, and a wave
-that is nearly empty takes as long as a full one. That is what makes a kernel good at one size and
-bad at the next. Measured on an H200 (`benchmarks.ranking`): scaling a near problem's times by
-the waves halves what its order loses where autotuning picks among the first four.
+A GPU runs a grid in waves, one thread block per streaming multiprocessor, and a nearly empty wave
+takes as long as a full one. That makes a kernel good at one size and bad at the next. Measured on
+an H200 (`benchmarks.ranking`): scaling a nearby problem's times by waves halves the loss from its
+order if autotuning picks among the first four.
 
-A kernel's time for one wave changes slowly with m. Between two measured m, the time of a wave is
-interpolated, both on logarithmic scales, and multiplied by the waves. Over what was measured on an
-H200 (`benchmarks.ranking compare`) this loses less than scaling the nearer problem's times or
-interpolating the times themselves; over estimates it does not.
+A kernel's time per wave changes slowly with m. Between two measured m, the time per wave is
+interpolated on log-log scales and multiplied by the waves. With measurements from an H200
+(`benchmarks.ranking compare`), this loses less than scaling the nearer problem's times or
+interpolating the times themselves; with estimates it does not.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ..gemm.problem import Problem
 def waves(
     design: KernelDesign, problem: Problem, multiprocessors: int, *, m: int | None = None
 ) -> int:
-    """Waves that a kernel needs for a problem, with one thread block a multiprocessor.
+    """Returns a kernel's wave count for a problem, at one thread block per multiprocessor.
 
-    Rows are taken to be shared out evenly among groups. Blocks that share the k of a tile count one
-    by one. ``m`` stands for the problem's own.
+    Assumes that rows are evenly distributed among groups. Blocks that share a tile's k count
+    separately. ``m`` overrides the problem's.
     """
     cluster_m, cluster_n = design.cluster
     rows = -(-(problem.m if m is None else m) // problem.groups)
@@ -42,7 +42,7 @@ def waves(
 
 @dataclass(frozen=True, kw_only=True)
 class KernelTimes:
-    """Nanoseconds that each kernel takes for one problem, by id."""
+    """Nanoseconds per kernel for one problem, by id."""
 
     problem: Problem
     times_ns: Mapping[str, int]
@@ -56,9 +56,9 @@ def order_between(
     above: KernelTimes,
     multiprocessors: int,
 ) -> list[str]:
-    """Ids of kernels, the one that should be fastest first.
+    """Returns kernel ids, expected fastest first.
 
-    ``below`` and ``above`` are of problems with the same n and k; each kernel is in one of them.
+    ``below`` and ``above`` are for problems with the same n and k; each kernel is in at least one.
     """
     around: Any = {"below": below, "above": above, "multiprocessors": multiprocessors}
     return sorted(designs, key=lambda id_: interpolate(problem, designs[id_], id_, **around))
@@ -73,11 +73,11 @@ def interpolate(
     above: KernelTimes,
     multiprocessors: int,
 ) -> float:
-    """Nanoseconds that one kernel should take; arguments as those of `order_between`."""
+    """Returns one kernel's expected nanoseconds; arguments as in `order_between`."""
     low, high = below.times_ns.get(kernel_id), above.times_ns.get(kernel_id)
     if low is None or high is None or below.problem.m >= above.problem.m:
         row, alone = (above, high) if low is None else (below, low)
-        assert alone is not None  # a row has it
+        assert alone is not None  # each kernel is in at least one of them
         here, there = (waves(design, one, multiprocessors) for one in (problem, row.problem))
         return here * alone / there
     ends = ((below.problem.m, low), (above.problem.m, high))
@@ -91,17 +91,17 @@ def curve_between(
     above: tuple[int, int],
     multiprocessors: int,
 ) -> Callable[[int], float]:
-    """What a kernel should take at any m between two that were measured.
+    """Returns a kernel's expected time as a function of m, between two measured m.
 
     Args:
-        design: The kernel's.
-        problem: The GEMM, at any m.
-        below: The smaller m, and the kernel's nanoseconds there.
-        above: The larger m, and the kernel's nanoseconds there.
-        multiprocessors: Of the GPU.
+        design: Kernel design.
+        problem: GEMM, at any m.
+        below: Smaller m, and the kernel's nanoseconds there.
+        above: Larger m, and the kernel's nanoseconds there.
+        multiprocessors: Multiprocessors on the GPU.
 
     Returns:
-        From an m to nanoseconds.
+        Function from m to nanoseconds.
     """
 
     def waves_at(m: int) -> int:

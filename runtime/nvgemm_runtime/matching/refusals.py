@@ -1,4 +1,4 @@
-"""Why kernels cannot be used: by this release, in this process, or on one of its devices."""
+"""Reasons to refuse kernels: by this release, in this process, or on one device."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..installing import UPGRADE
 from .device import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 
 MAX_CLUSTER_SIZE = 16
-"""Most thread blocks of a cluster on any device: kMaxClusterSize of csrc/cuda_driver.cpp."""
+"""Most thread blocks per cluster on any device: kMaxClusterSize in csrc/cuda_driver.cpp."""
 
 _FFI_DISTRIBUTION = "apache-tvm-ffi"
 
 _RANGE = ">=4.7,<4.9"
-"""Releases of the runtime library that kernels were run with: the range of the extras."""
+"""Runtime library releases that kernels were tested with: the range in the extras."""
 
 
 def unlaunchable(kernel: Kernel) -> str | None:
-    """Why this release cannot launch a kernel, whatever the device, or None."""
+    """Returns the reason why this release cannot launch a kernel on any device, or None."""
     convention = parse_calling_convention(kernel.calling_convention)
     if convention is None:
         return (
@@ -42,7 +42,7 @@ def unlaunchable(kernel: Kernel) -> str | None:
 
 
 def timing_refusal(kernel: Kernel, wants_determinism: bool) -> str | None:
-    """Why a kernel is left out of a program that wants equal results of equal operands, or None."""
+    """Returns the reason to exclude a nondeterministic kernel if determinism is wanted, or None."""
     if kernel.is_deterministic or not wants_determinism:
         return None
     return (
@@ -52,14 +52,14 @@ def timing_refusal(kernel: Kernel, wants_determinism: bool) -> str | None:
 
 
 def kernel_refusals(header: Header, facts: DeviceFacts) -> list[str | None]:
-    """Why each kernel of a bundle that a device can use cannot be launched there, or None.
+    """Returns per kernel the reason why a device that can use its bundle cannot launch it, or None.
 
-    Those of ``header.kernels`` come first, at their positions, then the unknown ones.
+    ``header.kernels`` come first, at their indices, then the unknown ones.
     """
 
     def misfit(kernel: Kernel) -> str | None:
         library = facts.runtime_library
-        if facts.capability is None or library is None:  # a CPU's kernels need neither
+        if facts.capability is None or library is None:  # CPU kernels need no library
             return None
         return imports_refusal(header, kernel, library, facts.ffi_exports)
 
@@ -75,7 +75,7 @@ def kernel_refusals(header: Header, facts: DeviceFacts) -> list[str | None]:
 
 
 def describe_fault(error: Exception) -> str:
-    """Says why a bundle is left out that raised this error."""
+    """Describes why a bundle that raised this error is excluded."""
     if isinstance(error, NvgemmError):
         return str(error)
     return (
@@ -85,13 +85,13 @@ def describe_fault(error: Exception) -> str:
 
 
 def needs_compact(calling_convention: str) -> bool:
-    """Whether kernels that are so called take operands without gaps alone: they get no strides."""
+    """Returns True if this calling convention passes no strides, so operands must be compact."""
     convention = parse_calling_convention(calling_convention)
     return convention is not None and convention.needs_compact
 
 
 def refusal(header: Header, facts: DeviceFacts) -> str | None:
-    """Why a device cannot run a bundle's kernels, or None."""
+    """Returns the reason why a device cannot run a bundle's kernels, or None."""
     target = header.target
     reason = _unknown_refusal(target) or _platform_refusal(target, facts.platform)
     if reason is not None:
@@ -106,9 +106,9 @@ def refusal(header: Header, facts: DeviceFacts) -> str | None:
 
 
 def device_refusal(target: Target, facts: DeviceFacts) -> str | None:
-    """Why the kernels of a target are for another device than this one, or None.
+    """Returns the reason why a target is for another device than this one, or None.
 
-    Of an unknown target nobody can tell.
+    An unknown target is never refused here.
     """
     if isinstance(target, UnknownTarget):
         return None
@@ -120,9 +120,9 @@ def device_refusal(target: Target, facts: DeviceFacts) -> str | None:
 
 
 def process_refusal(target: Target, platform: str, cuda: str | None) -> str | None:
-    """Why no device of a process can run a target's kernels, or None.
+    """Returns the reason why no device in a process can run a target's kernels, or None.
 
-    ``cuda`` is torch's; a CPU build has None, and shows no GPU that could be refused.
+    ``cuda`` is torch's; a CPU build has None and has no GPU to refuse.
     """
     reason = _unknown_refusal(target) or _platform_refusal(target, platform)
     if reason is None and target.arch != CPU and cuda is not None:
@@ -158,9 +158,9 @@ def _cuda_refusal(target: Target, cuda: str | None) -> str | None:
 def library_refusal(
     header: Header, library: RuntimeLibrary | None, ffi_exports: frozenset[str] | None
 ) -> str | None:
-    """Why none of a bundle's kernels can be loaded beside the installed libraries, or None.
+    """Returns the reason why no kernel in a bundle loads with the installed libraries, or None.
 
-    What the libraries export decides, whatever their versions.
+    Exported symbols decide, whatever the library versions.
     """
     if library is None:
         return (
@@ -184,9 +184,9 @@ def imports_refusal(
     library: RuntimeLibrary,
     ffi_exports: frozenset[str] | None,
 ) -> str | None:
-    """Which symbols a kernel imports that the installed libraries do not export, or None.
+    """Returns the symbols that a kernel imports and the installed libraries lack, or None.
 
-    Where exports are None, nobody looked, and they count as all that is imported.
+    Exports of None are unknown, and count as complete.
     """
     imports = needed_symbols(header, kernel)
     for exports, wanted, name, version in (
@@ -204,20 +204,20 @@ def imports_refusal(
 
 
 def library_install_command(cuda: str) -> str:
-    """Command that installs the library for a CUDA version such as ``cu12``."""
-    bound = _RANGE if cuda in CUDA_VERSIONS else ""  # a later CUDA is of a later nvgemm-aot
+    """Returns the command that installs the library for a CUDA version such as ``cu12``."""
+    bound = _RANGE if cuda in CUDA_VERSIONS else ""  # newer CUDA needs a newer nvgemm-aot
     return f"pip install 'nvidia-cutlass-dsl-libs-{cuda}{bound}'"
 
 
 def reinstall_command(library: RuntimeLibrary) -> str:
-    """What installs a library again whose file is damaged: the same release, where it is known."""
+    """Returns the command that reinstalls a damaged library, in the same release if known."""
     bound = _RANGE if library.version == UNKNOWN_VERSION else f"=={library.version}"
     distribution = f"nvidia-cutlass-dsl-libs-{library.cuda}"
     return f"pip install --force-reinstall --no-deps '{distribution}{bound}'"
 
 
 def untested_version_warning(library: RuntimeLibrary) -> str | None:
-    """What to log about a library that is newer than any that kernels were run with, or None."""
+    """Returns a warning for a library newer than any that kernels were tested with, or None."""
     found = version_numbers(library.version)
     if found[:2] <= NEWEST_RUN:
         return None
@@ -231,9 +231,9 @@ def untested_version_warning(library: RuntimeLibrary) -> str | None:
 
 
 def _version_bound(header: Header, distribution: str, missing: list[str]) -> str:
-    """Versions of a distribution that export what is missing, such as ``>=4.7``.
+    """Returns the distribution versions that export missing symbols, such as ``>=4.7``.
 
-    Where that is not known, those of the library that kernels were run with; nothing of TVM-FFI.
+    If unknown, returns the tested runtime library range; empty for TVM-FFI.
     """
     since = [FIRST_RELEASE.get(name) for name in missing]
     if None not in since:
@@ -245,19 +245,19 @@ def _version_bound(header: Header, distribution: str, missing: list[str]) -> str
 
 
 def library_distribution(header: Header) -> str:
-    """Distribution of the library that a bundle's kernels call; its toolchain names its version."""
+    """Returns the distribution with the library that kernels call, as the toolchain names it."""
     return f"nvidia-cutlass-dsl-libs-{header.target.cuda}"
 
 
 def describe_device(facts: DeviceFacts) -> str:
-    """A device in words."""
+    """Describes a device for messages."""
     if facts.capability is None:
         return facts.name
     return f"{facts.name}, compute capability {facts.capability[0]}.{facts.capability[1]}"
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version, for comparing: ``4.8.1.dev0`` gives (4, 8, 1)."""
+    """Returns a version's leading numbers, for comparisons: ``4.8.1.dev0`` gives (4, 8, 1)."""
     leading: list[int] = []
     for part in version.split("."):
         if not part.isdigit():

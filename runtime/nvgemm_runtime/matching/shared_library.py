@@ -1,6 +1,6 @@
-"""What the file of a shared library shows without being loaded: that it is whole, what it exports.
+"""Checks a shared library file without loading it: completeness and exported symbols.
 
-Loading a file that was cut off kills the process (SIGBUS).
+Loading a truncated file kills the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
 _SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
-"""Elf64_Ehdr, Elf64_Phdr, Elf64_Shdr and Elf64_Sym of elf.h."""
+"""Elf64_Ehdr, Elf64_Phdr, Elf64_Shdr and Elf64_Sym from elf.h."""
 
 _SHT_DYNSYM = 11
 _STB_LOCAL = 0
 
 _MAX_TABLE_BYTES = 16 << 20
-"""Largest symbol or string table that is read; those of the runtime libraries have a few KiB."""
+"""Largest symbol or string table that is read; runtime libraries have a few KiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Table:
-    """A table of a file: entries of equal length.
+    """Table in a file, with entries of equal length.
 
     Attributes:
-        offset: Its first byte.
-        entry_bytes: Length of an entry.
+        offset: Offset in the file, in bytes.
+        entry_bytes: Entry length.
         count: Number of entries.
     """
 
@@ -43,22 +43,22 @@ class _Table:
 
     @property
     def size_bytes(self) -> int:
-        """Length of the table."""
+        """Table length."""
         return self.entry_bytes * self.count
 
     @property
     def end(self) -> int:
-        """First byte behind it."""
+        """Offset of the first byte after the table."""
         return self.offset + self.size_bytes
 
 
 def missing_part(path: Path) -> str | None:
-    """What a shared object lacks of what its own headers say, or None where it is whole.
+    """Describes how a shared object is truncated, by its own headers; None if it is complete.
 
-    A file of another kind lacks nothing: the loader refuses it by itself.
+    Returns None for other file types, which the loader itself refuses.
 
     Raises:
-        OSError: If it cannot be read.
+        OSError: If the file cannot be read.
     """
     with path.open("rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
@@ -80,14 +80,14 @@ def missing_part(path: Path) -> str | None:
 
 
 def exported_symbols(path: Path) -> frozenset[str] | None:
-    """Names that a shared library defines for others, from its dynamic symbol table.
+    """Returns the symbols that a shared library exports, from its dynamic symbol table.
 
     Returns:
-        The names; None where section headers do not lead to the table. Loaders do not need those.
+        Symbol names; None if section headers do not lead to the table. Loaders do not need them.
 
     Raises:
-        OSError: If it cannot be read.
-        ValueError: If it is no such file.
+        OSError: If the file cannot be read.
+        ValueError: If it is not a 64-bit little-endian ELF file.
     """
     with path.open("rb") as file:
         head = file.read(_HEADER.size)
@@ -107,7 +107,7 @@ def exported_symbols(path: Path) -> frozenset[str] | None:
 
 
 def _tables(head: bytes) -> tuple[_Table, _Table]:
-    """Where program headers and section headers lie."""
+    """Returns the program header and section header tables."""
     fields = _HEADER.unpack(head)
     return (
         _Table(offset=fields[5], entry_bytes=fields[9], count=fields[10]),
@@ -122,7 +122,7 @@ def _defined(symbols: bytes, names: bytes) -> Iterator[str]:
 
 
 def _read(file: BinaryIO, offset: int, size_bytes: int) -> bytes:
-    """Part of a file; nothing where it is not all there, or too much."""
+    """Returns part of a file; empty if the file is too short or the part too large."""
     if size_bytes > _MAX_TABLE_BYTES or offset + size_bytes > os.fstat(file.fileno()).st_size:
         return b""
     file.seek(offset)

@@ -1,10 +1,9 @@
-"""Which kernel computes at which m: thresholds, from what was measured at some m.
+"""Dispatch thresholds: builds a table from m to kernel out of measurements at some m.
 
-A kernel computes nowhere unless it beats ATen by the least gain that counts there
-(`evidence.Evidence`), which is `MIN_GAIN` or more. At a measured m the fastest computes,
-or what is not told apart from it. Between two measured m, up to `FEW_ROWS`, a kernel may compute
-that was among the fastest at both. For more rows, what a kernel takes in between is computed from
-its waves of tiles (`ranking.curve_between`), and that must be less than ATen takes.
+A kernel runs only if it beats ATen by the gain that counts there (`evidence.Evidence`), at least
+`MIN_GAIN`. At a measured m, the fastest runs, or one that is indistinguishable from it. Between two
+measured m up to `FEW_ROWS`, a kernel may run if it was among the fastest at both. For more rows,
+its time is computed from its waves of tiles (`ranking.curve_between`) and must be below ATen's.
 """
 
 from __future__ import annotations
@@ -20,52 +19,51 @@ from ..gemm.problem import Problem
 from .ranking import curve_between
 
 ATEN = ""
-"""Stands for ATen where a kernel's id may stand."""
+"""Marks ATen where a kernel id is expected."""
 
 MARGIN = 0.02
-"""Contenders of a place that take at most this part longer than its fastest are as good as it."""
+"""Contenders within this fraction of a place's fastest are considered equally good."""
 
 FEW_ROWS = 128
-"""Up to this m, a kernel's tiles change little with m: what holds at two measured m, not further
-apart than `MAX_RATIO_OF_FEW`, holds between them."""
+"""Up to this m, a kernel's tiles change little with m: a result at two measured m within
+`MAX_RATIO_OF_FEW` also holds between them."""
 
 MAX_RATIO_OF_FEW = 16
-"""Most that the larger of two measured m may be of the smaller, if a kernel is to be used between,
-and the larger is at most `FEW_ROWS`.
+"""Largest ratio between two measured m, up to `FEW_ROWS`, to use a kernel between them.
 
-Where `benchmarks.ranking` held such an m back on an H200, its neighbours 2.7 to 16 times apart,
-kernels that were within `MARGIN` at both lost 0.3 % in the geometric mean, and 2.9 % at most."""
+In `benchmarks.ranking` on an H200, with such an m held back and neighbours 2.7 to 16 times apart,
+kernels within `MARGIN` at both lost 0.3 % in the geometric mean, and at most 2.9 %."""
 
 MAX_RATIO = 2
-"""Most that the larger of two measured m may be of the smaller for more rows.
+"""Largest ratio between two measured m, above `FEW_ROWS`, to use a kernel between them.
 
-This, `FAR`, and `MIN_GAIN` between two measured m were chosen by times of two n and k on an H200,
-at held-back m. At m of two others on another H200, tables took 1.005 times as long as the best,
-and ATen alone 1.008 times (`benchmarks.dispatch`)."""
+Chosen with `FAR`, and with `MIN_GAIN` between measured m, from times for two n and k on an H200, at
+held-back m. For two other n and k on another H200, tables took 1.005 times as long as the best
+choice, ATen alone 1.008 times (`benchmarks.dispatch`)."""
 
 FAR = 0.05
-"""For more rows, a kernel that takes this part longer than the fastest at either of two measured m
-is not used between them, whatever is computed."""
+"""Above `FEW_ROWS`, a kernel slower than the fastest by this fraction at either measured m is not
+used between them, whatever its computed time."""
 
 MIN_GAIN = 0.02
-"""The least part by which a kernel's time must be below ATen's for it to be used; ATen is safe.
+"""Least fraction by which a kernel must beat ATen to be used; ATen is safe.
 
-At a measured m, another GPU of the product may see it otherwise. Of 28 comparisons with a third
-H200, of kernels that two H200s confirm with a smaller gain, ATen was faster by over 1 % there in 5,
-and in 1 of 38 where the gain was larger (`benchmarks.ranking gpus`). Between two measured m of more
-rows, ATen's waves are not known."""
+At a measured m, another GPU of the product may disagree. Two H200s confirmed kernels that a third
+compared with ATen: ATen was over 1 % faster in 5 of 28 comparisons with a smaller gain, and in 1 of
+38 with a larger one (`benchmarks.ranking gpus`). Between two measured m with more rows, ATen's
+waves are unknown."""
 
 MAX_WORKSPACE_BYTES = 64 << 20
-"""For sizes that were not declared: kernels that need more memory are left out if others serve."""
+"""For undeclared sizes, kernels with larger workspaces are excluded if others serve."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """What a kernel took at one m.
+    """Kernel's measurement at one m.
 
     Attributes:
-        timing: Its time, and what that varies by.
-        workspace_bytes: Memory that it needs there besides its operands.
+        timing: Time and its spread.
+        workspace_bytes: Memory needed in addition to operands.
     """
 
     timing: Timing
@@ -74,13 +72,13 @@ class Contender:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredSize:
-    """What was measured at one m.
+    """Measurements at one m.
 
     Attributes:
-        m: Rows of A.
-        kernels: By id, the kernels that were measured.
+        m: Rows in A.
+        kernels: Measured kernels by id.
         aten: ATen's time.
-        least_gain: The least part by which a kernel's time must be below ATen's here.
+        least_gain: Least fraction by which a kernel must beat ATen here.
     """
 
     m: int
@@ -91,28 +89,28 @@ class MeasuredSize:
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchTable:
-    """A kernel for every m.
+    """Kernel for every m.
 
     Attributes:
-        bounds: Rising: the first m of each segment but the first, which begins at 0.
-        kernels: Of each segment the kernel's id, or `ATEN`. Neighbours differ.
+        bounds: Ascending first m of each segment after the first, which begins at 0.
+        kernels: Kernel id per segment, or `ATEN`. Neighbours differ.
     """
 
     bounds: tuple[int, ...]
     kernels: tuple[str, ...]
 
     def at(self, m: int) -> str:
-        """The kernel's id for an m, or `ATEN`."""
+        """Returns the kernel id for an m, or `ATEN`."""
         return self.kernels[bisect_right(self.bounds, m)]
 
     def within(self, least: int, most: int | None) -> DispatchTable:
-        """The part for m in ``least..most`` (no end if None), without segments outside of it."""
+        """Returns the table for m in ``least..most`` (no end if None), without other segments."""
         first = bisect_right(self.bounds, least)
         last = len(self.bounds) if most is None else bisect_right(self.bounds, most)
         return DispatchTable(bounds=self.bounds[first:last], kernels=self.kernels[first : last + 1])
 
     def without_aten(self, kernel_id: str) -> DispatchTable:
-        """The table with a kernel in the place of ATen."""
+        """Returns the table with ATen replaced by a kernel."""
         bounds: list[int] = []
         kernels: list[str] = []
         for bound, one in zip((0, *self.bounds), self.kernels):
@@ -124,23 +122,23 @@ class DispatchTable:
 
     @property
     def used(self) -> tuple[str, ...]:
-        """The ids of the kernels that it names, each once."""
+        """Ids of the table's kernels, each once."""
         return tuple(dict.fromkeys(filter(None, self.kernels)))
 
     @property
     def has_kernels(self) -> bool:
-        """Whether it names any kernel."""
+        """True if the table names a kernel."""
         return any(self.kernels)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:
-    """What decides how many waves of tiles each kernel needs at an m.
+    """Facts that determine each kernel's number of tile waves at an m.
 
     Attributes:
-        problem: The GEMM, at any m.
-        designs: Of each kernel, by id.
-        multiprocessors: Of the GPU on which times were measured.
+        problem: GEMM, at any m.
+        designs: Kernel designs by id.
+        multiprocessors: Multiprocessors on the measured GPU.
     """
 
     problem: Problem
@@ -148,13 +146,13 @@ class Tiling:
     multiprocessors: int
 
     def step_rows(self, kernel_id: str) -> int:
-        """Rows of A after which a kernel needs another row of tiles."""
+        """Returns the rows in A after which a kernel needs another row of tiles."""
         return self.designs[kernel_id].tile[0]
 
     def times_between(
         self, kernel_id: str, below: MeasuredSize, above: MeasuredSize
     ) -> Callable[[int], float]:
-        """Nanoseconds that a kernel should take at an m between two where it was measured."""
+        """Returns a kernel's computed nanoseconds as a function of m, between two measured m."""
         low, high = (size.kernels[kernel_id].timing.time_ns for size in (below, above))
         return curve_between(
             self.designs[kernel_id],
@@ -167,14 +165,14 @@ class Tiling:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Values of m for which the same contenders are allowed.
+    """Interval of m with the same allowed contenders.
 
     Attributes:
-        begin: The first m. The next place begins where this one ends.
-        allowed: Ids of kernels, or `ATEN`: the part that each takes longer than the fastest. Never
+        begin: First m. The interval ends where the next one begins.
+        allowed: Fraction by which each exceeds the fastest time, by kernel id or `ATEN`. Never
             empty.
-        compared: Ids of the kernels whose times decide what is allowed here, and where the places
-            of its interval begin.
+        compared: Ids of the kernels whose times decide ``allowed`` here, and where the intervals
+            between two measured m begin.
     """
 
     begin: int
@@ -185,22 +183,22 @@ class Place:
 def places_along(
     sizes: Iterable[MeasuredSize], *, tiling: Tiling | None, may_bridge: bool = True
 ) -> list[Place]:
-    """What may compute at every m from the least measured one on.
+    """Returns the allowed contenders for every m from the smallest measured one on.
 
-    At a measured m that is the fastest, and what is not told apart from it: a kernel that beats
-    ATen too, or ATen.
+    At a measured m: the fastest, and contenders indistinguishable from it, which are kernels that
+    also beat ATen, or ATen.
 
-    Between two measured m of at most `FEW_ROWS`, it is a kernel that beats ATen at both and is
-    within `MARGIN` of the fastest at both. For more rows, it is a kernel that was faster than ATen
-    at one of them and is within `FAR` of the fastest at both, and whose computed time is less than
-    ATen's by the larger `least_gain` of the two and within `MARGIN` of the least. Both only if the
-    two m are near enough and the kernel needs little memory. Everywhere else it is ATen.
+    Between two measured m up to `FEW_ROWS`: kernels that beat ATen at both and are within `MARGIN`
+    of the fastest at both. For more rows: kernels faster than ATen at one, within `FAR` of the
+    fastest at both, with a computed time below ATen's by the larger `least_gain` and within
+    `MARGIN` of the least. In both cases, only if the two m are near enough and the kernel needs
+    little workspace. Everywhere else: ATen.
 
     Args:
-        sizes: What was measured, each m once.
-        tiling: How many waves the kernels need; None if that is not known, so that nothing is used
-            between two measured m of more rows than `FEW_ROWS`.
-        may_bridge: Whether a kernel may compute between two measured m at all.
+        sizes: Measurements, each m once.
+        tiling: Tile waves per kernel; None if unknown, in which case only ATen runs between two
+            measured m above `FEW_ROWS`.
+        may_bridge: True if kernels may run between measured m at all.
     """
     rising = sorted(sizes, key=lambda size: size.m)
     places: list[Place] = []
@@ -214,19 +212,19 @@ def places_along(
 
 
 def kernels_that_decide(places: Iterable[Place], table: DispatchTable) -> frozenset[str]:
-    """The kernels that a bundle must keep for `table` to stay what it is.
+    """Returns the ids of the kernels that a bundle must keep for an unchanged `table`.
 
     Args:
-        places: What the table was made of.
-        table: The result of `make_table`, whose kernels are among them.
+        places: Input to the table.
+        table: Result from `make_table` for these places.
     """
     return frozenset(table.used).union(*(place.compared for place in places))
 
 
 def make_table(places: Sequence[Place]) -> DispatchTable:
-    """Choose one of what each place allows: what changes least often, then what loses least.
+    """Chooses one contender per place: fewest changes, then least loss.
 
-    Before the first place, ATen computes.
+    ATen runs before the first place.
     """
     chosen = _with_fewest_changes([place.allowed for place in places])
     bounds, kernels = [], [ATEN]
@@ -241,15 +239,15 @@ _ONLY_ATEN: Mapping[str, float] = {ATEN: 0.0}
 
 
 def gains_enough(time_ns: int, aten: Timing, least_gain: float = MIN_GAIN) -> bool:
-    """Whether a time is below ATen's by ``least_gain``."""
+    """Returns True if a time is below ATen's by ``least_gain``."""
     return time_ns <= aten.time_ns * (1 - least_gain)
 
 
 def beating_aten(size: MeasuredSize) -> dict[str, float]:
-    """The kernels that beat ATen by the least gain that counts at this size, by id.
+    """Returns the kernels that beat ATen by this size's least gain, by id.
 
     Returns:
-        The part that each takes longer than the fastest.
+        Fraction by which each exceeds the fastest time.
     """
     beating = {
         kernel_id: one.timing.time_ns
@@ -261,12 +259,12 @@ def beating_aten(size: MeasuredSize) -> dict[str, float]:
 
 
 def _fastest(losses: Mapping[str, float]) -> str:
-    """The kernel that loses least, or `ATEN` where none beats it."""
+    """Returns the kernel with the least loss, or `ATEN` if there is none."""
     return min(losses, key=lambda kernel_id: (losses[kernel_id], kernel_id), default=ATEN)
 
 
 def _place_at(size: MeasuredSize) -> Place:
-    """What may compute at a measured m, with what it loses."""
+    """Returns the allowed contenders at a measured m, with their losses."""
     losses = beating_aten(size)
     fastest = _fastest(losses)
     if fastest == ATEN:
@@ -291,7 +289,7 @@ def _latest(timing: Timing) -> int:
 
 
 def _between(below: MeasuredSize, above: MeasuredSize, tiling: Tiling | None) -> Iterator[Place]:
-    """The places between two measured m."""
+    """Yields the places between two measured m."""
     begin = below.m + 1
     if above.m <= FEW_ROWS:
         is_near = above.m <= below.m * MAX_RATIO_OF_FEW
@@ -313,7 +311,7 @@ def _between(below: MeasuredSize, above: MeasuredSize, tiling: Tiling | None) ->
     compared = frozenset(times)
     least_gain = _least_gain_between(below, above)
     for first, last in _spans(sorted(starts), above.m):
-        # Waves change at the first m of a place alone: what holds at both ends holds between.
+        # Waves change only at a place's first m, so both ends decide for all m between.
         ends = [
             _allowed_at_computed(
                 {kernel_id: time_ns(m) for kernel_id, time_ns in times.items()},
@@ -326,12 +324,12 @@ def _between(below: MeasuredSize, above: MeasuredSize, tiling: Tiling | None) ->
 
 
 def _steps(begin: int, end: int, rows: int) -> list[int]:
-    """``begin``, and each later m before ``end`` at which another row of tiles begins."""
+    """Returns ``begin``, and each later m before ``end`` at which another tile row begins."""
     return [begin, *range(begin + -begin % rows + 1, end, rows)]
 
 
 def _spans(starts: Sequence[int], end: int) -> Iterator[tuple[int, int]]:
-    """The first and the last m of each stretch that begins at one of ``starts``."""
+    """Yields the first and last m of each interval that begins at one of ``starts``."""
     for first, following in itertools.zip_longest(starts, starts[1:], fillvalue=end):
         yield first, following - 1
 
@@ -342,9 +340,9 @@ def _beats_aten_somewhere(
     below: MeasuredSize,
     above: MeasuredSize,
 ) -> bool:
-    """Whether a kernel's computed time between two measured m ever gains enough on ATen's.
+    """Returns True if a kernel's computed time gains enough on ATen anywhere between two m.
 
-    Between two of its steps, its time over ATen's rises or falls, so both ends say it.
+    Between two steps, its time relative to ATen's is monotonic, so the ends suffice.
     """
     least_gain = _least_gain_between(below, above)
     return any(
@@ -355,25 +353,25 @@ def _beats_aten_somewhere(
 
 
 def _least_gain_between(below: MeasuredSize, above: MeasuredSize) -> float:
-    """The least part by which a kernel's time must be below ATen's between two measured m."""
+    """Returns the least fraction by which a kernel must beat ATen between two measured m."""
     return max(below.least_gain, above.least_gain)
 
 
 def _allowed_at_computed(times_ns: Mapping[str, float], most_ns: float) -> dict[str, float]:
-    """The kernels that may compute where these times were computed, with what they lose."""
+    """Returns the kernels that may run at computed times, with their losses."""
     least = min(times_ns.values())
     reach = min(most_ns, least * (1 + MARGIN))
     return {name: time_ns / least - 1 for name, time_ns in times_ns.items() if time_ns <= reach}
 
 
 def _aten_ns(m: int, below: MeasuredSize, above: MeasuredSize) -> float:
-    """ATen's time between two measured m, interpolated on logarithmic scales."""
+    """Returns ATen's time between two measured m, interpolated on log-log scales."""
     share = math.log(m / below.m) / math.log(above.m / below.m)
     return float(below.aten.time_ns ** (1 - share) * above.aten.time_ns**share)
 
 
 def _near_at_both(below: MeasuredSize, above: MeasuredSize) -> set[str]:
-    """Kernels within `FAR` of the fastest at two measured m, faster than ATen at one of them."""
+    """Returns kernels within `FAR` of the fastest at both m and faster than ATen at one."""
     return {
         kernel_id
         for kernel_id in below.kernels.keys() & above.kernels.keys()
@@ -389,13 +387,13 @@ def _near_at_both(below: MeasuredSize, above: MeasuredSize) -> set[str]:
 
 
 def _least_ns(size: MeasuredSize) -> int:
-    """The time of what computes fastest at a measured m: ATen, where no kernel beats it enough."""
+    """Returns the fastest contender's time at a measured m: ATen's if no kernel gains enough."""
     fastest = _fastest(beating_aten(size))
     return size.aten.time_ns if fastest == ATEN else size.kernels[fastest].timing.time_ns
 
 
 def _allowed_between_few(below: MeasuredSize, above: MeasuredSize) -> dict[str, float]:
-    """The kernels that may compute between two measured m of few rows, with their losses' sum."""
+    """Returns the kernels that may run between two small measured m, with their summed losses."""
     low, high = beating_aten(below), beating_aten(above)
     return {
         kernel_id: low[kernel_id] + high[kernel_id]
@@ -406,10 +404,10 @@ def _allowed_between_few(below: MeasuredSize, above: MeasuredSize) -> dict[str, 
 
 
 def _with_fewest_changes(places: Sequence[Mapping[str, float]]) -> list[str]:
-    """One of what each place allows: with the fewest changes, then with the least loss.
+    """Returns one contender per place: fewest changes, then least loss.
 
-    The best way to each choice of a place is made of the best ways to those of the place before it.
-    Equally good ones are told apart by id, so that the result depends on nothing else.
+    Dynamic programming: the best path to a contender extends a best path to the previous place.
+    Ties are broken by id, so that the result is deterministic.
     """
     best: dict[str, tuple[int, float]] = {}
     came_from: list[dict[str, str]] = []

@@ -1,8 +1,8 @@
-"""Whether a measurement holds here, which kernels it says to offer, and whether to time them again.
+"""Decides if a measurement holds here, which kernels to offer, and if they need timing again.
 
-Pure functions of a match, the operands, the device, and the versions at hand. A measurement counts
-only on the GPU product it was taken on, for the very problem, and with operands aligned as they
-were measured. Estimates, and times of other GPUs or sizes, change nothing.
+Pure functions over a match, its operands, the device and library versions. A measurement counts
+only for its GPU product, its exact problem, and operands aligned as measured. Estimates, and times
+from other GPUs or sizes, change nothing.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from .usable_rankings import MatchedKernel, UsableRanking
 
 TRITON = "Triton"
-"""The backend besides ATen's that may have been measured."""
+"""Backend besides ATen that may have been measured."""
 
 KNOWN_ALIGNMENT_BYTES = 32
-"""Alignment from which on operands count as measured: those of `tune` have 256 or more, and
-torch.compile knows of no more than this, whatever they have."""
+"""Alignment from which operands count as aligned as measured: `tune` uses 256 or more, and
+torch.compile never proves more than this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What bounds an offer of kernels for a GEMM.
+    """Constraints on an offer of kernels for a GEMM.
 
     Attributes:
         limit: Most kernels to offer.
-        trusts: Whether what was measured need not be measured again.
-        needs_kernel: Whether a kernel must be offered even where ATen was faster.
-        is_precise: Whether ATen is asked for `aten.AtenGemm.is_precise` sums.
-        aten_setting: In words, a setting that makes ATen another than `tune` measures; see
+        trusts: True if measurements need not be repeated.
+        needs_kernel: True if a kernel must be offered even if ATen was faster.
+        is_precise: True if ATen must compute `aten.AtenGemm.is_precise` sums.
+        aten_setting: Description of a setting that makes ATen differ from what `tune` measures; see
             `aten.unusual_setting`.
-        beside: Which backends compete besides ATen's; `TRITON` is the one by that name.
+        beside: Competing backends other than ATen; `TRITON` for Triton.
     """
 
     limit: int
@@ -53,13 +53,13 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What to offer for a GEMM.
+    """Kernels to offer for a GEMM.
 
     Attributes:
-        kernels: The kernels to offer, best first; empty where ATen was measured to be the fastest.
-        is_final: Whether nothing needs timing: the first kernel wins, or ATen where there is none.
-        why: In words, what a measurement decided, or why it decided nothing, or which other product
-            an estimate is for; empty for an estimate for this one.
+        kernels: Kernels to offer, best first; empty if ATen was measured fastest.
+        is_final: True if nothing needs timing: the first kernel wins, or ATen without one.
+        why: Description of what a measurement decided, or why it decided nothing, or the other
+            product that an estimate is for; empty for an estimate for this product.
     """
 
     kernels: tuple[MatchedKernel, ...]
@@ -70,7 +70,7 @@ class Decision:
 def decide(
     match: Match, request: Request, facts: DeviceFacts, versions: TorchVersions, terms: Terms
 ) -> Decision:
-    """Decide which kernels to offer for a GEMM."""
+    """Decides which kernels to offer for a GEMM."""
     measured, conditions = match.measured, match.source.conditions
     if measured is None or conditions is None:
         return _open(match.kernels, terms, why_another_gpu(match.source, facts) or "")
@@ -80,7 +80,7 @@ def decide(
     if obstacle is not None:
         return _open(match.kernels, terms, obstacle)
     winner = match.kernels[0]
-    assert winner.time_ns is not None  # of a measured ranking
+    assert winner.time_ns is not None  # measured rankings have times
     told = (
         f"{measured.standing} on {match.source.gpu}, {conditions.date}: "
         f"{winner.time_ns / 1e3:.1f} us"
@@ -111,9 +111,9 @@ def _open(kernels: tuple[MatchedKernel, ...], terms: Terms, why: str) -> Decisio
 def _contending(
     kernels: tuple[MatchedKernel, ...], measured: Measured
 ) -> tuple[MatchedKernel, ...]:
-    """The kernels whose measured times are not clearly longer than the first's.
+    """Returns the kernels whose measured times are not clearly longer than the first's.
 
-    Where ATen or Triton wins, measuring stops before the kernels are told apart from each other.
+    If ATen or Triton wins, `tune` stops before it can distinguish kernels from each other.
     """
 
     def interval(served: MatchedKernel) -> tuple[int, int]:
@@ -126,7 +126,10 @@ def _contending(
 
 
 def why_unlike_measured(request: Request) -> str | None:
-    """Why times do not hold for these operands, or None: `tune` measures compact, aligned ones."""
+    """Returns the reason why times do not hold for these operands, or None.
+
+    `tune` measures compact, aligned operands.
+    """
     if not request.is_compact:
         return "measured without gaps between rows or matrices, which these operands have"
     least = contiguous_bytes(request.problem) | KNOWN_ALIGNMENT_BYTES
@@ -139,7 +142,7 @@ def why_unlike_measured(request: Request) -> str | None:
 
 
 def why_another_aten(request: Request, terms: Terms) -> str | None:
-    """Why ATen's time differs from the measured one, or None."""
+    """Returns the reason why ATen's time differs from the measured one, or None."""
     scales = request.problem.signature.scales
     if terms.is_precise and (scales is None or scales.block is None):
         return "ATen was measured with use_fast_accum, which is off here"
@@ -149,7 +152,7 @@ def why_another_aten(request: Request, terms: Terms) -> str | None:
 
 
 def _why_without_the_first(kernels: Sequence[MatchedKernel]) -> str | None:
-    """Why what serves of a ranking's kernels says nothing of its verdict, or None."""
+    """Returns the reason why the usable kernels cannot inherit the ranking's verdict, or None."""
     if not kernels or kernels[0].rank:
         return "the kernel that was measured to be the fastest does not serve here"
     return None
@@ -162,7 +165,7 @@ def why_times_are_open(
     facts: DeviceFacts,
     versions: TorchVersions,
 ) -> str | None:
-    """Why the times of these kernels and of ATen do not hold on a device with a torch, or None."""
+    """Returns the reason why these kernels' and ATen's times do not hold here, or None."""
     assert source.conditions is not None
     reason = why_order_is_open(measured, source, facts, (served.kernel for served in kernels))
     reason = reason or _why_without_the_first(kernels)
@@ -170,10 +173,10 @@ def why_times_are_open(
 
 
 def why_another_gpu(source: RankingSource, facts: DeviceFacts) -> str | None:
-    """Why a ranking is not for a device's product, or None.
+    """Returns the reason why a ranking is for another product than this device, or None.
 
-    The bundle then has no ranking for that product, and the one of its first product orders
-    kernels as an estimate does.
+    The bundle then has no ranking for this product; its first product's order serves as an
+    estimate.
     """
     if source.gpu == facts.name or facts.capability is None:
         return None
@@ -183,7 +186,7 @@ def why_another_gpu(source: RankingSource, facts: DeviceFacts) -> str | None:
 def why_order_is_open(
     measured: Measured, source: RankingSource, facts: DeviceFacts, kernels: Iterable[KernelFacts]
 ) -> str | None:
-    """Why a measured order of these kernels does not hold on a device, or None."""
+    """Returns the reason why a measured kernel order does not hold on a device, or None."""
     assert source.conditions is not None
     if source.gpu != facts.name:
         return f"measured on {source.gpu}, this is {facts.name}"
@@ -204,7 +207,7 @@ def why_order_is_open(
 def holds_here(
     ranking: Ranking, source: RankingSource, facts: DeviceFacts, kernels: Iterable[KernelFacts]
 ) -> bool:
-    """Whether a ranking is a measurement whose order of these kernels holds on a device."""
+    """Returns True if a ranking is a measurement whose kernel order holds on a device."""
     measured = ranking.measured
     if measured is None or source.conditions is None:
         return False
@@ -214,11 +217,11 @@ def holds_here(
 def why_aten_is_open(
     measured: Measured, conditions: Conditions, versions: TorchVersions
 ) -> str | None:
-    """Why ATen's time does not hold here, or None: its kernels are torch's and cuBLAS's.
+    """Returns the reason why ATen's time does not hold here, or None.
 
-    A minor version of torch decides what cuBLAS is asked, and with torch's CUDA version which
-    cuBLAS is installed. cuBLAS's own version would not do: releases of torch that share one ask it
-    differently (docs/guide/tuning.md).
+    ATen's kernels are torch's and cuBLAS's. A minor torch version decides what it asks cuBLAS for
+    and, with torch's CUDA version, which cuBLAS is installed. The cuBLAS version alone is not
+    enough: torch releases with the same one call it differently (docs/guide/tuning.md).
     """
     if measured.aten is None:
         return "ATen was not measured"
@@ -226,7 +229,7 @@ def why_aten_is_open(
 
 
 def why_another_release(torch: str, cuda: str, versions: TorchVersions) -> str | None:
-    """Why what was measured with a torch and CUDA does not hold beside another ATen, or None."""
+    """Returns the reason why a measurement with some torch and CUDA does not hold here, or None."""
     if version_numbers(torch)[:2] != version_numbers(versions.torch)[:2]:
         return f"ATen was measured with torch {torch}, this is {versions.torch}"
     if cuda != versions.cuda:
@@ -235,11 +238,11 @@ def why_another_release(torch: str, cuda: str, versions: TorchVersions) -> str |
 
 
 def preference(usable: UsableRanking, facts: DeviceFacts, versions: TorchVersions | None) -> int:
-    """Which of several rankings of one problem to use: the one for which this is least.
+    """Returns the sort key among several rankings of one problem; the least is preferred.
 
     Returns:
-        0 for one that was measured on this product of GPU, beside the ATen of this torch; 1 where
-        ATen is another; 2 for any other of this product; 3 for one of another product.
+        0 if measured on this GPU product with this torch's ATen; 1 if with another ATen; 2 for
+        other rankings for this product; 3 for another product.
     """
     measured, conditions = usable.ranking.measured, usable.source.conditions
     if usable.source.gpu != facts.name:

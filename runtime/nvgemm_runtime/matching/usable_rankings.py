@@ -1,4 +1,4 @@
-"""The rankings that a device can use, by the problem they are of and by signature."""
+"""Rankings that a device can use, by problem and by signature."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .trust import holds_here
 
 @dataclass(frozen=True, kw_only=True)
 class BundleView:
-    """A bundle as matching sees it.
+    """Bundle as matching reads it.
 
     Attributes:
-        name: What messages call it.
-        header: What it says about itself.
-        origin: What brought it, where it is installed, named or kept.
-        opened: The bundle, where its kernels are to be loaded.
+        name: Name in messages.
+        header: Bundle header.
+        origin: Source of the bundle: installed, named by the user or cached.
+        opened: Open bundle, if its kernels are to be loaded.
     """
 
     name: str
@@ -35,7 +35,7 @@ class BundleView:
 
 
 def newest_compiler_first(bundles: Iterable[BundleView]) -> list[BundleView]:
-    """Order bundles: newest compiler first, then by name."""
+    """Orders bundles by compiler version, newest first, then by name."""
     by_name = sorted(bundles, key=lambda bundle: (bundle.name, bundle.header.build_key))
     return sorted(by_name, key=_compiler_version, reverse=True)  # stable: equals stay as they are
 
@@ -46,13 +46,13 @@ def _compiler_version(bundle: BundleView) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class MatchedKernel:
-    """A kernel that serves a problem.
+    """Kernel that serves a problem.
 
     Attributes:
-        bundle: The bundle that holds it.
-        kernel: Its entry.
-        rank: Its position in the ranking that it was taken from.
-        time_ns: Time that a ranking gives it for the problem it was taken from, if any.
+        bundle: Bundle that holds it.
+        kernel: Header entry.
+        rank: Position in its ranking.
+        time_ns: Time in its ranking, if any.
     """
 
     bundle: BundleView
@@ -64,7 +64,7 @@ class MatchedKernel:
 def launchable(
     bundle: BundleView, ranking: Ranking, reasons: Sequence[str | None]
 ) -> tuple[MatchedKernel, ...]:
-    """The kernels of a ranking but for those that there are reasons against, by their position."""
+    """Returns a ranking's kernels that have no refusal; ``reasons`` is by kernel index."""
     kernels = bundle.header.kernels
     return tuple(
         MatchedKernel(bundle=bundle, kernel=kernels[one.kernel], rank=rank, time_ns=one.time_ns)
@@ -74,9 +74,9 @@ def launchable(
 
 
 def _with_doubt(ranking: Ranking, gone: int) -> Ranking:
-    """A ranking of which some kernels cannot be launched: one that was measured is in doubt.
+    """Returns a ranking; a measured one is in doubt if some kernels cannot be launched.
 
-    It keeps those kernels, for `MatchedKernel.rank` counts them.
+    Unlaunchable kernels stay in it, because `MatchedKernel.rank` counts them.
     """
     if ranking.measured is None or not gone:
         return ranking
@@ -88,7 +88,7 @@ def _with_doubt(ranking: Ranking, gone: int) -> Ranking:
 def _left_out_for_timing(
     kernels: Sequence[Kernel], reasons: Sequence[str | None], facts: DeviceFacts
 ) -> frozenset[int]:
-    """Positions of the kernels that nothing is against but that results depend on timing."""
+    """Returns the indices of kernels refused only because their results depend on timing."""
     wanted = facts.wants_determinism
     return frozenset(
         place
@@ -98,7 +98,7 @@ def _left_out_for_timing(
 
 
 def _without_kernels(ranking: Ranking, positions: Collection[int]) -> Ranking:
-    """A ranking of the other kernels alone; the same if none is at these positions."""
+    """Returns a ranking without the kernels at these indices; the same object if it has none."""
     kept = [place for place, one in enumerate(ranking.kernels) if one.kernel not in positions]
     if len(kept) == len(ranking.kernels):
         return ranking
@@ -110,22 +110,23 @@ def _without_kernels(ranking: Ranking, positions: Collection[int]) -> Ranking:
 
 
 def _least_time_ns(ranking: Ranking, positions: Collection[int]) -> int | None:
-    """The least time that a ranking gives a kernel at these positions; None where it has none."""
+    """Returns the least time among the kernels at these indices; None without a time."""
     times = (one.time_ns for one in ranking.kernels if one.kernel in positions)
     return min((time for time in times if time is not None), default=None)
 
 
 class UsableRanking:
-    """A ranking of a problem, and which of its kernels a device can launch.
+    """Ranking of a problem, with the kernels that a device can launch.
 
     Attributes:
-        bundle: The bundle that has it.
-        ranking: As the bundle has it, but without kernels that a program that wants equal results
-            leaves out, in doubt where other measured kernels cannot be launched, and declared where
-            another bundle declares its problem.
-        least_left_out_ns: The least time of the kernels that it is without; None if it has all.
-        kernels: Those that can be launched, best first; at least one.
-        kernels_for_gaps: Those of them that take operands with gaps between rows or matrices.
+        bundle: Bundle that contains it.
+        ranking: Bundle's ranking, without nondeterministic kernels if the program wants
+            determinism; in doubt if other measured kernels cannot be launched; declared if another
+            bundle declares its problem.
+        least_left_out_ns: Least time among the removed nondeterministic kernels; None if all
+            remain.
+        kernels: Launchable kernels, best first; at least one.
+        kernels_for_gaps: Launchable kernels that accept gaps between rows or matrices.
     """
 
     __slots__ = ("bundle", "kernels", "kernels_for_gaps", "least_left_out_ns", "ranking")
@@ -146,20 +147,20 @@ class UsableRanking:
 
     @property
     def source(self) -> RankingSource:
-        """Where its order comes from."""
+        """Ranking source."""
         return self.bundle.header.sources[self.ranking.source]
 
     def holds_on(self, facts: DeviceFacts) -> bool:
-        """Whether it is a measurement whose order of kernels holds on a device."""
+        """Returns True if this is a measurement whose kernel order holds on a device."""
         kernels = (served.kernel for served in self.kernels)
         return holds_here(self.ranking, self.source, facts, kernels)
 
     def kernels_for(self, is_compact: bool) -> tuple[MatchedKernel, ...]:
-        """The kernels for operands that are compact, or are not."""
+        """Returns the kernels for compact operands, or for operands with gaps."""
         return self.kernels if is_compact else self.kernels_for_gaps
 
     def aligned(self, alignment_bytes: int, is_compact: bool) -> tuple[MatchedKernel, ...]:
-        """The kernels for operands that are so aligned, and are compact or not."""
+        """Returns the kernels for operands with this alignment and compactness."""
         kernels = self.kernels_for(is_compact)
         if all(one.kernel.alignment_bytes <= alignment_bytes for one in kernels):
             return kernels
@@ -169,7 +170,7 @@ class UsableRanking:
 def usable_rankings(
     bundle: BundleView, facts: DeviceFacts
 ) -> tuple[list[UsableRanking], list[str]]:
-    """The rankings of a bundle that a device uses, and why some kernels are left out."""
+    """Returns the rankings of a bundle that a device uses, and reasons for excluded kernels."""
     header = bundle.header
     reasons = kernel_refusals(header, facts)
     compact = {kernel.id for kernel in header.kernels if needs_compact(kernel.calling_convention)}
@@ -195,14 +196,14 @@ def usable_rankings(
 
 
 SizesByAlignment = list[tuple[int, NearestSizes[UsableRanking]]]
-"""Alignments in bytes, the largest first, and for each the problems with a kernel that needs no
-more. Kernels of a signature mostly agree, so that there is one."""
+"""Alignments in bytes, largest first, each with the problems that have a kernel for it. Kernels
+with one signature mostly agree, so there usually is a single entry."""
 
 
 def index_by_alignment(
     ranked: Mapping[Problem, Sequence[UsableRanking]], *, is_compact: bool
 ) -> dict[Signature, SizesByAlignment]:
-    """Ranked problems by signature and alignment, for operands that are compact, or are not."""
+    """Groups ranked problems by signature and alignment, for compact operands or others."""
     of_signature: dict[Signature, list[tuple[Problem, UsableRanking, int]]] = {}
     for problem, rankings in ranked.items():
         for ranking in rankings:
@@ -221,9 +222,9 @@ def index_by_alignment(
 def _first_that_serves(
     least: Iterable[tuple[Problem, UsableRanking, int]], alignment_bytes: int
 ) -> Iterator[tuple[Problem, UsableRanking]]:
-    """For each problem the first ranking that has a kernel for such an alignment."""
+    """Yields each problem with its first ranking that has a kernel for this alignment."""
     seen: Problem | None = None
-    for problem, ranking, needed in least:  # rankings of a problem one after the other
+    for problem, ranking, needed in least:  # a problem's rankings are adjacent
         if needed <= alignment_bytes and problem is not seen:
             seen = problem
             yield problem, ranking
