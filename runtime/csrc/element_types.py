@@ -1,6 +1,6 @@
-"""Writes the native part's copy of the table of element types; CMake runs it.
+"""Generates the native copy of the element type table; CMake runs it.
 
-Its argument is the file to write. The table is run by itself, for the package is not installed yet.
+The argument is the output file. Runs the table by path, because the package is not installed yet.
 """
 
 import runpy
@@ -11,7 +11,7 @@ TABLE = Path(__file__).parents[1] / "nvgemm_runtime" / "gemm" / "types.py"
 
 
 def native_rows() -> str:
-    """The table as an initialiser of ``kElementTypes`` in element_types.h."""
+    """Returns the table as an initialiser for ``kElementTypes`` in element_types.h."""
     rows = [dtype.row for dtype in runpy.run_path(str(TABLE))["DType"]]
     return "".join(
         f'{{"{row.torch_name}", {row.torch_number}, '

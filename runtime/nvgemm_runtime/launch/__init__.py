@@ -1,6 +1,5 @@
-"""Calls kernels: from tensors to a result.
+"""Kernel launches: from tensors to a result.
 
-May import `installed` and what is below it; not `inductor`, `recording` or `jit`. Start at `api`
-and `gates_and_groups`, the public functions; `native` is the launcher in C++, and `compiled` what
-generated code calls.
+May import `installed` and below; not `inductor`, `recording` or `jit`. Public functions are in
+`api` and `gates_and_groups`; `native` is the C++ launcher, and `compiled` serves generated code.
 """

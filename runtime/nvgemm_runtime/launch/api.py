@@ -1,9 +1,9 @@
-"""The public functions: what bundles there are, which kernel serves a GEMM and why, running it.
+"""Public functions: list bundles, explain kernel choices, compute GEMMs.
 
-Each GEMM function computes ``round(f(scale_a * scale_b * (A @ B) + addend))``: everything in the
-accumulator's type, and one rounding at the end. All go through `compute`; `mm` and `bmm` skip it
-where they are given an ``out`` and a loaded kernel (`fast_path`). Those of groups, and those with a
-gate, which joins columns in pairs, and gathered rows are in `gates_and_groups`.
+Each GEMM function computes ``round(f(scale_a * scale_b * (A @ B) + addend))`` in the accumulator's
+dtype and rounds once at the end. All go through `compute`; `mm` and `bmm` skip it if they get an
+``out`` and a loaded kernel (`fast_path`). Grouped, gated and gathered products are in
+`gates_and_groups`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Which kernels serve one GEMM, or why none does.
+    """Kernels that serve one GEMM, or the reasons for a miss.
 
     Attributes:
-        request: The problem, and how its operands are aligned; None where no kernel can exist.
-        facts: The device that the operands are on.
-        match: The kernels that serve it, best first; None where none does.
-        reasons: Every reason why none does; empty where one does.
+        request: Problem and operand alignment; None if no kernel can exist.
+        facts: Operands' device.
+        match: Kernels that serve it, best first; None after a miss.
+        reasons: Reasons for the miss; empty after a match.
     """
 
     request: Request | None
@@ -65,7 +65,7 @@ class Explanation:
 
 
 def bundles() -> tuple[FoundBundle, ...]:
-    """Every bundle that is installed, named in NVGEMM_AOT_BUNDLES or kept, usable or not."""
+    """Returns every bundle that is installed, in NVGEMM_AOT_BUNDLES or cached, usable or not."""
     return INSTALLATION.bundles()
 
 
@@ -75,13 +75,12 @@ def explain(
     out_dtype: torch.dtype | None = None,
     extras: ExtraOperands = NO_EXTRAS,
 ) -> Explanation:
-    """Say which kernels serve ``a @ b``, or every reason why none does.
+    """Returns the kernels that serve ``a @ b``, or every reason for a miss.
 
     Args:
-        a: Matrix [m, k], or a batch of them; with rows, their weights.
-        b: Matrix [k, n], or a batch of them; with rows, a matrix [any number, n].
-        out_dtype: Type of the result; by default as ``a``, but int32 for integers and bfloat16 for
-            fp8.
+        a: Matrix [m, k], or a batch; with rows, their weights.
+        b: Matrix [k, n], or a batch; with rows, a matrix [any number, n].
+        out_dtype: Result dtype; by default A's, but int32 for integers and bfloat16 for fp8.
         extras: Scales, offsets, rows and addend, see
             `nvgemm_runtime.gemm.extra_operands.ExtraOperands`.
     """
@@ -104,30 +103,30 @@ def mm(
     out: torch.Tensor | None = None,
     kernel: str | LoadedKernel | None = None,
 ) -> torch.Tensor:
-    """Multiply two matrices with a prebuilt kernel.
+    """Multiplies two matrices with a prebuilt kernel.
 
-    Torch does not see the call. Only the operators that `load_operators` registers may be traced,
-    compiled into a graph, or used under the transforms of ``torch.func``.
+    Torch does not see the call. Only the operators from `load_operators` can be traced, compiled
+    into a graph, or used under ``torch.func`` transforms.
 
     Args:
-        a: Matrix of shape [m, k], contiguous along one dimension.
-        b: Matrix of shape [k, n], likewise.
-        out: The tensor to write, [m, n] row-major; made if None.
-        kernel: The kernel: its id, or what `choose` gave (the quickest way); the best-ranked if
-            None.
+        a: Matrix [m, k], contiguous along one dimension.
+        b: Matrix [k, n], contiguous along one dimension.
+        out: Output tensor [m, n], row-major; None allocates it.
+        kernel: Kernel id, or the kernel that `choose` returned (fastest); None for the best-ranked
+            one.
 
     Returns:
-        ``out``. Where it was None: of the kernel's type, or, where the kernel is None too, of type
-        ``a``, but int32 for integers and bfloat16 for fp8.
+        ``out``. A new one has the kernel's dtype; without a kernel, A's, but int32 for integers and
+        bfloat16 for fp8.
 
     Raises:
-        NoKernelError: If no bundled kernel serves this, with every reason why, or none has this id.
-        ValueError: If shapes, strides or devices are not what the kernel takes.
-        TypeError: If types are not.
-        RuntimeError: If an operand requires grad while gradients are recorded or carries a tangent
-            of forward mode, or torch records operations: a dispatch mode is active, or
-            ``torch.jit.trace`` (not looked for where ``out`` and a loaded kernel are given); or if
-            the kernel's results depend on timing, and torch uses deterministic algorithms.
+        NoKernelError: If no bundled kernel serves this, with every reason, or none has this id.
+        ValueError: If the kernel does not take these shapes, strides or devices.
+        TypeError: If the kernel does not take these dtypes.
+        RuntimeError: If an operand requires grad while gradients are recorded or has a forward-mode
+            tangent; if torch records operations, in a dispatch mode or ``torch.jit.trace`` (not
+            checked if ``out`` and a loaded kernel are given); or if the kernel's results depend on
+            timing and torch uses deterministic algorithms.
     """
     return compute("mm", Op.MM, a, b, out, kernel)
 
@@ -139,7 +138,7 @@ def bmm(
     out: torch.Tensor | None = None,
     kernel: str | LoadedKernel | None = None,
 ) -> torch.Tensor:
-    """Multiply two batches of matrices with a prebuilt kernel; as `mm` with a leading batch."""
+    """Multiplies two batches of matrices with a prebuilt kernel; `mm` with a leading batch."""
     return compute("bmm", Op.BMM, a, b, out, kernel)
 
 
@@ -152,20 +151,19 @@ def addmm(
     *,
     activation: Activation | str | None = None,
 ) -> torch.Tensor:
-    """Multiply two matrices, add to the product, and apply an activation.
+    """Multiplies two matrices, adds to the product, and applies an activation.
 
     Args:
-        input: The addend: a row of n elements for all rows (shape [n] or [1, n], or expanded), or a
-            row-major matrix [m, n]. Of the result's type, or bf16 where that is fp8.
-        a: Matrix of shape [m, k], contiguous along one dimension.
-        b: Matrix of shape [k, n], likewise.
-        out: The tensor to write, [m, n] row-major; made if None.
-        kernel: The kernel: its id, or a loaded one; the best-ranked if None.
-        activation: The activation of the sum of a product and a row: ``relu``, ``gelu_tanh`` or
-            ``silu``.
+        input: Addend: one row with n elements for all rows (shape [n] or [1, n], or expanded), or a
+            row-major matrix [m, n]. Has the result's dtype, or bf16 for fp8 results.
+        a: Matrix [m, k], contiguous along one dimension.
+        b: Matrix [k, n], contiguous along one dimension.
+        out: Output tensor [m, n], row-major; None allocates it.
+        kernel: Kernel id or loaded kernel; None for the best-ranked one.
+        activation: Activation after adding a row: ``relu``, ``gelu_tanh`` or ``silu``.
 
     Returns:
-        ``out``; where it was None, of the kernel's type, or of type ``a`` (bfloat16 for fp8).
+        ``out``; a new one has the kernel's dtype, or A's (bfloat16 for fp8).
 
     Raises:
         NoKernelError, ValueError, TypeError, RuntimeError: As `nvgemm_runtime.mm`.
@@ -183,7 +181,7 @@ def baddbmm(
     *,
     activation: Activation | str | None = None,
 ) -> torch.Tensor:
-    """As `addmm` with a leading batch; a row is one for all matrices."""
+    """Works like `addmm` with a leading batch; an addend row serves all matrices."""
     extras = ExtraOperands(addend=input, activation=enum_of("baddbmm", Activation, activation))
     return compute("baddbmm", Op.BMM, a, b, out, kernel, extras)
 
@@ -200,22 +198,22 @@ def scaled_mm(
     bias: torch.Tensor | None = None,
     recipe: ScaleRecipe | str | None = None,
 ) -> torch.Tensor:
-    """Multiply two scaled matrices of fp8 or fp4.
+    """Multiplies two scaled fp8 or fp4 matrices.
 
     Args:
-        a: Matrix of shape [m, k] (fp4: [m, k / 2], two values an element), row-major.
-        b: Matrix of shape [k, n] (fp4: [k / 2, n]), column-major.
-        scale_a: Scales of ``a``. Block scales: one for each 32 (MX) or 16 (NVFP4) values along k,
+        a: Matrix [m, k] (fp4: [m, k / 2], two values per element), row-major.
+        b: Matrix [k, n] (fp4: [k / 2, n]), column-major.
+        scale_a: Scales for ``a``. Block scales: one per 32 (MX) or 16 (NVFP4) values along k,
             swizzled 32 x 4 x 4 and padded (`nvgemm_runtime.gemm.types.swizzled_elements`), in any
-            contiguous shape. Row-wise: fp32 of shape [m, 1]. Tensor-wise: fp32, one element.
-        scale_b: Scales of ``b``, likewise; row-wise ones of shape [1, n].
-        out: The tensor to write, [m, n] row-major; made if None.
-        kernel: The kernel: its id, or a loaded one; the best-ranked if None.
-        out_dtype: Type of the result that is made; by default the kernel's, or bfloat16.
-        bias: A row of n elements that is added.
-        recipe: The kind of scales (a `ScaleRecipe` or its value); by default read off their types
-            and sizes, as torch does. NVFP4 with powers of two, ``e8m0_1x16``, must be named where
-            MXFP4's scales would be as many.
+            contiguous shape. Row-wise: fp32 [m, 1]. Tensor-wise: fp32, one element.
+        scale_b: Scales for ``b``, likewise; row-wise [1, n].
+        out: Output tensor [m, n], row-major; None allocates it.
+        kernel: Kernel id or loaded kernel; None for the best-ranked one.
+        out_dtype: Dtype for a new result; by default the kernel's, or bfloat16.
+        bias: Bias row with n elements.
+        recipe: Scale recipe (a `ScaleRecipe` or its value); by default derived from scale dtypes
+            and sizes, as in torch. NVFP4 with powers of two, ``e8m0_1x16``, must be named if MXFP4
+            would have equally many scales.
 
     Returns:
         ``out``.
@@ -235,17 +233,17 @@ def scaled_mm(
 def choose(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands = NO_EXTRAS
 ) -> LoadedKernel:
-    """Load the best-ranked kernel for ``out = a @ b``: `mm` of matrices, `bmm` of batches.
+    """Loads the best-ranked kernel for ``out = a @ b``: `mm` for matrices, `bmm` for batches.
 
     Args:
-        a: Matrix [m, k], or a batch of them.
-        b: Matrix [k, n], or a batch of them.
-        out: The tensor that the result would be written to.
+        a: Matrix [m, k], or a batch.
+        b: Matrix [k, n], or a batch.
+        out: Output tensor.
         extras: Scales, offsets, rows and addend, see
             `nvgemm_runtime.gemm.extra_operands.ExtraOperands`.
 
     Raises:
-        NoKernelError: If no bundled kernel serves this, with every reason why.
+        NoKernelError: If no bundled kernel serves this, with every reason.
         ValueError: If the operands cannot be multiplied.
     """
     op = op_of(a, b, extras)
@@ -254,13 +252,13 @@ def choose(
 
 
 def load_operators() -> None:
-    """Register the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``gated_mm`` and so on.
+    """Registers the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``gated_mm`` and so on.
 
-    They take a kernel by its id, and load it from the installed bundles where it is not yet loaded.
-    Other than the functions of this package they may be traced and compiled.
+    They take a kernel by id, and load it from the installed bundles if needed. Unlike this
+    package's functions, they can be traced and compiled.
 
     Raises:
-        ToolchainError: If the native launcher, torch or TVM-FFI is missing or does not fit.
+        ToolchainError: If the native launcher, torch or TVM-FFI is missing or incompatible.
     """
     _launcher()
 
@@ -283,7 +281,7 @@ def _load_for_operator(kernel_id: str, origin: str | None = None) -> None:
         try:
             prepare(str(kernel_id), str(origin))
         except SettingError as error:
-            _log.error("%s", error)  # generated C++ raises another, without this text
+            _log.error("%s", error)  # generated C++ raises its own error without this text
             raise
 
 

@@ -1,7 +1,7 @@
-"""Refuses calls that would silently lose a derivative, which kernels do not have.
+"""Refuses calls that would silently lose a derivative, because kernels have none.
 
-The operators refuse at torch's Autograd key. The transforms of ``torch.func`` are dispatched before
-it and reach it once a level; after it, no derivative can be seen any more.
+Operators refuse at torch's Autograd key. ``torch.func`` transforms dispatch before it and reach it
+once per level; after it, derivatives are invisible.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     import torch
 
 _libraries: list[torch.library.Library] = []
-"""Kept for the life of the process: torch unregisters the functions of a deleted library."""
+"""Live libraries; torch unregisters a deleted library's functions."""
 
 
 def refuse_lost_derivative(where: str, **operands: torch.Tensor) -> None:
-    """Refuse operands through which a derivative is recorded.
+    """Refuses operands through which a derivative is recorded.
 
     Raises:
-        RuntimeError: If gradients are recorded and an operand requires one, or an operand carries
-            a tangent of forward mode.
+        RuntimeError: If gradients are recorded and an operand requires one, or an operand has a
+            forward-mode tangent.
     """
     import torch
     from torch.autograd import forward_ad
@@ -45,7 +45,7 @@ def refuse_lost_derivative(where: str, **operands: torch.Tensor) -> None:
 
 
 def register_refusals() -> None:
-    """Register refusals at the Autograd key; calls that pass go on to the keys below."""
+    """Registers refusals at the Autograd key; accepted calls continue to the keys below."""
     import torch
 
     library = torch.library.Library("nvgemm_aot", "IMPL")
@@ -63,7 +63,7 @@ def _functional(overload: torch._ops.OpOverload) -> Callable[..., torch.Tensor]:
     import torch
     from torch.autograd import forward_ad
 
-    # Local names: every eager call outside inference mode runs this function.
+    # Local names for speed: every eager call outside inference mode runs this function.
     grad_enabled, redispatch = torch.is_grad_enabled, overload.redispatch
     below = torch._C._after_autograd_keyset
     where = overload.name()
@@ -107,7 +107,7 @@ def _out_form(overload: torch._ops.OpOverload) -> Callable[..., None]:
 
 
 def _any_form(overload: torch._ops.OpOverload) -> Callable[..., Any]:
-    """As the two above, for an operator with any arguments."""
+    """Like the two above, for an operator with any arguments."""
     import torch
 
     redispatch = overload.redispatch
@@ -128,7 +128,7 @@ def _any_form(overload: torch._ops.OpOverload) -> Callable[..., Any]:
 
 def _refuse_negated_out(where: str, out: torch.Tensor) -> None:
     if out.is_neg():
-        # Torch would write to a copy, and then fail because the operator returns nothing.
+        # torch would write to a copy, then fail because the operator returns nothing.
         raise RuntimeError(
             f"{where}: out is a lazily negated view; pass a tensor with values of its own"
         )

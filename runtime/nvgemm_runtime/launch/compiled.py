@@ -1,8 +1,8 @@
-"""What generated code calls: a GEMM by its kernel's id, with ATen as the fallback.
+"""Entry points for generated code: a GEMM by kernel id, with ATen as the fallback.
 
-Generated modules outlive the process that made them, in torch's caches and in packages. The kernel
-wheel may be gone, another release of it installed, or the GPU another one; then ATen computes the
-GEMM, and one warning names the missing wheel.
+Generated modules outlive their process, in torch's caches and in packages. The kernel wheel may be
+gone or in another release, or the GPU may differ. Then ATen computes the GEMM, and one warning
+names the missing wheel.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TryLaunch = Callable[..., bool]
-"""As `nvgemm_runtime.launch.native.Native.try_launch`, without the handle."""
+"""Like `nvgemm_runtime.launch.native.Native.try_launch`, without the handle."""
 
 
 GeneratedCall = Callable[..., "torch.Tensor"]
-"""A GEMM in generated code: ``call(*tensors, out=out, **options)`` takes the arguments of ATen's
-operator, computes into ``out`` and returns it."""
+"""GEMM in generated code. ``call(*tensors, out=out, **options)`` takes the ATen operator's
+arguments, writes ``out`` and returns it."""
 
 
 def gemm(
@@ -54,20 +54,19 @@ def gemm(
     order: tuple[int, ...] = (0, 1),
     split: bool = False,
 ) -> GeneratedCall:
-    """Make a function for generated code to call.
+    """Creates a function for generated code to call.
 
-    Its kernel is loaded at once where the process uses CUDA, and otherwise at the first call.
+    Its kernel loads immediately if the process uses CUDA, else at the first call.
 
     Args:
-        aten: Computes the same, with the same tensors and options.
-        kernel_id: The kernel.
-        origin: What brought it, for the warning: ``distribution version`` or a variable's name.
-        order: Which of the tensors the kernel takes, as it takes them: A, B and the others.
-        split: Whether the kernel takes A and B alone, its result is fp32, and the third tensor is
-            added behind it.
+        aten: Fallback for the same tensors and options.
+        kernel_id: Kernel id.
+        origin: Kernel origin for the warning: ``distribution version`` or an environment variable.
+        order: Indices of the tensors that the kernel takes, in its order: A, B, then extras.
+        split: True if the kernel takes only A and B, its result is fp32, and the third tensor is
+            added afterwards.
 
-    If NVGEMM_AOT_DEBUG is set when this is called, calls raise ValueError for ends of groups that
-    fall or pass the end of A.
+    If NVGEMM_AOT_DEBUG is set now, calls raise ValueError for group ends that descend or exceed A.
     """
     if split:
         return _split(aten, gemm(_raise_not_computed, kernel_id, origin), order)
@@ -76,7 +75,7 @@ def gemm(
 
 
 class _OneKernel:
-    """A kernel that every call tries."""
+    """Kernel that every call tries."""
 
     def __init__(self, kernel_id: str, origin: str) -> None:
         self.name = f"kernel {kernel_id[:12]}"
@@ -86,32 +85,32 @@ class _OneKernel:
         self.compute = _refuse if handle is None else _launch_of(handle)
 
     def finish(self, done: bool, *tensors: torch.Tensor) -> bool:
-        """It is not computed."""
+        """Returns False: ATen must compute."""
         return False
 
 
 class Computing(Protocol):
-    """What a generated call tries before ATen.
+    """Attempt that a generated call makes before ATen.
 
     Attributes:
-        name: For the log.
-        compute: ``compute(a, b, out, *extras)`` is True where it computed into ``out``. It may be
-            another function at the next call.
+        name: Name in the log.
+        compute: ``compute(a, b, out, *extras)`` returns True if it wrote ``out``. May be a
+            different function at the next call.
     """
 
     name: str
     compute: Callable[..., Any]
 
     def finish(self, done: Any, *tensors: torch.Tensor) -> bool:
-        """Whether a call of which ``compute`` returned something else than True is done now."""
+        """Finishes a call for which ``compute`` did not return True; returns True if done."""
 
 
 def make_call(
     aten: Callable[..., torch.Tensor], computing: Computing, order: tuple[int, ...]
 ) -> GeneratedCall:
-    """Make a generated call that leaves to ATen what is not computed; arguments as of `gemm`."""
+    """Creates a generated call that falls back to ATen; arguments as in `gemm`."""
 
-    # Most calls are of two tensors, and sorting tensors takes as long as checking them.
+    # Fast path: most calls have two tensors, and reordering takes as long as checking them.
     def call_in_order(
         a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, **options: object
     ) -> torch.Tensor:
@@ -140,19 +139,19 @@ def make_call(
 
 
 _named: dict[str, str] = {}
-"""The kernels that generated code of this process may call: by id, what brought them."""
+"""Origins by id for kernels that this process's generated code may call."""
 
 
 def named_kernels() -> dict[str, str]:
-    """The kernels that generated code loaded so far may call: by id, what brought them."""
+    """Returns origins by id for all kernels that generated code loaded so far may call."""
     return dict(_named)
 
 
 def expect(kernel_id: str, origin: str) -> None:
-    """Note that generated code may call a kernel, and load it onto the device at hand.
+    """Records that generated code may call a kernel, and loads it onto the current device.
 
-    Generated modules are loaded where they are about to run, mostly on the current device. On
-    another one, and where this fails, the first call loads the kernel, or says why it cannot.
+    Generated modules load where they are about to run, mostly on the current device. On another
+    device, or after a failure here, the first call loads the kernel or reports why it cannot.
     """
     _named.setdefault(kernel_id, origin)
     device = _device_at_hand()
@@ -165,23 +164,23 @@ def expect(kernel_id: str, origin: str) -> None:
 
 
 def _device_at_hand() -> torch.device | None:
-    """The current CUDA device of a process that uses CUDA; None for any other process."""
+    """Returns the current CUDA device if the process uses CUDA; None otherwise."""
     import torch
 
     return usual_device() if torch.cuda.is_initialized() else None
 
 
 def launch_first(kernel_id: str, origin: str, settle: Callable[[int | None], None]) -> _TryLaunch:
-    """Make a function that launches a kernel as long as it has not run here.
+    """Creates a function that launches a kernel until it has run once.
 
-    It returns False where the kernel does not compute: it cannot take the operands, memory is
-    short, or it is missing or fails, for which there is one warning a wheel.
+    The function returns False if the kernel does not compute: it rejects the operands, memory is
+    short, or it is missing or fails, which is logged once per wheel.
 
     Args:
-        kernel_id: The kernel.
-        origin: What brought it.
-        settle: Is called once the kernel has run, with its handle; or with None once it is known
-            that it never will.
+        kernel_id: Kernel id.
+        origin: Kernel origin.
+        settle: Callback, called once: with the handle after the kernel has run, or with None if it
+            never will.
     """
     lock = ForkLock()
     loaded: _TryLaunch | None = None
@@ -201,10 +200,10 @@ def launch_first(kernel_id: str, origin: str, settle: Callable[[int | None], Non
                 if _is_out_of_memory(error):
                     _warn_of_memory(f"kernel {kernel_id[:12]}", error)
                 else:
-                    # A kernel that never ran here, say because the driver cannot load it.
+                    # The kernel never ran here; for example, the driver cannot load it.
                     leave_to_aten(origin, kernel_id, error)
                     loaded, handle = _refuse, None
-            # Nothing is launched for an empty result or an empty sum.
+            # An empty result or an empty sum launches nothing, so it proves nothing.
             if (done and out.numel() and a.numel()) or loaded is _refuse:
                 settle(handle)
             return done
@@ -217,16 +216,16 @@ def _launch_of(handle: int) -> _TryLaunch:
 
 
 def _checked(call: GeneratedCall, order: tuple[int, ...]) -> GeneratedCall:
-    """A call that checks the ends of groups first, for which it waits for the device."""
+    """Returns a call that first checks group ends, which synchronizes with the device."""
     import torch
 
     def check(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
         a, b, *extras = (tensors[place] for place in order)
         if (a.dim(), b.dim()) == RANKS[Op.GROUPED_MM]:
-            # Scales, where there are some, stand in front of the ends.
+            # Scales, if any, precede the offsets.
             offsets = next(one for one in extras if one.dtype is torch.int32)
             check_offset_values(offsets, a.shape[0])
-        elif extras and extras[0].dtype is torch.int32 and a.dim() == 2:  # no addend is of int32
+        elif extras and extras[0].dtype is torch.int32 and a.dim() == 2:  # no addend is int32
             check_offset_values(extras[0], a.shape[1], Op.K_GROUPED_MM.value, "k")
         return call(*tensors, out=out, **options)
 
@@ -236,7 +235,7 @@ def _checked(call: GeneratedCall, order: tuple[int, ...]) -> GeneratedCall:
 def _split(
     aten: Callable[..., torch.Tensor], product: GeneratedCall, order: tuple[int, ...]
 ) -> GeneratedCall:
-    """A product in fp32 and a sum, which rounds once, as ATen does."""
+    """Returns a call that computes an fp32 product and a sum, rounded once like ATen's."""
     import torch
 
     def call(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
@@ -251,7 +250,7 @@ def _split(
 
 
 class _NotComputedError(Exception):
-    """A kernel could not compute a product."""
+    """Raised if a kernel cannot compute a product."""
 
 
 def _raise_not_computed(
@@ -261,13 +260,13 @@ def _raise_not_computed(
 
 
 def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> LoadedKernel | None:
-    """Load a kernel that code was compiled for; None, with one warning a wheel, where that fails.
+    """Loads a kernel that code was compiled for; on failure warns once per wheel, returns None.
 
-    Under ``NVGEMM_AOT=off`` it is None, without a warning. Without a device, it is for where CUDA
-    would run.
+    Returns None without a warning under ``NVGEMM_AOT=off``. Without a device, uses the one from
+    `usual_device`.
 
     Raises:
-        SettingError: If NVGEMM_AOT names no mode.
+        SettingError: If NVGEMM_AOT has an unknown value.
     """
     if is_off():
         return None
@@ -275,16 +274,16 @@ def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> 
         return load_for(kernel_id, _device_facts(device))
     except SettingError:
         raise
-    except Exception as error:  # ATen can always compute it.
+    except Exception as error:  # ATen is the fallback for any failure.
         leave_to_aten(origin, kernel_id, error)
         return None
 
 
 def load_for(kernel_id: str, facts: DeviceFacts) -> LoadedKernel:
-    """Load a kernel that code was compiled for, if a device can run it.
+    """Loads a kernel that code was compiled for, if a device can run it.
 
     Raises:
-        NoKernelError: If no bundle holds it, or the device or a setting speaks against it.
+        NoKernelError: If no bundle holds it, or the device or a setting rules it out.
         NvgemmError: If it cannot be loaded; see `loader.KernelLoader.load`.
     """
     place = _find(kernel_id)
@@ -300,15 +299,15 @@ def load_for(kernel_id: str, facts: DeviceFacts) -> LoadedKernel:
 
 
 def why_for_another_device(kernel_id: str, facts: DeviceFacts) -> str | None:
-    """Why a kernel is for another device than this one; None if it is not, or nobody has it."""
+    """Returns the reason why a kernel is for another device; None if it is not, or not found."""
     place = _find(kernel_id)
     return None if place is None else device_refusal(place[0].header.target, facts)
 
 
 def _find(kernel_id: str) -> tuple[Bundle, Kernel] | None:
-    """A kernel that code was compiled for, and the bundle that holds it."""
+    """Returns the kernel that code was compiled for, and its bundle; None if not found."""
     if kernel_id not in INSTALLATION.kernels():
-        # Another process may have compiled it since, and torch's cache has its graph.
+        # Another process may have compiled it since: its graph is in torch's cache.
         INSTALLATION.refresh_kept_bundles()
     return INSTALLATION.kernels().get(kernel_id)
 
@@ -319,7 +318,7 @@ def _device_facts(device: torch.device | None) -> DeviceFacts:
 
 
 def usual_device() -> torch.device:
-    """The current CUDA device, or the CPU where there is none."""
+    """Returns the current CUDA device, or the CPU without one."""
     import torch
 
     if torch.cuda.is_available():
@@ -328,17 +327,17 @@ def usual_device() -> torch.device:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether a launch failed for want of memory, of which there may be enough at the next call."""
+    """Returns True if a launch failed for lack of memory, which may be temporary."""
     import torch
 
     return isinstance(error, torch.OutOfMemoryError)
 
 
 def _warn_of_memory(name: str, error: Exception) -> None:
-    """Log that ATen computes a GEMM because there is no memory for a kernel's workspace.
+    """Logs that ATen computes a GEMM because a workspace cannot be allocated.
 
     Raises:
-        Exception: The error, if it is another one.
+        Exception: ``error``, if it is any other error.
     """
     if not _is_out_of_memory(error):
         raise error
@@ -346,12 +345,12 @@ def _warn_of_memory(name: str, error: Exception) -> None:
 
 
 def report_failure(kernel_id: str, kind: str, message: str) -> None:
-    """Log that generated C++ runs on ATen because the launch of a kernel failed.
+    """Logs that generated C++ uses ATen because a kernel launch failed.
 
     Args:
-        kernel_id: The kernel.
-        kind: Name of the error's class.
-        message: The error's text, which names the kernel.
+        kernel_id: Kernel id.
+        kind: Error class name.
+        message: Error text, which names the kernel.
     """
     if kind == "OutOfMemoryError":
         _log.warning("%s; ATen computes this GEMM", message)
@@ -368,16 +367,16 @@ def _refuse(*tensors: torch.Tensor) -> bool:
 
 
 _warned: set[tuple[str, str]] = set()
-"""What was logged: by wheel and reason, once."""
+"""Logged pairs of wheel and reason."""
 
 _NUMBERS = re.compile(r"\b[0-9a-f]*[0-9][0-9a-f]*\b")
-"""Numbers and ids in reasons, which differ from kernel to kernel."""
+"""Numbers and ids in reasons, which vary between kernels."""
 
 
 def leave_to_aten(origin: str, kernel_id: str, error: object) -> None:
-    """Report that ATen computes the GEMMs of a kernel from now on, and warn of it.
+    """Reports that ATen computes a kernel's GEMMs from now on, and logs a warning.
 
-    There is one warning for each wheel and reason: where one kernel is missing, others mostly are.
+    Logs once per wheel and reason: if one kernel is missing, others usually are too.
     """
     reason = str(error)
     is_first = kernel_failed(kernel_id, reason)

@@ -1,4 +1,4 @@
-"""Computes a GEMM for a caller: what torch would have to see is refused, and a kernel launched."""
+"""Computes an eager GEMM: refuses calls that torch would have to see, then launches a kernel."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _hidden: Callable[..., torch.Tensor] | None = None
 
 
 def compute(*arguments: Any) -> torch.Tensor:
-    """Call `_run`, and keep ``torch.compile`` out of it: Dynamo fails on parts of the search."""
+    """Calls `_run` outside ``torch.compile``: Dynamo fails on parts of the kernel search."""
     global _hidden
-    dynamo = sys.modules.get("torch._dynamo")  # not loaded for its own sake: that takes seconds
+    dynamo = sys.modules.get("torch._dynamo")  # importing it would take seconds
     if dynamo is None:
         return _run(*arguments)
     if _hidden is None:
@@ -56,7 +56,7 @@ def _run(
     extras: ExtraOperands = NO_EXTRAS,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Compute a GEMM: refuse what torch would have to see, find a kernel, and launch it."""
+    """Computes a GEMM: refuses calls that torch would have to see, finds and launches a kernel."""
     refuse_tracing(where)
     loaded = None if kernel is None else _load_named(where, op, kernel, extras)
     operands = {"a": a, "b": b, **extras.named}
@@ -83,7 +83,7 @@ def _run(
         check_empty(op, a, b, out, extras)
         if sums is not None:
             sums.zero_()
-        return out.zero_()  # as ATen: a sum of nothing is zero
+        return out.zero_()  # like ATen: an empty sum is zero
     if a.numel() == 0:
         raise NoKernelError(f"{where}: k is 0, so the result is the addend alone; use torch")
     if extras.offsets is not None and is_debugging():
@@ -97,7 +97,7 @@ def _run(
         _require_small_enough(where, loaded, a, out)
     loaded = loaded or choose_kernel(op, a, b, out, extras)
     if sums is not None:
-        sums.zero_()  # a kernel writes some of their elements
+        sums.zero_()  # a kernel writes only some elements
     count_write(out)
     loaded.launch(a, b, out, *extras.tensors())
     return out
@@ -106,7 +106,7 @@ def _run(
 def _require_small_enough(
     where: str, loaded: LoadedKernel, a: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """Require what matching looks at of sizes, for a kernel that a caller names."""
+    """Applies matching's size limits to a kernel that the caller names."""
     divided = a.shape[1] if loaded.op is Op.K_GROUPED_MM else out.shape[0]
     row_bytes = out.element_size() * (out.stride(-2) if out.shape[-2] > 1 else out.shape[-1])
     reason = too_large_for(loaded.kernel.provider, loaded.op, divided, row_bytes)
@@ -117,7 +117,7 @@ def _require_small_enough(
 def _load_named(
     where: str, op: Op, kernel: str | LoadedKernel, extras: ExtraOperands
 ) -> LoadedKernel:
-    """The kernel that a caller names."""
+    """Returns the kernel that the caller names."""
     if isinstance(kernel, str):
         kernel = load_kernel(kernel)
     elif not isinstance(kernel, LoadedKernel):
@@ -132,12 +132,12 @@ def _load_named(
         told = f"{where}: kernel {kernel.kernel.id[:12]}: {reason}"
         if not wants_warnings_alone():
             raise RuntimeError(told)
-        warnings.warn(told, stacklevel=5)  # at the caller of the public function
+        warnings.warn(told, stacklevel=5)  # at the public function's caller
     if extras.gated is not None or signature.is_gated:
         computes = epilogue is extras.gated
     else:
         computes = (epilogue and epilogue.activation) is extras.activation
-        if op.groups_rows:  # where a bias may have the shape of a matrix
+        if op.groups_rows:  # here a bias may have a matrix addend's shape
             computes = computes and (epilogue is Epilogue.ADD) is extras.adds_matrix
     if kernel.op is not op or not computes or recipe is not signature.scales:
         raise ValueError(f"{where}: kernel {kernel.kernel.id[:12]} computes {signature.key}")
@@ -145,7 +145,7 @@ def _load_named(
 
 
 def enum_of(where: str, kind: type[_Named], value: _Named | str | None) -> _Named | None:
-    """A member that a caller may give by its value."""
+    """Returns an enum member that a caller may give by value."""
     if value is None:
         return None
     try:

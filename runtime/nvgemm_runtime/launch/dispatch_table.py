@@ -1,6 +1,6 @@
-"""Which kernel computes a GEMM at every m, as measured on this device: for programs and for people.
+"""Measured dispatch at every m on this device, for programs and for printing.
 
-The same table that torch.compile's default mode has looked up in generated code.
+It is the table that torch.compile's default mode embeds in generated code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def default_evidence() -> Evidence:
-    """The evidence that a measured ranking needs in default mode, as the user set it."""
+    """Returns the evidence that a measured ranking needs in default mode, per user setting."""
     return Evidence.REPEATED if counts_repeated_rankings() else Evidence.DEFAULT
 
 
@@ -41,17 +41,17 @@ def find_dispatch(
     evidence: Evidence | None = None,
     only_deterministic: bool = True,
 ) -> tuple[Request, Dispatch]:
-    """Decide which kernel computes a GEMM at every m, from the rankings of installed bundles.
+    """Decides which kernel computes a GEMM at every m, from installed bundles' rankings.
 
     Args:
-        asked: Every way to read the operands.
-        facts: The device.
-        is_precise: Whether ATen is asked for `aten.AtenGemm.is_precise` sums.
-        evidence: What a ranking needs to count; None for what it needs in default mode.
-        only_deterministic: Whether to leave out kernels whose results depend on timing.
+        asked: All readings for the operands.
+        facts: Device.
+        is_precise: True if ATen must compute `aten.AtenGemm.is_precise` sums.
+        evidence: Evidence that a ranking needs; None for default mode's.
+        only_deterministic: True to exclude kernels whose results depend on timing.
 
     Returns:
-        The first reading for which problems are ranked, or the first of all, and the decision.
+        The first reading with ranked problems, else the first reading; and the decision.
     """
     index = INSTALLATION.index(facts)
     rows = [(request, index.ranked_sizes(request.problem)) for request in asked]
@@ -73,11 +73,11 @@ def find_dispatch(
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchSegment:
-    """Some sizes, and what computes a GEMM of these.
+    """Range of m and the kernel that computes there.
 
     Attributes:
-        first, last: The smallest and the largest number of rows of A; no end if ``last`` is None.
-        kernel: The kernel; None for ATen.
+        first, last: Smallest and largest number of rows in A; no end if ``last`` is None.
+        kernel: Kernel; None for ATen.
     """
 
     first: int
@@ -94,12 +94,12 @@ class DispatchSegment:
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchedSizes:
-    """What computes a GEMM at every number of rows of A, and what was measured.
+    """Dispatch for a GEMM at every number of rows in A, with measurements.
 
     Attributes:
-        request: The GEMM at the m of the operands, and how these lie.
-        facts: The device that they are on.
-        decided: The table, the kernels, and what was measured.
+        request: GEMM at the operands' m, with their layout.
+        facts: Operands' device.
+        decided: Table, kernels and measurements.
     """
 
     request: Request
@@ -108,7 +108,7 @@ class DispatchedSizes:
 
     @property
     def segments(self) -> tuple[DispatchSegment, ...]:
-        """What computes, by rising m, from 1 on."""
+        """Segments by ascending m, from 1."""
         table, kernels = self.decided.table, self.decided.measured
         begins = (1, *table.bounds)
         ends = (*(bound - 1 for bound in table.bounds), None)
@@ -142,7 +142,7 @@ class DispatchedSizes:
 
 
 def _gains_too_little(size: MeasuredSize) -> str:
-    """Why ATen computes where a kernel took less; empty elsewhere."""
+    """Describes why ATen computes although a kernel was faster; empty otherwise."""
     is_faster = any(one.timing.time_ns < size.aten.time_ns for one in size.kernels.values())
     if beating_aten(size) or not is_faster:
         return ""
@@ -163,23 +163,22 @@ def dispatch_table(
     *,
     measured_once: bool = False,
 ) -> DispatchedSizes:
-    """Say what computes ``a @ b`` at every number of rows of ``a``, as measured on this product.
+    """Returns the measured dispatch for ``a @ b`` at every number of rows in ``a``.
 
-    The result prints as a table. It is what torch.compile uses without max-autotune.
+    The result prints as a table. torch.compile uses it without max-autotune.
 
     Args:
-        a: Matrix [m, k], or a batch of them.
-        b: Matrix [k, n], or a batch of them.
-        out_dtype: Type of the result; by default as ``a``, but int32 for integers and bfloat16 for
-            fp8.
+        a: Matrix [m, k], or a batch.
+        b: Matrix [k, n], or a batch.
+        out_dtype: Result dtype; by default A's, but int32 for integers and bfloat16 for fp8.
         extras: Scales, offsets and addend, see `nvgemm_runtime.gemm.extra_operands.ExtraOperands`.
-        measured_once: Whether each measurement without doubts counts, not only those that default
-            mode takes.
+        measured_once: True to count each measurement without doubts, not only those that default
+            mode accepts.
 
     Raises:
-        TypeError: If an operand is no tensor.
-        ValueError: If the operands cannot be multiplied, or are no numbers in memory.
-        NoKernelError: If types, strides or extents are such that no kernel can exist.
+        TypeError: If an operand is not a tensor.
+        ValueError: If the operands cannot be multiplied, or are not plain strided tensors.
+        NoKernelError: If no kernel can have such dtypes, strides or extents.
     """
     import torch
 

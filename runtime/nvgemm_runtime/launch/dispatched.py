@@ -1,8 +1,7 @@
-"""What generated code calls where the rows of A decide at each call which kernel computes.
+"""Entry point for generated code with dispatch by m.
 
-The table comes with the code, as data, and is looked up in C++. Kernels are loaded as those of
-`compiled.gemm` are, and what that promises holds here for each kernel by itself: one that is
-missing, or fails, leaves its rows to ATen.
+The table is data in the generated code, looked up in C++. Kernels load as in `compiled.gemm`, with
+the same guarantees per kernel: a missing or failing kernel leaves its rows to ATen.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _TryDispatch = Callable[..., "bool | int"]
-"""As `nvgemm_runtime.launch.native.Native.try_dispatch`, without the table."""
+"""Like `nvgemm_runtime.launch.native.Native.try_dispatch`, without the table."""
 
 
 def dispatched(
@@ -30,16 +29,16 @@ def dispatched(
     origins: Mapping[str, str],
     order: tuple[int, ...] = (0, 1),
 ) -> GeneratedCall:
-    """Make a function for generated code to call.
+    """Creates a function for generated code to call.
 
     Args:
-        aten: Computes the same, with the same tensors and options.
-        bounds: Rising: the first number of rows of each segment but the first.
-        kernels: Of each segment, one more than bounds, the id of its kernel; empty for ATen.
-        origins: By id, what brought each kernel; see `compiled.gemm`.
-        order: Which of the tensors a kernel takes, as it takes them: A, B and the others.
+        aten: Fallback for the same tensors and options.
+        bounds: Ascending first row count for each segment after the first.
+        kernels: Kernel id per segment, one more than bounds; empty for ATen.
+        origins: Kernel origins by id; see `compiled.gemm`.
+        order: Indices of the tensors that a kernel takes, in its order: A, B, then extras.
 
-    NVGEMM_AOT_DEBUG counts as for `compiled.gemm`.
+    NVGEMM_AOT_DEBUG works as in `compiled.gemm`.
     """
     for kernel_id, origin in origins.items():
         expect(kernel_id, origin)
@@ -47,7 +46,7 @@ def dispatched(
 
 
 class _Table:
-    """A table, registered at its first call: the native launcher may be missing."""
+    """Dispatch table, registered at its first call because the native launcher may be missing."""
 
     name = "kernels by m"
 
@@ -66,7 +65,7 @@ class _Table:
         self._first_launches: Sequence[Callable[..., bool]] = ()
 
     def finish(self, done: bool | int, *tensors: torch.Tensor) -> bool:
-        """Launch the kernel of a place that has not run here; ATen's rows are False."""
+        """Launches a kernel that has not run here yet; returns False for ATen's rows."""
         return done is not False and self._first_launches[done](*tensors)
 
     def _register_and_compute(self, *tensors: torch.Tensor) -> bool | int:
@@ -82,7 +81,7 @@ class _Table:
         try:
             library = native.load()
             table = library.register_table(self._bounds, self._places)
-        except Exception as error:  # ATen can always compute it.
+        except Exception as error:  # ATen is the fallback for any failure.
             for kernel_id in self._ids:
                 leave_to_aten(self._origins[kernel_id], kernel_id, error)
             return _leave_to_aten

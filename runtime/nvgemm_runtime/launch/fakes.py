@@ -1,4 +1,4 @@
-"""Fake implementations of the operators: shapes and dtypes of results, for tracing."""
+"""Fake implementations of the operators: result shapes and dtypes for tracing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """What an operator multiplies, and whether its result has a column for two of the product."""
+    """Kernel operation and gating for an operator."""
 
     op: Op
     is_gated: bool = False
@@ -36,11 +36,11 @@ OPERATORS = {
     "gathered_grouped_mm": Form(op=Op.GATHERED_GROUPED_MM),
     "gathered_grouped_gated_mm": Form(op=Op.GATHERED_GROUPED_MM, is_gated=True),
 }
-"""By name of an operator, as runtime/csrc/torch_ops.cpp defines it with an ``out`` form."""
+"""Operators by name; runtime/csrc/torch_ops.cpp defines each, with an ``out`` form."""
 
 
 def register_fakes(out_dtype: Callable[[str], Any]) -> None:
-    """Register the fake implementation of each operator."""
+    """Registers each operator's fake implementation."""
     import torch
 
     for name, form in OPERATORS.items():
@@ -88,4 +88,4 @@ def _fake(
 
 
 def _fake_out(*operands: object, **named: object) -> None:
-    """Do nothing: an ``out`` form writes values; shapes and dtypes stay."""
+    """Does nothing: an ``out`` form changes values, not shapes or dtypes."""

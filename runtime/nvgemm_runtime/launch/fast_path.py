@@ -1,7 +1,7 @@
-"""The quickest call of a loaded kernel from Python, with the checks that every call needs.
+"""Fastest Python call to a loaded kernel, with the checks that every call needs.
 
-Torch does not see such a call, so what torch would do for one of its own operators is done here:
-refuse to lose a derivative or a traced operation, and count up the version of the written tensor.
+Torch does not see such a call, so this module does what torch does for its own operators: it
+refuses to lose a derivative or a traced operation, and increments the output's version.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 _Function = Callable[..., "torch.Tensor"]
-"""``function(a, b, out=None, kernel=None)``"""
+"""``function(a, b, out=None, kernel=None)``."""
 
 
 def skip_if_loaded(op: Op) -> Callable[[_Function], _Function]:
-    """Decorate a function of ``(a, b, out, kernel)``: a loaded kernel and an ``out`` skip its body.
+    """Decorates a GEMM function so that ``out`` with a loaded kernel skips its body.
 
-    Such a call should cost little more than the launch, so it is one frame of Python that looks up
-    local names alone. For the same reason it does not check for ``torch.jit.trace``.
+    Such a call should cost little more than the launch, so it is one Python frame that reads only
+    local names. For the same reason it does not check for ``torch.jit.trace``.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -60,11 +60,11 @@ def skip_if_loaded(op: Op) -> Callable[[_Function], _Function]:
                 refuse_tracing(op.value)
             if kernel.sees_negation and (a.is_neg() or b.is_neg() or out.is_neg()):
                 refuse_negation(op.value, a, b, out)
-            count_up((out,))  # as `count_write`, and before the launch, which may fail half-way
+            count_up((out,))  # like count_write; before the launch, which may fail half-way
             try:
                 launch(kernel.handle, a, b, out)
             except (RuntimeError, ValueError):
-                # DLPack refuses some tensors before the launcher does; these messages are better.
+                # DLPack refuses some tensors before the launcher; these checks have better messages.
                 check_kinds(op, a, b, out)
                 check_shapes(op, a, b, out)
                 raise
@@ -89,14 +89,14 @@ def _torch_functions() -> tuple[Any, ...]:
 
 
 def count_write(out: torch.Tensor) -> None:
-    """Tell autograd that a tensor is written: backward then refuses what it had saved of it."""
+    """Tells autograd that a tensor was written, so backward refuses its earlier saved value."""
     import torch
 
     torch._C._increment_version((out,))
 
 
 def refuse_tracing(where: str) -> None:
-    """Refuse a call while torch records operations, for it would be missing among them.
+    """Refuses a call while torch records operations, because the recording would miss it.
 
     Raises:
         RuntimeError: If ``torch.jit.trace`` runs or a dispatch mode is active.
@@ -118,7 +118,7 @@ def refuse_tracing(where: str) -> None:
 
 
 def refuse_negation(where: str, *operands: torch.Tensor) -> None:
-    """Refuse lazily negated views: the launcher would read and write their values negated.
+    """Refuses lazily negated views: the launcher would read and write negated values.
 
     Raises:
         ValueError: If an operand is one.

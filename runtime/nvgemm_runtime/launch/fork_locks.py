@@ -1,4 +1,4 @@
-"""Locks that many objects have one of each, and that are free in a forked child."""
+"""Per-object locks that are released in a forked child."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import weakref
 
 
 class ForkLock:
-    """A lock that a forked child gets anew: a thread that the child does not have may hold it.
+    """Lock that a forked child replaces, because a thread missing in the child may hold it.
 
     Attributes:
-        current: The lock, to be asked for at each use: ``with lock.current: ...``. A thread that
-            forks while it holds the lock goes on to release the one it took.
+        current: Lock to read anew at each use: ``with lock.current: ...``. A thread that forks
+            while holding the lock still releases the lock that it acquired.
     """
 
     __slots__ = ("__weakref__", "current")

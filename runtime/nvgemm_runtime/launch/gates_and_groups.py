@@ -1,6 +1,6 @@
-"""The public functions of groups, such as experts, of gates, and of gathered rows.
+"""Public functions for grouped, gated and gathered products.
 
-Gates join columns in pairs. All compute as those of `api` do, and go through `compute`.
+A gate combines column pairs. All functions round once, as in `api`, and go through `compute`.
 """
 
 from __future__ import annotations
@@ -35,52 +35,53 @@ def grouped_mm(
     addend: torch.Tensor | None = None,
     sums: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Multiply the rows of one matrix, group by group, with a matrix for each group.
+    """Multiplies A's rows, group by group, with one B matrix per group.
 
-    A bias may be added, a row for each group, or a matrix; and a gated epilogue may join the
-    columns of the product in pairs, as `gated_mm` says. For training, one whose name ends with
-    ``_kept`` stores the product in front of that, and one that ends with ``_gradient`` takes the
-    gradient of what the gate gave, by multiplying, to those of gates and ups. One that ends with
-    ``_gradient_sums`` also gives, for each row, the sum of what the gate gave times its gradient,
-    which is the gradient of the weight that a router gave the row (without a bias of the down
-    projection). Of two weights, one that ends with ``_ups`` multiplies with that of ups, reads
-    gates, and stores ups in front of what the gate gives.
+    A bias row per group, or a matrix, may be added. A gated epilogue may combine column pairs, see
+    `gated_mm`. Training uses further forms:
 
-    The ends of groups are on the device, so a call does not see them: ends that fall, or lie past
-    the last row, make a kernel read and write memory outside its tensors. With NVGEMM_AOT_DEBUG=1
-    they are copied and checked, for which the call waits for the device.
+    - ``…_kept`` stores the product in front of the gated values.
+    - ``…_gradient`` multiplies to get the gradient for the gated values, and returns the gradients
+      for gates and ups.
+    - ``…_gradient_sums`` also returns, per row, the sum over gated values times their gradients.
+      That is the routing weight's gradient (if the down projection has no bias).
+    - ``…_ups`` serves separate gate and up weights: it multiplies with the up weight, reads the
+      gates, and stores the ups in front of the gated values.
+
+    Group ends are on the device, so a call cannot check them: ends that descend or exceed the last
+    row make a kernel access memory outside its tensors. NVGEMM_AOT_DEBUG=1 copies and checks them,
+    which synchronizes with the device.
 
     Args:
-        a: Matrix of shape [m, k], row-major: the rows of all groups, one group after the other.
-        b: Matrices of shape [groups, k, n], each contiguous along one dimension: along k if a gated
-            epilogue has columns in halves.
-        offsets: The end of each group along m, rising: int32 of shape [groups]. Rows past the last
-            end are not computed, and the result is undefined there.
-        out: The tensor to write, [m, n] row-major, with a gated epilogue [m, n / 2], with one that
-            keeps the product [m, n + n / 2], with a gradient or ups [m, 2 n]; made if None.
-        kernel: The kernel: its id, or a loaded one; the best-ranked if None.
-        out_dtype: Type of the result that is made; by default the kernel's, or as ``a`` (bfloat16
-            for fp8).
-        epilogue: A gated epilogue (an `Epilogue` or its value, such as ``swiglu_halves``); None for
-            none, or for that of a kernel that is named.
-        bias: What is added, [groups, n], contiguous along n, of the result's type (bfloat16 for
-            fp8): needed by ``swiglu_oai``, and refused by the other gated epilogues.
-        product: For a gradient: the product that was kept, [m, 2 n], row-major, of the result's
-            type, with gates and ups in the order that the epilogue names.
-        gates: For ups: the product of gates, [m, n], row-major, of the result's type.
-        addend: A matrix that is added, [m, n], row-major, of the result's type; without a bias and
-            a gated epilogue. It may be ``out`` itself, but not overlap it otherwise.
-        sums: For a gradient with sums: where their parts go, fp32 [m, ceil(n / 64)], contiguous.
-            A kernel writes one for each of its tiles, and the others become 0; ``sums.sum(1)`` is
-            the result, 0 in rows past the last end.
+        a: Matrix [m, k], row-major, with all groups' rows, one group after the other.
+        b: Matrices [groups, k, n], each contiguous along one dimension: k if a gated epilogue has
+            columns in halves.
+        offsets: Group ends along m, ascending: int32 [groups]. Rows past the last end are not
+            computed; the result is undefined there.
+        out: Output tensor, row-major: [m, n]; with a gate [m, n / 2]; with a kept product [m, n + n
+            / 2]; with a gradient or ups [m, 2 n]. None allocates it.
+        kernel: Kernel id or loaded kernel; None for the best-ranked one.
+        out_dtype: Dtype for a new result; by default the kernel's, or A's (bfloat16 for fp8).
+        epilogue: Gated epilogue (an `Epilogue` or its value, such as ``swiglu_halves``); None for
+            no gate, or for the named kernel's.
+        bias: Bias [groups, n], contiguous along n, in the result's dtype (bfloat16 for fp8).
+            ``swiglu_oai`` requires it; other gated epilogues refuse it.
+        product: For a gradient, the kept product [m, 2 n], row-major, in the result's dtype; gates
+            and ups in the epilogue's order.
+        gates: For ups, the gate product [m, n], row-major, in the result's dtype.
+        addend: Matrix to add [m, n], row-major, in the result's dtype; not with a bias or a gate.
+            May be ``out`` itself, but must not overlap it otherwise.
+        sums: For a gradient with sums, the destination for their parts, fp32 [m, ceil(n / 64)],
+            contiguous. A kernel writes one part per tile and the others become 0; ``sums.sum(1)``
+            is the result, 0 in rows past the last end.
 
     Returns:
         ``out``.
 
     Raises:
-        NoKernelError, ValueError, TypeError, RuntimeError: As `nvgemm_runtime.mm`; ValueError also
-            under NVGEMM_AOT_DEBUG=1, if offsets fall or pass the last row, and if n is odd with a
-            gated epilogue, or the epilogue has no gate.
+        NoKernelError, ValueError, TypeError, RuntimeError: As `nvgemm_runtime.mm`. ValueError also
+            if n is odd with a gate, if the epilogue has no gate, and, under NVGEMM_AOT_DEBUG=1, if
+            offsets descend or exceed the last row.
     """
     added = {"bias": bias, "product": product, "gates": gates, "addend": addend}
     extras = ExtraOperands(offsets=offsets, sums=sums)
@@ -100,38 +101,37 @@ def gathered_grouped_mm(
     bias: torch.Tensor | None = None,
     gates: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Multiply rows of a matrix that indices name, group by group: the tokens of each expert.
+    """Multiplies selected rows of A, group by group: each expert's tokens.
 
-    It is ``grouped_mm(a[rows], b, offsets, ...)`` without a copy of the rows. The ends of groups
-    are as that function has them. Where a row is named that ``a`` does not have, kernels of quack
-    take another one: nothing outside ``a`` is read, and the result is undefined in that row. With
-    NVGEMM_AOT_DEBUG=1 rows and ends are copied and checked, for which the call waits for the
-    device.
+    Equals ``grouped_mm(a[rows], b, offsets, ...)`` without a copy of the rows. Group ends work as
+    there. For a row outside ``a``, quack's kernels read another row: nothing outside ``a`` is read,
+    and that result row is undefined. NVGEMM_AOT_DEBUG=1 copies and checks rows and ends, which
+    synchronizes with the device.
 
     Args:
-        a: Matrix of shape [any number of tokens, k], row-major, bf16 or fp16.
-        b: Matrices of shape [groups, k, n], each contiguous along one dimension: along k if a gated
-            epilogue has columns in halves.
-        offsets: The end of each group along m, rising: int32 of shape [groups]. Rows past the last
-            end are not computed, and the result is undefined there.
-        rows: The row of ``a`` for each row of the result: int32 of shape [m], contiguous.
-        out: The tensor to write, [m, n] row-major, with a gated epilogue [m, n / 2], with one that
-            keeps the product [m, n + n / 2], with ups [m, 2 n]; made if None.
-        kernel: The kernel: its id, or a loaded one; the best-ranked if None.
-        out_dtype: Type of the result that is made; by default the kernel's, or as ``a``.
-        epilogue: A gated epilogue but a gradient (an `Epilogue` or its value, such as
-            ``swiglu_halves_kept``); None for none, or for that of a kernel that is named.
-        bias: What is added, [groups, n], contiguous along n, of the result's type: needed by
-            ``swiglu_oai``, and refused by the other gated epilogues.
-        gates: For ups: the product of gates, [m, n], row-major, of the result's type.
+        a: Matrix [any number of tokens, k], row-major, bf16 or fp16.
+        b: Matrices [groups, k, n], each contiguous along one dimension: k if a gated epilogue has
+            columns in halves.
+        offsets: Group ends along m, ascending: int32 [groups]. Rows past the last end are not
+            computed; the result is undefined there.
+        rows: Row in ``a`` for each result row: int32 [m], contiguous.
+        out: Output tensor, row-major: [m, n]; with a gate [m, n / 2]; with a kept product [m, n + n
+            / 2]; with ups [m, 2 n]. None allocates it.
+        kernel: Kernel id or loaded kernel; None for the best-ranked one.
+        out_dtype: Dtype for a new result; by default the kernel's, or A's.
+        epilogue: Gated epilogue except gradients (an `Epilogue` or its value, such as
+            ``swiglu_halves_kept``); None for no gate, or for the named kernel's.
+        bias: Bias [groups, n], contiguous along n, in the result's dtype. ``swiglu_oai`` requires
+            it; other gated epilogues refuse it.
+        gates: For ups, the gate product [m, n], row-major, in the result's dtype.
 
     Returns:
-        ``out``; zeros where ``a`` has no row.
+        ``out``; zeros if ``a`` has no rows.
 
     Raises:
-        NoKernelError, ValueError, TypeError, RuntimeError: As `grouped_mm`; ValueError also if
-            ``rows`` have another shape than [m], and under NVGEMM_AOT_DEBUG=1, if one is negative
-            or not below the number of tokens.
+        NoKernelError, ValueError, TypeError, RuntimeError: As `grouped_mm`. ValueError also if
+            ``rows`` does not have shape [m], and, under NVGEMM_AOT_DEBUG=1, if a row is negative or
+            not below the number of tokens.
     """
     added = {"bias": bias, "gates": gates, "product": None, "addend": None}
     op, extras = Op.GATHERED_GROUPED_MM, ExtraOperands(offsets=offsets, rows=rows)
@@ -149,7 +149,7 @@ def _compute_groups(
     epilogue: Epilogue | str | None,
     given: Mapping[str, torch.Tensor | None],
 ) -> torch.Tensor:
-    """Compute groups of rows with what is ``given`` to be added or read, by name."""
+    """Computes grouped rows; ``given`` has the operands to add or read, by name."""
     where = op.value
     gated, kernel = _gated_epilogue(where, epilogue, kernel)
     if gated is not None and gated.gate is None:
@@ -188,20 +188,20 @@ def scaled_grouped_mm(
     *,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Multiply the rows of one fp8 matrix, group by group, and scale rows and columns.
+    """Multiplies an fp8 matrix's rows, group by group, and scales rows and columns.
 
-    ``out[i, j] = scale_a[i] * scale_b[g, j] * (a @ b[g])[i, j]`` for row i of group g, computed in
+    ``out[i, j] = scale_a[i] * scale_b[g, j] * (a @ b[g])[i, j]`` for row i in group g, computed in
     fp32 and rounded once. ``torch._scaled_grouped_mm`` computes the same into bfloat16.
 
     Args:
-        a: Matrix of shape [m, k], row-major: the rows of all groups, one group after the other.
-        b: Matrices of shape [groups, k, n], each contiguous along k.
-        scale_a: fp32 of shape [m], contiguous.
-        scale_b: fp32 of shape [groups, n], contiguous.
-        offsets: The end of each group along m, as `grouped_mm` has it.
-        out: The tensor to write, [m, n] row-major; made if None.
-        kernel: The kernel: its id, or a loaded one; the best-ranked if None.
-        out_dtype: Type of the result that is made; by default the kernel's, or bfloat16.
+        a: Matrix [m, k], row-major, with all groups' rows, one group after the other.
+        b: Matrices [groups, k, n], each contiguous along k.
+        scale_a: Row scales, fp32 [m], contiguous.
+        scale_b: Column scales, fp32 [groups, n], contiguous.
+        offsets: Group ends along m, as in `grouped_mm`.
+        out: Output tensor [m, n], row-major; None allocates it.
+        kernel: Kernel id or loaded kernel; None for the best-ranked one.
+        out_dtype: Dtype for a new result; by default the kernel's, or bfloat16.
 
     Returns:
         ``out``.
@@ -222,31 +222,31 @@ def k_grouped_mm(
     *,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Multiply two matrices group by group along k: the gradient of experts' weights.
+    """Multiplies two matrices group by group along k: the experts' weight gradients.
 
-    ``out[g] = a[:, begin:end] @ b[begin:end, :]``, where a group begins where the one before it
-    ends. A group without k gives zeros. ``torch._grouped_mm`` of two matrices computes the same.
+    ``out[g] = a[:, begin:end] @ b[begin:end, :]``; a group begins at the previous group's end. An
+    empty group gives zeros. ``torch._grouped_mm`` computes the same for two matrices.
 
-    The ends of groups are on the device, so a call does not see them: where they fall, or lie past
-    k, the result is undefined. With NVGEMM_AOT_DEBUG=1 they are copied and checked, for which the
-    call waits for the device.
+    Group ends are on the device, so a call cannot check them: if they descend or exceed k, the
+    result is undefined. NVGEMM_AOT_DEBUG=1 copies and checks them, which synchronizes with the
+    device.
 
     Args:
-        a: Matrix of shape [m, k], column-major: of a training step, the transposed gradient of a
-            product's rows.
-        b: Matrix of shape [k, n], row-major.
-        offsets: The end of each group along k, rising: int32 of shape [groups]. What lies past the
-            last end is not added.
-        out: The tensor to write, [groups, m, n] row-major; made if None.
-        kernel: The kernel: its id, or a loaded one; the best-ranked if None.
-        out_dtype: Type of the result that is made; by default the kernel's, or as ``a``.
+        a: Matrix [m, k], column-major; in a training step, the transposed gradient for a product's
+            rows.
+        b: Matrix [k, n], row-major.
+        offsets: Group ends along k, ascending: int32 [groups]. Terms past the last end are not
+            added.
+        out: Output tensor [groups, m, n], row-major; None allocates it.
+        kernel: Kernel id or loaded kernel; None for the best-ranked one.
+        out_dtype: Dtype for a new result; by default the kernel's, or A's.
 
     Returns:
         ``out``.
 
     Raises:
-        NoKernelError, ValueError, TypeError, RuntimeError: As `nvgemm_runtime.mm`; ValueError also
-            under NVGEMM_AOT_DEBUG=1, if offsets fall or pass k.
+        NoKernelError, ValueError, TypeError, RuntimeError: As `nvgemm_runtime.mm`. ValueError also,
+            under NVGEMM_AOT_DEBUG=1, if offsets descend or exceed k.
     """
     extras = ExtraOperands(offsets=offsets)
     return compute("k_grouped_mm", Op.K_GROUPED_MM, a, b, out, kernel, extras, out_dtype)
@@ -259,17 +259,17 @@ def gathered_mm(
     out: torch.Tensor | None = None,
     kernel: str | LoadedKernel | None = None,
 ) -> torch.Tensor:
-    """Add rows of a matrix, each with a weight: the sum of what a token's experts gave.
+    """Adds selected rows with weights: the sum over a token's expert results.
 
-    ``out[i] = sum over j of a[i, j] * b[rows[i, j]]``, in fp32, in the order of j, rounded once. A
-    row outside ``b``, such as -1, adds nothing, whatever its weight.
+    ``out[i] = sum over j of a[i, j] * b[rows[i, j]]``, in fp32, in order of j, rounded once. A row
+    outside ``b``, such as -1, adds nothing, whatever its weight.
 
     Args:
-        a: Weights, fp32 of shape [m, k], row-major.
-        b: Matrix of shape [any number, n], bf16 or fp16, row-major.
-        rows: A row of ``b`` for each weight: int32 of shape [m, k], contiguous.
-        out: The tensor to write, [m, n] row-major, of the type of ``b``; made if None.
-        kernel: The kernel: its id, or a loaded one; the best-ranked if None.
+        a: Weights, fp32 [m, k], row-major.
+        b: Matrix [any number, n], bf16 or fp16, row-major.
+        rows: Row in ``b`` for each weight: int32 [m, k], contiguous.
+        out: Output tensor [m, n], row-major, in B's dtype; None allocates it.
+        kernel: Kernel id or loaded kernel; None for the best-ranked one.
 
     Returns:
         ``out``.
@@ -290,30 +290,30 @@ def gated_mm(
     epilogue: Epilogue | str | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Multiply two matrices, and join the columns of the product in pairs: for a gated MLP.
+    """Multiplies two matrices and combines column pairs, for a gated MLP.
 
-    Of the columns gate and up of a pair, ``swiglu`` makes ``silu(gate) * up``, and ``geglu``
-    ``gelu(gate) * up`` with gelu's tanh form. ``swiglu_oai`` adds the bias, cuts gates off above at
-    7 and ups at -7 and 7, and makes ``gate * sigmoid(1.702 * gate) * (up + 1)``. The epilogue's
-    name ends in the order of the columns: ``_halves`` where all gates stand before all ups, as in a
-    weight [gate; up]; ``_interleaved`` where each gate stands before its up.
+    For a column pair (gate, up), ``swiglu`` computes ``silu(gate) * up``, and ``geglu`` computes
+    ``gelu(gate) * up`` with the tanh form. ``swiglu_oai`` adds the bias, clamps gates to at most 7
+    and ups to -7..7, and computes ``gate * sigmoid(1.702 * gate) * (up + 1)``. The epilogue's
+    suffix is its column order: ``_halves`` has all gates before all ups, like a weight [gate; up];
+    ``_interleaved`` has each gate before its up.
 
     Args:
-        a: Matrix of shape [m, k], contiguous along one dimension.
-        b: Matrix of shape [k, n], likewise, n even: of both weights. Contiguous along k if columns
-            are in halves.
-        out: The tensor to write, [m, n / 2] row-major; made if None.
-        kernel: The kernel: its id, or a loaded one; the best-ranked for the epilogue if None.
-        epilogue: The gated epilogue (an `Epilogue` or its value, such as ``swiglu_halves``). May be
-            left out where a kernel is named, which has one.
-        bias: A row of n elements, in the order of the columns of ``b``, of the result's type:
-            needed by ``swiglu_oai``, and refused by the others.
+        a: Matrix [m, k], contiguous along one dimension.
+        b: Matrix [k, n] with both weights, n even, contiguous along one dimension: k if columns are
+            in halves.
+        out: Output tensor [m, n / 2], row-major; None allocates it.
+        kernel: Kernel id or loaded kernel; None for the best-ranked one with this epilogue.
+        epilogue: Gated epilogue (an `Epilogue` or its value, such as ``swiglu_halves``). Optional
+            if ``kernel`` names one that has it.
+        bias: Bias row with n elements, in B's column order and the result's dtype. ``swiglu_oai``
+            requires it; others refuse it.
 
     Returns:
-        ``out``; where it was None, of the kernel's type, or of type ``a``.
+        ``out``; a new one has the kernel's dtype, or A's.
 
     Raises:
-        NoKernelError, ValueError, TypeError, RuntimeError: As `nvgemm_runtime.mm`; ValueError also
+        NoKernelError, ValueError, TypeError, RuntimeError: As `nvgemm_runtime.mm`. ValueError also
             if n is odd, or the epilogue has no gate.
     """
     where = "gated_mm"
@@ -332,7 +332,7 @@ def gated_mm(
 def _gated_epilogue(
     where: str, epilogue: Epilogue | str | None, kernel: str | LoadedKernel | None
 ) -> tuple[Epilogue | None, str | LoadedKernel | None]:
-    """The epilogue that is asked for, else the gated one of the named kernel; and that kernel."""
+    """Returns the requested gated epilogue, else the named kernel's; and that kernel."""
     asked = enum_of(where, Epilogue, epilogue)
     if asked is not None or not isinstance(kernel, (str, LoadedKernel)):
         return asked, kernel

@@ -1,6 +1,6 @@
-"""Loads each kernel of a bundle once a process, so that it can be launched.
+"""Loads each bundled kernel once per process, ready to launch.
 
-A verified payload becomes an in-memory file, is opened by dlopen, and gets an entry in the native
+A verified payload becomes an in-memory file, is opened with dlopen, and gets an entry in the native
 kernel table. Nothing is written to disk and no compiler is imported.
 """
 
@@ -39,17 +39,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedKernel:
-    """A kernel in this process.
+    """Kernel loaded in this process.
 
     Attributes:
-        kernel: Its entry.
-        op: The operation it computes.
-        quick_op: The same, but None for a kernel that the function named for the operation must
-            refuse: a gated one, or, in some programs, one whose results depend on timing.
-        handle: Its number in the native kernel table.
-        launch: ``launch(a, b, out, *extras)``: `nvgemm_runtime.launch.native.Native.launch` of this
-            kernel.
-        sees_negation: Whether its operands can be lazily negated views by accident.
+        kernel: Header entry.
+        op: Operation.
+        quick_op: Operation, or None if the operation's own function must refuse the kernel: a gated
+            one or, in some programs, one whose results depend on timing.
+        handle: Index in the native kernel table.
+        launch: ``launch(a, b, out, *extras)``: `nvgemm_runtime.launch.native.Native.launch` for
+            this kernel.
+        sees_negation: True if its operands can be lazily negated views by accident.
     """
 
     kernel: Kernel
@@ -61,7 +61,7 @@ class LoadedKernel:
 
 
 class KernelLoader:
-    """The kernels that this process has loaded. Safe to use from several threads."""
+    """Kernels loaded in this process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,21 +69,21 @@ class KernelLoader:
         self._provided: weakref.WeakSet[Bundle] = weakref.WeakSet()
 
     def get(self, kernel_id: str) -> LoadedKernel | None:
-        """A kernel that was loaded before, by its id."""
+        """Returns a loaded kernel by id; None if it is not loaded."""
         return self._loaded.get(kernel_id)
 
     def renew_lock(self) -> None:
-        """Replace the lock: in a forked child, a thread that it does not have may hold it."""
+        """Replaces the lock: in a forked child, a thread that no longer exists may hold it."""
         self._lock = threading.Lock()
 
     def load(self, bundle: Bundle, kernel: Kernel) -> LoadedKernel:
-        """Load a kernel, or return it as loaded before.
+        """Loads a kernel, or returns it if already loaded.
 
         Raises:
             BundleFormatError: If the payload is damaged.
-            NoKernelError: If this release cannot launch such a kernel, the payload cannot be
-                loaded, or it lacks the function it must export.
-            DriverError: If a library that kernels need is missing or does not fit.
+            NoKernelError: If this release cannot launch the kernel, the payload cannot be loaded,
+                or it lacks its exported function.
+            DriverError: If a library that kernels need is missing or incompatible.
             ToolchainError: If the native launcher is missing.
             StorageError: If the bundle cannot be read.
         """
@@ -104,13 +104,13 @@ class KernelLoader:
         if reason is not None:
             raise NoKernelError(f"{name}: {reason}", (reason,))
         convention = parse_calling_convention(kernel.calling_convention)
-        assert convention is not None  # or it were unlaunchable
+        assert convention is not None  # checked by unlaunchable()
         target = bundle.header.target
         if bundle not in self._provided:
             require_libraries(bundle.header)
             self._provided.add(bundle)
         library = None if target.arch == CPU else find_runtime_library(target.cuda)
-        if library is not None:  # or `require_libraries` raised
+        if library is not None:  # only CPU kernels have none, see require_libraries
             reason = imports_refusal(bundle.header, kernel, library, find_ffi_exports())
             if reason is not None:
                 raise DriverError(f"{name}: {reason}")
@@ -123,7 +123,7 @@ class KernelLoader:
             target=None if target.arch == CPU else target,
             workspace_bytes=kernel.workspace_bytes,
             workspace=kernel.workspace,
-            # Bounded by `unlaunchable`; of other kernels the launcher needs no cluster.
+            # unlaunchable() bounds it; without `clusters` the launcher ignores it.
             cluster_size=math.prod(kernel.design.cluster) if convention.takes_clusters else 1,
             convention=convention,
         )
@@ -141,13 +141,13 @@ class KernelLoader:
 
 
 def require_libraries(header: Header) -> None:
-    """Load the two libraries that a bundle's payloads need by name.
+    """Loads the two libraries that a bundle's payloads need by name.
 
     Raises:
-        DriverError: If one is missing or does not fit.
+        DriverError: If one is missing or incompatible.
         ToolchainError: If the native launcher is missing.
     """
-    launcher = native.load()  # brings libtvm_ffi.so
+    launcher = native.load()  # loads libtvm_ffi.so
     if header.target.arch == CPU:
         return
     found = find_runtime_library(header.target.cuda)
@@ -175,12 +175,12 @@ _open: dict[Path, ctypes.CDLL] = {}
 
 
 def _open_library(path: Path) -> None:
-    """Open a library for the life of the process; payloads then find it by its name."""
+    """Opens a library for the life of the process; payloads then find it by name."""
     if path in _open:
         return
     try:
         library = ctypes.CDLL(str(path))
-        # What a payload will be bound to: of libraries of one name, whichever was loaded first.
+        # A payload binds to the library with this name that was loaded first.
         bound = ctypes.CDLL(path.name, mode=os.RTLD_NOLOAD)
     except OSError as error:
         raise DriverError(f"{path} cannot be loaded: {error}") from error
@@ -195,13 +195,13 @@ def _open_library(path: Path) -> None:
 
 
 def _loaded_files(name: str) -> list[str]:
-    """Files of a name that this process has mapped."""
+    """Returns mapped files with a name in this process."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     files = (line.split(maxsplit=5)[-1] for line in lines if line.endswith(f"/{name}"))
     return [file for file in dict.fromkeys(files) if Path(file).exists()]
 
 
 LOADER = KernelLoader()
-"""The kernels of this process."""
+"""This process's kernels."""
 
 os.register_at_fork(after_in_child=LOADER.renew_lock)

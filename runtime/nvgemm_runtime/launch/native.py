@@ -1,10 +1,10 @@
-"""The native launcher: registers kernels, launches them, and gives torch the operators.
+"""Native launcher: registers and launches kernels, and defines the torch operators.
 
-Importing this module loads nothing. `load` imports torch and TVM-FFI and then the library, which
-binds to both; the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``addmm``, ``baddbmm``,
+Importing this module loads nothing. `load` imports torch and TVM-FFI, then the library, which binds
+to both. It defines the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``addmm``, ``baddbmm``,
 ``scaled_mm``, ``grouped_mm``, ``scaled_grouped_mm``, ``k_grouped_mm``, ``gathered_mm``,
 ``gated_mm``, ``grouped_gated_mm``, ``gathered_grouped_mm`` and ``gathered_grouped_gated_mm`` (each
-with an ``out`` form) and ``abi`` exist from then on.
+with an ``out`` form) and ``abi``.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from .autograd import register_refusals
 from .fakes import register_fakes
 
 ABI = 8
-"""Version of the operators' schemas, which ``torch.ops.nvgemm_aot.abi()`` returns: kAbi of
+"""Operator schema version, from ``torch.ops.nvgemm_aot.abi()``: kAbi in
 runtime/csrc/torch_ops.h."""
 
 CALLED_ABI = 3
-"""Version of ``prepare`` and ``try_gemm``, the operators that generated C++ calls: kCalledAbi
-there. Packages of AOTInductor ask for the one that they were made with."""
+"""Version of ``prepare`` and ``try_gemm``, which generated C++ calls: kCalledAbi in
+runtime/csrc/torch_ops.h. AOTInductor packages require the version that they were built with."""
 
 ATEN_HANDLE = -1
-"""Stands for ATen in a dispatch table: kAten of runtime/csrc/dispatch_table.h."""
+"""Marks ATen in a dispatch table: kAten in runtime/csrc/dispatch_table.h."""
 
 DEVICE_TYPE_CPU = 1
 DEVICE_TYPE_CUDA = 2
-"""Device types as DLPack numbers them (``kDLCPU``, ``kDLCUDA`` of dlpack.h)."""
+"""DLPack device types (``kDLCPU``, ``kDLCUDA`` in dlpack.h)."""
 
 _LIBRARY = "_native.so"
 _lock = threading.Lock()
@@ -52,7 +52,7 @@ _loaded: Native | None = None
 
 
 def _renew_lock() -> None:
-    """Replace the lock: in a forked child, a thread that it does not have may hold it."""
+    """Replaces the lock: in a forked child, a thread that no longer exists may hold it."""
     global _lock
     _lock = threading.Lock()
 
@@ -62,51 +62,48 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 @dataclass(frozen=True, kw_only=True)
 class Native:
-    """The loaded library's functions.
+    """Functions from the loaded library.
 
     Attributes:
-        launch: ``launch(handle, a, b, out, *extras)`` checks everything and enqueues what the
-            kernel computes on the current stream of the tensors' device. The extras are the tensors
-            that the kernel's signature has besides, in the order of `roles.extra_roles`: scale_a,
-            scale_b, offsets, rows, addend, sums. It raises ValueError or TypeError for operands
-            that the kernel cannot take, NoKernelError for an unknown handle, DriverError where the
-            driver fails, torch.OutOfMemoryError where a workspace cannot be allocated, and what the
-            kernel itself raises. The ends of groups are on the device and not checked, see
-            `nvgemm_runtime.gemm.extra_operands.check_offset_values`. Torch does not see the call,
-            so the caller must check derivatives, negative bits (``torch.Tensor.is_neg``), versions
-            and tracing, see `nvgemm_runtime.launch.fast_path`.
-        try_launch: ``try_launch(handle, a, b, out, *extras)`` is as ``launch``, but False, with
-            nothing launched, where that raises ValueError or TypeError, and True otherwise.
-        try_dispatch: ``try_dispatch(table, a, b, out, *extras)`` is as ``try_launch`` of the kernel
-            that a table has for the rows of A: True where it computed, and False, with nothing
-            launched, where it cannot take the operands or ATen is to compute. Where that kernel is
-            not set yet, it launches nothing and returns its place as an int.
-        set_in_table: ``set_in_table(table, place, handle)`` sets the kernel at a place of a table,
-            or with `ATEN_HANDLE` has ATen compute there. May be called from any thread.
-        open_kernel: ``open_kernel(image, symbol, name)`` loads a payload for as long as the process
-            lives and gives the address of the function it exports as ``symbol``. The image must be
-            whole. It raises NoKernelError, which calls the payload ``name``, for one that cannot be
-            loaded or lacks the function.
-        find_kernel: ``find_kernel(id)`` is the handle of a registered kernel, or None.
-        out_dtype: ``out_dtype(id)`` is the dtype (of TVM-FFI) of a kernel's result; it asks the
-            loader for a kernel that is not registered.
-        clusters_at_once: ``clusters_at_once(device, cluster_size)`` is how many clusters of so many
-            thread blocks, each of which fills a multiprocessor, a CUDA device runs at once: what
-            kernels whose calling convention has ``clusters`` are told. It raises ValueError for a
-            size that no device has, and DriverError where the driver fails.
-        set_loader: ``set_loader(function)`` sets the function that is called with the id of a
-            kernel that an operator names and that is not registered; it must register the kernel.
-            Compiled code passes the kernel's origin as well, and runs on ATen without the kernel.
-            None unsets it. May be called from any thread.
-        set_reporter: ``set_reporter(function)`` sets the function that is called with the id of a
-            kernel, and the kind and text of an error, where ``try_gemm`` leaves a GEMM to ATen
-            because memory is short, or the kernel fails before it ran in this process. Otherwise
-            as ``set_loader``.
-        set_library_keeps_lock: ``set_library_keeps_lock(keeps)`` says whether the library that
-            kernels call keeps its lock where it fails to load a kernel; see
-            `nvgemm_runtime.bundle.imported_symbols.RELEASES_ITS_LOCK`. Then, after one
-            has failed, a kernel that was not launched before raises DriverError
-            instead of waiting for ever.
+        launch: ``launch(handle, a, b, out, *extras)`` checks everything, then enqueues the kernel
+            on the current stream for the tensors' device. Extras are the kernel signature's further
+            tensors in `roles.extra_roles` order: scale_a, scale_b, offsets, rows, addend, sums.
+            Raises ValueError or TypeError for unsuitable operands, NoKernelError for an unknown
+            handle, DriverError for a driver failure, torch.OutOfMemoryError if a workspace cannot
+            be allocated, and any error from the kernel itself. Group ends are on the device and not
+            checked; see `nvgemm_runtime.gemm.extra_operands.check_offset_values`. Torch does not
+            see the call, so the caller must check derivatives, negative bits
+            (``torch.Tensor.is_neg``), versions and tracing; see `nvgemm_runtime.launch.fast_path`.
+        try_launch: ``try_launch(handle, a, b, out, *extras)`` works like ``launch``, but returns
+            False without a launch instead of raising ValueError or TypeError, and True otherwise.
+        try_dispatch: ``try_dispatch(table, a, b, out, *extras)`` works like ``try_launch`` with the
+            table's kernel for A's rows: True if it computed; False, without a launch, if the kernel
+            rejects the operands or ATen is to compute. If that kernel is not set yet, it launches
+            nothing and returns its index as an int.
+        set_in_table: ``set_in_table(table, place, handle)`` sets the kernel at an index in a table;
+            `ATEN_HANDLE` selects ATen. Thread-safe.
+        open_kernel: ``open_kernel(image, symbol, name)`` loads a payload for the life of the
+            process and returns the address of its exported function ``symbol``. The image must be
+            complete. Raises NoKernelError, with the payload's ``name``, if it cannot be loaded or
+            lacks the function.
+        find_kernel: ``find_kernel(id)`` returns a registered kernel's handle, or None.
+        out_dtype: ``out_dtype(id)`` returns a kernel's result dtype (TVM-FFI's); calls the loader
+            for an unregistered kernel.
+        clusters_at_once: ``clusters_at_once(device, cluster_size)`` returns the number of clusters
+            that a CUDA device runs at once, if each thread block fills a multiprocessor. Kernels
+            whose calling convention has ``clusters`` receive it. Raises ValueError for an
+            impossible size and DriverError for a driver failure.
+        set_loader: ``set_loader(function)`` sets the callback for an unregistered kernel id that an
+            operator names; it must register the kernel. Compiled code also passes the kernel's
+            origin, and runs on ATen without the kernel. None removes the callback. Thread-safe.
+        set_reporter: ``set_reporter(function)`` sets the callback for ``try_gemm`` falling back to
+            ATen because memory is short, or the kernel fails before its first run in this process.
+            It receives the kernel id, and the error's class name and text. Otherwise like
+            ``set_loader``.
+        set_library_keeps_lock: ``set_library_keeps_lock(keeps)`` tells if the library that kernels
+            call keeps its lock after failing to load a kernel; see
+            `nvgemm_runtime.bundle.imported_symbols.RELEASES_ITS_LOCK`. If so, after a failure, a
+            kernel that was never launched raises DriverError instead of waiting forever.
     """
 
     launch: Callable[..., None]
@@ -124,18 +121,18 @@ class Native:
     _register_table: Callable[..., int]
 
     def register_table(self, bounds: Sequence[int], places: Sequence[int]) -> int:
-        """Make a table that says which kernel computes, by the rows of A.
+        """Creates a dispatch table from A's rows to kernels.
 
         Args:
-            bounds: Rising: the first number of rows of each segment but the first.
-            places: Of each segment, one more than bounds: the place of its kernel, from 0, or
-                `ATEN_HANDLE` where ATen computes. Nothing is set at any place yet.
+            bounds: Ascending first row count for each segment after the first.
+            places: Kernel index per segment, one more than bounds, from 0, or `ATEN_HANDLE`. No
+                index has a kernel yet.
 
         Returns:
-            The handle that `try_dispatch` takes, valid in this process. A table is never freed.
+            Handle for `try_dispatch`, valid in this process. A table is never freed.
 
         Raises:
-            ValueError: If bounds do not rise, or are not one fewer than places.
+            ValueError: If bounds do not ascend, or their number is not one less than places.
         """
         if len(places) != len(bounds) + 1:
             raise ValueError(
@@ -157,27 +154,27 @@ class Native:
         cluster_size: int = 1,
         convention: CallingConvention = PLAIN,
     ) -> int:
-        """Make a loaded kernel launchable; the same id again gives the same handle.
+        """Makes a loaded kernel launchable; the same id again returns the same handle.
 
         Args:
-            id: sha256 of the kernel's content in hex, by which operators name it.
-            function_address: Address of its TVM-FFI function. The library that holds the function
-                must stay loaded as long as the process lives.
-            signature: What it computes.
-            alignment_bytes: Alignment of pointers, contiguous extents and strides other than 1.
-            target: Which GPUs it runs on; None for a kernel that runs on the CPU.
-            workspace_bytes: Device memory it needs besides its operands; each launch takes it from
-                torch's allocator.
-            workspace: As that, where the size depends on the problem's; a launch fills the part
-                that must be zero on its stream.
-            cluster_size: Thread blocks of a cluster, where the convention has ``clusters``.
-            convention: What its function takes, in order.
+            id: Kernel id, the content's sha256 in hex, as operators name it.
+            function_address: Address of its TVM-FFI function. Its library must stay loaded for the
+                life of the process.
+            signature: Kernel signature.
+            alignment_bytes: Alignment for pointers, contiguous extents and strides other than 1.
+            target: Target; None for a CPU kernel.
+            workspace_bytes: Device memory needed in addition to operands; each launch allocates it
+                from torch.
+            workspace: Workspace formula, if the size depends on the problem; a launch zeroes the
+                required part on its stream.
+            cluster_size: Thread blocks per cluster, if the convention has ``clusters``.
+            convention: Function parameters, in order.
 
         Returns:
-            The handle that `launch` takes, valid in this process.
+            Handle for `launch`, valid in this process.
 
         Raises:
-            ValueError: If the library does not know a parameter of the convention.
+            ValueError: If the library does not know a convention parameter.
         """
         return self._register_kernel(
             id,
@@ -192,7 +189,7 @@ class Native:
 
 
 def _formula(workspace: TileWorkspace | None) -> tuple[int, ...]:
-    """A workspace's formula as the library takes it; a tile of 0 stands for none."""
+    """Returns a workspace formula as the library takes it; tile 0 means none."""
     if workspace is None:
         return (0,) * 7
     return (
@@ -209,18 +206,18 @@ _OPS = (
 )  # fmt: skip
 _ADDENDS = {None: 0, Addend.ROW: 1, Addend.MATRIX: 2, Addend.PRODUCT: 2, Addend.GATES: 3}
 _FORMS = (None, *GateForm)
-"""Numbers of ``Op``, ``AddendKind`` and ``GateForm`` in csrc/gemm.h. A product that is read has the
-result's shape, as a matrix that is added has; gates have the product's."""
+"""Numbers for ``Op``, ``AddendKind`` and ``GateForm`` in csrc/gemm.h. A product that is read has
+the result's shape, like an added matrix; gates have the product's shape."""
 
 
 def _ffi_name(dtype: DType) -> str:
-    """TVM-FFI's name of a type; its releases before 0.1.15 do not know torch's of packed values."""
+    """Returns a dtype's TVM-FFI name; before 0.1.15 it lacks torch's names for packed dtypes."""
     return dtype.torch_name.replace("_x", "x")
 
 
 @functools.lru_cache(maxsize=256)  # a bundle has one target and few signatures
 def _built_for(signature: Signature, target: Target | None) -> tuple[Any, ...]:
-    """What a kernel is specialised on, as the library takes it."""
+    """Returns the signature and target as the library takes them."""
     import tvm_ffi
 
     major, minor = (0, 0) if target is None else target.capability
@@ -244,10 +241,10 @@ def _built_for(signature: Signature, target: Target | None) -> tuple[Any, ...]:
 
 
 def load() -> Native:
-    """Load the library and register its operators; later calls return the same object.
+    """Loads the library and registers its operators; later calls return the same object.
 
     Raises:
-        ToolchainError: If the library, torch or TVM-FFI is missing or does not fit.
+        ToolchainError: If the library, torch or TVM-FFI is missing or incompatible.
     """
     global _loaded
     if _loaded is None:
@@ -265,7 +262,7 @@ def _load() -> Native:
             f"run: {install_command(again=True)}"
         )
     try:
-        # The library needs libtorch_cpu.so and libtvm_ffi.so by name only; these imports load them.
+        # The library needs libtorch_cpu.so and libtvm_ffi.so only by name; these imports load them.
         import torch
         import tvm_ffi
     except ImportError as error:
@@ -317,9 +314,9 @@ def _load() -> Native:
 
 
 def _find_damage(library: Path) -> str | None:
-    """Compare the library with the digest that was installed with it: loading runs its code.
+    """Compares the library with its installed digest, because loading runs its code.
 
-    Nothing is compared where a build for development left no digest.
+    Skips the comparison if a development build left no digest.
     """
     try:
         installed = library.with_name(f"{library.name}.sha256").read_text("ascii").strip()
@@ -332,7 +329,7 @@ def _find_damage(library: Path) -> str | None:
 
 
 def abi() -> int:
-    """Version of the operators' schemas, by way of the loaded library."""
+    """Returns the operator schema version from the loaded library."""
     import torch
 
     load()

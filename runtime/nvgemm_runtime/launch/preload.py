@@ -1,4 +1,4 @@
-"""Loading kernels before the first call that needs one: before serving, or before a capture."""
+"""Preloads kernels before serving, or before a CUDA graph capture."""
 
 from __future__ import annotations
 
@@ -27,26 +27,25 @@ if TYPE_CHECKING:
     import torch
 
 _EXPERTS = "nvgemm_runtime.moe.launching"
-"""The module that looks kernels up at their first call, once it is imported."""
+"""Module, once imported, that looks up expert kernels at their first call."""
 
 REPORT_S = 5.0
-"""Seconds between two lines of the log that tell how far a long preload is."""
+"""Seconds between progress messages in the log."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preloaded:
-    """What `preload` did.
+    """Result from `preload`.
 
     Attributes:
-        kernels: How many kernels can be called on the device now without loading anything.
-        seconds: How long it took.
-        code_bytes: Size of their payloads, host code and device code, uncompressed.
-        device_bytes: Memory of the device that was free before and is not now, without what torch
-            keeps for tensors; 0 on the CPU.
-        failures: By id, why a kernel was not loaded; ATen computes in its place.
-        skipped: By id, which other device a kernel is for; it was left alone.
+        kernels: Number of kernels that can now run on the device without loading anything.
+        seconds: Duration.
+        code_bytes: Uncompressed payload size, host and device code.
+        device_bytes: Device memory used, without torch's cache for tensors; 0 on the CPU.
+        failures: Reasons why kernels were not loaded, by id; ATen computes instead.
+        skipped: Reasons why kernels belong to another device, by id; they were not tried.
     """
 
     kernels: int
@@ -63,32 +62,29 @@ def preload(
     device: torch.device | str | int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Preloaded:
-    """Load kernels, with their code on a device, before anything calls them.
+    """Loads kernels, with their code on a device, before their first call.
 
     Args:
-        manifest: The name of a manifest whose kernel wheel is installed, or whose bundle is named
-            in NVGEMM_AOT_BUNDLES: the kernel that is ranked first for each of its problems is
-            loaded, and those that their dispatch tables name. Without it, every kernel that
-            compiled graphs of this process may call. Those of `nvgemm_runtime.moe` are looked up at
-            their first call: once that is imported, the kernel that is ranked first for each
-            product of experts that usable bundles declare is loaded as well.
-        device: Where they will be called; by default the current CUDA device, or the CPU where
-            there is none.
-        progress: Called with how many kernels are done, and of how many, after each. A preload of
-            more than seconds also logs that (level INFO).
+        manifest: Name of a manifest whose kernel wheel is installed, or whose bundle is in
+            NVGEMM_AOT_BUNDLES. Loads the first-ranked kernel for each of its problems, and the
+            kernels in their dispatch tables. None loads every kernel that compiled graphs in this
+            process may call; if `nvgemm_runtime.moe` is imported, also the first-ranked kernel for
+            each expert product that usable bundles declare.
+        device: Device for the calls; by default the current CUDA device, or the CPU without one.
+        progress: Callback, called after each kernel with the number done and the total. Preloads
+            longer than a few seconds also log this (level INFO).
 
-    A kernel that cannot be loaded is named in the result, and stops no other. Kernels for another
-    device, such as the CPU or a GPU of another architecture, are not tried; the result names them
-    as skipped. Under
-    ``NVGEMM_AOT=off`` nothing is loaded. While a CUDA graph is captured on the current stream,
-    kernels are loaded into the process, and each uploads its code at its first launch.
+    A kernel that fails to load is listed in the result and does not stop the others. Kernels for
+    another device, such as the CPU or another GPU architecture, are not tried; the result lists
+    them as skipped. Under ``NVGEMM_AOT=off`` nothing is loaded. During a CUDA graph capture on the
+    current stream, kernels load into the process, and each uploads its code at its first launch.
 
     Raises:
-        NoKernelError: If no installed or named bundle is of the manifest.
-        SettingError: If NVGEMM_AOT names no mode.
+        NoKernelError: If no installed or named bundle belongs to the manifest.
+        SettingError: If NVGEMM_AOT has an unknown value.
         TypeError: If ``manifest`` is neither a name nor None.
-        ValueError: If ``manifest`` is empty, or ``device`` is neither the CPU nor a CUDA device
-            that torch sees.
+        ValueError: If ``manifest`` is empty, or ``device`` is neither the CPU nor a visible CUDA
+            device.
     """
     import torch
 
@@ -99,9 +95,9 @@ def preload(
             "preload: manifest is '', must be a manifest's name; leave it out to load the kernels "
             "of this process's compiled graphs"
         )
-    default_mode()  # an error if the user misspelt it
+    default_mode()  # raises for an unknown mode
     where = usual_device() if device is None else _checked_device(device)
-    if where == torch.device("cuda"):  # of which torch means the current one
+    if where == torch.device("cuda"):  # means the current device
         where = usual_device()
     facts = device_facts(where.type, where.index or 0)
     asked: list[str] = []
@@ -129,7 +125,7 @@ def preload(
         if time.monotonic() - said > REPORT_S:
             said = time.monotonic()
             _log.info("%d of %d kernels are loaded", done, len(found))
-    # Waiting for the device would end a capture with an error, and nothing was launched into it.
+    # Synchronizing would break a capture, into which nothing was launched.
     if where.type == "cuda" and not is_capturing(where):
         torch.cuda.synchronize(where)
     return Preloaded(
@@ -143,10 +139,10 @@ def preload(
 
 
 def _checked_device(device: torch.device | str | int) -> torch.device:
-    """A device on which kernels can be called.
+    """Returns a device on which kernels can run.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it cannot.
     """
     import torch
 
@@ -157,7 +153,7 @@ def _checked_device(device: torch.device | str | int) -> torch.device:
             where = torch.device(device)
         elif 0 <= device < count:  # torch takes larger numbers modulo 256
             where = torch.device("cuda", device)
-    except (RuntimeError, TypeError):  # not a device of any kind
+    except (RuntimeError, TypeError):  # not a device
         pass
     if where is not None and where.type == "cpu":
         return where
@@ -170,7 +166,7 @@ def _checked_device(device: torch.device | str | int) -> torch.device:
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Free memory of a CUDA device, and what torch keeps of it for tensors."""
+    """Returns a CUDA device's free memory, including torch's cache for tensors."""
     import torch
 
     if device.type != "cuda":
@@ -180,10 +176,10 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _best(manifest: str, facts: DeviceFacts) -> Iterator[str]:
-    """Ids of the kernels that compute the problems of a manifest, each once.
+    """Returns the kernel ids for a manifest's problems, each once.
 
-    The kernels that are ranked first for a problem, and those that its dispatch table names; also
-    those for other devices.
+    These are the first-ranked kernel for each problem, and the kernels in its dispatch table;
+    includes kernels for other devices.
     """
     bundles = [found for found in INSTALLATION.shipped_bundles() if _is_of(found, manifest)]
     if not bundles:
@@ -211,7 +207,7 @@ def _best(manifest: str, facts: DeviceFacts) -> Iterator[str]:
 
 
 def _best_of_experts(facts: DeviceFacts) -> Iterator[str]:
-    """Ids of the kernels that are ranked first for problems of experts, in every usable bundle."""
+    """Yields the first-ranked kernel's id for each expert problem in every usable bundle."""
     for found in INSTALLATION.shipped_bundles():
         if found.bundle is not None and found.refusal(facts) is None:
             header = found.bundle.header
@@ -226,7 +222,7 @@ def _first_of_each(
     *,
     of_experts: bool = False,
 ) -> Iterator[str]:
-    """Ids: of each problem, or each of experts, of the best kernel that no reason is against."""
+    """Yields per problem, or expert problem, the id of its best kernel without a refusal."""
     for ranking in header.rankings_on(facts.name):
         if of_experts and not ranking.problem.signature.op.is_of_experts:
             continue
@@ -237,7 +233,7 @@ def _first_of_each(
 
 
 def _of_tables(header: Header, facts: DeviceFacts) -> Iterator[str]:
-    """The ids of kernels that compute problems of a bundle, at their m or others, as measured."""
+    """Yields the kernel ids in the measured dispatch tables for a bundle's problems."""
     problems = [ranking.problem for ranking in header.rankings_on(facts.name)]
     rows = {all_but_m(problem): problem for problem in problems}
     for problem in rows.values():
@@ -248,7 +244,7 @@ def _of_tables(header: Header, facts: DeviceFacts) -> Iterator[str]:
 
 
 def _is_of(found: FoundBundle, manifest: str) -> bool:
-    """Whether a bundle was built from a manifest, by its wheel's name or by that of its file."""
+    """Returns True if a bundle was built from a manifest, by its wheel or file name."""
     wanted = canonical_name(manifest)
     if found.bundle is not None:
         file = f"{wanted}-{canonical_name(found.bundle.header.target.key)}"

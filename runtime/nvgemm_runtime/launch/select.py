@@ -1,4 +1,4 @@
-"""From tensors to a loaded kernel: the best-ranked one that serves them, or one by its id."""
+"""Finds and loads a kernel: the best-ranked one for some tensors, or one by id."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 _chosen: dict[tuple[object, ...], LoadedKernel] = {}
-"""By everything that can decide: the kernel that was chosen. What is installed does not change."""
+"""Chosen kernels by all deciding facts. Installed bundles do not change."""
 
 _MAX_CHOSEN = 4096
 
@@ -36,11 +36,11 @@ _MAX_CHOSEN = 4096
 def choose_kernel(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands = NO_EXTRAS
 ) -> LoadedKernel:
-    """Load the best-ranked kernel for operands.
+    """Loads the best-ranked kernel for operands.
 
     Raises:
-        NoKernelError: If no bundled kernel serves them, with every reason why.
-        SettingError: If NVGEMM_AOT names no mode.
+        NoKernelError: If no bundled kernel serves them, with every reason.
+        SettingError: If NVGEMM_AOT has an unknown value.
         ValueError: If they do not fit together.
     """
     tensors = (a, b, out, *extras.tensors())
@@ -48,7 +48,7 @@ def choose_kernel(
     key = (*what, *(fact for tensor in tensors for fact in _deciding_facts(tensor)))
     kernel = _chosen.get(key)
     if kernel is None:
-        default_mode()  # an error if the user misspelt it
+        default_mode()  # raises for an unknown mode
         kernel, is_best = _match_and_load(op, a, b, out, extras)
         if is_best:
             if len(_chosen) >= _MAX_CHOSEN:
@@ -58,7 +58,7 @@ def choose_kernel(
 
 
 def _deciding_facts(tensor: torch.Tensor) -> tuple[object, ...]:
-    """The facts of a tensor that can decide which kernel serves it."""
+    """Returns a tensor's facts that can decide which kernel serves it."""
     place = tensor.data_ptr() % MAX_ALIGNMENT_BYTES
     return tensor.device, tensor.dtype, tensor.shape, tensor.stride(), place
 
@@ -66,7 +66,7 @@ def _deciding_facts(tensor: torch.Tensor) -> tuple[object, ...]:
 def _match_and_load(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
 ) -> tuple[LoadedKernel, bool]:
-    """The kernel, and whether it stays the best once all bundles can be read."""
+    """Returns the kernel, and True if it is the best one even if all bundles can be read."""
     facts = facts_of(a)
     asked = requests(op, a, b, out=out, extras=extras)
     unread: dict[Bundle, StorageError] = {}
@@ -82,14 +82,14 @@ def _match_and_load(
             )
         best = found.kernels[0]
         bundle = best.bundle.opened
-        assert bundle is not None  # of an installation
+        assert bundle is not None  # installed bundles are open
         try:
             return LOADER.load(bundle, best.kernel), not unread
         except StorageError as error:
-            # The error may be temporary: try another bundle now, and this one at the next call.
+            # The error may be temporary: try another bundle now, this one again at the next call.
             unread[bundle] = error
         except BundleFormatError as error:
-            # Payloads are checked only now: another bundle may have the same kernel.
+            # Payloads are checked only here; another bundle may have the same kernel.
             if not INSTALLATION.leave_out(bundle, str(error)):
                 raise
 
@@ -97,7 +97,7 @@ def _match_and_load(
 def find(
     asked: tuple[Request, ...], facts: DeviceFacts, *, without: Collection[Bundle] = ()
 ) -> tuple[Request, Match | Miss]:
-    """The first request that a kernel serves, with the kernels, or why none serves any."""
+    """Returns the first request that a kernel serves, with its match, or all reasons for a miss."""
     request, found = first_served(INSTALLATION.index(facts, without=without).match, asked)
     if isinstance(found, Match) and found.from_jit:
         mark_used(found.ranked_as)
@@ -105,12 +105,12 @@ def find(
 
 
 def facts_of(tensor: torch.Tensor) -> DeviceFacts:
-    """Facts of the device that a tensor is on."""
+    """Returns facts about a tensor's device."""
     return device_facts(tensor.device.type, tensor.device.index or 0)
 
 
 def load_kernel(kernel_id: str) -> LoadedKernel:
-    """Load a kernel by its id, from whichever bundle holds it.
+    """Loads a kernel by id, from any bundle that holds it.
 
     Raises:
         NoKernelError: If no bundle holds it, or only one for another platform or CUDA version.

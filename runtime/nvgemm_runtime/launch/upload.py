@@ -1,7 +1,7 @@
-"""Bringing a kernel's code onto a device before the first call that matters.
+"""Uploads a kernel's code to a device before its first real call.
 
-A payload uploads its device code when it is first called on a device, and has no other function. So
-it is called once, over operands of the smallest sizes, whose values do not matter.
+A payload uploads its device code at its first call on a device and has no other function for it. So
+it is called once, with operands of the smallest sizes and arbitrary values.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     import torch
 
 _LEAST_EXTENT = 128
-"""Of m, n and k: a multiple of the blocks that share a scale, and of what is swizzled at once."""
+"""Smallest m, n and k: a multiple of scale blocks and swizzle blocks."""
 
 
 def upload(kernel: LoadedKernel, device: torch.device) -> bool:
-    """Launch a loaded kernel once on the current stream of a device, for its code to be there.
+    """Launches a loaded kernel once on a device's current stream, to upload its code.
 
     Returns:
-        Whether it was launched. While the stream is being captured it is not: the launch would be
-        part of the graph.
+        True if launched. False during a capture, in which the launch would become part of the
+        graph.
 
     Raises:
         DriverError: If the device does not run it, or cannot load it.
@@ -39,7 +39,7 @@ def upload(kernel: LoadedKernel, device: torch.device) -> bool:
 
     if is_capturing(device):
         return False
-    # Torch loads generated code under modes of its own, in which tensors have no memory.
+    # torch loads generated code under dispatch modes in which tensors have no memory.
     on_it = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
     with _disable_current_modes(), on_it:
         problem = _smallest_problem(kernel.kernel)
@@ -50,23 +50,23 @@ def upload(kernel: LoadedKernel, device: torch.device) -> bool:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured on the current stream of this very device."""
+    """Returns True during a CUDA graph capture on this device's current stream."""
     import torch
 
     if device.type != "cuda":
         return False
-    with torch.cuda.device(device):  # torch asks the current device's stream
+    with torch.cuda.device(device):  # torch checks only the current device
         return bool(torch.cuda.is_current_stream_capturing())
 
 
 def _smallest_problem(kernel: Kernel) -> Problem:
-    # Two values of the smallest types are one byte, and a gated result has half the columns.
+    # Factor 4: two fp4 values are one byte, and a gated result has half the columns.
     extent = max(_LEAST_EXTENT, 4 * kernel.alignment_bytes)
     return Problem(signature=kernel.signature, m=extent, n=extent, k=extent)
 
 
 def _operand(problem: Problem, role: Role, device: torch.device) -> torch.Tensor:
-    """An operand of undefined values; groups have no rows."""
+    """Returns an operand with undefined values; groups have no rows."""
     import torch
 
     layout = problem.signature.layout
@@ -79,7 +79,7 @@ def _operand(problem: Problem, role: Role, device: torch.device) -> torch.Tensor
     dtype = torch_dtype(role_dtype(problem.signature, role))
     if role is Role.OFFSETS:
         return torch.zeros(shape, dtype=dtype, device=device)
-    # By way of bytes: torch cannot fill tensors of every type, as its deterministic mode does.
+    # Via bytes: deterministic mode fills new tensors, which torch cannot do for every dtype.
     made = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=device)
     made = made.view(dtype).view(shape)
     return made.mT if is_transposed else made
