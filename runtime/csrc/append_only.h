@@ -1,4 +1,4 @@
-// Objects of this process by handle: appended once, found without a lock, never removed.
+// Append-only object table: found by handle without a lock, never removed.
 
 #ifndef NVGEMM_RUNTIME_CSRC_APPEND_ONLY_H_
 #define NVGEMM_RUNTIME_CSRC_APPEND_ONLY_H_
@@ -15,7 +15,7 @@ class AppendOnly {
  public:
   static constexpr int64_t kMaxSize = 1024 * 1024;
 
-  // The object of a handle; null if there is none.
+  // Returns the object for a handle; null if there is none.
   T* At(int64_t handle) const {
     if (handle < 0 || handle >= kMaxSize) return nullptr;
     const Slot* block = blocks_[handle / kBlockSize].load(std::memory_order_acquire);
@@ -23,10 +23,10 @@ class AppendOnly {
     return block[handle % kBlockSize].load(std::memory_order_acquire);
   }
 
-  // The next handle. Only for who appends.
+  // Returns the next handle. Only for the appending thread.
   int64_t size() const { return size_; }
 
-  // Gives an object the next handle, of which there must be one left. One thread at a time.
+  // Appends an object under the next handle, which must be below kMaxSize. One thread at a time.
   void Append(T* object) {
     Slot* block = blocks_[size_ / kBlockSize].load(std::memory_order_relaxed);
     if (block == nullptr) {

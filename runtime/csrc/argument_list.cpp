@@ -10,7 +10,7 @@
 namespace nvgemm {
 namespace {
 
-// TVM-FFI's constructor of arrays; never released.
+// Returns TVM-FFI's array constructor; never released.
 TVMFFIObjectHandle ArrayConstructor() {
   static const TVMFFIObjectHandle constructor = [] {
     constexpr char kName[] = "ffi.Array";
@@ -23,7 +23,7 @@ TVMFFIObjectHandle ArrayConstructor() {
   return constructor;
 }
 
-// The array (m, n, k, batch); k counts values.
+// Builds the array (m, n, k, batch); k counts values.
 TVMFFIObjectHandle MakeMnkl(const KernelSpec& spec, const CheckedCall& call) {
   const TensorView& a = call[Role::kA];
   const TensorView& out = call[Role::kOut];
@@ -44,7 +44,7 @@ TVMFFIObjectHandle MakeMnkl(const KernelSpec& spec, const CheckedCall& call) {
   return array.v_obj;
 }
 
-// torch takes back the workspace in the order of its own current stream.
+// torch reuses the workspace in the order of its own current stream.
 void CheckStream(const KernelSpec& spec, int64_t bytes, DLDevice device, void* stream) {
   if (device.device_type != kDLCUDA || CurrentCudaStream(device.device_id) == stream) return;
   throw Failure(kValueError, Text("kernel ", ShortId(spec.id), " needs a workspace of ", bytes,
@@ -52,8 +52,8 @@ void CheckStream(const KernelSpec& spec, int64_t bytes, DLDevice device, void* s
                                   "launch it under torch.cuda.stream()"));
 }
 
-// Where a launch before was killed, or the memory held something else, counters would be wrong: the
-// kernel would wait for ever, or add to what is there. So the prefix is filled at every launch.
+// Wrong counters, after a killed launch or from reused memory, would make the kernel wait forever
+// or accumulate onto stale data. So every launch zeroes the prefix.
 void FillWithZeros(DLDevice device, void* data, int64_t bytes, void* stream) {
   if (bytes == 0) return;
   if (device.device_type == kDLCUDA) return cuda::FillBytesWithZeros(data, bytes, stream);
@@ -67,12 +67,12 @@ WorkspaceBytes BytesOf(const KernelSpec& spec, const CheckedCall& call) {
   if (size.tile_m == 0) return {0, size.fixed_bytes};
   const TensorView& out = call[Role::kOut];
   const int rank = spec.out_rank();
-  const int64_t n = call[Role::kB].shape[spec.b_rank() - 1];  // of the product
+  const int64_t n = call[Role::kB].shape[spec.b_rank() - 1];  // product columns
   const auto count = [](int64_t extent, int64_t tile, int64_t multiple) {
     const int64_t tiles = (extent + tile - 1) / tile;
     return (tiles + multiple - 1) / multiple * multiple;
   };
-  constexpr int64_t kRounded = 128;  // ZEROED_MULTIPLE_BYTES of bundle/workspace.py
+  constexpr int64_t kRounded = 128;  // ZEROED_MULTIPLE_BYTES in bundle/workspace.py
   int64_t tiles = 0;
   int64_t zeroed = 0;
   int64_t scratch = 0;

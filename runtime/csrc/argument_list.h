@@ -1,4 +1,4 @@
-// The arguments of one call of a kernel's function, in the order that its calling convention says.
+// Arguments for one call to a kernel's function, in calling convention order.
 
 #ifndef NVGEMM_RUNTIME_CSRC_ARGUMENT_LIST_H_
 #define NVGEMM_RUNTIME_CSRC_ARGUMENT_LIST_H_
@@ -12,21 +12,21 @@
 
 namespace nvgemm {
 
-// Bytes of a launch's workspace: those at its beginning that must be zero, and all.
+// A launch's workspace bytes: the prefix that must be zero, and all.
 struct WorkspaceBytes {
   int64_t zeroed;
   int64_t total;
 };
 
-// How much workspace a call that passed every check needs. Throws Failure if no number holds it.
+// Returns the workspace that a checked call needs. Throws Failure if its size overflows.
 WorkspaceBytes BytesOf(const KernelSpec& spec, const CheckedCall& call);
 
-// Refers to the call and owns its other arguments. Must live until the function has returned, by
-// when the work is enqueued.
+// Refers to the call and owns all other arguments. Must live until the function has returned; by
+// then the work is enqueued.
 class ArgumentList {
  public:
-  // Allocates the workspace and enqueues filling its prefix with zeros. Throws Failure,
-  // of kind kOutOfMemoryError if memory cannot be allocated.
+  // Allocates the workspace and enqueues zeroing its prefix. Throws Failure, with kind
+  // kOutOfMemoryError if memory cannot be allocated.
   ArgumentList(const KernelSpec& spec, CheckedCall* call, void* stream);
   ~ArgumentList();
   ArgumentList(const ArgumentList&) = delete;

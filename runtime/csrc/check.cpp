@@ -32,7 +32,7 @@ void Checker::CheckAll(const Operands& operands) const {
   call_.out_is_empty = batch == 0 || out.shape[rows_] == 0 || out.shape[columns_] == 0;
   const int64_t k = a.shape[spec_.a_rank() - 1];
   const bool needs_b = GroupsRows(spec_.op) || spec_.op == Op::kGatheredMm;
-  const bool needs_a = spec_.op == Op::kGatheredGroupedMm;  // without rows, none can be taken
+  const bool needs_a = spec_.op == Op::kGatheredGroupedMm;  // gathers rows from a
   call_.sum_is_empty = k == 0 || (needs_b && b.shape[0] == 0) || (needs_a && a.shape[0] == 0);
   if (call_.out_is_empty) return;
   const bool adds = spec_.addend != AddendKind::kNone && !ReadsAddend(spec_.form);
@@ -70,7 +70,7 @@ void Checker::CheckShapes() const {
   const TensorView& out = call_[Role::kOut];
   const int b_rows = spec_.b_rank() - 2;
   const int a_rows = spec_.a_rank() - 2;
-  const bool any_b = spec_.op == Op::kGatheredMm;  // of any number of rows
+  const bool any_b = spec_.op == Op::kGatheredMm;  // b may have any number of rows
   const bool any_a = spec_.op == Op::kGatheredGroupedMm;
   const bool agree = (any_b || a.shape[a_rows + 1] == b.shape[b_rows]) &&
                      (any_a || a.shape[a_rows] == out.shape[rows_]) &&
@@ -90,8 +90,8 @@ void Checker::CheckShapes() const {
          has_columns ? OutColumnsText(spec_.form) : "");
 }
 
-// Gradients of gates and of ups may be stored as two matrices, of n columns each, as ups and what
-// the gate gives are; of the other forms, parts are aligned where the whole is.
+// Gradients for gates and for ups may be stored as two matrices with n columns each, as may ups and
+// gated values. For the other forms, an aligned result has aligned parts.
 void Checker::CheckParts() const {
   if (!ReadsAddend(spec_.form)) return;
   const int64_t n = ProductColumns();
@@ -101,7 +101,7 @@ void Checker::CheckParts() const {
          " (", spec_.alignment_bytes, " bytes)");
 }
 
-// Strides are canonical by now.
+// Requires canonical strides.
 void Checker::CheckCompact() const {
   constexpr Role kWithStrides[] = {Role::kA, Role::kB, Role::kOut};
   for (const Role role : kWithStrides) {
@@ -124,9 +124,9 @@ void Checker::CheckCompact() const {
 
 bool MayOverlap(const MemorySpan& x, const MemorySpan& y) {
   if (x.end <= y.begin || y.end <= x.begin) return false;
-  // Column slices of one buffer interleave without sharing bytes: where every distance of rows and of
-  // matrices is a multiple of one pitch, each view fills one interval modulo that pitch, and the
-  // two intervals must be apart.
+  // Column slices of one buffer interleave without sharing bytes. If every row and matrix distance
+  // is a multiple of one pitch, each view fills one interval modulo that pitch, and the two
+  // intervals must be disjoint.
   const uintptr_t pitches[] = {x.row_pitch, y.row_pitch, x.batch_pitch, y.batch_pitch};
   uintptr_t pitch = 0;
   for (const uintptr_t candidate : pitches) {

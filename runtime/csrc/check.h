@@ -1,4 +1,4 @@
-// Checks the tensors of a launch, and makes the call that a kernel gets.
+// Checks a launch's tensors and builds the kernel's call.
 
 #ifndef NVGEMM_RUNTIME_CSRC_CHECK_H_
 #define NVGEMM_RUNTIME_CSRC_CHECK_H_
@@ -13,7 +13,7 @@ namespace nvgemm {
 
 inline constexpr int kMaxRank = 3;
 
-// The tensors of one launch, as the caller gives them.
+// Tensors for one launch, as the caller passes them.
 class Operands {
  public:
   Operands(const DLTensor& a, const DLTensor& b, const DLTensor& out) {
@@ -27,13 +27,13 @@ class Operands {
     given_ |= SetOf(role);
   }
 
-  // Only for roles that were given.
+  // Only for present roles.
   const DLTensor& operator[](Role role) const { return *tensors_[static_cast<int>(role)]; }
 
   Roles extras() const { return given_ & ~SetOf({Role::kA, Role::kB, Role::kOut}); }
 
  private:
-  const DLTensor* tensors_[kRoles];  // unset for roles that were not given
+  const DLTensor* tensors_[kRoles];  // unset for missing roles
   Roles given_ = 0;
 };
 
@@ -52,35 +52,35 @@ struct TensorView {
 
 // A call that passed every check.
 struct CheckedCall {
-  // The tensors that the kernel takes, with canonical strides: 1 along the contiguous dimension,
-  // and along every other dimension of extent 1 a stride that a kernel may encode, whatever the
-  // caller's tensor says. Without extras if one of the following is true.
+  // Tensors that the kernel takes, with canonical strides: 1 along the contiguous dimension; along
+  // every other dimension with extent 1, a stride that a kernel may encode, whatever the caller's
+  // tensor has. Extras are missing if one of the following flags is true.
   TensorView views[kRoles];
-  bool out_is_empty;  // nothing is to be computed
-  bool sum_is_empty;  // out is to be filled with zeros
+  bool out_is_empty;  // nothing to compute
+  bool sum_is_empty;  // out must be filled with zeros
 
   TensorView& operator[](Role role) { return views[static_cast<int>(role)]; }
   const TensorView& operator[](Role role) const { return views[static_cast<int>(role)]; }
 };
 
-// Checks the operands of one launch in full and fills `call`. Throws Failure that names the
-// operand, what was observed and what is allowed.
+// Checks a launch's operands completely and fills `call`. Throws Failure with the operand, and the
+// observed and allowed values.
 void CheckOperands(const KernelSpec& spec, const Operands& operands, CheckedCall* call);
 
-// As CheckOperands, but returns only whether they passed, which takes less time.
+// Like CheckOperands, but only returns true if they passed, which is faster.
 bool OperandsPass(const KernelSpec& spec, const Operands& operands, CheckedCall* call);
 
-// Where the matrices of a view lie in memory, in bytes.
+// Memory that a view's matrices occupy, in bytes.
 struct MemorySpan {
   uintptr_t begin;
-  uintptr_t end;        // first byte behind the last element
-  uintptr_t row_bytes;  // contiguous bytes of a row (or column)
-  uintptr_t row_pitch;  // distance of rows; 0 if the view has one row
-  uintptr_t batch_pitch;  // distance of matrices; 0 if the view has one matrix
+  uintptr_t end;        // first byte after the last element
+  uintptr_t row_bytes;  // contiguous bytes in a row (or column)
+  uintptr_t row_pitch;  // distance between rows; 0 if the view has one row
+  uintptr_t batch_pitch;  // distance between matrices; 0 if the view has one matrix
 };
 
-// Whether two views may share a byte. Exact for disjoint spans and for column slices of one buffer;
-// other spans that intersect count as overlapping. Spans are those of CheckOperands.
+// Returns true if two views may share a byte. Exact for disjoint spans and for column slices of one
+// buffer; other intersecting spans count as overlapping. Spans come from CheckOperands.
 bool MayOverlap(const MemorySpan& x, const MemorySpan& y);
 
 }  // namespace nvgemm

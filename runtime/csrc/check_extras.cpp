@@ -1,5 +1,5 @@
-// Checks the tensors besides a, b and out. Block scales may have any shape, since their order is
-// the swizzle's; the kernel gets them as a vector.
+// Checks extra operands. Block scales may have any shape, because the swizzle fixes their order;
+// the kernel gets them as a vector.
 
 #include <string>
 
@@ -8,20 +8,21 @@
 namespace nvgemm {
 namespace {
 
-// Alignment that block-scaled kernels assume of scales (nvgemm_runtime/gemm/types.py), in bytes. Scales
-// of rows are moved by TMA, as operands are, and are held to the kernel's own alignment.
+// Alignment that block-scaled kernels assume for scales (nvgemm_runtime/gemm/types.py), in bytes.
+// TMA moves row scales like operands, so they need the kernel's own alignment.
 constexpr int64_t kSwizzledAlignment = 32;
 
 constexpr int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Blocks of 128 rows by 4 scales along k, padded to whole ones; as types.swizzled_elements.
+// Scales form blocks of 128 rows by 4 along k, padded to whole blocks; equals
+// types.swizzled_elements.
 int64_t SwizzledElements(int64_t rows, int64_t k, int64_t block) {
   return RoundUp(rows, 128) * RoundUp((k + block - 1) / block, 4);
 }
 
-// Whether a tensor lies without gaps, last dimension first; extents of 1 may have any stride.
+// Returns true if a tensor has no gaps, last dimension first; extents of 1 may have any stride.
 bool IsCompact(const DLTensor& tensor) {
   if (tensor.strides == nullptr) return true;
   int64_t step = 1;
@@ -32,7 +33,7 @@ bool IsCompact(const DLTensor& tensor) {
   return true;
 }
 
-// Number of elements; -1 if it overflows 64 bits.
+// Returns the number of elements; -1 if it overflows 64 bits.
 int64_t ElementsOf(const DLTensor& tensor) {
   int64_t elements = 1;
   for (int i = 0; i < tensor.ndim; ++i) {
@@ -90,7 +91,7 @@ void Checker::CheckRowScale(Role role, const DLTensor& from, int64_t rows) const
   to.strides[1] = 1;
 }
 
-// As torch has them: a vector for the rows of a, and a row for each matrix of b.
+// torch's shapes: a vector for the rows of a, and one row per matrix of b.
 void Checker::CheckRowScaleOfGroups(Role role, const DLTensor& from, int64_t rows) const {
   if (role == Role::kScaleA) {
     TensorView& to = Copy(role, from, 1, spec_.scale_dtype);
@@ -126,7 +127,8 @@ void Checker::CheckOffsets(const DLTensor& from, const MemorySpan& out) const {
   CheckVector(Role::kOffsets, groups, kElementAlignment, out);
 }
 
-// A row of b for each element of a, or of a for each row of out. Which they are, the kernel checks.
+// Checks indices: a row in b for each element of a, or in a for each row of out. Kernels check
+// their values.
 void Checker::CheckRows(const DLTensor& from, const MemorySpan& out) const {
   if (spec_.op == Op::kGatheredGroupedMm) {
     const int64_t rows = call_[Role::kOut].shape[rows_];
@@ -162,12 +164,12 @@ void Checker::CheckAddend(const DLTensor& from, const MemorySpan& out) const {
   }
   CheckDevice(Role::kAddend, to.tensor);
   const MemorySpan span = CheckLayout(Role::kAddend, true);
-  // FORMAT.md has such kernels read an element before they write it.
+  // FORMAT.md requires such kernels to read an element before they write it.
   if (spec_.op == Op::kGroupedMm && spec_.form == GateForm::kNone && IsSameMatrix(span, out)) return;
   CheckOverlap(Role::kAddend, span, out);
 }
 
-// A gate for each element of the product.
+// Checks for one gate per product element.
 void Checker::CheckGates(const DLTensor& from, const MemorySpan& out) const {
   const int64_t rows = call_[Role::kOut].shape[rows_];
   const TensorView& to = Copy(Role::kAddend, from, 2, spec_.addend_dtype);
@@ -179,7 +181,7 @@ void Checker::CheckGates(const DLTensor& from, const MemorySpan& out) const {
   CheckOverlap(Role::kAddend, CheckLayout(Role::kAddend, true), out);
 }
 
-// A row for each group.
+// Checks for one row per group.
 void Checker::CheckRowsOfGroups(const DLTensor& from, const MemorySpan& out) const {
   const int64_t groups = call_[Role::kB].shape[0];
   const TensorView& to = Copy(Role::kAddend, from, 2, spec_.addend_dtype);
@@ -191,7 +193,7 @@ void Checker::CheckRowsOfGroups(const DLTensor& from, const MemorySpan& out) con
   CheckOverlap(Role::kAddend, CheckLayout(Role::kAddend, true), out);
 }
 
-// A second result: so many parts for each row, apart from all that is read.
+// Checks the second result: parts for each row, disjoint from all inputs.
 void Checker::CheckSums(const DLTensor& from, const MemorySpan& out) const {
   const int64_t rows = call_[Role::kOut].shape[rows_];
   const int64_t parts = RoundUp(ProductColumns(), kSummedColumns) / kSummedColumns;
@@ -219,8 +221,8 @@ void Checker::CheckSums(const DLTensor& from, const MemorySpan& out) const {
   CheckOverlap(Role::kOffsets, MemorySpan{ends, ends + length, length, 0, 0}, sums, Role::kSums);
 }
 
-// One row for all rows: [n], or with leading dimensions of extent 1 or stride 0, as expand()
-// makes them.
+// Copies one row for all rows: [n], or with leading dimensions of extent 1 or stride 0, as from
+// expand().
 void Checker::CopyRow(const DLTensor& from) const {
   const TensorView& result = call_[Role::kOut];
   const int64_t n = ProductColumns();
@@ -263,7 +265,7 @@ void Checker::CopyAsVector(Role role, const DLTensor& from, DLDataType dtype, in
   to.tensor.strides = to.strides;
 }
 
-// Checks the address of elements that are contiguous.
+// Checks the address of contiguous elements.
 void Checker::CheckVector(Role role, int64_t elements, int64_t alignment_bytes,
                           const MemorySpan& out) const {
   const TensorView& view = call_[role];

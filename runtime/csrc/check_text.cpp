@@ -1,4 +1,4 @@
-// Texts of dtypes, devices and shapes, for messages.
+// Formats dtypes, devices and shapes for messages.
 
 #include "checker.h"
 #include "element_types.h"

@@ -1,4 +1,4 @@
-// The checks of one launch, one tensor after the other. Included by check*.cpp alone.
+// Checks for one launch, tensor by tensor. Included only by check*.cpp.
 
 #ifndef NVGEMM_RUNTIME_CSRC_CHECKER_H_
 #define NVGEMM_RUNTIME_CSRC_CHECKER_H_
@@ -10,12 +10,12 @@
 
 namespace nvgemm {
 
-// Kernels take extents as signed 32-bit integers. Strides are held to the same limit, since a
-// compiled kernel does not tell whether it computes with wider ones.
+// Kernels take extents as signed 32-bit integers. Strides have the same limit, because a compiled
+// kernel does not tell if it supports wider ones.
 inline constexpr int64_t kMaxExtent = (int64_t{1} << 31) - 1;
 
-// Alignment that kernels assume of what they read by the element: a single scale, int32 offsets and
-// rows, and a of gathered rows, in bytes.
+// Alignment that kernels assume for data read by the element (a single scale, int32 offsets and
+// rows, and a of gathered rows), in bytes.
 inline constexpr int64_t kElementAlignment = 4;
 
 std::string DTypeText(DLDataType dtype);
@@ -23,10 +23,10 @@ std::string DeviceText(DLDevice device);
 std::string ShapeText(const DLTensor& tensor);
 std::string StridesText(const DLTensor& tensor);
 
-// Thrown instead of Failure where the caller needs no message, which costs time.
+// Thrown instead of Failure if the caller needs no message, which takes time to build.
 struct Refused {};
 
-// Dimensions are counted from the end, since a batch or groups may be in front: of out, `rows` is
+// Dimensions count from the end, because a batch or groups may precede them: for out, `rows` is
 // rank - 2 and `columns` is rank - 1.
 class Checker {
  public:
@@ -36,10 +36,10 @@ class Checker {
   void CheckAll(const Operands& operands) const;
 
  private:
-  // Columns of the product, of which a gate makes another number of the result.
+  // Product columns; with a gate, the result has a different number.
   int64_t ProductColumns() const { return call_[Role::kB].shape[spec_.b_rank() - 1]; }
 
-  // Alignment of a matrix, in bytes: of its address, its contiguous extent and its other strides.
+  // Matrix alignment in bytes, for its address, contiguous extent and other strides.
   int64_t AlignmentOf(Role role) const {
     const bool by_element = spec_.op == Op::kGatheredMm && role == Role::kA;
     return by_element ? kElementAlignment : spec_.alignment_bytes;
@@ -51,13 +51,13 @@ class Checker {
     throw Failure(kind, Text("kernel ", ShortId(spec_.id), " (", OpName(spec_.op), "): ", parts...));
   }
 
-  // In check.cpp.
+  // Defined in check.cpp.
   void CheckGiven(const Operands& operands) const;
   void CheckShapes() const;
   void CheckParts() const;
   void CheckCompact() const;
 
-  // In check_extras.cpp.
+  // Defined in check_extras.cpp.
   void CheckExtras(const Operands& operands, const MemorySpan& out) const;
   void CheckScale(Role role, const DLTensor& from, const MemorySpan& out) const;
   void CheckRowScale(Role role, const DLTensor& from, int64_t rows) const;
@@ -74,7 +74,7 @@ class Checker {
   void CheckVector(Role role, int64_t elements, int64_t alignment_bytes,
                    const MemorySpan& out) const;
 
-  // For both. Defined in the header so that the compiler may inline them: each launch runs them.
+  // Shared. Defined in the header for inlining, because every launch runs them.
 
   void CheckDType(Role role, const DLTensor& from, DLDataType dtype) const {
     if (SameDType(from.dtype, dtype)) return;
@@ -96,7 +96,7 @@ class Checker {
                "; each extent must be in 0..", kMaxExtent);
       }
       to.shape[i] = from.shape[i];
-      // DLPack before 1.2 lets row-major tensors come without strides.
+      // Before DLPack 1.2, row-major tensors may have no strides.
       to.strides[i] = from.strides != nullptr ? from.strides[i] : compact;
       if (__builtin_mul_overflow(compact, from.shape[i], &compact)) compact = kMaxExtent + 1;
     }
@@ -118,7 +118,7 @@ class Checker {
     }
   }
 
-  // Checks strides and alignment of a view that has elements, and makes its strides canonical.
+  // Checks the strides and alignment of a nonempty view, and makes its strides canonical.
   MemorySpan CheckLayout(Role role, bool row_major) const {
     TensorView& view = call_[role];
     const char* const name = RoleName(role);
@@ -144,7 +144,7 @@ class Checker {
     const int64_t matrix = Reach(view, outer) + inner_extent;
     const int64_t batch_stride = rank == 3 ? view.strides[0] : 0;
     const bool several = rank == 3 && view.shape[0] > 1;
-    // Matrices lie one behind the other, or each row of one lies between the rows of the others.
+    // Matrices follow each other, or their rows interleave.
     if ((view.shape[outer] > 1 && view.strides[outer] < inner_extent) ||
         (several && batch_stride < matrix &&
          (batch_stride < inner_extent ||
@@ -208,7 +208,7 @@ class Checker {
                       view.shape[outer] > 1 ? pitch(outer) : 0, several ? pitch(0) : 0};
   }
 
-  // Whether two matrices of one shape have each element at the same address.
+  // Returns true if two equally shaped matrices have each element at the same address.
   static bool IsSameMatrix(const MemorySpan& x, const MemorySpan& y) {
     return x.begin == y.begin && x.end == y.end && x.row_pitch == y.row_pitch;
   }

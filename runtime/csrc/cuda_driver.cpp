@@ -13,10 +13,10 @@
 namespace nvgemm::cuda {
 namespace {
 
-// The driver's ABI, written out from cuda.h: CUresult is an int (0 is success), CUdevice an int,
-// CUcontext and CUstream are pointers, CUdeviceptr is a 64-bit integer.
+// Driver ABI, copied from cuda.h: CUresult is an int (0 is success), CUdevice an int, CUcontext and
+// CUstream are pointers, CUdeviceptr is a 64-bit integer.
 using Result = int;
-using Address = unsigned long long;  // NOLINT(runtime/int): as cuda.h has it
+using Address = unsigned long long;  // NOLINT(runtime/int): as in cuda.h
 constexpr int kCapabilityMajor = 75;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 constexpr int kCapabilityMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
 constexpr int64_t kMaxPitchBytes = (int64_t{1} << 31) - 1;  // CU_DEVICE_ATTRIBUTE_MAX_PITCH
@@ -51,8 +51,8 @@ constexpr int kMaxDynamicShared = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SI
 constexpr int kBigClusters = 14;      // CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 constexpr int kRelaxedCapture = 2;    // CU_STREAM_CAPTURE_MODE_RELAXED
 
-// Functions of libcuda.so.1. All are in every driver that CUDA 12 supports: the youngest came with
-// CUDA 11.8.
+// Functions in libcuda.so.1. Every driver that CUDA 12 supports has them: the newest came with CUDA
+// 11.8.
 struct Driver {
   Result (*init)(unsigned flags);
   Result (*device_get)(int* device, int ordinal);
@@ -122,7 +122,7 @@ Driver Open() {
 }
 
 const Driver& GetDriver() {
-  static const Driver driver = Open();  // has no destructor; a failure is tried again
+  static const Driver driver = Open();  // has no destructor; retried after a failure
   return driver;
 }
 
@@ -132,7 +132,8 @@ int DeviceOf(int ordinal) {
   return device;
 }
 
-// The primary context, retained once a process and never released: torch's tensors live in it.
+// Returns the primary context, retained once per process and never released: torch's tensors live
+// in it.
 void* PrimaryContext(int ordinal) {
   static std::atomic<void*> contexts[kMaxDevices];
   if (ordinal < 0 || ordinal >= kMaxDevices) {
@@ -161,13 +162,13 @@ int AttributeOf(int ordinal, int attribute) {
   return value;
 }
 
-// A kernel that does nothing, which the driver compiles: occupancy is asked of a function, and the
-// library that launches the real kernels keeps theirs.
+// An empty kernel, compiled by the driver: occupancy queries need a function, and the library that
+// launches the real kernels does not expose theirs.
 constexpr char kNothing[] =
     ".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry nothing() { ret; }\n";
 
-// Loading a module is not allowed in a thread that captures a graph, unless the thread says that it
-// knows what it does: nothing here is part of the graph.
+// Allows loading a module in a thread that captures a graph, where it is otherwise forbidden; the
+// calls are not part of the graph.
 class RelaxedCapture {
  public:
   RelaxedCapture() { GetDriver().exchange_capture_mode(&mode_); }
@@ -179,7 +180,7 @@ class RelaxedCapture {
   int mode_ = kRelaxedCapture;
 };
 
-// What the driver says, or 0 if it does not: it may lack the compiler of PTX.
+// Returns the driver's answer, or 0 without one: it may lack the PTX compiler.
 int AskForClusters(int ordinal, int cluster_size) {
   const Driver& driver = GetDriver();
   const RelaxedCapture relaxed;
@@ -217,8 +218,8 @@ void RefuseForkedChild() {
                   "cannot launch on CUDA in this process: it was forked from one that had launched "
                   "on CUDA; start it with the 'spawn' start method of multiprocessing");
   }
-  // Registered before CUDA counts as used, so that no fork slips in between; perhaps by two threads
-  // at once, which does no harm.
+  // Registered before CUDA counts as used, so that no fork slips in between. Two threads may both
+  // register it, which is harmless.
   const int error = pthread_atfork(nullptr, nullptr, [] {
     ForkState used = ForkState::kUsed;
     fork_state.compare_exchange_strong(used, ForkState::kForked);
@@ -311,7 +312,7 @@ int64_t ClustersAtOnce(int device, int cluster_size) {
   if (clusters == 0) {
     const int multiprocessors = AttributeOf(device, kMultiprocessors);
     if (cluster_size > 1) clusters = AskForClusters(device, cluster_size);
-    // More clusters than run at once wait for the others: that is slower, and right.
+    // An overestimate is slower but correct: excess clusters wait for the others.
     if (clusters == 0) clusters = std::max(1, multiprocessors / cluster_size);
     slot.store(clusters, std::memory_order_relaxed);
   }

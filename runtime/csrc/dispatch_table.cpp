@@ -13,7 +13,7 @@
 namespace nvgemm {
 namespace {
 
-// What is at a place before anything is set there. Its address is what counts.
+// Marks a place where nothing is set yet. Only its address matters.
 Kernel* Unset() {
   static char unset;
   return reinterpret_cast<Kernel*>(&unset);
@@ -22,7 +22,7 @@ Kernel* Unset() {
 class Tables {
  public:
   Tables() {
-    // The mutex of a forked child may be held by a thread that it does not have.
+    // A thread that the forked child does not have may hold the mutex.
     pthread_atfork(nullptr, nullptr, [] { new (&Instance()->writing_) std::mutex(); });
   }
 

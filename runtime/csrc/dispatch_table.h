@@ -1,4 +1,4 @@
-// Tables that say which kernel computes a GEMM, by its number of rows.
+// Dispatch tables: from row count to kernel.
 
 #ifndef NVGEMM_RUNTIME_CSRC_DISPATCH_TABLE_H_
 #define NVGEMM_RUNTIME_CSRC_DISPATCH_TABLE_H_
@@ -14,29 +14,29 @@
 
 namespace nvgemm {
 
-// One table. Never destroyed, so a pointer to one stays valid. A table knows its kernels by places;
-// each is empty until a kernel is set there, so that only kernels that are called are loaded.
+// A dispatch table. Never destroyed, so pointers stay valid. It refers to kernels by index
+// ("place"); each place is empty until a kernel is set there, so that only called kernels are
+// loaded.
 class DispatchTable {
  public:
-  // What computes in a segment, besides the places from 0 on.
+  // Marks ATen in a segment; places count from 0.
   static constexpr int64_t kAten = -1;
 
-  // `segments` has one more than `bounds`, which rise: segment i is of the m from bounds[i - 1] on,
-  // below bounds[i]. Throws Failure for anything else.
+  // `segments` has one more entry than `bounds`, which ascend: segment i covers m from bounds[i -
+  // 1], below bounds[i]. Throws Failure otherwise.
   DispatchTable(int64_t places, std::vector<int64_t> bounds, std::vector<int64_t> segments);
 
-  // The place whose kernel computes m rows, or kAten.
+  // Returns the place for m rows, or kAten.
   int64_t PlaceOf(int64_t m) const;
 
-  // What is at a place, which PlaceOf gave.
+  // Entry at a place from PlaceOf.
   struct Entry {
-    bool is_set;     // whether it is known what computes there
+    bool is_set;     // true once a kernel or ATen is set
     Kernel* kernel;  // null for ATen
   };
   Entry At(int64_t place) const;
 
-  // Sets what computes at a place from now on; null for ATen. Throws Failure if there is no such
-  // place.
+  // Sets the kernel at a place; null for ATen. Throws Failure if the place does not exist.
   void Set(int64_t place, Kernel* kernel);
 
  private:
@@ -49,11 +49,11 @@ class DispatchTable {
 // Adds a table and returns its handle. Throws Failure.
 int64_t RegisterDispatchTable(std::unique_ptr<DispatchTable> table);
 
-// The table of a handle. Throws Failure if there is none.
+// Returns the table for a handle. Throws Failure if there is none.
 DispatchTable* DispatchTableOfHandle(int64_t handle);
 
-// The rows of a GEMM: those of A, of each matrix in a batch, of all groups. Negative if A is no
-// matrix.
+// Returns a GEMM's row count: rows in A, per matrix in a batch, over all groups. Negative if A is
+// not a matrix.
 inline int64_t RowsOf(const DLTensor& a) { return a.ndim < 2 ? -1 : a.shape[a.ndim - 2]; }
 
 }  // namespace nvgemm

@@ -1,5 +1,5 @@
-// dlopen and its kin, bound to the symbol versions that every glibc has: glibc 2.34 moved them and
-// gave them new versions, which would keep a library that was built there from loading elsewhere.
+// Binds dlopen and related functions to symbol versions that every glibc has. glibc 2.34 moved them
+// under new versions, which would keep a library built there from loading elsewhere.
 
 #ifndef NVGEMM_RUNTIME_CSRC_DYNAMIC_LOADING_H_
 #define NVGEMM_RUNTIME_CSRC_DYNAMIC_LOADING_H_
@@ -13,7 +13,7 @@ __asm__(".symver dlsym, dlsym@GLIBC_2.2.5");
 __asm__(".symver dlerror, dlerror@GLIBC_2.2.5");
 __asm__(".symver dlinfo, dlinfo@GLIBC_2.3.3");
 #elif defined(__aarch64__) && defined(__GLIBC__)
-// The port's first glibc: all of its functions of that time have this version.
+// All functions in the port's first glibc have this version.
 __asm__(".symver dlopen, dlopen@GLIBC_2.17");
 __asm__(".symver dlclose, dlclose@GLIBC_2.17");
 __asm__(".symver dlsym, dlsym@GLIBC_2.17");

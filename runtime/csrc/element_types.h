@@ -1,4 +1,4 @@
-// The element types that kernels have, as torch and DLPack know them.
+// Kernel element types, by torch and DLPack numbers.
 
 #ifndef NVGEMM_RUNTIME_CSRC_ELEMENT_TYPES_H_
 #define NVGEMM_RUNTIME_CSRC_ELEMENT_TYPES_H_
@@ -17,12 +17,12 @@ struct ElementType {
   DLDataType dlpack;
 };
 
-// Rows of nvgemm_runtime/gemm/types.py, written by element_types.py when this is built.
+// Rows from nvgemm_runtime/gemm/types.py; element_types.py generates them at build time.
 inline constexpr ElementType kElementTypes[] = {
 #include "element_types.inc"
 };
 
-// Null for a dtype that no kernel has.
+// Returns null for a dtype that no kernel has.
 inline const ElementType* FindElementType(DLDataType dtype) {
   for (const ElementType& row : kElementTypes) {
     if (SameDType(row.dlpack, dtype)) return &row;

@@ -1,4 +1,4 @@
-// How this library fails inside: an exception that each boundary (TVM-FFI, torch) translates.
+// Internal exception, translated at each boundary (TVM-FFI, torch).
 
 #ifndef NVGEMM_RUNTIME_CSRC_FAILURE_H_
 #define NVGEMM_RUNTIME_CSRC_FAILURE_H_
@@ -11,7 +11,7 @@
 
 namespace nvgemm {
 
-// Names of Python's exception classes; native.py registers torch's and this package's with TVM-FFI.
+// Python exception class names; native.py registers torch's and this package's with TVM-FFI.
 inline constexpr char kValueError[] = "ValueError";
 inline constexpr char kTypeError[] = "TypeError";
 inline constexpr char kRuntimeError[] = "RuntimeError";
@@ -43,7 +43,7 @@ void Append(std::string* text, const Part& part) {
 }
 }  // namespace internal
 
-// The parts, texts and integers, one after the other.
+// Concatenates texts and integers.
 template <typename... Parts>
 std::string Text(const Parts&... parts) {
   std::string text;

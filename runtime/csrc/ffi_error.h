@@ -1,4 +1,4 @@
-// Errors and results of TVM-FFI functions that this library calls.
+// Errors and results from TVM-FFI functions that this library calls.
 
 #ifndef NVGEMM_RUNTIME_CSRC_FFI_ERROR_H_
 #define NVGEMM_RUNTIME_CSRC_FFI_ERROR_H_
@@ -11,8 +11,8 @@
 
 namespace nvgemm {
 
-// The error that a failed function left in this thread, as a Failure that names what failed. A
-// function may also fail without leaving one.
+// Returns the error that a failed function left in this thread, as a Failure that names the
+// function. A function may also fail without an error.
 inline Failure TakeRaisedError(std::string_view what) {
   TVMFFIObjectHandle error = nullptr;
   TVMFFIErrorMoveFromRaised(&error);
@@ -26,7 +26,7 @@ inline Failure TakeRaisedError(std::string_view what) {
   return failure;
 }
 
-// Drops what a function returned.
+// Releases a function's result.
 inline void ReleaseResult(const TVMFFIAny& result) {
   if (result.type_index >= kTVMFFIStaticObjectBegin) TVMFFIObjectDecRef(result.v_obj);
 }

@@ -1,5 +1,5 @@
-// The functions that Python calls through TVM-FFI, which finds `name` as the symbol
-// __tvm_ffi_<name>. native.py documents their arguments and results.
+// Functions that Python calls through TVM-FFI, which finds `name` as the symbol __tvm_ffi_<name>.
+// native.py documents their arguments and results.
 
 #include <tvm/ffi/c_api.h>
 
@@ -23,7 +23,7 @@
 namespace nvgemm {
 namespace {
 
-// Runs a body and turns what it throws into an error of TVM-FFI; no exception passes a C boundary.
+// Runs a body and turns exceptions into TVM-FFI errors; none may cross a C boundary.
 template <typename Body>
 int Guarded(const Body& body) noexcept {
   try {
@@ -37,7 +37,7 @@ int Guarded(const Body& body) noexcept {
   return -1;
 }
 
-// Positional arguments of one call. Each getter throws Failure if the argument is of another type.
+// Positional arguments for one call. Each getter throws Failure for a wrong type.
 class Arguments {
  public:
   Arguments(const char* function, const TVMFFIAny* values, int32_t count, int32_t least,
@@ -97,7 +97,7 @@ class Arguments {
     Refuse(name, "a tensor");
   }
 
-  // A new reference, or null for None.
+  // Returns a new reference, or null for None.
   TVMFFIObjectHandle FunctionOrNone(int at, const char* name) const {
     const TVMFFIAny& value = values_[at];
     if (value.type_index == kTVMFFINone) return nullptr;
@@ -118,7 +118,7 @@ class Arguments {
   const int32_t count_;
 };
 
-// Of launch: a handle, a, b and out.
+// Arguments to launch without extras: handle, a, b and out.
 constexpr int kPlainArguments = 4;
 
 void Return(TVMFFIAny* result, int64_t value) {
@@ -126,7 +126,7 @@ void Return(TVMFFIAny* result, int64_t value) {
   result->v_int64 = value;
 }
 
-// Names of what native.py's register_kernel passes, by position.
+// Positions of the arguments from native.py's register_kernel.
 enum Registered {
   kId, kFunctionAddress, kAlignment, kWorkspace, kTileM, kTileN, kMultipleM, kMultipleN,
   kZeroedOnce, kZeroedPerTile, kScratchPerTile, kClusterSize, kOp, kA, kB, kOut, kARowMajor, kBRowMajor,
@@ -175,7 +175,7 @@ WorkspaceSize WorkspaceOf(const Arguments& arguments) {
   return size;
 }
 
-// Python has checked that values are in range, and that the parameters fit the rest.
+// Python has checked that values are in range and parameters fit the rest.
 KernelSpec SpecOf(const Arguments& arguments) {
   const std::string_view suffix = arguments.String(kSuffix, "suffix");
   KernelSpec spec{};
@@ -206,7 +206,8 @@ KernelSpec SpecOf(const Arguments& arguments) {
   return spec;
 }
 
-// The kernels' number, the first segment's place, and for each other segment its bound and place.
+// Reads the number of kernels, the first segment's place, and each further segment's bound and
+// place.
 std::unique_ptr<DispatchTable> TableOf(const Arguments& arguments) {
   if (arguments.count() % 2 != 0) {
     throw Failure(kTypeError, "register_table: a bound comes without its segment's place");
@@ -221,7 +222,7 @@ std::unique_ptr<DispatchTable> TableOf(const Arguments& arguments) {
                                          std::move(segments));
 }
 
-// The tensors from the second argument on: a, b, out, and the extras that the kernel takes.
+// Reads tensors from the second argument on: a, b, out, and the kernel's extras.
 Operands OperandsOf(const Arguments& arguments, const KernelSpec& spec) {
   Operands operands(arguments.Tensor(1, "a"), arguments.Tensor(2, "b"),
                     arguments.Tensor(3, "out"));
@@ -381,7 +382,7 @@ NVGEMM_EXPORT int __tvm_ffi_register_torch_ops(void*, const TVMFFIAny* values, i
   });
 }
 
-// Looked up by the C++ that cpp.py has torch generate.
+// Looked up by the C++ code that torch generates through cpp.py.
 NVGEMM_EXPORT int64_t nvgemm_aot_operators_abi() { return nvgemm::RegisteredAbi(); }
 
 NVGEMM_EXPORT int __tvm_ffi_abi(void*, const TVMFFIAny*, int32_t, TVMFFIAny* result) {

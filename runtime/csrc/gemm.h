@@ -21,17 +21,16 @@ constexpr const char* OpName(Op op) {
                                  : "gathered_grouped_mm";
 }
 
-// Whether groups are of rows, along m, with a b for each.
+// Returns true if groups are rows along m, with one b per group.
 constexpr bool GroupsRows(Op op) { return op == Op::kGroupedMm || op == Op::kGatheredGroupedMm; }
 
-// Whether rows are named: of b for each element of a, or of a for each row of out.
+// Returns true if indices select rows: in b per element of a, or in a per row of out.
 constexpr bool IsGathered(Op op) { return op == Op::kGatheredMm || op == Op::kGatheredGroupedMm; }
 
-// Whether offsets say where groups end: along m, or along k.
+// Returns true if offsets end groups along m or k.
 constexpr bool HasGroups(Op op) { return GroupsRows(op) || op == Op::kKGroupedMm; }
 
-// The tensors of a launch. Those between b and out are the extras, in the order in which every
-// function takes them.
+// Tensors in a launch. Those between b and out are the extras, in the order used everywhere.
 enum class Role { kA, kB, kScaleA, kScaleB, kOffsets, kRows, kAddend, kSums, kOut };
 inline constexpr int kRoles = 9;
 
@@ -53,27 +52,25 @@ constexpr Roles SetOf(std::initializer_list<Role> roles) {
   return set;
 }
 
-// One value for a whole operand, for a row of a (column of b), or for a block along k.
+// One scale for an operand, per row of a (column of b), or per block along k.
 enum class ScaleKind { kNone, kTensor, kRow, kBlock };
 
-// A vector that is added to every row of the result, a tensor of the result's shape, or gates that
-// are read, of the product's shape.
+// A vector added to every result row, a tensor in the result's shape, or gates in the product's
+// shape, which are read.
 enum class AddendKind { kNone, kRow, kMatrix, kGates };
 
-// What a gated epilogue stores: for each pair of columns of the product what the gate gives, that
-// behind the product, for each column the gradients of a pair, the same with sums of rows beside
-// it, or the product behind which stands what gates that are read make of it.
+// Layout that a gated epilogue stores; see GateForm in nvgemm_runtime/gemm/epilogues.py.
 enum class GateForm { kNone, kJoined, kKept, kGradient, kGradientSums, kUps };
 
-// Whether an epilogue reads what lies in the addend's place, and adds nothing.
+// Returns true if an epilogue reads the addend operand instead of adding it.
 constexpr bool ReadsAddend(GateForm form) {
   return form == GateForm::kGradient || form == GateForm::kGradientSums || form == GateForm::kUps;
 }
 
-// Columns of the product for one part of a row's sums; as roles.SUMMED_COLUMNS.
+// Product columns per row-sum part; equals roles.SUMMED_COLUMNS.
 inline constexpr int64_t kSummedColumns = 64;
 
-// A result has `out` columns for `product` columns of the product.
+// A result has `out` columns per `product` columns in the product.
 struct ColumnRatio {
   int64_t product;
   int64_t out;
@@ -84,23 +81,23 @@ constexpr ColumnRatio RatioOf(GateForm form) {
   return kRatios[static_cast<int>(form)];
 }
 
-// One parameter of a kernel's function.
+// One parameter in a kernel's function.
 struct Parameter {
   enum class Kind {
-    kTensor,     // of `role`
-    kPointer,    // to the first element of the tensor of `role`, which is compact
-    kMnkl,       // the array (m, n, k, batch)
-    kWorkspace,  // a tensor of bytes
-    kClusters,   // how many clusters of the kernel's size the device runs at once
-    kStream,     // the CUDA stream
+    kTensor,     // tensor for `role`
+    kPointer,    // address of the first element of the compact tensor for `role`
+    kMnkl,       // array (m, n, k, batch)
+    kWorkspace,  // byte tensor
+    kClusters,   // clusters that the device runs at once, in the kernel's cluster size
+    kStream,     // CUDA stream
   };
   Kind kind;
-  Role role;  // of a tensor or pointer
+  Role role;  // for kTensor and kPointer
 };
 
 inline constexpr int kMaxParameters = kRoles + 4;
 
-// Bytes of an element, which may hold several values.
+// Returns the bytes per element, which may hold several values.
 constexpr int64_t ElementBytes(DLDataType dtype) { return int64_t{dtype.bits} * dtype.lanes / 8; }
 
 constexpr bool SameDType(DLDataType x, DLDataType y) {

@@ -39,9 +39,9 @@ class MemoryFile {
   MemoryFile(const MemoryFile&) = delete;
   MemoryFile& operator=(const MemoryFile&) = delete;
 
-  // A new path. The loader takes equal paths for the same library, and descriptors are reused:
-  // without a path of its own, a kernel would silently be one that was loaded before. So each path
-  // spells the same directory differently, by the bits of a number.
+  // Returns a new path. The loader considers equal paths the same library, and descriptors are
+  // reused: without a unique path, it would silently return an earlier kernel. So each path spells
+  // the same directory differently, by the bits of a number.
   std::string UniquePath(uint64_t number) const {
     std::string path = "/proc/self/";
     do {
@@ -55,10 +55,10 @@ class MemoryFile {
 };
 
 // Renames a library in the loader's list to a name that no file can have. Otherwise the loader
-// keeps the path of the descriptor, which is closed and soon reused: a program that opens the files
-// of all libraries to print a stack would read another file, wait for it if it is a pipe, or be
-// killed by mapping it if it is empty. Writing l_name is not documented; it works with glibc 2.36. Where it
-// fails the kernel runs all the same.
+// keeps the descriptor's path, which is closed and soon reused: a program that opens all library
+// files to print a stack would read another file, block on a pipe, or be killed by mapping an empty
+// file. Writing l_name is undocumented; it works with glibc 2.36. If it fails, the kernel runs
+// anyway.
 void TakeAwayPath(void* library, uint64_t number) {
   link_map* entry = nullptr;
   if (dlinfo(library, RTLD_DI_LINKMAP, &entry) != 0) return;

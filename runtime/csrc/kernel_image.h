@@ -9,10 +9,10 @@
 
 namespace nvgemm {
 
-// Loads the image for the life of the process, whatever was loaded before, and returns the
-// address of the function that it exports as `symbol`. `name` is what messages call it. Thread-safe.
-// The image must be whole, as its digest says: the loader reads what its headers name. Throws Failure
-// if it cannot be loaded, or does not export the function; nothing of it stays loaded then.
+// Loads the image for the life of the process, independently of earlier images, and returns the
+// address of its exported function `symbol`. `name` is its name in messages. The image must be
+// complete, as its digest guarantees: the loader reads what its headers name. Thread-safe. Throws
+// Failure if it cannot be loaded or does not export the function; then nothing stays loaded.
 uintptr_t OpenKernelImage(std::string_view image, const std::string& symbol,
                           std::string_view name);
 

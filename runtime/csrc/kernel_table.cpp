@@ -19,8 +19,9 @@ namespace {
 
 using Slot = std::atomic<Kernel*>;
 
-// Open addressing, at most half full. Replaced by one twice as large when it fills; the old one is
-// left to readers that still hold it, which costs as much memory again as the newest at most.
+// Open addressing, at most half full. When full, an index twice as large replaces it; the old one
+// stays for readers that still hold it. All old ones together take at most as much memory as the
+// newest.
 struct Index {
   explicit Index(size_t capacity_in)
       : capacity(capacity_in), slots(new Slot[capacity_in]()) {}
@@ -45,7 +46,7 @@ struct Index {
 class Table {
  public:
   Table() : index_(new Index(1024)) {
-    // The mutexes of a forked child may be held by threads that it does not have.
+    // A thread that the forked child does not have may hold a mutex.
     pthread_atfork(nullptr, nullptr, [] { Instance()->ResetLocks(); });
   }
 
@@ -72,7 +73,7 @@ class Table {
     auto kernel = std::make_unique<Kernel>(std::move(spec));
     kernel->handle = handle;
     GrowIndex(handle + 1);
-    // In this order, a child forked in between sees the kernel entirely or can add it again.
+    // In this order, a child forked in between either sees the complete kernel or can add it again.
     Kernel* added = kernel.release();
     kernels_.Append(added);
     index_.load(std::memory_order_relaxed)->Insert(added);
@@ -103,7 +104,7 @@ class Table {
 std::atomic<TVMFFIObjectHandle> loader{nullptr};
 std::atomic<TVMFFIObjectHandle> reporter{nullptr};
 
-// Calls a function with texts, of which the first is a kernel's id.
+// Calls a function with texts; the first is a kernel id.
 void CallWith(TVMFFIObjectHandle function, std::initializer_list<std::string_view> texts) {
   std::vector<std::string> owned(texts.begin(), texts.end());
   std::vector<TVMFFIAny> arguments(owned.size());
@@ -171,7 +172,7 @@ Kernel* FindOrLoadKernel(std::string_view id) {
 }
 
 Kernel* FindOrPrepareKernel(std::string_view id, std::string_view origin) {
-  // Also of a kernel that is there: it may be new to the device, and preload() is to know it.
+  // Also for a registered kernel: it may be new to the device, and preload() must learn about it.
   TVMFFIObjectHandle function = loader.load(std::memory_order_acquire);
   if (function != nullptr) CallWith(function, {id, origin});
   return FindKernel(id);
@@ -187,7 +188,7 @@ void ReportFailure(const Kernel& kernel, const Failure& failure) {
   try {
     CallWith(function, {kernel.spec.id, failure.kind(), failure.what()});
   } catch (const Failure&) {
-    // The GEMM runs on ATen whether that could be reported or not.
+    // The GEMM runs on ATen even if the report fails.
   }
 }
 

@@ -1,4 +1,4 @@
-// The kernels of this process: appended once, found by handle or by id without a lock.
+// Kernels in this process: appended once, found by handle or id without a lock.
 
 #ifndef NVGEMM_RUNTIME_CSRC_KERNEL_TABLE_H_
 #define NVGEMM_RUNTIME_CSRC_KERNEL_TABLE_H_
@@ -18,21 +18,21 @@
 
 namespace nvgemm {
 
-// Which GPUs may run a kernel: 'a' compute capability (major, minor) only, 'f' the same major and
-// at least this minor, '\0' this capability and everything newer.
+// GPUs that may run a kernel: 'a' compute capability (major, minor) only, 'f' the same major and at
+// least this minor, '\0' this capability and everything newer.
 struct ArchitectureRule {
   int major;
   int minor;
   char suffix;
 };
 
-// How much memory a launch needs besides its operands. With a tile, it is for each tile of the
-// result, and begins with bytes that must be zero; FORMAT.md has the formula.
+// Memory that a launch needs in addition to operands. With a tile, the size scales with the
+// result's tiles, and a prefix must be zero; FORMAT.md has the formula.
 struct WorkspaceSize {
   int64_t fixed_bytes = 0;
   int64_t tile_m = 0;  // 0 if the size is fixed
   int64_t tile_n = 0;
-  int64_t multiple_m = 0;  // what the numbers of tiles are rounded up to
+  int64_t multiple_m = 0;  // tile counts are rounded up to multiples of these
   int64_t multiple_n = 0;
   int64_t zeroed_once = 0;
   int64_t zeroed_per_tile = 0;
@@ -41,9 +41,9 @@ struct WorkspaceSize {
   bool is_needed() const { return fixed_bytes > 0 || tile_m > 0; }
 };
 
-// What a kernel was compiled for.
+// Specification that a kernel was compiled for.
 struct KernelSpec {
-  std::string id;  // sha256 of the content, in lower-case hex
+  std::string id;  // content sha256, in lower-case hex
   TVMFFISafeCallType function;
   Op op;
   DLDataType a_dtype;
@@ -52,22 +52,22 @@ struct KernelSpec {
   bool a_row_major;
   bool b_row_major;
   ScaleKind scales;
-  int64_t scale_block;  // values of k that share a scale, where blocks are scaled
+  int64_t scale_block;  // values along k that share a scale, for block scales
   DLDataType scale_dtype;
   AddendKind addend;
   DLDataType addend_dtype;
   GateForm form;
-  int alignment_bytes;  // of pointers, of contiguous extents and of strides other than 1
+  int alignment_bytes;  // for pointers, contiguous extents and strides other than 1
   WorkspaceSize workspace;
-  int cluster_size;  // thread blocks of a cluster
+  int cluster_size;  // thread blocks per cluster
   std::vector<Parameter> parameters;
   DLDeviceType device_type;
   ArchitectureRule architecture;
 
-  // What follows from the above, which Complete() works out.
-  Roles extras = 0;            // those that the kernel takes
-  bool is_plain = false;       // its parameters are a, b, out and the stream, in this order
-  bool needs_compact = false;  // it is given addresses, and no strides
+  // Derived by Complete().
+  Roles extras = 0;            // extras that the kernel takes
+  bool is_plain = false;       // parameters are a, b, out and the stream, in this order
+  bool needs_compact = false;  // takes addresses without strides
 
   void Complete();
 
@@ -82,50 +82,50 @@ struct KernelSpec {
   }
 };
 
-// A kernel's name in messages: the beginning of its id.
+// Returns a kernel's name for messages: a prefix of its id.
 inline std::string_view ShortId(std::string_view id) { return id.substr(0, 12); }
 
-// A kernel and which devices have run it. Never destroyed, so a pointer to one stays valid.
+// A kernel and the devices that have run it. Never destroyed, so pointers stay valid.
 struct Kernel {
   explicit Kernel(KernelSpec spec_in) : spec(std::move(spec_in)) {}
 
   const KernelSpec spec;
   int64_t handle = -1;
-  // Bit d: device d (below 64) may run the kernel and has launched it once. What a kernel does on
-  // its first call, loading its module, is not thread-safe, so `first_use` is held for it.
+  // Bit d: device d (below 64) may run the kernel and has launched it once. A kernel's first call,
+  // which loads its module, is not thread-safe, so it holds `first_use`.
   std::atomic<uint64_t> ready_devices{0};
-  // Whether TryServe never launches the kernel again.
+  // True if TryServe must not launch the kernel again.
   std::atomic<bool> is_given_up{false};
   std::mutex first_use;
 };
 
-// Adds a kernel. The same id again gives the kernel that is already there.
+// Adds a kernel; returns the existing one for the same id.
 Kernel* RegisterKernel(KernelSpec spec);
 
-// The kernel of a handle. Throws Failure if there is none.
+// Returns the kernel for a handle. Throws Failure if there is none.
 Kernel* KernelOfHandle(int64_t handle);
 
-// The kernel of an id; null if it is not registered.
+// Returns the kernel for an id; null if it is not registered.
 Kernel* FindKernel(std::string_view id);
 
-// The kernel of an id, asking the loader for it if it is not registered yet. Throws Failure if
-// there is none.
+// Returns the kernel for an id; calls the loader if it is not registered. Throws Failure if there
+// is none.
 Kernel* FindOrLoadKernel(std::string_view id);
 
-// As FindOrLoadKernel, for code that was compiled for a kernel of `origin`, the distribution that
-// brought it: null if there is none. The loader is told the origin, and says what is missing.
+// Like FindOrLoadKernel, for code compiled for a kernel from the distribution `origin`. Returns
+// null if there is none; the loader, which receives the origin, reports the missing kernel.
 Kernel* FindOrPrepareKernel(std::string_view id, std::string_view origin);
 
-// Sets the function that is called with an id that is not registered, and with its origin where one
-// is known, and is expected to register it; null for none. Takes over the reference, and never drops
-// it: another thread may be calling.
+// Sets the callback for an unregistered id and, if known, its origin; it must register the kernel.
+// Null removes it. Takes over the reference and never drops it, because another thread may be
+// calling.
 void SetLoader(TVMFFIObjectHandle function);
 
-// Calls the reporter, if there is one, with a kernel's id, and the kind and text of a failure for
-// which ATen computes in its place.
+// Calls the reporter, if any, with the kernel id, and the kind and text of a failure for which ATen
+// computes instead.
 void ReportFailure(const Kernel& kernel, const Failure& failure);
 
-// Sets the reporter; as SetLoader.
+// Sets the reporter; see SetLoader.
 void SetReporter(TVMFFIObjectHandle function);
 
 }  // namespace nvgemm

@@ -18,7 +18,7 @@
 namespace nvgemm {
 namespace {
 
-// The three operands and the CUDA stream to run on.
+// a, b, out and the CUDA stream.
 constexpr int kPlainParameters = 4;
 
 void Invoke(const KernelSpec& spec, const TVMFFIAny* arguments, int count) {
@@ -33,7 +33,7 @@ void Invoke(const KernelSpec& spec, const TVMFFIAny* arguments, int count) {
 // Invoke or InvokeForTheFirstTime.
 using Invoker = void (*)(const KernelSpec&, const TVMFFIAny*, int);
 
-// Not part of Call, so that Call stays small.
+// Separate, so that Call stays small.
 template <Invoker kInvoke>
 [[gnu::noinline]] void CallByConvention(const KernelSpec& spec, CheckedCall* call,
                                         TVMFFIStreamHandle stream) {
@@ -55,17 +55,17 @@ void Call(const KernelSpec& spec, CheckedCall* call, TVMFFIStreamHandle stream) 
   kInvoke(spec, arguments, kPlainParameters);
 }
 
-// A kernel's first call has libcute_dsl_runtime.so load its device code, under one lock for all
-// kernels. Releases before 4.8 keep that lock where loading fails, and wait for it for ever at the
-// next kernel: with these, nothing more is loaded after a failure.
+// A kernel's first call makes libcute_dsl_runtime.so load its device code, under one lock for all
+// kernels. Releases before 4.8 keep that lock after a failure, and wait for it forever at the next
+// kernel. With these, nothing more is loaded after a failure.
 std::atomic<bool> library_keeps_lock{false};
-std::mutex loading;          // so that no thread waits for the lock once it is lost; see RenewLock
+std::mutex loading;          // keeps threads from waiting for a lost lock; see RenewLock
 bool lock_is_lost = false;   // guarded by loading
 
-// The mutex of a forked child may be held by a thread that it does not have.
+// A thread that the forked child does not have may hold the mutex.
 void RenewLock() { new (&loading) std::mutex(); }
 
-// Registered when this library is loaded, before any thread can take it.
+// Registered while this library loads, before any thread can lock it.
 [[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, RenewLock);
 
 bool IsRefusal(const Failure& failure) {
@@ -73,7 +73,7 @@ bool IsRefusal(const Failure& failure) {
   return kind == kValueError || kind == kTypeError;
 }
 
-// What fails before it, such as allocating a workspace, says nothing about the lock.
+// Failures before it, such as in allocating a workspace, do not affect the lock.
 void InvokeForTheFirstTime(const KernelSpec& spec, const TVMFFIAny* arguments, int count) {
   if (!library_keeps_lock.load(std::memory_order_relaxed)) return Invoke(spec, arguments, count);
   const std::lock_guard<std::mutex> lock(loading);
@@ -155,7 +155,7 @@ bool TryLaunch(Kernel* kernel, const Operands& operands) {
   try {
     LaunchChecked(kernel, &call);
   } catch (const Failure& failure) {
-    // The kernel does not run on this device, or itself refuses an operand.
+    // The kernel does not run on this device, or rejects an operand itself.
     if (!IsRefusal(failure)) throw;
     return false;
   }

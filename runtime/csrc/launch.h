@@ -1,4 +1,4 @@
-// The one way a kernel is launched, whoever calls.
+// Launches a kernel, for all callers.
 
 #ifndef NVGEMM_RUNTIME_CSRC_LAUNCH_H_
 #define NVGEMM_RUNTIME_CSRC_LAUNCH_H_
@@ -10,21 +10,21 @@
 
 namespace nvgemm {
 
-// Checks the operands and computes what the kernel computes of them. CUDA kernels run on the stream
-// that TVM-FFI's environment holds for the tensors' device. Thread-safe. Throws Failure.
+// Checks the operands and computes. CUDA kernels run on TVM-FFI's environment stream for the
+// tensors' device. Thread-safe. Throws Failure.
 void Launch(Kernel* kernel, const Operands& operands);
 
-// As Launch, but false, with nothing launched, where the kernel cannot take the operands or does
-// not run on their device. Thread-safe. Throws Failure where anything else goes wrong.
+// Like Launch, but returns false without a launch if the kernel cannot take the operands or does
+// not run on their device. Thread-safe. Throws Failure for any other error.
 bool TryLaunch(Kernel* kernel, const Operands& operands);
 
-// As TryLaunch, for code that has ATen behind it and cannot take errors: false also where memory is
-// short, and where the kernel fails before it has run here, after which it is not tried again. Both
-// are reported. Thread-safe. Throws Failure where a kernel that ran before fails.
+// Like TryLaunch, for code that falls back to ATen and cannot handle errors: also returns false if
+// memory is short, or if the kernel fails before its first run here, after which it is not tried
+// again. Reports both. Thread-safe. Throws Failure if a kernel that ran before fails.
 bool TryServe(Kernel* kernel, const Operands& operands);
 
-// Whether the installed libcute_dsl_runtime.so keeps its lock where it fails to load a kernel. Then,
-// after one has failed, Launch throws Failure for kernels that were not launched before.
+// Tells if the installed libcute_dsl_runtime.so keeps its lock after failing to load a kernel. If
+// so, after a failure, Launch throws Failure for kernels that were never launched.
 void SetLibraryKeepsLock(bool keeps);
 
 }  // namespace nvgemm

@@ -1,4 +1,4 @@
-// The operators that compute a GEMM, and where each finds its arguments.
+// Operators that compute a GEMM, with their argument positions.
 
 #ifndef NVGEMM_RUNTIME_CSRC_TORCH_FORMS_H_
 #define NVGEMM_RUNTIME_CSRC_TORCH_FORMS_H_
@@ -7,8 +7,8 @@
 
 namespace nvgemm {
 
-// An operator that computes a GEMM: its name, and the places of its arguments on the stack,
-// kNowhere for those that it lacks. Only the out form has `out`.
+// An operator that computes a GEMM: its name and its argument positions on the stack, kNowhere for
+// missing ones. Only the out form has `out`.
 struct Form {
   const char* name;
   Op op;

@@ -21,7 +21,7 @@ namespace {
 
 namespace shim = torch_shim;
 
-// torch's current stream as the one of TVM-FFI's environment, from which kernels take theirs.
+// Makes torch's current stream TVM-FFI's environment stream, which kernels use.
 class StreamScope {
  public:
   explicit StreamScope(DLDevice device) : device_(device) {
@@ -43,14 +43,15 @@ class StreamScope {
   TVMFFIStreamHandle previous_ = nullptr;
 };
 
-// Keeps a thread's last message while torch's exception passes, where nothing may own it. Never freed.
+// Stores a thread's last message while torch's exception propagates, because no frame may own it.
+// Never freed.
 const char* KeepMessage(std::string message) {
   thread_local std::string* const kept = new std::string;
   *kept = std::move(message);
   return kept->c_str();
 }
 
-// Runs a body; the message of what it throws, or null.
+// Runs a body; returns its exception's message, or null.
 template <typename Body>
 [[gnu::noinline]] const char* MessageOf(const char* op, const Body& body) {
   try {
@@ -61,11 +62,11 @@ template <typename Body>
   }
 }
 
-// Runs a body and, after everything it owned is destroyed, fails as torch's kernels do: with an
-// exception of torch's, thrown by torch. This library may have a C++ library and an unwinder of its
-// own, linked statically, which cannot read the state of torch's. So the frames that the exception
-// passes, this function and its callers, must have nothing to destroy or catch: then the unwinder
-// only steps over them. Hence noinline above.
+// Runs a body and, after everything it owned is destroyed, fails like torch's kernels: with a torch
+// exception, thrown by torch. This library may have its own statically linked C++ library and
+// unwinder, which cannot read the state of torch's. So the frames that the exception crosses, this
+// function and its callers, must have nothing to destroy or catch; then the unwinder only steps
+// over them. Hence noinline above.
 template <typename Body>
 void Guarded(const char* op, const Body& body) {
   const char* const message = MessageOf(op, body);
@@ -83,7 +84,7 @@ class GivenTensor {
     if (tensor_.get() != nullptr) operands->Give(role, view_);
   }
 
-  // How long a vector is, of which a result takes an extent. Throws Failure for anything else.
+  // Returns the length of a vector, which gives a result extent. Throws Failure for other ranks.
   int64_t LengthOf(const char* what) const {
     if (view_.ndim == 1) return view_.shape[0];
     throw Failure(kValueError,
@@ -92,24 +93,24 @@ class GivenTensor {
 
  private:
   OwnedTensor tensor_;
-  DLTensor view_;  // set if there is a tensor
+  DLTensor view_;  // set only with a tensor
 };
 
 OwnedTensor Nothing() { return OwnedTensor(shim::Tensor{nullptr}); }
 
-// The argument at a place of the stack, or nothing.
+// Takes the argument at a stack position, or nothing.
 OwnedTensor Take(shim::Value* stack, int at) {
   return at == Form::kNowhere ? Nothing() : OwnedTensor(stack[at]);
 }
 
-// The argument at a place of the stack for an optional tensor: null, or a value on the heap.
+// Takes an optional tensor at a stack position: null, or a value on the heap.
 OwnedTensor TakeOptional(shim::Value* stack, int at) {
   if (at == Form::kNowhere || stack[at] == 0) return Nothing();
   const std::unique_ptr<shim::Value> value(reinterpret_cast<shim::Value*>(stack[at]));
   return OwnedTensor(*value);
 }
 
-// All arguments of a form, taken from the stack.
+// All arguments for a form, taken from the stack.
 template <const Form& kForm>
 struct Arguments {
   explicit Arguments(shim::Value* stack)
@@ -167,10 +168,10 @@ struct Arguments {
       case GateForm::kUps:
         return " reads gates, as no operator does" + function;
     }
-    return "";  // not reached: all forms are above
+    return "";  // unreachable: all forms are above
   }
 
-  // The extent of the result that a and b do not say: groups along k, or rows that are gathered.
+  // Returns the result extent that a and b do not have: groups along k, or gathered rows.
   int64_t count() const {
     if (kForm.op == Op::kGatheredGroupedMm) return rows.LengthOf(RoleName(Role::kRows));
     return kForm.op == Op::kKGroupedMm ? offsets.LengthOf(RoleName(Role::kOffsets)) : 0;
@@ -211,7 +212,7 @@ void Out(shim::Value* stack, uint64_t, uint64_t) {
     const DLTensor a = ViewOf(arguments.a);
     const StreamScope scope(a.device);
     Kernel* kernel = arguments.FindKernel();
-    MarkWritten(arguments.out);  // first, as torch may refuse it
+    MarkWritten(arguments.out);  // first, because torch may refuse it
     const DLTensor b = ViewOf(arguments.b);
     const DLTensor out = ViewOf(arguments.out);
     Operands operands(a, b, out);
@@ -222,7 +223,7 @@ void Out(shim::Value* stack, uint64_t, uint64_t) {
 
 constexpr int64_t kMissing = -1;
 
-// The handle of the kernel that compiled code names, or kMissing.
+// Returns the handle for the kernel that compiled code names, or kMissing.
 void Prepare(shim::Value* stack, uint64_t, uint64_t) {
   Guarded("nvgemm_aot::prepare", [stack] {
     const OwnedString id(stack[0]);
@@ -232,9 +233,9 @@ void Prepare(shim::Value* stack, uint64_t, uint64_t) {
   });
 }
 
-// Launches the kernel of a handle; returns false, with nothing done, where it cannot serve. It raises
-// no error then: under a dispatch mode of Python, such as torch's at the first call of a graph, one
-// would stay set in Python though generated C++ goes on.
+// Launches a kernel by handle; returns false, with nothing done, if it cannot serve. Raises no
+// error then: in a Python dispatch mode, such as torch's at a graph's first call, an error would
+// stay set in Python although generated C++ continues.
 void TryGemm(shim::Value* stack, uint64_t, uint64_t) {
   Guarded("nvgemm_aot::try_gemm", [stack] {
     const OwnedTensor a(stack[0]);
@@ -263,7 +264,7 @@ void Abi(shim::Value* stack, uint64_t, uint64_t) { stack[0] = static_cast<shim::
 constexpr char kNamespace[] = "nvgemm_aot";
 
 // The out forms return nothing: torch cannot functionalize a custom operator that returns an alias
-// of an argument, so torch.compile would refuse them.
+// of an argument, so torch.compile would refuse it.
 constexpr const char* kSchemas[] = {
     "mm(Tensor a, Tensor b, str kernel) -> Tensor",
     "mm.out(Tensor a, Tensor b, str kernel, *, Tensor(a!) out) -> ()",
@@ -352,7 +353,7 @@ void Implement(shim::Library library, const Implementation& implementation) {
         "torch_library_impl");
 }
 
-// Library objects are never deleted: that would take the operators away while torch may hold them.
+// Library objects are never deleted: that would remove the operators while torch may hold them.
 shim::Library ImplementationLibrary(const char* dispatch_key) {
   shim::Library library = nullptr;
   Check(shim::aoti_torch_library_init_impl(kNamespace, dispatch_key, __FILE__, __LINE__, &library),

@@ -1,4 +1,4 @@
-// The operators torch.ops.nvgemm_aot.*, over torch's stable C ABI.
+// Operators torch.ops.nvgemm_aot.*, over torch's stable C ABI.
 
 #ifndef NVGEMM_RUNTIME_CSRC_TORCH_OPS_H_
 #define NVGEMM_RUNTIME_CSRC_TORCH_OPS_H_
@@ -7,17 +7,17 @@
 
 namespace nvgemm {
 
-// The result of nvgemm_aot::abi(), which Python checks. Changes with the operators' schemas.
+// Result of nvgemm_aot::abi(), which Python checks. Changes with the operators' schemas.
 inline constexpr int64_t kAbi = 8;
 
-// What generated C++ checks before it calls an operator. Changes with the schemas of prepare and
-// try_gemm alone, for packages that were compiled for another number run on ATen for ever.
+// Version that generated C++ checks before it calls an operator. Changes only with the schemas of
+// prepare and try_gemm, because packages compiled for another number run on ATen forever.
 inline constexpr int64_t kCalledAbi = 3;
 
 // Defines and registers the operators; later calls do nothing. Throws Failure.
 void RegisterTorchOps();
 
-// kCalledAbi, once torch has the operators of this library; 0 before.
+// Returns kCalledAbi once torch has this library's operators; 0 before.
 int64_t RegisteredAbi();
 
 }  // namespace nvgemm

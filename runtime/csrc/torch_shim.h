@@ -1,9 +1,9 @@
-// The part of torch's stable C ABI that this library calls, written out so that torch need not be
-// installed to build it.
+// Part of torch's stable C ABI that this library calls, copied so that the build does not need
+// torch.
 //
-// Each declaration names the header of torch that has it and the version of torch that introduced
-// it. "< 2.10" means that the header declares it without a version guard; guards begin with 2.10.
-// Nothing newer than 2.11, the oldest supported torch, may be added, except through dlsym.
+// Each declaration names its torch header and the torch version that introduced it. "< 2.10" means
+// that the header declares it without a version guard; guards begin with 2.10. Nothing newer than
+// 2.11, the oldest supported torch, may be added, except through dlsym.
 //
 // aoti/shim.h is torch/csrc/inductor/aoti_torch/c/shim.h and stable/shim.h is
 // torch/csrc/stable/c/shim.h.
@@ -14,16 +14,16 @@
 #include <cstddef>
 #include <cstdint>
 
-// The stub library defines these functions so that the linker finds them, hence "default".
+// The stub library defines these functions for the linker, hence "default".
 #define NVGEMM_TORCH_API __attribute__((visibility("default")))
 
 namespace nvgemm::torch_shim {
 
-// Version whose value conversions this library expects, as torch encodes it: major in the top
-// byte, minor in the next (torch/headeronly/version.h).
+// Version whose value conversions this library expects, in torch's encoding: major in the top byte,
+// minor in the next (torch/headeronly/version.h).
 inline constexpr uint64_t kBuildVersion = (uint64_t{2} << 56) | (uint64_t{11} << 48);
 
-// 0 is success (AOTI_TORCH_SUCCESS of torch/csrc/inductor/aoti_torch/c/macros.h).
+// 0 is success (AOTI_TORCH_SUCCESS in torch/csrc/inductor/aoti_torch/c/macros.h).
 using Error = int32_t;
 
 struct TensorOpaque;
@@ -35,19 +35,19 @@ using Library = LibraryOpaque*;
 struct StringOpaque;
 using String = StringOpaque*;
 
-// An argument or result of an operator: an owning Tensor or String, or an int, in 64 bits
-// (aoti/shim.h, < 2.10; strings in stable/stableivalue_conversions.h, 2.10). An optional one is null
-// or the address of such a value, which whoever takes it deletes (the same header, "Handling
-// std::optional", as for libraries built for a torch before 2.13).
+// An operator's argument or result: an owning Tensor or String, or an int, in 64 bits (aoti/shim.h,
+// < 2.10; strings in stable/stableivalue_conversions.h, 2.10). An optional one is null or the
+// address of such a value, which the taker deletes (the same header, "Handling std::optional", as
+// for libraries built for a torch before 2.13).
 using Value = uint64_t;
 
 // An operator's implementation: takes ownership of `argument_count` values and leaves
-// `result_count` owning ones (stable/library.h, < 2.10). It fails by letting an exception pass.
+// `result_count` owning ones (stable/library.h, < 2.10). Fails by throwing an exception.
 using BoxedKernel = void (*)(Value* stack, uint64_t argument_count, uint64_t result_count);
 
 extern "C" {
 
-// aoti/shim.h, < 2.10. Numbers of device types; the values themselves are not stable.
+// aoti/shim.h, < 2.10. Device type numbers; the values themselves are not stable.
 NVGEMM_TORCH_API int32_t aoti_torch_device_type_cpu();
 NVGEMM_TORCH_API int32_t aoti_torch_device_type_cuda();
 
@@ -60,7 +60,7 @@ NVGEMM_TORCH_API Error aoti_torch_get_dtype(Tensor tensor, int32_t* dtype);
 NVGEMM_TORCH_API Error aoti_torch_get_device_type(Tensor tensor, int32_t* device_type);
 NVGEMM_TORCH_API Error aoti_torch_get_device_index(Tensor tensor, int32_t* device_index);
 
-// aoti/shim.h, < 2.10. The new tensor and the new handle are owned by the caller.
+// aoti/shim.h, < 2.10. The caller owns the new tensor and the new handle.
 NVGEMM_TORCH_API Error aoti_torch_empty_strided(int64_t rank, const int64_t* sizes,
                                                 const int64_t* strides, int32_t dtype,
                                                 int32_t device_type, int32_t device_index,
@@ -68,7 +68,7 @@ NVGEMM_TORCH_API Error aoti_torch_empty_strided(int64_t rank, const int64_t* siz
 NVGEMM_TORCH_API Error aoti_torch_new_tensor_handle(Tensor tensor, Tensor* handle);
 NVGEMM_TORCH_API Error aoti_torch_delete_tensor_object(Tensor tensor);
 
-// aoti/shim.h, < 2.10. The view has as many dimensions as the tensor and is owned by the caller.
+// aoti/shim.h, < 2.10. The view has the tensor's rank; the caller owns it.
 NVGEMM_TORCH_API Error aoti_torch_as_strided(Tensor tensor, const int64_t* sizes,
                                              const int64_t* strides, Tensor* view);
 NVGEMM_TORCH_API Error aoti_torch_zero_(Tensor tensor);
@@ -96,16 +96,16 @@ NVGEMM_TORCH_API Error torch_delete_string(String string);
 
 }  // extern "C"
 
-// aoti/shim.h, < 2.10, in libtorch_cuda: looked up with dlsym, for a torch without CUDA lacks it.
+// aoti/shim.h, < 2.10, in libtorch_cuda: found with dlsym, because a torch without CUDA lacks it.
 using GetCurrentCudaStream = Error (*)(int32_t device_index, void** stream);
 inline constexpr char kGetCurrentCudaStream[] = "aoti_torch_get_current_cuda_stream";
 
-// aoti/shim.h: the number of a dtype, by a function of this name and the dtype's. Looked up with
-// dlsym, for torch before 2.12 lacks those of float8_e8m0fnu and float4_e2m1fn_x2.
+// aoti/shim.h: returns a dtype's number; the function name ends with the dtype's. Found with dlsym,
+// because torch before 2.12 lacks float8_e8m0fnu and float4_e2m1fn_x2.
 using GetNumber = int32_t (*)();
 inline constexpr char kDTypePrefix[] = "aoti_torch_dtype_";
 
-// stable/shim.h, 2.13: the message of the last exception in this thread. Looked up with dlsym.
+// stable/shim.h, 2.13: returns this thread's last exception message. Found with dlsym.
 using GetExceptionText = const char* (*)();
 inline constexpr char kGetExceptionText[] = "torch_exception_get_what_without_backtrace";
 

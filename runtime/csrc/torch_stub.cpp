@@ -1,6 +1,6 @@
-// Link-time stand-in for libtorch_cpu.so: it has the same SONAME and defines what torch_shim.h
-// declares, so that the linker can bind the launcher to torch without having torch. It is never
-// installed; in a process, the loader binds to the libtorch_cpu.so that `import torch` loaded.
+// Link-time stand-in for libtorch_cpu.so. It has the same SONAME and defines the functions in
+// torch_shim.h, so that the linker can bind the launcher without torch. It is never installed; in a
+// process, the loader binds to the libtorch_cpu.so that `import torch` loaded.
 
 #include "torch_shim.h"
 

@@ -13,7 +13,7 @@ namespace {
 
 namespace shim = torch_shim;
 
-// A function of a library that is loaded already; null if there is no such library or function.
+// Returns a function from an already loaded library; null if either does not exist.
 template <typename Function>
 Function FindLoaded(const char* library_name, const char* function_name) {
   void* library = dlopen(library_name, RTLD_LAZY | RTLD_NOLOAD);
@@ -21,7 +21,7 @@ Function FindLoaded(const char* library_name, const char* function_name) {
   return reinterpret_cast<Function>(dlsym(library, function_name));
 }
 
-// torch's numbers of device types and dtypes, which are not part of its ABI.
+// torch's numbers for device types and dtypes, which are not part of its ABI.
 struct Numbers {
   const int32_t cpu = shim::aoti_torch_device_type_cpu();
   const int32_t cuda = shim::aoti_torch_device_type_cuda();
@@ -33,7 +33,7 @@ struct Numbers {
       const std::string function_name = std::string(shim::kDTypePrefix) + row.torch_name;
       const auto function =
           FindLoaded<shim::GetNumber>("libtorch_cpu.so", function_name.c_str());
-      // A torch that is older than the function has the number all the same.
+      // A torch older than the function still uses this number.
       dtypes[i] = function != nullptr ? function() : row.torch_number;
     }
   }
@@ -132,7 +132,7 @@ OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTe
   const int out_rank = spec.out_rank();
   const int64_t rows = spec.op == Op::kGatheredGroupedMm ? count : a.shape[rank - 2];
   int64_t sizes[3] = {out_rank > rank ? count : a.shape[0], rows, columns};
-  // As torch computes them, for a tensor without elements too.
+  // Like torch's strides, also for an empty tensor.
   const auto extent = [&](int at) { return sizes[at] > 0 ? sizes[at] : 1; };
   int64_t strides[3] = {extent(1) * extent(2), extent(2), 1};
   const int skip = 3 - out_rank;  // mm has no batch
@@ -147,7 +147,7 @@ OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTe
 }
 
 void MarkWritten(const OwnedTensor& tensor) {
-  // The ABI cannot count a version up, but swapping a dimension with itself does.
+  // The ABI cannot increment a version, but swapping a dimension with itself does.
   shim::Tensor handle = nullptr;
   Check(shim::aoti_torch_new_tensor_handle(tensor.get(), &handle), "aoti_torch_new_tensor_handle");
   shim::Value stack[3] = {reinterpret_cast<shim::Value>(handle), 0, 0};

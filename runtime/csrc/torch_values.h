@@ -1,4 +1,4 @@
-// Tensors and strings of torch, by way of its stable C ABI.
+// torch tensors and strings, over its stable C ABI.
 
 #ifndef NVGEMM_RUNTIME_CSRC_TORCH_VALUES_H_
 #define NVGEMM_RUNTIME_CSRC_TORCH_VALUES_H_
@@ -14,7 +14,7 @@
 
 namespace nvgemm {
 
-// An owning handle of torch.
+// An owning torch handle.
 template <typename Handle, torch_shim::Error (*Delete)(Handle)>
 class Owned {
  public:
@@ -41,27 +41,27 @@ using OwnedString = Owned<torch_shim::String, torch_shim::torch_delete_string>;
 // Throws Failure with torch's message if a function of torch reports an error.
 void Check(torch_shim::Error error, const char* function);
 
-// Text of a string; valid as long as the string is.
+// Returns a string's text, valid as long as the string.
 std::string_view ViewOf(const OwnedString& string);
 
-// A view of a tensor, which borrows its shape and strides. A dtype or device that no kernel has
+// Returns a view that borrows the tensor's shape and strides. A dtype or device that no kernel has
 // becomes one that compares equal to none.
 DLTensor ViewOf(const OwnedTensor& tensor);
 
-// Uninitialized memory of a device, from torch's allocator: work that is enqueued on torch's current
-// stream may use it even after it is freed, as with any temporary tensor of torch.
+// Allocates uninitialized device memory from torch's allocator: work enqueued on torch's current
+// stream may use it even after it is freed, like any temporary torch tensor.
 OwnedTensor AllocateBytes(DLDevice device, int64_t bytes);
 
-// A row-major tensor for the result of a @ b, on the device of `a`; with `count` matrices, where
-// groups lie along k, or `count` rows, where those of `a` are gathered for groups.
+// Allocates a row-major tensor for a @ b, on a's device. It has `count` matrices for groups along
+// k, or `count` rows for gathered groups.
 OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTensor& b,
                            int64_t count);
 
-// Tells autograd that the operator writes to a tensor, so that backward() refuses to use a value
-// that was saved before. Throws Failure if torch does not let it be written to.
+// Tells autograd that the operator writes a tensor, so that backward() refuses values saved before.
+// Throws Failure if torch forbids writing to it.
 void MarkWritten(const OwnedTensor& tensor);
 
-// The stream that torch has made current for a CUDA device. Throws Failure if torch has no CUDA.
+// Returns torch's current stream for a CUDA device. Throws Failure if torch has no CUDA.
 void* CurrentCudaStream(int32_t device_index);
 
 }  // namespace nvgemm

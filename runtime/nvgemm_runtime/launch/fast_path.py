@@ -64,7 +64,7 @@ def skip_if_loaded(op: Op) -> Callable[[_Function], _Function]:
             try:
                 launch(kernel.handle, a, b, out)
             except (RuntimeError, ValueError):
-                # DLPack refuses some tensors before the launcher; these checks have better messages.
+                # DLPack refuses some tensors before the launcher; these messages are better.
                 check_kinds(op, a, b, out)
                 check_shapes(op, a, b, out)
                 raise
