@@ -246,8 +246,8 @@ def read_call(
 
     With an activation or a gate, ``out`` is the result after it.
     """
-    given = {
-        role: _single(tensor)
+    tensors = {
+        role: _first_tensor(tensor)
         for name, role in OPERATORS[op].tensors.items()
         if (tensor := arguments.get(name)) is not None
     }
@@ -256,20 +256,20 @@ def read_call(
         recipe, obstacle = _read_recipe(arguments)
     return AtenGemm(
         op=op,
-        a=given[Role.A],
-        b=given[Role.B],
+        a=tensors[Role.A],
+        b=tensors[Role.B],
         out=out,
         extras=ExtraOperands(
-            scale_a=given.get(Role.SCALE_A),
-            scale_b=given.get(Role.SCALE_B),
+            scale_a=tensors.get(Role.SCALE_A),
+            scale_b=tensors.get(Role.SCALE_B),
             recipe=recipe,
-            offsets=given.get(Role.OFFSETS),
-            addend=given.get(Role.ADDEND),
+            offsets=tensors.get(Role.OFFSETS),
+            addend=tensors.get(Role.ADDEND),
             activation=activation,
             gated=gated,
         ),
         obstacle=obstacle,
-        is_precise=Role.SCALE_A in given and not arguments.get("use_fast_accum", False),
+        is_precise=Role.SCALE_A in tensors and not arguments.get("use_fast_accum", False),
     )
 
 
@@ -295,20 +295,24 @@ def named_arguments(
     """Returns a call's arguments by schema name, without missing ones."""
 
     def read_all(value: Any) -> Any:
-        return [read(one) for one in value] if isinstance(value, (list, tuple)) else read(value)
+        return (
+            [read(element) for element in value]
+            if isinstance(value, (list, tuple))
+            else read(value)
+        )
 
     names = (argument.name for argument in overload._schema.arguments)
-    given = {**dict(zip(names, args)), **kwargs}
-    return {name: read_all(value) for name, value in given.items()}
+    values = {**dict(zip(names, args)), **kwargs}
+    return {name: read_all(value) for name, value in values.items()}
 
 
 def kernel_order(op: str, count: int) -> tuple[int, ...]:
     """Returns the positions, among an operator's tensors, in kernel order: A, B, then extras."""
-    given = list(OPERATORS[op].tensors.values())[:count]
-    return tuple(given.index(role) for role in Role if role in given)
+    present = list(OPERATORS[op].tensors.values())[:count]
+    return tuple(present.index(role) for role in Role if role in present)
 
 
-def _single(tensor: Any) -> Any:
+def _first_tensor(tensor: Any) -> Any:
     return tensor[0] if isinstance(tensor, (list, tuple)) else tensor
 
 
@@ -345,10 +349,13 @@ def _read_recipe(arguments: Mapping[str, Any]) -> tuple[ScaleRecipe | None, str 
         return None, f"contraction_dim is {list(arguments['contraction_dim'])}, must be empty"
     sides = []
     for side in ("a", "b"):
-        scales, recipes = _listed(arguments[f"scale_{side}"]), _listed(arguments[f"recipe_{side}"])
+        scales, recipes = (
+            _as_list(arguments[f"scale_{side}"]),
+            _as_list(arguments[f"recipe_{side}"]),
+        )
         if len(scales) != 1:
             return None, f"scale_{side} has {len(scales)} levels, kernels take 1"
-        swizzle = _listed(arguments.get(f"swizzle_{side}") or [_NO_SWIZZLE])[0]
+        swizzle = _as_list(arguments.get(f"swizzle_{side}") or [_NO_SWIZZLE])[0]
         sides.append((int(recipes[0]), int(swizzle), str(scales[0].dtype)))
     if sides[0] != sides[1]:
         return None, "scales of A and B are of two kinds, must be of one"
@@ -361,7 +368,7 @@ def _read_recipe(arguments: Mapping[str, Any]) -> tuple[ScaleRecipe | None, str 
     return recipe, None
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
@@ -394,10 +401,10 @@ def unusual_setting(dtype: DType) -> str | None:
         return f"{_LIBRARY} is {library}, usually Cublas"
     if os.environ.get(_WITHOUT_LT) == "1":
         return f"{_WITHOUT_LT} is 1, usually not set"
-    for name, (usual, concerned) in _USUAL_SETTINGS.items():
+    for name, (defaults, affected) in _USUAL_SETTINGS.items():
         value = _setting(name)
-        if concerned is dtype and value not in usual:
-            return f"torch.backends.cuda.matmul.{name} is {value}, usually {usual[0]}"
+        if affected is dtype and value not in defaults:
+            return f"torch.backends.cuda.matmul.{name} is {value}, usually {defaults[0]}"
     return None
 
 

@@ -329,8 +329,8 @@ class Epilogue(RowEnum):
 
 def find_epilogue(addend: Addend, activation: Activation | None = None) -> Epilogue | None:
     """Returns the gateless epilogue for an addend and an activation; None if none exists."""
-    wanted = (addend, activation, None)
-    return next((e for e in Epilogue if (e.addend, e.activation, e.gate) == wanted), None)
+    key = (addend, activation, None)
+    return next((e for e in Epilogue if (e.addend, e.activation, e.gate) == key), None)
 
 
 def find_gated(gate: Gate, order: WeightOrder, form: GateForm = GateForm.JOINED) -> Epilogue:

@@ -173,17 +173,17 @@ def _check_scales(
         for extent in shape:
             elements *= extent
         if recipe.is_swizzled:
-            wanted = swizzled_elements(recipe, rows, k)
-            if elements != wanted or not _is_compact(scale):
+            expected = swizzled_elements(recipe, rows, k)
+            if elements != expected or not _is_compact(scale):
                 raise NoKernelError(
                     f"{name} has {elements} elements (shape {list(shape)}, strides "
-                    f"{list(scale.stride())}), must have {wanted} contiguous ones for scales "
+                    f"{list(scale.stride())}), must have {expected} contiguous ones for scales "
                     f"{recipe.value} of {rows} rows and k = {k}, swizzled 32 x 4 x 4"
                 )
-            past = scale.data_ptr() % SWIZZLED_ALIGNMENT_BYTES
-            if past:
+            excess = scale.data_ptr() % SWIZZLED_ALIGNMENT_BYTES
+            if excess:
                 raise NoKernelError(
-                    f"{name} begins {past} bytes past a multiple of {SWIZZLED_ALIGNMENT_BYTES}, "
+                    f"{name} begins {excess} bytes past a multiple of {SWIZZLED_ALIGNMENT_BYTES}, "
                     "must begin at one; call .clone() on it"
                 )
         elif recipe is ScaleRecipe.FP32_TENSOR:
@@ -236,9 +236,9 @@ def read_epilogues(
             Addend.PRODUCT: "reads the product",
             Addend.GATES: "reads gates",
         }
-        what = texts.get(gated.addend, "adds a bias")
+        action = texts.get(gated.addend, "adds a bias")
         raise NoKernelError(
-            f"{gated.value} {what}, and none is given"
+            f"{gated.value} {action}, and none is given"
             if addend is None
             else f"{gated.value} adds nothing, and a bias is given"
         )
@@ -248,10 +248,11 @@ def read_epilogues(
         if extras.activation is not None:
             raise NoKernelError(f"no epilogue applies {extras.activation.value} without a bias")
         return (None,)
-    wanted = addend_dtype(out).torch_name
-    if str(addend.dtype) != f"torch.{wanted}":
+    dtype_name = addend_dtype(out).torch_name
+    if str(addend.dtype) != f"torch.{dtype_name}":
         raise NoKernelError(
-            f"what is added is {addend.dtype}, must be torch.{wanted} with a result of {out.value}"
+            f"what is added is {addend.dtype}, must be torch.{dtype_name} with a result of "
+            f"{out.value}"
         )
     if gated is not None and gated.reads_addend:
         _check_read(gated, addend, shape)
@@ -287,16 +288,16 @@ def read_epilogues(
     return epilogues
 
 
-def _check_read(gated: Epilogue, read: torch.Tensor, shape: tuple[int, ...]) -> None:
+def _check_read(gated: Epilogue, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
     """Checks the operand that a gate reads in addition to the product."""
     if gated.addend is Addend.PRODUCT:
-        what, wanted, why = "a product", (shape[0], 2 * shape[1]), "a gate and an up"
+        operand, expected, count = "a product", (shape[0], 2 * shape[1]), "a gate and an up"
     else:
-        what, wanted, why = "gates", (shape[0], shape[1]), "one"
-    if tuple(read.shape) != wanted:
+        operand, expected, count = "gates", (shape[0], shape[1]), "one"
+    if tuple(tensor.shape) != expected:
         raise NoKernelError(
-            f"{gated.value} reads {what} of shape {list(read.shape)}, must have {list(wanted)}: "
-            f"{why} for each column of a @ b"
+            f"{gated.value} reads {operand} of shape {list(tensor.shape)}, must have "
+            f"{list(expected)}: {count} for each column of a @ b"
         )
 
 
@@ -333,16 +334,17 @@ def addend_kinds(
         return ()
     if strides[-1] != 1 and shape[-1] != 1:
         return ()
-    found = []
-    in_front = zip(shape[:-1], strides[:-1])
-    if all(extent == 1 or stride == 0 for extent, stride in in_front) and (
-        len(shape) < len(out) or all(one in (1, two) for one, two in zip(shape, out))
+    kinds = []
+    leading = zip(shape[:-1], strides[:-1])
+    if all(extent == 1 or stride == 0 for extent, stride in leading) and (
+        len(shape) < len(out)
+        or all(extent in (1, out_extent) for extent, out_extent in zip(shape, out))
     ):
-        found.append(Addend.ROW)
+        kinds.append(Addend.ROW)
     is_spread = any(extent > 1 and stride == 0 for extent, stride in zip(shape, strides))
     if shape == out and not is_spread:
-        found.append(Addend.MATRIX)
-    return tuple(found)
+        kinds.append(Addend.MATRIX)
+    return tuple(kinds)
 
 
 def check_offsets(extras: ExtraOperands, groups: int, where: str = "grouped_mm") -> None:
@@ -377,9 +379,9 @@ def check_rows(extras: ExtraOperands, shape: tuple[int, ...], where: str = "gath
     if rows is None:
         raise ValueError(f"{where}: rows are missing")
     if tuple(rows.shape) != shape:
-        wanted = "one for each row of the result" if extras.offsets is not None else "that of a"
+        expected = "one for each row of the result" if extras.offsets is not None else "that of a"
         raise ValueError(
-            f"{where}: rows have shape {list(rows.shape)}, must have {list(shape)}, {wanted}"
+            f"{where}: rows have shape {list(rows.shape)}, must have {list(shape)}, {expected}"
         )
     if str(rows.dtype) != "torch.int32":
         raise NoKernelError(f"rows are {rows.dtype}, must be torch.int32; call .int() on them")
@@ -399,15 +401,15 @@ def check_sums(extras: ExtraOperands, m: int, n: int) -> None:
     if sums is None and not has_sums:
         return
     if not has_sums or gated is None:
-        named = "no epilogue" if gated is None else gated.value
-        raise ValueError(f"grouped_mm: sums are given, and {named} gives none")
+        name = "no epilogue" if gated is None else gated.value
+        raise ValueError(f"grouped_mm: sums are given, and {name} gives none")
     if sums is None:
         raise ValueError(f"grouped_mm: sums are missing, which {gated.value} gives")
-    wanted = [m, sum_parts(n)]
-    if list(sums.shape) != wanted:
+    expected = [m, sum_parts(n)]
+    if list(sums.shape) != expected:
         raise ValueError(
-            f"grouped_mm: sums have shape {list(sums.shape)}, must have {wanted}: a part for each "
-            f"{SUMMED_COLUMNS} columns of a @ b"
+            f"grouped_mm: sums have shape {list(sums.shape)}, must have {expected}: a part for "
+            f"each {SUMMED_COLUMNS} columns of a @ b"
         )
     if str(sums.dtype) != "torch.float32":
         raise NoKernelError(f"sums are {sums.dtype}, must be torch.float32")
@@ -426,14 +428,14 @@ def check_offset_values(
     Raises:
         ValueError: If an end precedes the previous group's end, or exceeds A's rows.
     """
-    before = 0
+    previous_end = 0
     for group, end in enumerate(offsets.tolist()):
-        if not before <= end <= rows:
+        if not previous_end <= end <= rows:
             raise ValueError(
-                f"{where}: group {group} ends at {axis} {end}, must end in {before}..{rows}: "
+                f"{where}: group {group} ends at {axis} {end}, must end in {previous_end}..{rows}: "
                 "ends rise, and stay within a"
             )
-        before = end
+        previous_end = end
 
 
 def check_row_values(rows: torch.Tensor, count: int, offsets: torch.Tensor) -> None:
@@ -445,11 +447,11 @@ def check_row_values(rows: torch.Tensor, count: int, offsets: torch.Tensor) -> N
     Raises:
         ValueError: If a row is negative or at least ``count``, A's row count.
     """
-    taken = rows[: int(offsets[-1])]
-    outside = ((taken < 0) | (taken >= count)).nonzero()
-    if len(outside):
-        place = int(outside[0])
+    used = rows[: int(offsets[-1])]
+    out_of_range = ((used < 0) | (used >= count)).nonzero()
+    if len(out_of_range):
+        index = int(out_of_range[0])
         raise ValueError(
-            f"gathered_grouped_mm: rows[{place}] is {int(taken[place])}, must be in "
+            f"gathered_grouped_mm: rows[{index}] is {int(used[index])}, must be in "
             f"0..{count - 1}: a has {count} rows"
         )

@@ -55,34 +55,34 @@ BIAS_COLUMNS = 8
 16-byte row needs this many."""
 
 
-def read_products(name: str, given: Mapping[str, Any]) -> tuple[AtenGemm, ...]:
+def read_products(name: str, arguments: Mapping[str, Any]) -> tuple[AtenGemm, ...]:
     """Returns the products that an operator call computes, without its gate or sum.
 
     Args:
         name: Operator, from `OPERATORS`.
-        given: Call arguments by schema name, with `Operand` for tensors; None arguments may be
+        arguments: Call arguments by schema name, with `Operand` for tensors; None arguments may be
             omitted.
 
     Raises:
         KeyError: If the operator does not exist.
     """
     if name == GATHERED_ROWS:
-        return (_read_gathered(given["matrix"], given.get("rows") or given["weights"]),)
+        return (_read_gathered(arguments["matrix"], arguments.get("rows") or arguments["weights"]),)
     if name == ADDED_ROWS:
         return tuple(
-            _read_compact(ROWS, given[a], given[b], given["offsets"], None)
+            _read_compact(ROWS, arguments[a], arguments[b], arguments["offsets"], None)
             for a, b in (("other_a", "other_b"), ("a", "b"))
         )
     if name in OF_TWO_WEIGHTS:
         return tuple(
-            _read_groups(given, given[f"b_{one}"], given.get(bias))
-            for one, bias in (("gate", "bias_gate"), ("up", "bias_up"))
+            _read_groups(arguments, arguments[f"b_{half}"], arguments.get(bias))
+            for half, bias in (("gate", "bias_gate"), ("up", "bias_up"))
         )
     if name == GATED_ROWS:
-        return (_read_groups(given, given["b"], given.get("bias")),)
-    a = given["grad" if name in OF_GRADIENTS else "a"]
+        return (_read_groups(arguments, arguments["b"], arguments.get("bias")),)
+    a = arguments["grad" if name in OF_GRADIENTS else "a"]
     read = ROWS if name in OF_GRADIENTS else name
-    return (_read_compact(read, a, given["b"], given["offsets"], given.get("bias")),)
+    return (_read_compact(read, a, arguments["b"], arguments["offsets"], arguments.get("bias")),)
 
 
 GATHERED_MAX_N = 2048
@@ -102,20 +102,20 @@ def _read_gathered(matrix: Operand, rows: Operand) -> AtenGemm:
     """Reads a gathered sum with kernel dtypes: fp32 weights and int32 rows."""
     pitch = matrix.strides[0] * matrix.element_size()
     is_read = matrix.strides[1] == 1 and (pitch | matrix.address) % _ROW_BYTES == 0
-    matrix = matrix if is_read else _copied(matrix)
-    weights = _copied(replace(rows, dtype=torch_dtype(DType.FP32)))
-    named = _copied(replace(rows, dtype=torch_dtype(DType.INT32)))
-    out = _copied(replace(matrix, shape=(rows.shape[0], matrix.shape[1])))
-    extras = ExtraOperands(rows=named)
+    matrix = matrix if is_read else _compact_copy(matrix)
+    weights = _compact_copy(replace(rows, dtype=torch_dtype(DType.FP32)))
+    indices = _compact_copy(replace(rows, dtype=torch_dtype(DType.INT32)))
+    out = _compact_copy(replace(matrix, shape=(rows.shape[0], matrix.shape[1])))
+    extras = ExtraOperands(rows=indices)
     return AtenGemm(op=GATHERED, a=weights, b=matrix, out=out, extras=extras)
 
 
-def _read_groups(given: Mapping[str, Any], b: Operand, bias: Operand | None) -> AtenGemm:
+def _read_groups(arguments: Mapping[str, Any], b: Operand, bias: Operand | None) -> AtenGemm:
     """Reads a grouped GEMM; gathers A's rows into a copy if indices are given."""
-    a, indices = given["a"], given.get("indices")
+    a, indices = arguments["a"], arguments.get("indices")
     if indices is not None:
-        a = _copied(replace(a, shape=(indices.shape[0], a.shape[1])))
-    return _read_compact(ROWS, a, b, given["offsets"], bias)
+        a = _compact_copy(replace(a, shape=(indices.shape[0], a.shape[1])))
+    return _read_compact(ROWS, a, b, arguments["offsets"], bias)
 
 
 def _read_compact(
@@ -123,7 +123,7 @@ def _read_compact(
 ) -> AtenGemm:
     """Reads a product as `read_product` does, into a new compact result."""
     groups = (offsets.shape[0], a.shape[1]) if name == COLUMNS else (a.shape[0],)
-    out = _copied(replace(a, shape=(*groups, b.shape[-1])))
+    out = _compact_copy(replace(a, shape=(*groups, b.shape[-1])))
     return read_product(name, a, b, offsets, out, bias)
 
 
@@ -146,10 +146,21 @@ def read_product(
         KeyError: If the operator does not exist.
     """
     if name == ROWS:
-        a, b = (one if 1 in one.strides[-2:] else _copied(one) for one in (a, b))
-        bias = bias if bias is None or bias.strides == _compact(bias.shape) else _copied(bias)
+        a, b = (
+            operand if 1 in operand.strides[-2:] else _compact_copy(operand) for operand in (a, b)
+        )
+        bias = (
+            bias
+            if bias is None or bias.strides == _compact_strides(bias.shape)
+            else _compact_copy(bias)
+        )
     elif name == COLUMNS:
-        a, b = (one if one.strides == _compact(one.shape) else _copied(one) for one in (a, b))
+        a, b = (
+            operand
+            if operand.strides == _compact_strides(operand.shape)
+            else _compact_copy(operand)
+            for operand in (a, b)
+        )
         a = replace(a, shape=a.shape[::-1], strides=a.strides[::-1])
     else:
         raise KeyError(name)
@@ -157,11 +168,11 @@ def read_product(
     return AtenGemm(op="_grouped_mm", a=a, b=b, out=out, extras=extras)
 
 
-def _copied(operand: Operand) -> Operand:
-    return replace(operand, strides=_compact(operand.shape), address=MAX_ALIGNMENT_BYTES)
+def _compact_copy(operand: Operand) -> Operand:
+    return replace(operand, strides=_compact_strides(operand.shape), address=MAX_ALIGNMENT_BYTES)
 
 
-def _compact(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _compact_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)

@@ -93,8 +93,8 @@ class Request:
 def _dtypes() -> dict[torch.dtype, DType]:
     import torch
 
-    known = ((getattr(torch, dtype.torch_name, None), dtype) for dtype in DType)
-    return {theirs: dtype for theirs, dtype in known if theirs is not None}
+    pairs = ((getattr(torch, dtype.torch_name, None), dtype) for dtype in DType)
+    return {torch_type: dtype for torch_type, dtype in pairs if torch_type is not None}
 
 
 @functools.cache
@@ -156,10 +156,12 @@ def check_shapes(
     """
     ranks = RANKS[op]
     if (a.dim(), b.dim()) != ranks:
-        wanted = f"rank {ranks[0]}" if ranks[0] == ranks[1] else f"ranks {ranks[0]} and {ranks[1]}"
-        raise ValueError(f"{op.value} takes tensors of {wanted} (got {a.dim()} and {b.dim()})")
-    agree = op is Op.GATHERED_MM or a.shape[-1] == b.shape[-2]
-    if not agree or (op is Op.BMM and a.shape[0] != b.shape[0]):
+        expected = (
+            f"rank {ranks[0]}" if ranks[0] == ranks[1] else f"ranks {ranks[0]} and {ranks[1]}"
+        )
+        raise ValueError(f"{op.value} takes tensors of {expected} (got {a.dim()} and {b.dim()})")
+    k_matches = op is Op.GATHERED_MM or a.shape[-1] == b.shape[-2]
+    if not k_matches or (op is Op.BMM and a.shape[0] != b.shape[0]):
         raise ValueError(f"{op.value}: shapes {list(a.shape)} and {list(b.shape)} do not multiply")
     if a.device != b.device:
         raise ValueError(f"{op.value}: operands are on two devices ({a.device} and {b.device})")
@@ -239,12 +241,12 @@ def check_empty(
     a_dtype, b_dtype, out_dtype = (_dtype(tensor.dtype) for tensor in (a, b, out))
     rounds_to_integers = out_dtype.is_integer and not a_dtype.is_integer
     if not multiply_together(a_dtype, b_dtype, op) or rounds_to_integers:
-        wanted = "a and b one type, or both of fp8"
+        expected = "a and b one type, or both of fp8"
         if op is Op.GATHERED_MM:
-            wanted = "a fp32, and b and the result bf16 or fp16"
+            expected = "a fp32, and b and the result bf16 or fp16"
         raise NoKernelError(
             f"{op.value}: no kernel computes {a_dtype.value} x {b_dtype.value} to "
-            f"{out_dtype.value}; give {wanted}"
+            f"{out_dtype.value}; give {expected}"
         )
     _read_extras(op, a, b, out_dtype, extras)
     if out.numel():
@@ -262,11 +264,11 @@ def _read_extras(
             )
     dtype = _dtype(a.dtype)
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1] * dtype.packed
-    in_front = a.shape[:-1]
+    leading = a.shape[:-1]
     if op is Op.GATHERED_GROUPED_MM:
         m = extras.gathered or 0
-        in_front = (m,)
-        check_rows(extras, in_front, op.value)
+        leading = (m,)
+        check_rows(extras, leading, op.value)
     if op.groups_rows:
         check_offsets(extras, b.shape[0], op.value)
         check_sums(extras, m, n)
@@ -275,7 +277,7 @@ def _read_extras(
     elif op is Op.GATHERED_MM:
         check_rows(extras, tuple(a.shape))
     groups = b.shape[0] if op.groups_rows else None
-    epilogues = read_epilogues(extras, out, (*in_front, n), groups)
+    epilogues = read_epilogues(extras, out, (*leading, n), groups)
     return read_scales(extras, dtype, m, n, k, groups), epilogues
 
 
@@ -315,11 +317,15 @@ def requests(
         out_dtype = out.dtype
     # Dtypes before layouts: a wrong dtype is the more helpful reason.
     a_dtype, b_dtype = _dtype(a.dtype), _dtype(b.dtype)
-    named = b.dtype if op is Op.GATHERED_MM else a.dtype  # its A is fp32, whatever the result
-    result = _dtype(out_dtype or usual_out_dtype(named))
+    typed_operand = (
+        b.dtype if op is Op.GATHERED_MM else a.dtype
+    )  # its A is fp32, whatever the result
+    result = _dtype(out_dtype or usual_out_dtype(typed_operand))
     scales, epilogues = _read_extras(op, a, b, result, extras)
-    added = [(one, _addend_alignment_bytes(op, extras.addend, one)) for one in epilogues]
-    readings = {"a": _readings("a", a), "b": _readings("b", b)}
+    aligned_epilogues = [
+        (epilogue, _addend_alignment_bytes(op, extras.addend, epilogue)) for epilogue in epilogues
+    ]
+    readings = {"a": _majors("a", a), "b": _majors("b", b)}
     part = shape[-1] // (1 if form is None else form.row.parts)
     alignment, is_compact = _power_of_two(result.bytes_of(part)), True
     out_row_bytes: int | None = None
@@ -327,13 +333,15 @@ def requests(
         if shape[-2] > 1:
             out_row_bytes = out.stride()[-2] * out.element_size()
         alignment = min(alignment, _out_alignment_bytes(out))
-        is_compact = _lies_compact(out, -1, -2)
+        is_compact = _is_compact(out, -1, -2)
     alignment = min(alignment, _row_scale_alignment_bytes(extras, scales))
-    found = []
+    described = []
     if op is Op.GATHERED_MM:  # kernels read A by the element, at any alignment
         readings["a"] = [(major, MAX_ALIGNMENT_BYTES) for major, _ in readings["a"]]
     for a_major, a_alignment in readings["a"]:
-        for (b_major, b_alignment), (epilogue, addend_alignment) in product(readings["b"], added):
+        for (b_major, b_alignment), (epilogue, addend_alignment) in product(
+            readings["b"], aligned_epilogues
+        ):
             signature = Signature(
                 op=op,
                 layout=Layout(a_major + b_major),
@@ -344,25 +352,25 @@ def requests(
                 scales=scales,
                 epilogue=epilogue,
             )
-            found.append(
+            described.append(
                 Request(
-                    problem=_problem(signature, a, b, extras),
+                    problem=_read_problem(signature, a, b, extras),
                     alignment_bytes=min(a_alignment, b_alignment, addend_alignment, alignment),
                     is_compact=is_compact
-                    and _lies_compact(a, *_DIMENSIONS[a_major])
-                    and _lies_compact(b, *_DIMENSIONS[b_major]),
+                    and _is_compact(a, *_DIMENSIONS[a_major])
+                    and _is_compact(b, *_DIMENSIONS[b_major]),
                     out_row_bytes=out_row_bytes,
                 )
             )
-    found.sort(key=lambda request: -request.alignment_bytes)  # stable: row-major first
-    return tuple(found)
+    described.sort(key=lambda request: -request.alignment_bytes)  # stable: row-major first
+    return tuple(described)
 
 
 _DIMENSIONS = {"t": (-1, -2), "n": (-2, -1)}
 """By major: the contiguous matrix dimension, then the other one."""
 
 
-def _lies_compact(tensor: torch.Tensor, inner: int, outer: int) -> bool:
+def _is_compact(tensor: torch.Tensor, inner: int, outer: int) -> bool:
     """Returns True if matrices have no gaps between their rows or each other."""
     shape, strides = tensor.shape, tensor.stride()
     if shape[outer] > 1 and strides[outer] != shape[inner]:
@@ -396,13 +404,13 @@ def _addend_alignment_bytes(op: Op, addend: torch.Tensor | None, epilogue: Epilo
 
 def _out_alignment_bytes(out: torch.Tensor) -> int:
     """Returns an output's alignment."""
-    for major, alignment in _readings("out", out):
+    for major, alignment in _majors("out", out):
         if major == "t":
             return alignment
     raise NoKernelError(f"out is not row-major (strides {list(out.stride())})")
 
 
-def _problem(
+def _read_problem(
     signature: Signature, a: torch.Tensor, b: torch.Tensor, extras: ExtraOperands
 ) -> Problem:
     batch = a.shape[0] if signature.op is Op.BMM else 1
@@ -428,27 +436,27 @@ def _dtype(dtype: torch.dtype) -> DType:
     try:
         return _dtypes()[dtype]
     except KeyError:
-        known = ", ".join(str(theirs).removeprefix("torch.") for theirs in _dtypes())
-        raise NoKernelError(f"no kernel takes {dtype} (known: {known})") from None
+        names = ", ".join(str(torch_type).removeprefix("torch.") for torch_type in _dtypes())
+        raise NoKernelError(f"no kernel takes {dtype} (known: {names})") from None
 
 
-def _readings(name: str, tensor: torch.Tensor) -> list[tuple[str, int]]:
+def _majors(name: str, tensor: torch.Tensor) -> list[tuple[str, int]]:
     """Returns the tensor's majors, each with its alignment in bytes.
 
     ``t`` is contiguous along the last dimension, ``n`` along the one before it. A stride counts
     only if its extent exceeds 1, so a single row or column has both majors.
     """
-    found = [
+    readings = [
         (major, alignment)
         for major, (inner, outer) in _DIMENSIONS.items()
         if (alignment := _alignment_bytes(tensor, inner, outer)) is not None
     ]
-    if not found:
+    if not readings:
         raise NoKernelError(
             f"{name} is contiguous along neither dimension, or its elements share memory (shape "
             f"{list(tensor.shape)}, strides {list(tensor.stride())}); call .contiguous() on it"
         )
-    return found
+    return readings
 
 
 def _alignment_bytes(tensor: torch.Tensor, inner: int, outer: int) -> int | None:
@@ -458,17 +466,17 @@ def _alignment_bytes(tensor: torch.Tensor, inner: int, outer: int) -> int | None
     if extent > 1 and strides[inner] != 1:
         return None
     elements = extent
-    reach = extent  # elements spanned by one matrix
+    matrix_span = extent  # elements spanned by one matrix
     if shape[outer] > 1:
         if strides[outer] < extent:
             return None
         elements |= strides[outer]
-        reach += (shape[outer] - 1) * strides[outer]
+        matrix_span += (shape[outer] - 1) * strides[outer]
     if len(shape) == 3 and shape[0] > 1:
         # Matrices follow each other, or their rows interleave.
-        between = extent + (shape[0] - 1) * strides[0]
-        apart = strides[0] >= reach or strides[outer] >= between
-        if strides[0] < extent or not apart:
+        rows_span = extent + (shape[0] - 1) * strides[0]
+        is_disjoint = strides[0] >= matrix_span or strides[outer] >= rows_span
+        if strides[0] < extent or not is_disjoint:
             return None
         elements |= strides[0]
     return _power_of_two(tensor.data_ptr() | elements * tensor.element_size())

@@ -47,14 +47,14 @@ def extra_roles(signature: Signature) -> tuple[Role, ...]:
         extras.append(Role.OFFSETS)
     if signature.op.is_gathered:
         extras.append(Role.ROWS)
-    if _adds(signature):
+    if _has_addend(signature):
         extras.append(Role.ADDEND)
     if has_sums(signature):
         extras.append(Role.SUMS)
     return tuple(extras)
 
 
-def _adds(signature: Signature) -> bool:
+def _has_addend(signature: Signature) -> bool:
     """Returns True if the epilogue has an addend operand, added or read."""
     return signature.epilogue is not None and signature.epilogue.addend is not None
 
@@ -89,9 +89,9 @@ def contiguous_bytes(problem: Problem) -> int:
     """
     signature = problem.signature
     layout = signature.layout
-    of_a = signature.a.bytes_of(problem.k if layout.a_row_major else problem.m)
+    a_bytes = signature.a.bytes_of(problem.k if layout.a_row_major else problem.m)
     return (
-        (0 if signature.op is Op.GATHERED_MM else of_a)
+        (0 if signature.op is Op.GATHERED_MM else a_bytes)
         | signature.b.bytes_of(problem.n if layout.b_row_major else problem.k)
         | signature.out.bytes_of(signature.part_columns(problem.n))
     )
@@ -114,7 +114,7 @@ def misalignment(problem: Problem, alignment_bytes: int) -> str | None:
     }
     if signature.op is Op.GATHERED_MM:
         del contiguous["A"]  # read by the element
-    if _adds(signature):
+    if _has_addend(signature):
         contiguous["addend"] = (*n, role_dtype(signature, Role.ADDEND))
     for operand, (name, extent, dtype) in contiguous.items():
         if extent * dtype.bits % (8 * alignment_bytes):
@@ -143,7 +143,7 @@ def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
     m, n, k = problem.m, problem.n, problem.k
     batch = (problem.batch,) if signature.op is Op.BMM else ()
     groups = (problem.groups,) if signature.op.has_groups else ()
-    of_b, of_out = ((), groups) if signature.op is Op.K_GROUPED_MM else (groups, ())
+    b_groups, out_groups = ((), groups) if signature.op is Op.K_GROUPED_MM else (groups, ())
     if role is Role.A:
         return (*batch, m, k // signature.a.packed)
     if role is Role.ROWS:
@@ -153,9 +153,9 @@ def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
     if role is Role.B and signature.op is Op.GATHERED_MM:
         return (m * k, n)
     if role is Role.B:
-        return (*batch, *of_b, k // signature.b.packed, n)
+        return (*batch, *b_groups, k // signature.b.packed, n)
     if role is Role.OUT:
-        return (*batch, *of_out, m, problem.out_n)
+        return (*batch, *out_groups, m, problem.out_n)
     if role is Role.OFFSETS:
         return groups
     if role is Role.ADDEND:

@@ -118,8 +118,8 @@ def provider_beside(signature: Signature, arch: str) -> str | None:
     if signature.op is Op.K_GROUPED_MM:
         return K_GROUPED_PROVIDER
     if signature.op is Op.GROUPED_MM:
-        by_layout = "" if signature.layout is Layout.TN else ROW_MAJOR_GROUPS_PROVIDER
-        return row.grouped_provider or by_layout or None
+        layout_provider = "" if signature.layout is Layout.TN else ROW_MAJOR_GROUPS_PROVIDER
+        return row.grouped_provider or layout_provider or None
     if signature.a is not signature.b:
         return row.mixed_fp8_provider or None
     if (signature.epilogue, signature.scales) == (None, None):
@@ -135,7 +135,7 @@ def unavailable(signature: Signature, arch: str) -> str | None:
     if signature.scales is not None and signature.scales.is_swizzled and not row.has_block_scales:
         return f"no kernel for {arch} takes block scales (here {signature.scales.value})"
     if signature.a is not signature.b and not row.mixed_fp8_provider:
-        return f"no kernel for {arch} multiplies fp8 of two types{_two_types(signature)}"
+        return f"no kernel for {arch} multiplies fp8 of two types{_both_dtypes(signature)}"
     layouts = row.narrow_layouts if signature.a.bits <= 8 else ()
     if layouts and signature.layout.value not in layouts:
         return (
@@ -148,13 +148,13 @@ def unavailable(signature: Signature, arch: str) -> str | None:
 def _unsupported_gather(signature: Signature) -> str | None:
     name, b = signature.op.value, signature.b
     if not multiply_together(signature.a, b, signature.op):
-        taken = f"A of {DType.FP32.value} and B of {_listed(GATHERED)}"
-        return f"{name} takes {taken}{_two_types(signature)}"
+        operands = f"A of {DType.FP32.value} and B of {_listed(GATHERED)}"
+        return f"{name} takes {operands}{_both_dtypes(signature)}"
     if signature.out is not b:
         return f"{name} gives B's type, {b.value} (here {signature.out.value})"
-    for what in (signature.scales, signature.epilogue):
-        if what is not None:
-            return f"{name} takes no scales and has no epilogue (here {what.value})"
+    for part in (signature.scales, signature.epilogue):
+        if part is not None:
+            return f"{name} takes no scales and has no epilogue (here {part.value})"
     if signature.layout is not Layout.TT:
         return f"{name} has layout {Layout.TT.value} alone (here {signature.layout.value})"
     return None
@@ -167,12 +167,12 @@ def _unsupported_in_groups(signature: Signature) -> str | None:
     scales = signature.scales
     is_unscaled = is_along_k or is_gathered
     if scales is not None and (is_unscaled or scales is not ScaleRecipe.FP32_ROW):
-        taken = "no scales" if is_unscaled else f"scales {ScaleRecipe.FP32_ROW.value} alone"
-        return f"{name} takes {taken} (here {scales.value})"
+        allowed = "no scales" if is_unscaled else f"scales {ScaleRecipe.FP32_ROW.value} alone"
+        return f"{name} takes {allowed} (here {scales.value})"
     if scales is not None and signature.a not in scales.row.operands:
         return _wrong_operand(scales, signature.a)
     if signature.a is not signature.b:
-        return f"{name} takes A and B of one type{_two_types(signature)}"
+        return f"{name} takes A and B of one type{_both_dtypes(signature)}"
     epilogue = signature.epilogue
     if epilogue is not None and is_along_k:
         return f"{name} has no epilogue (here {epilogue.value})"
@@ -209,9 +209,9 @@ def _unsupported_gate(signature: Signature) -> str | None:
         return f"bmm has no gated epilogue (here {name}), mm and grouped_mm do"
     if not signature.op.groups_rows and signature.form is not GateForm.JOINED:
         return f"{signature.op.value} has no {name}, grouped_mm has"
-    for what, dtype in (("takes", signature.a), ("gives", signature.out)):
+    for verb, dtype in (("takes", signature.a), ("gives", signature.out)):
         if dtype not in GATED:
-            return f"{name} {what} no {dtype.value}, but {_listed(GATED)}"
+            return f"{name} {verb} no {dtype.value}, but {_listed(GATED)}"
     assert signature.form is not None
     in_halves = signature.epilogue.row.order is WeightOrder.HALVES
     if signature.form.has_pairs and in_halves and signature.layout.b_row_major:
@@ -232,7 +232,7 @@ def _unsupported_with_scales(signature: Signature, scales: ScaleRecipe) -> str |
     if a not in scales.row.operands:
         return _wrong_operand(scales, a)
     if scales.is_swizzled and a is not signature.b:
-        return f"scales {scales.value} are for A and B of one type{_two_types(signature)}"
+        return f"scales {scales.value} are for A and B of one type{_both_dtypes(signature)}"
     if signature.layout is not Layout.TN and (a.packed > 1 or not scales.is_swizzled):
         return f"{a.value} with scales {scales.value} has layout tn alone"
     if not scales.is_swizzled and signature.out not in _WIDE:
@@ -250,7 +250,7 @@ def _wrong_operand(scales: ScaleRecipe, dtype: DType) -> str:
     return f"scales {scales.value} are not for {dtype.value}, but {_listed(scales.row.operands)}"
 
 
-def _two_types(signature: Signature) -> str:
+def _both_dtypes(signature: Signature) -> str:
     return f" (here {signature.a.value} by {signature.b.value})"
 
 

@@ -54,14 +54,14 @@ class Explanation:
         problem = "this GEMM" if self.request is None else self.request.problem.key
         if self.match is None:
             return "\n".join([f"{problem}: no kernel", *(f"  {reason}" for reason in self.reasons)])
-        how = self.match.basis.value
+        basis = self.match.basis.value
         if self.match.ranked_as.key != problem:
-            how += f", ranked as {self.match.ranked_as.key}"
+            basis += f", ranked as {self.match.ranked_as.key}"
         lines = [
-            f"  {place}. {served.kernel.id[:12]} {served.kernel.operator}"
-            for place, served in enumerate(self.match.kernels, start=1)
+            f"  {rank}. {served.kernel.id[:12]} {served.kernel.operator}"
+            for rank, served in enumerate(self.match.kernels, start=1)
         ]
-        return "\n".join([f"{problem}: {how}", *lines])
+        return "\n".join([f"{problem}: {basis}", *lines])
 
 
 def bundles() -> tuple[FoundBundle, ...]:
@@ -88,11 +88,11 @@ def explain(
     op = op_of(a, b, extras)
     try:
         check_kinds(op, a, b)
-        asked = requests(op, a, b, out_dtype, extras=extras)
+        readings = requests(op, a, b, out_dtype, extras=extras)
     except (NoKernelError, ValueError) as error:
         return Explanation(request=None, facts=facts, match=None, reasons=(str(error),))
-    request, found = find(asked, facts)
-    match, reasons = (None, found.reasons) if isinstance(found, Miss) else (found, ())
+    request, result = find(readings, facts)
+    match, reasons = (None, result.reasons) if isinstance(result, Miss) else (result, ())
     return Explanation(request=request, facts=facts, match=match, reasons=reasons)
 
 

@@ -51,10 +51,10 @@ def register_refusals() -> None:
     library = torch.library.Library("nvgemm_aot", "IMPL")
     for name in OPERATORS:
         packet = getattr(torch.ops.nvgemm_aot, name)
-        takes = [argument.name for argument in packet.default._schema.arguments]
-        is_plain = takes == ["a", "b", "kernel"]
-        for overload, quick in ((packet.default, _functional), (packet.out, _out_form)):
-            make = quick if is_plain else _any_form
+        argument_names = [argument.name for argument in packet.default._schema.arguments]
+        is_plain = argument_names == ["a", "b", "kernel"]
+        for overload, specialised in ((packet.default, _functional), (packet.out, _out_form)):
+            make = specialised if is_plain else _any_form
             library.impl(overload, make(overload), "Autograd", with_keyset=True)
     _libraries.append(library)
 
@@ -115,13 +115,15 @@ def _any_form(overload: torch._ops.OpOverload) -> Callable[..., Any]:
     where = overload.name()
     names = [argument.name for argument in overload._schema.arguments]
 
-    def run(keys: torch._C.DispatchKeySet, *arguments: Any, **named: Any) -> Any:
-        given = {**dict(zip(names, arguments)), **named}
-        tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    def run(keys: torch._C.DispatchKeySet, *arguments: Any, **keywords: Any) -> Any:
+        by_name = {**dict(zip(names, arguments)), **keywords}
+        tensors = {
+            name: value for name, value in by_name.items() if isinstance(value, torch.Tensor)
+        }
         refuse_lost_derivative(where, **tensors)
         if "out" in tensors:
             _refuse_negated_out(where, tensors["out"])
-        return redispatch(keys & below, *arguments, **named)
+        return redispatch(keys & below, *arguments, **keywords)
 
     return run
 

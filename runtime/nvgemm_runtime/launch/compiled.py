@@ -69,7 +69,7 @@ def gemm(
     If NVGEMM_AOT_DEBUG is set now, calls raise ValueError for group ends that descend or exceed A.
     """
     if split:
-        return _split(aten, gemm(_raise_not_computed, kernel_id, origin), order)
+        return _add_separately(aten, gemm(_raise_not_computed, kernel_id, origin), order)
     expect(kernel_id, origin)
     return make_call(aten, _OneKernel(kernel_id, origin), order)
 
@@ -82,7 +82,7 @@ class _OneKernel:
         self.compute: _TryLaunch = launch_first(kernel_id, origin, self._settle)
 
     def _settle(self, handle: int | None) -> None:
-        self.compute = _refuse if handle is None else _launch_of(handle)
+        self.compute = _never_launch if handle is None else _launch_of(handle)
 
     def finish(self, done: bool, *tensors: torch.Tensor) -> bool:
         """Returns False: ATen must compute."""
@@ -135,16 +135,16 @@ def make_call(
         return aten(*tensors, out=out, **options)
 
     call = call_in_order if order == (0, 1) else call_sorted
-    return _checked(call, order) if is_debugging() else call
+    return _checking_offsets(call, order) if is_debugging() else call
 
 
-_named: dict[str, str] = {}
+_origins: dict[str, str] = {}
 """Origins by id for kernels that this process's generated code may call."""
 
 
 def named_kernels() -> dict[str, str]:
     """Returns origins by id for all kernels that generated code loaded so far may call."""
-    return dict(_named)
+    return dict(_origins)
 
 
 def expect(kernel_id: str, origin: str) -> None:
@@ -153,7 +153,7 @@ def expect(kernel_id: str, origin: str) -> None:
     Generated modules load where they are about to run, mostly on the current device. On another
     device, or after a failure here, the first call loads the kernel or reports why it cannot.
     """
-    _named.setdefault(kernel_id, origin)
+    _origins.setdefault(kernel_id, origin)
     device = _device_at_hand()
     if device is None or is_off():
         return
@@ -192,7 +192,7 @@ def launch_first(kernel_id: str, origin: str, settle: Callable[[int | None], Non
             if loaded is None:
                 kernel = prepare(kernel_id, origin, a.device)
                 handle = None if kernel is None else kernel.handle
-                loaded = _refuse if handle is None else _launch_of(handle)
+                loaded = _never_launch if handle is None else _launch_of(handle)
             try:
                 done = loaded(a, b, out, *extras)
             except Exception as error:
@@ -202,9 +202,9 @@ def launch_first(kernel_id: str, origin: str, settle: Callable[[int | None], Non
                 else:
                     # The kernel never ran here; for example, the driver cannot load it.
                     leave_to_aten(origin, kernel_id, error)
-                    loaded, handle = _refuse, None
+                    loaded, handle = _never_launch, None
             # An empty result or an empty sum launches nothing, so it proves nothing.
-            if (done and out.numel() and a.numel()) or loaded is _refuse:
+            if (done and out.numel() and a.numel()) or loaded is _never_launch:
                 settle(handle)
             return done
 
@@ -215,15 +215,15 @@ def _launch_of(handle: int) -> _TryLaunch:
     return functools.partial(native.load().try_launch, handle)
 
 
-def _checked(call: GeneratedCall, order: tuple[int, ...]) -> GeneratedCall:
+def _checking_offsets(call: GeneratedCall, order: tuple[int, ...]) -> GeneratedCall:
     """Returns a call that first checks group ends, which synchronizes with the device."""
     import torch
 
     def check(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
-        a, b, *extras = (tensors[place] for place in order)
+        a, b, *extras = (tensors[index] for index in order)
         if (a.dim(), b.dim()) == RANKS[Op.GROUPED_MM]:
             # Scales, if any, precede the offsets.
-            offsets = next(one for one in extras if one.dtype is torch.int32)
+            offsets = next(extra for extra in extras if extra.dtype is torch.int32)
             check_offset_values(offsets, a.shape[0])
         elif extras and extras[0].dtype is torch.int32 and a.dim() == 2:  # no addend is int32
             check_offset_values(extras[0], a.shape[1], Op.K_GROUPED_MM.value, "k")
@@ -232,14 +232,14 @@ def _checked(call: GeneratedCall, order: tuple[int, ...]) -> GeneratedCall:
     return check
 
 
-def _split(
+def _add_separately(
     aten: Callable[..., torch.Tensor], product: GeneratedCall, order: tuple[int, ...]
 ) -> GeneratedCall:
     """Returns a call that computes an fp32 product and a sum, rounded once like ATen's."""
     import torch
 
     def call(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
-        a, b, addend = (tensors[place] for place in order)
+        a, b, addend = (tensors[index] for index in order)
         try:
             exact = product(a, b, out=torch.empty_like(out, dtype=torch.float32))
         except _NotComputedError:
@@ -286,11 +286,11 @@ def load_for(kernel_id: str, facts: DeviceFacts) -> LoadedKernel:
         NoKernelError: If no bundle holds it, or the device or a setting rules it out.
         NvgemmError: If it cannot be loaded; see `loader.KernelLoader.load`.
     """
-    place = _find(kernel_id)
+    entry = _find_kernel(kernel_id)
     for problem in INSTALLATION.kept_problems(kernel_id):
         mark_used(problem)
-    if place is not None:
-        bundle, kernel = place
+    if entry is not None:
+        bundle, kernel = entry
         reason = refusal(bundle.header, facts)
         reason = reason or timing_refusal(kernel, facts.wants_determinism)
         if reason is not None:
@@ -300,11 +300,11 @@ def load_for(kernel_id: str, facts: DeviceFacts) -> LoadedKernel:
 
 def why_for_another_device(kernel_id: str, facts: DeviceFacts) -> str | None:
     """Returns the reason why a kernel is for another device; None if it is not, or not found."""
-    place = _find(kernel_id)
-    return None if place is None else device_refusal(place[0].header.target, facts)
+    entry = _find_kernel(kernel_id)
+    return None if entry is None else device_refusal(entry[0].header.target, facts)
 
 
-def _find(kernel_id: str) -> tuple[Bundle, Kernel] | None:
+def _find_kernel(kernel_id: str) -> tuple[Bundle, Kernel] | None:
     """Returns the kernel that code was compiled for, and its bundle; None if not found."""
     if kernel_id not in INSTALLATION.kernels():
         # Another process may have compiled it since: its graph is in torch's cache.
@@ -355,14 +355,16 @@ def report_failure(kernel_id: str, kind: str, message: str) -> None:
     if kind == "OutOfMemoryError":
         _log.warning("%s; ATen computes this GEMM", message)
         return
-    place = INSTALLATION.kernels().get(kernel_id)
-    brought = [
-        found.origin for found in INSTALLATION.bundles() if place and found.bundle is place[0]
+    entry = INSTALLATION.kernels().get(kernel_id)
+    origins = [
+        installed.origin
+        for installed in INSTALLATION.bundles()
+        if entry and installed.bundle is entry[0]
     ]
-    leave_to_aten(brought[0] if brought else f"kernel {kernel_id[:12]}", kernel_id, message)
+    leave_to_aten(origins[0] if origins else f"kernel {kernel_id[:12]}", kernel_id, message)
 
 
-def _refuse(*tensors: torch.Tensor) -> bool:
+def _never_launch(*tensors: torch.Tensor) -> bool:
     return False
 
 
@@ -380,10 +382,10 @@ def leave_to_aten(origin: str, kernel_id: str, error: object) -> None:
     """
     reason = str(error)
     is_first = kernel_failed(kernel_id, reason)
-    known = origin, _NUMBERS.sub("", reason)
-    if not is_first or known in _warned:
+    warning = origin, _NUMBERS.sub("", reason)
+    if not is_first or warning in _warned:
         return
-    _warned.add(known)
+    _warned.add(warning)
     if kernel_id[:12] not in reason:
         reason = f"kernel {kernel_id[:12]}: {reason}"
     is_wheel = not origin.startswith(JIT_ORIGIN)

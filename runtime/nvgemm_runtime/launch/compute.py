@@ -69,8 +69,10 @@ def _run(
     shape = check_shapes(op, a, b, out, form=form, groups=extras.groups, rows=extras.gathered)
     if out is None:
         signature = None if loaded is None else loaded.kernel.signature
-        usual = usual_out_dtype(a.dtype) if signature is None else torch_dtype(signature.out)
-        out = a.new_empty(shape, dtype=out_dtype or usual)
+        default_dtype = (
+            usual_out_dtype(a.dtype) if signature is None else torch_dtype(signature.out)
+        )
+        out = a.new_empty(shape, dtype=out_dtype or default_dtype)
     elif out_dtype not in (None, out.dtype):
         raise ValueError(f"{where}: out is {out.dtype}, out_dtype {out_dtype}; omit one of them")
     refuse_negation(where, out, *operands.values())
@@ -129,10 +131,10 @@ def _load_named(
     recipe = extras.recipe or signature.scales
     reason = timing_refusal(kernel.kernel, wants_determinism())
     if reason is not None:
-        told = f"{where}: kernel {kernel.kernel.id[:12]}: {reason}"
+        message = f"{where}: kernel {kernel.kernel.id[:12]}: {reason}"
         if not wants_warnings_alone():
-            raise RuntimeError(told)
-        warnings.warn(told, stacklevel=5)  # at the public function's caller
+            raise RuntimeError(message)
+        warnings.warn(message, stacklevel=5)  # at the public function's caller
     if extras.gated is not None or signature.is_gated:
         computes = epilogue is extras.gated
     else:
@@ -151,5 +153,5 @@ def enum_of(where: str, kind: type[_Named], value: _Named | str | None) -> _Name
     try:
         return kind(value)
     except ValueError:
-        known = ", ".join(str(one.value) for one in kind)
+        known = ", ".join(str(member.value) for member in kind)
         raise ValueError(f"{where}: no such {kind.__name__}: {value!r} (known: {known})") from None

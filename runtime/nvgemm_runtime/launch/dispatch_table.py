@@ -34,7 +34,7 @@ def default_evidence() -> Evidence:
 
 
 def find_dispatch(
-    asked: Sequence[Request],
+    readings: Sequence[Request],
     facts: DeviceFacts,
     *,
     is_precise: bool = False,
@@ -44,7 +44,7 @@ def find_dispatch(
     """Decides which kernel computes a GEMM at every m, from installed bundles' rankings.
 
     Args:
-        asked: All readings for the operands.
+        readings: All readings for the operands.
         facts: Device.
         is_precise: True if ATen must compute `aten.AtenGemm.is_precise` sums.
         evidence: Evidence that a ranking needs; None for default mode's.
@@ -54,12 +54,12 @@ def find_dispatch(
         The first reading with ranked problems, else the first reading; and the decision.
     """
     index = INSTALLATION.index(facts)
-    rows = [(request, index.ranked_sizes(request.problem)) for request in asked]
+    rows = [(request, index.ranked_sizes(request.problem)) for request in readings]
     request, rankings = next((row for row in rows if row[1]), rows[0])
     setting = unusual_setting(request.problem.signature.a)
     terms = Terms(limit=1, is_precise=is_precise, aten_setting=setting)
     versions = torch_versions()
-    decided = decide_dispatch(
+    dispatch = decide_dispatch(
         rankings,
         request,
         facts,
@@ -68,7 +68,7 @@ def find_dispatch(
         evidence=default_evidence() if evidence is None else evidence,
         only_deterministic=only_deterministic,
     )
-    return request, decided
+    return request, dispatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,23 +119,24 @@ class DispatchedSizes:
         )
 
     def __str__(self) -> str:
-        problem = self.request.problem
+        problem, measured = self.request.problem, self.decided.measured
         count = problem.batch * problem.groups
         groups = f", {count} groups"
         op = problem.signature.op
-        beside = groups if op.has_groups else f", batch {count}" if op is Op.BMM else ""
+        count_text = groups if op.has_groups else f", batch {count}" if op is Op.BMM else ""
         lines = [
-            f"{problem.signature.key}, n {problem.n}, k {problem.k}{beside}, on {self.facts.name}",
+            f"{problem.signature.key}, n {problem.n}, k {problem.k}{count_text}, "
+            f"on {self.facts.name}",
             *(f"  {segment}" for segment in self.segments),
         ]
         for size in self.decided.sizes:
             times = [
-                f"{_name(self.decided.measured.get(id_), id_)} {one.timing.time_ns / 1e3:.1f} us"
-                for id_, one in size.kernels.items()
+                f"{_name(measured.get(id_), id_)} {contender.timing.time_ns / 1e3:.1f} us"
+                for id_, contender in size.kernels.items()
             ]
-            told = ", ".join([*times, f"ATen {size.aten.time_ns / 1e3:.1f} us"])
-            lines.append(f"  measured at m {size.m}: {told}{_gains_too_little(size)}")
-        lines += [f"  not used of m {m}: {why}" for m, why in self.decided.open.items()]
+            times_text = ", ".join([*times, f"ATen {size.aten.time_ns / 1e3:.1f} us"])
+            lines.append(f"  measured at m {size.m}: {times_text}{_gains_too_little(size)}")
+        lines += [f"  not used of m {m}: {reason}" for m, reason in self.decided.open.items()]
         if not self.decided.sizes and not self.decided.open:
             lines.append("  no bundle that serves this device declares this n and k")
         return "\n".join(lines)
@@ -143,7 +144,9 @@ class DispatchedSizes:
 
 def _gains_too_little(size: MeasuredSize) -> str:
     """Describes why ATen computes although a kernel was faster; empty otherwise."""
-    is_faster = any(one.timing.time_ns < size.aten.time_ns for one in size.kernels.values())
+    is_faster = any(
+        contender.timing.time_ns < size.aten.time_ns for contender in size.kernels.values()
+    )
     if beating_aten(size) or not is_faster:
         return ""
     return f" (a gain of less than {size.least_gain:.0%} does not count)"
@@ -189,8 +192,8 @@ def dispatch_table(
             )
     op = op_of(a, b, extras)
     check_kinds(op, a, b)
-    asked = requests(op, a, b, out_dtype, extras=extras)
+    readings = requests(op, a, b, out_dtype, extras=extras)
     facts = facts_of(a)
     evidence = Evidence.ONCE if measured_once else None
-    request, decided = find_dispatch(asked, facts, evidence=evidence)
-    return DispatchedSizes(request=request, facts=facts, decided=decided)
+    request, dispatch = find_dispatch(readings, facts, evidence=evidence)
+    return DispatchedSizes(request=request, facts=facts, decided=dispatch)

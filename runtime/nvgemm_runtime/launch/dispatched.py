@@ -55,7 +55,7 @@ class _Table:
     ) -> None:
         self._ids = tuple(dict.fromkeys(kernel for kernel in kernels if kernel))
         self._bounds = bounds
-        self._places = [
+        self._segments = [
             self._ids.index(kernel) if kernel else native.ATEN_HANDLE for kernel in kernels
         ]
         self._origins = origins
@@ -77,27 +77,27 @@ class _Table:
 
     def _register(self) -> _TryDispatch:
         if is_off():
-            return _leave_to_aten
+            return _never_launch
         try:
             library = native.load()
-            table = library.register_table(self._bounds, self._places)
+            table = library.register_table(self._bounds, self._segments)
         except Exception as error:  # ATen is the fallback for any failure.
             for kernel_id in self._ids:
                 leave_to_aten(self._origins[kernel_id], kernel_id, error)
-            return _leave_to_aten
+            return _never_launch
         self._first_launches = [
-            launch_first(kernel, self._origins[kernel], self._settle(library, table, place))
-            for place, kernel in enumerate(self._ids)
+            launch_first(kernel, self._origins[kernel], self._settle(library, table, index))
+            for index, kernel in enumerate(self._ids)
         ]
         return functools.partial(library.try_dispatch, table)
 
     @staticmethod
-    def _settle(library: native.Native, table: int, place: int) -> Callable[[int | None], None]:
+    def _settle(library: native.Native, table: int, index: int) -> Callable[[int | None], None]:
         def settle(handle: int | None) -> None:
-            library.set_in_table(table, place, native.ATEN_HANDLE if handle is None else handle)
+            library.set_in_table(table, index, native.ATEN_HANDLE if handle is None else handle)
 
         return settle
 
 
-def _leave_to_aten(*tensors: torch.Tensor) -> bool:
+def _never_launch(*tensors: torch.Tensor) -> bool:
     return False

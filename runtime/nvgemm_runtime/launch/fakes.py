@@ -57,9 +57,9 @@ def _fake(
 
     ranks = RANKS[form.op]
 
-    def fake(*arguments: Any, **named: Any) -> torch.Tensor:
-        given = {**dict(zip(names, arguments)), **named}
-        a, b = given["a"], given["b"]
+    def fake(*arguments: Any, **keywords: Any) -> torch.Tensor:
+        by_name = {**dict(zip(names, arguments)), **keywords}
+        a, b = by_name["a"], by_name["b"]
         torch._check(
             (a.dim(), b.dim()) == ranks,
             lambda: (
@@ -75,17 +75,17 @@ def _fake(
         if form.is_gated:
             torch._check(columns % 2 == 0, lambda: f"b has {columns} columns; must have pairs")
             columns = columns // 2
-        dtype = getattr(torch, str(out_dtype(given["kernel"])))
-        groups = given["offsets"].shape if form.op is Op.K_GROUPED_MM else ()
-        in_front = a.shape[:-1]
+        dtype = getattr(torch, str(out_dtype(by_name["kernel"])))
+        groups = by_name["offsets"].shape if form.op is Op.K_GROUPED_MM else ()
+        leading = a.shape[:-1]
         if form.op is Op.GATHERED_GROUPED_MM:
-            in_front = given["rows"].shape
-            torch._check(len(in_front) == 1, lambda: f"rows are {tuple(in_front)}; must be [m]")
-        result: torch.Tensor = a.new_empty((*groups, *in_front, columns), dtype=dtype)
+            leading = by_name["rows"].shape
+            torch._check(len(leading) == 1, lambda: f"rows are {tuple(leading)}; must be [m]")
+        result: torch.Tensor = a.new_empty((*groups, *leading, columns), dtype=dtype)
         return result
 
     return fake
 
 
-def _fake_out(*operands: object, **named: object) -> None:
+def _fake_out(*operands: object, **keywords: object) -> None:
     """Does nothing: an ``out`` form changes values, not shapes or dtypes."""

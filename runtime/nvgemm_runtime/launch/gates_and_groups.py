@@ -147,7 +147,7 @@ def _compute_groups(
     kernel: str | LoadedKernel | None,
     out_dtype: torch.dtype | None,
     epilogue: Epilogue | str | None,
-    given: Mapping[str, torch.Tensor | None],
+    added: Mapping[str, torch.Tensor | None],
 ) -> torch.Tensor:
     """Computes grouped rows; ``given`` has the operands to add or read, by name."""
     where = op.value
@@ -157,23 +157,25 @@ def _compute_groups(
             f"{where}: epilogue is {gated.value}, must be a gated one or None; a bias or a matrix "
             "alone needs no epilogue"
         )
-    if given["bias"] is not None and given["addend"] is not None:
+    if added["bias"] is not None and added["addend"] is not None:
         raise ValueError(
             f"{where}: bias and addend are given, must be one of them: add one by torch"
         )
     names: dict[Addend | None, str] = {Addend.PRODUCT: "product", Addend.GATES: "gates"}
-    adds_matrix = gated is None and given["addend"] is not None
-    wanted = names.get(None if gated is None else gated.addend, "addend" if adds_matrix else "bias")
+    adds_matrix = gated is None and added["addend"] is not None
+    expected = names.get(
+        None if gated is None else gated.addend, "addend" if adds_matrix else "bias"
+    )
     for name, owner in (
         ("bias", "neither gradients nor ups"), ("product", "gradients"), ("gates", "ups"),
         ("addend", "products without a gate"),
     ):  # fmt: skip
-        if given[name] is not None and name != wanted:
+        if added[name] is not None and name != expected:
             raise ValueError(
                 f"{where}: {name} is given with epilogue {None if gated is None else gated.value}; "
                 f"it is for {owner}"
             )
-    extras = replace(extras, addend=given[wanted], adds_matrix=adds_matrix, gated=gated)
+    extras = replace(extras, addend=added[expected], adds_matrix=adds_matrix, gated=gated)
     return compute(where, op, a, b, out, kernel, extras, out_dtype)
 
 
@@ -323,9 +325,9 @@ def gated_mm(
             f"{where}: kernel {kernel.kernel.id[:12]} computes {kernel.kernel.signature.key}"
         )
     if gated is None or gated.form is not GateForm.JOINED:
-        known = ", ".join(one.value for one in Epilogue if one.form is GateForm.JOINED)
-        given = "None" if gated is None else gated.value
-        raise ValueError(f"{where}: epilogue is {given}, must be one of {known}")
+        allowed = ", ".join(member.value for member in Epilogue if member.form is GateForm.JOINED)
+        requested = "None" if gated is None else gated.value
+        raise ValueError(f"{where}: epilogue is {requested}, must be one of {allowed}")
     return compute(where, Op.MM, a, b, out, kernel, ExtraOperands(addend=bias, gated=gated))
 
 
@@ -333,9 +335,9 @@ def _gated_epilogue(
     where: str, epilogue: Epilogue | str | None, kernel: str | LoadedKernel | None
 ) -> tuple[Epilogue | None, str | LoadedKernel | None]:
     """Returns the requested gated epilogue, else the named kernel's; and that kernel."""
-    asked = enum_of(where, Epilogue, epilogue)
-    if asked is not None or not isinstance(kernel, (str, LoadedKernel)):
-        return asked, kernel
+    requested = enum_of(where, Epilogue, epilogue)
+    if requested is not None or not isinstance(kernel, (str, LoadedKernel)):
+        return requested, kernel
     loaded = load_kernel(kernel) if isinstance(kernel, str) else kernel
     signature = loaded.kernel.signature
     return (signature.epilogue if signature.is_gated else None), loaded

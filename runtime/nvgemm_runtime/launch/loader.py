@@ -150,15 +150,15 @@ def require_libraries(header: Header) -> None:
     launcher = native.load()  # loads libtvm_ffi.so
     if header.target.arch == CPU:
         return
-    found = find_runtime_library(header.target.cuda)
-    reason = library_refusal(header, found, find_ffi_exports())
-    if found is None or reason is not None:
+    library = find_runtime_library(header.target.cuda)
+    reason = library_refusal(header, library, find_ffi_exports())
+    if library is None or reason is not None:
         raise DriverError(reason)
-    warning = untested_version_warning(found)
+    warning = untested_version_warning(library)
     if warning is not None:
-        _warn_once(found, warning)
-    _open_library(found.path)
-    exports = found.exports
+        _warn_once(library, warning)
+    _open_library(library.path)
+    exports = library.exports
     launcher.set_library_keeps_lock(exports is not None and RELEASES_ITS_LOCK not in exports)
 
 
@@ -181,10 +181,10 @@ def _open_library(path: Path) -> None:
     try:
         library = ctypes.CDLL(str(path))
         # A payload binds to the library with this name that was loaded first.
-        bound = ctypes.CDLL(path.name, mode=os.RTLD_NOLOAD)
+        first_loaded = ctypes.CDLL(path.name, mode=os.RTLD_NOLOAD)
     except OSError as error:
         raise DriverError(f"{path} cannot be loaded: {error}") from error
-    if bound._handle != library._handle:
+    if first_loaded._handle != library._handle:
         others = [other for other in _loaded_files(path.name) if not path.samefile(other)]
         raise DriverError(
             f"{path} cannot be used: this process loaded another {path.name} before "

@@ -138,7 +138,7 @@ class Native:
             raise ValueError(
                 f"{len(bounds)} bounds need {len(bounds) + 1} places, {places} are given"
             )
-        segments = (one for segment in zip(bounds, places[1:]) for one in segment)
+        segments = (value for segment in zip(bounds, places[1:]) for value in segment)
         return self._register_table(max(places) + 1, places[0], *segments)
 
     def register_kernel(
@@ -224,7 +224,7 @@ def _built_for(signature: Signature, target: Target | None) -> tuple[Any, ...]:
     scales, epilogue = signature.scales, signature.epilogue
     return (
         _OPS.index(signature.op),
-        *(tvm_ffi.dtype(_ffi_name(one)) for one in (signature.a, signature.b, signature.out)),
+        *(tvm_ffi.dtype(_ffi_name(dtype)) for dtype in (signature.a, signature.b, signature.out)),
         signature.layout.a_row_major,
         signature.layout.b_row_major,
         0 if scales is None else scales.row.native_kind,
@@ -278,10 +278,10 @@ def _load() -> Native:
                     f"{library} cannot be loaded: {damage}; run: {install_command(again=True)}"
                 )
             module = tvm_ffi.load_module(path)
-        found = module["abi"]()
-        if found != ABI:
+        version = module["abi"]()
+        if version != ABI:
             raise ToolchainError(
-                f"{library} has operators of version {found}, this package needs {ABI}: files of "
+                f"{library} has operators of version {version}, this package needs {ABI}: files of "
                 f"two versions are mixed; run: {install_command(again=True)}"
             )
         module["register_torch_ops"]()

@@ -100,20 +100,20 @@ def preload(
     if where == torch.device("cuda"):  # means the current device
         where = usual_device()
     facts = device_facts(where.type, where.index or 0)
-    asked: list[str] = []
+    kernel_ids: list[str] = []
     if not is_off() and manifest is not None:
-        asked += _best(manifest, facts)
+        kernel_ids += _manifest_kernels(manifest, facts)
     elif not is_off():
-        experts = _best_of_experts(facts) if _EXPERTS in sys.modules else ()
-        asked += dict.fromkeys((*named_kernels(), *experts))
-    elsewhere = ((kernel_id, why_for_another_device(kernel_id, facts)) for kernel_id in asked)
-    skipped = {kernel_id: why for kernel_id, why in elsewhere if why is not None}
-    found = [kernel_id for kernel_id in asked if kernel_id not in skipped]
-    begin = said = time.monotonic()
+        experts = _expert_kernels(facts) if _EXPERTS in sys.modules else ()
+        kernel_ids += dict.fromkeys((*named_kernels(), *experts))
+    elsewhere = ((kernel_id, why_for_another_device(kernel_id, facts)) for kernel_id in kernel_ids)
+    skipped = {kernel_id: reason for kernel_id, reason in elsewhere if reason is not None}
+    loadable = [kernel_id for kernel_id in kernel_ids if kernel_id not in skipped]
+    start = last_report = time.monotonic()
     free = _free_bytes(where)
     code_bytes = 0
     failures: dict[str, str] = {}
-    for done, kernel_id in enumerate(found, start=1):
+    for done, kernel_id in enumerate(loadable, start=1):
         try:
             kernel = load_for(kernel_id, facts)
             upload(kernel, where)
@@ -121,16 +121,16 @@ def preload(
         except Exception as error:
             failures[kernel_id] = str(error)
         if progress is not None:
-            progress(done, len(found))
-        if time.monotonic() - said > REPORT_S:
-            said = time.monotonic()
-            _log.info("%d of %d kernels are loaded", done, len(found))
+            progress(done, len(loadable))
+        if time.monotonic() - last_report > REPORT_S:
+            last_report = time.monotonic()
+            _log.info("%d of %d kernels are loaded", done, len(loadable))
     # Synchronizing would break a capture, into which nothing was launched.
     if where.type == "cuda" and not is_capturing(where):
         torch.cuda.synchronize(where)
     return Preloaded(
-        kernels=len(found) - len(failures),
-        seconds=time.monotonic() - begin,
+        kernels=len(loadable) - len(failures),
+        seconds=time.monotonic() - start,
         code_bytes=code_bytes,
         device_bytes=max(0, free - _free_bytes(where)),
         failures=failures,
@@ -175,47 +175,53 @@ def _free_bytes(device: torch.device) -> int:
     return int(free + torch.cuda.memory_reserved(device))
 
 
-def _best(manifest: str, facts: DeviceFacts) -> Iterator[str]:
+def _manifest_kernels(manifest: str, facts: DeviceFacts) -> Iterator[str]:
     """Returns the kernel ids for a manifest's problems, each once.
 
     These are the first-ranked kernel for each problem, and the kernels in its dispatch table;
     includes kernels for other devices.
     """
-    bundles = [found for found in INSTALLATION.shipped_bundles() if _is_of(found, manifest)]
+    bundles = [
+        installed
+        for installed in INSTALLATION.shipped_bundles()
+        if _is_built_from(installed, manifest)
+    ]
     if not bundles:
-        known = ", ".join(sorted({found.origin for found in INSTALLATION.shipped_bundles()}))
+        origins = ", ".join(
+            sorted({installed.origin for installed in INSTALLATION.shipped_bundles()})
+        )
         raise NoKernelError(
-            f"no bundle of manifest {manifest} is installed (there are: {known or 'none'}); "
+            f"no bundle of manifest {manifest} is installed (there are: {origins or 'none'}); "
             f"install the wheel {DISTRIBUTION_PREFIX}{canonical_name(manifest)}, or name its "
             "bundle in NVGEMM_AOT_BUNDLES"
         )
-    seen: dict[str, None] = {}
-    for found in bundles:
-        if found.bundle is None:
+    kernel_ids: dict[str, None] = {}
+    for installed in bundles:
+        if installed.bundle is None:
             continue
-        header = found.bundle.header
+        header = installed.bundle.header
         reasons: list[str | None]
-        if found.refusal(facts) is None:
+        if installed.refusal(facts) is None:
             reasons = kernel_refusals(header, facts)
-            seen.update(dict.fromkeys(_first_of_each(header, facts, reasons)))
-            seen.update(dict.fromkeys(_of_tables(header, facts)))
+            kernel_ids.update(dict.fromkeys(_first_ranked(header, facts, reasons)))
+            kernel_ids.update(dict.fromkeys(_dispatched_kernels(header, facts)))
         elif device_refusal(header.target, facts) is not None:
             reasons = [None] * len(header.kernels)
             reasons += [kernel.why for kernel in header.unknown_kernels]
-            seen.update(dict.fromkeys(_first_of_each(header, facts, reasons)))
-    return iter(seen)
+            kernel_ids.update(dict.fromkeys(_first_ranked(header, facts, reasons)))
+    return iter(kernel_ids)
 
 
-def _best_of_experts(facts: DeviceFacts) -> Iterator[str]:
+def _expert_kernels(facts: DeviceFacts) -> Iterator[str]:
     """Yields the first-ranked kernel's id for each expert problem in every usable bundle."""
-    for found in INSTALLATION.shipped_bundles():
-        if found.bundle is not None and found.refusal(facts) is None:
-            header = found.bundle.header
+    for installed in INSTALLATION.shipped_bundles():
+        if installed.bundle is not None and installed.refusal(facts) is None:
+            header = installed.bundle.header
             reasons = kernel_refusals(header, facts)
-            yield from _first_of_each(header, facts, reasons, of_experts=True)
+            yield from _first_ranked(header, facts, reasons, of_experts=True)
 
 
-def _first_of_each(
+def _first_ranked(
     header: Header,
     facts: DeviceFacts,
     reasons: Sequence[str | None],
@@ -226,28 +232,28 @@ def _first_of_each(
     for ranking in header.rankings_on(facts.name):
         if of_experts and not ranking.problem.signature.op.is_of_experts:
             continue
-        usable = (one.kernel for one in ranking.kernels if reasons[one.kernel] is None)
+        usable = (entry.kernel for entry in ranking.kernels if reasons[entry.kernel] is None)
         first = next(usable, None)
         if first is not None:
             yield header.kernels[first].id
 
 
-def _of_tables(header: Header, facts: DeviceFacts) -> Iterator[str]:
+def _dispatched_kernels(header: Header, facts: DeviceFacts) -> Iterator[str]:
     """Yields the kernel ids in the measured dispatch tables for a bundle's problems."""
     problems = [ranking.problem for ranking in header.rankings_on(facts.name)]
     rows = {all_but_m(problem): problem for problem in problems}
     for problem in rows.values():
         request = Request(problem=problem, alignment_bytes=MAX_ALIGNMENT_BYTES)
         for evidence in (None, Evidence.ONCE):
-            _, decided = find_dispatch([request], facts, evidence=evidence)
-            yield from decided.table.used
+            _, dispatch = find_dispatch([request], facts, evidence=evidence)
+            yield from dispatch.table.used
 
 
-def _is_of(found: FoundBundle, manifest: str) -> bool:
+def _is_built_from(installed: FoundBundle, manifest: str) -> bool:
     """Returns True if a bundle was built from a manifest, by its wheel or file name."""
-    wanted = canonical_name(manifest)
-    if found.bundle is not None:
-        file = f"{wanted}-{canonical_name(found.bundle.header.target.key)}"
-        if canonical_name(found.path.stem) == file:
+    name = canonical_name(manifest)
+    if installed.bundle is not None:
+        file = f"{name}-{canonical_name(installed.bundle.header.target.key)}"
+        if canonical_name(installed.path.stem) == file:
             return True
-    return canonical_name(found.origin.split(" ")[0]) == f"{DISTRIBUTION_PREFIX}{wanted}"
+    return canonical_name(installed.origin.split(" ")[0]) == f"{DISTRIBUTION_PREFIX}{name}"

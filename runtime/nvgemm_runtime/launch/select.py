@@ -44,8 +44,8 @@ def choose_kernel(
         ValueError: If they do not fit together.
     """
     tensors = (a, b, out, *extras.tensors())
-    what = (op, wants_determinism(), *extras.wanted())
-    key = (*what, *(fact for tensor in tensors for fact in _deciding_facts(tensor)))
+    settings = (op, wants_determinism(), *extras.wanted())
+    key = (*settings, *(fact for tensor in tensors for fact in _deciding_facts(tensor)))
     kernel = _chosen.get(key)
     if kernel is None:
         default_mode()  # raises for an unknown mode
@@ -59,8 +59,8 @@ def choose_kernel(
 
 def _deciding_facts(tensor: torch.Tensor) -> tuple[object, ...]:
     """Returns a tensor's facts that can decide which kernel serves it."""
-    place = tensor.data_ptr() % MAX_ALIGNMENT_BYTES
-    return tensor.device, tensor.dtype, tensor.shape, tensor.stride(), place
+    offset = tensor.data_ptr() % MAX_ALIGNMENT_BYTES
+    return tensor.device, tensor.dtype, tensor.shape, tensor.stride(), offset
 
 
 def _match_and_load(
@@ -68,19 +68,19 @@ def _match_and_load(
 ) -> tuple[LoadedKernel, bool]:
     """Returns the kernel, and True if it is the best one even if all bundles can be read."""
     facts = facts_of(a)
-    asked = requests(op, a, b, out=out, extras=extras)
+    readings = requests(op, a, b, out=out, extras=extras)
     unread: dict[Bundle, StorageError] = {}
     while True:
-        request, found = find(asked, facts, without=unread.keys())
-        if isinstance(found, Miss):
+        request, result = find(readings, facts, without=unread.keys())
+        if isinstance(result, Miss):
             if unread:
                 raise next(iter(unread.values()))
             raise NoKernelError(
                 f"no kernel for {request.problem.key}:\n"
-                + "\n".join(f"  {reason}" for reason in found.reasons),
-                found.reasons,
+                + "\n".join(f"  {reason}" for reason in result.reasons),
+                result.reasons,
             )
-        best = found.kernels[0]
+        best = result.kernels[0]
         bundle = best.bundle.opened
         assert bundle is not None  # installed bundles are open
         try:
@@ -95,13 +95,13 @@ def _match_and_load(
 
 
 def find(
-    asked: tuple[Request, ...], facts: DeviceFacts, *, without: Collection[Bundle] = ()
+    readings: tuple[Request, ...], facts: DeviceFacts, *, without: Collection[Bundle] = ()
 ) -> tuple[Request, Match | Miss]:
     """Returns the first request that a kernel serves, with its match, or all reasons for a miss."""
-    request, found = first_served(INSTALLATION.index(facts, without=without).match, asked)
-    if isinstance(found, Match) and found.from_jit:
-        mark_used(found.ranked_as)
-    return request, found
+    request, result = first_served(INSTALLATION.index(facts, without=without).match, readings)
+    if isinstance(result, Match) and result.from_jit:
+        mark_used(result.ranked_as)
+    return request, result
 
 
 def facts_of(tensor: torch.Tensor) -> DeviceFacts:
@@ -120,13 +120,13 @@ def load_kernel(kernel_id: str) -> LoadedKernel:
     if loaded is not None:
         return loaded
     default_mode()
-    place = INSTALLATION.kernels().get(kernel_id)
-    if place is None:
+    entry = INSTALLATION.kernels().get(kernel_id)
+    if entry is None:
         raise NoKernelError(
             f"no installed bundle holds kernel {kernel_id[:12]}; install the kernel wheel it came "
             "from"
         )
-    bundle, kernel = place
+    bundle, kernel = entry
     reason = process_refusal(bundle.header.target, host_platform(), torch_cuda())
     if reason is not None:
         raise NoKernelError(f"kernel {kernel_id[:12]} of {bundle.path}: {reason}", (reason,))

@@ -40,8 +40,8 @@ def upload(kernel: LoadedKernel, device: torch.device) -> bool:
     if is_capturing(device):
         return False
     # torch loads generated code under dispatch modes in which tensors have no memory.
-    on_it = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-    with _disable_current_modes(), on_it:
+    device_guard = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    with _disable_current_modes(), device_guard:
         problem = _smallest_problem(kernel.kernel)
         a, b, out = (_operand(problem, role, device) for role in (Role.A, Role.B, Role.OUT))
         extras = (_operand(problem, role, device) for role in extra_roles(problem.signature))
@@ -80,6 +80,6 @@ def _operand(problem: Problem, role: Role, device: torch.device) -> torch.Tensor
     if role is Role.OFFSETS:
         return torch.zeros(shape, dtype=dtype, device=device)
     # Via bytes: deterministic mode fills new tensors, which torch cannot do for every dtype.
-    made = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=device)
-    made = made.view(dtype).view(shape)
-    return made.mT if is_transposed else made
+    tensor = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=device)
+    tensor = tensor.view(dtype).view(shape)
+    return tensor.mT if is_transposed else tensor

@@ -42,7 +42,7 @@ TunedTogether = tuple[str, ...]
 """Bundle paths that one ``nvgemm-aot tune`` run measures together."""
 
 
-_VARYING = "results of the kernels that are faster than ATen depend on timing"
+_NONDETERMINISTIC = "results of the kernels that are faster than ATen depend on timing"
 """Reason to leave a size to ATen if the program wants determinism."""
 
 
@@ -90,13 +90,13 @@ class Dispatch:
 def _files_within(
     by_m: Mapping[int, tuple[TunedTogether, ...]], least: int, most: int | None
 ) -> list[TunedTogether]:
-    found = (
+    selected = (
         files
-        for m, of_size in by_m.items()
+        for m, files_at_m in by_m.items()
         if least <= m and (most is None or m <= most)
-        for files in of_size
+        for files in files_at_m
     )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(selected))
 
 
 def decide_dispatch(
@@ -128,46 +128,48 @@ def decide_dispatch(
     doubtful: dict[int, tuple[TunedTogether, ...]] = {}
     unconfirmed: dict[int, tuple[TunedTogether, ...]] = {}
     held_back: dict[int, str] = {}
-    for m, of_size in sorted(rankings.items()):
-        counting, reasons = _counting(of_size, request, facts, versions, evidence)
-        found = obstacle or reasons or _measured_size(m, counting, request, evidence)
-        if isinstance(found, str):
-            why_open[m] = found
-            files = _contradicting_files(counting) or _doubtful_files(of_size)
+    for m, size_rankings in sorted(rankings.items()):
+        counting, reasons = _counting_rankings(size_rankings, request, facts, versions, evidence)
+        size = obstacle or reasons or _measured_size(m, counting, request, evidence)
+        if isinstance(size, str):
+            why_open[m] = size
+            files = _contradicting_files(counting) or _doubtful_files(size_rankings)
             if files and not obstacle:  # with an obstacle, a new measurement would not count either
                 doubtful[m] = files
-            once, _ = _counting(of_size, request, facts, versions, Evidence.ONCE)
+            once, _ = _counting_rankings(size_rankings, request, facts, versions, Evidence.ONCE)
             if once and not counting and not obstacle:
-                unconfirmed[m] = _each_alone(once)
+                unconfirmed[m] = _separate_paths(once)
             continue
-        faster = beating_aten(found)
-        is_won = bool(faster) or _left_out_beat(counting[0], found)
-        if not is_won and beating_aten(replace(found, least_gain=MIN_GAIN)):
-            held_back[m] = _why_held_back(found)
-            unconfirmed[m] = _each_alone(counting)
-        here = replace(request.problem, m=m)
+        faster = beating_aten(size)
+        is_won = bool(faster) or _excluded_kernel_gains(counting[0], size)
+        if not is_won and beating_aten(replace(size, least_gain=MIN_GAIN)):
+            held_back[m] = _why_held_back(size)
+            unconfirmed[m] = _separate_paths(counting)
+        problem = replace(request.problem, m=m)
         unusable: dict[str, str] = {}
-        for one in (kernel for usable in of_size for kernel in usable.kernels):
-            reason = too_large(one.kernel.provider, here, request.out_row_bytes)
-            if reason is None and only_deterministic and not one.kernel.is_deterministic:
-                reason = _VARYING
+        for matched in (kernel for usable in size_rankings for kernel in usable.kernels):
+            reason = too_large(matched.kernel.provider, problem, request.out_row_bytes)
+            if reason is None and only_deterministic and not matched.kernel.is_deterministic:
+                reason = _NONDETERMINISTIC
             if reason is not None:
-                unusable[one.kernel.id] = reason
-        kept = {id_: one for id_, one in found.kernels.items() if id_ not in unusable}
-        found = replace(found, kernels=kept)
-        if is_won and not beating_aten(found):
-            why_open[m] = "; ".join({unusable[id_]: None for id_ in faster}) or _VARYING
-        sizes.append(found)
-        for usable in of_size:
-            for one in usable.kernels:
-                if one.kernel.id in found.kernels:
-                    measured.setdefault(one.kernel.id, one)
+                unusable[matched.kernel.id] = reason
+        usable_kernels = {
+            id_: contender for id_, contender in size.kernels.items() if id_ not in unusable
+        }
+        size = replace(size, kernels=usable_kernels)
+        if is_won and not beating_aten(size):
+            why_open[m] = "; ".join({unusable[id_]: None for id_ in faster}) or _NONDETERMINISTIC
+        sizes.append(size)
+        for usable in size_rankings:
+            for matched in usable.kernels:
+                if matched.kernel.id in size.kernels:
+                    measured.setdefault(matched.kernel.id, matched)
     # If A is contiguous along m, alignment between two measured m differs from both.
     may_bridge = request.problem.signature.layout.a_row_major
     tiling = None
     # A grouped product's waves depend on the distribution over groups, which is unknown here.
     if facts.multiprocessors is not None and not request.problem.signature.op.has_groups:
-        designs = {id_: one.kernel.design for id_, one in measured.items()}
+        designs = {id_: matched.kernel.design for id_, matched in measured.items()}
         tiling = Tiling(
             problem=request.problem, designs=designs, multiprocessors=facts.multiprocessors
         )
@@ -179,7 +181,9 @@ def decide_dispatch(
         sizes=tuple(sizes),
         open=why_open,
         declared=frozenset(
-            m for m, of_size in rankings.items() if any(one.ranking.is_declared for one in of_size)
+            m
+            for m, size_rankings in rankings.items()
+            if any(usable.ranking.is_declared for usable in size_rankings)
         ),
         doubtful=doubtful,
         unconfirmed=unconfirmed,
@@ -189,21 +193,21 @@ def decide_dispatch(
     )
 
 
-def _left_out_beat(usable: UsableRanking, size: MeasuredSize) -> bool:
+def _excluded_kernel_gains(usable: UsableRanking, size: MeasuredSize) -> bool:
     """Returns True if an excluded nondeterministic kernel gains enough on ATen."""
     time_ns = usable.least_left_out_ns
     return time_ns is not None and gains_enough(time_ns, size.aten, size.least_gain)
 
 
 def _why_held_back(size: MeasuredSize) -> str:
-    fastest_ns = min(one.timing.time_ns for one in size.kernels.values())
+    fastest_ns = min(contender.timing.time_ns for contender in size.kernels.values())
     return (
         f"a kernel gains {1 - fastest_ns / size.aten.time_ns:.1%}, and what one GPU repeated "
         f"counts from {size.least_gain:.0%} on"
     )
 
 
-def _counting(
+def _counting_rankings(
     rankings: Sequence[UsableRanking],
     request: Request,
     facts: DeviceFacts,
@@ -214,11 +218,11 @@ def _counting(
     reasons: dict[str, None] = {}  # in order, each once
     counting: dict[float, list[UsableRanking]] = {}
     for usable in rankings:
-        found = _least_gain(usable, request, facts, versions, evidence)
-        if isinstance(found, str):
-            reasons[found] = None
+        least_gain = _least_gain(usable, request, facts, versions, evidence)
+        if isinstance(least_gain, str):
+            reasons[least_gain] = None
         else:
-            counting.setdefault(found, []).append(usable)
+            counting.setdefault(least_gain, []).append(usable)
     return (counting[min(counting)], "") if counting else ([], "; ".join(reasons))
 
 
@@ -235,12 +239,14 @@ def _measured_size(
     assert measured.aten is not None
     problem = replace(request.problem, m=m)
     kernels = {}
-    for one in first.aligned(request.alignment_bytes, request.is_compact):
-        assert one.time_ns is not None  # measured rankings have times
-        timing = Timing(time_ns=one.time_ns, spread_ns=measured.spreads_ns[one.rank])
-        workspace = one.kernel.workspace
-        needed = one.kernel.workspace_bytes if workspace is None else workspace.size_bytes(problem)
-        kernels[one.kernel.id] = Contender(timing=timing, workspace_bytes=needed)
+    for matched in first.aligned(request.alignment_bytes, request.is_compact):
+        assert matched.time_ns is not None  # measured rankings have times
+        timing = Timing(time_ns=matched.time_ns, spread_ns=measured.spreads_ns[matched.rank])
+        workspace = matched.kernel.workspace
+        workspace_bytes = (
+            matched.kernel.workspace_bytes if workspace is None else workspace.size_bytes(problem)
+        )
+        kernels[matched.kernel.id] = Contender(timing=timing, workspace_bytes=workspace_bytes)
     least_gain = evidence.least_gain(measured)
     assert least_gain is not None  # _least_gain excluded the others
     return MeasuredSize(m=m, kernels=kernels, aten=measured.aten, least_gain=least_gain)
@@ -248,7 +254,7 @@ def _measured_size(
 
 def _contradict(counting: Iterable[UsableRanking]) -> bool:
     """Returns True if rankings disagree on whether ATen is faster."""
-    return len({_is_won_by_a_kernel(usable) for usable in counting}) > 1
+    return len({_kernel_beats_aten(usable) for usable in counting}) > 1
 
 
 def _contradicting_files(counting: Sequence[UsableRanking]) -> tuple[TunedTogether, ...]:
@@ -269,17 +275,17 @@ def _contradicting_files(counting: Sequence[UsableRanking]) -> tuple[TunedTogeth
 
 def _doubtful_files(rankings: Iterable[UsableRanking]) -> tuple[TunedTogether, ...]:
     """Returns paths to bundles whose measurements are in doubt, each separately."""
-    return _each_alone(
+    return _separate_paths(
         usable
         for usable in rankings
         if usable.ranking.measured is not None and usable.ranking.measured.doubts
     )
 
 
-def _each_alone(rankings: Iterable[UsableRanking]) -> tuple[TunedTogether, ...]:
+def _separate_paths(rankings: Iterable[UsableRanking]) -> tuple[TunedTogether, ...]:
     """Returns bundle paths, to be tuned one by one."""
     opened = (usable.bundle.opened for usable in rankings)
-    return tuple((str(one.path),) for one in opened if one is not None)
+    return tuple((str(bundle.path),) for bundle in opened if bundle is not None)
 
 
 def _least_gain(
@@ -303,7 +309,7 @@ def _least_gain(
     return least_gain
 
 
-def _is_won_by_a_kernel(usable: UsableRanking) -> bool:
+def _kernel_beats_aten(usable: UsableRanking) -> bool:
     measured, best = usable.ranking.measured, usable.kernels[0].time_ns
     assert measured is not None
     assert measured.aten is not None

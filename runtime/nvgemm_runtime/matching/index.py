@@ -153,8 +153,8 @@ class Index:
                 contiguous extent and every stride other than 1.
             is_compact: True if operands have no gaps; see `operands.Request`.
         """
-        asked = problem, alignment_bytes, is_compact
-        return self.match_ranked(*asked) or self.match_signature(*asked)
+        arguments = problem, alignment_bytes, is_compact
+        return self.match_ranked(*arguments) or self.match_signature(*arguments)
 
     def match_ranked(
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
@@ -164,8 +164,8 @@ class Index:
             kernels = usable.aligned(alignment_bytes, is_compact)
             if kernels:
                 basis = Basis.DECLARED if usable.ranking.is_declared else Basis.SIGNATURE
-                found = self._match_with(basis, usable, kernels)
-                return replace(found, measured=usable.ranking.measured)
+                match = self._match_with(basis, usable, kernels)
+                return replace(match, measured=usable.ranking.measured)
         return None
 
     def match_signature(
@@ -181,10 +181,14 @@ class Index:
             if needed <= alignment_bytes:
                 around = sizes.around(problem)
                 if self._can_interpolate(around):
-                    kernels = self._interpolated(around, alignment_bytes, is_compact, problem)
+                    kernels = self._ordered_by_interpolation(
+                        around, alignment_bytes, is_compact, problem
+                    )
                 else:
                     near = around.nearest
-                    kernels = self._scaled(near.aligned(alignment_bytes, is_compact), near, problem)
+                    kernels = self._ordered_by_scaled_times(
+                        near.aligned(alignment_bytes, is_compact), near, problem
+                    )
                 kernels = _with_small_workspaces(kernels, problem)
                 return self._match_with(Basis.SIGNATURE, around.nearest, kernels)
         reason = (
@@ -210,14 +214,18 @@ class Index:
     @functools.cached_property
     def _declared(self) -> frozenset[Problem]:
         """Problems that any bundle declares, including refused ones and ones without a kernel."""
-        return frozenset(one for bundle in self.bundles for one in _declared_by(bundle.header))
+        return frozenset(
+            problem for bundle in self.bundles for problem in _declared_by(bundle.header)
+        )
 
     @functools.cached_property
     def _left_out(self) -> dict[Hashable, dict[int, str]]:
-        reasons = [(one, f"{name}: {why.text}") for one, (name, why) in self._unserved.items()]
+        reasons = [
+            (problem, f"{name}: {why.text}") for problem, (name, why) in self._unserved.items()
+        ]
         for bundle, reason in self._with_refusals:
-            told = f"{bundle.name}: {reason}"
-            reasons += ((problem, told) for problem in _declared_by(bundle.header))
+            text = f"{bundle.name}: {reason}"
+            reasons += ((problem, text) for problem in _declared_by(bundle.header))
         rows: dict[Hashable, dict[int, str]] = {}
         for declared, reason in reasons:
             if declared not in self._ranked:
@@ -240,7 +248,7 @@ class Index:
             usable.holds_on(self.facts) for usable in (around.below, around.above)
         )
 
-    def _interpolated(
+    def _ordered_by_interpolation(
         self,
         around: Around[UsableRanking],
         alignment_bytes: int,
@@ -263,7 +271,7 @@ class Index:
         )
         return tuple(kernels[kernel_id] for kernel_id in order)
 
-    def _scaled(
+    def _ordered_by_scaled_times(
         self, kernels: tuple[MatchedKernel, ...], usable: UsableRanking, problem: Problem
     ) -> tuple[MatchedKernel, ...]:
         """Returns a nearby problem's kernels, ordered by times scaled to this problem."""
@@ -275,8 +283,10 @@ class Index:
         def scaled_time(served: MatchedKernel) -> float:
             assert served.time_ns is not None
             design = served.kernel.design
-            here, there = (waves(design, sizes, multiprocessors) for sizes in (problem, near))
-            return served.time_ns * here / there
+            own_waves, near_waves = (
+                waves(design, sizes, multiprocessors) for sizes in (problem, near)
+            )
+            return served.time_ns * own_waves / near_waves
 
         return tuple(sorted(kernels, key=scaled_time))  # stable: ties stay in rank order
 
@@ -317,14 +327,14 @@ class Index:
             for other, bundle, why in others[:1]
         )
 
-    def _why_no_signature(self, wanted: Signature) -> str:
-        if wanted in self._sizes:
+    def _why_no_signature(self, signature: Signature) -> str:
+        if signature in self._sizes:
             return (
                 f"rows or matrices of a, b or the result lie apart, and the kernels for "
-                f"{wanted.key} take them without gaps; make copies in the same layout"
+                f"{signature.key} take them without gaps; make copies in the same layout"
             )
         if self._sizes:
-            return f"no bundled kernel computes {wanted.key} (bundled: {self._bundled})"
+            return f"no bundled kernel computes {signature.key} (bundled: {self._bundled})"
         if self.refusals or self.bundles:
             return f"no bundle serves this device ({describe_device(self.facts)})"
         return (
@@ -372,22 +382,22 @@ def _kernel_times(usable: UsableRanking) -> KernelTimes:
     )
 
 
-def _small_enough(found: Match, request: Request) -> Match | Miss:
+def _without_too_large(match: Match, request: Request) -> Match | Miss:
     """Removes kernels for which the problem is too large."""
     reasons = [
         too_large(served.kernel.provider, request.problem, request.out_row_bytes)
-        for served in found.kernels
+        for served in match.kernels
     ]
     if not any(reasons):
-        return found
-    kernels = tuple(one for one, reason in zip(found.kernels, reasons) if reason is None)
+        return match
+    kernels = tuple(served for served, reason in zip(match.kernels, reasons) if reason is None)
     if kernels:
-        return replace(found, kernels=kernels)
+        return replace(match, kernels=kernels)
     return Miss(reasons=tuple(dict.fromkeys(map(str, reasons))))
 
 
 def first_served(
-    match: Callable[[Problem, int, bool], Match | Miss], asked: Sequence[Request]
+    match: Callable[[Problem, int, bool], Match | Miss], readings: Sequence[Request]
 ) -> tuple[Request, Match | Miss]:
     """Finds kernels for operands that can be read in several ways.
 
@@ -395,11 +405,11 @@ def first_served(
         The first reading that a kernel serves and its match; or the first reading and all reasons.
     """
     reasons: dict[str, None] = {}  # in order, each once
-    for request in asked:
-        found = match(request.problem, request.alignment_bytes, request.is_compact)
-        if isinstance(found, Match):
-            found = _small_enough(found, request)
-        if isinstance(found, Match):
-            return request, found
-        reasons.update(dict.fromkeys(found.reasons))
-    return asked[0], Miss(reasons=tuple(reasons))
+    for request in readings:
+        result = match(request.problem, request.alignment_bytes, request.is_compact)
+        if isinstance(result, Match):
+            result = _without_too_large(result, request)
+        if isinstance(result, Match):
+            return request, result
+        reasons.update(dict.fromkeys(result.reasons))
+    return readings[0], Miss(reasons=tuple(reasons))

@@ -16,25 +16,25 @@ class LayeredIndex:
     installed bundles come first.
     """
 
-    def __init__(self, shipped: Index, kept: Index) -> None:
-        self._layers = (shipped, kept)
+    def __init__(self, shipped: Index, cached: Index) -> None:
+        self._layers = (shipped, cached)
 
     def match(
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
     ) -> Match | Miss:
         """Finds the kernels for a problem; see `Index.match`."""
-        asked = problem, alignment_bytes, is_compact
-        shipped, kept = self._layers
-        ranked = shipped.match_ranked(*asked) or kept.match_ranked(*asked)
+        arguments = problem, alignment_bytes, is_compact
+        shipped, cached = self._layers
+        ranked = shipped.match_ranked(*arguments) or cached.match_ranked(*arguments)
         if ranked is not None:
             return ranked
-        found = shipped.match_signature(*asked)
-        if isinstance(found, Match):
-            return found
-        found_in_cache = kept.match_signature(*asked)
-        if isinstance(found_in_cache, Match):
-            return found_in_cache
-        return Miss(reasons=(*found.reasons, *kept.refusals))
+        shipped_match = shipped.match_signature(*arguments)
+        if isinstance(shipped_match, Match):
+            return shipped_match
+        cached_match = cached.match_signature(*arguments)
+        if isinstance(cached_match, Match):
+            return cached_match
+        return Miss(reasons=(*shipped_match.reasons, *cached.refusals))
 
     def ranked_sizes(self, problem: Problem) -> Mapping[int, Sequence[UsableRanking]]:
         """Returns `Index.ranked_sizes` from installed bundles; JIT rankings are estimates."""

@@ -43,7 +43,7 @@ class NearestSizes(Generic[T]):
     def __init__(self, entries: Iterable[tuple[Problem, T]]) -> None:
         rows: dict[_Sizes, list[tuple[int, T]]] = {}
         for problem, item in entries:
-            rows.setdefault(_weights(problem), []).append((problem.m, item))
+            rows.setdefault(_sizes_without_m(problem), []).append((problem.m, item))
         self._ms: dict[_Sizes, list[int]] = {}
         self._items: dict[_Sizes, list[T]] = {}
         for sizes, row in rows.items():
@@ -57,7 +57,7 @@ class NearestSizes(Generic[T]):
 
     def around(self, problem: Problem) -> Around[T]:
         """Returns the items around this m, for the nearest declared n, k and batch or groups."""
-        sizes = _weights(problem)
+        sizes = _sizes_without_m(problem)
         if sizes not in self._ms:
             sizes = self._nearest(sizes)
         ms, items = self._ms[sizes], self._items[sizes]
@@ -68,22 +68,22 @@ class NearestSizes(Generic[T]):
             nearest=items[below if is_below else above], below=items[below], above=items[above]
         )
 
-    def _nearest(self, wanted: _Sizes) -> _Sizes:
+    def _nearest(self, requested: _Sizes) -> _Sizes:
         """Returns the declared sizes with the least sum over logarithm differences.
 
         The search goes from n to both sides, until n alone is farther than the best result.
         """
-        log_n, log_k, log_count = map(math.log2, wanted)
+        log_n, log_k, log_count = map(math.log2, requested)
         begin = bisect_left(self._logs_of_n, log_n)
-        least, nearest = math.inf, wanted
+        least, nearest = math.inf, requested
         for points in (self._points[begin:], reversed(self._points[:begin])):
             for n, k, count, sizes in points:
-                apart = abs(n - log_n)
-                if apart > least:
+                distance = abs(n - log_n)
+                if distance > least:
                     break
-                apart += abs(k - log_k) + abs(count - log_count)
-                if apart <= least and (apart < least or sizes < nearest):
-                    least, nearest = apart, sizes
+                distance += abs(k - log_k) + abs(count - log_count)
+                if distance <= least and (distance < least or sizes < nearest):
+                    least, nearest = distance, sizes
         return nearest
 
 
@@ -95,6 +95,6 @@ def _around(ms: list[int], m: int) -> tuple[int, int]:
     return (above, above) if above == 0 or ms[above] == m else (above - 1, above)
 
 
-def _weights(problem: Problem) -> _Sizes:
+def _sizes_without_m(problem: Problem) -> _Sizes:
     """Returns all sizes except m. Either a batch or groups may exceed 1."""
     return problem.n, problem.k, problem.batch * problem.groups

@@ -76,10 +76,12 @@ def interpolate(
     """Returns one kernel's expected nanoseconds; arguments as in `order_between`."""
     low, high = below.times_ns.get(kernel_id), above.times_ns.get(kernel_id)
     if low is None or high is None or below.problem.m >= above.problem.m:
-        row, alone = (above, high) if low is None else (below, low)
-        assert alone is not None  # each kernel is in at least one of them
-        here, there = (waves(design, one, multiprocessors) for one in (problem, row.problem))
-        return here * alone / there
+        measured, time_ns = (above, high) if low is None else (below, low)
+        assert time_ns is not None  # each kernel is in at least one of them
+        own_waves, measured_waves = (
+            waves(design, sized, multiprocessors) for sized in (problem, measured.problem)
+        )
+        return own_waves * time_ns / measured_waves
     ends = ((below.problem.m, low), (above.problem.m, high))
     return curve_between(design, problem, *ends, multiprocessors)(problem.m)
 

@@ -17,7 +17,7 @@ MAX_CLUSTER_SIZE = 16
 
 _FFI_DISTRIBUTION = "apache-tvm-ffi"
 
-_RANGE = ">=4.7,<4.9"
+_TESTED_RANGE = ">=4.7,<4.9"
 """Runtime library releases that kernels were tested with: the range in the extras."""
 
 
@@ -139,20 +139,20 @@ def _unknown_refusal(target: Target) -> str | None:
 def _platform_refusal(target: Target, platform: str) -> str | None:
     if target.platform == platform:
         return None
-    found = f"built for platform {target.platform}, this is {platform}"
+    mismatch = f"built for platform {target.platform}, this is {platform}"
     if platform not in PLATFORMS:
-        return found
-    return f"{found}; install its wheel for {platform}, or build for platform: {platform}"
+        return mismatch
+    return f"{mismatch}; install its wheel for {platform}, or build for platform: {platform}"
 
 
 def _cuda_refusal(target: Target, cuda: str | None) -> str | None:
     if target.cuda == cuda:
         return None
-    found = f"built for {target.cuda}, torch uses {cuda or 'no CUDA'}"
+    mismatch = f"built for {target.cuda}, torch uses {cuda or 'no CUDA'}"
     torch_for = f"install a torch for CUDA {target.cuda[2:]}"
     if cuda not in CUDA_VERSIONS:
-        return f"{found}; {torch_for}"
-    return f"{found}; build for cuda: {cuda}, or {torch_for}"
+        return f"{mismatch}; {torch_for}"
+    return f"{mismatch}; build for cuda: {cuda}, or {torch_for}"
 
 
 def library_refusal(
@@ -189,15 +189,15 @@ def imports_refusal(
     Exports of None are unknown, and count as complete.
     """
     imports = needed_symbols(header, kernel)
-    for exports, wanted, name, version in (
+    for exports, imported, name, version in (
         (library.exports, imports.of_device, library_distribution(header), library.version),
         (ffi_exports, imports.of_ffi, _FFI_DISTRIBUTION, None),
     ):
-        missing = sorted(wanted - exports) if exports is not None else []
+        missing = sorted(imported - exports) if exports is not None else []
         if missing:
-            found = name if version in (None, UNKNOWN_VERSION) else f"{name} {version}"
+            installed = name if version in (None, UNKNOWN_VERSION) else f"{name} {version}"
             return (
-                f"kernels import {', '.join(missing)}, which the installed {found} does not "
+                f"kernels import {', '.join(missing)}, which the installed {installed} does not "
                 f"export; run: pip install '{name}{_version_bound(header, name, missing)}'"
             )
     return None
@@ -205,21 +205,21 @@ def imports_refusal(
 
 def library_install_command(cuda: str) -> str:
     """Returns the command that installs the library for a CUDA version such as ``cu12``."""
-    bound = _RANGE if cuda in CUDA_VERSIONS else ""  # newer CUDA needs a newer nvgemm-aot
+    bound = _TESTED_RANGE if cuda in CUDA_VERSIONS else ""  # newer CUDA needs a newer nvgemm-aot
     return f"pip install 'nvidia-cutlass-dsl-libs-{cuda}{bound}'"
 
 
 def reinstall_command(library: RuntimeLibrary) -> str:
     """Returns the command that reinstalls a damaged library, in the same release if known."""
-    bound = _RANGE if library.version == UNKNOWN_VERSION else f"=={library.version}"
+    bound = _TESTED_RANGE if library.version == UNKNOWN_VERSION else f"=={library.version}"
     distribution = f"nvidia-cutlass-dsl-libs-{library.cuda}"
     return f"pip install --force-reinstall --no-deps '{distribution}{bound}'"
 
 
 def untested_version_warning(library: RuntimeLibrary) -> str | None:
     """Returns a warning for a library newer than any that kernels were tested with, or None."""
-    found = version_numbers(library.version)
-    if found[:2] <= NEWEST_RUN:
+    numbers = version_numbers(library.version)
+    if numbers[:2] <= NEWEST_RUN:
         return None
     newest = ".".join(map(str, NEWEST_RUN))
     return (
@@ -240,7 +240,7 @@ def _version_bound(header: Header, distribution: str, missing: list[str]) -> str
         return f">={max(map(str, since), key=version_numbers)}"
     built_with = header.toolchain.get(distribution)
     if built_with is None:
-        return "" if distribution == _FFI_DISTRIBUTION else _RANGE
+        return "" if distribution == _FFI_DISTRIBUTION else _TESTED_RANGE
     return f">={built_with}"
 
 

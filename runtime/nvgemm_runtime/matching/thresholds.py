@@ -113,11 +113,11 @@ class DispatchTable:
         """Returns the table with ATen replaced by a kernel."""
         bounds: list[int] = []
         kernels: list[str] = []
-        for bound, one in zip((0, *self.bounds), self.kernels):
-            named = kernel_id if one == ATEN else one
-            if not kernels or named != kernels[-1]:
+        for bound, current in zip((0, *self.bounds), self.kernels):
+            replacement = kernel_id if current == ATEN else current
+            if not kernels or replacement != kernels[-1]:
                 bounds.append(bound)
-                kernels.append(named)
+                kernels.append(replacement)
         return DispatchTable(bounds=tuple(bounds[1:]), kernels=tuple(kernels))
 
     @property
@@ -207,7 +207,7 @@ def places_along(
         if after is None or (after.m > here.m + 1 and not may_bridge):
             places.append(Place(begin=here.m + 1, allowed=_ONLY_ATEN))
         elif after.m > here.m + 1:
-            places += _between(here, after, tiling)
+            places += _places_between(here, after, tiling)
     return places
 
 
@@ -226,7 +226,7 @@ def make_table(places: Sequence[Place]) -> DispatchTable:
 
     ATen runs before the first place.
     """
-    chosen = _with_fewest_changes([place.allowed for place in places])
+    chosen = _choose_with_fewest_changes([place.allowed for place in places])
     bounds, kernels = [], [ATEN]
     for place, kernel_id in zip(places, chosen):
         if kernel_id != kernels[-1]:
@@ -250,12 +250,12 @@ def beating_aten(size: MeasuredSize) -> dict[str, float]:
         Fraction by which each exceeds the fastest time.
     """
     beating = {
-        kernel_id: one.timing.time_ns
-        for kernel_id, one in size.kernels.items()
-        if gains_enough(one.timing.time_ns, size.aten, size.least_gain)
+        kernel_id: contender.timing.time_ns
+        for kernel_id, contender in size.kernels.items()
+        if gains_enough(contender.timing.time_ns, size.aten, size.least_gain)
     }
-    least = min(beating.values(), default=0)
-    return {kernel_id: time_ns / least - 1 for kernel_id, time_ns in beating.items()}
+    fastest_ns = min(beating.values(), default=0)
+    return {kernel_id: time_ns / fastest_ns - 1 for kernel_id, time_ns in beating.items()}
 
 
 def _fastest(losses: Mapping[str, float]) -> str:
@@ -269,13 +269,13 @@ def _place_at(size: MeasuredSize) -> Place:
     fastest = _fastest(losses)
     if fastest == ATEN:
         return Place(begin=size.m, allowed=_ONLY_ATEN)
-    reach = _latest(size.kernels[fastest].timing)
+    latest_ns = _latest(size.kernels[fastest].timing)
     allowed = {
         kernel_id: loss
         for kernel_id, loss in losses.items()
-        if _earliest(size.kernels[kernel_id].timing) <= reach
+        if _earliest(size.kernels[kernel_id].timing) <= latest_ns
     }
-    if _earliest(size.aten) <= reach:
+    if _earliest(size.aten) <= latest_ns:
         allowed[ATEN] = size.aten.time_ns / size.kernels[fastest].timing.time_ns - 1
     return Place(begin=size.m, allowed=allowed, compared=frozenset({fastest}))
 
@@ -288,7 +288,9 @@ def _latest(timing: Timing) -> int:
     return timing.time_ns + timing.spread_ns
 
 
-def _between(below: MeasuredSize, above: MeasuredSize, tiling: Tiling | None) -> Iterator[Place]:
+def _places_between(
+    below: MeasuredSize, above: MeasuredSize, tiling: Tiling | None
+) -> Iterator[Place]:
     """Yields the places between two measured m."""
     begin = below.m + 1
     if above.m <= FEW_ROWS:
@@ -310,7 +312,7 @@ def _between(below: MeasuredSize, above: MeasuredSize, tiling: Tiling | None) ->
         return
     compared = frozenset(times)
     least_gain = _least_gain_between(below, above)
-    for first, last in _spans(sorted(starts), above.m):
+    for first, last in _intervals(sorted(starts), above.m):
         # Waves change only at a place's first m, so both ends decide for all m between.
         ends = [
             _allowed_at_computed(
@@ -328,7 +330,7 @@ def _steps(begin: int, end: int, rows: int) -> list[int]:
     return [begin, *range(begin + -begin % rows + 1, end, rows)]
 
 
-def _spans(starts: Sequence[int], end: int) -> Iterator[tuple[int, int]]:
+def _intervals(starts: Sequence[int], end: int) -> Iterator[tuple[int, int]]:
     """Yields the first and last m of each interval that begins at one of ``starts``."""
     for first, following in itertools.zip_longest(starts, starts[1:], fillvalue=end):
         yield first, following - 1
@@ -347,7 +349,7 @@ def _beats_aten_somewhere(
     least_gain = _least_gain_between(below, above)
     return any(
         time_ns(m) <= _aten_ns(m, below, above) * (1 - least_gain)
-        for span in _spans(steps, above.m)
+        for span in _intervals(steps, above.m)
         for m in span
     )
 
@@ -359,9 +361,11 @@ def _least_gain_between(below: MeasuredSize, above: MeasuredSize) -> float:
 
 def _allowed_at_computed(times_ns: Mapping[str, float], most_ns: float) -> dict[str, float]:
     """Returns the kernels that may run at computed times, with their losses."""
-    least = min(times_ns.values())
-    reach = min(most_ns, least * (1 + MARGIN))
-    return {name: time_ns / least - 1 for name, time_ns in times_ns.items() if time_ns <= reach}
+    fastest_ns = min(times_ns.values())
+    limit_ns = min(most_ns, fastest_ns * (1 + MARGIN))
+    return {
+        name: time_ns / fastest_ns - 1 for name, time_ns in times_ns.items() if time_ns <= limit_ns
+    }
 
 
 def _aten_ns(m: int, below: MeasuredSize, above: MeasuredSize) -> float:
@@ -403,7 +407,7 @@ def _allowed_between_few(below: MeasuredSize, above: MeasuredSize) -> dict[str, 
     }
 
 
-def _with_fewest_changes(places: Sequence[Mapping[str, float]]) -> list[str]:
+def _choose_with_fewest_changes(places: Sequence[Mapping[str, float]]) -> list[str]:
     """Returns one contender per place: fewest changes, then least loss.
 
     Dynamic programming: the best path to a contender extends a best path to the previous place.
@@ -413,19 +417,23 @@ def _with_fewest_changes(places: Sequence[Mapping[str, float]]) -> list[str]:
     came_from: list[dict[str, str]] = []
     for allowed in places:
         ways: dict[str, tuple[int, float]] = {}
-        before: dict[str, str] = {}
-        for one in sorted(allowed):
+        predecessors: dict[str, str] = {}
+        for kernel_id in sorted(allowed):
             costs = {
-                other: (changes + (other != one), loss) for other, (changes, loss) in best.items()
+                previous: (changes + (previous != kernel_id), loss)
+                for previous, (changes, loss) in best.items()
             }
-            other = min(costs, key=lambda name: (costs[name], name), default=one)
-            changes, loss = costs.get(other, (0, 0.0))
-            ways[one], before[one] = (changes, loss + allowed[one]), other
+            previous = min(costs, key=lambda name: (costs[name], name), default=kernel_id)
+            changes, loss = costs.get(previous, (0, 0.0))
+            ways[kernel_id], predecessors[kernel_id] = (
+                (changes, loss + allowed[kernel_id]),
+                previous,
+            )
         best = ways
-        came_from.append(before)
+        came_from.append(predecessors)
     chosen: list[str] = []
-    at = min(best, key=lambda name: (best[name], name), default=ATEN)
-    for before in reversed(came_from):
-        chosen.append(at)
-        at = before[at]
+    current = min(best, key=lambda name: (best[name], name), default=ATEN)
+    for predecessors in reversed(came_from):
+        chosen.append(current)
+        current = predecessors[current]
     return chosen[::-1]

@@ -73,38 +73,38 @@ def decide(
     """Decides which kernels to offer for a GEMM."""
     measured, conditions = match.measured, match.source.conditions
     if measured is None or conditions is None:
-        return _open(match.kernels, terms, why_another_gpu(match.source, facts) or "")
+        return _to_time(match.kernels, terms, why_another_gpu(match.source, facts) or "")
     kernels = [served.kernel for served in match.kernels]
     obstacle = why_order_is_open(measured, match.source, facts, kernels)
-    obstacle = obstacle or why_unlike_measured(request) or _why_without_the_first(match.kernels)
+    obstacle = obstacle or why_unlike_measured(request) or _why_first_is_missing(match.kernels)
     if obstacle is not None:
-        return _open(match.kernels, terms, obstacle)
+        return _to_time(match.kernels, terms, obstacle)
     winner = match.kernels[0]
     assert winner.time_ns is not None  # measured rankings have times
-    told = (
+    text = (
         f"{measured.standing} on {match.source.gpu}, {conditions.date}: "
         f"{winner.time_ns / 1e3:.1f} us"
     )
     obstacle = why_aten_is_open(measured, conditions, versions) or why_another_aten(request, terms)
     if measured.aten is None or obstacle is not None:
-        return _open(_contending(match.kernels, measured), terms, f"{told}; {obstacle}")
-    told += f", ATen {measured.aten.time_ns / 1e3:.1f} us"
+        return _to_time(_contending(match.kernels, measured), terms, f"{text}; {obstacle}")
+    text += f", ATen {measured.aten.time_ns / 1e3:.1f} us"
     triton = measured.triton
     if triton is not None and triton.time_ns < min(winner.time_ns, measured.aten.time_ns):
-        told += f", Triton {triton.time_ns / 1e3:.1f} us"
-        return _open(_contending(match.kernels, measured), terms, told)
-    is_ours = winner.time_ns < measured.aten.time_ns
-    if not is_ours and terms.needs_kernel:
-        return _open(_contending(match.kernels, measured), terms, told)
+        text += f", Triton {triton.time_ns / 1e3:.1f} us"
+        return _to_time(_contending(match.kernels, measured), terms, text)
+    kernel_wins = winner.time_ns < measured.aten.time_ns
+    if not kernel_wins and terms.needs_kernel:
+        return _to_time(_contending(match.kernels, measured), terms, text)
     is_final = terms.trusts
     unknown = terms.beside - {TRITON} if triton is not None else terms.beside
     if is_final and unknown:
-        told += f"; not measured: {', '.join(sorted(unknown))}"
+        text += f"; not measured: {', '.join(sorted(unknown))}"
         is_final = False
-    return Decision(kernels=(winner,) if is_ours else (), is_final=is_final, why=told)
+    return Decision(kernels=(winner,) if kernel_wins else (), is_final=is_final, why=text)
 
 
-def _open(kernels: tuple[MatchedKernel, ...], terms: Terms, why: str) -> Decision:
+def _to_time(kernels: tuple[MatchedKernel, ...], terms: Terms, why: str) -> Decision:
     return Decision(kernels=kernels[: terms.limit], is_final=False, why=why)
 
 
@@ -121,8 +121,8 @@ def _contending(
         spread = measured.spreads_ns[served.rank]
         return served.time_ns - spread, served.time_ns + spread
 
-    _, reach = interval(kernels[0])
-    return tuple(served for served in kernels if interval(served)[0] <= reach)
+    _, latest_ns = interval(kernels[0])
+    return tuple(served for served in kernels if interval(served)[0] <= latest_ns)
 
 
 def why_unlike_measured(request: Request) -> str | None:
@@ -151,7 +151,7 @@ def why_another_aten(request: Request, terms: Terms) -> str | None:
     return None
 
 
-def _why_without_the_first(kernels: Sequence[MatchedKernel]) -> str | None:
+def _why_first_is_missing(kernels: Sequence[MatchedKernel]) -> str | None:
     """Returns the reason why the usable kernels cannot inherit the ranking's verdict, or None."""
     if not kernels or kernels[0].rank:
         return "the kernel that was measured to be the fastest does not serve here"
@@ -168,7 +168,7 @@ def why_times_are_open(
     """Returns the reason why these kernels' and ATen's times do not hold here, or None."""
     assert source.conditions is not None
     reason = why_order_is_open(measured, source, facts, (served.kernel for served in kernels))
-    reason = reason or _why_without_the_first(kernels)
+    reason = reason or _why_first_is_missing(kernels)
     return reason or why_aten_is_open(measured, source.conditions, versions)
 
 

@@ -67,51 +67,51 @@ def launchable(
     """Returns a ranking's kernels that have no refusal; ``reasons`` is by kernel index."""
     kernels = bundle.header.kernels
     return tuple(
-        MatchedKernel(bundle=bundle, kernel=kernels[one.kernel], rank=rank, time_ns=one.time_ns)
-        for rank, one in enumerate(ranking.kernels)
-        if reasons[one.kernel] is None
+        MatchedKernel(bundle=bundle, kernel=kernels[entry.kernel], rank=rank, time_ns=entry.time_ns)
+        for rank, entry in enumerate(ranking.kernels)
+        if reasons[entry.kernel] is None
     )
 
 
-def _with_doubt(ranking: Ranking, gone: int) -> Ranking:
+def _doubted_if_incomplete(ranking: Ranking, unlaunchable: int) -> Ranking:
     """Returns a ranking; a measured one is in doubt if some kernels cannot be launched.
 
     Unlaunchable kernels stay in it, because `MatchedKernel.rank` counts them.
     """
-    if ranking.measured is None or not gone:
+    if ranking.measured is None or not unlaunchable:
         return ranking
-    doubt = doubt_about(gone, len(ranking.kernels), "cannot be launched here")
+    doubt = doubt_about(unlaunchable, len(ranking.kernels), "cannot be launched here")
     measured = replace(ranking.measured, doubts=(*ranking.measured.doubts, doubt))
     return replace(ranking, measured=measured)
 
 
-def _left_out_for_timing(
+def _nondeterministic_kernels(
     kernels: Sequence[Kernel], reasons: Sequence[str | None], facts: DeviceFacts
 ) -> frozenset[int]:
     """Returns the indices of kernels refused only because their results depend on timing."""
-    wanted = facts.wants_determinism
+    wants_determinism = facts.wants_determinism
     return frozenset(
-        place
-        for place, (kernel, reason) in enumerate(zip(kernels, reasons))
-        if reason is not None and reason == timing_refusal(kernel, wanted)
+        index
+        for index, (kernel, reason) in enumerate(zip(kernels, reasons))
+        if reason is not None and reason == timing_refusal(kernel, wants_determinism)
     )
 
 
 def _without_kernels(ranking: Ranking, positions: Collection[int]) -> Ranking:
     """Returns a ranking without the kernels at these indices; the same object if it has none."""
-    kept = [place for place, one in enumerate(ranking.kernels) if one.kernel not in positions]
-    if len(kept) == len(ranking.kernels):
+    ranks = [rank for rank, entry in enumerate(ranking.kernels) if entry.kernel not in positions]
+    if len(ranks) == len(ranking.kernels):
         return ranking
     measured = ranking.measured
     if measured is not None:
-        measured = replace(measured, spreads_ns=tuple(measured.spreads_ns[one] for one in kept))
-    kernels = tuple(ranking.kernels[place] for place in kept)
+        measured = replace(measured, spreads_ns=tuple(measured.spreads_ns[rank] for rank in ranks))
+    kernels = tuple(ranking.kernels[rank] for rank in ranks)
     return replace(ranking, kernels=kernels, measured=measured)
 
 
 def _least_time_ns(ranking: Ranking, positions: Collection[int]) -> int | None:
     """Returns the least time among the kernels at these indices; None without a time."""
-    times = (one.time_ns for one in ranking.kernels if one.kernel in positions)
+    times = (entry.time_ns for entry in ranking.kernels if entry.kernel in positions)
     return min((time for time in times if time is not None), default=None)
 
 
@@ -162,9 +162,11 @@ class UsableRanking:
     def aligned(self, alignment_bytes: int, is_compact: bool) -> tuple[MatchedKernel, ...]:
         """Returns the kernels for operands with this alignment and compactness."""
         kernels = self.kernels_for(is_compact)
-        if all(one.kernel.alignment_bytes <= alignment_bytes for one in kernels):
+        if all(matched.kernel.alignment_bytes <= alignment_bytes for matched in kernels):
             return kernels
-        return tuple(one for one in kernels if one.kernel.alignment_bytes <= alignment_bytes)
+        return tuple(
+            matched for matched in kernels if matched.kernel.alignment_bytes <= alignment_bytes
+        )
 
 
 def usable_rankings(
@@ -174,7 +176,7 @@ def usable_rankings(
     header = bundle.header
     reasons = kernel_refusals(header, facts)
     compact = {kernel.id for kernel in header.kernels if needs_compact(kernel.calling_convention)}
-    varying = _left_out_for_timing(header.kernels, reasons, facts)
+    varying = _nondeterministic_kernels(header.kernels, reasons, facts)
     rankings = []
     for whole in header.rankings_on(facts.name):
         ranking = _without_kernels(whole, varying) if varying else whole
@@ -182,17 +184,17 @@ def usable_rankings(
         if served:
             with_gaps = served
             if compact:
-                with_gaps = tuple(one for one in served if one.kernel.id not in compact)
-            gone = len(ranking.kernels) - len(served)
+                with_gaps = tuple(matched for matched in served if matched.kernel.id not in compact)
+            unlaunchable = len(ranking.kernels) - len(served)
             least_ns = _least_time_ns(whole, varying) if varying else None
-            usable = _with_doubt(ranking, gone)
+            usable = _doubted_if_incomplete(ranking, unlaunchable)
             rankings.append(UsableRanking(bundle, usable, served, with_gaps, least_ns))
     counts = Counter(reason for reason in reasons if reason is not None)
-    told = [
-        f"{count_text(count, 'kernel')} {'is' if count == 1 else 'are'} left out: {why}"
-        for why, count in sorted(counts.items())
+    refusals = [
+        f"{count_text(count, 'kernel')} {'is' if count == 1 else 'are'} left out: {reason}"
+        for reason, count in sorted(counts.items())
     ]
-    return rankings, told
+    return rankings, refusals
 
 
 SizesByAlignment = list[tuple[int, NearestSizes[UsableRanking]]]
@@ -208,23 +210,23 @@ def index_by_alignment(
     for problem, rankings in ranked.items():
         for ranking in rankings:
             if kernels := ranking.kernels_for(is_compact):
-                least = min(one.kernel.alignment_bytes for one in kernels)
+                least = min(served.kernel.alignment_bytes for served in kernels)
                 of_signature.setdefault(problem.signature, []).append((problem, ranking, least))
     return {
         signature: [
-            (needed, NearestSizes(_first_that_serves(found, needed)))
-            for needed in sorted({least for _, _, least in found}, reverse=True)
+            (needed, NearestSizes(_first_per_problem(entries, needed)))
+            for needed in sorted({least for _, _, least in entries}, reverse=True)
         ]
-        for signature, found in of_signature.items()
+        for signature, entries in of_signature.items()
     }
 
 
-def _first_that_serves(
-    least: Iterable[tuple[Problem, UsableRanking, int]], alignment_bytes: int
+def _first_per_problem(
+    entries: Iterable[tuple[Problem, UsableRanking, int]], alignment_bytes: int
 ) -> Iterator[tuple[Problem, UsableRanking]]:
     """Yields each problem with its first ranking that has a kernel for this alignment."""
-    seen: Problem | None = None
-    for problem, ranking, needed in least:  # a problem's rankings are adjacent
-        if needed <= alignment_bytes and problem is not seen:
-            seen = problem
+    previous: Problem | None = None
+    for problem, ranking, needed in entries:  # a problem's rankings are adjacent
+        if needed <= alignment_bytes and problem is not previous:
+            previous = problem
             yield problem, ranking
