@@ -17,7 +17,7 @@ MAX_CLUSTER_SIZE = 16
 
 _FFI_DISTRIBUTION = "apache-tvm-ffi"
 
-_TESTED_RANGE = ">=4.7,<4.9"
+_RANGE = ">=4.7,<4.9"
 """Runtime library releases that kernels were tested with: the range in the extras."""
 
 
@@ -205,13 +205,13 @@ def imports_refusal(
 
 def library_install_command(cuda: str) -> str:
     """Returns the command that installs the library for a CUDA version such as ``cu12``."""
-    bound = _TESTED_RANGE if cuda in CUDA_VERSIONS else ""  # newer CUDA needs a newer nvgemm-aot
+    bound = _RANGE if cuda in CUDA_VERSIONS else ""  # newer CUDA needs a newer nvgemm-aot
     return f"pip install 'nvidia-cutlass-dsl-libs-{cuda}{bound}'"
 
 
 def reinstall_command(library: RuntimeLibrary) -> str:
     """Returns the command that reinstalls a damaged library, in the same release if known."""
-    bound = _TESTED_RANGE if library.version == UNKNOWN_VERSION else f"=={library.version}"
+    bound = _RANGE if library.version == UNKNOWN_VERSION else f"=={library.version}"
     distribution = f"nvidia-cutlass-dsl-libs-{library.cuda}"
     return f"pip install --force-reinstall --no-deps '{distribution}{bound}'"
 
@@ -240,7 +240,7 @@ def _version_bound(header: Header, distribution: str, missing: list[str]) -> str
         return f">={max(map(str, since), key=version_numbers)}"
     built_with = header.toolchain.get(distribution)
     if built_with is None:
-        return "" if distribution == _FFI_DISTRIBUTION else _TESTED_RANGE
+        return "" if distribution == _FFI_DISTRIBUTION else _RANGE
     return f">={built_with}"
 
 

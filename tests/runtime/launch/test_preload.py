@@ -56,7 +56,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
             return replace(loaded, launch=launch)
 
     monkeypatch.setattr(select, "LOADER", Noting())
-    monkeypatch.setattr(compiled, "_named", {})
+    monkeypatch.setattr(compiled, "_origins", {})
     monkeypatch.setattr(compiled, "_warned", set())
     return found
 
