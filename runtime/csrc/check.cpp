@@ -20,7 +20,7 @@ const char* OutColumnsText(GateForm form) {
 }  // namespace
 
 void Checker::CheckAll(const Operands& operands) const {
-  if (operands.extras() != spec_.extras) CheckGiven(operands);
+  if (operands.extras() != spec_.extras) CheckExtraRoles(operands);
   const TensorView& a = Copy(Role::kA, operands[Role::kA], spec_.a_rank(), spec_.a_dtype);
   const TensorView& b = Copy(Role::kB, operands[Role::kB], spec_.b_rank(), spec_.b_dtype);
   const TensorView& out = Copy(Role::kOut, operands[Role::kOut], spec_.out_rank(), spec_.out_dtype);
@@ -51,15 +51,15 @@ void Checker::CheckAll(const Operands& operands) const {
   if (spec_.needs_compact) CheckCompact();
 }
 
-void Checker::CheckGiven(const Operands& operands) const {
+void Checker::CheckExtraRoles(const Operands& operands) const {
   std::string taken;
   for (const Role role : kExtras) {
     if ((spec_.extras & SetOf(role)) != 0) taken += Text(taken.empty() ? "" : ", ", RoleName(role));
   }
   for (const Role role : kExtras) {
-    const bool given = (operands.extras() & SetOf(role)) != 0;
-    if (given == ((spec_.extras & SetOf(role)) != 0)) continue;
-    Refuse(kTypeError, RoleName(role), " is ", given ? "given" : "missing",
+    const bool is_present = (operands.extras() & SetOf(role)) != 0;
+    if (is_present == ((spec_.extras & SetOf(role)) != 0)) continue;
+    Refuse(kTypeError, RoleName(role), " is ", is_present ? "given" : "missing",
            "; besides a, b and out the kernel takes ", taken.empty() ? "nothing" : taken.c_str());
   }
 }
@@ -70,18 +70,18 @@ void Checker::CheckShapes() const {
   const TensorView& out = call_[Role::kOut];
   const int b_rows = spec_.b_rank() - 2;
   const int a_rows = spec_.a_rank() - 2;
-  const bool any_b = spec_.op == Op::kGatheredMm;  // b may have any number of rows
-  const bool any_a = spec_.op == Op::kGatheredGroupedMm;
-  const bool agree = (any_b || a.shape[a_rows + 1] == b.shape[b_rows]) &&
-                     (any_a || a.shape[a_rows] == out.shape[rows_]) &&
+  const bool gathers_b = spec_.op == Op::kGatheredMm;  // b may have any number of rows
+  const bool gathers_a = spec_.op == Op::kGatheredGroupedMm;
+  const bool agree = (gathers_b || a.shape[a_rows + 1] == b.shape[b_rows]) &&
+                     (gathers_a || a.shape[a_rows] == out.shape[rows_]) &&
                      IsRatioOf(spec_.form, b.shape[b_rows + 1], out.shape[columns_]) &&
                      (spec_.op != Op::kBmm || (a.shape[0] == b.shape[0] && a.shape[0] == out.shape[0]));
   if (agree) return;
   const char* form =
       spec_.op == Op::kBmm ? "(batch, m, k), (batch, k, n) and (batch, m, n)"
       : spec_.op == Op::kKGroupedMm ? "(m, k), (k, n) and (groups, m, n)"
-      : any_b ? "(m, k), (any, n) and (m, n)"
-      : any_a ? "(any, k), (groups, k, n) and (m, "
+      : gathers_b ? "(m, k), (any, n) and (m, n)"
+      : gathers_a ? "(any, k), (groups, k, n) and (m, "
       : spec_.op == Op::kGroupedMm ? "(m, k), (groups, k, n) and (m, "
                                    : "(m, k), (k, n) and (m, ";
   const bool has_columns = spec_.op == Op::kMm || GroupsRows(spec_.op);
@@ -134,9 +134,9 @@ bool MayOverlap(const MemorySpan& x, const MemorySpan& y) {
     if (pitch != 0 && candidate % pitch != 0) return true;
   }
   if (pitch == 0) return true;
-  const uintptr_t apart = y.begin >= x.begin ? (y.begin - x.begin) % pitch
+  const uintptr_t distance = y.begin >= x.begin ? (y.begin - x.begin) % pitch
                                              : (pitch - (x.begin - y.begin) % pitch) % pitch;
-  return apart < x.row_bytes || apart + y.row_bytes > pitch;
+  return distance < x.row_bytes || distance + y.row_bytes > pitch;
 }
 
 void CheckOperands(const KernelSpec& spec, const Operands& operands, CheckedCall* call) {

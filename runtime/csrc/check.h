@@ -17,24 +17,24 @@ inline constexpr int kMaxRank = 3;
 class Operands {
  public:
   Operands(const DLTensor& a, const DLTensor& b, const DLTensor& out) {
-    Give(Role::kA, a);
-    Give(Role::kB, b);
-    Give(Role::kOut, out);
+    Set(Role::kA, a);
+    Set(Role::kB, b);
+    Set(Role::kOut, out);
   }
 
-  void Give(Role role, const DLTensor& tensor) {
+  void Set(Role role, const DLTensor& tensor) {
     tensors_[static_cast<int>(role)] = &tensor;
-    given_ |= SetOf(role);
+    present_ |= SetOf(role);
   }
 
   // Only for present roles.
   const DLTensor& operator[](Role role) const { return *tensors_[static_cast<int>(role)]; }
 
-  Roles extras() const { return given_ & ~SetOf({Role::kA, Role::kB, Role::kOut}); }
+  Roles extras() const { return present_ & ~SetOf({Role::kA, Role::kB, Role::kOut}); }
 
  private:
   const DLTensor* tensors_[kRoles];  // unset for missing roles
-  Roles given_ = 0;
+  Roles present_ = 0;
 };
 
 // A tensor that owns its shape and strides. Points into itself, so it cannot be moved.

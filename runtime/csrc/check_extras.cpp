@@ -209,12 +209,12 @@ void Checker::CheckSums(const DLTensor& from, const MemorySpan& out) const {
   const uintptr_t begin = reinterpret_cast<uintptr_t>(to.data());
   const uintptr_t bytes = static_cast<uintptr_t>(rows * parts) * sizeof(float);
   const MemorySpan sums{begin, begin + bytes, bytes, 0, 0};
-  const auto keep_apart = [&](Role role, bool row_major) {
+  const auto check_disjoint = [&](Role role, bool row_major) {
     CheckOverlap(role, CheckLayout(role, row_major), sums, Role::kSums);
   };
-  keep_apart(Role::kA, spec_.a_row_major);
-  keep_apart(Role::kB, spec_.b_row_major);
-  keep_apart(Role::kAddend, true);
+  check_disjoint(Role::kA, spec_.a_row_major);
+  check_disjoint(Role::kB, spec_.b_row_major);
+  check_disjoint(Role::kAddend, true);
   const TensorView& offsets = call_[Role::kOffsets];
   const uintptr_t ends = reinterpret_cast<uintptr_t>(offsets.data());
   const uintptr_t length = static_cast<uintptr_t>(offsets.shape[0]) * sizeof(int32_t);

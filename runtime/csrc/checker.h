@@ -52,7 +52,7 @@ class Checker {
   }
 
   // Defined in check.cpp.
-  void CheckGiven(const Operands& operands) const;
+  void CheckExtraRoles(const Operands& operands) const;
   void CheckShapes() const;
   void CheckParts() const;
   void CheckCompact() const;
@@ -111,10 +111,10 @@ class Checker {
       Refuse(kValueError, RoleName(role), " is on ", DeviceText(device), "; the kernel runs on ",
              spec_.device_type == kDLCPU ? "cpu" : "cuda");
     }
-    const DLDevice wanted = call_[Role::kA].tensor.device;
-    if (device.device_id != wanted.device_id) {
+    const DLDevice a_device = call_[Role::kA].tensor.device;
+    if (device.device_id != a_device.device_id) {
       Refuse(kValueError, RoleName(role), " is on ", DeviceText(device), " and a on ",
-             DeviceText(wanted), "; all must be on one device");
+             DeviceText(a_device), "; all must be on one device");
     }
   }
 

@@ -164,7 +164,7 @@ int AttributeOf(int ordinal, int attribute) {
 
 // An empty kernel, compiled by the driver: occupancy queries need a function, and the library that
 // launches the real kernels does not expose theirs.
-constexpr char kNothing[] =
+constexpr char kEmptyKernel[] =
     ".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry nothing() { ret; }\n";
 
 // Allows loading a module in a thread that captures a graph, where it is otherwise forbidden; the
@@ -181,11 +181,11 @@ class RelaxedCapture {
 };
 
 // Returns the driver's answer, or 0 without one: it may lack the PTX compiler.
-int AskForClusters(int ordinal, int cluster_size) {
+int QueryClusters(int ordinal, int cluster_size) {
   const Driver& driver = GetDriver();
   const RelaxedCapture relaxed;
   void* module = nullptr;
-  if (driver.module_load_data(&module, kNothing) != 0) return 0;
+  if (driver.module_load_data(&module, kEmptyKernel) != 0) return 0;
   const int shared_bytes = AttributeOf(ordinal, kSharedPerBlock);
   LaunchAttribute attribute{};
   attribute.id = kClusterDimension;
@@ -196,13 +196,13 @@ int AskForClusters(int ordinal, int cluster_size) {
                             nullptr,      &attribute,  1};
   void* function = nullptr;
   int clusters = 0;
-  const bool asked =
+  const bool succeeded =
       driver.module_get_function(&function, module, "nothing") == 0 &&
       driver.function_set_attribute(function, kMaxDynamicShared, shared_bytes) == 0 &&
       (cluster_size <= 8 || driver.function_set_attribute(function, kBigClusters, 1) == 0) &&
       driver.max_active_clusters(&clusters, function, &config) == 0;
   driver.module_unload(module);
-  return asked ? clusters : 0;
+  return succeeded ? clusters : 0;
 }
 
 enum class ForkState { kUnused, kUsed, kForked };
@@ -256,9 +256,9 @@ void CheckArchitecture(const KernelSpec& spec, int ordinal) {
 
 DeviceGuard::DeviceGuard(int device) {
   const Driver& driver = GetDriver();
-  void* const wanted = PrimaryContext(device);
+  void* const context = PrimaryContext(device);
   Check(driver, driver.context_get_current(&previous_), "cuCtxGetCurrent");
-  if (previous_ != wanted) Check(driver, driver.context_set_current(wanted), "cuCtxSetCurrent");
+  if (previous_ != context) Check(driver, driver.context_set_current(context), "cuCtxSetCurrent");
 }
 
 DeviceGuard::~DeviceGuard() {
@@ -301,17 +301,17 @@ void FillBytesWithZeros(void* data, int64_t bytes, void* stream) {
 }
 
 int64_t ClustersAtOnce(int device, int cluster_size) {
-  static std::atomic<int> known[kMaxDevices][kMaxClusterSize + 1];
+  static std::atomic<int> clusters_at_once[kMaxDevices][kMaxClusterSize + 1];
   if (device < 0 || device >= kMaxDevices || cluster_size < 1 || cluster_size > kMaxClusterSize) {
     throw Failure(kValueError, Text("clusters of ", cluster_size, " thread blocks on cuda:", device,
                                     "; must be of 1..", kMaxClusterSize, " on a device in 0..",
                                     kMaxDevices - 1));
   }
-  std::atomic<int>& slot = known[device][cluster_size];
+  std::atomic<int>& slot = clusters_at_once[device][cluster_size];
   int clusters = slot.load(std::memory_order_relaxed);
   if (clusters == 0) {
     const int multiprocessors = AttributeOf(device, kMultiprocessors);
-    if (cluster_size > 1) clusters = AskForClusters(device, cluster_size);
+    if (cluster_size > 1) clusters = QueryClusters(device, cluster_size);
     // An overestimate is slower but correct: excess clusters wait for the others.
     if (clusters == 0) clusters = std::max(1, multiprocessors / cluster_size);
     slot.store(clusters, std::memory_order_relaxed);

@@ -13,7 +13,7 @@
 namespace nvgemm {
 namespace {
 
-// Marks a place where nothing is set yet. Only its address matters.
+// Marks a slot where nothing is set yet. Only its address matters.
 Kernel* Unset() {
   static char unset;
   return reinterpret_cast<Kernel*>(&unset);
@@ -52,14 +52,14 @@ class Tables {
 
 }  // namespace
 
-DispatchTable::DispatchTable(int64_t places, std::vector<int64_t> bounds,
+DispatchTable::DispatchTable(int64_t slot_count, std::vector<int64_t> bounds,
                              std::vector<int64_t> segments)
     : bounds_(std::move(bounds)),
       segments_(std::move(segments)),
-      places_(places),
-      kernels_(new std::atomic<Kernel*>[static_cast<size_t>(std::max<int64_t>(places, 0))]) {
-  for (int64_t place = 0; place < places_; ++place) {
-    kernels_[static_cast<size_t>(place)].store(Unset(), std::memory_order_relaxed);
+      slot_count_(slot_count),
+      kernels_(new std::atomic<Kernel*>[static_cast<size_t>(std::max<int64_t>(slot_count, 0))]) {
+  for (int64_t slot = 0; slot < slot_count_; ++slot) {
+    kernels_[static_cast<size_t>(slot)].store(Unset(), std::memory_order_relaxed);
   }
   if (segments_.size() != bounds_.size() + 1) {
     throw Failure(kValueError, Text("a dispatch table has ", segments_.size(), " segments and ",
@@ -70,29 +70,30 @@ DispatchTable::DispatchTable(int64_t places, std::vector<int64_t> bounds,
     throw Failure(kValueError, Text("bounds of a dispatch table: ", bounds_[i], " follows ",
                                     bounds_[i - 1], "; must rise"));
   }
-  for (const int64_t place : segments_) {
-    if (place >= kAten && place < places_) continue;
-    throw Failure(kValueError, Text("a segment of a dispatch table has the place ", place,
-                                    "; must be in ", kAten, "..", places_ - 1));
+  for (const int64_t slot : segments_) {
+    if (slot >= kAten && slot < slot_count_) continue;
+    throw Failure(kValueError, Text("a segment of a dispatch table has the slot ", slot,
+                                    "; must be in ", kAten, "..", slot_count_ - 1));
   }
 }
 
-int64_t DispatchTable::PlaceOf(int64_t m) const {
+int64_t DispatchTable::SlotOf(int64_t m) const {
   const auto above = std::upper_bound(bounds_.begin(), bounds_.end(), m);
   return segments_[static_cast<size_t>(above - bounds_.begin())];
 }
 
-DispatchTable::Entry DispatchTable::At(int64_t place) const {
-  Kernel* const kernel = kernels_[static_cast<size_t>(place)].load(std::memory_order_acquire);
+DispatchTable::Entry DispatchTable::At(int64_t slot) const {
+  Kernel* const kernel = kernels_[static_cast<size_t>(slot)].load(std::memory_order_acquire);
   const bool is_set = kernel != Unset();
   return {is_set, is_set ? kernel : nullptr};
 }
 
-void DispatchTable::Set(int64_t place, Kernel* kernel) {
-  if (place < 0 || place >= places_) {
-    throw Failure(kValueError, Text("a dispatch table has no place ", place, "; it has ", places_));
+void DispatchTable::Set(int64_t slot, Kernel* kernel) {
+  if (slot < 0 || slot >= slot_count_) {
+    throw Failure(kValueError,
+                  Text("a dispatch table has no slot ", slot, "; it has ", slot_count_));
   }
-  kernels_[static_cast<size_t>(place)].store(kernel, std::memory_order_release);
+  kernels_[static_cast<size_t>(slot)].store(kernel, std::memory_order_release);
 }
 
 int64_t RegisterDispatchTable(std::unique_ptr<DispatchTable> table) {

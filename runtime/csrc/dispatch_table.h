@@ -14,35 +14,34 @@
 
 namespace nvgemm {
 
-// A dispatch table. Never destroyed, so pointers stay valid. It refers to kernels by index
-// ("place"); each place is empty until a kernel is set there, so that only called kernels are
-// loaded.
+// A dispatch table. Never destroyed, so pointers stay valid. It has one slot per
+// kernel, empty until the kernel is set, so that only called kernels are loaded.
 class DispatchTable {
  public:
-  // Marks ATen in a segment; places count from 0.
+  // Marks ATen in a segment; slots count from 0.
   static constexpr int64_t kAten = -1;
 
-  // `segments` has one more entry than `bounds`, which ascend: segment i covers m from bounds[i -
-  // 1], below bounds[i]. Throws Failure otherwise.
-  DispatchTable(int64_t places, std::vector<int64_t> bounds, std::vector<int64_t> segments);
+  // `segments` has one more entry than `bounds`, which ascend. Segment i covers
+  // bounds[i - 1] <= m < bounds[i]. Throws Failure for other input.
+  DispatchTable(int64_t slot_count, std::vector<int64_t> bounds, std::vector<int64_t> segments);
 
-  // Returns the place for m rows, or kAten.
-  int64_t PlaceOf(int64_t m) const;
+  // Returns the slot for m rows, or kAten.
+  int64_t SlotOf(int64_t m) const;
 
-  // Entry at a place from PlaceOf.
+  // Entry at a slot from SlotOf.
   struct Entry {
     bool is_set;     // true once a kernel or ATen is set
     Kernel* kernel;  // null for ATen
   };
-  Entry At(int64_t place) const;
+  Entry At(int64_t slot) const;
 
-  // Sets the kernel at a place; null for ATen. Throws Failure if the place does not exist.
-  void Set(int64_t place, Kernel* kernel);
+  // Sets the kernel at a slot; null for ATen. Throws Failure if the slot does not exist.
+  void Set(int64_t slot, Kernel* kernel);
 
  private:
   const std::vector<int64_t> bounds_;
   const std::vector<int64_t> segments_;
-  const int64_t places_;
+  const int64_t slot_count_;
   const std::unique_ptr<std::atomic<Kernel*>[]> kernels_;
 };
 

@@ -109,8 +109,8 @@ class Arguments {
  private:
   static std::string_view View(TVMFFIByteArray bytes) { return {bytes.data, bytes.size}; }
 
-  [[noreturn]] void Refuse(const char* name, const char* wanted) const {
-    throw Failure(kTypeError, Text(function_, ": ", name, " must be ", wanted));
+  [[noreturn]] void Refuse(const char* name, const char* expected) const {
+    throw Failure(kTypeError, Text(function_, ": ", name, " must be ", expected));
   }
 
   const char* const function_;
@@ -206,19 +206,19 @@ KernelSpec SpecOf(const Arguments& arguments) {
   return spec;
 }
 
-// Reads the number of kernels, the first segment's place, and each further segment's bound and
-// place.
+// Reads the number of kernels, the first segment's slot, and each further segment's bound and
+// slot.
 std::unique_ptr<DispatchTable> TableOf(const Arguments& arguments) {
   if (arguments.count() % 2 != 0) {
-    throw Failure(kTypeError, "register_table: a bound comes without its segment's place");
+    throw Failure(kTypeError, "register_table: a bound comes without its segment's slot");
   }
   std::vector<int64_t> bounds;
-  std::vector<int64_t> segments{arguments.Integer(1, "place")};
+  std::vector<int64_t> segments{arguments.Integer(1, "slot")};
   for (int i = 2; i < arguments.count(); i += 2) {
     bounds.push_back(arguments.Integer(i, "bound"));
-    segments.push_back(arguments.Integer(i + 1, "place"));
+    segments.push_back(arguments.Integer(i + 1, "slot"));
   }
-  return std::make_unique<DispatchTable>(arguments.Integer(0, "places"), std::move(bounds),
+  return std::make_unique<DispatchTable>(arguments.Integer(0, "slots"), std::move(bounds),
                                          std::move(segments));
 }
 
@@ -230,7 +230,7 @@ Operands OperandsOf(const Arguments& arguments, const KernelSpec& spec) {
   if (spec.extras == 0 && at == arguments.count()) return operands;
   for (const Role role : kExtras) {
     if ((spec.extras & SetOf(role)) == 0 || at == arguments.count()) continue;
-    operands.Give(role, arguments.Tensor(at, RoleName(role)));
+    operands.Set(role, arguments.Tensor(at, RoleName(role)));
     ++at;
   }
   if (at == arguments.count()) return operands;
@@ -269,12 +269,12 @@ NVGEMM_EXPORT int __tvm_ffi_try_dispatch(void*, const TVMFFIAny* values, int32_t
   return Guarded([&] {
     const Arguments arguments("try_dispatch", values, count, nvgemm::kPlainArguments, INT32_MAX);
     const auto* table = nvgemm::DispatchTableOfHandle(arguments.Integer(0, "table"));
-    const int64_t place = table->PlaceOf(nvgemm::RowsOf(arguments.Tensor(1, "a")));
+    const int64_t slot = table->SlotOf(nvgemm::RowsOf(arguments.Tensor(1, "a")));
     result->type_index = kTVMFFIBool;
     result->v_int64 = false;
-    if (place == nvgemm::DispatchTable::kAten) return;
-    const nvgemm::DispatchTable::Entry entry = table->At(place);
-    if (!entry.is_set) return nvgemm::Return(result, place);
+    if (slot == nvgemm::DispatchTable::kAten) return;
+    const nvgemm::DispatchTable::Entry entry = table->At(slot);
+    if (!entry.is_set) return nvgemm::Return(result, slot);
     if (entry.kernel == nullptr) return;
     result->v_int64 =
         nvgemm::TryLaunch(entry.kernel, nvgemm::OperandsOf(arguments, entry.kernel->spec));
@@ -295,7 +295,7 @@ NVGEMM_EXPORT int __tvm_ffi_set_in_table(void*, const TVMFFIAny* values, int32_t
     const Arguments arguments("set_in_table", values, count, 3);
     const int64_t kernel = arguments.Integer(2, "kernel");
     nvgemm::DispatchTableOfHandle(arguments.Integer(0, "table"))
-        ->Set(arguments.Integer(1, "place"),
+        ->Set(arguments.Integer(1, "slot"),
               kernel == nvgemm::DispatchTable::kAten ? nullptr : nvgemm::KernelOfHandle(kernel));
   });
 }

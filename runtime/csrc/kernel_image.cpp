@@ -59,7 +59,7 @@ class MemoryFile {
 // files to print a stack would read another file, block on a pipe, or be killed by mapping an empty
 // file. Writing l_name is undocumented; it works with glibc 2.36. If it fails, the kernel runs
 // anyway.
-void TakeAwayPath(void* library, uint64_t number) {
+void HidePath(void* library, uint64_t number) {
   link_map* entry = nullptr;
   if (dlinfo(library, RTLD_DI_LINKMAP, &entry) != 0) return;
   char* const no_file = strdup(Text("/dev/null/nvgemm-kernel-", number).c_str());
@@ -83,7 +83,7 @@ uintptr_t OpenKernelImage(std::string_view image, const std::string& symbol,
     throw Failure(kNoKernelError,
                   Text(name, " does not export ", symbol, "; build the bundle again"));
   }
-  TakeAwayPath(library, number);
+  HidePath(library, number);
   return reinterpret_cast<uintptr_t>(function);
 }
 

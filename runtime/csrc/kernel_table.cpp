@@ -64,7 +64,7 @@ class Table {
 
   Kernel* Add(KernelSpec spec) {
     const std::lock_guard<std::mutex> lock(writing_);
-    if (Kernel* known = Find(spec.id)) return known;
+    if (Kernel* existing = Find(spec.id)) return existing;
     const int64_t handle = kernels_.size();
     if (handle == kernels_.kMaxSize) {
       throw Failure(kRuntimeError, Text("cannot register kernel ", ShortId(spec.id), ": ", handle,
@@ -105,7 +105,7 @@ std::atomic<TVMFFIObjectHandle> loader{nullptr};
 std::atomic<TVMFFIObjectHandle> reporter{nullptr};
 
 // Calls a function with texts; the first is a kernel id.
-void CallWith(TVMFFIObjectHandle function, std::initializer_list<std::string_view> texts) {
+void CallWithTexts(TVMFFIObjectHandle function, std::initializer_list<std::string_view> texts) {
   std::vector<std::string> owned(texts.begin(), texts.end());
   std::vector<TVMFFIAny> arguments(owned.size());
   for (size_t i = 0; i < owned.size(); ++i) {
@@ -162,7 +162,7 @@ Kernel* KernelOfHandle(int64_t handle) {
 Kernel* FindOrLoadKernel(std::string_view id) {
   if (Kernel* kernel = FindKernel(id)) return kernel;
   TVMFFIObjectHandle function = loader.load(std::memory_order_acquire);
-  if (function != nullptr) CallWith(function, {id});
+  if (function != nullptr) CallWithTexts(function, {id});
   if (Kernel* kernel = FindKernel(id)) return kernel;
   throw Failure(
       kNoKernelError,
@@ -174,7 +174,7 @@ Kernel* FindOrLoadKernel(std::string_view id) {
 Kernel* FindOrPrepareKernel(std::string_view id, std::string_view origin) {
   // Also for a registered kernel: it may be new to the device, and preload() must learn about it.
   TVMFFIObjectHandle function = loader.load(std::memory_order_acquire);
-  if (function != nullptr) CallWith(function, {id, origin});
+  if (function != nullptr) CallWithTexts(function, {id, origin});
   return FindKernel(id);
 }
 
@@ -186,7 +186,7 @@ void ReportFailure(const Kernel& kernel, const Failure& failure) {
   TVMFFIObjectHandle function = reporter.load(std::memory_order_acquire);
   if (function == nullptr) return;
   try {
-    CallWith(function, {kernel.spec.id, failure.kind(), failure.what()});
+    CallWithTexts(function, {kernel.spec.id, failure.kind(), failure.what()});
   } catch (const Failure&) {
     // The GEMM runs on ATen even if the report fails.
   }

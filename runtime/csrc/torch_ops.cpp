@@ -46,9 +46,9 @@ class StreamScope {
 // Stores a thread's last message while torch's exception propagates, because no frame may own it.
 // Never freed.
 const char* KeepMessage(std::string message) {
-  thread_local std::string* const kept = new std::string;
-  *kept = std::move(message);
-  return kept->c_str();
+  thread_local std::string* const stored = new std::string;
+  *stored = std::move(message);
+  return stored->c_str();
 }
 
 // Runs a body; returns its exception's message, or null.
@@ -74,14 +74,14 @@ void Guarded(const char* op, const Body& body) {
 }
 
 // An optional tensor argument, with a view of it.
-class GivenTensor {
+class OptionalTensor {
  public:
-  explicit GivenTensor(OwnedTensor tensor) : tensor_(std::move(tensor)) {
+  explicit OptionalTensor(OwnedTensor tensor) : tensor_(std::move(tensor)) {
     if (tensor_.get() != nullptr) view_ = ViewOf(tensor_);
   }
 
-  void GiveTo(Operands* operands, Role role) const {
-    if (tensor_.get() != nullptr) operands->Give(role, view_);
+  void AddTo(Operands* operands, Role role) const {
+    if (tensor_.get() != nullptr) operands->Set(role, view_);
   }
 
   // Returns the length of a vector, which gives a result extent. Throws Failure for other ranks.
@@ -96,16 +96,16 @@ class GivenTensor {
   DLTensor view_;  // set only with a tensor
 };
 
-OwnedTensor Nothing() { return OwnedTensor(shim::Tensor{nullptr}); }
+OwnedTensor NoTensor() { return OwnedTensor(shim::Tensor{nullptr}); }
 
 // Takes the argument at a stack position, or nothing.
 OwnedTensor Take(shim::Value* stack, int at) {
-  return at == Form::kNowhere ? Nothing() : OwnedTensor(stack[at]);
+  return at == Form::kNowhere ? NoTensor() : OwnedTensor(stack[at]);
 }
 
 // Takes an optional tensor at a stack position: null, or a value on the heap.
 OwnedTensor TakeOptional(shim::Value* stack, int at) {
-  if (at == Form::kNowhere || stack[at] == 0) return Nothing();
+  if (at == Form::kNowhere || stack[at] == 0) return NoTensor();
   const std::unique_ptr<shim::Value> value(reinterpret_cast<shim::Value*>(stack[at]));
   return OwnedTensor(*value);
 }
@@ -125,32 +125,32 @@ struct Arguments {
                                               : Take(stack, kForm.addend)),
         out(Take(stack, kForm.out)) {}
 
-  void GiveExtras(Operands* operands) const {
-    scale_a.GiveTo(operands, Role::kScaleA);
-    scale_b.GiveTo(operands, Role::kScaleB);
-    offsets.GiveTo(operands, Role::kOffsets);
-    rows.GiveTo(operands, Role::kRows);
-    addend.GiveTo(operands, Role::kAddend);
+  void AddExtras(Operands* operands) const {
+    scale_a.AddTo(operands, Role::kScaleA);
+    scale_b.AddTo(operands, Role::kScaleB);
+    offsets.AddTo(operands, Role::kOffsets);
+    rows.AddTo(operands, Role::kRows);
+    addend.AddTo(operands, Role::kAddend);
   }
 
   Kernel* FindKernel() const {
-    Kernel* found = FindOrLoadKernel(ViewOf(kernel));
-    if (found->spec.op != kForm.op) {
-      throw Failure(kValueError, Text("kernel ", ShortId(found->spec.id), " is for ",
-                                      OpName(found->spec.op), ", not for ", OpName(kForm.op)));
+    Kernel* result = FindOrLoadKernel(ViewOf(kernel));
+    if (result->spec.op != kForm.op) {
+      throw Failure(kValueError, Text("kernel ", ShortId(result->spec.id), " is for ",
+                                      OpName(result->spec.op), ", not for ", OpName(kForm.op)));
     }
-    if (found->spec.form != kForm.form) {
-      throw Failure(kValueError, Text("kernel ", ShortId(found->spec.id), WhyNot(found->spec)));
+    if (result->spec.form != kForm.form) {
+      throw Failure(kValueError, Text("kernel ", ShortId(result->spec.id), WrongFormText(result->spec)));
     }
-    if (found->spec.op == Op::kGroupedMm && found->spec.addend == AddendKind::kMatrix) {
-      throw Failure(kValueError, Text("kernel ", ShortId(found->spec.id),
+    if (result->spec.op == Op::kGroupedMm && result->spec.addend == AddendKind::kMatrix) {
+      throw Failure(kValueError, Text("kernel ", ShortId(result->spec.id),
                                       " adds a matrix to groups, as no operator does: call "
                                       "nvgemm_runtime.grouped_mm"));
     }
-    return found;
+    return result;
   }
 
-  static std::string WhyNot(const KernelSpec& spec) {
+  static std::string WrongFormText(const KernelSpec& spec) {
     const std::string function = Text(": call nvgemm_runtime.", OpName(spec.op));
     switch (spec.form) {
       case GateForm::kNone:
@@ -180,11 +180,11 @@ struct Arguments {
   const OwnedTensor a;
   const OwnedTensor b;
   const OwnedString kernel;
-  const GivenTensor scale_a;
-  const GivenTensor scale_b;
-  const GivenTensor offsets;
-  const GivenTensor rows;
-  const GivenTensor addend;
+  const OptionalTensor scale_a;
+  const OptionalTensor scale_b;
+  const OptionalTensor offsets;
+  const OptionalTensor rows;
+  const OptionalTensor addend;
   const OwnedTensor out;
 };
 
@@ -199,7 +199,7 @@ void Functional(shim::Value* stack, uint64_t, uint64_t) {
     const DLTensor out_view = ViewOf(out);
     const StreamScope scope(a.device);
     Operands operands(a, b, out_view);
-    arguments.GiveExtras(&operands);
+    arguments.AddExtras(&operands);
     Launch(kernel, operands);
     stack[0] = out.Release();
   });
@@ -216,7 +216,7 @@ void Out(shim::Value* stack, uint64_t, uint64_t) {
     const DLTensor b = ViewOf(arguments.b);
     const DLTensor out = ViewOf(arguments.out);
     Operands operands(a, b, out);
-    arguments.GiveExtras(&operands);
+    arguments.AddExtras(&operands);
     Launch(kernel, operands);
   });
 }
@@ -241,20 +241,20 @@ void TryGemm(shim::Value* stack, uint64_t, uint64_t) {
     const OwnedTensor a(stack[0]);
     const OwnedTensor b(stack[1]);
     const OwnedTensor out(stack[3]);
-    const GivenTensor scale_a(TakeOptional(stack, 4));
-    const GivenTensor scale_b(TakeOptional(stack, 5));
-    const GivenTensor offsets(TakeOptional(stack, 6));
-    const GivenTensor addend(TakeOptional(stack, 7));
+    const OptionalTensor scale_a(TakeOptional(stack, 4));
+    const OptionalTensor scale_b(TakeOptional(stack, 5));
+    const OptionalTensor offsets(TakeOptional(stack, 6));
+    const OptionalTensor addend(TakeOptional(stack, 7));
     Kernel* kernel = KernelOfHandle(static_cast<int64_t>(stack[2]));
     const DLTensor a_view = ViewOf(a);
     const DLTensor b_view = ViewOf(b);
     const DLTensor out_view = ViewOf(out);
     const StreamScope scope(a_view.device);
     Operands operands(a_view, b_view, out_view);
-    scale_a.GiveTo(&operands, Role::kScaleA);
-    scale_b.GiveTo(&operands, Role::kScaleB);
-    offsets.GiveTo(&operands, Role::kOffsets);
-    addend.GiveTo(&operands, Role::kAddend);
+    scale_a.AddTo(&operands, Role::kScaleA);
+    scale_b.AddTo(&operands, Role::kScaleB);
+    offsets.AddTo(&operands, Role::kOffsets);
+    addend.AddTo(&operands, Role::kAddend);
     stack[0] = TryServe(kernel, operands);
   });
 }

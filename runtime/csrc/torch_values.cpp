@@ -52,8 +52,8 @@ struct Numbers {
 
   int32_t TorchDType(DLDataType dlpack) const {
     for (size_t i = 0; i < std::size(kElementTypes); ++i) {
-      const DLDataType& known = kElementTypes[i].dlpack;
-      if (known.code == dlpack.code && known.bits == dlpack.bits) return dtypes[i];
+      const DLDataType& candidate = kElementTypes[i].dlpack;
+      if (candidate.code == dlpack.code && candidate.bits == dlpack.bits) return dtypes[i];
     }
     throw Failure(kTypeError, Text("torch has no dtype for DLPack code ", dlpack.code, ", ",
                                    dlpack.bits, " bits"));
@@ -157,8 +157,8 @@ void MarkWritten(const OwnedTensor& tensor) {
 }
 
 void* CurrentCudaStream(int32_t device_index) {
-  static std::atomic<shim::GetCurrentCudaStream> found{nullptr};
-  shim::GetCurrentCudaStream function = found.load(std::memory_order_acquire);
+  static std::atomic<shim::GetCurrentCudaStream> cached{nullptr};
+  shim::GetCurrentCudaStream function = cached.load(std::memory_order_acquire);
   if (function == nullptr) {
     function =
         FindLoaded<shim::GetCurrentCudaStream>("libtorch_cuda.so", shim::kGetCurrentCudaStream);
@@ -167,7 +167,7 @@ void* CurrentCudaStream(int32_t device_index) {
     throw Failure(kDriverError, Text("this torch has no ", shim::kGetCurrentCudaStream,
                                      " in libtorch_cuda.so; install a torch with CUDA"));
   }
-  found.store(function, std::memory_order_release);
+  cached.store(function, std::memory_order_release);
   void* stream = nullptr;
   Check(function(device_index, &stream), shim::kGetCurrentCudaStream);
   return stream;

@@ -48,7 +48,7 @@ def launched(lib: Launcher, table: int, m: int, k: int = 8) -> float | str:
     done = lib.try_dispatch(table, a, b, out)
     if done is not True:
         assert not out.any(), "nothing is launched"
-        return ATEN if done is False else f"place {done}"
+        return ATEN if done is False else f"slot {done}"
     assert (out == out[0, 0]).all()
     return float(out[0, 0])
 
@@ -69,16 +69,16 @@ def test_a_table_of_one_segment(lib: Launcher, seven: int) -> None:
     assert launched(lib, lib.register_table((), (ATEN_HANDLE,)), 5) == ATEN
 
 
-def test_a_place_that_is_not_set_is_told(lib: Launcher, seven: int) -> None:
+def test_an_empty_slot_is_returned(lib: Launcher, seven: int) -> None:
     table = lib.register_table((4, 8), (0, 1, 0))
-    assert launched(lib, table, 1) == "place 0"
-    assert launched(lib, table, 5) == "place 1"
+    assert launched(lib, table, 1) == "slot 0"
+    assert launched(lib, table, 5) == "slot 1"
     lib.set_in_table(table, 1, seven)
     assert launched(lib, table, 5) == 7.0
-    assert launched(lib, table, 8) == "place 0"
+    assert launched(lib, table, 8) == "slot 0"
 
 
-def test_a_place_can_be_left_to_aten(lib: Launcher, seven: int) -> None:
+def test_a_slot_can_be_left_to_aten(lib: Launcher, seven: int) -> None:
     table = lib.register_table((4,), (0, 1))
     lib.set_in_table(table, 0, ATEN_HANDLE)
     lib.set_in_table(table, 1, seven)
@@ -127,19 +127,19 @@ def test_rows_of_groups_are_those_of_all(lib: Launcher, register: Register) -> N
 
 
 @pytest.mark.parametrize(
-    ("bounds", "places", "said"),
+    ("bounds", "slots", "said"),
     [
-        ((4,), (0,), "1 bounds need 2 places"),
+        ((4,), (0,), "1 bounds need 2 slots"),
         ((4, 4), (0, 0, 0), "4 follows 4; must rise"),
         ((4, 3), (0, 0, 0), "3 follows 4; must rise"),
         ((), (-2,), "-2; must be in -1..-2"),
     ],
 )
 def test_a_table_that_is_none_is_refused(
-    lib: Launcher, bounds: tuple[int, ...], places: tuple[int, ...], said: str
+    lib: Launcher, bounds: tuple[int, ...], slots: tuple[int, ...], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
-        lib.register_table(bounds, places)
+        lib.register_table(bounds, slots)
 
 
 def test_what_is_not_there_is_named(lib: Launcher, seven: int) -> None:
@@ -148,9 +148,9 @@ def test_what_is_not_there_is_named(lib: Launcher, seven: int) -> None:
     for unknown in (-1, table + 1, 1 << 40):
         with pytest.raises(ValueError, match=f"no dispatch table has the handle {unknown}"):
             lib.try_dispatch(unknown, a, b, out)
-    for place in (-1, 1):
-        with pytest.raises(ValueError, match=f"no place {place}; it has 1"):
-            lib.set_in_table(table, place, seven)
+    for slot in (-1, 1):
+        with pytest.raises(ValueError, match=f"no slot {slot}; it has 1"):
+            lib.set_in_table(table, slot, seven)
     with pytest.raises(NoKernelError, match="no kernel has the handle"):
         lib.set_in_table(table, 0, 1 << 40)
 
@@ -163,9 +163,9 @@ def test_what_goes_wrong_in_a_kernel_is_an_error(lib: Launcher, register: Regist
 
 
 def test_threads_use_one_table_at_different_sizes(lib: Launcher, seven: int, eight: int) -> None:
-    """While places are set; each gets its own kernel, or is told that there is none yet."""
+    """While slots are set; each gets its own kernel, or is told that there is none yet."""
     table = lib.register_table((4, 8), (0, 1, ATEN_HANDLE))
-    expected = {1: {7.0, "place 0"}, 5: {8.0, "place 1"}, 9: {ATEN}}
+    expected = {1: {7.0, "slot 0"}, 5: {8.0, "slot 1"}, 9: {ATEN}}
     wrong: list[object] = []
     begin = threading.Barrier(len(expected) + 1)
 
@@ -200,7 +200,7 @@ def test_a_forked_child_registers_and_calls_tables(
         return launched(lib, table, 3) == launched(lib, own, 3) == 7.0
 
     assert in_a_child(use)
-    assert launched(lib, table, 3) == "place 0", "the parent's table is its own"
+    assert launched(lib, table, 3) == "slot 0", "the parent's table is its own"
 
 
 @pytest.fixture

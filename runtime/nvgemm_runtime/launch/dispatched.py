@@ -86,15 +86,15 @@ class _Table:
                 leave_to_aten(self._origins[kernel_id], kernel_id, error)
             return _never_launch
         self._first_launches = [
-            launch_first(kernel, self._origins[kernel], self._settle(library, table, index))
-            for index, kernel in enumerate(self._ids)
+            launch_first(kernel, self._origins[kernel], self._settle(library, table, slot))
+            for slot, kernel in enumerate(self._ids)
         ]
         return functools.partial(library.try_dispatch, table)
 
     @staticmethod
-    def _settle(library: native.Native, table: int, index: int) -> Callable[[int | None], None]:
+    def _settle(library: native.Native, table: int, slot: int) -> Callable[[int | None], None]:
         def settle(handle: int | None) -> None:
-            library.set_in_table(table, index, native.ATEN_HANDLE if handle is None else handle)
+            library.set_in_table(table, slot, native.ATEN_HANDLE if handle is None else handle)
 
         return settle
 

@@ -79,8 +79,8 @@ class Native:
         try_dispatch: ``try_dispatch(table, a, b, out, *extras)`` works like ``try_launch`` with the
             table's kernel for A's rows: True if it computed; False, without a launch, if the kernel
             rejects the operands or ATen is to compute. If that kernel is not set yet, it launches
-            nothing and returns its index as an int.
-        set_in_table: ``set_in_table(table, place, handle)`` sets the kernel at an index in a table;
+            nothing and returns its slot as an int.
+        set_in_table: ``set_in_table(table, slot, handle)`` sets the kernel in a table slot;
             `ATEN_HANDLE` selects ATen. Thread-safe.
         open_kernel: ``open_kernel(image, symbol, name)`` loads a payload for the life of the
             process and returns the address of its exported function ``symbol``. The image must be
@@ -120,26 +120,26 @@ class Native:
     _register_kernel: Callable[..., int]
     _register_table: Callable[..., int]
 
-    def register_table(self, bounds: Sequence[int], places: Sequence[int]) -> int:
+    def register_table(self, bounds: Sequence[int], slots: Sequence[int]) -> int:
         """Creates a dispatch table from A's rows to kernels.
 
         Args:
             bounds: Ascending first row count for each segment after the first.
-            places: Kernel index per segment, one more than bounds, from 0, or `ATEN_HANDLE`. No
-                index has a kernel yet.
+            slots: Slot per segment, one more than bounds, from 0, or `ATEN_HANDLE`. No slot has
+                a kernel yet.
 
         Returns:
             Handle for `try_dispatch`, valid in this process. A table is never freed.
 
         Raises:
-            ValueError: If bounds do not ascend, or their number is not one less than places.
+            ValueError: If bounds do not ascend, or their number is not one less than slots.
         """
-        if len(places) != len(bounds) + 1:
+        if len(slots) != len(bounds) + 1:
             raise ValueError(
-                f"{len(bounds)} bounds need {len(bounds) + 1} places, {places} are given"
+                f"{len(bounds)} bounds need {len(bounds) + 1} slots, {slots} are given"
             )
-        segments = (value for segment in zip(bounds, places[1:]) for value in segment)
-        return self._register_table(max(places) + 1, places[0], *segments)
+        segments = (value for segment in zip(bounds, slots[1:]) for value in segment)
+        return self._register_table(max(slots) + 1, slots[0], *segments)
 
     def register_kernel(
         self,

@@ -23,9 +23,9 @@ from .thresholds import (
     Tiling,
     beating_aten,
     gains_enough,
+    intervals_along,
     kernels_that_decide,
     make_table,
-    places_along,
 )
 from .trust import (
     Terms,
@@ -173,8 +173,8 @@ def decide_dispatch(
         tiling = Tiling(
             problem=request.problem, designs=designs, multiprocessors=facts.multiprocessors
         )
-    places = places_along(sizes, tiling=tiling, may_bridge=may_bridge)
-    table = make_table(places)
+    intervals = intervals_along(sizes, tiling=tiling, may_bridge=may_bridge)
+    table = make_table(intervals)
     return Dispatch(
         table=table,
         measured=measured,
@@ -189,7 +189,7 @@ def decide_dispatch(
         unconfirmed=unconfirmed,
         held_back=held_back,
         unlike=obstacle,
-        needed=kernels_that_decide(places, table),
+        needed=kernels_that_decide(intervals, table),
     )
 
 

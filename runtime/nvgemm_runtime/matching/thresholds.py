@@ -22,7 +22,7 @@ ATEN = ""
 """Marks ATen where a kernel id is expected."""
 
 MARGIN = 0.02
-"""Contenders within this fraction of a place's fastest are considered equally good."""
+"""Contenders within this fraction of an interval's fastest are considered equally good."""
 
 FEW_ROWS = 128
 """Up to this m, a kernel's tiles change little with m: a result at two measured m within
@@ -164,7 +164,7 @@ class Tiling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Interval:
     """Interval of m with the same allowed contenders.
 
     Attributes:
@@ -180,9 +180,9 @@ class Place:
     compared: frozenset[str] = frozenset()
 
 
-def places_along(
+def intervals_along(
     sizes: Iterable[MeasuredSize], *, tiling: Tiling | None, may_bridge: bool = True
-) -> list[Place]:
+) -> list[Interval]:
     """Returns the allowed contenders for every m from the smallest measured one on.
 
     At a measured m: the fastest, and contenders indistinguishable from it, which are kernels that
@@ -201,36 +201,36 @@ def places_along(
         may_bridge: True if kernels may run between measured m at all.
     """
     rising = sorted(sizes, key=lambda size: size.m)
-    places: list[Place] = []
+    intervals: list[Interval] = []
     for here, after in itertools.zip_longest(rising, rising[1:]):
-        places.append(_place_at(here))
+        intervals.append(_interval_at(here))
         if after is None or (after.m > here.m + 1 and not may_bridge):
-            places.append(Place(begin=here.m + 1, allowed=_ONLY_ATEN))
+            intervals.append(Interval(begin=here.m + 1, allowed=_ONLY_ATEN))
         elif after.m > here.m + 1:
-            places += _places_between(here, after, tiling)
-    return places
+            intervals += _intervals_between(here, after, tiling)
+    return intervals
 
 
-def kernels_that_decide(places: Iterable[Place], table: DispatchTable) -> frozenset[str]:
+def kernels_that_decide(intervals: Iterable[Interval], table: DispatchTable) -> frozenset[str]:
     """Returns the ids of the kernels that a bundle must keep for an unchanged `table`.
 
     Args:
-        places: Input to the table.
-        table: Result from `make_table` for these places.
+        intervals: Input to the table.
+        table: Result from `make_table` for these intervals.
     """
-    return frozenset(table.used).union(*(place.compared for place in places))
+    return frozenset(table.used).union(*(interval.compared for interval in intervals))
 
 
-def make_table(places: Sequence[Place]) -> DispatchTable:
-    """Chooses one contender per place: fewest changes, then least loss.
+def make_table(intervals: Sequence[Interval]) -> DispatchTable:
+    """Chooses one contender per interval: fewest changes, then least loss.
 
-    ATen runs before the first place.
+    ATen runs before the first interval.
     """
-    chosen = _choose_with_fewest_changes([place.allowed for place in places])
+    chosen = _choose_with_fewest_changes([interval.allowed for interval in intervals])
     bounds, kernels = [], [ATEN]
-    for place, kernel_id in zip(places, chosen):
+    for interval, kernel_id in zip(intervals, chosen):
         if kernel_id != kernels[-1]:
-            bounds.append(place.begin)
+            bounds.append(interval.begin)
             kernels.append(kernel_id)
     return DispatchTable(bounds=tuple(bounds), kernels=tuple(kernels))
 
@@ -263,12 +263,12 @@ def _fastest(losses: Mapping[str, float]) -> str:
     return min(losses, key=lambda kernel_id: (losses[kernel_id], kernel_id), default=ATEN)
 
 
-def _place_at(size: MeasuredSize) -> Place:
+def _interval_at(size: MeasuredSize) -> Interval:
     """Returns the allowed contenders at a measured m, with their losses."""
     losses = beating_aten(size)
     fastest = _fastest(losses)
     if fastest == ATEN:
-        return Place(begin=size.m, allowed=_ONLY_ATEN)
+        return Interval(begin=size.m, allowed=_ONLY_ATEN)
     latest_ns = _latest(size.kernels[fastest].timing)
     allowed = {
         kernel_id: loss
@@ -277,7 +277,7 @@ def _place_at(size: MeasuredSize) -> Place:
     }
     if _earliest(size.aten) <= latest_ns:
         allowed[ATEN] = size.aten.time_ns / size.kernels[fastest].timing.time_ns - 1
-    return Place(begin=size.m, allowed=allowed, compared=frozenset({fastest}))
+    return Interval(begin=size.m, allowed=allowed, compared=frozenset({fastest}))
 
 
 def _earliest(timing: Timing) -> int:
@@ -288,15 +288,15 @@ def _latest(timing: Timing) -> int:
     return timing.time_ns + timing.spread_ns
 
 
-def _places_between(
+def _intervals_between(
     below: MeasuredSize, above: MeasuredSize, tiling: Tiling | None
-) -> Iterator[Place]:
-    """Yields the places between two measured m."""
+) -> Iterator[Interval]:
+    """Yields the intervals between two measured m."""
     begin = below.m + 1
     if above.m <= FEW_ROWS:
         is_near = above.m <= below.m * MAX_RATIO_OF_FEW
         allowed = _allowed_between_few(below, above) if is_near else {}
-        yield Place(begin=begin, allowed=allowed or _ONLY_ATEN)
+        yield Interval(begin=begin, allowed=allowed or _ONLY_ATEN)
         return
     times: dict[str, Callable[[int], float]] = {}
     starts = {begin}
@@ -308,12 +308,12 @@ def _places_between(
                 times[kernel_id] = time_ns
                 starts.update(steps)
     if not times:
-        yield Place(begin=begin, allowed=_ONLY_ATEN)
+        yield Interval(begin=begin, allowed=_ONLY_ATEN)
         return
     compared = frozenset(times)
     least_gain = _least_gain_between(below, above)
-    for first, last in _intervals(sorted(starts), above.m):
-        # Waves change only at a place's first m, so both ends decide for all m between.
+    for first, last in _ranges(sorted(starts), above.m):
+        # Waves change only at an interval's first m, so both ends decide for all m between.
         ends = [
             _allowed_at_computed(
                 {kernel_id: time_ns(m) for kernel_id, time_ns in times.items()},
@@ -322,7 +322,7 @@ def _places_between(
             for m in (first, last)
         ]
         allowed = {name: max(end[name] for end in ends) for name in ends[0] if name in ends[1]}
-        yield Place(begin=first, allowed=allowed or _ONLY_ATEN, compared=compared)
+        yield Interval(begin=first, allowed=allowed or _ONLY_ATEN, compared=compared)
 
 
 def _steps(begin: int, end: int, rows: int) -> list[int]:
@@ -330,7 +330,7 @@ def _steps(begin: int, end: int, rows: int) -> list[int]:
     return [begin, *range(begin + -begin % rows + 1, end, rows)]
 
 
-def _intervals(starts: Sequence[int], end: int) -> Iterator[tuple[int, int]]:
+def _ranges(starts: Sequence[int], end: int) -> Iterator[tuple[int, int]]:
     """Yields the first and last m of each interval that begins at one of ``starts``."""
     for first, following in itertools.zip_longest(starts, starts[1:], fillvalue=end):
         yield first, following - 1
@@ -349,7 +349,7 @@ def _beats_aten_somewhere(
     least_gain = _least_gain_between(below, above)
     return any(
         time_ns(m) <= _aten_ns(m, below, above) * (1 - least_gain)
-        for span in _intervals(steps, above.m)
+        for span in _ranges(steps, above.m)
         for m in span
     )
 
@@ -407,15 +407,15 @@ def _allowed_between_few(below: MeasuredSize, above: MeasuredSize) -> dict[str, 
     }
 
 
-def _choose_with_fewest_changes(places: Sequence[Mapping[str, float]]) -> list[str]:
-    """Returns one contender per place: fewest changes, then least loss.
+def _choose_with_fewest_changes(intervals: Sequence[Mapping[str, float]]) -> list[str]:
+    """Returns one contender per interval: fewest changes, then least loss.
 
-    Dynamic programming: the best path to a contender extends a best path to the previous place.
+    Dynamic programming: the best path to a contender extends a best path to the previous interval.
     Ties are broken by id, so that the result is deterministic.
     """
     best: dict[str, tuple[int, float]] = {}
     came_from: list[dict[str, str]] = []
-    for allowed in places:
+    for allowed in intervals:
         ways: dict[str, tuple[int, float]] = {}
         predecessors: dict[str, str] = {}
         for kernel_id in sorted(allowed):

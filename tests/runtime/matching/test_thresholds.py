@@ -25,9 +25,9 @@ from nvgemm_runtime.matching.thresholds import (
     DispatchTable,
     MeasuredSize,
     Tiling,
+    intervals_along,
     kernels_that_decide,
     make_table,
-    places_along,
 )
 from synthetic_content import SIGNATURE
 
@@ -47,7 +47,7 @@ def size(m: int, aten: int = 1000, spread: int = 0, **kernels: int) -> MeasuredS
 def make(
     sizes: Sequence[MeasuredSize], *, tiling: Tiling | None = None, may_bridge: bool = True
 ) -> DispatchTable:
-    return make_table(places_along(sizes, tiling=tiling, may_bridge=may_bridge))
+    return make_table(intervals_along(sizes, tiling=tiling, may_bridge=may_bridge))
 
 
 def table(*sizes: MeasuredSize, **how: bool) -> dict[int, str]:
@@ -386,7 +386,7 @@ def test_kernels_that_do_not_decide_change_nothing(
 ) -> None:
     source = random.Random(seed)
     sizes = of(source)
-    places = places_along(sizes, tiling=tiling(**ROWS))
+    places = intervals_along(sizes, tiling=tiling(**ROWS))
     made = make_table(places)
     needed = kernels_that_decide(places, made)
     others = sorted({name for one in sizes for name in one.kernels}.difference(needed))
@@ -414,7 +414,7 @@ def test_a_kernel_that_gains_too_little_makes_no_other_one_seem_far_behind() -> 
 
 def test_kernels_that_nothing_is_compared_to_do_not_decide() -> None:
     sizes = [size(1024, x=800, y=1040, z=2000), size(1536, x=1200, y=1240, z=3000, aten=1400)]
-    places = places_along(sizes, tiling=tiling(x=128, y=128, z=128))
+    places = intervals_along(sizes, tiling=tiling(x=128, y=128, z=128))
     assert kernels_that_decide(places, make_table(places)) == {"x"}
 
 
