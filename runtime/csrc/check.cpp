@@ -37,8 +37,8 @@ void Checker::CheckAll(const Operands& operands) const {
   if (call_.out_is_empty) return;
   const bool adds = spec_.addend != AddendKind::kNone && !ReadsAddend(spec_.form);
   if (k == 0 && adds) {
-    Refuse(kValueError, "k is 0, so that the result is what is added alone; no kernel is needed, "
-           "and this one computes no such thing: add it with torch");
+    Refuse(kValueError, "k is 0, so the result is the addend, which this kernel does not compute; "
+           "use torch");
   }
   const MemorySpan out_span = CheckLayout(Role::kOut, true);
   CheckParts();
@@ -52,15 +52,15 @@ void Checker::CheckAll(const Operands& operands) const {
 }
 
 void Checker::CheckExtraRoles(const Operands& operands) const {
-  std::string taken;
+  std::string taken = "a, b, out";
   for (const Role role : kExtras) {
-    if ((spec_.extras & SetOf(role)) != 0) taken += Text(taken.empty() ? "" : ", ", RoleName(role));
+    if ((spec_.extras & SetOf(role)) != 0) taken += Text(", ", RoleName(role));
   }
   for (const Role role : kExtras) {
     const bool is_present = (operands.extras() & SetOf(role)) != 0;
     if (is_present == ((spec_.extras & SetOf(role)) != 0)) continue;
     Refuse(kTypeError, RoleName(role), " is ", is_present ? "given" : "missing",
-           "; besides a, b and out the kernel takes ", taken.empty() ? "nothing" : taken.c_str());
+           "; the kernel takes ", taken);
   }
 }
 
@@ -117,7 +117,7 @@ void Checker::CheckCompact() const {
       continue;
     }
     Refuse(kValueError, RoleName(role), " has shape ", ShapeText(view.tensor), " and strides ",
-           StridesText(view.tensor), "; must lie without gaps, for the kernel is given no strides; "
+           StridesText(view.tensor), "; must have no gaps, because the kernel takes no strides; "
            "make a copy in the same layout or use another kernel");
   }
 }

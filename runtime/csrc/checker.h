@@ -135,7 +135,7 @@ class Checker {
     }
     if (inner_extent > 1 && view.strides[inner] != 1) {
       Refuse(kValueError, name, " has stride ", view.strides[inner], " along dimension ", inner,
-             "; must be 1, for the kernel wants ", name, row_major ? " row" : " column",
+             "; must be 1, because the kernel takes ", name, row_major ? " row" : " column",
              "-major; copy it into that layout or use another kernel");
     }
     view.strides[inner] = 1;
@@ -177,7 +177,7 @@ class Checker {
     if (begin == 0 || begin % alignment != 0) {
       Refuse(kValueError, RoleName(role), " begins ",
              begin == 0 ? std::string("at a null pointer, as fake and functional tensors do")
-                        : Text(begin % alignment, " bytes behind an aligned address"),
+                        : Text(begin % alignment, " bytes past an aligned address"),
              "; must begin at a multiple of ", alignment,
              " bytes; make a copy with .clone() or use another kernel");
     }
@@ -190,7 +190,7 @@ class Checker {
     if (__builtin_mul_overflow(elements, element_bytes, &bytes) ||
         __builtin_add_overflow(begin, bytes, &end)) {
       Refuse(kValueError, RoleName(role), " reaches over ", elements,
-             " elements, behind the end of the address space");
+             " elements, past the end of the address space");
     }
     return end;
   }
@@ -221,8 +221,8 @@ class Checker {
            out.end - out.begin, " and ", input.end - input.begin, " bytes long, and ",
            RoleName(written), " begins ",
            out_first ? input.begin - out.begin : out.begin - input.begin, " bytes ",
-           out_first ? "before " : "behind ", "the beginning of ", RoleName(role), "; pass ",
-           written == Role::kOut ? "an out" : RoleName(written), " with memory of its own");
+           out_first ? "before " : "after ", "the beginning of ", RoleName(role), "; pass ",
+           written == Role::kOut ? "an out" : RoleName(written), " with separate memory");
   }
 
   static int64_t Reach(const TensorView& view, int dimension) {

@@ -63,12 +63,12 @@ DispatchTable::DispatchTable(int64_t slot_count, std::vector<int64_t> bounds,
   }
   if (segments_.size() != bounds_.size() + 1) {
     throw Failure(kValueError, Text("a dispatch table has ", segments_.size(), " segments and ",
-                                    bounds_.size(), " bounds; must have one segment more"));
+                                    bounds_.size(), " bounds; must have one more segment than bounds"));
   }
   for (size_t i = 1; i < bounds_.size(); ++i) {
     if (bounds_[i] > bounds_[i - 1]) continue;
     throw Failure(kValueError, Text("bounds of a dispatch table: ", bounds_[i], " follows ",
-                                    bounds_[i - 1], "; must rise"));
+                                    bounds_[i - 1], "; must ascend"));
   }
   for (const int64_t slot : segments_) {
     if (slot >= kAten && slot < slot_count_) continue;

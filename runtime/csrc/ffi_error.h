@@ -17,7 +17,7 @@ inline Failure TakeRaisedError(std::string_view what) {
   TVMFFIObjectHandle error = nullptr;
   TVMFFIErrorMoveFromRaised(&error);
   if (error == nullptr) {
-    return Failure(kRuntimeError, Text(what, " failed without saying why"));
+    return Failure(kRuntimeError, Text(what, " failed without an error message"));
   }
   const TVMFFIErrorCell* cell = TVMFFIErrorGetCellPtr(error);
   Failure failure(std::string(cell->kind.data, cell->kind.size),

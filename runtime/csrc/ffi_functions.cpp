@@ -210,7 +210,7 @@ KernelSpec SpecOf(const Arguments& arguments) {
 // slot.
 std::unique_ptr<DispatchTable> TableOf(const Arguments& arguments) {
   if (arguments.count() % 2 != 0) {
-    throw Failure(kTypeError, "register_table: a bound comes without its segment's slot");
+    throw Failure(kTypeError, "register_table: a bound has no segment slot");
   }
   std::vector<int64_t> bounds;
   std::vector<int64_t> segments{arguments.Integer(1, "slot")};
@@ -235,8 +235,8 @@ Operands OperandsOf(const Arguments& arguments, const KernelSpec& spec) {
   }
   if (at == arguments.count()) return operands;
   throw Failure(kTypeError, Text("kernel ", ShortId(spec.id), " (", OpName(spec.op), "): ",
-                                 arguments.count() - kPlainArguments,
-                                 " tensors are given besides a, b and out; the kernel takes ",
+                                 "got ", arguments.count() - kPlainArguments,
+                                 " extra tensors; the kernel takes ",
                                  at - kPlainArguments));
 }
 

@@ -167,7 +167,7 @@ Kernel* FindOrLoadKernel(std::string_view id) {
   throw Failure(
       kNoKernelError,
       Text("no kernel ", ShortId(id), " is loaded",
-           function == nullptr ? ", and nothing is set to load kernels by id; register it first"
+           function == nullptr ? ", and no loader is set; register it first"
                                : "; no installed bundle has it: install the wheel that does"));
 }
 

@@ -82,8 +82,8 @@ void InvokeForTheFirstTime(const KernelSpec& spec, const TVMFFIAny* arguments, i
                   Text("kernel ", ShortId(spec.id),
                        " cannot be loaded: a kernel failed to load in this process, and "
                        "libcute_dsl_runtime.so before 4.8 loads none after that; run: "
-                       "pip install 'nvidia-cutlass-dsl-libs-cu13>=4.8,<4.9', or beside a torch for "
-                       "CUDA 12: pip install 'nvidia-cutlass-dsl-libs-cu12>=4.8,<4.9'"));
+                       "pip install 'nvidia-cutlass-dsl-libs-cu13>=4.8,<4.9', or with torch for CUDA 12: "
+                       "pip install 'nvidia-cutlass-dsl-libs-cu12>=4.8,<4.9'"));
   }
   try {
     Invoke(spec, arguments, count);

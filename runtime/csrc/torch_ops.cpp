@@ -144,7 +144,7 @@ struct Arguments {
     }
     if (result->spec.op == Op::kGroupedMm && result->spec.addend == AddendKind::kMatrix) {
       throw Failure(kValueError, Text("kernel ", ShortId(result->spec.id),
-                                      " adds a matrix to groups, as no operator does: call "
+                                      " adds a matrix to groups, which no operator supports: call "
                                       "nvgemm_runtime.grouped_mm"));
     }
     return result;
@@ -161,12 +161,12 @@ struct Arguments {
                    ? " has a gated epilogue: call gathered_grouped_gated_mm"
                    : " has a gated epilogue: call gated_mm";
       case GateForm::kKept:
-        return " keeps its product, which no operator gives" + function;
+        return " keeps its product, which no operator supports" + function;
       case GateForm::kGradient:
       case GateForm::kGradientSums:
-        return " gives a gate's gradient, as no operator does" + function;
+        return " computes a gate's gradient, which no operator supports" + function;
       case GateForm::kUps:
-        return " reads gates, as no operator does" + function;
+        return " reads gates, which no operator supports" + function;
     }
     return "";  // unreachable: all forms are above
   }

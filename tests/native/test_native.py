@@ -196,7 +196,7 @@ def _in_threads(work: Callable[[], None], count: int) -> None:
     ("behaviour", "message"),
     [
         (cpu_kernels.RAISES, "kernel {id}: out of patience"),
-        (cpu_kernels.RETURNS_SILENTLY, "kernel {id} failed without saying why"),
+        (cpu_kernels.RETURNS_SILENTLY, "kernel {id} failed without an error message"),
     ],
 )
 def test_what_a_kernel_raises_names_it(

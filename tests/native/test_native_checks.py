@@ -52,7 +52,7 @@ MM_REFUSALS: dict[str, tuple[Callable[[Tensors], tuple[Any, Any, Any]], type, st
     "rows that overlap": (lambda t: (torch.randn(64).as_strided((8, 8), (4, 1)), *t[1:]),
         ValueError, "a has shape \\(8, 8\\) and strides \\(4, 1\\), so that elements share memory"),
     "unaligned pointer": (lambda t: (torch.randn(65)[1:].view(8, 8), *t[1:]), ValueError,
-        "a begins 4 bytes behind an aligned address; must begin at a multiple of 16 bytes"),
+        "a begins 4 bytes past an aligned address; must begin at a multiple of 16 bytes"),
     "out is a": (lambda t: (t[2], t[1], t[2]), ValueError, "out overlaps a"),
     "out is b": (lambda t: (t[0], t[2], t[2]), ValueError, "out overlaps b: .* 256 bytes long"),
 }  # fmt: skip

@@ -204,7 +204,7 @@ for handle in (other, failing):
     assert len(others) == 2 * keeps_lock
     for other in others:
         assert "cannot be loaded: a kernel failed to load in this process" in other
-        assert "run: pip install 'nvidia-cutlass-dsl-libs-cu13>=4.8,<4.9', or beside" in other
+        assert "run: pip install 'nvidia-cutlass-dsl-libs-cu13>=4.8,<4.9', or with" in other
 
 
 def test_arguments_that_cannot_be_made_do_not_stop_loading(driver: FakeDriver) -> None:

@@ -130,8 +130,8 @@ def test_rows_of_groups_are_those_of_all(lib: Launcher, register: Register) -> N
     ("bounds", "slots", "said"),
     [
         ((4,), (0,), "1 bounds need 2 slots"),
-        ((4, 4), (0, 0, 0), "4 follows 4; must rise"),
-        ((4, 3), (0, 0, 0), "3 follows 4; must rise"),
+        ((4, 4), (0, 0, 0), "4 follows 4; must ascend"),
+        ((4, 3), (0, 0, 0), "3 follows 4; must ascend"),
         ((), (-2,), "-2; must be in -1..-2"),
     ],
 )

@@ -92,9 +92,9 @@ def floats_in(tensor: torch.Tensor) -> torch.Tensor:
 Change = Callable[[Arguments], tuple[Any, ...]]
 
 REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
-    "no addend": (BIASED, lambda x: (), TypeError, "addend is missing; besides a, b and out"),
-    "two addends": (BIASED, lambda x: (*x.others, *x.others), TypeError, "2 tensors are.*takes 1"),
-    "one for a plain kernel": (PLAIN, lambda x: (x.a,), TypeError, "1 tensors are.*takes 0"),
+    "no addend": (BIASED, lambda x: (), TypeError, "addend is missing; the kernel takes"),
+    "two addends": (BIASED, lambda x: (*x.others, *x.others), TypeError, "2 extra.*takes 1"),
+    "one for a plain kernel": (PLAIN, lambda x: (x.a,), TypeError, "1 extra tensors.*takes 0"),
     "no tensor": (BIASED, lambda x: (3,), TypeError, "addend must be a tensor"),
     "addend's dtype": (BIASED, lambda x: (x.others[0].half(),), TypeError,
         "addend is float16; must be bfloat16"),
@@ -105,7 +105,7 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
     "every second element": (BIASED, lambda x: (torch.ones(64).bfloat16()[::2],), ValueError,
         r"strides \(2\); must be one contiguous row"),
     "row that is not aligned": (BIASED, lambda x: (at_odd_address(x.others[0], 1),), ValueError,
-        "addend begins 2 bytes behind an aligned address; must begin at a multiple of 16"),
+        "addend begins 2 bytes past an aligned address; must begin at a multiple of 16"),
     "row within out": (BIASED, lambda x: (x.out[3],), ValueError, "out overlaps addend"),
     "row for a matrix": (ADDED, lambda x: (x.others[0][0],), ValueError, "addend has 1 dimensions"),
     "matrix's shape": (ADDED, lambda x: (x.others[0][:8],), ValueError,
@@ -142,7 +142,7 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
         "scale_a has 1 dimensions"),
     "row-wise scales that are not aligned": (ROW_WISE,
         lambda x: (at_odd_address(x.others[0], 1), *x.others[1:]), ValueError,
-        "scale_a begins 4 bytes behind an aligned address; must begin at a multiple of 16"),
+        "scale_a begins 4 bytes past an aligned address; must begin at a multiple of 16"),
     "scales of rows of groups in two dimensions": (SCALED_GROUPS,
         lambda x: (x.others[0][:, None], *x.others[1:]), ValueError,
         "scale_a has 2 dimensions"),
@@ -157,7 +157,7 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
         r"scale_a has shape \(15\).*of shape \(16\), one for each row of a"),
     "scales of groups that are not aligned": (SCALED_GROUPS,
         lambda x: (x.others[0], at_odd_address(x.others[1], 1), x.others[2]), ValueError,
-        "scale_b begins 4 bytes behind an aligned address; must begin at a multiple of 16"),
+        "scale_b begins 4 bytes past an aligned address; must begin at a multiple of 16"),
     "number of block scales": (MXFP8, lambda x: (x.others[0][:256], x.others[1]), ValueError,
         r"scale_a has shape \(256\).*must have 512 contiguous elements: 16 rows and k = 64 in "
         "blocks of 32, swizzled"),
@@ -169,10 +169,11 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
     "block scales that are not aligned": (MXFP8,
         lambda x: (x.others[0], at_odd_address(x.others[1].view(torch.uint8), 16).view(
             torch.float8_e8m0fnu)), ValueError,
-        "scale_b begins 16 bytes behind an aligned address; must begin at a multiple of 32"),
+        "scale_b begins 16 bytes past an aligned address; must begin at a multiple of 32"),
     "scales of packed values count values": (NVFP4, lambda x: (x.others[0][:256], x.others[1]),
         ValueError, "must have 512 contiguous elements: 16 rows and k = 64 in blocks of 16"),
-    "no rows": (GATHERED, lambda x: (), TypeError, "rows is missing; besides .* takes rows"),
+    "no rows": (GATHERED, lambda x: (), TypeError,
+        "rows is missing; the kernel takes a, b, out, rows"),
     "rows of another shape": (GATHERED, lambda x: (x.others[0][:8],), ValueError,
         r"rows have shape \(8, 64\).*contiguous and of the shape of a, \(16, 64\)"),
     "rows that are transposed": (GATHERED, lambda x: (x.others[0].T.contiguous().T,), ValueError,
@@ -180,9 +181,9 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
     "rows' dtype": (GATHERED, lambda x: (x.others[0].long(),), TypeError,
         "rows is int64; must be int32"),
     "no rows for groups": (GATHERED_GROUPS, lambda x: x.others[:1], TypeError,
-        "rows is missing; besides .* takes offsets, rows"),
+        "rows is missing; the kernel takes a, b, out, offsets, rows"),
     "rows for groups that are not gathered": (GROUPED, lambda x: (*x.others, x.others[0]),
-        TypeError, "2 tensors are.*takes 1"),
+        TypeError, "2 extra tensors.*takes 1"),
     "a row less than the result has": (GATHERED_GROUPS,
         lambda x: (x.others[0], x.others[1][:15]), ValueError,
         r"rows has shape \(15\).*must have 16 contiguous elements: one for each row of out"),
@@ -215,16 +216,16 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
         ValueError, "addend has stride 0 along dimension 0"),
     "product that is not aligned": (GRADIENT,
         lambda x: (x.others[0], at_odd_address(x.others[1], 1)), ValueError,
-        "addend begins 2 bytes behind an aligned address; must begin at a multiple of 16"),
+        "addend begins 2 bytes past an aligned address; must begin at a multiple of 16"),
     "product in rows that are not aligned": (GRADIENT,
         lambda x: (x.others[0], torch.ones(16, 68).bfloat16()[:, :64]), ValueError,
         "addend has stride 68"),
     "gradients in place": (GRADIENT, lambda x: (x.others[0], x.out), ValueError,
         "out overlaps addend"),
     "no sums": (SUMMED, lambda x: x.others[:2], TypeError,
-        "sums is missing; besides a, b and out the kernel takes offsets, addend, sums"),
+        "sums is missing; the kernel takes a, b, out, offsets, addend, sums"),
     "sums for a gradient without": (GRADIENT, lambda x: (*x.others, torch.zeros(16, 1)), TypeError,
-        "3 tensors are"),
+        "3 extra tensors"),
     "sums of fewer rows": (SUMMED, lambda x: (*x.others[:2], torch.zeros(8, 1)), ValueError,
         r"sums have shape \(8, 1\).*contiguous and of shape \(16, 1\), a part for each 64"),
     "a sum of each element": (SUMMED, lambda x: (*x.others[:2], torch.zeros(16, 32)), ValueError,
@@ -238,7 +239,7 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
     "sums in the result": (SUMMED, lambda x: (*x.others[:2], floats_in(x.out)), ValueError,
         "out overlaps sums"),
     "sums in what is read": (SUMMED, lambda x: (*x.others[:2], floats_in(x.others[1])), ValueError,
-        "sums overlaps addend.*pass sums with memory of its own"),
+        "sums overlaps addend.*pass sums with separate memory"),
     "sums in a": (SUMMED, lambda x: (*x.others[:2], floats_in(x.a)), ValueError,
         "sums overlaps a:"),
     "sums in b": (SUMMED, lambda x: (*x.others[:2], floats_in(x.b.mT)), ValueError,
@@ -262,7 +263,7 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
         "addend has stride 0 along dimension 0"),
     "gates that are not aligned": (UPS,
         lambda x: (x.others[0], at_odd_address(x.others[1], 1)), ValueError,
-        "addend begins 2 bytes behind an aligned address; must begin at a multiple of 16"),
+        "addend begins 2 bytes past an aligned address; must begin at a multiple of 16"),
     "gates in rows that are not aligned": (UPS,
         lambda x: (x.others[0], torch.ones(16, 36).bfloat16()[:, :32]), ValueError,
         "addend has stride 36"),
@@ -468,7 +469,7 @@ def test_kernels_without_strides_refuse_gaps(
     rows = tensor if operand != "b" else tensor.T
     wide = torch.zeros(rows.shape[0], 2 * rows.shape[1]).to(tensor.dtype)[:, : rows.shape[1]]
     tensors[operand] = wide if operand != "b" else wide.T
-    with pytest.raises(ValueError, match=f"{operand} has shape .* must lie without gaps"):
+    with pytest.raises(ValueError, match=f"{operand} has shape .* must have no gaps"):
         lib.launch(handles(MXFP8), *tensors.values(), *arguments.others)
     assert not lib.try_launch(handles(MXFP8), *tensors.values(), *arguments.others)
 
@@ -504,7 +505,7 @@ def test_an_empty_sum_with_an_addend_is_left_to_torch(
 ) -> None:
     arguments = arguments_of(served)
     a, b = arguments.a[:, :0], arguments.b[:0]
-    with pytest.raises(ValueError, match="k is 0, so that the result is what is added alone"):
+    with pytest.raises(ValueError, match="k is 0, so the result is the addend, which"):
         lib.launch(handles(served), a, b, arguments.out, *arguments.others)
     assert not lib.try_launch(handles(served), a, b, arguments.out, *arguments.others)
 

@@ -117,7 +117,7 @@ def test_a_library_that_is_cut_off_anywhere_is_named_and_kills_no_process(tmp_pa
     lines = done.stdout.splitlines()
     assert [int(line.split()[0]) for line in lines] == list(range(0, 101, 5))
     for line in lines:
-        assert "_native.so cannot be loaded: it is cut off: " in line
+        assert "_native.so cannot be loaded: it is truncated: " in line
         assert "run: pip install --force-reinstall --no-deps . in nvgemm-aot's checkout" in line
 
 
@@ -187,5 +187,5 @@ def test_a_library_with_zeros_inside_is_named_and_kills_no_process(tmp_path: Pat
     lines = done.stdout.splitlines()
     assert [int(line.split()[0]) for line in lines] == list(range(5, 100, 15))
     for line in lines:
-        assert "_native.so cannot be loaded: it is damaged, or of another version: " in line
+        assert "_native.so cannot be loaded: it is damaged or from another version: " in line
         assert "pip install --force-reinstall --no-deps ." in line

@@ -156,9 +156,9 @@ def test_kernels_of_other_operators_are_refused(register: Register) -> None:
     bias, a, b = arguments_of(BIASED).operator_call()[1]
     with pytest.raises(RuntimeError, match=f"kernel {grouped[:12]} is for grouped_mm, not for mm"):
         torch.ops.nvgemm_aot.addmm(bias, a, b, grouped)
-    with pytest.raises(RuntimeError, match="addend is missing; besides a, b and out the kernel"):
+    with pytest.raises(RuntimeError, match="addend is missing; the kernel takes"):
         torch.ops.nvgemm_aot.mm(a, b, biased)
-    with pytest.raises(RuntimeError, match="scale_a is given; besides a, b and out the kernel"):
+    with pytest.raises(RuntimeError, match="scale_a is given; the kernel takes"):
         torch.ops.nvgemm_aot.scaled_mm(a, b, bias, bias, biased, bias=bias)
 
 
@@ -210,7 +210,7 @@ def test_gathered_groups_have_the_rows_that_are_named(register: Register) -> Non
             operators.gathered_grouped_mm(a, b, offsets, wrong, id)
     with pytest.raises(RuntimeError, match="is for grouped_mm, not for gathered_grouped_mm"):
         operators.gathered_grouped_mm(a, b, offsets, rows, grouped)
-    said = "no operator gives: call nvgemm_runtime.gathered_grouped_mm"
+    said = "no operator supports: call nvgemm_runtime.gathered_grouped_mm"
     with pytest.raises(RuntimeError, match=said):
         operators.gathered_grouped_gated_mm(a, b, offsets, rows, kept)
 
@@ -218,10 +218,10 @@ def test_gathered_groups_have_the_rows_that_are_named(register: Register) -> Non
 @pytest.mark.parametrize(
     ("served", "text"),
     [
-        (GROUPED_KEPT, "keeps its product, which no operator gives"),
-        (GROUPED_GRADIENT, "gives a gate's gradient, as no operator does"),
-        (GROUPED_SUMS, "gives a gate's gradient, as no operator does"),
-        (GROUPED_UPS, "reads gates, as no operator does"),
+        (GROUPED_KEPT, "keeps its product, which no operator supports"),
+        (GROUPED_GRADIENT, "computes a gate's gradient, which no operator supports"),
+        (GROUPED_SUMS, "computes a gate's gradient, which no operator supports"),
+        (GROUPED_UPS, "reads gates, which no operator supports"),
     ],
     ids=["kept", "gradient", "sums", "ups"],
 )

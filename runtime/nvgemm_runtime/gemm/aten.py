@@ -163,7 +163,7 @@ UNSERVED = {
         adds_first=True,
     ),
     "_scaled_grouped_mm_v2": UnservedOperator(
-        reason="no bundled kernel is offered for _scaled_grouped_mm_v2; _scaled_grouped_mm has some"
+        reason="no bundled kernel is offered for _scaled_grouped_mm_v2; call _scaled_grouped_mm"
     ),
     "mm_plus_mm": UnservedOperator(
         reason="no bundled kernel adds two products", inductor_names=("_mm_plus_mm",)
@@ -319,13 +319,13 @@ def _first_tensor(tensor: Any) -> Any:
 def _obstacle(arguments: Mapping[str, Any]) -> str | None:
     for name in ("alpha", "beta"):
         if (factor := arguments.get(name, 1)) != 1:
-            return f"{name} is {factor}, must be 1: kernels add the product and the addend as are"
+            return f"{name} is {factor}, must be 1: kernels add the unscaled product and addend"
     if (levels := arguments.get("levels", 1)) != 1:
         return f"scales have {levels} levels, kernels take 1"
     if arguments.get("scale_result") is not None:
         return UNSERVED["scaled_mm_with_output_scale"].reason
     if arguments.get("offs") is not None and arguments.get("bias") is not None:
-        return "torch computes no bias of groups, so kernels are not offered for one"
+        return "torch does not add a bias to grouped products, so no kernel is offered"
     return None
 
 
@@ -358,7 +358,7 @@ def _read_recipe(arguments: Mapping[str, Any]) -> tuple[ScaleRecipe | None, str 
         swizzle = _as_list(arguments.get(f"swizzle_{side}") or [_NO_SWIZZLE])[0]
         sides.append((int(recipes[0]), int(swizzle), str(scales[0].dtype)))
     if sides[0] != sides[1]:
-        return None, "scales of A and B are of two kinds, must be of one"
+        return None, "scales of A and B have different recipes, must have the same"
     recipe = _RECIPES.get(sides[0])
     if recipe is None:
         scaling, swizzle, dtype = sides[0]

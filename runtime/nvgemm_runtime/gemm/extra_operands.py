@@ -128,7 +128,7 @@ def read_scales(
     if scale_a is None or scale_b is None:
         raise ValueError(f"scale_{'b' if scale_b is None else 'a'} is missing: both are needed")
     if scale_a.dtype != scale_b.dtype:
-        raise NoKernelError(f"scales are of two types ({scale_a.dtype} and {scale_b.dtype})")
+        raise NoKernelError(f"scales have different dtypes ({scale_a.dtype} and {scale_b.dtype})")
     if extras.recipe is not None:
         _check_scales(extras.recipe, scale_a, scale_b, m, n, k, groups)
         return extras.recipe
@@ -232,15 +232,12 @@ def read_epilogues(
     """
     addend, gated = extras.addend, extras.gated
     if gated is not None and (addend is None) is not (gated.addend is None):
-        texts: dict[Addend | None, str] = {
-            Addend.PRODUCT: "reads the product",
-            Addend.GATES: "reads gates",
-        }
-        action = texts.get(gated.addend, "adds a bias")
+        names: dict[Addend | None, str] = {Addend.PRODUCT: "product", Addend.GATES: "gates"}
+        name = names.get(gated.addend, "bias")
         raise NoKernelError(
-            f"{gated.value} {action}, and none is given"
+            f"{gated.value} needs {name} (got None)"
             if addend is None
-            else f"{gated.value} adds nothing, and a bias is given"
+            else f"{gated.value} takes no bias; omit it"
         )
     if addend is None:
         if gated is not None:
@@ -251,8 +248,7 @@ def read_epilogues(
     dtype_name = addend_dtype(out).torch_name
     if str(addend.dtype) != f"torch.{dtype_name}":
         raise NoKernelError(
-            f"what is added is {addend.dtype}, must be torch.{dtype_name} with a result of "
-            f"{out.value}"
+            f"addend is {addend.dtype}, must be torch.{dtype_name} for a {out.value} result"
         )
     if gated is not None and gated.reads_addend:
         _check_read(gated, addend, shape)
@@ -267,13 +263,15 @@ def read_epilogues(
         kinds = addend_kinds(tuple(addend.shape), tuple(addend.stride()), shape)
     if not kinds:
         raise NoKernelError(
-            f"what is added has shape {list(addend.shape)} and strides {list(addend.stride())}, "
-            f"must be a row of {shape[-1]}, or of the result's shape {list(shape)} without a row "
-            "that counts twice"
+            f"addend has shape {list(addend.shape)} and strides {list(addend.stride())}, must be "
+            f"a row with {shape[-1]} elements, or have the result's shape {list(shape)} without "
+            "broadcast dimensions"
         )
     if gated is not None:
         if gated.addend not in kinds:
-            raise NoKernelError(f"{gated.value} adds a row of {shape[-1]}, and a matrix is given")
+            raise NoKernelError(
+                f"{gated.value} adds a row with {shape[-1]} elements (got a matrix)"
+            )
         return (gated,)
     epilogues = tuple(
         epilogue
@@ -291,13 +289,13 @@ def read_epilogues(
 def _check_read(gated: Epilogue, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
     """Checks the operand that a gate reads in addition to the product."""
     if gated.addend is Addend.PRODUCT:
-        operand, expected, count = "a product", (shape[0], 2 * shape[1]), "a gate and an up"
+        operand, expected, count = "a product", (shape[0], 2 * shape[1]), "one gate and one up"
     else:
-        operand, expected, count = "gates", (shape[0], shape[1]), "one"
+        operand, expected, count = "gates", (shape[0], shape[1]), "one gate"
     if tuple(tensor.shape) != expected:
         raise NoKernelError(
             f"{gated.value} reads {operand} of shape {list(tensor.shape)}, must have "
-            f"{list(expected)}: {count} for each column of a @ b"
+            f"{list(expected)}: {count} per column of a @ b"
         )
 
 
@@ -308,12 +306,12 @@ def _check_rows_of_groups(addend: torch.Tensor, shape: tuple[int, int]) -> None:
         if shape[1] == 1 or strides[1] == 1:
             return
         raise NoKernelError(
-            f"what is added to groups has strides {list(strides)}, must be contiguous along n; "
+            f"grouped addend has strides {list(strides)}, must be contiguous along n; "
             "call .contiguous() on it"
         )
     raise NoKernelError(
-        f"what is added to groups has shape {list(addend.shape)}, must have {list(shape)}: a row "
-        "for each group; of one row for all, call .expand(groups, n).contiguous()"
+        f"grouped addend has shape {list(addend.shape)}, must have {list(shape)}: one row per "
+        "group; for one row in all groups, call .expand(groups, n).contiguous()"
     )
 
 
@@ -321,8 +319,8 @@ def _check_rows_of_result(addend: torch.Tensor, shape: tuple[int, ...]) -> None:
     """Checks that a matrix addend for a grouped product has the product's shape."""
     if tuple(addend.shape) != shape:
         raise NoKernelError(
-            f"the matrix that is added to groups has shape {list(addend.shape)}, must have "
-            f"{list(shape)}, that of the result"
+            f"matrix addend has shape {list(addend.shape)}, must have the result's shape "
+            f"{list(shape)}"
         )
 
 
@@ -360,7 +358,7 @@ def check_offsets(extras: ExtraOperands, groups: int, where: str = "grouped_mm")
     if tuple(offsets.shape) != (groups,):
         raise ValueError(
             f"grouped_mm: offsets have shape {list(offsets.shape)}, must have [{groups}], one end "
-            "for each matrix of b"
+            "per matrix in b"
         )
     if str(offsets.dtype) != "torch.int32":
         raise NoKernelError(f"offsets are {offsets.dtype}, must be torch.int32")
@@ -379,7 +377,7 @@ def check_rows(extras: ExtraOperands, shape: tuple[int, ...], where: str = "gath
     if rows is None:
         raise ValueError(f"{where}: rows are missing")
     if tuple(rows.shape) != shape:
-        expected = "one for each row of the result" if extras.offsets is not None else "that of a"
+        expected = "one per result row" if extras.offsets is not None else "the shape of a"
         raise ValueError(
             f"{where}: rows have shape {list(rows.shape)}, must have {list(shape)}, {expected}"
         )
@@ -401,20 +399,20 @@ def check_sums(extras: ExtraOperands, m: int, n: int) -> None:
     if sums is None and not has_sums:
         return
     if not has_sums or gated is None:
-        name = "no epilogue" if gated is None else gated.value
-        raise ValueError(f"grouped_mm: sums are given, and {name} gives none")
+        name = None if gated is None else gated.value
+        raise ValueError(f"grouped_mm: sums need an epilogue with sums (got {name})")
     if sums is None:
-        raise ValueError(f"grouped_mm: sums are missing, which {gated.value} gives")
+        raise ValueError(f"grouped_mm: {gated.value} needs sums (got None)")
     expected = [m, sum_parts(n)]
     if list(sums.shape) != expected:
         raise ValueError(
-            f"grouped_mm: sums have shape {list(sums.shape)}, must have {expected}: a part for "
-            f"each {SUMMED_COLUMNS} columns of a @ b"
+            f"grouped_mm: sums have shape {list(sums.shape)}, must have {expected}: one part "
+            f"per {SUMMED_COLUMNS} columns of a @ b"
         )
     if str(sums.dtype) != "torch.float32":
         raise NoKernelError(f"sums are {sums.dtype}, must be torch.float32")
     if not _is_compact(sums):
-        raise NoKernelError("sums are not contiguous; make them by torch.zeros()")
+        raise NoKernelError("sums are not contiguous; create them with torch.zeros()")
 
 
 def check_offset_values(
@@ -433,7 +431,7 @@ def check_offset_values(
         if not previous_end <= end <= rows:
             raise ValueError(
                 f"{where}: group {group} ends at {axis} {end}, must end in {previous_end}..{rows}: "
-                "ends rise, and stay within a"
+                "ends must ascend and stay within a"
             )
         previous_end = end
 

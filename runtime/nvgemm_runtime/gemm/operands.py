@@ -168,16 +168,18 @@ def check_shapes(
     columns = b.shape[-1]
     if form is not None:
         if columns % form.row.product_columns:
-            raise ValueError(f"{op.value}: b has {columns} columns, must have pairs for a gate")
+            raise ValueError(
+                f"{op.value}: b has {columns} columns, must have an even number for a gate"
+            )
         columns = columns // form.row.product_columns * form.row.out_columns
     shape: tuple[int, ...] = (*a.shape[:-1], columns)
     if op is Op.GATHERED_GROUPED_MM:
         if rows is None:
-            raise ValueError(f"{op.value}: rows are missing, or not of one dimension")
+            raise ValueError(f"{op.value}: rows are missing or not one-dimensional")
         shape = (rows, columns)
     if op is Op.K_GROUPED_MM:
         if groups is None:
-            raise ValueError(f"{op.value}: offsets are missing, or not of one dimension")
+            raise ValueError(f"{op.value}: offsets are missing or not one-dimensional")
         shape = (groups, *shape)
     if out is not None and out.shape != shape:
         raise ValueError(f"{op.value}: out has shape {list(out.shape)}, must have {list(shape)}")
@@ -216,8 +218,8 @@ def check_kind(where: str, name: str, tensor: torch.Tensor) -> None:
     else:
         return
     raise ValueError(
-        f"{where}: {name} is {kind}, which this function cannot see into; call "
-        f"torch.ops.nvgemm_aot.{where} (nvgemm_runtime.load_operators() gives it)"
+        f"{where}: {name} is {kind}, which this function cannot read; call "
+        f"torch.ops.nvgemm_aot.{where} (registered by nvgemm_runtime.load_operators())"
     )
 
 
@@ -241,12 +243,12 @@ def check_empty(
     a_dtype, b_dtype, out_dtype = (_dtype(tensor.dtype) for tensor in (a, b, out))
     rounds_to_integers = out_dtype.is_integer and not a_dtype.is_integer
     if not multiply_together(a_dtype, b_dtype, op) or rounds_to_integers:
-        expected = "a and b one type, or both of fp8"
+        expected = "a and b in one dtype, or both in fp8"
         if op is Op.GATHERED_MM:
-            expected = "a fp32, and b and the result bf16 or fp16"
+            expected = "a in fp32, and b and the result in bf16 or fp16"
         raise NoKernelError(
             f"{op.value}: no kernel computes {a_dtype.value} x {b_dtype.value} to "
-            f"{out_dtype.value}; give {expected}"
+            f"{out_dtype.value}; pass {expected}"
         )
     _read_extras(op, a, b, out_dtype, extras)
     if out.numel():
@@ -396,7 +398,7 @@ def _addend_alignment_bytes(op: Op, addend: torch.Tensor | None, epilogue: Epilo
     alignment = _alignment_bytes(addend, -1, -2)
     if alignment is None:
         raise NoKernelError(
-            f"what is added is not row-major, or its elements share memory (shape "
+            f"addend is not row-major, or its elements share memory (shape "
             f"{list(addend.shape)}, strides {list(addend.stride())}); call .contiguous() on it"
         )
     return alignment
@@ -423,8 +425,8 @@ def _read_problem(
     for name, extent in (("m", m), ("n", n), ("k", k), ("batch", batch), ("groups", groups)):
         if extent == 0:
             raise NoKernelError(
-                f"{signature.op.value}: nothing to compute, for {name} is 0; it needs no kernel: "
-                f"nvgemm_runtime.{signature.op.value}(a, b) fills its result with zeros"
+                f"{signature.op.value}: nothing to compute because {name} is 0; no kernel is "
+                f"needed: nvgemm_runtime.{signature.op.value}(a, b) fills its result with zeros"
             )
     try:
         return Problem(signature=signature, m=m, n=n, k=k, batch=batch, groups=groups)

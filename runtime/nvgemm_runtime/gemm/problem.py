@@ -188,7 +188,7 @@ def _parse_optional(key: str, parts: list[str]) -> tuple[ScaleRecipe | None, Epi
     epilogue = Epilogue(rest.pop(0)) if rest and rest[0] in _EPILOGUES else None
     if rest:
         raise ValueError(
-            f"{rest[0]!r} of signature {key!r} is not in place: scales (one of "
+            f"{rest[0]!r} of signature {key!r} is misplaced: scales (one of "
             f"{', '.join(sorted(_SCALES))}) come before an epilogue (one of "
             f"{', '.join(sorted(_EPILOGUES))})"
         )
@@ -245,15 +245,15 @@ class Problem:
         for dtype in (self.signature.a, self.signature.b):
             if self.k % dtype.packed:
                 raise ValueError(
-                    f"k must be a multiple of {dtype.packed} with {dtype.value}, of which an "
-                    f"element holds {dtype.packed} (got {self.k})"
+                    f"k must be a multiple of {dtype.packed} for {dtype.value}, which packs "
+                    f"{dtype.packed} values per element (got {self.k})"
                 )
         form = self.signature.form
         if form is not None and self.n % form.row.product_columns:
             assert self.signature.epilogue is not None
             raise ValueError(
-                f"n must be even with {self.signature.epilogue.value}, which makes one column of "
-                f"the result of two of the product (got {self.n})"
+                f"n must be even for {self.signature.epilogue.value}, which combines column "
+                f"pairs (got {self.n})"
             )
 
     @property

@@ -39,7 +39,7 @@ def refuse_lost_derivative(where: str, **operands: torch.Tensor) -> None:
         for name, operand in operands.items():
             if forward_ad.unpack_dual(operand).tangent is not None:
                 raise RuntimeError(
-                    f"{where}: {name} carries a tangent of forward mode, and the operator has no "
+                    f"{where}: {name} has a forward-mode tangent, and the operator has no "
                     f"derivative; pass torch.autograd.forward_ad.unpack_dual({name}).primal"
                 )
 
@@ -132,5 +132,5 @@ def _refuse_negated_out(where: str, out: torch.Tensor) -> None:
     if out.is_neg():
         # torch would write to a copy, then fail because the operator returns nothing.
         raise RuntimeError(
-            f"{where}: out is a lazily negated view; pass a tensor with values of its own"
+            f"{where}: out is a lazily negated view; pass a tensor without pending negation"
         )

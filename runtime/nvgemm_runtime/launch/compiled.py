@@ -160,7 +160,7 @@ def expect(kernel_id: str, origin: str) -> None:
     try:
         upload(load_for(kernel_id, _device_facts(device)), device)
     except Exception as error:
-        _log.debug("kernel %s is not loaded ahead: %s", kernel_id[:12], error)
+        _log.debug("kernel %s is not preloaded: %s", kernel_id[:12], error)
 
 
 def _device_at_hand() -> torch.device | None:
@@ -393,5 +393,5 @@ def leave_to_aten(origin: str, kernel_id: str, error: object) -> None:
         "a compiled graph runs GEMMs on ATen instead of the kernels of %s: %s; %s",
         origin,
         reason,
-        "install that kernel wheel again, or compile again" if is_wheel else "compile again",
+        "reinstall that kernel wheel, or compile again" if is_wheel else "compile again",
     )

@@ -87,7 +87,7 @@ def _run(
             sums.zero_()
         return out.zero_()  # like ATen: an empty sum is zero
     if a.numel() == 0:
-        raise NoKernelError(f"{where}: k is 0, so the result is the addend alone; use torch")
+        raise NoKernelError(f"{where}: k is 0, so the result is the addend; use torch")
     if extras.offsets is not None and is_debugging():
         if op is Op.K_GROUPED_MM:
             check_offset_values(extras.offsets, a.shape[1], op.value, "k")
@@ -124,7 +124,7 @@ def _load_named(
         kernel = load_kernel(kernel)
     elif not isinstance(kernel, LoadedKernel):
         raise TypeError(
-            f"{where}: kernel must be an id, what choose() gave, or None (got "
+            f"{where}: kernel must be an id, a kernel from choose(), or None (got "
             f"{type(kernel).__name__})"
         )
     signature, epilogue = kernel.kernel.signature, kernel.kernel.signature.epilogue

@@ -136,7 +136,7 @@ class DispatchedSizes:
             ]
             times_text = ", ".join([*times, f"ATen {size.aten.time_ns / 1e3:.1f} us"])
             lines.append(f"  measured at m {size.m}: {times_text}{_gains_too_little(size)}")
-        lines += [f"  not used of m {m}: {reason}" for m, reason in self.decided.open.items()]
+        lines += [f"  not used at m {m}: {reason}" for m, reason in self.decided.open.items()]
         if not self.decided.sizes and not self.decided.open:
             lines.append("  no bundle that serves this device declares this n and k")
         return "\n".join(lines)

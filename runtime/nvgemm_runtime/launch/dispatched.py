@@ -48,7 +48,7 @@ def dispatched(
 class _Table:
     """Dispatch table, registered at its first call because the native launcher may be missing."""
 
-    name = "kernels by m"
+    name = "dispatch by m"
 
     def __init__(
         self, bounds: Sequence[int], kernels: Sequence[str], origins: Mapping[str, str]

@@ -112,8 +112,8 @@ def refuse_tracing(where: str) -> None:
     else:
         return
     raise RuntimeError(
-        f"nvgemm_runtime.{where} cannot be seen by {recorder}, which is active; call "
-        f"torch.ops.nvgemm_aot.{where}, which can (nvgemm_runtime.load_operators() gives it)"
+        f"nvgemm_runtime.{where} cannot be recorded by {recorder}, which is active; call "
+        f"torch.ops.nvgemm_aot.{where} (registered by nvgemm_runtime.load_operators())"
     )
 
 

@@ -149,17 +149,18 @@ def _compute_groups(
     epilogue: Epilogue | str | None,
     added: Mapping[str, torch.Tensor | None],
 ) -> torch.Tensor:
-    """Computes grouped rows; ``given`` has the operands to add or read, by name."""
+    """Computes grouped rows; ``added`` has the operands to add or read, by name."""
     where = op.value
     gated, kernel = _gated_epilogue(where, epilogue, kernel)
     if gated is not None and gated.gate is None:
         raise ValueError(
-            f"{where}: epilogue is {gated.value}, must be a gated one or None; a bias or a matrix "
-            "alone needs no epilogue"
+            f"{where}: epilogue is {gated.value}, must be gated or None; a bias or a matrix "
+            "needs no epilogue"
         )
     if added["bias"] is not None and added["addend"] is not None:
         raise ValueError(
-            f"{where}: bias and addend are given, must be one of them: add one by torch"
+            f"{where}: bias and addend are both given, at most one is allowed; add the other "
+            "with torch"
         )
     names: dict[Addend | None, str] = {Addend.PRODUCT: "product", Addend.GATES: "gates"}
     adds_matrix = gated is None and added["addend"] is not None
@@ -167,13 +168,13 @@ def _compute_groups(
         None if gated is None else gated.addend, "addend" if adds_matrix else "bias"
     )
     for name, owner in (
-        ("bias", "neither gradients nor ups"), ("product", "gradients"), ("gates", "ups"),
-        ("addend", "products without a gate"),
+        ("bias", "epilogues other than gradients and ups"), ("product", "gradients"),
+        ("gates", "ups"), ("addend", "products without a gate"),
     ):  # fmt: skip
         if added[name] is not None and name != expected:
             raise ValueError(
-                f"{where}: {name} is given with epilogue {None if gated is None else gated.value}; "
-                f"it is for {owner}"
+                f"{where}: {name} is given with epilogue {None if gated is None else gated.value}, "
+                f"but is only for {owner}"
             )
     extras = replace(extras, addend=added[expected], adds_matrix=adds_matrix, gated=gated)
     return compute(where, op, a, b, out, kernel, extras, out_dtype)

@@ -135,9 +135,7 @@ class Native:
             ValueError: If bounds do not ascend, or their number is not one less than slots.
         """
         if len(slots) != len(bounds) + 1:
-            raise ValueError(
-                f"{len(bounds)} bounds need {len(bounds) + 1} slots, {slots} are given"
-            )
+            raise ValueError(f"{len(bounds)} bounds need {len(bounds) + 1} slots (got {slots})")
         segments = (value for segment in zip(bounds, slots[1:]) for value in segment)
         return self._register_table(max(slots) + 1, slots[0], *segments)
 
@@ -281,8 +279,8 @@ def _load() -> Native:
         version = module["abi"]()
         if version != ABI:
             raise ToolchainError(
-                f"{library} has operators of version {version}, this package needs {ABI}: files of "
-                f"two versions are mixed; run: {install_command(again=True)}"
+                f"{library} has operators of version {version}, this package needs {ABI}: files "
+                f"from two versions are mixed; run: {install_command(again=True)}"
             )
         module["register_torch_ops"]()
     except (AttributeError, OSError, RuntimeError) as error:
@@ -325,7 +323,9 @@ def _find_damage(library: Path) -> str | None:
     digest = hashlib.sha256(library.read_bytes()).hexdigest()
     if digest == installed:
         return None
-    return f"it is damaged, or of another version: sha256 {digest[:12]}, installed {installed[:12]}"
+    return (
+        f"it is damaged or from another version: sha256 {digest[:12]}, installed {installed[:12]}"
+    )
 
 
 def abi() -> int:

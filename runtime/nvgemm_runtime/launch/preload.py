@@ -191,7 +191,7 @@ def _manifest_kernels(manifest: str, facts: DeviceFacts) -> Iterator[str]:
             sorted({installed.origin for installed in INSTALLATION.shipped_bundles()})
         )
         raise NoKernelError(
-            f"no bundle of manifest {manifest} is installed (there are: {origins or 'none'}); "
+            f"no bundle of manifest {manifest} is installed (installed: {origins or 'none'}); "
             f"install the wheel {DISTRIBUTION_PREFIX}{canonical_name(manifest)}, or name its "
             "bundle in NVGEMM_AOT_BUNDLES"
         )

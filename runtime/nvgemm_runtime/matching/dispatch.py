@@ -202,8 +202,8 @@ def _excluded_kernel_gains(usable: UsableRanking, size: MeasuredSize) -> bool:
 def _why_held_back(size: MeasuredSize) -> str:
     fastest_ns = min(contender.timing.time_ns for contender in size.kernels.values())
     return (
-        f"a kernel gains {1 - fastest_ns / size.aten.time_ns:.1%}, and what one GPU repeated "
-        f"counts from {size.least_gain:.0%} on"
+        f"a kernel gains {1 - fastest_ns / size.aten.time_ns:.1%}, below the "
+        f"{size.least_gain:.0%} that a measurement repeated on one GPU needs"
     )
 
 

@@ -330,8 +330,8 @@ class Index:
     def _why_no_signature(self, signature: Signature) -> str:
         if signature in self._sizes:
             return (
-                f"rows or matrices of a, b or the result lie apart, and the kernels for "
-                f"{signature.key} take them without gaps; make copies in the same layout"
+                f"a, b or the result has gaps between rows or matrices, and the kernels for "
+                f"{signature.key} take none; make copies in the same layout"
             )
         if self._sizes:
             return f"no bundled kernel computes {signature.key} (bundled: {self._bundled})"

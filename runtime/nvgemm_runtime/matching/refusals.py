@@ -34,10 +34,7 @@ def unlaunchable(kernel: Kernel) -> str | None:
         return f"calling convention {kernel.calling_convention!r}: {misfit}"
     size = math.prod(kernel.design.cluster)
     if convention.takes_clusters and size > MAX_CLUSTER_SIZE:
-        return (
-            f"its cluster has {size} thread blocks, and is counted on the device, where one has "
-            f"{MAX_CLUSTER_SIZE} or fewer"
-        )
+        return f"its cluster has {size} thread blocks, must have at most {MAX_CLUSTER_SIZE}"
     return None if kernel.workspace is None else kernel.workspace.fault(kernel.signature.op)
 
 
@@ -223,8 +220,8 @@ def untested_version_warning(library: RuntimeLibrary) -> str | None:
         return None
     newest = ".".join(map(str, NEWEST_RUN))
     return (
-        f"{library.path} is version {library.version}, and kernels were run with {newest} and "
-        "older: it exports what kernels import, but no one has seen it work; "
+        f"{library.path} is version {library.version}, newer than {newest}, the newest that "
+        "kernels were run with: it exports all symbols that they import, but is untested; "
         f"{UPGRADE}, or run: pip install 'nvidia-cutlass-dsl-libs-{library.cuda}"
         f"=={newest}.*'"
     )

@@ -76,7 +76,7 @@ def missing_part(path: Path) -> str | None:
                     needed_bytes = max(needed_bytes, segment[2] + segment[5])
     if needed_bytes <= size_bytes:
         return None
-    return f"it is cut off: {size_bytes} bytes, its headers need {needed_bytes}"
+    return f"it is truncated: {size_bytes} bytes, its headers need {needed_bytes}"
 
 
 def exported_symbols(path: Path) -> frozenset[str] | None:
@@ -92,7 +92,7 @@ def exported_symbols(path: Path) -> frozenset[str] | None:
     with path.open("rb") as file:
         head = file.read(_HEADER.size)
         if len(head) < _HEADER.size or not head.startswith(_ELF64_LITTLE_ENDIAN):
-            raise ValueError("no 64-bit little-endian ELF file")
+            raise ValueError("not a 64-bit little-endian ELF file")
         _, table = _tables(head)
         if table.entry_bytes != _SECTION_HEADER.size:
             return None

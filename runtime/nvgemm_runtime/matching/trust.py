@@ -131,12 +131,12 @@ def why_unlike_measured(request: Request) -> str | None:
     `tune` measures compact, aligned operands.
     """
     if not request.is_compact:
-        return "measured without gaps between rows or matrices, which these operands have"
+        return "measured without gaps between rows or matrices, but these operands have gaps"
     least = contiguous_bytes(request.problem) | KNOWN_ALIGNMENT_BYTES
     if request.alignment_bytes < least & -least:
         return (
-            f"measured with operands aligned to {least & -least} bytes or more, these are to "
-            f"{request.alignment_bytes}"
+            f"measured with operands aligned to {least & -least} bytes or more, but these "
+            f"are aligned to {request.alignment_bytes}"
         )
     return None
 
@@ -147,14 +147,14 @@ def why_another_aten(request: Request, terms: Terms) -> str | None:
     if terms.is_precise and (scales is None or scales.block is None):
         return "ATen was measured with use_fast_accum, which is off here"
     if terms.aten_setting is not None:
-        return f"ATen was measured as it is usually set: {terms.aten_setting}"
+        return f"ATen was measured with default settings: {terms.aten_setting}"
     return None
 
 
 def _why_first_is_missing(kernels: Sequence[MatchedKernel]) -> str | None:
     """Returns the reason why the usable kernels cannot inherit the ranking's verdict, or None."""
     if not kernels or kernels[0].rank:
-        return "the kernel that was measured to be the fastest does not serve here"
+        return "the kernel that was measured fastest cannot be used here"
     return None
 
 
@@ -194,7 +194,7 @@ def why_order_is_open(
     if cuda_major(then) != facts.cuda:
         return f"measured with CUDA {then}, torch uses {facts.cuda or 'no CUDA'}"
     if measured.doubts:
-        return f"measured, and uncertain: {'; '.join(measured.doubts)}"
+        return f"measured with doubts: {'; '.join(measured.doubts)}"
     launches = source.conditions.launches
     if launches != APART and any(kernel.design.dependent_launch for kernel in kernels):
         return (

@@ -88,7 +88,7 @@ def test_a_machine_with_everything_is_healthy(
     assert f"{LIBRARY.path} (unknown version)" in run().stdout
 
 
-CUT_OFF = replace(LIBRARY, defect="it is cut off: 10 bytes, a table needs 64")
+CUT_OFF = replace(LIBRARY, defect="it is truncated: 10 bytes, a table needs 64")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ CUT_OFF = replace(LIBRARY, defect="it is cut off: 10 bytes, a table needs 64")
         ("torch_cuda", None, "torch 1.2.3 is a CPU build, or broken; install one for CUDA 13 or "),
         ("torch_cuda", RuntimeError("CUDA error"), "RuntimeError: CUDA error"),
         ("find_runtime_library", None, "run: pip install 'nvidia-cutlass-dsl-libs-cu13>=4.7,<4.9'"),
-        ("find_runtime_library", CUT_OFF, "/lib.so cannot be loaded: it is cut off: 10 bytes"),
+        ("find_runtime_library", CUT_OFF, "/lib.so cannot be loaded: it is truncated: 10 bytes"),
         (
             "find_runtime_library",
             CUT_OFF,

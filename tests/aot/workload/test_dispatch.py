@@ -190,7 +190,7 @@ def test_what_is_added_or_scaled_is_part_of_a_problem() -> None:
         (
             lambda: torch.baddbmm(matrix(1, 16, 1), matrix(1, 16, 64), matrix(1, 64, 32)),
             "baddbmm of bf16[1, 16, 64] and bf16[1, 64, 32] into bf16[1, 16, 32]: "
-            "what is added has shape [1, 16, 1]",
+            "addend has shape [1, 16, 1]",
         ),
         (
             lambda: torch.addbmm(matrix(16, 32), matrix(2, 16, 64), matrix(2, 64, 32)),

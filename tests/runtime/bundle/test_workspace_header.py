@@ -181,7 +181,7 @@ def test_refuses_what_contradicts_the_format(edit: Any, said: str, tmp_path: Pat
         ),
         (
             {"design": replace(splitting().kernels[0].design, cluster=(17, 1))},
-            "its cluster has 17 thread blocks, and is counted on the device, where one has 16 or",
+            "its cluster has 17 thread blocks, must have at most 16",
         ),
     ],
 )

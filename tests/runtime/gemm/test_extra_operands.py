@@ -167,9 +167,9 @@ def test_epilogues_are_read_off_what_is_added() -> None:
     [
         (ExtraOperands(activation=Activation.RELU), "no epilogue applies relu without a bias"),
         (ExtraOperands(addend=torch.ones(32)),
-         "is torch.float32, must be torch.bfloat16 with a result"),
+         "is torch.float32, must be torch.bfloat16 for a bf16 result"),
         (ExtraOperands(addend=torch.ones(31).bfloat16()),
-         r"must be a row of 32, or of .* shape \[16, 32\]"),
+         r"must be a row with 32 elements, or have .* shape \[16, 32\]"),
         (ExtraOperands(addend=torch.ones(16, 32).bfloat16(), activation=Activation.RELU),
          "no epilogue adds a matrix and applies relu"),
     ],
@@ -187,7 +187,7 @@ def test_groups_have_a_row_each_or_a_matrix_added() -> None:
     assert read_epilogues(row, DType.BF16, (4, 32), 16) == (Epilogue.BIAS,)
     assert read_epilogues(matrix, DType.BF16, (16, 32), 16) == (Epilogue.ADD,)
     assert read_epilogues(matrix, DType.BF16, (16, 32), 4) == (Epilogue.ADD,)
-    with pytest.raises(NoKernelError, match=r"must have \[4, 32\], that of the result"):
+    with pytest.raises(NoKernelError, match=r"must have the result's shape \[4, 32\]"):
         read_epilogues(matrix, DType.BF16, (4, 32), 16)
 
 

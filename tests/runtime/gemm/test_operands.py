@@ -159,8 +159,18 @@ def test_batches_must_agree() -> None:
         (torch.zeros(4, 8)[:, ::2], torch.zeros(4, 4), None, r"a is contiguous along neither"),
         (torch.zeros(4, 4), torch.zeros(4).expand(4, 4), None, r"b .* share memory .*\[0, 1\]"),
         (torch.zeros(4, 4), torch.zeros(4, 4), torch.zeros(4, 4).T, "out is not row-major"),
-        (torch.zeros(0, 4), torch.zeros(4, 4), None, r"nothing to compute, for m is 0; .* zeros"),
-        (torch.zeros(4, 0), torch.zeros(0, 4), None, r"nothing to compute, for k is 0; .* zeros"),
+        (
+            torch.zeros(0, 4),
+            torch.zeros(4, 4),
+            None,
+            r"nothing to compute because m is 0; .* zeros",
+        ),
+        (
+            torch.zeros(4, 0),
+            torch.zeros(0, 4),
+            None,
+            r"nothing to compute because k is 0; .* zeros",
+        ),
     ],
 )
 def test_operands_that_no_kernel_can_take_are_refused(

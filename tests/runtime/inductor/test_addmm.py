@@ -123,14 +123,14 @@ def test_batches_that_share_what_is_added_are_misses(
     torch.testing.assert_close(compiled.result, torch.baddbmm(addend, a, b))
     assert compiled.launched == ()
     (event,) = met()
-    assert event["reasons"][0].startswith("what is added has shape [3, 16, 32] and strides [")
+    assert event["reasons"][0].startswith("addend has shape [3, 16, 32] and strides [")
     assert warnings_of(caplog) == []
 
 
 MISSES: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], str]] = {
     "alpha": (lambda c, a, b: torch.addmm(c, a, b, alpha=2), (N,), "alpha is 2, must be 1"),
     "beta": (lambda c, a, b: torch.addmm(c, a, b, beta=3), (N,), "beta is 3, must be 1"),
-    "a column": (torch.addmm, (M, 1), "what is added has shape [16, "),
+    "a column": (torch.addmm, (M, 1), "addend has shape [16, "),
 }
 
 

@@ -434,7 +434,7 @@ def test_where_torch_prefers_another_library_rankings_do_not_count(
     assert compile_dynamic(inductor).launched == ()
     (reason,) = nvgemm_runtime.stats().misses
     assert (
-        "m 8: ATen was measured as it is usually set: torch.backends.cuda.preferred_blas" in reason
+        "m 8: ATen was measured with default settings: torch.backends.cuda.preferred_blas" in reason
     )
     with pytest.raises(Exception, match=r"RequiredError: .*\n.*preferred_blas_library"):
         inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "required"})
@@ -583,7 +583,7 @@ def test_a_smaller_gain_of_one_gpu_is_left_to_aten_with_the_reason(
     for mode in ("auto", "required"):
         options = {"nvgemm_aot_mode": mode}
         assert inductor.compile(torch.mm, *operands(16), options=options).launched == ()
-    said = "m 16: a kernel gains 4.0%, and what one GPU repeated counts from 8% on"
+    said = "m 16: a kernel gains 4.0%, below the 8% that a measurement repeated on one GPU needs"
     assert caplog.text.count(said) == 2
     assert "ATen was measured to be as fast" not in caplog.text
 
@@ -621,7 +621,7 @@ def test_required_passes_what_was_measured_and_not_declared(
     else:
         with pytest.raises(Exception, match="declared, and compiled without its kernel"):
             inductor.compile(torch.mm, *operands(16), **required)
-    with pytest.raises(Exception, match="m 24: measured, and uncertain"):
+    with pytest.raises(Exception, match="m 24: measured with doubts"):
         inductor.compile(torch.mm, *operands(24), **required)
 
 
@@ -649,7 +649,7 @@ def test_required_refuses_what_one_bundle_declares_and_another_measured_in_doubt
     assert inductor.compile(torch.mm, *operands(16), **required).launched == ()
     torch._dynamo.reset()
     inductor.use(between, tmp_path / "declaring.nvgemm")
-    with pytest.raises(Exception, match="m 16: measured, and uncertain"):
+    with pytest.raises(Exception, match="m 16: measured with doubts"):
         inductor.compile(torch.mm, *operands(16), **required)
 
 
@@ -1087,7 +1087,7 @@ def test_no_command_is_told_where_no_measurement_could_count(
     inductor.monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", lambda: prefer)
     compile_dynamic(inductor)
     text = explained(events)
-    assert "ATen was measured as it is usually set" in text
+    assert "ATen was measured with default settings" in text
     assert "nvgemm-aot tune" not in text
 
 

@@ -118,24 +118,24 @@ def test_zero_sizes(installed: BuiltBundle, m: int, n: int, groups: int) -> None
 REFUSALS: dict[str, tuple[Callable[[Tensors], Any], type[Exception], str]] = {
     "a bias besides": (
         lambda x: call(x, addend=x["addend"], bias=x["bias"]), ValueError,
-        "grouped_mm: bias and addend are given, must be one of them"),
+        "grouped_mm: bias and addend are both given, at most one"),
     "a gate besides": (
         lambda x: call(x, addend=x["addend"], epilogue="swiglu_halves"), ValueError,
-        "addend is given with epilogue swiglu_halves; it is for products without a gate"),
+        "addend is given with epilogue swiglu_halves, but is only for products without a gate"),
     "its epilogue by name": (
         lambda x: call(x, addend=x["addend"], epilogue="add"), ValueError,
-        "epilogue is add, must be a gated one or None; a bias or a matrix alone needs no epilogue"),
+        "epilogue is add, must be gated or None; a bias or a matrix needs no epilogue"),
     "fewer rows": (lambda x: call(x, addend=x["addend"][:15]), NoKernelError,
-        r"the matrix that is added to groups has shape \[15, 32\], must have \[16, 32\]"),
+        r"matrix addend has shape \[15, 32\], must have the result's shape \[16, 32\]"),
     "one row": (lambda x: call(x, addend=x["addend"][0]), NoKernelError,
-        r"added to groups has shape \[32\], must have \[16, 32\]"),
+        r"addend has shape \[32\], must have the result's shape \[16, 32\]"),
     "one row that counts for all": (
         lambda x: call(x, addend=x["addend"][:1].expand(M, N)), NoKernelError,
-        "what is added is not row-major, or its elements share memory"),
+        "addend is not row-major, or its elements share memory"),
     "column-major": (lambda x: call(x, addend=x["addend"].T.contiguous().T), NoKernelError,
-        "what is added is not row-major"),
+        "addend is not row-major"),
     "another type": (lambda x: call(x, addend=x["addend"].half()), NoKernelError,
-        "what is added is torch.float16, must be torch.bfloat16"),
+        "addend is torch.float16, must be torch.bfloat16"),
     "a type that no kernel adds to": (
         lambda x: call(x, addend=x["addend"].float(), out_dtype=torch.float32), NoKernelError,
         "no kernel for grouped_mm/tn/bf16xbf16/fp32/fp32/add"),
@@ -147,7 +147,7 @@ REFUSALS: dict[str, tuple[Callable[[Tensors], Any], type[Exception], str]] = {
         lambda x: call(x, addend=torch._neg_view(x["addend"])), ValueError, "negat"),
     "k of 0": (
         lambda x: call({**x, "a": x["a"][:, :0], "b": x["b"][:, :0]}, addend=x["addend"]),
-        NoKernelError, "k is 0, so the result is the addend alone"),
+        NoKernelError, "k is 0, so the result is the addend"),
 }  # fmt: skip
 
 
@@ -162,5 +162,5 @@ def test_operators_refuse_the_kernel_by_name(installed: BuiltBundle, made: Tenso
     nvgemm_runtime.load_operators()
     operator = torch.ops.nvgemm_aot.grouped_mm
     id_ = id_of(installed, grouped(Epilogue.ADD))
-    with pytest.raises(RuntimeError, match="adds a matrix to groups, as no operator does"):
+    with pytest.raises(RuntimeError, match="adds a matrix to groups, which no operator supports"):
         operator(made["a"], made["b"], made["ends"], id_, bias=made["addend"])

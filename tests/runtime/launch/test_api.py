@@ -228,10 +228,10 @@ def test_sizes_of_zero_need_shapes_that_fit_too(installed: BuiltBundle) -> None:
         nvgemm_runtime.mm(torch.ones(0, 5), torch.ones(7, 3))
     with pytest.raises(ValueError, match=r"must have \[0, 3\]"):
         nvgemm_runtime.mm(torch.ones(0, 5), torch.ones(5, 3), out=torch.ones(1, 3))
-    with pytest.raises(NoKernelError, match=r"nothing to compute, for m is 0; .* zeros"):
+    with pytest.raises(NoKernelError, match=r"nothing to compute because m is 0; .* zeros"):
         nvgemm_runtime.choose(torch.ones(0, 5), torch.ones(5, 3), torch.ones(0, 3))
     explanation = nvgemm_runtime.explain(torch.ones(4, 0), torch.ones(0, 3))
-    assert "nothing to compute, for k is 0" in str(explanation)
+    assert "nothing to compute because k is 0" in str(explanation)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_sizes_of_zero_need_shapes_that_fit_too(installed: BuiltBundle) -> None:
         (torch.ones(0, 4), torch.ones(4, 4).half(), None, "no kernel computes fp32 x fp16"),
         (torch.ones(0, 4).char(), torch.ones(4, 4).byte(), None, "no kernel computes int8 x uint8"),
         (torch.ones(0, 4).to(torch.float8_e4m3fn), torch.ones(4, 4).bfloat16(), None,
-         "no kernel computes fp8_e4m3 x bf16 to bf16; give a and b one type, or both of fp8"),
+         "no kernel computes fp8_e4m3 x bf16 to bf16; pass a and b in one dtype, or both in fp8"),
         (torch.ones(2, 4, 0), torch.ones(2, 0, 4), torch.ones(99).as_strided((2, 4, 4), (4, 4, 1)),
          "elements share memory"),
     ],
@@ -292,7 +292,7 @@ def test_refuses_dual_tensors(installed: BuiltBundle, way: str, which: int) -> N
     with forward_ad.dual_level():
         nvgemm_runtime.mm(*tensors, kernel)
         tensors[which] = forward_ad.make_dual(tensors[which], torch.ones(16, 16))
-        with pytest.raises(RuntimeError, match=r"mm: .* carries a tangent of forward mode"):
+        with pytest.raises(RuntimeError, match=r"mm: .* has a forward-mode tangent"):
             nvgemm_runtime.mm(*tensors, kernel)
 
 
@@ -309,7 +309,7 @@ def test_refuses_to_run_inside_transforms(installed: BuiltBundle, way: str) -> N
             transformed(a)
     with pytest.raises(RuntimeError, match="requires grad"):
         torch.func.vjp(function, a)
-    with pytest.raises(RuntimeError, match="carries a tangent"):
+    with pytest.raises(RuntimeError, match="has a forward-mode tangent"):
         torch.func.jvp(function, (a,), (a,))
     for other in (torch.func.vmap(function), torch.func.functionalize(function)):
         batch = a if other is not torch.func.vmap else a[None]
@@ -461,7 +461,7 @@ def test_a_kernel_of_the_other_operation_is_refused(
 @pytest.mark.parametrize("given", [False, True])
 def test_a_kernel_of_another_kind_is_refused(installed: BuiltBundle, given: bool) -> None:
     a, out = torch.ones(4, 4), torch.ones(4, 4) if given else None
-    message = r"kernel must be an id, what choose\(\) gave, or None \(got int\)"
+    message = r"kernel must be an id, a kernel from choose\(\), or None \(got int\)"
     with pytest.raises(TypeError, match=message):
         nvgemm_runtime.mm(a, a, out, 5)  # type: ignore[arg-type]
 

@@ -78,7 +78,7 @@ def test_what_is_not_confirmed_is_said_and_can_be_asked_for(
     table = nvgemm_runtime.dispatch_table(A, B)
     assert operators(table) == [(1, None, "")]
     assert (
-        "  not used of m 8: measured once, and neither repeated nor confirmed by another GPU"
+        "  not used at m 8: measured once, and neither repeated nor confirmed by another GPU"
         in str(table)
     )
     assert len(nvgemm_runtime.dispatch_table(A, B, measured_once=True).segments) == 3

@@ -150,7 +150,7 @@ def test_the_type_of_the_result_can_be_named(installed: BuiltBundle) -> None:
 REFUSALS: dict[str, tuple[Signature, Callable[[Arguments], Any], type, str]] = {
     "bias of another size": (BIASED, lambda x: nvgemm_runtime.addmm(x.others[0][:8], x.a, x.b),
         NoKernelError,
-        r"added has shape \[8\].*must be a row of 32, or of the result's shape \[16, 32\]"),
+        r"addend has shape \[8\].*must be a row with 32 elements, or have .* shape \[16, 32\]"),
     "activation that none has": (BIASED,
         lambda x: nvgemm_runtime.addmm(*x.others, x.a, x.b, activation="tanh"), ValueError,
         "addmm: no such Activation: 'tanh' .known: relu, gelu_tanh, silu"),
@@ -159,7 +159,7 @@ REFUSALS: dict[str, tuple[Signature, Callable[[Arguments], Any], type, str]] = {
         "scale_a has 256 elements.*must have 512 .*e8m0_1x32 of 16 rows and k = 64, swizzled"),
     "scales of two dtypes": (MXFP8,
         lambda x: nvgemm_runtime.scaled_mm(x.a, x.b, x.others[0], torch.ones(1)), NoKernelError,
-        "scales are of two types"),
+        "scales have different dtypes"),
     "recipe that there is none": (MXFP8,
         lambda x: nvgemm_runtime.scaled_mm(x.a, x.b, *x.others, recipe="1x32"), ValueError,
         "scaled_mm: no such ScaleRecipe: '1x32' .known: e8m0_1x32,"),
@@ -173,24 +173,24 @@ REFUSALS: dict[str, tuple[Signature, Callable[[Arguments], Any], type, str]] = {
     "one row for all groups": (GROUPED_BIAS,
         lambda x: nvgemm_runtime.grouped_mm(x.a, x.b, x.others[0], bias=x.others[1][0]),
         NoKernelError,
-        r"added to groups has shape \[32\], must have \[3, 32\]: a row for each group"),
+        r"grouped addend has shape \[32\], must have \[3, 32\]: one row per group"),
     "rows of groups across": (GROUPED_OAI,
         lambda x: nvgemm_runtime.grouped_mm(
             x.a, x.b, x.others[0], epilogue="swiglu_oai_halves", bias=x.others[1].T.contiguous().T),
-        NoKernelError, r"added to groups has strides \[1, 3\], must be contiguous along n"),
+        NoKernelError, r"grouped addend has strides \[1, 3\], must be contiguous along n"),
     "an addend of another number of groups": (GROUPED_BIAS,
         lambda x: nvgemm_runtime.grouped_mm(x.a, x.b, x.others[0], bias=x.others[1][:2]),
-        NoKernelError, r"added to groups has shape \[2, 32\], must have \[3, 32\]"),
+        NoKernelError, r"grouped addend has shape \[2, 32\], must have \[3, 32\]"),
     "a gate of groups without its bias": (GROUPED_OAI,
         lambda x: nvgemm_runtime.grouped_mm(
             x.a, x.b, x.others[0], epilogue="swiglu_oai_halves"),
-        NoKernelError, "swiglu_oai_halves adds a bias, and none is given"),
+        NoKernelError, "swiglu_oai_halves needs bias"),
     "an activation of groups": (GROUPED_BIAS,
         lambda x: nvgemm_runtime.grouped_mm(x.a, x.b, x.others[0], epilogue="bias_silu"),
-        ValueError, "grouped_mm: epilogue is bias_silu, must be a gated one or None"),
+        ValueError, "grouped_mm: epilogue is bias_silu, must be gated or None"),
     "an addend with no products": (BIASED,
         lambda x: nvgemm_runtime.addmm(*x.others, x.a[:, :0], x.b[:0]), NoKernelError,
-        "addmm: k is 0, so the result is the addend alone"),
+        "addmm: k is 0, so the result is the addend"),
     "fake tensors": (BIASED,
         lambda x: nvgemm_runtime.addmm(FakeTensorMode().from_tensor(x.others[0]), x.a, x.b),
         ValueError, "addmm: addend is a fake or functional tensor"),
@@ -243,7 +243,7 @@ def test_nothing_to_compute_needs_no_kernel(installed: BuiltBundle) -> None:
 
 NOTHING_TO_COMPUTE: dict[str, tuple[Callable[[], Any], type, str]] = {
     "bias": (lambda: nvgemm_runtime.addmm(torch.ones(5), torch.ones(0, 64), torch.ones(64, 32)),
-        NoKernelError, r"added has shape \[5\].*must be a row of 32"),
+        NoKernelError, r"addend has shape \[5\].*must be a row with 32 elements"),
     "scales, k = 0": (
         lambda: nvgemm_runtime.scaled_mm(
             torch.ones(16, 0).to(torch.float8_e4m3fn), torch.ones(0, 32).to(torch.float8_e4m3fn),
@@ -252,7 +252,7 @@ NOTHING_TO_COMPUTE: dict[str, tuple[Callable[[], Any], type, str]] = {
     "offsets along k": (
         lambda: nvgemm_runtime.k_grouped_mm(
             torch.ones(16, 0), torch.ones(0, 32), torch.zeros(3, 1, dtype=torch.int32)),
-        ValueError, "k_grouped_mm: offsets are missing, or not of one dimension"),
+        ValueError, "k_grouped_mm: offsets are missing or not one-dimensional"),
     "offsets' type along k": (
         lambda: nvgemm_runtime.k_grouped_mm(
             torch.ones(16, 0), torch.ones(0, 32), torch.zeros(3, dtype=torch.int64)),
@@ -379,5 +379,7 @@ def test_operands_with_gaps_are_no_match_for_kernels_without_strides(
 ) -> None:
     arguments = arguments_of(MXFP8)
     a = torch.cat([arguments.a.view(torch.uint8)] * 2, dim=1)[:, :64].view(torch.float8_e4m3fn)
-    with pytest.raises(NoKernelError, match=r"lie apart, and the kernels for .* without gaps"):
+    with pytest.raises(
+        NoKernelError, match=r"gaps between rows or matrices, and the kernels for .* none"
+    ):
         nvgemm_runtime.scaled_mm(a, arguments.b, *arguments.others)

@@ -248,39 +248,39 @@ REFUSALS: dict[str, tuple[Call, type[Exception], str]] = {
     "no product": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["grad"], x["w_down"], x["ends"],
             epilogue=OF_GATE),
-        NoKernelError, "swiglu_halves_gradient reads the product, and none is given"),
+        NoKernelError, "swiglu_halves_gradient needs product"),
     "a product of what gates give": (lambda x, p: backward(x, OF_GATE, p[:, :HIDDEN]),
-        NoKernelError, r"reads a product of shape \[16, 24\], must have \[16, 48\]: a gate and an "
-        "up for each column of a @ b"),
+        NoKernelError, r"reads a product of shape \[16, 24\], must have \[16, 48\]: one gate and "
+        "one up per column of a @ b"),
     "all that was stored": (
         lambda x, p: backward(x, OF_GATE, forward(x, GATED)), NoKernelError,
         r"reads a product of shape \[16, 72\], must have \[16, 48\]"),
     "a product of fewer rows": (lambda x, p: backward(x, OF_GATE, p[:15]), NoKernelError,
         r"reads a product of shape \[15, 48\]"),
     "a product of another type": (lambda x, p: backward(x, OF_GATE, p.half()), NoKernelError,
-        "what is added is torch.float16, must be torch.bfloat16"),
+        "addend is torch.float16, must be torch.bfloat16"),
     "a column-major product": (lambda x, p: backward(x, OF_GATE, p.T.contiguous().T), NoKernelError,
-        "what is added is not row-major"),
+        "addend is not row-major"),
     "a bias for a gradient": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["grad"], x["w_down"], x["ends"],
             epilogue=OF_GATE, bias=x["bias"], product=p),
-        ValueError, "grouped_mm: bias is given with epilogue swiglu_halves_gradient; it is for "
-        "neither gradients nor ups"),
+        ValueError, "grouped_mm: bias is given with epilogue swiglu_halves_gradient, but is only "
+        "for epilogues other than gradients and ups"),
     "a product for what keeps one": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], epilogue=GATED,
             product=p),
-        ValueError, "product is given with epilogue swiglu_halves_kept; it is for gradients"),
+        ValueError, "product is given with epilogue swiglu_halves_kept, but is only for gradients"),
     "a product without an epilogue": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], product=p),
-        ValueError, "product is given with epilogue None; it is for gradients"),
+        ValueError, "product is given with epilogue None, but is only for gradients"),
     "a bias too many": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], epilogue=GATED,
             bias=x["bias"]),
-        NoKernelError, "swiglu_halves_kept adds nothing, and a bias is given"),
+        NoKernelError, "swiglu_halves_kept takes no bias"),
     "a bias too few": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"],
             epilogue="swiglu_oai_halves_kept"),
-        NoKernelError, "swiglu_oai_halves_kept adds a bias, and none is given"),
+        NoKernelError, "swiglu_oai_halves_kept needs bias"),
     "an out for the product alone": (
         lambda x, p: forward(x, GATED, torch.empty(16, 48).bfloat16()),
         ValueError, r"out has shape \[16, 48\], must have \[16, 72\]"),
@@ -290,7 +290,7 @@ REFUSALS: dict[str, tuple[Call, type[Exception], str]] = {
     "an odd n": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT[..., :47], x["ends"],
             epilogue=GATED),
-        ValueError, "b has 47 columns, must have pairs"),
+        ValueError, "b has 47 columns, must have an even number"),
     "halves of a row-major B": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT.contiguous(), x["ends"],
             epilogue=GATED),
@@ -298,17 +298,17 @@ REFUSALS: dict[str, tuple[Call, type[Exception], str]] = {
     "gradients in place": (lambda x, p: backward(x, OF_GATE, p, p), ValueError, "out overlaps"),
     "no sums": (
         lambda x, p: backward(x, SUMMED, p),
-        ValueError, "grouped_mm: sums are missing, which swiglu_halves_gradient_sums gives"),
+        ValueError, "grouped_mm: swiglu_halves_gradient_sums needs sums"),
     "sums for a gradient without": (
         lambda x, p: backward(x, OF_GATE, p, sums=torch.zeros(16, 1)),
-        ValueError, "grouped_mm: sums are given, and swiglu_halves_gradient gives none"),
+        ValueError, "need an epilogue with sums .got swiglu_halves_gradient"),
     "sums without an epilogue": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"],
             sums=torch.zeros(16, 1)),
-        ValueError, "grouped_mm: sums are given, and no epilogue gives none"),
+        ValueError, "grouped_mm: sums need an epilogue with sums"),
     "sums of another shape": (
         lambda x, p: backward(x, SUMMED, p, sums=torch.zeros(16)),
-        ValueError, r"sums have shape \[16\], must have \[16, 1\]: a part for each 64 columns"),
+        ValueError, r"sums have shape \[16\], must have \[16, 1\]: one part per 64 columns"),
     "sums of another type": (
         lambda x, p: backward(x, SUMMED, p, sums=torch.zeros(16, 1).double()),
         NoKernelError, "sums are torch.float64, must be torch.float32"),
@@ -320,39 +320,39 @@ REFUSALS: dict[str, tuple[Call, type[Exception], str]] = {
         (TypeError, ValueError, NoKernelError), "meta"),
     "no gates": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], epilogue=BESIDE),
-        NoKernelError, "swiglu_halves_ups reads gates, and none is given"),
+        NoKernelError, "swiglu_halves_ups needs gates"),
     "gates and ups": (lambda x, p: ups_beside(x, BESIDE, p),
         NoKernelError, r"swiglu_halves_ups reads gates of shape \[16, 48\], must have \[16, 24\]: "
-        "one for each column of a @ b"),
+        "one gate per column of a @ b"),
     "gates of fewer rows": (lambda x, p: ups_beside(x, BESIDE, p[:15, :HIDDEN]), NoKernelError,
         r"reads gates of shape \[15, 24\], must have \[16, 24\]"),
     "a row of gates": (lambda x, p: ups_beside(x, BESIDE, p[0, :HIDDEN]), NoKernelError,
         r"reads gates of shape \[24\], must have \[16, 24\]"),
     "gates of another type": (lambda x, p: ups_beside(x, BESIDE, p[:, :HIDDEN].half()),
-        NoKernelError, "what is added is torch.float16, must be torch.bfloat16"),
+        NoKernelError, "addend is torch.float16, must be torch.bfloat16"),
     "column-major gates": (
         lambda x, p: ups_beside(x, BESIDE, p[:, :HIDDEN].T.contiguous().T), NoKernelError,
-        "what is added is not row-major"),
+        "addend is not row-major"),
     "a bias for ups": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], epilogue=BESIDE,
             gates=p, bias=x["bias"]),
-        ValueError, "grouped_mm: bias is given with epilogue swiglu_halves_ups; it is for neither "
-        "gradients nor ups"),
+        ValueError, "grouped_mm: bias is given with epilogue swiglu_halves_ups, but is only for "
+        "epilogues other than gradients and ups"),
     "a product for ups": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], epilogue=BESIDE,
             gates=p, product=p),
-        ValueError, "product is given with epilogue swiglu_halves_ups; it is for gradients"),
+        ValueError, "product is given with epilogue swiglu_halves_ups, but is only for gradients"),
     "gates for a gradient": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["grad"], x["w_down"], x["ends"],
             epilogue=OF_GATE, product=p, gates=p[:, :HIDDEN]),
-        ValueError, "gates is given with epilogue swiglu_halves_gradient; it is for ups"),
+        ValueError, "gates is given with epilogue swiglu_halves_gradient, but is only for ups"),
     "gates for what has them in its product": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], epilogue=GATED,
             gates=p),
-        ValueError, "gates is given with epilogue swiglu_halves_kept; it is for ups"),
+        ValueError, "gates is given with epilogue swiglu_halves_kept, but is only for ups"),
     "gates without an epilogue": (
         lambda x, p: nvgemm_runtime.grouped_mm(x["x"], x["w_up"].mT, x["ends"], gates=p),
-        ValueError, "gates is given with epilogue None; it is for ups"),
+        ValueError, "gates is given with epilogue None, but is only for ups"),
     "an out of ups alone": (
         lambda x, p: ups_beside(x, BESIDE, p[:, :HIDDEN], torch.empty(16, 24).bfloat16()),
         ValueError, r"out has shape \[16, 24\], must have \[16, 48\]"),
@@ -402,10 +402,10 @@ def test_operators_refuse_by_name_what_they_do_not_compute(
     operators = torch.ops.nvgemm_aot
     tensors = (made["x"], made["w_up"].mT, made["ends"])
     for served, text in (
-        (KEPT, "keeps its product, which no operator gives: call nvgemm_runtime.grouped_mm"),
+        (KEPT, "keeps its product, which no operator supports: call nvgemm_runtime.grouped_mm"),
         (GRADIENT,
-         "gives a gate's gradient, as no operator does: call nvgemm_runtime.grouped_mm"),
-        (UPS, "reads gates, as no operator does: call nvgemm_runtime.grouped_mm"),
+         "computes a gate's gradient, which no operator supports: call nvgemm_runtime.grouped_mm"),
+        (UPS, "reads gates, which no operator supports: call nvgemm_runtime.grouped_mm"),
     ):  # fmt: skip
         id_ = id_of(installed, served)
         for operator in (operators.grouped_gated_mm, operators.grouped_mm):
@@ -426,10 +426,10 @@ def test_refuses_to_lose_a_gradient(made: Experts) -> None:
 def test_extras_say_what_is_read(made: Experts) -> None:
     extras = ExtraOperands(offsets=made["ends"], gated=Epilogue.SWIGLU_HALVES_GRADIENT)
     explained = nvgemm_runtime.explain(made["grad"], made["w_down"], extras=extras)
-    assert "swiglu_halves_gradient reads the product, and none is given" in str(explained)
+    assert "swiglu_halves_gradient needs product" in str(explained)
     extras = ExtraOperands(offsets=made["ends"], gated=Epilogue.SWIGLU_HALVES_UPS)
     explained = nvgemm_runtime.explain(made["x"], made["w_up"].mT, extras=extras)
-    assert "swiglu_halves_ups reads gates, and none is given" in str(explained)
+    assert "swiglu_halves_ups needs gates" in str(explained)
 
 
 def test_rows_of_a_result_that_lie_too_far_apart_are_refused_of_quacks_kernels(

@@ -113,7 +113,7 @@ REFUSALS: dict[str, tuple[Callable[[Tensors], Any], type[Exception], str]] = {
         r"gathered_grouped_mm: out has shape \[17, 32\], must have \[16, 32\]"),
     "rows in two dimensions": (
         lambda x: call({**x, "rows": x["rows"][:, None]}), ValueError,
-        "gathered_grouped_mm: rows are missing, or not of one dimension"),
+        "gathered_grouped_mm: rows are missing or not one-dimensional"),
     "rows of 64 bits": (
         lambda x: call({**x, "rows": x["rows"].long()}), NoKernelError,
         r"rows are torch.int64, must be torch.int32; call .int\(\) on them"),
@@ -129,10 +129,10 @@ REFUSALS: dict[str, tuple[Callable[[Tensors], Any], type[Exception], str]] = {
         lambda x: call({**x, "a": x["a"][:, :32]}), ValueError, "do not multiply"),
     "a gradient": (
         lambda x: call(x, epilogue="swiglu_halves_gradient"), NoKernelError,
-        "swiglu_halves_gradient reads the product, and none is given"),
+        "swiglu_halves_gradient needs product"),
     "a bias for swiglu": (
         lambda x: call(x, bias=x["bias"], epilogue="swiglu_halves"), NoKernelError,
-        "swiglu_halves adds nothing, and a bias is given"),
+        "swiglu_halves takes no bias"),
     "gates of fewer rows": (
         lambda x: call(x, gates=x["gates"][:8], epilogue="swiglu_halves_ups"), NoKernelError,
         r"reads gates of shape \[8, 32\], must have \[16, 32\]"),

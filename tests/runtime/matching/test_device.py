@@ -77,7 +77,7 @@ def test_a_library_that_is_cut_off_is_found_with_its_defect(package: Path) -> No
     path = put(package, "cu13/lib", "first")
     path.write_bytes(path.read_bytes()[:-100])
     assert found().exports is None
-    assert "cut off" in str(found().defect)
+    assert "truncated" in str(found().defect)
 
 
 def test_a_library_that_does_not_show_its_exports_counts_as_fitting(package: Path) -> None:
@@ -87,4 +87,4 @@ def test_a_library_that_does_not_show_its_exports_counts_as_fitting(package: Pat
 
 def test_what_is_no_library_is_found_with_its_defect(package: Path) -> None:
     put(package, "cu13/lib", "first").write_text("no library")
-    assert found().defect == "no 64-bit little-endian ELF file"
+    assert found().defect == "not a 64-bit little-endian ELF file"

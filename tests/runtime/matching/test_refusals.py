@@ -77,9 +77,9 @@ def test_without_a_known_version_the_next_step_names_the_range_of_the_extra() ->
 
 
 def test_a_damaged_library_is_refused_with_what_is_wrong() -> None:
-    library = replace(LIBRARY, defect="it is cut off: 10 bytes, a table needs 64")
+    library = replace(LIBRARY, defect="it is truncated: 10 bytes, a table needs 64")
     reason = str(library_refusal(header(), library, None))
-    assert "/lib.so, which kernels call, cannot be loaded: it is cut off: 10 bytes" in reason
+    assert "/lib.so, which kernels call, cannot be loaded: it is truncated: 10 bytes" in reason
     again = "run: pip install --force-reinstall --no-deps"
     assert reason.endswith(f"{again} '{DISTRIBUTION}=={library.version}'")
     unknown = str(library_refusal(header(), replace(library, version=UNKNOWN_VERSION), None))

@@ -129,15 +129,15 @@ OBSTACLES = {
     "less alignment": (
         {},
         {"request": replace(REQUEST, alignment_bytes=16)},
-        "aligned to 32 bytes or more, these are to 16",
+        "aligned to 32 bytes or more, but these are aligned to 16",
     ),
     "without its first kernel": (
-        {"kernels": match().kernels[1:]}, {}, "the kernel that was measured to be the fastest"
+        {"kernels": match().kernels[1:]}, {}, "the kernel that was measured fastest"
     ),
     "doubts": (
         {"measured": replace(match().measured, doubts=("it was hot", "it was busy"))},
         {},
-        "uncertain: it was hot; it was busy",
+        "doubts: it was hot; it was busy",
     ),
     "no conditions": ({"source": replace(SOURCE, conditions=None)}, {}, ""),
     "an estimate": ({"measured": None, "source": replace(SOURCE, kind="estimate")}, {}, ""),
@@ -292,4 +292,4 @@ def test_an_aten_that_is_not_set_as_usual_is_timed_against_the_winner(aten: int)
     decision = outcome(found, trusts=True, aten_setting="a flag is True, usually False")
     assert decision.kernels == found.kernels[:1]
     assert not decision.is_final
-    assert "as it is usually set: a flag is True, usually False" in decision.why
+    assert "with default settings: a flag is True, usually False" in decision.why
