@@ -176,10 +176,10 @@ GEMMS = frozenset({*OPERATORS, *UNSERVED})
 """All operators that multiply matrices."""
 
 _ATEN_NAMES = {
-    theirs: name
+    inductor_name: name
     for table in (OPERATORS, UNSERVED)
     for name, row in table.items()
-    for theirs in row.inductor_names
+    for inductor_name in row.inductor_names
 }
 
 

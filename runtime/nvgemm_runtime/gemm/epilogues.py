@@ -328,7 +328,7 @@ class Epilogue(RowEnum):
 
 
 def find_epilogue(addend: Addend, activation: Activation | None = None) -> Epilogue | None:
-    """Returns the gateless epilogue for an addend and an activation; None if none exists."""
+    """Returns the ungated epilogue for an addend and an activation; None if none exists."""
     key = (addend, activation, None)
     return next((e for e in Epilogue if (e.addend, e.activation, e.gate) == key), None)
 
@@ -342,7 +342,11 @@ def find_gated(gate: Gate, order: WeightOrder, form: GateForm = GateForm.JOINED)
     return _GATED[gate, order, form]
 
 
-_GATED = {(one.gate, one.row.order, one.form): one for one in Epilogue if one.gate is not None}
+_GATED = {
+    (epilogue.gate, epilogue.row.order, epilogue.form): epilogue
+    for epilogue in Epilogue
+    if epilogue.gate is not None
+}
 
 
 def addend_dtype(out: DType) -> DType:

@@ -224,8 +224,8 @@ def read_epilogues(
         groups: Number of groups, each with its own addend row; None without groups.
 
     Returns:
-        All readings for the addend. There are two if the result has one row: the addend is a row
-            and a matrix. None means no epilogue.
+        All readings for the addend. There are two if the result has one row, because the addend is
+        then both a row and a matrix. None means no epilogue.
 
     Raises:
         NoKernelError: If no epilogue does this.

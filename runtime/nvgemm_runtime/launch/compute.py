@@ -30,20 +30,20 @@ from .select import choose_kernel, load_kernel
 if TYPE_CHECKING:
     import torch
 
-_Named = TypeVar("_Named", bound=enum.Enum)
+_Member = TypeVar("_Member", bound=enum.Enum)
 
-_hidden: Callable[..., torch.Tensor] | None = None
+_run_untraced: Callable[..., torch.Tensor] | None = None
 
 
 def compute(*arguments: Any) -> torch.Tensor:
     """Calls `_run` outside ``torch.compile``: Dynamo fails on parts of the kernel search."""
-    global _hidden
+    global _run_untraced
     dynamo = sys.modules.get("torch._dynamo")  # importing it would take seconds
     if dynamo is None:
         return _run(*arguments)
-    if _hidden is None:
-        _hidden = dynamo.disable(_run)
-    return _hidden(*arguments)
+    if _run_untraced is None:
+        _run_untraced = dynamo.disable(_run)
+    return _run_untraced(*arguments)
 
 
 def _run(
@@ -146,7 +146,7 @@ def _load_named(
     return kernel
 
 
-def enum_of(where: str, kind: type[_Named], value: _Named | str | None) -> _Named | None:
+def enum_of(where: str, kind: type[_Member], value: _Member | str | None) -> _Member | None:
     """Returns an enum member that a caller may give by value."""
     if value is None:
         return None

@@ -110,11 +110,11 @@ class DispatchedSizes:
     def segments(self) -> tuple[DispatchSegment, ...]:
         """Segments by ascending m, from 1."""
         table, kernels = self.decided.table, self.decided.measured
-        begins = (1, *table.bounds)
+        starts = (1, *table.bounds)
         ends = (*(bound - 1 for bound in table.bounds), None)
         return tuple(
             DispatchSegment(first=first, last=last, kernel=kernels.get(kernel_id))
-            for first, last, kernel_id in zip(begins, ends, table.kernels)
+            for first, last, kernel_id in zip(starts, ends, table.kernels)
             if last is None or first <= last
         )
 

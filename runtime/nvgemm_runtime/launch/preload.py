@@ -96,27 +96,27 @@ def preload(
             "of this process's compiled graphs"
         )
     default_mode()  # raises for an unknown mode
-    where = usual_device() if device is None else _checked_device(device)
-    if where == torch.device("cuda"):  # means the current device
-        where = usual_device()
-    facts = device_facts(where.type, where.index or 0)
+    torch_device = usual_device() if device is None else _checked_device(device)
+    if torch_device == torch.device("cuda"):  # means the current device
+        torch_device = usual_device()
+    facts = device_facts(torch_device.type, torch_device.index or 0)
     kernel_ids: list[str] = []
     if not is_off() and manifest is not None:
         kernel_ids += _manifest_kernels(manifest, facts)
     elif not is_off():
         experts = _expert_kernels(facts) if _EXPERTS in sys.modules else ()
         kernel_ids += dict.fromkeys((*named_kernels(), *experts))
-    elsewhere = ((kernel_id, why_for_another_device(kernel_id, facts)) for kernel_id in kernel_ids)
-    skipped = {kernel_id: reason for kernel_id, reason in elsewhere if reason is not None}
+    reasons = ((kernel_id, why_for_another_device(kernel_id, facts)) for kernel_id in kernel_ids)
+    skipped = {kernel_id: reason for kernel_id, reason in reasons if reason is not None}
     loadable = [kernel_id for kernel_id in kernel_ids if kernel_id not in skipped]
     start = last_report = time.monotonic()
-    free = _free_bytes(where)
+    free = _free_bytes(torch_device)
     code_bytes = 0
     failures: dict[str, str] = {}
     for done, kernel_id in enumerate(loadable, start=1):
         try:
             kernel = load_for(kernel_id, facts)
-            upload(kernel, where)
+            upload(kernel, torch_device)
             code_bytes += kernel.kernel.span.content_bytes
         except Exception as error:
             failures[kernel_id] = str(error)
@@ -126,13 +126,13 @@ def preload(
             last_report = time.monotonic()
             _log.info("%d of %d kernels are loaded", done, len(loadable))
     # Synchronizing would break a capture, into which nothing was launched.
-    if where.type == "cuda" and not is_capturing(where):
-        torch.cuda.synchronize(where)
+    if torch_device.type == "cuda" and not is_capturing(torch_device):
+        torch.cuda.synchronize(torch_device)
     return Preloaded(
         kernels=len(loadable) - len(failures),
         seconds=time.monotonic() - start,
         code_bytes=code_bytes,
-        device_bytes=max(0, free - _free_bytes(where)),
+        device_bytes=max(0, free - _free_bytes(torch_device)),
         failures=failures,
         skipped=skipped,
     )

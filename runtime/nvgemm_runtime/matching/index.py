@@ -118,7 +118,7 @@ class Index:
             except Exception as error:  # A faulty bundle must not prevent use of the others.
                 reason = describe_fault(error)
                 rankings, reasons = [], [reason]
-            refusals += (f"{bundle.name}: {one}" for one in reasons)
+            refusals += (f"{bundle.name}: {text}" for text in reasons)
             if reasons:
                 self._with_refusals.append((bundle, "; ".join(reasons)))
             for usable in rankings:

@@ -202,12 +202,12 @@ def intervals_along(
     """
     rising = sorted(sizes, key=lambda size: size.m)
     intervals: list[Interval] = []
-    for here, after in itertools.zip_longest(rising, rising[1:]):
-        intervals.append(_interval_at(here))
-        if after is None or (after.m > here.m + 1 and not may_bridge):
-            intervals.append(Interval(begin=here.m + 1, allowed=_ONLY_ATEN))
-        elif after.m > here.m + 1:
-            intervals += _intervals_between(here, after, tiling)
+    for size, next_size in itertools.zip_longest(rising, rising[1:]):
+        intervals.append(_interval_at(size))
+        if next_size is None or (next_size.m > size.m + 1 and not may_bridge):
+            intervals.append(Interval(begin=size.m + 1, allowed=_ONLY_ATEN))
+        elif next_size.m > size.m + 1:
+            intervals += _intervals_between(size, next_size, tiling)
     return intervals
 
 
@@ -414,9 +414,9 @@ def _choose_with_fewest_changes(intervals: Sequence[Mapping[str, float]]) -> lis
     Ties are broken by id, so that the result is deterministic.
     """
     best: dict[str, tuple[int, float]] = {}
-    came_from: list[dict[str, str]] = []
+    history: list[dict[str, str]] = []
     for allowed in intervals:
-        ways: dict[str, tuple[int, float]] = {}
+        costs_here: dict[str, tuple[int, float]] = {}
         predecessors: dict[str, str] = {}
         for kernel_id in sorted(allowed):
             costs = {
@@ -425,15 +425,15 @@ def _choose_with_fewest_changes(intervals: Sequence[Mapping[str, float]]) -> lis
             }
             previous = min(costs, key=lambda name: (costs[name], name), default=kernel_id)
             changes, loss = costs.get(previous, (0, 0.0))
-            ways[kernel_id], predecessors[kernel_id] = (
+            costs_here[kernel_id], predecessors[kernel_id] = (
                 (changes, loss + allowed[kernel_id]),
                 previous,
             )
-        best = ways
-        came_from.append(predecessors)
+        best = costs_here
+        history.append(predecessors)
     chosen: list[str] = []
     current = min(best, key=lambda name: (best[name], name), default=ATEN)
-    for predecessors in reversed(came_from):
+    for predecessors in reversed(history):
         chosen.append(current)
         current = predecessors[current]
     return chosen[::-1]

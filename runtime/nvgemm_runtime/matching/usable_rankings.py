@@ -206,18 +206,18 @@ def index_by_alignment(
     ranked: Mapping[Problem, Sequence[UsableRanking]], *, is_compact: bool
 ) -> dict[Signature, SizesByAlignment]:
     """Groups ranked problems by signature and alignment, for compact operands or others."""
-    of_signature: dict[Signature, list[tuple[Problem, UsableRanking, int]]] = {}
+    by_signature: dict[Signature, list[tuple[Problem, UsableRanking, int]]] = {}
     for problem, rankings in ranked.items():
         for ranking in rankings:
             if kernels := ranking.kernels_for(is_compact):
                 least = min(served.kernel.alignment_bytes for served in kernels)
-                of_signature.setdefault(problem.signature, []).append((problem, ranking, least))
+                by_signature.setdefault(problem.signature, []).append((problem, ranking, least))
     return {
         signature: [
             (needed, NearestSizes(_first_per_problem(entries, needed)))
             for needed in sorted({least for _, _, least in entries}, reverse=True)
         ]
-        for signature, entries in of_signature.items()
+        for signature, entries in by_signature.items()
     }
 
 
