@@ -1,6 +1,6 @@
 """Tables for activations, gates and epilogues, one row each.
 
-Extend these for another one, as `types` for another element type.
+To support another one, add a row here; `types` does the same for element types.
 """
 
 from __future__ import annotations

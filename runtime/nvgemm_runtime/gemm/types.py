@@ -1,8 +1,8 @@
 """Tables for element types and scale recipes, one row each.
 
-Extend these for another one; the rest of the project reads their columns. The native build runs
-this module to generate its copy (`runtime/csrc/element_types.py`), so it imports nothing from this
-package.
+To support another one, add a row here; the rest of the project reads the columns. The native build
+runs this module to generate its copy (`runtime/csrc/element_types.py`), so it imports nothing from
+this package.
 """
 
 from __future__ import annotations

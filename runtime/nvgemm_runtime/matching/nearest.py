@@ -1,4 +1,4 @@
-"""Finds the nearest declared sizes, among thousands, in microseconds."""
+"""Search for the nearest declared sizes, among thousands, in microseconds."""
 
 from __future__ import annotations
 

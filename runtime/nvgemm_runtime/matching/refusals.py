@@ -242,7 +242,7 @@ def _version_bound(header: Header, distribution: str, missing: list[str]) -> str
 
 
 def library_distribution(header: Header) -> str:
-    """Returns the distribution with the library that kernels call, as the toolchain names it."""
+    """Returns the distribution name for the library that a bundle's kernels call."""
     return f"nvidia-cutlass-dsl-libs-{header.target.cuda}"
 
 

@@ -1,4 +1,4 @@
-"""Dispatch thresholds: builds a table from m to kernel out of measurements at some m.
+"""Dispatch thresholds: a table from m to kernel, built from measurements at some m.
 
 A kernel runs only if it beats ATen by the gain that counts there (`evidence.Evidence`), at least
 `MIN_GAIN`. At a measured m, the fastest runs, or one that is indistinguishable from it. Between two

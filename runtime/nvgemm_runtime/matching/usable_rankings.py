@@ -19,7 +19,7 @@ from .trust import holds_here
 
 @dataclass(frozen=True, kw_only=True)
 class BundleView:
-    """Bundle as matching reads it.
+    """Bundle with the facts that matching needs.
 
     Attributes:
         name: Name in messages.
@@ -160,7 +160,7 @@ class UsableRanking:
         return self.kernels if is_compact else self.kernels_for_gaps
 
     def aligned(self, alignment_bytes: int, is_compact: bool) -> tuple[MatchedKernel, ...]:
-        """Returns the kernels for operands with this alignment and compactness."""
+        """Returns the kernels that accept operands with this alignment and compactness."""
         kernels = self.kernels_for(is_compact)
         if all(matched.kernel.alignment_bytes <= alignment_bytes for matched in kernels):
             return kernels
