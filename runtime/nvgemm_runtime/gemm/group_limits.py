@@ -30,7 +30,7 @@ LONGEST_ROW_BYTES = _LOWEST_ADDRESS // LARGEST_GROUP
 
 
 def too_large(provider: str, problem: Problem, out_row_bytes: int | None = None) -> str | None:
-    """Returns the reason why a grouped problem is too large for a provider; None if it fits.
+    """Returns why a grouped problem is too large for a provider; None if it fits.
 
     Args:
         provider: The kernels' provider.

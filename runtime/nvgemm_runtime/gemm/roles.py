@@ -98,7 +98,7 @@ def contiguous_bytes(problem: Problem) -> int:
 
 
 def misalignment(problem: Problem, alignment_bytes: int) -> str | None:
-    """Returns the reason why this problem's operands cannot have an alignment; None if they can.
+    """Returns why this problem's operands cannot have an alignment; None if they can.
 
     Pointers can be chosen, sizes cannot: an operand's contiguous extent is the other dimension's
     stride and must be a multiple of the alignment.

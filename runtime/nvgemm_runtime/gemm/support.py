@@ -76,7 +76,7 @@ def multiply_together(a: DType, b: DType, op: Op = Op.MM) -> bool:
 
 
 def unsupported(signature: Signature) -> str | None:
-    """Returns the reason why no target has kernels for a signature; None if one may.
+    """Returns why no target has kernels for a signature; None if one may.
 
     If several reasons apply, returns the one that comes first in the signature's text.
     """
@@ -128,7 +128,7 @@ def provider_beside(signature: Signature, arch: str) -> str | None:
 
 
 def unavailable(signature: Signature, arch: str) -> str | None:
-    """Returns the reason why one architecture has no kernel for a supported signature, or None."""
+    """Returns why one architecture has no kernel for a supported signature, or None."""
     row = ARCHITECTURES.get(arch)
     if row is None:
         return None

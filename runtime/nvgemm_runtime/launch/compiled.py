@@ -299,7 +299,7 @@ def load_for(kernel_id: str, facts: DeviceFacts) -> LoadedKernel:
 
 
 def why_for_another_device(kernel_id: str, facts: DeviceFacts) -> str | None:
-    """Returns the reason why a kernel is for another device; None if it is not, or not found."""
+    """Returns why a kernel is for another device; None if it is not, or not found."""
     entry = _find_kernel(kernel_id)
     return None if entry is None else device_refusal(entry[0].header.target, facts)
 

@@ -22,7 +22,7 @@ _RANGE = ">=4.7,<4.9"
 
 
 def unlaunchable(kernel: Kernel) -> str | None:
-    """Returns the reason why this release cannot launch a kernel on any device, or None."""
+    """Returns why this release cannot launch a kernel on any device, or None."""
     convention = parse_calling_convention(kernel.calling_convention)
     if convention is None:
         return (
@@ -88,7 +88,7 @@ def needs_compact(calling_convention: str) -> bool:
 
 
 def refusal(header: Header, facts: DeviceFacts) -> str | None:
-    """Returns the reason why a device cannot run a bundle's kernels, or None."""
+    """Returns why a device cannot run a bundle's kernels, or None."""
     target = header.target
     reason = _unknown_refusal(target) or _platform_refusal(target, facts.platform)
     if reason is not None:
@@ -103,7 +103,7 @@ def refusal(header: Header, facts: DeviceFacts) -> str | None:
 
 
 def device_refusal(target: Target, facts: DeviceFacts) -> str | None:
-    """Returns the reason why a target is for another device than this one, or None.
+    """Returns why a target is for another device than this one, or None.
 
     An unknown target is never refused here.
     """
@@ -117,7 +117,7 @@ def device_refusal(target: Target, facts: DeviceFacts) -> str | None:
 
 
 def process_refusal(target: Target, platform: str, cuda: str | None) -> str | None:
-    """Returns the reason why no device in a process can run a target's kernels, or None.
+    """Returns why no device in a process can run a target's kernels, or None.
 
     ``cuda`` is torch's; a CPU build has None and has no GPU to refuse.
     """
@@ -155,7 +155,7 @@ def _cuda_refusal(target: Target, cuda: str | None) -> str | None:
 def library_refusal(
     header: Header, library: RuntimeLibrary | None, ffi_exports: frozenset[str] | None
 ) -> str | None:
-    """Returns the reason why no kernel in a bundle loads with the installed libraries, or None.
+    """Returns why no kernel in a bundle loads with the installed libraries, or None.
 
     Exported symbols decide, whatever the library versions.
     """

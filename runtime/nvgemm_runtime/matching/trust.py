@@ -126,7 +126,7 @@ def _contending(
 
 
 def why_unlike_measured(request: Request) -> str | None:
-    """Returns the reason why times do not hold for these operands, or None.
+    """Returns why times do not hold for these operands, or None.
 
     `tune` measures compact, aligned operands.
     """
@@ -142,7 +142,7 @@ def why_unlike_measured(request: Request) -> str | None:
 
 
 def why_another_aten(request: Request, terms: Terms) -> str | None:
-    """Returns the reason why ATen's time differs from the measured one, or None."""
+    """Returns why ATen's time differs from the measured one, or None."""
     scales = request.problem.signature.scales
     if terms.is_precise and (scales is None or scales.block is None):
         return "ATen was measured with use_fast_accum, which is off here"
@@ -152,7 +152,7 @@ def why_another_aten(request: Request, terms: Terms) -> str | None:
 
 
 def _why_first_is_missing(kernels: Sequence[MatchedKernel]) -> str | None:
-    """Returns the reason why the usable kernels cannot inherit the ranking's verdict, or None."""
+    """Returns why the usable kernels cannot inherit the ranking's verdict, or None."""
     if not kernels or kernels[0].rank:
         return "the kernel that was measured fastest cannot be used here"
     return None
@@ -165,7 +165,7 @@ def why_times_are_open(
     facts: DeviceFacts,
     versions: TorchVersions,
 ) -> str | None:
-    """Returns the reason why these kernels' and ATen's times do not hold here, or None."""
+    """Returns why these kernels' and ATen's times do not hold here, or None."""
     assert source.conditions is not None
     reason = why_order_is_open(measured, source, facts, (served.kernel for served in kernels))
     reason = reason or _why_first_is_missing(kernels)
@@ -173,7 +173,7 @@ def why_times_are_open(
 
 
 def why_another_gpu(source: RankingSource, facts: DeviceFacts) -> str | None:
-    """Returns the reason why a ranking is for another product than this device, or None.
+    """Returns why a ranking is for another product than this device, or None.
 
     The bundle then has no ranking for this product; its first product's order serves as an
     estimate.
@@ -186,7 +186,7 @@ def why_another_gpu(source: RankingSource, facts: DeviceFacts) -> str | None:
 def why_order_is_open(
     measured: Measured, source: RankingSource, facts: DeviceFacts, kernels: Iterable[KernelFacts]
 ) -> str | None:
-    """Returns the reason why a measured kernel order does not hold on a device, or None."""
+    """Returns why a measured kernel order does not hold on a device, or None."""
     assert source.conditions is not None
     if source.gpu != facts.name:
         return f"measured on {source.gpu}, this is {facts.name}"
@@ -217,7 +217,7 @@ def holds_here(
 def why_aten_is_open(
     measured: Measured, conditions: Conditions, versions: TorchVersions
 ) -> str | None:
-    """Returns the reason why ATen's time does not hold here, or None.
+    """Returns why ATen's time does not hold here, or None.
 
     ATen's kernels are torch's and cuBLAS's. A minor torch version decides what it asks cuBLAS for
     and, with torch's CUDA version, which cuBLAS is installed. The cuBLAS version alone is not
@@ -229,7 +229,7 @@ def why_aten_is_open(
 
 
 def why_another_release(torch: str, cuda: str, versions: TorchVersions) -> str | None:
-    """Returns the reason why a measurement with some torch and CUDA does not hold here, or None."""
+    """Returns why a measurement with some torch and CUDA does not hold here, or None."""
     if version_numbers(torch)[:2] != version_numbers(versions.torch)[:2]:
         return f"ATen was measured with torch {torch}, this is {versions.torch}"
     if cuda != versions.cuda:
