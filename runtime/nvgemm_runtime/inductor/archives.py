@@ -1,9 +1,9 @@
-"""Gives torch the operators before an archive of torch.export loads a compiled model.
+"""Loads the operators before a torch.export archive loads a compiled model.
 
-Inductor imports torch's module of archives in every process that compiles. So the operators are not
-loaded with that module, but when it loads a model.
+Inductor imports torch's archive module in every process that compiles. So the operators are loaded
+with the first model, not with that module.
 
-The name of torch that is used here is private, and was run on torch 2.13.
+The torch name used here is private and was run on torch 2.13.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .report import log_failure
 
 
 def install() -> None:
-    """Have torch's module of archives load the operators before a compiled model."""
+    """Makes torch's archive module load the operators before a compiled model."""
     from torch.export.pt2_archive import _package
 
     load = getattr(_package, "_load_aoti", None)
     if load is None:
-        operators.install()  # this torch has no such function: load now, which is early but safe
+        operators.install()  # this torch has no such function: loading early is safe
         return
 
     @functools.wraps(load)

@@ -1,7 +1,7 @@
-"""Runs at torch's import, and waits for the modules of Inductor that the plug-in extends.
+"""Runs at torch's import and waits for the Inductor modules that the plug-in extends.
 
-Torch calls the module `nvgemm_aot_autoload` by the entry point group ``torch.backends``, and that
-calls `activate`. Nothing heavy may be imported here: Inductor itself takes seconds.
+The entry point group ``torch.backends`` names the module `nvgemm_aot_autoload`, which calls
+`activate`. Nothing heavy may be imported here: Inductor alone takes seconds.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
 
 SUPPORTED = (2, 11), (2, 15)
-"""First and last release of torch that the plug-in was run with."""
+"""First and last torch release that the plug-in was run with."""
 
 _WAITED_FOR = {
     "torch._inductor.config": "options",
     "torch._inductor.codegen.common": "cache_key",
     "torch._inductor.select_algorithm": "entry",
     "torch._inductor.fx_passes.post_grad": "epilogue_fusion",
-    "torch._inductor.graph": "scaled",  # when lowering and select_algorithm, a cycle, are complete
+    "torch._inductor.graph": "scaled",  # imported after lowering and select_algorithm
     "torch._inductor.package.package": "operators",
     "torch.export.pt2_archive._package": "archives",
 }
-"""Modules of torch, and the module here that is installed once one was imported."""
+"""Modules here by the torch module whose import installs them."""
 
 EXPERTS = "nvgemm_runtime.moe.traced"
-"""The module that defines the operators of experts, which a program may import late or never."""
+"""Module that defines the experts' operators. A program may import it late or never."""
 
 _log = logging.getLogger(__name__)
 
 _logged: set[str] = set()
-"""Failures that were logged."""
+"""Failures already logged."""
 
 
 def activate() -> None:
-    """Wait for Inductor, unless the user or torch's version forbids it. Never raises."""
+    """Waits for Inductor, unless the user or torch's version forbids it. Never raises."""
     try:
         _activate()
     except Exception as error:
@@ -73,7 +73,7 @@ def _activate() -> None:
 
 
 def _prepare_recording() -> None:
-    """Log now if GEMMs cannot be recorded. The first one that is compiled raises the same error."""
+    """Logs an error now if GEMMs cannot be recorded. The first GEMM raises the same error."""
     from ..errors import RecordError
     from ..recording.recorder import named_target, recorder
     from ..settings import RECORD_VARIABLE
@@ -81,7 +81,7 @@ def _prepare_recording() -> None:
     to = recorder()
     if to is None:
         return
-    # Absolute, so that processes started in other directories write the same file.
+    # Absolute, so that processes in other directories write the same file.
     os.environ[RECORD_VARIABLE] = str(to.path)
     try:
         named_target()
@@ -91,12 +91,12 @@ def _prepare_recording() -> None:
 
 
 def install_module(module: str) -> None:
-    """Import a module of this package and install it; one that is broken is logged."""
+    """Imports a module in this package and installs it. Logs a failure."""
     name = f"{__package__}.{module}"
     try:
         if not hasattr(sys.modules.get(name), "install"):
-            # Imported first, it imports the module of torch itself, and is half executed here. The
-            # new copy takes its place, for its importer too.
+            # A program that imports this module first imports torch's module from it, so it is
+            # half executed here. The new copy replaces it, for the importer too.
             sys.modules.pop(name, None)
         importlib.import_module(name).install()
     except Exception as error:
@@ -104,7 +104,7 @@ def install_module(module: str) -> None:
 
 
 def log_broken(module: str, error: Exception) -> None:
-    """Say that a module cannot be used: once, though one that all of them import fails them all."""
+    """Warns that a module cannot be used. Repeats of the same error are logged at debug level."""
     level = logging.DEBUG if repr(error) in _logged else logging.WARNING
     _logged.add(repr(error))
     _log.log(
@@ -117,7 +117,7 @@ def log_broken(module: str, error: Exception) -> None:
 
 
 def after_import(name: str, function: Callable[[], None]) -> None:
-    """Call a function once a module has been imported: at once where it has been already."""
+    """Calls a function once a module is imported, or now if it already is."""
     if name in sys.modules:
         function()
     else:
@@ -125,7 +125,10 @@ def after_import(name: str, function: Callable[[], None]) -> None:
 
 
 class _After(MetaPathFinder):
-    """Finds one module as the other finders would, and calls a function after its execution."""
+    """Import finder that calls a function after one module's execution.
+
+    It finds the module through the other finders.
+    """
 
     def __init__(self, name: str, function: Callable[[], None]) -> None:
         self._name = name
@@ -146,14 +149,14 @@ class _After(MetaPathFinder):
         return None
 
     def _executed(self) -> None:
-        # Not in `find_spec`: who finds a module need not go on to import it.
+        # Not in `find_spec`: a found module may never be imported.
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         self._function()
 
 
 class _Then(Loader):
-    """A loader that calls a function when it has executed its module."""
+    """Module loader that calls a function after it executes its module."""
 
     def __init__(self, loader: Loader, function: Callable[[], None]) -> None:
         self._loader = loader
@@ -166,7 +169,7 @@ class _Then(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # The imported module must look as it would without this package.
+        # The imported module must look the same as without this package.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

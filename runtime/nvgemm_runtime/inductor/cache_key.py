@@ -1,9 +1,9 @@
-"""Ties torch's compile caches to what is installed.
+"""Ties torch's compile caches to the installed bundles.
 
-Torch hashes the ``uuid`` of every custom backend pass into the keys of its FX-graph and AOTAutograd
-caches. The pass here is never run; its ``uuid`` is `choices_key`, so that a graph that was compiled
-with other bundles is compiled again. These keys contain Inductor's options too, but as torch read
-them before, unless one was set since.
+Torch hashes each custom backend pass's ``uuid`` into the keys of its FX-graph and AOTAutograd
+caches. The pass here never runs. Its ``uuid`` is `choices_key`, so a graph is recompiled when other
+bundles are installed. These keys contain Inductor's options too, but torch reads those only once
+unless an option is set.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from . import operators
 from .choices_key import choices_key, log_failure
 
 _KEY = "nvgemm_aot"
-"""Key of the pass, where torch expects a device's name: no device has this one."""
+"""The pass's key, where torch expects a device name. No device has this name."""
 
 
 class CacheKeyPass(CustomGraphModulePass):  # type: ignore[misc]
-    """A pass that is never run; its ``uuid`` identifies the choices that this process offers."""
+    """Pass that never runs; its ``uuid`` identifies the choices that this process offers."""
 
     def __call__(self, gm: object) -> None:
-        """Do nothing."""
+        """Does nothing."""
 
     def uuid(self) -> str:
-        """A digest of the installed bundles and the settings; the same for any graph."""
+        """Returns a digest of the installed bundles and the settings, equal for all graphs."""
         if os.environ.get(RECORD_VARIABLE):
-            return f"{_KEY} {secrets.token_hex()}"  # a graph from a cache would not be recorded
+            return f"{_KEY} {secrets.token_hex()}"  # cached graphs would not be recorded
         self._prepare_to_run()
         key = choices_key()
-        setattr(config, KEY_OPTION, key)  # ignored; torch reads the option anew from now on
+        setattr(config, KEY_OPTION, key)  # ignored, but makes torch read the option again
         return f"{_KEY} {key}"
 
     def _prepare_to_run(self) -> None:
-        """Load the operators that generated C++ calls: torch asks before it runs a cached graph."""
+        """Loads the operators for generated C++. Torch asks before it runs a cached graph."""
         try:
             if config.cpp_wrapper and may_have_kernels():
                 operators.try_to_load_operators()
@@ -49,12 +49,12 @@ class CacheKeyPass(CustomGraphModulePass):  # type: ignore[misc]
 
 
 def may_have_kernels() -> bool:
-    """Returns True if a graph that is compiled now may call bundled kernels."""
+    """Returns True if a graph compiled now may call bundled kernels."""
     if config.max_autotune or config.max_autotune_gemm:
         return True
     return serves_default_mode() and digest.has_bundles()
 
 
 def install() -> None:
-    """Register the pass."""
+    """Registers the pass."""
     custom_backend_passes[_KEY] = CacheKeyPass()

@@ -1,30 +1,29 @@
-"""Times the choices for a GEMM so that bundled kernels make no program slower.
+"""Times a GEMM's choices so that bundled kernels make no program slower.
 
-Inductor times a choice between two events around the host's call. Where the host takes longer than
-the kernel, as for most GEMMs of a small batch, that measures the launch, which costs nothing under
-CUDA graphs. All choices that bundled kernels join are timed here instead: the calls wait in the
-stream behind a kernel that spins until the host has sent them all, so that the GPU never waits for
-the host (`time_on_gpu`).
+Inductor times a choice between two events around the host's call. If the host takes longer than the
+kernel, as for most small-batch GEMMs, that measures the launch, which costs nothing under CUDA
+graphs. When bundled kernels join, all choices are timed here instead: a spinning kernel holds the
+stream until the host has queued every call, so the GPU never waits for the host (`time_on_gpu`).
 
-One case is harder. ATen's operators take the host longer to launch than Triton's kernels. Where
-both compete and nobody says that calls are recorded in CUDA graphs, a choice by the GPU's time
-could take an operator whose launches the program then waits for. There Inductor's own choice, by
-its own times, stands unless a bundled kernel takes less of the GPU's time (`time_beside_inductor`).
+ATen's operators take longer to launch than Triton's kernels. If both compete and no CUDA graphs are
+announced, choosing by GPU time could pick an operator whose launches slow the program. There
+Inductor's own choice, by its own times, stays unless a bundled kernel takes less GPU time
+(`time_beside_inductor`).
 
-A weight comes from memory in a model that is larger than the L2 cache, and from the cache in a
-small one, and a kernel that wins in one case may lose in the other. So a choice's time is the mean
-of a call with a cold cache, after reading a buffer of the cache's size, and of one with a warm
-cache. Each timed call runs behind another kernel, the one that reads the buffer or a small one, and
-its own time is subtracted: kernels of programmatic dependent launch overlap with each other in a
-row, and hardly ever with what stands between two GEMMs of a model. Inductor writes such a buffer
-instead, and then kernels also wait for the cache to be written back, some more than others.
-`benchmarks.additive.choice_timing` compares ways of timing.
+Weights come from memory in a model larger than the L2 cache, and from the cache in a smaller one. A
+kernel may win in one case and lose in the other. So a choice's time is the mean of two calls: one
+with a cold cache, after reading a buffer as large as the cache, and one with a warm cache. Each
+timed call runs behind another kernel, either the buffer read or a small one, whose own time is
+subtracted. Otherwise consecutive kernels with programmatic dependent launch would overlap, which
+they hardly ever do with the work between two GEMMs in a model. Inductor writes its buffer, so
+kernels also wait for the cache's write-back, some longer than others.
+`benchmarks.additive.choice_timing` compares these methods.
 
-Long calls make the GPU's clocks fall, so those of bundled kernels take turns with what they must
-beat, with a cold cache alone (`LONG_MS`), after a load that lasts (`LOAD_MS`). `gpu_times` has the
-stopwatches.
+Long calls lower the GPU's clocks. From `LONG_MS` on, bundled kernels therefore take turns with the
+choice they must beat, with a cold cache only, after `LOAD_MS` under load. The timers are in
+`gpu_times`.
 
-The names of torch that are used here are private, and were read on torch 2.11 to 2.15.
+The torch names used here are private and were read in torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -45,45 +44,52 @@ from torch._inductor.runtime import benchmarking
 from . import gpu_times
 
 LONG_MS = 0.1
-"""Milliseconds from which on bundled kernels are timed in turns with what they must beat. A GPU
-that was idle while torch compiled soon runs slower under full load: later times of a product of
-0.26 ms were up to 1.05 times the first on an H100, of one of 2.1 ms 1.17 times, and of one of 0.14
-ms within 1.4 % (`benchmarks.additive.clocks`). Of shorter ones a load still changes which kernel
-is the fastest: of a gated product of 0.16 ms, the kernel that is picked by its time alone took
-1.047 times as long as the fastest under lasting load (`benchmarks.gated.loads`)."""
+"""Milliseconds from which bundled kernels take turns with the choice they must beat.
+
+A GPU that idles while torch compiles soon slows down under full load. On an H100, later times of a
+0.26 ms GEMM were up to 1.05 times the first, 1.17 times for 2.1 ms, and within 1.4 % for 0.14 ms
+(`benchmarks.additive.clocks`). Load also changes the fastest kernel for shorter GEMMs: for a gated
+GEMM of 0.16 ms, the kernel picked by its time alone took 1.047 times as long as the fastest under
+lasting load (`benchmarks.gated.loads`).
+"""
 
 LOAD_MS = 60.0
-"""Milliseconds of load before a GEMM's kernels are timed in turns. At the lower clocks of a GPU
-under load another kernel may be the fastest. After loads of 0, 30, 60 and 150 ms, the kernels that
-were picked took 1.013, 1.014, 1.006 and 1.002 times as long as the fastest under lasting load, on
-an H200 (`benchmarks.gated.loads`); with 150 ms each such GEMM would take 0.09 s longer."""
+"""Milliseconds under load before a GEMM's kernels are timed in turns.
+
+At a loaded GPU's lower clocks another kernel may be the fastest. On an H200, after 0, 30, 60 and
+150 ms under load, the picked kernels took 1.013, 1.014, 1.006 and 1.002 times as long as the
+fastest under lasting load (`benchmarks.gated.loads`). 150 ms would add 0.09 s for each such GEMM.
+"""
 
 LEAST_GAIN = 0.98
-"""Share of the time of Inductor's choice that a bundled kernel may take on the GPU to be used where
-launches may count: 2 % are the noise of single times, and the kernel's launch is the dearer one."""
+"""Largest ratio to Inductor's GPU time at which a bundled kernel is used where launches may count.
+
+Single times vary by 2 %, and the bundled kernel costs more to launch.
+"""
 
 _STOCK_TIMERS = ("InductorBenchmarker", "TritonBenchmarker")
-"""Benchmarkers of torch that time launches too; its profiler-based one and a user's own stay."""
+"""Torch benchmarkers that time launches too. Its profiler-based one and users' own are not
+replaced."""
 
 _Benchmark = Callable[..., float]
 
 _Measure = Callable[[Callable[[], object], float], float]
-"""``measure(call, longest_ms)`` gives milliseconds of a call, timed for about so long."""
+"""``measure(call, longest_ms)`` returns a call's milliseconds, timed for about ``longest_ms``."""
 
 _thread = threading.local()
-"""Its ``measure`` says how choices are timed; None or nothing is Inductor's own way."""
+"""Holds ``measure``, the way to time choices. None or unset selects Inductor's own way."""
 
 
 @dataclass
 class _Best:
-    """The best of Inductor's own choices so far.
+    """Best among Inductor's own choices so far.
 
     Attributes:
-        ms: Milliseconds, as Inductor was told.
-        gpu_ms: Milliseconds on the GPU, the least that was seen.
-        repeat: Times it again, with the tensors that a bundled kernel is timed with; None where it
-            takes others.
-        is_loaded: Whether kernels have taken turns with it, so that the GPU is under load.
+        ms: Milliseconds reported to Inductor.
+        gpu_ms: Lowest milliseconds measured on the GPU.
+        repeat: Times the choice again, with a bundled kernel's tensors. None if it takes other
+            tensors.
+        is_loaded: True if kernels have taken turns with it, so that the GPU is under load.
     """
 
     ms: float = math.inf
@@ -93,20 +99,20 @@ class _Best:
 
 
 def time_on_gpu(others: Iterable[Any], kernels: Iterable[Any]) -> None:
-    """Have all choices of one GEMM timed by their time on the GPU, in the same way.
+    """Makes Inductor time all of a GEMM's choices by GPU time, in the same way.
 
-    If the best of the others takes `LONG_MS`, each kernel takes turns with it, after `LOAD_MS` of
-    load, and its time is stated relative to that. Otherwise the first kernel that takes less has it
-    timed again, right behind itself: the GPU may have run at lower clocks before, or for another
-    process. Times of kernels are then stated relative to the lower of the two, so one wins if it
-    beats both. Choices of Triton's take other tensors, and are timed once.
+    If the best other choice takes at least `LONG_MS`, each kernel takes turns with it after
+    `LOAD_MS` under load, and reports its time relative to that choice. Otherwise the first faster
+    kernel has that choice timed again, right after itself, because the GPU may have run at lower
+    clocks before or for another process. Kernel times are then relative to the lower of the two, so
+    a kernel wins if it beats both. Triton choices take other tensors and are timed once.
 
-    Inductor's caches keep these times apart from those that Inductor took itself. A profiler that
-    the user's settings name is used as it is.
+    Inductor's caches separate these times from its own. A profiler named by the user's settings is
+    used unchanged.
 
     Args:
         others: Inductor's choices, which it benchmarks first.
-        kernels: The bundled ones.
+        kernels: Bundled kernels.
     """
     if config.profile_bandwidth_with_do_bench_using_profiling or not _replace_timer():
         return
@@ -123,14 +129,14 @@ def time_on_gpu(others: Iterable[Any], kernels: Iterable[Any]) -> None:
 
 
 def _requests(choice: Any) -> list[str]:
-    """Names of a choice's requests to processes that benchmark."""
+    """Returns the attribute names of a choice's requests to benchmark processes."""
     return [name for name in ("bmreq", "_bmreq") if vars(choice).get(name) is not None]
 
 
 def _takes_tensors_of_kernels(choice: Any) -> bool:
-    """Whether Inductor times a choice with the tensors that it times bundled kernels with.
+    """Returns True if Inductor times a choice with the tensors it uses for bundled kernels.
 
-    So it does with all extern calls, which have requests too, and with parts of a graph.
+    That is so for all extern calls, which have requests too, and for subgraphs.
     """
     from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
     from torch._inductor.select_algorithm import ExternKernelCaller
@@ -155,12 +161,12 @@ def _benchmark_other(
 
 
 def time_beside_inductor(others: Iterable[Any], kernels: Iterable[Any]) -> None:
-    """Have Inductor time its choices of one GEMM as always, and bundled kernels against the best.
+    """Lets Inductor time its own choices as usual, and times bundled kernels against the best.
 
-    A bundled kernel's time is that of Inductor's best choice, scaled as their times on the GPU and
-    by `LEAST_GAIN`. So it wins if it clearly beats on the GPU what Inductor alone would take, and
-    its launch is no advantage. Inductor benchmarks choices in their order, so kernels must stand
-    behind the others.
+    A bundled kernel's time is the time of Inductor's best choice, scaled by their ratio on the GPU
+    and divided by `LEAST_GAIN`. So a kernel wins if it clearly beats Inductor's choice on the GPU,
+    and its launch gives no advantage. Inductor benchmarks choices in order, so kernels must come
+    last.
     """
     if config.profile_bandwidth_with_do_bench_using_profiling or not _replace_timer():
         return
@@ -198,31 +204,33 @@ def _benchmark_against(
         gpu_ms = _benchmark(benchmark, *args, **kwargs)
     if best.repeat is not None and gpu_ms < best.gpu_ms:
         best.gpu_ms = min(best.gpu_ms, _benchmark(best.repeat, *args, **kwargs))
-        best.repeat = None  # once, or times of kernels would not compare with each other
+        best.repeat = None  # once, so that kernel times stay comparable
     return best.ms * gpu_ms / (best.gpu_ms * share)
 
 
 class _OtherFailedError(BaseException):
-    """What a choice was timed in turns with failed.
+    """Failure in the other choice while two choices take turns.
 
-    It passes through the choice's own benchmark, which would take an Exception for one of its own.
+    A BaseException, so that it passes through the choice's own benchmark, which would treat an
+    Exception as its own failure.
     """
 
 
 def _benchmark_in_turns(
     load_ms: float, benchmark: _Benchmark, other: _Benchmark, *args: Any, **kwargs: Any
 ) -> tuple[float, float | None]:
-    """Milliseconds of two choices that take turns, the first last, after ``load_ms`` of load.
+    """Returns the milliseconds of two choices that take turns after ``load_ms`` under load.
 
-    Where they cannot be called together, those of the first by itself, and None: it is called in
-    another process, or the other one has no call here or fails in turns.
+    The first choice runs last in each turn. If they cannot take turns, returns the first one's time
+    alone, and None. That happens if the first runs in another process, or the other has no call
+    here or fails.
     """
     calls: list[Callable[[], object]] = []
     times: list[tuple[float, float]] = []
 
     def keep(call: Callable[[], object], _: float) -> float:
         calls.append(call)
-        return 1.0  # milliseconds that nobody reads
+        return 1.0  # unused
 
     with _timing(keep):
         other(*args, **kwargs)
@@ -253,12 +261,12 @@ def _benchmark_in_turns(
 
 
 SizedOperands = Callable[[], tuple[Sequence[torch.Tensor], torch.Tensor]]
-"""Makes operands and a result of a GEMM at one size."""
+"""Creates a GEMM's operands and result at one size."""
 
 
 @dataclass
 class _Lead:
-    """The best choices so far: milliseconds of the best, and the best of the extern ones."""
+    """Best choices so far: milliseconds for the best, and the best extern choice."""
 
     ms: float = math.inf
     extern_ms: float = math.inf
@@ -268,18 +276,18 @@ class _Lead:
 def time_over_sizes(
     choices: Iterable[Any], by_m: Any, is_extern: Callable[[Any], bool], sizes: list[SizedOperands]
 ) -> None:
-    """Have a choice that takes another kernel at other sizes timed at several of them.
+    """Makes Inductor time a choice that dispatches by m at several sizes.
 
-    Its time is that of the best choice, scaled by the geometric mean, over Inductor's own size and
-    the others, of what it takes compared with the best. Triton's kernels are compiled for one size,
-    so at the others the best extern choice stands for the best. Where the best is not an extern
-    one, the choice must beat it at Inductor's size as well.
+    Its time is the best choice's time, scaled by the geometric mean of their ratios over Inductor's
+    own size and the others. Triton kernels are compiled for one size, so the best extern choice
+    represents the best at the other sizes. If the best is not extern, the dispatching choice must
+    also beat it at Inductor's size.
 
     Args:
-        choices: The others, which Inductor benchmarks before.
-        by_m: The choice.
-        is_extern: Whether one of the others may be called at any size.
-        sizes: What makes operands of the other sizes.
+        choices: Other choices, which Inductor benchmarks first.
+        by_m: The dispatching choice.
+        is_extern: Returns True if a choice can be called at any size.
+        sizes: Create operands at the other sizes.
     """
     lead = _Lead()
     for choice in choices:
@@ -319,7 +327,7 @@ def _benchmark_over(
             load_ms = 0.0
         if math.isinf(own):
             return math.inf
-        if math.isfinite(best):  # a size at which the other cannot be called compares nothing
+        if math.isfinite(best):  # infinite if the other cannot be called at this size
             ratios.append(own / best)
     overall = math.exp(statistics.fmean(map(math.log, ratios)))
     return lead.ms * (overall if lead.extern_ms == lead.ms else max(overall, ratios[0]))
@@ -328,7 +336,7 @@ def _benchmark_over(
 def _benchmark_both(
     load_ms: float, benchmark: _Benchmark, other: _Benchmark, *args: Any, **kwargs: Any
 ) -> tuple[float, float]:
-    """Milliseconds of two choices, in turns after ``load_ms`` of load where the first is long."""
+    """Returns two choices' milliseconds, in turns after ``load_ms`` if the first is long."""
     ms = _benchmark(benchmark, *args, **kwargs)
     if LONG_MS <= ms < math.inf:
         in_turns, other_ms = _benchmark_in_turns(load_ms, benchmark, other, *args, **kwargs)
@@ -338,12 +346,12 @@ def _benchmark_both(
 
 
 def stock_benchmark(choice: Any) -> _Benchmark:
-    """The benchmark of a choice as its class has it, whatever stands in its place."""
+    """Returns the benchmark that a choice's class defines, ignoring any replacement."""
     return functools.partial(type(choice).benchmark, choice)
 
 
 class TimedRequest:
-    """A benchmark request of Inductor whose calls are timed on the GPU, in whatever process.
+    """Inductor benchmark request whose calls are timed on the GPU, in any process.
 
     Its class is the request's: Inductor compiles requests of certain classes in other processes.
     """
@@ -352,8 +360,8 @@ class TimedRequest:
         object.__setattr__(self, "_request", request)
 
     def benchmark(self, *tensors: torch.Tensor, out: torch.Tensor | None = None) -> float:
-        """Milliseconds that a call takes on the GPU."""
-        _replace_timer()  # not yet done in a process that torch started for benchmarks
+        """Returns a call's milliseconds on the GPU."""
+        _replace_timer()  # torch's benchmark processes have not done it yet
         with _timing(getattr(_thread, "measure", None) or _measure):
             return float(self._request.benchmark(*tensors, out=out))
 
@@ -372,7 +380,7 @@ class TimedRequest:
 
 
 def timing_as_usual() -> contextlib.AbstractContextManager[None]:
-    """Have Inductor time as stock torch does, inside a choice that is itself timed."""
+    """Makes Inductor time as stock torch does, inside a choice that is itself timed."""
     return _timing(None)
 
 
@@ -387,7 +395,7 @@ def _measure(call: Callable[[], object], longest_ms: float) -> float:
 
 
 def _lock() -> contextlib.AbstractContextManager[None]:
-    """From torch 2.13 on, processes may be told to keep away from each other's benchmarks."""
+    """Returns torch's benchmark lock, which separates processes' benchmarks from torch 2.13 on."""
     lock = getattr(benchmarking, "maybe_gpu_benchmark_lock", contextlib.nullcontext)
     return lock()
 
@@ -407,10 +415,10 @@ def _timing(measure: _Measure | None) -> Iterator[None]:
 
 
 def _replace_timer() -> bool:
-    """Have torch's benchmarker ask `_thread` how to measure, where choices are timed on the GPU.
+    """Makes torch's benchmarker measure as `_thread` says, for choices timed on the GPU.
 
     Returns:
-        Whether it does. A benchmarker that the user chose or replaced stays as it is.
+        True if it does. A benchmarker that the user chose or replaced is not changed.
     """
     benchmarker: Any = benchmarking.benchmarker
     found = vars(benchmarker).get("benchmark_gpu")
@@ -420,7 +428,7 @@ def _replace_timer() -> bool:
 
 
 class _Timer:
-    """Replaces ``benchmark_gpu`` of a benchmarker for choices that are timed on the GPU."""
+    """Replaces a benchmarker's ``benchmark_gpu`` for choices timed on the GPU."""
 
     def __init__(self, benchmarker: Any) -> None:
         self._benchmarker = benchmarker

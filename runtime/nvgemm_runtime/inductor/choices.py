@@ -1,10 +1,10 @@
-"""A bundled kernel as one of Inductor's choices: how it is timed, and the call it becomes.
+"""Presents a bundled kernel as an Inductor choice, timed by Inductor and called by its code.
 
-Every generated call falls back to the one that stock torch makes (`StockCall`), for the case that
-the kernel cannot compute. Generated Python must run without this package, so there the fallback is
-an expression in the text of the module.
+Every generated call falls back to stock torch's call (`StockCall`) if the kernel cannot compute.
+Generated Python must run without this package, so there the fallback is an expression in the
+module's text.
 
-The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+The torch names used here are private and were read and run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 def _fallback_with(activation: Activation) -> str:
-    """Addmm and an activation, rounding in between as eager does."""
+    """Returns the code for addmm and an activation, rounding in between as eager does."""
     row = activation.row
     if row.commutes_with_rounding:
         return f"lambda *a, out: torch.addmm(*a, out=out).{row.torch_name}_()"
@@ -48,7 +48,7 @@ def _fallback_with(activation: Activation) -> str:
 
 
 def _fallback_with_gate(epilogue: Epilogue, op: str) -> str:
-    """A product and a gate, rounding behind each operation as eager does."""
+    """Returns the code for a GEMM and a gate, rounding after each operation as eager does."""
     gate = epilogue.gate
     assert gate is not None
     row = gate.row.activation.row
@@ -70,18 +70,18 @@ def _fallback_with_gate(epilogue: Epilogue, op: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class StockCall:
-    """ATen's call that a kernel replaces.
+    """ATen call that a kernel replaces.
 
     Attributes:
-        op: ATen's name of the operator.
-        gemm: Its problem's key, for reports.
-        inputs: Inductor's nodes of its tensors, in the order of the operator's schema.
-        layout: Inductor's layout of the result.
-        options: Its other arguments.
-        activation: The activation that follows, where the kernel applies it.
-        gated: The gated epilogue that follows, where the kernel applies it.
-        is_split: Whether the kernel computes the product alone, into fp32, and torch adds the rest.
-        cpp_kernel_name, op_overload: As Inductor's choice for it has them.
+        op: ATen's operator name.
+        gemm: Problem key, for reports.
+        inputs: Inductor nodes of the tensors, in the order of the operator's schema.
+        layout: Inductor layout of the result.
+        options: Other arguments.
+        activation: Activation that follows, if the kernel applies it.
+        gated: Gated epilogue that follows, if the kernel applies it.
+        is_split: True if the kernel computes only the product, into fp32, and torch adds the rest.
+        cpp_kernel_name, op_overload: Copied from Inductor's choice.
     """
 
     op: str
@@ -97,7 +97,7 @@ class StockCall:
 
     @classmethod
     def of_choice(cls, op: str, gemm: str, choice: Any, *, is_split: bool = False) -> StockCall:
-        """The call of Inductor's choice."""
+        """Builds the call of Inductor's choice."""
         return cls(
             op=op,
             gemm=gemm,
@@ -111,12 +111,12 @@ class StockCall:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Which of the inputs a kernel takes, as it takes them."""
+        """Indices of the inputs that a kernel takes, in the kernel's order."""
         return kernel_order(self.op, len(self.inputs))
 
     @property
     def fallback(self) -> str:
-        """A function that computes the call, in the text of a module that has imported torch."""
+        """Code of a function that computes the call, for a module that has imported torch."""
         if self.activation is not None:
             return _fallback_with(self.activation)
         if self.gated is not None:
@@ -124,7 +124,7 @@ class StockCall:
         return OPERATORS[self.op].stock_call
 
     def name_with(self, offer: Offer) -> str:
-        """Name of a kernel for this call, in generated code and in Inductor's tables."""
+        """Returns a kernel's name for this call, in generated code and in Inductor's tables."""
         name = self.op.lstrip("_")
         if self.activation is not None:
             name += f"_{self.activation.value}"
@@ -134,7 +134,7 @@ class StockCall:
 
 
 def obstacles(op: str, inputs: Sequence[Any], layout: Any) -> list[str]:
-    """Why no bundled kernel can join the choices for a call, whatever bundles hold."""
+    """Returns the reasons why no bundled kernel can join a call's choices."""
     why_not_in_cpp = cpp_obstacle(op)
     if why_not_in_cpp is not None:
         return [why_not_in_cpp]
@@ -150,7 +150,7 @@ def obstacles(op: str, inputs: Sequence[Any], layout: Any) -> list[str]:
 
 
 def cpp_obstacle(op: str) -> str | None:
-    """Why no bundled kernel can be called in C++ that is being generated, or None."""
+    """Returns the reason why generated C++ cannot call bundled kernels, or None."""
     if not config.cpp_wrapper:
         return None
     if not OPERATORS[op].has_cpp_call:
@@ -165,21 +165,21 @@ def cpp_obstacle(op: str) -> str | None:
 
 @functools.cache
 def _can_be_random(dtype: torch.dtype) -> bool:
-    """Whether torch can create random tensors of a type; up to 2.12 it raises for fp4."""
+    """Returns True if torch can create random tensors of a dtype. Up to 2.12 it raises for fp4."""
     from torch._dynamo.testing import rand_strided
 
     try:
         rand_strided((2,), (1,), dtype=dtype)
-    except RuntimeError:  # NotImplementedError is one
+    except RuntimeError:  # includes NotImplementedError
         return False
     return True
 
 
 def _can_fix_strides(node: Any) -> bool:
-    """Whether an operand may keep the strides that the choice is made for.
+    """Returns True if an operand may keep the strides that the choice is made for.
 
-    Inductor leaves the strides of what it computes open for as long as it can. Two extern choices
-    for a buffer whose strides change afterwards end in a KeyError on torch 2.13 to 2.15.
+    Inductor fixes a computed buffer's strides as late as it can. If they change after two extern
+    choices are made for the buffer, torch 2.13 to 2.15 raise a KeyError.
     """
     if isinstance(getattr(node, "data", node), ir.ReinterpretView):
         return True
@@ -197,7 +197,7 @@ def _fix_strides(node: Any) -> None:
 
 
 def gemm_choices(stock: StockCall, offers: Sequence[Offer]) -> list[GemmChoice]:
-    """Make a choice of each kernel, and fix the strides of the operands that they are made for."""
+    """Builds a choice for each kernel, and fixes the strides of their operands."""
     if offers:
         for node in stock.inputs:
             _fix_strides(node)
@@ -212,7 +212,7 @@ def _benchmarked(
     out: torch.Tensor,
     **_: Any,
 ) -> torch.Tensor:
-    """What Inductor times: the kernel, and never the fallback."""
+    """Runs the kernel for Inductor's timing, never the fallback."""
     from ..launch.select import load_kernel
 
     a, b, *extras = (tensors[place] for place in order)
@@ -225,18 +225,18 @@ def _benchmarked(
 
 
 _CHOICE = autotuning.ExternKernelChoice(_benchmarked, name="nvgemm_aot")
-"""Inductor finds the function by this name, in the processes that it autotunes in, too."""
+"""Inductor finds the function by this name, also in its autotuning processes."""
 
 
 class BundledChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
-    """A choice that runs bundled kernels."""
+    """Choice that runs bundled kernels."""
 
 
 class GemmChoice(BundledChoice):
-    """A bundled kernel as one of Inductor's choices."""
+    """Bundled kernel as an Inductor choice."""
 
     def __init__(self, stock: StockCall, offer: Offer) -> None:
-        # Inductor caches times by these.
+        # Inductor's timing cache uses these as its key.
         kwargs = {
             **stock.options,
             "kernel": offer.kernel.id,
@@ -250,7 +250,7 @@ class GemmChoice(BundledChoice):
         self.description = offer.kernel.operator
 
     def benchmark(self, *args: torch.Tensor, out: torch.Tensor) -> float:
-        """Milliseconds of a launch; infinite where the kernel cannot be launched."""
+        """Returns a launch's milliseconds, or infinity if the kernel cannot be launched."""
         try:
             with COUNTERS.spending("timing"):
                 return float(super().benchmark(*args, out=out))
@@ -259,7 +259,7 @@ class GemmChoice(BundledChoice):
             return math.inf
 
     def output_node(self) -> Any:
-        """The node that Inductor schedules when this choice has won."""
+        """Returns the node that Inductor schedules if this choice wins."""
         return ir.TensorBox.create(GemmNode(self.stock, self.offer))
 
     def __str__(self) -> str:
@@ -267,16 +267,16 @@ class GemmChoice(BundledChoice):
 
 
 _known_failures: set[tuple[str, type[Exception]]] = set()
-"""What was logged: by wheel and kind of error, once."""
+"""Wheels and error types already logged."""
 
 
 def log_failed_timing(name: str, kernel_id: str, origin: str, error: Exception) -> None:
-    """Count a kernel that failed when its choice was timed, and log why that is not offered.
+    """Counts a kernel that failed while its choice was timed, and logs the reason.
 
     Args:
-        name: The choice.
-        kernel_id: Its kernel.
-        origin: What brought the kernel.
+        name: Choice name.
+        kernel_id: The choice's kernel.
+        origin: Source of the kernel, such as a wheel.
         error: The failure.
     """
     if not isinstance(error, torch.OutOfMemoryError):
@@ -289,13 +289,13 @@ def log_failed_timing(name: str, kernel_id: str, origin: str, error: Exception) 
 
 
 def header(module: str, function: str, parameters: str, origins: str) -> str:
-    """First lines of a generated module: they import a function, or let ATen compute without it.
+    """Returns a generated module's first lines, which import a function or fall back to ATen.
 
     Args:
-        module: Where the function is.
-        function: Its name there; in the generated module it begins with ``nvgemm_aot_``.
-        parameters: Names of its parameters behind ``aten``.
-        origins: An expression of these: what brought the kernels, for the warning.
+        module: Module that defines the function.
+        function: Its name there. The generated module adds the prefix ``nvgemm_aot_``.
+        parameters: Names of the parameters after ``aten``.
+        origins: Expression over these parameters that gives the kernels' origins, for the warning.
     """
     return f"""
 try:
@@ -318,7 +318,7 @@ _HEADER = header(
 
 
 class CallNode(ir.ExternKernelOut):  # type: ignore[misc]
-    """A call that replaces ATen's, in the graph that Inductor generates code from."""
+    """Call that replaces ATen's, in the graph from which Inductor generates code."""
 
     def __init__(self, stock: StockCall, name_in_code: str) -> None:
         self.stock = stock
@@ -333,10 +333,10 @@ class CallNode(ir.ExternKernelOut):  # type: ignore[misc]
         )
 
     def codegen(self, wrapper: Any) -> None:
-        """Write the call, and what it needs at the start of the module."""
+        """Writes the call, and its definitions at the start of the module."""
         in_cpp = V.graph.cpp_wrapper
         if in_cpp and (self.output_view is not None or not _is_known_cpp(wrapper)):
-            # Another way of generating C++ than those that were tried: it gets the stock call.
+            # An untested way of generating C++ gets the stock call.
             super().codegen(wrapper)
             return
         if not is_alternative():
@@ -345,13 +345,13 @@ class CallNode(ir.ExternKernelOut):  # type: ignore[misc]
             self._define_in_python(_root(wrapper))
             super().codegen(wrapper)
             return
-        operators.try_to_load_operators()  # so that the code finds them when it runs here
+        operators.try_to_load_operators()  # for code that runs in this process
         self._define_in_cpp(_root(wrapper))
         self.codegen_comment(wrapper)
         wrapper.writeline(_CppGemmLine(wrapper, self))
 
     def _define_in_python(self, root: Any) -> None:
-        """Have the generated module define the call's function, and what makes it, once."""
+        """Defines the call's function in the generated module, once."""
         first_lines, expression = self.python_definition()
         if _is_new_in(root, first_lines):
             root.imports.splice(first_lines)
@@ -359,63 +359,63 @@ class CallNode(ir.ExternKernelOut):  # type: ignore[misc]
             root.imports.writeline(f"{self.name_in_code} = {expression}")
 
     def _define_in_cpp(self, root: Any) -> None:
-        """Have the generated file define the call's variable, and its type, once."""
+        """Defines the call's variable and its type in the generated file, once."""
         if _is_new_in(root, cpp.HEADER):
             root.header.splice(cpp.HEADER)
         if _is_new_in(root, self.name_in_code):
             root.header.splice(self.cpp_declaration())
 
     def report_use(self) -> None:
-        """Report that the call was generated."""
+        """Reports that the call was generated."""
         raise NotImplementedError
 
     def python_definition(self) -> tuple[str, str]:
-        """First lines of a generated module, and an expression of them: the call's function."""
+        """Returns a generated module's first lines, and an expression for the call's function."""
         raise NotImplementedError
 
     def cpp_declaration(self) -> str:
-        """The definition of the call's variable in a generated file."""
+        """Returns the definition of the call's variable in a generated file."""
         raise NotImplementedError
 
     def cpp_condition(self, operands: cpp.Operands) -> str:
-        """A condition in C++ that computes the call, and is false where that cannot be."""
+        """Returns a C++ condition that computes the call, and is false if it cannot."""
         raise NotImplementedError
 
     @property
     def signature(self) -> Signature:
-        """What its kernels compute."""
+        """Signature of the call's kernels."""
         raise NotImplementedError
 
 
 class GemmNode(CallNode):
-    """A call of a bundled kernel."""
+    """Call of a bundled kernel."""
 
     def __init__(self, stock: StockCall, offer: Offer) -> None:
         self.offer = offer
         super().__init__(stock, stock.name_with(offer))
 
     def report_use(self) -> None:
-        """Report the kernel."""
+        """Reports the kernel."""
         report.used(self.stock.gemm, self.name_in_code, self.offer.kernel.id)
 
     def python_definition(self) -> tuple[str, str]:
-        """As `CallNode.python_definition`."""
+        """Implements `CallNode.python_definition`."""
         stock, offer = self.stock, self.offer
         kernel = f"{offer.kernel.id!r}, {offer.origin!r}, {stock.order}, {stock.is_split}"
         return _HEADER, f"nvgemm_aot_gemm({stock.fallback}, {kernel})"
 
     def cpp_declaration(self) -> str:
-        """As `CallNode.cpp_declaration`."""
+        """Implements `CallNode.cpp_declaration`."""
         return cpp.declaration(self.name_in_code)
 
     def cpp_condition(self, operands: cpp.Operands) -> str:
-        """As `CallNode.cpp_condition`."""
+        """Implements `CallNode.cpp_condition`."""
         kernel = self.offer.kernel.id
         return cpp.condition(self.name_in_code, kernel, self.offer.origin, operands)
 
     @property
     def signature(self) -> Signature:
-        """The kernel's."""
+        """Signature of the kernel."""
         return self.offer.kernel.signature
 
 
@@ -423,12 +423,12 @@ _CPP_WRAPPERS = ("CppWrapperCpu", "CppWrapperGpu")
 
 
 def _is_known_cpp(wrapper: Any) -> bool:
-    """Whether generated C++ is of a kind that was tried."""
+    """Returns True for a C++ wrapper class that was tested."""
     return type(wrapper).__name__ in _CPP_WRAPPERS
 
 
 class _CppGemmLine(code_lines.ExternKernelOutLine):  # type: ignore[misc]
-    """The stock ATen call, under the condition that the kernel did not do it."""
+    """Stock ATen call that runs only if the kernel did not compute."""
 
     def codegen(self, code: Any) -> None:
         node = self.node
@@ -448,14 +448,14 @@ class _CppGemmLine(code_lines.ExternKernelOutLine):  # type: ignore[misc]
 
 
 def _root(wrapper: Any) -> Any:
-    """The wrapper of the whole module, of which subgraphs have wrappers of their own."""
+    """Returns the whole module's wrapper. Subgraphs have wrappers of their own."""
     while hasattr(wrapper, "parent_wrapper"):
         wrapper = wrapper.parent_wrapper
     return wrapper
 
 
 def _is_new_in(root: Any, text: str) -> bool:
-    """Whether a module does not have a header or a name yet; from now on it has."""
+    """Returns True if a module lacks a header or a name, and records it."""
     known: set[str] = root.__dict__.setdefault("nvgemm_aot_names", set())
     if text in known:
         return False

@@ -1,6 +1,6 @@
 """Former name of `nvgemm_runtime.launch.compiled`, for code in torch's persistent caches.
 
-That code outlives the release that generated it, and imports this name.
+Cached code imports this name and outlives the release that generated it.
 """
 
 from __future__ import annotations

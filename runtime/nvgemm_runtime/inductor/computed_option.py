@@ -1,6 +1,6 @@
-"""An option of a config module whose value is computed whenever it is read.
+"""Config option whose value is computed at each read.
 
-The names of torch that are used here are private, and were read in torch 2.11, 2.13 and 2.14.
+The torch names used here are private and were read in torch 2.11, 2.13 and 2.14.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from torch.utils._config_module import _UNSET_SENTINEL, _ConfigEntry
 
 
 class _NeverSet:
-    """Stands in for the variable of values that users set; it ignores them."""
+    """Replaces the variable that holds user values, and ignores them."""
 
     def get(self) -> object:
-        """No value is set."""
+        """Returns torch's marker for an unset value."""
         return _UNSET_SENTINEL
 
     def set(self, _: object) -> None:
-        """Ignore a value."""
+        """Ignores a value."""
 
 
 class _ComputedEntry(_ConfigEntry):  # type: ignore[misc]
-    """An entry with a computed default that nothing overrides.
+    """Config entry with a computed default that no value overrides.
 
-    Values that are set are ignored: those of a copy of all options, as ``config.patch`` takes it,
-    and of another process.
+    Ignores values that are set, whether from a copy of all options, as ``config.patch`` takes, or
+    from another process.
     """
 
     _compute: Callable[[], str]
@@ -35,22 +35,22 @@ class _ComputedEntry(_ConfigEntry):  # type: ignore[misc]
 
     @property
     def default(self) -> str:
-        """The value."""
+        """The computed value."""
         return self._compute()
 
     @property
     def user_override(self) -> Any:
-        """No value that a user set."""
+        """Unset value, in the form that torch's release expects."""
         return self._never_set
 
     @user_override.setter
     def user_override(self, _: object) -> None:
-        """Ignore a value, which torch 2.11 assigns."""
+        """Ignores a value, which torch 2.11 assigns."""
 
 
 def compute(entry: Any, function: Callable[[], str]) -> None:
-    """Make an entry of a config module call a function for its value."""
-    # Torch 2.11 keeps the value itself, later releases a variable that holds it.
+    """Makes a config entry call a function for its value."""
+    # Torch 2.11 stores the value itself, later releases a variable that holds it.
     in_variable = isinstance(entry.user_override, ContextVar)
     entry._compute = function
     entry._never_set = _NeverSet() if in_variable else _UNSET_SENTINEL

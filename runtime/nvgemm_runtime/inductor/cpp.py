@@ -1,11 +1,11 @@
-"""The C++ that calls bundled kernels, in cpp_wrapper's modules and in AOTInductor's packages.
+"""C++ that calls bundled kernels, for cpp_wrapper modules and AOTInductor packages.
 
-A call goes through torch's dispatcher to ``nvgemm_aot::try_gemm``, which returns whether the kernel
-could serve it; where it could not, or where the native launcher is not in the process, the stock
-ATen call runs instead. So a package loads and computes correctly without nvgemm-aot.
+A call goes through torch's dispatcher to ``nvgemm_aot::try_gemm``, which returns True if the kernel
+computed. If it did not, or the native launcher is not loaded, the stock ATen call runs. So a
+package loads and computes correctly without nvgemm-aot.
 
-A table of kernels by m stands in the generated file as data, and is looked up there: it needs no
-other operator, and rows that ATen computes cost no call of one.
+A dispatch table is data in the generated file and is looked up there. It needs no further operator,
+and row counts that ATen computes cost no operator call.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..matching.thresholds import ATEN, DispatchTable
 
 _NOT_EXTRAS = (Role.A, Role.B, Role.ROWS, Role.SUMS, Role.OUT)
 _EXTRAS = tuple(role.value for role in Role if role not in _NOT_EXTRAS)
-"""What kernels take besides A and B, in the order of ``try_gemm``'s arguments. No operator of
-ATen's takes rows, or gives sums."""
+"""Kernel operands other than A and B, in ``try_gemm``'s argument order. No ATen operator takes
+rows or returns sums."""
 
 LIBRARY_SONAME = "libnvgemm_aot.so"
-"""Soname of the native launcher (runtime/csrc/CMakeLists.txt sets it)."""
+"""Soname of the native launcher, set in runtime/csrc/CMakeLists.txt."""
 
 HEADER = f"""
 #ifndef NVGEMM_AOT_IN_THIS_FILE
@@ -154,17 +154,17 @@ bool gemm_by_rows(AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle out,
 }}  // namespace nvgemm_aot
 #endif
 """
-"""Precedes every kernel call in a generated file, and may appear in it twice, as torch assembles
-files from parts."""
+"""Precedes every kernel call in a generated file. May appear twice, because torch assembles files
+from parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operands:
-    """The tensors of a call, as expressions in C++.
+    """Tensors of a call, as C++ expressions.
 
     Attributes:
-        a, b, out: The matrices.
-        extras: What kernels take besides, by `roles.Role`.
+        a, b, out: Matrices.
+        extras: Other operands, by `roles.Role`.
     """
 
     a: str
@@ -173,28 +173,28 @@ class Operands:
     extras: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """First arguments of the header's functions."""
+        """Returns the first arguments of the header's functions."""
         others = ", ".join(self.extras.get(role, "nullptr") for role in _EXTRAS)
         return f"{self.a}, {self.b}, {self.out}, {{{others}}}"
 
 
 def declaration(name: str) -> str:
-    """The definition of a kernel's variable; like the header it may appear twice."""
+    """Returns the definition of a kernel's variable. Like the header, it may appear twice."""
     return _once(name, f"static nvgemm_aot::Kernel {name};")
 
 
 def condition(name: str, kernel_id: str, origin: str, operands: Operands) -> str:
-    """A condition that computes ``out = a @ b``, and is false where the kernel cannot."""
+    """Returns a condition that computes ``out = a @ b``, and is false if the kernel cannot."""
     return f"nvgemm_aot::gemm({operands}, {_quoted(kernel_id)}, {_quoted(origin)}, {name})"
 
 
 def table_declaration(name: str, table: DispatchTable, origins: Mapping[str, str]) -> str:
-    """The definition of a table's variable; like the header it may appear twice.
+    """Returns the definition of a table's variable. Like the header, it may appear twice.
 
     Args:
-        name: Its name.
-        table: It, with at least one bound and one kernel.
-        origins: By id, what brought each kernel.
+        name: Variable name.
+        table: Dispatch table with at least one bound and one kernel.
+        origins: Source of each kernel, by kernel id.
     """
     places = ["nvgemm_aot::kAten" if k == ATEN else table.used.index(k) for k in table.kernels]
     names = [_braced([_quoted(one), _quoted(origins[one])]) for one in table.used]
@@ -204,7 +204,7 @@ def table_declaration(name: str, table: DispatchTable, origins: Mapping[str, str
 
 
 def table_condition(name: str, operands: Operands) -> str:
-    """As `condition`, by the kernel that a table has for the rows of A."""
+    """Returns a condition like `condition`, for the table's kernel at A's row count."""
     return f"nvgemm_aot::gemm_by_rows({operands}, {name})"
 
 

@@ -1,10 +1,10 @@
-"""What joins without max-autotune: kernels that were measured to beat ATen, and nothing is timed.
+"""Uses kernels that were measured to beat ATen when max-autotune is off. Times nothing.
 
-Only rankings count that several GPUs of the product confirm, or that one repeated with a large
-gain (`matching.evidence`). Only kernels join that round where ATen's operator does: those of the
-operator itself, with nothing fused and no sum split.
+Uses only rankings that several GPUs of the same product confirm, or that one GPU repeated with a
+large gain (`matching.evidence`). Uses only kernels that round where ATen's operator does: the
+operator's own, without fused operations or a split sum.
 
-The names of torch that are used here are private, and were run on torch 2.11 to 2.15.
+The torch names used here are private and were run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ _log = logging.getLogger(__name__)
 
 
 def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
-    """The choices for a GEMM; where measured kernels compute it at some m, one choice of these.
+    """Returns one choice of measured kernels if they compute the GEMM, else ATen's choices.
 
     Raises:
-        RequiredError: If kernels are required, the GEMM is declared, and its kernel cannot be
-            used.
+        RequiredError: If kernels are required, the GEMM is declared, and its kernel cannot be used.
     """
     if not gemm.is_served:
         reason = UNSERVED[gemm.op].reason if gemm.op in UNSERVED else "ATen is not its choice"
@@ -94,14 +93,14 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
 
 
 class _ToTune(TypedDict, total=False):
-    """The arguments of `report.met` about what tuning could make count."""
+    """Arguments of `report.met` that name the bundles to tune."""
 
     doubtful: Sequence[TunedTogether]
     unconfirmed: Sequence[TunedTogether]
 
 
 def _to_tune(rows: RowRange, decided: Dispatch) -> _ToTune:
-    """What tuning could make count of the sizes of a graph."""
+    """Returns the bundles that tuning could make usable for a graph's sizes."""
     return {
         "doubtful": decided.doubtful_within(rows.least, rows.most),
         "unconfirmed": decided.unconfirmed_within(rows.least, rows.most),
@@ -109,14 +108,14 @@ def _to_tune(rows: RowRange, decided: Dispatch) -> _ToTune:
 
 
 def _why_none_is_offered(op: str) -> str | None:
-    """Why the kernels of a table cannot compute an operator's calls, or None."""
+    """Returns the reason why a table's kernels cannot compute an operator's calls, or None."""
     if not max_choices():
         return f"{MAX_CHOICES_VARIABLE}=0: at most 0 kernels are to be offered"
     return cpp_obstacle(op)
 
 
 def _wins_declared(rows: RowRange, decided: Dispatch) -> bool:
-    """Whether a kernel computes any of the declared and measured sizes of a graph."""
+    """Returns True if a kernel computes any declared and measured size in a graph."""
     return any(
         one.m in rows and one.m in decided.declared and decided.table.at(one.m) != ATEN
         for one in decided.sizes
@@ -126,7 +125,7 @@ def _wins_declared(rows: RowRange, decided: Dispatch) -> bool:
 def _none_faster(
     choices: list[Any], problem: Problem, rows: RowRange, decided: Dispatch, facts: DeviceFacts
 ) -> list[Any]:
-    """Return ATen's choices where the table names no kernel."""
+    """Returns ATen's choices after a table that names no kernel, and reports the reason."""
     why_open = _few(_why_open(problem, rows, decided, facts))
     won = [one.m for one in decided.sizes if one.m in rows and one.m not in decided.open]
     if won:
@@ -151,21 +150,21 @@ def _none_faster(
 
 
 _MOST_REASONS = 3
-"""Most sizes that a message gives reasons for."""
+"""Largest number of sizes for which a message gives reasons."""
 
 
 def _few(reasons: list[str]) -> list[str]:
-    """The first `_MOST_REASONS` of them, and how many are left."""
+    """Returns the first `_MOST_REASONS` reasons, and a count of the rest."""
     left = len(reasons) - _MOST_REASONS
     return [*reasons[:_MOST_REASONS], *([f"and {left} more m"] if left > 0 else [])]
 
 
 _MOST_SIZES = 8
-"""Most sizes that a message names."""
+"""Largest number of sizes that a message names."""
 
 
 def _sizes_text(sizes: Sequence[int]) -> str:
-    """Rising sizes, of many the first ones and the last: a bundle may have hundreds."""
+    """Returns ascending sizes as text, shortened if there are many. A bundle may have hundreds."""
     if len(sizes) <= _MOST_SIZES:
         return ", ".join(map(str, sizes))
     named = ", ".join(map(str, sizes[: _MOST_SIZES - 1]))
@@ -180,7 +179,7 @@ def _why_open(
     *,
     only_declared: bool = False,
 ) -> list[str]:
-    """Why ranked problems of a graph decide nothing, or declared ones have no kernel here."""
+    """Returns the reasons why a graph's sizes have no usable ranking or no kernel."""
     left_out = INSTALLATION.index(facts).left_out_sizes(problem)
     reasons = {
         m: why for m, why in decided.open.items() if not only_declared or m in decided.declared
@@ -191,7 +190,7 @@ def _why_open(
 def _require(
     problem: Problem, rows: RowRange, decided: Dispatch, facts: DeviceFacts, obstacle: str | None
 ) -> None:
-    """Refuse declared problems without their kernels, where kernels are required."""
+    """Raises an error for declared problems without their kernels, if kernels are required."""
     if current_mode() is not Mode.REQUIRED:
         return
     reasons = _why_open(problem, rows, decided, facts, only_declared=True)
@@ -220,8 +219,8 @@ def _require(
 def _next_steps(
     problem: Problem, rows: RowRange, decided: Dispatch, facts: DeviceFacts
 ) -> list[str]:
-    """What to do about the declared sizes of a graph that are without their kernels."""
-    steps: dict[str, None] = {}  # in order, each once
+    """Returns the next steps for a graph's declared sizes that lack their kernels."""
+    steps: dict[str, None] = {}  # an ordered set
     if any(m in rows for m in INSTALLATION.index(facts).left_out_sizes(problem)):
         steps[
             "where kernels do not run here, install a wheel whose kernels do; where none was "
@@ -250,7 +249,7 @@ def _next_steps(
 
 
 def _repeated_gain() -> float:
-    """The gain from which a kernel computes that one GPU's repeated ranking names."""
+    """Returns the gain from which a kernel is used that one GPU's repeated ranking names."""
     return MIN_GAIN if counts_repeated_rankings() else REPEATED_GAIN
 
 
@@ -264,7 +263,7 @@ def _miss(
     reason: str,
     to_tune: _ToTune | None = None,
 ) -> list[Any]:
-    """ATen's choices; nobody declared the GEMM, or none of its kernels can be used."""
+    """Reports a miss and returns ATen's choices."""
     _log.debug("%s: no bundled kernel: %s", gemm, reason)
     report.met(gemm, basis="miss", reasons=[reason], **(to_tune or {}))
     return choices

@@ -1,6 +1,6 @@
-"""A table of kernels by m as one of Inductor's choices, and the call that it becomes.
+"""Presents a dispatch table as an Inductor choice, and generates its call.
 
-The names of torch that are used here are private, and were run on torch 2.11 to 2.15.
+The torch names used here are private and were run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchOffer:
-    """Kernels that compute a GEMM by its m.
+    """Kernels that compute a GEMM, dispatched by m.
 
     Attributes:
-        table: The kernel for each m.
-        kernels: Each of them, by id.
+        table: Kernel for each m.
+        kernels: Offers by kernel id.
     """
 
     table: DispatchTable
@@ -40,23 +40,23 @@ class DispatchOffer:
 
     @classmethod
     def of(cls, decided: Dispatch, table: DispatchTable) -> DispatchOffer:
-        """What a decision offers by a part of its table."""
+        """Builds the offer from a dispatch decision and a part of its table."""
         kernels = {kernel_id: Offer.of(decided.measured[kernel_id]) for kernel_id in table.used}
         return cls(table=table, kernels=kernels)
 
     def without_aten(self, usual: Offer) -> DispatchOffer:
-        """The same, with a kernel in the place of ATen."""
+        """Returns a copy with ``usual`` wherever the table has ATen."""
         table = self.table.without_aten(usual.kernel.id)
         known = {**self.kernels, usual.kernel.id: usual}
         return DispatchOffer(table=table, kernels={one: known[one] for one in table.used})
 
     @property
     def origins(self) -> dict[str, str]:
-        """By id, what brought each kernel."""
+        """Source of each kernel, by kernel id."""
         return {kernel_id: offer.origin for kernel_id, offer in self.kernels.items()}
 
     def __str__(self) -> str:
-        """In words, e.g. ``ATen, from m 16 Cpu_8x32, from m 25 ATen``."""
+        """Returns the table as text, e.g. ``ATen, from m 16 Cpu_8x32, from m 25 ATen``."""
         names = [
             "ATen" if kernel_id == ATEN else self.kernels[kernel_id].kernel.operator
             for kernel_id in self.table.kernels
@@ -65,7 +65,7 @@ class DispatchOffer:
         return ", ".join([names[0], *later])
 
     def name_for(self, stock: StockCall) -> str:
-        """Its name for a call in generated code: other tables have others."""
+        """Returns a call's name in generated code. Each table gets its own."""
         text = repr((self.table.bounds, self.table.kernels, sorted(self.origins.items())))
         digest = hashlib.sha256(text.encode()).hexdigest()
         return f"nvgemm_{stock.op.lstrip('_')}_by_m_{digest[:12]}"
@@ -79,7 +79,7 @@ def _benchmarked(
     out: torch.Tensor,
     **_: Any,
 ) -> torch.Tensor:
-    """What Inductor times: the kernel for these operands, where ATen does not compute them."""
+    """Runs the kernel for these operands, for Inductor's timing. Not called for ATen's sizes."""
     from ..launch.select import load_kernel
 
     a, b, *extras = (tensors[place] for place in order)
@@ -93,10 +93,10 @@ _CHOICE = autotuning.ExternKernelChoice(_benchmarked, name="nvgemm_aot_by_m")
 
 
 class DispatchedChoice(BundledChoice):
-    """A table of kernels as one of Inductor's choices."""
+    """Dispatch table as an Inductor choice."""
 
     def __init__(self, stock: StockCall, offer: DispatchOffer, aten: Any) -> None:
-        """Make the choice; ``aten`` is Inductor's choice that computes where the table says so."""
+        """Builds the choice. ``aten`` is Inductor's choice for the table's ATen sizes."""
         kwargs = {
             **stock.options,
             "bounds": offer.table.bounds,
@@ -111,7 +111,7 @@ class DispatchedChoice(BundledChoice):
         self.description = str(offer)
 
     def benchmark(self, *args: torch.Tensor, out: torch.Tensor) -> float:
-        """Milliseconds of what computes these operands; infinite where it cannot be launched."""
+        """Returns milliseconds for these operands, or infinity if the kernel cannot be launched."""
         kernel_id = self.offer.table.at(args[self.stock.order[0]].shape[-2])
         try:
             if kernel_id == ATEN:
@@ -124,7 +124,7 @@ class DispatchedChoice(BundledChoice):
             return math.inf
 
     def output_node(self) -> Any:
-        """The node that Inductor schedules."""
+        """Returns the node that Inductor schedules."""
         return ir.TensorBox.create(DispatchedNode(self.stock, self.offer))
 
     def __str__(self) -> str:
@@ -140,32 +140,32 @@ _HEADER = header(
 
 
 class DispatchedNode(CallNode):
-    """A call that chooses by m."""
+    """Call that dispatches by m."""
 
     def __init__(self, stock: StockCall, offer: DispatchOffer) -> None:
         self.offer = offer
         super().__init__(stock, offer.name_for(stock))
 
     def report_use(self) -> None:
-        """Report the kernels."""
+        """Reports the kernels."""
         kernels = list(self.offer.kernels)
         report.used_by_m(self.stock.gemm, self.name_in_code, kernels, str(self.offer))
 
     def python_definition(self) -> tuple[str, str]:
-        """As `CallNode.python_definition`."""
+        """Implements `CallNode.python_definition`."""
         stock, table = self.stock, self.offer.table
         data = f"{table.bounds}, {table.kernels}, {self.offer.origins}, {stock.order}"
         return _HEADER, f"nvgemm_aot_dispatched({stock.fallback}, {data})"
 
     def cpp_declaration(self) -> str:
-        """As `CallNode.cpp_declaration`."""
+        """Implements `CallNode.cpp_declaration`."""
         return cpp.table_declaration(self.name_in_code, self.offer.table, self.offer.origins)
 
     def cpp_condition(self, operands: cpp.Operands) -> str:
-        """As `CallNode.cpp_condition`."""
+        """Implements `CallNode.cpp_condition`."""
         return cpp.table_condition(self.name_in_code, operands)
 
     @property
     def signature(self) -> Signature:
-        """That of all its kernels."""
+        """Signature that all its kernels share."""
         return next(iter(self.offer.kernels.values())).kernel.signature

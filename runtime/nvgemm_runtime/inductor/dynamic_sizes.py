@@ -1,9 +1,9 @@
-"""Under max-autotune, one more choice for a graph of any m: what takes another kernel by m.
+"""Adds a choice that dispatches by m to max-autotune, for graphs with dynamic m.
 
-What was measured on this device makes its table, if only once, since it is timed again: at
-Inductor's own size and at several others of those that were measured.
+Its table comes from measurements on this device. One measurement is enough, because Inductor times
+the choice again at its own size and at several measured sizes.
 
-The names of torch that are used here are private, and were run on torch 2.11 to 2.15.
+The torch names used here are private and were run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from .offers import Offer, facts_for
 from .reading import AutotunedGemm, is_known, rows_of
 
 MOST_SIZES = 4
-"""Most sizes at which the choice is timed besides Inductor's own: each takes as long as timing two
-choices."""
+"""Largest number of sizes, besides Inductor's own, at which the choice is timed. Each costs as
+much as timing two choices."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceByM:
-    """A choice that takes another kernel by m.
+    """Choice that dispatches by m.
 
     Attributes:
         choice: The choice.
-        sizes: What makes operands of the sizes at which it is timed besides Inductor's own.
+        sizes: Create operands for the sizes, besides Inductor's own, at which it is timed.
     """
 
     choice: DispatchedChoice
@@ -53,21 +53,23 @@ class ChoiceByM:
 
     @property
     def told(self) -> str:
-        """In words, which kernel it takes at which m."""
+        """The dispatch table as text."""
         return f"by m: {self.choice.offer}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoundByM:
-    """What measured rankings give a graph of any m.
+    """Result of measured rankings for a graph with dynamic m.
 
     Attributes:
-        choice: The choice; None where what was measured to compute does not change with m, or where
-            a kernel is needed at each and ATen would compute at some.
-        is_left_to_aten: Whether the table has ATen alone at every m of the graph, also where no
-            measurement counts, and no kernel is needed.
-        doubtful: The bundles whose measurements of sizes of the graph are in doubt or contradict
-            each other; see `report.met`.
+        choice: The choice. None if the winner does not change with m, or if a kernel is needed at
+            each
+            m and ATen would compute some.
+        is_left_to_aten: True if the table has ATen at every m in the graph and no kernel is needed.
+            Also true if no measurement counts.
+        doubtful: Bundles whose measurements of the graph's sizes are in doubt or contradict each
+            other;
+            see `report.met`.
     """
 
     choice: ChoiceByM | None = None
@@ -78,12 +80,12 @@ class FoundByM:
 def find_choice_by_m(
     gemm: AutotunedGemm, stock: StockCall, *, needs_kernel: bool = False
 ) -> FoundByM:
-    """The choice, where what was measured to be the fastest changes with m, and what is in doubt.
+    """Finds the dispatching choice if the measured winner changes with m, and bundles in doubt.
 
     Args:
         gemm: The GEMM.
-        stock: The call that kernels replace.
-        needs_kernel: Whether a kernel must compute at every m of the graph.
+        stock: Call that kernels replace.
+        needs_kernel: True if a kernel must compute at every m in the graph.
     """
     found = _find_choice(gemm, gemm.call, stock, None)
     if not needs_kernel:
@@ -95,16 +97,16 @@ def find_choice_by_m(
 def find_fused_choice_by_m(
     unfused: Any, call: AtenGemm, stock: StockCall, usual: Offer
 ) -> FoundByM:
-    """As `find_choice_by_m`, for a GEMM with an activation or a gate.
+    """Finds the dispatching choice for a GEMM with an activation or a gate.
 
-    Measurements tell which kernel is fastest, and not whether one is faster than what Inductor has:
-    they compared with ATen's separate operations, which is not that. So ATen has no rows.
+    The table has no ATen rows. Measurements compared kernels with ATen's separate operations, so
+    they give the fastest kernel, but do not tell if it beats Inductor's fused code.
 
     Args:
         unfused: Inductor's choice.
-        call: What kernels compute.
-        stock: The call that they replace.
-        usual: What computes where no kernel was measured to: otherwise it would at every m.
+        call: GEMM that kernels compute.
+        stock: Call that they replace.
+        usual: Kernel for sizes where no kernel won. Without dispatch it computes at every m.
     """
     gemm = AutotunedGemm(op=stock.op, choice=unfused, is_served=False)
     return _find_choice(gemm, call, stock, usual)
@@ -126,7 +128,7 @@ def _find_choice(
             facts,
             is_precise=call.is_precise,
             evidence=Evidence.ONCE,
-            only_deterministic=False,  # a program that wants that has it in `facts`
+            only_deterministic=False,  # `facts` has the program's own demand
         )
     table = decided.table.within(rows.least, rows.most)
     offer = DispatchOffer.of(decided, table)
@@ -143,7 +145,7 @@ def _find_choice(
 
 
 def _spread(sizes: Sequence[int]) -> list[int]:
-    """At most `MOST_SIZES` of some rising sizes, the first and the last among them."""
+    """Returns at most `MOST_SIZES` of some ascending sizes, including the first and the last."""
     taken = min(MOST_SIZES, len(sizes))
     if taken < 2:
         return list(sizes[:taken])
@@ -151,7 +153,7 @@ def _spread(sizes: Sequence[int]) -> list[int]:
 
 
 def _operands_at(gemm: AutotunedGemm, m: int) -> SizedOperands | None:
-    """What makes operands with so many rows of A; None where the graph has none such."""
+    """Returns a function that creates operands with m rows in A, or None if m is impossible."""
     nodes = gemm.choice.input_nodes
     rows = V.graph.sizevars.simplify(nodes[kernel_order(gemm.op, len(nodes))[0]].get_size()[-2])
     symbols = list(rows.free_symbols)
@@ -173,10 +175,9 @@ def _operands_at(gemm: AutotunedGemm, m: int) -> SizedOperands | None:
 def _make_operands(
     layouts: Mapping[Role, Any], result: Any, m: int, values: Mapping[Any, int]
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Random operands, and a result, of Inductor's layouts for some values of their symbols.
+    """Creates random operands and a result from Inductor's layouts and its symbols' values.
 
-    Groups are of equal sizes, as far as m rows, or k, can be shared out, as where `tune` measures
-    them.
+    Groups are equal in size, as far as m rows, or k, divide evenly, as in `tune`'s measurements.
     """
     a, b = layouts[Role.A], layouts[Role.B]
     is_along_k = (len(a.size), len(b.size)) == RANKS[Op.K_GROUPED_MM]

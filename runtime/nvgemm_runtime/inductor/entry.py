@@ -1,9 +1,9 @@
-"""What Inductor calls for the choices of every GEMM, in every process that compiles.
+"""Inductor's entry point for every GEMM, in every process that compiles.
 
-It imports `hook`, and what that imports, only if GEMMs are autotuned or recorded, or a bundle is
+Imports `hook` and its dependencies only if GEMMs are autotuned or recorded, or a bundle is
 installed.
 
-The names of torch that are used here are private, and were run on torch 2.11 to 2.15.
+The torch names used here are private and were run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ _HOOK = f"{__package__}.hook"
 
 
 def install() -> None:
-    """Have Inductor call `join` for the choices of every GEMM, and report their times."""
+    """Makes Inductor call `join` for every GEMM's choices, and report their times."""
     cache = autotuning.get_algorithm_selector_cache()
-    # First, so that a user's own functions see bundled kernels too, and may filter them.
+    # First, so that a user's own functions see bundled kernels and may filter them.
     cache.preprocessing_fns.insert(0, join)
     cache.feedback_saver_fns.append(_report_times)
 
 
 def join(choices: list[Any]) -> list[Any]:
-    """Inductor's preprocessing function: the choices, with bundled kernels behind them.
+    """Inductor preprocessing function that appends bundled kernels to the choices.
 
     Raises:
         RequiredError: If prebuilt kernels are required, and none serves the GEMM or a bundle cannot
-            be opened.
-        RecordError: If GEMMs are to be recorded and cannot be.
-        SettingError: If the mode is none.
+            be
+            opened.
+        RecordError: If GEMMs should be recorded and cannot be.
+        SettingError: If the mode has an unknown value.
     """
     current_mode()
     try:
@@ -51,12 +52,12 @@ def join(choices: list[Any]) -> list[Any]:
 
 
 def _has_work() -> bool:
-    """Returns True if `hook` has to offer kernels, demand one, or record the GEMM."""
+    """Returns True if `hook` must offer or require kernels, or record the GEMM."""
     return bool(os.environ.get(RECORD_VARIABLE)) or may_have_kernels()
 
 
 def _report_times(timings: dict[Any, float], *_: object) -> None:
-    """Inductor's feedback function: what each choice took, in milliseconds."""
+    """Inductor feedback function that reports each choice's milliseconds."""
     hook = sys.modules.get(_HOOK)
     if hook is not None:
         hook.report_times(timings)

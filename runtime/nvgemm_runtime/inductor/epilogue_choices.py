@@ -1,6 +1,6 @@
-"""Chooses between one kernel for a sum and its activation, and what Inductor has for the two.
+"""Chooses between a fused kernel for a sum with its activation and Inductor's own code.
 
-The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+The torch names used here are private and were read and run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def _function(activation: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool) -> Any:
-    """Lower ``activation(a @ b + bias)`` to the node of the result [m, n].
+    """Lowers ``activation(a @ b + bias)`` to the node of the result [m, n].
 
-    ``a`` is [m, k], ``b`` is [k, n], and ``bias`` is a row. ``was_apart``
-    says whether the graph had a product and a sum, and no ``addmm``.
+    ``a`` is [m, k], ``b`` is [k, n], and ``bias`` is a row. ``was_apart`` is True if the graph had
+    a product and a sum instead of ``addmm``.
     """
     operands = [bias, a, b]
     _, _, _, layout, a, b = mm_args(a, b)
@@ -60,7 +60,7 @@ def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool)
 def _read(
     unfused: Unfused, activation: Activation | None = None, *, is_apart: bool = False
 ) -> AtenGemm:
-    """The GEMM with an activation behind it, or the one that Inductor lowers unfused."""
+    """Reads the GEMM with its activation, or the GEMM that Inductor lowers unfused."""
     tensors = [operand(node) for node in unfused.input_nodes]
     out = operand_of(unfused.layout, 0)
     if is_apart:
@@ -81,10 +81,10 @@ def _sum_and(activation: Activation, is_apart: bool) -> Callable[..., torch.Tens
 
 
 def _sums_apart(layout: ir.Layout, was_apart: bool) -> bool:
-    """Whether Inductor separates a sum from its product, in front of an activation.
+    """Returns True if Inductor separates a sum from its product before an activation.
 
-    On GPUs it does, so that sum and activation become one kernel; from torch 2.13 on it keeps addmm
-    for half precision.
+    It does so on GPUs, where sum and activation then become one kernel. From torch 2.13 on it can
+    keep addmm for half precision.
     """
     if not is_gpu(layout.device.type):
         return False

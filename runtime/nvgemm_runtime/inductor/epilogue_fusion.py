@@ -1,17 +1,19 @@
-"""Fuses a sum and the activation behind it into one kernel, where that is measured to be faster.
+"""Fuses a sum and the activation behind it into one kernel where that is measured to be faster.
 
-Inductor's graphs have ``addmm`` (or ``mm`` and a sum) and the operations that an activation is made
-of. Where a bundle has a kernel with that activation in its epilogue, a pattern makes them one node.
-When that is lowered, the kernel competes with what Inductor lowers without it, which is compiled
-and timed as a whole (`epilogue_choices`). An activation that is followed by anything but GEMMs is
-left as it is (`ends_kernel`).
+Inductor's graphs contain ``addmm`` (or ``mm`` and a sum) and the operations of an activation. If a
+bundle has a kernel with that activation as its epilogue, a pattern replaces them with one node.
+Lowering that node races the kernel against Inductor's unfused code, which is compiled and timed as
+a whole (`epilogue_choices`). An activation whose result feeds anything but GEMMs is not fused
+(`ends_kernel`).
 
-A kernel rounds once, behind the activation, like Inductor's Triton template with the activation
-fused; ATen's addmm rounds in between. To round no differently than stock torch may, relu, which
-gives the same either way, is fused wherever ATen is among the backends, the others only where
-Triton is too, and nothing where the user asks for eager's roundings (``emulate_precision_casts``).
+A kernel rounds once, after the activation, like Inductor's Triton template with a fused activation.
+ATen's addmm also rounds before it. To round only where stock torch may:
 
-The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+- relu, which gives the same result either way, is fused if ATen is among the backends;
+- other activations are fused only if Triton is too;
+- nothing is fused if the user asks for eager's roundings (``emulate_precision_casts``).
+
+The torch names used here are private and were read and run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -41,12 +43,12 @@ from .report import survive
 aten, prims = torch.ops.aten, torch.ops.prims
 
 PASS = 2
-"""Number of Inductor's pass over a graph in which it separates sums from products. It visits later
-nodes first, so an activation is matched before its sum."""
+"""Index of the Inductor graph pass that separates sums from products. It visits later nodes first,
+so an activation is matched before its sum."""
 
 
 def install() -> None:
-    """Register the patterns of sums with activations, of gates, and of experts to record."""
+    """Registers the patterns for sums with activations, for gates, and for recording experts."""
     from torch._inductor.fx_passes.post_grad import pass_patterns
 
     from . import gated_fusion
@@ -56,7 +58,7 @@ def install() -> None:
         register_lowering_pattern(pattern, _may_fuse(activation), pass_dict=pass_patterns[PASS])(
             lowering
         )
-        with_metadata(lowering, _fake_result)  # registering resets it
+        with_metadata(lowering, _fake_result)  # after registering, which resets it
     gated_fusion.install()
     after_import(EXPERTS, functools.partial(install_module, "recorded_experts"))
 
@@ -89,13 +91,13 @@ _SUMS: tuple[Callable[[], PatternExpr], ...] = (
     lambda: CallFunction(aten.add.Tensor, _reshaped(_mm()), KeywordArg("bias")),
     lambda: CallFunction(aten.add.Tensor, KeywordArg("bias"), _reshaped(_mm())),
 )
-"""The forms of a product and a bias in graphs."""
+"""Forms that a product with a bias takes in graphs."""
 
 
 def rounded(
     activation: Callable[[PatternExpr], PatternExpr], x: PatternExpr, dtype: torch.dtype
 ) -> PatternExpr:
-    """An activation as torch decomposes it: in fp32, and rounded."""
+    """Matches an activation as torch decomposes it: computed in fp32, then rounded."""
     convert = prims.convert_element_type.default
     return CallFunction(convert, activation(x), dtype)
 
@@ -105,14 +107,14 @@ def _wide(x: PatternExpr, users: int) -> PatternExpr:
 
 
 def silu(x: PatternExpr) -> PatternExpr:
-    """Silu as torch decomposes it."""
+    """Matches torch's decomposition of silu."""
     wide = _wide(x, 2)
     exponential = CallFunction(aten.exp.default, CallFunction(aten.neg.default, wide))
     return CallFunction(aten.div.Tensor, wide, CallFunction(aten.add.Tensor, exponential, 1))
 
 
 def gelu_tanh(x: PatternExpr) -> PatternExpr:
-    """Gelu's tanh form as torch decomposes it."""
+    """Matches torch's decomposition of gelu's tanh form."""
 
     def times(one: object, other: object) -> PatternExpr:
         return CallFunction(aten.mul.Tensor, one, other)
@@ -125,7 +127,7 @@ def gelu_tanh(x: PatternExpr) -> PatternExpr:
 
 
 FIXES_SIZES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
-"""Whether Inductor specialises dynamic sizes when it times a part of a graph."""
+"""True if Inductor specialises dynamic sizes when it times a subgraph."""
 
 
 def _may_fuse(activation: Activation) -> Callable[[Match], bool]:
@@ -145,7 +147,7 @@ def _may_fuse(activation: Activation) -> Callable[[Match], bool]:
 
 
 def is_wanted(activation: Activation) -> bool:
-    """Whether settings allow it."""
+    """Returns True if the settings allow fusing an activation."""
     backends = {name.strip() for name in config.max_autotune_gemm_backends.upper().split(",")}
     return (
         (config.max_autotune or config.max_autotune_gemm)
@@ -174,25 +176,25 @@ _VIEWS = frozenset(
 
 
 def ends_kernel(node: torch.fx.Node) -> bool:
-    """Whether only GEMMs, and who called the graph, use what a node computes.
+    """Returns True if only GEMMs and the graph's caller use a node's result.
 
-    Inductor would compute any other use in the kernel that applies the activation. The race ends at
-    the activation's result, so it would count that kernel as saved, and the graph would still have
-    it for the other use.
+    Inductor would compute any other use in the same kernel as the activation. The race ends at the
+    activation's result, so it would count that kernel as saved, although the graph still needs it
+    for the other use.
     """
     return all(
         user.op == "output"
         or user.target in _GEMMS
-        or getattr(user.target, "_inductor_lowering_function", False)  # a pattern's, of a GEMM
+        or getattr(user.target, "_inductor_lowering_function", False)  # a GEMM pattern's node
         or (user.target in _VIEWS and ends_kernel(user))
         for user in node.users
     )
 
 
 def _backends_needed(activation: Activation) -> set[str]:
-    """Backends that ``max_autotune_gemm_backends`` must have.
+    """Returns the backends that ``max_autotune_gemm_backends`` must have.
 
-    ATen is the fallback. Where rounding once makes a difference, Triton is its precedent in stock
+    ATen is the fallback. Where rounding once changes results, Triton is the precedent in stock
     torch.
     """
     return {"ATEN"} if activation.row.commutes_with_rounding else {"ATEN", "TRITON"}
@@ -202,13 +204,13 @@ _SETTINGS_AGAINST = (
     "emulate_precision_casts",  # asks for eager's roundings
     "deterministic",  # nothing is timed
     "distributed_max_autotune_gemm",  # ignores extern choices other than ATen's
-    "pipeline_max_autotune_gemm",  # times each choice in a process of its own
+    "pipeline_max_autotune_gemm",  # times each choice in a separate process
     "cpp_wrapper",  # generated C++ has no ATen call for both
 )
 
 
 def _is_plain(match: Match) -> bool:
-    """Whether a row is added, all types agree, and the sizes allow timing both ways."""
+    """Returns True if the sum adds a row, all dtypes agree, and the sizes can be timed."""
     if any(is_weighted(node) for node in match.nodes):
         return False
     values = [value_of(match.kwargs[name]) for name in ("bias", "a", "b")]
@@ -221,30 +223,30 @@ def _is_plain(match: Match) -> bool:
 
 
 def has_timed_sizes(value: torch.Tensor) -> bool:
-    """Whether Inductor can time a graph of its own with a tensor of these sizes.
+    """Returns True if Inductor can time a separate graph with a tensor of these sizes.
 
-    It cannot where a size is known only when the graph runs.
+    It cannot if a size is unbacked: known only when the graph runs.
     """
     dynamic = [extent for extent in value.shape if isinstance(extent, torch.SymInt)]
     return not dynamic if FIXES_SIZES else all(extent.node.has_hint() for extent in dynamic)
 
 
 def is_weighted(node: torch.fx.Node) -> bool:
-    """Whether a sum weights its summands, which patterns do not see: they drop such arguments."""
+    """Returns True if a sum scales its summands. Patterns ignore ``alpha`` and ``beta``."""
     return any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta"))
 
 
 def value_of(node: object) -> Any:
-    """The fake tensor of a node; None for anything else."""
+    """Returns a node's fake tensor, or None for anything else."""
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
 def _adds_a_row(match: Match, bias: Any, a: Any, b: Any, out: Any) -> bool:
-    """Whether the addend is one row of n, and the sum has the shape of the product.
+    """Returns True if the addend is one row of n and the sum has the product's shape.
 
-    A product that is reshaped before the sum may be broadcast with it, and the row may lie along
-    another of its dimensions than n.
+    A product that is reshaped before the sum may be broadcast with it, and the row may lie along a
+    dimension other than n.
     """
     n = b.shape[1]
     if not are_equal(bias.shape, (1, n) if bias.dim() == 2 else (n,)):
@@ -257,14 +259,17 @@ def _adds_a_row(match: Match, bias: Any, a: Any, b: Any, out: Any) -> bool:
 
 
 def are_equal(shape: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether shapes are equal for all values of their dynamic sizes."""
+    """Returns True if two shapes are equal for all values of their dynamic sizes."""
     return len(shape) == len(other) and all(
         statically_known_true(one == two) for one, two in zip(shape, other)
     )
 
 
 def _has_kernels(match: Match, activation: Activation) -> bool:
-    """Whether a bundle has a kernel, assuming row-major results: Inductor fixes strides later."""
+    """Returns True if a bundle has a kernel.
+
+    Assumes row-major results, because Inductor fixes strides later.
+    """
     from ..gemm.aten import read_inputs
     from ..settings import max_choices
     from .offers import find_offers
@@ -280,10 +285,9 @@ def _has_kernels(match: Match, activation: Activation) -> bool:
 
 
 def hint(extent: int | torch.SymInt) -> int:
-    """A size of the graph, or an example of one that is dynamic.
+    """Returns a size, or an example value if it is dynamic.
 
-    Of a size that is known only when the graph runs it is Inductor's own example, which counts for
-    plain GEMMs too.
+    For an unbacked size this is Inductor's own example, which it also uses for plain GEMMs.
     """
     known = extent if isinstance(extent, int) else extent.node.hint
     return int(config.unbacked_symint_fallback if known is None else known)
@@ -309,10 +313,10 @@ def _fake_result(
 
 
 def with_metadata(lowering: Callable[..., Any], fake_result: Callable[..., torch.Tensor]) -> Any:
-    """Tell Inductor what a lowering function gives for fake tensors.
+    """Attaches a function that gives Inductor the lowering's result for fake tensors.
 
-    From torch 2.14 on, it asks when another pass changed what the function's node depends on, as a
-    new node in front of it does, and fails without an answer. Older releases ask nothing.
+    From torch 2.14 on, Inductor asks for it when another pass changes an input of the function's
+    node, for example by inserting a node, and fails without an answer. Older releases do not ask.
     """
     lowering._inductor_lowering_output_metadata_fn = fake_result  # type: ignore[attr-defined]
     return lowering

@@ -1,6 +1,6 @@
-"""Chooses between one kernel for a gated MLP's products and their gate, and what Inductor has.
+"""Chooses between a fused kernel for a gated MLP and Inductor's own code.
 
-The names of torch that are used here are private, and were run on torch 2.11 to 2.15.
+The torch names used here are private and were run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .unfused import Unfused, choose
 
 
 def lower(epilogue: Epilogue, a: Any, b: Any, bias: Any = None, *, was_apart: bool) -> Any:
-    """Lower a gated epilogue of ``a @ b``, or ``a @ b + bias``, to the node of the result.
+    """Lowers ``a @ b``, or ``a @ b + bias``, with a gated epilogue to the result's node.
 
-    ``a`` is [m, k], ``b`` is [k, n], ``bias`` is a row of n or None, and the result is [m, n / 2].
-    ``was_apart`` says whether the graph had a product for gates and one for ups.
+    ``a`` is [m, k], ``b`` is [k, n], ``bias`` has n values or is None, and the result is [m, n /
+    2]. ``was_apart`` is True if the graph had separate products for gates and ups.
     """
     given = [] if bias is None else [bias]
     operands = [*given, a, b]
@@ -64,7 +64,7 @@ def lower(epilogue: Epilogue, a: Any, b: Any, bias: Any = None, *, was_apart: bo
 
 
 def _half_of(weights: Operand, place: int) -> Operand:
-    """The first or the second half of the columns of weights."""
+    """Returns the first or second half of the weights' columns."""
     k, n = weights.shape
     offset = place * (n // 2) * weights.strides[1] * weights.element_size()
     return replace(weights, shape=(k, n // 2), address=weights.address + offset)
@@ -73,7 +73,7 @@ def _half_of(weights: Operand, place: int) -> Operand:
 def join(
     epilogue: Epilogue,
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The function of gates and ups, rounded as eager torch rounds, behind each operation."""
+    """Returns the function that combines gates and ups, rounding after each operation."""
     gate = epilogue.gate
     assert gate is not None
 

@@ -1,19 +1,22 @@
-"""Fuses a gated MLP's products with its gate into one kernel, where that is measured to be faster.
+"""Fuses a gated MLP's products with its gate into one kernel where that is measured to be faster.
 
-Inductor's graphs have a product, the two parts of its columns, and the operations that a gate is
-made of; or two products, with two parts of one weight. A pattern finds the operations, and a walk
-from there the product. Where a bundle has a kernel for all of it, they become one node. When that
-is lowered, the kernel competes with what Inductor lowers without it (`gated_choices`).
+Inductor's graphs contain a product, the two parts of its columns, and a gate's operations; or two
+products, with two parts of one weight. A pattern finds the operations, and a walk from there finds
+the product. If a bundle has a kernel for all of it, they become one node. Lowering that node races
+the kernel against Inductor's own code (`gated_choices`).
 
-A kernel rounds once, behind the gate. Inductor stores products in 16 bits, unless a Triton template
-applies what follows in fp32, so that the rule of `epilogue_fusion` holds here, too: nothing is
-fused unless Triton is among the backends, nor where the user asks for eager's roundings.
+A kernel rounds once, after the gate. Inductor stores products in 16 bits, unless a Triton template
+applies the rest in fp32. So the rule in `epilogue_fusion` holds here too: nothing is fused unless
+Triton is among the backends, nor if the user asks for eager's roundings.
 
-Left as they are: products that something else uses, a gate behind its up, a result that anything
-but GEMMs uses (`ends_kernel`), and two weights that are no parts of one tensor in the graph, for
-kernels take one matrix B.
+Not fused:
 
-The names of torch that are used here are private, and were run on torch 2.11 to 2.15.
+- products with other uses;
+- a gate that follows its up;
+- a result that anything but GEMMs uses (`ends_kernel`);
+- two weights that are not parts of one tensor in the graph, because kernels take one matrix B.
+
+The torch names used here are private and were run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def install() -> None:
-    """Register the patterns of gates."""
+    """Registers the gate patterns."""
     from torch._inductor.fx_passes.post_grad import pass_patterns
 
     for gate, pattern in _patterns():
@@ -113,15 +116,15 @@ _FACTORS: dict[Gate, _Factors] = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """Where gates and ups come from.
+    """Source of gates and ups in a graph.
 
     Attributes:
-        a: Operand of the product.
-        b: Operand of the product, or, where the graph has two, the weight [n, k] of both.
-        bias: What is added to the product, if anything is.
-        order: Where gates and ups stand among the columns.
-        was_apart: Whether the graph has two products.
-        nodes: Those between the operands and the pattern, last first.
+        a: Operand A of the product.
+        b: Operand B of the product, or, if the graph has two products, their common weight [n, k].
+        bias: Node added to the product, or None.
+        order: Order of gates and ups among the columns.
+        was_apart: True if the graph has two products.
+        nodes: Nodes between the operands and the pattern, last first.
     """
 
     a: Node
@@ -133,7 +136,7 @@ class _Source:
 
 
 def _find_source(gate: object, up: object) -> _Source | None:
-    """What gates and ups are made of, if all of that is made for them alone."""
+    """Returns the source of gates and ups, or None if its nodes have other uses."""
     if not isinstance(gate, Node) or not isinstance(up, Node) or gate is up:
         return None
     if len(gate.users) != 1 or len(up.users) != 1:
@@ -181,7 +184,7 @@ def _of_two_products(gate: Node, up: Node) -> _Source | None:
 def _find_parts(
     gate: object, up: object, *, dim: int
 ) -> tuple[Node, WeightOrder, tuple[Node, ...]] | None:
-    """What two nodes are the parts of along a dimension, how, and the node between, if any."""
+    """Returns the whole of two parts along a dimension, their order, and any node in between."""
     if not isinstance(gate, Node) or not isinstance(up, Node):
         return None
     if gate.target is operator.getitem and up.target is operator.getitem:
@@ -210,7 +213,7 @@ def _find_parts(
 
 
 def _is_split_in_half(split: object, dim: int) -> bool:
-    """Whether a node cuts a tensor into two equal parts along a dimension, for two users."""
+    """Returns True if a node splits a tensor into equal halves along a dimension, for two users."""
     if not isinstance(split, Node) or len(split.users) != 2:
         return False
     if split.target not in (aten.split.Tensor, aten.split_with_sizes.default):
@@ -224,7 +227,7 @@ def _is_split_in_half(split: object, dim: int) -> bool:
 
 
 def _span(part: Node, rank: int, dim: int, extent: int) -> tuple[Any, ...] | None:
-    """Start, end and step of a slice along a dimension; None along another."""
+    """Returns a slice's start, end and step along a dimension, or None if it slices another."""
     given: list[Any] = list(part.args)
     _, along, start, end, step = given + [None, 0, 0, None, 1][len(given) :]
     if part.kwargs or along not in (dim, dim % rank):
@@ -236,9 +239,10 @@ def _span(part: Node, rank: int, dim: int, extent: int) -> tuple[Any, ...] | Non
 
 
 def _find_product(node: object, users: set[Node] | None = None) -> tuple[Node, ...] | None:
-    """The way from a node to the product that it is, perhaps reshaped; None if others use that.
+    """Returns the path from a node to its product, through at most one reshape.
 
-    The reshape must keep the columns. ``users`` are those that the node may have; any one if None.
+    Returns None if the reshape changes the columns or an intermediate has other users. ``users``
+    are the node's only allowed users; None allows any.
     """
     path = []
     if isinstance(node, Node) and node.target is aten.reshape.default:
@@ -257,7 +261,7 @@ def _find_product(node: object, users: set[Node] | None = None) -> tuple[Node, .
 
 
 def _are_same(one: object, other: object) -> bool:
-    """Whether two nodes are one, or the same reshape of one."""
+    """Returns True if two nodes are identical, or equal reshapes."""
     if one is other:
         return True
     nodes = isinstance(one, Node) and isinstance(other, Node)
@@ -296,13 +300,13 @@ def _may_fuse(gate: Gate) -> Callable[[Match], bool]:
 
 
 def _are_one_region(match: Match, source: _Source) -> bool:
-    """Whether nothing between the product and the end of the pattern writes to a tensor."""
+    """Returns True if nothing between the product and the pattern's end writes to a tensor."""
     nodes = (*match.nodes, *source.nodes)
     return len({get_mutation_region_id(match.graph, node) for node in nodes}) == 1
 
 
 def _is_plain(match: Match, source: _Source, gate: Gate) -> bool:
-    """Whether the gate's bias is there, all types agree, and the sizes allow timing both ways."""
+    """Returns True if the bias fits the gate, all dtypes agree, and the sizes can be timed."""
     if any(is_weighted(node) for node in (*match.nodes, *source.nodes)):
         return False
     if (source.bias is not None) is not gate.row.is_biased:
@@ -322,7 +326,10 @@ def _is_plain(match: Match, source: _Source, gate: Gate) -> bool:
 
 
 def _has_kernels(source: _Source, gate: Gate) -> bool:
-    """Whether a bundle has a kernel, assuming row-major results: Inductor fixes strides later."""
+    """Returns True if a bundle has a kernel.
+
+    Assumes row-major results, because Inductor fixes strides later.
+    """
     from ..settings import max_choices
     from .offers import find_offers
 
@@ -347,7 +354,7 @@ def _read(source: _Source, epilogue: Epilogue) -> AtenGemm:
 def _rewrite(gate: Gate) -> Callable[..., None]:
     def rewrite(match: Match, **parts: Node) -> None:
         source = _find_source(parts["gate"], parts["up"])
-        assert source is not None  # or the match were none
+        assert source is not None  # `may_fuse` has found it
         output, graph = match.output_node(), match.graph
         value = output.meta["val"]
         b = source.b
@@ -374,7 +381,7 @@ def _rewrite(gate: Gate) -> Callable[..., None]:
 
 
 def _lead_of(source: _Source) -> list[Any]:
-    """The extents in front of the columns, to which the product was reshaped."""
+    """Returns the extents before the columns to which the product was reshaped."""
     (reshape, *_) = (one for one in source.nodes if one.target is aten.reshape.default)
     return list(reshape.args[1])[:-1]
 
@@ -385,7 +392,7 @@ def _lowering(epilogue: Epilogue, *, was_apart: bool) -> Any:
 
         return lower(epilogue, a, b, bias, was_apart=was_apart)
 
-    # By this name Inductor knows a function that takes and gives its own nodes.
+    # Marks a function that takes and returns Inductor's own nodes.
     nvgemm_aot_gated._inductor_lowering_function = True  # type: ignore[attr-defined]
     return with_metadata(nvgemm_aot_gated, _fake_result)
 

@@ -1,10 +1,10 @@
 """Times calls on the GPU without their launches.
 
-Calls wait in the stream behind other work until the host has sent them all, so that the GPU never
-waits for the host: behind a kernel that spins, or, where clocks must not rise meanwhile, behind
-calls like themselves.
+Calls wait in the stream behind other work until the host has queued all of them, so the GPU never
+waits for the host. The other work is a spinning kernel, or further calls if the GPU's clocks must
+not rise meanwhile.
 
-The names of torch that are used here are private, and were read on torch 2.11 to 2.15.
+The torch names used here are private and were read in torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -21,55 +21,55 @@ import torch
 _log = logging.getLogger(__name__)
 
 MOST_CALLS = 30
-"""Calls that are timed each way, and at least `FEWEST_CALLS`."""
+"""Largest number of timed calls with each cache state. The smallest is `FEWEST_CALLS`."""
 
 FEWEST_CALLS = 3
 
 FEWEST_TURNS = 4
-"""Times that two calls take turns, of which the middle ones count, of however long a call."""
+"""Smallest number of turns for two calls, however long. The middle turns count."""
 
 LONGEST_MS = 10.0
-"""Milliseconds on the GPU after which a call is timed no more often, unless the caller allows
-less."""
+"""Limit, in milliseconds on the GPU, for all of a call's repetitions. Callers may lower it."""
 
 GROUPS = 5
-"""Calls with a warm cache are timed in so many groups, of which the middle ones count: another
-process on the GPU may disturb some."""
+"""Number of groups for calls with a warm cache. The middle groups count, because another process
+on the GPU may disturb some."""
 
 TRIAL_CALLS = 5
-"""Calls that say how long the host and the GPU take for one."""
+"""Calls that estimate the host's and the GPU's time for one call."""
 
 WARM_UP_READS = 50
-"""Reads of the buffer before calls are timed, about a millisecond: the GPU is idle while torch
-compiles, and the first choice must not be timed at lower clocks than the others."""
+"""Buffer reads before calls are timed, about a millisecond. The GPU idles while torch compiles,
+and the first choice must not be timed at lower clocks than the others."""
 
 LAUNCH_SHARE = 1 / 512
-"""Share of a call's time on the host that is added to its time on the GPU: of choices that take the
-same time on the GPU, the cheapest launch wins, and no more than that. Launches take 4 to 40
-microseconds, so this adds less than 0.1."""
+"""Share of a call's host time that is added to its GPU time. It makes the cheapest launch win
+among choices with equal GPU time, and no more. Launches take 4 to 40 microseconds, so this adds
+less than 0.1."""
 
 CYCLES_PER_MS = 2_000_000
-"""Clock cycles, as `torch.cuda._sleep` counts; Hopper and Blackwell run at up to 1.98 GHz."""
+"""Clock cycles per millisecond for `torch.cuda._sleep`. Hopper and Blackwell run at up to 1.98
+GHz."""
 
 LONGEST_WAIT_MS = 200.0
-"""Most milliseconds that calls wait for the host: a call that itself waits for the GPU would wait
-that long."""
+"""Longest wait for the host, in milliseconds. A call that itself waits for the GPU would wait so
+long."""
 
 ATTEMPTS = 3
-"""How often the wait is doubled where the host did not keep ahead of the GPU."""
+"""Number of attempts. Each doubles the wait if the host did not stay ahead of the GPU."""
 
 _Sent = TypeVar("_Sent")
 
 
 def measure_ms(call: Callable[[], object], *, longest_ms: float = LONGEST_MS) -> float:
-    """Milliseconds of a call on the current GPU, plus `LAUNCH_SHARE` of the host's time.
+    """Returns a call's milliseconds on the current GPU, plus `LAUNCH_SHARE` of the host's time.
 
     Args:
         call: Sends work to the current stream. One call warms up.
-        longest_ms: About how long all timed calls may take on the GPU.
+        longest_ms: Approximate limit for all timed calls on the GPU.
 
     Returns:
-        The mean of its time with a cold and with a warm cache.
+        The mean of the times with a cold and a warm cache.
     """
     call()  # loads code, and lets libraries choose their kernels
     torch.cuda.synchronize()
@@ -107,17 +107,17 @@ def measure_in_turns_ms(
     longest_ms: float = LONGEST_MS,
     load_ms: float = 0.0,
 ) -> tuple[float, float]:
-    """Milliseconds of two calls that take turns on the current GPU, each with a cold cache.
+    """Returns milliseconds for two calls that take turns on the current GPU, with a cold cache.
 
-    Both then run at the same clocks, whatever those are. A turn is the first, the second, the
-    second and the first: what a call gains or loses by its place, both do. The first time is the
-    second one times the mean ratio of the first to the second in a turn.
+    Both run at the same clocks. A turn is first, second, second, first, so that position effects
+    are equal for both. The first time is the second multiplied by the mean ratio of first to second
+    in a turn.
 
     Args:
-        call: Sends work to the current stream. Two calls warm up, and the last one is of it.
-        other: Likewise, but for the last one.
-        longest_ms: About how long all timed calls may take on the GPU.
-        load_ms: Milliseconds for which both first take turns that do not count.
+        call: Sends work to the current stream. It warms up twice and comes last.
+        other: The second call. It warms up twice.
+        longest_ms: Approximate limit for all timed calls on the GPU.
+        load_ms: Milliseconds of turns under load before the turns that count.
     """
     flush = _l2_flush()
     turn = call, other, other, call
@@ -152,13 +152,14 @@ def measure_in_turns_ms(
 def _sent_ahead(
     send: Callable[[], _Sent], wait_ms: float, wait: Callable[[], None] | None = None
 ) -> _Sent:
-    """Send work while the GPU waits, and again if it did not wait for all; it has run then.
+    """Sends work while the GPU waits, repeats if the host fell behind, and waits for the end.
 
     Args:
         send: Sends the work.
         wait_ms: Milliseconds for which the GPU spins.
-        wait: Keeps the GPU busy instead, at the first attempt: if the host takes longer to send
-            work than the GPU to run it, the host gets ahead of a spinning kernel alone.
+        wait: Keeps the GPU busy instead of spinning, at the first attempt. If the host takes longer
+            to
+            send the work than the GPU to run it, the host gets ahead only of a spinning kernel.
     """
     for attempt in range(ATTEMPTS):
         wait_ms = min(LONGEST_WAIT_MS, wait_ms)
@@ -180,7 +181,7 @@ def _sent_ahead(
 
 
 def _middle_mean(times: list[float]) -> float:
-    """The mean of the middle half: finer than the median where events count in steps."""
+    """Returns the mean of the middle half, finer than the median if events count in steps."""
     outer = len(times) // 4
     return statistics.fmean(sorted(times)[outer : len(times) - outer])
 
@@ -190,7 +191,7 @@ _TimedCall = tuple[torch.cuda.Event, torch.cuda.Event, float]
 
 
 def _timed_call(call: Callable[[], object], flush: Callable[[], object]) -> _TimedCall:
-    """Send a call behind a flush of the L2 cache: its events, and milliseconds of the host."""
+    """Sends a call after an L2 flush. Returns its events and the host's milliseconds."""
     start = time.perf_counter()
     flush()
     begin, end = _calls_between_events(call, 1)
@@ -198,7 +199,7 @@ def _timed_call(call: Callable[[], object], flush: Callable[[], object]) -> _Tim
 
 
 def _calls_between_events(call: Callable[[], object], count: int) -> _Events:
-    """Send calls one after the other, and return the events before and behind them."""
+    """Sends consecutive calls. Returns the events before and after them."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(count):
@@ -212,7 +213,7 @@ def _elapsed_ms(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
 
 
 def _l2_flush() -> Callable[[], object]:
-    """A function that evicts the current GPU's L2 cache by reading a buffer of its size."""
+    """Returns a function that evicts the current GPU's L2 cache by reading a buffer as large."""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     buffer = torch.ones(int(properties.L2_cache_size) // 4, dtype=torch.float32, device="cuda")
     total = torch.empty((), dtype=torch.float32, device="cuda")
@@ -220,6 +221,6 @@ def _l2_flush() -> Callable[[], object]:
 
 
 def _small_kernel() -> Callable[[], object]:
-    """A function that launches a small kernel, which waits for the one before it to end."""
+    """Returns a function that launches a small kernel, which waits for the previous one to end."""
     values = torch.zeros(1024, dtype=torch.float32, device="cuda")
     return lambda: values.add_(1.0)

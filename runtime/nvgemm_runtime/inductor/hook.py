@@ -1,11 +1,11 @@
-"""Bundled kernels join the choices of Inductor's autotuning.
+"""Adds bundled kernels to the choices that Inductor autotunes.
 
 Inductor calls a preprocessing function with the choices for every GEMM (`entry`). `join` reads the
-GEMM off ATen's choice and adds one for each kernel that `offers` finds. A choice that wins writes a
-call into the generated module, with a header that finds the kernel again, or ATen in its place, in
-whatever process the module runs.
+GEMM from ATen's choice and adds a choice for each kernel that `offers` finds. A winning choice
+writes a call into the generated module, with a header that finds the kernel, or falls back to ATen,
+in any process that runs the module.
 
-The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+The torch names used here are private and were read and run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _log = logging.getLogger(__name__)
 
 
 def join(choices: list[Any]) -> list[Any]:
-    """The choices for a GEMM, with bundled kernels behind them; see `entry.join`."""
+    """Appends bundled kernels to a GEMM's choices; see `entry.join`."""
     if any(isinstance(choice, BundledChoice) for choice in choices):
         _refuse_unopened()
-        return choices  # a lowering of this package joined them before it asked Inductor
+        return choices  # a lowering in this package has added them already
     gemm = None
     try:
         gemm = find_gemm(choices)
@@ -77,19 +77,19 @@ def join(choices: list[Any]) -> list[Any]:
     except Exception as error:
         survive(error)
         if gemm is not None:
-            # Counts as a miss; an error only in mode required.
+            # A miss, which is an error only in mode required.
             mistake = f"a mistake of nvgemm-aot: {type(error).__name__}: {error}"
             _miss(str(gemm), [DATA_DEPENDENT if is_data_dependent(error) else mistake])
         return choices
 
 
 def _join_in_default_mode(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
-    """The choices without max-autotune, of which there is one, and nothing is timed."""
+    """Joins kernels without max-autotune: there is one choice, and nothing is timed."""
     if not serves_default_mode() or current_mode() is Mode.OFF:
         return choices
     if is_alternative() or not has_bundles():
         return choices
-    # Imported here, so that compiling without bundles does not pay for it.
+    # Imported here, so that compiling without bundles stays cheap.
     from .default_mode import join_measured
 
     _summarize_at_the_end()
@@ -105,16 +105,16 @@ def _refuse_unopened() -> None:
 
 
 def record_gemm(read: Callable[[], AtenGemm]) -> None:
-    """Record a GEMM, whether or not choices for it are timed.
+    """Records a GEMM if recording is on. The mode and autotuning do not matter.
 
     Raises:
-        RecordError: If it is to be recorded and cannot be.
+        RecordError: If it should be recorded and cannot be.
     """
     try:
         to = recorder()
         if to is None:
             return
-        # Imported here, so that compiling without recording does not pay for it.
+        # Imported here, so that compiling without recording stays cheap.
         from ..matching.device import device_facts
         from ..recording.declarable import declarable_for
         from ..recording.text import target_entry
@@ -154,7 +154,7 @@ def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
             measured=measured,
             doubtful=[*offers.doubtful, *(found_by_m.doubtful if found_by_m else ())],
         )
-    if offers.is_final:  # one choice is not timed
+    if offers.is_final:  # Inductor does not time a single choice
         if by_m is not None:
             return [by_m.choice]
         return kernels or [find_eager_aten(choices, gemm.choice)]
@@ -170,27 +170,27 @@ def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
 
 
 def _find_choice_by_m(gemm: AutotunedGemm, stock: StockCall) -> FoundByM | None:
-    """For a graph of any m, a choice that takes another kernel by m; None where none may join."""
+    """Finds a choice that dispatches by m for a graph with dynamic m, or None if none may join."""
     if is_alternative() or stock.is_split or not is_symbolic(gemm):
         return None
-    # Imported here, so that compiling for fixed sizes does not pay for it.
+    # Imported here, so that compiling for fixed sizes stays cheap.
     from .dynamic_sizes import find_choice_by_m
 
     return find_choice_by_m(gemm, stock, needs_kernel=current_mode() is Mode.REQUIRED)
 
 
 def join_by_m(choices: list[Any], by_m: ChoiceByM) -> list[Any]:
-    """The choices, of which the last takes another kernel by m, which is timed at several."""
+    """Makes Inductor time the last choice, which dispatches by m, at several sizes."""
     extern = (autotuning.ExternKernelCaller,)
     time_over_sizes(choices[:-1], by_m.choice, lambda one: isinstance(one, extern), by_m.sizes)
     return choices
 
 
 def on_equal_terms(others: list[Any], kernels: list[Any]) -> list[Any]:
-    """Inductor's choices for a GEMM and bundled kernels behind them, to be timed fairly.
+    """Appends bundled kernels to Inductor's choices, all timed fairly.
 
-    They are timed by their time on the GPU. Only where Inductor's own choices launch at different
-    costs, and the program may wait for launches, is its choice among them left as it is.
+    They are timed by GPU time. Inductor's own choice is left as it is only if its choices differ in
+    launch cost and the program may wait for launches.
     """
     choices = [*others, *kernels]
     if choices[0].layout.device.type == "cuda":
@@ -204,9 +204,9 @@ def on_equal_terms(others: list[Any], kernels: list[Any]) -> list[Any]:
 
 
 def _are_timed_here(choices: list[Any]) -> bool:
-    """Whether Inductor times all choices in this process, one after the other.
+    """Returns True if Inductor times all choices in this process, in sequence.
 
-    With CUTLASS among the backends it times those that are no extern calls in another one.
+    With CUTLASS among the backends, it times choices other than extern calls in another process.
     """
     elsewhere = config.autotune_in_subproc or _is_pipelined()
     names = backends_beside_aten(choices)
@@ -214,13 +214,13 @@ def _are_timed_here(choices: list[Any]) -> bool:
 
 
 def _is_pipelined() -> bool:
-    """Whether Inductor times choices in another process while it goes on compiling."""
+    """Returns True if Inductor times choices in another process while it compiles on."""
     return bool(getattr(config, "pipeline_max_autotune_gemm", False))
 
 
 def _find_offers(choices: list[Any], gemm: AutotunedGemm) -> Offers:
-    """What bundles offer for a GEMM; a miss where it cannot join these choices."""
-    # Imported here, so that compiling without max-autotune does not pay for it.
+    """Finds the bundles' offers for a GEMM. Returns a miss if kernels cannot join these choices."""
+    # Imported here, so that compiling without max-autotune stays cheap.
     from .offers import Offers, find_offers, start_compiling
 
     if not gemm.is_served:
@@ -232,7 +232,7 @@ def _find_offers(choices: list[Any], gemm: AutotunedGemm) -> Offers:
         return Offers(gemm=str(gemm), basis="miss", reasons=(reason,))
     against = obstacles(gemm.op, gemm.choice.input_nodes, gemm.choice.layout)
     if _is_pipelined() and len(choices) == 1:
-        # Outside buffers of several templates torch has no times for them then, and fails.
+        # In this mode torch has no times outside multi-template buffers, and fails.
         against = ["pipeline_max_autotune_gemm cannot compare kernels with ATen's only choice"]
     may_compile = (
         current_mode() is Mode.AUTO
@@ -258,7 +258,7 @@ def _find_offers(choices: list[Any], gemm: AutotunedGemm) -> Offers:
 
 
 def _is_first_of_graph() -> bool:
-    """Whether no GEMM of Inductor's graph came up yet; from now on one has."""
+    """Returns True at a graph's first GEMM, and marks the graph."""
     known = V.graph.__dict__.setdefault("nvgemm_aot_known", False)
     V.graph.nvgemm_aot_known = True
     return not known
@@ -267,7 +267,7 @@ def _is_first_of_graph() -> bool:
 def _miss(gemm: str, reasons: Sequence[str], problem: Problem | None = None) -> None:
     _log.debug("%s: no bundled kernel: %s", gemm, "; ".join(reasons))
     if is_alternative():
-        return  # the GEMM came up itself as well
+        return  # Inductor also asks for the GEMM itself
     report.met(gemm, basis="miss", reasons=reasons)
     if current_mode() is Mode.REQUIRED:
         raise RequiredError(_required_text(gemm, reasons, problem), tuple(reasons))
@@ -290,10 +290,10 @@ def _required_text(gemm: str, reasons: Sequence[str], problem: Problem | None) -
 
 
 def report_times(timings: dict[Any, float]) -> None:
-    """Report what each choice for a GEMM took, in milliseconds."""
+    """Reports each choice's milliseconds for a GEMM."""
     try:
         if is_alternative():
-            return  # part of a choice that is timed as a whole
+            return  # this GEMM belongs to a choice that is timed as a whole
         named = (getattr(choice, "nvgemm_aot_gemm", None) for choice in timings)
         gemm = next(filter(None, named), None)
         if gemm is not None:
@@ -303,6 +303,9 @@ def report_times(timings: dict[Any, float]) -> None:
 
 
 def _summarize_at_the_end() -> None:
-    """Log a line when the compilation is over. Resetting Dynamo forgets its callbacks."""
+    """Logs a line when compilation ends.
+
+    Checks the registration each time, because resetting Dynamo drops its callbacks.
+    """
     if report.summarize not in callback_handler.end_callbacks:
         callback_handler.register_end_callback(report.summarize)

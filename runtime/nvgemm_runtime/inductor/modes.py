@@ -1,4 +1,4 @@
-"""The mode in which GEMMs are compiled: of the process, of a block, or of one ``torch.compile``."""
+"""Mode in which GEMMs are compiled, set for the process, a block or one ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..errors import SettingError
 from ..settings import COMPILE_OPTION, MODE_VARIABLE, Mode, checked_mode, named_mode
 
 OPTION = COMPILE_OPTION
-"""Among Inductor's options; see `options`."""
+"""Name among Inductor's options; see `options`."""
 
 
 def current_mode() -> Mode:
-    """The mode of the compilation that is running.
+    """Returns the mode for the current compilation.
 
     Raises:
-        SettingError: If the option, or NVGEMM_AOT, has a value that is no mode.
+        SettingError: If the option or NVGEMM_AOT has an unknown value.
     """
     from torch._inductor import config
 
@@ -25,18 +25,19 @@ def current_mode() -> Mode:
 
 @contextlib.contextmanager
 def mode(name: str) -> Iterator[None]:
-    """Compile in another mode for as long as a block runs.
+    """Compiles in another mode inside a block.
 
-    ``torch.compile`` compiles at the first call, and gradients at the first ``backward()``; what
-    was compiled before the block runs as it is. ``torch.compile(model, options={"nvgemm_aot_mode":
-    name})`` sets the mode of one model, wherever that is called.
+    ``torch.compile`` compiles at the first call, and gradients at the first ``backward()``. Code
+    that was compiled before the block does not change. ``torch.compile(model,
+    options={"nvgemm_aot_mode": name})`` sets the mode for one model, wherever it is called.
 
     Args:
         name: ``auto``, ``required`` or ``off``; see `nvgemm_runtime.settings.Mode`.
 
     Raises:
-        SettingError: If the name is none of them, or ``NVGEMM_AOT=off`` kept the plug-in out when
-            torch was imported, or torch's release is not supported.
+        SettingError: If the name is unknown, or the plug-in is not active because
+            ``NVGEMM_AOT=off``
+            was set when torch was imported or torch's release is not supported.
     """
     wanted = checked_mode(name, OPTION)
     from torch._inductor import config

@@ -1,7 +1,7 @@
-"""Which kernels to offer for a GEMM that Inductor compiles: bundled ones, or compiled now.
+"""Chooses the kernels to offer for a GEMM: bundled ones, or ones compiled now.
 
-The GEMM's operands are read once, into requests: every way to see them as a problem. Matching gives
-the kernels that serve one, and `trust` which of those to offer.
+The operands are read once, into requests: every way to see them as a problem. Matching finds the
+kernels that serve a request, and `trust` decides which of those to offer.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ..matching.usable_rankings import MatchedKernel
 from ..recording.declarable import declarable, read_requests
 
 LONGEST_WAIT_S = 600.0
-"""Seconds to wait for a problem's kernels; what takes longer serves later graphs."""
+"""Longest wait for a problem's kernels, in seconds. Kernels that take longer serve later graphs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A kernel that joins the choices.
+    """Kernel that joins the choices.
 
     Attributes:
-        kernel: Its entry.
-        origin: The distribution and version that brought it, or what else names its bundle.
+        kernel: Bundle entry.
+        origin: Distribution and version that ship it, or another name for its bundle.
     """
 
     kernel: Kernel
@@ -43,26 +43,25 @@ class Offer:
 
     @classmethod
     def of(cls, served: MatchedKernel) -> Offer:
-        """The offer of a kernel that matching found."""
+        """Builds the offer for a matched kernel."""
         return cls(kernel=served.kernel, origin=served.bundle.origin)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offers:
-    """What is offered for a GEMM, or why nothing is.
+    """Kernels offered for a GEMM, or the reasons for a miss.
 
     Attributes:
-        gemm: Its problem's key, or its operator and operands where no problem describes it.
+        gemm: Problem key, or operator and operands if no problem describes the GEMM.
         basis: ``declared``, ``signature``, ``jit`` or ``miss``.
-        problem: The problem, if a manifest can declare it.
-        kernels: The kernels, best-ranked first; empty for a miss, and where ATen was measured to be
+        problem: Problem, if a manifest can declare it.
+        kernels: Kernels, best-ranked first. Empty for a miss, and if ATen was measured to be
             faster.
-        reasons: Why it is a miss.
-        is_final: Whether nothing is to be timed: the first kernel wins, or ATen without one.
-        measured: What a measured ranking decided, in words; empty where there is none.
-        is_split: Whether the kernels compute the product of a sum alone, into fp32, and torch adds.
-        doubtful: The files of the bundle whose measured ranking is used and in doubt; see
-            `report.met`.
+        reasons: Reasons for a miss.
+        is_final: True if nothing needs timing: the first kernel wins, or ATen if there is none.
+        measured: Decision of a measured ranking as text, or empty.
+        is_split: True if the kernels compute only a sum's product, into fp32, and torch adds.
+        doubtful: Files of the bundle whose measured ranking is used but in doubt; see `report.met`.
     """
 
     gemm: str
@@ -77,7 +76,7 @@ class Offers:
 
     @property
     def is_miss(self) -> bool:
-        """Whether no kernel serves the GEMM."""
+        """True if no kernel serves the GEMM."""
         return self.basis == "miss"
 
 
@@ -91,16 +90,16 @@ def find_offers(
     needs_kernel: bool = False,
     beside: frozenset[str] = frozenset(),
 ) -> Offers:
-    """Find the kernels to offer.
+    """Finds the kernels to offer.
 
     Args:
         gemm: The GEMM.
-        limit: Most kernels to offer; 0 makes every GEMM a miss.
-        may_compile: Whether to compile, and wait for, what no bundle covers.
-        may_split: Whether kernels may compute the product of a sum alone, where none computes both.
-        trusts: Whether what was measured need not be timed again; see `trust.decide`.
-        needs_kernel: Whether to offer a kernel even where ATen was measured to be faster.
-        beside: Which backends compete besides ATen's; see `trust.Terms`.
+        limit: Largest number of kernels; 0 makes every GEMM a miss.
+        may_compile: Compile kernels that bundles lack, and wait for them.
+        may_split: Allow kernels for only a sum's product, if none computes both.
+        trusts: Use measured rankings without timing again; see `trust.decide`.
+        needs_kernel: Offer a kernel even if ATen was measured to be faster.
+        beside: Backends that compete, without ATen's; see `trust.Terms`.
     """
     asked = read_requests(gemm)
     if isinstance(asked, str):
@@ -138,7 +137,7 @@ def _match_or_compile(
     with COUNTERS.spending("jit"):
         result = pending.result(LONGEST_WAIT_S)
     if result.bundle is None:
-        # Kernels that the JIT cache has for other sizes still serve this one.
+        # The JIT cache's kernels for other sizes still serve this one.
         return make_offers(matched, reasons=(f"nothing was compiled: {result.reason}",))
     _offered.add(pending)
     INSTALLATION.refresh_kept_bundles(result.bundle)
@@ -146,20 +145,20 @@ def _match_or_compile(
 
 
 _offered: set[client.Pending] = set()
-"""Requests whose kernels have joined choices: from then on their problems count as declared."""
+"""Requests whose kernels have joined choices. Their problems now count as declared."""
 
 
 def _find_pending(
     problem: Problem, facts: DeviceFacts, found: Match | Miss
 ) -> client.Pending | None:
-    """The JIT's request to wait for; None where the kernels at hand are enough."""
+    """Returns the JIT request to wait for, or None if the matched kernels are enough."""
     # `start_compiling` may have made the request.
     pending = client.asked(problem, facts)
     if pending is None and _is_uncovered(found):
         pending = client.request(problem, facts)
     if pending is None:
         return None
-    # Kernels were compiled here, and others failed for now: not worth waiting for those.
+    # Some kernels compiled here and others failed for now. Those are not worth a wait.
     lacks_few = isinstance(found, Match) and found.basis is Basis.DECLARED and _is_uncovered(found)
     if pending in _offered and (lacks_few or not _is_uncovered(found)):
         return None
@@ -167,14 +166,17 @@ def _find_pending(
 
 
 def _is_uncovered(found: Match | Miss) -> bool:
-    """Whether kernels are worth compiling: none shipped for its like, nor all compiled here."""
+    """Returns True if kernels are worth compiling.
+
+    They are if no shipped kernel fits, and the JIT cache lacks some for this problem.
+    """
     if isinstance(found, Miss):
         return True
     return found.from_jit and (found.basis is not Basis.DECLARED or not found.is_complete)
 
 
 def start_compiling(gemms: Iterable[AtenGemm]) -> None:
-    """Have kernels compiled, beside this process, for those of several GEMMs that need it."""
+    """Starts compiling kernels in the JIT server for those GEMMs that need it."""
     for gemm in gemms:
         asked = read_requests(gemm)
         problem = declarable(gemm, asked)
@@ -185,14 +187,14 @@ def start_compiling(gemms: Iterable[AtenGemm]) -> None:
 
 
 def _split(offers: Offers, product: AtenGemm, limit: int) -> Offers:
-    """For a sum that no kernel computes, the kernels that compute its product into fp32.
+    """Offers kernels that compute only the product, into fp32, for a sum that no kernel computes.
 
-    Nothing is compiled for that. A measurement of the product tells which kernel is fastest, and
-    not whether ATen's sum is faster.
+    Compiles nothing for that. A measurement of the product gives the fastest kernel, but does not
+    tell if ATen's sum is faster.
     """
     split = find_offers(product, limit, needs_kernel=True)
     if split.kernels:
-        # The sum itself is declared nowhere, whether its product is or not.
+        # The sum itself is not declared, even if its product is.
         basis = Basis.SIGNATURE.value
         return replace(offers, kernels=split.kernels, reasons=(), basis=basis, is_split=True)
     news = [reason for reason in split.reasons if reason not in offers.reasons]
@@ -201,7 +203,7 @@ def _split(offers: Offers, product: AtenGemm, limit: int) -> Offers:
 
 
 def facts_for(gemm: AtenGemm) -> DeviceFacts:
-    """The device that it is computed on, and whether results may depend on timing."""
+    """Returns the facts of the GEMM's device, and whether results may depend on timing."""
     from torch._inductor import config
 
     facts = device_facts(gemm.out.device.type, gemm.out.device.index or 0)
@@ -211,7 +213,7 @@ def facts_for(gemm: AtenGemm) -> DeviceFacts:
 
 
 _Matched = tuple[Request, Match | Miss]
-"""The request that is served, or the first of all; what serves it."""
+"""The served request, or the first if none is served, and its match."""
 
 
 def _match(asked: tuple[Request, ...], facts: DeviceFacts) -> _Matched:
@@ -228,7 +230,7 @@ def _make_offers(
     reasons: tuple[str, ...] = (),
     basis: str | None = None,
 ) -> Offers:
-    """Decide which of the matched kernels to offer; for a miss, put ``reasons`` first."""
+    """Decides which matched kernels to offer. Puts ``reasons`` first in a miss."""
     request, found = matched
     gemm = request.problem.key
     if isinstance(found, Miss):
@@ -249,9 +251,9 @@ def _make_offers(
 
 
 def _doubtful_files(found: Match, request: Request) -> list[TunedTogether]:
-    """The file of the bundle that measured the very problem with doubts; empty if none did.
+    """Returns the file of the bundle that measured this problem with doubts, or an empty list.
 
-    Also empty where no measurement counts for these operands.
+    Also empty if no measurement is valid for these operands.
     """
     opened = found.kernels[0].bundle.opened
     has_doubts = found.measured is not None and bool(found.measured.doubts)

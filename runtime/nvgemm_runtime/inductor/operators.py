@@ -1,8 +1,8 @@
-"""Gives torch the operators of nvgemm-aot before a package of AOTInductor is loaded.
+"""Loads nvgemm-aot's torch operators before an AOTInductor package is loaded.
 
-A package's code finds the operators by name and runs on ATen without them. Loading the library
-takes tens of milliseconds, and hundreds where nothing of it was read before, so it is only done
-where kernels are installed and a package is loaded.
+A package's code finds the operators by name, and runs on ATen without them. Loading the library
+takes tens of milliseconds, or hundreds if its files are not in the page cache. So it is loaded only
+if kernels are installed and a package is loaded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _logged: set[str] = set()
 
 @functools.cache
 def install() -> None:
-    """Load the operators, if any bundle is installed."""
+    """Loads the operators if any bundle is installed."""
     from ..installed.discover import find_bundles
 
     if any(found.problem is None for found in find_bundles()):
@@ -25,7 +25,7 @@ def install() -> None:
 
 
 def try_to_load_operators() -> None:
-    """Load the operators; where that fails, warn, and compiled code runs on ATen."""
+    """Loads the operators. Warns on failure; compiled code then runs on ATen."""
     from ..errors import NvgemmError
     from ..launch.api import load_operators
 
@@ -37,5 +37,5 @@ def try_to_load_operators() -> None:
 
 
 def was_logged(error: Exception) -> bool:
-    """Whether this error kept the operators from loading, and was logged then."""
+    """Returns True if loading the operators failed with this error, which was then logged."""
     return str(error) in _logged

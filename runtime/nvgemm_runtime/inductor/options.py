@@ -1,10 +1,9 @@
-"""The options that join Inductor's own: ``torch.compile(model, options={"nvgemm_aot_mode": …})``.
+"""Adds options to Inductor's own: ``torch.compile(model, options={"nvgemm_aot_mode": …})``.
 
 This is a config module, like ``torch._inductor.config``; `install` adds its entries to Inductor's.
-There they can be given as options or patched, and are part of the keys of compile caches: torch's,
-and those of programs that read ``torch._inductor.config.save_config_portable()``, as vLLM does.
-``nvgemm_aot_key`` cannot be set; see `choices_key`. A config module may hold nothing but functions,
-modules and options.
+They can be passed as options or patched, and are part of cache keys: torch's, and those of programs
+that read ``torch._inductor.config.save_config_portable()``, as vLLM does. ``nvgemm_aot_key`` cannot
+be set; see `choices_key`. A config module may hold only functions, modules and options.
 """
 
 import sys
@@ -22,7 +21,7 @@ install_config_module(sys.modules[__name__])
 
 
 def install() -> None:
-    """Add the options to Inductor's own."""
+    """Adds the options to Inductor's own."""
     from torch._inductor import config
 
     own = sys.modules[__name__]

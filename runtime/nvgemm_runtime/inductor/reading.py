@@ -1,6 +1,6 @@
-"""Reads the GEMM that Inductor asks choices for off those choices and the graph.
+"""Reads a GEMM from Inductor's choices and graph.
 
-The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+The torch names used here are private and were read and run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ from ..gemm.types import SWIZZLED_ALIGNMENT_BYTES
 from ..matching.trust import TRITON
 
 _BASE_ALIGNMENT_BYTES = SWIZZLED_ALIGNMENT_BYTES
-"""Assumed alignment of buffers: torch's allocators give 64 bytes and more.
+"""Assumed buffer alignment. Torch's allocators give at least 64 bytes.
 
-Inductor itself assumes 16. Where an input has less than a kernel needs, say because it is a view,
-the launcher refuses it and the generated call runs ATen."""
+Inductor itself assumes 16. If an input is less aligned than a kernel needs, for example a view, the
+launcher refuses it and the generated call runs ATen.
+"""
 
 _TRITONS = (ir.TritonTemplateCallerBase, SubgraphChoiceCaller)
 
 
 UNFUSED = "nvgemm_aot_unfused"
-"""Beginning of the names of graphs that compete with a kernel that applies an activation."""
+"""Prefix for graphs that compete with a kernel that applies an activation."""
 
 _ALTERNATIVE = re.compile(rf"(benchmark_)?(decompose_k|contiguous_(add)?mm|{UNFUSED})_.*")
-"""Names of such graphs and of those of Inductor's subgraph templates."""
+"""Names of such graphs and of Inductor's subgraph templates."""
 
 
 def is_alternative() -> bool:
-    """Whether Inductor is lowering another way to compute a GEMM that it has already met.
+    """Returns True if Inductor is lowering an alternative for a GEMM it has already met.
 
-    Each such alternative is a graph of its own to Inductor.
+    Inductor lowers each alternative as a separate graph.
     """
     name = getattr(V.graph, "name", None)
     return isinstance(name, str) and _ALTERNATIVE.fullmatch(name) is not None
@@ -60,12 +61,13 @@ def is_alternative() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class AutotunedGemm:
-    """A GEMM that Inductor asks choices for.
+    """GEMM for which Inductor asks choices.
 
     Attributes:
-        op: ATen's name of its operator.
+        op: ATen's operator name.
         choice: ATen's choice that kernels can replace; otherwise any choice with these operands.
-        is_served: Whether kernels can replace `choice`: it is ATen's, of an operator they compute.
+        is_served: True if kernels can replace `choice`: it is ATen's, and kernels compute its
+            operator.
     """
 
     op: str
@@ -74,7 +76,7 @@ class AutotunedGemm:
 
     @functools.cached_property
     def call(self) -> AtenGemm:
-        """ATen's call. Sizes that are symbols count as their hints."""
+        """ATen's call. Symbolic sizes count as their hints."""
         nodes, out = self.choice.input_nodes, operand_of(self.choice.layout, 0)
         if self.op in OPERATORS:
             options = getattr(self.choice, "kwargs", {})
@@ -90,14 +92,14 @@ class AutotunedGemm:
 
 @dataclass(frozen=True, kw_only=True)
 class RowRange:
-    """The m that a graph can take: ``least..most``, no end if ``most`` is None."""
+    """Range of m that a graph can take: ``least..most``, without end if ``most`` is None."""
 
     least: int
     most: int | None
 
     @property
     def is_one(self) -> bool:
-        """Whether it is a single m."""
+        """True if it is a single m."""
         return self.least == self.most
 
     def __contains__(self, m: int) -> bool:
@@ -105,7 +107,7 @@ class RowRange:
 
 
 def rows_of(gemm: AutotunedGemm) -> RowRange | None:
-    """The m that the graph can take; None where another size is dynamic."""
+    """Returns the range of m that the graph can take, or None if another size is dynamic."""
     nodes = gemm.choice.input_nodes
     a, b = (nodes[place].get_size() for place in kernel_order(gemm.op, len(nodes))[:2])
     if not all(map(is_known, (*a[:-2], a[-1], *b))):
@@ -119,17 +121,17 @@ def rows_of(gemm: AutotunedGemm) -> RowRange | None:
 
 
 def is_symbolic(gemm: AutotunedGemm) -> bool:
-    """Whether a size of the result is dynamic."""
+    """Returns True if a size of the result is dynamic."""
     return not all(map(is_known, gemm.choice.layout.size))
 
 
 def is_known(extent: Any) -> bool:
-    """Whether a size is a number."""
+    """Returns True if a size is a number."""
     return isinstance(extent, int) or bool(getattr(extent, "is_Integer", False))
 
 
 def find_gemm(choices: list[Any]) -> AutotunedGemm | None:
-    """The GEMM that choices are for; None where they are for something else."""
+    """Returns the GEMM that choices are for, or None if they are for something else."""
     operators = [aten_operator(choice) for choice in choices]
     for op, choice in zip(operators, choices):
         if op in OPERATORS and choice.name != BIAS_ADDMM:
@@ -143,21 +145,21 @@ def find_gemm(choices: list[Any]) -> AutotunedGemm | None:
 
 
 def aten_operator(choice: Any) -> str | None:
-    """ATen's name of the operator that a choice is; None for a choice that is none of ATen's."""
+    """Returns the ATen operator of a choice, or None if the choice is not ATen's."""
     named: str | None = getattr(choice, "nvgemm_aot_operator", None)
     if named is not None:
-        return named  # of a lowering of this package
+        return named  # set by a lowering in this package
     if type(choice) is not autotuning.ExternKernelCaller:
         return None
     return aten_name(str(choice.choice.name))
 
 
 def backends_beside_aten(choices: list[Any]) -> frozenset[str]:
-    """Backends with choices for a GEMM besides ATen: `TRITON`, or else the class of the choices.
+    """Returns the other backends that have choices for a GEMM.
 
-    `TRITON` is the one that `tune` measures; where Inductor is to search more, that is another.
-    A graph of Inductor's own, such as a decomposed k, competes beside Triton's choices alone, and
-    is among those of which the fastest was measured.
+    Triton's choices count as `TRITON`, others by their class name. `TRITON` is the search space
+    that `tune` measures; a larger search space has another name. Inductor's own graphs, such as a
+    decomposed k, appear only next to Triton's choices and are part of that measurement.
     """
     space = config.max_autotune_gemm_search_space
     triton = TRITON if space == "DEFAULT" else f"{TRITON}, {space}"
@@ -169,21 +171,21 @@ def backends_beside_aten(choices: list[Any]) -> frozenset[str]:
 
 
 def find_eager_aten(choices: list[Any], aten: Any) -> Any:
-    """Of ATen's choices for a GEMM, the one that computes it as eager ATen does."""
+    """Returns the ATen choice that computes a GEMM as eager ATen does."""
     usual = (one for one in choices if aten_operator(one) and one.name == BIAS_ADDMM)
     return next(usual, aten)
 
 
 def operand(node: Any) -> Operand:
-    """An operand as Inductor knows it; sizes that are symbols count as their hints."""
+    """Returns a node as an operand. Symbolic sizes count as their hints."""
     layout = node.get_layout()
-    # Inductor asks for the alignment of inputs on GPUs only, and calls all others unaligned.
+    # Inductor checks the alignment of inputs only on GPUs, and lists all others as unaligned.
     known = layout.device.type == "cpu" or node.get_name() not in V.graph.unaligned_buffers
     return operand_of(layout, _BASE_ALIGNMENT_BYTES if known else layout.dtype.itemsize)
 
 
 def operand_of(layout: Any, base_address: int) -> Operand:
-    """A tensor of Inductor's layout, in a buffer that begins at an address."""
+    """Returns a tensor with Inductor's layout in a buffer that begins at an address."""
     hint = V.graph.sizevars.optimization_hint
     return Operand(
         dtype=layout.dtype,
@@ -195,7 +197,7 @@ def operand_of(layout: Any, base_address: int) -> Operand:
 
 
 def gemms_of_graph() -> Iterator[AtenGemm]:
-    """The GEMMs of the graph that Inductor is lowering, with the strides of the graph.
+    """Yields the GEMMs of the graph that Inductor is lowering, with the graph's strides.
 
     Inductor may yet choose other strides for intermediate results.
     """
@@ -210,11 +212,11 @@ def gemms_of_graph() -> Iterator[AtenGemm]:
             arguments = named_arguments(overload, node.args, node.kwargs, _value_of)
             yield read_call(operator, arguments, _value_of(node))
         except (AttributeError, KeyError, TypeError, ValueError):
-            continue  # a size is not known yet; Inductor asks for this GEMM later
+            continue  # a size is unknown yet; Inductor asks for this GEMM later
 
 
 def _value_of(argument: Any) -> Any:
-    """The value of a graph node's argument; tensors become operands."""
+    """Returns the value of a graph node's argument, with tensors as operands."""
     value = argument.meta.get("val") if isinstance(argument, torch.fx.Node) else argument
     return operand_of_tensor(value) if isinstance(value, torch.Tensor) else value
 
@@ -226,7 +228,7 @@ def _hint(extent: Any) -> int:
 
 
 def operand_of_tensor(tensor: torch.Tensor, hint: Callable[[Any], int] = _hint) -> Operand:
-    """A fake tensor of a graph as an operand."""
+    """Returns a graph's fake tensor as an operand."""
     return Operand(
         dtype=tensor.dtype,
         device=tensor.device,

@@ -1,9 +1,8 @@
-"""Records the grouped products of `nvgemm_runtime.moe` in the graphs that Inductor compiles.
+"""Records grouped GEMMs from `nvgemm_runtime.moe` in graphs that Inductor compiles.
 
-They are operators of their own, for which Inductor asks no choices. A pattern that never matches
-looks at each.
+Inductor asks no choices for these custom operators. A pattern that never matches visits each.
 
-The names of torch that are used here are private, and were run on torch 2.13.
+The torch names used here are private and were run on torch 2.13.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from .reading import operand_of_tensor
 from .report import survive
 
 _SEEN = "nvgemm_aot_recorded"
-"""Key of a node's metadata: a pass may look at a node several times."""
+"""Metadata key that marks a recorded node. A pass may visit a node several times."""
 
 
 def install() -> None:
-    """Register the patterns, of operators that are defined by now."""
+    """Registers the patterns for operators that are defined by now."""
     from torch._inductor.fx_passes.post_grad import pass_patterns
 
     try:
@@ -49,10 +48,10 @@ def install() -> None:
 
 
 def _record(match: Match) -> bool:
-    """Record the products of an operator, and leave the graph as it is.
+    """Records an operator's GEMMs and leaves the graph unchanged.
 
     Raises:
-        RecordError: If it is to be recorded and cannot be.
+        RecordError: If they should be recorded and cannot be.
     """
     node = match.output_node()
     if not node.meta.get(_SEEN):

@@ -1,8 +1,7 @@
-"""Reports what happens to each GEMM that is compiled, and internal errors.
+"""Reports the outcome for each compiled GEMM, and internal errors.
 
-Events go to the process' counters; to torch's trace log (``TORCH_TRACE``), as artifacts named
-``nvgemm_aot``; and to the file of `nvgemm_runtime.events`, of which `nvgemm-aot explain` makes a
-table.
+Events go to the process's counters, to torch's trace log (``TORCH_TRACE``) as artifacts named
+``nvgemm_aot``, and to `nvgemm_runtime.events`' file, which `nvgemm-aot explain` shows as a table.
 """
 
 from __future__ import annotations
@@ -35,18 +34,19 @@ def met(
     doubtful: Sequence[TunedTogether] = (),
     unconfirmed: Sequence[TunedTogether] = (),
 ) -> None:
-    """Report that Inductor asked choices for a GEMM.
+    """Reports that Inductor asked choices for a GEMM.
 
     Args:
-        gemm: Its problem's key, or the ATen operator where no problem describes it.
+        gemm: Problem key, or the ATen operator if no problem describes the GEMM.
         basis: ``declared``, ``signature``, ``jit`` or ``miss``.
-        reasons: Why it is a miss; the first is the one that counts.
-        offered: By name in generated code, the operators that join the choices.
-        measured: What a measured ranking decided, in words.
-        doubtful: The bundles whose measured rankings are in doubt or contradict each other: of each
-            run of ``nvgemm-aot tune`` that would settle them, the files.
-        unconfirmed: Likewise those whose measured rankings would count if another GPU confirmed
-            them, or if they were repeated.
+        reasons: Reasons for a miss. The first is counted.
+        offered: Operators that join the choices, by name in generated code.
+        measured: Decision of a measured ranking, as text.
+        doubtful: Bundles whose measured rankings are in doubt or contradict each other: the files
+            for
+            each ``nvgemm-aot tune`` run that would settle them.
+        unconfirmed: Bundles whose measured rankings would count if repeated or confirmed by another
+            GPU, in the same form.
     """
     if basis == "miss":
         COUNTERS.miss(reasons[0])
@@ -66,9 +66,10 @@ def tried(
     measured: str = "",
     doubtful: Sequence[TunedTogether] = (),
 ) -> None:
-    """Report that kernels for a GEMM with its activation lost to the separate operations.
+    """Reports that kernels for a GEMM with its activation lost to the separate operations.
 
-    The GEMM among those is met by itself, and counts there. Arguments are those of `met`.
+    The GEMM among those operations is reported and counted separately. Arguments are those of
+    `met`.
     """
     _report({"event": "tried", "gemm": gemm, "basis": basis, "reasons": [],
            "offered": dict(offered or {}), "measured": measured,
@@ -77,29 +78,29 @@ def tried(
 
 
 def timed(gemm: str, times_ms: Mapping[str, float]) -> None:
-    """Report the times of a GEMM's choices.
+    """Reports the times of a GEMM's choices.
 
     Args:
-        gemm: As given to `met`.
-        times_ms: By choice, milliseconds; not finite where one failed.
+        gemm: As passed to `met`.
+        times_ms: Milliseconds by choice; not finite if one failed.
     """
     _report({"event": "timed", "gemm": gemm, "times_ms": dict(times_ms)})
 
 
 def used(gemm: str, name: str, kernel_id: str) -> None:
-    """Report that a call of a bundled kernel was generated; ``name`` is its name in the code."""
+    """Reports that a call of a bundled kernel was generated. ``name`` is its name in the code."""
     COUNTERS.win(kernel_id)
     _report({"event": "used", "gemm": gemm, "name": name})
 
 
 def used_by_m(gemm: str, name: str, kernel_ids: Sequence[str], table: str) -> None:
-    """Report that a call was generated which chooses among kernels by the rows of A.
+    """Reports that a call was generated which dispatches by A's row count.
 
     Args:
-        gemm: As given to `met`.
-        name: Its name in the code.
-        kernel_ids: The kernels.
-        table: Sizes and what computes them, in words.
+        gemm: As passed to `met`.
+        name: Name in the code.
+        kernel_ids: Kernels.
+        table: Dispatch table as text.
     """
     COUNTERS.dispatch(f"{gemm}: {table}")
     for kernel_id in kernel_ids:
@@ -108,7 +109,7 @@ def used_by_m(gemm: str, name: str, kernel_ids: Sequence[str], table: str) -> No
 
 
 def summarize(_: object) -> None:
-    """Log one line of what was counted since the last such line, if any GEMM was met."""
+    """Logs one line of counts since the last such line, if any GEMM was met."""
     news = COUNTERS.news()
     if news.met:
         _log.info("compiled %s", news.summary)
@@ -119,7 +120,7 @@ def _report(event: dict[str, object]) -> None:
         "artifact",
         metadata_fn=lambda: {"name": "nvgemm_aot", "encoding": "json"},
         payload_fn=lambda: json.dumps(event),
-        expect_trace_id=False,  # packages are compiled outside of any frame
+        expect_trace_id=False,  # packages are compiled outside frames
     )
     events.write(event)
 
@@ -128,11 +129,11 @@ _logged: set[str] = set()
 
 
 DATA_DEPENDENT = "a size on which kernels depend is known only when the graph runs"
-"""Why a GEMM gets no kernel where reading it would end in `is_data_dependent`."""
+"""Miss reason for a GEMM whose reading fails with an `is_data_dependent` error."""
 
 
 def survive(error: Exception) -> None:
-    """Raise an error that must stop the compilation; log others but those of its graph."""
+    """Raises an error that must stop the compilation. Logs any other."""
     if isinstance(error, NvgemmError) and error.stops_compilation:
         raise error
     if is_data_dependent(error):
@@ -142,12 +143,12 @@ def survive(error: Exception) -> None:
 
 
 def is_data_dependent(error: Exception) -> bool:
-    """Whether a decision failed for a size that is known only when the graph runs."""
+    """Returns True if a decision failed because a size is known only when the graph runs."""
     return isinstance(error, GuardOnDataDependentSymNode)
 
 
 def log_failure(error: Exception) -> None:
-    """Log an internal error, once: what fails for one GEMM mostly fails for all."""
+    """Logs an internal error once. An error for one GEMM usually repeats for all."""
     failure = f"{type(error).__name__}: {error}"
     if failure in _logged:
         return

@@ -1,4 +1,4 @@
-"""What mode ``required`` refuses whichever GEMM is compiled: bundles that cannot be opened."""
+"""Refuses bundles that cannot be opened, in mode ``required``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .modes import OPTION
 
 
 def refuse_unopened() -> None:
-    """Refuse to compile where a bundle cannot be opened; for mode ``required``.
+    """Raises an error if a bundle cannot be opened, for mode ``required``.
 
-    What such a bundle declares is not known, so no GEMM is known to need none of its kernels.
-    Bundles that were built for another device can be opened.
+    Such a bundle may declare any GEMM, so no GEMM can be compiled without it. Bundles for another
+    device can be opened.
 
     Raises:
-        RequiredError: If one cannot.
+        RequiredError: If a bundle cannot be opened.
     """
     unopened = [one for one in INSTALLATION.shipped_bundles() if one.bundle is None]
     if not unopened:
@@ -31,7 +31,7 @@ def refuse_unopened() -> None:
 
 
 def _next_step(found: FoundBundle) -> str:
-    """What mends a bundle that cannot be opened."""
+    """Returns the step that repairs a bundle that cannot be opened."""
     if found.origin == BUNDLES_VARIABLE:
         return (
             f"correct what {BUNDLES_VARIABLE} names or take it out; a damaged bundle is built "

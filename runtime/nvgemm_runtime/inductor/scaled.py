@@ -1,10 +1,10 @@
-"""Bundled kernels for ``_scaled_mm_v2`` with swizzled scales, which stock Inductor leaves to ATen.
+"""Offers kernels for ``_scaled_mm_v2`` with swizzled scales, which stock Inductor leaves to ATen.
 
-Inductor asks for choices for the scales that its own templates know. For block scales in their
-swizzle this module registers a lowering, whose choices are ATen's operator and bundled kernels. It
-declines where no kernel joins, and Inductor lowers the call as stock torch does.
+Inductor asks choices only for scales that its own templates support. For swizzled block scales this
+module registers a lowering, whose choices are ATen's operator and bundled kernels. If no kernel
+joins, Inductor lowers the call as stock torch does.
 
-The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+The torch names used here are private and were read and run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _OPTIONS = ("recipe_a", "swizzle_a", "recipe_b", "swizzle_b")
 
 
 def install() -> None:
-    """Register the lowering in front of Inductor's own."""
+    """Registers the lowering before Inductor's own."""
     if hasattr(lowering, "user_lowerings"):  # from torch 2.12 on
         lowering.user_lowerings.setdefault(_OPERATOR, _lower_or_decline)
         return
     if _OPERATOR in lowering.lowerings:
         return  # another package's
-    # What Inductor itself would register once it met the operator: ATen, with strides as they are.
+    # Inductor would register the same at the first call: ATen, with unchanged strides.
     constraint = lowering.constrain_to_fx_strides
     lowering.make_fallback(_OPERATOR, layout_constraint=constraint, warn=False)
     lowering.lowerings[_OPERATOR] = _with_stock(lowering.lowerings[_OPERATOR])
@@ -53,7 +53,7 @@ def _with_stock(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _lower_or_decline(*args: Any, **kwargs: Any) -> Any:
-    """The node of the result, or None where no kernel joins."""
+    """Returns the result's node, or None if no kernel joins."""
     names = (argument.name for argument in _OPERATOR._schema.arguments)
     arguments = {**dict(zip(names, args)), **kwargs}
     try:
@@ -66,7 +66,7 @@ def _lower_or_decline(*args: Any, **kwargs: Any) -> Any:
 
 
 def _inductor_has_choices(arguments: dict[str, Any]) -> bool:
-    """Whether Inductor asks for choices itself: then they are those of ``_scaled_mm``."""
+    """Returns True if Inductor itself asks choices, as it does for ``_scaled_mm``."""
     if not hasattr(lowering, "user_lowerings") or _OPERATOR not in lowering.lowerings:
         return False
     return not any((*arguments["swizzle_a"], *arguments["swizzle_b"]))
@@ -87,7 +87,7 @@ def _aten(
     use_fast_accum: bool,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """ATen's operator, as Inductor times it."""
+    """Runs ATen's operator for Inductor's timing."""
     result: torch.Tensor = torch.ops.aten._scaled_mm_v2.out(
         a, b, [scale_a], [recipe_a], [swizzle_a], [scale_b], [recipe_b], [swizzle_b], bias,
         out_dtype, [], use_fast_accum, out=out,
@@ -99,7 +99,7 @@ _CHOICE = autotuning.ExternKernelChoice(_aten, name=_NAME)
 
 
 class _AtenChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
-    """ATen's operator as a choice; where it wins, Inductor generates the stock call."""
+    """ATen's operator as a choice. If it wins, Inductor generates the stock call."""
 
     nvgemm_aot_operator = "_scaled_mm_v2"
 
@@ -110,23 +110,23 @@ class _AtenChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
         self._stock = stock
 
     def benchmark(self, *args: Any, out: Any) -> float:
-        """Milliseconds of a call; infinite where ATen does not compute it."""
+        """Returns a call's milliseconds, or infinity if ATen does not compute it."""
         try:
             return float(super().benchmark(*args, out=out))
-        except (RuntimeError, ValueError) as error:  # NotImplementedError is the former
+        except (RuntimeError, ValueError) as error:  # includes NotImplementedError
             _log.debug("ATen does not compute it: %s", error)
             return math.inf
 
     def output_node(self) -> Any:
-        """The node of ATen's operator, made as Inductor makes it."""
+        """Returns ATen's node, built as Inductor builds it."""
         return self._stock()
 
 
 def _lower(arguments: Mapping[str, Any]) -> Any:
-    """Choose what computes a call.
+    """Chooses how to compute a call.
 
     Returns:
-        The node of the result, or None where no kernel joins.
+        The result's node, or None if no kernel joins.
     """
     from torch._inductor.kernel.mm_common import mm_args
 
@@ -167,15 +167,15 @@ def _lower(arguments: Mapping[str, Any]) -> Any:
         input_gen_fns=inputs,
         return_multi_template=False,
     )
-    return chosen[0] if isinstance(chosen, tuple) else chosen  # torch 2.11 gives the node alone
+    return chosen[0] if isinstance(chosen, tuple) else chosen  # torch 2.11 returns only the node
 
 
 def _example(node: Any) -> torch.Tensor:
-    """A tensor of ones, of a type that torch cannot create random tensors of, for a node."""
+    """Creates a tensor of ones for a node whose dtype torch cannot fill randomly."""
     hint = V.graph.sizevars.optimization_hint
     shape = [int(hint(extent)) for extent in node.get_size()]
     strides = [int(hint(stride)) for stride in node.get_stride()]
-    one = 127 if node.get_dtype() is torch.float8_e8m0fnu else 0x22  # two values of fp4 are 1
+    one = 127 if node.get_dtype() is torch.float8_e8m0fnu else 0x22  # 0x22 is two fp4 ones
     reach = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides))
     flat = torch.full((reach,), one, dtype=torch.uint8, device=node.get_device())
     return flat.view(node.get_dtype()).as_strided(shape, strides)

@@ -1,7 +1,7 @@
-"""Torch's own NVGEMM backend, which compiles kernels at run time for the same GEMMs.
+"""Handles torch's own NVGEMM backend, which compiles kernels for the same GEMMs at run time.
 
-Torch has it from 2.14 on. Its source was read and it was never run here: it needs a Blackwell GPU.
-Everything that depends on it is in this module.
+Torch has it from 2.14 on. It needs a Blackwell GPU, so it was read but never run here. Everything
+that depends on it is in this module.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from torch._inductor import config
 from ..settings import KEEP_VARIABLE, keeps_nvgemm
 
 _CALLER = "NVUniversalGemmCaller"
-"""Class of its choices; their ``kernel.metadata.operator_name`` is a bundle's `Kernel.operator`."""
+"""Class of its choices. Their ``kernel.metadata.operator_name`` equals a bundle's
+`Kernel.operator`."""
 
 _log = logging.getLogger(__name__)
 
 
 def compiles_itself(choices: list[Any]) -> bool:
-    """Whether the backend has choices for a GEMM, and so compiles kernels for it."""
+    """Returns True if the backend has choices for a GEMM, and so compiles kernels for it."""
     return any(type(choice).__name__ == _CALLER for choice in choices)
 
 
 def is_on() -> bool:
-    """Whether the backend may have choices for some GEMM of a graph."""
+    """Returns True if the backend may have choices for some GEMM in a graph."""
     return "NVGEMM" in config.max_autotune_gemm_backends.upper().split(",")
 
 
 def without_any(choices: list[Any]) -> list[Any]:
-    """The choices without that backend's, which are compiled before they can be timed."""
+    """Returns the choices without that backend's, which need compiling before timing."""
     return [choice for choice in choices if type(choice).__name__ != _CALLER]
 
 
 def without_doubles(choices: list[Any], operators: Collection[str]) -> list[Any]:
-    """The choices without those that would compile the operators of bundled kernels again.
+    """Returns the choices without those that would compile bundled kernels' operators again.
 
     A choice that computes the transposed product, or fuses a bias, is another kernel and stays.
     """
@@ -54,7 +55,7 @@ def without_doubles(choices: list[Any], operators: Collection[str]) -> list[Any]
 
 
 def _plain_operator(choice: Any) -> str | None:
-    """The operator of a choice of the backend that computes exactly the GEMM; None for others."""
+    """Returns the operator of a backend choice that computes exactly the GEMM, or None."""
     if type(choice).__name__ != _CALLER:
         return None
     if getattr(choice, "swap_ab", False) or getattr(choice, "bias_node", None) is not None:

@@ -1,6 +1,6 @@
-"""What Inductor lowers without a fused kernel, as one choice, and its race against such kernels.
+"""Races Inductor's unfused code, as one choice, against fused kernels.
 
-The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+The torch names used here are private and were read and run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ _numbers = itertools.count()
 
 
 class UntimedError(Exception):
-    """What Inductor lowers without a fused kernel has no time to compare that kernel with.
+    """Inductor's unfused code has no time to compare a fused kernel with.
 
-    Inductor gives errors of a RuntimeError an infinite time, and would take the kernel; any other
-    class ends its timing, and nothing is cached.
+    Inductor treats a RuntimeError as an infinite time, and would choose the kernel. Any other class
+    ends its timing, and nothing is cached.
     """
 
 
 class Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
-    """What Inductor lowers without a fused kernel, as one choice.
+    """Inductor's unfused code as one choice.
 
-    It is timed as a whole, with its GEMMs chosen among all that Inductor and bundles have for them.
-    Where it wins, its operations become part of the graph as in stock torch.
+    It is timed as a whole. Its GEMMs are chosen among all of Inductor's and the bundles' choices.
+    If it wins, its operations become part of the graph as in stock torch.
 
     Attributes:
-        operands: As the graph gives them, for `output_node`.
-        is_in_graph: Whether it has won.
-        offer: The kernels that compete with it, as arguments of `report.met`.
+        operands: Operands in the graph, for `output_node`.
+        is_in_graph: True if it has won.
+        offer: Competing kernels, as arguments for `report.met`.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
         )
 
     def benchmark(self, *args: Any, out: Any) -> float:
-        """Milliseconds of a call.
+        """Returns a call's milliseconds.
 
         Raises:
-            UntimedError: If it cannot be compiled or run by itself, or its time is no number.
+            UntimedError: If it cannot be compiled or run separately, or its time is not finite.
         """
         try:
             time_ms = float(super().benchmark(*args, out=out))
@@ -95,17 +95,17 @@ class Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
         return time_ms
 
     def hash_key(self) -> str:
-        """The key of its time, which depends on the bundles and backends for its GEMMs."""
+        """Returns the key for its time, which depends on the bundles and backends for its GEMMs."""
         known = (installed_digest(), config.max_autotune_gemm_backends, choosing_key())
         return "-".join([super().hash_key(), *map(str, known)])
 
     def output_node(self) -> Any:
-        """The nodes that are scheduled when this choice has won."""
+        """Returns the nodes that are scheduled if this choice wins."""
         self.is_in_graph = True
         return inline_subgraph_to_ir_nodes(self.gm, self.operands, self.name)
 
     def _compile_for_benchmarking(self) -> Any:
-        """As the base class does, but with all choices for the GEMMs."""
+        """Compiles as the base class does, but with all choices for the GEMMs."""
         # Torch 2.11 has one kind of example inputs.
         static: Any = getattr(self, "benchmark_inputs", self.example_inputs)
         inputs = self.example_inputs if self.sym_inputs else static
@@ -132,17 +132,18 @@ def choose(
     stock: Callable[[str], StockCall],
     gemms: Callable[[], Sequence[AtenGemm]],
 ) -> Any:
-    """Race kernels against what Inductor lowers without them; the node of the winner.
+    """Races kernels against Inductor's unfused code and returns the winner's node.
 
-    The race ends at the result. What Inductor would go on to compute in the same kernel is not part
-    of it, so only results that GEMMs alone use may come here (`epilogue_fusion.ends_kernel`).
-    What cannot be timed cannot be compared: then the graph stays as it is without kernels.
+    The race ends at the result. Further operations that Inductor would compute in the same kernel
+    are not part of it, so only results that GEMMs alone use may come here
+    (`epilogue_fusion.ends_kernel`). If the unfused code cannot be timed, the graph stays without
+    kernels.
 
     Args:
-        unfused: What Inductor lowers without them.
-        fused: Reads what a kernel is to compute.
-        stock: The call that kernels replace, for the key of their problem.
-        gemms: Reads the GEMMs of ``unfused``.
+        unfused: Inductor's unfused code.
+        fused: Reads the GEMM that a fused kernel computes.
+        stock: Returns the call that kernels replace, for their problem's key.
+        gemms: Reads the GEMMs in ``unfused``.
     """
     try:
         choices = _choices(unfused, fused, stock, gemms)
@@ -158,13 +159,13 @@ def choose(
     except UntimedError as error:
         _log_once(unfused.nvgemm_aot_gemm, str(error))
         chosen = unfused.output_node()
-    # The GEMM counts once: here, or when Inductor lowers the unfused choice.
+    # Count the GEMM once: here, or when Inductor lowers the unfused choice.
     tell = report.tried if unfused.is_in_graph else report.met
     tell(unfused.nvgemm_aot_gemm, **unfused.offer)
     if not unfused.is_in_graph:  # otherwise `hook` records the GEMMs of the unfused choice
         for place in range(len(gemms())):
             record_gemm(lambda place=place: gemms()[place])  # type: ignore[misc]
-    return chosen[0] if isinstance(chosen, tuple) else chosen  # torch 2.11 gives the node alone
+    return chosen[0] if isinstance(chosen, tuple) else chosen  # torch 2.11 returns only the node
 
 
 @functools.cache
@@ -182,7 +183,7 @@ def _choices(
     stock: Callable[[str], StockCall],
     gemms: Callable[[], Sequence[AtenGemm]],
 ) -> list[Any]:
-    # A measurement decides which kernel, and not whether one: it compared with other operations.
+    # Measurements rank kernels but do not decide against the unfused code, which they never timed.
     gemm = fused()
     offers = find_offers(gemm, max_choices(), needs_kernel=True)
     call = stock(offers.gemm)

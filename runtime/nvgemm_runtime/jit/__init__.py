@@ -1,5 +1,5 @@
-"""Has kernels compiled at run time, by a process of the builder.
+"""Compiles kernels at run time in a separate builder process.
 
-May import `launch` and what is below it; not `inductor` or `recording`, and never the builder.
-Start at `client`.
+May import `launch` and lower rooms, but not `inductor`, `recording` or the builder. Start at
+`client`.
 """

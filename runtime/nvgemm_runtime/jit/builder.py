@@ -1,4 +1,4 @@
-"""Tells whether the builder side is installed, without importing it."""
+"""Checks if the builder side is installed, without importing it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _BUILDER_MODULES = ("nvgemm_aot", "nvMatmulHeuristics", "pydantic", "yaml", "cut
 
 @functools.cache
 def missing_module() -> str | None:
-    """A module of the builder side that is not installed, or None. Imports nothing."""
+    """Returns a builder module that is not installed, or None. Imports nothing."""
     missing = (module for module in _BUILDER_MODULES if not is_installed(module))
-    # Part of a namespace of several directories; `find_spec` would import its parent.
+    # A namespace package in several directories, whose parent `find_spec` would import.
     places = [f"{place}/cutlass" for place in sys.path]
     operators = PathFinder.find_spec("cutlass.operators", places)
     return next(missing, None if operators else "cutlass.operators")
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module can be imported. Imports nothing but its parents."""
+    """Returns True if a module can be imported. Imports only its parents."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ValueError:  # imported, by a module without a spec
+    except ValueError:  # already imported, without a spec
         return True

@@ -1,8 +1,8 @@
-"""Asks a process of the builder to compile kernels that no bundle has.
+"""Requests kernels that no bundle has from a builder process.
 
-Neither the builder nor the compiler is imported here. The first request starts the process, the JIT
-server; it ends with this process, however that ends, or after a while without requests. It writes
-kernels into a user bundle, where `Installation.refresh_kept_bundles` finds them.
+Imports neither the builder nor the compiler. The first request starts the process, the JIT server.
+It ends with this process, even after a crash, or after a while without requests. It writes kernels
+into a user bundle, where `Installation.refresh_kept_bundles` finds them.
 """
 
 from __future__ import annotations
@@ -29,31 +29,32 @@ from .builder import is_installed, missing_module
 from .process import JitProcess
 
 MAX_CRASHES = 2
-"""After so many crashes the server is not started again; one may be for lack of memory."""
+"""Number of crashes after which the server is not started again. A single crash may come from a
+lack of memory."""
 
 _DEVICE_FACTS = (
     *("kind", "name", "capability", "multiprocessors", "shared_memory_bytes"),
     *("platform", "cuda"),
 )
-"""What a request says of the device."""
+"""Device facts in a request."""
 
 _CROSS_MODULE = "ziglang"
-"""What the extra `cross` brings: the linker of kernels for Arm, on Arm machines too."""
+"""Module in the extra `cross`: the linker for Arm kernels, on Arm machines too."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JitResult:
-    """The result of a request.
+    """Result of a request.
 
     Attributes:
-        problem: The requested problem.
-        bundle: The user bundle that holds kernels for it; None where there is none.
-        compiled: Kernels that were compiled for this request; 0 where other processes did it.
-        seconds: Time that the server took, waiting for other processes included.
-        reason: Why there is no kernel; None where there is one.
-        failures: Why candidates did not compile, though others may have.
+        problem: Requested problem.
+        bundle: User bundle with kernels for it, or None.
+        compiled: Number of kernels compiled for this request; 0 if other processes compiled them.
+        seconds: Server time, including waits for other processes.
+        reason: Reason why there is no kernel, or None.
+        failures: Reasons why candidates did not compile. Other candidates may have compiled.
     """
 
     problem: Problem
@@ -65,7 +66,7 @@ class JitResult:
 
 
 class Pending:
-    """A request that the server works on."""
+    """Request in progress."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -74,15 +75,16 @@ class Pending:
         self._done = threading.Event()
 
     def done(self) -> bool:
-        """Whether `result` would not wait."""
+        """Returns True if `result` would not wait."""
         return self._done.is_set()
 
     def result(self, timeout: float | None = None) -> JitResult:
-        """Wait for the result. Never raises: a failure is a result with its reason.
+        """Waits for the result. Never raises: a failure is a result with its reason.
 
         Args:
-            timeout: Seconds since the request after which to stop waiting. The server goes on, and
-                the result may be asked for again.
+            timeout: Longest wait in seconds, counted from the request. The server continues, and
+                the
+                result can be requested again.
         """
         left = None if timeout is None else max(0.0, self._asked_at + timeout - time.monotonic())
         self._done.wait(left)
@@ -91,19 +93,19 @@ class Pending:
         )
 
     def settle(self, result: JitResult) -> None:
-        """Set the result, once; later ones are ignored."""
+        """Sets the result once. Later results are ignored."""
         if self._result is None:
             self._result = result
             self._done.set()
 
     def fail(self, reason: str) -> Pending:
-        """Settle it without a kernel."""
+        """Settles the request without a kernel."""
         self.settle(JitResult(problem=self.problem, reason=reason))
         return self
 
 
 def why_not_compiling(facts: DeviceFacts) -> str | None:
-    """Why nothing can be compiled for a device in this process, or None. Imports nothing."""
+    """Returns the reason why this process cannot compile for a device, or None. Imports nothing."""
     if not jit_candidates():
         return f"{JIT_CANDIDATES_VARIABLE} is 0"
     has_provider = bool(os.environ.get(JIT_PROVIDER_VARIABLE))
@@ -125,12 +127,12 @@ def _missing(module: str, platform: str) -> str:
 
 
 def _is_cross(platform: str) -> bool:
-    """Whether kernels for a platform are linked by the linker of the extra ``cross``."""
+    """Returns True if the linker from the extra ``cross`` links a platform's kernels."""
     return platform in PLATFORMS[1:]
 
 
 class JitClient:
-    """The requests of this process. Safe to use from several threads, and after a fork."""
+    """Requests from this process. Safe to use in several threads and after a fork."""
 
     def __init__(self, arguments: Sequence[str] = ()) -> None:
         self._arguments = tuple(arguments)
@@ -146,7 +148,7 @@ class JitClient:
         self._closed: str | None = None
 
     def request(self, problem: Problem, facts: DeviceFacts) -> Pending:
-        """Ask for kernels; each problem is asked for once a process, however often this is called.
+        """Requests kernels for a problem, at most once per process.
 
         Never raises, and never waits for the builder side.
         """
@@ -165,11 +167,11 @@ class JitClient:
             return pending.fail(f"{type(error).__name__}: {error}")
 
     def asked(self, problem: Problem, facts: DeviceFacts) -> Pending | None:
-        """The request for a problem, if there was one."""
+        """Returns the request for a problem, or None."""
         return self._asked.get((problem, facts))
 
     def close(self) -> None:
-        """End the server; what it has compiled is kept. Waits for a moment at most."""
+        """Ends the server and waits briefly. Its compiled kernels remain."""
         with self._lock:
             process, self._process = self._process, None
             self._give_up("this process is ending")
@@ -177,7 +179,7 @@ class JitClient:
             process.end()
 
     def forget(self) -> None:
-        """Drop the parent's requests in a forked child, which starts a process of its own."""
+        """Drops the parent's requests in a forked child, which starts its own server."""
         process, self._process = self._process, None
         pending = self._open
         self._reset()
@@ -256,7 +258,7 @@ class JitClient:
 
 
 CLIENT = JitClient()
-"""The requests of this process."""
+"""Client of this process."""
 
 
 request, asked = CLIENT.request, CLIENT.asked

@@ -1,4 +1,4 @@
-"""Starts and talks to the JIT server: two pipes, and a thread that reads its answers."""
+"""Starts the JIT server and exchanges messages with it over two pipes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 SERVER = "nvgemm_aot.jit.server"
-"""The module of the server; run by its name and never imported here."""
+"""Server module, run by name and never imported here."""
 
 _PIPE_BYTES = 1 << 20
-"""Room for thousands of requests, so that sending one never waits: the default is 64 KiB."""
+"""Pipe size for thousands of requests, so that sending never waits. The default is 64 KiB."""
 
 _STDERR_TAIL_BYTES = 2000
 
@@ -26,16 +26,16 @@ _NOT_INHERITED = (
     *("TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_TRACE"),
     *("NVGEMM_AOT_RECORD", "NVGEMM_AOT_EXPLAIN"),
 )
-"""Variables that would have the server write into the files of this process."""
+"""Variables that would make the server write into this process's files."""
 
 
 class JitProcess:
-    """A running server.
+    """Running server.
 
     Args:
-        arguments: Further arguments of the server.
-        answered: Called with each answer, in a thread of its own.
-        ended: Called there once, at the end, with what went wrong, or None.
+        arguments: Further server arguments.
+        answered: Called with each answer, in a separate thread.
+        ended: Called once in that thread, at the end, with a description of the crash or None.
 
     Raises:
         OSError: If it cannot be started.
@@ -53,7 +53,7 @@ class JitProcess:
         theirs_in, self._requests = os.pipe()
         self._answers, theirs_out = os.pipe()
         self._errors = os.memfd_create("nvgemm-aot-jit")
-        with contextlib.suppress(OSError):  # where pipes of this user take too much already
+        with contextlib.suppress(OSError):  # the user's pipes may have reached their limit
             fcntl.fcntl(self._requests, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         try:
             self._process = subprocess.Popen(
@@ -63,7 +63,7 @@ class JitProcess:
                 stderr=self._errors,
                 cwd="/",  # files in the user's directory must not be imported as modules
                 env=_environment(),
-                start_new_session=True,  # Ctrl-C is for this process, which decides what ends
+                start_new_session=True,  # Ctrl-C goes to this process, which ends the server
             )
         except OSError:
             for descriptor in (self._requests, self._answers, self._errors):
@@ -76,16 +76,16 @@ class JitProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         return self._process.pid
 
     def send(self, request: dict[str, Any]) -> None:
-        """Send a request. Where the server has died, `ended` is called soon."""
+        """Sends a request. If the server has died, `ended` is called soon."""
         with self._sending, contextlib.suppress(OSError):
             os.write(self._requests, json.dumps(request).encode() + b"\n")
 
     def end(self) -> None:
-        """End the server, and wait a moment for that."""
+        """Ends the server, and waits a moment."""
         self._close_requests()
         try:
             self._process.wait(_END_SECONDS)
@@ -93,9 +93,9 @@ class JitProcess:
             self._process.kill()
 
     def abandon(self) -> None:
-        """Close the pipes in a forked child: the server is the parent's."""
+        """Closes the pipes in a forked child. The server belongs to the parent."""
         for descriptor in (self._requests, self._answers, self._errors):
-            with contextlib.suppress(OSError):  # the server was ending
+            with contextlib.suppress(OSError):  # already closed if the server was ending
                 os.close(descriptor)
         self._process.returncode = 0  # or Popen would wait for it
 
@@ -121,7 +121,7 @@ class JitProcess:
         self._ended(self, crash if status or not count else None)
 
     def _read_answers(self) -> int:
-        """Pass on every answer until there are no more; returns how many there were."""
+        """Passes on all answers until the pipe closes, and returns their number."""
         rest = b""
         count = 0
         while data := os.read(self._answers, 1 << 16):
@@ -142,12 +142,12 @@ def _status_text(status: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment, so that the server can import what this process can."""
+    """Returns this process's environment with its import path, adapted for the server."""
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     places = (os.path.abspath(place) for place in map(str, sys.path) if os.pathsep not in place)  # noqa: PTH100
     return {
         **kept,
         "PYTHONPATH": os.pathsep.join(places),
-        "CUDA_VISIBLE_DEVICES": "",  # compiling needs no GPU; a context on it would take memory
-        "NVGEMM_AOT": "off",  # the server uses torch to describe operands, and not to compile
+        "CUDA_VISIBLE_DEVICES": "",  # compiling needs no GPU, and a context would take memory
+        "NVGEMM_AOT": "off",  # the server uses torch only to describe operands
     }

@@ -1,8 +1,8 @@
 """Mixture of experts: differentiable functions from tokens to the experts' results.
 
-`experts` does the up projection, the gated activation and the down projection of sorted rows with
-prebuilt grouped kernels, and with torch's operators where no kernel serves; `sort_by_expert` sorts
-them, and `routed_experts` does both. Importing it imports torch.
+`experts` runs the up projection, gated activation and down projection on sorted rows with prebuilt
+grouped kernels, or with torch's operators if no kernel serves. `sort_by_expert` sorts the rows, and
+`routed_experts` does both. Importing this package imports torch.
 """
 
 from .block import experts

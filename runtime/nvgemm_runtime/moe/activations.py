@@ -1,4 +1,4 @@
-"""Gated activations of experts and their derivatives, in the type of the gates."""
+"""Gated activations and their derivatives, in the gates' dtype."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _aten = torch.ops.aten
 
 
 class Activation(enum.Enum):
-    """How an expert joins a gate and an up value."""
+    """Function that combines an expert's gate and up values."""
 
     SWIGLU = "swiglu"
     SWIGLU_OAI = "swiglu_oai"
@@ -21,14 +21,14 @@ class Activation(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class GatedActivation:
-    """A gated activation with its constants: what becomes of gates, times what becomes of ups.
+    """Gated activation with its constants: a function of gates times a function of ups.
 
-    Methods take gates in the type to compute in, and the other tensors in that or a narrower one.
+    Methods take gates in the dtype to compute in, and other tensors in that or a narrower dtype.
 
     Attributes:
-        kind: The function.
+        kind: Function.
         alpha: Factor of the gate inside the sigmoid of ``swiglu_oai``.
-        limit: Where ``swiglu_oai`` cuts gates off above, and ups on both sides.
+        limit: Upper bound of gates, and of ups' absolute values, in ``swiglu_oai``.
     """
 
     kind: Activation
@@ -36,13 +36,13 @@ class GatedActivation:
     limit: float
 
     def apply(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """Join gates and ups of one shape."""
+        """Combines gates and ups of one shape."""
         return self._of_gates(gate) * self._of_ups(up, gate.dtype)
 
     def gradients(
         self, gate: torch.Tensor, up: torch.Tensor, grad: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gradients of gates and ups, from that of `apply`'s result."""
+        """Returns the gate and up gradients, given the gradient of `apply`'s result."""
         grad = grad.to(gate.dtype)
         grad_up = grad * self._of_gates(gate)
         grad_gate = grad * self._of_ups(up, gate.dtype)
@@ -50,7 +50,7 @@ class GatedActivation:
             return _aten.gelu_backward(grad_gate, gate, approximate="tanh"), grad_up
         if self.kind is Activation.SWIGLU:
             return _aten.silu_backward(grad_gate, gate), grad_up
-        # The derivative of silu(alpha * gate) / alpha is that of silu, at alpha * gate.
+        # The derivative of silu(alpha * gate) / alpha is silu's derivative at alpha * gate.
         slopes = _aten.silu_backward(grad_gate, self.alpha * gate.clamp(max=self.limit))
         beyond = gate > self.limit, up.abs() > self.limit
         return slopes.masked_fill(beyond[0], 0), grad_up.masked_fill(beyond[1], 0)

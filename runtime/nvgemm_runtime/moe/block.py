@@ -1,14 +1,17 @@
-"""The experts of a MoE layer as one differentiable function.
+"""A MoE layer's experts as one differentiable function.
 
-Where kernels have the gate in their epilogue, one computes the up projection, and stores it in
-front of what the activation makes of it; both are saved for the backward, where another takes the
-gradient through the down projection and the gate. Of two weights, one launch gives gates, and one
-ups and the rest. Else the activation is computed by operators, and
-again in the backward: as in the forward where that kernel has its gradient, and otherwise in fp32
-and for some rows at a time, so that its tensors stay small.
-While torch.compile traces, a call is one operator, and in place of it the same kernels are in the
-graph, as operators. Where none serves, the activation is computed by operators in fp32 and for all
-rows at once, since Inductor fuses them.
+Forward: if a kernel has the gate as its epilogue, it computes the up projection and stores it
+before the activation's result. Both are saved for the backward. With two weights, one launch
+computes gates and a second computes ups and the activation. Otherwise torch's operators compute the
+activation.
+
+Backward: if a kernel serves, it takes the gradient through the down projection and the gate. An
+activation that was not saved is computed again: as in the forward if that kernel serves, else in
+fp32, a few rows at a time, so that its tensors stay small.
+
+While torch.compile traces, a call is one operator, which the graph replaces with the same kernels
+as operators. If none serves, operators compute the activation in fp32 for all rows at once, because
+Inductor fuses them.
 """
 
 from __future__ import annotations
@@ -58,56 +61,57 @@ def experts(
     alpha: float = 1.702,
     limit: float = 7.0,
 ) -> torch.Tensor:
-    """Send each group of rows through its expert: up projection, gated activation, down projection.
+    """Computes each expert's up projection, gated activation and down projection for its rows.
 
-    Differentiable once, in x, all weights and biases, and routing weights; a weight that requires
-    no grad costs no product. May be traced by torch.compile with ``fullgraph=True``. Under autocast
-    all floating operands but routing weights are cast to autocast's type. Where a kernel has the
-    activation in its epilogue, it is computed in fp32 from the unrounded up projection (of two
-    weights, from rounded gates and unrounded ups), and rounded once. Else it is computed from the
-    rounded one, compiled and for ``swiglu_oai`` in fp32, and otherwise by torch's operators in the
-    operands' type, as torchtitan's experts do.
+    Differentiable once, in x, all weights and biases, and routing weights. A weight that requires
+    no grad costs no product. torch.compile can trace it with ``fullgraph=True``. Under autocast all
+    floating operands except routing weights are cast to autocast's dtype.
 
-    Ends of groups are on the device, so a call does not see them: with ends that fall, or pass the
-    last row, results are undefined, and kernels of torch or of other providers than quack may read
-    and write memory outside their tensors. With NVGEMM_AOT_DEBUG=1 ends and indices are copied
-    and checked, for which the call waits for the device, and compiled code for its ends alone.
+    If a kernel has the activation as its epilogue, it computes the activation in fp32 from the
+    unrounded up projection and rounds once. With two weights, gates are rounded and ups are not.
+    Otherwise the activation is computed from the rounded up projection: in fp32 for ``swiglu_oai``
+    and in compiled code, else by torch's operators in the operands' dtype, as in torchtitan.
+
+    Group ends are on the device, so a call does not see them. If ends fall or pass the last row,
+    results are undefined, and kernels from torch or from providers other than quack may access
+    memory outside their tensors. NVGEMM_AOT_DEBUG=1 copies and checks ends and indices, which waits
+    for the device. Compiled code checks only ends.
 
     Args:
-        x: Rows [rows, dim], those of the first expert first; with ``indices`` tokens [tokens, dim]
-            in any order.
-        w_up: Gate and up weights [experts, 2 * hidden, dim], of any strides (quickest if one of the
-            last two is 1), or a pair of weights [experts, hidden, dim]: gate, up.
+        x: Rows [rows, dim], sorted by expert; with ``indices`` tokens [tokens, dim] in any order.
+        w_up: Gate and up weights [experts, 2 * hidden, dim] with any strides, fastest if one of the
+            last two is 1; or a pair of weights [experts, hidden, dim]: gate, up.
         w_down: Weights [experts, dim, hidden], likewise.
-        offsets: End of each expert's rows, rising: int32 or int64 of shape [experts]. Without
-            ``combine``, the result and the gradient of x are undefined in rows past the last end.
-        counts: Instead of offsets: the number of each expert's rows, int32 or int64 [experts].
+        offsets: End of each expert's rows, ascending: int32 or int64 [experts]. Without
+            ``combine``,
+            the result and x's gradient are undefined in rows past the last end.
+        counts: Rows per expert, instead of offsets: int32 or int64 [experts].
         activation: ``swiglu``: ``silu(gate) * up``; ``geglu``: ``gelu(gate) * up`` with gelu's tanh
-            form; ``swiglu_oai``: ``gate * sigmoid(alpha * gate) * (up + 1)`` of gates cut off above
-            at ``limit`` and ups at both ends.
-        weights: ``halves`` if all gates stand before all ups in ``w_up`` and ``up_bias``,
-            ``interleaved`` if each stands before its up. Of no effect for a pair.
-        up_bias: Bias [experts, 2 * hidden], or a pair [experts, hidden] if the weights are one.
+            form; ``swiglu_oai``: ``gate * sigmoid(alpha * gate) * (up + 1)``, with gates clamped to
+                at
+            most ``limit`` and ups to ``-limit..limit``.
+        weights: ``halves`` if all gates come before all ups in ``w_up`` and ``up_bias``,
+            ``interleaved`` if they alternate, gate first. Ignored for a pair.
+        up_bias: Bias [experts, 2 * hidden], or a pair [experts, hidden] if the weights are a pair.
         down_bias: Bias [experts, dim].
-        indices: The token of each row: int32 or int64 of shape [rows]. For one that ``x`` does not
-            have, the result is undefined where a kernel takes rows where they are; else it is
-            torch's error.
-        token_rows: The rows of each token, where each has k: int32 or int64 of shape [tokens, k],
-            all of ``indices`` the other way round (`sort_by_expert` gives both). With it, rows of a
-            token are added in its order, and without it in no order, which takes longer.
-        routing_weights: Factor of each row's result: floating, of shape [rows].
+        indices: Each row's token: int32 or int64 [rows]. A token outside ``x`` gives an undefined
+            result if a kernel gathers rows, else torch's error.
+        token_rows: Each token's rows, if each has k: int32 or int64 [tokens, k], the inverse of
+            ``indices`` (`sort_by_expert` returns both). With it, a token's rows are added in its
+            order; without it in any order, which takes longer.
+        routing_weights: Factor for each row's result: floating [rows].
         combine: Add the results of each token's rows, in fp32, instead of returning rows. Needs
             ``indices``. Rows past the last end add nothing.
-        alpha: Constant of ``swiglu_oai``.
-        limit: Constant of ``swiglu_oai``.
+        alpha: ``swiglu_oai`` constant.
+        limit: ``swiglu_oai`` constant.
 
     Returns:
-        Results [rows, dim], or with ``combine`` [tokens, dim], of the operands' type.
+        Results [rows, dim], or with ``combine`` [tokens, dim], in the operands' dtype.
 
     Raises:
-        ValueError: If shapes, devices or names do not fit; under NVGEMM_AOT_DEBUG=1 also if offsets
+        ValueError: If shapes, devices or names do not fit. Under NVGEMM_AOT_DEBUG=1 also if offsets
             fall or pass the last row, a count is negative, or an index is out of range.
-        TypeError: If types differ or cannot be computed, or a tensor is a DTensor: pass its
+        TypeError: If dtypes differ or cannot be computed, or a tensor is a DTensor: pass its
             ``to_local()``.
         RuntimeError: In a backward with ``create_graph=True``: there is no second derivative.
     """
@@ -141,9 +145,9 @@ def compute_experts(
     *,
     is_traced: bool = False,
 ) -> torch.Tensor:
-    """`experts`, or what is traced in place of its operator.
+    """Computes `experts`, called directly or traced in place of its operator.
 
-    Args are its own, with pairs in their parts, and ``wanted``, the `autocast_type` of the call.
+    Arguments are those of `experts`, with pairs split, and ``wanted``, the call's `autocast_type`.
     """
     names = GatedActivation(
         kind=named("activation", _ACTIVATIONS, activation), alpha=alpha, limit=limit
@@ -245,7 +249,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # While compiling, AOTAutograd refuses a second backward itself.
+        # While compiling, AOTAutograd itself refuses a second backward.
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise RuntimeError(
                 "experts: its backward has no derivative; call backward() or grad() without "
@@ -256,7 +260,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             *saved,
         ) = ctx.saved_tensors  # fmt: skip
         plan: Plan = ctx.plan
-        # Which a compiled backward of a call, by compiled autograd, could not trace.
+        # Compiled autograd, which may compile an eager call's backward, cannot trace this.
         if plan.kernels is LAUNCHED and not torch.compiler.is_compiling():
             ctx.maybe_clear_saved_tensors()  # unless the graph is retained
         (for_scores, for_x, for_gate, for_up, for_down, for_gate_bias, for_up_bias, for_down_bias
@@ -266,7 +270,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         grad = grad.to(x.dtype)
         grad = grad.index_select(0, indices) if plan.combine else grad.contiguous()
 
-        # Weighing what is gathered anyway takes no pass of its own; else, the narrower is weighed.
+        # Apply routing weights while gathering, which needs no extra pass, else to the narrower.
         weighs_gates = indices is None and 2 * w_down.shape[2] < w_down.shape[1]
         projected = UpProjection(**dict(zip(("gates", "ups", "joined"), saved)))
         task = Backward(
@@ -275,7 +279,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             weighs_gates=weighs_gates,
         )  # fmt: skip
         if for_down and projected.joined is not None and (for_scores or scores is None):
-            # Before gradients of gates, which take more memory than this does.
+            # Before the gates' gradients, which take more memory.
             weighed = task.of_down(plan, projected.joined)
             found["w_down"] = weight_gradient(*weighed, offsets, w_down)
             del weighed
@@ -293,7 +297,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         by_row = of_activation.scores
         if for_down_bias:
             found["down_bias"] = _bias_grad(grad, offsets, scores)
-        del of_activation, projected, saved, task, grad  # their memory is free for what follows
+        del of_activation, projected, saved, task, grad  # frees their memory
         if by_row is not None:
             found["scores"] = by_row.to(scores.dtype)
         if grad_gate_rows is not None:
@@ -306,7 +310,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                     found["gate"] = weight_gradient(grad_gate_rows, taken, offsets, w_gate)
                 if for_up:
                     found["up"] = weight_gradient(grad_up_rows, taken, offsets, w_up)
-                del taken  # whose memory is free for the gradient of rows
+                del taken  # frees its memory for the rows' gradient
             if for_gate_bias:
                 found["gate_bias"] = _bias_grad(grad_gate_rows, offsets, factors)
             if for_up_bias:
@@ -335,9 +339,9 @@ def _gradient_of_rows(
     w_up: torch.Tensor | None,
     offsets: torch.Tensor,
 ) -> torch.Tensor:
-    """The gradient of rows, of one product or two.
+    """Returns the rows' gradient from one product or two.
 
-    The second product is added to the first, in its memory: by one kernel, where one serves.
+    The second product is added to the first in place, by one kernel if one serves.
     """
     if of_ups is None:
         return rows(of_gates, w_gate, offsets)
@@ -351,10 +355,10 @@ def _gradient_of_rows(
 def _bias_grad(
     grad: torch.Tensor, offsets: torch.Tensor, factors: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Sums of each group's rows, times their factors: a product, in a fixed order.
+    """Sums each group's rows, times their routing weights, as a product with a fixed order.
 
-    Its columns have ones; or the first the factors, and the second what rounding takes off them, of
-    which each gives a sum in fp32 that is rounded.
+    The other matrix has columns of ones. With routing weights, its first column holds them rounded
+    and its second column their rounding errors. Each column gives a sum in fp32 that is rounded.
     """
     if factors is None:
         ones = grad.new_ones((grad.shape[0], BIAS_COLUMNS))

@@ -1,4 +1,4 @@
-"""Grouped products of experts, and sums of rows, by torch, where no prebuilt kernel serves."""
+"""Computes experts' grouped GEMMs and row sums by torch if no prebuilt kernel serves."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import torch
 from .operators import dense_like, multiplies_into_fp32, rounded, widen
 
 ALIGNMENT_BYTES = 16
-"""Of rows and pointers in ``torch._grouped_mm``, whose error message names it."""
+"""Alignment of rows and pointers that ``torch._grouped_mm`` requires, from its error message."""
 
 _TORCH_TYPES = (torch.bfloat16, torch.float16, torch.float32)
-"""Types of operands that ``torch._grouped_mm`` computes, as its error message names them."""
+"""Operand dtypes that ``torch._grouped_mm`` supports, from its error message."""
 
 
 def rows_by_torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """`nvgemm_runtime.moe.products.rows` without a bias."""
+    """Computes `nvgemm_runtime.moe.products.rows` without a bias."""
     if not _torch_can_group(a):
         out = a.new_zeros((a.shape[0], b.shape[2]))
         for group, (start, end) in enumerate(_spans(offsets)):
@@ -23,7 +23,7 @@ def rows_by_torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> to
     n = b.shape[2]
     b = _aligned(b) if b.stride(-1) == 1 else _aligned(b.mT).mT
     a = _aligned(a)
-    if a.shape[1] != b.shape[1]:  # only one of them was padded along k
+    if a.shape[1] != b.shape[1]:  # only one operand was padded along k
         k = max(a.shape[1], b.shape[1])
         a = torch.nn.functional.pad(a, (0, k - a.shape[1]))
         b = _padded_rows(b, k)
@@ -31,7 +31,7 @@ def rows_by_torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> to
 
 
 def columns_by_torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """`nvgemm_runtime.moe.products.columns`."""
+    """Computes `nvgemm_runtime.moe.products.columns`."""
     if not _torch_can_group(a):
         out = a.new_zeros((offsets.shape[0], a.shape[1], b.shape[1]))
         for group, (start, end) in enumerate(_spans(offsets)):
@@ -45,9 +45,9 @@ def columns_by_torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) ->
 def gathered_by_torch(
     matrix: torch.Tensor, rows: torch.Tensor | None, weights: torch.Tensor | None
 ) -> torch.Tensor:
-    """`nvgemm_runtime.moe.row_sums.gathered_rows`: a copy of all rows, and a product for each sum.
+    """Computes `nvgemm_runtime.moe.row_sums.gathered_rows` from a copy of all rows.
 
-    ``embedding_bag`` does this, but needs weights of the matrix' type.
+    ``embedding_bag`` would do this, but requires weights in the matrix's dtype.
     """
     if rows is None:
         assert weights is not None
@@ -57,7 +57,7 @@ def gathered_by_torch(
     taken = matrix.index_select(0, named.reshape(-1)).reshape(*rows.shape, matrix.shape[1])
     taken = torch.where(inside[..., None], taken, 0)
     if weights is None:
-        # Of 16 bits, torch adds in fp32, of which CUDA's autocast makes the result's type.
+        # Torch adds 16-bit values in fp32. Under CUDA's autocast the sum's dtype is fp32.
         return rounded(taken.sum(1), matrix.dtype)
     weights = torch.where(inside, weights, 0)
     if weights.shape[1] == 1:
@@ -65,7 +65,7 @@ def gathered_by_torch(
         return _weighted(single, weights, single)
     if not multiplies_into_fp32(matrix):
         return rounded((widen(taken) * weights.unsqueeze(2)).sum(1), matrix.dtype)
-    # Torch multiplies 16 bits with 16 bits. What a weight has more of is a product of its own.
+    # Torch multiplies 16 bits with 16 bits. A second product adds the weights' remaining bits.
     near = weights.to(matrix.dtype)
     sums = torch.bmm(near.unsqueeze(1), taken, out_dtype=torch.float32)
     if weights.dtype is not matrix.dtype:
@@ -75,26 +75,26 @@ def gathered_by_torch(
 
 
 def _weighted(rows: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Rows times their weights [rows, 1], by one operator, which makes no fp32 matrix."""
+    """Multiplies rows by their weights [rows, 1] in one operator, without an fp32 matrix."""
     found: torch.Tensor = torch.mul(rows, widen(weights), out=out)
     return found
 
 
 def _torch_can_group(a: torch.Tensor) -> bool:
-    """Whether ``torch._grouped_mm`` runs on the device; on the CPU a loop does not cost more."""
+    """Returns True if ``torch._grouped_mm`` runs on the device. On the CPU a loop costs no more."""
     if a.device.type != "cuda" or a.dtype not in _TORCH_TYPES:
         return False
     return bool(torch.cuda.get_device_capability(a.device) >= (8, 0))
 
 
 def _spans(offsets: torch.Tensor) -> list[tuple[int, int]]:
-    """First and last row of each group. Waits for the device."""
+    """Returns each group's first row and end. Waits for the device."""
     ends = offsets.tolist()
     return list(zip([0, *ends], ends))
 
 
 def _aligned(matrix: torch.Tensor) -> torch.Tensor:
-    """A row-major matrix as ``torch._grouped_mm`` takes it, rows padded with zeros if need be."""
+    """Returns a row-major matrix aligned for ``torch._grouped_mm``, zero-padded if needed."""
     unit = ALIGNMENT_BYTES // matrix.element_size()
     padding = -matrix.shape[-1] % unit
     if padding:

@@ -1,4 +1,4 @@
-"""What the experts' function refuses before anything is computed."""
+"""Checks the experts' arguments before any computation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 def named(argument: str, known: Mapping[str, _Named], value: str) -> _Named:
-    """What a value stands for.
+    """Returns the value that a name stands for.
 
-    Not by the class of an enum, which Dynamo of torch 2.11 does not trace, for torch.export.
+    Takes a mapping because Dynamo in torch 2.11 cannot trace an enum's constructor, for
+    torch.export.
 
     Raises:
-        ValueError: If it stands for nothing.
+        ValueError: If the name is unknown.
     """
     if value in known:
         return known[value]
@@ -27,11 +28,13 @@ def named(argument: str, known: Mapping[str, _Named], value: str) -> _Named:
 
 
 def parts_of_pairs(w_up: Any, up_bias: Any) -> tuple[Any, Any, Any, Any]:
-    """Weights of gates and of ups, then their biases; what is no pair stands first, before None.
+    """Splits pairs into gate weights, up weights and their biases.
+
+    A single tensor comes first, followed by None.
 
     Raises:
-        ValueError: If one is a pair and the other is none, or a pair has not two.
-        TypeError: If a pair of weights has no second.
+        ValueError: If only one argument is a pair, or a pair does not have two elements.
+        TypeError: If a pair of weights has None as its second element.
     """
     is_pair = isinstance(w_up, tuple)
     if up_bias is not None and isinstance(up_bias, tuple) != is_pair:
@@ -47,15 +50,15 @@ def parts_of_pairs(w_up: Any, up_bias: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def check_kinds(floating: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-    """Check that all are plain tensors on one device, of types that can be computed.
+    """Checks that all arguments are plain tensors on one device with supported dtypes.
 
     Args:
-        floating: By the names that the caller knows: operands, of which x is first; None is absent.
-        others: Likewise: integers, and ``routing_weights``.
+        floating: Operands by argument name, x first. None is absent.
+        others: Integers and ``routing_weights`` by argument name.
 
     Raises:
         ValueError: If devices differ.
-        TypeError: If one is no tensor, is a DTensor, or has a wrong type of elements.
+        TypeError: If an argument is not a tensor, is a DTensor, or has a wrong dtype.
     """
     device = None
     for name, one in (*floating.items(), *others.items()):
@@ -71,11 +74,11 @@ def check_kinds(floating: Mapping[str, Any], others: Mapping[str, Any]) -> None:
 
 
 def check_tensor(where: str, name: str, one: Any, device: torch.device | None) -> None:
-    """Check that one argument of ``where`` is a plain tensor, on x's device if that is known.
+    """Checks that an argument of ``where`` is a plain tensor, on x's device if that is known.
 
     Raises:
-        ValueError: If it is on another.
-        TypeError: If it is no tensor, or a DTensor.
+        ValueError: If it is on another device.
+        TypeError: If it is not a tensor, or is a DTensor.
     """
     if not isinstance(one, torch.Tensor):
         found = "None" if one is None else f"of type {type(one).__name__}"
@@ -87,10 +90,10 @@ def check_tensor(where: str, name: str, one: Any, device: torch.device | None) -
 
 
 def check_dtypes(floating: Mapping[str, torch.Tensor | None]) -> None:
-    """Check that all operands have x's type.
+    """Checks that all operands have x's dtype.
 
     Raises:
-        TypeError: If one has another.
+        TypeError: If dtypes differ.
     """
     x = floating["x"]
     assert x is not None
@@ -107,10 +110,10 @@ def check_shapes(
     others: Mapping[str, torch.Tensor | None],
     combine: bool,
 ) -> None:
-    """Check that all shapes fit together. Arguments are those of `check_kinds`.
+    """Checks that all shapes match. Arguments are those of `check_kinds`.
 
     Raises:
-        ValueError: If one does not.
+        ValueError: If a shape does not match.
     """
     tensors = {name: one for name, one in (*floating.items(), *others.items()) if one is not None}
     for name, one in tensors.items():
@@ -132,7 +135,7 @@ def check_shapes(
     sizes["rows"] = x.shape[0] if indices is None else indices.shape[0]
     for name, one in tensors.items():
         axes = _axes_of(name, pair="w_up[0]" in floating)
-        # Without indices, tokens are the rows. Any k will do.
+        # Without indices, tokens are the rows. Any k fits.
         wanted = tuple(sizes.get(axis, one.shape[-1]) for axis in axes)
         if tuple(one.shape) != wanted:
             raise ValueError(
@@ -149,7 +152,7 @@ def check_shapes(
 
 
 def _axes_of(name: str, *, pair: bool) -> tuple[str, ...]:
-    """Names of a tensor's dimensions; those of x are tokens where it is gathered."""
+    """Returns the names of a tensor's dimensions. The rows of a gathered x are tokens."""
     axes = _AXES[name.partition("[")[0]]
     return tuple("hidden" if axis == _WIDE else axis for axis in axes) if pair else axes
 
@@ -170,14 +173,14 @@ _AXES = {
 
 
 def check_values(others: Mapping[str, torch.Tensor | None], tokens: int) -> None:
-    """Check ends or counts, and indices; copies them from the device. For debugging.
+    """Checks ends or counts, and indices. Copies them from the device; for debugging.
 
     Args:
-        others: Those of `check_kinds`, whose shapes fit.
-        tokens: Rows of x.
+        others: As in `check_kinds`, with checked shapes.
+        tokens: Number of rows in x.
 
     Raises:
-        ValueError: If one is out of its range.
+        ValueError: If a value is out of range.
     """
     indices = others["indices"]
     rows = tokens
@@ -213,7 +216,7 @@ def check_values(others: Mapping[str, torch.Tensor | None], tokens: int) -> None
 
 
 def _check_token_rows(token_rows: torch.Tensor | None, indices: torch.Tensor) -> None:
-    """Check that the rows of tokens are ``indices`` the other way round."""
+    """Checks that ``token_rows`` is the inverse of ``indices``."""
     if token_rows is None:
         return
     owners, rows, seen = indices.tolist(), len(indices), set[int]()

@@ -1,7 +1,7 @@
-"""How experts use kernels, but for products by themselves: here, by launching them.
+"""Kernels for gates and sums, launched directly in eager code.
 
-That is for gates, what a kernel with one reads, and sums: of two products, and of rows. In the
-graphs of torch.compile, `traced` has the other way, by operators.
+They compute gate epilogues and the products that these read, and add products and rows. `traced`
+has the variant for torch.compile graphs, which uses operators.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Biases = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 class GateKernels(Protocol):
-    """Products by kernels, where some serve; else None, and nothing is computed.
+    """Products by kernels. Methods return None and compute nothing if no kernel serves.
 
-    ``a`` is a matrix [m, k], ``b`` and ``weights`` matrices [groups, k, n], ``offsets`` ends of
-    groups along m. With ``indices``, int32 [m], the rows are those of ``a`` that these name.
+    ``a`` is a matrix [m, k], ``b`` and ``weights`` are matrices [groups, k, n], and ``offsets`` are
+    group ends along m. ``indices``, int32 [m], selects ``a``'s rows.
     """
 
     def gated_rows(
@@ -40,7 +40,7 @@ class GateKernels(Protocol):
         epilogue: Epilogue,
         indices: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """What a gated epilogue stores, of the width that its form says."""
+        """Returns a gated epilogue's output, whose width depends on its form."""
 
     def gates_and_ups(
         self,
@@ -50,7 +50,7 @@ class GateKernels(Protocol):
         epilogue: Epilogue,
         indices: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """Gates, ups and what the activation makes of them [m, 3 * n]; the epilogue is of ups."""
+        """Returns gates, ups and the activation's result [m, 3 * n], by an UPS epilogue."""
 
     def side_by_side(
         self,
@@ -60,10 +60,9 @@ class GateKernels(Protocol):
         biases: Biases,
         reader: tuple[torch.Tensor, Epilogue] | None,
     ) -> torch.Tensor | None:
-        """Gates and ups [m, 2 * n].
+        """Returns gates and ups [m, 2 * n].
 
-        The reader is what takes their gradient: weights of the down projection, and an epilogue;
-        None where none does.
+        ``reader`` takes their gradient: the down projection's weights and an epilogue, or None.
         """
 
     def gate_gradients(
@@ -74,20 +73,21 @@ class GateKernels(Protocol):
         product: torch.Tensor,
         epilogue: Epilogue,
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """`gate_products.gate_gradients`."""
+        """Returns the gate and up gradients; see `gate_products.gate_gradients`."""
 
     def adds_rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> bool:
-        """Whether `products.added_rows` is to add the product, rather than torch."""
+        """Returns True if `products.added_rows` should add the product instead of torch."""
 
     def sums_rows(self, matrix: torch.Tensor, count: int, each: int) -> bool:
-        """Whether `row_sums.gathered_rows` is to give so many sums, each of so many rows.
+        """Returns True if `row_sums.gathered_rows` should add ``each`` rows for each sum.
 
-        They are rows as those of the matrix. Else operators add them, which Inductor joins.
+        There are ``count`` sums, and the rows are like the matrix's. Otherwise operators add them,
+        which Inductor fuses.
         """
 
 
 class Launched:
-    """Kernels that are launched, which nothing sees that observes operators."""
+    """Kernels launched directly, invisible to observers of operators."""
 
     gated_rows = staticmethod(gated_rows)
     gate_gradients = staticmethod(gate_gradients)
@@ -100,7 +100,7 @@ class Launched:
         epilogue: Epilogue,
         indices: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """See `GateKernels`: the first launch gives gates, the second the rest."""
+        """Implements `GateKernels`: the first launch computes gates, the second the rest."""
         w_gate, w_up = weights
         hidden = w_gate.shape[2]
         stored = a.new_empty((count_taken(a, indices), 3 * hidden))
@@ -118,7 +118,7 @@ class Launched:
         biases: Biases,
         reader: tuple[torch.Tensor, Epilogue] | None,
     ) -> torch.Tensor | None:
-        """See `GateKernels`: also without a reader, which costs nothing."""
+        """Implements `GateKernels`, also without a reader, because it costs nothing."""
         hidden = weights[0].shape[2]
         both = a.new_empty((a.shape[0], 2 * hidden))
         halves = both[:, :hidden], both[:, hidden:]
@@ -128,11 +128,11 @@ class Launched:
         return both
 
     def adds_rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> bool:
-        """See `GateKernels`: always, for where no kernel adds, torch adds in the same memory."""
+        """Returns True: without a kernel, torch adds in place."""
         return True
 
     def sums_rows(self, matrix: torch.Tensor, count: int, each: int) -> bool:
-        """See `GateKernels`: always, for nothing joins operators."""
+        """Returns True, because nothing fuses operators in eager code."""
         return True
 
 

@@ -1,8 +1,8 @@
-"""Operators in the graphs of torch.compile that launch kernels with a gate, or of two weights.
+"""Operators for torch.compile graphs that launch kernels with a gate, or with two weights.
 
 ``gated_rows``, ``paired_rows``, ``paired_gated_rows``, ``gate_gradient`` and ``gate_gradient_sums``
-look the kernel up where they run, once for each problem, and compute without one where none serves
-the call. `traced` says where a graph has them.
+look up the kernel at run time, once per problem, and compute without one if none serves the call.
+`traced` decides where a graph uses them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _fill(
     bias: torch.Tensor | None,
     indices: torch.Tensor | None = None,
 ) -> None:
-    """`rows` into a matrix that may have gaps between rows."""
+    """Computes `rows` into a matrix that may have gaps between rows."""
     if not rows_into(out, a, b, offsets, bias, indices):
         out.copy_(rows(taken_rows(a, indices), b, offsets, bias))
 
@@ -131,7 +131,7 @@ def _by_operators(
     *,
     for_scores: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Gradients of gates and ups, and of rows' weights where these are asked for."""
+    """Returns the gate and up gradients, and the routing weights' gradients if requested."""
     task = Backward(
         grad=grad, scores=None, w_down=b, down_bias=None, offsets=offsets,
         for_down=False, for_gates=True, for_scores=for_scores, weighs_gates=False,
@@ -142,7 +142,7 @@ def _by_operators(
 
 
 def _plan_of(epilogue: Epilogue) -> Plan:
-    """How to compute what an epilogue does, without a kernel."""
+    """Returns the plan that computes an epilogue without a kernel."""
     gate = epilogue.gate
     assert gate is not None
     return Plan(

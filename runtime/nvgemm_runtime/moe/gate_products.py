@@ -1,7 +1,7 @@
-"""Products of groups for gates, by a kernel or not at all: `gates` and `gradients` have the rest.
+"""Grouped GEMMs with gates, computed by a kernel or not at all.
 
-They store the product, gates or ups, or gradients of these, for `nvgemm_runtime.moe.products.rows`
-has no place for them. Each says whether a kernel served; none is to be traced.
+They write into views or read a second matrix, which `nvgemm_runtime.moe.products.rows` cannot. Each
+reports if a kernel served. None can be traced. `gates` and `gradients` handle the other cases.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def gated_rows(
     *,
     warns: bool = False,
 ) -> torch.Tensor | None:
-    """`rows` with a gated epilogue, if a kernel serves it; not to be traced.
+    """Computes `rows` with a gated epilogue if a kernel serves. Cannot be traced.
 
-    With ``indices``, int32 [m], the kernel takes the rows of ``a`` that they name. ``warns`` gives
-    the process' warning where none serves.
+    ``indices``, int32 [m], selects ``a``'s rows. ``warns`` issues the process's warning if no
+    kernel serves.
 
     Returns:
-        What the epilogue stores, of the width that its form says; None if no kernel serves.
+        The epilogue's output, whose width depends on its form, or None if no kernel serves.
     """
     return _by_kernel(a, b, offsets, bias, epilogue, warns, indices)
 
@@ -44,21 +44,23 @@ def gate_gradients(
     *,
     warns: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-    """Gradients of gates and ups, if a kernel serves; not to be traced.
+    """Computes the gate and up gradients if a kernel serves. Cannot be traced.
 
     Args:
         grad: Gradient of the down projection's result, [m, dim].
-        b: Weights of the down projection, [groups, dim, n].
-        offsets: End of each group along m, int32 [groups].
-        product: The product of gates and ups, [m, 2 * n], in the epilogue's order of columns.
-        epilogue: A gradient.
-        warns: Whether to give the process' warning where no kernel serves.
+        b: Down projection weights, [groups, dim, n].
+        offsets: Group ends along m, int32 [groups].
+        product: Product with gates and ups, [m, 2 * n], in the epilogue's column order.
+        epilogue: Gradient epilogue.
+        warns: Issue the process's warning if no kernel serves.
 
     Returns:
-        Matrix [m, 2 * n] in the order of the product. Of an epilogue with sums also for each row
-        the sum of what the gate gave times its gradient, a vector [m] in fp32, which is 0 past the
-        last end: the launch zeroes sums, and a kernel writes those of groups' rows alone. None if
-        no kernel serves.
+        Matrix [m, 2 * n] in the product's column order, and sums or None. For an epilogue with
+            sums,
+        these are a vector [m] in fp32: for each row, the sum over the gate's results times their
+        gradients. It is 0 past the last end, because the launch zeroes sums and a kernel writes
+            only
+        rows in groups. None if no kernel serves.
     """
     parts = None
     if epilogue.form is not None and epilogue.form.row.has_sums:
@@ -77,12 +79,12 @@ def rows_into(
     bias: torch.Tensor | None,
     indices: torch.Tensor | None = None,
 ) -> bool:
-    """`rows` into a matrix that may have gaps between rows, if a kernel serves; not to be traced.
+    """Computes `rows` into a matrix that may have gaps between rows. Cannot be traced.
 
-    With ``indices``, int32 [m], the kernel takes the rows of ``a`` that they name.
+    ``indices``, int32 [m], selects ``a``'s rows.
 
     Returns:
-        Whether a kernel served.
+        True if a kernel served.
     """
     return not launch_groups(out, a, b, offsets, bias, None, indices=indices)
 
@@ -96,7 +98,7 @@ def serves_ups(
     epilogue: Epilogue,
     indices: torch.Tensor | None = None,
 ) -> bool:
-    """Whether a kernel serves `ups_into`, of the same arguments; not to be traced."""
+    """Returns True if a kernel serves `ups_into` with the same arguments. Cannot be traced."""
     extras = Extras(offsets=offsets, rows=indices, addend=gates, gated=epilogue)
     found = find(op_of_rows(indices), a, b, out, extras) if out.shape[0] else None
     return not isinstance(found, str)
@@ -113,20 +115,20 @@ def ups_into(
     *,
     warns: bool = False,
 ) -> bool:
-    """Ups, and behind them what the gate gives, if a kernel serves; not to be traced.
+    """Computes ups, followed by the gate's result, if a kernel serves. Cannot be traced.
 
     Args:
         out: Matrix [m, 2 * n], which may have gaps between rows.
         a: Matrix [m, k].
-        b: Weights of ups, [groups, k, n].
-        offsets: End of each group along m, int32 [groups].
+        b: Up weights, [groups, k, n].
+        offsets: Group ends along m, int32 [groups].
         gates: Matrix [m, n], which may have gaps between rows.
-        epilogue: One of ups.
-        indices: The row of ``a`` for each row of the result, int32 [m]; None for each in order.
-        warns: Whether to give the process' warning where no kernel serves.
+        epilogue: Epilogue with the form UPS.
+        indices: Row in ``a`` for each row in the result, int32 [m]; None for all rows in order.
+        warns: Issue the process's warning if no kernel serves.
 
     Returns:
-        Whether a kernel served.
+        True if a kernel served.
     """
     reason = launch_groups(out, a, b, offsets, gates, epilogue, indices=indices)
     if reason and warns:
@@ -154,5 +156,5 @@ def _by_kernel(
 
 
 def narrow(indices: torch.Tensor) -> torch.Tensor:
-    """Rows' numbers as kernels take them: int32, contiguous."""
+    """Converts row indices to contiguous int32, as kernels take them."""
     return indices.to(torch.int32).contiguous()

@@ -1,7 +1,7 @@
-"""Gates and ups: their products, and what the activation makes of them.
+"""Up projections and their gated activation.
 
-Kernels with the gate in their epilogue compute them where one serves, unless a dispatch mode or a
-tensor subclass observes operators; else operators do.
+Kernels with the gate as their epilogue compute both if one serves. Operators compute them if no
+kernel serves, or if a dispatch mode or a tensor subclass observes operators.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _OAI_CONSTANTS = (Gate.SWIGLU_OAI.row.alpha, Gate.SWIGLU_OAI.row.limit)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to compute, and by what.
+    """Computation to run, and its means.
 
     Attributes:
-        order: Where gates and ups stand; None where they are two products, which lie in halves.
-        kernels: How kernels are used for gates and sums; None where operators compute these.
-        is_compiled: Whether operators compute the activation in fp32, whatever it is.
-        in_pieces: Whether they compute some rows at a time.
+        order: Order of gates and ups; None for two products, which lie in halves.
+        kernels: Kernels for gates and sums; None if operators compute these.
+        is_compiled: True if operators compute any activation in fp32.
+        in_pieces: True if operators compute a few rows at a time.
     """
 
     activation: GatedActivation
@@ -43,7 +43,7 @@ class Plan:
     in_pieces: bool = True
 
     def split(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of the gates and ups among columns."""
+        """Returns views of the gates and ups among columns."""
         if self.order is WeightOrder.INTERLEAVED:
             return both[..., ::2], both[..., 1::2]
         half = both.shape[-1] // 2
@@ -52,11 +52,11 @@ class Plan:
     def parts(
         self, gate_rows: torch.Tensor, up_rows: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of the gates and ups of one product or two."""
+        """Returns views of the gates and ups in one product or two."""
         return self.split(gate_rows) if up_rows is None else (gate_rows, up_rows)
 
     def sums_rows(self, matrix: torch.Tensor, count: int, each: int) -> bool:
-        """Whether `row_sums.gathered_rows` gives so many sums, each of so many such rows."""
+        """Returns True if `row_sums.gathered_rows` adds such rows, ``each`` for ``count`` sums."""
         if self.kernels is not None:
             return self.kernels.sums_rows(matrix, count, each)
         return not self.is_compiled
@@ -64,40 +64,40 @@ class Plan:
     def weighted(
         self, matrix: torch.Tensor, indices: torch.Tensor | None, scores: torch.Tensor | None
     ) -> torch.Tensor:
-        """`tokens.weighted_rows`, by what is quickest here."""
+        """Computes `tokens.weighted_rows` in the fastest way."""
         by_kernel = scores is not None and self.sums_rows(matrix, scores.shape[0], 1)
         return weighted_rows(matrix, indices, scores, by_kernel=by_kernel)
 
     def epilogue(self, form: GateForm) -> Epilogue | None:
-        """The epilogue of this form that has the activation, if one does.
+        """Returns the epilogue of a form that has the activation, or None.
 
-        Of two products, one has the gate where the other gave gates; they lie in halves for the
+        With two products, the second has the gate and reads the first. They lie in halves for the
         gradient.
         """
         of_two = form.is_gradient or form is GateForm.UPS
         if (self.order is None and not of_two) or not has_gate(self.activation):
             return None
         if form is GateForm.UPS and self.activation.kind is Activation.SWIGLU_OAI:
-            return None  # whose models have one weight
+            return None  # models with this activation have one weight
         gate = _GATES[self.activation.kind]
         return find_gated(gate, self.order or WeightOrder.HALVES, form)
 
 
 def has_gate(activation: GatedActivation) -> bool:
-    """Whether epilogues have the activation, with its constants."""
+    """Returns True if an epilogue has the activation with its constants."""
     constants = (activation.alpha, activation.limit)
     return activation.kind is not Activation.SWIGLU_OAI or constants == _OAI_CONSTANTS
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpProjection:
-    """What the up projection gave.
+    """Result of the up projection.
 
     Attributes:
-        gates: The product of gates, or of gates and ups in one matrix; None where a kernel joined
-            them and no gradient is wanted.
-        ups: The product of ups; None where there is no matrix of its own.
-        joined: What the activation makes of both; None where it is still to be computed.
+        gates: Product for gates, or for gates and ups in one matrix; None if a kernel applied the
+            activation and no gradient is needed.
+        ups: Product for ups; None if there is no separate matrix.
+        joined: Result of the activation; None if it is not computed yet.
     """
 
     gates: torch.Tensor | None = None
@@ -114,11 +114,11 @@ def project_up(
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
     w_down: torch.Tensor,
 ) -> UpProjection:
-    """Multiply rows with the weights of gates and of ups, by the fewest launches that serve.
+    """Multiplies rows by the gate and up weights, in as few launches as possible.
 
-    With ``indices``, they are the rows of ``x`` that these name. Of experts that are not wide, a
-    kernel that takes them where they are, with the gate, is preferred to a copy. A kernel serves
-    any number of columns, so that one is found does not say that it is faster.
+    ``indices`` selects ``x``'s rows. For experts that are not wide, a kernel that gathers rows and
+    applies the gate is preferred to a copy. Width decides, because a kernel serves any number of
+    columns and may still be slower.
     """
     (w_gate, w_up), (gate_bias, up_bias) = weights, biases
     columns = w_gate.shape[1] + (0 if w_up is None else w_up.shape[1])
@@ -154,7 +154,7 @@ def _with_gate(
     weights: tuple[torch.Tensor, torch.Tensor | None],
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
 ) -> UpProjection | None:
-    """The up projection by kernels of which one has the gate, if they serve."""
+    """Computes the up projection with a gate in a kernel, or returns None if none serves."""
     w_gate, w_up = weights
     if w_up is None:
         return _joined_by_kernel(plan, kernels, x, indices, offsets, w_gate, biases[0])
@@ -165,7 +165,7 @@ def _with_gate(
     stored = kernels.gates_and_ups(x, pair, offsets, epilogue, indices)
     if stored is None:
         return None
-    # The gradient of the gate reads the front.
+    # The gate's gradient reads the first two thirds.
     return UpProjection(gates=stored[:, : 2 * hidden], joined=stored[:, 2 * hidden :])
 
 
@@ -178,9 +178,9 @@ def _joined_by_kernel(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> UpProjection | None:
-    """The up projection by a kernel with the gate, if one serves.
+    """Computes the up projection by one kernel with the gate, or returns None if none serves.
 
-    Bundles for training may have no kernel but the one that also stores the product.
+    Bundles for training may only have the kernel that also stores the product.
     """
     for form in (GateForm.KEPT,) if plan.wants_grad else (GateForm.JOINED, GateForm.KEPT):
         epilogue = plan.epilogue(form)
@@ -197,15 +197,15 @@ def _joined_by_kernel(
 
 
 def _adds(epilogue: Epilogue, bias: torch.Tensor | None) -> bool:
-    """Whether an epilogue adds a bias exactly where there is one."""
+    """Returns True if an epilogue adds a bias exactly if there is one."""
     return (epilogue.addend is None) is (bias is None)
 
 
 def activated(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """What the activation makes of gates and ups, contiguous.
+    """Applies the activation to gates and ups. The result is contiguous.
 
-    Of two operators as torchtitan calls them, and not under torch.compile, in the type of gates;
-    else in fp32, rounded once.
+    In eager code, ``swiglu`` and ``geglu`` use two operators in the gates' dtype, as torchtitan
+    does. Otherwise the activation is computed in fp32 and rounded once.
     """
     is_product = plan.activation.kind is not Activation.SWIGLU_OAI
     if is_product and not plan.is_compiled:
@@ -217,5 +217,5 @@ def activated(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def pieces_of(plan: Plan, matrix: torch.Tensor) -> list[slice]:
-    """Rows of a matrix to compute at a time."""
+    """Returns the row slices to compute at a time."""
     return pieces(*matrix.shape) if plan.in_pieces else [slice(None)]

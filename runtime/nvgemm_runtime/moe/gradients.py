@@ -1,7 +1,7 @@
-"""The gradients of gates and ups, of the down projection's weights, and of rows' weights.
+"""Gradients for gates and ups, the down projection's weights, and routing weights.
 
-By a kernel that takes the gradient of the result through the down projection and the gate, where
-one serves, and else by that product and operators.
+A kernel takes the result's gradient through the down projection and the gate if one serves. If not,
+a product and operators do.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from .tokens import is_owned
 
 @dataclass(frozen=True, kw_only=True)
 class Backward:
-    """The gradient of the result, what it is taken through, and which gradients are wanted of it.
+    """Backward inputs and requested gradients.
 
     Attributes:
-        grad: The gradient of each row's result.
-        scores: The rows' weights; None without.
-        w_down, down_bias: Weights of the down projection, and its bias.
+        grad: Gradient of each row's result.
+        scores: Routing weight of each row, or None.
+        w_down, down_bias: Down projection weights and bias.
         offsets: End of each expert's rows.
-        for_down, for_gates, for_scores: Whether those of the down projection's weights, of gates
-            and ups, and of the rows' weights are wanted.
-        weighs_gates: Whether gradients of gates and ups get the rows' weights, where the gradient
-            of these is wanted. Else rows get them, and the sums of rows' gradients.
+        for_down, for_gates, for_scores: True if the gradients for the down projection's weights,
+            gates
+            and ups, and routing weights are needed.
+        weighs_gates: True if routing weights multiply the gate and up gradients, in case the
+            routing
+            weights' gradient is needed. Otherwise they multiply rows, and the sums of row
+                gradients.
     """
 
     grad: torch.Tensor
@@ -44,42 +47,45 @@ class Backward:
     weighs_gates: bool
 
     def weighted(self, plan: Plan) -> torch.Tensor:
-        """The gradient times the rows' weights."""
+        """Returns the gradient times the routing weights."""
         return plan.weighted(self.grad, None, self.scores)
 
     def of_kernel(self, plan: Plan) -> torch.Tensor:
-        """What a kernel with the gradient of a gate is given.
+        """Returns the gradient that a kernel with a gate's gradient takes.
 
-        Without the rows' weights where their gradient is wanted, which is found behind it.
+        It is without routing weights if their gradient is needed, which is computed from the
+        kernel's output.
         """
         return self.grad if self.for_scores else self.weighted(plan)
 
     def of_down(self, plan: Plan, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the gradient of the down projection's weights multiplies: gradients, and ``joined``.
+        """Returns the factors of the down projection's weight gradient: gradients, and ``joined``.
 
-        One of both has the rows' weights, the narrower.
+        The narrower of both is multiplied by the routing weights.
         """
         if joined.shape[1] < self.grad.shape[1]:
             return self.grad, plan.weighted(joined, None, self.scores)
         return self.weighted(plan), joined
 
     def of_owned(self, by_row: torch.Tensor) -> torch.Tensor:
-        """The vector [rows] with 0 for rows that no expert has."""
+        """Returns the vector [rows] with 0 for rows that no expert has."""
         return torch.where(is_owned(self.offsets, by_row.shape[0]), by_row, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gradients:
-    """What the backward needs of the activation; None for what is not asked for.
+    """Gradients at the activation; None if not requested.
 
     Attributes:
-        grad: The gradient of the down projection's result that goes with ``joined``.
-        joined: What the activation gave, for the gradient of the down projection's weights. One
-            of both has the rows' weights.
-        gates: The gradients of gates, or of gates and ups in one matrix. Where the gradient of
-            rows' weights is asked for, they have these weights only if the task `weighs_gates`.
-        ups: Those of ups, likewise; None where there is no matrix of their own.
-        scores: The gradient of each row's weight, in fp32; 0 of a row that no expert has.
+        grad: Gradient of the down projection's result, to use with ``joined``.
+        joined: Activation result, for the down projection's weight gradient. Either this or
+            ``grad``
+            includes the routing weights.
+        gates: Gate gradients, or gate and up gradients in one matrix. If the routing weights'
+            gradient
+            is requested, they include routing weights only if `Backward.weighs_gates` is set.
+        ups: Up gradients, likewise; None if there is no separate matrix.
+        scores: Gradient of each routing weight, in fp32; 0 for a row that no expert has.
     """
 
     grad: torch.Tensor
@@ -90,8 +96,8 @@ class Gradients:
 
 
 def gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) -> Gradients | None:
-    """Take the gradient of the result to gates and ups by one kernel, if one serves."""
-    # Before more is looked at: Dynamo of torch 2.11 does not iterate enumerations.
+    """Takes the result's gradient to gates and ups by one kernel, or returns None."""
+    # Return early, because Dynamo in torch 2.11 cannot iterate enums.
     kernels, product = plan.kernels, projected.gates
     if kernels is None or product is None or projected.ups is not None:
         return None
@@ -118,23 +124,25 @@ def behind_kernel(
     *,
     given: torch.Tensor,
 ) -> Gradients:
-    """All that the backward needs, by what a kernel found.
+    """Completes the backward pass from the kernel's output.
 
-    The gradient of a row's weight is the sum of what the activation gave times its gradient, which
-    a kernel may have found as well. Else it is that of ups times theirs, where ups are a factor as
-    they are. Where they are cut off, it is that of the down projection's result times the given
-    gradient. That product is computed again, which moves a quarter of the memory that operators do:
-    for 98,304 rows, 2880 columns in and out and 32 experts (gpt-oss-20b), 1.6 TFLOP more and about
-    60 bytes for each of what the activation gives in place of about 280.
+    A routing weight's gradient is the sum of the activation's results times their gradients, which
+    the kernel may provide. Without it, and with unclamped ups, it is the sum of ups times their
+    gradients. With clamped ups, it is the sum of the down projection's result times the given
+    gradient. That product is computed again, which moves a quarter of the memory that operators
+    would. For 98,304 rows, 2880 columns in and out and 32 experts (gpt-oss-20b), it costs 1.6 TFLOP
+    and moves about 60 bytes for each activation value, instead of about 280.
 
     Args:
-        plan: What to compute.
-        projected: What the up projection gave.
-        task: What it is computed of.
-        found: Gradients of gates and ups in one matrix, which may be overwritten: of ``given``.
-        sums: For each row, what the activation gave times its gradient; None to find it here.
-            Called, they are a kernel's, and 0 for rows that no expert has.
-        given: What the kernel was given.
+        plan: Computation to run.
+        projected: Up projection result.
+        task: Backward inputs and requested gradients.
+        found: Kernel output: gate and up gradients in one matrix, for ``given``. May be
+            overwritten.
+        sums: For each row, the sum of the activation's results times their gradients; None to
+            compute
+            it here. In eager code a kernel provides it, with 0 for rows that no expert has.
+        given: Gradient passed to the kernel.
     """
     assert projected.gates is not None
     gates, ups = plan.parts(projected.gates, projected.ups)
@@ -167,7 +175,7 @@ def behind_kernel(
 
 
 def gradients_by_operators(plan: Plan, projected: UpProjection, task: Backward) -> Gradients:
-    """Take the gradient of the result to gates and ups by a product and operators, in fp32."""
+    """Takes the result's gradient to gates and ups by a product and operators, in fp32."""
     if not (task.for_down or task.for_gates or task.for_scores):
         return Gradients(grad=task.grad)
     gate_rows, up_rows, scores = projected.gates, projected.ups, task.scores
@@ -185,7 +193,7 @@ def gradients_by_operators(plan: Plan, projected: UpProjection, task: Backward) 
         factor = None if scores is None else scores[piece, None]
         if task.for_down or task.for_scores:
             joined = plan.activation.apply(gates, ups)
-        if hidden is not None:  # which gets the weights while it is computed
+        if hidden is not None:  # apply routing weights in the same pass
             hidden[piece] = joined if factor is None else joined * factor
         if grad_hidden is not None:
             grads = widen(grad_hidden[piece])
@@ -204,10 +212,10 @@ def gradients_by_operators(plan: Plan, projected: UpProjection, task: Backward) 
 
 
 def _with_bias(plan: Plan, task: Backward, by_row: torch.Tensor) -> torch.Tensor:
-    """Gradients of rows' weights, with what the bias of the down projection adds to each.
+    """Adds the down projection bias's part to the routing weights' gradients.
 
-    Called on a GPU, rows are multiplied with the biases of all experts, which reads them once; a
-    row of the bias for each would be a matrix as large as they are.
+    In eager code on a GPU, rows are multiplied with all experts' biases, which reads rows once. A
+    bias row for each would be a matrix as large as they are.
     """
     if task.down_bias is None:
         return by_row

@@ -1,4 +1,4 @@
-"""Kernels for experts: which one serves a call, and its launch; and how operators are defined."""
+"""Finds and launches kernels for experts, and defines operators."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .by_torch import ALIGNMENT_BYTES
 
 
 class Extras(NamedTuple):
-    """The extra operands of experts' kernels, as `ExtraOperands` has them.
+    """Extra operands of experts' kernels, with the fields of `ExtraOperands`.
 
-    Of that, one is made where a kernel is looked up for the first time: to make it takes longer
-    than to find the kernel again.
+    An `ExtraOperands` is built only for a kernel's first lookup, because building it takes longer
+    than a cached lookup.
     """
 
     offsets: torch.Tensor | None = None
@@ -36,13 +36,13 @@ class Extras(NamedTuple):
     gated: Epilogue | None = None
 
     def tensors(self) -> list[torch.Tensor]:
-        """Those that there are, in the order of `nvgemm_runtime.gemm.roles.extra_roles`."""
+        """Returns the operands that are present, ordered as by `gemm.roles.extra_roles`."""
         of_all = (self.offsets, self.rows, self.addend, self.sums)
         return [one for one in of_all if one is not None]
 
 
 _found: dict[tuple[object, ...], LoadedKernel | str] = {}
-"""By all that decides: the kernel, or why none serves."""
+"""Cached kernels, or reasons why none serves, by everything that decides."""
 
 _MAX_FOUND = 4096
 
@@ -50,13 +50,13 @@ BY_TORCH = "torch computes a grouped product"
 GATE_LOST = "a compiled graph computes a gate by its product and torch's operators"
 SUMMED_BY_TORCH = "torch weighs or adds rows of tokens"
 WARNINGS = (BY_TORCH, GATE_LOST, SUMMED_BY_TORCH)
-"""What a process is warned of, once each."""
+"""Subjects of warnings, each issued once per process."""
 
 _warned: set[str] = set()
 
 
 def launch(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras) -> str:
-    """Compute ``out`` by the best kernel; why none serves, or nothing."""
+    """Computes ``out`` by the best kernel. Returns the reason why none serves, or ""."""
     kernel = find(op, a, b, out, extras)
     if isinstance(kernel, str):
         return kernel
@@ -79,11 +79,11 @@ def launch_groups(
     indices: torch.Tensor | None = None,
     sums: torch.Tensor | None = None,
 ) -> str:
-    """Compute ``out``, of any number of rows, by a kernel; why none serves, or nothing."""
-    # Torch resolves negated views for operators, but this is none.
+    """Computes ``out``, with any number of rows, by a kernel. Returns why none serves, or ""."""
+    # Torch resolves negated views only for operators.
     a, b, offsets = a.resolve_neg(), b.resolve_neg(), offsets.resolve_neg()
     addend = None if addend is None else addend.resolve_neg()
-    if addend is not None and addend.stride(-1) != 1:  # rows with gaps are read as they are
+    if addend is not None and addend.stride(-1) != 1:  # kernels read rows with gaps
         addend = addend.contiguous()
     if is_debugging():
         check_offset_values(offsets, out.shape[0])
@@ -102,15 +102,15 @@ def launch_groups(
 
 
 def op_of_rows(indices: torch.Tensor | None) -> Op:
-    """The operation on rows of groups: as they are, or those that indices name."""
+    """Returns the op for grouped rows: gathered if there are indices."""
     return Op.GROUPED_MM if indices is None else Op.GATHERED_GROUPED_MM
 
 
 def find(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras
 ) -> LoadedKernel | str:
-    """The best kernel, looked up once a problem, or why none serves."""
-    # Others are on this device, or the native launcher refuses them.
+    """Returns the best kernel, or the reason why none serves. Looks it up once per problem."""
+    # The native launcher refuses operands on other devices than a's.
     key = (
         op, a.device, wants_determinism(), extras.adds_matrix, extras.gated,
         *(None if one is None else _facts(one) for one in (a, b, out, *extras[:4])),
@@ -134,7 +134,7 @@ def _facts(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def warn_once(what: str, reason: str) -> None:
-    """Warn of one of `WARNINGS` and why it is so, once a process."""
+    """Issues one of `WARNINGS` with its reason, once per process."""
     if what not in _warned:
         _warned.add(what)
         warnings.warn(
@@ -145,25 +145,25 @@ def warn_once(what: str, reason: str) -> None:
 
 
 def was_warned(what: str) -> bool:
-    """Whether this process was warned of one of `WARNINGS`."""
+    """Returns True if this process has issued one of `WARNINGS`."""
     return what in _warned
 
 
 def with_unit_stride(matrix: torch.Tensor) -> torch.Tensor:
-    """The matrix, or a copy where neither of its last dimensions is contiguous."""
+    """Returns the matrix, or a copy if neither of its last two dimensions is contiguous."""
     is_dense = 1 in (matrix.stride(-1), matrix.stride(-2))
     return matrix if is_dense else matrix.contiguous()
 
 
 def row_major(matrix: torch.Tensor) -> torch.Tensor:
-    """The matrix, or a copy where rows have gaps or begin at addresses that kernels cannot read."""
+    """Returns the matrix, or a copy if rows have strides or addresses that kernels cannot read."""
     pitch = matrix.stride(0) * matrix.element_size()
     is_aligned = (pitch | matrix.data_ptr()) % ALIGNMENT_BYTES == 0
     return matrix if matrix.stride(1) == 1 and is_aligned else matrix.contiguous()
 
 
 library = torch.library.Library(NAMESPACE, "DEF")
-"""Kept for the life of the process: torch unregisters the operators of a deleted library."""
+"""Lives as long as the process: torch unregisters a deleted library's operators."""
 
 
 def define(
@@ -174,7 +174,7 @@ def define(
     *,
     gives: str = "Tensor",
 ) -> Callable[..., Any]:
-    """Define an operator, and what it gives for fake tensors; returns it."""
+    """Defines and returns an operator with its fake implementation."""
     library.define(f"{name}({operands}) -> {gives}", tags=torch.Tag.pt2_compliant_tag)
     library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)

@@ -1,9 +1,9 @@
-"""Grouped products of experts: by a prebuilt kernel if one serves, else by torch.
+"""Grouped GEMMs for experts: by a prebuilt kernel if one serves, else by torch.
 
 They are operators, ``torch.ops.nvgemm_moe.rows``, ``added_rows`` and ``columns``, so torch.compile
-keeps them in its graph; where nothing observes operators, what they run is called itself. The
-kernel is looked up where they run, once for each problem. Those with a gate are in `gate_products`,
-and their operators in `gate_operators`.
+keeps them in its graph. If nothing observes operators, their implementation is called directly. The
+kernel is looked up at run time, once per problem. GEMMs with a gate are in `gate_products`, and
+their operators in `gate_operators`.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from .operators import is_direct
 def rows(
     a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Multiply the rows of each group with the group's matrix, and add its bias.
+    """Multiplies each group's rows by the group's matrix, and adds its bias.
 
     Args:
-        a: Matrix [m, k], the groups' rows one after the other.
+        a: Matrix [m, k], sorted by group.
         b: Matrices [groups, k, n].
-        offsets: End of each group along m, int32 [groups].
-        bias: A row of n for each group, [groups, n], of the operands' type. Where no kernel adds
-            it, torch does, to the rounded product.
+        offsets: Group ends along m, int32 [groups].
+        bias: Bias row for each group, [groups, n], in the operands' dtype. If no kernel adds it,
+            torch
+            adds it to the rounded product.
 
     Returns:
-        Matrix [m, n] of the operands' type; undefined in rows past the last end.
+        Matrix [m, n] in the operands' dtype; undefined in rows past the last end.
     """
     if is_direct(a, b, offsets, bias):
         return _rows(a, b, offsets, bias)
@@ -58,17 +59,17 @@ def added_rows(
     other_a: torch.Tensor,
     other_b: torch.Tensor,
 ) -> torch.Tensor:
-    """`rows` added to another such product, in the memory of that one; see `add_rows`.
+    """Adds `rows` to another such product, in place; see `add_rows`.
 
     Args:
-        a: Matrix [m, k], the groups' rows one after the other.
+        a: Matrix [m, k], sorted by group.
         b: Matrices [groups, k, n].
-        offsets: End of each group along m, int32 [groups].
-        other_a: Matrix [m, p] of the other product.
-        other_b: Matrices [groups, p, n] of the other product.
+        offsets: Group ends along m, int32 [groups].
+        other_a: Matrix [m, p] for the other product.
+        other_b: Matrices [groups, p, n] for the other product.
 
     Returns:
-        Matrix [m, n] of the operands' type; undefined in rows past the last end.
+        Matrix [m, n] in the operands' dtype; undefined in rows past the last end.
     """
     if is_direct(a, b, offsets, other_a, other_b):
         return _added_rows(a, b, offsets, other_a, other_b)
@@ -77,18 +78,18 @@ def added_rows(
 
 
 def add_rows(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> None:
-    """Add what `rows` gives to a matrix, in place; not to be traced.
+    """Adds `rows` to a matrix, in place. Cannot be traced.
 
-    A kernel may get one matrix as addend and result: a tile has read an element of the addend
-    before it writes the same element of the result, and no other tile writes it. At the end of a
-    group a tile also reads rows of the next one, written or not, and stores nothing of them.
+    A kernel may use one matrix as addend and result. A tile reads an element of the addend before
+    it writes the same element of the result, and no other tile writes it. At a group's end a tile
+    also reads the next group's rows, written or not, and stores nothing for them.
 
     Args:
-        out: Matrix [m, n] of the operands' type. Where no kernel adds to it, torch does, the
-            rounded product.
+        out: Matrix [m, n] in the operands' dtype. If no kernel adds to it, torch adds the rounded
+            product.
         a: Matrix [m, k].
         b: Matrices [groups, k, n].
-        offsets: End of each group along m, int32 [groups].
+        offsets: Group ends along m, int32 [groups].
     """
     is_empty = 0 in (a.numel(), b.numel())
     if is_empty or launch_groups(out, a, b, offsets, out, None, adds_matrix=True):
@@ -96,15 +97,15 @@ def add_rows(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, offsets: torch
 
 
 def columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Multiply, for each group, the transposed rows of one matrix with those of another.
+    """Multiplies, for each group, one matrix's transposed rows by another's rows.
 
     Args:
         a: Matrix [m, p].
         b: Matrix [m, q].
-        offsets: End of each group along m, int32 [groups].
+        offsets: Group ends along m, int32 [groups].
 
     Returns:
-        Matrices [groups, p, q] of the operands' type; zero for a group with no row.
+        Matrices [groups, p, q] in the operands' dtype; zero for a group without rows.
     """
     if is_direct(a, b, offsets):
         return _columns(a, b, offsets)
@@ -113,7 +114,7 @@ def columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Te
 
 
 def owner_of_rows(offsets: torch.Tensor, count: int) -> torch.Tensor:
-    """The group of each of so many rows; the last one of rows past the last end."""
+    """Returns each row's group; the last group for rows past the last end."""
     places = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
     return torch.searchsorted(offsets, places, right=True).clamp(max=offsets.shape[0] - 1)
 
@@ -140,7 +141,7 @@ def _rows(
         reason = launching.launch(Op.GROUPED_MM, a, b, out, plain)
     if reason:
         warn_once(BY_TORCH, reason)
-        del out  # torch makes its own
+        del out  # torch allocates the result
         out = rows_by_torch(a, b, offsets)
     return out if bias is None else out.add_(bias[owner_of_rows(offsets, a.shape[0])])
 
@@ -174,7 +175,10 @@ def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
 def weight_gradient(
     grad: torch.Tensor, taken: torch.Tensor, offsets: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
-    """Gradient of weights [experts, columns of grad, columns of taken], as they lie in memory."""
+    """Computes a weight gradient in the weight's layout.
+
+    Its shape is [experts, ``grad``'s columns, ``taken``'s columns].
+    """
     if weight.stride(-1) != 1 and weight.stride(-2) == 1:
         return columns(taken, grad, offsets).mT
     return columns(grad, taken, offsets)

@@ -1,4 +1,4 @@
-"""The experts of tokens, given what a router chose."""
+"""Routed experts: from tokens and a router's choices to tokens."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ def routed_experts(
     alpha: float = 1.702,
     limit: float = 7.0,
 ) -> torch.Tensor:
-    """Send each token through the experts that a router chose, and add their results.
+    """Sends each token through the experts that a router chose, and adds their results.
 
-    As `experts` of rows that `sort_by_expert` sorted, with ``combine``; the arguments that are not
-    named here are that function's.
+    Sorts rows by `sort_by_expert` and calls `experts` with ``combine``, whose arguments these are
+    unless described here.
 
     Args:
         x: Tokens [tokens, dim].
-        w_up: Weights of gates and ups.
-        w_down: Weights of down projections [experts, dim, hidden].
-        chosen: Experts of each token: int32 or int64 [tokens, k]. A choice below 0, or past the
-            last expert, is one of another rank, and adds nothing.
-        routing_weights: Factor of each expert's result: floating, of the shape of ``chosen``.
-        activation: What joins gates and ups.
-        weights: Where gates and ups stand.
-        up_bias: Bias of gates and ups.
-        down_bias: Bias of down projections.
-        alpha: Constant of ``swiglu_oai``.
-        limit: Constant of ``swiglu_oai``.
+        w_up: Gate and up weights.
+        w_down: Down projection weights [experts, dim, hidden].
+        chosen: Each token's experts: int32 or int64 [tokens, k]. A choice below 0, or past the last
+            expert, belongs to another rank and adds nothing.
+        routing_weights: Factor for each expert's result: floating, shaped as ``chosen``.
+        activation: Gated activation.
+        weights: Order of gates and ups.
+        up_bias: Gate and up bias.
+        down_bias: Down projection bias.
+        alpha: ``swiglu_oai`` constant.
+        limit: ``swiglu_oai`` constant.
 
     Returns:
-        Sums [tokens, dim] of the operands' type, in fp32 until they are rounded.
+        Sums [tokens, dim], added in fp32 and rounded to the operands' dtype.
 
     Raises:
         ValueError: If shapes, devices or names do not fit.
-        TypeError: If types differ or cannot be computed.
+        TypeError: If dtypes differ or cannot be computed.
         RuntimeError: In a backward with ``create_graph=True``.
     """
     first, second, first_bias, second_bias = parts_of_pairs(w_up, up_bias)
@@ -78,7 +78,7 @@ def _compute(
     *,
     is_traced: bool = False,
 ) -> torch.Tensor:
-    """`routed_experts`, or what is traced in place of its operator; see `compute_experts`."""
+    """Computes `routed_experts`, called directly or traced in its operator's place."""
     _check(x, w_down, chosen, routing_weights)
     routing = sort_by_expert(chosen, w_down.shape[0])
     if routing_weights is not None:
@@ -96,7 +96,7 @@ def _check(
     chosen: torch.Tensor,
     routing_weights: torch.Tensor | None,
 ) -> None:
-    """Refuse what `experts` would not know by the names that it has here."""
+    """Checks arguments that `experts` would report under other names."""
     needed = {"x": (x, 2), "w_down": (w_down, 3), "chosen": (chosen, 2)}
     if routing_weights is not None:
         needed["routing_weights"] = (routing_weights, 2)

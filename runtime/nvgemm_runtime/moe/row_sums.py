@@ -1,7 +1,7 @@
-"""Sums of a matrix' rows, each times its weight: by a prebuilt kernel if one serves, else by torch.
+"""Weighted sums of matrix rows: by a prebuilt kernel if one serves, else by torch.
 
 They are an operator, ``torch.ops.nvgemm_moe.gathered_rows``, so torch.compile keeps them in its
-graph; where nothing observes operators, what it runs is called itself.
+graph. If nothing observes operators, its implementation is called directly.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from .operators import is_direct, widen
 def gathered_rows(
     matrix: torch.Tensor, rows: torch.Tensor | None, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Add rows of a matrix, each times its weight, in fp32 (of fp64 in that), and round once.
+    """Adds matrix rows, each times its weight, in fp32, or fp64 for fp64, and rounds once.
 
     Args:
         matrix: Matrix [any number, n].
-        rows: Which rows to add: int32 or int64 [m, k]. One outside the matrix, such as -1, adds
-            nothing. None for each row by itself, in order; then there are weights [m, 1].
-        weights: Factors, floating, of the shape of ``rows``; None to add rows as they are.
+        rows: Rows to add: int32 or int64 [m, k]. A row outside the matrix, such as -1, adds
+            nothing.
+            None takes every row once, in order, and needs weights [m, 1].
+        weights: Routing weights, floating, shaped as ``rows``; None to add unweighted rows.
 
     Returns:
-        Matrix [m, n] of the matrix' type.
+        Matrix [m, n] in the matrix's dtype.
     """
     if is_direct(matrix, rows, weights):
         return _gathered_rows(matrix, rows, weights)
@@ -48,7 +49,7 @@ def _gathered_rows(
         return out.zero_()
     if rows is None:
         named = torch.arange(count, device=matrix.device, dtype=torch.int32)[:, None]
-    else:  # what 32 bits do not hold is outside as well
+    else:  # an index that does not fit 32 bits is outside as well
         named = (rows if rows.dtype is torch.int32 else rows.clamp(-1, count)).to(torch.int32)
     if weights is None:
         factors = torch.ones(shape, device=matrix.device, dtype=torch.float32)
@@ -58,8 +59,8 @@ def _gathered_rows(
     reason = launching.launch(Op.GATHERED_MM, factors, row_major(matrix), out, extras)
     if not reason:
         return out
-    del out  # torch makes its own
-    if not was_warned(BY_TORCH):  # of which there is a warning then
+    del out  # torch allocates the result
+    if not was_warned(BY_TORCH):  # that warning covers this
         warn_once(SUMMED_BY_TORCH, reason)
     return gathered_by_torch(matrix, rows, weights)
 

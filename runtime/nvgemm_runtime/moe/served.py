@@ -1,8 +1,8 @@
-"""Whether a kernel serves a product of experts, of tensors that have no memory yet.
+"""Checks if a kernel serves an experts' product while tensors have no memory yet.
 
 While torch.compile traces, sizes may be symbols and addresses are unknown. A kernel serves any
-number of rows, so an example of one decides; addresses are taken to be aligned. Where the call's
-are not, the operator that was traced computes without the kernel.
+number of rows, so an example decides, with aligned addresses. If a call's addresses are not
+aligned, the traced operator computes without the kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..matching.index import Match
 from ..settings import COMPILE_OPTION, Mode, checked_mode, named_mode
 
 _EXAMPLE = 4096
-"""For a size or stride of which torch knows no example."""
+"""Stands for a size or stride for which torch has no example."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,29 +43,31 @@ def is_served(
     adds_matrix: bool = False,
     indices: torch.Tensor | None = None,
 ) -> bool:
-    """Whether torch.compile may use a kernel for `nvgemm_runtime.moe.products.rows` and the like.
+    """Returns True if torch.compile may use a kernel for such grouped rows.
+
+    This covers `nvgemm_runtime.moe.products.rows` and the functions in `gate_products`.
 
     Args:
         a: Matrix [m, k].
         b: Matrices [groups, k, n].
-        offsets: End of each group along m, int32 [groups].
-        addend: A row of n for each group, the product that a gradient reads, gates, or a matrix.
-        epilogue: The gated epilogue; None for the product itself.
-        pitch: Elements from a row of the result to the next, if there are gaps between.
-        adds_matrix: Whether the addend is that matrix, [m, n], which is added.
-        indices: The row of ``a`` for each row of the result, [m]; None for each in order.
+        offsets: Group ends along m, int32 [groups].
+        addend: Bias row for each group, product that a gradient reads, gates, or a matrix.
+        epilogue: Gated epilogue; None for the plain product.
+        pitch: Elements between the result's rows, if there are gaps.
+        adds_matrix: True if the addend is a matrix [m, n] to add.
+        indices: Row in ``a`` for each row in the result, [m]; None for all rows in order.
     """
     given = (a, b, offsets, addend, epilogue, pitch, adds_matrix, indices)
     return _is_found(a.device, lambda: _asked(*given))
 
 
 def is_sum_served(matrix: torch.Tensor, count: int, each: int) -> bool:
-    """Whether torch.compile may use a kernel for `nvgemm_runtime.moe.row_sums.gathered_rows`.
+    """Returns True if torch.compile may use a kernel for `row_sums.gathered_rows`.
 
     Args:
-        matrix: As the one that has the rows, but of any number of rows: [any, n].
-        count: How many sums.
-        each: Of how many rows each.
+        matrix: Matrix like the one with the rows, with any number of rows: [any, n].
+        count: Number of sums.
+        each: Rows in each sum.
     """
 
     def asked() -> tuple[Request, ...]:
@@ -80,7 +82,7 @@ def is_sum_served(matrix: torch.Tensor, count: int, each: int) -> bool:
 
 
 def _is_found(device: torch.device, asked: Callable[[], tuple[Request, ...]]) -> bool:
-    """Whether a kernel serves one of the requests, and is not kept out; what fails is logged."""
+    """Returns True if a kernel serves a request and is not turned off. Logs failures."""
     if _is_off() or (device.type == "cuda" and not torch.cuda.is_available()):
         return False
     try:
@@ -88,13 +90,13 @@ def _is_found(device: torch.device, asked: Callable[[], tuple[Request, ...]]) ->
         return isinstance(find(asked(), facts)[1], Match)
     except NvgemmError as error:
         _log.debug("experts are traced without a kernel: %s", error)
-    except Exception as error:  # It is the user's compilation: without kernels it goes on.
+    except Exception as error:  # the user's compilation continues without kernels
         _log.warning("experts are traced without a kernel: %r", error)
     return False
 
 
 def _is_off() -> bool:
-    """Whether the user keeps kernels out of this compilation, or of all."""
+    """Returns True if the user turned kernels off, for this compilation or for all."""
     config = sys.modules.get("torch._inductor.config")
     mode = checked_mode(getattr(config, COMPILE_OPTION, named_mode()), COMPILE_OPTION)
     return mode is Mode.OFF
@@ -138,13 +140,13 @@ def _sums(a: Operand, b: Operand) -> Operand:
 
 
 def _operand(tensor: torch.Tensor) -> Operand:
-    """A tensor as it may lie, with examples of sizes that are symbols; 0 rows count as one."""
+    """Returns a tensor as an operand, with examples for symbolic sizes. 0 rows count as 1."""
     shape = tuple(_example(extent) or 1 for extent in tensor.shape)
     return _made(tensor, shape, tuple(_example(step) for step in tensor.stride()))
 
 
 def _example(extent: int | torch.SymInt) -> int:
-    """A size, or what torch saw of it, without a guard."""
+    """Returns a size, or torch's example for it, without a guard."""
     known: Any = extent if isinstance(extent, int) else extent.node.hint
     return _EXAMPLE if known is None else int(known)
 
@@ -160,7 +162,7 @@ def _made(like: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Operan
 
 
 def _with_unit_stride(operand: Operand) -> Operand:
-    """An operand, or the copy that is made of it at the call."""
+    """Returns an operand, or the copy that the call will make."""
     return operand if 1 in operand.strides[-2:] else _copied(operand)
 
 

@@ -1,11 +1,11 @@
-"""Rows of tokens: which expert has which, and the sums of each token's rows.
+"""Sorts tokens' rows by expert, and sums each token's rows.
 
-A token's rows lie apart, one with each expert that it goes to. Where the caller gives the rows of
-each token, they are added in the token's order: by `row_sums.gathered_rows`, or, while
-torch.compile traces and no kernel serves, by operators that Inductor joins into one kernel. Where
-only the token of each row is known, rows are added by atomic operations, in no order.
+A token has one row with each of its experts. If the caller passes each token's rows, they are added
+in the token's order: by `row_sums.gathered_rows`, or, while torch.compile traces and no kernel
+serves, by operators that Inductor fuses into one kernel. If only each row's token is known, atomic
+operations add rows in any order.
 
-In small layers, launching torch's operators takes most of the time, so few are used here.
+In small layers, launching torch's operators takes most of the time, so this module uses few.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .row_sums import gathered_rows
 
 
 class Routing(NamedTuple):
-    """Rows sorted by expert, k a token.
+    """Rows sorted by expert, k for each token.
 
     Attributes:
         offsets: End of each expert's rows, int32 [experts].
-        order: The choice that each row is, of those counted token by token, int64 [rows].
-        indices: The token of each row, int32 [rows].
-        token_rows: The rows of each token, int32 [tokens, k].
+        order: Each row's choice, as an index into the flattened choices, int64 [rows].
+        indices: Each row's token, int32 [rows].
+        token_rows: Each token's rows, int32 [tokens, k].
     """
 
     offsets: torch.Tensor
@@ -35,19 +35,20 @@ class Routing(NamedTuple):
 
 
 def sort_by_expert(chosen: torch.Tensor, experts: int) -> Routing:
-    """Give each choice of a token a row, those of the first expert first.
+    """Assigns a row to each choice, sorted by expert.
 
     Args:
-        chosen: Experts of each token, int32 or int64 [tokens, k]. The row of a choice that is not
-            in 0..experts - 1 is behind the last end.
-        experts: How many there are, 1 or more.
+        chosen: Each token's experts, int32 or int64 [tokens, k]. A choice outside 0..experts - 1
+            gets a
+            row behind the last end.
+        experts: Number of experts, 1 or more.
 
     Returns:
-        What `experts` is given; rows of an expert are in the order of tokens.
+        Arguments for `experts`. An expert's rows are in token order.
 
     Raises:
-        TypeError: If ``chosen`` is of another type.
-        ValueError: If it is no matrix, or k or ``experts`` is 0.
+        TypeError: If ``chosen`` has another dtype.
+        ValueError: If it is not a matrix, or k or ``experts`` is 0.
     """
     if chosen.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"sort_by_expert: chosen is {chosen.dtype}, must be int32 or int64")
@@ -57,8 +58,8 @@ def sort_by_expert(chosen: torch.Tensor, experts: int) -> Routing:
         )
     if experts < 1:
         raise ValueError(f"sort_by_expert: experts is {experts}, must be 1 or more")
-    # Numbers of 16 bits are sorted in half the time. Both -1 and the number of experts become the
-    # latter, which sorts behind all experts.
+    # Sorting 16-bit numbers takes half the time. -1 becomes the number of experts, which sorts
+    # behind all experts.
     dtype = torch.int16 if experts < torch.iinfo(torch.int16).max else torch.int32
     keys = chosen.reshape(-1).clamp(-1, experts).to(dtype).remainder(experts + 1)
     ordered, order = torch.sort(keys, stable=True)
@@ -71,7 +72,7 @@ def sort_by_expert(chosen: torch.Tensor, experts: int) -> Routing:
 
 
 def is_owned(offsets: torch.Tensor, count: int) -> torch.Tensor:
-    """Which of so many rows an expert has."""
+    """Returns a mask [count] that is True for rows that an expert has."""
     places = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
     return places < offsets[-1]
 
@@ -83,16 +84,16 @@ def weighted_rows(
     *,
     by_kernel: bool,
 ) -> torch.Tensor:
-    """Rows of a matrix, each times its weight, rounded once.
+    """Returns matrix rows, each times its routing weight, rounded once.
 
     Args:
         matrix: Matrix [any number, dim].
-        indices: Which rows [rows]; None for all, in order.
-        scores: Weight of each row [rows]; None to give rows as they are.
-        by_kernel: Whether `row_sums.gathered_rows` gives them; else Inductor joins operators.
+        indices: Selected rows [rows]; None for all, in order.
+        scores: Each row's routing weight [rows]; None for unweighted rows.
+        by_kernel: Use `row_sums.gathered_rows`; otherwise Inductor fuses operators.
 
     Returns:
-        Matrix [rows, dim] of the matrix' type.
+        Matrix [rows, dim] in the matrix's dtype.
     """
     if scores is not None and by_kernel:
         return gathered_rows(matrix, None if indices is None else indices[:, None], scores[:, None])
@@ -101,9 +102,10 @@ def weighted_rows(
 
 
 def owned_rows(token_rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """The rows of each token; those that no expert has get numbers behind the last row's.
+    """Returns each token's rows, with numbers past the last row for rows that no expert has.
 
-    So `row_sums.gathered_rows` adds nothing for them. There are as many as the matrix has rows.
+    So `row_sums.gathered_rows` adds nothing for them. The matrix has as many rows as ``token_rows``
+    has elements.
     """
     return torch.add(token_rows, token_rows >= offsets[-1], alpha=token_rows.numel())
 
@@ -119,22 +121,23 @@ def sum_rows_of_tokens(
     is_compiled: bool,
     by_kernel: bool,
 ) -> torch.Tensor:
-    """Add the rows of each token that an expert has, each times its weight, in fp32.
+    """Adds each token's rows that an expert has, each times its routing weight, in fp32.
 
     Args:
-        rows: Matrix [rows, dim]; what is behind the last end may be anything.
+        rows: Matrix [rows, dim]. Rows past the last end may hold anything.
         offsets: End of each expert's rows.
-        indices: The token of each row.
-        token_rows: The rows of each token [tokens, k], with ``by_kernel`` `owned_rows` of them;
-            None where they are not known.
-        scores: The weight of each of ``token_rows``, or of each row [rows] without; None to add
-            rows as they are.
-        tokens: How many there are.
-        is_compiled: Whether Inductor joins operators, which then must be functional.
-        by_kernel: Whether `row_sums.gathered_rows` adds the rows of tokens.
+        indices: Each row's token.
+        token_rows: Each token's rows [tokens, k], or None if unknown. With ``by_kernel``, as
+            returned
+            by `owned_rows`.
+        scores: Routing weights, shaped as ``token_rows``, or [rows] without these; None to add
+            unweighted rows.
+        tokens: Number of tokens.
+        is_compiled: True if Inductor fuses operators, which then must be functional.
+        by_kernel: Use `row_sums.gathered_rows`.
 
     Returns:
-        Matrix [tokens, dim] of the rows' type, rounded once.
+        Matrix [tokens, dim] in the rows' dtype, rounded once.
     """
     if token_rows is None:
         return _sum_by_index(rows, offsets, indices, scores, tokens, in_pieces=not is_compiled)
@@ -148,7 +151,7 @@ def sum_rows_of_tokens(
 def _sum_by_choice(
     rows: torch.Tensor, token_rows: torch.Tensor, owned: torch.Tensor, weights: torch.Tensor | None
 ) -> torch.Tensor:
-    """Sums by operators of [tokens, dim] alone, which Inductor joins into one kernel."""
+    """Sums by [tokens, dim] operators only, which Inductor fuses into one kernel."""
     sums = None
     for choice in range(token_rows.shape[1]):
         taken = rows.index_select(0, token_rows[:, choice])
@@ -175,6 +178,6 @@ def _sum_by_index(
         exact = torch.where(owned[piece], widen(rows[piece]), 0)
         if scores is not None:
             exact = exact * scores[piece, None]
-        # Not in place: of what was written in place, torch 2.11 compiles no gradient.
+        # Not in place, because torch 2.11 compiles no gradient of in-place writes.
         sums = sums.index_add(0, indices[piece], exact)
     return rounded(sums, rows.dtype)

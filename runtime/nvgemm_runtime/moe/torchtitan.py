@@ -1,9 +1,9 @@
-"""Overrides by which `nvgemm_runtime.moe` computes torchtitan's experts.
+"""Overrides that compute torchtitan's experts by `nvgemm_runtime.moe`.
 
-In torchtitan 0.3: ``--override.imports nvgemm_runtime.moe.torchtitan.nvgemm_routed_experts`` for
-all from tokens to tokens, of gpt-oss too; or, if something else has replaced the routed experts,
-``...nvgemm_experts`` and ``...nvgemm_gpt_oss_experts`` for the experts of sorted rows alone.
-Parameters keep their names, shapes and shards, so checkpoints stay interchangeable.
+In torchtitan 0.3, ``--override.imports nvgemm_runtime.moe.torchtitan.nvgemm_routed_experts``
+replaces everything from tokens to tokens, for gpt-oss too. If another override has replaced the
+routed experts, ``...nvgemm_experts`` and ``...nvgemm_gpt_oss_experts`` replace only the experts of
+sorted rows. Parameters keep their names, shapes and shards, so checkpoints stay interchangeable.
 """
 
 # mypy: disable-error-code="misc,untyped-decorator"
@@ -25,7 +25,7 @@ from .routed import routed_experts
 
 
 class _ByNvgemm:
-    """The call of both kinds of experts, before whose own it stands among their bases."""
+    """Forward call for both kinds of experts, first among their bases."""
 
     def forward(
         self,
@@ -33,13 +33,13 @@ class _ByNvgemm:
         num_tokens_per_expert_E: torch.Tensor,  # noqa: N803
         **routing: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute rows [rows, dim], given each expert's number of them, in bf16 as torchtitan.
+        """Computes rows [rows, dim] from each expert's row count, in bf16 as torchtitan does.
 
-        With ``chosen`` and ``routing_weights``, tokens [tokens, dim], as `routed_experts` does,
+        With ``chosen`` and ``routing_weights``, computes tokens [tokens, dim] by `routed_experts`,
         which counts rows itself.
 
         Raises:
-            NotImplementedError: If weights of gpt-oss are sharded along a mesh dimension ``tp``.
+            NotImplementedError: If gpt-oss weights are sharded along a mesh dimension ``tp``.
         """
         narrow = x_RD.bfloat16()
         if routing:
@@ -49,16 +49,16 @@ class _ByNvgemm:
         return out.type_as(x_RD)
 
     def _operands(self) -> dict[str, Any]:
-        """Arguments of `experts`, but for rows and routing."""
+        """Returns the arguments of `experts` without rows and routing."""
         raise NotImplementedError
 
 
 class NvgemmExperts(_ByNvgemm, GroupedExperts):
-    """torchtitan's experts: SwiGLU of separate weights for gate and up."""
+    """Torchtitan's experts: SwiGLU with separate gate and up weights."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(GroupedExperts.Config):
-        """As that of torchtitan's experts."""
+        """Same options as torchtitan's experts."""
 
     def _operands(self) -> dict[str, Any]:
         w_gate, w_down, w_up = (
@@ -68,11 +68,11 @@ class NvgemmExperts(_ByNvgemm, GroupedExperts):
 
 
 class NvgemmGptOssExperts(_ByNvgemm, GptOssGroupedExperts):
-    """torchtitan's experts of gpt-oss: biases, and gates and ups interleaved."""
+    """Torchtitan's gpt-oss experts, with biases and interleaved gates and ups."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(GptOssGroupedExperts.Config):
-        """As that of torchtitan's experts."""
+        """Same options as torchtitan's experts."""
 
     def _operands(self) -> dict[str, Any]:
         names = getattr(getattr(self.mlp1_weight_EGD, "device_mesh", None), "mesh_dim_names", None)
@@ -102,15 +102,15 @@ class NvgemmGptOssExperts(_ByNvgemm, GptOssGroupedExperts):
 
 
 class NvgemmRoutedExperts(RoutedExperts):
-    """torchtitan's experts from tokens to tokens.
+    """Torchtitan's experts from tokens to tokens.
 
-    Tokens of bf16 that stay on their rank are sorted and added here; else torchtitan's dispatcher
-    does that, around experts of this package.
+    Sorts and adds bf16 tokens that stay on their rank. Otherwise torchtitan's dispatcher does both,
+    around this package's experts.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(RoutedExperts.Config):
-        """As that of torchtitan's."""
+        """Same options as torchtitan's routed experts."""
 
     def forward(
         self,
@@ -119,14 +119,14 @@ class NvgemmRoutedExperts(RoutedExperts):
         topk_expert_ids_BLK: torch.Tensor,  # noqa: N803
         num_local_tokens_per_expert_E: torch.Tensor,  # noqa: N803
     ) -> torch.Tensor:
-        """Compute tokens [batch, length, dim], each through its k experts, weighted and added."""
+        """Computes tokens [batch, length, dim]: each through its k experts, weighted and added."""
         stays = type(self.token_dispatcher) is LocalTokenDispatcher
         if not stays or x_BLD.dtype is not torch.bfloat16:
             return super().forward(
                 x_BLD, topk_scores_BLK, topk_expert_ids_BLK, num_local_tokens_per_expert_E
             )
         with maybe_set_sparse_mesh():
-            # By a call of the module, whose hooks may gather its weights.
+            # Call the module, because its hooks may gather its weights.
             out: torch.Tensor = self.inner_experts(
                 x_BLD.flatten(0, 1),
                 num_local_tokens_per_expert_E,
@@ -137,26 +137,26 @@ class NvgemmRoutedExperts(RoutedExperts):
 
 
 def _local(parameter: Any) -> torch.Tensor:
-    """The part of a parameter that this rank has."""
+    """Returns this rank's part of a parameter."""
     local: torch.Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
     return local
 
 
 @override(target=GroupedExperts.Config, description="Experts by nvgemm-aot.", exact=True)
 def nvgemm_experts(config: Any) -> Any:
-    """Replace torchtitan's experts; those of subclasses stay."""
+    """Replaces torchtitan's experts, but not their subclasses."""
     return derive(config, NvgemmExperts.Config)
 
 
 @override(target=GptOssGroupedExperts.Config, description="Experts by nvgemm-aot.", exact=True)
 def nvgemm_gpt_oss_experts(config: Any) -> Any:
-    """Replace torchtitan's experts of gpt-oss."""
+    """Replaces torchtitan's gpt-oss experts."""
     return derive(config, NvgemmGptOssExperts.Config)
 
 
 @override(target=RoutedExperts.Config, description="Routed experts by nvgemm-aot.", exact=True)
 def nvgemm_routed_experts(config: Any) -> Any:
-    """Replace torchtitan's routed experts with their experts; of other kinds of these, none."""
+    """Replaces torchtitan's routed experts and their experts, if it knows the experts' kind."""
     kinds: dict[Any, Any] = {
         GroupedExperts.Config: NvgemmExperts,
         GptOssGroupedExperts.Config: NvgemmGptOssExperts,

@@ -1,13 +1,13 @@
-"""Experts in the graphs of torch.compile, whose kernels are operators there.
+"""Experts in torch.compile graphs, with kernels as operators.
 
-To Dynamo, `experts` and `routed_experts` are an operator each. AOTAutograd replaces it by what they
-compute, and products with a gate, and what such kernels read, are then operators that launch a
-kernel, where installed bundles have one; else they are products and other operators, which Inductor
-fuses as if there were no such kernels. So Dynamo's graphs do not depend on what is installed, and
-what torch caches behind it does, for which `nvgemm_runtime.inductor.cache_key` has the bundles,
-where the plug-in is not kept out.
+`experts` and `routed_experts` are an operator each for Dynamo. AOTAutograd replaces it with its
+computation. Products with a gate, and the products that such kernels read, then become operators
+that launch a kernel if installed bundles have one. Otherwise they are plain products and operators,
+which Inductor fuses as usual. So Dynamo's graphs do not depend on installed bundles. Torch's later
+caches do, and `nvgemm_runtime.inductor.cache_key` adds the bundles to their keys if the plug-in is
+active.
 
-The operators that launch are in `gate_operators`, but for ``added_rows``, which is in `products`.
+The launching operators are in `gate_operators`, except ``added_rows`` in `products`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .served import is_served, is_sum_served
 
 
 class Traced:
-    """Kernels that operators launch, in the graph that is traced."""
+    """Kernels that operators launch, for traced graphs."""
 
     def gated_rows(
         self,
@@ -45,7 +45,7 @@ class Traced:
         epilogue: Epilogue,
         indices: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """See `GateKernels`."""
+        """Implements `GateKernels`."""
         if not is_served(a, b, offsets, bias, epilogue, indices=indices):
             return None
         found: torch.Tensor = gated_rows(a, b, offsets, bias, epilogue.value, indices)
@@ -59,7 +59,7 @@ class Traced:
         epilogue: Epilogue,
         indices: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """See `GateKernels`."""
+        """Implements `GateKernels`."""
         w_gate, w_up = weights
         hidden = w_gate.shape[2]
         gates = a.new_empty((count_taken(a, indices), hidden))
@@ -79,13 +79,16 @@ class Traced:
         biases: Biases,
         reader: tuple[torch.Tensor, Epilogue] | None,
     ) -> torch.Tensor | None:
-        """See `GateKernels`: only for a reader, since Inductor fuses with two products."""
+        """Implements `GateKernels`, but only for a reader.
+
+        Without one, Inductor fuses operators with two products.
+        """
         if reader is None:
             return None
         w_down, gradient = reader
         pitch = 2 * weights[0].shape[2]
         both = a.new_empty((a.shape[0], pitch))
-        # The gradient of what is not computed yet has the shape of rows of a, as the result has.
+        # `a` stands in for the result's gradient, which has its shape.
         if not is_served(a, w_down, offsets, both, gradient):
             return None
         for weight, bias in zip(weights, biases):
@@ -102,7 +105,7 @@ class Traced:
         product: torch.Tensor,
         epilogue: Epilogue,
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """See `GateKernels`."""
+        """Implements `GateKernels`."""
         if not is_served(grad, b, offsets, product, epilogue):
             return None
         given = (grad, b, offsets, product, epilogue.value)
@@ -112,12 +115,12 @@ class Traced:
         return gate_gradient(*given), None
 
     def adds_rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> bool:
-        """See `GateKernels`."""
-        other = a.new_empty((a.shape[0], b.shape[2]))  # as the other product will be
+        """Implements `GateKernels`."""
+        other = a.new_empty((a.shape[0], b.shape[2]))  # shaped like the other product
         return is_served(a, b, offsets, other, None, adds_matrix=True)
 
     def sums_rows(self, matrix: torch.Tensor, count: int, each: int) -> bool:
-        """See `GateKernels`."""
+        """Implements `GateKernels`."""
         return is_sum_served(matrix, count, each)
 
 
@@ -127,14 +130,15 @@ TRACED = Traced()
 def define_whole(
     name: str, operands: str, run: Callable[..., torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
-    """Define an operator that ``run`` is to replace; gives what calls it in a graph, and else that.
+    """Defines an operator that traces as ``run``. Returns a function that calls either.
 
-    Of the operator, Dynamo sees no function of experts: to look into them took most of the time of
-    a warm start, and for each that it had seen, guards asked something at each call.
+    The function calls the operator in a graph, and ``run`` otherwise. The operator hides the
+    experts' functions from Dynamo. Tracing them took most of a warm start, and each had guards to
+    check at every call.
 
-    Besides the operands, it has the version of nvgemm-aot; the last of them is the type that
-    autocast wants. Keys of torch's caches have both by the operator's operands alone: autocast's
-    type in torch 2.11, and the version where torch.compile does without the plug-in.
+    The operator takes nvgemm-aot's version before its operands, and autocast's dtype as the last
+    one. Torch's cache keys get both only from the operator's arguments: autocast's dtype in torch
+    2.11, and the version if torch.compile runs without the plug-in.
     """
 
     def replace(_: str, *given: Any) -> torch.Tensor:
@@ -152,11 +156,11 @@ def define_whole(
 
 
 def _is_traced_whole() -> bool:
-    """Whether a graph is traced, but not one of torch.export.
+    """Returns True while torch.compile traces, except under torch.export.
 
-    That is read and run by programs of any version of nvgemm-aot, and torch keeps operators there
-    that others are to replace.
+    Programs with any version of nvgemm-aot read and run an exported graph, and torch keeps
+    operators in it that should be replaced.
     """
-    # Dynamo of torch 2.11 takes is_exporting() for true whenever it traces.
+    # Dynamo in torch 2.11 treats is_exporting() as True whenever it traces.
     is_exporting = getattr(torch.compiler, "_is_exporting_flag", False)
     return torch.compiler.is_compiling() and not is_exporting

@@ -1,8 +1,8 @@
 """Adds ``nvgemm`` to transformers' experts implementations (transformers 5).
 
-One line, before a model is made: ``nvgemm_runtime.moe.transformers.register()``. Then
-``from_pretrained(..., experts_implementation="nvgemm")``, or
-``model.set_experts_implementation("nvgemm")``, chooses it.
+Call ``nvgemm_runtime.moe.transformers.register()`` before a model is created. Then
+``from_pretrained(..., experts_implementation="nvgemm")`` or
+``model.set_experts_implementation("nvgemm")`` selects it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from .routed import routed_experts
 
 NAME = "nvgemm"
-"""What the implementation is called in transformers."""
+"""Name of the implementation in transformers."""
 
 
 def register() -> None:
-    """Add the implementation under `NAME`; a second call changes nothing."""
+    """Registers the implementation under `NAME`. A second call changes nothing."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
 
 
@@ -32,19 +32,19 @@ def experts_forward(
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute an experts module of transformers.
+    """Computes a transformers experts module.
 
     Args:
-        module: The module, prepared by transformers' ``use_experts_implementation``.
+        module: Module prepared by transformers' ``use_experts_implementation``.
         hidden_states: Tokens [tokens, dim].
-        top_k_index: Experts of each token [tokens, k]; one past the last is no expert here.
-        top_k_weights: Their routing weights [tokens, k].
+        top_k_index: Each token's experts [tokens, k]. An index past the last expert adds nothing.
+        top_k_weights: Routing weights [tokens, k].
 
     Returns:
         The experts' results, weighted and added: [tokens, dim].
 
     Raises:
-        ValueError: If the module's gate is not one that `nvgemm_runtime.moe.experts` computes.
+        ValueError: If `nvgemm_runtime.moe.experts` does not compute the module's gate.
     """
     gate = _gate_of(module)
     w_up, w_down = module.gate_up_proj, module.down_proj
@@ -66,13 +66,13 @@ def experts_forward(
 
 @dataclass(frozen=True, kw_only=True)
 class _Gate:
-    """How a module joins gates and ups, in arguments of `experts`.
+    """Gate of a module, as arguments for `experts`.
 
     Attributes:
-        activation: That argument; empty if the module's ``act_fn`` decides.
-        weights: Likewise. The gate itself splits the columns; transformers' ``is_concatenated`` is
-            of no effect on it.
-        constants: The module's attributes by arguments that they are given as.
+        activation: Argument ``activation``; empty if the module's ``act_fn`` decides.
+        weights: Argument ``weights``. The gate itself splits the columns; transformers'
+            ``is_concatenated`` does not affect it.
+        constants: Module attributes by the argument they are passed as.
     """
 
     activation: str = ""
@@ -84,7 +84,7 @@ _OAI = {"alpha": "alpha", "limit": "limit"}
 _PLAIN = _Gate()
 _GATES = {
     "integrations.moe._default_apply_gate": _PLAIN,
-    "models.beam.modeling_beam.BeamExperts._apply_gate": _PLAIN,  # computed in fp32, as here
+    "models.beam.modeling_beam.BeamExperts._apply_gate": _PLAIN,  # computed in fp32
     "models.gpt_oss.modeling_gpt_oss.GptOssExperts._apply_gate": _Gate(
         activation="swiglu_oai", weights="interleaved", constants=_OAI
     ),
@@ -94,14 +94,14 @@ _GATES = {
         activation="swiglu_oai", constants={"alpha": "swiglu_alpha", "limit": "swiglu_limit"}
     ),
 }
-"""By the function of transformers that a module calls: seen in 5.23."""
+"""Gates by the transformers function that a module calls, from version 5.23."""
 
 
 def _gate_of(module: Any) -> _Gate:
-    """The gate that a module applies, with its activation.
+    """Returns the gate that a module applies, with its activation.
 
     Raises:
-        ValueError: If it is none that `experts` computes.
+        ValueError: If `experts` does not compute it.
     """
     name = type(module).__name__
     advice = "use another experts implementation, such as grouped_mm"

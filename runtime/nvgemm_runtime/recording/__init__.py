@@ -1,5 +1,5 @@
-"""Recordings: the GEMMs that a program meets, kept as a manifest.
+"""Records a program's GEMMs as a manifest.
 
-May import `launch` and what is below it; not `inductor` or `jit`. Start at `recorder`; `text` is
-the file's text, and `declarable` says which GEMMs a manifest can declare.
+May import `launch` and lower rooms, but not `inductor` or `jit`. Start at `recorder`. `text` is the
+file's text, and `declarable` decides which GEMMs a manifest can declare.
 """

@@ -1,4 +1,4 @@
-"""Which GEMMs a manifest can declare and `build` can serve; for any other, the reason."""
+"""Decides which GEMMs a manifest can declare and `build` can serve."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from ..gemm.operands import Operand
 
 ALIGNMENT_BYTES = 16
-"""What every kernel of the builder's providers demands of pointers, contiguous extents and strides.
+"""Alignment that all the builder's providers require for pointers, contiguous extents and strides.
 
-Seen with cutlass.operators 0.3.0 for mm and bmm of fp16 and bf16, in all layouts, into fp32, fp16
+Observed with cutlass.operators 0.3.0 for mm and bmm in fp16 and bf16, all layouts, into fp32, fp16
 and bf16, on sm_90a, sm_100f and sm_103a.
 """
 
 
 def read_requests(gemm: AtenGemm) -> tuple[Request, ...] | str:
-    """Every way to read a GEMM's operands, best aligned first; or why no kernel can compute it."""
+    """Returns a GEMM's requests, best aligned first, or the reason why no kernel can compute it."""
     unserved = UNSERVED.get(gemm.op)
     reason = gemm.obstacle if unserved is None else unserved.reason
     if reason is not None:
@@ -36,10 +36,10 @@ def read_requests(gemm: AtenGemm) -> tuple[Request, ...] | str:
 
 
 def declarable(gemm: AtenGemm, asked: tuple[Request, ...] | str | None = None) -> Problem | str:
-    """The problem by which a manifest declares a GEMM, or why none can.
+    """Returns the problem by which a manifest declares a GEMM, or a reason.
 
     Returns:
-        The problem; otherwise one line: operator, types, sizes and the reason.
+        The problem, or one line with operator, dtypes, sizes and the reason.
     """
     if asked is None:
         asked = read_requests(gemm)
@@ -50,10 +50,10 @@ def declarable(gemm: AtenGemm, asked: tuple[Request, ...] | str | None = None) -
 
 
 def declarable_for(gemm: AtenGemm, arch: str) -> Problem | str:
-    """The problem by which a manifest for one architecture declares what serves a GEMM.
+    """Returns the problem that serves a GEMM in a manifest for one architecture, or a reason.
 
-    A sum that no kernel computes, for what it adds, is declared as its product alone, into fp32:
-    torch.compile uses such a kernel and has torch add.
+    If no kernel computes a sum because of its addend, the product alone is declared, into fp32.
+    torch.compile then uses its kernel and makes torch add.
     """
     wanted = declarable(gemm)
     product = product_of_sum(gemm) if isinstance(wanted, str) else None
@@ -81,7 +81,7 @@ def _why_undeclarable(request: Request) -> str | None:
 
 
 def in_words(gemm: AtenGemm) -> str:
-    """A GEMM in words, e.g. ``addmm of bf16[16, 64] and bf16[64, 32] into bf16[16, 32]``."""
+    """Describes a GEMM, e.g. ``addmm of bf16[16, 64] and bf16[64, 32] into bf16[16, 32]``."""
     return f"{gemm.op} of {_word(gemm.a)} and {_word(gemm.b)} into {_word(gemm.out)}"
 
 
@@ -89,7 +89,7 @@ _IN_WORDS = re.compile(r"\w+ of \w+\[([0-9, ]+)\] and \w+\[([0-9, ]+)\] into \w+
 
 
 def sizes_in_words(words: str) -> tuple[int, int, int, int] | None:
-    """m, n, k and batch of a GEMM that `in_words` describes; None where that is not to be read."""
+    """Reads m, n, k and batch from a description by `in_words`, or returns None."""
     match = _IN_WORDS.fullmatch(words)
     if match is None:
         return None

@@ -1,7 +1,7 @@
-"""Records GEMMs in the file that NVGEMM_AOT_RECORD names, over processes and runs.
+"""Records GEMMs in NVGEMM_AOT_RECORD's file, over several processes and runs.
 
-Each GEMM is merged at once, under a lock: the file is read, and replaced in one step. A
-process can be killed at any time and leaves a whole file, with every GEMM that it met.
+Each GEMM is merged immediately, under a lock, and the file is replaced atomically. A process that
+is killed at any time leaves a complete file with every GEMM it compiled.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .text import Recording, manifest_name, parse
 _NAME_ANOTHER = f"name another file, by {RECORD_VARIABLE} or --out"
 
 _RECORDED_ON = {row.recorded_on: arch for arch, row in ARCHITECTURES.items() if row.recorded_on}
-"""By compute capability: what to build for."""
+"""Architecture to build for, by compute capability."""
 
 
 def named_target(variables: Mapping[str, str] = os.environ) -> TargetName | None:
-    """What the variable names to record for; None where it is not set.
+    """Returns the target that the environment variable names, or None if it is not set.
 
     Raises:
-        RecordError: If it names what nothing builds for.
+        RecordError: If nothing builds for its value.
     """
     named = variables.get(TARGET_VARIABLE)
     if not named:
@@ -49,16 +49,16 @@ def recorded_target(
     cuda: str | None,
     variables: Mapping[str, str] = os.environ,
 ) -> Target:
-    """The target to record for; what the variable names comes before what the process is.
+    """Returns the target to record for. The environment variable overrides the process's own.
 
     Args:
-        capability: Compute capability of the device that a GEMM runs on; None for a CPU.
+        capability: Compute capability of the GEMM's device; None for a CPU.
         platform: Platform of this process.
         cuda: CUDA major version of its torch; None for a torch without CUDA.
         variables: Environment variables.
 
     Raises:
-        RecordError: If the variable names what nothing builds for.
+        RecordError: If nothing builds for the variable's value.
     """
     met = TargetName(arch=_RECORDED_ON.get(capability or (0, 0), DEFAULT_ARCHITECTURE))
     return (named_target(variables) or met).resolve(platform=platform, cuda=cuda)
@@ -69,16 +69,16 @@ class Recorder:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.realpath(path))
-        # Always the same name: the next process overwrites what a killed one left.
+        # A fixed name, so that the next process overwrites a killed one's file.
         self._partial = self.path.with_name(f".{self.path.name}.partial")
         self._lock_path = self.path.with_name(f".{self.path.name}.lock")
         self._known: tuple[bytes, Recording] | None = None
 
     def check(self) -> None:
-        """Raise now if GEMMs could not be recorded later.
+        """Raises an error now if GEMMs could not be recorded later.
 
         Raises:
-            RecordError: If the directory cannot be written, or the file is no recording.
+            RecordError: If the directory is not writable, or the file is not a recording.
         """
         with self._locked():
             self._read()
@@ -86,16 +86,16 @@ class Recorder:
             self._partial.unlink()
 
     def read(self) -> Recording:
-        """The file's recording; an empty one where there is no file.
+        """Returns the file's recording, or an empty one if there is no file.
 
         Raises:
-            RecordError: If it cannot be read, or is no recording.
+            RecordError: If the file cannot be read, or is not a recording.
         """
         with self._locked():
             return self._read()
 
     def add(self, met: Problem | str, target: str) -> None:
-        """Record a GEMM, and the entry of ``targets`` (`target_entry`) for which it was met.
+        """Records a GEMM and the ``targets`` entry (`target_entry`) for which it was compiled.
 
         Raises:
             RecordError: If it cannot be recorded.
@@ -108,10 +108,10 @@ class Recorder:
         self.merge(found)
 
     def merge(self, found: Recording) -> None:
-        """Add the GEMMs of another recording.
+        """Adds the GEMMs of another recording.
 
         Raises:
-            RecordError: If the file cannot be replaced; it is as before.
+            RecordError: If the file cannot be replaced. It is then unchanged.
         """
         with self._locked():
             recording = self._read()
@@ -130,10 +130,10 @@ class Recorder:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock beside the file, and name the file in errors."""
+        """Holds the lock next to the file, and names the file in errors."""
         try:
             lock = file_locks.acquire(self._lock_path)
-            assert lock is not None  # it was waited for
+            assert lock is not None  # `acquire` waits
             try:
                 yield
             finally:
@@ -165,7 +165,7 @@ class Recorder:
 
 
 def recorder() -> Recorder | None:
-    """The recorder of this process; None where the user did not ask for one."""
+    """Returns this process's recorder, or None if recording is off."""
     path = os.environ.get(RECORD_VARIABLE)
     return _recorder(path) if path else None
 

@@ -1,7 +1,7 @@
-"""The text of a recording: a manifest that is written and read by machines alone.
+"""Text of a recording: a manifest that only programs write and read.
 
-Each GEMM is one line, in one form and one order, so that a reader can tell a recording from an
-edited copy. GEMMs that no manifest can declare follow as comments.
+Each GEMM takes one line, in a fixed form and order, so that a reader can detect an edited copy.
+GEMMs that no manifest can declare follow as comments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..gemm.target import CUDA_VERSIONS, ORDERED_ARCHITECTURES, PLATFORMS, Targe
 from ..gemm.types import ScaleRecipe
 
 TARGETS = ORDERED_ARCHITECTURES
-"""What a recording can be made for: what the builder builds for."""
+"""Architectures that a recording can name: those that the builder supports."""
 
 _FIRST_LINE = "# Recorded by nvgemm-aot, form 1. Later runs merge into this file: edit a copy."
 _OTHERS_LINE = "# Met as well, with no kernel to build for it: how often, what, and why."
@@ -45,13 +45,13 @@ _OTHER = re.compile(r"# ([1-9][0-9]*) x (.+)")
 
 @dataclass(kw_only=True)
 class Recording:
-    """Recorded GEMMs, and how often each was met.
+    """Recorded GEMMs with their counts.
 
     Attributes:
-        name: The manifest's.
-        targets: The manifest's, each as `target_entry` writes it.
-        problems: The problems that it declares.
-        others: GEMMs that it cannot declare, each described on one line.
+        name: Manifest name.
+        targets: Manifest targets, as `target_entry` writes them.
+        problems: Declared problems.
+        others: GEMMs that a manifest cannot declare, each described on one line.
     """
 
     name: str
@@ -60,14 +60,14 @@ class Recording:
     others: Counter[str] = field(default_factory=Counter)
 
     def merge(self, other: Recording) -> None:
-        """Add the GEMMs of another recording."""
+        """Adds the GEMMs of another recording."""
         self.targets |= other.targets
         self.problems.update(other.problems)
         for text, count in other.others.items():
             self.others[one_line(text)] += count
 
     def render(self) -> str:
-        """The file's text."""
+        """Returns the file's text."""
         lines = [
             _FIRST_LINE,
             _VERSION_LINE,
@@ -84,10 +84,10 @@ class Recording:
 
 
 def parse(text: str) -> Recording:
-    """Read a recording.
+    """Reads a recording.
 
     Raises:
-        ValueError: If it is not exactly what `Recording.render` writes; the message names the line.
+        ValueError: If the text is not exactly `Recording.render`'s. The message names the line.
     """
     recording = Recording(name="")
     for number, line in enumerate(text.splitlines(), start=1):
@@ -103,7 +103,7 @@ def parse(text: str) -> Recording:
 
 
 def read_others(text: str) -> Counter[str]:
-    """`Recording.others` of a recording, even of an edited one; nothing of any other manifest."""
+    """Reads `Recording.others`, even from an edited recording. Empty for any other manifest."""
     others: Counter[str] = Counter()
     _, _, comments = text.partition(f"\n{_OTHERS_LINE}\n")
     for line in comments.splitlines():
@@ -113,7 +113,7 @@ def read_others(text: str) -> Counter[str]:
 
 
 def _read_line(line: str, recording: Recording) -> bool:
-    """Add what a line declares; False if no recording has such a line."""
+    """Adds a line's declaration. Returns False if no recording has such a line."""
     if match := _GEMM.fullmatch(line):
         try:
             problem = _problem(match.groupdict())
@@ -132,7 +132,7 @@ def _read_line(line: str, recording: Recording) -> bool:
 
 
 def _problem(texts: dict[str, str | None]) -> Problem:
-    """The problem that an entry declares."""
+    """Builds the problem that an entry declares."""
     operand = DType(texts["dtype"])
     scales, epilogue = texts["scales"], texts["epilogue"]
     signature = Signature(
@@ -150,9 +150,9 @@ def _problem(texts: dict[str, str | None]) -> Problem:
 
 
 def target_entry(target: Target) -> str:
-    """The entry under ``targets`` that declares a target, e.g. ``sm_90a``, on one line.
+    """Returns the ``targets`` entry that declares a target, on one line, e.g. ``sm_90a``.
 
-    A platform or CUDA version that is not the usual one makes it ``{arch: sm_90a, cuda: cu12}``.
+    Other platforms or CUDA versions than the default give ``{arch: sm_90a, cuda: cu12}``.
     """
     named = {"platform": target.platform, "cuda": target.cuda}
     unusual = [f"{key}: {one}" for key, one in named.items() if one != getattr(Target, key)]
@@ -160,7 +160,7 @@ def target_entry(target: Target) -> str:
 
 
 def gemm_line(problem: Problem, count: int | None = None) -> str:
-    """The entry under ``gemms`` that declares a problem, on one line."""
+    """Returns the ``gemms`` entry that declares a problem, on one line."""
     signature = problem.signature
     values = {
         "op": signature.op.value,
@@ -186,6 +186,6 @@ def _order(problem: Problem) -> tuple[str, int, int, int, int]:
 
 
 def manifest_name(stem: str) -> str:
-    """A valid manifest name, made of a file's name without its suffix."""
+    """Returns a valid manifest name made from a file name without its suffix."""
     name = re.sub(r"[^a-z0-9.]+", "-", stem.lower()).strip("-.")
     return name[:64].strip("-.") or "recorded"
