@@ -78,14 +78,14 @@ def _prepare_recording() -> None:
     from ..recording.recorder import named_target, recorder
     from ..settings import RECORD_VARIABLE
 
-    to = recorder()
-    if to is None:
+    active_recorder = recorder()
+    if active_recorder is None:
         return
     # Absolute, so that processes in other directories write the same file.
-    os.environ[RECORD_VARIABLE] = str(to.path)
+    os.environ[RECORD_VARIABLE] = str(active_recorder.path)
     try:
         named_target()
-        to.check()
+        active_recorder.check()
     except RecordError as error:
         _log.error("%s", error)
 

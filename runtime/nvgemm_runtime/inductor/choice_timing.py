@@ -124,7 +124,7 @@ def time_on_gpu(others: Iterable[Any], kernels: Iterable[Any]) -> None:
         choice.hash_key = functools.partial(_hash_key, choice.hash_key, "on-gpu-under-load")
     for choice in kernels:
         _wrap_requests(choice)
-        choice.benchmark = functools.partial(_benchmark_against, best, 1.0, choice.benchmark)
+        choice.benchmark = functools.partial(_benchmark_against_best, best, 1.0, choice.benchmark)
         choice.hash_key = functools.partial(_hash_key, choice.hash_key, "on-gpu-under-load")
 
 
@@ -175,7 +175,9 @@ def time_beside_inductor(others: Iterable[Any], kernels: Iterable[Any]) -> None:
         repeatable = _takes_tensors_of_kernels(choice)
         choice.benchmark = functools.partial(_benchmark_stock, best, repeatable, choice.benchmark)
     for choice in kernels:
-        choice.benchmark = functools.partial(_benchmark_against, best, LEAST_GAIN, choice.benchmark)
+        choice.benchmark = functools.partial(
+            _benchmark_against_best, best, LEAST_GAIN, choice.benchmark
+        )
         choice.hash_key = functools.partial(_hash_key, choice.hash_key, "beside-under-load")
 
 
@@ -189,7 +191,7 @@ def _benchmark_stock(
     return ms
 
 
-def _benchmark_against(
+def _benchmark_against_best(
     best: _Best, share: float, benchmark: _Benchmark, *args: Any, **kwargs: Any
 ) -> float:
     if math.isinf(best.ms):
@@ -228,11 +230,11 @@ def _benchmark_in_turns(
     calls: list[Callable[[], object]] = []
     times: list[tuple[float, float]] = []
 
-    def keep(call: Callable[[], object], _: float) -> float:
+    def collect(call: Callable[[], object], _: float) -> float:
         calls.append(call)
         return 1.0  # unused
 
-    with _timing(keep):
+    with _timing(collect):
         other(*args, **kwargs)
     if not calls:
         return _benchmark(benchmark, *args, **kwargs), None
@@ -274,7 +276,10 @@ class _Lead:
 
 
 def time_over_sizes(
-    choices: Iterable[Any], by_m: Any, is_extern: Callable[[Any], bool], sizes: list[SizedOperands]
+    choices: Iterable[Any],
+    dispatch: Any,
+    is_extern: Callable[[Any], bool],
+    sizes: list[SizedOperands],
 ) -> None:
     """Makes Inductor time a choice that dispatches by m at several sizes.
 
@@ -285,18 +290,21 @@ def time_over_sizes(
 
     Args:
         choices: Other choices, which Inductor benchmarks first.
-        by_m: The dispatching choice.
+        dispatch: The choice that dispatches by m.
         is_extern: Returns True if a choice can be called at any size.
         sizes: Create operands at the other sizes.
     """
     lead = _Lead()
     for choice in choices:
-        noting = functools.partial(_benchmark_noting, lead, choice, is_extern(choice))
-        choice.benchmark = functools.partial(noting, choice.benchmark)
-    by_m.benchmark = functools.partial(_benchmark_over, lead, by_m, sizes, by_m.benchmark)
+        choice.benchmark = functools.partial(
+            _benchmark_and_note, lead, choice, is_extern(choice), choice.benchmark
+        )
+    dispatch.benchmark = functools.partial(
+        _benchmark_over_sizes, lead, dispatch, sizes, dispatch.benchmark
+    )
 
 
-def _benchmark_noting(
+def _benchmark_and_note(
     lead: _Lead, choice: Any, is_extern: bool, benchmark: _Benchmark, *args: Any, **kwargs: Any
 ) -> float:
     ms = benchmark(*args, **kwargs)
@@ -306,9 +314,9 @@ def _benchmark_noting(
     return ms
 
 
-def _benchmark_over(
+def _benchmark_over_sizes(
     lead: _Lead,
-    by_m: Any,
+    dispatch: Any,
     sizes: list[SizedOperands],
     benchmark: _Benchmark,
     *args: Any,
@@ -320,15 +328,15 @@ def _benchmark_over(
     ratios, load_ms = [here_ms / lead.ms], LOAD_MS
     for make in sizes:
         operands, out = make()
-        own, best = _benchmark_both(
-            load_ms, stock_benchmark(by_m), stock_benchmark(lead.extern), *operands, out=out
+        own_ms, best_ms = _benchmark_both(
+            load_ms, stock_benchmark(dispatch), stock_benchmark(lead.extern), *operands, out=out
         )
-        if LONG_MS <= own < math.inf:
+        if LONG_MS <= own_ms < math.inf:
             load_ms = 0.0
-        if math.isinf(own):
+        if math.isinf(own_ms):
             return math.inf
-        if math.isfinite(best):  # infinite if the other cannot be called at this size
-            ratios.append(own / best)
+        if math.isfinite(best_ms):  # infinite if the other cannot be called at this size
+            ratios.append(own_ms / best_ms)
     overall = math.exp(statistics.fmean(map(math.log, ratios)))
     return lead.ms * (overall if lead.extern_ms == lead.ms else max(overall, ratios[0]))
 
@@ -421,10 +429,10 @@ def _replace_timer() -> bool:
         True if it does. A benchmarker that the user chose or replaced is not changed.
     """
     benchmarker: Any = benchmarking.benchmarker
-    found = vars(benchmarker).get("benchmark_gpu")
-    if found is None and type(benchmarker).__name__ in _STOCK_TIMERS:
-        benchmarker.benchmark_gpu = found = _Timer(benchmarker)
-    return isinstance(found, _Timer)
+    timer = vars(benchmarker).get("benchmark_gpu")
+    if timer is None and type(benchmarker).__name__ in _STOCK_TIMERS:
+        benchmarker.benchmark_gpu = timer = _Timer(benchmarker)
+    return isinstance(timer, _Timer)
 
 
 class _Timer:

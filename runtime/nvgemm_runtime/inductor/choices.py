@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def _fallback_with(activation: Activation) -> str:
+def _activation_fallback(activation: Activation) -> str:
     """Returns the code for addmm and an activation, rounding in between as eager does."""
     row = activation.row
     if row.commutes_with_rounding:
@@ -47,7 +47,7 @@ def _fallback_with(activation: Activation) -> str:
     return f"lambda *a, out: out.copy_({call})"
 
 
-def _fallback_with_gate(epilogue: Epilogue, op: str) -> str:
+def _gate_fallback(epilogue: Epilogue, op: str) -> str:
     """Returns the code for a GEMM and a gate, rounding after each operation as eager does."""
     gate = epilogue.gate
     assert gate is not None
@@ -118,9 +118,9 @@ class StockCall:
     def fallback(self) -> str:
         """Code of a function that computes the call, for a module that has imported torch."""
         if self.activation is not None:
-            return _fallback_with(self.activation)
+            return _activation_fallback(self.activation)
         if self.gated is not None:
-            return _fallback_with_gate(self.gated, self.op)
+            return _gate_fallback(self.gated, self.op)
         return OPERATORS[self.op].stock_call
 
     def name_with(self, offer: Offer) -> str:
@@ -183,10 +183,11 @@ def _can_fix_strides(node: Any) -> bool:
     """
     if isinstance(getattr(node, "data", node), ir.ReinterpretView):
         return True
-    wanted = V.graph.buffer_layout_constraints.get(node.get_name())
+    constraint = V.graph.buffer_layout_constraints.get(node.get_name())
     layout = node.get_layout()
-    return wanted is None or (
-        list(wanted.size) == list(layout.size) and list(wanted.stride) == list(layout.stride)
+    return constraint is None or (
+        list(constraint.size) == list(layout.size)
+        and list(constraint.stride) == list(layout.stride)
     )
 
 
@@ -215,7 +216,7 @@ def _benchmarked(
     """Runs the kernel for Inductor's timing, never the fallback."""
     from ..launch.select import load_kernel
 
-    a, b, *extras = (tensors[place] for place in order)
+    a, b, *extras = (tensors[index] for index in order)
     if not split:
         load_kernel(kernel).launch(a, b, out, *extras)
         return out
@@ -342,27 +343,27 @@ class CallNode(ir.ExternKernelOut):  # type: ignore[misc]
         if not is_alternative():
             self.report_use()
         if not in_cpp:
-            self._define_in_python(_root(wrapper))
+            self._define_in_python(_module_wrapper(wrapper))
             super().codegen(wrapper)
             return
         operators.try_to_load_operators()  # for code that runs in this process
-        self._define_in_cpp(_root(wrapper))
+        self._define_in_cpp(_module_wrapper(wrapper))
         self.codegen_comment(wrapper)
         wrapper.writeline(_CppGemmLine(wrapper, self))
 
     def _define_in_python(self, root: Any) -> None:
         """Defines the call's function in the generated module, once."""
         first_lines, expression = self.python_definition()
-        if _is_new_in(root, first_lines):
+        if _add_name(root, first_lines):
             root.imports.splice(first_lines)
-        if _is_new_in(root, self.name_in_code):
+        if _add_name(root, self.name_in_code):
             root.imports.writeline(f"{self.name_in_code} = {expression}")
 
     def _define_in_cpp(self, root: Any) -> None:
         """Defines the call's variable and its type in the generated file, once."""
-        if _is_new_in(root, cpp.HEADER):
+        if _add_name(root, cpp.HEADER):
             root.header.splice(cpp.HEADER)
-        if _is_new_in(root, self.name_in_code):
+        if _add_name(root, self.name_in_code):
             root.header.splice(self.cpp_declaration())
 
     def report_use(self) -> None:
@@ -432,8 +433,8 @@ class _CppGemmLine(code_lines.ExternKernelOutLine):  # type: ignore[misc]
 
     def codegen(self, code: Any) -> None:
         node = self.node
-        tensors = [V.graph.wrapper_code.val_to_arg_str(one) for one in node.inputs]
-        a, b, *extras = (tensors[place] for place in node.stock.order)
+        tensors = [V.graph.wrapper_code.val_to_arg_str(input_node) for input_node in node.inputs]
+        a, b, *extras = (tensors[index] for index in node.stock.order)
         roles = extra_roles(node.signature)
         operands = cpp.Operands(
             a=a,
@@ -447,17 +448,17 @@ class _CppGemmLine(code_lines.ExternKernelOutLine):  # type: ignore[misc]
         self.wrapper.writeline("}")
 
 
-def _root(wrapper: Any) -> Any:
+def _module_wrapper(wrapper: Any) -> Any:
     """Returns the whole module's wrapper. Subgraphs have wrappers of their own."""
     while hasattr(wrapper, "parent_wrapper"):
         wrapper = wrapper.parent_wrapper
     return wrapper
 
 
-def _is_new_in(root: Any, text: str) -> bool:
-    """Returns True if a module lacks a header or a name, and records it."""
-    known: set[str] = root.__dict__.setdefault("nvgemm_aot_names", set())
-    if text in known:
+def _add_name(root: Any, text: str) -> bool:
+    """Records a header or a name in a module. Returns True if it is new there."""
+    names: set[str] = root.__dict__.setdefault("nvgemm_aot_names", set())
+    if text in names:
         return False
-    known.add(text)
+    names.add(text)
     return True

@@ -174,13 +174,13 @@ class Operands:
 
     def __str__(self) -> str:
         """Returns the first arguments of the header's functions."""
-        others = ", ".join(self.extras.get(role, "nullptr") for role in _EXTRAS)
-        return f"{self.a}, {self.b}, {self.out}, {{{others}}}"
+        extras = ", ".join(self.extras.get(role, "nullptr") for role in _EXTRAS)
+        return f"{self.a}, {self.b}, {self.out}, {{{extras}}}"
 
 
 def declaration(name: str) -> str:
     """Returns the definition of a kernel's variable. Like the header, it may appear twice."""
-    return _once(name, f"static nvgemm_aot::Kernel {name};")
+    return _guarded(name, f"static nvgemm_aot::Kernel {name};")
 
 
 def condition(name: str, kernel_id: str, origin: str, operands: Operands) -> str:
@@ -196,11 +196,11 @@ def table_declaration(name: str, table: DispatchTable, origins: Mapping[str, str
         table: Dispatch table with at least one bound and one kernel.
         origins: Source of each kernel, by kernel id.
     """
-    places = ["nvgemm_aot::kAten" if k == ATEN else table.used.index(k) for k in table.kernels]
-    names = [_braced([_quoted(one), _quoted(origins[one])]) for one in table.used]
+    indices = ["nvgemm_aot::kAten" if k == ATEN else table.used.index(k) for k in table.kernels]
+    names = [_braced([_quoted(kernel_id), _quoted(origins[kernel_id])]) for kernel_id in table.used]
     kind = f"nvgemm_aot::Table<{len(table.bounds)}, {len(names)}>"
-    rows = [_braced(map(str, table.bounds)), _braced(map(str, places)), _braced(names)]
-    return _once(name, f"static {kind} {name}{_braced(rows)};")
+    rows = [_braced(map(str, table.bounds)), _braced(map(str, indices)), _braced(names)]
+    return _guarded(name, f"static {kind} {name}{_braced(rows)};")
 
 
 def table_condition(name: str, operands: Operands) -> str:
@@ -208,7 +208,7 @@ def table_condition(name: str, operands: Operands) -> str:
     return f"nvgemm_aot::gemm_by_rows({operands}, {name})"
 
 
-def _once(name: str, definition: str) -> str:
+def _guarded(name: str, definition: str) -> str:
     guard = f"NVGEMM_AOT_HAS_{name}"
     return f"#ifndef {guard}\n#define {guard}\n{definition}\n#endif\n"
 

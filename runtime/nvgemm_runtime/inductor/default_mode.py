@@ -51,112 +51,120 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     """
     if not gemm.is_served:
         reason = UNSERVED[gemm.op].reason if gemm.op in UNSERVED else "ATen is not its choice"
-        return _miss(choices, str(gemm), reason)
-    asked = read_requests(gemm.call)
-    if isinstance(asked, str):
-        return _miss(choices, str(gemm), asked)
+        return _report_miss(choices, str(gemm), reason)
+    requests = read_requests(gemm.call)
+    if isinstance(requests, str):
+        return _report_miss(choices, str(gemm), requests)
     facts = facts_for(gemm.call)
     with COUNTERS.spending("matching"):
-        request, decided = find_dispatch(asked, facts, is_precise=gemm.call.is_precise)
+        request, dispatch = find_dispatch(requests, facts, is_precise=gemm.call.is_precise)
     problem = request.problem
     rows = rows_of(gemm)
     if rows is None:
         reason = "a size other than m is dynamic, and measured rankings are of one n and k each"
-        here = RowRange(least=problem.m, most=problem.m)
-        _require(problem, here, decided, facts, reason if _wins_declared(here, decided) else None)
-        return _miss(choices, problem.key, reason)
-    table = decided.table.within(rows.least, rows.most)
-    obstacle = _why_none_is_offered(gemm.op) if table.has_kernels else None
-    _require(problem, rows, decided, facts, obstacle if _wins_declared(rows, decided) else None)
+        size_m = RowRange(least=problem.m, most=problem.m)
+        obstacle = reason if _serves_declared(size_m, dispatch) else None
+        _require(problem, size_m, dispatch, facts, obstacle)
+        return _report_miss(choices, problem.key, reason)
+    table = dispatch.table.within(rows.least, rows.most)
+    obstacle = _find_obstacle(gemm.op) if table.has_kernels else None
+    _require(problem, rows, dispatch, facts, obstacle if _serves_declared(rows, dispatch) else None)
     if obstacle is not None:
-        return _miss(choices, problem.key, obstacle)
+        return _report_miss(choices, problem.key, obstacle)
     if not table.has_kernels:
-        return _none_faster(choices, problem, rows, decided, facts)
+        return _keep_aten(choices, problem, rows, dispatch, facts)
     stock = StockCall.of_choice(gemm.op, problem.key, gemm.choice)
-    offer = DispatchOffer.of(decided, table)
+    offer = DispatchOffer.of(dispatch, table)
     choice: GemmChoice | DispatchedChoice
     if table.bounds:
         choice = DispatchedChoice(stock, offer, gemm.choice)
     else:
         choice = GemmChoice(stock, offer.kernels[table.kernels[0]])
-    is_measured = any(size.m == problem.m for size in decided.sizes)
-    is_declared = is_measured and problem.m in decided.declared
+    is_measured = any(size.m == problem.m for size in dispatch.sizes)
+    is_declared = is_measured and problem.m in dispatch.declared
     _log.debug("%s: chosen by measurement: %s", problem.key, offer)
     report.met(
         problem.key,
         basis="declared" if is_declared else "signature",
         offered={choice.name: str(choice.description)},
         measured=f"dispatched by m: {offer}",
-        **_to_tune(rows, decided),
+        **_tune_arguments(rows, dispatch),
     )
     return [choice]
 
 
-class _ToTune(TypedDict, total=False):
+class _TuneArguments(TypedDict, total=False):
     """Arguments of `report.met` that name the bundles to tune."""
 
     doubtful: Sequence[TunedTogether]
     unconfirmed: Sequence[TunedTogether]
 
 
-def _to_tune(rows: RowRange, decided: Dispatch) -> _ToTune:
+def _tune_arguments(rows: RowRange, dispatch: Dispatch) -> _TuneArguments:
     """Returns the bundles that tuning could make usable for a graph's sizes."""
     return {
-        "doubtful": decided.doubtful_within(rows.least, rows.most),
-        "unconfirmed": decided.unconfirmed_within(rows.least, rows.most),
+        "doubtful": dispatch.doubtful_within(rows.least, rows.most),
+        "unconfirmed": dispatch.unconfirmed_within(rows.least, rows.most),
     }
 
 
-def _why_none_is_offered(op: str) -> str | None:
+def _find_obstacle(op: str) -> str | None:
     """Returns the reason why a table's kernels cannot compute an operator's calls, or None."""
     if not max_choices():
         return f"{MAX_CHOICES_VARIABLE}=0: at most 0 kernels are to be offered"
     return cpp_obstacle(op)
 
 
-def _wins_declared(rows: RowRange, decided: Dispatch) -> bool:
+def _serves_declared(rows: RowRange, dispatch: Dispatch) -> bool:
     """Returns True if a kernel computes any declared and measured size in a graph."""
     return any(
-        one.m in rows and one.m in decided.declared and decided.table.at(one.m) != ATEN
-        for one in decided.sizes
+        size.m in rows and size.m in dispatch.declared and dispatch.table.at(size.m) != ATEN
+        for size in dispatch.sizes
     )
 
 
-def _none_faster(
-    choices: list[Any], problem: Problem, rows: RowRange, decided: Dispatch, facts: DeviceFacts
+def _keep_aten(
+    choices: list[Any], problem: Problem, rows: RowRange, dispatch: Dispatch, facts: DeviceFacts
 ) -> list[Any]:
     """Returns ATen's choices after a table that names no kernel, and reports the reason."""
-    why_open = _few(_why_open(problem, rows, decided, facts))
-    won = [one.m for one in decided.sizes if one.m in rows and one.m not in decided.open]
-    if won:
-        clearly = [m for m in won if m not in decided.held_back]
-        held_back = [f"m {m}: {decided.held_back[m]}" for m in won if m in decided.held_back]
-        faster = f"ATen was measured to be as fast or faster at m {_sizes_text(clearly)}"
-        told = "; ".join([*([faster] if clearly else []), *_few(held_back), *why_open])
-        _log.debug("%s: chosen by measurement: %s", problem.key, told)
-        basis = "signature" if decided.declared.isdisjoint(won) else "declared"
-        report.met(problem.key, basis=basis, measured=told, **_to_tune(rows, decided))
+    why_open = _shortened(_open_reasons(problem, rows, dispatch, facts))
+    aten_sizes = [
+        size.m for size in dispatch.sizes if size.m in rows and size.m not in dispatch.open
+    ]
+    if aten_sizes:
+        clear_sizes = [m for m in aten_sizes if m not in dispatch.held_back]
+        held_back = [
+            f"m {m}: {dispatch.held_back[m]}" for m in aten_sizes if m in dispatch.held_back
+        ]
+        faster = f"ATen was measured to be as fast or faster at m {_sizes_text(clear_sizes)}"
+        decision = "; ".join(
+            [*([faster] if clear_sizes else []), *_shortened(held_back), *why_open]
+        )
+        _log.debug("%s: chosen by measurement: %s", problem.key, decision)
+        basis = "signature" if dispatch.declared.isdisjoint(aten_sizes) else "declared"
+        report.met(problem.key, basis=basis, measured=decision, **_tune_arguments(rows, dispatch))
         return choices
-    known = sorted({*decided.open, *(one.m for one in decided.sizes)})
+    ranked_sizes = sorted({*dispatch.open, *(size.m for size in dispatch.sizes)})
     if why_open:
         reason = "bundles have this n and k, and no ranking counts at any m that the graph can take"
-    elif known:
-        reason = (
-            f"bundles rank this n and k at m {_sizes_text(known)}, none of which the graph takes"
-        )
+    elif ranked_sizes:
+        sizes = _sizes_text(ranked_sizes)
+        reason = f"bundles rank this n and k at m {sizes}, none of which the graph takes"
     else:
         reason = "no bundle that serves this device declares this n and k"
-    return _miss(choices, problem.key, "; ".join([reason, *why_open]), _to_tune(rows, decided))
+    return _report_miss(
+        choices, problem.key, "; ".join([reason, *why_open]), _tune_arguments(rows, dispatch)
+    )
 
 
 _MOST_REASONS = 3
 """Largest number of sizes for which a message gives reasons."""
 
 
-def _few(reasons: list[str]) -> list[str]:
+def _shortened(reasons: list[str]) -> list[str]:
     """Returns the first `_MOST_REASONS` reasons, and a count of the rest."""
-    left = len(reasons) - _MOST_REASONS
-    return [*reasons[:_MOST_REASONS], *([f"and {left} more m"] if left > 0 else [])]
+    rest_count = len(reasons) - _MOST_REASONS
+    return [*reasons[:_MOST_REASONS], *([f"and {rest_count} more m"] if rest_count > 0 else [])]
 
 
 _MOST_SIZES = 8
@@ -167,14 +175,14 @@ def _sizes_text(sizes: Sequence[int]) -> str:
     """Returns ascending sizes as text, shortened if there are many. A bundle may have hundreds."""
     if len(sizes) <= _MOST_SIZES:
         return ", ".join(map(str, sizes))
-    named = ", ".join(map(str, sizes[: _MOST_SIZES - 1]))
-    return f"{named}, … {sizes[-1]} ({len(sizes)} sizes)"
+    text = ", ".join(map(str, sizes[: _MOST_SIZES - 1]))
+    return f"{text}, … {sizes[-1]} ({len(sizes)} sizes)"
 
 
-def _why_open(
+def _open_reasons(
     problem: Problem,
     rows: RowRange,
-    decided: Dispatch,
+    dispatch: Dispatch,
     facts: DeviceFacts,
     *,
     only_declared: bool = False,
@@ -182,23 +190,23 @@ def _why_open(
     """Returns the reasons why a graph's sizes have no usable ranking or no kernel."""
     left_out = INSTALLATION.index(facts).left_out_sizes(problem)
     reasons = {
-        m: why for m, why in decided.open.items() if not only_declared or m in decided.declared
+        m: why for m, why in dispatch.open.items() if not only_declared or m in dispatch.declared
     }
     return [f"m {m}: {why}" for m, why in sorted({**left_out, **reasons}.items()) if m in rows]
 
 
 def _require(
-    problem: Problem, rows: RowRange, decided: Dispatch, facts: DeviceFacts, obstacle: str | None
+    problem: Problem, rows: RowRange, dispatch: Dispatch, facts: DeviceFacts, obstacle: str | None
 ) -> None:
     """Raises an error for declared problems without their kernels, if kernels are required."""
     if current_mode() is not Mode.REQUIRED:
         return
-    reasons = _why_open(problem, rows, decided, facts, only_declared=True)
+    reasons = _open_reasons(problem, rows, dispatch, facts, only_declared=True)
     if obstacle is not None:
         reasons.append(obstacle)
     if not reasons:
         return
-    steps = _next_steps(problem, rows, decided, facts)
+    steps = _next_steps(problem, rows, dispatch, facts)
     if obstacle is not None:
         steps.append("compile with max-autotune, which offers kernels in more cases")
     report.met(problem.key, basis="miss", reasons=reasons)
@@ -217,7 +225,7 @@ def _require(
 
 
 def _next_steps(
-    problem: Problem, rows: RowRange, decided: Dispatch, facts: DeviceFacts
+    problem: Problem, rows: RowRange, dispatch: Dispatch, facts: DeviceFacts
 ) -> list[str]:
     """Returns the next steps for a graph's declared sizes that lack their kernels."""
     steps: dict[str, None] = {}  # an ordered set
@@ -227,21 +235,21 @@ def _next_steps(
             "built, name more providers in the manifest (providers:), or none for all, and build "
             "again; or uninstall the wheel that declares the problem"
         ] = None
-    with_kernels = {one.m for one in decided.sizes}
-    for m in decided.open:
-        if m not in rows or m not in decided.declared:
+    with_kernels = {size.m for size in dispatch.sizes}
+    for m in dispatch.open:
+        if m not in rows or m not in dispatch.declared:
             continue
-        if decided.unlike is not None:
+        if dispatch.unlike is not None:
             step = "compile with max-autotune, which times kernels, or with operands and settings "
             steps[f"{step}of torch like those measured"] = None
         elif m in with_kernels:
             step = "compile with max-autotune, which offers the kernels whose results do not depend"
             steps[f"{step} on timing"] = None
-        elif m in decided.doubtful:
-            steps.update({_tune_step(files, "here"): None for files in decided.doubtful[m]})
-        elif m in decided.unconfirmed:
+        elif m in dispatch.doubtful:
+            steps.update({_tune_step(files, "here"): None for files in dispatch.doubtful[m]})
+        elif m in dispatch.unconfirmed:
             where = "on this GPU, or on another of this product"
-            steps.update({_tune_step(files, where): None for files in decided.unconfirmed[m]})
+            steps.update({_tune_step(files, where): None for files in dispatch.unconfirmed[m]})
         else:
             step = "tune the bundle on this product with this torch (nvgemm-aot tune)"
             steps[f"{step}, or compile with max-autotune"] = None
@@ -257,13 +265,13 @@ def _tune_step(files: Sequence[str], where: str) -> str:
     return f"measure again {where}: nvgemm-aot tune {shlex.join(files)} -o tuned.nvgemm"
 
 
-def _miss(
+def _report_miss(
     choices: list[Any],
     gemm: str,
     reason: str,
-    to_tune: _ToTune | None = None,
+    tune_arguments: _TuneArguments | None = None,
 ) -> list[Any]:
     """Reports a miss and returns ATen's choices."""
     _log.debug("%s: no bundled kernel: %s", gemm, reason)
-    report.met(gemm, basis="miss", reasons=[reason], **(to_tune or {}))
+    report.met(gemm, basis="miss", reasons=[reason], **(tune_arguments or {}))
     return choices

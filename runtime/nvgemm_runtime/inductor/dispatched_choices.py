@@ -39,16 +39,18 @@ class DispatchOffer:
     kernels: Mapping[str, Offer]
 
     @classmethod
-    def of(cls, decided: Dispatch, table: DispatchTable) -> DispatchOffer:
+    def of(cls, dispatch: Dispatch, table: DispatchTable) -> DispatchOffer:
         """Builds the offer from a dispatch decision and a part of its table."""
-        kernels = {kernel_id: Offer.of(decided.measured[kernel_id]) for kernel_id in table.used}
+        kernels = {kernel_id: Offer.of(dispatch.measured[kernel_id]) for kernel_id in table.used}
         return cls(table=table, kernels=kernels)
 
-    def without_aten(self, usual: Offer) -> DispatchOffer:
+    def without_aten(self, default: Offer) -> DispatchOffer:
         """Returns a copy with ``usual`` wherever the table has ATen."""
-        table = self.table.without_aten(usual.kernel.id)
-        known = {**self.kernels, usual.kernel.id: usual}
-        return DispatchOffer(table=table, kernels={one: known[one] for one in table.used})
+        table = self.table.without_aten(default.kernel.id)
+        offers = {**self.kernels, default.kernel.id: default}
+        return DispatchOffer(
+            table=table, kernels={kernel_id: offers[kernel_id] for kernel_id in table.used}
+        )
 
     @property
     def origins(self) -> dict[str, str]:
@@ -82,7 +84,7 @@ def _benchmarked(
     """Runs the kernel for these operands, for Inductor's timing. Not called for ATen's sizes."""
     from ..launch.select import load_kernel
 
-    a, b, *extras = (tensors[place] for place in order)
+    a, b, *extras = (tensors[index] for index in order)
     kernel_id = DispatchTable(bounds=bounds, kernels=kernels).at(a.shape[-2])
     load_kernel(kernel_id).launch(a, b, out, *extras)
     return out

@@ -40,7 +40,7 @@ much as timing two choices."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChoiceByM:
+class TimedDispatch:
     """Choice that dispatches by m.
 
     Attributes:
@@ -52,34 +52,32 @@ class ChoiceByM:
     sizes: list[SizedOperands]
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The dispatch table as text."""
         return f"by m: {self.choice.offer}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundByM:
+class DispatchResult:
     """Result of measured rankings for a graph with dynamic m.
 
     Attributes:
         choice: The choice. None if the winner does not change with m, or if a kernel is needed at
-            each
-            m and ATen would compute some.
+            each m and ATen would compute some.
         is_left_to_aten: True if the table has ATen at every m in the graph and no kernel is needed.
             Also true if no measurement counts.
         doubtful: Bundles whose measurements of the graph's sizes are in doubt or contradict each
-            other;
-            see `report.met`.
+            other; see `report.met`.
     """
 
-    choice: ChoiceByM | None = None
+    choice: TimedDispatch | None = None
     is_left_to_aten: bool = False
     doubtful: Sequence[TunedTogether] = ()
 
 
-def find_choice_by_m(
+def find_dispatch_choice(
     gemm: AutotunedGemm, stock: StockCall, *, needs_kernel: bool = False
-) -> FoundByM:
+) -> DispatchResult:
     """Finds the dispatching choice if the measured winner changes with m, and bundles in doubt.
 
     Args:
@@ -87,16 +85,16 @@ def find_choice_by_m(
         stock: Call that kernels replace.
         needs_kernel: True if a kernel must compute at every m in the graph.
     """
-    found = _find_choice(gemm, gemm.call, stock, None)
+    result = _find_choice(gemm, gemm.call, stock, None)
     if not needs_kernel:
-        return found
-    is_whole = found.choice is not None and ATEN not in found.choice.choice.offer.table.kernels
-    return FoundByM(choice=found.choice if is_whole else None, doubtful=found.doubtful)
+        return result
+    is_whole = result.choice is not None and ATEN not in result.choice.choice.offer.table.kernels
+    return DispatchResult(choice=result.choice if is_whole else None, doubtful=result.doubtful)
 
 
-def find_fused_choice_by_m(
-    unfused: Any, call: AtenGemm, stock: StockCall, usual: Offer
-) -> FoundByM:
+def find_fused_dispatch_choice(
+    unfused: Any, call: AtenGemm, stock: StockCall, default: Offer
+) -> DispatchResult:
     """Finds the dispatching choice for a GEMM with an activation or a gate.
 
     The table has no ATen rows. Measurements compared kernels with ATen's separate operations, so
@@ -106,50 +104,54 @@ def find_fused_choice_by_m(
         unfused: Inductor's choice.
         call: GEMM that kernels compute.
         stock: Call that they replace.
-        usual: Kernel for sizes where no kernel won. Without dispatch it computes at every m.
+        default: Kernel for sizes where no kernel won. Without dispatch it computes at every m.
     """
     gemm = AutotunedGemm(op=stock.op, choice=unfused, is_served=False)
-    return _find_choice(gemm, call, stock, usual)
+    return _find_choice(gemm, call, stock, default)
 
 
 def _find_choice(
-    gemm: AutotunedGemm, call: AtenGemm, stock: StockCall, usual: Offer | None
-) -> FoundByM:
+    gemm: AutotunedGemm, call: AtenGemm, stock: StockCall, default: Offer | None
+) -> DispatchResult:
     rows = rows_of(gemm)
     if rows is None or rows.is_one:
-        return FoundByM()
-    asked = read_requests(call)
-    if isinstance(asked, str):
-        return FoundByM()
+        return DispatchResult()
+    requests = read_requests(call)
+    if isinstance(requests, str):
+        return DispatchResult()
     facts = facts_for(call)
     with COUNTERS.spending("matching"):
-        request, decided = find_dispatch(
-            asked,
+        request, dispatch = find_dispatch(
+            requests,
             facts,
             is_precise=call.is_precise,
             evidence=Evidence.ONCE,
             only_deterministic=False,  # `facts` has the program's own demand
         )
-    table = decided.table.within(rows.least, rows.most)
-    offer = DispatchOffer.of(decided, table)
-    if usual is not None:
-        offer = offer.without_aten(usual)
-    doubtful = decided.doubtful_within(rows.least, rows.most)
+    table = dispatch.table.within(rows.least, rows.most)
+    offer = DispatchOffer.of(dispatch, table)
+    if default is not None:
+        offer = offer.without_aten(default)
+    doubtful = dispatch.doubtful_within(rows.least, rows.most)
     if not offer.table.bounds:
-        return FoundByM(is_left_to_aten=not offer.table.has_kernels, doubtful=doubtful)
-    others = [size.m for size in decided.sizes if size.m in rows and size.m != request.problem.m]
-    sizes = [_operands_at(gemm, m) for m in _spread(others)]
+        return DispatchResult(is_left_to_aten=not offer.table.has_kernels, doubtful=doubtful)
+    other_sizes = [
+        size.m for size in dispatch.sizes if size.m in rows and size.m != request.problem.m
+    ]
+    sizes = [_operands_at(gemm, m) for m in _spread(other_sizes)]
     choice = DispatchedChoice(stock, offer, gemm.choice)
-    by_m = ChoiceByM(choice=choice, sizes=[one for one in sizes if one is not None])
-    return FoundByM(choice=by_m, doubtful=doubtful)
+    timed = TimedDispatch(
+        choice=choice, sizes=[operands for operands in sizes if operands is not None]
+    )
+    return DispatchResult(choice=timed, doubtful=doubtful)
 
 
 def _spread(sizes: Sequence[int]) -> list[int]:
     """Returns at most `MOST_SIZES` of some ascending sizes, including the first and the last."""
-    taken = min(MOST_SIZES, len(sizes))
-    if taken < 2:
-        return list(sizes[:taken])
-    return [sizes[place * (len(sizes) - 1) // (taken - 1)] for place in range(taken)]
+    count = min(MOST_SIZES, len(sizes))
+    if count < 2:
+        return list(sizes[:count])
+    return [sizes[index * (len(sizes) - 1) // (count - 1)] for index in range(count)]
 
 
 def _operands_at(gemm: AutotunedGemm, m: int) -> SizedOperands | None:
@@ -192,7 +194,7 @@ def _make_operands(
             tuple(int(sympy_subs(extent, values)) for extent in extents)
             for extents in (layout.size, layout.stride)
         )
-        made: torch.Tensor = rand_strided(size, stride, dtype=layout.dtype, device=layout.device)
-        return made
+        tensor: torch.Tensor = rand_strided(size, stride, dtype=layout.dtype, device=layout.device)
+        return tensor
 
     return [make(layout, role) for role, layout in layouts.items()], make(result)

@@ -35,8 +35,7 @@ def join(choices: list[Any]) -> list[Any]:
 
     Raises:
         RequiredError: If prebuilt kernels are required, and none serves the GEMM or a bundle cannot
-            be
-            opened.
+            be opened.
         RecordError: If GEMMs should be recorded and cannot be.
         SettingError: If the mode has an unknown value.
     """

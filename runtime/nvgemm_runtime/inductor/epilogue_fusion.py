@@ -116,8 +116,8 @@ def silu(x: PatternExpr) -> PatternExpr:
 def gelu_tanh(x: PatternExpr) -> PatternExpr:
     """Matches torch's decomposition of gelu's tanh form."""
 
-    def times(one: object, other: object) -> PatternExpr:
-        return CallFunction(aten.mul.Tensor, one, other)
+    def times(left: object, right: object) -> PatternExpr:
+        return CallFunction(aten.mul.Tensor, left, right)
 
     wide = _wide(x, 4)
     cubic = times(times(times(wide, wide), wide), 0.044715)
@@ -134,7 +134,7 @@ def _may_fuse(activation: Activation) -> Callable[[Match], bool]:
     def may_fuse(match: Match) -> bool:
         try:
             return (
-                is_wanted(activation)
+                is_allowed(activation)
                 and ends_kernel(match.output_node())
                 and _is_plain(match)
                 and _has_kernels(match, activation)
@@ -146,7 +146,7 @@ def _may_fuse(activation: Activation) -> Callable[[Match], bool]:
     return may_fuse
 
 
-def is_wanted(activation: Activation) -> bool:
+def is_allowed(activation: Activation) -> bool:
     """Returns True if the settings allow fusing an activation."""
     backends = {name.strip() for name in config.max_autotune_gemm_backends.upper().split(",")}
     return (
@@ -261,7 +261,7 @@ def _adds_a_row(match: Match, bias: Any, a: Any, b: Any, out: Any) -> bool:
 def are_equal(shape: Sequence[Any], other: Sequence[Any]) -> bool:
     """Returns True if two shapes are equal for all values of their dynamic sizes."""
     return len(shape) == len(other) and all(
-        statically_known_true(one == two) for one, two in zip(shape, other)
+        statically_known_true(extent == other_extent) for extent, other_extent in zip(shape, other)
     )
 
 
@@ -289,8 +289,8 @@ def hint(extent: int | torch.SymInt) -> int:
 
     For an unbacked size this is Inductor's own example, which it also uses for plain GEMMs.
     """
-    known = extent if isinstance(extent, int) else extent.node.hint
-    return int(config.unbacked_symint_fallback if known is None else known)
+    value = extent if isinstance(extent, int) else extent.node.hint
+    return int(config.unbacked_symint_fallback if value is None else value)
 
 
 def _lowering(activation: Activation) -> Callable[..., Any]:

@@ -29,14 +29,14 @@ def lower(epilogue: Epilogue, a: Any, b: Any, bias: Any = None, *, was_apart: bo
     ``a`` is [m, k], ``b`` is [k, n], ``bias`` has n values or is None, and the result is [m, n /
     2]. ``was_apart`` is True if the graph had separate products for gates and ups.
     """
-    given = [] if bias is None else [bias]
-    operands = [*given, a, b]
+    biases = [] if bias is None else [bias]
+    operands = [*biases, a, b]
     _, _, _, product, a, b = mm_args(a, b)
-    nodes = [*(realize_inputs(one) for one in given), a, b]
+    nodes = [*(realize_inputs(tensor) for tensor in biases), a, b]
     m, n = product.size
     half = n // 2
     layout = ir.FixedLayout(product.device, product.dtype, [m, half], [half, 1])
-    op = "addmm" if given else "mm"
+    op = "addmm" if biases else "mm"
     unfused = Unfused(
         operands,
         nodes,
@@ -57,16 +57,16 @@ def lower(epilogue: Epilogue, a: Any, b: Any, bias: Any = None, *, was_apart: bo
         out = operand_of(layout if was_apart else product, 0)
         if not was_apart:
             return [read_inputs(op, tensors, {}, out)]
-        *_, x, both = tensors
-        return [read_inputs("mm", [x, _half_of(both, place)], {}, out) for place in range(2)]
+        *_, x, weights = tensors
+        return [read_inputs("mm", [x, _weight_half(weights, index)], {}, out) for index in range(2)]
 
     return choose(unfused, fused=fused, stock=stock, gemms=gemms)
 
 
-def _half_of(weights: Operand, place: int) -> Operand:
+def _weight_half(weights: Operand, index: int) -> Operand:
     """Returns the first or second half of the weights' columns."""
     k, n = weights.shape
-    offset = place * (n // 2) * weights.strides[1] * weights.element_size()
+    offset = index * (n // 2) * weights.strides[1] * weights.element_size()
     return replace(weights, shape=(k, n // 2), address=weights.address + offset)
 
 
@@ -96,11 +96,11 @@ def _in_one(epilogue: Epilogue) -> Callable[..., torch.Tensor]:
     in_halves = epilogue.row.order is WeightOrder.HALVES
 
     def function(*tensors: torch.Tensor) -> torch.Tensor:
-        both = torch.addmm(*tensors) if len(tensors) == 3 else torch.mm(*tensors)
-        half = both.shape[-1] // 2
+        product = torch.addmm(*tensors) if len(tensors) == 3 else torch.mm(*tensors)
+        half = product.shape[-1] // 2
         if in_halves:
-            return joined(both[:, :half], both[:, half:])
-        return joined(both[:, ::2], both[:, 1::2])
+            return joined(product[:, :half], product[:, half:])
+        return joined(product[:, ::2], product[:, 1::2])
 
     return function
 

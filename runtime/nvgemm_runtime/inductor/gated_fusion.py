@@ -46,7 +46,7 @@ from .epilogue_fusion import (
     gelu_tanh,
     has_timed_sizes,
     hint,
-    is_wanted,
+    is_allowed,
     is_weighted,
     rounded,
     silu,
@@ -144,10 +144,10 @@ def _find_source(gate: object, up: object) -> _Source | None:
     gates, ups = value_of(gate), value_of(up)
     if gates is None or ups is None or not are_equal(gates.shape, ups.shape):
         return None
-    return _of_one_product(gate, up) or _of_two_products(gate, up)
+    return _source_with_one_product(gate, up) or _source_with_two_products(gate, up)
 
 
-def _of_one_product(gate: Node, up: Node) -> _Source | None:
+def _source_with_one_product(gate: Node, up: Node) -> _Source | None:
     parts = _find_parts(gate, up, dim=-1)
     if parts is None:
         return None
@@ -162,22 +162,22 @@ def _of_one_product(gate: Node, up: Node) -> _Source | None:
     )  # fmt: skip
 
 
-def _of_two_products(gate: Node, up: Node) -> _Source | None:
-    of_gates, of_ups = _find_product(gate), _find_product(up)
-    if of_gates is None or of_ups is None:
+def _source_with_two_products(gate: Node, up: Node) -> _Source | None:
+    gate_path, up_path = _find_product(gate), _find_product(up)
+    if gate_path is None or up_path is None:
         return None
-    products = of_gates[-1], of_ups[-1]
-    if any(one.target is not aten.mm.default for one in products):
+    products = gate_path[-1], up_path[-1]
+    if any(node.target is not aten.mm.default for node in products):
         return None
-    (a, b_gate), (other, b_up) = (one.args for one in products)
-    if not _are_same(a, other) or not all(_is_transposed(one) for one in (b_gate, b_up)):
+    (a, b_gate), (other_a, b_up) = (node.args for node in products)
+    if not _are_same(a, other_a) or not all(_is_transposed(node) for node in (b_gate, b_up)):
         return None
     parts = _find_parts(b_gate.args[0], b_up.args[0], dim=0)
     if parts is None or parts[1] is not WeightOrder.HALVES:
         return None
     return _Source(
         a=a, b=parts[0], bias=None, order=WeightOrder.HALVES, was_apart=True,
-        nodes=(*of_gates, *of_ups),
+        nodes=(*gate_path, *up_path),
     )  # fmt: skip
 
 
@@ -188,8 +188,8 @@ def _find_parts(
     if not isinstance(gate, Node) or not isinstance(up, Node):
         return None
     if gate.target is operator.getitem and up.target is operator.getitem:
-        split, place = gate.args
-        if split is not up.args[0] or (place, up.args[1]) != (0, 1):
+        split, index = gate.args
+        if split is not up.args[0] or (index, up.args[1]) != (0, 1):
             return None
         halves = _is_split_in_half(split, dim)
         return (split.args[0], WeightOrder.HALVES, (split,)) if halves else None
@@ -202,7 +202,7 @@ def _find_parts(
     extent = value.shape[dim]
     if not isinstance(extent, int) or extent % 2:
         return None
-    spans = tuple(_span(one, value.dim(), dim, extent) for one in (gate, up))
+    spans = tuple(_span(part, value.dim(), dim, extent) for part in (gate, up))
     half = extent // 2
     orders = {
         ((0, half, 1), (half, extent, 1)): WeightOrder.HALVES,
@@ -228,8 +228,8 @@ def _is_split_in_half(split: object, dim: int) -> bool:
 
 def _span(part: Node, rank: int, dim: int, extent: int) -> tuple[Any, ...] | None:
     """Returns a slice's start, end and step along a dimension, or None if it slices another."""
-    given: list[Any] = list(part.args)
-    _, along, start, end, step = given + [None, 0, 0, None, 1][len(given) :]
+    arguments: list[Any] = list(part.args)
+    _, along, start, end, step = arguments + [None, 0, 0, None, 1][len(arguments) :]
     if part.kwargs or along not in (dim, dim % rank):
         return None
     start, end = start or 0, extent if end is None else end
@@ -254,21 +254,21 @@ def _find_product(node: object, users: set[Node] | None = None) -> tuple[Node, .
     if not isinstance(node, Node) or node.target not in (aten.mm.default, aten.addmm.default):
         return None
     path.append(node)
-    first, *others = path
+    first, *rest = path
     if users is not None and {*first.users} != users:
         return None
-    return tuple(path) if all(len(one.users) == 1 for one in others) else None
+    return tuple(path) if all(len(step.users) == 1 for step in rest) else None
 
 
-def _are_same(one: object, other: object) -> bool:
+def _are_same(node: object, other: object) -> bool:
     """Returns True if two nodes are identical, or equal reshapes."""
-    if one is other:
+    if node is other:
         return True
-    nodes = isinstance(one, Node) and isinstance(other, Node)
+    nodes = isinstance(node, Node) and isinstance(other, Node)
     return (
         nodes
-        and one.target is aten.reshape.default is other.target  # type: ignore[attr-defined]
-        and one.args == other.args  # type: ignore[attr-defined]
+        and node.target is aten.reshape.default is other.target  # type: ignore[attr-defined]
+        and node.args == other.args  # type: ignore[attr-defined]
     )
 
 
@@ -283,7 +283,7 @@ def _is_transposed(node: object) -> bool:
 def _may_fuse(gate: Gate) -> Callable[[Match], bool]:
     def may_fuse(match: Match) -> bool:
         try:
-            if not is_wanted(Activation.SILU) or not ends_kernel(match.output_node()):
+            if not is_allowed(Activation.SILU) or not ends_kernel(match.output_node()):
                 return False
             source = _find_source(match.kwargs["gate"], match.kwargs["up"])
             return (
@@ -311,7 +311,7 @@ def _is_plain(match: Match, source: _Source, gate: Gate) -> bool:
         return False
     if (source.bias is not None) is not gate.row.is_biased:
         return False
-    values = [value_of(one) for one in (source.a, source.b, match.output_node())]
+    values = [value_of(node) for node in (source.a, source.b, match.output_node())]
     if source.bias is not None:
         bias, b = value_of(source.bias), values[1]
         values.append(bias)
@@ -342,13 +342,13 @@ def _read(source: _Source, epilogue: Epilogue) -> AtenGemm:
     from .reading import operand_of_tensor
 
     b = source.b.meta["val"]
-    given = [] if source.bias is None else [source.bias.meta["val"]]
-    tensors = [*given, source.a.meta["val"], b.t() if source.was_apart else b]
+    biases = [] if source.bias is None else [source.bias.meta["val"]]
+    tensors = [*biases, source.a.meta["val"], b.t() if source.was_apart else b]
     operands = [operand_of_tensor(tensor, hint) for tensor in tensors]
     *_, x, y = operands
     m, half = x.shape[0], y.shape[1] // 2
     out = Operand(dtype=x.dtype, device=x.device, shape=(m, half), strides=(half, 1), address=0)
-    return read_inputs("addmm" if given else "mm", operands, {}, out, gated=epilogue)
+    return read_inputs("addmm" if biases else "mm", operands, {}, out, gated=epilogue)
 
 
 def _rewrite(gate: Gate) -> Callable[..., None]:
@@ -367,7 +367,7 @@ def _rewrite(gate: Gate) -> Callable[..., None]:
         result.meta.update(output.meta)
         if value.dim() != 2:
             half = value.shape[-1]
-            shape = [*_lead_of(source), half]
+            shape = [*_leading_extents(source), half]
             result.meta["val"] = value.reshape(-1, half)
             result = graph.call_function(aten.reshape.default, (result, shape))
             result.meta.update(output.meta)
@@ -380,9 +380,9 @@ def _rewrite(gate: Gate) -> Callable[..., None]:
     return rewrite
 
 
-def _lead_of(source: _Source) -> list[Any]:
+def _leading_extents(source: _Source) -> list[Any]:
     """Returns the extents before the columns to which the product was reshaped."""
-    (reshape, *_) = (one for one in source.nodes if one.target is aten.reshape.default)
+    (reshape, *_) = (node for node in source.nodes if node.target is aten.reshape.default)
     return list(reshape.args[1])[:-1]
 
 

@@ -58,7 +58,7 @@ long."""
 ATTEMPTS = 3
 """Number of attempts. Each doubles the wait if the host did not stay ahead of the GPU."""
 
-_Sent = TypeVar("_Sent")
+_Result = TypeVar("_Result")
 
 
 def measure_ms(call: Callable[[], object], *, longest_ms: float = LONGEST_MS) -> float:
@@ -91,10 +91,10 @@ def measure_ms(call: Callable[[], object], *, longest_ms: float = LONGEST_MS) ->
 
     for _ in range(WARM_UP_READS):
         flush()
-    cold, warm, alone = _sent_ahead(send, 4 * count * launch_ms)
+    cold, warm, alone = _send_ahead(send, 4 * count * launch_ms)
     cold_ms = _middle_mean([_elapsed_ms(begin, end) for begin, end, _ in cold])
     both_ms, alone_ms = (
-        _middle_mean([_elapsed_ms(*one) for one in group]) for group in (warm, alone)
+        _middle_mean([_elapsed_ms(*events) for events in group]) for group in (warm, alone)
     )
     warm_ms = max(0.0, both_ms - alone_ms) / size
     return (cold_ms + warm_ms) / 2 + LAUNCH_SHARE * launch_ms
@@ -123,7 +123,7 @@ def measure_in_turns_ms(
     turn = call, other, other, call
 
     def send_turn() -> list[_TimedCall]:
-        return [_timed_call(one, flush) for one in turn]
+        return [_timed_call(function, flush) for function in turn]
 
     send_turn()
     torch.cuda.synchronize()
@@ -139,27 +139,27 @@ def measure_in_turns_ms(
         for _ in range(math.ceil(max(load_ms, wait_ms) / max(gpu_ms, 1e-3))):
             send_turn()
 
-    turns = _sent_ahead(lambda: [send_turn() for _ in range(count)], wait_ms, wait_under_load)
-    own, others = [], []
-    for sent in turns:
-        first, second, third, fourth = (_elapsed_ms(begin, end) for begin, end, _ in sent)
-        own.append((first + fourth) / 2)
-        others.append((second + third) / 2)
-    other_ms = _middle_mean(others)
-    return other_ms * _middle_mean([one / two for one, two in zip(own, others)]), other_ms
+    turns = _send_ahead(lambda: [send_turn() for _ in range(count)], wait_ms, wait_under_load)
+    call_times, other_times = [], []
+    for timed_calls in turns:
+        first, second, third, fourth = (_elapsed_ms(begin, end) for begin, end, _ in timed_calls)
+        call_times.append((first + fourth) / 2)
+        other_times.append((second + third) / 2)
+    ratios = [call_ms / other_ms for call_ms, other_ms in zip(call_times, other_times)]
+    other_ms = _middle_mean(other_times)
+    return other_ms * _middle_mean(ratios), other_ms
 
 
-def _sent_ahead(
-    send: Callable[[], _Sent], wait_ms: float, wait: Callable[[], None] | None = None
-) -> _Sent:
+def _send_ahead(
+    send: Callable[[], _Result], wait_ms: float, wait: Callable[[], None] | None = None
+) -> _Result:
     """Sends work while the GPU waits, repeats if the host fell behind, and waits for the end.
 
     Args:
         send: Sends the work.
         wait_ms: Milliseconds for which the GPU spins.
         wait: Keeps the GPU busy instead of spinning, at the first attempt. If the host takes longer
-            to
-            send the work than the GPU to run it, the host gets ahead only of a spinning kernel.
+            to send the work than the GPU to run it, the host gets ahead only of a spinning kernel.
     """
     for attempt in range(ATTEMPTS):
         wait_ms = min(LONGEST_WAIT_MS, wait_ms)
@@ -167,17 +167,17 @@ def _sent_ahead(
             wait()
         else:
             torch.cuda._sleep(int(wait_ms * CYCLES_PER_MS))
-        waited = torch.cuda.Event(enable_timing=True)
-        waited.record()
-        sent = send()
-        kept_ahead = not waited.query()
+        wait_end = torch.cuda.Event(enable_timing=True)
+        wait_end.record()
+        result = send()
+        is_ahead = not wait_end.query()
         torch.cuda.synchronize()
-        if kept_ahead:
+        if is_ahead:
             break
         wait_ms *= 2
     else:
         _log.debug("calls were timed while the GPU waited for their launches")
-    return sent
+    return result
 
 
 def _middle_mean(times: list[float]) -> float:

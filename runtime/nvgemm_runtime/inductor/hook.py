@@ -49,7 +49,7 @@ from .reading import (
 from .report import DATA_DEPENDENT, is_data_dependent, log_failure, survive
 
 if TYPE_CHECKING:
-    from .dynamic_sizes import ChoiceByM, FoundByM
+    from .dynamic_sizes import DispatchResult, TimedDispatch
     from .offers import Offers
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def join(choices: list[Any]) -> list[Any]:
             return _join_in_default_mode(choices, gemm)
         if current_mode() is Mode.OFF:
             return choices
-        _summarize_at_the_end()
+        _register_summary()
         _refuse_unopened()
         return _join_kernels(choices, gemm)
     except Exception as error:
@@ -79,7 +79,7 @@ def join(choices: list[Any]) -> list[Any]:
         if gemm is not None:
             # A miss, which is an error only in mode required.
             mistake = f"a mistake of nvgemm-aot: {type(error).__name__}: {error}"
-            _miss(str(gemm), [DATA_DEPENDENT if is_data_dependent(error) else mistake])
+            _report_miss(str(gemm), [DATA_DEPENDENT if is_data_dependent(error) else mistake])
         return choices
 
 
@@ -92,7 +92,7 @@ def _join_in_default_mode(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     # Imported here, so that compiling without bundles stays cheap.
     from .default_mode import join_measured
 
-    _summarize_at_the_end()
+    _register_summary()
     _refuse_unopened()
     return join_measured(choices, gemm)
 
@@ -111,8 +111,8 @@ def record_gemm(read: Callable[[], AtenGemm]) -> None:
         RecordError: If it should be recorded and cannot be.
     """
     try:
-        to = recorder()
-        if to is None:
+        active_recorder = recorder()
+        if active_recorder is None:
             return
         # Imported here, so that compiling without recording stays cheap.
         from ..matching.device import device_facts
@@ -123,7 +123,7 @@ def record_gemm(read: Callable[[], AtenGemm]) -> None:
         device = gemm.a.device
         facts = device_facts(device.type, device.index or 0)
         target = recorded_target(facts.capability, facts.platform, facts.cuda)
-        to.add(declarable_for(gemm, target.arch), target_entry(target))
+        active_recorder.add(declarable_for(gemm, target.arch), target_entry(target))
     except Exception as error:
         survive(error)
 
@@ -131,58 +131,60 @@ def record_gemm(read: Callable[[], AtenGemm]) -> None:
 def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     offers = _find_offers(choices, gemm)
     if offers.is_miss:
-        _miss(offers.gemm, offers.reasons, offers.problem)
+        _report_miss(offers.gemm, offers.reasons, offers.problem)
         return choices
     _log.debug("%s: %d bundled kernels join (%s)", offers.gemm, len(offers.kernels), offers.basis)
     stock = StockCall.of_choice(gemm.op, offers.gemm, gemm.choice, is_split=offers.is_split)
     kernels = gemm_choices(stock, offers.kernels)
     operators = {choice.name: choice.offer.kernel.operator for choice in kernels}
-    found_by_m = _find_choice_by_m(gemm, stock)
-    by_m = None if found_by_m is None else found_by_m.choice
+    dispatch = _find_dispatch_choice(gemm, stock)
+    timed = None if dispatch is None else dispatch.choice
     measured = offers.measured
-    if offers.is_final and found_by_m is not None and found_by_m.is_left_to_aten:
+    if offers.is_final and dispatch is not None and dispatch.is_left_to_aten:
         kernels, operators = [], {}
         measured = "ATen at every m of the graph"
     if not is_alternative():
-        told = {} if offers.is_final and by_m is not None else operators
-        if by_m is not None:
-            told = {**told, by_m.choice.name: by_m.told}
+        offered = {} if offers.is_final and timed is not None else operators
+        if timed is not None:
+            offered = {**offered, timed.choice.name: timed.description}
         report.met(
             offers.gemm,
             basis=offers.basis,
-            offered=told,
+            offered=offered,
             measured=measured,
-            doubtful=[*offers.doubtful, *(found_by_m.doubtful if found_by_m else ())],
+            doubtful=[*offers.doubtful, *(dispatch.doubtful if dispatch else ())],
         )
     if offers.is_final:  # Inductor does not time a single choice
-        if by_m is not None:
-            return [by_m.choice]
+        if timed is not None:
+            return [timed.choice]
         return kernels or [find_eager_aten(choices, gemm.choice)]
-    joining = [*kernels, *([] if by_m is None else [by_m.choice])]
-    if not joining:
+    new_choices = [*kernels, *([] if timed is None else [timed.choice])]
+    if not new_choices:
         return choices
     if current_mode() is Mode.REQUIRED:
-        others = torch_nvgemm.without_any(choices)
+        stock_choices = torch_nvgemm.without_any(choices)
     else:
-        others = torch_nvgemm.without_doubles(choices, set(operators.values()))
-    joined = on_equal_terms(others, joining)
-    return joined if by_m is None else join_by_m(joined, by_m)
+        stock_choices = torch_nvgemm.without_doubles(choices, set(operators.values()))
+    joined = on_equal_terms(stock_choices, new_choices)
+    return joined if timed is None else join_dispatch(joined, timed)
 
 
-def _find_choice_by_m(gemm: AutotunedGemm, stock: StockCall) -> FoundByM | None:
+def _find_dispatch_choice(gemm: AutotunedGemm, stock: StockCall) -> DispatchResult | None:
     """Finds a choice that dispatches by m for a graph with dynamic m, or None if none may join."""
     if is_alternative() or stock.is_split or not is_symbolic(gemm):
         return None
     # Imported here, so that compiling for fixed sizes stays cheap.
-    from .dynamic_sizes import find_choice_by_m
+    from .dynamic_sizes import find_dispatch_choice
 
-    return find_choice_by_m(gemm, stock, needs_kernel=current_mode() is Mode.REQUIRED)
+    return find_dispatch_choice(gemm, stock, needs_kernel=current_mode() is Mode.REQUIRED)
 
 
-def join_by_m(choices: list[Any], by_m: ChoiceByM) -> list[Any]:
+def join_dispatch(choices: list[Any], dispatch: TimedDispatch) -> list[Any]:
     """Makes Inductor time the last choice, which dispatches by m, at several sizes."""
     extern = (autotuning.ExternKernelCaller,)
-    time_over_sizes(choices[:-1], by_m.choice, lambda one: isinstance(one, extern), by_m.sizes)
+    time_over_sizes(
+        choices[:-1], dispatch.choice, lambda choice: isinstance(choice, extern), dispatch.sizes
+    )
     return choices
 
 
@@ -230,17 +232,19 @@ def _find_offers(choices: list[Any], gemm: AutotunedGemm) -> Offers:
         reason = UNSERVED[gemm.op].reason if gemm.op in UNSERVED else no_aten
         gemm.choice.nvgemm_aot_gemm = str(gemm)
         return Offers(gemm=str(gemm), basis="miss", reasons=(reason,))
-    against = obstacles(gemm.op, gemm.choice.input_nodes, gemm.choice.layout)
+    reasons_against = obstacles(gemm.op, gemm.choice.input_nodes, gemm.choice.layout)
     if _is_pipelined() and len(choices) == 1:
         # In this mode torch has no times outside multi-template buffers, and fails.
-        against = ["pipeline_max_autotune_gemm cannot compare kernels with ATen's only choice"]
+        reasons_against = [
+            "pipeline_max_autotune_gemm cannot compare kernels with ATen's only choice"
+        ]
     may_compile = (
         current_mode() is Mode.AUTO
-        and not against
+        and not reasons_against
         and not is_alternative()
         and not torch_nvgemm.compiles_itself(choices)
     )
-    if may_compile and not torch_nvgemm.is_on() and _is_first_of_graph():
+    if may_compile and not torch_nvgemm.is_on() and _mark_graph():
         start_compiling(gemms_of_graph())
     offers = find_offers(
         gemm.call,
@@ -252,19 +256,19 @@ def _find_offers(choices: list[Any], gemm: AutotunedGemm) -> Offers:
         beside=backends_beside_aten(choices),
     )
     gemm.choice.nvgemm_aot_gemm = offers.gemm
-    if against and not offers.is_miss:
-        return Offers(gemm=offers.gemm, basis="miss", reasons=against)
+    if reasons_against and not offers.is_miss:
+        return Offers(gemm=offers.gemm, basis="miss", reasons=reasons_against)
     return offers
 
 
-def _is_first_of_graph() -> bool:
-    """Returns True at a graph's first GEMM, and marks the graph."""
-    known = V.graph.__dict__.setdefault("nvgemm_aot_known", False)
+def _mark_graph() -> bool:
+    """Marks a graph. Returns True at its first GEMM."""
+    was_marked = V.graph.__dict__.setdefault("nvgemm_aot_known", False)
     V.graph.nvgemm_aot_known = True
-    return not known
+    return not was_marked
 
 
-def _miss(gemm: str, reasons: Sequence[str], problem: Problem | None = None) -> None:
+def _report_miss(gemm: str, reasons: Sequence[str], problem: Problem | None = None) -> None:
     _log.debug("%s: no bundled kernel: %s", gemm, "; ".join(reasons))
     if is_alternative():
         return  # Inductor also asks for the GEMM itself
@@ -294,15 +298,15 @@ def report_times(timings: dict[Any, float]) -> None:
     try:
         if is_alternative():
             return  # this GEMM belongs to a choice that is timed as a whole
-        named = (getattr(choice, "nvgemm_aot_gemm", None) for choice in timings)
-        gemm = next(filter(None, named), None)
+        gemms = (getattr(choice, "nvgemm_aot_gemm", None) for choice in timings)
+        gemm = next(filter(None, gemms), None)
         if gemm is not None:
             report.timed(gemm, {choice.name: float(time) for choice, time in timings.items()})
     except Exception as error:
         log_failure(error)
 
 
-def _summarize_at_the_end() -> None:
+def _register_summary() -> None:
     """Logs a line when compilation ends.
 
     Checks the registration each time, because resetting Dynamo drops its callbacks.

@@ -36,14 +36,13 @@ def mode(name: str) -> Iterator[None]:
 
     Raises:
         SettingError: If the name is unknown, or the plug-in is not active because
-            ``NVGEMM_AOT=off``
-            was set when torch was imported or torch's release is not supported.
+            ``NVGEMM_AOT=off`` was set when torch was imported or torch's release is not supported.
     """
-    wanted = checked_mode(name, OPTION)
+    new_mode = checked_mode(name, OPTION)
     from torch._inductor import config
 
     if OPTION not in config.get_config_copy():
-        if wanted is Mode.OFF:
+        if new_mode is Mode.OFF:
             yield
             return
         raise SettingError(
@@ -51,5 +50,5 @@ def mode(name: str) -> Iterator[None]:
             f"{MODE_VARIABLE} was off when torch was imported, or torch's release is not "
             "supported; see nvgemm-aot doctor"
         )
-    with config.patch({OPTION: wanted.value}):
+    with config.patch({OPTION: new_mode.value}):
         yield

@@ -101,34 +101,36 @@ def find_offers(
         needs_kernel: Offer a kernel even if ATen was measured to be faster.
         beside: Backends that compete, without ATen's; see `trust.Terms`.
     """
-    asked = read_requests(gemm)
-    if isinstance(asked, str):
-        offers = Offers(gemm=f"{gemm.op} of {gemm.a} and {gemm.b}", basis="miss", reasons=(asked,))
+    requests = read_requests(gemm)
+    if isinstance(requests, str):
+        offers = Offers(
+            gemm=f"{gemm.op} of {gemm.a} and {gemm.b}", basis="miss", reasons=(requests,)
+        )
     elif not limit:
         reason = "at most 0 kernels are to be offered"
-        offers = Offers(gemm=asked[0].problem.key, basis="miss", reasons=(reason,))
+        offers = Offers(gemm=requests[0].problem.key, basis="miss", reasons=(reason,))
     else:
         terms = Terms(
             limit=limit,
             trusts=trusts,
             needs_kernel=needs_kernel,
             is_precise=gemm.is_precise,
-            aten_setting=unusual_setting(asked[0].problem.signature.a),
+            aten_setting=unusual_setting(requests[0].problem.signature.a),
             beside=beside,
         )
-        offers = _match_or_compile(gemm, asked, terms, may_compile)
+        offers = _match_or_compile(gemm, requests, terms, may_compile)
     product = product_of_sum(gemm) if may_split and offers.is_miss else None
-    return offers if product is None else _split(offers, product, limit)
+    return offers if product is None else _offer_product_only(offers, product, limit)
 
 
 def _match_or_compile(
-    gemm: AtenGemm, asked: tuple[Request, ...], terms: Terms, may_compile: bool
+    gemm: AtenGemm, requests: tuple[Request, ...], terms: Terms, may_compile: bool
 ) -> Offers:
-    wanted = declarable(gemm, asked)
-    problem = wanted if isinstance(wanted, Problem) else None
+    declaration = declarable(gemm, requests)
+    problem = declaration if isinstance(declaration, Problem) else None
     facts = facts_for(gemm)
     make_offers = functools.partial(_make_offers, facts, problem, terms)
-    matched = _match(asked, facts)
+    matched = _match(requests, facts)
     pending = None
     if may_compile and problem is not None:
         pending = _find_pending(problem, facts, matched[1])
@@ -141,7 +143,7 @@ def _match_or_compile(
         return make_offers(matched, reasons=(f"nothing was compiled: {result.reason}",))
     _offered.add(pending)
     INSTALLATION.refresh_kept_bundles(result.bundle)
-    return make_offers(_match(asked, facts), basis="jit")
+    return make_offers(_match(requests, facts), basis="jit")
 
 
 _offered: set[client.Pending] = set()
@@ -149,44 +151,44 @@ _offered: set[client.Pending] = set()
 
 
 def _find_pending(
-    problem: Problem, facts: DeviceFacts, found: Match | Miss
+    problem: Problem, facts: DeviceFacts, match: Match | Miss
 ) -> client.Pending | None:
     """Returns the JIT request to wait for, or None if the matched kernels are enough."""
     # `start_compiling` may have made the request.
     pending = client.asked(problem, facts)
-    if pending is None and _is_uncovered(found):
+    if pending is None and _is_uncovered(match):
         pending = client.request(problem, facts)
     if pending is None:
         return None
     # Some kernels compiled here and others failed for now. Those are not worth a wait.
-    lacks_few = isinstance(found, Match) and found.basis is Basis.DECLARED and _is_uncovered(found)
-    if pending in _offered and (lacks_few or not _is_uncovered(found)):
+    lacks_few = isinstance(match, Match) and match.basis is Basis.DECLARED and _is_uncovered(match)
+    if pending in _offered and (lacks_few or not _is_uncovered(match)):
         return None
     return None if lacks_few and not pending.done() else pending
 
 
-def _is_uncovered(found: Match | Miss) -> bool:
+def _is_uncovered(match: Match | Miss) -> bool:
     """Returns True if kernels are worth compiling.
 
     They are if no shipped kernel fits, and the JIT cache lacks some for this problem.
     """
-    if isinstance(found, Miss):
+    if isinstance(match, Miss):
         return True
-    return found.from_jit and (found.basis is not Basis.DECLARED or not found.is_complete)
+    return match.from_jit and (match.basis is not Basis.DECLARED or not match.is_complete)
 
 
 def start_compiling(gemms: Iterable[AtenGemm]) -> None:
     """Starts compiling kernels in the JIT server for those GEMMs that need it."""
     for gemm in gemms:
-        asked = read_requests(gemm)
-        problem = declarable(gemm, asked)
-        if isinstance(asked, tuple) and isinstance(problem, Problem):
+        requests = read_requests(gemm)
+        problem = declarable(gemm, requests)
+        if isinstance(requests, tuple) and isinstance(problem, Problem):
             facts = facts_for(gemm)
-            if _is_uncovered(_match(asked, facts)[1]):
+            if _is_uncovered(_match(requests, facts)[1]):
                 client.request(problem, facts)
 
 
-def _split(offers: Offers, product: AtenGemm, limit: int) -> Offers:
+def _offer_product_only(offers: Offers, product: AtenGemm, limit: int) -> Offers:
     """Offers kernels that compute only the product, into fp32, for a sum that no kernel computes.
 
     Compiles nothing for that. A measurement of the product gives the fastest kernel, but does not
@@ -197,9 +199,9 @@ def _split(offers: Offers, product: AtenGemm, limit: int) -> Offers:
         # The sum itself is not declared, even if its product is.
         basis = Basis.SIGNATURE.value
         return replace(offers, kernels=split.kernels, reasons=(), basis=basis, is_split=True)
-    news = [reason for reason in split.reasons if reason not in offers.reasons]
-    more = (f"for the product alone, {split.gemm}: {reason}" for reason in news)
-    return replace(offers, reasons=(*offers.reasons, *more))
+    new_reasons = [reason for reason in split.reasons if reason not in offers.reasons]
+    additions = (f"for the product alone, {split.gemm}: {reason}" for reason in new_reasons)
+    return replace(offers, reasons=(*offers.reasons, *additions))
 
 
 def facts_for(gemm: AtenGemm) -> DeviceFacts:
@@ -216,9 +218,9 @@ _Matched = tuple[Request, Match | Miss]
 """The served request, or the first if none is served, and its match."""
 
 
-def _match(asked: tuple[Request, ...], facts: DeviceFacts) -> _Matched:
+def _match(requests: tuple[Request, ...], facts: DeviceFacts) -> _Matched:
     with COUNTERS.spending("matching"):
-        return first_served(INSTALLATION.index(facts).match, asked)
+        return first_served(INSTALLATION.index(facts).match, requests)
 
 
 def _make_offers(
@@ -231,32 +233,32 @@ def _make_offers(
     basis: str | None = None,
 ) -> Offers:
     """Decides which matched kernels to offer. Puts ``reasons`` first in a miss."""
-    request, found = matched
+    request, match = matched
     gemm = request.problem.key
-    if isinstance(found, Miss):
-        reasons = (*reasons, *found.reasons)
+    if isinstance(match, Miss):
+        reasons = (*reasons, *match.reasons)
         return Offers(gemm=gemm, basis="miss", problem=problem, reasons=reasons)
-    if found.from_jit:
-        mark_used(found.ranked_as)
-    decision = decide(found, request, facts, torch_versions(), terms)
+    if match.from_jit:
+        mark_used(match.ranked_as)
+    decision = decide(match, request, facts, torch_versions(), terms)
     return Offers(
         gemm=gemm,
-        basis=basis or found.basis.value,
+        basis=basis or match.basis.value,
         problem=problem,
-        kernels=[Offer.of(one) for one in decision.kernels],
+        kernels=[Offer.of(kernel) for kernel in decision.kernels],
         is_final=decision.is_final,
         measured=decision.why,
-        doubtful=_doubtful_files(found, request),
+        doubtful=_doubtful_files(match, request),
     )
 
 
-def _doubtful_files(found: Match, request: Request) -> list[TunedTogether]:
+def _doubtful_files(match: Match, request: Request) -> list[TunedTogether]:
     """Returns the file of the bundle that measured this problem with doubts, or an empty list.
 
     Also empty if no measurement is valid for these operands.
     """
-    opened = found.kernels[0].bundle.opened
-    has_doubts = found.measured is not None and bool(found.measured.doubts)
+    opened = match.kernels[0].bundle.opened
+    has_doubts = match.measured is not None and bool(match.measured.doubts)
     if not has_doubts or opened is None or why_unlike_measured(request):
         return []
     return [(str(opened.path),)]

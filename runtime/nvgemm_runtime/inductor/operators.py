@@ -20,7 +20,7 @@ def install() -> None:
     """Loads the operators if any bundle is installed."""
     from ..installed.discover import find_bundles
 
-    if any(found.problem is None for found in find_bundles()):
+    if any(bundle.problem is None for bundle in find_bundles()):
         try_to_load_operators()
 
 

@@ -24,6 +24,6 @@ def install() -> None:
     """Adds the options to Inductor's own."""
     from torch._inductor import config
 
-    own = sys.modules[__name__]
-    computed_option.compute(own._config[settings.KEY_OPTION], choices_key.choices_key)
-    config._config.update(own._config)
+    module = sys.modules[__name__]
+    computed_option.compute(module._config[settings.KEY_OPTION], choices_key.choices_key)
+    config._config.update(module._config)

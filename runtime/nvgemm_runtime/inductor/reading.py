@@ -109,7 +109,7 @@ class RowRange:
 def rows_of(gemm: AutotunedGemm) -> RowRange | None:
     """Returns the range of m that the graph can take, or None if another size is dynamic."""
     nodes = gemm.choice.input_nodes
-    a, b = (nodes[place].get_size() for place in kernel_order(gemm.op, len(nodes))[:2])
+    a, b = (nodes[index].get_size() for index in kernel_order(gemm.op, len(nodes))[:2])
     if not all(map(is_known, (*a[:-2], a[-1], *b))):
         return None
     m = V.graph.sizevars.simplify(a[-2])
@@ -146,9 +146,9 @@ def find_gemm(choices: list[Any]) -> AutotunedGemm | None:
 
 def aten_operator(choice: Any) -> str | None:
     """Returns the ATen operator of a choice, or None if the choice is not ATen's."""
-    named: str | None = getattr(choice, "nvgemm_aot_operator", None)
-    if named is not None:
-        return named  # set by a lowering in this package
+    operator: str | None = getattr(choice, "nvgemm_aot_operator", None)
+    if operator is not None:
+        return operator  # set by a lowering in this package
     if type(choice) is not autotuning.ExternKernelCaller:
         return None
     return aten_name(str(choice.choice.name))
@@ -172,16 +172,18 @@ def backends_beside_aten(choices: list[Any]) -> frozenset[str]:
 
 def find_eager_aten(choices: list[Any], aten: Any) -> Any:
     """Returns the ATen choice that computes a GEMM as eager ATen does."""
-    usual = (one for one in choices if aten_operator(one) and one.name == BIAS_ADDMM)
-    return next(usual, aten)
+    bias_choices = (
+        choice for choice in choices if aten_operator(choice) and choice.name == BIAS_ADDMM
+    )
+    return next(bias_choices, aten)
 
 
 def operand(node: Any) -> Operand:
     """Returns a node as an operand. Symbolic sizes count as their hints."""
     layout = node.get_layout()
     # Inductor checks the alignment of inputs only on GPUs, and lists all others as unaligned.
-    known = layout.device.type == "cpu" or node.get_name() not in V.graph.unaligned_buffers
-    return operand_of(layout, _BASE_ALIGNMENT_BYTES if known else layout.dtype.itemsize)
+    is_aligned = layout.device.type == "cpu" or node.get_name() not in V.graph.unaligned_buffers
+    return operand_of(layout, _BASE_ALIGNMENT_BYTES if is_aligned else layout.dtype.itemsize)
 
 
 def operand_of(layout: Any, base_address: int) -> Operand:

@@ -37,9 +37,9 @@ def install() -> None:
     try:
         for name in OPERATORS:
             overload = getattr(getattr(torch.ops, NAMESPACE), name).default
-            given = (KeywordArg(argument.name) for argument in overload._schema.arguments)
+            arguments = (KeywordArg(argument.name) for argument in overload._schema.arguments)
             register_graph_pattern(
-                CallFunction(overload, *given),
+                CallFunction(overload, *arguments),
                 _record,
                 pass_dict=pass_patterns[epilogue_fusion.PASS],
             )(_never)
@@ -56,22 +56,22 @@ def _record(match: Match) -> bool:
     node = match.output_node()
     if not node.meta.get(_SEEN):
         node.meta[_SEEN] = True
-        for place in range(_count(node)):
-            record_gemm(functools.partial(_read, node, match.kwargs, place))
+        for index in range(_product_count(node)):
+            record_gemm(functools.partial(_read, node, match.kwargs, index))
     return False
 
 
-def _count(node: torch.fx.Node) -> int:
+def _product_count(node: torch.fx.Node) -> int:
     return 2 if node.target.overloadpacket.__name__ in OF_TWO_WEIGHTS else 1
 
 
-def _read(node: torch.fx.Node, given: dict[str, Any], place: int) -> AtenGemm:
+def _read(node: torch.fx.Node, arguments: dict[str, Any], index: int) -> AtenGemm:
     operands = {
         name: _operand(argument)
-        for name, argument in given.items()
+        for name, argument in arguments.items()
         if isinstance(argument, torch.fx.Node)
     }
-    return read_products(node.target.overloadpacket.__name__, operands)[place]
+    return read_products(node.target.overloadpacket.__name__, operands)[index]
 
 
 def _operand(node: torch.fx.Node) -> Operand:

@@ -43,8 +43,7 @@ def met(
         offered: Operators that join the choices, by name in generated code.
         measured: Decision of a measured ranking, as text.
         doubtful: Bundles whose measured rankings are in doubt or contradict each other: the files
-            for
-            each ``nvgemm-aot tune`` run that would settle them.
+            for each ``nvgemm-aot tune`` run that would settle them.
         unconfirmed: Bundles whose measured rankings would count if repeated or confirmed by another
             GPU, in the same form.
     """
@@ -110,9 +109,9 @@ def used_by_m(gemm: str, name: str, kernel_ids: Sequence[str], table: str) -> No
 
 def summarize(_: object) -> None:
     """Logs one line of counts since the last such line, if any GEMM was met."""
-    news = COUNTERS.news()
-    if news.met:
-        _log.info("compiled %s", news.summary)
+    counts = COUNTERS.news()
+    if counts.met:
+        _log.info("compiled %s", counts.summary)
 
 
 def _report(event: dict[str, object]) -> None:

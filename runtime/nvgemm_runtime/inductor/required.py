@@ -17,10 +17,10 @@ def refuse_unopened() -> None:
     Raises:
         RequiredError: If a bundle cannot be opened.
     """
-    unopened = [one for one in INSTALLATION.shipped_bundles() if one.bundle is None]
+    unopened = [entry for entry in INSTALLATION.shipped_bundles() if entry.bundle is None]
     if not unopened:
         return
-    reasons = tuple(f"{one.origin}: {one.problem}" for one in unopened)
+    reasons = tuple(f"{entry.origin}: {entry.problem}" for entry in unopened)
     lines = [
         f"bundles cannot be opened, so what they declare is not known, which {MODE_VARIABLE}="
         f"required (or {OPTION}) does not allow:",
@@ -30,16 +30,16 @@ def refuse_unopened() -> None:
     raise RequiredError("\n".join(lines), reasons)
 
 
-def _next_step(found: FoundBundle) -> str:
+def _next_step(entry: FoundBundle) -> str:
     """Returns the step that repairs a bundle that cannot be opened."""
-    if found.origin == BUNDLES_VARIABLE:
+    if entry.origin == BUNDLES_VARIABLE:
         return (
             f"correct what {BUNDLES_VARIABLE} names or take it out; a damaged bundle is built "
             "again by nvgemm-aot build"
         )
-    if found.requirement is None:
-        return f"reinstall the kernel wheel whose metadata lies in {found.path}, or delete that"
+    if entry.requirement is None:
+        return f"reinstall the kernel wheel whose metadata lies in {entry.path}, or delete that"
     return (
-        f"install the wheel of {found.requirement} again: "
+        f"install the wheel of {entry.requirement} again: "
         "pip install --force-reinstall --no-deps FILE"
     )

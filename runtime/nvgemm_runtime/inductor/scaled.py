@@ -133,8 +133,8 @@ def _lower(arguments: Mapping[str, Any]) -> Any:
     _, _, _, layout, a, b = mm_args(
         arguments["self"], arguments["mat2"], out_dtype=arguments.get("out_dtype")
     )
-    others = [arguments["scale_a"][0], arguments["scale_b"][0], arguments.get("bias")]
-    nodes = [a, b, *(autotuning.realize_inputs(one) for one in others if one is not None)]
+    extras = [arguments["scale_a"][0], arguments["scale_b"][0], arguments.get("bias")]
+    nodes = [a, b, *(autotuning.realize_inputs(tensor) for tensor in extras if tensor is not None)]
     options = {
         **{name: int(arguments[name][0]) for name in _OPTIONS if arguments[name]},
         "out_dtype": arguments.get("out_dtype"),
@@ -146,8 +146,12 @@ def _lower(arguments: Mapping[str, Any]) -> Any:
 
     def stock() -> Any:
         overload = torch.ops.aten._scaled_mm_v2.default
-        given = {"contraction_dim": [], **arguments}
-        ordered = [given[one.name] for one in overload._schema.arguments if one.name in given]
+        values = {"contraction_dim": [], **arguments}
+        ordered = [
+            values[argument.name]
+            for argument in overload._schema.arguments
+            if argument.name in values
+        ]
         return lowering.fallback_handler(overload, add_to_fallback_set=False)(*ordered)
 
     aten = _AtenChoice(nodes, layout, options, stock)
@@ -155,8 +159,8 @@ def _lower(arguments: Mapping[str, Any]) -> Any:
     if choices == [aten]:
         return None
     inputs = {
-        place: _example
-        for place, node in enumerate(nodes)
+        index: _example
+        for index, node in enumerate(nodes)
         if node.get_dtype() in (torch.float4_e2m1fn_x2, torch.float8_e8m0fnu)
     }
     chosen = autotuning.autotune_select_algorithm(
@@ -175,7 +179,7 @@ def _example(node: Any) -> torch.Tensor:
     hint = V.graph.sizevars.optimization_hint
     shape = [int(hint(extent)) for extent in node.get_size()]
     strides = [int(hint(stride)) for stride in node.get_stride()]
-    one = 127 if node.get_dtype() is torch.float8_e8m0fnu else 0x22  # 0x22 is two fp4 ones
+    unit = 127 if node.get_dtype() is torch.float8_e8m0fnu else 0x22  # 0x22 is two fp4 ones
     reach = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides))
-    flat = torch.full((reach,), one, dtype=torch.uint8, device=node.get_device())
+    flat = torch.full((reach,), unit, dtype=torch.uint8, device=node.get_device())
     return flat.view(node.get_dtype()).as_strided(shape, strides)

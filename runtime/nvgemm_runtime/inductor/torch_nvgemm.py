@@ -43,15 +43,15 @@ def without_doubles(choices: list[Any], operators: Collection[str]) -> list[Any]
     """
     if keeps_nvgemm():
         return choices
-    kept = [choice for choice in choices if _plain_operator(choice) not in operators]
-    if len(kept) < len(choices):
+    remaining = [choice for choice in choices if _plain_operator(choice) not in operators]
+    if len(remaining) < len(choices):
         _log.debug(
             "%d choices of torch's NVGEMM backend are left out: bundled kernels are the same "
             "operators (%s=1 keeps them)",
-            len(choices) - len(kept),
+            len(choices) - len(remaining),
             KEEP_VARIABLE,
         )
-    return kept
+    return remaining
 
 
 def _plain_operator(choice: Any) -> str | None:

@@ -27,8 +27,8 @@ from ..settings import Mode, choosing_key, max_choices
 from . import report
 from .choice_timing import timing_as_usual
 from .choices import StockCall, gemm_choices, obstacles
-from .dynamic_sizes import find_fused_choice_by_m
-from .hook import join_by_m, on_equal_terms, record_gemm
+from .dynamic_sizes import find_fused_dispatch_choice
+from .hook import join_dispatch, on_equal_terms, record_gemm
 from .modes import current_mode
 from .offers import find_offers
 from .reading import UNFUSED
@@ -96,8 +96,8 @@ class Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
 
     def hash_key(self) -> str:
         """Returns the key for its time, which depends on the bundles and backends for its GEMMs."""
-        known = (installed_digest(), config.max_autotune_gemm_backends, choosing_key())
-        return "-".join([super().hash_key(), *map(str, known)])
+        settings = (installed_digest(), config.max_autotune_gemm_backends, choosing_key())
+        return "-".join([super().hash_key(), *map(str, settings)])
 
     def output_node(self) -> Any:
         """Returns the nodes that are scheduled if this choice wins."""
@@ -160,11 +160,11 @@ def choose(
         _log_once(unfused.nvgemm_aot_gemm, str(error))
         chosen = unfused.output_node()
     # Count the GEMM once: here, or when Inductor lowers the unfused choice.
-    tell = report.tried if unfused.is_in_graph else report.met
-    tell(unfused.nvgemm_aot_gemm, **unfused.offer)
+    report_outcome = report.tried if unfused.is_in_graph else report.met
+    report_outcome(unfused.nvgemm_aot_gemm, **unfused.offer)
     if not unfused.is_in_graph:  # otherwise `hook` records the GEMMs of the unfused choice
-        for place in range(len(gemms())):
-            record_gemm(lambda place=place: gemms()[place])  # type: ignore[misc]
+        for index in range(len(gemms())):
+            record_gemm(lambda index=index: gemms()[index])  # type: ignore[misc]
     return chosen[0] if isinstance(chosen, tuple) else chosen  # torch 2.11 returns only the node
 
 
@@ -191,22 +191,22 @@ def _choices(
         return [unfused]  # strides differ from those in the graph
     kernels: list[Any] = gemm_choices(call, offers.kernels)
     offered = {choice.name: choice.offer.kernel.operator for choice in kernels}
-    found_by_m = find_fused_choice_by_m(unfused, gemm, call, offers.kernels[0])
-    by_m = found_by_m.choice
-    if by_m is not None:
-        kernels.append(by_m.choice)
-        offered[by_m.choice.name] = by_m.told
+    dispatch = find_fused_dispatch_choice(unfused, gemm, call, offers.kernels[0])
+    timed = dispatch.choice
+    if timed is not None:
+        kernels.append(timed.choice)
+        offered[timed.choice.name] = timed.description
     unfused.nvgemm_aot_gemm = offers.gemm
     unfused.offer = {
         "basis": offers.basis,
         "offered": offered,
         "measured": offers.measured,
-        "doubtful": [*offers.doubtful, *found_by_m.doubtful],
+        "doubtful": [*offers.doubtful, *dispatch.doubtful],
     }
-    others: list[Any] = [unfused]
+    alternatives: list[Any] = [unfused]
     if current_mode() is Mode.REQUIRED and not all(
         find_offers(gemm, max_choices(), needs_kernel=True).kernels for gemm in gemms()
     ):
-        others = []  # the unfused choice has no prebuilt kernel
-    choices = on_equal_terms(others, kernels)
-    return choices if by_m is None else join_by_m(choices, by_m)
+        alternatives = []  # the unfused choice has no prebuilt kernel
+    choices = on_equal_terms(alternatives, kernels)
+    return choices if timed is None else join_dispatch(choices, timed)

@@ -15,8 +15,8 @@ def missing_module() -> str | None:
     """Returns a builder module that is not installed, or None. Imports nothing."""
     missing = (module for module in _BUILDER_MODULES if not is_installed(module))
     # A namespace package in several directories, whose parent `find_spec` would import.
-    places = [f"{place}/cutlass" for place in sys.path]
-    operators = PathFinder.find_spec("cutlass.operators", places)
+    paths = [f"{path}/cutlass" for path in sys.path]
+    operators = PathFinder.find_spec("cutlass.operators", paths)
     return next(missing, None if operators else "cutlass.operators")
 
 

@@ -83,11 +83,10 @@ class Pending:
 
         Args:
             timeout: Longest wait in seconds, counted from the request. The server continues, and
-                the
-                result can be requested again.
+                the result can be requested again.
         """
-        left = None if timeout is None else max(0.0, self._asked_at + timeout - time.monotonic())
-        self._done.wait(left)
+        wait_s = None if timeout is None else max(0.0, self._asked_at + timeout - time.monotonic())
+        self._done.wait(wait_s)
         return self._result or JitResult(
             problem=self.problem, reason=f"not compiled within {timeout} s"
         )
@@ -158,10 +157,10 @@ class JitClient:
             if reason is not None:
                 return pending.fail(reason)
             with self._lock:
-                known = self._asked.setdefault((problem, facts), pending)
-                if known is pending:
+                earlier = self._asked.setdefault((problem, facts), pending)
+                if earlier is pending:
                     self._ask(pending, facts)
-                return known
+                return earlier
         except Exception as error:  # Inductor compiles without these kernels.
             _log.debug("%s: cannot ask for kernels", problem.key, exc_info=True)
             return pending.fail(f"{type(error).__name__}: {error}")
@@ -181,10 +180,10 @@ class JitClient:
     def forget(self) -> None:
         """Drops the parent's requests in a forked child, which starts its own server."""
         process, self._process = self._process, None
-        pending = self._open
+        open_requests = self._open
         self._reset()
-        for _, one in pending.values():
-            one.fail("asked for before a fork, in the parent process")
+        for _, pending in open_requests.values():
+            pending.fail("asked for before a fork, in the parent process")
         if process is not None:
             process.abandon()
 

@@ -143,11 +143,11 @@ def _status_text(status: int) -> str:
 
 def _environment() -> dict[str, str]:
     """Returns this process's environment with its import path, adapted for the server."""
-    kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-    places = (os.path.abspath(place) for place in map(str, sys.path) if os.pathsep not in place)  # noqa: PTH100
+    variables = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    paths = (os.path.abspath(path) for path in map(str, sys.path) if os.pathsep not in path)  # noqa: PTH100
     return {
-        **kept,
-        "PYTHONPATH": os.pathsep.join(places),
+        **variables,
+        "PYTHONPATH": os.pathsep.join(paths),
         "CUDA_VISIBLE_DEVICES": "",  # compiling needs no GPU, and a context would take memory
         "NVGEMM_AOT": "off",  # the server uses torch only to describe operands
     }

@@ -37,15 +37,15 @@ class GatedActivation:
 
     def apply(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """Combines gates and ups of one shape."""
-        return self._of_gates(gate) * self._of_ups(up, gate.dtype)
+        return self._activate_gates(gate) * self._activate_ups(up, gate.dtype)
 
     def gradients(
         self, gate: torch.Tensor, up: torch.Tensor, grad: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the gate and up gradients, given the gradient of `apply`'s result."""
         grad = grad.to(gate.dtype)
-        grad_up = grad * self._of_gates(gate)
-        grad_gate = grad * self._of_ups(up, gate.dtype)
+        grad_up = grad * self._activate_gates(gate)
+        grad_gate = grad * self._activate_ups(up, gate.dtype)
         if self.kind is Activation.GEGLU:
             return _aten.gelu_backward(grad_gate, gate, approximate="tanh"), grad_up
         if self.kind is Activation.SWIGLU:
@@ -55,7 +55,7 @@ class GatedActivation:
         beyond = gate > self.limit, up.abs() > self.limit
         return slopes.masked_fill(beyond[0], 0), grad_up.masked_fill(beyond[1], 0)
 
-    def _of_gates(self, gate: torch.Tensor) -> torch.Tensor:
+    def _activate_gates(self, gate: torch.Tensor) -> torch.Tensor:
         if self.kind is Activation.GEGLU:
             return functional.gelu(gate, approximate="tanh")
         if self.kind is Activation.SWIGLU:
@@ -63,7 +63,7 @@ class GatedActivation:
         gate = gate.clamp(max=self.limit)
         return gate * torch.sigmoid(self.alpha * gate)
 
-    def _of_ups(self, up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _activate_ups(self, up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if self.kind is not Activation.SWIGLU_OAI:
             return up
         return up.to(dtype).clamp(min=-self.limit, max=self.limit) + 1

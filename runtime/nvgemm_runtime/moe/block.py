@@ -83,13 +83,11 @@ def experts(
             last two is 1; or a pair of weights [experts, hidden, dim]: gate, up.
         w_down: Weights [experts, dim, hidden], likewise.
         offsets: End of each expert's rows, ascending: int32 or int64 [experts]. Without
-            ``combine``,
-            the result and x's gradient are undefined in rows past the last end.
+            ``combine``, the result and x's gradient are undefined in rows past the last end.
         counts: Rows per expert, instead of offsets: int32 or int64 [experts].
         activation: ``swiglu``: ``silu(gate) * up``; ``geglu``: ``gelu(gate) * up`` with gelu's tanh
             form; ``swiglu_oai``: ``gate * sigmoid(alpha * gate) * (up + 1)``, with gates clamped to
-                at
-            most ``limit`` and ups to ``-limit..limit``.
+            at most ``limit`` and ups to ``-limit..limit``.
         weights: ``halves`` if all gates come before all ups in ``w_up`` and ``up_bias``,
             ``interleaved`` if they alternate, gate first. Ignored for a pair.
         up_bias: Bias [experts, 2 * hidden], or a pair [experts, hidden] if the weights are a pair.
@@ -116,11 +114,11 @@ def experts(
         RuntimeError: In a backward with ``create_graph=True``: there is no second derivative.
     """
     first, second, first_bias, second_bias = parts_of_pairs(w_up, up_bias)
-    given = (
+    arguments = (
         x, first, second, w_down, offsets, counts, activation, weights, first_bias, second_bias,
         down_bias, indices, token_rows, routing_weights, combine, alpha, limit, autocast_type(x),
     )  # fmt: skip
-    return _trace_or_compute(*given)
+    return _trace_or_compute(*arguments)
 
 
 def compute_experts(
@@ -141,7 +139,7 @@ def compute_experts(
     combine: bool,
     alpha: float,
     limit: float,
-    wanted: torch.dtype | None,
+    autocast: torch.dtype | None,
     *,
     is_traced: bool = False,
 ) -> torch.Tensor:
@@ -163,21 +161,23 @@ def compute_experts(
     else:
         floating |= {"w_up": w_up, "up_bias": up_bias}
     floating |= {"w_down": w_down, "down_bias": down_bias}
-    others = {"offsets": offsets} if counts is None else {"counts": counts}
-    others |= {
+    extras = {"offsets": offsets} if counts is None else {"counts": counts}
+    extras |= {
         "indices": indices, "token_rows": token_rows, "routing_weights": routing_weights,
     }  # fmt: skip
-    check_kinds(floating, others)
-    check_shapes(floating, others, combine)
-    is_seen = is_watched(*floating.values(), *others.values())
+    check_kinds(floating, extras)
+    check_shapes(floating, extras, combine)
+    is_seen = is_watched(*floating.values(), *extras.values())
     if not is_seen and is_debugging():
-        check_values(others, x.shape[0])
+        check_values(extras, x.shape[0])
     ends = offsets if counts is None else torch.cumsum(counts, 0, dtype=torch.int32)
     assert ends is not None
-    if wanted is not None:
+    if autocast is not None:
         floating = {
-            name: one if one is None or one.dtype is torch.float64 else one.to(wanted)
-            for name, one in floating.items()
+            name: operand
+            if operand is None or operand.dtype is torch.float64
+            else operand.to(autocast)
+            for name, operand in floating.items()
         }
     check_dtypes(floating)
     first = "[0]" if is_pair else ""
@@ -186,7 +186,7 @@ def compute_experts(
     )  # fmt: skip
     operands = [floating.get(name) for name in names_of_operands]
     wants_grad = torch.is_grad_enabled() and any(
-        one is not None and one.requires_grad for one in (*operands, routing_weights)
+        operand is not None and operand.requires_grad for operand in (*operands, routing_weights)
     )
     is_compiling = is_traced or torch.compiler.is_compiling()
     plan = Plan(
@@ -212,7 +212,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         offsets: torch.Tensor,
         indices: torch.Tensor | None,
         token_rows: torch.Tensor | None,
-        scores: torch.Tensor | None,
+        routing_weights: torch.Tensor | None,
         x: torch.Tensor,
         w_gate: torch.Tensor,
         w_up: torch.Tensor | None,
@@ -228,22 +228,24 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         if hidden is None:
             assert projected.gates is not None
             hidden = activated(plan, *plan.parts(projected.gates, projected.ups))
-        by_choice, sums_rows = None, False
+        weights_by_token, sums_rows = None, False
         if token_rows is not None and (plan.combine or plan.wants_grad):
-            by_choice = None if scores is None else scores[token_rows]
+            weights_by_token = None if routing_weights is None else routing_weights[token_rows]
             sums_rows = plan.sums_rows(x, *token_rows.shape)
             if sums_rows:
                 token_rows = owned_rows(token_rows, offsets)
         ctx.plan, ctx.sums_rows = plan, sums_rows
         ctx.save_for_backward(
-            offsets, indices, token_rows, scores, by_choice, x, w_gate, w_up, w_down, down_bias,
+            offsets, indices, token_rows, routing_weights, weights_by_token,
+            x, w_gate, w_up, w_down, down_bias,
             projected.gates, projected.ups, projected.joined,
         )  # fmt: skip
         result = rows(hidden, w_down.mT, offsets, down_bias)
         if not plan.combine:
-            return plan.weighted(result, None, scores)
+            return plan.weighted(result, None, routing_weights)
         return sum_rows_of_tokens(
-            result, offsets, indices, token_rows, scores if token_rows is None else by_choice,
+            result, offsets, indices, token_rows,
+            routing_weights if token_rows is None else weights_by_token,
             x.shape[0], is_compiled=plan.is_compiled, by_kernel=sums_rows,
         )  # fmt: skip
 
@@ -256,17 +258,19 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
                 "create_graph=True"
             )
         (
-            offsets, indices, token_rows, scores, by_choice, x, w_gate, w_up, w_down, down_bias,
-            *saved,
+            offsets, indices, token_rows, routing_weights, weights_by_token,
+            x, w_gate, w_up, w_down, down_bias, *saved,
         ) = ctx.saved_tensors  # fmt: skip
         plan: Plan = ctx.plan
         # Compiled autograd, which may compile an eager call's backward, cannot trace this.
         if plan.kernels is LAUNCHED and not torch.compiler.is_compiling():
             ctx.maybe_clear_saved_tensors()  # unless the graph is retained
-        (for_scores, for_x, for_gate, for_up, for_down, for_gate_bias, for_up_bias, for_down_bias
-         ) = ctx.needs_input_grad[4:]  # fmt: skip
+        (
+            for_routing_weights, for_x, for_gate, for_up, for_down,
+            for_gate_bias, for_up_bias, for_down_bias,
+        ) = ctx.needs_input_grad[4:]  # fmt: skip
         for_gates = for_x or for_gate or for_up or for_gate_bias or for_up_bias
-        found: dict[str, torch.Tensor] = {}
+        gradients: dict[str, torch.Tensor] = {}
         grad = grad.to(x.dtype)
         grad = grad.index_select(0, indices) if plan.combine else grad.contiguous()
 
@@ -274,14 +278,18 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         weighs_gates = indices is None and 2 * w_down.shape[2] < w_down.shape[1]
         projected = UpProjection(**dict(zip(("gates", "ups", "joined"), saved)))
         task = Backward(
-            grad=grad, scores=scores, w_down=w_down, down_bias=down_bias, offsets=offsets,
-            for_down=for_down, for_gates=for_gates, for_scores=for_scores,
-            weighs_gates=weighs_gates,
+            grad=grad, routing_weights=routing_weights, w_down=w_down, down_bias=down_bias,
+            offsets=offsets, for_down=for_down, for_gates=for_gates,
+            for_routing_weights=for_routing_weights, weighs_gates=weighs_gates,
         )  # fmt: skip
-        if for_down and projected.joined is not None and (for_scores or scores is None):
+        if (
+            for_down
+            and projected.joined is not None
+            and (for_routing_weights or routing_weights is None)
+        ):
             # Before the gates' gradients, which take more memory.
             weighed = task.of_down(plan, projected.joined)
-            found["w_down"] = weight_gradient(*weighed, offsets, w_down)
+            gradients["w_down"] = weight_gradient(*weighed, offsets, w_down)
             del weighed
             task = replace(task, for_down=False)
         of_activation = gradients_by_kernel(plan, projected, task) if for_gates else None
@@ -291,44 +299,56 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         if w_up is not None and grad_up_rows is None and grad_gate_rows is not None:
             grad_gate_rows, grad_up_rows = plan.split(grad_gate_rows)
         if of_activation.joined is not None:
-            found["w_down"] = weight_gradient(
+            gradients["w_down"] = weight_gradient(
                 of_activation.grad, of_activation.joined, offsets, w_down
             )
-        by_row = of_activation.scores
+        by_row = of_activation.routing_weights
         if for_down_bias:
-            found["down_bias"] = _bias_grad(grad, offsets, scores)
+            gradients["down_bias"] = _bias_grad(grad, offsets, routing_weights)
         del of_activation, projected, saved, task, grad  # frees their memory
         if by_row is not None:
-            found["scores"] = by_row.to(scores.dtype)
+            gradients["routing_weights"] = by_row.to(routing_weights.dtype)
         if grad_gate_rows is not None:
-            factors = summed = None
-            if for_scores and not weighs_gates:
-                factors, summed = scores, scores if token_rows is None else by_choice
+            row_weights = token_weights = None
+            if for_routing_weights and not weighs_gates:
+                row_weights, token_weights = (
+                    routing_weights,
+                    routing_weights if token_rows is None else weights_by_token,
+                )
             if for_gate or for_up:
-                taken = plan.weighted(x, indices, factors)
+                gathered = plan.weighted(x, indices, row_weights)
                 if for_gate:
-                    found["gate"] = weight_gradient(grad_gate_rows, taken, offsets, w_gate)
+                    gradients["gate"] = weight_gradient(grad_gate_rows, gathered, offsets, w_gate)
                 if for_up:
-                    found["up"] = weight_gradient(grad_up_rows, taken, offsets, w_up)
-                del taken  # frees its memory for the rows' gradient
+                    gradients["up"] = weight_gradient(grad_up_rows, gathered, offsets, w_up)
+                del gathered  # frees its memory for the rows' gradient
             if for_gate_bias:
-                found["gate_bias"] = _bias_grad(grad_gate_rows, offsets, factors)
+                gradients["gate_bias"] = _bias_grad(grad_gate_rows, offsets, row_weights)
             if for_up_bias:
-                found["up_bias"] = _bias_grad(grad_up_rows, offsets, factors)
+                gradients["up_bias"] = _bias_grad(grad_up_rows, offsets, row_weights)
             if for_x:
                 grad_x = _gradient_of_rows(
                     plan, grad_gate_rows, grad_up_rows, w_gate, w_up, offsets
                 )
                 if indices is not None:
                     grad_x = sum_rows_of_tokens(
-                        grad_x, offsets, indices, token_rows, summed, x.shape[0],
+                        grad_x, offsets, indices, token_rows, token_weights, x.shape[0],
                         is_compiled=plan.is_compiled, by_kernel=ctx.sums_rows,
                     )  # fmt: skip
                 else:
-                    grad_x = plan.weighted(grad_x, None, factors)
-                found["x"] = grad_x
-        order = ("scores", "x", "gate", "up", "w_down", "gate_bias", "up_bias", "down_bias")
-        return (None, None, None, None, *(found.get(name) for name in order))
+                    grad_x = plan.weighted(grad_x, None, row_weights)
+                gradients["x"] = grad_x
+        order = (
+            "routing_weights",
+            "x",
+            "gate",
+            "up",
+            "w_down",
+            "gate_bias",
+            "up_bias",
+            "down_bias",
+        )
+        return (None, None, None, None, *(gradients.get(name) for name in order))
 
 
 def _gradient_of_rows(
@@ -353,19 +373,19 @@ def _gradient_of_rows(
 
 
 def _bias_grad(
-    grad: torch.Tensor, offsets: torch.Tensor, factors: torch.Tensor | None = None
+    grad: torch.Tensor, offsets: torch.Tensor, routing_weights: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Sums each group's rows, times their routing weights, as a product with a fixed order.
 
     The other matrix has columns of ones. With routing weights, its first column holds them rounded
     and its second column their rounding errors. Each column gives a sum in fp32 that is rounded.
     """
-    if factors is None:
+    if routing_weights is None:
         ones = grad.new_ones((grad.shape[0], BIAS_COLUMNS))
         return columns(grad, ones, offsets)[..., 0]
-    near = factors.to(grad.dtype)
+    near = routing_weights.to(grad.dtype)
     zeros = grad.new_zeros((grad.shape[0], BIAS_COLUMNS - 2))
-    parts = (near[:, None], (factors - near).to(grad.dtype)[:, None], zeros)
+    parts = (near[:, None], (routing_weights - near).to(grad.dtype)[:, None], zeros)
     return columns(grad, torch.cat(parts, 1), offsets)[..., :2].sum(-1)
 
 

@@ -53,31 +53,31 @@ def gathered_by_torch(
         assert weights is not None
         return _weighted(matrix, weights, dense_like(matrix))
     inside = (rows >= 0) & (rows < matrix.shape[0])
-    named = torch.where(inside, rows, 0)
-    taken = matrix.index_select(0, named.reshape(-1)).reshape(*rows.shape, matrix.shape[1])
-    taken = torch.where(inside[..., None], taken, 0)
+    indices = torch.where(inside, rows, 0)
+    gathered = matrix.index_select(0, indices.reshape(-1)).reshape(*rows.shape, matrix.shape[1])
+    gathered = torch.where(inside[..., None], gathered, 0)
     if weights is None:
         # Torch adds 16-bit values in fp32. Under CUDA's autocast the sum's dtype is fp32.
-        return rounded(taken.sum(1), matrix.dtype)
+        return rounded(gathered.sum(1), matrix.dtype)
     weights = torch.where(inside, weights, 0)
     if weights.shape[1] == 1:
-        single = taken.squeeze(1)
+        single = gathered.squeeze(1)
         return _weighted(single, weights, single)
     if not multiplies_into_fp32(matrix):
-        return rounded((widen(taken) * weights.unsqueeze(2)).sum(1), matrix.dtype)
+        return rounded((widen(gathered) * weights.unsqueeze(2)).sum(1), matrix.dtype)
     # Torch multiplies 16 bits with 16 bits. A second product adds the weights' remaining bits.
     near = weights.to(matrix.dtype)
-    sums = torch.bmm(near.unsqueeze(1), taken, out_dtype=torch.float32)
+    sums = torch.bmm(near.unsqueeze(1), gathered, out_dtype=torch.float32)
     if weights.dtype is not matrix.dtype:
         rest = torch.where(near.isfinite(), weights - near, 0).to(matrix.dtype)
-        sums += torch.bmm(rest.unsqueeze(1), taken, out_dtype=torch.float32)
+        sums += torch.bmm(rest.unsqueeze(1), gathered, out_dtype=torch.float32)
     return sums.squeeze(1).to(matrix.dtype)
 
 
 def _weighted(rows: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """Multiplies rows by their weights [rows, 1] in one operator, without an fp32 matrix."""
-    found: torch.Tensor = torch.mul(rows, widen(weights), out=out)
-    return found
+    product: torch.Tensor = torch.mul(rows, widen(weights), out=out)
+    return product
 
 
 def _torch_can_group(a: torch.Tensor) -> bool:

@@ -61,16 +61,16 @@ def check_kinds(floating: Mapping[str, Any], others: Mapping[str, Any]) -> None:
         TypeError: If an argument is not a tensor, is a DTensor, or has a wrong dtype.
     """
     device = None
-    for name, one in (*floating.items(), *others.items()):
-        if one is None and name not in ("x", "w_up", "w_up[0]", "w_up[1]", "w_down"):
+    for name, tensor in (*floating.items(), *others.items()):
+        if tensor is None and name not in ("x", "w_up", "w_up[0]", "w_up[1]", "w_down"):
             continue
-        check_tensor("experts", name, one, device)
-        device = one.device if device is None else device
+        check_tensor("experts", name, tensor, device)
+        device = tensor.device if device is None else device
         is_floating = name in floating or name == "routing_weights"
         allowed = _FLOATING if is_floating else _INTEGERS
-        if one.dtype not in allowed:
-            wanted = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
-            raise TypeError(f"experts: {name} is {one.dtype}, must be one of {wanted}")
+        if tensor.dtype not in allowed:
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+            raise TypeError(f"experts: {name} is {tensor.dtype}, must be one of {names}")
 
 
 def check_tensor(where: str, name: str, one: Any, device: torch.device | None) -> None:
@@ -81,8 +81,8 @@ def check_tensor(where: str, name: str, one: Any, device: torch.device | None) -
         TypeError: If it is not a tensor, or is a DTensor.
     """
     if not isinstance(one, torch.Tensor):
-        found = "None" if one is None else f"of type {type(one).__name__}"
-        raise TypeError(f"{where}: {name} is {found}, must be a tensor")
+        observed = "None" if one is None else f"of type {type(one).__name__}"
+        raise TypeError(f"{where}: {name} is {observed}, must be a tensor")
     if hasattr(one, "to_local"):
         raise TypeError(f"{where}: {name} is a DTensor; pass {name}.to_local()")
     if device is not None and one.device != device:
@@ -97,10 +97,10 @@ def check_dtypes(floating: Mapping[str, torch.Tensor | None]) -> None:
     """
     x = floating["x"]
     assert x is not None
-    for name, one in floating.items():
-        if one is not None and one.dtype is not x.dtype:
+    for name, tensor in floating.items():
+        if tensor is not None and tensor.dtype is not x.dtype:
             raise TypeError(
-                f"experts: {name} is {one.dtype}, x is {x.dtype}; convert one of them, or use "
+                f"experts: {name} is {tensor.dtype}, x is {x.dtype}; convert one of them, or use "
                 "torch.autocast"
             )
 
@@ -115,12 +115,14 @@ def check_shapes(
     Raises:
         ValueError: If a shape does not match.
     """
-    tensors = {name: one for name, one in (*floating.items(), *others.items()) if one is not None}
-    for name, one in tensors.items():
+    tensors = {
+        name: tensor for name, tensor in (*floating.items(), *others.items()) if tensor is not None
+    }
+    for name, tensor in tensors.items():
         axes = _axes_of(name, pair="w_up[0]" in floating)
-        if one.dim() != len(axes):
+        if tensor.dim() != len(axes):
             raise ValueError(
-                f"experts: {name} is {tuple(one.shape)}, must have {len(axes)} dimensions: "
+                f"experts: {name} is {tuple(tensor.shape)}, must have {len(axes)} dimensions: "
                 f"[{', '.join(axes)}]"
             )
     x, w_down, indices = tensors["x"], tensors["w_down"], tensors.get("indices")
@@ -133,13 +135,14 @@ def check_shapes(
     sizes = {"experts": count, "dim": dim, "hidden": hidden, "2 * hidden": 2 * hidden}
     sizes["tokens"] = x.shape[0]
     sizes["rows"] = x.shape[0] if indices is None else indices.shape[0]
-    for name, one in tensors.items():
+    for name, tensor in tensors.items():
         axes = _axes_of(name, pair="w_up[0]" in floating)
         # Without indices, tokens are the rows. Any k fits.
-        wanted = tuple(sizes.get(axis, one.shape[-1]) for axis in axes)
-        if tuple(one.shape) != wanted:
+        expected = tuple(sizes.get(axis, tensor.shape[-1]) for axis in axes)
+        if tuple(tensor.shape) != expected:
             raise ValueError(
-                f"experts: {name} is {tuple(one.shape)}, must be {wanted}: [{', '.join(axes)}], "
+                f"experts: {name} is {tuple(tensor.shape)}, must be {expected}: "
+                f"[{', '.join(axes)}], "
                 f"with {count} experts, dim {dim} and hidden {hidden} of w_down"
             )
     if token_rows is not None and (token_rows.shape[1] == 0 or token_rows.numel() != sizes["rows"]):
@@ -186,10 +189,10 @@ def check_values(others: Mapping[str, torch.Tensor | None], tokens: int) -> None
     rows = tokens
     if indices is not None:
         rows = indices.shape[0]
-        for place, index in enumerate(indices.tolist()):
+        for position, index in enumerate(indices.tolist()):
             if not 0 <= index < tokens:
                 raise ValueError(
-                    f"experts: indices[{place}] is {index}, must be in 0..{tokens - 1}: "
+                    f"experts: indices[{position}] is {index}, must be in 0..{tokens - 1}: "
                     f"x has {tokens} tokens"
                 )
         _check_token_rows(others["token_rows"], indices)

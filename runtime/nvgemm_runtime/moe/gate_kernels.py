@@ -105,10 +105,10 @@ class Launched:
         hidden = w_gate.shape[2]
         stored = a.new_empty((count_taken(a, indices), 3 * hidden))
         gates, behind = stored[:, :hidden], stored[:, hidden:]
-        given = (behind, a, w_up, offsets, gates, epilogue, indices)
-        if not serves_ups(*given) or not rows_into(gates, a, w_gate, offsets, None, indices):
+        operands = (behind, a, w_up, offsets, gates, epilogue, indices)
+        if not serves_ups(*operands) or not rows_into(gates, a, w_gate, offsets, None, indices):
             return None
-        return stored if ups_into(*given) else None
+        return stored if ups_into(*operands) else None
 
     def side_by_side(
         self,

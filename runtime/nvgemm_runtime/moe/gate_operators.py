@@ -37,14 +37,14 @@ def _gated_rows(
     epilogue: str,
     indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    wanted = Epilogue(epilogue)
-    stored = gate_products.gated_rows(a, b, offsets, bias, wanted, indices, warns=True)
+    parsed = Epilogue(epilogue)
+    stored = gate_products.gated_rows(a, b, offsets, bias, parsed, indices, warns=True)
     if stored is not None:
         return stored
-    plan = _plan_of(wanted)
+    plan = _plan_of(parsed)
     product = rows(taken_rows(a, indices), b, offsets, bias)
     joined = activated(plan, *plan.split(product))
-    return joined if wanted.form is GateForm.JOINED else torch.cat((product, joined), 1)
+    return joined if parsed.form is GateForm.JOINED else torch.cat((product, joined), 1)
 
 
 def _paired_gated_rows(
@@ -55,13 +55,13 @@ def _paired_gated_rows(
     epilogue: str,
     indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    wanted, hidden = Epilogue(epilogue), b_gate.shape[2]
+    parsed, hidden = Epilogue(epilogue), b_gate.shape[2]
     stored = a.new_empty((count_taken(a, indices), 3 * hidden))
     gates, ups, joined = stored.split(hidden, dim=1)
     _fill(gates, a, b_gate, offsets, None, indices)
-    if not ups_into(stored[:, hidden:], a, b_up, offsets, gates, wanted, indices, warns=True):
+    if not ups_into(stored[:, hidden:], a, b_up, offsets, gates, parsed, indices, warns=True):
         _fill(ups, a, b_up, offsets, None, indices)
-        joined.copy_(activated(_plan_of(wanted), gates, ups))
+        joined.copy_(activated(_plan_of(parsed), gates, ups))
     return stored
 
 
@@ -101,11 +101,11 @@ def _gate_gradient(
     product: torch.Tensor,
     epilogue: str,
 ) -> torch.Tensor:
-    wanted = Epilogue(epilogue)
-    found = gate_products.gate_gradients(grad, b, offsets, product, wanted, warns=True)
-    if found is None:
-        found = _by_operators(grad, b, offsets, product, wanted, for_scores=False)
-    return found[0]
+    parsed = Epilogue(epilogue)
+    gradients = gate_products.gate_gradients(grad, b, offsets, product, parsed, warns=True)
+    if gradients is None:
+        gradients = _by_operators(grad, b, offsets, product, parsed, for_routing_weights=False)
+    return gradients[0]
 
 
 def _gate_gradient_sums(
@@ -115,11 +115,11 @@ def _gate_gradient_sums(
     product: torch.Tensor,
     epilogue: str,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    wanted = Epilogue(epilogue)
-    found = gate_products.gate_gradients(grad, b, offsets, product, wanted, warns=True)
-    if found is None:
-        found = _by_operators(grad, b, offsets, product, wanted, for_scores=True)
-    return found
+    parsed = Epilogue(epilogue)
+    gradients = gate_products.gate_gradients(grad, b, offsets, product, parsed, warns=True)
+    if gradients is None:
+        gradients = _by_operators(grad, b, offsets, product, parsed, for_routing_weights=True)
+    return gradients
 
 
 def _by_operators(
@@ -129,16 +129,16 @@ def _by_operators(
     product: torch.Tensor,
     epilogue: Epilogue,
     *,
-    for_scores: bool,
+    for_routing_weights: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Returns the gate and up gradients, and the routing weights' gradients if requested."""
     task = Backward(
-        grad=grad, scores=None, w_down=b, down_bias=None, offsets=offsets,
-        for_down=False, for_gates=True, for_scores=for_scores, weighs_gates=False,
+        grad=grad, routing_weights=None, w_down=b, down_bias=None, offsets=offsets,
+        for_down=False, for_gates=True, for_routing_weights=for_routing_weights, weighs_gates=False,
     )  # fmt: skip
-    found = gradients_by_operators(_plan_of(epilogue), UpProjection(gates=product), task)
-    assert found.gates is not None
-    return found.gates, found.scores
+    gradients = gradients_by_operators(_plan_of(epilogue), UpProjection(gates=product), task)
+    assert gradients.gates is not None
+    return gradients.gates, gradients.routing_weights
 
 
 def _plan_of(epilogue: Epilogue) -> Plan:

@@ -65,10 +65,10 @@ def gate_gradients(
     parts = None
     if epilogue.form is not None and epilogue.form.row.has_sums:
         parts = grad.new_empty((grad.shape[0], sum_parts(b.shape[2])), dtype=torch.float32)
-    found = _by_kernel(grad, b, offsets, product, epilogue, warns, sums=parts)
-    if found is None:
+    gradients = _by_kernel(grad, b, offsets, product, epilogue, warns, sums=parts)
+    if gradients is None:
         return None
-    return found, None if parts is None else parts.sum(1)
+    return gradients, None if parts is None else parts.sum(1)
 
 
 def rows_into(
@@ -100,8 +100,8 @@ def serves_ups(
 ) -> bool:
     """Returns True if a kernel serves `ups_into` with the same arguments. Cannot be traced."""
     extras = Extras(offsets=offsets, rows=indices, addend=gates, gated=epilogue)
-    found = find(op_of_rows(indices), a, b, out, extras) if out.shape[0] else None
-    return not isinstance(found, str)
+    kernel = find(op_of_rows(indices), a, b, out, extras) if out.shape[0] else None
+    return not isinstance(kernel, str)
 
 
 def ups_into(

@@ -62,11 +62,16 @@ class Plan:
         return not self.is_compiled
 
     def weighted(
-        self, matrix: torch.Tensor, indices: torch.Tensor | None, scores: torch.Tensor | None
+        self,
+        matrix: torch.Tensor,
+        indices: torch.Tensor | None,
+        routing_weights: torch.Tensor | None,
     ) -> torch.Tensor:
         """Computes `tokens.weighted_rows` in the fastest way."""
-        by_kernel = scores is not None and self.sums_rows(matrix, scores.shape[0], 1)
-        return weighted_rows(matrix, indices, scores, by_kernel=by_kernel)
+        by_kernel = routing_weights is not None and self.sums_rows(
+            matrix, routing_weights.shape[0], 1
+        )
+        return weighted_rows(matrix, indices, routing_weights, by_kernel=by_kernel)
 
     def epilogue(self, form: GateForm) -> Epilogue | None:
         """Returns the epilogue of a form that has the activation, or None.
@@ -125,23 +130,23 @@ def project_up(
     if indices is not None and columns > GATHERED_MAX_N:
         x, indices = taken_rows(x, indices), None
     if plan.kernels is not None and indices is not None:
-        found = _with_gate(plan, plan.kernels, x, narrow(indices), offsets, weights, biases)
-        if found is not None:
-            return found
-    taken = taken_rows(x, indices)
+        projection = _with_gate(plan, plan.kernels, x, narrow(indices), offsets, weights, biases)
+        if projection is not None:
+            return projection
+    gathered = taken_rows(x, indices)
     if plan.kernels is not None:
-        found = _with_gate(plan, plan.kernels, taken, None, offsets, weights, biases)
-        if found is not None:
-            return found
+        projection = _with_gate(plan, plan.kernels, gathered, None, offsets, weights, biases)
+        if projection is not None:
+            return projection
         if w_up is not None:
             gradient = plan.epilogue(GateForm.GRADIENT) if plan.wants_grad else None
             reader = None if gradient is None else (w_down, gradient)
             pair = (w_gate.mT, w_up.mT)
-            both = plan.kernels.side_by_side(taken, pair, offsets, biases, reader)
+            both = plan.kernels.side_by_side(gathered, pair, offsets, biases, reader)
             if both is not None:
                 return UpProjection(gates=both)
-    gates = rows(taken, w_gate.mT, offsets, gate_bias)
-    ups = None if w_up is None else rows(taken, w_up.mT, offsets, up_bias)
+    gates = rows(gathered, w_gate.mT, offsets, gate_bias)
+    ups = None if w_up is None else rows(gathered, w_up.mT, offsets, up_bias)
     return UpProjection(gates=gates, ups=ups)
 
 

@@ -24,31 +24,29 @@ class Backward:
 
     Attributes:
         grad: Gradient of each row's result.
-        scores: Routing weight of each row, or None.
+        routing_weights: Routing weight of each row, or None.
         w_down, down_bias: Down projection weights and bias.
         offsets: End of each expert's rows.
-        for_down, for_gates, for_scores: True if the gradients for the down projection's weights,
-            gates
-            and ups, and routing weights are needed.
+        for_down, for_gates, for_routing_weights: True if the gradients for the down projection's
+            weights, gates and ups, and routing weights are needed.
         weighs_gates: True if routing weights multiply the gate and up gradients, in case the
-            routing
-            weights' gradient is needed. Otherwise they multiply rows, and the sums of row
-                gradients.
+            routing weights' gradient is needed. Otherwise they multiply rows, and the sums of row
+            gradients.
     """
 
     grad: torch.Tensor
-    scores: torch.Tensor | None
+    routing_weights: torch.Tensor | None
     w_down: torch.Tensor
     down_bias: torch.Tensor | None
     offsets: torch.Tensor
     for_down: bool
     for_gates: bool
-    for_scores: bool
+    for_routing_weights: bool
     weighs_gates: bool
 
     def weighted(self, plan: Plan) -> torch.Tensor:
         """Returns the gradient times the routing weights."""
-        return plan.weighted(self.grad, None, self.scores)
+        return plan.weighted(self.grad, None, self.routing_weights)
 
     def of_kernel(self, plan: Plan) -> torch.Tensor:
         """Returns the gradient that a kernel with a gate's gradient takes.
@@ -56,7 +54,7 @@ class Backward:
         It is without routing weights if their gradient is needed, which is computed from the
         kernel's output.
         """
-        return self.grad if self.for_scores else self.weighted(plan)
+        return self.grad if self.for_routing_weights else self.weighted(plan)
 
     def of_down(self, plan: Plan, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the factors of the down projection's weight gradient: gradients, and ``joined``.
@@ -64,7 +62,7 @@ class Backward:
         The narrower of both is multiplied by the routing weights.
         """
         if joined.shape[1] < self.grad.shape[1]:
-            return self.grad, plan.weighted(joined, None, self.scores)
+            return self.grad, plan.weighted(joined, None, self.routing_weights)
         return self.weighted(plan), joined
 
     def of_owned(self, by_row: torch.Tensor) -> torch.Tensor:
@@ -79,20 +77,19 @@ class Gradients:
     Attributes:
         grad: Gradient of the down projection's result, to use with ``joined``.
         joined: Activation result, for the down projection's weight gradient. Either this or
-            ``grad``
-            includes the routing weights.
+            ``grad`` includes the routing weights.
         gates: Gate gradients, or gate and up gradients in one matrix. If the routing weights'
-            gradient
-            is requested, they include routing weights only if `Backward.weighs_gates` is set.
+            gradient is requested, they include routing weights only if `Backward.weighs_gates` is
+            set.
         ups: Up gradients, likewise; None if there is no separate matrix.
-        scores: Gradient of each routing weight, in fp32; 0 for a row that no expert has.
+        routing_weights: Gradient of each routing weight, in fp32; 0 for a row that no expert has.
     """
 
     grad: torch.Tensor
     joined: torch.Tensor | None = None
     gates: torch.Tensor | None = None
     ups: torch.Tensor | None = None
-    scores: torch.Tensor | None = None
+    routing_weights: torch.Tensor | None = None
 
 
 def gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) -> Gradients | None:
@@ -103,15 +100,19 @@ def gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) -> 
         return None
     if not has_gate(plan.activation) or (not plan.is_compiled and is_watched(task.grad)):
         return None
-    given = task.of_kernel(plan)
-    operands = (given, task.w_down, task.offsets, product)
-    forms = (GateForm.GRADIENT_SUMS, GateForm.GRADIENT) if task.for_scores else (GateForm.GRADIENT,)
+    kernel_grad = task.of_kernel(plan)
+    operands = (kernel_grad, task.w_down, task.offsets, product)
+    forms = (
+        (GateForm.GRADIENT_SUMS, GateForm.GRADIENT)
+        if task.for_routing_weights
+        else (GateForm.GRADIENT,)
+    )
     for form in forms:
         epilogue = plan.epilogue(form)
         assert epilogue is not None  # every gate has both
-        found = kernels.gate_gradients(*operands, epilogue)
-        if found is not None:
-            return behind_kernel(plan, projected, task, *found, given=given)
+        gradients = kernels.gate_gradients(*operands, epilogue)
+        if gradients is not None:
+            return behind_kernel(plan, projected, task, *gradients, given=kernel_grad)
     return None
 
 
@@ -119,7 +120,7 @@ def behind_kernel(
     plan: Plan,
     projected: UpProjection,
     task: Backward,
-    found: torch.Tensor,
+    gradients: torch.Tensor,
     sums: torch.Tensor | None = None,
     *,
     given: torch.Tensor,
@@ -137,23 +138,22 @@ def behind_kernel(
         plan: Computation to run.
         projected: Up projection result.
         task: Backward inputs and requested gradients.
-        found: Kernel output: gate and up gradients in one matrix, for ``given``. May be
+        gradients: Kernel output: gate and up gradients in one matrix, for ``given``. May be
             overwritten.
         sums: For each row, the sum of the activation's results times their gradients; None to
-            compute
-            it here. In eager code a kernel provides it, with 0 for rows that no expert has.
+            compute it here. In eager code a kernel provides it, with 0 for rows that no expert has.
         given: Gradient passed to the kernel.
     """
     assert projected.gates is not None
     gates, ups = plan.parts(projected.gates, projected.ups)
     ups_are_cut = plan.activation.kind is Activation.SWIGLU_OAI
     joined = projected.joined
-    needs_result = task.for_scores and sums is None and ups_are_cut
+    needs_result = task.for_routing_weights and sums is None and ups_are_cut
     if joined is None and (task.for_down or needs_result):
         joined = activated(plan, gates, ups)
     by_row = None
-    if task.for_scores:
-        assert task.scores is not None
+    if task.for_routing_weights:
+        assert task.routing_weights is not None
         is_of_owned = sums is not None and task.down_bias is None and not plan.is_compiled
         if needs_result:
             assert joined is not None
@@ -161,37 +161,37 @@ def behind_kernel(
             by_row = sum_products(task.grad, result, is_compiled=plan.is_compiled)
         else:
             if sums is None:
-                sums = sum_products(plan.split(found)[1], ups, is_compiled=plan.is_compiled)
+                sums = sum_products(plan.split(gradients)[1], ups, is_compiled=plan.is_compiled)
             by_row = _with_bias(plan, task, sums)
         if not is_of_owned:
             by_row = task.of_owned(by_row)
         if task.weighs_gates:
-            found.mul_(task.scores[:, None])
+            gradients.mul_(task.routing_weights[:, None])
         if task.for_down:
             assert joined is not None
             given, joined = task.of_down(plan, joined)
     joined = joined if task.for_down else None
-    return Gradients(grad=given, joined=joined, gates=found, scores=by_row)
+    return Gradients(grad=given, joined=joined, gates=gradients, routing_weights=by_row)
 
 
 def gradients_by_operators(plan: Plan, projected: UpProjection, task: Backward) -> Gradients:
     """Takes the result's gradient to gates and ups by a product and operators, in fp32."""
-    if not (task.for_down or task.for_gates or task.for_scores):
+    if not (task.for_down or task.for_gates or task.for_routing_weights):
         return Gradients(grad=task.grad)
-    gate_rows, up_rows, scores = projected.gates, projected.ups, task.scores
+    gate_rows, up_rows, routing_weights = projected.gates, projected.ups, task.routing_weights
     assert gate_rows is not None
     gate, up = plan.parts(gate_rows, up_rows)
     grad_hidden = None
-    if task.for_gates or task.for_scores:
+    if task.for_gates or task.for_routing_weights:
         grad_hidden = rows(task.grad, task.w_down, task.offsets)
     hidden = dense_like(gate) if task.for_down else None
     grad_gate_rows = torch.empty_like(gate_rows) if task.for_gates else None
     grad_up_rows = None if up_rows is None or not task.for_gates else torch.empty_like(up_rows)
-    by_row = widen(gate.new_empty(gate.shape[0])) if task.for_scores else None
+    by_row = widen(gate.new_empty(gate.shape[0])) if task.for_routing_weights else None
     for piece in pieces_of(plan, gate):
         gates, ups = widen(gate[piece]), up[piece]
-        factor = None if scores is None else scores[piece, None]
-        if task.for_down or task.for_scores:
+        factor = None if routing_weights is None else routing_weights[piece, None]
+        if task.for_down or task.for_routing_weights:
             joined = plan.activation.apply(gates, ups)
         if hidden is not None:  # apply routing weights in the same pass
             hidden[piece] = joined if factor is None else joined * factor
@@ -200,14 +200,18 @@ def gradients_by_operators(plan: Plan, projected: UpProjection, task: Backward) 
         if by_row is not None:
             by_row[piece] = (grads * joined).sum(-1)
         if grad_gate_rows is not None:
-            if factor is not None and (task.weighs_gates or not task.for_scores):
+            if factor is not None and (task.weighs_gates or not task.for_routing_weights):
                 grads = grads * factor
             of_gates, of_ups = plan.parts(grad_gate_rows, grad_up_rows)
             of_gates[piece], of_ups[piece] = plan.activation.gradients(gates, ups, grads)
     if by_row is not None:
         by_row = task.of_owned(_with_bias(plan, task, by_row))
     return Gradients(
-        grad=task.grad, joined=hidden, gates=grad_gate_rows, ups=grad_up_rows, scores=by_row
+        grad=task.grad,
+        joined=hidden,
+        gates=grad_gate_rows,
+        ups=grad_up_rows,
+        routing_weights=by_row,
     )
 
 

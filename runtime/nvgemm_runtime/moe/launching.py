@@ -38,7 +38,7 @@ class Extras(NamedTuple):
     def tensors(self) -> list[torch.Tensor]:
         """Returns the operands that are present, ordered as by `gemm.roles.extra_roles`."""
         of_all = (self.offsets, self.rows, self.addend, self.sums)
-        return [one for one in of_all if one is not None]
+        return [operand for operand in of_all if operand is not None]
 
 
 _found: dict[tuple[object, ...], LoadedKernel | str] = {}
@@ -113,7 +113,7 @@ def find(
     # The native launcher refuses operands on other devices than a's.
     key = (
         op, a.device, wants_determinism(), extras.adds_matrix, extras.gated,
-        *(None if one is None else _facts(one) for one in (a, b, out, *extras[:4])),
+        *(None if tensor is None else _facts(tensor) for tensor in (a, b, out, *extras[:4])),
     )  # fmt: skip
     kernel = _found.get(key)
     if kernel is None:

@@ -45,8 +45,8 @@ def autocast_type(x: Any) -> torch.dtype | None:
     """Returns autocast's dtype on a tensor's device, or None if autocast is off."""
     kind = x.device.type if isinstance(x, torch.Tensor) else ""
     if kind in _WITH_AUTOCAST and torch.is_autocast_enabled(kind):
-        wanted: torch.dtype = torch.get_autocast_dtype(kind)
-        return wanted
+        dtype: torch.dtype = torch.get_autocast_dtype(kind)
+        return dtype
     return None
 
 

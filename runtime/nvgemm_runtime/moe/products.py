@@ -40,8 +40,7 @@ def rows(
         b: Matrices [groups, k, n].
         offsets: Group ends along m, int32 [groups].
         bias: Bias row for each group, [groups, n], in the operands' dtype. If no kernel adds it,
-            torch
-            adds it to the rounded product.
+            torch adds it to the rounded product.
 
     Returns:
         Matrix [m, n] in the operands' dtype; undefined in rows past the last end.
@@ -115,8 +114,8 @@ def columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Te
 
 def owner_of_rows(offsets: torch.Tensor, count: int) -> torch.Tensor:
     """Returns each row's group; the last group for rows past the last end."""
-    places = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
-    return torch.searchsorted(offsets, places, right=True).clamp(max=offsets.shape[0] - 1)
+    row_numbers = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
+    return torch.searchsorted(offsets, row_numbers, right=True).clamp(max=offsets.shape[0] - 1)
 
 
 def _rows(

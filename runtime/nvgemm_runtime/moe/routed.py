@@ -53,11 +53,11 @@ def routed_experts(
         RuntimeError: In a backward with ``create_graph=True``.
     """
     first, second, first_bias, second_bias = parts_of_pairs(w_up, up_bias)
-    given = (
+    arguments = (
         x, first, second, w_down, chosen, routing_weights, activation, weights, first_bias,
         second_bias, down_bias, alpha, limit, autocast_type(x),
     )  # fmt: skip
-    return _trace_or_compute(*given)
+    return _trace_or_compute(*arguments)
 
 
 def _compute(
@@ -74,7 +74,7 @@ def _compute(
     down_bias: torch.Tensor | None,
     alpha: float,
     limit: float,
-    wanted: torch.dtype | None,
+    autocast: torch.dtype | None,
     *,
     is_traced: bool = False,
 ) -> torch.Tensor:
@@ -86,7 +86,7 @@ def _compute(
     return compute_experts(
         x, w_up, w_ups, w_down, routing.offsets, None, activation, weights, up_bias,
         bias_of_ups, down_bias, routing.indices, routing.token_rows, routing_weights, True, alpha,
-        limit, wanted, is_traced=is_traced,
+        limit, autocast, is_traced=is_traced,
     )  # fmt: skip
 
 

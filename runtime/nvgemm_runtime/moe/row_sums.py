@@ -26,8 +26,7 @@ def gathered_rows(
     Args:
         matrix: Matrix [any number, n].
         rows: Rows to add: int32 or int64 [m, k]. A row outside the matrix, such as -1, adds
-            nothing.
-            None takes every row once, in order, and needs weights [m, 1].
+            nothing. None takes every row once, in order, and needs weights [m, 1].
         weights: Routing weights, floating, shaped as ``rows``; None to add unweighted rows.
 
     Returns:
@@ -48,14 +47,14 @@ def _gathered_rows(
     if 0 in (matrix.numel(), *shape):
         return out.zero_()
     if rows is None:
-        named = torch.arange(count, device=matrix.device, dtype=torch.int32)[:, None]
+        indices = torch.arange(count, device=matrix.device, dtype=torch.int32)[:, None]
     else:  # an index that does not fit 32 bits is outside as well
-        named = (rows if rows.dtype is torch.int32 else rows.clamp(-1, count)).to(torch.int32)
+        indices = (rows if rows.dtype is torch.int32 else rows.clamp(-1, count)).to(torch.int32)
     if weights is None:
         factors = torch.ones(shape, device=matrix.device, dtype=torch.float32)
     else:
         factors = widen(weights).contiguous()
-    extras = Extras(rows=named.contiguous())
+    extras = Extras(rows=indices.contiguous())
     reason = launching.launch(Op.GATHERED_MM, factors, row_major(matrix), out, extras)
     if not reason:
         return out

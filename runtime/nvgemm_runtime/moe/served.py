@@ -57,8 +57,8 @@ def is_served(
         adds_matrix: True if the addend is a matrix [m, n] to add.
         indices: Row in ``a`` for each row in the result, [m]; None for all rows in order.
     """
-    given = (a, b, offsets, addend, epilogue, pitch, adds_matrix, indices)
-    return _is_found(a.device, lambda: _asked(*given))
+    arguments = (a, b, offsets, addend, epilogue, pitch, adds_matrix, indices)
+    return _is_found(a.device, lambda: _requests_of(*arguments))
 
 
 def is_sum_served(matrix: torch.Tensor, count: int, each: int) -> bool:
@@ -70,24 +70,24 @@ def is_sum_served(matrix: torch.Tensor, count: int, each: int) -> bool:
         each: Rows in each sum.
     """
 
-    def asked() -> tuple[Request, ...]:
-        added = _copied(_operand(matrix))
+    def make_requests() -> tuple[Request, ...]:
+        added = _contiguous(_operand(matrix))
         sums = _example(count) or 1
-        factors = _copied(replace(added, dtype=torch.float32, shape=(sums, _example(each))))
-        named = replace(factors, dtype=torch.int32)
-        out = _copied(replace(added, shape=(sums, added.shape[1])))
-        return requests(Op.GATHERED_MM, factors, added, out=out, extras=ExtraOperands(rows=named))
+        factors = _contiguous(replace(added, dtype=torch.float32, shape=(sums, _example(each))))
+        indices = replace(factors, dtype=torch.int32)
+        out = _contiguous(replace(added, shape=(sums, added.shape[1])))
+        return requests(Op.GATHERED_MM, factors, added, out=out, extras=ExtraOperands(rows=indices))
 
-    return _is_found(matrix.device, asked)
+    return _is_found(matrix.device, make_requests)
 
 
-def _is_found(device: torch.device, asked: Callable[[], tuple[Request, ...]]) -> bool:
+def _is_found(device: torch.device, make_requests: Callable[[], tuple[Request, ...]]) -> bool:
     """Returns True if a kernel serves a request and is not turned off. Logs failures."""
     if _is_off() or (device.type == "cuda" and not torch.cuda.is_available()):
         return False
     try:
         facts = device_facts(device.type, device.index or 0)
-        return isinstance(find(asked(), facts)[1], Match)
+        return isinstance(find(make_requests(), facts)[1], Match)
     except NvgemmError as error:
         _log.debug("experts are traced without a kernel: %s", error)
     except Exception as error:  # the user's compilation continues without kernels
@@ -102,7 +102,7 @@ def _is_off() -> bool:
     return mode is Mode.OFF
 
 
-def _asked(
+def _requests_of(
     a: torch.Tensor,
     b: torch.Tensor,
     offsets: torch.Tensor,
@@ -115,13 +115,13 @@ def _asked(
     left, right = _with_unit_stride(_operand(a)), _with_unit_stride(_operand(b))
     added = None if addend is None else _operand(addend)
     if added is not None and added.strides[-1] != 1:
-        added = _copied(added)
+        added = _contiguous(added)
     form = None if epilogue is None else epilogue.form
-    rows = None if indices is None else replace(_copied(_operand(indices)), dtype=torch.int32)
+    rows = None if indices is None else replace(_contiguous(_operand(indices)), dtype=torch.int32)
     op = Op.GROUPED_MM if rows is None else Op.GATHERED_GROUPED_MM
     count = None if rows is None else rows.shape[0]
     shape = check_shapes(op, left, right, form=form, rows=count)
-    out = _made(left, shape, (shape[-1] if pitch is None else _example(pitch), 1))
+    out = _make_operand(left, shape, (shape[-1] if pitch is None else _example(pitch), 1))
     has_sums = form is not None and form.row.has_sums
     extras = ExtraOperands(
         offsets=_operand(offsets),
@@ -136,22 +136,22 @@ def _asked(
 
 def _sums(a: Operand, b: Operand) -> Operand:
     shape = (a.shape[0], sum_parts(b.shape[-1]))
-    return replace(_made(a, shape, (shape[1], 1)), dtype=torch.float32)
+    return replace(_make_operand(a, shape, (shape[1], 1)), dtype=torch.float32)
 
 
 def _operand(tensor: torch.Tensor) -> Operand:
     """Returns a tensor as an operand, with examples for symbolic sizes. 0 rows count as 1."""
     shape = tuple(_example(extent) or 1 for extent in tensor.shape)
-    return _made(tensor, shape, tuple(_example(step) for step in tensor.stride()))
+    return _make_operand(tensor, shape, tuple(_example(step) for step in tensor.stride()))
 
 
 def _example(extent: int | torch.SymInt) -> int:
     """Returns a size, or torch's example for it, without a guard."""
-    known: Any = extent if isinstance(extent, int) else extent.node.hint
-    return _EXAMPLE if known is None else int(known)
+    value: Any = extent if isinstance(extent, int) else extent.node.hint
+    return _EXAMPLE if value is None else int(value)
 
 
-def _made(like: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Operand:
+def _make_operand(like: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Operand:
     return Operand(
         dtype=like.dtype,
         device=like.device,
@@ -163,9 +163,9 @@ def _made(like: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Operan
 
 def _with_unit_stride(operand: Operand) -> Operand:
     """Returns an operand, or the copy that the call will make."""
-    return operand if 1 in operand.strides[-2:] else _copied(operand)
+    return operand if 1 in operand.strides[-2:] else _contiguous(operand)
 
 
-def _copied(operand: Operand) -> Operand:
+def _contiguous(operand: Operand) -> Operand:
     strides = torch.empty(operand.shape, device="meta").stride()
-    return _made(operand, operand.shape, strides)
+    return _make_operand(operand, operand.shape, strides)

@@ -39,8 +39,7 @@ def sort_by_expert(chosen: torch.Tensor, experts: int) -> Routing:
 
     Args:
         chosen: Each token's experts, int32 or int64 [tokens, k]. A choice outside 0..experts - 1
-            gets a
-            row behind the last end.
+            gets a row behind the last end.
         experts: Number of experts, 1 or more.
 
     Returns:
@@ -63,8 +62,8 @@ def sort_by_expert(chosen: torch.Tensor, experts: int) -> Routing:
     dtype = torch.int16 if experts < torch.iinfo(torch.int16).max else torch.int32
     keys = chosen.reshape(-1).clamp(-1, experts).to(dtype).remainder(experts + 1)
     ordered, order = torch.sort(keys, stable=True)
-    places = torch.arange(experts, device=chosen.device, dtype=dtype)
-    offsets = torch.searchsorted(ordered, places, right=True, out_int32=True)
+    expert_ids = torch.arange(experts, device=chosen.device, dtype=dtype)
+    offsets = torch.searchsorted(ordered, expert_ids, right=True, out_int32=True)
     counted = torch.arange(order.shape[0], device=chosen.device, dtype=torch.int32)
     token_rows = torch.empty_like(counted).scatter_(0, order, counted).view(chosen.shape)
     indices = torch.div(order, chosen.shape[1], rounding_mode="floor").to(torch.int32)
@@ -73,14 +72,14 @@ def sort_by_expert(chosen: torch.Tensor, experts: int) -> Routing:
 
 def is_owned(offsets: torch.Tensor, count: int) -> torch.Tensor:
     """Returns a mask [count] that is True for rows that an expert has."""
-    places = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
-    return places < offsets[-1]
+    row_numbers = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
+    return row_numbers < offsets[-1]
 
 
 def weighted_rows(
     matrix: torch.Tensor,
     indices: torch.Tensor | None,
-    scores: torch.Tensor | None,
+    routing_weights: torch.Tensor | None,
     *,
     by_kernel: bool,
 ) -> torch.Tensor:
@@ -89,16 +88,20 @@ def weighted_rows(
     Args:
         matrix: Matrix [any number, dim].
         indices: Selected rows [rows]; None for all, in order.
-        scores: Each row's routing weight [rows]; None for unweighted rows.
+        routing_weights: Each row's routing weight [rows]; None for unweighted rows.
         by_kernel: Use `row_sums.gathered_rows`; otherwise Inductor fuses operators.
 
     Returns:
         Matrix [rows, dim] in the matrix's dtype.
     """
-    if scores is not None and by_kernel:
-        return gathered_rows(matrix, None if indices is None else indices[:, None], scores[:, None])
-    taken = taken_rows(matrix, indices)
-    return taken if scores is None else rounded(widen(taken) * scores[:, None], matrix.dtype)
+    if routing_weights is not None and by_kernel:
+        return gathered_rows(
+            matrix, None if indices is None else indices[:, None], routing_weights[:, None]
+        )
+    gathered = taken_rows(matrix, indices)
+    if routing_weights is None:
+        return gathered
+    return rounded(widen(gathered) * routing_weights[:, None], matrix.dtype)
 
 
 def owned_rows(token_rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -115,7 +118,7 @@ def sum_rows_of_tokens(
     offsets: torch.Tensor,
     indices: torch.Tensor,
     token_rows: torch.Tensor | None,
-    scores: torch.Tensor | None,
+    routing_weights: torch.Tensor | None,
     tokens: int,
     *,
     is_compiled: bool,
@@ -128,10 +131,9 @@ def sum_rows_of_tokens(
         offsets: End of each expert's rows.
         indices: Each row's token.
         token_rows: Each token's rows [tokens, k], or None if unknown. With ``by_kernel``, as
-            returned
-            by `owned_rows`.
-        scores: Routing weights, shaped as ``token_rows``, or [rows] without these; None to add
-            unweighted rows.
+            returned by `owned_rows`.
+        routing_weights: Routing weights, shaped as ``token_rows``, or [rows] without these; None to
+            add unweighted rows.
         tokens: Number of tokens.
         is_compiled: True if Inductor fuses operators, which then must be functional.
         by_kernel: Use `row_sums.gathered_rows`.
@@ -140,11 +142,13 @@ def sum_rows_of_tokens(
         Matrix [tokens, dim] in the rows' dtype, rounded once.
     """
     if token_rows is None:
-        return _sum_by_index(rows, offsets, indices, scores, tokens, in_pieces=not is_compiled)
+        return _sum_by_index(
+            rows, offsets, indices, routing_weights, tokens, in_pieces=not is_compiled
+        )
     if by_kernel:
-        return gathered_rows(rows, token_rows, scores)
+        return gathered_rows(rows, token_rows, routing_weights)
     owned = token_rows < offsets[-1]
-    weights = None if scores is None else torch.where(owned, scores, 0)
+    weights = None if routing_weights is None else torch.where(owned, routing_weights, 0)
     return _sum_by_choice(rows, token_rows, owned, weights)
 
 
@@ -167,7 +171,7 @@ def _sum_by_index(
     rows: torch.Tensor,
     offsets: torch.Tensor,
     indices: torch.Tensor,
-    scores: torch.Tensor | None,
+    routing_weights: torch.Tensor | None,
     tokens: int,
     *,
     in_pieces: bool,
@@ -176,8 +180,8 @@ def _sum_by_index(
     sums = widen(rows.new_zeros((tokens, rows.shape[1])))
     for piece in pieces(*rows.shape) if in_pieces else [slice(None)]:
         exact = torch.where(owned[piece], widen(rows[piece]), 0)
-        if scores is not None:
-            exact = exact * scores[piece, None]
+        if routing_weights is not None:
+            exact = exact * routing_weights[piece, None]
         # Not in place, because torch 2.11 compiles no gradient of in-place writes.
         sums = sums.index_add(0, indices[piece], exact)
     return rounded(sums, rows.dtype)

@@ -62,7 +62,7 @@ class NvgemmExperts(_ByNvgemm, GroupedExperts):
 
     def _operands(self) -> dict[str, Any]:
         w_gate, w_down, w_up = (
-            _local(one).bfloat16() for one in (self.w1_EFD, self.w2_EDF, self.w3_EFD)
+            _local(parameter).bfloat16() for parameter in (self.w1_EFD, self.w2_EDF, self.w3_EFD)
         )
         return {"w_up": (w_gate, w_up), "w_down": w_down}
 
@@ -82,8 +82,8 @@ class NvgemmGptOssExperts(_ByNvgemm, GptOssGroupedExperts):
                 "ranks; use torchtitan's own experts, or expert parallelism"
             )
         w_up, up_bias, w_down, down_bias = (
-            _local(one).bfloat16()
-            for one in (
+            _local(parameter).bfloat16()
+            for parameter in (
                 self.mlp1_weight_EGD,
                 self.mlp1_bias_EG,
                 self.mlp2_weight_EDF,

@@ -48,8 +48,8 @@ class Traced:
         """Implements `GateKernels`."""
         if not is_served(a, b, offsets, bias, epilogue, indices=indices):
             return None
-        found: torch.Tensor = gated_rows(a, b, offsets, bias, epilogue.value, indices)
-        return found
+        stored: torch.Tensor = gated_rows(a, b, offsets, bias, epilogue.value, indices)
+        return stored
 
     def gates_and_ups(
         self,
@@ -94,8 +94,8 @@ class Traced:
         for weight, bias in zip(weights, biases):
             if not is_served(a, weight, offsets, bias, None, pitch=pitch):
                 return None
-        found: torch.Tensor = paired_rows(a, *weights, offsets, *biases)
-        return found
+        products: torch.Tensor = paired_rows(a, *weights, offsets, *biases)
+        return products
 
     def gate_gradients(
         self,
@@ -108,11 +108,11 @@ class Traced:
         """Implements `GateKernels`."""
         if not is_served(grad, b, offsets, product, epilogue):
             return None
-        given = (grad, b, offsets, product, epilogue.value)
+        arguments = (grad, b, offsets, product, epilogue.value)
         if epilogue.form is not None and epilogue.form.row.has_sums:
-            found, sums = gate_gradient_sums(*given)
-            return found, sums
-        return gate_gradient(*given), None
+            gradients, sums = gate_gradient_sums(*arguments)
+            return gradients, sums
+        return gate_gradient(*arguments), None
 
     def adds_rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> bool:
         """Implements `GateKernels`."""
@@ -141,16 +141,16 @@ def define_whole(
     2.11, and the version if torch.compile runs without the plug-in.
     """
 
-    def replace(_: str, *given: Any) -> torch.Tensor:
-        return run(*given, is_traced=True)
+    def replace(_: str, *arguments: Any) -> torch.Tensor:
+        return run(*arguments, is_traced=True)
 
     schema = f"{name}(str version, {operands}, ScalarType? wanted) -> Tensor"
     library.define(schema, tags=torch.Tag.pt2_compliant_tag)
     library.impl(name, replace, "CompositeImplicitAutograd")
     operator: Callable[..., torch.Tensor] = getattr(torch.ops.nvgemm_moe, name)
 
-    def call(*given: Any) -> torch.Tensor:
-        return operator(__version__, *given) if _is_traced_whole() else run(*given)
+    def call(*arguments: Any) -> torch.Tensor:
+        return operator(__version__, *arguments) if _is_traced_whole() else run(*arguments)
 
     return call
 

@@ -60,7 +60,7 @@ def experts_forward(
         weights=gate.weights,
         up_bias=module.gate_up_proj_bias if module.has_bias else None,
         down_bias=module.down_proj_bias if module.has_bias else None,
-        **{name: float(getattr(module, place)) for name, place in gate.constants.items()},
+        **{name: float(getattr(module, attribute)) for name, attribute in gate.constants.items()},
     )
 
 
@@ -110,18 +110,18 @@ def _gate_of(module: Any) -> _Gate:
     if module.has_post_expert_norm:
         raise ValueError(f"{name}: has a norm behind each expert; {advice}")
     called = getattr(module._apply_gate, "__func__", module._apply_gate)
-    place = f"{called.__module__}.{called.__qualname__}"
-    gate = _GATES.get(place.removeprefix("transformers."))
+    path = f"{called.__module__}.{called.__qualname__}"
+    gate = _GATES.get(path.removeprefix("transformers."))
     if gate is None:
-        raise ValueError(f"{name}: joins gates and ups in its own way, by {place}; {advice}")
+        raise ValueError(f"{name}: joins gates and ups in its own way, by {path}; {advice}")
     if gate.activation:
         return gate
-    joined = module.act_fn
-    if joined is functional.silu or isinstance(joined, (SiLUActivation, torch.nn.SiLU)):
+    function = module.act_fn
+    if function is functional.silu or isinstance(function, (SiLUActivation, torch.nn.SiLU)):
         return replace(gate, activation="swiglu")
-    if isinstance(joined, GELUTanh):
+    if isinstance(function, GELUTanh):
         return replace(gate, activation="geglu")
-    found = getattr(joined, "__name__", type(joined).__name__)
+    function_name = getattr(function, "__name__", type(function).__name__)
     raise ValueError(
-        f"{name}: its activation is {found}, must be silu or gelu_pytorch_tanh; {advice}"
+        f"{name}: its activation is {function_name}, must be silu or gelu_pytorch_tanh; {advice}"
     )

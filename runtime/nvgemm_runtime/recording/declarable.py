@@ -35,18 +35,18 @@ def read_requests(gemm: AtenGemm) -> tuple[Request, ...] | str:
         return str(error)
 
 
-def declarable(gemm: AtenGemm, asked: tuple[Request, ...] | str | None = None) -> Problem | str:
+def declarable(gemm: AtenGemm, readings: tuple[Request, ...] | str | None = None) -> Problem | str:
     """Returns the problem by which a manifest declares a GEMM, or a reason.
 
     Returns:
         The problem, or one line with operator, dtypes, sizes and the reason.
     """
-    if asked is None:
-        asked = read_requests(gemm)
-    reason = asked if isinstance(asked, str) else _why_undeclarable(asked[0])
-    if isinstance(asked, str) or reason is not None:
+    if readings is None:
+        readings = read_requests(gemm)
+    reason = readings if isinstance(readings, str) else _why_undeclarable(readings[0])
+    if isinstance(readings, str) or reason is not None:
         return f"{in_words(gemm)}: {reason}"
-    return asked[0].problem
+    return readings[0].problem
 
 
 def declarable_for(gemm: AtenGemm, arch: str) -> Problem | str:
@@ -55,14 +55,14 @@ def declarable_for(gemm: AtenGemm, arch: str) -> Problem | str:
     If no kernel computes a sum because of its addend, the product alone is declared, into fp32.
     torch.compile then uses its kernel and makes torch add.
     """
-    wanted = declarable(gemm)
-    product = product_of_sum(gemm) if isinstance(wanted, str) else None
-    if product is not None and isinstance(apart := declarable(product), Problem):
-        wanted = apart
-    if isinstance(wanted, str):
-        return wanted
-    reason = unavailable(wanted.signature, arch)
-    return wanted if reason is None else f"{in_words(gemm)}: {reason}"
+    declaration = declarable(gemm)
+    product = product_of_sum(gemm) if isinstance(declaration, str) else None
+    if product is not None and isinstance(product_problem := declarable(product), Problem):
+        declaration = product_problem
+    if isinstance(declaration, str):
+        return declaration
+    reason = unavailable(declaration.signature, arch)
+    return declaration if reason is None else f"{in_words(gemm)}: {reason}"
 
 
 def _why_undeclarable(request: Request) -> str | None:
@@ -82,7 +82,7 @@ def _why_undeclarable(request: Request) -> str | None:
 
 def in_words(gemm: AtenGemm) -> str:
     """Describes a GEMM, e.g. ``addmm of bf16[16, 64] and bf16[64, 32] into bf16[16, 32]``."""
-    return f"{gemm.op} of {_word(gemm.a)} and {_word(gemm.b)} into {_word(gemm.out)}"
+    return f"{gemm.op} of {_text(gemm.a)} and {_text(gemm.b)} into {_text(gemm.out)}"
 
 
 _IN_WORDS = re.compile(r"\w+ of \w+\[([0-9, ]+)\] and \w+\[([0-9, ]+)\] into \w+\[[0-9, ]+\]")
@@ -99,7 +99,7 @@ def sizes_in_words(words: str) -> tuple[int, int, int, int] | None:
     return a[-2], b[-1], a[-1], a[0] if len(a) == 3 else 1
 
 
-def _word(operand: Operand) -> str:
+def _text(operand: Operand) -> str:
     dtype = str(operand.dtype).removeprefix("torch.")
     return f"{_SHORT_NAMES.get(dtype, dtype)}[{', '.join(map(str, operand.shape))}]"
 

@@ -32,14 +32,14 @@ def named_target(variables: Mapping[str, str] = os.environ) -> TargetName | None
     Raises:
         RecordError: If nothing builds for its value.
     """
-    named = variables.get(TARGET_VARIABLE)
-    if not named:
+    name = variables.get(TARGET_VARIABLE)
+    if not name:
         return None
     try:
-        return TargetName.parse(named)
+        return TargetName.parse(name)
     except ValueError as error:
         raise RecordError(
-            f"{TARGET_VARIABLE}={shown(named)}: nothing builds for it; {shown(str(error), 400)}"
+            f"{TARGET_VARIABLE}={shown(name)}: nothing builds for it; {shown(str(error), 400)}"
         ) from None
 
 
@@ -60,8 +60,8 @@ def recorded_target(
     Raises:
         RecordError: If nothing builds for the variable's value.
     """
-    met = TargetName(arch=_RECORDED_ON.get(capability or (0, 0), DEFAULT_ARCHITECTURE))
-    return (named_target(variables) or met).resolve(platform=platform, cuda=cuda)
+    default = TargetName(arch=_RECORDED_ON.get(capability or (0, 0), DEFAULT_ARCHITECTURE))
+    return (named_target(variables) or default).resolve(platform=platform, cuda=cuda)
 
 
 class Recorder:
@@ -94,20 +94,20 @@ class Recorder:
         with self._locked():
             return self._read()
 
-    def add(self, met: Problem | str, target: str) -> None:
+    def add(self, gemm: Problem | str, target: str) -> None:
         """Records a GEMM and the ``targets`` entry (`target_entry`) for which it was compiled.
 
         Raises:
             RecordError: If it cannot be recorded.
         """
-        found = Recording(name="", targets={target})
-        if isinstance(met, Problem):
-            found.problems[met] = 1
+        recording = Recording(name="", targets={target})
+        if isinstance(gemm, Problem):
+            recording.problems[gemm] = 1
         else:
-            found.others[met] = 1
-        self.merge(found)
+            recording.others[gemm] = 1
+        self.merge(recording)
 
-    def merge(self, found: Recording) -> None:
+    def merge(self, other: Recording) -> None:
         """Adds the GEMMs of another recording.
 
         Raises:
@@ -115,7 +115,7 @@ class Recorder:
         """
         with self._locked():
             recording = self._read()
-            recording.merge(found)
+            recording.merge(other)
             data = recording.render().encode()
             self._known = None
             self._write_partial(data)

@@ -75,7 +75,7 @@ class Recording:
             f"targets: [{', '.join(sorted(self.targets))}]",
             "gemms:" if self.problems else "gemms: []",
         ]
-        ordered = sorted(self.problems.items(), key=lambda met: _order(met[0]))
+        ordered = sorted(self.problems.items(), key=lambda item: _sort_key(item[0]))
         lines += [gemm_line(problem, count) for problem, count in ordered]
         if self.others:
             lines.append(_OTHERS_LINE)
@@ -94,9 +94,9 @@ def parse(text: str) -> Recording:
         if not _read_line(line, recording):
             raise ValueError(f"line {number} is {line[:80]!r}")
     lines = itertools.zip_longest(text.split("\n"), recording.render().split("\n"), fillvalue="")
-    for number, (found, expected) in enumerate(lines, start=1):
-        if found != expected:
-            raise ValueError(f"line {number} is {found[:80]!r}, must be {expected[:80]!r}")
+    for number, (actual, expected) in enumerate(lines, start=1):
+        if actual != expected:
+            raise ValueError(f"line {number} is {actual[:80]!r}, must be {expected[:80]!r}")
     if not text.endswith("\n"):
         raise ValueError("the last line is cut off")
     return recording
@@ -154,8 +154,8 @@ def target_entry(target: Target) -> str:
 
     Other platforms or CUDA versions than the default give ``{arch: sm_90a, cuda: cu12}``.
     """
-    named = {"platform": target.platform, "cuda": target.cuda}
-    unusual = [f"{key}: {one}" for key, one in named.items() if one != getattr(Target, key)]
+    values = {"platform": target.platform, "cuda": target.cuda}
+    unusual = [f"{key}: {value}" for key, value in values.items() if value != getattr(Target, key)]
     return f"{{{', '.join([f'arch: {target.arch}', *unusual])}}}" if unusual else target.arch
 
 
@@ -177,11 +177,11 @@ def gemm_line(problem: Problem, count: int | None = None) -> str:
         "k": problem.k,
         "count": count,
     }
-    given = (f"{key}: {value}" for key, value in values.items() if value is not None)
-    return f"- {{{', '.join(given)}}}"
+    fields = (f"{key}: {value}" for key, value in values.items() if value is not None)
+    return f"- {{{', '.join(fields)}}}"
 
 
-def _order(problem: Problem) -> tuple[str, int, int, int, int]:
+def _sort_key(problem: Problem) -> tuple[str, int, int, int, int]:
     return (problem.signature.key, problem.n, problem.k, problem.batch * problem.groups, problem.m)
 
 
