@@ -82,7 +82,7 @@ def test_switches_targets_and_files_are_cut_too(
     events.write({})
     with pytest.raises(Exception, match="nothing builds for it") as caught:
         named_target({"NVGEMM_AOT_RECORD_TARGET": long})
-    with pytest.raises(RecordError, match="cannot be recorded there") as unnamed:
+    with pytest.raises(RecordError, match="cannot record GEMMs there") as unnamed:
         Recorder(Path(long)).check()
     messages = [*warnings_of(caplog), str(caught.value), str(unnamed.value)]
     assert len(messages) == 4

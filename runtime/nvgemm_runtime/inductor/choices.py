@@ -286,7 +286,7 @@ def log_failed_timing(name: str, kernel_id: str, origin: str, error: Exception) 
     is_known = operators.was_logged(error) or failure in _known_failures
     _known_failures.add(failure)
     level = logging.DEBUG if is_known else logging.WARNING
-    _log.log(level, "%s of %s is not offered: %s", name, origin, error)
+    _log.log(level, "%s from %s is not offered: %s", name, origin, error)
 
 
 def header(module: str, function: str, parameters: str, origins: str) -> str:

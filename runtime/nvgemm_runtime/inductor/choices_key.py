@@ -57,4 +57,4 @@ def log_failure(error: Exception) -> None:
 
 @functools.cache
 def _log_once(failure: str) -> None:
-    _log.warning("torch's compile caches do not know the installed bundles: %s", failure)
+    _log.warning("torch's compile cache keys lack the installed bundles: %s", failure)

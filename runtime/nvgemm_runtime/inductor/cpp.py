@@ -37,23 +37,23 @@ HEADER = f"""
 #include <torch/csrc/stable/c/shim.h>
 
 namespace nvgemm_aot {{
-// A kernel as this process knows it: not asked for yet, missing, or a number that try_gemm takes.
-constexpr int64_t kNotAsked = -2;
+// A kernel's handle in this process: not requested yet, missing, or a number for try_gemm.
+constexpr int64_t kNotRequested = -2;
 constexpr int64_t kMissing = -1;
 struct Kernel {{
-    std::atomic<int64_t> handle{{kNotAsked}};
+    std::atomic<int64_t> handle{{kNotRequested}};
 }};
 
-// Whether torch has the operators that this code was written for. Asking torch would log an error.
-// Static: of inline functions, all packages of a process would share one answer.
-static inline bool operators_are_there() {{
-    static const bool there = [] {{
+// Returns true if the operators for this code are loaded. Torch would log an error for a lookup.
+// Static, because packages in one process would share an inline function's result.
+static inline bool has_operators() {{
+    static const bool is_loaded = [] {{
         void* library = dlopen("{LIBRARY_SONAME}", RTLD_NOLOAD | RTLD_LAZY);
         if (library == nullptr) return false;
         void* abi = dlsym(library, "nvgemm_aot_operators_abi");
         return abi != nullptr && reinterpret_cast<int64_t (*)()>(abi)() == {CALLED_ABI};
     }}();
-    return there;
+    return is_loaded;
 }}
 
 inline StableIValue string_value(const char* text) {{
@@ -68,21 +68,21 @@ inline StableIValue tensor_value(AtenTensorHandle tensor) {{
     return reinterpret_cast<StableIValue>(copy);
 }}
 
-// What an optional argument of an operator is: nothing, or a value that the callee frees.
+// An operator's optional argument: nothing, or a value that the callee frees.
 inline StableIValue optional_value(AtenTensorHandle tensor) {{
     if (tensor == nullptr) return 0;
     return reinterpret_cast<StableIValue>(new StableIValue(tensor_value(tensor)));
 }}
 
-// What a kernel takes besides A and B; nullptr for what it does not.
+// A kernel's operands other than A and B, or nullptr.
 struct Extras {{
     AtenTensorHandle {", ".join(_EXTRAS)};
 }};
 
-// No lock is held: preparing calls Python, and waits for its lock.
+// Holds no lock, because preparing calls Python and waits for its lock.
 inline int64_t prepare(const char* id, const char* origin, Kernel& kernel) {{
     int64_t handle = kernel.handle.load(std::memory_order_acquire);
-    if (handle == kNotAsked) {{
+    if (handle == kNotRequested) {{
         StableIValue stack[2] = {{string_value(id), string_value(origin)}};
         AOTI_TORCH_ERROR_CODE_CHECK(
             torch_call_dispatcher("nvgemm_aot::prepare", "", stack, TORCH_ABI_VERSION));
@@ -92,10 +92,10 @@ inline int64_t prepare(const char* id, const char* origin, Kernel& kernel) {{
     return handle;
 }}
 
-// out = a @ b, with the extras, by a kernel; false, and nothing done, where that cannot be.
+// Computes out = a @ b with the extras by a kernel. Returns false, without effect, if it cannot.
 inline bool gemm(AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle out, const Extras& extras,
                  const char* id, const char* origin, Kernel& kernel) {{
-    if (!operators_are_there()) return false;
+    if (!has_operators()) return false;
     const int64_t handle = prepare(id, origin, kernel);
     if (handle == kMissing) return false;
     StableIValue stack[8] = {{tensor_value(a),
@@ -111,24 +111,24 @@ inline bool gemm(AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle out, c
     return static_cast<bool>(stack[0]);
 }}
 
-// A kernel's id, and what brought it.
+// A kernel's id and origin.
 struct Name {{
     const char* id;
     const char* origin;
 }};
 
-// Which kernel computes, by the rows of A.
+// Dispatch table: kernels by A's row count.
 constexpr int kAten = -1;
 template <int kBounds, int kKernels>
 struct Table {{
-    int64_t bounds[kBounds];  // rising: the first number of rows of each segment but the first
-    int places[kBounds + 1];  // of each segment, the place of its kernel, or kAten
+    int64_t bounds[kBounds];  // ascending: first row count of each segment after the first
+    int indices[kBounds + 1];  // each segment's kernel index, or kAten
     Name names[kKernels];
     Kernel kernels[kKernels];
     std::atomic<bool> is_prepared{{false}};
 }};
 
-// As gemm, by the kernel that a table has for the rows of A.
+// Computes gemm by the table's kernel for A's row count.
 template <int kBounds, int kKernels>
 bool gemm_by_rows(AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle out,
                   const Extras& extras, Table<kBounds, kKernels>& table) {{
@@ -136,9 +136,9 @@ bool gemm_by_rows(AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle out,
     int64_t* sizes = nullptr;
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(a, &rank));
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(a, &sizes));
-    if (rank < 2 || !operators_are_there()) return false;
+    if (rank < 2 || !has_operators()) return false;
     if (!table.is_prepared.load(std::memory_order_acquire)) {{
-        // At the first call, whatever its rows: none is loaded while others are served or captured.
+        // At the first call, for all rows, so that no kernel loads during serving or capture.
         for (int i = 0; i < kKernels; ++i) {{
             prepare(table.names[i].id, table.names[i].origin, table.kernels[i]);
         }}
@@ -146,10 +146,10 @@ bool gemm_by_rows(AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle out,
     }}
     const int64_t* above =
         std::upper_bound(std::begin(table.bounds), std::end(table.bounds), sizes[rank - 2]);
-    const int place = table.places[above - std::begin(table.bounds)];
-    if (place == kAten) return false;
-    const Name& name = table.names[place];
-    return gemm(a, b, out, extras, name.id, name.origin, table.kernels[place]);
+    const int index = table.indices[above - std::begin(table.bounds)];
+    if (index == kAten) return false;
+    const Name& name = table.names[index];
+    return gemm(a, b, out, extras, name.id, name.origin, table.kernels[index]);
 }}
 }}  // namespace nvgemm_aot
 #endif

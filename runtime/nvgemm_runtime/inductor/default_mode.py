@@ -50,7 +50,9 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
         RequiredError: If kernels are required, the GEMM is declared, and its kernel cannot be used.
     """
     if not gemm.is_served:
-        reason = UNSERVED[gemm.op].reason if gemm.op in UNSERVED else "ATen is not its choice"
+        reason = (
+            UNSERVED[gemm.op].reason if gemm.op in UNSERVED else "ATen is not among its choices"
+        )
         return _report_miss(choices, str(gemm), reason)
     requests = read_requests(gemm.call)
     if isinstance(requests, str):
@@ -61,7 +63,7 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     problem = request.problem
     rows = rows_of(gemm)
     if rows is None:
-        reason = "a size other than m is dynamic, and measured rankings are of one n and k each"
+        reason = "a size other than m is dynamic, but measured rankings have a fixed n and k"
         size_m = RowRange(least=problem.m, most=problem.m)
         obstacle = reason if _serves_declared(size_m, dispatch) else None
         _require(problem, size_m, dispatch, facts, obstacle)
@@ -111,7 +113,7 @@ def _tune_arguments(rows: RowRange, dispatch: Dispatch) -> _TuneArguments:
 def _find_obstacle(op: str) -> str | None:
     """Returns the reason why a table's kernels cannot compute an operator's calls, or None."""
     if not max_choices():
-        return f"{MAX_CHOICES_VARIABLE}=0: at most 0 kernels are to be offered"
+        return f"{MAX_CHOICES_VARIABLE}=0 allows no kernels"
     return cpp_obstacle(op)
 
 
@@ -146,7 +148,7 @@ def _keep_aten(
         return choices
     ranked_sizes = sorted({*dispatch.open, *(size.m for size in dispatch.sizes)})
     if why_open:
-        reason = "bundles have this n and k, and no ranking counts at any m that the graph can take"
+        reason = "bundles have this n and k, but no usable ranking at any m that the graph can take"
     elif ranked_sizes:
         sizes = _sizes_text(ranked_sizes)
         reason = f"bundles rank this n and k at m {sizes}, none of which the graph takes"
@@ -211,15 +213,15 @@ def _require(
         steps.append("compile with max-autotune, which offers kernels in more cases")
     report.met(problem.key, basis="miss", reasons=reasons)
     lines = [
-        f"{problem.key}: declared, and compiled without its kernel, which {MODE_VARIABLE}=required "
-        f"(or {OPTION}) does not allow:",
+        f"{problem.key}: {MODE_VARIABLE}=required (or {OPTION}) forbids compiling this declared "
+        "problem without its kernel:",
         *(f"  {reason}" for reason in reasons),
-        "next (without max-autotune, a declared problem needs a ranking that two GPUs of this "
-        "product confirm, or that one repeated, with this torch; its kernel computes from a gain "
-        f"of {MIN_GAIN:.0%} on, or {_repeated_gain():.0%} if one GPU repeated it):",
+        "next steps (without max-autotune, a declared problem needs a ranking for this torch that "
+        "two GPUs of this product confirm, or that one GPU repeated; its kernel is used from a "
+        f"gain of {MIN_GAIN:.0%} on, or {_repeated_gain():.0%} if one GPU repeated it):",
         *(f"  {step}" for step in steps),
         f"to use ATen here, compile this model in mode auto ({OPTION}), or set "
-        f"{DEFAULT_MODE_VARIABLE}=0, with which mode required looks at max-autotune alone",
+        f"{DEFAULT_MODE_VARIABLE}=0, which limits mode required to max-autotune",
     ]
     raise RequiredError("\n".join(lines), tuple(reasons))
 
@@ -231,19 +233,19 @@ def _next_steps(
     steps: dict[str, None] = {}  # an ordered set
     if any(m in rows for m in INSTALLATION.index(facts).left_out_sizes(problem)):
         steps[
-            "where kernels do not run here, install a wheel whose kernels do; where none was "
-            "built, name more providers in the manifest (providers:), or none for all, and build "
-            "again; or uninstall the wheel that declares the problem"
+            "if the kernels do not run here, install a wheel whose kernels do; if none was built, "
+            "name more providers in the manifest (providers:), or none for all, and rebuild; or "
+            "uninstall the wheel that declares the problem"
         ] = None
     with_kernels = {size.m for size in dispatch.sizes}
     for m in dispatch.open:
         if m not in rows or m not in dispatch.declared:
             continue
         if dispatch.unlike is not None:
-            step = "compile with max-autotune, which times kernels, or with operands and settings "
-            steps[f"{step}of torch like those measured"] = None
+            step = "compile with max-autotune, which times kernels, or with operands and torch "
+            steps[f"{step}settings like the measured ones"] = None
         elif m in with_kernels:
-            step = "compile with max-autotune, which offers the kernels whose results do not depend"
+            step = "compile with max-autotune, which offers kernels whose results do not depend"
             steps[f"{step} on timing"] = None
         elif m in dispatch.doubtful:
             steps.update({_tune_step(files, "here"): None for files in dispatch.doubtful[m]})

@@ -38,7 +38,7 @@ from ..gemm.operands import Operand
 from ..settings import Mode
 from .autoload import EXPERTS, after_import, install_module
 from .modes import current_mode
-from .report import survive
+from .report import raise_or_log
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -140,7 +140,7 @@ def _may_fuse(activation: Activation) -> Callable[[Match], bool]:
                 and _has_kernels(match, activation)
             )
         except Exception as error:
-            survive(error)
+            raise_or_log(error)
             return False
 
     return may_fuse

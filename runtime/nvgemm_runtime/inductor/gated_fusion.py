@@ -53,7 +53,7 @@ from .epilogue_fusion import (
     value_of,
     with_metadata,
 )
-from .report import survive
+from .report import raise_or_log
 
 if TYPE_CHECKING:
     from ..gemm.aten import AtenGemm
@@ -293,7 +293,7 @@ def _may_fuse(gate: Gate) -> Callable[[Match], bool]:
                 and _has_kernels(source, gate)
             )
         except Exception as error:
-            survive(error)
+            raise_or_log(error)
             return False
 
     return may_fuse

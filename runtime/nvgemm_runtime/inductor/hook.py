@@ -46,7 +46,7 @@ from .reading import (
     is_alternative,
     is_symbolic,
 )
-from .report import DATA_DEPENDENT, is_data_dependent, log_failure, survive
+from .report import DATA_DEPENDENT, is_data_dependent, log_failure, raise_or_log
 
 if TYPE_CHECKING:
     from .dynamic_sizes import DispatchResult, TimedDispatch
@@ -75,10 +75,10 @@ def join(choices: list[Any]) -> list[Any]:
         _refuse_unopened()
         return _join_kernels(choices, gemm)
     except Exception as error:
-        survive(error)
+        raise_or_log(error)
         if gemm is not None:
             # A miss, which is an error only in mode required.
-            mistake = f"a mistake of nvgemm-aot: {type(error).__name__}: {error}"
+            mistake = f"internal error in nvgemm-aot: {type(error).__name__}: {error}"
             _report_miss(str(gemm), [DATA_DEPENDENT if is_data_dependent(error) else mistake])
         return choices
 
@@ -125,7 +125,7 @@ def record_gemm(read: Callable[[], AtenGemm]) -> None:
         target = recorded_target(facts.capability, facts.platform, facts.cuda)
         active_recorder.add(declarable_for(gemm, target.arch), target_entry(target))
     except Exception as error:
-        survive(error)
+        raise_or_log(error)
 
 
 def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
@@ -142,7 +142,7 @@ def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     measured = offers.measured
     if offers.is_final and dispatch is not None and dispatch.is_left_to_aten:
         kernels, operators = [], {}
-        measured = "ATen at every m of the graph"
+        measured = "ATen at every m in the graph"
     if not is_alternative():
         offered = {} if offers.is_final and timed is not None else operators
         if timed is not None:
@@ -227,7 +227,7 @@ def _find_offers(choices: list[Any], gemm: AutotunedGemm) -> Offers:
 
     if not gemm.is_served:
         no_aten = (
-            "ATEN is not among max_autotune_gemm_backends, and is needed beside bundled kernels"
+            "max_autotune_gemm_backends lacks ATEN, which bundled kernels need as their fallback"
         )
         reason = UNSERVED[gemm.op].reason if gemm.op in UNSERVED else no_aten
         gemm.choice.nvgemm_aot_gemm = str(gemm)
@@ -279,15 +279,15 @@ def _report_miss(gemm: str, reasons: Sequence[str], problem: Problem | None = No
 
 def _required_text(gemm: str, reasons: Sequence[str], problem: Problem | None) -> str:
     lines = [
-        f"{gemm}: no prebuilt kernel, and {MODE_VARIABLE}=required (or {OPTION}) allows nothing "
-        "else:",
+        f"{gemm}: no prebuilt kernel serves it, but {MODE_VARIABLE}=required (or {OPTION}) demands "
+        "one:",
         *(f"  {reason}" for reason in reasons),
     ]
     if problem is None:
-        lines.append("no manifest line helps here; compile this model in mode auto")
+        lines.append("a manifest cannot declare it; compile this model in mode auto")
     else:
         lines += [
-            "this line under gemms: of a manifest declares it; build its wheel and install that:",
+            "add this line under gemms: in a manifest, build its wheel and install the wheel:",
             f"  {gemm_line(problem)}",
         ]
     return "\n".join(lines)

@@ -46,9 +46,9 @@ def mode(name: str) -> Iterator[None]:
             yield
             return
         raise SettingError(
-            f"mode is {name!r}, but nvgemm-aot is not in torch.compile in this process: "
+            f"mode is {name!r}, but nvgemm-aot is not active in this process: "
             f"{MODE_VARIABLE} was off when torch was imported, or torch's release is not "
-            "supported; see nvgemm-aot doctor"
+            "supported; run nvgemm-aot doctor"
         )
     with config.patch({OPTION: new_mode.value}):
         yield

@@ -24,6 +24,7 @@ from ..matching.index import Basis, Match, Miss, first_served
 from ..matching.trust import Terms, decide, why_unlike_measured
 from ..matching.usable_rankings import MatchedKernel
 from ..recording.declarable import declarable, read_requests
+from ..settings import MAX_CHOICES_VARIABLE
 
 LONGEST_WAIT_S = 600.0
 """Longest wait for a problem's kernels, in seconds. Kernels that take longer serve later graphs."""
@@ -107,7 +108,7 @@ def find_offers(
             gemm=f"{gemm.op} of {gemm.a} and {gemm.b}", basis="miss", reasons=(requests,)
         )
     elif not limit:
-        reason = "at most 0 kernels are to be offered"
+        reason = f"{MAX_CHOICES_VARIABLE}=0 allows no kernels"
         offers = Offers(gemm=requests[0].problem.key, basis="miss", reasons=(reason,))
     else:
         terms = Terms(

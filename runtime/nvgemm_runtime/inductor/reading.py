@@ -61,7 +61,7 @@ def is_alternative() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class AutotunedGemm:
-    """GEMM for which Inductor asks choices.
+    """GEMM for which Inductor requests choices.
 
     Attributes:
         op: ATen's operator name.

@@ -24,7 +24,7 @@ from ..gemm.operands import Operand
 from . import epilogue_fusion
 from .hook import record_gemm
 from .reading import operand_of_tensor
-from .report import survive
+from .report import raise_or_log
 
 _SEEN = "nvgemm_aot_recorded"
 """Metadata key that marks a recorded node. A pass may visit a node several times."""
@@ -44,7 +44,7 @@ def install() -> None:
                 pass_dict=pass_patterns[epilogue_fusion.PASS],
             )(_never)
     except Exception as error:
-        survive(error)
+        raise_or_log(error)
 
 
 def _record(match: Match) -> bool:

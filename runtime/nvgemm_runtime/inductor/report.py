@@ -34,7 +34,7 @@ def met(
     doubtful: Sequence[TunedTogether] = (),
     unconfirmed: Sequence[TunedTogether] = (),
 ) -> None:
-    """Reports that Inductor asked choices for a GEMM.
+    """Reports a GEMM for which Inductor requested choices.
 
     Args:
         gemm: Problem key, or the ATen operator if no problem describes the GEMM.
@@ -127,11 +127,11 @@ def _report(event: dict[str, object]) -> None:
 _logged: set[str] = set()
 
 
-DATA_DEPENDENT = "a size on which kernels depend is known only when the graph runs"
+DATA_DEPENDENT = "a size that kernels depend on is known only when the graph runs"
 """Miss reason for a GEMM whose reading fails with an `is_data_dependent` error."""
 
 
-def survive(error: Exception) -> None:
+def raise_or_log(error: Exception) -> None:
     """Raises an error that must stop the compilation. Logs any other."""
     if isinstance(error, NvgemmError) and error.stops_compilation:
         raise error
@@ -153,8 +153,7 @@ def log_failure(error: Exception) -> None:
         return
     _logged.add(failure)
     _log.warning(
-        "bundled kernels stay out of the choices: %s; this is a mistake of nvgemm-aot, please "
-        "report it",
+        "skipped bundled kernels: %s; this is an internal error in nvgemm-aot, please report it",
         failure,
         exc_info=True,
     )

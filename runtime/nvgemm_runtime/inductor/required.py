@@ -22,8 +22,8 @@ def refuse_unopened() -> None:
         return
     reasons = tuple(f"{entry.origin}: {entry.problem}" for entry in unopened)
     lines = [
-        f"bundles cannot be opened, so what they declare is not known, which {MODE_VARIABLE}="
-        f"required (or {OPTION}) does not allow:",
+        f"bundles cannot be opened, so it is unknown what they declare, but {MODE_VARIABLE}="
+        f"required (or {OPTION}) needs all declarations:",
         *(f"  {reason}" for reason in reasons),
         *dict.fromkeys(map(_next_step, unopened)),
     ]
@@ -34,12 +34,11 @@ def _next_step(entry: FoundBundle) -> str:
     """Returns the step that repairs a bundle that cannot be opened."""
     if entry.origin == BUNDLES_VARIABLE:
         return (
-            f"correct what {BUNDLES_VARIABLE} names or take it out; a damaged bundle is built "
-            "again by nvgemm-aot build"
+            f"correct or remove the path in {BUNDLES_VARIABLE}; rebuild a damaged bundle with "
+            "nvgemm-aot build"
         )
     if entry.requirement is None:
-        return f"reinstall the kernel wheel whose metadata lies in {entry.path}, or delete that"
+        return f"reinstall the kernel wheel whose metadata is in {entry.path}, or delete that path"
     return (
-        f"install the wheel of {entry.requirement} again: "
-        "pip install --force-reinstall --no-deps FILE"
+        f"reinstall the wheel of {entry.requirement}: pip install --force-reinstall --no-deps FILE"
     )

@@ -1,8 +1,8 @@
 """Offers kernels for ``_scaled_mm_v2`` with swizzled scales, which stock Inductor leaves to ATen.
 
-Inductor asks choices only for scales that its own templates support. For swizzled block scales this
-module registers a lowering, whose choices are ATen's operator and bundled kernels. If no kernel
-joins, Inductor lowers the call as stock torch does.
+Inductor asks for choices only if its own templates support the scales. For swizzled block scales
+this module registers a lowering, whose choices are ATen's operator and bundled kernels. If no
+kernel joins, Inductor lowers the call as stock torch does.
 
 The torch names used here are private and were read and run on torch 2.11 to 2.15.
 """
@@ -20,7 +20,7 @@ from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
 from .entry import join
-from .report import survive
+from .report import raise_or_log
 
 _log = logging.getLogger(__name__)
 
@@ -61,12 +61,12 @@ def _lower_or_decline(*args: Any, **kwargs: Any) -> Any:
             return None
         return _lower(arguments)
     except Exception as error:
-        survive(error)
+        raise_or_log(error)
         return None
 
 
 def _inductor_has_choices(arguments: dict[str, Any]) -> bool:
-    """Returns True if Inductor itself asks choices, as it does for ``_scaled_mm``."""
+    """Returns True if Inductor itself asks for choices, as it does for ``_scaled_mm``."""
     if not hasattr(lowering, "user_lowerings") or _OPERATOR not in lowering.lowerings:
         return False
     return not any((*arguments["swizzle_a"], *arguments["swizzle_b"]))

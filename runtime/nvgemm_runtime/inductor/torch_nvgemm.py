@@ -46,8 +46,8 @@ def without_doubles(choices: list[Any], operators: Collection[str]) -> list[Any]
     remaining = [choice for choice in choices if _plain_operator(choice) not in operators]
     if len(remaining) < len(choices):
         _log.debug(
-            "%d choices of torch's NVGEMM backend are left out: bundled kernels are the same "
-            "operators (%s=1 keeps them)",
+            "skipped %d choices of torch's NVGEMM backend: bundled kernels are the same operators "
+            "(%s=1 keeps them)",
             len(choices) - len(remaining),
             KEEP_VARIABLE,
         )

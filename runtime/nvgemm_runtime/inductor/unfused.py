@@ -32,7 +32,7 @@ from .hook import join_dispatch, on_equal_terms, record_gemm
 from .modes import current_mode
 from .offers import find_offers
 from .reading import UNFUSED
-from .report import survive
+from .report import raise_or_log
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
             f"{UNFUSED}_{next(_numbers)}",
             nodes,
             layout,
-            description=f"{description} without a kernel for both",
+            description=f"{description}, unfused",
             make_fx_graph=make_fx(function, decomposition_table=select_decomp_table()),
         )
 
@@ -148,7 +148,7 @@ def choose(
     try:
         choices = _choices(unfused, fused, stock, gemms)
     except Exception as error:
-        survive(error)
+        raise_or_log(error)
         choices = [unfused]
     if choices == [unfused]:
         return unfused.output_node()
@@ -171,7 +171,7 @@ def choose(
 @functools.cache
 def _log_once(gemm: str, why: str) -> None:
     _log.warning(
-        "%s: kernels are not offered, since what Inductor has instead cannot be timed: %s",
+        "%s: skipped fused kernels, because the unfused code cannot be timed: %s",
         gemm,
         why,
     )

@@ -162,7 +162,7 @@ class JitClient:
                     self._ask(pending, facts)
                 return earlier
         except Exception as error:  # Inductor compiles without these kernels.
-            _log.debug("%s: cannot ask for kernels", problem.key, exc_info=True)
+            _log.debug("%s: cannot request kernels", problem.key, exc_info=True)
             return pending.fail(f"{type(error).__name__}: {error}")
 
     def asked(self, problem: Problem, facts: DeviceFacts) -> Pending | None:
@@ -183,7 +183,7 @@ class JitClient:
         open_requests = self._open
         self._reset()
         for _, pending in open_requests.values():
-            pending.fail("asked for before a fork, in the parent process")
+            pending.fail("requested by the parent process before a fork")
         if process is not None:
             process.abandon()
 

@@ -254,7 +254,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         # While compiling, AOTAutograd itself refuses a second backward.
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise RuntimeError(
-                "experts: its backward has no derivative; call backward() or grad() without "
+                "experts: the backward has no derivative; call backward() or grad() without "
                 "create_graph=True"
             )
         (
@@ -288,7 +288,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             and (for_routing_weights or routing_weights is None)
         ):
             # Before the gates' gradients, which take more memory.
-            weighed = task.of_down(plan, projected.joined)
+            weighed = task.down_factors(plan, projected.joined)
             gradients["w_down"] = weight_gradient(*weighed, offsets, w_down)
             del weighed
             task = replace(task, for_down=False)

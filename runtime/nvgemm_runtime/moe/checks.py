@@ -38,7 +38,7 @@ def parts_of_pairs(w_up: Any, up_bias: Any) -> tuple[Any, Any, Any, Any]:
     """
     is_pair = isinstance(w_up, tuple)
     if up_bias is not None and isinstance(up_bias, tuple) != is_pair:
-        raise ValueError("experts: up_bias must be a pair exactly where w_up is one")
+        raise ValueError("experts: up_bias and w_up must both be pairs, or neither")
     if not is_pair:
         return w_up, None, up_bias, None
     for name, pair in (("w_up", w_up), ("up_bias", up_bias)):
@@ -147,8 +147,8 @@ def check_shapes(
             )
     if token_rows is not None and (token_rows.shape[1] == 0 or token_rows.numel() != sizes["rows"]):
         raise ValueError(
-            f"experts: token_rows is {tuple(token_rows.shape)}, must be [tokens, k] with an "
-            f"element for each of the {sizes['rows']} rows of indices, and k not 0"
+            f"experts: token_rows is {tuple(token_rows.shape)}, must be [tokens, k] with k at "
+            f"least 1 and an element for each of the {sizes['rows']} rows in indices"
         )
     if combine and indices is None:
         raise ValueError("experts: combine needs indices, the token of each row")
@@ -202,8 +202,8 @@ def check_values(others: Mapping[str, torch.Tensor | None], tokens: int) -> None
         for expert, count in enumerate(counts.tolist()):
             if not 0 <= count <= rows - end:
                 raise ValueError(
-                    f"experts: counts[{expert}] is {count}, must be in 0..{rows - end}: the "
-                    f"experts before it have {end} of {rows} rows"
+                    f"experts: counts[{expert}] is {count}, must be in 0..{rows - end}: "
+                    f"earlier experts have {end} of {rows} rows"
                 )
             end += count
     offsets = others.get("offsets")
@@ -212,8 +212,8 @@ def check_values(others: Mapping[str, torch.Tensor | None], tokens: int) -> None
         for expert, offset in enumerate(offsets.tolist()):
             if not end <= offset <= rows:
                 raise ValueError(
-                    f"experts: offsets[{expert}] is {offset}, must be in {end}..{rows}: ends rise, "
-                    f"up to the {rows} rows"
+                    f"experts: offsets[{expert}] is {offset}, must be in {end}..{rows}: "
+                    f"ends must not fall or pass the {rows} rows"
                 )
             end = offset
 
@@ -228,9 +228,9 @@ def _check_token_rows(token_rows: torch.Tensor | None, indices: torch.Tensor) ->
             if not 0 <= row < rows:
                 wrong = f"must be in 0..{rows - 1}"
             elif owners[row] != token:
-                wrong = f"a row of token {owners[row]} by indices"
+                wrong = f"which is a row of token {owners[row]} in indices"
             elif row in seen:
-                wrong = "which an element before it is, too"
+                wrong = "as an earlier element is"
             else:
                 seen.add(row)
                 continue

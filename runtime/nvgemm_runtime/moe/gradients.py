@@ -48,7 +48,7 @@ class Backward:
         """Returns the gradient times the routing weights."""
         return plan.weighted(self.grad, None, self.routing_weights)
 
-    def of_kernel(self, plan: Plan) -> torch.Tensor:
+    def kernel_gradient(self, plan: Plan) -> torch.Tensor:
         """Returns the gradient that a kernel with a gate's gradient takes.
 
         It is without routing weights if their gradient is needed, which is computed from the
@@ -56,7 +56,7 @@ class Backward:
         """
         return self.grad if self.for_routing_weights else self.weighted(plan)
 
-    def of_down(self, plan: Plan, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def down_factors(self, plan: Plan, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the factors of the down projection's weight gradient: gradients, and ``joined``.
 
         The narrower of both is multiplied by the routing weights.
@@ -65,7 +65,7 @@ class Backward:
             return self.grad, plan.weighted(joined, None, self.routing_weights)
         return self.weighted(plan), joined
 
-    def of_owned(self, by_row: torch.Tensor) -> torch.Tensor:
+    def mask_unowned(self, by_row: torch.Tensor) -> torch.Tensor:
         """Returns the vector [rows] with 0 for rows that no expert has."""
         return torch.where(is_owned(self.offsets, by_row.shape[0]), by_row, 0)
 
@@ -100,7 +100,7 @@ def gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) -> 
         return None
     if not has_gate(plan.activation) or (not plan.is_compiled and is_watched(task.grad)):
         return None
-    kernel_grad = task.of_kernel(plan)
+    kernel_grad = task.kernel_gradient(plan)
     operands = (kernel_grad, task.w_down, task.offsets, product)
     forms = (
         (GateForm.GRADIENT_SUMS, GateForm.GRADIENT)
@@ -112,11 +112,11 @@ def gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) -> 
         assert epilogue is not None  # every gate has both
         gradients = kernels.gate_gradients(*operands, epilogue)
         if gradients is not None:
-            return behind_kernel(plan, projected, task, *gradients, given=kernel_grad)
+            return complete_backward(plan, projected, task, *gradients, given=kernel_grad)
     return None
 
 
-def behind_kernel(
+def complete_backward(
     plan: Plan,
     projected: UpProjection,
     task: Backward,
@@ -164,12 +164,12 @@ def behind_kernel(
                 sums = sum_products(plan.split(gradients)[1], ups, is_compiled=plan.is_compiled)
             by_row = _with_bias(plan, task, sums)
         if not is_of_owned:
-            by_row = task.of_owned(by_row)
+            by_row = task.mask_unowned(by_row)
         if task.weighs_gates:
             gradients.mul_(task.routing_weights[:, None])
         if task.for_down:
             assert joined is not None
-            given, joined = task.of_down(plan, joined)
+            given, joined = task.down_factors(plan, joined)
     joined = joined if task.for_down else None
     return Gradients(grad=given, joined=joined, gates=gradients, routing_weights=by_row)
 
@@ -205,7 +205,7 @@ def gradients_by_operators(plan: Plan, projected: UpProjection, task: Backward) 
             of_gates, of_ups = plan.parts(grad_gate_rows, grad_up_rows)
             of_gates[piece], of_ups[piece] = plan.activation.gradients(gates, ups, grads)
     if by_row is not None:
-        by_row = task.of_owned(_with_bias(plan, task, by_row))
+        by_row = task.mask_unowned(_with_bias(plan, task, by_row))
     return Gradients(
         grad=task.grad,
         joined=hidden,

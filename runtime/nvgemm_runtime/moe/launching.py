@@ -46,9 +46,9 @@ _found: dict[tuple[object, ...], LoadedKernel | str] = {}
 
 _MAX_FOUND = 4096
 
-BY_TORCH = "torch computes a grouped product"
-GATE_LOST = "a compiled graph computes a gate by its product and torch's operators"
-SUMMED_BY_TORCH = "torch weighs or adds rows of tokens"
+BY_TORCH = "torch computes a grouped GEMM"
+GATE_LOST = "a compiled graph computes a gate by torch's operators"
+SUMMED_BY_TORCH = "torch applies routing weights or adds token rows"
 WARNINGS = (BY_TORCH, GATE_LOST, SUMMED_BY_TORCH)
 """Subjects of warnings, each issued once per process."""
 
@@ -138,8 +138,7 @@ def warn_once(what: str, reason: str) -> None:
     if what not in _warned:
         _warned.add(what)
         warnings.warn(
-            f"nvgemm_runtime.moe: {what}, and from here on every other that no kernel serves, "
-            f"without another warning: {reason}",
+            f"nvgemm_runtime.moe: {what} (later calls without a kernel give no warning): {reason}",
             stacklevel=2,
         )
 

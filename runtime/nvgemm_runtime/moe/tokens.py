@@ -53,7 +53,8 @@ def sort_by_expert(chosen: torch.Tensor, experts: int) -> Routing:
         raise TypeError(f"sort_by_expert: chosen is {chosen.dtype}, must be int32 or int64")
     if chosen.dim() != 2 or chosen.shape[1] == 0:
         raise ValueError(
-            f"sort_by_expert: chosen is {tuple(chosen.shape)}, must be [tokens, k], and k not 0"
+            f"sort_by_expert: chosen is {tuple(chosen.shape)}, must be [tokens, k] with k at least "
+            "1"
         )
     if experts < 1:
         raise ValueError(f"sort_by_expert: experts is {experts}, must be 1 or more")

@@ -78,8 +78,8 @@ class NvgemmGptOssExperts(_ByNvgemm, GptOssGroupedExperts):
         names = getattr(getattr(self.mlp1_weight_EGD, "device_mesh", None), "mesh_dim_names", None)
         if "tp" in (names or ()):
             raise NotImplementedError(
-                "nvgemm-aot's experts of gpt-oss: biases are not divided among tensor-parallel "
-                "ranks; use torchtitan's own experts, or expert parallelism"
+                "nvgemm-aot's gpt-oss experts do not divide biases among tensor-parallel ranks; "
+                "use torchtitan's own experts, or expert parallelism"
             )
         w_up, up_bias, w_down, down_bias = (
             _local(parameter).bfloat16()

@@ -108,12 +108,14 @@ def _gate_of(module: Any) -> _Gate:
     if not module.has_gate:
         raise ValueError(f"{name}: has no gate; {advice}")
     if module.has_post_expert_norm:
-        raise ValueError(f"{name}: has a norm behind each expert; {advice}")
+        raise ValueError(f"{name}: has a norm after each expert; {advice}")
     called = getattr(module._apply_gate, "__func__", module._apply_gate)
     path = f"{called.__module__}.{called.__qualname__}"
     gate = _GATES.get(path.removeprefix("transformers."))
     if gate is None:
-        raise ValueError(f"{name}: joins gates and ups in its own way, by {path}; {advice}")
+        raise ValueError(
+            f"{name}: combines gates and ups by {path}, which is unsupported; {advice}"
+        )
     if gate.activation:
         return gate
     function = module.act_fn

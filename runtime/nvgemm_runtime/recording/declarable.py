@@ -76,7 +76,7 @@ def _why_undeclarable(request: Request) -> str | None:
             f"{ALIGNMENT_BYTES} (layout {signature.layout.value})"
         )
     if signature.scales is not None and signature.scales.is_swizzled and not request.is_compact:
-        return "operands have gaps between rows; block-scaled kernels take none"
+        return "operands have gaps between rows, which block-scaled kernels do not support"
     return None
 
 

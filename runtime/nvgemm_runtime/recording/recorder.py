@@ -140,14 +140,14 @@ class Recorder:
                 lock.release()
         except OSError as error:
             raise RecordError(
-                f"{shown_path(self.path)}: GEMMs cannot be recorded there: {error.strerror}; "
-                f"{_NAME_ANOTHER}, in a directory that can be written"
+                f"{shown_path(self.path)}: cannot record GEMMs there: {error.strerror}; "
+                f"{_NAME_ANOTHER}, in a writable directory"
             ) from error
 
     def _read(self) -> Recording:
         try:
             if not stat.S_ISREG(self.path.stat().st_mode):
-                raise RecordError(f"{shown_path(self.path)}: this is no file; {_NAME_ANOTHER}")
+                raise RecordError(f"{shown_path(self.path)}: not a regular file; {_NAME_ANOTHER}")
             data = self.path.read_bytes()
         except FileNotFoundError:
             data = b""
@@ -159,7 +159,7 @@ class Recorder:
             return parse(data.decode())
         except ValueError as error:
             raise RecordError(
-                f"{shown_path(self.path)}: this is no recording, or it was edited: {error}; "
+                f"{shown_path(self.path)}: not a recording, or an edited one: {error}; "
                 f"move it away, or {_NAME_ANOTHER}"
             ) from error
 

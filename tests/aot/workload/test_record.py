@@ -283,8 +283,8 @@ def test_nothing_starts_where_nothing_could_be_recorded(
         assert not (tmp_path / "started").exists()
         return done.stderr
 
-    assert "missing/out.yaml: GEMMs cannot be recorded there" in refused("-o", "missing/out.yaml")
-    assert "mine.yaml: this is no recording" in refused("-o", "mine.yaml")
+    assert "missing/out.yaml: cannot record GEMMs there" in refused("-o", "missing/out.yaml")
+    assert "mine.yaml: not a recording" in refused("-o", "mine.yaml")
     assert "--fake runs only Python programs: the command is 'touch started'" in refused("--fake")
     monkeypatch.setenv("NVGEMM_AOT_RECORD_TARGET", "sm_80")
     assert "sm_80: nothing builds for it" in refused()
@@ -300,7 +300,7 @@ def test_nothing_starts_where_nothing_could_be_recorded(
         (["sh", "-c", "exit 7"], 7, "out.yaml: the command exited with status 7 before compiling"),
         (["sh", "-c", "kill -KILL $$"], 137, "exited with status 137 before compiling a GEMM"),
         (["sh", "-c", "echo a >out.yaml; exit 5"], 5, "error: "),
-        (["sh", "-c", "echo a >out.yaml"], RecordError.exit_code, "this is no recording, or it"),
+        (["sh", "-c", "echo a >out.yaml"], RecordError.exit_code, "not a recording, or an"),
         (["./missing"], 2, "cannot run ./missing: No such file"),
     ],
 )

@@ -467,7 +467,7 @@ def test_code_made_for_other_operators_does_not_decide_for_the_rest(tmp_path: Pa
         source, library = tmp_path / f"made_for_{number}.cpp", tmp_path / f"made_for_{number}.so"
         asks = f"{cpp.CALLED_ABI};"
         assert cpp.HEADER.count(asks) == 1
-        there = 'extern "C" bool there() { return nvgemm_aot::operators_are_there(); }'
+        there = 'extern "C" bool there() { return nvgemm_aot::has_operators(); }'
         inductors = "#include <torch/csrc/inductor/aoti_runtime/utils.h>\n"
         source.write_text(inductors + cpp.HEADER.replace(asks, f"{number};") + there)
         includes = [f"-I{path}" for path in cpp_extension.include_paths()]

@@ -220,7 +220,7 @@ def test_processes_with_warm_caches_meet_their_gemms(home: Home) -> None:
     [
         (
             {"NVGEMM_AOT_RECORD": "missing/out.yaml"},
-            "missing/out.yaml: GEMMs cannot be recorded there: No such file",
+            "missing/out.yaml: cannot record GEMMs there: No such file",
         ),
         pytest.param(
             {"NVGEMM_AOT_RECORD": "out.yaml", "NVGEMM_AOT_RECORD_TARGET": "sm_80"},

@@ -142,7 +142,7 @@ def test_a_recording_that_cannot_be_written_ends_the_compilation(
 ) -> None:
     path.write_text("not a recording")
     with (
-        pytest.raises(InductorError, match=r"RecordError: .*this is no recording"),
+        pytest.raises(InductorError, match=r"RecordError: .*not a recording"),
         torch.no_grad(),
     ):
         inductor.compile(expert_steps.forward(SIZES), *expert_steps.operands(SIZES))

@@ -80,7 +80,7 @@ def test_a_cache_key_that_cannot_be_made_is_no_reason_to_fail(
     compile_gemms(inductor)
     compile_gemms(inductor)
     assert [message for message in warnings_of(caplog) if "no such luck" in message] == [
-        "torch's compile caches do not know the installed bundles: OSError: no such luck"
+        "torch's compile cache keys lack the installed bundles: OSError: no such luck"
     ]
     choices_key._log_once.cache_clear()
 

@@ -236,6 +236,8 @@ def test_generated_cpp_is_a_miss_and_an_error_where_kernels_are_required(
             "generated C++ cannot call ATen's _scaled_mm_v2 with an existing tensor as its result"
         )
         torch._dynamo.reset()
-        with pytest.raises(Exception, match="declared, and compiled without its kernel") as caught:
+        with pytest.raises(
+            Exception, match="forbids compiling this declared problem without its kernel"
+        ) as caught:
             inductor.compile(second("nvfp4"), *arguments, options={"nvgemm_aot_mode": "required"})
     assert isinstance(caught.value, RequiredError) or "RequiredError" in str(caught.value)

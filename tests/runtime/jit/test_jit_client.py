@@ -164,7 +164,7 @@ def test_a_forked_child_starts_its_own(machine: JitMachine, fallback: JitClient)
             inherited = open_request.result(0).reason
             fresh = fallback.request(problem(128), H200).result(600)
             right = (
-                inherited == "asked for before a fork, in the parent process"
+                inherited == "requested by the parent process before a fork"
                 and fresh.reason is None
                 and running(fallback) != parents
             )

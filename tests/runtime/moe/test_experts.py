@@ -394,7 +394,7 @@ def test_what_is_in_fp32_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) 
 
 def test_one_warning_where_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "_warned", set())
-    with pytest.warns(UserWarning, match="torch computes a grouped product"):
+    with pytest.warns(UserWarning, match="torch computes a grouped GEMM"):
         experts(**operands(dtype=torch.bfloat16))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -415,11 +415,11 @@ def test_one_warning_where_torch_computes(monkeypatch: pytest.MonkeyPatch) -> No
         ({"token_rows": [*range(17), 18]}, r"token_rows\[8, 1\] is 18, must be in 0..17; take"),
         (
             {"token_rows": [1, 0, *range(2, 16), 0, 17]},
-            "is 0, a row of token 0 by indices",
+            "is 0, which is a row of token 0 in indices",
         ),
         (
             {"token_rows": [0, 0, *range(2, 18)]},
-            "is 0, which an element before it",
+            "is 0, as an earlier element is",
         ),
     ],
 )
@@ -510,10 +510,11 @@ PAIR = (fp64(EXPERTS, HIDDEN, DIM), fp64(EXPERTS, HIDDEN, DIM))
         (
             {"indices": integers(18), "token_rows": integers(18, 2)},
             ValueError,
-            r"token_rows is \(18, 2\), must be \[tokens, k\] with an element for each of the 18",
+            r"token_rows is \(18, 2\), must be \[tokens, k\] with k at least 1 and an element for "
+            "each of the 18",
         ),
-        ({"up_bias": (fp64(1), fp64(1))}, ValueError, "must be a pair exactly"),
-        ({"w_up": PAIR, "up_bias": fp64(1)}, ValueError, "must be a pair exactly"),
+        ({"up_bias": (fp64(1), fp64(1))}, ValueError, "must both be pairs, or neither"),
+        ({"w_up": PAIR, "up_bias": fp64(1)}, ValueError, "must both be pairs, or neither"),
         (
             {"w_up": PAIR, "up_bias": (fp64(4, HIDDEN), fp64(4, 3))},
             ValueError,

@@ -36,11 +36,11 @@ MODELS = {
 
 
 REFUSED = {
-    "DeepseekV4Experts": "joins gates and ups in its own way",
-    "Glm5NextTextExperts": "joins gates and ups in its own way",
-    "HYV4Experts": "joins gates and ups in its own way",
-    "Inkling2Experts": "joins gates and ups in its own way",
-    "MuseSparkExperts": "has a norm behind each expert",
+    "DeepseekV4Experts": "combines gates and ups by",
+    "Glm5NextTextExperts": "combines gates and ups by",
+    "HYV4Experts": "combines gates and ups by",
+    "Inkling2Experts": "combines gates and ups by",
+    "MuseSparkExperts": "has a norm after each expert",
     "NemotronHExperts": "has no gate",
 }
 """Experts whose gate `experts` does not compute: most clip gates and ups, without adding 1."""

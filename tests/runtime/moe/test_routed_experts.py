@@ -388,7 +388,7 @@ def test_sorting() -> None:
         (
             {"chosen": torch.zeros(TOKENS, 0).int(), "routing_weights": None},
             ValueError,
-            r"chosen is \(9, 0\), must be \[tokens, k\], and k not 0",
+            r"chosen is \(9, 0\), must be \[tokens, k\] with k at least 1",
         ),
         (
             {"routing_weights": torch.rand(TOKENS * CHOSEN)},

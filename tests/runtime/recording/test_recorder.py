@@ -142,7 +142,7 @@ def test_a_file_that_is_no_recording_is_refused_and_left(tmp_path: Path, text: s
     path.write_text(text, encoding="latin-1" if "\xff" in text else "utf-8")
     before = path.read_bytes()
     for act in (Recorder(path).check, lambda: Recorder(path).add("an odd one", "sm_90a")):
-        with pytest.raises(RecordError, match=r"mine\.yaml: this is no recording, or it was edit"):
+        with pytest.raises(RecordError, match=r"mine\.yaml: not a recording, or an edit"):
             act()
     assert path.read_bytes() == before
 
@@ -161,8 +161,8 @@ def test_a_file_that_is_edited_meanwhile_is_refused_too(tmp_path: Path) -> None:
     [
         ("missing/out.yaml", "No such file or directory"),
         ("file/out.yaml", "Not a directory"),
-        ("directory", "this is no file"),
-        ("device", "this is no file"),
+        ("directory", "not a regular file"),
+        ("device", "not a regular file"),
         ("o" * 300, "File name too long"),
     ],
 )
