@@ -121,10 +121,10 @@ def after_import(name: str, function: Callable[[], None]) -> None:
     if name in sys.modules:
         function()
     else:
-        sys.meta_path.insert(0, _After(name, function))
+        sys.meta_path.insert(0, _ImportWatcher(name, function))
 
 
-class _After(MetaPathFinder):
+class _ImportWatcher(MetaPathFinder):
     """Import finder that calls a function after one module's execution.
 
     It finds the module through the other finders.
@@ -144,7 +144,7 @@ class _After(MetaPathFinder):
                 spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target)
                 if spec is not None:
                     if spec.loader is not None:
-                        spec.loader = _Then(spec.loader, self._executed)
+                        spec.loader = _NotifyingLoader(spec.loader, self._executed)
                     return spec
         return None
 
@@ -155,7 +155,7 @@ class _After(MetaPathFinder):
         self._function()
 
 
-class _Then(Loader):
+class _NotifyingLoader(Loader):
     """Module loader that calls a function after it executes its module."""
 
     def __init__(self, loader: Loader, function: Callable[[], None]) -> None:

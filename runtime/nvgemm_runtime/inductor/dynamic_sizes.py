@@ -85,7 +85,7 @@ def find_dispatch_choice(
         stock: Call that kernels replace.
         needs_kernel: True if a kernel must compute at every m in the graph.
     """
-    result = _find_choice(gemm, gemm.call, stock, None)
+    result = _find_dispatch(gemm, gemm.call, stock, None)
     if not needs_kernel:
         return result
     is_whole = result.choice is not None and ATEN not in result.choice.choice.offer.table.kernels
@@ -107,10 +107,10 @@ def find_fused_dispatch_choice(
         default: Kernel for sizes where no kernel won. Without dispatch it computes at every m.
     """
     gemm = AutotunedGemm(op=stock.op, choice=unfused, is_served=False)
-    return _find_choice(gemm, call, stock, default)
+    return _find_dispatch(gemm, call, stock, default)
 
 
-def _find_choice(
+def _find_dispatch(
     gemm: AutotunedGemm, call: AtenGemm, stock: StockCall, default: Offer | None
 ) -> DispatchResult:
     rows = rows_of(gemm)

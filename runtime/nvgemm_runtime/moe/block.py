@@ -39,8 +39,8 @@ from .products import (
 from .tokens import owned_rows, sum_rows_of_tokens
 from .traced import TRACED, define_whole
 
-_ACTIVATIONS = {one.value: one for one in Activation}
-_ORDERS = {one.value: one for one in WeightOrder}
+_ACTIVATIONS = {activation.value: activation for activation in Activation}
+_ORDERS = {order.value: order for order in WeightOrder}
 
 
 def experts(

@@ -73,20 +73,20 @@ def check_kinds(floating: Mapping[str, Any], others: Mapping[str, Any]) -> None:
             raise TypeError(f"experts: {name} is {tensor.dtype}, must be one of {names}")
 
 
-def check_tensor(where: str, name: str, one: Any, device: torch.device | None) -> None:
+def check_tensor(where: str, name: str, tensor: Any, device: torch.device | None) -> None:
     """Checks that an argument of ``where`` is a plain tensor, on x's device if that is known.
 
     Raises:
         ValueError: If it is on another device.
         TypeError: If it is not a tensor, or is a DTensor.
     """
-    if not isinstance(one, torch.Tensor):
-        observed = "None" if one is None else f"of type {type(one).__name__}"
+    if not isinstance(tensor, torch.Tensor):
+        observed = "None" if tensor is None else f"of type {type(tensor).__name__}"
         raise TypeError(f"{where}: {name} is {observed}, must be a tensor")
-    if hasattr(one, "to_local"):
+    if hasattr(tensor, "to_local"):
         raise TypeError(f"{where}: {name} is a DTensor; pass {name}.to_local()")
-    if device is not None and one.device != device:
-        raise ValueError(f"{where}: {name} is on {one.device}, x on {device}; move it there")
+    if device is not None and tensor.device != device:
+        raise ValueError(f"{where}: {name} is on {tensor.device}, x on {device}; move it there")
 
 
 def check_dtypes(floating: Mapping[str, torch.Tensor | None]) -> None:
@@ -222,17 +222,17 @@ def _check_token_rows(token_rows: torch.Tensor | None, indices: torch.Tensor) ->
     """Checks that ``token_rows`` is the inverse of ``indices``."""
     if token_rows is None:
         return
-    owners, rows, seen = indices.tolist(), len(indices), set[int]()
+    owners, rows, seen_rows = indices.tolist(), len(indices), set[int]()
     for token, of_token in enumerate(token_rows.tolist()):
         for choice, row in enumerate(of_token):
             if not 0 <= row < rows:
                 wrong = f"must be in 0..{rows - 1}"
             elif owners[row] != token:
                 wrong = f"which is a row of token {owners[row]} in indices"
-            elif row in seen:
+            elif row in seen_rows:
                 wrong = "as an earlier element is"
             else:
-                seen.add(row)
+                seen_rows.add(row)
                 continue
             raise ValueError(
                 f"experts: token_rows[{token}, {choice}] is {row}, {wrong}; take both from "

@@ -19,7 +19,7 @@ from .operators import dense_like, pieces, taken_rows, widen
 from .products import rows
 from .tokens import weighted_rows
 
-_GATES = {one: Gate(one.value) for one in Activation}
+_GATES = {activation: Gate(activation.value) for activation in Activation}
 _OAI_CONSTANTS = (Gate.SWIGLU_OAI.row.alpha, Gate.SWIGLU_OAI.row.limit)
 
 
@@ -189,7 +189,7 @@ def _joined_by_kernel(
     """
     for form in (GateForm.KEPT,) if plan.wants_grad else (GateForm.JOINED, GateForm.KEPT):
         epilogue = plan.epilogue(form)
-        if epilogue is None or not _adds(epilogue, bias):
+        if epilogue is None or not _fits_bias(epilogue, bias):
             continue
         stored = kernels.gated_rows(x, weight.mT, offsets, bias, epilogue, indices)
         if stored is None:
@@ -201,7 +201,7 @@ def _joined_by_kernel(
     return None
 
 
-def _adds(epilogue: Epilogue, bias: torch.Tensor | None) -> bool:
+def _fits_bias(epilogue: Epilogue, bias: torch.Tensor | None) -> bool:
     """Returns True if an epilogue adds a bias exactly if there is one."""
     return (epilogue.addend is None) is (bias is None)
 

@@ -112,7 +112,7 @@ def gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) -> 
         assert epilogue is not None  # every gate has both
         gradients = kernels.gate_gradients(*operands, epilogue)
         if gradients is not None:
-            return complete_backward(plan, projected, task, *gradients, given=kernel_grad)
+            return complete_backward(plan, projected, task, *gradients, kernel_grad=kernel_grad)
     return None
 
 
@@ -123,7 +123,7 @@ def complete_backward(
     gradients: torch.Tensor,
     sums: torch.Tensor | None = None,
     *,
-    given: torch.Tensor,
+    kernel_grad: torch.Tensor,
 ) -> Gradients:
     """Completes the backward pass from the kernel's output.
 
@@ -138,23 +138,23 @@ def complete_backward(
         plan: Computation to run.
         projected: Up projection result.
         task: Backward inputs and requested gradients.
-        gradients: Kernel output: gate and up gradients in one matrix, for ``given``. May be
+        gradients: Kernel output: gate and up gradients in one matrix, for ``kernel_grad``. May be
             overwritten.
         sums: For each row, the sum of the activation's results times their gradients; None to
             compute it here. In eager code a kernel provides it, with 0 for rows that no expert has.
-        given: Gradient passed to the kernel.
+        kernel_grad: Gradient passed to the kernel.
     """
     assert projected.gates is not None
     gates, ups = plan.parts(projected.gates, projected.ups)
     ups_are_cut = plan.activation.kind is Activation.SWIGLU_OAI
-    joined = projected.joined
+    grad, joined = kernel_grad, projected.joined
     needs_result = task.for_routing_weights and sums is None and ups_are_cut
     if joined is None and (task.for_down or needs_result):
         joined = activated(plan, gates, ups)
     by_row = None
     if task.for_routing_weights:
         assert task.routing_weights is not None
-        is_of_owned = sums is not None and task.down_bias is None and not plan.is_compiled
+        is_masked = sums is not None and task.down_bias is None and not plan.is_compiled
         if needs_result:
             assert joined is not None
             result = rows(joined, task.w_down.mT, task.offsets, task.down_bias)
@@ -163,15 +163,15 @@ def complete_backward(
             if sums is None:
                 sums = sum_products(plan.split(gradients)[1], ups, is_compiled=plan.is_compiled)
             by_row = _with_bias(plan, task, sums)
-        if not is_of_owned:
+        if not is_masked:
             by_row = task.mask_unowned(by_row)
         if task.weighs_gates:
             gradients.mul_(task.routing_weights[:, None])
         if task.for_down:
             assert joined is not None
-            given, joined = task.down_factors(plan, joined)
+            grad, joined = task.down_factors(plan, joined)
     joined = joined if task.for_down else None
-    return Gradients(grad=given, joined=joined, gates=gradients, routing_weights=by_row)
+    return Gradients(grad=grad, joined=joined, gates=gradients, routing_weights=by_row)
 
 
 def gradients_by_operators(plan: Plan, projected: UpProjection, task: Backward) -> Gradients:

@@ -23,7 +23,9 @@ def is_watched(*tensors: torch.Tensor | None) -> bool:
     if _len_torch_dispatch_stack_pre_dispatch() or torch._C._get_tracing_state() is not None:
         return True
     plain = (torch.Tensor, torch.nn.Parameter)
-    return any(one is not None and (type(one) not in plain or one.is_meta) for one in tensors)
+    return any(
+        tensor is not None and (type(tensor) not in plain or tensor.is_meta) for tensor in tensors
+    )
 
 
 def is_direct(*tensors: torch.Tensor | None) -> bool:
@@ -33,7 +35,7 @@ def is_direct(*tensors: torch.Tensor | None) -> bool:
     """
     if is_watched(*tensors):
         return False
-    return not any(one is not None and one.is_neg() for one in tensors)
+    return not any(tensor is not None and tensor.is_neg() for tensor in tensors)
 
 
 _WITH_AUTOCAST = ("cuda", "cpu")
@@ -63,11 +65,11 @@ def rounded(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return matrix if matrix.dtype is dtype else matrix.to(dtype)
 
 
-def sum_products(one: torch.Tensor, other: torch.Tensor, *, is_compiled: bool) -> torch.Tensor:
+def sum_products(left: torch.Tensor, right: torch.Tensor, *, is_compiled: bool) -> torch.Tensor:
     """Returns row-wise dot products of two matrices [rows], in fp32, or fp64 for fp64."""
-    if is_compiled or not multiplies_into_fp32(one):
-        return (widen(one) * other).sum(-1)
-    product = torch.bmm(one.unsqueeze(1), other.unsqueeze(2), out_dtype=torch.float32)
+    if is_compiled or not multiplies_into_fp32(left):
+        return (widen(left) * right).sum(-1)
+    product = torch.bmm(left.unsqueeze(1), right.unsqueeze(2), out_dtype=torch.float32)
     return product.flatten()
 
 

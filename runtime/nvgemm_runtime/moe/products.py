@@ -172,15 +172,15 @@ def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
 
 
 def weight_gradient(
-    grad: torch.Tensor, taken: torch.Tensor, offsets: torch.Tensor, weight: torch.Tensor
+    grad: torch.Tensor, inputs: torch.Tensor, offsets: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
     """Computes a weight gradient in the weight's layout.
 
-    Its shape is [experts, ``grad``'s columns, ``taken``'s columns].
+    Its shape is [experts, ``grad``'s columns, ``inputs``'s columns].
     """
     if weight.stride(-1) != 1 and weight.stride(-2) == 1:
-        return columns(taken, grad, offsets).mT
-    return columns(grad, taken, offsets)
+        return columns(inputs, grad, offsets).mT
+    return columns(grad, inputs, offsets)
 
 
 def _fake_rows(a: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:

@@ -100,11 +100,12 @@ def _check(
     needed = {"x": (x, 2), "w_down": (w_down, 3), "chosen": (chosen, 2)}
     if routing_weights is not None:
         needed["routing_weights"] = (routing_weights, 2)
-    for name, (one, dimensions) in needed.items():
-        check_tensor("routed_experts", name, one, None if one is x else x.device)
-        if one.dim() != dimensions:
+    for name, (tensor, dimensions) in needed.items():
+        check_tensor("routed_experts", name, tensor, None if tensor is x else x.device)
+        if tensor.dim() != dimensions:
             raise ValueError(
-                f"routed_experts: {name} is {tuple(one.shape)}, must have {dimensions} dimensions"
+                f"routed_experts: {name} is {tuple(tensor.shape)}, must have {dimensions} "
+                "dimensions"
             )
     if chosen.shape[0] != x.shape[0]:
         raise ValueError(

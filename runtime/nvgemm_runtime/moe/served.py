@@ -58,7 +58,7 @@ def is_served(
         indices: Row in ``a`` for each row in the result, [m]; None for all rows in order.
     """
     arguments = (a, b, offsets, addend, epilogue, pitch, adds_matrix, indices)
-    return _is_found(a.device, lambda: _requests_of(*arguments))
+    return _is_kernel_found(a.device, lambda: _requests_of(*arguments))
 
 
 def is_sum_served(matrix: torch.Tensor, count: int, each: int) -> bool:
@@ -78,10 +78,12 @@ def is_sum_served(matrix: torch.Tensor, count: int, each: int) -> bool:
         out = _contiguous(replace(added, shape=(sums, added.shape[1])))
         return requests(Op.GATHERED_MM, factors, added, out=out, extras=ExtraOperands(rows=indices))
 
-    return _is_found(matrix.device, make_requests)
+    return _is_kernel_found(matrix.device, make_requests)
 
 
-def _is_found(device: torch.device, make_requests: Callable[[], tuple[Request, ...]]) -> bool:
+def _is_kernel_found(
+    device: torch.device, make_requests: Callable[[], tuple[Request, ...]]
+) -> bool:
     """Returns True if a kernel serves a request and is not turned off. Logs failures."""
     if _is_off() or (device.type == "cuda" and not torch.cuda.is_available()):
         return False
@@ -112,7 +114,7 @@ def _requests_of(
     adds_matrix: bool,
     indices: torch.Tensor | None,
 ) -> tuple[Request, ...]:
-    left, right = _with_unit_stride(_operand(a)), _with_unit_stride(_operand(b))
+    a_operand, b_operand = _with_unit_stride(_operand(a)), _with_unit_stride(_operand(b))
     added = None if addend is None else _operand(addend)
     if added is not None and added.strides[-1] != 1:
         added = _contiguous(added)
@@ -120,18 +122,18 @@ def _requests_of(
     rows = None if indices is None else replace(_contiguous(_operand(indices)), dtype=torch.int32)
     op = Op.GROUPED_MM if rows is None else Op.GATHERED_GROUPED_MM
     count = None if rows is None else rows.shape[0]
-    shape = check_shapes(op, left, right, form=form, rows=count)
-    out = _make_operand(left, shape, (shape[-1] if pitch is None else _example(pitch), 1))
+    shape = check_shapes(op, a_operand, b_operand, form=form, rows=count)
+    out = _make_operand(a_operand, shape, (shape[-1] if pitch is None else _example(pitch), 1))
     has_sums = form is not None and form.row.has_sums
     extras = ExtraOperands(
         offsets=_operand(offsets),
         rows=rows,
         addend=added,
-        sums=_sums(left, right) if has_sums else None,
+        sums=_sums(a_operand, b_operand) if has_sums else None,
         adds_matrix=adds_matrix,
         gated=epilogue,
     )
-    return requests(op, left, right, out=out, extras=extras)
+    return requests(op, a_operand, b_operand, out=out, extras=extras)
 
 
 def _sums(a: Operand, b: Operand) -> Operand:

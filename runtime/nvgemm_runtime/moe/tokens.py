@@ -159,8 +159,8 @@ def _sum_by_choice(
     """Sums by [tokens, dim] operators only, which Inductor fuses into one kernel."""
     sums = None
     for choice in range(token_rows.shape[1]):
-        taken = rows.index_select(0, token_rows[:, choice])
-        exact = widen(torch.where(owned[:, choice, None], taken, 0))
+        gathered = rows.index_select(0, token_rows[:, choice])
+        exact = widen(torch.where(owned[:, choice, None], gathered, 0))
         if weights is not None:
             exact = exact * weights[:, choice, None]
         sums = exact if sums is None else sums + exact
