@@ -488,7 +488,7 @@ def test_a_graph_runs_where_its_kernels_are_gone(
     installed.remove()
     installed.launched.clear()
     monkeypatch.setattr(launching, "_warned", set())
-    with pytest.warns(UserWarning, match="without another warning") as seen:
+    with pytest.warns(UserWarning, match="give no warning") as seen:
         found = gradients(run, made)
     texts = [str(one.message) for one in seen]
     lost = (launching.BY_TORCH, launching.GATE_LOST)
