@@ -56,7 +56,7 @@ LONGEST_WAIT_MS = 200.0
 long."""
 
 ATTEMPTS = 3
-"""Number of attempts. Each doubles the wait if the host did not stay ahead of the GPU."""
+"""Number of attempts. The wait doubles if the host did not stay ahead of the GPU."""
 
 _Result = TypeVar("_Result")
 

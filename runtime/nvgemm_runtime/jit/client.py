@@ -170,7 +170,7 @@ class JitClient:
         return self._asked.get((problem, facts))
 
     def close(self) -> None:
-        """Ends the server and waits briefly. Its compiled kernels remain."""
+        """Ends the server, or kills it after a short wait. Its compiled kernels remain."""
         with self._lock:
             process, self._process = self._process, None
             self._give_up("this process is ending")

@@ -85,7 +85,7 @@ class JitProcess:
             os.write(self._requests, json.dumps(request).encode() + b"\n")
 
     def end(self) -> None:
-        """Ends the server, and waits a moment."""
+        """Ends the server, and kills it after `_END_SECONDS`."""
         self._close_requests()
         try:
             self._process.wait(_END_SECONDS)

@@ -202,7 +202,7 @@ def _joined_by_kernel(
 
 
 def _fits_bias(epilogue: Epilogue, bias: torch.Tensor | None) -> bool:
-    """Returns True if an epilogue adds a bias exactly if there is one."""
+    """Returns True if the epilogue adds a bias and there is one, or neither."""
     return (epilogue.addend is None) is (bias is None)
 
 

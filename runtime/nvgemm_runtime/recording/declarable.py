@@ -36,7 +36,7 @@ def read_requests(gemm: AtenGemm) -> tuple[Request, ...] | str:
 
 
 def declarable(gemm: AtenGemm, readings: tuple[Request, ...] | str | None = None) -> Problem | str:
-    """Returns the problem by which a manifest declares a GEMM, or a reason.
+    """Returns the problem by which a manifest declares a GEMM, or the reason why it cannot.
 
     Returns:
         The problem, or one line with operator, dtypes, sizes and the reason.
