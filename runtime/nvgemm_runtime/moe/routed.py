@@ -27,8 +27,8 @@ def routed_experts(
 ) -> torch.Tensor:
     """Sends each token through the experts that a router chose, and adds their results.
 
-    Sorts rows by `sort_by_expert` and computes `experts` with ``combine``. See `experts` for details
-    of the shared arguments.
+    Sorts rows by `sort_by_expert` and computes `experts` with ``combine``. Shared arguments are
+    described in `experts`.
 
     Args:
         x: Tokens [tokens, dim].
