@@ -802,7 +802,7 @@ def test_required_refuses_a_bundle_that_cannot_be_opened(
         inductor.compile(torch.mm, *operands(16), options=required)
     assert str(broken) in str(caught.value)
     assert str(measured) not in str(caught.value)
-    assert "correct what NVGEMM_AOT_BUNDLES names" in str(caught.value)
+    assert "correct or remove the path in NVGEMM_AOT_BUNDLES" in str(caught.value)
 
 
 @pytest.mark.parametrize(
