@@ -27,8 +27,8 @@ class GatedActivation:
 
     Attributes:
         kind: Function.
-        alpha: Factor of the gate inside the sigmoid of ``swiglu_oai``.
-        limit: Upper bound of gates, and of ups' absolute values, in ``swiglu_oai``.
+        alpha: ``swiglu_oai``'s gate factor inside the sigmoid.
+        limit: ``swiglu_oai``'s upper bound for gates, and for ups' absolute values.
     """
 
     kind: Activation

@@ -47,7 +47,7 @@ def gate_gradients(
     """Computes the gate and up gradients if a kernel serves. Cannot be traced.
 
     Args:
-        grad: Gradient of the down projection's result, [m, dim].
+        grad: Gradient for the down projection's result, [m, dim].
         b: Down projection weights, [groups, dim, n].
         offsets: Group ends along m, int32 [groups].
         product: Product with gates and ups, [m, 2 * n], in the epilogue's column order.

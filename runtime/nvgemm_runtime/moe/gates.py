@@ -28,7 +28,7 @@ class Plan:
     """Computation to run, and its means.
 
     Attributes:
-        order: Order of gates and ups; None for two products, which lie in halves.
+        order: Column order for gates and ups; None for two products, which lie in halves.
         kernels: Kernels for gates and sums; None if operators compute these.
         is_compiled: True if operators compute any activation in fp32.
         in_pieces: True if operators compute a few rows at a time.
@@ -102,7 +102,7 @@ class UpProjection:
         gates: Product for gates, or for gates and ups in one matrix; None if a kernel applied the
             activation and no gradient is needed.
         ups: Product for ups; None if there is no separate matrix.
-        joined: Result of the activation; None if it is not computed yet.
+        joined: Activation result; None if it is not computed yet.
     """
 
     gates: torch.Tensor | None = None

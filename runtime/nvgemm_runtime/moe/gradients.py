@@ -23,8 +23,8 @@ class Backward:
     """Backward inputs and requested gradients.
 
     Attributes:
-        grad: Gradient of each row's result.
-        routing_weights: Routing weight of each row, or None.
+        grad: Each row's result gradient.
+        routing_weights: Each row's routing weight, or None.
         w_down, down_bias: Down projection weights and bias.
         offsets: End of each expert's rows.
         for_down, for_gates, for_routing_weights: True if the gradients for the down projection's
@@ -75,14 +75,14 @@ class Gradients:
     """Gradients at the activation; None if not requested.
 
     Attributes:
-        grad: Gradient of the down projection's result, to use with ``joined``.
+        grad: Gradient for the down projection's result, to use with ``joined``.
         joined: Activation result, for the down projection's weight gradient. Either this or
             ``grad`` includes the routing weights.
         gates: Gate gradients, or gate and up gradients in one matrix. If the routing weights'
             gradient is requested, they include routing weights only if `Backward.weighs_gates` is
             set.
         ups: Up gradients, likewise; None if there is no separate matrix.
-        routing_weights: Gradient of each routing weight, in fp32; 0 for a row that no expert has.
+        routing_weights: Each routing weight's gradient, in fp32; 0 for a row that no expert has.
     """
 
     grad: torch.Tensor
