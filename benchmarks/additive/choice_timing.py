@@ -28,8 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from benchmarks.cases import write_cases
 from benchmarks.shared.bundled import declared, environment
 from benchmarks.shared.records import require_gpu
+from benchmarks.shared.resuming import this_run
 from nvgemm_aot.tuning.gpu import GpuTimer, buffer_bytes
 from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem
@@ -151,6 +153,8 @@ def main(json_path: Path | None) -> None:
     found = environment()
     if json_path is not None:
         json_path.write_text(json.dumps({"versions": found, "rows": rows}, indent=1) + "\n")
+        raw = {"rows": rows}
+        write_cases(json_path, "additive.choice_timing", raw, found, **this_run())
     click.echo(f"{found['gpu']}, torch {found['torch']}, nvgemm-aot {found['nvgemm-aot']}")
     for line in table(rows):
         click.echo(line)

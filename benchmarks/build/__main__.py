@@ -23,6 +23,9 @@ from pathlib import Path
 
 import click
 
+from benchmarks.cases import write_cases
+from benchmarks.shared.resuming import this_run
+
 MANIFEST = """version: 1
 name: benchmark
 targets: [sm_100f]
@@ -172,6 +175,7 @@ def main(kernels: int, rounds: int, jobs: int, json_path: Path | None, keep: Pat
         click.echo(f"{label:<40} {value:>10}")
     if json_path is not None:
         json_path.write_text(json.dumps(result, indent=2) + "\n")
+        write_cases(json_path, "build", result, result["versions"], **this_run())
 
 
 if __name__ == "__main__":

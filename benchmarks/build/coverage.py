@@ -23,6 +23,8 @@ from pathlib import Path
 
 import click
 
+from benchmarks.cases import write_cases
+from benchmarks.shared.resuming import this_run
 from nvgemm_aot.build.pipeline import build, plan_build
 from nvgemm_aot.cli.printing import report_progress, size_text, table
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
@@ -176,6 +178,7 @@ def main(
             "unique_kernels": len({kernel for built in all_built for kernel in built.kernels}),
         }
         json_path.write_text(json.dumps(figures, indent=2) + "\n")
+        write_cases(json_path, "build.coverage", figures, figures["versions"], **this_run())
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ from typing import Any
 
 import click
 
+from benchmarks.cases import write_cases
 from benchmarks.cold_start.modes import (
     BACKENDS,
     Variant,
@@ -62,7 +63,7 @@ from benchmarks.cold_start.table import BUNDLE_MODE, JIT_MODE, table
 from benchmarks.cold_start.worker import work
 from benchmarks.shared.compiling import Worker, fresh_environment, names_of, read_from_disk
 from benchmarks.shared.records import as_written, check_output, read_record, require_gpu, write
-from benchmarks.shared.resuming import command_line, in_time, today
+from benchmarks.shared.resuming import command_line, in_time, this_run, today
 
 WHAT = "cold_start"
 
@@ -255,6 +256,7 @@ def main(
         text = "\n".join(table(record))
         if json_path is not None:
             write(json_path.with_suffix(".txt"), f"{text}\n")
+            write_cases(json_path, WHAT, record, record["runs"][0]["versions"], **this_run())
         click.echo(text)
     if failed:
         raise click.ClickException(f"{', '.join(failed)} FAILED, for the reasons above")

@@ -26,9 +26,11 @@ from typing import Any
 
 import click
 
+from benchmarks.cases import write_cases
 from benchmarks.correctness.faults import FAULTS
 from benchmarks.shared.compiling import versions
 from benchmarks.shared.records import check_output, write
+from benchmarks.shared.resuming import this_run
 from nvgemm_aot.tuning.contenders import kernel_run
 from nvgemm_aot.tuning.correctness import find_fault
 from nvgemm_aot.tuning.exact_operands import make_checks
@@ -278,6 +280,7 @@ def main(
         }
         record = {"what": WHAT, "seed": seed, "versions": found, "types": types}
         write(json_path, json.dumps(record, indent=1) + "\n")
+        write_cases(json_path, WHAT, record, found, **this_run())
     sys.exit(any(one.failures for one in tallies.values()))
 
 

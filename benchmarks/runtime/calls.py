@@ -39,6 +39,7 @@ import torch
 from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.utils import fresh_cache
 
+from benchmarks.cases import write_cases
 from benchmarks.runtime.chains import (
     LONG,
     ROWS_OF,
@@ -63,6 +64,7 @@ from benchmarks.runtime.host_time import host_times_us
 from benchmarks.runtime.made_up import Square, made_up_rankings
 from benchmarks.shared.bundled import environment
 from benchmarks.shared.records import require_gpu
+from benchmarks.shared.resuming import this_run
 from nvgemm_runtime.launch import compiled
 from nvgemm_runtime.launch.dispatch_table import dispatch_table
 from nvgemm_runtime.launch.dispatched import dispatched
@@ -255,6 +257,7 @@ def main(
         click.echo(line)
     if json_path is not None:
         json_path.write_text(json.dumps(results, indent=2) + "\n")
+        write_cases(json_path, "runtime.calls", results, results, **this_run())
     ran = {name: (Row(row), frozenset(names)) for name, (row, names) in results["ran"].items()}
     if ran:  # nothing is profiled without a GPU
         check_what_ran(ran)

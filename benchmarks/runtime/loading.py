@@ -26,7 +26,9 @@ import click
 import torch
 from torch._inductor.select_algorithm import extern_kernels
 
+from benchmarks.cases import write_cases
 from benchmarks.runtime.host_time import host_times_us
+from benchmarks.shared.resuming import this_run
 from nvgemm_runtime import __version__, bundles, mm
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op
@@ -177,6 +179,7 @@ def main(json_path: Path | None) -> None:
     click.echo(f"{'opening all bundles':<44} {opening_ms:9.2f} ms")
     if json_path is not None:
         json_path.write_text(json.dumps(result, indent=2) + "\n")
+        write_cases(json_path, "runtime.loading", result, result, **this_run())
 
 
 if __name__ == "__main__":

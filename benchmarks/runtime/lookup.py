@@ -29,7 +29,9 @@ from typing import Any
 
 import click
 
+from benchmarks.cases import write_cases
 from benchmarks.shared.h200 import H200
+from benchmarks.shared.resuming import this_run
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_runtime.bundle.format import KernelDesign, RankingSource, sha256_hex
@@ -202,6 +204,7 @@ def main(kernels: int, lookups: int, rounds: int, json_path: Path | None) -> Non
             "index_ms": index_ms,
         }
         json_path.write_text(json.dumps(document, indent=2) + "\n")
+        write_cases(json_path, "runtime.lookup", document, {}, **this_run())
 
 
 if __name__ == "__main__":

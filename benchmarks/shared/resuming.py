@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import click
 
+from benchmarks.record import commit
 from benchmarks.shared.records import as_written, check_output, read_record, write
 from benchmarks.shared.turns import others_turn, take_turns
 from nvgemm_runtime.errors import NvgemmError
@@ -103,9 +104,8 @@ class Results:
             record = found._record
         else:
             record = {**agreed, "runs": [], "entries": {}}
-        run = {
-            "command": command_line(),
-            "date": today(),
+        run: dict[str, Any] = {
+            **this_run(),
             "gpu": gpu_state(),
             "seconds": 0.0,
         }
@@ -205,9 +205,30 @@ class Results:
         """Keep the file and its table, where anything was measured."""
         if self.entries:
             self.save()
+            self.write_cases()
             self.write_table(table)
         else:
             click.echo(f"{self.path}: nothing was measured", err=True)
+
+    def write_cases(self) -> None:
+        """Writes the entries' cases beside the file, as JSON lines."""
+        from benchmarks.cases import write_cases
+
+        last = self._record["runs"][-1]
+        with as_written(self.path):
+            write_cases(
+                self.path,
+                self.benchmark,
+                self.entries,
+                self.environment,
+                **{name: last.get(name) for name in ("command", "date", "commit", "gpu_sha256")},
+            )
+
+    @property
+    def benchmark(self) -> str:
+        """Module under ``benchmarks`` that wrote the file, e.g. ``moe.training``."""
+        name = str(self._record["what"]).replace("-", ".")
+        return f"{name}.tokens" if self._record["settings"].get("from") == "tokens" else name
 
     def write_table(self, table: Callable[[dict[str, Any]], Iterable[str]]) -> None:
         """Print a table of the entries, and keep it beside the file with how it came about."""
@@ -236,6 +257,16 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
     return shlex.join(["python", "-m", ".".join(["benchmarks", *names]), *named])
 
 
+def this_run() -> dict[str, str | None]:
+    """Conditions of this process, as `benchmarks.record.Run` names them."""
+    return {
+        "command": command_line(),
+        "date": today(),
+        "commit": commit(),
+        "gpu_sha256": gpu_sha256(),
+    }
+
+
 def gpu_state() -> str:
     """Which GPU it is, its clock, temperature and load, as nvidia-smi says; or nothing."""
     found = nvidia_smi("uuid", "clocks.sm", "temperature.gpu", "utilization.gpu")
@@ -244,6 +275,14 @@ def gpu_state() -> str:
     uuid, *state = found
     said = (f"{name} {value}" for name, value in zip(("clock", "temperature", "load"), state))
     return ", ".join([uuid[: len("GPU-") + 8], *said])
+
+
+def gpu_sha256() -> str | None:
+    """Digest of the first GPU's UUID, as rankings have it; None without a GPU."""
+    from nvgemm_aot.tuning.gpu import uuid_digest
+
+    found = nvidia_smi("uuid")
+    return uuid_digest(found[0]) if found else None
 
 
 def nvidia_smi(*asked: str) -> list[str]:
