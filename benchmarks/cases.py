@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def additive_cases(entries: Data) -> Iterator[Case]:
         {**row, "modes": {m: {**t} for m, t in row["modes"].items()}} for row in entries.values()
     ]
     additive.judge(rows)
+    counts = Counter(row["backends"] for row in rows)
     processes: dict[str, list[float]] = {}
     for row in rows:
         for mode, timed in row["modes"].items():
@@ -43,7 +45,9 @@ def additive_cases(entries: Data) -> Iterator[Case]:
                 baseline=Baseline(name="without bundles", value=stock),
                 noise=timed["noise"],
             )
-            ratios = processes.setdefault(f"{row['backends']}/processes/{mode}", [])
+            ratios = processes.setdefault(
+                f"{row['backends']}/processes of {counts[row['backends']]} cases/{mode}", []
+            )
             for report, one, other in zip(row["reports"], *seconds.values(), strict=True):
                 if report["with"]["count"]["nvgemm"]:
                     ratios.append(math.exp(one - other))
@@ -62,12 +66,21 @@ def cold_start_cases(record: Data) -> Iterator[Case]:
     runs = cold_start.by_label(record["runs"])
     gemms = max(sum(run["count"].values()) for run in record["runs"])
     stock = (cold_start.STOCK_MODE, cold_start.REFERENCE, cold_start.TRITON_MODE)
+    yield from _on_the_stack(runs, gemms)
     for label in runs:
-        yield Case(
-            name=f"{gemms} GEMMs/{label}/inside nvgemm-aot",
-            figure=statistics.median(map(cold_start.own_seconds, runs[label])),
-            unit="s",
-        )
+        inside = {
+            one: statistics.median(map(cold_start.own_seconds, runs[one]))
+            for one in (label, cold_start.JIT_MODE)
+            if one in runs
+        }
+        if inside[label]:
+            jit = inside.get(cold_start.JIT_MODE)
+            yield Case(
+                name=f"{gemms} GEMMs/{label}/inside nvgemm-aot",
+                figure=inside[label],
+                unit="s",
+                baseline=None if jit is None else Baseline(name=cold_start.JIT_MODE, value=jit),
+            )
         for reference in stock:
             if reference not in runs or (label in stock and reference != cold_start.REFERENCE):
                 continue
@@ -84,6 +97,22 @@ def cold_start_cases(record: Data) -> Iterator[Case]:
                     baseline=Baseline(name=reference, value=statistics.median(other)),
                     noise=(max(own) - min(own)) / 2 / figure if len(own) > 1 else None,
                 )
+
+
+def _on_the_stack(runs: cold_start.Runs, gemms: int) -> Iterator[Case]:
+    """Yields the first result of stock default mode with the time of nvgemm-aot's stack frames."""
+    stock = cold_start.first_result_s(runs, cold_start.STOCK_MODE)
+    within, stock_within = (
+        [run["within_s"] for run in runs.get(mode, ()) if "within_s" in run]
+        for mode in (cold_start.DEFAULT_MODE, cold_start.STOCK_MODE)
+    )
+    if stock is not None and within and stock_within:
+        yield Case(
+            name=f"{gemms} GEMMs/{cold_start.DEFAULT_MODE}/first result by stack samples",
+            figure=stock + statistics.median(within) - statistics.median(stock_within),
+            unit="s",
+            baseline=Baseline(name=cold_start.STOCK_MODE, value=stock),
+        )
 
 
 def correctness_cases(record: Data) -> Iterator[Case]:
@@ -176,7 +205,7 @@ def kernels_cases(entries: Data) -> Iterator[Case]:
 def moe_cases(entries: Data) -> Iterator[Case]:
     """Yields times and peak memory of each form of experts, over torch's."""
     from benchmarks.moe.models import MODELS
-    from benchmarks.moe.turns import PARTS, TORCH
+    from benchmarks.moe.turns import COMPILED, PARTS, TORCH
 
     for model, entry in entries.items():
         ways = entry["ways"]
@@ -201,12 +230,14 @@ def moe_cases(entries: Data) -> Iterator[Case]:
                     unit="TFLOP/s",
                     baseline=Baseline(name="dense product", value=entry["dense_tflops"]),
                 )
-            yield Case(
-                name=f"{model}/{way}/peak memory",
-                figure=row["peak_mb"],
-                unit="MB",
-                baseline=Baseline(name="torchtitan", value=ways[TORCH]["peak_mb"]),
-            )
+            for name, other in (("torchtitan", TORCH), ("torchtitan, compiled", TORCH + COMPILED)):
+                if other == TORCH or (way.endswith(COMPILED) and other in ways):
+                    yield Case(
+                        name=f"{model}/{way}/peak memory",
+                        figure=row["peak_mb"],
+                        unit="MB",
+                        baseline=Baseline(name=name, value=ways[other]["peak_mb"]),
+                    )
 
 
 def training_cases(entries: Data) -> Iterator[Case]:

@@ -1,0 +1,439 @@
+"""Tables of the results page and of README."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from benchmarks.record import Record
+from benchmarks.tables.selection import NONE, Selection, gpu, markdown, times
+
+RANGES = ((1, 64), (65, 512), (513, 8192))
+"""Ranges of m, both ends included."""
+
+
+def readme(records: Selection) -> str:
+    """Six rows for README: one number and one baseline each."""
+    vllm = records.where("vllm", r"Llama-3\.1-8B/decode, batch 16/.*")
+    cold = records.where(
+        "cold_start", r"30 GEMMs/aten\+measured/first result", baseline="aten+triton"
+    )
+    experts = _step(records, "moe", "gpt-oss-20b/experts", "h200")
+    call = records.where("runtime.calls", "Python/kernel")
+    build = records.where("build.path", "quickstart.*").only()
+    size = records.where("build.size", "350 .*").only()
+    return markdown(
+        ("measurement", "result", "over", "on"),
+        (
+            (
+                "Llama-3.1-8B in vLLM 0.26, decode at batch 16, tokens a second",
+                times(vllm.least_speedup()),
+                "stock vLLM",
+                "H100",
+            ),
+            (
+                "First result of a decoder layer, measured rankings",
+                f"{times(cold.speedup(), 1)} sooner",
+                "max-autotune with Triton",
+                "H200",
+            ),
+            (
+                "gpt-oss-20b experts, forward and backward",
+                times(experts),
+                "torchtitan",
+                "H200",
+            ),
+            ("Host time of a compiled GEMM call", times(call.over_baseline()), "stock", "H100"),
+            (
+                "Processor time to build the quickstart: 122 kernels, Hopper and Blackwell",
+                f"{build.case.figure:.0f} s",
+                NONE,
+                "CPU",
+            ),
+            ("Size of 350 kernels in a bundle", f"{size.case.figure:,.0f} bytes each", NONE, NONE),
+        ),
+    )
+
+
+def _step(records: Selection, benchmark: str, form: str, on: str) -> float:
+    """Speed-up of forward and backward together over torchtitan."""
+    both = records.where(benchmark, f"{form}/(forward|backward)", baseline="torchtitan", on=on)
+    baselines = [record.case.baseline for record in both]
+    return sum(one.value for one in baselines if one) / sum(one.case.figure for one in both)
+
+
+def models(records: Selection) -> str:
+    """Models with bundles over the same models without."""
+    kinds = {
+        "ATEN": "max-autotune, ATen",
+        "ATEN,TRITON": "max-autotune, ATen and Triton",
+        "default": "plain, rankings of two GPUs",
+        "default, repeated rankings": "plain, repeated rankings",
+    }
+    rows = []
+    for backends, title in kinds.items():
+        for name in records.where("additive", f"{backends}/.*").products:
+            for mode in ("graphs", "calls", "kernels"):
+                cases = records.where("additive", f"{backends}/.*/batch .*/{mode}", on=name)
+                if not len(cases):
+                    continue
+                slower = sum(one.over_baseline > 1.01 + (one.case.noise or 0.0) for one in cases)
+                processes = list(
+                    records.where("additive", f"{backends}/processes .*/{mode} .*", on=name)
+                )
+                late = sum(one.case.figure for one in processes)
+                total = sum(one.case.baseline.value for one in processes if one.case.baseline)
+                rows.append(
+                    (title, gpu(name), mode, str(len(cases)), times(cases.over_baseline(), 3),
+                     str(slower), f"{late:.0f} of {total:.0f}", cases.date)
+                )  # fmt: skip
+    head = ("torch.compile", "GPU", "measured in", "cases", "time over stock",
+            "slower beyond noise", "processes over 2 % slower", "date")  # fmt: skip
+    return markdown(head, rows)
+
+
+def vllm(records: Selection) -> str:
+    """Tokens a second in vLLM."""
+    rows = [
+        (*_parts(one.case.name, 1), _value(one, 0), _baseline(one, 0), times(one.speedup),
+         one.run.date or NONE)
+        for one in records.where("vllm")
+    ]  # fmt: skip
+    return markdown(("batch", "GPU", "with a wheel", "stock", "speed-up", "date"), rows)
+
+
+def cold_start(records: Selection) -> str:
+    """First results of fresh processes."""
+    rows = []
+    for one in records.where("cold_start", ".*/first result"):
+        gemms, mode, _ = one.case.name.split("/")
+        if one.key[2] in (mode, None):
+            continue
+        over = f"`{one.key[2]}`"
+        rows.append(
+            (gpu(_product(one)), gemms.split()[0], f"`{mode}`", f"{one.case.figure:.1f} s",
+             over, times(one.over_baseline, 3), one.run.date or NONE)
+        )  # fmt: skip
+    head = ("GPU", "GEMMs", "mode", "first result", "over", "ratio", "date")
+    return markdown(head, sorted(rows, key=lambda row: (row[0], -int(row[1]), row[2], row[4])))
+
+
+def kernels(records: Selection) -> str:
+    """GEMMs of LLMs over ATen and Triton, by launches and m."""
+    rows = []
+    for launches in ("apart", "back to back"):
+        for low, high in (*RANGES, (1, 8192)):
+            best, bundled = (
+                Selection(one for one in records.where("kernels", f".*/{launches}/{title}")
+                          if low <= _m(one) <= high)
+                for title in ("best of all", "bundled")
+            )  # fmt: skip
+            rows.append(
+                (launches, f"{low} to {high}", str(len(best)), times(best.speedup(), 3),
+                 times(best.least_speedup(), 3), times(bundled.speedup(), 3))
+            )  # fmt: skip
+    return markdown(("launches", "m", "GEMMs", "best of all", "worst case", "bundled alone"), rows)
+
+
+def hgemm(records: Selection) -> str:
+    """HGEMM-1000 over autotuned cuBLASLt."""
+    rows = []
+    for one in records.where("hgemm", "mean of .*/bundled"):
+        sizes, mode, _ = one.case.name.split("/")
+        both = records.where("hgemm", f"{sizes}/{mode}/best of both", on=_product(one)).only()
+        noise = 100 * (one.case.noise or 0.0)
+        rows.append(
+            (gpu(_product(one)), sizes.split()[2], {"offline": "back to back"}.get(mode, "single"),
+             f"{one.case.figure:+.1f} ± {noise:.1f} %", f"{both.case.figure:+.1f} %",
+             one.run.date or NONE)
+        )  # fmt: skip
+    return markdown(("GPU", "sizes", "launches", "bundled", "best of both", "date"), rows)
+
+
+def gated(records: Selection) -> str:
+    """Gated MLPs of four models, by m."""
+    rows = []
+    for name in records.where("gated").products:
+        for m in (512, 1024, 2048, 4096, 8192):
+            compiled = records.where("gated", f".* m{m}/compiled", on=name)
+            best = records.where("gated", f".* m{m}/best kernel", on=name)
+            if len(compiled):
+                rows.append(
+                    (gpu(name), str(m), times(compiled.speedup(), 3),
+                     times(compiled.least_speedup(), 3), times(best.speedup(), 3), compiled.date)
+                )  # fmt: skip
+    return markdown(("GPU", "m", "torch.compile", "worst model", "best kernel", "date"), rows)
+
+
+def experts(records: Selection) -> str:
+    """Experts of four models from sorted rows."""
+    return _experts(records, "moe")
+
+
+def tokens(records: Selection) -> str:
+    """Experts from tokens to tokens."""
+    return _experts(records, "moe.tokens")
+
+
+def _experts(records: Selection, benchmark: str) -> str:
+    rows = []
+    for forward in records.where(benchmark, ".*/forward", baseline="torchtitan"):
+        model, form, _ = forward.case.name.split("/")
+        name = _product(forward)
+        case = re.escape(f"{model}/{form}")
+        backward, memory = (
+            records.where(benchmark, f"{case}/{title}", baseline="torchtitan", on=name).only()
+            for title in ("backward", "peak memory")
+        )
+        fastest = records.where(
+            benchmark, f"{case}/(forward|backward)", baseline="torch's fastest", on=name
+        )
+        both = [f"{one.case.figure:.2f} ms, {times(one.speedup)}" for one in (forward, backward)]
+        rows.append(
+            (gpu(name), model, form.removeprefix("experts").lstrip(", ") or "as called", *both,
+             " and ".join(times(one.speedup) for one in fastest),
+             f"{memory.case.figure:,.0f} of {_baseline(memory, 0)} MB")
+        )  # fmt: skip
+    head = ("GPU", "model", "form", "forward", "backward", "over torch's fastest", "peak memory")
+    return markdown(head, sorted(rows, key=lambda row: row[0]))
+
+
+def training(records: Selection) -> str:
+    """Training a small mixture of experts for 200 steps."""
+    rows = []
+    for step in records.where("moe.training", ".*/step"):
+        way = step.case.name.rsplit("/", 1)[0]
+        away, memory = (
+            records.where("moe.training", f"{way}/{title}", on=_product(step)).only()
+            for title in ("distance from losses in fp32", "peak memory")
+        )
+        rows.append(
+            (gpu(_product(step)), way, f"{step.case.figure:.1f} ms", f"{away.case.figure:.4f}",
+             f"{memory.case.figure:,.0f} MB")
+        )  # fmt: skip
+    return markdown(("GPU", "experts", "step", "distance from losses in fp32", "peak memory"), rows)
+
+
+def gather(records: Selection) -> str:
+    """Up projections that read token rows in place, over a copy."""
+    rows = [
+        (*one.case.name.split("/"), _value(one, 2, "ms"), _baseline(one, 2, "ms"),
+         times(one.over_baseline))
+        for one in records.where("moe.gather", r"[^/]*/experts/.*")
+    ]  # fmt: skip
+    head = ("model", "form", "direction", "in place", "copied", "ratio")
+    return markdown(head, rows)
+
+
+def dispatch(records: Selection) -> str:
+    """Dispatch by m at sizes that were not measured."""
+    rows = []
+    for name in records.where("dispatch").products:
+        for choice, title in (
+            ("compiled", "compiled graph"), ("dispatch", "dispatch table"), ("aten", "ATen alone"),
+        ):  # fmt: skip
+            cases = records.where("dispatch", f"mm/.*/{choice}", on=name)
+            most = max(one.over_baseline for one in cases)
+            rows.append(
+                (gpu(name), title, str(len(cases)), times(cases.over_baseline(), 3),
+                 times(most, 3), cases.date)
+            )  # fmt: skip
+    return markdown(("GPU", "choice", "sizes", "over the best", "worst", "date"), rows)
+
+
+def gpus(records: Selection) -> str:
+    """Winners of one GPU on another GPU of the product."""
+    rows = []
+    for slower in records.where("ranking.gpus", ".*/slower than ATen.*"):
+        standing = slower.case.name.split("/")[0]
+        mean = records.where("ranking.gpus", f"{standing}/fastest on another GPU").only()
+        rows.append((standing, times(mean.case.figure, 4), _of(slower)))
+    for every in records.where("repeated", ".*/all winners.*"):
+        gain = every.case.name.split("/")[0]
+        again = records.where("repeated", f"{gain}/repeated winners.*").only()
+        rows.append((f"{gain}, all winners", NONE, _of(every)))
+        rows.append((f"{gain}, repeated", NONE, _of(again)))
+    head = ("winner of one GPU", "over the fastest there", "slower than ATen there")
+    return markdown(head, rows)
+
+
+def ranking(records: Selection) -> str:
+    """Rankings of sizes that were not declared."""
+    rows = []
+    for case, title in (
+        ("m held back: the runtime, as shipped", "m not declared, as shipped"),
+        ("m held back: the runtime, ranked measured", "m not declared, ranked kernels measured"),
+        ("m held back: the runtime, all measured", "m not declared, all kernels measured"),
+        ("n, k held back: the runtime, as shipped", "n and k not declared, as shipped"),
+    ):
+        figures = [
+            records.where("ranking", f"{case}/{count}").only().case.figure
+            for count in ("first", "best of 4")
+        ]
+        rows.append((title, *(times(one, 3) for one in figures)))
+    for case, title in (("model", "estimate of the model"), ("corrected", "corrected estimate")):
+        figures = [
+            records.where("estimates", f"all/{case}/{count}").only().case.figure
+            for count in ("first", "best of four")
+        ]
+        rows.append((f"held-back sizes, {title}", *(times(one, 3) for one in figures)))
+    for name in records.where("group_estimates").products:
+        figures = [
+            records.where("group_estimates", f"held back/all/{count}", on=name).only().case.figure
+            for count in ("first", "best of four")
+        ]
+        rows.append((f"held-back groups, {gpu(name)}", *(times(one, 3) for one in figures)))
+    return markdown(("ranking", "first choice over the best", "best of four"), rows)
+
+
+def timing(records: Selection) -> str:
+    """Ways to time gated kernels before choosing one."""
+    loads = records.where("gated.loads")
+    rows = []
+    for way in dict.fromkeys(one.case.name.split("/")[1] for one in loads):
+        figures = [one.case.figure for one in loads.where(case=f".*/{way}")]
+        mean = 1.0
+        for figure in figures:
+            mean *= figure ** (1 / len(figures))
+        rows.append((f"gated MLPs: {way}", times(mean, 3), times(max(figures), 3)))
+    for way, title in (("stock", "Inductor's"), ("cold", "host time, cold"),
+                       ("gpu_time", "GPU time, cold")):  # fmt: skip
+        cases = records.where("additive.choice_timing", f".*/memory/{way}")
+        most = max(one.over_baseline for one in cases)
+        rows.append((f"GEMMs: {title}", times(cases.over_baseline(), 3), times(most, 3)))
+    return markdown(("way of timing", "chosen over the fastest", "worst"), rows)
+
+
+def clocks(records: Selection) -> str:
+    """Repeated timings of one product while clocks fall."""
+    rows = [
+        (one.case.name.split("/")[0], _baseline(one, 0, "µs"), times(one.over_baseline, 3))
+        for one in records.where("additive.clocks")
+    ]
+    return markdown(("GEMM", "first timing", "longest of 12"), rows)
+
+
+def host(records: Selection) -> str:
+    """Host time of calls, loading and look-ups."""
+    rows = [
+        (gpu(_product(one)), one.case.name.replace("/", ": "), _value(one, 2, "µs"),
+         _baseline(one, 2, "µs"), _ratio(one))
+        for benchmark in ("runtime.calls", "runtime.loading", "runtime.launch", "runtime.lookup")
+        for one in records.where(benchmark)
+        if one.case.baseline is None or one.case.figure != one.case.baseline.value
+    ]  # fmt: skip
+    return markdown(("on", "operation", "time", "stock", "ratio"), rows)
+
+
+def building(records: Selection) -> str:
+    """Build time and size."""
+    wanted = ("build", "build.path", "build.platforms", "build.size")
+    rows = [
+        (one.case.name.replace("/", ": "), f"{one.case.figure:,.4g} {one.case.unit}"
+         if one.case.figure < 1000 else f"{one.case.figure:,.0f} {one.case.unit}",
+         one.run.date or NONE)
+        for benchmark in wanted
+        for one in records.where(benchmark)
+    ]  # fmt: skip
+    return markdown(("measurement", "result", "date"), rows)
+
+
+def coverage(records: Selection) -> str:
+    """Kernels, size and processor time of shipped manifests."""
+    rows = []
+    for one in records.where("build.coverage", ".*/kernels"):
+        manifest, target, _ = one.case.name.split("/")
+        problems, size, seconds = (
+            records.where("build.coverage", f"{manifest}/{target}/{title}").only().case.figure
+            for title in ("problems", "size", "processor time")
+        )
+        rows.append(
+            (manifest, target, f"{problems:,.0f}", f"{one.case.figure:.0f}",
+             f"{size / 1e3:,.0f} kB", f"{seconds:.0f} s")
+        )  # fmt: skip
+    head = ("manifest", "target", "problems", "kernels", "bundle", "processor time")
+    return markdown(head, rows)
+
+
+def compression(records: Selection) -> str:
+    """Bytes a kernel of 400, by how they are compressed."""
+    rows = [
+        (one.case.name.split("/")[1], _value(one, 0), times(one.over_baseline))
+        for one in records.where("build.compression", "400 kernels/.*")
+    ]
+    return markdown(("dictionary", "bytes a kernel", "over no dictionary"), rows)
+
+
+def correctness(records: Selection) -> str:
+    """Right kernels that passed and planted faults that tuning caught."""
+    cases = records.where("correctness")
+    kinds = list(dict.fromkeys(one.case.name.split("/")[1] for one in cases))
+    rows = []
+    for dtype in dict.fromkeys(one.case.name.split("/")[0] for one in cases):
+        cells = {one.case.name.split("/")[1]: _of(one) for one in cases.where(case=f"{dtype}/.*")}
+        rows.append((f"`{dtype}`", *(cells.get(kind, NONE) for kind in kinds)))
+    return markdown(("A, B", *kinds), rows)
+
+
+def tuning(records: Selection) -> str:
+    """Kernels for experts and for few tiles, as `nvgemm-aot tune` timed them."""
+    rows = []
+    for benchmark, title in (
+        ("tuning.experts", "experts of three models, over `torch._grouped_mm`"),
+        ("tuning.few_tiles", "GEMMs of few tiles, over ATen"),
+    ):
+        cases = records.where(benchmark)
+        rows.append(
+            (title, gpu(cases.products[0]), str(len(cases)), times(cases.over_baseline(), 3),
+             f"{times(min(_ratios(cases)), 3)} to {times(max(_ratios(cases)), 3)}")
+        )  # fmt: skip
+    return markdown(("kernels", "GPU", "problems", "fastest kernel's time", "range"), rows)
+
+
+def tests(records: Selection) -> str:
+    """GPU test runs, newest first."""
+    runs = sorted(records.where("tests"), key=lambda one: one.run.date or "", reverse=True)
+    rows = [
+        (one.run.date or NONE, gpu(_product(one)), one.run.commit or NONE, _value(one, 0),
+         f"{(one.case.baseline.value if one.case.baseline else 0) - one.case.figure:.0f}",
+         one.case.name.rsplit("/", 1)[-1] if "/" in one.case.name else one.case.name)
+        for one in runs
+    ]  # fmt: skip
+    return markdown(("date", "on", "commit", "passed", "failed", "parts"), rows)
+
+
+def _ratios(cases: Iterable[Record]) -> Iterator[float]:
+    return (one.over_baseline for one in cases)
+
+
+def _product(record: Record) -> str:
+    return Selection([record]).products[0]
+
+
+def _m(record: Record) -> int:
+    match = re.search(r"/m(\d+)n", record.case.name)
+    assert match, record.case.name
+    return int(match[1])
+
+
+def _parts(name: str, first: int) -> list[str]:
+    return name.split("/")[first:]
+
+
+def _value(record: Record, digits: int, unit: str = "") -> str:
+    return f"{record.case.figure:,.{digits}f} {unit}".rstrip()
+
+
+def _baseline(record: Record, digits: int, unit: str = "") -> str:
+    if record.case.baseline is None:
+        return NONE
+    return f"{record.case.baseline.value:,.{digits}f} {unit}".rstrip()
+
+
+def _ratio(record: Record) -> str:
+    return NONE if record.case.baseline is None else times(record.over_baseline)
+
+
+def _of(record: Record) -> str:
+    assert record.case.baseline is not None
+    return f"{record.case.figure:.0f} of {record.case.baseline.value:.0f}"
