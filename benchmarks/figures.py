@@ -1,154 +1,136 @@
-"""Figures of committed results; needs matplotlib and no GPU.
+"""Figures of benchmark results; needs matplotlib and no GPU.
 
-    python -m benchmarks.figures benchmarks/results/kernels-*.json   # into docs/figures
+    python -m benchmarks.figures   # draws benchmarks/results into docs/figures
 
-Draws ``kernels.svg``, ``hgemm.svg``, ``cold_start.svg`` or, where it was compiled for several
-batches, ``cold_start_batches.svg``, by what a file says it holds. The same file and the same
-matplotlib give the same bytes.
+The same results and the same matplotlib give the same bytes.
 """
 
 from __future__ import annotations
 
 import io
-import statistics
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from benchmarks.cold_start import table as cold_start_table
-from benchmarks.hgemm import table as hgemm_table
-from benchmarks.kernels import table as kernels_table
-from benchmarks.shared.records import as_written, read_json, write
-from benchmarks.shared.summaries import geomean, grouped, mean
+from benchmarks.hgemm.table import LOG2_BOUNDS, Size
+from benchmarks.record import RESULTS, Record, read_all
+from benchmarks.shared.records import write
+from benchmarks.shared.summaries import grouped, mean
+from benchmarks.tables.selection import Selection
 
-TOKEN_COLOURS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677")
-"""Of the ranges of m: Paul Tol's bright scheme, which colour-blind readers can tell apart."""
-BUNDLED_COLOUR, OTHER_COLOUR = "#4477aa", "#bbbbbb"
+BUNDLED_COLOUR, OTHER_COLOUR, BELOW_COLOUR = "#4477aa", "#bbbbbb", "#ee6677"
+"""Paul Tol's bright scheme, which colour-blind readers can tell apart."""
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""Ticks of m."""
 
 
-def draw_kernels(record: Mapping[str, Any]) -> Figure:
-    """Speed-up of the best bundled kernel over the best of the others, by size."""
-    entries = [
-        kernels_table.ProblemTimes.from_json(key, one)
-        for key, one in record["entries"].items()
-        if one["kernels"] and one["triton"] is not None
-    ]
-    if not entries:
-        raise click.ClickException("no problem of the file was measured with Triton")
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+def draw_kernels(records: Selection) -> Figure:
+    """Speed-up that bundled kernels add to ATen and Triton, by m."""
+    best = records.where("kernels", ".*/apart/best of all")
+    speedups = [record.speedup for record in best]
+    if not speedups:
+        raise click.ClickException("no record of benchmark kernels; measure it first")
+    faster = sum(value > 1.01 for value in speedups)
+    figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
-    groups = grouped(entries, kernels_table.TOKENS, lambda one: one.problem.m)
-    colours = dict(zip(kernels_table.TOKENS, TOKEN_COLOURS))
-    for label, group in groups:
-        axes.scatter(
-            [one.problem.flops for one in group],
-            [one.bundle for one in group],
-            s=18,
-            color=colours[int(label.split("-")[0])],
-            label=f"m {label}: {geomean([one.bundle for one in group]):.2f}",
-        )
-    best = geomean([one.best_of_all for one in entries])
+    axes.scatter([_m(record) for record in best], speedups, s=18, color=BUNDLED_COLOUR)
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.axhline(best, color="black", linewidth=0.8, linestyle="--")
-    axes.text(
-        0.01, best, f"best of all: {best:.3f}", transform=axes.get_yaxis_transform(), va="bottom"
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(TOKENS, [str(m) for m in TOKENS])
+    axes.set_xlabel("m (tokens)")
+    axes.set_ylabel("speed-up over the best\nof ATen and Triton")
+    axes.set_title(
+        f"GEMMs of LLMs on an {_gpu(best)}, with bundled kernels among the choices:\n"
+        f"{faster} of {len(speedups)} are over 1 % faster, none is over "
+        f"{_percent_below(min(speedups))} slower"
     )
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    ticks = [0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 4]
-    values = [one.bundle for one in entries]
-    shown = [tick for tick in ticks if min(values) * 0.9 <= tick <= max(values) * 1.1]
-    axes.set_yticks(shown, [f"{tick:g}" for tick in shown])
-    axes.yaxis.set_minor_locator(mpl.ticker.NullLocator())
-    axes.set_xlabel("floating-point operations of the product")
-    axes.set_ylabel("bundled kernel over\nthe best of ATen and Triton")
-    axes.set_title(f"{record['environment']['gpu']}: {len(entries)} declared GEMMs")
-    figure.legend(loc="outside right upper", title="geometric mean", fontsize="small")
     return figure
 
 
-def draw_hgemm(record: Mapping[str, Any]) -> Figure:
-    """Mean speed-up over each strong baseline, by size, in both modes."""
-    entries = [hgemm_table.SizeTimes.from_json(key, one) for key, one in record["entries"].items()]
-    if not entries:
-        raise click.ClickException("no size of the file was measured")
-    groups = grouped(entries, hgemm_table.LOG2_BOUNDS, lambda one: one.size.log2)
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    for axes, mode in zip(figure.subplots(1, 2, sharey=True), hgemm_table.MODES):
-        for name, colour in zip(hgemm_table.STRONGEST, TOKEN_COLOURS):
-            heights = [
-                100 * mean([one.speedup(mode, name) for one in group]) for _, group in groups
-            ]
-            overall = mean([one.speedup(mode, name) for one in entries])
-            axes.plot(
-                [label for label, _ in groups],
-                heights,
-                marker="o",
-                color=colour,
-                label=f"{name}: {overall:+.1%}",
-            )
-        axes.axhline(0, color="black", linewidth=0.8)
-        axes.set_xlabel("log2(m n k)")
-        axes.set_title(mode)
-        axes.legend(
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.18),
-            title="mean speed-up over",
-            fontsize="small",
-        )
-    figure.axes[0].set_ylabel("t_ref / t - 1, %")
-    figure.suptitle(f"{record['environment']['gpu']}: HGEMM-1000, {len(entries)} sizes")
-    return figure
-
-
-def draw_cold_start(record: Mapping[str, Any]) -> Figure:
-    """Seconds to the first result, by mode."""
-    runs = cold_start_table.by_label(record["runs"])
-    labels = list(runs)
-    seconds = [cold_start_table.values(runs[label], "first_result_s") for label in labels]
-    medians = [statistics.median(found) for found in seconds]
-    figure = Figure(figsize=(8, 0.5 * len(labels) + 1.2), layout="constrained")
+def draw_hgemm(records: Selection) -> Figure:
+    """Mean speed-up over the fastest algorithm of cuBLASLt, by size."""
+    newest = max(
+        records.where("hgemm", "mean of .*/bundled"),
+        key=lambda record: record.run.date or "",
+        default=None,
+    )
+    if newest is None:
+        raise click.ClickException("no record of benchmark hgemm; measure it first")
+    on = Selection([newest]).products[0]
+    figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
-    bundled = (
-        cold_start_table.BUNDLE_MODE,
-        cold_start_table.MEASURED_MODE,
-        cold_start_table.JIT_MODE,
-        cold_start_table.KEPT_MODE,
-    )
-    bars = axes.barh(
-        labels,
-        medians,
-        xerr=[
-            [middle - min(found) for middle, found in zip(medians, seconds)],
-            [max(found) - middle for middle, found in zip(medians, seconds)],
-        ],
-        color=[BUNDLED_COLOUR if label.startswith(bundled) else OTHER_COLOUR for label in labels],
-    )
-    axes.bar_label(bars, [f"{middle:.1f} s" for middle in medians], padding=4)
-    axes.invert_yaxis()
-    axes.margins(x=0.1)
-    axes.set_xlabel("seconds to the first result, in a fresh process with empty caches")
-    gemms = max(sum(run["count"].values()) for run in record["runs"])
-    axes.set_title(f"{record['runs'][0]['versions']['device']}: {gemms} GEMMs")
+    overall = {}
+    for mode, title, colour in (
+        ("offline", "back to back", BUNDLED_COLOUR),
+        ("server", "single requests", BELOW_COLOUR),
+    ):
+        sizes = records.where("hgemm", rf"\d+_\d+_\d+/{mode}", on=on)
+        groups = grouped(list(sizes), LOG2_BOUNDS, _log2)
+        heights = [100 * mean([one.speedup - 1 for one in group]) for _, group in groups]
+        axes.plot([label for label, _ in groups], heights, marker="o", color=colour, label=title)
+        gains = records.where("hgemm", f"mean of .*/{mode}/bundled", on=on)
+        overall[title] = max(gains, key=lambda record: record.run.date or "").case.figure
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_xlabel("log2(m n k)")
+    axes.set_ylabel("faster than autotuned\ncuBLASLt, %")
+    axes.legend()
+    words = ", ".join(f"{value:+.1f} % {title}" for title, value in overall.items())
+    axes.set_title(f"HGEMM-1000 on an {_gpu([newest])}, {len(sizes)} sizes: {words}")
     return figure
 
 
-DRAWN: dict[str, Callable[[Mapping[str, Any]], Figure]] = {
-    "kernels": draw_kernels,
-    "hgemm": draw_hgemm,
-    "cold_start": draw_cold_start,
+COLD_STARTS = {
+    "aten+triton": "max-autotune, ATen and Triton",
+    "jit": "max-autotune, ATen and kernels compiled at run time",
+    "aten+bundle": "max-autotune, ATen and bundle, estimated rankings",
+    "aten+measured": "max-autotune, ATen and bundle, measured rankings",
+    "aten": "max-autotune, ATen alone",
 }
-"""By what a file holds."""
+"""Bars of the cold-start figure, by mode."""
 
 
-def figure_name(record: Mapping[str, Any]) -> str:
-    """Name of the figure of a file, without its suffix."""
-    several = len(record.get("batches", ())) > 1
-    return f"{record['what']}{'_batches' if several else ''}"
+def draw_cold_start(records: Selection) -> Figure:
+    """Seconds to the first result, by mode, in the newest run that has Triton and bundles."""
+    first = records.where("cold_start", r"30 GEMMs/aten\+measured/first result")
+    measured = first.where(baseline="aten+triton").only()
+    date = measured.run.date
+    seconds = {}
+    for record in records.where("cold_start", "30 GEMMs/.*/first result"):
+        if record.run.date == date and record.case.baseline is not None:
+            seconds[record.case.name.split("/")[1]] = record.case.figure
+            seconds[record.case.baseline.name] = record.case.baseline.value
+    shown = [mode for mode in COLD_STARTS if mode in seconds]
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.subplots()
+    bars = axes.barh(
+        [COLD_STARTS[mode] for mode in shown],
+        [seconds[mode] for mode in shown],
+        color=[
+            BUNDLED_COLOUR if mode in ("aten+bundle", "aten+measured") else OTHER_COLOUR
+            for mode in shown
+        ],
+    )
+    axes.bar_label(bars, [f"{seconds[mode]:.1f} s" for mode in shown], padding=4)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.set_xlabel("seconds to the first result, fresh process, empty caches")
+    figure.suptitle(
+        f"With measured rankings, a decoder layer of 30 GEMMs starts {measured.speedup:.1f} times "
+        f"as fast as with Triton ({_gpu([measured])})"
+    )
+    return figure
+
+
+DRAWN: dict[str, Callable[[Selection], Figure]] = {
+    "cold_start": draw_cold_start,
+    "hgemm": draw_hgemm,
+    "kernels": draw_kernels,
+}
+"""Functions that draw each figure, by its file name."""
 
 
 def svg(figure: Figure) -> str:
@@ -160,9 +142,32 @@ def svg(figure: Figure) -> str:
     return buffer.getvalue()
 
 
+def _m(record: Record) -> int:
+    match = re.search(r"/m(\d+)n", record.case.name)
+    assert match, record.case.name
+    return int(match[1])
+
+
+def _log2(record: Record) -> int:
+    return Size.parse(record.case.name.split("/")[0]).log2
+
+
+def _gpu(records: Selection | list[Record]) -> str:
+    gpu = next(iter(records)).run.gpu or "CPU"
+    return gpu.removeprefix("NVIDIA ").partition(" ")[0]
+
+
+def _percent_below(least: float) -> str:
+    """How far the least speed-up is below 1, rounded up to a tenth of a per cent."""
+    return f"{max(0.0, -((least - 1) * 1000 // 1) / 10):.1f} %"
+
+
 @click.command()
-@click.argument(
-    "paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False)
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    default=RESULTS,
+    help="Directory of result files.  [default: benchmarks/results]",
 )
 @click.option(
     "-o",
@@ -171,20 +176,13 @@ def svg(figure: Figure) -> str:
     default=Path(__file__).parents[1] / "docs/figures",
     help="Directory for the figures.  [default: docs/figures]",
 )
-def main(paths: tuple[Path, ...], output: Path) -> None:
-    """Draw the figures of result files."""
-    for path in paths:
-        record = read_json(path)
-        draw = DRAWN.get(record.get("what"))
-        if draw is None:
-            raise click.ClickException(
-                f"{path} says it holds {record.get('what')!r}; drawn are {', '.join(DRAWN)}"
-            )
-        figure = output / f"{figure_name(record)}.svg"
-        with as_written(path):
-            drawn = svg(draw(record))
-        write(figure, drawn)
-        click.echo(f"{figure}: drawn from {path}")
+def main(results: Path, output: Path) -> None:
+    """Draw the figures of benchmark results."""
+    records = Selection(read_all(results))
+    for name, draw in DRAWN.items():
+        path = output / f"{name}.svg"
+        write(path, svg(draw(records)))
+        click.echo(f"{path}: drawn")
 
 
 if __name__ == "__main__":

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from statistics import geometric_mean
 
 from benchmarks.record import Record
 from benchmarks.tables.selection import NONE, Selection, gpu, markdown, times
 
 RANGES = ((1, 64), (65, 512), (513, 8192))
 """Ranges of m, both ends included."""
+
+COLD_STARTS = (
+    ("aten+measured", "aten"),
+    ("aten+measured", "aten+triton"),
+    ("aten+bundle", "aten"),
+    ("jit", "aten"),
+    ("default+measured", "default"),
+)
+"""Modes in the table of cold starts, and the mode that each is compared with."""
+
+SCHEMES = ("no dictionary, zstd-19", "trained, 112 KiB", "all kernels", "as bundles do it")
+"""Schemes in the table of compression."""
 
 
 def readme(records: Selection) -> str:
@@ -104,18 +117,16 @@ def vllm(records: Selection) -> str:
 
 def cold_start(records: Selection) -> str:
     """First results of fresh processes."""
-    rows = []
-    for one in records.where("cold_start", ".*/first result"):
-        gemms, mode, _ = one.case.name.split("/")
-        if one.key[2] in (mode, None):
-            continue
-        over = f"`{one.key[2]}`"
-        rows.append(
-            (gpu(_product(one)), gemms.split()[0], f"`{mode}`", f"{one.case.figure:.1f} s",
-             over, times(one.over_baseline, 3), one.run.date or NONE)
-        )  # fmt: skip
+    rows = [
+        (gpu(_product(one)), gemms.split()[0], f"`{mode}`", f"{one.case.figure:.1f} s",
+         f"`{baseline}`", times(one.over_baseline, 3), one.run.date or NONE)
+        for mode, baseline in COLD_STARTS
+        for one in records.where("cold_start", rf".*/{re.escape(mode)}/first result",
+                                 baseline=baseline)
+        for gemms in one.case.name.split("/")[:1]
+    ]  # fmt: skip
     head = ("GPU", "GEMMs", "mode", "first result", "over", "ratio", "date")
-    return markdown(head, sorted(rows, key=lambda row: (row[0], -int(row[1]), row[2], row[4])))
+    return markdown(head, sorted(rows, key=lambda row: (row[0], -int(row[1]))))
 
 
 def kernels(records: Selection) -> str:
@@ -291,11 +302,11 @@ def timing(records: Selection) -> str:
     loads = records.where("gated.loads")
     rows = []
     for way in dict.fromkeys(one.case.name.split("/")[1] for one in loads):
-        figures = [one.case.figure for one in loads.where(case=f".*/{way}")]
-        mean = 1.0
-        for figure in figures:
-            mean *= figure ** (1 / len(figures))
-        rows.append((f"gated MLPs: {way}", times(mean, 3), times(max(figures), 3)))
+        mean, worst = (
+            [one.case.figure for one in loads.where(case=f".*/{way}/{title}")]
+            for title in ("mean", "worst")
+        )
+        rows.append((f"gated MLPs: {way}", times(geometric_mean(mean), 3), times(max(worst), 3)))
     for way, title in (("stock", "Inductor's"), ("cold", "host time, cold"),
                        ("gpu_time", "GPU time, cold")):  # fmt: skip
         cases = records.where("additive.choice_timing", f".*/memory/{way}")
@@ -360,6 +371,7 @@ def compression(records: Selection) -> str:
     rows = [
         (one.case.name.split("/")[1], _value(one, 0), times(one.over_baseline))
         for one in records.where("build.compression", "400 kernels/.*")
+        if one.case.name.split("/")[1] in SCHEMES
     ]
     return markdown(("dictionary", "bytes a kernel", "over no dictionary"), rows)
 
@@ -394,12 +406,18 @@ def tests(records: Selection) -> str:
     """GPU test runs, newest first."""
     runs = sorted(records.where("tests"), key=lambda one: one.run.date or "", reverse=True)
     rows = [
-        (one.run.date or NONE, gpu(_product(one)), one.run.commit or NONE, _value(one, 0),
-         f"{(one.case.baseline.value if one.case.baseline else 0) - one.case.figure:.0f}",
-         one.case.name.rsplit("/", 1)[-1] if "/" in one.case.name else one.case.name)
+        (one.run.date or NONE, gpu(_product(one)), one.run.commit or NONE, _title(one),
+         _value(one, 0),
+         f"{(one.case.baseline.value if one.case.baseline else 0) - one.case.figure:.0f}")
         for one in runs
     ]  # fmt: skip
-    return markdown(("date", "on", "commit", "passed", "failed", "parts"), rows)
+    return markdown(("date", "on", "commit", "tests", "passed", "failed"), rows)
+
+
+def _title(record: Record) -> str:
+    """Number of parts of a test run, or its name."""
+    dated = re.fullmatch(r"\d{4}-\d\d-\d\d/[^/]*/(.*)", record.case.name)
+    return f"{len(dated[1].split())} parts" if dated else record.case.name
 
 
 def _ratios(cases: Iterable[Record]) -> Iterator[float]:

@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
-from test_benchmarks_cold_start import record_of, run
-from test_benchmarks_hgemm import METHODS
-from test_benchmarks_hgemm import entry as hgemm_entry
-from test_benchmarks_kernels import entry, problem
 
 from benchmarks import figures
+from benchmarks.record import Baseline, Case, Record, Run, write
 
 pytest.importorskip("matplotlib")
 
-ENVIRONMENT = {"gpu": "G", "bundles": []}
-RECORDS: dict[str, dict[str, Any]] = {
-    "kernels": {
-        "environment": ENVIRONMENT,
-        "entries": {
-            problem(m).key: entry(1000, 900, 800 + 100 * number)
-            for number, m in enumerate((1, 16, 300, 4096))
-        },
-    },
-    "hgemm": {
-        "environment": ENVIRONMENT,
-        "entries": {
-            key: hgemm_entry(dict.fromkeys(METHODS, 1000) | {"ours-nn": 800})
-            for key in ("64_64_64", "128_4096_64", "16384_16384_16384")
-        },
-    },
-    "cold_start": record_of(run("aten", 8.0), run("aten", 9.0), run("jit", 20.0)),
-}
+
+def record(benchmark: str, case: str, figure: float, baseline: str, value: float) -> Record:
+    run = Run(benchmark=benchmark, date="2026-11-21", gpu="NVIDIA G1", versions={})
+    other = Baseline(name=baseline, value=value)
+    return Record(case=Case(name=case, figure=figure, unit="us", baseline=other), run=run)
+
+
+LT = "cuBLASLt autotuned"
+RECORDS = [
+    *(
+        record("kernels", f"mm/tn/bf16/m{m}n64k64/apart/best of all", 1, "best", 1 + m / 1000)
+        for m in (1, 16, 300)
+    ),
+    *(
+        record("hgemm", f"{size}/{mode}", 1, LT, 1.25)
+        for size in ("64_64_64", "128_4096_64", "16384_16384_16384")
+        for mode in ("offline", "server")
+    ),
+    *(
+        record("hgemm", f"mean of 3 sizes/{mode}/bundled", 25, LT, 1)
+        for mode in ("offline", "server")
+    ),
+    *(
+        record("cold_start", f"30 GEMMs/{mode}/first result", 8.5, reference, 17)
+        for mode, reference in (("aten+measured", "aten+triton"), ("jit", "aten"))
+    ),
+]
 
 
 def texts(path: Path) -> str:
@@ -43,50 +47,48 @@ def texts(path: Path) -> str:
     return "\n".join(text for text in ElementTree.parse(path).getroot().itertext() if text.strip())
 
 
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    directory = tmp_path / "results"
+    directory.mkdir()
+    write(directory / "all.jsonl", RECORDS)
+    return directory
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("what", list(RECORDS))
-def test_same_file_gives_the_same_figure(what: str, tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps({"what": what, **RECORDS[what]}))
+def test_same_results_give_the_same_figures(results: Path, tmp_path: Path) -> None:
     drawn = []
     for name in ("one", "two"):
-        done = CliRunner().invoke(figures.main, [str(path), "-o", str(tmp_path / name)])
+        output = tmp_path / name
+        done = CliRunner().invoke(
+            figures.main, ["--results", str(results), "-o", str(output)], catch_exceptions=False
+        )
         assert done.exit_code == 0, done.output
-        drawn.append((tmp_path / name / f"{what}.svg").read_bytes())
+        drawn.append({path.name: path.read_bytes() for path in output.iterdir()})
     assert drawn[0] == drawn[1]
-    written = texts(tmp_path / "one" / f"{what}.svg")
-    expected = {
-        "kernels": ("m 16-127: 1.00", "G: 4 declared GEMMs"),
-        "hgemm": ("torch.matmul max: +25.0%", "server"),
-        "cold_start": ("8.5 s", "jit"),
-    }
-    for text in expected[what]:
-        assert text in written
+    for name, expected in {
+        "kernels": "2 of 3 are over 1 % faster, none is over 0.0 % slower",
+        "hgemm": "3 sizes: +25.0 % back to back, +25.0 % single requests",
+        "cold_start": "starts 2.0 times as fast as with Triton (G1)",
+    }.items():
+        assert expected in texts(tmp_path / "one" / f"{name}.svg").replace("\n", " ")
 
 
-def test_a_cold_start_of_several_batches_has_a_figure_of_its_own(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
-    record = {**RECORDS["cold_start"], "batches": [64, 1]}
-    path.write_text(json.dumps(record))
-    done = CliRunner().invoke(figures.main, [str(path), "-o", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    assert [one.name for one in tmp_path.glob("*.svg")] == ["cold_start_batches.svg"]
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ('{"what": "lookup"}', "says it holds 'lookup'; drawn are kernels, hgemm, cold_start"),
-        ("{", "cannot be read"),
-        ('{"what": "kernels"}', "is not as this benchmark writes it: KeyError"),
-        ('{"what": "hgemm", "entries": {}}', "no size of the file was measured"),
-        ('{"what": "cold_start", "runs": []}', "is not as this benchmark writes it"),
-    ],
-)
-def test_refuses_what_it_cannot_draw(tmp_path: Path, content: str, said: str) -> None:
-    path = tmp_path / "results.json"
-    path.write_text(content)
-    refused = CliRunner().invoke(figures.main, [str(path), "-o", str(tmp_path / "figures")])
+def test_refuses_results_without_a_figures_benchmark(tmp_path: Path) -> None:
+    write(tmp_path / "some.jsonl", RECORDS[3:])
+    refused = CliRunner().invoke(
+        figures.main, ["--results", str(tmp_path), "-o", str(tmp_path / "figures")]
+    )
     assert refused.exit_code == 1
-    assert said in refused.output
-    assert not (tmp_path / "figures").exists()
+    assert "no record of benchmark kernels" in refused.output
+
+
+def test_committed_figures_name_the_newest_results() -> None:
+    """Text alone: other releases of matplotlib draw other paths."""
+    records = figures.Selection(figures.read_all())
+    for name, draw in figures.DRAWN.items():
+        path = Path(figures.__file__).parents[1] / f"docs/figures/{name}.svg"
+        figure = draw(records)
+        titles = [axes.get_title() for axes in figure.axes] + [figure.get_suptitle()]
+        for line in "\n".join(titles).splitlines():
+            assert line in texts(path)
