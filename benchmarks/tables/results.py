@@ -21,6 +21,12 @@ COLD_STARTS = (
 )
 """Modes in the table of cold starts, and the mode that each is compared with."""
 
+HOST_TIMES = (
+    ("runtime.calls", r"(Python|C\+\+)/(kernel|by m, .*)"),
+    ("runtime.loading", r"entry.*|first launch|host time/(generated|mm|op).*"),
+    ("runtime.lookup", ".*"),
+)
+"""Benchmarks and cases in the table of host times."""
 SCHEMES = ("no dictionary, zstd-19", "trained, 112 KiB", "all kernels", "as bundles do it")
 """Schemes in the table of compression."""
 
@@ -107,12 +113,12 @@ def models(records: Selection) -> str:
 
 def vllm(records: Selection) -> str:
     """Tokens a second in vLLM."""
-    rows = [
-        (*_parts(one.case.name, 1), _value(one, 0), _baseline(one, 0), times(one.speedup),
-         one.run.date or NONE)
-        for one in records.where("vllm")
-    ]  # fmt: skip
-    return markdown(("batch", "GPU", "with a wheel", "stock", "speed-up", "date"), rows)
+    rows = []
+    for one in records.where("vllm"):
+        _, batch, on = one.case.name.split("/")
+        figures = (_value(one, 0), _baseline(one, 0), times(one.speedup))
+        rows.append((batch.rpartition(" ")[2], on, *figures))
+    return markdown(("batch", "GPU", "with a wheel", "stock", "speed-up"), rows)
 
 
 def cold_start(records: Selection) -> str:
@@ -171,9 +177,9 @@ def gated(records: Selection) -> str:
             if len(compiled):
                 rows.append(
                     (gpu(name), str(m), times(compiled.speedup(), 3),
-                     times(compiled.least_speedup(), 3), times(best.speedup(), 3), compiled.date)
+                     times(compiled.least_speedup(), 3), times(best.speedup(), 3))
                 )  # fmt: skip
-    return markdown(("GPU", "m", "torch.compile", "worst model", "best kernel", "date"), rows)
+    return markdown(("GPU", "m", "torch.compile", "worst model", "best kernel"), rows)
 
 
 def experts(records: Selection) -> str:
@@ -188,24 +194,29 @@ def tokens(records: Selection) -> str:
 
 def _experts(records: Selection, benchmark: str) -> str:
     rows = []
-    for forward in records.where(benchmark, ".*/forward", baseline="torchtitan"):
-        model, form, _ = forward.case.name.split("/")
-        name = _product(forward)
-        case = re.escape(f"{model}/{form}")
-        backward, memory = (
-            records.where(benchmark, f"{case}/{title}", baseline="torchtitan", on=name).only()
-            for title in ("backward", "peak memory")
-        )
-        fastest = records.where(
-            benchmark, f"{case}/(forward|backward)", baseline="torch's fastest", on=name
-        )
-        both = [f"{one.case.figure:.2f} ms, {times(one.speedup)}" for one in (forward, backward)]
+    for called in records.where(
+        benchmark, "[^/]*/experts(, 2 weights)?/forward", baseline="torchtitan"
+    ):
+        model, form, _ = called.case.name.split("/")
+        name = _product(called)
+
+        def speedups(suffix: str, name: str = name, case: str = f"{model}/{form}") -> list[str]:
+            parts = (
+                records.where(benchmark, f"{case}{suffix}/{part}", baseline="torchtitan", on=name)
+                for part in ("forward", "backward")
+            )
+            return [times(part.speedup()) for part in parts]
+
+        memory = records.where(
+            benchmark, f"{model}/{form}/peak memory", baseline="torchtitan", on=name
+        ).only()
+        weights = "2" if form.endswith("2 weights") else "1"
         rows.append(
-            (gpu(name), model, form.removeprefix("experts").lstrip(", ") or "as called", *both,
-             " and ".join(times(one.speedup) for one in fastest),
-             f"{memory.case.figure:,.0f} of {_baseline(memory, 0)} MB")
+            (gpu(name), model, weights, *speedups(""), *speedups(", compiled"),
+             times(memory.over_baseline))
         )  # fmt: skip
-    head = ("GPU", "model", "form", "forward", "backward", "over torch's fastest", "peak memory")
+    head = ("GPU", "model", "weights", "forward", "backward", "compiled forward",
+            "compiled backward", "peak memory")  # fmt: skip
     return markdown(head, sorted(rows, key=lambda row: row[0]))
 
 
@@ -228,11 +239,11 @@ def training(records: Selection) -> str:
 def gather(records: Selection) -> str:
     """Up projections that read token rows in place, over a copy."""
     rows = [
-        (*one.case.name.split("/"), _value(one, 2, "ms"), _baseline(one, 2, "ms"),
-         times(one.over_baseline))
+        (one.case.name.split("/")[0], one.case.name.split("/")[2], _value(one, 2, "ms"),
+         _baseline(one, 2, "ms"), times(one.over_baseline))
         for one in records.where("moe.gather", r"[^/]*/experts/.*")
     ]  # fmt: skip
-    head = ("model", "form", "direction", "in place", "copied", "ratio")
+    head = ("model", "direction", "in place", "copied", "ratio")
     return markdown(head, rows)
 
 
@@ -247,24 +258,21 @@ def dispatch(records: Selection) -> str:
             most = max(one.over_baseline for one in cases)
             rows.append(
                 (gpu(name), title, str(len(cases)), times(cases.over_baseline(), 3),
-                 times(most, 3), cases.date)
+                 times(most, 3))
             )  # fmt: skip
-    return markdown(("GPU", "choice", "sizes", "over the best", "worst", "date"), rows)
+    return markdown(("GPU", "choice", "sizes", "over the best", "worst"), rows)
 
 
 def gpus(records: Selection) -> str:
     """Winners of one GPU on another GPU of the product."""
     rows = []
     for slower in records.where("ranking.gpus", ".*/slower than ATen.*"):
-        standing = slower.case.name.split("/")[0]
-        mean = records.where("ranking.gpus", f"{standing}/fastest on another GPU").only()
-        rows.append((standing, times(mean.case.figure, 4), _of(slower)))
+        rows.append((slower.case.name.split("/")[0], _of(slower), NONE))
     for every in records.where("repeated", ".*/all winners.*"):
         gain = every.case.name.split("/")[0]
         again = records.where("repeated", f"{gain}/repeated winners.*").only()
-        rows.append((f"{gain}, all winners", NONE, _of(every)))
-        rows.append((f"{gain}, repeated", NONE, _of(again)))
-    head = ("winner of one GPU", "over the fastest there", "slower than ATen there")
+        rows.append((gain, _of(every), _of(again)))
+    head = ("winners", "slower than ATen on another GPU", "of these, repeated")
     return markdown(head, rows)
 
 
@@ -329,41 +337,35 @@ def host(records: Selection) -> str:
     rows = [
         (gpu(_product(one)), one.case.name.replace("/", ": "), _value(one, 2, "µs"),
          _baseline(one, 2, "µs"), _ratio(one))
-        for benchmark in ("runtime.calls", "runtime.loading", "runtime.launch", "runtime.lookup")
-        for one in records.where(benchmark)
-        if one.case.baseline is None or one.case.figure != one.case.baseline.value
+        for benchmark, case in HOST_TIMES
+        for one in records.where(benchmark, case)
     ]  # fmt: skip
     return markdown(("on", "operation", "time", "stock", "ratio"), rows)
 
 
 def building(records: Selection) -> str:
     """Build time and size."""
-    wanted = ("build", "build.path", "build.platforms", "build.size")
+    wanted = ("build", "build.path", "build.size")
     rows = [
         (one.case.name.replace("/", ": "), f"{one.case.figure:,.4g} {one.case.unit}"
-         if one.case.figure < 1000 else f"{one.case.figure:,.0f} {one.case.unit}",
-         one.run.date or NONE)
+         if one.case.figure < 1000 else f"{one.case.figure:,.0f} {one.case.unit}")
         for benchmark in wanted
         for one in records.where(benchmark)
     ]  # fmt: skip
-    return markdown(("measurement", "result", "date"), rows)
+    return markdown(("measurement", "result"), rows)
 
 
 def coverage(records: Selection) -> str:
     """Kernels, size and processor time of shipped manifests."""
     rows = []
-    for one in records.where("build.coverage", ".*/kernels"):
+    for one in records.where("build.coverage", ".*/sm_100f/kernels"):
         manifest, target, _ = one.case.name.split("/")
-        problems, size, seconds = (
+        size, seconds = (
             records.where("build.coverage", f"{manifest}/{target}/{title}").only().case.figure
-            for title in ("problems", "size", "processor time")
+            for title in ("size", "processor time")
         )
-        rows.append(
-            (manifest, target, f"{problems:,.0f}", f"{one.case.figure:.0f}",
-             f"{size / 1e3:,.0f} kB", f"{seconds:.0f} s")
-        )  # fmt: skip
-    head = ("manifest", "target", "problems", "kernels", "bundle", "processor time")
-    return markdown(head, rows)
+        rows.append((manifest, f"{one.case.figure:.0f}", f"{size / 1e3:,.0f}", f"{seconds:.0f}"))
+    return markdown(("manifest", "kernels", "bundle, kB", "processor time, s"), rows)
 
 
 def compression(records: Selection) -> str:
@@ -404,7 +406,9 @@ def tuning(records: Selection) -> str:
 
 def tests(records: Selection) -> str:
     """GPU test runs, newest first."""
-    runs = sorted(records.where("tests"), key=lambda one: one.run.date or "", reverse=True)
+    every = sorted(records.where("tests"), key=lambda one: one.run.date or "")
+    newest = {(_product(one), _is_dated(one) or one.case.name): one for one in every}
+    runs = sorted(newest.values(), key=lambda one: one.run.date or "", reverse=True)
     rows = [
         (one.run.date or NONE, gpu(_product(one)), one.run.commit or NONE, _title(one),
          _value(one, 0),
@@ -414,10 +418,15 @@ def tests(records: Selection) -> str:
     return markdown(("date", "on", "commit", "tests", "passed", "failed"), rows)
 
 
+def _is_dated(record: Record) -> bool:
+    return bool(re.match(r"\d{4}-", record.case.name))
+
+
 def _title(record: Record) -> str:
     """Number of parts of a test run, or its name."""
-    dated = re.fullmatch(r"\d{4}-\d\d-\d\d/[^/]*/(.*)", record.case.name)
-    return f"{len(dated[1].split())} parts" if dated else record.case.name
+    if _is_dated(record):
+        return f"{len(record.case.name.split('/', 2)[2].split())} parts"
+    return record.case.name
 
 
 def _ratios(cases: Iterable[Record]) -> Iterator[float]:
@@ -432,10 +441,6 @@ def _m(record: Record) -> int:
     match = re.search(r"/m(\d+)n", record.case.name)
     assert match, record.case.name
     return int(match[1])
-
-
-def _parts(name: str, first: int) -> list[str]:
-    return name.split("/")[first:]
 
 
 def _value(record: Record, digits: int, unit: str = "") -> str:

@@ -68,7 +68,7 @@ class Selection:
     def products(self) -> list[str]:
         """Short names of the products, in the order of tables."""
         present = {product(record.run.gpu) for record in self}
-        return [name for name in PRODUCTS if name in present]
+        return [*filter(present.__contains__, PRODUCTS), *sorted(present - {*PRODUCTS})]
 
     @property
     def date(self) -> str:
