@@ -297,12 +297,6 @@ def test_a_thinned_choice_takes_every_model_and_as_many_at_each_batch() -> None:
     assert len(additive.thinned("ATEN", names, batches, 1)) == len(names) * len(batches)
 
 
-def test_committed_files_can_be_read_again() -> None:
-    for path in sorted((ROOT / "benchmarks/results").glob("additive-*.json")):
-        entries = Results.read(path, additive.WHAT).entries
-        assert "\n".join(additive.judged(entries)) in path.with_suffix(".txt").read_text()
-
-
 @pytest.mark.slow
 def test_it_goes_on_with_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, without any bundle: both sides compute the same."""

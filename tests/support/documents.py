@@ -18,7 +18,6 @@ try:
     commands = importlib.import_module("pages_from_code.commands")
     exit_codes = importlib.import_module("pages_from_code.exit_codes")
     packages = importlib.import_module("pages_from_code.packages")
-    results = importlib.import_module("pages_from_code.results")
     torch_names = importlib.import_module("pages_from_code.torch_names")
 finally:
     sys.path.remove(str(ROOT / "docs"))

@@ -20,7 +20,6 @@ from documents import (
     exit_codes,
     packages,
     read,
-    results,
     torch_names,
 )
 from nvgemm_aot.cli.main import main
@@ -104,33 +103,6 @@ def test_documents_install_nvgemm_aot_by_file(document: Path) -> None:
 
 def test_readme_is_short() -> None:
     assert len(read("README.md").splitlines()) <= 100
-
-
-@pytest.mark.parametrize(
-    ("document", "fewest"), [("README.md", 5), ("docs/benchmarks/goals.md", 60)]
-)
-def test_numbers_of_a_table_of_goals_are_printed_in_the_results_that_it_links(
-    document: str, fewest: int
-) -> None:
-    printed: list[float] = []
-    checked = 0
-    for row in read(document).splitlines():
-        if links := re.findall(r"\]\((?:\.\./)*(benchmarks/results/[^)]+)\)", row):
-            printed = numbers("".join(map(read, links)))
-        if row.startswith("| ") and printed:  # perhaps those of the row before
-            for number in re.findall(NUMBER, row.split("|")[2]):
-                decimals = len(number.partition(".")[2])
-                rounded = {round(value, decimals) for value in printed}
-                assert float(number.replace(",", "")) in rounded, row
-                checked += 1
-    assert checked > fewest
-
-
-NUMBER = r"\d[\d,]*(?:\.\d+)?"
-
-
-def numbers(text: str) -> list[float]:
-    return [float(number.replace(",", "")) for number in re.findall(NUMBER, text)]
 
 
 def test_every_exit_code_is_in_the_reference() -> None:
@@ -342,18 +314,6 @@ def _is_in_torch(name: str) -> bool:
                 return False
         found = getattr(found, part)
     return True
-
-
-def test_results_of_cold_starts_are_as_they_were_printed() -> None:
-    text = results.section(ROOT / "benchmarks/results")
-    for name in ("cold-start-h200", "cold-start-10-gemms-h200"):
-        part = text.split(f"## {name}, ")[1].split("\n## ")[0]
-        rows = re.findall(r"^\| `([\w+]+)` \| (\d+) \| ([\d.]+) \|", part, re.MULTILINE)
-        (printed,) = ROOT.glob(f"benchmarks/results/{name}-2*.txt")
-        assert len(rows) >= 6
-        for mode, processes, seconds in rows:
-            line = rf"^{re.escape(mode)} +{processes} +[\d.]+ +{re.escape(seconds)} \("
-            assert re.search(line, printed.read_text("utf-8"), re.MULTILINE), mode
 
 
 def test_one_range_of_torch_is_said_everywhere() -> None:
