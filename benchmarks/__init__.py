@@ -1,7 +1,8 @@
-"""Everything with a clock in it: benchmarks, run from the repository's root, and their results.
+"""Benchmarks, run from the repository's root, and their results.
 
-A folder is a benchmark, ``python -m benchmarks.hgemm``, or holds several of one subject: ``build``
-(what building costs) and ``runtime`` (what loading, looking up and launching kernels costs).
-`benchmarks.figures` draws what some of them measured, `benchmarks.shared` has what they share, and
-``benchmarks/results`` holds what they printed. docs/benchmarks/index.md says what each takes.
+A folder is a benchmark, ``python -m benchmarks.hgemm``, or holds several on one subject: ``build``
+(build costs) and ``runtime`` (costs of loading, look-ups and launches). `benchmarks.shared` has
+common code. `benchmarks.record` defines result files, `benchmarks.cases` computes their records
+from raw files, and `benchmarks.tables` and `benchmarks.figures` generate tables and figures from
+``benchmarks/results``. docs/benchmarks/index.md explains each benchmark.
 """

@@ -267,7 +267,7 @@ def training_cases(entries: Data) -> Iterator[Case]:
 
 def calls_cases(record: Data) -> Iterator[Case]:
     """Yields host time of a generated call over the stock call's."""
-    from benchmarks.runtime.calls import WITH_ONE_ROW_MORE, Row
+    from benchmarks.runtime.chains import WITH_ONE_ROW_MORE, Row
 
     tables = {"function": record["functions_us"], **record["chains_us"]}
     for title, times in tables.items():

@@ -114,25 +114,25 @@ def _cold_start() -> list[Goal]:
         )
     ]  # fmt: skip
     goals = [
-        Goal(title=f"Cold start, {title}", limit=limit, figure=_mean,
+        Goal(title=title, limit=limit, figure=_mean,
              select=_where("cold_start", f"{count} GEMMs/{mode}/{what}", reference))
         for title, limit, count, mode, what, reference in rows
     ]  # fmt: skip
     goals += [
-        Goal(title=f"Cold start, {count} GEMMs: measured rankings, speed-up over max-autotune "
+        Goal(title=f"{count} GEMMs: measured rankings, speed-up over max-autotune "
              "with Triton", limit=5, at_least=True, figure=_speedup,
              select=_where("cold_start", rf"{count} GEMMs/aten\+measured/first result",
                            "aten+triton"))
         for count in (30, 10)
     ]  # fmt: skip
     goals.append(
-        Goal(title="Cold start, 10 GEMMs: first result without max-autotune by stack samples, "
+        Goal(title="10 GEMMs: first result without max-autotune by stack samples, "
              "over stock", limit=1.02, figure=_mean,
              select=_where("cold_start", "10 GEMMs/.*/first result by stack samples"))
     )  # fmt: skip
     for mode, words in (("measured", "measured"), ("bundle", "estimated")):
         goals.append(
-            Goal(title=f"Cold start, 30 GEMMs: time inside nvgemm-aot with {words} rankings, "
+            Goal(title=f"30 GEMMs: time inside nvgemm-aot with {words} rankings, "
                  "reduction from the JIT's", limit=100, at_least=True, figure=_speedup,
                  select=_where("cold_start", rf"30 GEMMs/aten\+{mode}/inside nvgemm-aot", "jit"))
         )  # fmt: skip
@@ -283,10 +283,20 @@ def _added(selection: Selection) -> float:
     return dispatched - plain
 
 
-GOALS = (*_cold_start(), *_kernels(), *_models(), *_experts(), *_host())
+GOALS = {
+    "Cold start": _cold_start(),
+    "GEMMs": _kernels(),
+    "Models": _models(),
+    "Experts": _experts(),
+    "Host time, estimates and building": _host(),
+}
+"""Goals by the heading of their table."""
 
 
 def goals(records: Selection) -> str:
-    """The table of all goals."""
+    """Tables of all goals, each below its heading."""
     head = ("goal", "best result", "GPU", "date", "met")
-    return markdown(head, [goal.row(records) for goal in GOALS])
+    return "\n\n".join(
+        f"## {title}\n\n{markdown(head, [goal.row(records) for goal in group])}"
+        for title, group in GOALS.items()
+    )
