@@ -1,4 +1,4 @@
-"""Does an installed bundle ever make a model slower?
+"""Compares models compiled with bundles and without.
 
 Small models of several kinds, at several batches, have their GEMMs autotuned, each by several
 fresh processes with empty caches. A process compiles a model twice, with bundles and with the
@@ -39,7 +39,7 @@ from benchmarks.shared.resuming import BEGUN, Results, measuring_options
 WHAT = "additive"
 
 CASES_A_PROCESS = 2
-"""Compiled cases that a process keeps until they are timed, for each that it compiles first."""
+"""Compiled cases that a process keeps until they are timed, per case that it compiles first."""
 
 
 @click.group()
@@ -58,7 +58,7 @@ def print_table(path: Path) -> None:
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), required=True)
 @click.option("--lock", type=click.Path(path_type=Path), required=True)
 def worker(device: str, lock: Path) -> None:
-    """Be one of the processes."""
+    """Runs a worker process."""
     work(device, lock)
 
 
@@ -178,12 +178,12 @@ def measure(
 
 
 def _timing_s(rounds: int, window_ms: float) -> float:
-    """About how long a process takes to time both sides in one mode: warm-ups and 0.2 s besides."""
+    """Estimates seconds that a process needs to time both sides in one mode."""
     return 2 * rounds * 1.5 * window_ms / 1e3 + 0.2
 
 
 def thinned(backends: str, models: Sequence[str], batches: Sequence[int], thin: int) -> list[Case]:
-    """Of each batch one model in so many, and of the next batch others."""
+    """Picks every so many-th model at each batch, and different ones at the next batch."""
     return [
         Case(backends=backends, model=model, batch=batch)
         for number, batch in enumerate(batches)
@@ -192,7 +192,7 @@ def thinned(backends: str, models: Sequence[str], batches: Sequence[int], thin: 
 
 
 def judged(entries: dict[str, Any]) -> list[str]:
-    """The table of a file's entries."""
+    """Returns the lines of the table."""
     cases = list(entries.values())
     judge(cases)
     return table(cases)

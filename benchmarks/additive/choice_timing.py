@@ -1,4 +1,4 @@
-"""How well do ways of timing a GEMM's choices find the one that is fastest in a CUDA graph?
+"""Compares ways of timing a GEMM's choices with their times in a CUDA graph.
 
 For GEMMs that the bundle of benchmarks/additive/manifest.yaml declares, ATen and the ranked kernels
 are timed
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     import torch
 
 ROWS = (2, 16, 24, 96, 128, 384)
-"""Values of m: launches take longer than most of these kernels, or about as long."""
+"""Values of m. Launches take about as long as most of these kernels, or longer."""
 
 WAYS = ("stock", "cold", "gpu_time")
 GRAPHS = ("memory", "cache", "in a row")
-"""Where a graph's operands come from, behind a small kernel each; and launches in a row."""
+"""Sources of a graph's operands with a small kernel before each launch, and launches in a row."""
 
 
 def time_us(calls: list[Callable[[], object]]) -> dict[str, float]:
-    """Microseconds of a call in each way, and in CUDA graphs."""
+    """Times a call in each way and in CUDA graphs, in microseconds."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
     timer = GpuTimer()
@@ -71,7 +71,7 @@ def time_us(calls: list[Callable[[], object]]) -> dict[str, float]:
 
 
 def _cold_ms(call: Callable[[], object]) -> float:
-    """The median of calls behind reads of as much as L2 holds, the launch left out."""
+    """Returns the median of calls that follow reads as large as L2, without the launch."""
     import torch
 
     call()
@@ -83,7 +83,7 @@ def _cold_ms(call: Callable[[], object]) -> float:
 
 
 def measure(problem: Problem, kernels: list[str]) -> dict[str, dict[str, float]]:
-    """Times of ATen and of each kernel, by name."""
+    """Times ATen and each kernel, by name."""
     import torch
 
     m, n, k = problem.m, problem.n, problem.k
@@ -106,7 +106,7 @@ def measure(problem: Problem, kernels: list[str]) -> dict[str, dict[str, float]]
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Lines: a GEMM each, then what each way loses."""
+    """Returns a line for each GEMM, then each way's loss."""
     heads = " ".join(f"{way:>8}" for way in WAYS)
     lines = [
         f"{'m':>5} {'n':>6} {'k':>6} " + " ".join(f"{one + ', us':>13} {heads}" for one in GRAPHS)

@@ -1,4 +1,4 @@
-"""How well does a call compare with itself while a GPU's clocks fall?
+"""Times a call again and again while a GPU's clocks fall.
 
 After a pause, as while torch compiles, a product is timed again and again. Each time over the first
 should be 1; so should each of two calls of it that take turns. So
@@ -32,8 +32,7 @@ SIZES = (
     (4096, 24576, 4096),
     (8192, 24576, 4096),
 )
-"""(m, n, k) of products in bf16: an attention's and a gated MLP's of a model with 8 billion
-parameters."""
+"""(m, n, k) of bf16 products in an 8B model's attention and gated MLP."""
 
 PAUSE_S = 2.0
 
@@ -41,7 +40,7 @@ TIMES = 12
 
 
 def measure(m: int, n: int, k: int) -> tuple[list[float], list[float]]:
-    """Milliseconds of a product one after the other, and those of two over each other."""
+    """Returns milliseconds of consecutive calls, and ratios of two calls that take turns."""
     import torch
 
     a, b = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
@@ -62,7 +61,7 @@ def measure(m: int, n: int, k: int) -> tuple[list[float], list[float]]:
 
 
 def table(rows: Sequence[tuple[tuple[int, int, int], list[float], list[float]]]) -> Iterator[str]:
-    """A line a size."""
+    """Returns a line for each size."""
     yield f"{'m':>5} {'n':>6} {'k':>6} {'first, ms':>10} {'over the first':>16} {'in turns':>16}"
     for (m, n, k), alone, turns in rows:
         later = [one / alone[0] for one in alone[1:]]

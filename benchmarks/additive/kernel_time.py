@@ -1,4 +1,4 @@
-"""Times the kernels of calls by the profiler: the union of the intervals in which they ran.
+"""Times kernels by the profiler, as the union of their intervals.
 
 A replay of a CUDA graph takes up to a third longer for a whole process on some machines, with
 bundled kernels or without, while its kernels take as long as ever. So kernels tell whether a model
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 REPLAYS = 3
-"""Calls in one profile, each of which holds many kernels."""
+"""Calls in one profile; each launches many kernels."""
 
 
 def union_ns(intervals: Iterable[tuple[int, int]]) -> int:
-    """Nanoseconds in which at least one of some intervals holds, each from begin to end.
+    """Returns nanoseconds covered by at least one interval.
 
     Kernels of programmatic dependent launch, and those of several streams, run at the same time.
     """
@@ -30,7 +30,7 @@ def union_ns(intervals: Iterable[tuple[int, int]]) -> int:
 
 
 def start_tracing() -> None:
-    """Start the tracing library of CUDA, which then knows the kernels of graphs captured later."""
+    """Starts CUDA's tracing library, which then knows kernels of graphs captured later."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -42,7 +42,7 @@ def start_tracing() -> None:
 def kernel_times_us(
     calls: Mapping[str, Callable[[], object]], rounds: int
 ) -> dict[str, list[float]]:
-    """Microseconds a call in which kernels ran, on each side, of profiles that take turns.
+    """Returns microseconds a call in which kernels ran, on each side, from alternating profiles.
 
     Raises:
         RuntimeError: If a profile holds no kernel.
@@ -73,7 +73,7 @@ def _profiled_us(call: Callable[[], object]) -> float:
 
 
 def device_intervals(events: Iterable[Any]) -> list[tuple[int, int]]:
-    """Begin and end, in nanoseconds, of what ran on the GPU among a profile's events."""
+    """Returns begin and end, in nanoseconds, of a profile's GPU events."""
     from torch.autograd import DeviceType
 
     return [

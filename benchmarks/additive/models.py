@@ -1,4 +1,4 @@
-"""The small models that are compiled; manifest.yaml declares their GEMMs for every batch size."""
+"""Small models to compile. manifest.yaml declares their GEMMs at every batch."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from torch.nn import functional
 
 SMALLER = 16
-"""On a CPU every extent of a weight is this much smaller; numbers of tokens and heads are not."""
+"""Divisor of weight extents on a CPU; tokens and heads stay."""
 
 BATCHES = (1, 2, 8, 24, 96, 384, 512)
 """Batch sizes whose GEMMs manifest.yaml declares."""
 
 HEADS = 8
-"""Heads of `bmm_attention`: a batched GEMM multiplies so many matrices for each of the batch."""
+"""Heads of `bmm_attention`, which multiplies this many matrices per sequence."""
 
 Scale = Callable[[int], int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model to compile.
+    """Model to compile.
 
     Attributes:
         make: Makes the module; takes a function that scales an extent.
@@ -39,7 +39,7 @@ class Model:
 def build(
     name: str, device: str, *, batch: int, exact: bool = False
 ) -> tuple[torch.nn.Module, list[torch.Tensor]]:
-    """A model and its inputs, in bf16; the same weights and inputs each time."""
+    """Returns a model and its inputs in bf16, equal in every process."""
 
     def scale(extent: int) -> int:
         return max(8, extent // SMALLER) if device == "cpu" else extent
@@ -59,13 +59,13 @@ def _linear(inputs: int, outputs: int, bias: bool = False) -> torch.nn.Linear:
 
 
 def mlp_gelu(s: Scale) -> torch.nn.Module:
-    """With biases: the epilogues are a bias and a gelu, and a bias."""
+    """MLP with biases: a bias and gelu epilogue, then a bias epilogue."""
     first, second = _linear(s(1024), s(4096), bias=True), _linear(s(4096), s(1024), bias=True)
     return torch.nn.Sequential(first, torch.nn.GELU(approximate="tanh"), second)
 
 
 class GatedMlp(torch.nn.Module):
-    """The product of two GEMMs, one under a silu."""
+    """MLP whose two products are multiplied, one after silu."""
 
     def __init__(self, s: Scale) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Head(torch.nn.Module):
 
 
 class BmmAttention(torch.nn.Module):
-    """Attention spelled out: two batched GEMMs around a softmax."""
+    """Attention written as two batched GEMMs around a softmax."""
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         scores = torch.bmm(q, k.mT).float() * q.shape[-1] ** -0.5
@@ -127,14 +127,14 @@ class ResidualBlock(torch.nn.Module):
 
 
 def mlp_training(s: Scale) -> torch.nn.Module:
-    """Forward and backward: GEMMs in three layouts."""
+    """MLP's forward and backward, with GEMMs in three layouts."""
     return torch.nn.Sequential(
         _linear(s(1024), s(2048)), torch.nn.SiLU(), _linear(s(2048), s(1024))
     )
 
 
 def six_linears(s: Scale) -> torch.nn.Module:
-    """Six GEMMs in a row, each of which waits for the one before, a tanh between."""
+    """Six dependent GEMMs with a tanh between."""
     extents = [2560, 5120, 7168, 5120, 2560, 13824, 2560]
     layers: list[torch.nn.Module] = []
     for inputs, outputs in itertools.pairwise(extents):
@@ -143,7 +143,7 @@ def six_linears(s: Scale) -> torch.nn.Module:
 
 
 class LlamaMlp(torch.nn.Module):
-    """The MLP of a layer of Llama-3.1-8B: for few tokens it waits for weights alone."""
+    """MLP of a Llama-3.1-8B layer; at few tokens its time is the weights' read time."""
 
     def __init__(self, s: Scale) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class LlamaMlp(torch.nn.Module):
 
 
 class DecoderLayer(torch.nn.Module):
-    """A layer as shipped manifests declare it: attention among the tokens of one sequence, and MLP.
+    """Decoder layer as shipped manifests declare it: attention within one sequence, and MLP.
 
     With tensor parallelism this is one rank's part, without the sums over ranks.
     """
@@ -191,7 +191,7 @@ class DecoderLayer(torch.nn.Module):
 
 
 def _rows(width: int, tokens: int = 1) -> Callable[[Scale, int], list[tuple[int, ...]]]:
-    """One matrix, of so many tokens of each of the batch."""
+    """Flattens sequences and tokens into rows."""
     return lambda s, batch: [(batch * tokens, s(width))]
 
 
@@ -230,6 +230,5 @@ MODELS = {
         inputs=_rows(4096),
     ),
 }
-"""By name. The layers' sizes are those of manifests/llama-3.1-8b.yaml, llama-3.3-70b.yaml (tp 8)
-and qwen3-8b.yaml, which declare no batch of 24, 96 or 384.
-"""
+"""Models by name. Layers have the sizes of manifests/llama-3.1-8b.yaml, llama-3.3-70b.yaml (tp 8)
+and qwen3-8b.yaml, which declare no batch of 24, 96 or 384."""

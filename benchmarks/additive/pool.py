@@ -1,4 +1,4 @@
-"""Processes that compile cases side by side, and then time them one after the other."""
+"""Worker processes that compile cases side by side and time them one after the other."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from benchmarks.shared.compiling import Worker, fresh_environment
 from benchmarks.shared.resuming import MAX_FAILURES
 
 BACKENDS = ("ATEN", "ATEN,TRITON")
-"""What bundled kernels compete with: max_autotune_gemm_backends."""
+"""Values of max_autotune_gemm_backends that bundled kernels compete with."""
 
 DEFAULT = "default"
-"""In place of backends: no max-autotune."""
+"""Name of the comparison without max-autotune."""
 
 REPEATED = "default-repeated"
-"""Likewise, where repeated rankings count as confirmed ones do."""
+"""Name of the comparison without max-autotune in which repeated rankings count."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A model at a batch, and what bundled kernels compete with there."""
+    """Model, batch and competing backends."""
 
     backends: str
     model: str
@@ -39,13 +39,13 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Its name in the file of results."""
+        """Name in the results file."""
         return f"{self.backends}/{self.model}/{self.batch}"
 
 
 @dataclass(kw_only=True)
 class Deadline:
-    """Whether there is time to compile one more case, if it takes as long as its model ever took.
+    """Decides if there is time to compile another case, by the model's longest compilation so far.
 
     Attributes:
         at_s: When all must be timed, by `time.monotonic`; None for never.
@@ -60,7 +60,7 @@ class Deadline:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def admit(self, case: Case) -> bool:
-        """Whether to compile a case: what is said of it first holds for all of its processes."""
+        """Returns True if a case may be compiled, with the same answer for all its processes."""
         with self._lock:
             return self._admitted.setdefault(case, self._has_time(case))
 
@@ -72,19 +72,19 @@ class Deadline:
         return time.monotonic() + compiling_s + to_time * self.timing_s <= self.at_s
 
     def note_compiled(self, case: Case, seconds: float) -> None:
-        """Learn how long a process took."""
+        """Records a process' compile time."""
         with self._lock:
             self.longest_s[case.model] = max(self.longest_s.get(case.model, 0.0), seconds)
 
     def note_timed(self, case: Case, seconds: float) -> None:
-        """Release a case's reserved time, and expect of others what it took to time."""
+        """Releases a case's reserved time and records its timing time."""
         with self._lock:
             self.timing_s = max(self.timing_s, seconds)
             self._admitted.pop(case, None)
 
 
 class Pool:
-    """The workers over one choice of backends.
+    """Workers for one choice of backends.
 
     Attributes:
         failures: What went wrong in a process, by case; such a case is not timed.
@@ -97,7 +97,7 @@ class Pool:
         self._modes = modes
 
     def compile(self, cases: Sequence[Case], deadline: Deadline) -> dict[Case, list[Any]]:
-        """Compile cases side by side, each in as many processes as there are draws.
+        """Compiles cases side by side, each in one process per draw.
 
         A process takes its cases in their order and waits for no other. After `MAX_FAILURES`, or
         where this process is interrupted, none begins anything new.
@@ -140,7 +140,7 @@ class Pool:
     def time(
         self, number: int, case: Case, reports: list[Any], rounds: int, window_ms: float
     ) -> dict[str, Any] | None:
-        """Time a compiled case in each of its processes.
+        """Times a compiled case in each of its processes.
 
         Args:
             number: Its place among those that `compile` was given.
@@ -165,7 +165,7 @@ class Pool:
         return {**named, "modes": modes, "reports": reports}
 
     def forget(self) -> None:
-        """Free what was compiled."""
+        """Frees compiled cases."""
         for worker in self._workers:
             with contextlib.suppress(click.ClickException):  # it has ended, and was noted
                 worker.ask({"forget": True})
@@ -174,7 +174,7 @@ class Pool:
         return self._workers[(number + draw) % len(self._workers)]
 
     def _ask(self, worker: Worker, question: dict[str, Any], case: Case) -> Any:
-        """What a worker answers, or None where it failed, which is noted."""
+        """Returns a worker's answer; None if it failed, which is recorded."""
         try:
             answer = worker.ask(question)
         except click.ClickException as error:  # it ended
@@ -188,7 +188,7 @@ class Pool:
 
 @contextlib.contextmanager
 def started(backends: str, processes: int, draws: int, device: str) -> Iterator[Pool]:
-    """Start processes; Triton's compiled kernels are all that they share."""
+    """Starts processes that share nothing but compiled Triton kernels."""
     with contextlib.ExitStack() as stack:
 
         def directory() -> Path:

@@ -1,4 +1,4 @@
-"""Whether models were slower with bundles, and the table of them."""
+"""Verdicts on models that are slower with bundles, and their table."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from typing import Any
 
 SIDES = {"with": "auto", "without": "off"}
-"""What is compared, and the plug-in's mode in each."""
+"""Sides that are compared, with the plug-in's mode in each."""
 
 ALLOWED = 0.01
-"""A model may be slower by this share, beyond noise."""
+"""Share by which a model may be slower, beyond noise."""
 
 NOTABLE = 1.02
-"""Ratios of single processes beyond this are counted: noise and the luck of choices are in them."""
+"""Ratio from which a single process is counted; it includes noise and chance choices."""
 
 T_95 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895}
-"""Student's t at 95 %, one-sided, by degrees of freedom; from any table of it."""
+"""One-sided Student's t at 95 %, by degrees of freedom, from any table."""
 
 
 def judge(cases: list[dict[str, Any]]) -> None:
-    """Add ratio, noise and verdict to each model, batch and mode.
+    """Adds ratio, noise and verdict to each model, batch and mode.
 
     A process gives one ratio, of the least times of both sides: neighbours on the machine only ever
     add to a time. The noise of a case is that of its processes' ratios, or of all cases of its
@@ -52,12 +52,12 @@ def judge(cases: list[dict[str, Any]]) -> None:
 
 
 def _log_ratios(timed: dict[str, Any]) -> list[float]:
-    """Of each process, the logarithm of the time with bundles over that without."""
+    """Returns each process' logarithm of time with bundles over time without."""
     return [math.log(min(times["with"]) / min(times["without"])) for times in timed["times_us"]]
 
 
 def table(cases: list[dict[str, Any]]) -> list[str]:
-    """Lines: a model and batch each, then what was slower; `judge` comes before."""
+    """Returns a line for each model and batch, then the slower ones; `judge` comes first."""
     modes = list(cases[0]["modes"])
     lines = []
     for backends in dict.fromkeys(case["backends"] for case in cases):

@@ -1,4 +1,4 @@
-"""The worker processes: each compiles models with bundles and without, and times both.
+"""Worker process that compiles models with bundles and without, and times both.
 
 Questions, a line of JSON each: ``{"compile": [MODEL, BATCH], "first": SIDE}``, answered by what
 came of it on each side; ``{"time": [MODEL, BATCH], "mode": MODE, "rounds": N, "window_ms": T}``,
@@ -32,18 +32,17 @@ if TYPE_CHECKING:
     import torch
 
 CALLS, GRAPHS, KERNELS = "calls", "graphs", "kernels"
-"""What is timed of a compiled model: calls from Python, replays of a CUDA graph, or the kernels of
-such replays by themselves."""
+"""Modes of timing: calls from Python, CUDA graph replays, and kernels within replays."""
 
 FAILURE = "failure"
-"""In an answer: why there is none."""
+"""Key of an answer that holds the reason of a failure."""
 
 CALLS_OF_GRAPH = 10
-"""Calls that a graph holds, as a server's holds many layers: the smallest models here take no
-longer than the host takes to start a graph."""
+"""Calls in a graph, as a server's graph holds many layers. The smallest models take no longer than
+the host takes to start a graph."""
 
 PROFILES = 3
-"""Profiles a side: the times of kernels vary by little."""
+"""Profiles a side; kernel times vary little."""
 
 Results = list["torch.Tensor"]
 Ways = dict[str, Callable[[], object]]
@@ -51,12 +50,12 @@ Ways = dict[str, Callable[[], object]]
 
 
 def modes_on(device: str) -> list[str]:
-    """In which ways models are called on a kind of device."""
+    """Returns the modes that a device supports."""
     return [CALLS, GRAPHS, KERNELS] if device == "cuda" else [CALLS]
 
 
 def work(device: str, lock: Path) -> None:
-    """Answer questions until there are none."""
+    """Answers questions until the input ends."""
     send = answering()
     import torch
     import torch._dynamo
@@ -106,7 +105,7 @@ def _answer(
 
 
 class _Lock:
-    """Keeps the GPU to one process; entering it again in the same process is allowed."""
+    """Lock that keeps the GPU to one process; the holder may enter it again."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
@@ -126,7 +125,7 @@ class _Lock:
 
 
 def _benchmark_alone(gpu: _Lock) -> None:
-    """Have Inductor hold the lock where it times kernels, in whatever way."""
+    """Makes Inductor hold the lock while it times kernels."""
     from torch._inductor.runtime import benchmarking
 
     kind: Any = type(benchmarking.benchmarker)
@@ -147,7 +146,7 @@ def _benchmark_alone(gpu: _Lock) -> None:
 def _compile(
     name: str, batch: int, device: str, first: str, gpu: _Lock
 ) -> tuple[dict[str, Ways], dict[str, Any]]:
-    """Compile a model on both sides: its calls, and what came of it."""
+    """Compiles a model on both sides and returns calls and reports."""
     training = MODELS[name].training
     with gpu.held():
         module, inputs = build(name, device, batch=batch)
@@ -181,7 +180,7 @@ def _compile(
 def _compile_side(
     mode: str, module: torch.nn.Module, inputs: Results, training: bool, device: str
 ) -> tuple[Callable[[], Results], list[str], float]:
-    """Compile a model in a mode of the plug-in: its call, the generated code, and seconds."""
+    """Compiles a model in one plug-in mode; returns its call, generated code and seconds."""
     import torch
     from torch._inductor.graph import GraphLowering
 
@@ -203,7 +202,7 @@ def _compile_side(
 
 
 def _capture(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Results]:
-    """A CUDA graph of some calls, and where its replays leave the results of the last."""
+    """Captures calls in a CUDA graph; returns it and the last call's outputs."""
     import torch
 
     side = torch.cuda.Stream()
@@ -220,7 +219,7 @@ def _capture(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Results]:
 
 
 def run(model: Any, module: torch.nn.Module, inputs: Results, training: bool) -> Results:
-    """One call: the results, or in training also the gradients of everything."""
+    """Calls once; returns results and, in training, all gradients."""
     import torch
 
     if not training:
@@ -235,7 +234,7 @@ def run(model: Any, module: torch.nn.Module, inputs: Results, training: bool) ->
 
 
 def _times_us(calls: Ways, rounds: int, window_ms: float, device: str) -> dict[str, list[float]]:
-    """Microseconds a call on each side, of windows that take turns."""
+    """Returns microseconds a call on each side, from alternating windows."""
     gc.collect()
     gc.disable()  # a model keeps its graphs: what is collected is not the model's doing
     try:
@@ -251,7 +250,7 @@ def _times_us(calls: Ways, rounds: int, window_ms: float, device: str) -> dict[s
 
 
 def _window_us(call: Callable[[], object], calls: int, device: str) -> float:
-    """Microseconds a call, of so many in a row, behind a warm-up of half as many."""
+    """Returns microseconds a call over a window, after a warm-up half as long."""
     import torch
 
     for _ in range(calls // 2 + 1):

@@ -1,4 +1,4 @@
-"""What a build costs: overhead over the bare compiler, a rebuild of nothing, bytes a kernel.
+"""Measures build cost: overhead over the bare compiler, a repeated build, bytes a kernel.
 
     python -m benchmarks.build [--kernels 500] [--rounds 3] [--json results.json]
 
@@ -65,7 +65,7 @@ print(time.perf_counter() - begin)
 
 
 def run_build(directory: Path, cache: str, *options: str) -> float:
-    """Seconds of one `nvgemm-aot build`, process start included."""
+    """Runs `nvgemm-aot build` and returns its seconds, process start included."""
     command = [
         sys.executable, "-c", "from nvgemm_aot.cli.main import main; main()", "build",
         str(directory / "benchmark.yaml"), "-o", str(directory / f"out-{cache}"),
@@ -77,7 +77,7 @@ def run_build(directory: Path, cache: str, *options: str) -> float:
 
 
 def plan_size(directory: Path) -> int:
-    """Kernels that the manifest's plan names."""
+    """Returns the number of kernels in the manifest's plan."""
     command = [
         sys.executable, "-c", "from nvgemm_aot.cli.main import main; main()", "build",
         str(directory / "benchmark.yaml"), "--dry-run", "--json",
@@ -88,7 +88,7 @@ def plan_size(directory: Path) -> int:
 
 
 def overhead(directory: Path, rounds: int) -> dict[str, object]:
-    """Time the bare compiler against the build, in turn."""
+    """Times the bare compiler and the build in turns."""
     (directory / "benchmark.yaml").write_text(
         MANIFEST.format(candidates=8, dtypes="[bf16, fp16]", layouts="tn", ms="[64, 1024]")
     )
@@ -111,7 +111,7 @@ def overhead(directory: Path, rounds: int) -> dict[str, object]:
 
 
 def large(directory: Path, kernels: int, jobs: int) -> dict[str, object]:
-    """Build at least ``kernels`` kernels, then build them again."""
+    """Builds at least ``kernels`` kernels, then builds them again."""
     dtypes, layouts = "[bf16, fp16]", "[tn, nn, nt, tt]"
     for candidates in (8, 16, 24, 32, 48, 64):
         (directory / "benchmark.yaml").write_text(

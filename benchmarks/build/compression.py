@@ -1,4 +1,4 @@
-"""Compare ways to compress the kernels of one bundle.
+"""Compares ways to compress a bundle's kernels.
 
 Reads a bundle's payloads and prints, for each scheme and number of kernels, what one kernel costs
 in the file (dictionaries included, the header not), and how long one takes to decompress alone.
@@ -25,7 +25,7 @@ from nvgemm_runtime.bundle.reader import Bundle
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """A payload and the operator class it came from."""
+    """Payload and its operator class."""
 
     family: str
     data: bytes
@@ -33,7 +33,7 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Kernels that share a dictionary: the dictionary, as stored, and a frame a kernel."""
+    """Kernels that share a dictionary: the stored dictionary and a frame per kernel."""
 
     kernels: list[Kernel]
     dictionary: bytes
@@ -79,7 +79,7 @@ def pack(
 
 
 def product(kernels: list[Kernel]) -> list[Group]:
-    """What bundles use."""
+    """Scheme that bundles use."""
     packed = compress([kernel.data for kernel in kernels])
     return [
         Group(
@@ -92,7 +92,7 @@ def product(kernels: list[Kernel]) -> list[Group]:
 
 
 def whole(choose: Callable[[Sequence[bytes], int], list[int]], count: int) -> Scheme:
-    """A dictionary of whole kernels."""
+    """Uses a dictionary made from whole kernels."""
 
     def scheme(kernels: list[Kernel]) -> list[Group]:
         picked = choose([kernel.data for kernel in kernels], count)
@@ -110,7 +110,7 @@ def trained(size: int) -> Scheme:
 
 
 def per_family(members: int) -> Scheme:
-    """A dictionary for each operator class, sharing out the members."""
+    """Uses a dictionary per operator class."""
 
     def scheme(kernels: list[Kernel]) -> list[Group]:
         families: dict[str, list[Kernel]] = defaultdict(list)
@@ -126,7 +126,7 @@ def per_family(members: int) -> Scheme:
 
 
 def nearest(roots: int) -> Scheme:
-    """Every kernel as a difference from the one root that it shares most words with."""
+    """Stores each kernel as a difference from the root with which it shares most words."""
 
     def scheme(kernels: list[Kernel]) -> list[Group]:
         chosen = cover([kernel.data for kernel in kernels], roots)
@@ -162,7 +162,7 @@ def schemes(total: int) -> dict[str, Scheme]:
 
 
 def decompress_ms(groups: list[Group], is_trained: bool) -> float:
-    """Median time of one kernel with its dictionary loaded; checks every kernel it reads."""
+    """Returns the median time to decompress a kernel; checks every kernel."""
     times: list[float] = []
     for group in groups:
         dictionary = load(group.dictionary, is_trained)

@@ -1,4 +1,4 @@
-"""What it takes to cover real models: kernels, bytes and build time of every shipped manifest.
+"""Measures kernels, bytes and build time of every shipped manifest.
 
     python -m benchmarks.build.coverage [MANIFEST ...] [--directory DIR] [--plan] [--json out.json]
 
@@ -41,7 +41,7 @@ PACKAGES = ("nvgemm-aot", "nvidia-cutlass-dsl", "nvidia-cutlass-operators", "tor
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltManifest:
-    """One manifest's build.
+    """Build result of one manifest.
 
     Attributes:
         choices: Kernels that all problems name together, each as often as it is named.
@@ -62,7 +62,7 @@ class BuiltManifest:
 
 
 def load(path: Path) -> Manifest:
-    """A manifest, for the one target that it is built for here."""
+    """Loads a manifest for the one target that it is built for here."""
     manifest = load_manifest(path)
     archs = [target.target.arch for target in manifest.targets]
     wanted = TARGET if TARGET in archs else archs[0]
@@ -70,13 +70,13 @@ def load(path: Path) -> Manifest:
 
 
 def cpu_seconds() -> float:
-    """Processor time of this process and of those that it has waited for."""
+    """Returns processor time of this process and the processes that it has waited for."""
     used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def measure(manifest: Manifest, directory: Path) -> BuiltManifest:
-    """Build a manifest, or take what an earlier run has measured."""
+    """Builds a manifest, or returns an earlier run's measurement."""
     arch = manifest.targets[0].target.arch
     done, spent = directory / "built.json", directory / "spent.json"
     if done.exists():
@@ -110,7 +110,7 @@ def measure(manifest: Manifest, directory: Path) -> BuiltManifest:
 
 
 def plan(manifests: Sequence[Manifest], directory: Path) -> Iterator[tuple[object, ...]]:
-    """What a build of each manifest would compile."""
+    """Yields rows with the kernels that each manifest's build would compile."""
     for manifest in manifests:
         (planned,) = plan_build(manifest, Cache(directory / manifest.name / "cache"))
         yield (
@@ -135,7 +135,7 @@ def row(built: BuiltManifest) -> tuple[object, ...]:
 
 
 def total(all_built: Sequence[BuiltManifest]) -> tuple[object, ...]:
-    """The sum of all; a kernel that several manifests have counts once."""
+    """Returns the sum over manifests; a shared kernel counts once."""
     return (
         "all",
         "",

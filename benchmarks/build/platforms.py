@@ -1,4 +1,4 @@
-"""What a build for Arm, and for CUDA 12 besides, costs beside one for x86-64 alone.
+"""Measures builds for Arm and CUDA 12 against a build for x86-64 alone.
 
     python -m benchmarks.build.platforms [--candidates 6] [--rounds 1]
 
@@ -33,13 +33,13 @@ BUILDS = {
     "both, cu13": (X86, ARM),
     "both, cu13 and cu12": (X86, ARM, f"{X86}, cuda: cu12", f"{ARM}, cuda: cu12"),
 }
-"""By name: what targets say beside the architecture. The first is what others are compared with."""
+"""Target entries besides the architecture, by build name. The first is the reference."""
 
 PACKAGES = ("nvgemm-aot", "nvidia-cutlass-dsl", "nvidia-cutlass-operators", "ziglang")
 
 
 def manifest_text(targets: Sequence[str], candidates: int) -> str:
-    """A manifest of one problem for these targets."""
+    """Returns a manifest with one problem for these targets."""
     listed = ", ".join(f"{{arch: sm_90a, {target}}}" for target in targets)
     return (
         f"version: 1\nname: platforms\ntargets: [{listed}]\ncandidates: {candidates}\n"
@@ -48,7 +48,7 @@ def manifest_text(targets: Sequence[str], candidates: int) -> str:
 
 
 def build(targets: Sequence[str], candidates: int, directory: Path) -> tuple[float, list[Path]]:
-    """Seconds of processor time that a build takes, and its bundles."""
+    """Runs a build; returns its processor seconds and bundles."""
     (directory / "platforms.yaml").write_text(manifest_text(targets, candidates))
     command = [sys.executable, "-m", "nvgemm_aot", "build", "platforms.yaml", "--jobs", "1"]
     command += ["--out", "out", "--cache-dir", "cache", "--estimates-only"]
@@ -60,7 +60,7 @@ def build(targets: Sequence[str], candidates: int, directory: Path) -> tuple[flo
 
 
 def device_code(path: Path) -> tuple[str, list[bytes]]:
-    """A bundle's CUDA version, and the cubins inside its payloads, in order."""
+    """Returns a bundle's CUDA version and its payloads' cubins, in order."""
     with Bundle(path) as bundle:
         payloads = [bundle.payload(kernel) for kernel in bundle.header.kernels]
         cubins = [cubin.content for payload in payloads for cubin in read_cubins(payload)]

@@ -1,4 +1,4 @@
-"""What bundled kernels cost and bring at torch.compile's cold start, on a GPU, from kernel wheels.
+"""Measures torch.compile's cold start with kernel wheels, on a GPU.
 
     python -m benchmarks.cold_start [--modes aten,aten+bundle] [--choices 1,2,4] [--json out.json]
     python -m benchmarks.cold_start --estimated E.nvgemm --measured M.nvgemm --jit --json out.json
@@ -68,11 +68,11 @@ from benchmarks.shared.resuming import command_line, in_time, this_run, today
 WHAT = "cold_start"
 
 MAX_BATCHES = 8
-"""As many sizes of one function torch compiles: ``torch._dynamo.config.recompile_limit``."""
+"""Most sizes for which torch compiles one function: ``torch._dynamo.config.recompile_limit``."""
 
 
 def measure(variant: Variant, device: str, batches: tuple[int, ...], kept: Path) -> dict[str, Any]:
-    """One measurement in a process of its own."""
+    """Takes one measurement in a process of its own."""
     if variant.mode == JIT_MODE:
         shutil.rmtree(kept, ignore_errors=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
@@ -106,12 +106,12 @@ def batch_sizes(context: click.Context, option: click.Parameter, value: str) -> 
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a result file; see `read_record`."""
+    """Reads a result file; see `read_record`."""
     return read_record(path, WHAT, {"commands": list, "batches": list, "runs": list})
 
 
 def begin(path: Path | None, batches: tuple[int, ...], *, resume: bool) -> dict[str, Any]:
-    """A new record, or the one of a file that is gone on with."""
+    """Returns a new record, or an existing file's record to continue."""
     record: dict[str, Any] = {
         "what": WHAT,
         "commands": [],
@@ -137,7 +137,7 @@ def fill(
     path: Path | None,
     measure_one: Callable[[Variant], dict[str, Any]],
 ) -> list[str]:
-    """Measure in this order while there is time, and keep each run; returns labels that failed."""
+    """Measures in this order while there is time and saves each run; returns labels that failed."""
     failed: list[str] = []
     before = len(record["runs"])
     for number, variant in in_time(order, budget, kind=lambda variant: variant.mode):

@@ -1,4 +1,4 @@
-"""The model that `cold_start` compiles, and what it is called with."""
+"""Model that `cold_start` compiles, and its inputs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch.nn import functional
 
 Call = tuple[torch.Tensor | None, torch.Tensor]
-"""Hidden states of a prefill, if there is one, and of a decode."""
+"""Hidden states of an optional prefill, and of a decode."""
 
 
 class Decoder(torch.nn.Module):
-    """A decoder layer, for a prefill and a decode, and the logits of the latter."""
+    """Decoder layer for a prefill and a decode, with the decode's logits."""
 
     def __init__(
         self, *, heads: int, kv_heads: int, head: int, intermediate: int, vocabulary: int
@@ -27,18 +27,18 @@ class Decoder(torch.nn.Module):
         self.lm_head = torch.nn.Linear(self.hidden, vocabulary, bias=False)
 
     def norm(self, x: torch.Tensor) -> torch.Tensor:
-        """Of the root mean square, in fp32."""
+        """RMS norm in fp32."""
         exact = x.float()
         scale = torch.rsqrt(exact.square().mean(-1, keepdim=True) + 1e-5)
         return (exact * scale).to(x.dtype)
 
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
-        """With its residual."""
+        """MLP with its residual."""
         gate, up = self.gate_up(self.norm(x)).chunk(2, dim=-1)
         return x + self.down(functional.silu(gate) * up)
 
     def attend(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Of one sequence, without mask; values are kept transposed, as a cache may."""
+        """Attends within one sequence, without mask; values are transposed, as in a cache."""
         tokens, (heads, kv_heads, head) = len(qkv), (self.heads, self.kv_heads, self.head)
         q, k, v = qkv.split((self.hidden, kv_heads * head, kv_heads * head), dim=-1)
         q = q.view(tokens, heads, head).transpose(0, 1)
@@ -50,7 +50,7 @@ class Decoder(torch.nn.Module):
         return mixed.transpose(0, 1).reshape(tokens, self.hidden)
 
     def prefilled(self, x: torch.Tensor) -> torch.Tensor:
-        """Attention of the first sequence alone: of the others it would be the same GEMMs."""
+        """Attends within the first sequence alone; the others would repeat its GEMMs."""
         qkv = self.qkv(self.norm(x))
         mixed = torch.cat([self.attend(qkv[0])[None], qkv[1:, :, : self.hidden]])
         return self.mlp(x + self.o(mixed))
@@ -58,14 +58,14 @@ class Decoder(torch.nn.Module):
     def forward(
         self, prefill: torch.Tensor | None, decode: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """Logits of what decodes, then the hidden states of the prefill, if there is one."""
+        """Returns the decode's logits, then the prefill's hidden states if there is a prefill."""
         decode = self.mlp(decode + self.qkv(self.norm(decode))[..., : self.hidden])
         logits = self.lm_head(self.norm(decode))
         return (logits,) if prefill is None else (logits, self.prefilled(prefill))
 
 
 def build_model(device: str, batches: Sequence[int]) -> tuple[Decoder, list[Call]]:
-    """The model, and what to call it with; on a CPU a small one of the same form.
+    """Returns the model and its calls; on a CPU a small model of the same form.
 
     Args:
         device: As torch names it.

@@ -1,4 +1,4 @@
-"""The modes of `cold_start`: what each sets in its process, and the order of measurements."""
+"""Modes of `cold_start`: their process settings and the order of measurements."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ BACKENDS = {
     JIT_MODE: "ATEN",
     KEPT_MODE: "ATEN",
 }
-"""Modes, and the backends that each autotunes over."""
+"""Backends that each mode autotunes over."""
 
 PLUG_IN_MODES = (BUNDLE_MODE, MEASURED_MODE, DEFAULT_MODE, JIT_MODE, KEPT_MODE)
 """Modes with the plug-in on."""
 
 JIT_CANDIDATES = 4
-"""Kernels to compile for a GEMM: as many as join the choices."""
+"""Kernels to compile for a GEMM, as many as join the choices."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """What is measured.
+    """Mode with its settings.
 
     Attributes:
         mode: One of `BACKENDS`.
@@ -58,11 +58,11 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """What the tables call it."""
+        """Name in the tables."""
         return self.mode if self.choices is None else f"{self.mode}, at most {self.choices}"
 
     def variables(self, kept: Path) -> dict[str, str | None]:
-        """Environment variables for its process; None where one must not be set.
+        """Returns environment variables for the process; None unsets one.
 
         Args:
             kept: Where kernels that the last process compiled are.
@@ -82,7 +82,7 @@ class Variant:
 
 
 def refuse_other_kernels(variant: Variant, run: dict[str, Any]) -> None:
-    """Raise if a process had other kernels than its mode means."""
+    """Raises if a process has other kernels than its mode."""
     found, stats = run["versions"]["bundles"], run["stats"]
     if variant.mode in (BUNDLE_MODE, MEASURED_MODE, DEFAULT_MODE) and not found:
         raise click.ClickException(
@@ -109,13 +109,13 @@ def refuse_other_kernels(variant: Variant, run: dict[str, Any]) -> None:
 
 
 def refuse_other_machine(earlier: dict[str, Any], run: dict[str, Any]) -> None:
-    """Raise if a run was on another GPU, or with other versions, than an earlier one."""
+    """Raises if a run's GPU or versions differ from an earlier run's."""
     for name in ("device", "driver", "torch", "nvgemm-aot"):
         refuse_other(name, earlier["versions"].get(name), run["versions"][name])
 
 
 def refuse_other_work(runs: list[dict[str, Any]], run: dict[str, Any]) -> None:
-    """Raise if a run compiled more or less than the others, or its mode had other bundles."""
+    """Raises if a run compiled other GEMMs than the others, or its mode's bundles changed."""
     for earlier in runs:
         refuse_other("GEMMs", sum(earlier["count"].values()), sum(run["count"].values()))
         if earlier["mode"] == run["mode"] in (BUNDLE_MODE, MEASURED_MODE, DEFAULT_MODE):
@@ -123,7 +123,7 @@ def refuse_other_work(runs: list[dict[str, Any]], run: dict[str, Any]) -> None:
 
 
 def refuse_other(name: str, before: object, now: object) -> None:
-    """Raise if two things differ; see `refuse_other_work`."""
+    """Raises if two values differ; see `refuse_other_work`."""
     if before != now:
         raise click.ClickException(
             f"other runs have {name} {before}, and this one {now}; measure into another file"
@@ -131,14 +131,14 @@ def refuse_other(name: str, before: object, now: object) -> None:
 
 
 def check_named(bundles: str | None, option: str) -> None:
-    """See that every bundle that an option names is a file, or a directory of some."""
+    """Checks that every bundle of an option is a file or a directory with bundles."""
     for name in (bundles or "").split(os.pathsep):
         if name and not Path(name).exists():
             raise click.UsageError(f"{option}: {name} is not there")
 
 
 def why_no_jit() -> str | None:
-    """Why nothing can be compiled at run time here, or None."""
+    """Returns the reason why nothing can be compiled at run time, or None."""
     module = missing_module()
     return None if module is None else f"the builder side is not installed: no {module}"
 
@@ -150,7 +150,7 @@ def variants(
     measured: str | None,
     jit: bool,
 ) -> list[Variant]:
-    """What to measure; says what is left out, and why."""
+    """Returns variants to measure; prints the ones left out, with the reason."""
     found = []
     for mode in modes:
         if mode in (MEASURED_MODE, DEFAULT_MODE) and measured is None:
@@ -168,7 +168,7 @@ def variants(
 
 
 def turns(found: list[Variant], repeat: int, once: tuple[str, ...]) -> list[Variant]:
-    """The order of measurements: each turn begins with another variant.
+    """Returns the order of measurements; each turn begins with another variant.
 
     What keeps kernels comes before what finds them: in the first turn, all are in the order given.
     """
@@ -184,7 +184,7 @@ def turns(found: list[Variant], repeat: int, once: tuple[str, ...]) -> list[Vari
 
 
 def left_of(order: list[Variant], labels: Iterable[str]) -> list[Variant]:
-    """What is left of an order, after measurements with these labels."""
+    """Returns the rest of an order after measurements with these labels."""
     done = Counter(labels)
     left = []
     for variant in order:

@@ -1,4 +1,4 @@
-"""What the first results of `cold_start` come to, and whether its goals are met."""
+"""Table of `cold_start`, with its goals."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 REFERENCE = "aten"
 STOCK_MODE = "default"
 DEFAULT_MODE = "default+measured"
-"""Without max-autotune, by confirmed rankings."""
+"""Mode without max-autotune, with confirmed rankings."""
 TRITON_MODE = "aten+triton"
 BUNDLE_MODE = "aten+bundle"
 MEASURED_MODE = "aten+measured"
 JIT_MODE = "jit"
 KEPT_MODE = "kept"
-"""Another process, with the kernels that the process of `JIT_MODE` compiled."""
+"""Mode of a second process with the kernels that `JIT_MODE` compiled."""
 
 MOST_OVER_ATEN = 1.05
 MOST_OVER_STOCK = 1.02
@@ -25,11 +25,11 @@ LEAST_UNDER_TRITON = 5.0
 LEAST_UNDER_JIT = 100.0
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]
-"""By label, what was measured in each repetition."""
+"""Measurements of each repetition, by label."""
 
 
 def by_label(runs: Sequence[Mapping[str, Any]]) -> Runs:
-    """Measurements of one variant together; the variants in the order they were first measured."""
+    """Groups measurements by variant, in the order of first measurement."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for run in runs:
         found.setdefault(run["label"], []).append(run)
@@ -37,7 +37,7 @@ def by_label(runs: Sequence[Mapping[str, Any]]) -> Runs:
 
 
 def values(of_label: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    """A number of each repetition; of a list of windows, its median."""
+    """Returns one number per repetition; a list of windows gives its median."""
     medians = [
         statistics.median(run[key]) if isinstance(run[key], list) and run[key] else run[key]
         for run in of_label
@@ -46,7 +46,7 @@ def values(of_label: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 
 
 def spread(numbers: Sequence[float], digits: int) -> str:
-    """Median, and the least and the most."""
+    """Formats the median, least and most."""
     if not numbers:
         return "-"
     middle, least, most = statistics.median(numbers), min(numbers), max(numbers)
@@ -54,19 +54,19 @@ def spread(numbers: Sequence[float], digits: int) -> str:
 
 
 def own_seconds(run: Mapping[str, Any]) -> float:
-    """What the plug-in spent by its own clock."""
+    """Returns seconds by the plug-in's own clock."""
     stats = run.get("stats")  # files of before it was kept have none
     return sum(stats["milliseconds"].values()) / 1e3 if stats else 0.0
 
 
 def first_result_s(runs: Runs, label: str) -> float | None:
-    """Median seconds to the first result, if it was measured."""
+    """Returns the median seconds to the first result; None if not measured."""
     found = values(runs.get(label, ()), "first_result_s")
     return statistics.median(found) if found else None
 
 
 def table(record: Mapping[str, Any]) -> list[str]:
-    """Lines of the table over a file, with what they must say of themselves, and the goals."""
+    """Returns the lines of a file's table, with conditions and goals."""
     runs = by_label(record["runs"])
     every = record["runs"]
     found = every[0]["versions"]
@@ -99,7 +99,7 @@ def table(record: Mapping[str, Any]) -> list[str]:
 
 
 def row(runs: Runs, label: str, columns: Sequence[tuple[str, str, int]]) -> str:
-    """One row of the table."""
+    """Returns one row of the table."""
     of_label = runs[label]
     imports = statistics.median(values(of_label, "import_s"))
     text = f"{label:<24} {len(of_label):4d} {imports:9.2f}"
@@ -118,7 +118,7 @@ def row(runs: Runs, label: str, columns: Sequence[tuple[str, str, int]]) -> str:
 
 
 def goals(runs: Runs) -> list[str]:
-    """The goals of which everything was measured, and whether they were met."""
+    """Returns a line for each goal that was measured, with its verdict."""
     aten, triton = first_result_s(runs, REFERENCE), first_result_s(runs, TRITON_MODE)
     measured, jit = first_result_s(runs, MEASURED_MODE), first_result_s(runs, JIT_MODE)
     lines = default_goals(runs)
@@ -166,7 +166,7 @@ def goals(runs: Runs) -> list[str]:
 
 
 def default_goals(runs: Runs) -> list[str]:
-    """Those of the mode without max-autotune."""
+    """Returns the goals of the mode without max-autotune."""
     own, stock = first_result_s(runs, DEFAULT_MODE), first_result_s(runs, STOCK_MODE)
     if own is None or stock is None:
         return []
@@ -197,7 +197,7 @@ def default_goals(runs: Runs) -> list[str]:
 
 
 def noise_s(runs: Runs) -> float:
-    """Seconds between the least and the most of the first results of `REFERENCE`.
+    """Returns the seconds between the least and the most first result in mode `REFERENCE`.
 
     Not a number where there is one alone.
     """
@@ -206,7 +206,7 @@ def noise_s(runs: Runs) -> float:
 
 
 def verdict(more: float, less: float) -> str:
-    """What the table calls a goal that asks for one number to be at least another."""
+    """Returns the table's word for a goal that requires one number to be at least another."""
     if math.isnan(more) or math.isnan(less):
         return "not known"
     return "met" if more >= less else "MISSED"

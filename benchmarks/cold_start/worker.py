@@ -1,4 +1,4 @@
-"""A process that `cold_start` starts: compiles the model, and times it."""
+"""Process of `cold_start` that compiles the model and times it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.shared.compiling import (
 from benchmarks.shared.stacks import TimeWithin
 
 PACKAGES = ("nvgemm_runtime", "nvgemm_aot", "nvgemm_aot_autoload", "tvm_ffi")
-"""Packages that a process runs and imports because nvgemm-aot is installed."""
+"""Packages that a process imports because nvgemm-aot is installed."""
 
 WINDOWS = 30
 WINDOW_CALLS = 10
@@ -32,7 +32,7 @@ def synchronize(device: str) -> None:
 
 
 def times_us(call: Callable[[], object], device: str) -> list[float]:
-    """Microseconds a call, window by window."""
+    """Returns microseconds a call, window by window."""
     for _ in range(2 * WINDOW_CALLS):
         call()
     times = []
@@ -47,7 +47,7 @@ def times_us(call: Callable[[], object], device: str) -> list[float]:
 
 
 def replayed(call: Callable[[], object]) -> Callable[[], object]:
-    """The same call as the replay of a CUDA graph; it must have been made before."""
+    """Returns a call's CUDA graph replay; the call must have run before."""
     import torch
 
     torch.cuda.synchronize()
@@ -58,7 +58,7 @@ def replayed(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def work(mode: str, device: str, directory: Path, batches: tuple[int, ...]) -> None:
-    """Measure one mode in this process."""
+    """Measures one mode in this process."""
     send = answering()
     begin = time.perf_counter()
     import torch
@@ -109,7 +109,7 @@ def work(mode: str, device: str, directory: Path, batches: tuple[int, ...]) -> N
 
 
 def plugin_stats() -> dict[str, Any]:
-    """What the plug-in did in this process, and milliseconds by what it spent them on."""
+    """Returns the plug-in's counters and its milliseconds by activity."""
     import nvgemm_runtime
 
     found = nvgemm_runtime.stats()

@@ -1,4 +1,4 @@
-"""Whether `nvgemm-aot tune` tells right kernels from wrong ones, over random sizes, on a GPU.
+"""Checks that `nvgemm-aot tune` tells right kernels from wrong ones, over random sizes, on a GPU.
 
     nvgemm-aot build benchmarks/correctness/manifest.yaml -o dist --wheel  # then install it
     python -m benchmarks.correctness --json correctness.json --budget 150
@@ -44,7 +44,7 @@ from nvgemm_runtime.matching.device import device_facts
 WHAT = "correctness"
 
 MOST_ROWS = 16384
-"""Of A and columns of B."""
+"""Most rows of A and columns of B."""
 MOST_K = 65536
 LARGEST = (
     (MOST_ROWS, MOST_ROWS, MOST_K),
@@ -54,16 +54,16 @@ LARGEST = (
     (1536, 13824, 2560),
     (96, 5120, 2560),
 )
-"""Sizes that each type is tried at, the last two being those that it was too strict for once."""
+"""Largest sizes for each type; the last two once failed with right kernels."""
 MOST_PRODUCTS = 2**37
-"""Of random sizes: larger ones would take the time of many."""
+"""Most products at random sizes; larger sizes take the time of many."""
 
 Installed = tuple[Bundle, Kernel]
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """What came of one type of A and B.
+    """Counts for one type of A and B.
 
     Attributes:
         sizes: How many were tried.
@@ -85,7 +85,7 @@ class Tally:
 
 
 def plain_kernels(device: str) -> dict[DType, list[Installed]]:
-    """By type of A and B: kernels for this device that take A and B alone, each once."""
+    """Returns this device's kernels whose only operands are A and B, by type of A and B."""
     facts = device_facts(device, 0)
     found: dict[str, Installed] = {}
     for one in bundles():
@@ -100,7 +100,7 @@ def plain_kernels(device: str) -> dict[DType, list[Installed]]:
 
 
 def steps(signature: Signature, alignment_bytes: int) -> tuple[int, int, int]:
-    """What m, n and k must be multiples of, for rows to be aligned."""
+    """Returns divisors of m, n and k that keep rows aligned."""
 
     def values(dtype: DType) -> int:
         return max(1, alignment_bytes * 8 // dtype.bits)
@@ -112,7 +112,7 @@ def steps(signature: Signature, alignment_bytes: int) -> tuple[int, int, int]:
 
 
 def sizes(source: random.Random, most: int | None) -> Iterator[tuple[int, int, int]]:
-    """The largest sizes, then random ones without end, all scales alike."""
+    """Yields the largest sizes, then random ones without end, at all scales."""
     if most is None:
         yield from LARGEST
     while True:
@@ -125,7 +125,7 @@ def sizes(source: random.Random, most: int | None) -> Iterator[tuple[int, int, i
 
 
 def problem_of(kernel: Kernel, size: tuple[int, int, int]) -> Problem:
-    """A problem of at least this size whose operands suit a kernel; bmm is two of its like."""
+    """Returns a problem of at least this size that suits a kernel; bmm has a batch of two."""
     signature = kernel.signature
     m, n, k = (
         -(-extent // step) * step
@@ -136,7 +136,7 @@ def problem_of(kernel: Kernel, size: tuple[int, int, int]) -> Problem:
 
 
 def try_one(installed: Installed, problem: Problem, device: str, seed: int, tally: Tally) -> None:
-    """Check one kernel at one size, right and with each fault."""
+    """Checks one kernel at one size, right and with each fault."""
     bundle, kernel = installed
     run = kernel_run(bundle, kernel)
     checks = make_checks(problem, device, seed=seed)
@@ -175,7 +175,7 @@ def go_through(
     count: int,
     most: int | None,
 ) -> dict[DType, Tally]:
-    """Try types in turn, so that each gets as many sizes, until there were enough or time is up."""
+    """Tries types in turn until each has enough sizes or time is up."""
     import torch
 
     source, begin = random.Random(seed), time.monotonic()
@@ -200,7 +200,7 @@ def go_through(
 
 
 def table(tallies: dict[DType, Tally]) -> str:
-    """A row a type."""
+    """Yields a row for each type."""
     header = ["A, B", "sizes", "right: passed", *FAULTS]
     rows = [
         [
@@ -219,7 +219,7 @@ def table(tallies: dict[DType, Tally]) -> str:
 
 
 def notes(tallies: dict[DType, Tally]) -> Sequence[str]:
-    """What the table does not show."""
+    """Yields facts that the table does not show."""
     left_out = [
         f"{dtype.value}: {one.left_out} sizes did not fit into memory"
         for dtype, one in tallies.items()

@@ -1,4 +1,4 @@
-"""Faults to plant: what a kernel would write if it had one.
+"""Faults to plant in a kernel's result.
 
 Where a fault is in what a kernel reads, the kernel itself runs on operands that are changed
 accordingly, so that its result is rounded as ever.
@@ -21,27 +21,27 @@ Run = Callable[..., Any]
 """Computes a GEMM from A, B, the output and the rest, and returns the output."""
 
 Plant = Callable[[Run, Problem, Sequence[OperandCheck], int, "torch.Tensor"], "torch.Tensor | None"]
-"""From a kernel, a problem, its checks, the place of one and the right result on it, to the faulty
-result; None where the fault would change nothing, or the check has nothing to plant it in."""
+"""Returns the faulty result for a kernel, a problem, its checks, a check's index and the right
+result; None if the fault would change nothing or does not fit the check."""
 
 TILE = 64
 """Rows and columns of a stale tile."""
 
 STEP = 128
-"""Of k, between two roundings of the accumulator."""
+"""Steps along k between two roundings of the accumulator."""
 
 LEAST_BEHIND_STEP = 32
-"""Products behind the last rounding but one, which is of minus their sum: results are small. The
-sum of fewer may be so small that bf16 holds it. The last rounding is the output's own."""
+"""Least products behind the last rounding but one, which rounds minus their sum, so that results
+are small. bf16 may hold a sum of fewer. The output's own rounding is the last."""
 
 SCALE = 1.0625
-"""By which results of floats are off; integers are twice as large."""
+"""Factor on floating-point results; integers double."""
 
 
 def one_k_too_few(
     run: Run, problem: Problem, checks: Sequence[OperandCheck], place: int, right: torch.Tensor
 ) -> torch.Tensor:
-    """The last k is left out."""
+    """Leaves out the last k."""
     a, b, *others = checks[place].operands
     a = _copy(a)
     a.view(_bits(a))[..., -1] = 0
@@ -51,7 +51,7 @@ def one_k_too_few(
 def stale_tile(
     run: Run, problem: Problem, checks: Sequence[OperandCheck], place: int, right: torch.Tensor
 ) -> torch.Tensor | None:
-    """The last tile holds what the launch before wrote, on the other check's operands."""
+    """Writes the previous launch's values, for the other check, into the last tile."""
     if len(checks) < 2:
         return None
     before = _launched(run, *checks[place - 1].operands)
@@ -63,7 +63,7 @@ def stale_tile(
 def other_row(
     run: Run, problem: Problem, checks: Sequence[OperandCheck], place: int, right: torch.Tensor
 ) -> torch.Tensor:
-    """A row of A is read from another matrix: the next row, or the only one reversed."""
+    """Reads a row of A from another matrix: the next row, or the only row reversed."""
     a, b, *others = checks[place].operands
     swapped, row = _copy(a), problem.m // 2
     rows = a.view(_bits(a))
@@ -75,7 +75,7 @@ def other_row(
 def wrong_scale(
     run: Run, problem: Problem, checks: Sequence[OperandCheck], place: int, right: torch.Tensor
 ) -> torch.Tensor:
-    """Every result is off by a factor, before it is rounded."""
+    """Scales every result before it is rounded."""
     signature = problem.signature
     value = reference(checks[place].operands, signature)
     if not signature.a.is_integer:
@@ -87,7 +87,7 @@ def wrong_scale(
 def rounded_accumulator(
     run: Run, problem: Problem, checks: Sequence[OperandCheck], place: int, right: torch.Tensor
 ) -> torch.Tensor | None:
-    """The accumulator is rounded to bf16 after every `STEP` of k."""
+    """Rounds the accumulator to bf16 after every `STEP` along k."""
     import torch
 
     signature = problem.signature
@@ -109,7 +109,7 @@ def rounded_accumulator(
 def dropped_nan(
     run: Run, problem: Problem, checks: Sequence[OperandCheck], place: int, right: torch.Tensor
 ) -> torch.Tensor | None:
-    """NaN comes out as 0."""
+    """Writes 0 for NaN."""
     values = right.float()
     if checks[place].name != FEW_PRODUCTS or not bool(values.isnan().any()):
         return None
@@ -124,7 +124,7 @@ FAULTS: Mapping[str, Plant] = {
     "bf16 sums": rounded_accumulator,
     "NaN dropped": dropped_nan,
 }
-"""By column of the table."""
+"""Faults by table column."""
 
 
 def _launched(run: Run, a: Any, b: Any, out: torch.Tensor, *extras: Any) -> torch.Tensor:
@@ -136,7 +136,7 @@ def _launched(run: Run, a: Any, b: Any, out: torch.Tensor, *extras: Any) -> torc
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides."""
+    """Copies with the same strides."""
     import torch
 
     copy = torch.empty_like(tensor, memory_format=torch.preserve_format)
@@ -144,7 +144,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _bits(tensor: torch.Tensor) -> torch.dtype:
-    """An integer type as wide as a tensor's, which can be indexed whatever the device."""
+    """Returns an integer type as wide as a tensor's that can be indexed on every device."""
     import torch
 
     widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32}

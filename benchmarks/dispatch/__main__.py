@@ -1,4 +1,4 @@
-"""What a kernel chosen by m loses at sizes that were not measured, on a GPU.
+"""Measures dispatch by m at sizes that no ranking has, on a GPU.
 
     nvgemm-aot tune BUNDLE -o tuned.nvgemm --grid            # on a GPU; then, with it installed or
     NVGEMM_AOT_BUNDLES=tuned.nvgemm python -m benchmarks.dispatch measure dispatch.json
@@ -57,8 +57,7 @@ HELD_BACK = 40
 """Values of m for each n and k."""
 
 HINTS = (16, 512, 4096)
-"""Values of m, of which one was the first of a graph with one choice; the nearest measured one
-counts."""
+"""Values of m at which a graph with one choice was compiled; the nearest measured m counts."""
 
 ATEN = "aten"
 
@@ -66,11 +65,11 @@ COMPILED = "compiled"
 """Way and choice of a compiled graph."""
 
 _COMPILED_FOR = 64
-"""The m that graphs are compiled with, an example of a dynamic one."""
+"""Example of a dynamic m, for compiling graphs."""
 
 
 def held_back(measured: Sequence[int], count: int) -> list[int]:
-    """Values of m between the least and the largest measured ones, and none of them.
+    """Returns values of m between the least and the largest measured ones, and no measured one.
 
     They lie as evenly as may be on a logarithmic scale, and each is odd or even as it comes.
     """
@@ -83,7 +82,7 @@ def held_back(measured: Sequence[int], count: int) -> list[int]:
 
 
 def lines_of(problems: Mapping[Problem, Sequence[str]]) -> dict[Problem, dict[int, Problem]]:
-    """By problem with an m of 1: the declared ones of its n and k, by m, if there are several."""
+    """Returns declared problems by m, keyed by their n and k, if there are several."""
     lines: dict[Problem, dict[int, Problem]] = {}
     for problem in sorted(problems):
         lines.setdefault(replace(problem, m=1), {})[problem.m] = problem
@@ -91,7 +90,7 @@ def lines_of(problems: Mapping[Problem, Sequence[str]]) -> dict[Problem, dict[in
 
 
 def operands(problem: Problem, device: str = "cuda") -> tuple[Any, Any]:
-    """A and B, of which only shapes and strides matter."""
+    """Returns A and B; only shapes and strides matter."""
     import torch
 
     from nvgemm_runtime.gemm.operands import torch_dtype
@@ -108,7 +107,7 @@ def operands(problem: Problem, device: str = "cuda") -> tuple[Any, Any]:
 
 
 def choices(problem: Problem, measured: Sequence[int], *, measured_once: bool) -> dict[str, str]:
-    """By choice, the id of the kernel that it takes for a problem, or `ATEN`."""
+    """Returns the kernel id, or `ATEN`, of each choice for a problem."""
     sizes = dispatch_table(*operands(problem), measured_once=measured_once)
     found = {"dispatch": sizes.decided.table.at(problem.m) or ATEN}
     by_m = {size.m: size for size in sizes.decided.sizes}
@@ -125,7 +124,7 @@ def choices(problem: Problem, measured: Sequence[int], *, measured_once: bool) -
 def choices_of_bundle(
     header: Header, problems: Sequence[Problem], torch: str, cuda: str
 ) -> list[str]:
-    """What the rules of this version choose for each problem from a bundle's rankings, on an H200.
+    """Returns this version's choices for each problem from a bundle's rankings, on an H200.
 
     Rankings count that no other GPU has confirmed.
     """
@@ -147,7 +146,7 @@ def choices_of_bundle(
 
 
 def one_graph(line: Problem, device: str = "cuda") -> Callable[[Any, Any], Any]:
-    """The product of a signature, n and k in one graph of a dynamic m, by confirmed rankings.
+    """Compiles a product into one graph with a dynamic m, with confirmed rankings.
 
     `benchmarks.runtime.chains.in_default_mode` must hold, also where it is called.
 
@@ -186,7 +185,7 @@ def measure_size(
     rounds: int,
     graph: Callable[[Any, Any], Any] | None = None,
 ) -> dict[str, Any]:
-    """Measure one size; ``times`` are summaries by kernel, ATen and the graph.
+    """Measures one size; ``times`` are summaries by kernel, ATen and the graph.
 
     Raises:
         click.ClickException: If the graph's result is not exact.
@@ -219,12 +218,12 @@ def measure_size(
 
 
 def best_of(times: Mapping[str, Summary]) -> str:
-    """What choices are held against: the fastest of kernels and ATen."""
+    """Returns the reference of all choices: the fastest of kernels and ATen."""
     return chosen({name: one for name, one in times.items() if name != COMPILED})
 
 
 def losses(entry: Mapping[str, Any]) -> dict[str, float]:
-    """By choice, how many times as long as the best it takes."""
+    """Returns each choice's time over the best."""
     times = {name: Summary.from_json(one) for name, one in entry["times"].items()}
     best = times[best_of(times)]
     named = {**entry["choices"], ATEN: ATEN}
@@ -232,7 +231,7 @@ def losses(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def table(entries: Mapping[str, Any]) -> Iterator[str]:
-    """A row an n and k, and all together; then where dispatch loses most."""
+    """Yields a row for each n and k, one for all, then the largest losses of dispatch."""
     by_line: dict[str, dict[Problem, dict[str, float]]] = {}
     for key, entry in entries.items():
         problem = Problem.parse(key)

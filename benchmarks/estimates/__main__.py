@@ -1,4 +1,4 @@
-"""Corrections of the runtimes that a model estimates: measured, fitted, judged.
+"""Measures, fits and judges corrections of a model's runtime estimates.
 
     python -m benchmarks.estimates build kernels.nvgemm                 # anywhere the builder is
     python -m benchmarks.estimates measure kernels.nvgemm times.json    # on a GPU

@@ -1,4 +1,4 @@
-"""Bundles that hold every kernel their providers list for a signature, chosen by no estimate."""
+"""Builds bundles with every kernel that providers list for a signature."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nvgemm_runtime.gemm.roles import misalignment
 def build_every_kernel(
     manifest: Manifest, path: Path, cache: Cache, *, jobs: int | None, progress: Progress | None
 ) -> tuple[Header, tuple[str, ...]]:
-    """Build a bundle of a manifest's one target; problems rank all kernels that can run them.
+    """Builds a bundle whose problems rank all kernels that can run them.
 
     Of several products of the target, it is for the first.
 

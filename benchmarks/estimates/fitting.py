@@ -1,4 +1,4 @@
-"""Fits corrections of estimated runtimes, and says what they gain on sizes held back.
+"""Fits corrections of runtime estimates and judges them on sizes held back.
 
 The logarithm of measured over estimated time is fitted by the features of
 `nvgemm_aot.providers.corrections`, with a constant of its own for each problem: only the order
@@ -30,37 +30,38 @@ from nvgemm_runtime.gemm.problem import Problem
 PATH = ROOT / "aot" / "nvgemm_aot" / "providers" / DATA
 
 UNCORRECTED = "cutlass_operators"
-"""Estimates of this provider's kernels alone stay as the model gives them."""
+"""Provider whose estimates stay as the model gives them."""
 
 HELD_BACK = 3
-"""Every third pair (n, k) is held back."""
+"""Interval of held-back pairs (n, k)."""
 CHOSEN = 8
-"""Kernels that a build chooses for a problem, if a manifest does not say."""
+"""Kernels that a build chooses for a problem by default."""
 OFFERED = 4
-"""Of them, those that are looked at besides the first."""
+"""Chosen kernels that are judged besides the first."""
 
 POWERS = (4.0, 8.0)
-"""A kernel counts (fastest time / its time) to one of these powers. To a higher one, kernels that
-take a quarter longer count for nothing, and any estimate of theirs would do."""
+"""Exponents of a kernel's weight (fastest time / its time). At a higher one, kernels that take a
+quarter longer would not count."""
 STRENGTHS = (0.1, 0.3, 1.0, 3.0)
-"""How strongly weights are drawn to 0, against the sum of what kernels count."""
+"""Ridge strengths, relative to the sum of kernel weights."""
 FOLDS = 3
-"""Parts of the sizes fitted on, each predicted by the others, to choose among these."""
+"""Parts of the fitted sizes, each predicted by the others, for choosing power and strength."""
 
 TARGETS = (1.05, 1.015)
-"""Issue's aims: of the first choice, and of the best of `OFFERED`."""
+"""Goals for the first choice and for the best of `OFFERED`."""
 
 _DIGITS = 4
 _CONSTANT = "constant, "
 _DYNAMIC = "dynamic, "
-"""Not fitted: dynamic kernels rank behind their static twins; none was measured at a large m."""
+"""Pattern of dynamic kernels, which are not fitted: they rank behind their static twins, and none
+was measured at a large m."""
 
 Sizes = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One measured problem.
+    """Measured problem.
 
     Attributes:
         problem: It.
@@ -75,19 +76,19 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """Mean time over that of the bundle's best kernel: of the first choice, of the best of four."""
+    """Mean time over the bundle's best kernel: first choice, and best of four."""
 
     first: float
     best_of: float
 
     @property
     def score(self) -> float:
-        """What the choice of power and strength makes small."""
+        """Quantity that the choice of power and strength minimises."""
         return self.first + 2 * self.best_of
 
 
 def fit_and_judge(measured: Measurements, *, write: bool) -> None:
-    """Fit on two thirds of the sizes, print what that gains on the rest, and keep it if told to."""
+    """Fits on two thirds of the sizes, prints the gain on the rest, and writes the fit if asked."""
     providers = {one.provider for row in measured.rows.values() for one, _ in row}
     model = load_provider(min(providers)).runtime_model(measured.target)
     examples = _examples(measured, model)
@@ -126,7 +127,7 @@ def fit_and_judge(measured: Measurements, *, write: bool) -> None:
 
 
 def keep(correction: Correction, path: Path, judged: Mapping[str, Any]) -> None:
-    """Write a correction in the place of the one of its architecture and model."""
+    """Replaces the correction of the same architecture and model."""
     document = json.loads(path.read_text(encoding="utf-8"))
     kept = [
         one
@@ -163,7 +164,7 @@ def _examples(measured: Measurements, model: RuntimeModel) -> list[Example]:
 
 
 def _split(examples: Sequence[Example], parts: int) -> tuple[list[Example], list[Example]]:
-    """Examples of most pairs (n, k), and those of every ``parts``-th, in the order of n x k."""
+    """Returns examples of most pairs (n, k), and of every ``parts``-th, in the order of n x k."""
     held = set(_sizes(examples)[parts // 2 :: parts])
     fitted = [one for one in examples if (one.problem.n, one.problem.k) not in held]
     return fitted, [one for one in examples if (one.problem.n, one.problem.k) in held]
@@ -190,7 +191,7 @@ def _groups(
 
 
 def _choose_settings(examples: Sequence[Example]) -> tuple[float, float]:
-    """The power and strength that predict parts of the sizes best from the others."""
+    """Returns the power and strength that predict parts of the sizes best from the others."""
     sizes = _sizes(examples)
     parts = [set(sizes[first::FOLDS]) for first in range(FOLDS)]
 
@@ -207,7 +208,7 @@ def _choose_settings(examples: Sequence[Example]) -> tuple[float, float]:
 
 
 def _ordered_loss(examples: Sequence[Example], weights: Mapping[str, float]) -> Loss:
-    """As `_loss`, of all kernels and not those that a build would keep, which is quicker."""
+    """Returns `_loss` over all kernels instead of a build's, which is quicker."""
     first, best_of = [], []
     for one in examples:
         corrected = [
@@ -229,7 +230,7 @@ def _ordered_loss(examples: Sequence[Example], weights: Mapping[str, float]) -> 
 
 
 def _weights(examples: Sequence[Example], power: float, strength: float) -> dict[str, float]:
-    """Fit weights by ridge regression, each problem with a constant of its own."""
+    """Fits weights by ridge regression, with a constant per problem."""
     import torch
 
     names = sorted(
@@ -269,7 +270,7 @@ def _weights(examples: Sequence[Example], power: float, strength: float) -> dict
 
 
 def _constants(examples: Sequence[Example], left: Sequence[float]) -> dict[str, float]:
-    """What makes times right in the mean at each knot: the order does not depend on it."""
+    """Returns corrections of mean times at each knot, which leave the order alone."""
     import torch
 
     shares = [
@@ -292,7 +293,7 @@ def _loss(
     measured: Measurements,
     model: RuntimeModel,
 ) -> Loss:
-    """What a build would lose at these problems, choosing among the kernels measured."""
+    """Returns a build's loss at these problems, with the measured kernels as candidates."""
     first, best_of = [], []
     sm_count = measured.target.device.sm_count.value
     for one in examples:

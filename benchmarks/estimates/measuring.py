@@ -1,4 +1,4 @@
-"""Times every kernel of a bundle, and ATen, at the problems it declares, each launch apart."""
+"""Times a bundle's kernels and ATen at its declared problems, launches apart."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ APART = "apart"
 ROUNDS = 3
 WINDOW_NS = 600_000.0
 SPACER = "spacer"
-"""The small kernel between launches, timed alone."""
+"""Small kernel between launches, timed alone."""
 ATEN = "aten"
 """``torch.mm(out=)``."""
 
 NEAR = 2.5
-"""Kernels that take longer than this times the fastest are timed by two single launches alone."""
+"""Ratio to the fastest from which a kernel is timed by two single launches only."""
 
 _SPACER_ELEMENTS = 1024
 
 
 def measure(bundle_path: Path, times_path: Path, budget_s: float | None) -> None:
-    """Time kernels of a bundle of plain products, in a fixed random order of its problems.
+    """Times a bundle's kernels for plain products, in a fixed random order of problems.
 
     Between two launches runs a small kernel of torch, so that a kernel which starts before the one
     before it has ended gains nothing; what it takes alone is taken off.
@@ -98,7 +98,7 @@ def measure(bundle_path: Path, times_path: Path, budget_s: float | None) -> None
 
 
 def kernel_json(kernel: Kernel) -> list[str]:
-    """How a record names a kernel: its id, provider, operator and signature."""
+    """Returns a record's name for a kernel: id, provider, operator and signature."""
     return [kernel.id, kernel.provider, kernel.operator, kernel.signature.key]
 
 
@@ -108,7 +108,7 @@ def _measure_problem(
     arena: Arena,
     wrong: dict[str, str],
 ) -> tuple[list[float | None], float]:
-    """Nanoseconds of each kernel, and of ATen.
+    """Returns nanoseconds of each kernel, and of ATen.
 
     None for a kernel that is not exact, whose fault goes to ``wrong``.
     """
@@ -148,7 +148,7 @@ def _measure_problem(
 def without_spacer(
     measured: Mapping[str, Sequence[float]], looks: Mapping[str, float], ids: Sequence[str]
 ) -> list[float | None]:
-    """Nanoseconds of each kernel: its median less the spacer's, or those of a first look.
+    """Returns each kernel's median less the spacer's, or its first look, in nanoseconds.
 
     None for one that has neither, because its results are wrong.
     """
@@ -158,13 +158,13 @@ def without_spacer(
 
 
 def _first_look_ns(launch: Launch, sets: Sequence[Operands]) -> float:
-    """Nanoseconds of the better of two launches."""
+    """Returns the better of two launches, in nanoseconds."""
     way = Contender(launch=launch, sets=sets)
     return min(launch_ns(way), launch_ns(way, first=1))
 
 
 def _fault(launch: Launch, exact: Exact) -> str | None:
-    """What is wrong with a kernel's result, or None."""
+    """Describes the fault in a kernel's result, or returns None."""
     try:
         error = exact.error(launch)
     except (NvgemmError, ValueError, TypeError, RuntimeError) as failure:

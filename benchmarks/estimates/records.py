@@ -1,4 +1,4 @@
-"""Measured times of a bundle's kernels, whichever program measured them."""
+"""Measured times of a bundle's kernels, from several programs' files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem, Signature
 
 Times = Mapping[str, float]
-"""Nanoseconds by a kernel's id."""
+"""Nanoseconds by kernel id."""
 
 Name = tuple[str, str, Signature]
 """Provider, operator and signature of a kernel."""
@@ -25,7 +25,7 @@ Name = tuple[str, str, Signature]
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """What was measured of the kernels of one bundle.
+    """Measurements of one bundle's kernels.
 
     Attributes:
         target: What the bundle is for.
@@ -41,7 +41,7 @@ class Measurements:
 
 
 def read_times(bundle_path: Path, paths: Sequence[Path]) -> Measurements:
-    """Read files of `benchmarks.estimates`, `.ranking`, `.kernels`, or of ``tune --json``.
+    """Reads files of `benchmarks.estimates`, `.ranking`, `.kernels`, or of ``tune --json``.
 
     A file of `benchmarks.estimates` names its kernels itself, the others those of the bundle. Times
     of kernels that no provider lists any more are left out. Of a problem that several files
@@ -87,7 +87,7 @@ def read_times(bundle_path: Path, paths: Sequence[Path]) -> Measurements:
 
 
 def _own_names(record: Mapping[str, Any]) -> dict[str, Name]:
-    """By id, the kernels that a file names itself."""
+    """Returns the kernels that a file names itself, by id."""
     if record.get("what") != WHAT:
         return {}
     return {
@@ -97,7 +97,7 @@ def _own_names(record: Mapping[str, Any]) -> dict[str, Name]:
 
 
 def _listed(names: Collection[Name], target: BuildTarget) -> dict[Name, Candidate]:
-    """The candidates that providers still list, of those named."""
+    """Returns the named candidates that providers still list."""
     return {
         (one.provider, one.operator, one.signature): one
         for provider, signature in sorted({(provider, key) for provider, _, key in names})
@@ -107,7 +107,7 @@ def _listed(names: Collection[Name], target: BuildTarget) -> dict[Name, Candidat
 
 
 def _problems(record: Mapping[str, Any]) -> Iterator[tuple[str, Times]]:
-    """The problems of a file, and the times of each."""
+    """Yields a file's problems with their times."""
     what = record.get("what")
     if what in (WHAT, "ranking"):
         ids = [one[0] if isinstance(one, list) else one for one in record["kernels"]]
@@ -125,7 +125,7 @@ def _problems(record: Mapping[str, Any]) -> Iterator[tuple[str, Times]]:
 
 
 def _source(record: Mapping[str, Any]) -> str:
-    """Which GPU a file's times are from, when and how they were measured."""
+    """Describes a file's GPU, date and way of timing."""
     environment = record.get("environment", {})
     gpu = record.get("gpu") or environment.get("gpu") or "a GPU"
     runs = record.get("runs", [])

@@ -1,4 +1,4 @@
-"""What a dynamic schedule gains beside the static one of the same kernel, where both were timed."""
+"""Compares dynamic schedules with static ones of the same kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = Sequence[tuple[Candidate, float]]
 
 
 def compare(measured: Measurements) -> str:
-    """A line for each problem, and the geometric means of all.
+    """Returns a line for each problem, and the geometric means.
 
     The first ratio is the fastest dynamic kernel's speed over the fastest static one's, the second
     the median of dynamic kernels' over that of their twins: above 1, the dynamic one is faster.
@@ -58,7 +58,7 @@ def _both(best: float, twin: float) -> str:
 
 
 def _twins(row: Row) -> Iterator[float]:
-    """For each dynamic kernel with a static twin, the twin's time over its own."""
+    """Returns, for each dynamic kernel with a static twin, the twin's time over its own."""
     static = {_apart_from_schedule(one): ns for one, ns in row if not _is_dynamic(one)}
     for one, ns in row:
         twin = static.get(_apart_from_schedule(one), math.nan)

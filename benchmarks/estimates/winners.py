@@ -1,4 +1,4 @@
-"""Which designs are the fastest at the problems of a file, and how they compare with ATen."""
+"""Lists the fastest designs at a file's problems, and compares them with ATen."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from nvgemm_runtime.gemm.problem import Problem
 
 NEAR = 1.01
-"""A design counts at a problem where it takes at most this times what the fastest takes."""
+"""Ratio to the fastest up to which a design counts at a problem."""
 
 Times = Mapping[str, float]
 """Nanoseconds by operator."""
 
 
 def winners(record: Mapping[str, Any]) -> str:
-    """A line for each problem and the geometric mean; a line for each design that counts.
+    """Returns a line for each problem, the geometric mean, and a line for each design that counts.
 
     Args:
         record: What `measuring.measure` wrote, with times of ATen.
@@ -57,5 +57,5 @@ def _problems(record: Mapping[str, Any]) -> Iterator[tuple[Problem, Times]]:
 
 
 def short_name(operator: str) -> str:
-    """An operator's name without element types, which are those of the problem."""
+    """Returns an operator's name without element types, which the problem has."""
     return re.sub(r"_[tn]{3}_A\w+?_(?=cluster)", "_", operator)

@@ -1,4 +1,4 @@
-"""How much faster is a gated MLP's first half with one kernel for its product and its gate?
+"""Measures the first half of gated MLPs, with the gate in the product's kernel.
 
 For four models and m from 512 on, these take turns in CUDA graphs over operands that come from
 memory:
@@ -58,17 +58,17 @@ OPTIONS = {
     "max_autotune_gemm_backends": "ATEN,TRITON",
     "fx_graph_cache": False,
 }
-"""Of torch.compile, on both sides."""
+"""Options of torch.compile, on both sides."""
 
 STOCK = ("one product", "two products")
-"""What torch.compile makes without bundles."""
+"""Results of torch.compile without bundles."""
 
 COMPILED = "with bundles"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mlp:
-    """A model's gated MLP, from its published config.
+    """Gated MLP of a model, from its published config.
 
     Attributes:
         hidden: k.
@@ -92,7 +92,7 @@ Call = Callable[["torch.Tensor", "torch.Tensor"], Any]
 
 
 def one_product(epilogue: Epilogue) -> Call:
-    """The gated MLP as models with one weight have it."""
+    """Builds the gated MLP with one weight."""
     activation = _activation(epilogue)
 
     def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -103,7 +103,7 @@ def one_product(epilogue: Epilogue) -> Call:
 
 
 def two_products(epilogue: Epilogue) -> Call:
-    """The same as models with two weights have it; here they are given apart."""
+    """Builds the gated MLP with two weights, passed separately."""
     activation = _activation(epilogue)
 
     def call(x: torch.Tensor, gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
@@ -121,7 +121,7 @@ def _activation(epilogue: Epilogue) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def bundled(mlp: Mlp, x: torch.Tensor, weight: torch.Tensor) -> dict[str, Call]:
-    """Calls of every bundled kernel for such operands, by its operator.
+    """Returns calls of every bundled kernel for such operands, by operator.
 
     Raises:
         click.ClickException: If there is none.
@@ -146,7 +146,7 @@ def bundled(mlp: Mlp, x: torch.Tensor, weight: torch.Tensor) -> dict[str, Call]:
 
 
 def contenders(mlp: Mlp, x: torch.Tensor, weight: torch.Tensor) -> dict[str, Call]:
-    """Calls by name, each compiled and right."""
+    """Returns calls by name, each compiled and right."""
     import torch
 
     torch._dynamo.reset()  # or all sizes together would count for the recompilation limit
@@ -173,7 +173,7 @@ def contenders(mlp: Mlp, x: torch.Tensor, weight: torch.Tensor) -> dict[str, Cal
 
 
 def operand_sets(mlp: Mlp, m: int) -> list[tuple[torch.Tensor, ...]]:
-    """Pairs of x and weight, enough of them that none is found in the L2 cache."""
+    """Returns pairs of x and weight, so many that L2 holds none."""
     import torch
 
     once = 2 * (m * mlp.hidden + 2 * mlp.half * mlp.hidden)
@@ -188,7 +188,7 @@ def operand_sets(mlp: Mlp, m: int) -> list[tuple[torch.Tensor, ...]]:
 
 
 def measure_size(mlp: Mlp, m: int, rounds: int, apart: bool) -> dict[str, Any]:
-    """Summaries by name."""
+    """Returns summaries by name."""
     import torch
 
     sets, timer, samples = operand_sets(mlp, m), GpuTimer(), {}
@@ -201,7 +201,7 @@ def measure_size(mlp: Mlp, m: int, rounds: int, apart: bool) -> dict[str, Any]:
 
 
 def in_rounds(samples: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, Summary]:
-    """Summaries of samples in nanoseconds, by name: all are taken in each round, in any order."""
+    """Returns summaries in nanoseconds, by name; a round takes all in random order."""
     order, times = random.Random(0), {name: [] for name in samples}
     for _ in range(rounds):
         for name in order.sample(list(samples), len(samples)):
@@ -210,7 +210,7 @@ def in_rounds(samples: Mapping[str, Callable[[], float]], rounds: int) -> dict[s
 
 
 def read(entry: Mapping[str, Any]) -> tuple[Summary, Summary, Summary, str]:
-    """The best without bundles, the compiled one with them, the best kernel, and its name."""
+    """Returns the best stock result, the one with bundles, the best kernel, and its name."""
     times = {name: Summary.from_json(one) for name, one in entry["times"].items()}
     stock = fastest(times[name] for name in STOCK)
     kernels = {name: one for name, one in times.items() if name not in (*STOCK, COMPILED)}
@@ -219,7 +219,7 @@ def read(entry: Mapping[str, Any]) -> tuple[Summary, Summary, Summary, str]:
 
 
 def table(entries: Mapping[str, Any]) -> Iterator[str]:
-    """A row a model and m, and geometric means."""
+    """Yields a row for each model and m, and geometric means."""
     ratios: dict[str, list[float]] = {"compiled": [], "kernel": []}
     yield (
         f"{'model':<20} {'m':>5} {'without, us':>12} {'with':>8} {'x':>6} {'kernel':>8} {'x':>6}  "

@@ -1,4 +1,4 @@
-"""How much load must a GPU be under for autotuning to find the kernel that is fastest in a program?
+"""Measures the load under which autotuning finds the fastest gated kernel.
 
 Autotuning times kernels for some milliseconds, on a GPU that was idle while torch compiled. For the
 products of benchmarks.gated, after a pause, bundled kernels are timed
@@ -44,7 +44,7 @@ LOADS_MS = (0.0, 30.0, 60.0, 150.0)
 PAUSE_S = 0.5
 
 TIMES = 2
-"""How often each way times all kernels."""
+"""Timings of all kernels in each way."""
 
 LASTING_S = 1.0
 """Seconds of load before kernels are timed under it."""
@@ -56,7 +56,7 @@ Calls = Mapping[str, Callable[[], object]]
 
 
 def ways(other: Callable[[], object]) -> dict[str, Callable[[Calls], dict[str, float]]]:
-    """By name, what times calls: milliseconds, or shares of the time of another.
+    """Returns timers of calls by name: milliseconds, or shares of another call's time.
 
     Args:
         other: A call that the calls take turns with.
@@ -77,7 +77,7 @@ def ways(other: Callable[[], object]) -> dict[str, Callable[[Calls], dict[str, f
 
 
 def picks(calls: Calls, other: Callable[[], object]) -> dict[str, list[str]]:
-    """By way, the names of the calls that it takes for the fastest, each time."""
+    """Returns the fastest call by each way, each time."""
     import torch
 
     found: dict[str, list[str]] = {}
@@ -91,7 +91,7 @@ def picks(calls: Calls, other: Callable[[], object]) -> dict[str, list[str]]:
 
 
 def under_lasting_load(samples: Mapping[str, Callable[[], float]]) -> dict[str, Summary]:
-    """Summaries of samples, in nanoseconds, by name."""
+    """Returns summaries of samples, in nanoseconds, by name."""
     end = time.perf_counter() + LASTING_S
     while time.perf_counter() < end:
         for sample in samples.values():
@@ -100,7 +100,7 @@ def under_lasting_load(samples: Mapping[str, Callable[[], float]]) -> dict[str, 
 
 
 def measure_size(mlp: Mlp, m: int) -> dict[str, Any]:
-    """What each way picks, and what kernels take under lasting load."""
+    """Returns each way's picks, and kernel times under lasting load."""
     import torch
 
     torch._dynamo.reset()  # or all sizes together would count for the recompilation limit
@@ -121,14 +121,14 @@ def measure_size(mlp: Mlp, m: int) -> dict[str, Any]:
 
 
 def losses(entry: Mapping[str, Any]) -> dict[str, list[float]]:
-    """By way, how many times as long as the fastest the kernels take that it picks."""
+    """Returns each way's picks as times over the fastest."""
     times = {name: Summary.from_json(one).report_ns for name, one in entry["lasting"].items()}
     best = min(times.values())
     return {way: [times[name] / best for name in names] for way, names in entry["picked"].items()}
 
 
 def table(entries: Mapping[str, Any]) -> Iterator[str]:
-    """A row a size, and all together."""
+    """Yields a row for each size, and one for all."""
     found = {key: losses(entry) for key, entry in entries.items()}
     names = list(dict.fromkeys(way for row in found.values() for way in row))
     yield f"{'times as long':<28} " + " ".join(f"{name:>13}" for name in names)

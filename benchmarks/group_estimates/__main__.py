@@ -1,4 +1,4 @@
-"""Estimated times of products of groups: measured, fitted, judged.
+"""Measures, fits and judges estimated times of grouped products.
 
     python -m benchmarks.group_estimates build kernels.nvgemm               # where the builder is
     python -m benchmarks.group_estimates measure kernels.nvgemm times.json  # on a GPU

@@ -1,4 +1,4 @@
-"""Which products of groups are timed: experts' sizes, numbers of rows, and how rows are routed."""
+"""Grouped products to time: experts' sizes, rows and routing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEED = 18
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """The experts of a layer that one GPU has.
+    """Experts of a layer on one GPU.
 
     Attributes:
         count: How many.
@@ -42,16 +42,16 @@ EXPERTS = {
     "phi-3.5-moe": Experts(count=16, top_k=2, dim=4096, hidden=6400, is_held_back=True),
     "qwen3-235b-a22b, 1 of 4": Experts(count=32, top_k=2, dim=4096, hidden=1536, is_held_back=True),
 }
-"""Sizes of the models' public configs; of a rank, its share of experts and of their rows."""
+"""Sizes from the models' public configs; a rank has its share of experts and rows."""
 
 TRAINED_TOKENS = 16_384
 SERVED_TOKENS = {False: (64, 2048), True: (512,)}
-"""By whether the experts are held back."""
+"""Tokens, by whether the experts are held back."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A problem with the rows of each group.
+    """Problem with the rows of each group.
 
     Attributes:
         experts: Name in `EXPERTS`.
@@ -64,16 +64,16 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Names it in a record."""
+        """Name in a record."""
         return f"{self.problem.key}, {self.routing}"
 
     @property
     def is_held_back(self) -> bool:
-        """See `Experts`."""
+        """True if the experts are held back; see `Experts`."""
         return EXPERTS[self.experts].is_held_back
 
     def counts(self) -> list[int]:
-        """Rows of each group; of groups along k, its share of k."""
+        """Rows of each group; along k, each group's share of k."""
         return routed(self.problem, self.routing)
 
     def offsets(self) -> torch.Tensor:
@@ -85,7 +85,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """All cases, in a fixed order."""
+    """Returns all cases, in a fixed order."""
     for name, experts in EXPERTS.items():
         rows = TRAINED_TOKENS * experts.top_k
         for problem in (*_forward(experts, rows), *_backward(experts, rows)):

@@ -1,4 +1,4 @@
-"""Fits what a tile costs each kernel for groups, and judges estimates on experts held back.
+"""Fits tile costs of grouped kernels, and judges estimates on experts held back.
 
 Of each design two costs are fitted, a step's and the rest of a tile's, by least squares of relative
 errors; those that all have in common, a launch's cost and the bandwidth of memory, are tried. A
@@ -43,17 +43,17 @@ ARCH, DEVICE, PROVIDER = "sm_90a", "H200", "quack"
 PATH = ROOT / "aot" / "nvgemm_aot" / "providers" / DATA
 
 POWER = 4.0
-"""A kernel counts (fastest time / its time) to this power."""
+"""Exponent of a kernel's weight (fastest time / its time)."""
 LAUNCHES_NS = (2_000.0, 4_000.0, 6_000.0, 8_000.0, 10_000.0, 12_000.0)
 BANDWIDTHS = (2_500.0, 3_000.0, 3_500.0, 4_000.0, 4_500.0)
-"""Bytes a nanosecond; an H200's memory has 4,800."""
+"""Candidate bandwidths in bytes a nanosecond; an H200's memory has 4,800."""
 OFFERED = 4
-"""Of the kernels that a build chooses, those that are looked at besides the first."""
+"""Chosen kernels that are judged besides the first."""
 TARGETS = (1.05, 1.015)
-"""Aims: of the first choice, and of the best of `OFFERED`."""
+"""Goals for the first choice and for the best of `OFFERED`."""
 
 LEAST_OVER_MOVING = 1.1
-"""A time that is not so many times as long as memory needs says nothing of tiles."""
+"""Least ratio of a time to memory's time; below it, a time says nothing about tiles."""
 
 _DIGITS = 5
 _KEYS = {"kernels": list, "times_ns": dict}
@@ -62,7 +62,7 @@ _HEADER = f"{'time over the fastest':<45} cases {'first':>7} {'most':>7} {'of fo
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A kernel at a case: what it has to do, and how long it took."""
+    """Kernel at a case: its work and its time."""
 
     case: Case
     candidate: Candidate
@@ -74,12 +74,12 @@ class Example:
 
     @property
     def design(self) -> str:
-        """By what costs are kept."""
+        """Key of the stored costs."""
         return design_name(self.candidate)
 
 
 def fit_and_judge(paths: Sequence[Path], *, write: bool) -> None:
-    """Fit on some experts, judge on those held back, and print both."""
+    """Fits on some experts, judges on those held back, and prints both."""
     sm_count, examples, source = _read(paths)
     fitted_on = [one for one in examples if not one.case.is_held_back]
     times = fit(fitted_on, source)
@@ -143,7 +143,7 @@ def _read(paths: Sequence[Path]) -> tuple[int, list[Example], str]:
 
 
 def _beside_aten(paths: Sequence[Path]) -> Iterator[str]:
-    """How many times as fast as ATen the fastest kernel is, by operation and routing."""
+    """Returns the fastest kernel's speed-up over ATen, by operation and routing."""
     by_key = {case.key: case for case in cases()}
     gains: dict[str, list[float]] = defaultdict(list)
     for path in paths:
@@ -160,7 +160,7 @@ def _kind(case: Case) -> str:
 
 
 def fit(examples: Sequence[Example], source: str) -> GroupTimes:
-    """The costs that explain measured times best."""
+    """Returns the costs that explain measured times best."""
     tried = (
         _fit(examples, source, launch_ns, bandwidth)
         for launch_ns, bandwidth in itertools.product(LAUNCHES_NS, BANDWIDTHS)
@@ -171,7 +171,7 @@ def fit(examples: Sequence[Example], source: str) -> GroupTimes:
 def _fit(
     examples: Sequence[Example], source: str, launch_ns: float, bandwidth: float
 ) -> tuple[float, GroupTimes]:
-    """Sum of squared errors, and the costs, with this much for a launch and for memory."""
+    """Returns the sum of squared errors and the costs for a launch cost and bandwidth."""
     of_design: dict[str, list[Example]] = defaultdict(list)
     for one in examples:
         of_design[one.design].append(one)
@@ -201,7 +201,7 @@ def _fit(
 
 
 def _busy_ns(example: Example, launch_ns: float, bandwidth: float) -> float | None:
-    """How long tiles alone would have taken, by `slower`; None where memory says it all."""
+    """Returns the time of tiles alone, by `slower`; None if memory explains all of it."""
     left, moving = example.time_ns - launch_ns, example.moved_bytes / bandwidth
     if left < LEAST_OVER_MOVING * moving:
         return None
@@ -209,7 +209,7 @@ def _busy_ns(example: Example, launch_ns: float, bandwidth: float) -> float | No
 
 
 def _cost_of(examples: Iterable[tuple[Example, float]]) -> TileCost:
-    """Costs a, b >= 0 by least squares of (steps x a + tiles x b) / time - 1."""
+    """Returns costs a, b >= 0 by least squares of (steps x a + tiles x b) / time - 1."""
     ss = st = tt = s = t = 0.0
     for one, busy_ns in examples:
         x, y, weight = one.steps / busy_ns, one.tiles / busy_ns, one.weight
@@ -225,7 +225,7 @@ def _cost_of(examples: Iterable[tuple[Example, float]]) -> TileCost:
 
 
 def _unknown(costs: Mapping[str, TileCost], examples: Iterable[Example]) -> dict[str, TileCost]:
-    """The median of known costs for a unit of work, by operation."""
+    """Returns the median known cost of a unit of work, by operation."""
     units: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
     for one in examples:
         if one.design not in costs:
@@ -250,7 +250,7 @@ def _rounded(value: float) -> float:
 def _judge(
     what: str, times: GroupTimes, examples: Sequence[Example], sm_count: int
 ) -> tuple[float, float]:
-    """Print and return the geometric means of first choices and of the best of `OFFERED`."""
+    """Prints and returns the geometric means of first choices and of the best of `OFFERED`."""
     of_case: dict[str, list[Example]] = defaultdict(list)
     for one in examples:
         of_case[one.case.key].append(one)
@@ -269,7 +269,7 @@ def _judge(
 
 
 def _grouped(of_case: Mapping[str, Sequence[Example]]) -> dict[str, list[str]]:
-    """Cases by operation and routing, and all."""
+    """Groups cases by operation and routing, and all."""
     found: dict[str, list[str]] = defaultdict(list)
     for key, own in of_case.items():
         found[_kind(own[0].case)].append(key)
@@ -277,7 +277,7 @@ def _grouped(of_case: Mapping[str, Sequence[Example]]) -> dict[str, list[str]]:
 
 
 def _losses(times: GroupTimes, examples: Sequence[Example], sm_count: int) -> tuple[float, float]:
-    """How much longer than the fastest the first choice takes, and the best of the first few.
+    """Returns the first choice's and the best few's times over the fastest.
 
     A build does not know the routing, so it is not told of it here.
     """
@@ -292,5 +292,5 @@ def _losses(times: GroupTimes, examples: Sequence[Example], sm_count: int) -> tu
 
 
 def as_json(times: GroupTimes) -> dict[str, Any]:
-    """As `read_group_times` reads it."""
+    """Returns the file that `read_group_times` reads."""
     return asdict(times)

@@ -1,4 +1,4 @@
-"""Times every kernel of a bundle of products of groups, and torch, at all cases."""
+"""Times a bundle's grouped kernels, and torch, at all cases."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ WHAT = "group estimates"
 PASSES = 3
 WINDOW_NS = 600_000.0
 MOST_ERROR = 0.01
-"""Norm of the difference from torch's result over its norm, from which on a kernel is wrong."""
+"""Largest norm of the difference from torch's result, over its norm, of a right kernel."""
 
 
 def measure(bundle_path: Path, times_path: Path, budget_s: float | None) -> None:
-    """Time kernels of a bundle at `cases`, in a fixed random order."""
+    """Times a bundle's kernels at `cases`, in a fixed random order."""
     check_output(times_path)
     require_gpu()
     import torch
@@ -76,7 +76,7 @@ def measure(bundle_path: Path, times_path: Path, budget_s: float | None) -> None
 def _measure_case(
     case: Case, launches: dict[str, Callable[..., Any]], wrong: dict[str, str]
 ) -> dict[str, float]:
-    """Nanoseconds of each kernel that is right, and of ATen."""
+    """Returns nanoseconds of each right kernel, and of ATen."""
     import torch
 
     a, b, out = _operands(case)

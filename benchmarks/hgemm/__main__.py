@@ -1,4 +1,4 @@
-"""Bundled kernels by the protocol of HGEMM-1000 (arXiv 2512.02551), on a GPU.
+"""Measures bundled kernels by the protocol of HGEMM-1000 (arXiv 2512.02551), on a GPU.
 
     python -m benchmarks.hgemm measure hgemm.json --sample 100   # on a GPU; go on with --resume
     python -m benchmarks.hgemm table hgemm.json                  # anywhere
@@ -59,7 +59,7 @@ TUNING_NS = 200_000.0
 TUNING_PASSES = 3
 TUNED = "tuned"
 WRONG = 1e-2
-"""Relative error from which a product is wrong, in the norm."""
+"""Relative error, in the norm, from which a product is wrong."""
 
 
 class Libraries:
@@ -73,7 +73,7 @@ class Libraries:
 def baselines(
     layout: ProtocolLayout, libraries: Libraries, plan: Plan, algorithms: Mapping[str, Algo]
 ) -> dict[str, Launch]:
-    """Launches of what is compared with in a layout, by method."""
+    """Returns launches of each baseline in a layout, by method."""
     import torch
 
     def torch_mm(a: Any, b: Any, out: Any) -> None:
@@ -90,7 +90,7 @@ def baselines(
 
 
 def lt_launch(plan: Plan, algo: Algo) -> Launch:
-    """Launch of an algorithm of cuBLASLt."""
+    """Returns a launch of a cuBLASLt algorithm."""
 
     def launch(a: Any, b: Any, out: Any) -> None:
         plan.multiply(algo, a, b, out)
@@ -101,7 +101,7 @@ def lt_launch(plan: Plan, algo: Algo) -> Launch:
 def tune_lt(
     plan: Plan, sets: Sequence[Operands], order: random.Random, finalists: int
 ) -> tuple[dict[str, Algo], int]:
-    """The heuristic's first algorithm and the fastest of all it suggests, and how many those are.
+    """Returns the first algorithm, the fastest suggested ones, and the number suggested.
 
     The fastest are so many finalists, for a quick look does not tell near ones apart: ``tuned``,
     ``tuned2`` and so on.
@@ -123,7 +123,7 @@ def tune_lt(
 
 
 def inexact(launches: Mapping[str, Launch], exact: Exact) -> list[str]:
-    """Baselines that are not exact on zeros and ones: those that add up parts of k in fp16."""
+    """Returns baselines that are not exact on zeros and ones: they add parts of k in fp16."""
     errors = {name: exact.error(launch) for name, launch in launches.items()}
     for name, error in errors.items():
         if not error <= WRONG:  # not a number is wrong, too
@@ -132,7 +132,7 @@ def inexact(launches: Mapping[str, Launch], exact: Exact) -> list[str]:
 
 
 def ranked_kernels(operands: Operands, count: int) -> tuple[list[str], str]:
-    """Ids of the kernels ranked first for operands, and how they were found."""
+    """Returns the ids of the kernels ranked first for operands, and the basis of their match."""
     a, b, _ = operands
     match = explain(a, b).match
     if match is None:
@@ -142,7 +142,7 @@ def ranked_kernels(operands: Operands, count: int) -> tuple[list[str], str]:
 
 @contextlib.contextmanager
 def plans(libraries: Libraries, size: Size) -> Iterator[dict[ProtocolLayout, Plan]]:
-    """A plan of cuBLASLt for each layout."""
+    """Yields a cuBLASLt plan for each layout."""
     with contextlib.ExitStack() as stack:
         yield {
             layout: stack.enter_context(libraries.lt.plan(layout, size.m, size.n, size.k))
@@ -160,7 +160,7 @@ def measure_size(
     requests: int,
     gap_s: float,
 ) -> dict[str, Any]:
-    """Measure one size; the entry is what `table.SizeTimes.from_json` reads."""
+    """Measures one size; `table.SizeTimes.from_json` reads the entry."""
     import torch
 
     order = random.Random(size.key)
@@ -294,7 +294,7 @@ def measure(
 
 
 def said(entry: Mapping[str, Any]) -> str:
-    """What won."""
+    """Describes the winner."""
     best = {mode: chosen(from_json(entry[mode])) for mode in MODES}
     return ", ".join(f"{mode} {name}" for mode, name in best.items())
 

@@ -1,4 +1,4 @@
-"""cuBLAS through ctypes: the library that torch has loaded, asked for fp16 products directly.
+"""cuBLAS through ctypes, for fp16 products, from the library that torch has loaded.
 
 Names and values are those of ``cublas_api.h`` and ``library_types.h`` of CUDA 13.0 (the package
 nvidia-cublas 13.1.0), which gives them with the functions' arguments.
@@ -28,14 +28,14 @@ CUBLAS_GEMM_DEFAULT = -1
 CUDA_R_32F, CUDA_R_16F = 0, 2
 
 ONE, ZERO = ctypes.c_float(1), ctypes.c_float(0)
-"""What the product and the former result are scaled by."""
+"""Scales of the product and of the former result."""
 
 WORKSPACE_BYTES = 32 << 20
-"""What cuBLAS' documents recommend for Hopper, and torch gives it there."""
+"""Workspace that cuBLAS' documents recommend for Hopper; torch uses the same."""
 
 
 class ProtocolLayout(str, enum.Enum):
-    """Layouts by the protocol's names, which are those of the call to cuBLAS.
+    """Layouts by the names in the protocol, which are those in the call to cuBLAS.
 
     Both have A row-major; NN has B row-major, too, TN column-major. By the letters of manifests,
     which call row-major ``t``, they are ``tt`` and ``tn``.
@@ -46,12 +46,12 @@ class ProtocolLayout(str, enum.Enum):
 
     @property
     def layout(self) -> Layout:
-        """The same in the project's terms."""
+        """The same layout in the project's terms."""
         return Layout.TT if self is ProtocolLayout.NN else Layout.TN
 
     @property
     def b_operation(self) -> int:
-        """What cuBLAS is to do with B, which comes first."""
+        """Operation of cuBLAS on B, which comes first."""
         return CUBLAS_OP_N if self is ProtocolLayout.NN else CUBLAS_OP_T
 
     def b_leading(self, n: int, k: int) -> int:
@@ -60,7 +60,7 @@ class ProtocolLayout(str, enum.Enum):
 
 
 def loaded_library(name: str) -> ctypes.CDLL:
-    """A library that this process has loaded, e.g. ``libcublas.so``; torch must be imported."""
+    """Returns a library that torch's import has loaded, e.g. ``libcublas.so``."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.partition("/")[2]
         if path.rpartition("/")[2].startswith(f"{name}."):
@@ -69,18 +69,18 @@ def loaded_library(name: str) -> ctypes.CDLL:
 
 
 def check(status: int, what: str) -> None:
-    """Raise for a status that is not success."""
+    """Raises for a status other than success."""
     if status != CUBLAS_STATUS_SUCCESS:
         raise click.ClickException(f"{what} gave status {status} (cublasStatus_t in cublas_api.h)")
 
 
 def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
-    """Address of a tensor's first element."""
+    """Returns the address of a tensor's first element."""
     return ctypes.c_void_p(tensor.data_ptr())
 
 
 class Cublas:
-    """A handle of cuBLAS with a workspace, on whatever stream is current."""
+    """Handle of cuBLAS with a workspace, on the current stream."""
 
     def __init__(self) -> None:
         import torch
@@ -107,7 +107,7 @@ class Cublas:
     def multiply(
         self, layout: ProtocolLayout, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Start ``out = a @ b`` in fp16 with sums in fp32, by the algorithm cuBLAS chooses."""
+        """Starts ``out = a @ b`` in fp16 with fp32 sums, by the algorithm that cuBLAS chooses."""
         self._use_current_stream()
         check(gemm(self._library, self._handle, layout, a, b, out), "cublasGemmEx")
 
@@ -120,7 +120,7 @@ def gemm(
     b: torch.Tensor,
     out: torch.Tensor,
 ) -> int:
-    """Call cublasGemmEx for ``out = a @ b``; returns its status."""
+    """Calls cublasGemmEx for ``out = a @ b``; returns its status."""
     (m, k), n = a.shape, b.shape[1]
     status: int = library.cublasGemmEx(
         handle,

@@ -1,4 +1,4 @@
-"""cuBLASLt through ctypes: the algorithms its heuristic suggests for an fp16 product.
+"""cuBLASLt through ctypes: the algorithms that its heuristic suggests for an fp16 product.
 
 The library is the one that torch has loaded. Names, values, sizes and types of attributes are those
 of ``cublasLt.h`` of CUDA 13.0 (the package nvidia-cublas 13.1.0). Descriptors are made and kept by
@@ -55,7 +55,7 @@ class HeuristicResult(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Descriptors:
-    """What cuBLASLt wants to know of one size: handles of its own.
+    """Handles that describe one size to cuBLASLt.
 
     Attributes:
         operation: cublasLtMatmulDesc_t.
@@ -69,7 +69,7 @@ class Descriptors:
 
 
 class CublasLt:
-    """A handle of cuBLASLt with a workspace, on whatever stream is current."""
+    """Handle of cuBLASLt with a workspace, on the current stream."""
 
     def __init__(self) -> None:
         import torch
@@ -80,24 +80,24 @@ class CublasLt:
         check(self.library.cublasLtCreate(ctypes.byref(self.handle)), "cublasLtCreate")
 
     def version(self) -> int:
-        """E.g. 130100 for 13.1.0."""
+        """Returns the library version, e.g. 130100 for 13.1.0."""
         self.library.cublasLtGetVersion.restype = ctypes.c_size_t
         return int(self.library.cublasLtGetVersion())
 
     def plan(self, layout: ProtocolLayout, m: int, n: int, k: int) -> Plan:
-        """Describe a product [m, k] @ [k, n] in fp16 with sums in fp32."""
+        """Describes a product [m, k] @ [k, n] in fp16 with fp32 sums."""
         return Plan(self, describe(self.library, layout, m, n, k))
 
 
 class Plan:
-    """One size, and the algorithms for it; a context manager that gives its descriptors back."""
+    """Algorithms for one size; a context manager that frees its descriptors."""
 
     def __init__(self, lt: CublasLt, descriptors: Descriptors) -> None:
         self._lt = lt
         self._descriptors = descriptors
 
     def suggestions(self, count: int) -> list[Algo]:
-        """Algorithms that the heuristic suggests, best first; up to ``count``."""
+        """Returns up to ``count`` algorithms that the heuristic suggests, best first."""
         library, descriptors = self._lt.library, self._descriptors
         preference = ctypes.c_void_p()
         made = library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference))
@@ -131,7 +131,7 @@ class Plan:
         return [one.algo for one in results if one.state == CUBLAS_STATUS_SUCCESS]
 
     def multiply(self, algo: Algo, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        """Start ``out = a @ b`` by an algorithm that was suggested for this size."""
+        """Starts ``out = a @ b`` by an algorithm that was suggested for this size."""
         import torch
 
         descriptors = self._descriptors
@@ -166,7 +166,7 @@ class Plan:
 
 
 def describe(library: ctypes.CDLL, layout: ProtocolLayout, m: int, n: int, k: int) -> Descriptors:
-    """Make the descriptors of a product; needs no GPU."""
+    """Makes a product's descriptors; needs no GPU."""
     operation = ctypes.c_void_p()
     made = library.cublasLtMatmulDescCreate(ctypes.byref(operation), CUBLAS_COMPUTE_32F, CUDA_R_32F)
     check(made, "cublasLtMatmulDescCreate")
@@ -189,7 +189,7 @@ def describe(library: ctypes.CDLL, layout: ProtocolLayout, m: int, n: int, k: in
 
 
 def _matrix(library: ctypes.CDLL, rows: int, columns: int) -> ctypes.c_void_p:
-    """A column-major fp16 matrix without gaps, as it lies in memory."""
+    """Describes a dense column-major fp16 matrix."""
     matrix = ctypes.c_void_p()
     status = library.cublasLtMatrixLayoutCreate(
         ctypes.byref(matrix),

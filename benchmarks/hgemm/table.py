@@ -1,4 +1,4 @@
-"""The sizes of HGEMM-1000, and what its timings come to."""
+"""Sizes of HGEMM-1000, and the table of its timings."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ LOG2_BOUNDS = (18, 21, 24, 27, 30, 33, 36, 39)
 MODES = ("offline", "server")
 LAYOUTS = ("nn", "tn")
 BUNDLED = "ours"
-"""The best bundled kernel, as result files call it."""
+"""Name of the best bundled kernel in result files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """What bundled kernels are compared with.
+    """Contender of bundled kernels.
 
     Attributes:
         method: How it is measured.
@@ -52,13 +52,13 @@ BASELINES = {
     )
     for label, layouts in (("NN", ("nn",)), ("TN", ("tn",)), ("max", LAYOUTS))
 }
-"""By what the table calls it."""
+"""Baselines by their names in the table."""
 
 CLEAR = 0.01
-"""What is faster by more than this has won."""
+"""Margin from which a result counts as a win."""
 
 STRONGEST = ("torch.matmul max", "cuBLAS max", "cuBLASLt heuristic max", "cuBLASLt autotuned max")
-"""The baselines of the table by size."""
+"""Baselines in the table by size."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -71,12 +71,12 @@ class Size:
 
     @property
     def key(self) -> str:
-        """E.g. ``64_4096_128``."""
+        """Key such as ``64_4096_128``."""
         return f"{self.m}_{self.n}_{self.k}"
 
     @classmethod
     def parse(cls, key: str) -> Size:
-        """Read a size from its key."""
+        """Reads a size from its key."""
         m, n, k = map(int, key.split("_"))
         return cls(m=m, n=n, k=k)
 
@@ -87,7 +87,7 @@ class Size:
 
 
 def sizes(sample: int | None = None) -> list[Size]:
-    """The sizes in the fixed random order in which they are measured: all, or the first so many."""
+    """Returns all sizes, or the first so many, in the fixed random order of measurement."""
     every = [Size(m=m, n=n, k=k) for m, n, k in itertools.product(EXTENTS, repeat=3)]
     random.Random(ORDER_SEED).shuffle(every)
     return every[:sample]
@@ -95,7 +95,7 @@ def sizes(sample: int | None = None) -> list[Size]:
 
 @dataclass(frozen=True, kw_only=True)
 class SizeTimes:
-    """What was measured of one size.
+    """Measurements of one size.
 
     Attributes:
         size: It.
@@ -108,7 +108,7 @@ class SizeTimes:
 
     @classmethod
     def from_json(cls, key: str, entry: Mapping[str, Any]) -> SizeTimes:
-        """Read what `__main__.measure_size` gave."""
+        """Reads an entry of `__main__.measure_size`."""
         times = {
             mode: {name: Summary.from_json(one) for name, one in entry[mode].items()}
             for mode in MODES
@@ -116,22 +116,22 @@ class SizeTimes:
         return cls(size=Size.parse(key), times=times)
 
     def fastest(self, mode: str, method: str, layouts: Sequence[str]) -> Summary | None:
-        """The fastest of a method in these layouts; None where it was not measured in any."""
+        """Returns the fastest result of a method in these layouts; None if none was measured."""
         of_layouts = [self.times[mode].get(f"{method}-{layout}") for layout in layouts]
         found = [one for one in of_layouts if one is not None]
         return fastest(found) if found else None
 
     def is_served(self) -> bool:
-        """Whether there is an exact kernel."""
+        """Returns True if there is an exact kernel."""
         return self.fastest(MODES[0], BUNDLED, LAYOUTS) is not None
 
     def speedup(self, mode: str, name: str) -> float:
-        """t_ref / t - 1 over a baseline; where no kernel serves the size, the baseline."""
+        """Returns t_ref / t - 1 over a baseline; 0 if no kernel serves the size."""
         bundled, reference = self._compared(mode, name)
         return 0.0 if bundled is None else ratio(reference, bundled) - 1
 
     def best_of(self, mode: str, name: str) -> float:
-        """Likewise, of the faster of the bundled kernel and the baseline."""
+        """Returns t_ref / t - 1 of the faster of bundled kernel and baseline."""
         bundled, reference = self._compared(mode, name)
         either = [reference] if bundled is None else [reference, bundled]
         return ratio(reference, fastest(either)) - 1
@@ -144,7 +144,7 @@ class SizeTimes:
 
 
 def table(record: Mapping[str, Any]) -> list[str]:
-    """Lines of the tables over a file's entries."""
+    """Returns the lines of the tables."""
     entries = [SizeTimes.from_json(key, one) for key, one in record.items()]
     lines: list[str] = []
     for mode in MODES:

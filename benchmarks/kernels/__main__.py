@@ -1,4 +1,4 @@
-"""Bundled kernels beside ATen and Triton, at the sizes that bundles declare, on a GPU.
+"""Measures bundled kernels, ATen and Triton at the declared sizes, on a GPU.
 
     python -m benchmarks.kernels measure kernels.json --budget 450   # on a GPU; again with --resume
     python -m benchmarks.kernels table kernels.json                  # anywhere
@@ -43,21 +43,21 @@ WINDOW_NS = 1_000_000.0
 
 
 def in_order(problems: Mapping[Problem, Any], sample: int | None) -> list[Problem]:
-    """Problems in the order in which they are measured: the same for the same problems."""
+    """Returns problems in their fixed order of measurement."""
     ordered = sorted(problems)
     random.Random(ORDER_SEED).shuffle(ordered)
     return ordered[:sample]
 
 
 def is_done(entry: Mapping[str, Any] | None, wants_triton: bool) -> bool:
-    """Whether nothing is left to be measured of a problem."""
+    """Returns True if nothing is left to measure for a problem."""
     return entry is not None and not (wants_triton and entry["triton_s"] is None)
 
 
 def measure_problem(
     problem: Problem, ids: Sequence[str], arena: Arena, with_triton: bool, rounds: int
 ) -> dict[str, Any]:
-    """Measure one problem; the entry is what `table.ProblemTimes.from_json` reads."""
+    """Measures one problem; `table.ProblemTimes.from_json` reads the entry."""
     import torch
 
     layout = problem.signature.layout
@@ -179,7 +179,7 @@ def measure(
 
 
 def said(entry: Mapping[str, Any]) -> str:
-    """What won."""
+    """Describes the winner."""
     times = {"aten": entry["aten"], **entry["kernels"]}
     if entry["triton"] is not None:
         times["triton"] = entry["triton"]

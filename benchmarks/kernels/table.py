@@ -1,4 +1,4 @@
-"""What kernels measured beside ATen and Triton come to."""
+"""Table of bundled kernels, ATen and Triton."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from benchmarks.shared.summaries import Summary, fastest, geomean, grouped, rati
 from nvgemm_runtime.gemm.problem import Problem
 
 CLEAR = 1.01
-"""What is faster than this has won."""
+"""Speed-up from which a result counts as a win."""
 TOKENS = (1, 2, 16, 128, 1024)
 """Lower bounds of m in the table."""
 
 
 FEW_TOKENS = 64
-"""Up to so many there is a goal of its own."""
+"""Largest m with a goal of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemTimes:
-    """What was measured of one problem.
+    """Measurements of one problem.
 
     Attributes:
         problem: It.
@@ -37,7 +37,7 @@ class ProblemTimes:
 
     @classmethod
     def from_json(cls, key: str, entry: Mapping[str, Any]) -> ProblemTimes:
-        """Read what `measure_problem` gave, or its times of launches back to back."""
+        """Reads an entry of `measure_problem`, or its times back to back."""
         triton = entry["triton"]
         return cls(
             problem=Problem.parse(key),
@@ -48,7 +48,7 @@ class ProblemTimes:
 
     @property
     def others(self) -> list[Summary]:
-        """ATen's, and Triton's where there are any."""
+        """Times of ATen, and of Triton if measured."""
         return [self.aten] if self.triton is None else [self.aten, self.triton]
 
     @property
@@ -58,27 +58,27 @@ class ProblemTimes:
 
     @property
     def best_of_all(self) -> float:
-        """How many times as fast the best of all is as the best of ATen and Triton."""
+        """Speed-up of the best of all over the best of ATen and Triton."""
         return ratio(self.of_others, fastest([*self.others, *self.kernels.values()]))
 
     @property
     def bundle(self) -> float:
-        """Likewise, the best of the bundle alone."""
+        """Speed-up of the bundle's best alone over the best of ATen and Triton."""
         return ratio(self.of_others, fastest(self.kernels.values()))
 
     @property
     def bundle_to_aten(self) -> float:
-        """The best of the bundle over ATen."""
+        """Speed-up of the bundle's best over ATen."""
         return ratio(self.aten, fastest(self.kernels.values()))
 
     @property
     def first_ranked(self) -> float:
-        """The kernel that is ranked first, over the best of the bundle."""
+        """Speed-up of the kernel ranked first over the bundle's best."""
         return ratio(fastest(self.kernels.values()), next(iter(self.kernels.values())))
 
 
 def speedups_row(label: str, entries: Sequence[ProblemTimes]) -> str:
-    """One row of the table, over problems."""
+    """Returns one row of the table, over problems."""
     best, own = [one.best_of_all for one in entries], [one.bundle for one in entries]
     return (
         f"{label:<22} {len(entries):5d} {geomean(best):8.3f} {min(best):7.3f} {geomean(own):8.3f} "
@@ -88,7 +88,7 @@ def speedups_row(label: str, entries: Sequence[ProblemTimes]) -> str:
 
 
 def _speedups(entries: Sequence[ProblemTimes]) -> list[str]:
-    """Rows of all problems, by m and by type."""
+    """Returns rows for all problems, by m and by type."""
     with_triton = [one for one in entries if one.triton is not None]
     without = [one for one in entries if one.triton is None]
     lines = []
@@ -107,7 +107,7 @@ def _speedups(entries: Sequence[ProblemTimes]) -> list[str]:
 
 
 def table(record: Mapping[str, Any]) -> list[str]:
-    """Lines of the table over a file's entries."""
+    """Returns the lines of the table."""
     entries = [ProblemTimes.from_json(key, one) for key, one in record.items() if one["kernels"]]
     thrown_out = {key: one["thrown_out"] for key, one in record.items() if one["thrown_out"]}
     head = (

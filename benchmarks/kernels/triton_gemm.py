@@ -1,4 +1,4 @@
-"""Inductor's own Triton GEMM, autotuned for one size, as something that can be launched."""
+"""Inductor's Triton GEMM, autotuned for one size, as a launch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPTIONS = {
     "fx_graph_cache": False,
     "autotune_num_choices_displayed": 0,
 }
-"""Of torch.compile: Triton's templates alone, compiled here and now."""
+"""Options of torch.compile: Triton's templates alone, compiled in this process."""
 
 _WRONG = 1e-2
 """Relative error from which a 16-bit product is wrong, in the norm."""
@@ -24,7 +24,7 @@ _WRONG = 1e-2
 
 @dataclass(frozen=True, kw_only=True)
 class TritonGemm:
-    """What autotuning over Triton's templates came to.
+    """Result of autotuning over Triton's templates.
 
     Attributes:
         launch: Starts the best; None where there is none.
@@ -38,7 +38,7 @@ class TritonGemm:
 
 
 def compile_triton(operands: Operands) -> TritonGemm:
-    """Have Inductor autotune a GEMM over its Triton templates."""
+    """Makes Inductor autotune a GEMM over its Triton templates."""
     import torch
     from torch._inductor.utils import run_and_get_code
 
@@ -74,7 +74,7 @@ def compile_triton(operands: Operands) -> TritonGemm:
 
 
 def why_not_triton(code: str) -> str | None:
-    """Why a generated module is not Triton's doing, or None where it is."""
+    """Returns the reason why a generated module is not Triton's, or None."""
     calls = gemm_calls(code)
     counts = count_gemms(dict(calls))
     if counts["aten"] or counts["nvgemm"]:
@@ -83,7 +83,7 @@ def why_not_triton(code: str) -> str | None:
 
 
 def triton_version() -> str:
-    """Version of Triton."""
+    """Returns the version of Triton."""
     import triton
 
     return str(triton.__version__)

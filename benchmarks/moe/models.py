@@ -1,4 +1,4 @@
-"""The models whose experts are measured, and what one GPU computes of them."""
+"""Models whose experts are measured, and one GPU's part of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEED = 18
 
 @dataclass(frozen=True)
 class Model:
-    """The experts that one GPU computes.
+    """Experts that one GPU computes.
 
     Attributes:
         experts: How many.
@@ -32,12 +32,12 @@ class Model:
 
     @property
     def chosen(self) -> int:
-        """Rows of a token."""
+        """Rows per token."""
         return self.rows // TOKENS
 
     @property
     def flops(self) -> int:
-        """Of the forward's products; the backward's have twice as many."""
+        """Operations of the forward products; the backward has twice as many."""
         return 6 * self.rows * self.dim * self.hidden
 
 
@@ -47,12 +47,12 @@ MODELS = {
     "Mixtral-8x7B": Model(8, 2 * TOKENS, 4096, 14336),
     "DeepSeek-V3, 1 of 8": Model(32, TOKENS, 7168, 2048),
 }
-"""Sizes of the models' public configs. Of DeepSeek-V3's 256 experts a rank has 32, and an eighth of
-the eight rows of each token."""
+"""Sizes from the models' public configs. A rank has 32 of DeepSeek-V3's 256 experts, and an eighth
+of each token's eight rows."""
 
 
 def shares(model: Model, drawn: torch.Generator) -> torch.Tensor:
-    """Shares of rows: the k-th expert's is 1 / (k + 3), in an order drawn by lot."""
+    """Returns shares of rows: the k-th expert's is 1 / (k + 3), in a random order."""
     import torch
 
     share = 1 / (torch.arange(model.experts) + 3.0)
@@ -60,7 +60,7 @@ def shares(model: Model, drawn: torch.Generator) -> torch.Tensor:
 
 
 def operands(model: Model, count: int) -> dict[str, torch.Tensor]:
-    """So many rows or tokens, weights of gates and ups in halves, those of downs, two biases."""
+    """Returns rows or tokens, gate and up weights in halves, down weights, and two biases."""
     import torch
 
     drawn = torch.Generator("cuda").manual_seed(SEED)
@@ -82,13 +82,13 @@ def operands(model: Model, count: int) -> dict[str, torch.Tensor]:
 
 
 def in_two(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Operands with a weight of its own for gates and for ups."""
+    """Splits the gate and up weight into two."""
     gates, ups = (one.detach().contiguous().requires_grad_() for one in given["up"].chunk(2, dim=1))
     return {"x": given["x"], "gate": gates, "other": ups, "down": given["down"]}
 
 
 def oai(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """The activation of gpt-oss."""
+    """Applies the activation of gpt-oss."""
     import torch
 
     gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
@@ -98,7 +98,7 @@ def oai(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 def one_exactly(
     model: Model, expert: int, rows: torch.Tensor, given: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
-    """What an expert makes of rows, in their type."""
+    """Returns one expert's results, in the type of its rows."""
     import torch
 
     both = rows @ given["up"][expert].T

@@ -1,4 +1,4 @@
-"""Experts of sorted rows, in the ways that are compared."""
+"""Forms of experts for sorted rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def routed(model: Model) -> torch.Tensor:
-    """Rows of each expert, by `shares`."""
+    """Returns each expert's rows, by `shares`."""
     import torch
 
     drawn = torch.Generator().manual_seed(SEED)
@@ -32,7 +32,7 @@ def routed(model: Model) -> torch.Tensor:
 
 
 def ways(model: Model, counts: torch.Tensor, given: Mapping[str, torch.Tensor]) -> dict[str, Way]:
-    """What takes turns, by name."""
+    """Returns the forms that take turns, by name."""
     import torch
 
     from nvgemm_runtime.moe import experts
@@ -79,7 +79,7 @@ def ways(model: Model, counts: torch.Tensor, given: Mapping[str, torch.Tensor]) 
 
 
 def exactly(model: Model, counts: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The same in fp32, an expert after the other."""
+    """Computes the same in fp32, one expert after the other."""
     import torch
 
     of_experts = enumerate(given["x"].split(counts.tolist()))
@@ -87,7 +87,7 @@ def exactly(model: Model, counts: torch.Tensor, given: Mapping[str, torch.Tensor
 
 
 def measure_model(model: Model, rounds: int) -> dict[str, Any]:
-    """Milliseconds, megabytes and errors, by way."""
+    """Returns milliseconds, megabytes and errors, by form."""
     import torch
 
     torch._dynamo.reset()  # or what another model made static would be compiled as dynamic

@@ -1,4 +1,4 @@
-"""Experts from tokens to tokens: sorted, gathered, computed, weighted and added.
+"""Forms of experts from tokens to tokens: sort, gather, compute, weight and add.
 
 Torch's ways are those of torchtitan 0.3 without expert parallelism, and of transformers 5.23 (its
 implementation ``grouped_mm``), written here with torch's operators. Torchtitan has two weights;
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def chosen_experts(model: Model) -> torch.Tensor:
-    """Different experts for each token, int64 [tokens, k].
+    """Draws different experts for each token, int64 [tokens, k].
 
     Each is drawn by `shares`, as in `rows.routed`, and without those drawn for the token before, so
     rows are spread with less skew than there, most of all where experts are few.
@@ -45,7 +45,7 @@ def chosen_experts(model: Model) -> torch.Tensor:
 
 
 def ways(model: Model, chosen: torch.Tensor, given: Mapping[str, torch.Tensor]) -> dict[str, Way]:
-    """What takes turns, by name."""
+    """Returns the forms that take turns, by name."""
     import torch
 
     from nvgemm_runtime.moe import routed_experts
@@ -126,7 +126,7 @@ def ways(model: Model, chosen: torch.Tensor, given: Mapping[str, torch.Tensor]) 
 
 
 def exactly(model: Model, chosen: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The same in fp32, an expert after the other."""
+    """Computes the same in fp32, one expert after the other."""
     import torch
 
     x, scores = given["x"], given["scores"]
@@ -139,7 +139,7 @@ def exactly(model: Model, chosen: torch.Tensor, given: Mapping[str, torch.Tensor
 
 
 def measure_model(model: Model, rounds: int) -> dict[str, Any]:
-    """Milliseconds, megabytes and errors, by way."""
+    """Returns milliseconds, megabytes and errors, by form."""
     import torch
 
     torch._dynamo.reset()  # or what another model made static would be compiled as dynamic

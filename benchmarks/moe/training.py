@@ -1,4 +1,4 @@
-r"""Does a small mixture of experts learn with our experts as it does with torch's, and how fast?
+r"""Trains a small mixture of experts with bundled and with torch's experts.
 
 A decoder of four layers learns seeded text, from the same weights and the same batches each time:
 
@@ -43,7 +43,7 @@ WHAT = "moe-training"
 SEED = 18
 LEARNING_RATE = 1e-3
 NOISE = 0.1
-"""Share of tokens that are drawn by lot, and do not follow from the two before."""
+"""Share of random tokens, which do not follow from the two before."""
 
 EXACT, TORCH, MOVED, OURS = "fp32", "torch", "torch, moved", "experts"
 COMPILED = ", compiled"
@@ -69,7 +69,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Routing:
-    """Which experts each token goes to.
+    """Experts of each token.
 
     Attributes:
         chosen: Experts of each token [tokens, chosen].
@@ -82,7 +82,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class Rows:
-    """The same, sorted by expert.
+    """Routing sorted by expert.
 
     Attributes:
         ends: End of each expert's rows, int32 [experts].
@@ -96,7 +96,7 @@ class Rows:
 
 
 def rows_of(routing: Routing, experts: int) -> Rows:
-    """Sort by expert, with operators of torch."""
+    """Sorts by expert, with torch's operators."""
     owners, order = routing.chosen.reshape(-1).sort(stable=True)
     places = torch.arange(experts, device=owners.device)
     ends = torch.searchsorted(owners, places, right=True).to(torch.int32)
@@ -107,7 +107,7 @@ def rows_of(routing: Routing, experts: int) -> Rows:
 def by_torch(
     x: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor, routing: Routing
 ) -> torch.Tensor:
-    """Experts by ``torch._grouped_mm`` in bf16, added in fp32."""
+    """Computes experts by ``torch._grouped_mm`` in bf16, added in fp32."""
     rows = rows_of(routing, w_up.shape[0])
     taken = x.bfloat16().index_select(0, rows.tokens)
     gate, up = w_up.bfloat16().chunk(2, dim=1)
@@ -123,7 +123,7 @@ def by_torch(
 def by_bundles(
     x: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor, routing: Routing
 ) -> torch.Tensor:
-    """Experts by `nvgemm_runtime.moe.routed_experts` in bf16."""
+    """Computes experts by `nvgemm_runtime.moe.routed_experts` in bf16."""
     from nvgemm_runtime.moe import routed_experts
 
     return routed_experts(
@@ -134,7 +134,7 @@ def by_bundles(
 def exactly(
     x: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor, routing: Routing
 ) -> torch.Tensor:
-    """Experts one after the other, in fp32."""
+    """Computes experts one after the other, in fp32."""
     with torch.autocast(x.device.type, enabled=False):
         rows = rows_of(routing, w_up.shape[0])
         taken = x.float().index_select(0, rows.tokens)
@@ -147,14 +147,14 @@ def exactly(
 
 
 def _combined(x: torch.Tensor, results: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """The results of each token's rows, weighted and added in fp32."""
+    """Weights and adds the results of each token's rows, in fp32."""
     weighted = results.float() * rows.weights[:, None]
     sums = torch.zeros(x.shape, device=x.device)
     return sums.index_add_(0, rows.tokens, weighted).to(x.dtype)
 
 
 def experts_of(way: str) -> Experts:
-    """The function that computes experts in a way."""
+    """Returns the function that computes experts in a form."""
     plain = way.removesuffix(COMPILED)
     found = {EXACT: exactly, TORCH: by_torch, MOVED: by_torch, OURS: by_bundles}[plain]
     if not way.endswith(COMPILED):
@@ -189,14 +189,14 @@ class Layer(nn.Module):  # type: ignore[misc]
         return x + done.view(x.shape)
 
     def route(self, tokens: torch.Tensor) -> Routing:
-        """Send each token to its likeliest experts."""
+        """Sends each token to its likeliest experts."""
         likely = functional.softmax(self.router(tokens).float(), dim=-1)
         weights, chosen = likely.topk(self.size.chosen, dim=-1)
         return Routing(chosen, weights / weights.sum(dim=-1, keepdim=True))
 
 
 class Decoder(nn.Module):  # type: ignore[misc]
-    """Embedding, layers, head."""
+    """Embedding, layers and head."""
 
     def __init__(self, size: Size, experts: Experts) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
 
 
 def batches(size: Size, steps: int, device: str) -> Iterator[torch.Tensor]:
-    """Seeded text: a token follows from the two before it, but for `NOISE`."""
+    """Yields seeded text: a token follows from the two before it, except for `NOISE`."""
     drawn = torch.Generator().manual_seed(SEED)
     follows = torch.randint(size.vocabulary, (size.vocabulary, 4), generator=drawn)
     for _ in range(steps):
@@ -224,7 +224,7 @@ def batches(size: Size, steps: int, device: str) -> Iterator[torch.Tensor]:
 
 
 def train(way: str, steps: int, size: Size, device: str) -> dict[str, Any]:
-    """Losses and milliseconds of each step, and megabytes at the peak."""
+    """Returns losses and milliseconds of each step, and peak megabytes."""
     torch.manual_seed(SEED)
     model = Decoder(size, experts_of(way)).to(device)
     if way == MOVED:
@@ -250,12 +250,12 @@ def train(way: str, steps: int, size: Size, device: str) -> dict[str, Any]:
 
 
 def distance(losses: Sequence[float], exact: Sequence[float]) -> float:
-    """Mean distance of two curves."""
+    """Returns the mean distance between two curves."""
     return sum(abs(one - other) for one, other in zip(losses, exact)) / len(exact)
 
 
 def table(entries: Mapping[str, Any]) -> Iterator[str]:
-    """A row a way: losses at eight steps, evenly apart, and the last."""
+    """Yields a row for each form: losses at eight evenly spaced steps, and the last."""
     steps = len(next(iter(entries.values()))["losses"])
     shown = sorted({*range(0, steps, max(1, steps // 8)), steps - 1})
     yield (

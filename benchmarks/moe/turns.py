@@ -1,4 +1,4 @@
-"""Ways to compute experts take turns: their times, memory and errors, and the table of them.
+"""Times, memory and errors of forms of experts that take turns.
 
 The GPU lowers its clock when it is hot, so all must be as hot: ways take turns in an order drawn
 for each round, and a large dense product is one of them. A time is the median over rounds, of the
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 OURS, OURS_OF_TWO = "experts", "experts, 2 weights"
 TORCH, TORCH_ONE = "torch", "torch, 1 product"
 COMPILED = ", compiled"
-"""Behind the name of a way: the same by torch.compile."""
+"""Suffix of a form compiled by torch.compile."""
 
 PARTS = ("forward_ms", "backward_ms")
-"""What is timed of a way."""
+"""Timed parts of a form."""
 
 DENSE = "dense"
 DENSE_EXTENT = 8192
@@ -40,7 +40,7 @@ DENSE_FLOPS = 2 * DENSE_EXTENT**3
 
 @dataclass(frozen=True)
 class Way:
-    """What takes turns.
+    """Form of experts that takes turns.
 
     Attributes:
         call: Computes rows from the operands.
@@ -51,12 +51,12 @@ class Way:
     given: Mapping[str, torch.Tensor]
 
     def __call__(self) -> torch.Tensor:
-        """Compute."""
+        """Computes the form."""
         return self.call(**self.given)
 
 
 def also_compiled(name: str, call: Call, given: Mapping[str, torch.Tensor]) -> dict[str, Way]:
-    """A way as called, and by torch.compile; torch's have no bundled kernels there."""
+    """Returns a form as called and compiled; torch's forms have no bundled kernels there."""
     import torch
 
     options = None if name in (OURS, OURS_OF_TWO) else WITHOUT_BUNDLES
@@ -67,7 +67,7 @@ def also_compiled(name: str, call: Call, given: Mapping[str, torch.Tensor]) -> d
 def results_of(
     call: Callable[[], torch.Tensor], given: Mapping[str, torch.Tensor], grad: torch.Tensor
 ) -> list[torch.Tensor]:
-    """The result, and the gradients of all operands; those of gates and ups in one matrix."""
+    """Returns the result and all gradients; those of gates and ups are in one matrix."""
     import torch
 
     for one in given.values():
@@ -87,7 +87,7 @@ def exact_results(
     given: Mapping[str, torch.Tensor],
     grad: torch.Tensor,
 ) -> list[torch.Tensor]:
-    """`results_of` what is computed of the same operands in fp32."""
+    """Returns `results_of` the same operands, computed in fp32."""
     wide = {name: one.detach().float().requires_grad_() for name, one in given.items()}
     return results_of(lambda: call(wide), wide, grad)
 
@@ -99,7 +99,7 @@ def measure_ways(
     wanted: list[torch.Tensor],
     rounds: int,
 ) -> dict[str, Any]:
-    """Milliseconds, megabytes and errors, by way.
+    """Returns milliseconds, megabytes and errors, by form.
 
     Args:
         model: What is computed.
@@ -142,19 +142,19 @@ def measure_ways(
 
 
 def error_of(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Norm of the difference over the norm of what is right."""
+    """Returns the norm of the difference over the norm of the right result."""
     return float((found.float() - wanted).norm() / wanted.norm())
 
 
 def step(way: Way, grad: torch.Tensor) -> None:
-    """One forward and one backward."""
+    """Runs one forward and one backward."""
     way().backward(grad)
     for one in way.given.values():
         one.grad = None
 
 
 def timed(way: Way, grad: torch.Tensor) -> tuple[float, float]:
-    """Milliseconds of one forward and one backward, behind another that keeps the GPU busy.
+    """Returns milliseconds of one forward and one backward, behind a step that keeps the GPU busy.
 
     So the host is ahead, as in training, and what it takes to make the first launch is not counted.
     """
@@ -174,7 +174,7 @@ def timed(way: Way, grad: torch.Tensor) -> tuple[float, float]:
 
 
 def dense_tflops(matrices: Sequence[torch.Tensor], products: int) -> float:
-    """TFLOP/s of so many large dense products, behind as many."""
+    """Returns TFLOP/s of this many large dense products, behind as many."""
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -187,7 +187,7 @@ def dense_tflops(matrices: Sequence[torch.Tensor], products: int) -> float:
 
 
 def table(entries: Mapping[str, Any]) -> Iterator[str]:
-    """A row a model and way, and what ours gain over torch's."""
+    """Yields a row for each model and form, and speed-ups over torch's."""
     yield (
         f"{'model':<20} {'way':<28} {'forward, ms':>11} {'backward':>9} {'TFLOP/s':>8} {'':>7} "
         f"{'of dense':>8} {'':>6} {'peak, MB':>9} {'error':>9}"
@@ -219,7 +219,7 @@ def table(entries: Mapping[str, Any]) -> Iterator[str]:
 
 
 def gains(of_ways: Mapping[str, Any]) -> Iterator[tuple[str, tuple[float, float]]]:
-    """How many times as fast each of ours is, forward and backward, as two ways of torch.
+    """Yields forward and backward speed-ups of each bundled form over two of torch's.
 
     One is torchtitan's as called, the other torch's fastest, forward and backward together.
     """

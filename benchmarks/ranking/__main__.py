@@ -1,4 +1,4 @@
-"""How well kernels are ranked for sizes that nobody declared.
+"""Measures rankings of sizes that were not declared.
 
     python -m benchmarks.ranking measure BUNDLE times.json  # on a GPU
     python -m benchmarks.ranking compare BUNDLE times.json  # anywhere
@@ -64,7 +64,7 @@ from nvgemm_runtime.matching.thresholds import FEW_ROWS, MARGIN
 
 WHAT = "ranking"
 OFFERED = (1, 2, 3, 4)
-"""Kernels that autotuning picks among."""
+"""Kernels that autotuning picks from."""
 ROUNDS = 5
 WINDOW_NS = 2_000_000.0
 
@@ -74,18 +74,18 @@ TUNED = RankingSource(
     gpu=H200.name,
     conditions=Conditions(driver="", torch="", cuda="13.0", date="", launches=APART),
 )
-"""As if `nvgemm-aot tune` had measured on this GPU."""
+"""Source of rankings as if `nvgemm-aot tune` had measured on this GPU."""
 
 Order = list[int]
-"""Positions of kernels in the bundle, the one that should be best first."""
+"""Positions of kernels in the bundle, best first."""
 Times = dict[str, list[float]]
-"""By problem: nanoseconds of each kernel of the bundle."""
+"""Nanoseconds of each kernel of the bundle, by problem."""
 Ranker = Callable[[Problem, "list[Ranking]"], Order]
-"""How to rank kernels for a problem from the rankings of declared ones."""
+"""Ranks kernels for a problem from the rankings of declared ones."""
 
 
 def by_runtime(header: Header, facts: DeviceFacts) -> Ranker:
-    """What the runtime does."""
+    """Ranks as the runtime does."""
 
     def rank(problem: Problem, declared: list[Ranking]) -> Order:
         index = Index(
@@ -101,7 +101,7 @@ def by_runtime(header: Header, facts: DeviceFacts) -> Ranker:
 
 
 def by_nearest(problem: Problem, declared: list[Ranking]) -> Order:
-    """The nearest n and k, then the nearest m, in the order as shipped."""
+    """Ranks by the nearest n and k, then the nearest m, in the shipped order."""
     nearest = (
         NearestSizes((ranking.problem, ranking) for ranking in declared).around(problem).nearest
     )
@@ -109,7 +109,7 @@ def by_nearest(problem: Problem, declared: list[Ranking]) -> Order:
 
 
 def with_measured_times(header: Header, times: Times, *, all_kernels: bool) -> Header:
-    """The header that `nvgemm-aot tune` would write, of the ranked kernels or of all."""
+    """Returns the header that `nvgemm-aot tune` would write, for the ranked kernels or for all."""
     rankings = []
     for ranking in header.rankings:
         row = times[ranking.problem.key]
@@ -122,12 +122,12 @@ def with_measured_times(header: Header, times: Times, *, all_kernels: bool) -> H
 
 
 def for_first_product(header: Header) -> Header:
-    """A bundle's header with one ranking a problem: the first."""
+    """Returns a bundle's header with one ranking a problem: the first."""
     return replace(header, rankings=tuple(one for one in header.rankings if not one.is_further))
 
 
 def without_interpolation(header: Header) -> Header:
-    """The same times, as if they were estimates: the nearer m is scaled by waves."""
+    """Returns the same times as estimates: the nearer m is scaled by waves."""
     rankings = (replace(ranking, measured=None) for ranking in header.rankings)
     return replace(header, rankings=tuple(rankings))
 
@@ -215,7 +215,7 @@ def between(times_path: Path) -> None:
 
 
 def print_between(record: dict[str, Any]) -> None:
-    """Held-back m by how many rows the upper neighbour has; see `dispatch.FEW_ROWS`."""
+    """Prints held-back m by the rows of the upper neighbour; see `dispatch.FEW_ROWS`."""
     rows: dict[object, dict[int, list[float]]] = {}
     for key, times in record["times_ns"].items():
         problem = Problem.parse(key)
@@ -244,7 +244,7 @@ def print_between(record: dict[str, Any]) -> None:
 def loss_between(
     low: Sequence[float], held: Sequence[float], high: Sequence[float], margin: float
 ) -> float | None:
-    """What the kernel takes, over the best, that is within a margin at both ends; None if none."""
+    """Returns the loss of the kernel within a margin at both ends, or None."""
     behind = [(one / min(low), other / min(high)) for one, other in zip(low, high)]
     near = [at for at, both in enumerate(behind) if max(both) <= 1 + margin]
     if not near:

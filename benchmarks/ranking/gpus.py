@@ -1,4 +1,4 @@
-"""How well one GPU's times hold on another of the product, and two GPUs' on a third."""
+"""Compares measurements of one GPU with another's, and of two with a third."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nvgemm_aot.rankings.entries import Entry, Rankings
 from nvgemm_runtime.gemm.problem import Problem
 
 SLOWER = 1.01
-"""Time over another's from which a choice counts as slower."""
+"""Ratio from which a choice counts as slower."""
 
 GAINS = (0.0, 0.02, 0.05)
 """Gains on ATen at which rows of `third_opinions_table` begin."""
@@ -21,7 +21,7 @@ GAINS = (0.0, 0.02, 0.05)
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """A problem's fastest on one GPU, called on another.
+    """Winner of one GPU, called on another.
 
     Attributes:
         problem: The problem.
@@ -39,7 +39,7 @@ class Transfer:
 
 
 def find_transfers(rankings: Rankings) -> list[Transfer]:
-    """Find each problem's fastest on each GPU, called on each other one that measured it too."""
+    """Finds each problem's winner on each GPU, with its time on every other GPU."""
     found = []
     for (problem, _), entries in rankings.groups.items():
         standing = assess(entries).standing
@@ -63,7 +63,7 @@ def find_transfers(rankings: Rankings) -> list[Transfer]:
 
 @dataclass(frozen=True, kw_only=True)
 class ThirdOpinion:
-    """What a GPU says of a bundled kernel that two others confirm as a problem's fastest.
+    """Third GPU's time of a bundled kernel that two others confirm.
 
     Attributes:
         problem: The problem.
@@ -77,7 +77,7 @@ class ThirdOpinion:
 
 
 def find_third_opinions(rankings: Rankings) -> list[ThirdOpinion]:
-    """Find what each two GPUs confirm of bundled kernels, and what each third GPU measured."""
+    """Finds bundled kernels that two GPUs confirm, with a third GPU's times."""
     found = []
     for (problem, _), entries in rankings.groups.items():
         for third in latest_of_gpus(entries):
@@ -96,13 +96,13 @@ def find_third_opinions(rankings: Rankings) -> list[ThirdOpinion]:
 
 
 def latest_of_gpus(entries: Sequence[Entry]) -> list[Entry]:
-    """The newest measurement of each known GPU; entries come with the newest last."""
+    """Returns the newest measurement of each known GPU; the newest entries come last."""
     latest = {one.origin.conditions.gpu_sha256: one for one in entries}
     return [one for gpu, one in latest.items() if gpu is not None]
 
 
 def gpus_table(every: Sequence[Transfer]) -> Iterator[str]:
-    """One row for each standing, one for all, and the five worst."""
+    """Returns a row for each standing, one for all, and the five worst."""
     yield (
         f"{'':<14} {'':>5} {'over the fastest there':>27}   {'bundled':>7} {'over ATen there':>27}"
     )
@@ -135,7 +135,7 @@ def _figures(ratios: Iterable[float]) -> str:
 
 
 def third_opinions_table(every: Sequence[ThirdOpinion]) -> Iterator[str]:
-    """A row for each span of gains, with those of which the third GPU says that ATen is faster."""
+    """Returns a row for each range of gains, with the kernels that are slower on the third GPU."""
     yield "bundled kernels that two GPUs confirm, on a third"
     yield f"{'gain on ATen, of two':<24} {'count':>5} {'over ATen':>9} {'worst':>8} {'slower':>8}"
     for least, most in itertools.zip_longest(GAINS, GAINS[1:]):

@@ -1,4 +1,4 @@
-"""Measures the rankings that come with nvgemm-aot: a committed queue that goes on from run to run.
+"""Measures the rankings that ship with nvgemm-aot, run by run, from a committed queue.
 
     python -m benchmarks.rankings_queue build bundles            # where the builder is; no GPU
     python -m benchmarks.rankings_queue measure bundles results --budget 420   # on the GPU; again
@@ -41,7 +41,7 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import NvgemmError
 
 MOST_SHOWN = 3
-"""Unmeasured problems of a row that the table names."""
+"""Most unmeasured problems of a row that the table names."""
 
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
@@ -128,7 +128,7 @@ def measure(bundles: Path, results: Path, budget: float | None, names: tuple[str
 def _measure_row(
     row: Row, bundles: Path, results: Path, budget_s: float | None, *, repeats: bool
 ) -> None:
-    """Measure what is left of a row; nothing where this very bundle was measured to its end."""
+    """Measures the rest of a row; does nothing if this very bundle is done."""
     key = _header(row.bundle(bundles)).build_key
     if is_done_with(row, results, key):
         return

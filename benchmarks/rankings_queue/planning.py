@@ -1,4 +1,4 @@
-"""What the committed queue holds: rows of problems of shipped manifests, as manifests to build."""
+"""Rows of the committed queue, as manifests to build."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ QUEUE = Path(__file__).with_name("queue.yaml")
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRow:
-    """A row of the queue and the manifest that its bundle is built of."""
+    """Row of the queue and the manifest of its bundle."""
 
     row: Row
     work: Manifest
 
 
 def planned_row(name: str, manifest: str, work: Manifest, *, neighbours: bool = True) -> PlannedRow:
-    """The row that a manifest of one target makes; ``neighbours`` is as in `Row`."""
+    """Returns the row of a manifest with one target; ``neighbours`` is as in `Row`."""
     (target,) = work.targets
     row = Row(
         name=name,
@@ -41,7 +41,7 @@ def planned_row(name: str, manifest: str, work: Manifest, *, neighbours: bool = 
 
 
 def read_queue(path: Path = QUEUE) -> list[PlannedRow]:
-    """The rows, in order; each without what an earlier one has of its device."""
+    """Returns the rows in order, each without problems of an earlier row for its device."""
     queue = yaml.safe_load(path.read_text())
     seen: dict[str, set[Problem]] = {}
     rows = []
@@ -96,7 +96,7 @@ def _in_type(signature: Signature, dtype: DType) -> Signature:
 
 
 def problems_of(manifest: str) -> set[Problem]:
-    """All problems that the queue has of a manifest, those among them that an earlier row has."""
+    """Returns all problems of a manifest in the queue, those of earlier rows included."""
     queue = yaml.safe_load(QUEUE.read_text())
     declared = load_manifest(find_manifest(Path(manifest)))
     rows = [row for row in queue["rows"] if row["manifest"] == manifest]

@@ -1,4 +1,4 @@
-"""The rows of problems to measure, and what of each has been measured."""
+"""Rows of problems to measure, and their progress."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from nvgemm_aot.tuning.state import Journal, state_path
 from nvgemm_runtime.gemm.problem import Problem
 
 ROWS = "rows.json"
-"""Beside the bundles: what they are of, for machines without the builder."""
+"""File beside the bundles that lists their rows, for machines without the builder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of the queue.
+    """Row of the queue.
 
     Attributes:
         name: Its name.
@@ -34,12 +34,12 @@ class Row:
     neighbours: bool = True
 
     def bundle(self, directory: Path) -> Path:
-        """Its bundle in a directory."""
+        """Returns the row's bundle in a directory."""
         return directory / self.file
 
 
 def write_rows(directory: Path, rows: Sequence[Row]) -> None:
-    """Write beside the bundles what they are of."""
+    """Writes the bundles' rows beside them."""
     document = [
         {**vars(row), "problems": [problem.key for problem in row.problems]} for row in rows
     ]
@@ -47,7 +47,7 @@ def write_rows(directory: Path, rows: Sequence[Row]) -> None:
 
 
 def read_rows(directory: Path) -> list[Row]:
-    """Read what the bundles of a directory are of; nothing where none were built."""
+    """Reads the rows of a directory's bundles; empty if none were built."""
     path = directory / ROWS
     if not path.exists():
         return []
@@ -59,7 +59,7 @@ def read_rows(directory: Path) -> list[Row]:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How much of a row has been measured.
+    """Progress of a row.
 
     Attributes:
         outcomes: By problem key.
@@ -82,7 +82,7 @@ class Progress:
 
 
 def progress_of(row: Row, results: Path) -> Progress:
-    """Read how far measuring has come, from the state that `tune` keeps."""
+    """Reads the progress from the state that `tune` keeps."""
     journal = Journal(state_path(row.bundle(results)), {})
     outcomes = {
         line["problem"]: read_outcome(line["outcome"])
@@ -93,7 +93,7 @@ def progress_of(row: Row, results: Path) -> Progress:
 
 
 def done_mark(row: Row, results: Path) -> Path:
-    """A file that is there when a row has been measured to its end.
+    """Returns the file that marks a row as measured to its end.
 
     It holds the build key of the bundle that was measured.
     """
@@ -101,13 +101,13 @@ def done_mark(row: Row, results: Path) -> Path:
 
 
 def is_done_with(row: Row, results: Path, build_key: str) -> bool:
-    """Whether the bundle of this build key has been measured to its end."""
+    """Returns True if the bundle with this build key is measured to its end."""
     mark = done_mark(row, results)
     return mark.exists() and mark.read_text().strip() == build_key
 
 
 def table(found: Sequence[Progress], *, most: int | None) -> list[str]:
-    """Lines of a table of all rows, and of the unmeasured problems, at most so many of a row."""
+    """Returns a table of all rows, and a row's unmeasured problems up to a limit."""
     lines = [f"{'row':<26} {'problems':>8} {'measured':>8} {'doubtful':>8} {'unmeasured':>10}"]
     for one in found:
         count = len(one.row.problems)

@@ -1,4 +1,4 @@
-"""Is one GPU, which measures a problem twice, enough to trust its winner on another GPU?
+"""Judges winners that one GPU measured twice on another GPU.
 
 On each of two GPUs of a product, with the wheel of benchmarks/additive/manifest.yaml installed:
 
@@ -65,7 +65,7 @@ def measure(directory: Path, bundle: Path | None, budget: float | None, bench: s
 
 
 def _installed(output: Path) -> Path:
-    """The one bundle of an installed wheel that this device may run."""
+    """Returns the one bundle of an installed wheel that this device may run."""
     found = [
         one.path
         for one in INSTALLATION.shipped_bundles()
@@ -79,7 +79,7 @@ def _installed(output: Path) -> Path:
 
 
 def _say(what: str) -> watchdog.Progress:
-    """Print every 25th problem, and the last."""
+    """Prints every 25th problem, and the last."""
 
     def say(done: int, total: int) -> None:
         if done and (done == total or done % 25 == 0):

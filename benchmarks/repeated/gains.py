@@ -1,4 +1,4 @@
-"""Tells how winners of one GPU do on another of the product, by what they gained."""
+"""Compares winners of one GPU on another, by their gain."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from nvgemm_aot.rankings.entries import Entry, Rankings
 from nvgemm_runtime.gemm.problem import Problem
 
 GAINS = (0.02, 0.03, 0.05, 0.08)
-"""Gains on ATen at which rows of the table begin."""
+"""Gains over ATen at which rows of the table begin."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A problem's winner on one GPU, called on another.
+    """Winner of one GPU, called on another.
 
     Attributes:
         problem: The problem.
@@ -33,7 +33,7 @@ class Pair:
 
 
 def find_pairs(rankings: Rankings) -> list[Pair]:
-    """Find each problem's winner on each GPU, with its time on each other GPU that has it.
+    """Finds each problem's winner on each GPU, with its time on each other GPU.
 
     What a second process on the same GPU contradicts was a winner too when it was measured first,
     so it is among them; other doubts leave a measurement out.
@@ -61,7 +61,7 @@ def _is_undisturbed(entry: Entry) -> bool:
 
 
 def gains_table(pairs: Sequence[Pair]) -> Iterator[str]:
-    """A row for each span of gains: all winners, and those that were repeated."""
+    """Returns a row for each range of gains: all winners, and those that were repeated."""
     yield f"{'':<10} {'all winners':>26}   {'repeated':>26}"
     heads = f"{'pairs':>8} {'slower':>8} {'worst':>8}"
     yield f"{'gain':<10} {heads}   {heads}"

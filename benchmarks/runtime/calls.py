@@ -1,4 +1,4 @@
-"""What a GEMM's call costs the host in code that torch.compile generated, in Python and in C++.
+"""Measures host time of a GEMM's call in code that torch.compile generates, in Python and C++.
 
     python -m benchmarks.runtime.calls [--python-only] [--json calls.json]
     python -m benchmarks.runtime.calls --cache DIR --compile-only   # beside other work, first
@@ -71,10 +71,10 @@ from nvgemm_runtime.launch.dispatched import dispatched
 from nvgemm_runtime.matching.thresholds import ATEN, DispatchTable
 
 FUNCTION_WINDOW_CALLS = 200
-"""Of a function by itself."""
+"""Calls in a window of one function."""
 
 LEAST_BOUNDS = 3
-"""Of a table that is worth measuring."""
+"""Least bounds of a table that is worth measuring."""
 
 MOST_RATIO = 0.6
 """Goal: most that a bundled kernel's call may take of the stock call's time."""
@@ -84,7 +84,7 @@ MOST_ADDED_US = 0.3
 
 
 def table_of(square: Square) -> tuple[DispatchTable, Mapping[str, str]]:
-    """The table that default mode has for a square, and by id what brought its kernels.
+    """Returns default mode's table for a square, and the source of each kernel by id.
 
     Raises:
         click.ClickException: If the table has too few bounds, or names another thing than wanted.
@@ -101,7 +101,7 @@ def table_of(square: Square) -> tuple[DispatchTable, Mapping[str, str]]:
 
 
 def functions(square: Square) -> dict[Row, Callable[[], object]]:
-    """The functions that generated Python calls, with their operands; `made_up_rankings` hold."""
+    """Returns the functions that generated Python calls, with operands."""
     table, origins = table_of(square)
     stock = extern_kernels.mm
     fastest = table.at(square.size)
@@ -127,7 +127,7 @@ Times = Mapping[str, Sequence[float]]
 
 
 def goals(functions_us: Times, chains_us: Mapping[str, Times]) -> list[str]:
-    """The goals in words, each with the figure and whether it is met."""
+    """Returns the goals, each with its figure and verdict."""
     lines = []
     chains = {f"chains in {language}": times for language, times in chains_us.items()}
     for name, times in {"functions": functions_us, **chains}.items():
@@ -158,7 +158,7 @@ def _met(is_met: bool) -> str:
 
 
 def report(results: Mapping[str, Any]) -> list[str]:
-    """Lines of the table."""
+    """Returns the lines of the table."""
     lines = [f"{'us a call':<34} {'median':>8} {'least':>8} {'most':>8} {'x stock':>8}"]
     tables = {
         "function": results["functions_us"],
@@ -179,7 +179,7 @@ def report(results: Mapping[str, Any]) -> list[str]:
 
 
 def measure(square: Square, languages: Sequence[Language], *, windows: int) -> dict[str, Any]:
-    """Measure functions and chains; `made_up_rankings` and `in_default_mode` must hold."""
+    """Measures functions and chains; `made_up_rankings` and `in_default_mode` must hold."""
     begin = time.perf_counter()
     chains = build_chains(square, languages)
     compiled_s = time.perf_counter() - begin
@@ -212,7 +212,7 @@ def measure(square: Square, languages: Sequence[Language], *, windows: int) -> d
 
 
 def _compiled_into(cache: Path | None) -> AbstractContextManager[object]:
-    """Where this process and those that it starts keep what they compile."""
+    """Sets the cache of this process and of those that it starts."""
     if cache is None:
         return cast(AbstractContextManager[object], fresh_cache())
     return mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(cache.absolute())})

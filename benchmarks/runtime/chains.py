@@ -1,4 +1,4 @@
-"""Chains of products that torch.compile turns into Python or C++, and what each product costs.
+"""Chains of products that torch.compile turns into Python or C++, for timing each product.
 
 `calls` times them. A chain counts only if its generated code has the intended call for every
 product, and if the GPU ran what that call should launch.
@@ -39,13 +39,13 @@ SHORT, LONG = 10, 40
 
 WINDOWS = 60
 WINDOW_CALLS = 20
-"""Of a chain; `LONG` products each are fewer launches than wait in a stream."""
+"""Calls of a chain in a window. `LONG` products each are fewer launches than a stream holds."""
 
 assert LONG * WINDOW_CALLS < STREAM_DEPTH
 
 
 class Row(str, enum.Enum):
-    """A line of the tables."""
+    """Line of the tables."""
 
     STOCK = "stock"
     KERNEL = "kernel"
@@ -55,7 +55,7 @@ class Row(str, enum.Enum):
 
 
 class Way(str, enum.Enum):
-    """What the graph of a chain calls."""
+    """Call in a chain's graph."""
 
     STOCK = "stock"
     KERNEL = "kernel"
@@ -67,7 +67,7 @@ ROWS_OF = {
     Way.KERNEL: (Row.KERNEL,),
     Way.BY_M: (Row.BY_M_KERNEL, Row.BY_M_ATEN),
 }
-"""By way: what its graph is called for. Those with two rows are compiled for a dynamic m."""
+"""Rows of each way. Ways with two rows are compiled for a dynamic m."""
 
 WITH_ONE_ROW_MORE = (Row.STOCK_BESIDE, Row.BY_M_ATEN)
 
@@ -75,7 +75,7 @@ RUNS_ATEN = (Row.STOCK, *WITH_ONE_ROW_MORE)
 
 
 class Language(str, enum.Enum):
-    """Of generated code."""
+    """Language of generated code."""
 
     PYTHON = "Python"
     CPP = "C++"
@@ -85,7 +85,7 @@ Operands = tuple[torch.Tensor, torch.Tensor]
 
 
 def operands(square: Square, row: Row) -> Operands:
-    """A and B, the same for all rows; B is orthogonal, so that a chain's products stay as large."""
+    """Returns A and B, the same for all rows; B is orthogonal, so products keep their size."""
     m = square.left_to_aten if row in WITH_ONE_ROW_MORE else square.size
     signature, size = square.signature, square.size
     generator = torch.Generator().manual_seed(0)
@@ -99,7 +99,7 @@ def operands(square: Square, row: Row) -> Operands:
 
 
 def chain_of(length: int, way: Way, language: Language) -> Callable[..., torch.Tensor]:
-    """A function of A and B: A times B, and the result times B, and so on."""
+    """Returns a function of A and B that multiplies by B again and again."""
 
     def chain(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         for _ in range(length):
@@ -112,7 +112,7 @@ def chain_of(length: int, way: Way, language: Language) -> Callable[..., torch.T
 def with_code_of_its_own(
     function: Callable[..., torch.Tensor], name: str
 ) -> Callable[..., torch.Tensor]:
-    """The function of another name: torch looks for compiled code among all that one's code has."""
+    """Copies a function and its code, by which torch finds compiled code."""
     assert isinstance(function, FunctionType)
     code = function.__code__.replace(co_name=name)
     return FunctionType(code, function.__globals__, name, closure=function.__closure__)
@@ -127,7 +127,7 @@ _IN_CPP = {
 
 
 def calls_in(code: str, language: Language) -> Counter[Way]:
-    """The products that a generated module calls, by who computes them.
+    """Counts the products that a generated module calls, by who computes them.
 
     In C++, every other call has the stock one behind it.
     """
@@ -146,7 +146,7 @@ def calls_in(code: str, language: Language) -> Counter[Way]:
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """A compiled chain of products.
+    """Compiled chain of products.
 
     Attributes:
         length: Products.
@@ -162,7 +162,7 @@ class Chain:
 
 
 def compile_chain(square: Square, length: int, way: Way, language: Language) -> Chain:
-    """Compile a chain in default mode; `made_up_rankings` and `in_default_mode` must hold.
+    """Compiles a chain in default mode; `made_up_rankings` and `in_default_mode` must hold.
 
     Raises:
         click.ClickException: If the code does not have the intended call for every product.
@@ -190,7 +190,7 @@ def compiled_with_calls(
     language: Language,
     options: Mapping[str, Any] | None = None,
 ) -> tuple[Callable[..., torch.Tensor], list[Counter[Way]]]:
-    """A function that was compiled for operands, and what each module calls that it was made of.
+    """Compiles a function for operands; returns it and each generated module's calls.
 
     Modules that call no product are left out.
 
@@ -215,7 +215,7 @@ def compiled_with_calls(
 
 @contextlib.contextmanager
 def in_default_mode() -> Iterator[None]:
-    """Default mode with kernels, without gradients; every chain is compiled once."""
+    """Sets default mode with kernels, without gradients; every chain is compiled once."""
     with (
         torch.no_grad(),
         mock.patch.dict(os.environ, {DEFAULT_MODE_VARIABLE: "1"}),
@@ -226,7 +226,7 @@ def in_default_mode() -> Iterator[None]:
 
 
 def chain_calls(square: Square, chains: Sequence[Chain]) -> dict[str, Callable[[], object]]:
-    """The calls of chains for each of their rows, by `name_of`."""
+    """Returns the calls of chains for each of their rows, by `name_of`."""
 
     def call(chain: Chain, row: Row) -> Callable[[], object]:
         a, b = operands(square, row)
@@ -240,19 +240,19 @@ def chain_calls(square: Square, chains: Sequence[Chain]) -> dict[str, Callable[[
 
 
 def name_of(language: Language, row: Row, length: int) -> str:
-    """What the call of a chain for a row is called where it is timed."""
+    """Returns the name of a chain's call for a row."""
     return f"{language.value}/{row.value}/{length}"
 
 
 def by_difference(short_us: Sequence[float], long_us: Sequence[float]) -> list[float]:
-    """Microseconds a product, of each window, by the times of both chains in it."""
+    """Returns microseconds a product in each window, from both chains' times."""
     return [(long - short) / (LONG - SHORT) for short, long in zip(short_us, long_us)]
 
 
 def time_chains(
     square: Square, chains: Sequence[Chain], *, windows: int
 ) -> dict[Language, dict[Row, list[float]]]:
-    """Microseconds a product, window by window, in each language that there are chains in."""
+    """Returns microseconds a product, window by window, for each compiled language."""
     calls = chain_calls(square, chains)
     times = host_times_us(calls, windows=windows, window_calls=WINDOW_CALLS)
     return {
@@ -265,7 +265,7 @@ def time_chains(
 
 
 def kernels_on_gpu(call: Callable[[], object]) -> frozenset[str]:
-    """Names of the kernels that the GPU runs in a call."""
+    """Returns names of the kernels that the GPU runs in a call."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
@@ -273,7 +273,7 @@ def kernels_on_gpu(call: Callable[[], object]) -> frozenset[str]:
 
 
 def kernels_among(events: Iterable[Any]) -> frozenset[str]:
-    """Names of the GPU's kernels among a profiler's events: no calls of the host, copies, fills."""
+    """Returns names of GPU kernels among a profiler's events, without copies and fills."""
     return frozenset(
         event.name
         for event in events
@@ -284,7 +284,7 @@ def kernels_among(events: Iterable[Any]) -> frozenset[str]:
 
 
 def check_what_ran(ran: Mapping[str, tuple[Row, frozenset[str]]]) -> None:
-    """See that all calls of bundled kernels ran the same one, and those of ATen only what ATen has.
+    """Checks that calls of bundled kernels ran the same kernel, and those of ATen only ATen's.
 
     Args:
         ran: By a call's name, its row, and the kernels that the GPU ran in it.
@@ -304,7 +304,7 @@ def check_what_ran(ran: Mapping[str, tuple[Row, frozenset[str]]]) -> None:
 
 
 def build_chains(square: Square, languages: Sequence[Language]) -> list[Chain]:
-    """Compile every chain; other processes compile the C++ meanwhile."""
+    """Compiles every chain; other processes compile the C++ meanwhile."""
     if Language.CPP not in languages:
         return _compile_all(square, Language.PYTHON)
     with _cpp_compiled_beside():
@@ -321,7 +321,7 @@ def _compile_all(square: Square, language: Language) -> list[Chain]:
 
 @contextlib.contextmanager
 def _cpp_compiled_beside() -> Iterator[None]:
-    """At the end, the caches of this process have the C++ of all chains, compiled a process each.
+    """Compiles the C++ of all chains into this process' caches, one process each.
 
     One that fails is compiled by this process itself, which says what is wrong with it.
     """

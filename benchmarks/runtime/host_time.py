@@ -1,4 +1,4 @@
-"""Host time of calls: of a call until it returns, in windows that take turns."""
+"""Host time of calls until they return, in alternating windows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 STREAM_DEPTH = 1024
-"""Launches that wait in a stream before the host must, as an H100 showed with 1022; a window has
-fewer, so no call waits."""
+"""Launches that a stream holds before the host waits; an H100 holds 1022. A window has fewer."""
 
 WARM_UP_CALLS = 50
 
@@ -18,7 +17,7 @@ WARM_UP_CALLS = 50
 def host_times_us(
     calls: Mapping[str, Callable[[], object]], *, windows: int, window_calls: int
 ) -> dict[str, list[float]]:
-    """Microseconds a call of each, window by window, the calls taking turns.
+    """Returns microseconds a call, window by window, with calls that take turns.
 
     Each window begins when the GPU has done all of the window before.
 

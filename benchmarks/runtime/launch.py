@@ -1,4 +1,4 @@
-"""Host time of one call of the launcher, with a kernel for the CPU that does nothing.
+"""Measures host time of one launcher call, with an empty kernel for the CPU.
 
 What is left is the way to the kernel: TVM-FFI's conversion of three tensors, every check, and, for
 the operators, torch's dispatcher. ``torch.mm(out=)`` of 1 x 1 matrices is measured in turn, and so

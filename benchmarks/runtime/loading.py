@@ -1,4 +1,4 @@
-"""What loading and launching prebuilt kernels costs, on a GPU, from installed kernel wheels.
+"""Measures loading and launching prebuilt kernels, on a GPU, from installed wheels.
 
     python -m benchmarks.runtime.loading [--json results.json]
 
@@ -47,7 +47,7 @@ def resident_bytes() -> int:
 
 
 def usable_kernels() -> list[tuple[Any, Any]]:
-    """Every kernel that the GPU can run, once, however many bundles hold it."""
+    """Returns every kernel that the GPU can run, once each."""
     facts = device_facts("cuda", 0)
     kernels = {
         kernel.id: (found.bundle, kernel)
@@ -59,7 +59,7 @@ def usable_kernels() -> list[tuple[Any, Any]]:
 
 
 def operands_for(kernel: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Small operands of a kernel's signature."""
+    """Returns small operands for a kernel's signature."""
     signature = kernel.signature
     lead = (2,) if signature.op is Op.BMM else ()
     a, b, out = (
@@ -72,7 +72,7 @@ def operands_for(kernel: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def loading(kernels: list[tuple[Any, Any]]) -> dict[str, Any]:
-    """Load every kernel anew and launch it once."""
+    """Loads every kernel anew and launches it once."""
     library = KernelLoader()
     launch = native.load().launch
     bundle, kernel = kernels[0]
@@ -125,7 +125,7 @@ def launching() -> dict[str, list[float]]:
 def operator_run(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
 ) -> dict[str, Callable[[], object]]:
-    """The same kernel family through its own library, compiled here and now, if that is there."""
+    """Returns the same kernel family through its own library, or None without it."""
     try:
         import cutlass.operators as operators
     except ImportError:

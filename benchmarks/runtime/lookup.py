@@ -1,4 +1,4 @@
-"""Time to look a problem up among 10,000 kernels, and to open a bundle of that size. Needs no GPU.
+"""Measures look-ups among 10,000 kernels, and opening such a bundle. Needs no GPU.
 
     python -m benchmarks.runtime.lookup [--kernels 10000] [--lookups 5000] [--json results.json]
 
@@ -115,7 +115,7 @@ def made_up_content(kernels: int, source: random.Random) -> BundleContent:
 def times_us(
     index: Index, asked: list[Problem], alignment: int, right: Callable[[Any], bool]
 ) -> list[float]:
-    """Time of each look-up in microseconds."""
+    """Returns microseconds of each look-up."""
     times = []
     for problem in asked:
         begin = time.perf_counter_ns()
@@ -127,7 +127,7 @@ def times_us(
 
 
 def opening_ms(path: Path, rounds: int) -> list[float]:
-    """Time to open and validate the bundle, each in a fresh process, in milliseconds."""
+    """Returns milliseconds to open and validate the bundle, each in a fresh process."""
     command = [sys.executable, "-c", OPEN, str(path)]
     return [
         float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

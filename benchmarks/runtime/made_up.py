@@ -1,4 +1,4 @@
-"""Bundles whose measurements are made up, so that graphs call what a benchmark of calls asks for.
+"""Bundles with made-up measurements, so that graphs contain the calls to benchmark.
 
 The kernels and the GPU are real. The rankings say that two kernels take turns at being the fastest
 as m grows, with ATen between and beyond, and that two GPUs confirm it: default mode then generates
@@ -33,14 +33,14 @@ from nvgemm_runtime.matching.index import BundleView, Index
 from nvgemm_runtime.settings import BUNDLES_VARIABLE
 
 FAST_NS, SLOW_NS, ATEN_NS = 1000, 1500, 2000
-"""Times of the kernel that wins, of the other one, and of ATen."""
+"""Times of the winning kernel, of the other kernel, and of ATen."""
 
 KERNELS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Square:
-    """Products of square matrices B, so that they can follow each other.
+    """Products with square matrices B, so that they can follow each other.
 
     Attributes:
         device: ``cuda`` or ``cpu``.
@@ -54,7 +54,7 @@ class Square:
 
     @property
     def measured(self) -> tuple[int, ...]:
-        """The m with made-up times: the winner is another one at each, and ATen between them."""
+        """Values of m with made-up times: winners alternate, with ATen between them."""
         return self.size // 16, self.size // 4, self.size
 
     @property
@@ -68,7 +68,7 @@ def _usable(kernel: Kernel, square: Square) -> bool:
 
 
 def _as_measured(header: Header, square: Square, facts: DeviceFacts) -> Header:
-    """The header with made-up rankings of `Square.measured`, and no others."""
+    """Returns the header with the made-up rankings of `Square.measured` alone."""
     usable = [i for i, kernel in enumerate(header.kernels) if _usable(kernel, square)]
     # A call with a workspace takes longer, and most kernels have none.
     places = sorted(usable, key=lambda i: header.kernels[i].has_workspace)[:KERNELS]
@@ -112,7 +112,7 @@ def _as_measured(header: Header, square: Square, facts: DeviceFacts) -> Header:
 
 
 def _views(square: Square, facts: DeviceFacts) -> Sequence[BundleView]:
-    """The first usable bundle with two kernels of the signature."""
+    """Returns the first usable bundle with two kernels of the signature."""
     for found in bundles():
         if found.bundle is None or found.refusal(facts) is not None:
             continue
@@ -129,7 +129,7 @@ def _views(square: Square, facts: DeviceFacts) -> Sequence[BundleView]:
 
 @contextlib.contextmanager
 def made_up_rankings(square: Square) -> Iterator[None]:
-    """Have torch.compile see the bundles of this process as if `Square.measured` were measured.
+    """Makes torch.compile see this process' bundles as if `Square.measured` were measured.
 
     Raises:
         click.ClickException: If no bundle has two kernels of the signature.

@@ -1,4 +1,4 @@
-"""The bundled kernels that a benchmark measures, and which of them compute what they should."""
+"""Bundled kernels to measure, checked for exact results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nvgemm_runtime.matching.device import device_facts
 
 
 def environment(**libraries: str) -> dict[str, Any]:
-    """What is measured with: only with the same of all this is a measurement gone on with."""
+    """Returns GPU and versions; a measurement continues only with the same ones."""
     import torch
 
     found = versions()
@@ -32,12 +32,12 @@ def environment(**libraries: str) -> dict[str, Any]:
 
 
 def plain(dtype: DType, layout: Layout) -> Signature:
-    """Signature of a matrix product of one type, summed in fp32."""
+    """Returns the signature of a matrix product of one type, summed in fp32."""
     return Signature(op=Op.MM, layout=layout, a=dtype, b=dtype, accumulator=DType.FP32, out=dtype)
 
 
 def declared(dtypes: Iterable[DType]) -> dict[Problem, list[str]]:
-    """Every declared plain product that this GPU's bundles rank kernels for.
+    """Returns every declared plain product that this GPU's bundles rank kernels for.
 
     Returns:
         By problem, the ids of its kernels, best-ranked first; of several bundles that rank it, the
@@ -59,7 +59,7 @@ def declared(dtypes: Iterable[DType]) -> dict[Problem, list[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedKernels:
-    """Kernels after a look at what they compute.
+    """Kernels after a check of their results.
 
     Attributes:
         launches: By id, those that are exact, in the order given.
@@ -71,7 +71,7 @@ class CheckedKernels:
 
 
 def load_exact(ids: Iterable[str], exact: Exact) -> CheckedKernels:
-    """Load kernels and keep those that compute an exact product."""
+    """Loads kernels and returns those that compute an exact product."""
     launches: dict[str, Launch] = {}
     thrown_out: dict[str, str] = {}
     for id_ in ids:

@@ -1,4 +1,4 @@
-"""Fresh processes that compile a model, and what came of it: for the benchmarks of torch.compile.
+"""Fresh processes that compile a model, for the benchmarks of torch.compile.
 
 A worker is the benchmark started again. It answers in JSON, a line an answer; what torch
 prints goes to a log in the worker's directory, which also holds Inductor's and Triton's caches.
@@ -25,24 +25,24 @@ from benchmarks.shared.resuming import nvidia_smi
 from nvgemm_runtime.settings import BUNDLES_VARIABLE, COMPILE_OPTION, Mode
 
 ROOT = Path(__file__).parents[2]
-"""The repository's root, from which benchmarks are imported."""
+"""Repository root, from which benchmarks are imported."""
 
 WITHOUT_BUNDLES = {COMPILE_OPTION: Mode.OFF.value}
-"""Options of torch.compile with which it does what it does without nvgemm-aot."""
+"""Options of torch.compile that disable nvgemm-aot."""
 
 _GEMM_CALLS = {
     "nvgemm": re.compile(r"\bnvgemm_\w+_[0-9a-f]{12}\("),
     "aten": re.compile(r"\bextern_kernels\.\w*mm\w*\("),
     "triton": re.compile(r"\btriton_tem_\w+\.run\("),
 }
-"""Calls of GEMMs in generated code, by who computes them."""
+"""Patterns of GEMM calls in generated code, by who computes them."""
 
 _ERROR_FACTOR = 1.5
-"""A compiled model may be this much further from fp32 than eager: another order of summation."""
+"""Most error of a compiled model over eager's, against fp32: another order of summation."""
 
 
 def fresh_environment(directory: Path, **variables: str | None) -> dict[str, str]:
-    """Environment of a process with empty caches, and settings of torch and nvgemm-aot as given.
+    """Returns a process environment with empty caches and these settings of torch and nvgemm-aot.
 
     Args:
         directory: Where the caches go.
@@ -68,7 +68,7 @@ def fresh_environment(directory: Path, **variables: str | None) -> dict[str, str
 
 
 class Worker:
-    """A process that runs a part of a benchmark: it answers questions, a line of JSON each."""
+    """Process that runs a part of a benchmark and answers questions, a JSON line each."""
 
     def __init__(
         self, module: str, arguments: Iterable[str], directory: Path, environment: dict[str, str]
@@ -86,12 +86,12 @@ class Worker:
             )
 
     def ask(self, question: Any) -> Any:
-        """Send a line, read a line."""
+        """Sends a line and reads a line."""
         self.tell(question)
         return self.answer()
 
     def tell(self, question: Any) -> None:
-        """Send a line; `answer` reads what comes of it."""
+        """Sends a line; `answer` reads the reply."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(question) + "\n")
@@ -100,7 +100,7 @@ class Worker:
             pass  # it has ended: its log says why
 
     def answer(self) -> Any:
-        """Read a line; see `ask`."""
+        """Reads a line; see `ask`."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -111,7 +111,7 @@ class Worker:
         return json.loads(line)
 
     def close(self, patience_s: float = 60) -> None:
-        """Let the worker end; it is killed where it does not within so many seconds."""
+        """Ends the worker; kills it after so many seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -131,7 +131,7 @@ class Worker:
 
 
 def answering() -> Callable[[Any], None]:
-    """In a worker: a function that sends an answer. What is printed henceforth goes to stderr."""
+    """Returns, in a worker, the function that sends an answer. Prints go to stderr from then on."""
     answers, sys.stdout = sys.stdout, sys.stderr
 
     def send(answer: Any) -> None:
@@ -142,7 +142,7 @@ def answering() -> Callable[[Any], None]:
 
 
 def read_from_disk() -> None:
-    """Import what workers import, so that the first of them finds it in the page cache."""
+    """Imports what workers import, which puts it into the page cache."""
     for modules in (
         "torch._dynamo, torch._inductor.compile_fx, torch._inductor.select_algorithm",
         "triton.compiler",
@@ -153,7 +153,7 @@ def read_from_disk() -> None:
 
 
 def gemm_calls(code: str) -> Counter[str]:
-    """Count the GEMMs that a generated module calls, by the name of the call."""
+    """Counts the GEMMs that a generated module calls, by call name."""
     calls: Counter[str] = Counter()
     for pattern in _GEMM_CALLS.values():
         calls.update(call.rstrip("(") for call in pattern.findall(code))
@@ -161,7 +161,7 @@ def gemm_calls(code: str) -> Counter[str]:
 
 
 def generated_gemms(directory: Path) -> dict[str, int]:
-    """Count the GEMMs that generated code calls.
+    """Counts the GEMMs that generated code calls.
 
     Returns:
         Calls by name, e.g. ``nvgemm_mm_0123456789ab``, ``extern_kernels.mm``.
@@ -175,7 +175,7 @@ def generated_gemms(directory: Path) -> dict[str, int]:
 
 
 def count_gemms(calls: dict[str, int]) -> dict[str, int]:
-    """Sum what `generated_gemms` counted by who computes it: nvgemm, aten, triton."""
+    """Sums the counts of `generated_gemms` by who computes them: nvgemm, aten, triton."""
     return {
         who: sum(count for call, count in calls.items() if pattern.match(f"{call}("))
         for who, pattern in _GEMM_CALLS.items()
@@ -183,7 +183,7 @@ def count_gemms(calls: dict[str, int]) -> dict[str, int]:
 
 
 def check_results(results: Any, eager: Any, exact: Any) -> dict[str, float]:
-    """Hold compiled results against eager ones; both are bf16.
+    """Compares compiled results with eager ones; both are bf16.
 
     Returns:
         The largest relative error of each, as the norm of the difference over the norm.
@@ -207,7 +207,7 @@ def check_results(results: Any, eager: Any, exact: Any) -> dict[str, float]:
 
 @functools.cache  # asking the driver takes about a second
 def versions() -> dict[str, Any]:
-    """What is measured with, and the bundles that serve it; opens them: call it afterwards."""
+    """Returns versions and serving bundles. Opens the bundles, so call it after measuring."""
     import torch
 
     import nvgemm_runtime
@@ -228,12 +228,12 @@ def versions() -> dict[str, Any]:
 
 
 def sha256(path: Path) -> str:
-    """Of a file's content."""
+    """Returns the digest of a file's content."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def names_of(allowed: Collection[str]) -> Callable[[click.Context, click.Parameter, str], Any]:
-    """What reads an option's value: some of these names, with commas between."""
+    """Returns a reader of an option's comma-separated names."""
 
     def read(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
         parts = tuple(value.split(","))

@@ -1,4 +1,4 @@
-"""The GPU of the measurements, as matching wants it: for benchmarks that run without one."""
+"""Device facts of the measuring GPU, for benchmarks that run without one."""
 
 from __future__ import annotations
 

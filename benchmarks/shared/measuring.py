@@ -1,4 +1,4 @@
-"""Timing GEMMs on a GPU, so that neither L2, nor the host, nor the order is what is measured.
+"""Timing of GEMMs on a GPU, free of effects of L2, the host and the order.
 
 Operands are random and take turns. Windows begin with L2 overwritten, follow each other in random
 order, and are timed by events on the GPU while the host is ahead.
@@ -30,36 +30,37 @@ if TYPE_CHECKING:
     import torch
 
 Operands = tuple[Any, Any, Any]
-"""Tensors: A [m, k], B [k, n] and the result [m, n], row-major."""
+"""Tensors A [m, k], B [k, n] and the result [m, n], row-major."""
 
 Launch = Callable[..., Any]
-"""Takes A, B and the result; starts a GEMM on the current stream."""
+"""Starts a GEMM on the current stream, given A, B and the result."""
 
 BUFFER_BYTES = 200_000_000
-"""Operands take turns until they are this large, over three times the L2 cache of an H200."""
+"""Least size of all operand sets together: over three times an H200's L2 cache."""
 FLUSH_BYTES = 256_000_000
-"""Is overwritten before a window, so that it begins with none of its operands in L2."""
+"""Bytes overwritten before a window, so that L2 holds none of its operands."""
 MAX_LAUNCHES = 256
 """Most launches of a window."""
 SPIN_CYCLES = 200_000
-"""For so long, about 100 us, the GPU is kept busy while the host sends what is timed, and"""
+"""Cycles for which the GPU is kept busy, about 100 us, while the host sends a window,"""
 SPIN_CYCLES_PER_LAUNCH = 20_000
-"""for about 10 us more a launch."""
+"""and about 10 us more per launch."""
 MOST_WAITS = 9
-"""Most tries to time launches, each behind a wait twice as long as before: for one, up to 28 ms."""
+"""Most tries to time launches, each behind a wait twice as long as before, up to 28 ms for one
+launch."""
 
 _ALIGNED = 128
-"""Operands begin at multiples of so many elements of two bytes: as from torch's allocator."""
+"""Alignment of operands in two-byte elements, as from torch's allocator."""
 
 
 def set_count(m: int, n: int, k: int) -> int:
-    """How many sets of operands, of two bytes an element, take turns."""
+    """Returns the number of operand sets that take turns, with two bytes an element."""
     set_bytes = 2 * (m * k + k * n + m * n)
     return max(2, min(MAX_LAUNCHES, -(-BUFFER_BYTES // set_bytes)))
 
 
 def launch_count(launch_ns: float, window_ns: float) -> int:
-    """How many launches of so many nanoseconds make a window."""
+    """Returns the number of launches in a window."""
     return max(1, min(MAX_LAUNCHES, round(window_ns / max(launch_ns, 1.0))))
 
 
@@ -68,7 +69,7 @@ def _aligned(elements: int) -> int:
 
 
 class Arena:
-    """Memory that operands are cut from, so that random numbers are drawn once."""
+    """Memory for operands, filled with random numbers once."""
 
     def __init__(
         self, dtype: torch.dtype, sizes: Sequence[tuple[int, int, int]], device: str = "cuda"
@@ -81,7 +82,7 @@ class Arena:
         self._outputs = torch.empty(outputs, dtype=dtype, device=device)
 
     def sets(self, m: int, n: int, k: int, layout: Layout) -> list[Operands]:
-        """Operands of random numbers, as many as `set_count` says; they share no memory."""
+        """Returns `set_count` sets of random operands, which share no memory."""
         found = []
         for number in range(set_count(m, n, k)):
             begin = number * (_aligned(m * k) + _aligned(k * n))
@@ -97,7 +98,7 @@ class Arena:
 def shaped(
     a: torch.Tensor, b: torch.Tensor, m: int, n: int, k: int, layout: Layout
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A [m, k] and B [k, n] of a layout, over flat memory."""
+    """Returns A [m, k] and B [k, n] in a layout, over flat memory."""
     return (
         a.view(m, k) if layout.a_row_major else a.view(k, m).T,
         b.view(k, n) if layout.b_row_major else b.view(n, k).T,
@@ -106,7 +107,7 @@ def shaped(
 
 @dataclass(frozen=True, kw_only=True)
 class Exact:
-    """Operands of zeros and ones, and what they give.
+    """Operands of zeros and ones, and their product.
 
     Products are 0 or 1 and sums whole numbers below 2^24, so whatever sums in fp32 is right to the
     last bit, in whatever order, and rounding it to the result's type is the same everywhere.
@@ -120,7 +121,7 @@ class Exact:
     def draw(
         cls, m: int, n: int, k: int, layout: Layout, dtype: torch.dtype, device: str = "cuda"
     ) -> Exact:
-        """Draw operands."""
+        """Draws operands."""
         import torch
 
         flat_a, flat_b = (
@@ -137,7 +138,7 @@ class Exact:
         return cls(a=a, b=b, expected=expected)
 
     def error(self, launch: Launch) -> float:
-        """Error of what a launch writes, as the norm of the difference over the norm.
+        """Returns the error of a launch's output, as the norm of the difference over the norm.
 
         Returns:
             0 where every bit is as expected; not a number where an element was not written.
@@ -154,7 +155,7 @@ class Exact:
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """One way to compute a GEMM.
+    """Way to compute a GEMM.
 
     Attributes:
         launch: Starts it.
@@ -173,12 +174,12 @@ def _flushing_memory() -> torch.Tensor:
 
 
 def flush() -> None:
-    """Overwrite all of L2."""
+    """Overwrites all of L2."""
     _flushing_memory().zero_()
 
 
 def launch_ns(way: Contender, count: int = 1, first: int = 0) -> float:
-    """Nanoseconds a launch, of ``count`` in a row without a graph, with L2 flushed before.
+    """Returns nanoseconds a launch, over ``count`` launches in a row after an L2 flush.
 
     A kernel that only waits keeps the GPU busy while the host sends the launches. Where the GPU was
     through with it before all were sent, part of the time would be the host's: then everything is
@@ -212,7 +213,7 @@ def launch_ns(way: Contender, count: int = 1, first: int = 0) -> float:
 def _captured(
     way: Contender, window_ns: float, between: Callable[[], object] | None = None
 ) -> tuple[torch.cuda.CUDAGraph, int]:
-    """A graph of launches that has been replayed once, and how many there are."""
+    """Returns a graph of launches, replayed once, and their number."""
     import torch
 
     count = launch_count(min(launch_ns(way, first=number) for number in range(3)), window_ns)
@@ -227,7 +228,7 @@ def _captured(
 
 
 _BETWEEN = "the kernel between"
-"""Name, among ways to compute a GEMM, of the small kernel between them."""
+"""Name of the small kernel between launches."""
 
 
 def offline_ns(
@@ -238,7 +239,7 @@ def offline_ns(
     *,
     launches: str = BACK_TO_BACK,
 ) -> dict[str, list[float]]:
-    """Nanoseconds a launch of each way, round by round, back to back or apart.
+    """Returns nanoseconds a launch of each way, round by round, back to back or apart.
 
     Args:
         ways: What to measure, by name.
@@ -274,7 +275,7 @@ def offline_ns(
 
 
 def without_between(times: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Times less the median of the kernel between launches, if there is one among them."""
+    """Returns times less the median of the kernel between launches, if there is one."""
     between_ns = statistics.median(times[_BETWEEN]) if _BETWEEN in times else 0.0
     return {
         name: [max(1.0, time_ns - between_ns) for time_ns in of_way]
@@ -286,7 +287,7 @@ def without_between(times: Mapping[str, Sequence[float]]) -> dict[str, list[floa
 def server_ns(
     ways: Mapping[str, Contender], requests: int, mean_gap_s: float, order: random.Random
 ) -> dict[str, list[float]]:
-    """Nanoseconds of single launches of each way, request by request, after random gaps.
+    """Returns nanoseconds of single launches of each way, request by request, after random gaps.
 
     Gaps are drawn from an exponential distribution. After the gap, and before what is timed, L2 is
     flushed, and a kernel runs that only waits, so that what the host takes to send the launch is
@@ -313,7 +314,7 @@ def server_ns(
 def tuned(
     ways: Mapping[str, Contender], passes: int, window_ns: float, order: random.Random
 ) -> dict[str, float]:
-    """A quick look at many ways: the median nanoseconds a launch of each, over passes.
+    """Returns a quick median of many ways, in nanoseconds a launch.
 
     Without graphs, for capturing takes longer than what this is for; ways take turns in random
     order, with operands in turn.

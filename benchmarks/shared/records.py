@@ -1,4 +1,4 @@
-"""Result files of benchmarks: read with what they must hold checked, never written over others."""
+"""Raw files of benchmarks, checked when read, never overwritten."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from nvgemm_aot.storage.files import require_writable, write_atomic
 from nvgemm_runtime.errors import NvgemmError
 
 SUFFIX = ".json"
-"""Of result files; their tables lie beside them, with .txt."""
+"""Suffix of raw files; tables (.txt) and records (.jsonl) lie beside them."""
 
 
 def read_record(path: Path, what: str, keys: Mapping[str, type]) -> dict[str, Any]:
-    """Read a result file."""
+    """Reads a raw file and checks its keys."""
     record = read_json(path)
     said = record.get("what")
     if said != what:
@@ -33,7 +33,7 @@ def read_record(path: Path, what: str, keys: Mapping[str, type]) -> dict[str, An
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object."""
+    """Reads a JSON object."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -44,7 +44,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_output(path: Path, *, resume: bool = False) -> None:
-    """See that results can be kept in a file, before anything is measured."""
+    """Checks that results can be written, before anything is measured."""
     if path.suffix != SUFFIX:
         raise click.ClickException(
             f"{path}: results go into a file named *{SUFFIX} (got {path.suffix!r}); the table is "
@@ -64,7 +64,7 @@ def check_output(path: Path, *, resume: bool = False) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Writes a file whole or not at all."""
     try:
         write_atomic(path, text.encode())
     except NvgemmError as error:
@@ -73,7 +73,7 @@ def write(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def as_written(path: Path) -> Iterator[None]:
-    """Around what goes by a file's content: says so where that is not as a benchmark writes it."""
+    """Turns errors in a file's content into an error that names the file."""
     try:
         yield
     except NvgemmError as error:
@@ -85,7 +85,7 @@ def as_written(path: Path) -> Iterator[None]:
 
 
 def require_gpu() -> None:
-    """See that there is a GPU."""
+    """Checks that there is a GPU."""
     import torch
 
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Results that grow over several runs: a JSON file, and the table beside it.
+"""Results that grow over several runs: a raw file, its table and its records.
 
 A GPU may be available for a few minutes only. So a benchmark saves its file after each size, starts
 none that it has no time to finish, and continues from the file when it is started again.
@@ -27,17 +27,17 @@ from nvgemm_runtime.errors import NvgemmError
 Item = TypeVar("Item")
 
 BEGUN = time.monotonic()
-"""When the process began, imports of torch not counted where this is imported first."""
+"""Start of this process, by `time.monotonic`; without torch's import if this is imported first."""
 
 MAX_FAILURES = 3
-"""After so many, the GPU or the installation is at fault, not the size."""
+"""Failures after which the GPU or the installation is at fault, not the size."""
 
 ORDER_SEED = 1000
-"""Of the fixed order in which sizes are measured."""
+"""Seed of the fixed order of sizes."""
 
 
 def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The argument and options of every command that measures: ``path``, ``resume``, ``budget``.
+    """Adds the argument and options of measuring commands: ``path``, ``resume``, ``budget``.
 
     ``--turns`` acts by itself (`benchmarks.shared.turns`).
     """
@@ -58,7 +58,7 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Results:
-    """The file of a benchmark.
+    """Raw file of a benchmark.
 
     Attributes:
         environment: What was measured with.
@@ -81,7 +81,7 @@ class Results:
         settings: dict[str, Any],
         resume: bool,
     ) -> Results:
-        """Start a file, or go on with one.
+        """Starts a file, or continues one.
 
         Args:
             path: Where it is.
@@ -114,7 +114,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path, what: str) -> Results:
-        """Read a file of this benchmark."""
+        """Reads a file of this benchmark."""
         record = read_record(path, what, {"environment": dict, "settings": dict, "runs": list})
         if not isinstance(record.get("entries"), dict):
             raise click.ClickException(f"{path} has no entries; measure into another file")
@@ -122,7 +122,7 @@ class Results:
 
     @classmethod
     def joined(cls, path: Path, parts: Sequence[Path], what: str) -> Results:
-        """Make a new file of several, which agree in all but what was measured, and when.
+        """Joins files with equal environments and settings into a new one.
 
         Of a size that is in two of them, the later file's entry counts.
         """
@@ -140,7 +140,7 @@ class Results:
         return cls(path, first._record)
 
     def add(self, key: str, entry: dict[str, Any]) -> None:
-        """Keep what was measured of one size."""
+        """Saves the entry of one size."""
         self.entries[key] = entry
         self._record["runs"][-1]["seconds"] = round(time.monotonic() - BEGUN, 1)
         self.save()
@@ -151,7 +151,7 @@ class Results:
         budget_s: float | None,
         say: Callable[[dict[str, Any]], str],
     ) -> None:
-        """Measure one size after the other while there is time, and keep each.
+        """Measures one size after the other while there is time, and saves each.
 
         What fails is left out, and measured when the benchmark goes on.
 
@@ -180,7 +180,7 @@ class Results:
             raise click.ClickException("\n".join(failures))
 
     def save(self) -> None:
-        """Write the file: a line an entry."""
+        """Writes the file, a line an entry."""
         entries = ",\n".join(
             f"  {json.dumps(key)}: {json.dumps(entry)}" for key, entry in self.entries.items()
         )
@@ -189,7 +189,7 @@ class Results:
         write(self.path, text)
 
     def heading(self) -> list[str]:
-        """What a table must say of how it came about."""
+        """Returns a table's heading: commands, environment and GPU state."""
         environment, runs = self._record["environment"], self._record["runs"]
         lines = [f"$ {run['command']}    # {run['date']}, {run['seconds']:.0f} s" for run in runs]
         states = dict.fromkeys(run["gpu"] for run in runs)
@@ -202,7 +202,7 @@ class Results:
         return lines + [f"GPU before: {state}" for state in states if state]
 
     def end(self, table: Callable[[dict[str, Any]], Iterable[str]]) -> None:
-        """Keep the file and its table, where anything was measured."""
+        """Writes the file, its records and its table, if anything was measured."""
         if self.entries:
             self.save()
             self.write_cases()
@@ -231,7 +231,7 @@ class Results:
         return f"{name}.tokens" if self._record["settings"].get("from") == "tokens" else name
 
     def write_table(self, table: Callable[[dict[str, Any]], Iterable[str]]) -> None:
-        """Print a table of the entries, and keep it beside the file with how it came about."""
+        """Prints a table of the entries and writes it beside the file, with its heading."""
         with as_written(self.path):
             lines = list(table(self.entries))
         text = "\n".join([*self.heading(), "", *lines])
@@ -240,12 +240,12 @@ class Results:
 
 
 def today() -> str:
-    """The date, in UTC."""
+    """Returns the date in UTC."""
     return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:
-    """How this process was called, from the project's root, with no directory of this machine.
+    """Returns this process' command line, without directories of this machine.
 
     Args:
         arguments: File of the benchmark and its arguments; those of the process if None.
@@ -258,7 +258,7 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
 
 
 def this_run() -> dict[str, str | None]:
-    """Conditions of this process, as `benchmarks.record.Run` names them."""
+    """Returns the conditions of this process, as `benchmarks.record.Run` names them."""
     return {
         "command": command_line(),
         "date": today(),
@@ -268,7 +268,7 @@ def this_run() -> dict[str, str | None]:
 
 
 def gpu_state() -> str:
-    """Which GPU it is, its clock, temperature and load, as nvidia-smi says; or nothing."""
+    """Returns the GPU's id, clock, temperature and load by nvidia-smi, or an empty text."""
     found = nvidia_smi("uuid", "clocks.sm", "temperature.gpu", "utilization.gpu")
     if not found:
         return ""
@@ -278,7 +278,7 @@ def gpu_state() -> str:
 
 
 def gpu_sha256() -> str | None:
-    """Digest of the first GPU's UUID, as rankings have it; None without a GPU."""
+    """Returns the digest of the first GPU's UUID, as rankings have it; None without a GPU."""
     from nvgemm_aot.tuning.gpu import uuid_digest
 
     found = nvidia_smi("uuid")
@@ -286,7 +286,7 @@ def gpu_sha256() -> str | None:
 
 
 def nvidia_smi(*asked: str) -> list[str]:
-    """What nvidia-smi says of the first GPU, or nothing."""
+    """Returns nvidia-smi's answers for the first GPU, or nothing."""
     try:
         done = subprocess.run(
             ["nvidia-smi", "--id=0", f"--query-gpu={','.join(asked)}", "--format=csv,noheader"],
@@ -307,7 +307,7 @@ def in_time(
     begun: float = BEGUN,
     kind: Callable[[Item], Hashable] = lambda _: None,
 ) -> Iterator[tuple[int, Item]]:
-    """Go through items while there is time for another as long as the longest of its kind so far.
+    """Yields items while there is time for another as long as the longest of its kind so far.
 
     Args:
         items: What to go through; the first is not left out.

@@ -1,4 +1,4 @@
-"""How long a thread is in some packages, by looking at its stack every few milliseconds.
+"""Time of a thread within some packages, by samples of its stack every few milliseconds.
 
 Two processes that do the same take several percent more or less time. What a package adds to one of
 them can be told more finely from within: by the share of samples in which the package is on the
@@ -18,18 +18,18 @@ from collections.abc import Collection
 from types import FrameType, TracebackType
 
 EVERY_S = 0.004
-"""Seconds between two looks: a first result has thousands, and a look takes well under 0.1 ms."""
+"""Seconds between samples. A first result has thousands; a sample takes well under 0.1 ms."""
 
 IMPORT_HOOKS = frozenset({"nvgemm_runtime.inductor.autoload"})
-"""Modules that are on the stack while torch imports modules of its own, and do not count."""
+"""Modules on the stack while torch imports its own modules, which do not count."""
 
 IN_ANY_CASE = frozenset({("triton.runtime.cache", "triton_key")})
-"""Functions that do not count, by module: a digest of Triton's files, which stock torch computes
-too, once a process; the first caller pays for it."""
+"""Functions that do not count, by module: stock torch computes a digest of Triton's files once a
+process too."""
 
 
 class TimeWithin:
-    """Seconds for which the thread that enters is in packages, from entering to leaving.
+    """Seconds that the entering thread spends in packages, from enter to exit.
 
     Attributes:
         seconds: Sum of the intervals that end with a look which found them; 0 before the first.
@@ -66,7 +66,7 @@ class TimeWithin:
 
 
 def is_within(frame: FrameType | None, packages: Collection[str]) -> bool:
-    """Whether a frame or one that waits for it runs a module of packages, or imports one."""
+    """Returns True if a frame, or a caller of it, runs or imports a module of the packages."""
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
         if (module, frame.f_code.co_name) in IN_ANY_CASE:

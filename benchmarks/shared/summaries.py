@@ -1,4 +1,4 @@
-"""What repeated timings come to, and what of several is best: for the benchmarks of kernels.
+"""Summaries of repeated timings, and unbiased choices of the fastest.
 
 Whoever takes the least of several noisy medians reports luck as speed. So timings are split: those
 of even rounds choose, those of odd rounds are what is reported, and a best-of can lose. Clocks that
@@ -18,7 +18,7 @@ from typing import TypeVar
 Entry = TypeVar("Entry")
 
 MIN_ROUNDS = 4
-"""Two to choose by, and two to report."""
+"""Least rounds: two choose, two are reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Summary:
 
     @classmethod
     def of(cls, times_ns: Sequence[float]) -> Summary:
-        """Summarize rounds, in the order they were run.
+        """Summarizes rounds, in the order they were run.
 
         Raises:
             ValueError: If they are fewer than `MIN_ROUNDS`.
@@ -53,18 +53,18 @@ class Summary:
         )
 
     def to_json(self) -> list[int]:
-        """Four numbers, in the order of the attributes."""
+        """Returns four numbers, in the order of the attributes."""
         return [self.choice_ns, self.report_ns, self.least_ns, self.most_ns]
 
     @classmethod
     def from_json(cls, numbers: Sequence[int]) -> Summary:
-        """What `to_json` gave."""
+        """Reads the numbers of `to_json`."""
         choice, report, least, most = numbers
         return cls(choice_ns=choice, report_ns=report, least_ns=least, most_ns=most)
 
 
 def summarized(times_ns: Mapping[str, Sequence[float]]) -> dict[str, Summary]:
-    """Summaries of what took turns.
+    """Summarizes contenders that took turns.
 
     Rounds that choose and those that are reported are leveled apart: together, the paces would
     carry what chose into what is reported.
@@ -78,7 +78,7 @@ def summarized(times_ns: Mapping[str, Sequence[float]]) -> dict[str, Summary]:
 
 
 def leveled(times_ns: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Timings as if the GPU had been as fast in every round.
+    """Scales timings to one GPU pace in all rounds.
 
     A round's pace is the median, over all that was timed in it, of its time over its median time.
     """
@@ -93,32 +93,32 @@ def leveled(times_ns: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
 
 
 def chosen(summaries: Mapping[str, Summary]) -> str:
-    """Name of the fastest, by the rounds that choose; of equals, the first."""
+    """Returns the name of the fastest, by the rounds that choose; the first of equals."""
     return min(summaries, key=lambda name: summaries[name].choice_ns)
 
 
 def fastest(summaries: Iterable[Summary]) -> Summary:
-    """The fastest, by the rounds that choose; of equals, the first."""
+    """Returns the fastest, by the rounds that choose; the first of equals."""
     return min(summaries, key=lambda summary: summary.choice_ns)
 
 
 def ratio(reference: Summary, own: Summary) -> float:
-    """How many times as fast as the reference: over 1 is faster."""
+    """Returns the speed-up over the reference."""
     return reference.report_ns / own.report_ns
 
 
 def geomean(ratios: Sequence[float]) -> float:
-    """Geometric mean; not a number where there are none."""
+    """Returns the geometric mean; NaN for an empty sequence."""
     return statistics.geometric_mean(ratios) if ratios else math.nan
 
 
 def mean(values: Sequence[float]) -> float:
-    """Mean; not a number where there are none."""
+    """Returns the mean; NaN for an empty sequence."""
     return statistics.fmean(values) if values else math.nan
 
 
 def standard_error(values: Sequence[float], population: int) -> float:
-    """Standard error of the mean of a sample; not a number of less than two values.
+    """Returns the standard error of a sample's mean; NaN for less than two values.
 
     Args:
         values: The sample, drawn without putting anything back.
@@ -131,12 +131,12 @@ def standard_error(values: Sequence[float], population: int) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """Median; not a number where there are none."""
+    """Returns the median; NaN for an empty sequence."""
     return statistics.median(values) if values else math.nan
 
 
 def share(values: Iterable[bool]) -> float:
-    """Share of what is true; not a number where there is nothing."""
+    """Returns the share of true values; NaN for an empty sequence."""
     listed = list(values)
     return sum(listed) / len(listed) if listed else math.nan
 
@@ -144,7 +144,7 @@ def share(values: Iterable[bool]) -> float:
 def grouped(
     entries: Iterable[Entry], bounds: Sequence[int], value: Callable[[Entry], int]
 ) -> list[tuple[str, list[Entry]]]:
-    """Sort entries into ranges of a number, leaving out empty ones.
+    """Groups entries into ranges of a number, without empty ranges.
 
     Args:
         entries: What to sort.

@@ -1,4 +1,4 @@
-"""Benchmarks that share a GPU and measure in turn.
+"""Turns of benchmarks that share a GPU.
 
 Autotuning Triton's kernels leaves the GPU idle for seconds while the host compiles. With ``--turns
 FILE``, processes that name the same file take turns: each has the GPU from its start on, lets
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import IO, Any
 
 PAUSE_S = 0.005
-"""For so long the GPU is free, or who waits for the lock would not get it before who had it."""
+"""Seconds for which the GPU stays free, so that a waiting process gets the lock."""
 
 _lock: IO[str] | None = None
 
 
 def take_turns(path: Path) -> None:
-    """Have the GPU from now on, in turn with other processes that name this file; waits for it."""
+    """Waits for the GPU, and takes it in turn with other processes that name this file."""
     global _lock
     _lock = path.open("a")
     fcntl.flock(_lock, fcntl.LOCK_EX)
@@ -31,7 +31,7 @@ def take_turns(path: Path) -> None:
 
 @contextlib.contextmanager
 def others_turn() -> Iterator[None]:
-    """Let others have the GPU, if it is shared; at the end, waits until it is free again."""
+    """Lets others have a shared GPU, and waits for it at the end."""
     if _lock is None:
         yield
         return
@@ -45,7 +45,7 @@ def others_turn() -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Let others have the GPU whenever torch.compile waits for its compilers.
+    """Lets others have the GPU while torch.compile waits for its compilers.
 
     It waits in two places: before it times choices, and before it loads a finished module. Both
     names of torch are private, and were run on torch 2.11.
