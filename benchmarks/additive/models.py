@@ -27,8 +27,8 @@ class Model:
 
     Attributes:
         make: Makes the module; takes a function that scales an extent.
-        inputs: Shapes of its inputs, by the same function and the size of the batch.
-        training: Whether a call computes gradients too.
+        inputs: Shapes of its inputs, by the same function and the batch size.
+        training: True if a call computes gradients too.
     """
 
     make: Callable[[Scale], torch.nn.Module]

@@ -48,9 +48,9 @@ class Deadline:
     """Decides if there is time to compile another case, by the model's longest compilation so far.
 
     Attributes:
-        at_s: When all must be timed, by `time.monotonic`; None for never.
-        timing_s: What timing a compiled case takes, or took the slowest so far.
-        longest_s: How long a process took to compile a model, by its name.
+        at_s: Time at which all must be timed, by `time.monotonic`; None for never.
+        timing_s: Seconds to time a compiled case, of the slowest so far.
+        longest_s: Longest compilation of each model, by name.
     """
 
     at_s: float | None
@@ -87,7 +87,7 @@ class Pool:
     """Workers for one choice of backends.
 
     Attributes:
-        failures: What went wrong in a process, by case; such a case is not timed.
+        failures: Failure of a process, by case; such a case is not timed.
     """
 
     def __init__(self, workers: Sequence[Worker], draws: int, modes: Sequence[str]) -> None:
@@ -103,7 +103,7 @@ class Pool:
         where this process is interrupted, none begins anything new.
 
         Returns:
-            Of each case that all of its processes compiled: what each reports.
+            Reports of each process, by case; only cases that all processes compiled.
         """
         reports: dict[tuple[Case, int], Any] = {}
         stop = threading.Event()
@@ -143,11 +143,11 @@ class Pool:
         """Times a compiled case in each of its processes.
 
         Args:
-            number: Its place among those that `compile` was given.
-            case: Which it is.
-            reports: What `compile` returned of it.
+            number: Index among the cases of `compile`.
+            case: Case to time.
+            reports: Reports of `compile` for the case.
             rounds: Windows a side.
-            window_ms: How long each is.
+            window_ms: Length of a window.
 
         Returns:
             An entry of the results, or None where a process failed.

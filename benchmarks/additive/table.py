@@ -23,12 +23,12 @@ T_95 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895}
 def judge(cases: list[dict[str, Any]]) -> None:
     """Adds ratio, noise and verdict to each model, batch and mode.
 
-    A process gives one ratio, of the least times of both sides: neighbours on the machine only ever
-    add to a time. The noise of a case is that of its processes' ratios, or of all cases of its
-    backends and mode where that is more: a few processes may agree by chance.
+    A process gives one ratio, of the least times on both sides: neighbours on the machine only ever
+    add to a time. A case's noise is that of its processes' ratios, at least the usual noise with
+    these backends in this mode: a few processes may agree by chance.
 
     Args:
-        cases: With ``backends``, and by mode ``times_us``: of each process, times by side.
+        cases: Entries with ``backends`` and, by mode, ``times_us``: each process' times by side.
     """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for case in cases:

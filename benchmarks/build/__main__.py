@@ -5,7 +5,7 @@
 Overhead: the same kernels in the same order, once with nothing around the compiler
 (``operator.compile`` and ``export_to_c``), once as `nvgemm-aot build` with one worker into an empty
 cache: everything included, from the start of the process to the finished bundle. The two take
-turns, each in a process of its own; importing the compiler is in both.
+turns, each in its own process; importing the compiler is in both.
 """
 
 from __future__ import annotations

@@ -44,11 +44,11 @@ class BuiltManifest:
     """Build result of one manifest.
 
     Attributes:
-        choices: Kernels that all problems name together, each as often as it is named.
-        kernels: Their ids, each once: what is compiled and shipped.
+        choices: Kernels over all problems, repeated ones included.
+        kernels: Ids of compiled kernels, each once.
         failed: Kernels that did not compile, with the reason.
         file_bytes: The bundle's size.
-        cpu_seconds: Processor time that the build took, over all runs that it needed.
+        cpu_seconds: Processor time of the build, over all its runs.
     """
 
     name: str

@@ -68,9 +68,9 @@ def build_model(device: str, batches: Sequence[int]) -> tuple[Decoder, list[Call
     """Returns the model and its calls; on a CPU a small model of the same form.
 
     Args:
-        device: As torch names it.
+        device: Device by torch's name.
         batches: Sequences that decode, a call each; the first has 4 sequences of 512 tokens to
-            prefill beside it.
+            prefill as well.
     """
     torch.manual_seed(0)
     with torch.device(device):

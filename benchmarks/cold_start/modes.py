@@ -48,7 +48,7 @@ class Variant:
 
     Attributes:
         mode: One of `BACKENDS`.
-        choices: How many kernels may join for a GEMM, if that is set.
+        choices: Most kernels that join for a GEMM; None for the default.
         bundles: Value of NVGEMM_AOT_BUNDLES; None leaves it as it is.
     """
 
@@ -65,7 +65,7 @@ class Variant:
         """Returns environment variables for the process; None unsets one.
 
         Args:
-            kept: Where kernels that the last process compiled are.
+            kept: Directory with kernels that the last process compiled.
         """
         is_jit = self.mode in (JIT_MODE, KEPT_MODE)
         variables = {

@@ -66,13 +66,13 @@ class Tally:
     """Counts for one type of A and B.
 
     Attributes:
-        sizes: How many were tried.
+        sizes: Sizes tried.
         passed: Right results that passed.
         tried: Right results.
-        caught: By fault, how many were noticed.
-        planted: By fault, how many there were.
-        left_out: Sizes for which the memory did not suffice.
-        failures: What went against expectation, each in words.
+        caught: Noticed faults, by kind.
+        planted: Planted faults, by kind.
+        left_out: Sizes that did not fit into memory.
+        failures: Results against expectation, each in words.
     """
 
     sizes: int = 0

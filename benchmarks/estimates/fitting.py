@@ -64,9 +64,9 @@ class Example:
     """Measured problem.
 
     Attributes:
-        problem: It.
+        problem: The problem.
         times: Nanoseconds of each candidate.
-        rows: What a correction sees of each, in the same order.
+        rows: Features of each candidate, in the same order.
     """
 
     problem: Problem

@@ -28,10 +28,10 @@ class Measurements:
     """Measurements of one bundle's kernels.
 
     Attributes:
-        target: What the bundle is for.
-        rows: By problem, the candidates that were measured, each with its nanoseconds.
-        files: By problem, the name of the file that its times are from.
-        source: Where the times come from, in words.
+        target: Target of the bundle.
+        rows: Measured candidates with their nanoseconds, by problem.
+        files: Name of the file with a problem's times, by problem.
+        source: Source of the times, in words.
     """
 
     target: BuildTarget
@@ -43,9 +43,9 @@ class Measurements:
 def read_times(bundle_path: Path, paths: Sequence[Path]) -> Measurements:
     """Reads files of `benchmarks.estimates`, `.ranking`, `.kernels`, or of ``tune --json``.
 
-    A file of `benchmarks.estimates` names its kernels itself, the others those of the bundle. Times
-    of kernels that no provider lists any more are left out. Of a problem that several files
-    measured, the last one's times count.
+    A file of `benchmarks.estimates` names its kernels; the others name the bundle's. Times for
+    kernels that no provider lists any more are left out. If several files measured a problem, the
+    last file's times count.
 
     Raises:
         click.ClickException: If a file has times of a kernel that neither it nor the bundle names,

@@ -21,7 +21,7 @@ def winners(record: Mapping[str, Any]) -> str:
     """Returns a line for each problem, the geometric mean, and a line for each design that counts.
 
     Args:
-        record: What `measuring.measure` wrote, with times of ATen.
+        record: Record of `measuring.measure`, with ATen's times.
     """
     lines, ratios = [], []
     near: Counter[str] = Counter()

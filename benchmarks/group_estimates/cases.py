@@ -20,10 +20,10 @@ class Experts:
     """Experts of a layer on one GPU.
 
     Attributes:
-        count: How many.
-        top_k: How many a token is sent to, of those.
-        dim, hidden: Extents of a weight.
-        is_held_back: Whether estimates are judged by it, and not fitted on it.
+        count: Number of experts.
+        top_k: Experts per token, among these.
+        dim, hidden: Weight extents.
+        is_held_back: True if estimates are judged by it instead of fitted on it.
     """
 
     count: int

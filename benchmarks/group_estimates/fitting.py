@@ -279,7 +279,7 @@ def _grouped(of_case: Mapping[str, Sequence[Example]]) -> dict[str, list[str]]:
 def _losses(times: GroupTimes, examples: Sequence[Example], sm_count: int) -> tuple[float, float]:
     """Returns the first choice's and the best few's times over the fastest.
 
-    A build does not know the routing, so it is not told of it here.
+    A build does not know the routing, so routing is not used here.
     """
     problem = examples[0].case.problem
     estimates = times.corrected(problem, [one.candidate for one in examples], (), sm_count)

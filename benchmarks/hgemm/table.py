@@ -34,8 +34,8 @@ class Baseline:
     """Contender of bundled kernels.
 
     Attributes:
-        method: How it is measured.
-        layouts: Of it and of bundled kernels, the fastest in any of these counts.
+        method: Method of measuring.
+        layouts: Layouts among which the fastest counts, on both sides.
     """
 
     method: str
@@ -98,9 +98,9 @@ class SizeTimes:
     """Measurements of one size.
 
     Attributes:
-        size: It.
-        times: By mode and method, e.g. ``offline``, ``lt-tuned-nn``; bundled kernels are
-            ``ours-nn`` and ``ours-tn``, where there is an exact one.
+        size: The size.
+        times: Summaries by mode and method, e.g. ``offline``, ``lt-tuned-nn``; bundled kernels are
+            ``ours-nn`` and ``ours-tn``, if there is an exact one.
     """
 
     size: Size

@@ -24,10 +24,10 @@ class ProblemTimes:
     """Measurements of one problem.
 
     Attributes:
-        problem: It.
-        aten: Times of ATen.
-        triton: Times of Triton, where it was measured.
-        kernels: Times of the bundled kernels that are exact, by id, best-ranked first.
+        problem: The problem.
+        aten: ATen's times.
+        triton: Triton's times; None if not measured.
+        kernels: Times of exact bundled kernels, by id, best-ranked first.
     """
 
     problem: Problem

@@ -27,9 +27,9 @@ class TritonGemm:
     """Result of autotuning over Triton's templates.
 
     Attributes:
-        launch: Starts the best; None where there is none.
-        seconds: It took to compile and autotune.
-        why_none: Why there is none.
+        launch: Starts the best kernel; None if there is none.
+        seconds: Time to compile and autotune.
+        why_none: Reason for the lack of a kernel.
     """
 
     launch: Launch | None

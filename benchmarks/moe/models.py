@@ -18,10 +18,10 @@ class Model:
     """Experts that one GPU computes.
 
     Attributes:
-        experts: How many.
-        rows: What is routed to them, of all tokens.
-        dim, hidden: Extents of a weight.
-        is_oai: Whether the activation is gpt-oss', with biases.
+        experts: Number of experts.
+        rows: Rows routed to them, over all tokens.
+        dim, hidden: Weight extents.
+        is_oai: True for gpt-oss' activation and biases.
     """
 
     experts: int

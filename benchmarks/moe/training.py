@@ -73,7 +73,7 @@ class Routing:
 
     Attributes:
         chosen: Experts of each token [tokens, chosen].
-        weights: Their shares in the token's result, fp32 [tokens, chosen].
+        weights: Routing weights, fp32 [tokens, chosen].
     """
 
     chosen: torch.Tensor
@@ -87,7 +87,7 @@ class Rows:
     Attributes:
         ends: End of each expert's rows, int32 [experts].
         tokens: The token of each row [rows].
-        weights: The row's share in its token's result, fp32 [rows].
+        weights: Routing weight of each row, fp32 [rows].
     """
 
     ends: torch.Tensor

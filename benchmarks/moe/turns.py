@@ -102,11 +102,11 @@ def measure_ways(
     """Returns milliseconds, megabytes and errors, by form.
 
     Args:
-        model: What is computed.
-        found_ways: What takes turns, by name.
+        model: Model whose experts are computed.
+        found_ways: Forms that take turns, by name.
         grad: Gradient of the result.
-        wanted: What fp32 gives, as `results_of` has it.
-        rounds: How many turns each has.
+        wanted: Results in fp32, as `results_of` returns them.
+        rounds: Turns of each form.
     """
     import torch
 
@@ -156,7 +156,7 @@ def step(way: Way, grad: torch.Tensor) -> None:
 def timed(way: Way, grad: torch.Tensor) -> tuple[float, float]:
     """Returns milliseconds of one forward and one backward, behind a step that keeps the GPU busy.
 
-    So the host is ahead, as in training, and what it takes to make the first launch is not counted.
+    The host is ahead, as in training, so the first launch's host time does not count.
     """
     import torch
 
@@ -221,7 +221,7 @@ def table(entries: Mapping[str, Any]) -> Iterator[str]:
 def gains(of_ways: Mapping[str, Any]) -> Iterator[tuple[str, tuple[float, float]]]:
     """Yields forward and backward speed-ups of each bundled form over two of torch's.
 
-    One is torchtitan's as called, the other torch's fastest, forward and backward together.
+    The first is torchtitan's as called, the second torch's fastest over forward and backward.
     """
 
     def step_ms(way: str) -> float:

@@ -25,10 +25,10 @@ class Transfer:
 
     Attributes:
         problem: The problem.
-        standing: What all measurements of it come to, as `nvgemm-aot rankings show` says.
-        is_bundled: Whether the fastest was a bundled kernel, not ATen.
-        over_best: Its time on the other GPU, over that of the fastest there.
-        over_aten: The same over that of ATen, there.
+        standing: Standing over all measurements, as in `nvgemm-aot rankings show`.
+        is_bundled: True if the winner is a bundled kernel.
+        over_best: Time on the other GPU over the fastest there.
+        over_aten: Time on the other GPU over ATen there.
     """
 
     problem: Problem
@@ -67,8 +67,8 @@ class ThirdOpinion:
 
     Attributes:
         problem: The problem.
-        gain: The part by which it took less than ATen on these two, the lesser.
-        over_aten: Its time over ATen's on the third GPU.
+        gain: Lesser gain over ATen on these two.
+        over_aten: Time over ATen's on the third GPU.
     """
 
     problem: Problem

@@ -20,11 +20,11 @@ class Row:
     """Row of the queue.
 
     Attributes:
-        name: Its name.
-        manifest: The shipped manifest that its problems are of.
-        file: Name of its bundle, of that to measure as of that which was measured.
-        problems: What is measured, in the order of the manifest.
-        neighbours: Whether problems are measured with the winners of neighbouring m, too.
+        name: Name of the row.
+        manifest: Shipped manifest with its problems.
+        file: Name of its bundle, before and after measuring.
+        problems: Problems to measure, in the manifest's order.
+        neighbours: True if winners at neighbouring m are measured too.
     """
 
     name: str
@@ -62,8 +62,8 @@ class Progress:
     """Progress of a row.
 
     Attributes:
-        outcomes: By problem key.
-        is_done: Whether measuring it again would change nothing.
+        outcomes: Outcomes by problem key.
+        is_done: True if measuring again would change nothing.
     """
 
     row: Row

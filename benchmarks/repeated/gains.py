@@ -21,8 +21,8 @@ class Pair:
 
     Attributes:
         problem: The problem.
-        gain: The part by which the winner, a bundled kernel, took less than ATen on the first GPU.
-        is_repeated: Whether a second process on the first GPU agreed.
+        gain: Gain of the winner, a bundled kernel, over ATen on the first GPU.
+        is_repeated: True if a second process on the first GPU agreed.
         over_aten: The winner's time over ATen's on the other GPU.
     """
 

@@ -150,8 +150,8 @@ class Chain:
 
     Attributes:
         length: Products.
-        way: What it calls.
-        language: Of its code.
+        way: Call in its graph.
+        language: Language of its code.
         function: The compiled chain.
     """
 
@@ -196,9 +196,9 @@ def compiled_with_calls(
 
     Args:
         function: The function.
-        given: Its operands.
-        language: Of the generated code.
-        options: Of torch.compile, besides.
+        given: Operands of the function.
+        language: Language of the generated code.
+        options: Further options of torch.compile.
     """
     all_of_them = {
         "cpp_wrapper": language is Language.CPP,
@@ -287,7 +287,7 @@ def check_what_ran(ran: Mapping[str, tuple[Row, frozenset[str]]]) -> None:
     """Checks that calls of bundled kernels ran the same kernel, and those of ATen only ATen's.
 
     Args:
-        ran: By a call's name, its row, and the kernels that the GPU ran in it.
+        ran: Row and GPU kernels of each call, by its name.
 
     Raises:
         click.ClickException: If one did otherwise, or ran nothing.
@@ -323,7 +323,7 @@ def _compile_all(square: Square, language: Language) -> list[Chain]:
 def _cpp_compiled_beside() -> Iterator[None]:
     """Compiles the C++ of all chains into this process' caches, one process each.
 
-    One that fails is compiled by this process itself, which says what is wrong with it.
+    This process compiles a failed chain again and raises its error.
     """
     command = [sys.executable, "-m", "benchmarks.runtime.calls", "--compile"]
     processes = [

@@ -22,8 +22,8 @@ def host_times_us(
     Each window begins when the GPU has done all of the window before.
 
     Args:
-        calls: By name. In a window, they must launch fewer kernels than `STREAM_DEPTH`.
-        windows: Of each call.
+        calls: Calls by name. A window must launch fewer kernels than `STREAM_DEPTH`.
+        windows: Windows of each call.
         window_calls: Calls in a window.
     """
     for call in calls.values():

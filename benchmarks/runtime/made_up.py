@@ -44,7 +44,7 @@ class Square:
 
     Attributes:
         device: ``cuda`` or ``cpu``.
-        signature: Of the products; B's layout and all types are its.
+        signature: Signature of the products.
         size: n and k, and the m at which a kernel computes.
     """
 

@@ -40,8 +40,8 @@ def declared(dtypes: Iterable[DType]) -> dict[Problem, list[str]]:
     """Returns every declared plain product that this GPU's bundles rank kernels for.
 
     Returns:
-        By problem, the ids of its kernels, best-ranked first; of several bundles that rank it, the
-        first's kernels come first.
+        Kernel ids by problem, best-ranked first; if several bundles rank a problem, the first
+        bundle's kernels come first.
     """
     facts = device_facts("cuda", 0)
     signatures = {plain(dtype, layout) for dtype in dtypes for layout in Layout}
@@ -62,8 +62,8 @@ class CheckedKernels:
     """Kernels after a check of their results.
 
     Attributes:
-        launches: By id, those that are exact, in the order given.
-        thrown_out: By id, why the others are not to be measured.
+        launches: Launches of exact kernels by id, in the order of the ids.
+        thrown_out: Reasons against the other kernels, by id.
     """
 
     launches: Mapping[str, Launch]

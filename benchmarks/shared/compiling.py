@@ -45,9 +45,9 @@ def fresh_environment(directory: Path, **variables: str | None) -> dict[str, str
     """Returns a process environment with empty caches and these settings of torch and nvgemm-aot.
 
     Args:
-        directory: Where the caches go.
-        variables: What to set, or to take out where None. Of what this process has itself, bundles
-            are kept, and no other setting.
+        directory: Directory of the caches.
+        variables: Variables to set, or to unset if None. Of this process' settings, only bundles
+            stay.
     """
     environment = {
         name: value

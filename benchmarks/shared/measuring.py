@@ -242,7 +242,7 @@ def offline_ns(
     """Returns nanoseconds a launch of each way, round by round, back to back or apart.
 
     Args:
-        ways: What to measure, by name.
+        ways: Ways to measure, by name.
         rounds: Windows of each.
         window_ns: About how long a window is.
         order: Shuffles the ways in each round.
@@ -294,7 +294,7 @@ def server_ns(
     not counted either.
 
     Args:
-        ways: What to measure, by name.
+        ways: Ways to measure, by name.
         requests: Launches of each.
         mean_gap_s: Seconds of a gap, in the mean.
         order: Shuffles the ways, and draws the gaps.

@@ -1,7 +1,7 @@
 """Results that grow over several runs: a raw file, its table and its records.
 
-A GPU may be available for a few minutes only. So a benchmark saves its file after each size, starts
-none that it has no time to finish, and continues from the file when it is started again.
+A GPU may be available for a few minutes only. A benchmark therefore saves its file after each size,
+starts no size that it has no time to finish, and continues from the file when it starts again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ORDER_SEED = 1000
 def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the argument and options of measuring commands: ``path``, ``resume``, ``budget``.
 
-    ``--turns`` acts by itself (`benchmarks.shared.turns`).
+    ``--turns`` needs no parameter (`benchmarks.shared.turns`).
     """
     for decorate in (
         click.option(
@@ -61,8 +61,8 @@ class Results:
     """Raw file of a benchmark.
 
     Attributes:
-        environment: What was measured with.
-        entries: What was measured, by a key for each size.
+        environment: GPU and versions.
+        entries: Entries by size key.
     """
 
     def __init__(self, path: Path, record: dict[str, Any]) -> None:
@@ -84,11 +84,11 @@ class Results:
         """Starts a file, or continues one.
 
         Args:
-            path: Where it is.
+            path: Path of the file.
             what: Name of the benchmark.
-            environment: What is measured with: GPU, versions.
-            settings: What results depend on beside that.
-            resume: Go on with a file that is there, which must agree in all of these.
+            environment: GPU and versions of this run.
+            settings: Other settings that results depend on.
+            resume: Continue an existing file, which must agree in all of these.
         """
         check_output(path, resume=resume)
         agreed = {"what": what, "environment": environment, "settings": settings}
@@ -124,7 +124,7 @@ class Results:
     def joined(cls, path: Path, parts: Sequence[Path], what: str) -> Results:
         """Joins files with equal environments and settings into a new one.
 
-        Of a size that is in two of them, the later file's entry counts.
+        If two files have a size, the later file's entry counts.
         """
         check_output(path, resume=False)
         first, *others = (cls.read(part, what) for part in parts)
@@ -153,12 +153,12 @@ class Results:
     ) -> None:
         """Measures one size after the other while there is time, and saves each.
 
-        What fails is left out, and measured when the benchmark goes on.
+        Failures are left out, and measured when the benchmark continues.
 
         Args:
-            work: Keys, and what measures each.
+            work: Keys, with the function that measures each.
             budget_s: Seconds after which to stop; None for no limit.
-            say: What to print of an entry as progress.
+            say: Returns an entry's progress text.
         """
         failures: list[str] = []
         for number, (key, measure) in in_time(work, budget_s):
@@ -310,14 +310,14 @@ def in_time(
     """Yields items while there is time for another as long as the longest of its kind so far.
 
     Args:
-        items: What to go through; the first is not left out.
+        items: Items; the first is never left out.
         budget_s: Seconds from ``begun``; None for no limit.
         clock: Gives seconds.
-        begun: When this process began, by that clock.
-        kind: Items of one kind take about as long; of a kind that is new, nothing is known.
+        begun: Start of this process, by that clock.
+        kind: Key of items that take about as long as each other.
 
     Yields:
-        Number and item; what there is no time for is left out.
+        Number and item, without those that there is no time for.
     """
     longest: dict[Hashable, float] = {}
     for number, item in enumerate(items):

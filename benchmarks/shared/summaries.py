@@ -1,9 +1,9 @@
 """Summaries of repeated timings, and unbiased choices of the fastest.
 
-Whoever takes the least of several noisy medians reports luck as speed. So timings are split: those
-of even rounds choose, those of odd rounds are what is reported, and a best-of can lose. Clocks that
-change from round to round, as they do under a cap on power, are no difference between kernels: what
-all have in common in a round is taken out before.
+The least of several noisy medians reports luck as speed. Timings are therefore split: even rounds
+choose, odd rounds are reported, and a best-of can lose. Clocks that change from round to round, as
+they do under a power cap, do not tell kernels apart, so the pace that all share in a round is
+divided out first.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Summary:
     """Timings of one kernel at one size, in nanoseconds.
 
     Attributes:
-        choice_ns: Median of the even rounds: what kernels are chosen by.
-        report_ns: Median of the odd rounds: what the tables print.
-        least_ns, most_ns: Over all rounds.
+        choice_ns: Median of the even rounds, which choose kernels.
+        report_ns: Median of the odd rounds, which tables print.
+        least_ns, most_ns: Least and most over all rounds.
     """
 
     choice_ns: int
@@ -66,8 +66,8 @@ class Summary:
 def summarized(times_ns: Mapping[str, Sequence[float]]) -> dict[str, Summary]:
     """Summarizes contenders that took turns.
 
-    Rounds that choose and those that are reported are leveled apart: together, the paces would
-    carry what chose into what is reported.
+    Rounds that choose and those that are reported are leveled apart; shared paces would couple
+    the two.
     """
     choosing = leveled({name: times[::2] for name, times in times_ns.items()})
     reported = leveled({name: times[1::2] for name, times in times_ns.items()})
@@ -80,7 +80,7 @@ def summarized(times_ns: Mapping[str, Sequence[float]]) -> dict[str, Summary]:
 def leveled(times_ns: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """Scales timings to one GPU pace in all rounds.
 
-    A round's pace is the median, over all that was timed in it, of its time over its median time.
+    A round's pace is the median over contenders of time over the contender's median time.
     """
     middles = {name: statistics.median(times) for name, times in times_ns.items()}
     paces = [
@@ -121,8 +121,8 @@ def standard_error(values: Sequence[float], population: int) -> float:
     """Returns the standard error of a sample's mean; NaN for less than two values.
 
     Args:
-        values: The sample, drawn without putting anything back.
-        population: How many there are to draw from.
+        values: Sample, drawn without replacement.
+        population: Size of the population.
     """
     if len(values) < 2:
         return math.nan
@@ -147,7 +147,7 @@ def grouped(
     """Groups entries into ranges of a number, without empty ranges.
 
     Args:
-        entries: What to sort.
+        entries: Entries to group.
         bounds: Lower bounds of the ranges, ascending; each ends before the next, the last nowhere.
         value: The number of an entry.
 
