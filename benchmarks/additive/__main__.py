@@ -1,22 +1,20 @@
 """Compares models compiled with bundles and without.
 
-Small models of several kinds, at several batches, have their GEMMs autotuned, each by several
-fresh processes with empty caches. A process compiles a model twice, with bundles and with the
-plug-in off, one or the other first, over the same weights and inputs. When some models are
-compiled, each process times both sides, window by window in turns, while the others rest: called
-from Python, and in a CUDA graph of ten calls, as servers do; and it profiles the kernels of such
-graphs. So clocks, neighbours and the luck of a process do to both sides what they do. Kernels
-decide whether a model is slower (see `kernel_time`). While processes compile side by side, only one
-of them times choices on the GPU.
+Small models of several kinds are compiled at several batches, each by several fresh processes with
+empty caches. A process compiles a model twice over the same weights and inputs: with bundles and
+with the plug-in off, in either order. Then each process times both sides in alternating windows
+while the others rest: calls from Python, CUDA graphs with ten calls, and the kernels of such graphs
+by the profiler. Clocks, neighbours and chance affect both sides alike. Kernels decide if a model is
+slower (see `kernel_time`). Processes compile side by side, but only one times choices on the GPU.
 
     pip install the wheel of benchmarks/additive/manifest.yaml, then:
     python -m benchmarks.additive measure additive.json            # all, which takes long
     python -m benchmarks.additive measure additive.json --budget 500 --thin 3       # some of them
-    python -m benchmarks.additive measure additive.json --resume --budget 500       # go on
+    python -m benchmarks.additive measure additive.json --resume --budget 500       # continue
     python -m benchmarks.additive table additive.json
 
-With ``--backends default`` nothing is autotuned: kernels join where measured rankings count, so the
-bundle must be one that `nvgemm-aot tune` made. `benchmarks.repeated` tunes one and goes on here.
+``--backends default`` autotunes nothing: kernels join by measured rankings, so the bundle must come
+from `nvgemm-aot tune`. `benchmarks.repeated` tunes such a bundle.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
 """Compares ways of timing a GEMM's choices with their times in a CUDA graph.
 
-For GEMMs that the bundle of benchmarks/additive/manifest.yaml declares, ATen and the ranked kernels
-are timed
+For GEMMs in the bundle of benchmarks/additive/manifest.yaml, each way times ATen and the ranked
+kernels, and chooses one:
 
-- stock: as Inductor does, by events around the host's call, the L2 cache written over before;
-- cold: without the launch, and with L2 read over before;
-- gpu_time: as `nvgemm_runtime.inductor.choice_timing` does, the mean of cold and of warm calls.
+- stock: as Inductor does, by events around the host's call, after L2 is overwritten;
+- cold: without the launch, after L2 is overwritten by reads;
+- gpu_time: as `nvgemm_runtime.inductor.choice_timing` does, the mean of cold and warm calls.
 
-Each of them chooses. The table says how much longer its choice takes than the fastest in a CUDA
-graph: with a small kernel before each launch, as other work stands between the GEMMs of a model,
-over operands that come from memory, as `nvgemm-aot tune` measures, and over operands that stay in
-L2, as in a small model; and with one launch right behind the other, from memory, where kernels of
-programmatic dependent launch, cuBLAS's among them, overlap with themselves.
+The table shows how much longer each way's choice takes than the fastest in a CUDA graph: behind a
+small kernel each, with operands from memory, as `nvgemm-aot tune` measures, or from L2, as in a
+small model; and in a row, with operands from memory. In a row, kernels of programmatic dependent
+launch, cuBLAS's among them, overlap with themselves.
 
     export NVGEMM_AOT_BUNDLES=additive-….nvgemm
     python -m benchmarks.additive.choice_timing --json timing.json

@@ -1,9 +1,8 @@
 """Times a call again and again while a GPU's clocks fall.
 
-After a pause, as while torch compiles, a product is timed again and again. Each time over the first
-should be 1; so should each of two calls of it that take turns. So
-`nvgemm_runtime.inductor.choice_timing` compares bundled kernels with ATen where calls are short and
-where they are long.
+The first call follows a pause, as while torch compiles. Each time over the first should be 1, and
+so should each of two equal calls that take turns. `nvgemm_runtime.inductor.choice_timing` therefore
+compares bundled kernels with ATen in turns, short and long calls alike.
 
     python -m benchmarks.additive.clocks
 """

@@ -1,8 +1,8 @@
 """Times kernels by the profiler, as the union of their intervals.
 
-A replay of a CUDA graph takes up to a third longer for a whole process on some machines, with
-bundled kernels or without, while its kernels take as long as ever. So kernels tell whether a model
-is slower, and replays stand beside.
+On some machines a CUDA graph's replays take up to a third longer for a whole process, with bundled
+kernels or without, while its kernels take as long as ever. Kernels therefore decide if a model is
+slower; replays are reported as well.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Worker process that compiles models with bundles and without, and times both.
 
-Questions, a line of JSON each: ``{"compile": [MODEL, BATCH], "first": SIDE}``, answered by what
-came of it on each side; ``{"time": [MODEL, BATCH], "mode": MODE, "rounds": N, "window_ms": T}``,
-answered by microseconds a call; and ``{"forget": true}``, which frees what was compiled. Where a
-model fails, the answer is ``{"failure": TEXT}``.
+Questions and answers are JSON lines. ``{"compile": [MODEL, BATCH], "first": SIDE}`` is answered by
+a report for each side, ``{"time": [MODEL, BATCH], "mode": MODE, "rounds": N, "window_ms": T}`` by
+microseconds a call, and ``{"forget": true}`` frees compiled models. If a model fails, the answer is
+``{"failure": TEXT}``.
 """
 
 from __future__ import annotations

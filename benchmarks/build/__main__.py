@@ -2,10 +2,10 @@
 
     python -m benchmarks.build [--kernels 500] [--rounds 3] [--json results.json]
 
-Overhead: the same kernels in the same order, once with nothing around the compiler
-(``operator.compile`` and ``export_to_c``), once as `nvgemm-aot build` with one worker into an empty
-cache: everything included, from the start of the process to the finished bundle. The two take
-turns, each in its own process; importing the compiler is in both.
+Overhead compares the same kernels in the same order: once by the bare compiler
+(``operator.compile`` and ``export_to_c``), once by `nvgemm-aot build` with one worker and an empty
+cache, from process start to the finished bundle. The two take turns, each in its own process; both
+import the compiler.
 """
 
 from __future__ import annotations

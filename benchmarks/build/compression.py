@@ -1,7 +1,7 @@
 """Compares ways to compress a bundle's kernels.
 
-Reads a bundle's payloads and prints, for each scheme and number of kernels, what one kernel costs
-in the file (dictionaries included, the header not), and how long one takes to decompress alone.
+Prints, for each scheme and number of kernels, a kernel's bytes in the file (with dictionaries,
+without the header) and the time to decompress one kernel alone.
 
     python -m benchmarks.build.compression BUNDLE --kernels 24 --kernels 100 --kernels 400
 """

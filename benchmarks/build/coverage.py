@@ -2,11 +2,10 @@
 
     python -m benchmarks.build.coverage [MANIFEST ...] [--directory DIR] [--plan] [--json out.json]
 
-Builds each manifest for sm_100f, int8 (tests/gpu/int8_sm100.yaml) for sm_100a, the one Blackwell
-target that has operators for it, each from an empty cache and with one compiler process. Minutes
-are processor time of the whole build, planning, linking and compression included, so that other
-work on the machine does not count. With ``--directory`` a run that was interrupted (Ctrl-C) goes on
-where it stopped, and a later one prints what is there of the manifests that it is given.
+Builds each manifest for sm_100f, and int8 (tests/gpu/int8_sm100.yaml) for sm_100a, the only
+Blackwell target with int8 operators. Each build starts with an empty cache and has one compiler
+process. Minutes are the build's whole processor time, so other work on the machine does not count.
+With ``--directory`` an interrupted run (Ctrl-C) continues, and a later run prints what is built.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
     python -m benchmarks.build.platforms [--candidates 6] [--rounds 1]
 
-Builds one manifest of one problem for `sm_90a`, each time in a process of its own, from an empty
-cache, with one compiler process: for x86-64, for Arm, for both, and for both with both CUDA
-versions. Seconds are processor time of the whole build, so that other work on the machine counts
-little; of several rounds, the least. It fails where device code of one CUDA version is not equal in
-all builds and on both platforms.
+Builds a manifest with one problem for `sm_90a`: for x86-64, for Arm, for both, and for both with
+both CUDA versions. Each build has its own process, an empty cache and one compiler process. Seconds
+are the build's whole processor time, so other work counts little; the least over rounds is shown.
+Fails if a CUDA version's device code differs between builds or platforms.
 """
 
 from __future__ import annotations

@@ -3,11 +3,10 @@
     nvgemm-aot build benchmarks/correctness/manifest.yaml -o dist --wheel  # then install it
     python -m benchmarks.correctness --json correctness.json --budget 150
 
-Every kernel of installed bundles that multiplies plain matrices takes its turn at random sizes: m
-and n up to 16384, k up to 65536, the largest of each among them. Its own results are checked as
-`tune` checks them (`nvgemm_aot.tuning.exact_operands`), then results with a planted fault
-(`faults`). The table says, for each type of A and B, how many right results passed, and how many
-planted faults were noticed.
+Every installed kernel for plain matrix products takes its turn at random sizes: m and n up to
+16384, k up to 65536, the largest included. `tune`'s checks (`nvgemm_aot.tuning.exact_operands`)
+judge its own results, then results with a planted fault (`faults`). The table counts right results
+that passed and planted faults that were noticed, by type of A and B.
 """
 
 from __future__ import annotations

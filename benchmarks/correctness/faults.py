@@ -1,7 +1,7 @@
 """Faults to plant in a kernel's result.
 
-Where a fault is in what a kernel reads, the kernel itself runs on operands that are changed
-accordingly, so that its result is rounded as ever.
+If a fault is in what a kernel reads, the kernel itself runs on changed operands, so that its result
+is rounded as usual.
 """
 
 from __future__ import annotations

@@ -5,18 +5,18 @@
     python -m benchmarks.dispatch table dispatch.json        # anywhere
     python -m benchmarks.dispatch choose dispatch.json tuned.nvgemm        # by today's rules
 
-For every n and k of a plain product in bf16 or fp16 that a tuned bundle measured at several m,
+For every n and k that a tuned bundle measured at several m, as a plain bf16 or fp16 product,
 `HELD_BACK` further m between the least and the largest are measured: ATen and every bundled kernel
-of the signature, behind a small kernel each (`benchmarks.shared.measuring`). The best of them is
-what a choice is held against. Choices are
+of the signature, behind a small kernel each (`benchmarks.shared.measuring`). Choices are compared
+with the best of them:
 
-- dispatch: what `nvgemm_runtime.dispatch_table` names for that m;
-- hint m: the fastest that was measured at that m, at every m: what one choice of max-autotune is,
-  if the graph's first call had that m;
+- dispatch: the choice of `nvgemm_runtime.dispatch_table` for that m;
+- hint m: the fastest measured at that m, used for every m, as max-autotune does if the graph's
+  first call has that m;
 - ATen;
-- compiled, with ``--compiled``: one graph for each n and k, of a dynamic m, as torch.compile makes
-  it without max-autotune, so by rankings that two GPUs confirm. It is timed itself, and must give
-  exact results at every size without another compilation.
+- compiled, with ``--compiled``: one graph for each n and k with a dynamic m, as torch.compile makes
+  it without max-autotune, by rankings that two GPUs confirm. The graph itself is timed, and must
+  give exact results at every size without another compilation.
 
 Rounds that choose the best are not those that are reported, so a choice can gain.
 """

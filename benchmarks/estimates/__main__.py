@@ -7,13 +7,12 @@
     python -m benchmarks.estimates schedules kernels.nvgemm times.json  # of schedules.yaml
     python -m benchmarks.estimates winners times.json                   # of between.yaml
 
-``build`` compiles every kernel that the manifest's providers list. ``fit`` also takes what
-``nvgemm-aot tune --json``, ``benchmarks.kernels`` and ``benchmarks.ranking`` measured of a bundle's
-kernels. It fits on two thirds of the sizes and judges on the third that is held back: how much
-slower than the bundle's best the first of the kernels is that a build would choose, and the best of
-its first few, with the corrections and without. ``--write`` puts the corrections, fitted on all
-sizes, where builds read them, if they were better on the sizes held back. ``winners`` compares the
-fastest kernel with ATen, and counts at how many problems a design is among the fastest.
+``build`` compiles every kernel that the manifest's providers list. ``fit`` also reads files of
+``nvgemm-aot tune --json``, ``benchmarks.kernels`` and ``benchmarks.ranking``. It fits on two thirds
+of the sizes and judges on the rest: by how much a build's first choice, and the best of its first
+few, are slower than the bundle's best kernel, with corrections and without. ``--write`` stores the
+corrections, fitted on all sizes, if they are better on the sizes held back. ``winners`` compares
+the fastest kernel with ATen, and counts each design's problems among the fastest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fits corrections of runtime estimates and judges them on sizes held back.
 
-The logarithm of measured over estimated time is fitted by the features of
-`nvgemm_aot.providers.corrections`, with a constant of its own for each problem: only the order
-within a problem matters. Kernels count the more the nearer they come to the problem's fastest.
+The logarithm of measured over estimated time is fitted by the features in
+`nvgemm_aot.providers.corrections`, with a constant per problem, since only the order within a
+problem matters. Kernels near the problem's fastest weigh more.
 """
 
 from __future__ import annotations

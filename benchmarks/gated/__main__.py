@@ -1,14 +1,13 @@
 """Measures the first half of gated MLPs, with the gate in the product's kernel.
 
-For four models and m from 512 on, these take turns in CUDA graphs over operands that come from
-memory:
+For four models and m from 512 on, these take turns in CUDA graphs with operands from memory:
 
-- what torch.compile makes without bundles under max-autotune, ATEN and TRITON, of one product and
-  the gate, and of two products, with a weight for gates and one for ups;
-- what it makes with bundles of one product and the gate;
-- each bundled kernel by itself.
+- torch.compile without bundles under max-autotune, ATEN and TRITON: one product and the gate, and
+  two products with separate gate and up weights;
+- torch.compile with bundles: one product and the gate;
+- each bundled kernel alone.
 
-Before each call runs a small kernel that signals no dependent launch, as in a program; its time is
+A small kernel that signals no dependent launch runs before each call, as in a program; its time is
 subtracted. With --back-to-back there is none.
 
     nvgemm-aot build benchmarks/gated/manifest.yaml --wheel  # anywhere; install it on the GPU

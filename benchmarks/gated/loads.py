@@ -1,15 +1,14 @@
 """Measures the load under which autotuning finds the fastest gated kernel.
 
-Autotuning times kernels for some milliseconds, on a GPU that was idle while torch compiled. For the
-products of benchmarks.gated, after a pause, bundled kernels are timed
+Autotuning times kernels for some milliseconds, on a GPU that was idle while torch compiled. After a
+pause, bundled kernels for the products of benchmarks.gated are timed
 
-- alone: each by itself, as `nvgemm_runtime.inductor.gpu_times` times short calls;
-- 0, 30, 60, 150: in turns with what torch.compile makes without bundles, after so many milliseconds
+- alone: one after the other, as `nvgemm_runtime.inductor.gpu_times` times short calls;
+- 0, 30, 60, 150: in turns with torch.compile's result without bundles, after so many milliseconds
   of load.
 
-The table has, for each way, the time of the kernel that it picks over that of the fastest, both
-under lasting load: measured as benchmarks.gated does, in CUDA graphs over operands that come from
-memory, after a second of such calls.
+The table compares each way's pick with the fastest kernel, both under lasting load: in CUDA graphs
+with operands from memory, as in benchmarks.gated, after a second of such calls.
 
     export NVGEMM_AOT_BUNDLES=gated-mlps-….nvgemm
     python -m benchmarks.gated.loads measure loads.json

@@ -5,10 +5,10 @@
     python -m benchmarks.group_estimates fit times.json                     # anywhere: the table
     python -m benchmarks.group_estimates fit times.json --write
 
-``build`` compiles every kernel for groups that providers list. ``fit`` fits what a tile costs each
-kernel on the experts of four models, and judges on those of three others: how much slower than the
-fastest the first of the kernels is that a build would choose, and the best of its first four.
-``--write`` puts the costs where builds read them.
+``build`` compiles every grouped kernel that providers list. ``fit`` fits each kernel's tile cost on
+the experts of four models and judges it on those of three others: by how much a build's first
+choice, and the best of its first four, are slower than the fastest kernel. ``--write`` stores the
+costs for builds.
 """
 
 from __future__ import annotations

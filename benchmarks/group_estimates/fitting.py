@@ -1,8 +1,8 @@
 """Fits tile costs of grouped kernels, and judges estimates on experts held back.
 
-Of each design two costs are fitted, a step's and the rest of a tile's, by least squares of relative
-errors; those that all have in common, a launch's cost and the bandwidth of memory, are tried. A
-case counts the more for a kernel the nearer the kernel comes to the fastest there.
+Each design has two costs, a step's and the rest of a tile's, fitted by least squares of relative
+errors. The launch cost and the memory bandwidth, which all share, are searched. Cases where a
+kernel is near the fastest weigh more.
 """
 
 from __future__ import annotations

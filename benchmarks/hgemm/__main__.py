@@ -1,26 +1,25 @@
 """Measures bundled kernels by the protocol of HGEMM-1000 (arXiv 2512.02551), on a GPU.
 
-    python -m benchmarks.hgemm measure hgemm.json --sample 100   # on a GPU; go on with --resume
+    python -m benchmarks.hgemm measure hgemm.json --sample 100   # on a GPU; continue with --resume
     python -m benchmarks.hgemm table hgemm.json                  # anywhere
 
-fp16 with sums in fp32, all 10^3 sizes of 64, 128, ... 16384, NN and TN, against
+fp16 with fp32 sums, all 10^3 sizes of 64, 128, ... 16384, NN and TN, against
 
 - torch.matmul and cuBLAS, by their own choice;
-- cuBLASLt: the heuristic's first algorithm, and the fastest of up to 100 that it suggests, tried in
-  random order on random operands; of the first --candidates, the fastest when measured as the rest;
-- bundled: the best of as many kernels, those that installed bundles rank first for the size, after
-  a check that each is exact on zeros and ones.
+- cuBLASLt: the heuristic's first algorithm, and the fastest of up to 100 suggestions: tried in
+  random order on random operands, then the first --candidates measured like the rest;
+- bundled: the best of --candidates kernels that installed bundles rank first for the size, each
+  checked to be exact on zeros and ones.
 
-Which of them is best is decided in each mode by itself, by other rounds than those reported: what
-is fastest back to back need not be in single requests.
+Each mode chooses its best by other rounds than those reported: the fastest back to back need not be
+the fastest in single requests.
 
-TN and NN are those of the call to cuBLAS (`cublas.ProtocolLayout`): by the letters of manifests,
-``tn`` and ``tt``. "max" is the faster of both, of a baseline and of bundled kernels; in NN and TN,
-those are in that layout, too. offline and server are those of `measuring`. Unlike the published
-scripts, operands take turns beyond L2, and what the host takes to launch is in neither: it would
-favour whoever has the shortest way from Python.
+TN and NN are the layouts of the call to cuBLAS (`cublas.ProtocolLayout`): ``tn`` and ``tt`` in
+manifests. "max" is the faster layout on each side; NN and TN compare the same layout. offline and
+server are those of `measuring`. Unlike in the published scripts, operands take turns beyond L2, and
+host time of launches does not count: it would favour the shortest way from Python.
 
-Sizes come in a fixed random order: a sample is the beginning of it.
+Sizes come in a fixed random order, so a sample is its beginning.
 """
 
 from __future__ import annotations

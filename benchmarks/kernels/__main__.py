@@ -4,17 +4,16 @@
     python -m benchmarks.kernels table kernels.json                  # anywhere
     python -m benchmarks.kernels join kernels.json bf16.json fp16.json
 
-Measured are the matrix products in bf16 and fp16 that installed bundles declare, e.g. the wheel of
-manifests/llama-3.1-8b.yaml for sm_90a, in a fixed random order, so that whatever a run gets done is
-a sample of them all. Each is computed by
+Measures the bf16 and fp16 products that installed bundles declare, e.g. the wheel of
+manifests/llama-3.1-8b.yaml for sm_90a, in a fixed random order, so that a partial run is a sample:
 
 - aten: ``torch.mm(out=)``;
-- triton: what Inductor's max-autotune makes of it over Triton's templates alone;
-- bundle: every kernel that bundles rank for it, after a check that it is exact on zeros and ones;
+- triton: Inductor's max-autotune over Triton's templates alone;
+- bundle: every kernel that bundles rank for the problem, if it is exact on zeros and ones.
 
-with operands in turn beyond L2, as CUDA graphs, in random order (`measuring`): apart, that is
-behind a small kernel each, and then back to back. Rounds that choose the fastest are not those that
-are reported (`summaries`), so best-of can be below 1.
+Operands take turns beyond L2. Launches are CUDA graphs in random order (`measuring`): apart, behind
+a small kernel each, then back to back. Rounds that choose the fastest are not those that are
+reported (`summaries`), so best-of can be below 1.
 """
 
 from __future__ import annotations

@@ -3,17 +3,16 @@
 For four models at 24,576 tokens, routed with skew by a fixed seed, through autograd and with all
 allocations:
 
-- ``experts``: `nvgemm_runtime.moe.experts` of one weight for gates and ups, with the bundled
-  kernels that are installed;
-- ``experts, 2 weights``: the same of a weight for gates and one for ups, as torchtitan has them;
-- ``torch``: torchtitan's way: three products of ``torch._grouped_mm`` of two weights, and the
-  activation between; of gpt-oss, which has one weight, two products, each with a bias for each row;
-- ``torch, 1 product``: of one weight, so of one product for gates and ups;
+- ``experts``: `nvgemm_runtime.moe.experts` with one weight for gate and up, and installed kernels;
+- ``experts, 2 weights``: the same with a gate and an up weight, as torchtitan has them;
+- ``torch``: torchtitan's way: three products of ``torch._grouped_mm`` with two weights, and the
+  activation between; for gpt-oss, which has one weight, two products with a bias per row;
+- ``torch, 1 product``: one weight, so one product for gate and up;
 - each of these also by torch.compile.
 
-They are of sorted rows, or with ``--from tokens`` of tokens and what a router chose: then ours are
-`nvgemm_runtime.moe.routed_experts`, and torch's are torchtitan's and transformers' (of one weight)
-ways to gather rows and to add results. How all are measured, `benchmarks.moe.turns` says.
+Rows are sorted, or with ``--from tokens`` the experts start from tokens and a router's choice:
+`nvgemm_runtime.moe.routed_experts`, and torchtitan's and transformers' (one weight) ways to gather
+rows and to add results. `benchmarks.moe.turns` explains the measuring.
 
     nvgemm-aot build benchmarks/moe/manifest.yaml  # anywhere
     NVGEMM_AOT_BUNDLES=moe-sm_90a-linux_x86_64-cu13.nvgemm python -m benchmarks.moe measure moe.json

@@ -1,11 +1,11 @@
 """Forms of experts from tokens to tokens: sort, gather, compute, weight and add.
 
-Torch's ways are those of torchtitan 0.3 without expert parallelism, and of transformers 5.23 (its
-implementation ``grouped_mm``), written here with torch's operators. Torchtitan has two weights;
-scores are applied in fp32, and rounded rows added by ``scatter_add``, here by torch's own, which is
-faster than the deterministic one that torchtitan calls. Transformers has one weight, and scores in
-the operands' type, as its routers of Qwen3-MoE and gpt-oss give them; results are put back into the
-order of tokens and added there. Ours have scores in fp32.
+Torch's forms are those of torchtitan 0.3 without expert parallelism and of transformers 5.23 (its
+implementation ``grouped_mm``), written here with torch's operators. Torchtitan has two weights and
+fp32 routing weights; it adds rounded rows by ``scatter_add``, here by torch's own, which is faster
+than torchtitan's deterministic one. Transformers has one weight and routing weights in the
+operands' type, as its routers of Qwen3-MoE and gpt-oss return them; it restores the order of tokens
+and adds there. Bundled experts take fp32 routing weights.
 """
 
 from __future__ import annotations

@@ -1,19 +1,18 @@
 r"""Trains a small mixture of experts with bundled and with torch's experts.
 
-A decoder of four layers learns seeded text, from the same weights and the same batches each time:
+A decoder of four layers learns seeded text, from the same weights and batches each time:
 
-- ``fp32``: experts one after the other in fp32, all else as in the other ways: what rounding of
-  the experts is judged by;
+- ``fp32``: experts one after the other in fp32, all else as in the other forms: the reference for
+  rounding;
 - ``torch``: three products of ``torch._grouped_mm`` and the activation between;
-- ``torch, moved``: the same from weights that differ by 1e-6 of their size: what two runs of one
-  way differ by, since routing soon turns small differences into large ones;
-- ``experts``: `nvgemm_runtime.moe.routed_experts`, with the bundled kernels that are installed;
-- ``torch, compiled`` and ``experts, compiled``: these by torch.compile, the layer's experts alone.
+- ``torch, moved``: the same from weights that differ by 1e-6 of their size: the reference for two
+  runs of one form, since routing soon turns small differences into large ones;
+- ``experts``: `nvgemm_runtime.moe.routed_experts` with installed kernels;
+- ``torch, compiled`` and ``experts, compiled``: the layer's experts alone by torch.compile.
 
-Each is given which experts a token goes to, and sorts and adds rows itself.
-
-All but experts runs in bf16 by autocast, with weights kept in fp32. Of each way the table has the
-losses along the way, their mean distance from those of ``fp32``, and the time of a step.
+Each form gets the experts of each token, and sorts and adds rows itself. Everything else runs in
+bf16 by autocast, with fp32 weights. The table has losses along the way, their mean distance from
+``fp32``'s, and the step time.
 
     nvgemm-aot build benchmarks/moe/training.yaml  # anywhere
     NVGEMM_AOT_BUNDLES=moe-training-sm_90a-linux_x86_64-cu13.nvgemm \

@@ -1,11 +1,10 @@
 """Times, memory and errors of forms of experts that take turns.
 
-The GPU lowers its clock when it is hot, so all must be as hot: ways take turns in an order drawn
-for each round, and a large dense product is one of them. A time is the median over rounds, of the
-GPU between two events, behind a step that keeps the GPU busy; of the dense product, behind and over
-as many as take about as long. TFLOP/s are those of the products alone. Errors are norms of
-differences from fp32 on the same operands, over the norm of what fp32 gives: the largest of the
-result and of all gradients.
+A hot GPU lowers its clock, so forms take turns in an order drawn for each round, with a large dense
+product among them. A time is the median over rounds between two GPU events, behind a step that
+keeps the GPU busy; the dense product's is over, and behind, as many products as take about as long.
+TFLOP/s count products alone. An error is the norm of the difference from fp32 on the same operands
+over the norm in fp32: the largest over the result and all gradients.
 """
 
 from __future__ import annotations

@@ -5,18 +5,18 @@
     python -m benchmarks.ranking between times.json         # anywhere
     python -m benchmarks.ranking gpus RANKINGS.json...      # anywhere
 
-``compare`` holds a problem back from the bundle's rankings, has each way rank the kernels from what
-is left, and prints how much slower than the bundle's best kernel its choice is: its first kernel,
-and the best of its first few, which is what autotuning picks among. Held back are either the one
-problem ("m": other m of the same n and k stay declared), every second m ("2nd m"), or all problems
-of its n and k ("n, k"). Rankings that are left are either as shipped, estimates for a few kernels,
-or measured: of the same kernels, or of all that the bundle has.
+``compare`` holds a problem back from the bundle's rankings, ranks its kernels from the rest in
+several ways, and prints by how much each way's choice is slower than the bundle's best kernel: its
+first kernel, and the best of its first few, which autotuning picks from. It holds back one problem
+("m": other m with its n and k stay declared), every second m ("2nd m"), or all problems with its n
+and k ("n, k"). The rest is ranked as shipped, by estimates for a few kernels, or by measurements:
+of the same kernels, or of all in the bundle.
 
-``between`` holds back one m after the other, and prints what a kernel loses there that was measured
-to be near the fastest at both neighbouring m, as those that dispatch tables use between them.
+``between`` holds back one m after the other, and prints the loss of a kernel that is near the
+fastest at both neighbouring m, as dispatch tables use it between them.
 
-``gpus`` takes rankings files with measurements of several GPUs of one product, and prints what is
-lost on one of them by taking what was fastest on another.
+``gpus`` reads rankings with measurements on several GPUs of one product, and prints the loss on one
+GPU from taking another's fastest kernel.
 """
 
 from __future__ import annotations

@@ -5,11 +5,10 @@
     python -m benchmarks.rankings_queue status results           # anywhere
     python -m benchmarks.rankings_queue export results -o aot/nvgemm_aot/rankings/data
 
-``queue.yaml`` says what is measured: of each problem the best candidates by the estimate, and the
-kernels that won at neighbouring m. ``measure`` does what is left, row by row, until its budget is
-used up; results are bundles and the states of their tunings (`nvgemm-aot tune`), which must be kept
-together. A second GPU measures into another directory of results, and ``export`` of both says
-what is confirmed.
+``queue.yaml`` lists each problem's best candidates by estimate, and the kernels that won at
+neighbouring m. ``measure`` continues row by row until its budget is used up. Results are bundles
+and the states of their tunings (`nvgemm-aot tune`), which belong together. A second GPU measures
+into another directory, and ``export`` of both confirms rankings.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ On each of two GPUs of a product, with the wheel of benchmarks/additive/manifest
 
 ``measure`` tunes the bundle as `nvgemm-aot tune` does, which measures each problem a second time
 in another process, and leaves ``tuned.nvgemm`` and ``rankings.json`` in DIR. `benchmarks.additive`
-tells whether a model is slower in default mode with what one GPU repeated. Anywhere, later:
+finds models that are slower in default mode with repeated rankings. Anywhere, later:
 
     python -m benchmarks.repeated compare one/rankings.json two/rankings.json
 
-That counts, by what winners gained on one GPU, how many are slower than ATen on the other: of all,
-and of those that were repeated.
+``compare`` counts winners that are slower than ATen on the other GPU, by their gain: all, and those
+that were repeated.
 """
 
 from __future__ import annotations

@@ -1,25 +1,25 @@
 """Measures host time of a GEMM's call in code that torch.compile generates, in Python and C++.
 
     python -m benchmarks.runtime.calls [--python-only] [--json calls.json]
-    python -m benchmarks.runtime.calls --cache DIR --compile-only   # beside other work, first
+    python -m benchmarks.runtime.calls --cache DIR --compile-only   # during other work, first
 
-The calls are those of ``mm`` of 256 x 256 x 256 in bf16, with the GPU behind the host:
+The calls are ``mm`` of 256 x 256 x 256 in bf16, with the GPU behind the host:
 
 - stock: ATen's call: ``extern_kernels.mm``, or in C++ ``aoti_torch_cuda_mm_out``;
 - kernel: the call of one bundled kernel;
-- by m, kernel: a table of two kernels and ATen, where the rows of A pick a kernel;
-- by m, ATen: the same, for one row of A more, which the table leaves to ATen. Beside it is the
+- by m, kernel: dispatch among two kernels and ATen, where the rows of A pick a kernel;
+- by m, ATen: the same with one row of A more, for which dispatch names ATen; compared with the
   stock call for as many rows.
 
-First come the very functions that generated Python calls, apart. Then compiled chains of products,
-each the A of the next one, in generated Python and with ``cpp_wrapper``: what a chain of `LONG`
-products takes more than one of `SHORT`, over the difference. So guards, arguments and all else that
-a graph does once are not counted, and Python and C++ compare. A chain counts only if its generated
-code has the intended call for every product, and if the GPU ran what that call should launch.
+First, the functions that generated Python calls are timed alone. Then come compiled chains of
+products, each the next one's A, in generated Python and with ``cpp_wrapper``: the time of `LONG`
+products less that of `SHORT`, over the difference. Guards, arguments and everything else that a
+graph does once cancel out, so Python and C++ compare. A chain counts only if its generated code has
+the intended call for every product, and if the GPU ran the intended kernels.
 
-Measurements are made up (`benchmarks.runtime.made_up`): any bundle with two bf16 kernels of the
-layout tn will do, such as that of benchmarks/runtime/manifest.yaml. C++ is compiled by as many
-processes as there are chains, at the same time.
+Measurements are made up (`benchmarks.runtime.made_up`): any bundle with two bf16 kernels in layout
+tn will do, such as that of benchmarks/runtime/manifest.yaml. One process per chain compiles C++,
+all at the same time.
 """
 
 from __future__ import annotations

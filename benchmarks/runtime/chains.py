@@ -1,7 +1,7 @@
 """Chains of products that torch.compile turns into Python or C++, for timing each product.
 
 `calls` times them. A chain counts only if its generated code has the intended call for every
-product, and if the GPU ran what that call should launch.
+product, and if the GPU ran the intended kernels.
 """
 
 from __future__ import annotations

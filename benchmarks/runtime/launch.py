@@ -1,9 +1,8 @@
 """Measures host time of one launcher call, with an empty kernel for the CPU.
 
-What is left is the way to the kernel: TVM-FFI's conversion of three tensors, every check, and, for
-the operators, torch's dispatcher. ``torch.mm(out=)`` of 1 x 1 matrices is measured in turn, and so
-is ``extern_kernels.mm``, what a graph that torch.compile made calls, beside the call that takes its
-place there.
+The rest is the way to the kernel: TVM-FFI's conversion of three tensors, every check, and, for the
+operators, torch's dispatcher. ``torch.mm(out=)`` of 1 x 1 matrices takes turns with it. So do
+``extern_kernels.mm``, which compiled graphs call, and the call that replaces it.
 
     python -m benchmarks.runtime.launch
 """

@@ -4,12 +4,11 @@
 
 - entry to launchable: from a bundle's entry to a handle: read, hash, decompress, load, register.
 - first launch: until the kernel has run once, with the upload of its device code.
-- host time of a launch: of a call until it returns, the GPU kept ahead; best of several windows, in
-  turn with the others, against ``torch.mm(out=)`` in the same run. "generated call" is what a graph
-  that torch.compile made calls, beside ``extern_kernels.mm``, which stock torch calls there; for
-  that chosen by m, and for generated C++, see `benchmarks.runtime.calls`. With the builder's side
-  installed also ``cutlass.operators``' own ``Operator.run``.
-- memory: resident memory of the process and device memory, by kernel, over all installed kernels.
+- host time: a call until it returns, with the GPU behind; the best of several windows, in turns
+  with ``torch.mm(out=)``. "generated call" is the call in a compiled graph, ``extern_kernels.mm``
+  the stock one; `benchmarks.runtime.calls` measures dispatch by m and C++. With the builder
+  installed, ``cutlass.operators``' own ``Operator.run`` takes part.
+- memory: resident and device memory per kernel, over all installed kernels.
 """
 
 from __future__ import annotations

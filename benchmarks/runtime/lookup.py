@@ -2,14 +2,14 @@
 
     python -m benchmarks.runtime.lookup [--kernels 10000] [--lookups 5000] [--json results.json]
 
-The bundle is made up: 16 signatures (two operations, four layouts, two types), the kernels spread
-over them evenly, as many declared problems as kernels, each with 8 of its signature's kernels.
-Sizes are random multiples of 8 up to 32,768, so that hardly two problems share n or k: manifests of
-real models, which declare many m for few n and k, are quicker. Payloads are 256 random bytes, for
-no look-up touches them.
+The bundle is made up: 16 signatures (two operations, four layouts, two types), kernels spread over
+them evenly, as many declared problems as kernels, each with 8 kernels of its signature. Sizes are
+random multiples of 8 up to 32,768, so hardly two problems share n or k; manifests of real models,
+with many m for few n and k, are quicker. Payloads are 256 random bytes, since no look-up reads
+them.
 
-Each look-up is timed by itself, with another problem each time and the collector of cyclic garbage
-on, as in a user's process.
+Each look-up is timed alone, with another problem each time and the garbage collector on, as in a
+user's process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bundles with made-up measurements, so that graphs contain the calls to benchmark.
 
-The kernels and the GPU are real. The rankings say that two kernels take turns at being the fastest
-as m grows, with ATen between and beyond, and that two GPUs confirm it: default mode then generates
-the calls of a tuned bundle, whatever the bundles at hand were tuned for.
+Kernels and GPU are real. The rankings claim that two kernels alternate as the fastest while m
+grows, with ATen between and beyond, and that two GPUs confirm it. Default mode then generates a
+tuned bundle's calls from any bundle.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fresh processes that compile a model, for the benchmarks of torch.compile.
 
-A worker is the benchmark started again. It answers in JSON, a line an answer; what torch
-prints goes to a log in the worker's directory, which also holds Inductor's and Triton's caches.
+A worker is the benchmark started again. It answers in JSON lines; torch's output goes to a log in
+the worker's directory, which also holds Inductor's and Triton's caches.
 """
 
 from __future__ import annotations

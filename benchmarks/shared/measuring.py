@@ -3,11 +3,11 @@
 Operands are random and take turns. Windows begin with L2 overwritten, follow each other in random
 order, and are timed by events on the GPU while the host is ahead.
 
-- offline: launches as a CUDA graph, one behind the other, or *apart*: behind a small kernel each,
-  that neither begins before the launch before it has ended nor lets the next begin before itself
-  has. Kernels of programmatic dependent launch overlap with each other back to back, and not with
-  what else a program runs; the small kernel's own time is subtracted.
-- server: single launches after random gaps; the gap is not counted.
+- offline: launches as a CUDA graph, back to back or *apart*. Apart, a small kernel runs between
+  launches, which begins after the launch before it has ended and ends before the next begins.
+  Kernels of programmatic dependent launch overlap with each other back to back, but not with the
+  other work of a program. The small kernel's own time is subtracted.
+- server: single launches after random gaps; the gap does not count.
 """
 
 from __future__ import annotations

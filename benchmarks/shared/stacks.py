@@ -1,12 +1,12 @@
 """Time of a thread within some packages, by samples of its stack every few milliseconds.
 
-Two processes that do the same take several percent more or less time. What a package adds to one of
-them can be told more finely from within: by the share of samples in which the package is on the
-stack, also below an import, or torch's functions that it calls.
+Two processes with the same work differ by several per cent. A package's share of the time is finer:
+the share of samples in which the package is on the stack, also below an import, or below torch's
+functions that it calls.
 
-Only the thread that enters is sampled. A sample needs the interpreter's lock: while a C function
-holds it, as one that loads a library may, there is none, and the time until the next one counts for
-whatever is on the stack then.
+Only the entering thread is sampled. A sample needs the interpreter's lock: while a C function holds
+it, for example to load a library, there are no samples, and the time until the next one counts for
+whatever is then on the stack.
 """
 
 from __future__ import annotations

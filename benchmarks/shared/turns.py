@@ -1,10 +1,10 @@
 """Turns of benchmarks that share a GPU.
 
 Autotuning Triton's kernels leaves the GPU idle for seconds while the host compiles. With ``--turns
-FILE``, processes that name the same file take turns: each has the GPU from its start on, lets
-another have it after every size and whenever it waits for a compiler, and launches nothing
-meanwhile. So what one measures never runs beside what another launches. The host is shared all the
-while: leave cores free of compilers (``TORCHINDUCTOR_COMPILE_THREADS``).
+FILE``, processes that name the same file take turns: each holds the GPU from its start, releases it
+after every size and while it waits for a compiler, and launches nothing meanwhile. Measurements of
+one never overlap with launches of another. They share the host all the time: leave cores free of
+compilers (``TORCHINDUCTOR_COMPILE_THREADS``).
 """
 
 from __future__ import annotations
