@@ -1,4 +1,4 @@
-"""Cases of each benchmark's raw file.
+"""Cases for each benchmark's raw file.
 
 A benchmark keeps raw measurements in a JSON file, from which its table is printed; its cases are
 computed from the same file, so that both agree.
@@ -62,7 +62,7 @@ def additive_cases(entries: Data) -> Iterator[Case]:
 
 
 def cold_start_cases(record: Data) -> Iterator[Case]:
-    """Yields first result and call time of each mode, over each stock mode of the same run."""
+    """Yields each mode's first result and call time, over the run's stock modes."""
     runs = cold_start.by_label(record["runs"])
     gemms = max(sum(run["count"].values()) for run in record["runs"])
     stock = (cold_start.STOCK_MODE, cold_start.REFERENCE, cold_start.TRITON_MODE)
@@ -100,7 +100,7 @@ def cold_start_cases(record: Data) -> Iterator[Case]:
 
 
 def _on_the_stack(runs: cold_start.Runs, gemms: int) -> Iterator[Case]:
-    """Yields the first result of stock default mode with the time of nvgemm-aot's stack frames."""
+    """Yields stock default mode's first result plus the time in nvgemm-aot's stack frames."""
     stock = cold_start.first_result_s(runs, cold_start.STOCK_MODE)
     within, stock_within = (
         [run["within_s"] for run in runs.get(mode, ()) if "within_s" in run]
@@ -152,7 +152,7 @@ def gated_cases(entries: Data) -> Iterator[Case]:
 
 
 def gated_loads_cases(entries: Data) -> Iterator[Case]:
-    """Yields the time of the kernel that each way of timing picks, over the fastest's."""
+    """Yields each timing method's pick, as times over the fastest kernel."""
     from benchmarks.gated.loads import losses
 
     for key, entry in entries.items():
@@ -204,7 +204,7 @@ def kernels_cases(entries: Data) -> Iterator[Case]:
 
 
 def moe_cases(entries: Data) -> Iterator[Case]:
-    """Yields times and peak memory of each form of experts, over torch's."""
+    """Yields each expert form's times and peak memory, over torch's."""
     from benchmarks.moe.models import MODELS
     from benchmarks.moe.turns import COMPILED, PARTS, TORCH
 
@@ -242,7 +242,7 @@ def moe_cases(entries: Data) -> Iterator[Case]:
 
 
 def training_cases(entries: Data) -> Iterator[Case]:
-    """Yields step time, peak memory and distance from losses in fp32 of each way to train."""
+    """Yields each form's step time, peak memory and distance from losses in fp32."""
     from benchmarks.moe.training import EXACT, TORCH, distance
 
     if TORCH not in entries:
@@ -266,7 +266,7 @@ def training_cases(entries: Data) -> Iterator[Case]:
 
 
 def calls_cases(record: Data) -> Iterator[Case]:
-    """Yields host time of a generated call over the stock call's."""
+    """Yields each generated call's host time over the stock call's."""
     from benchmarks.runtime.chains import WITH_ONE_ROW_MORE, Row
 
     tables = {"function": record["functions_us"], **record["chains_us"]}
@@ -279,7 +279,7 @@ def calls_cases(record: Data) -> Iterator[Case]:
 
 
 def loading_cases(record: Data) -> Iterator[Case]:
-    """Yields load times and host time of launches."""
+    """Yields load times and launches' host time."""
     loads, stock = record["loading"], statistics.median(record["host_time_us"]["torch.mm(out=)"])
     for key in ("entry_to_launchable_us", "first_launch_us"):
         yield Case(name=key[:-3].replace("_", " "), figure=median(loads[key]), unit="us")
@@ -310,7 +310,7 @@ def build_cases(record: Data) -> Iterator[Case]:
 
 
 def coverage_cases(record: Data) -> Iterator[Case]:
-    """Yields kernels, bundle size and processor time of each manifest."""
+    """Yields each manifest's kernels, bundle size and processor time."""
     for row in record["manifests"]:
         name = f"{row['name']}/{row['target']}"
         yield Case(name=f"{name}/problems", figure=row["problems"], unit="problems")
@@ -320,7 +320,7 @@ def coverage_cases(record: Data) -> Iterator[Case]:
 
 
 def choice_timing_cases(record: Data) -> Iterator[Case]:
-    """Yields the time of the choice that each way of timing takes, over the fastest's."""
+    """Yields each timing method's choice, as times over the fastest."""
     for row in record["rows"]:
         times = row["times_us"]
         for state in ("memory", "cache"):
@@ -373,9 +373,9 @@ def write_cases(path: Path, benchmark: str, raw: Data, environment: Data, **run:
     Args:
         path: Raw file.
         benchmark: Module under ``benchmarks``.
-        raw: Argument of the function in `CASES`; benchmarks that have none write nothing.
+        raw: Argument for the function in `CASES`; benchmarks without one write nothing.
         environment: Versions and GPU product.
-        **run: Other fields of `benchmarks.record.Run`.
+        **run: Other `benchmarks.record.Run` fields.
     """
     if benchmark in CASES:
         cases = CASES[benchmark](raw)

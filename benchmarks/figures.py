@@ -1,4 +1,4 @@
-"""Figures of benchmark results; needs matplotlib and no GPU.
+"""Benchmark figures; needs matplotlib and no GPU.
 
     python -m benchmarks.figures   # draws benchmarks/results into docs/figures
 
@@ -25,11 +25,11 @@ from benchmarks.tables.selection import Selection
 BUNDLED_COLOUR, OTHER_COLOUR, BELOW_COLOUR = "#4477aa", "#bbbbbb", "#ee6677"
 """Paul Tol's bright scheme, which colour-blind readers can tell apart."""
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-"""Ticks of m."""
+"""Ticks for m."""
 
 
 def draw_kernels(records: Selection) -> Figure:
-    """Speed-up that bundled kernels add to ATen and Triton, by m."""
+    """Draws the speed-up that bundled kernels add to ATen and Triton, by m."""
     best = records.where("kernels", ".*/apart/best of all")
     speedups = [record.speedup for record in best]
     if not speedups:
@@ -52,7 +52,7 @@ def draw_kernels(records: Selection) -> Figure:
 
 
 def draw_hgemm(records: Selection) -> Figure:
-    """Mean speed-up over the fastest algorithm of cuBLASLt, by size."""
+    """Draws mean speed-ups over cuBLASLt's fastest algorithm, by size."""
     newest = max(
         records.where("hgemm", "mean of .*/bundled"),
         key=lambda record: record.run.date or "",
@@ -90,11 +90,11 @@ COLD_STARTS = {
     "aten+measured": "max-autotune, ATen and bundle, measured rankings",
     "aten": "max-autotune, ATen alone",
 }
-"""Bars of the cold-start figure, by mode."""
+"""Bars in the cold-start figure, by mode."""
 
 
 def draw_cold_start(records: Selection) -> Figure:
-    """Seconds to the first result, by mode, in the newest run that has Triton and bundles."""
+    """Draws seconds to the first result, by mode, from the newest run with Triton and bundles."""
     first = records.where("cold_start", r"30 GEMMs/aten\+measured/first result")
     measured = first.where(baseline="aten+triton").only()
     date = measured.run.date
@@ -134,7 +134,7 @@ DRAWN: dict[str, Callable[[Selection], Figure]] = {
 
 
 def svg(figure: Figure) -> str:
-    """A figure as SVG, with nothing in it that changes from call to call."""
+    """Returns a figure as SVG that is equal in every call."""
     settings = {"svg.hashsalt": "nvgemm-aot", "svg.fonttype": "none"}
     with mpl.rc_context(settings):
         buffer = io.StringIO()
@@ -158,7 +158,7 @@ def _gpu(records: Selection | list[Record]) -> str:
 
 
 def _percent_below(least: float) -> str:
-    """How far the least speed-up is below 1, rounded up to a tenth of a per cent."""
+    """Formats the least speed-up's distance below 1, rounded up to 0.1 %."""
     return f"{max(0.0, -((least - 1) * 1000 // 1) / 10):.1f} %"
 
 
@@ -177,7 +177,7 @@ def _percent_below(least: float) -> str:
     help="Directory for the figures.  [default: docs/figures]",
 )
 def main(results: Path, output: Path) -> None:
-    """Draw the figures of benchmark results."""
+    """Draw the figures."""
     records = Selection(read_all(results))
     for name, draw in DRAWN.items():
         path = output / f"{name}.svg"

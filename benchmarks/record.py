@@ -21,16 +21,16 @@ import click
 
 RESULTS = Path(__file__).parent / "results"
 CPU = "cpu"
-"""Product of benchmarks that need no GPU."""
+"""Product name for benchmarks that need no GPU."""
 VERSIONS = ("torch", "cuda", "driver", "nvgemm-aot")
 HIGHER_IS_BETTER = frozenset({"TFLOP/s", "tokens/s"})
-"""Units of rates; in every other unit, less is better."""
+"""Rate units; in every other unit, less is better."""
 
 _PRODUCT = re.compile(r"NVIDIA (\w+)")
 
 
 class RecordError(click.ClickException):
-    """A line of a result file breaks the schema."""
+    """Result line that breaks the schema."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,9 @@ class Case:
     Attributes:
         name: Parts from the general to the special, joined by slashes.
         figure: Measured value.
-        unit: Unit of the figure, e.g. ``ms``.
-        baseline: Figure of the contender; None if the case has none.
-        noise: Uncertainty of figure over baseline, as a share of it; None if unknown.
+        unit: Unit, e.g. ``ms``.
+        baseline: Contender's figure; None if the case has none.
+        noise: Relative uncertainty in figure over baseline; None if unknown.
     """
 
     name: str
@@ -67,15 +67,15 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Conditions that the cases of one run share.
+    """Conditions that one run's cases share.
 
     Attributes:
         benchmark: Module under ``benchmarks``, e.g. ``moe.training``.
-        command: Command line, without directories of the machine.
-        commit: Abbreviated commit of the repository.
+        command: Command line, without the machine's directories.
+        commit: Repository commit, abbreviated.
         date: Day in UTC, e.g. ``2026-11-27``.
         gpu: Product name by the driver; None for benchmarks of the CPU.
-        gpu_sha256: SHA-256 of the GPU's UUID, as in rankings.
+        gpu_sha256: SHA-256 over the GPU's UUID, as in rankings.
         versions: Versions by the names in `VERSIONS`.
     """
 
@@ -90,14 +90,14 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One line of a result file."""
+    """One line in a result file."""
 
     case: Case
     run: Run
 
     @property
     def key(self) -> tuple[str, str, str | None]:
-        """Identity of the case within its file: benchmark, case and contender."""
+        """Identity within the file: benchmark, case and contender."""
         baseline = self.case.baseline
         return self.run.benchmark, self.case.name, None if baseline is None else baseline.name
 
@@ -129,7 +129,7 @@ class Record:
         return 1 / self.over_baseline
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Returns one JSON line."""
         case, run = self.case, self.run
         fields = {
             "benchmark": run.benchmark,
@@ -235,7 +235,7 @@ def read(path: Path) -> list[Record]:
 
 
 def read_all(directory: Path = RESULTS) -> list[Record]:
-    """Reads every result file of a directory."""
+    """Reads every result file in a directory."""
     return [record for path in sorted(directory.glob("*.jsonl")) for record in read(path)]
 
 
@@ -245,7 +245,7 @@ def write(path: Path, records: Iterable[Record]) -> None:
 
 
 def keep(records: Iterable[Record], directory: Path = RESULTS) -> set[Path]:
-    """Adds records to a directory's files; of equal keys, the newest date stays.
+    """Adds records to a directory's files; among equal keys, the newest date stays.
 
     Returns:
         Files that were written.
@@ -270,12 +270,12 @@ def records_of(run: Run, cases: Iterable[Case]) -> Iterator[Record]:
 
 
 def run_of(benchmark: str, environment: Mapping[str, Any], **conditions: Any) -> Run:
-    """Builds the conditions of a run from a benchmark's environment.
+    """Builds a run's conditions from a benchmark's environment.
 
     Args:
         benchmark: Module under ``benchmarks``.
         environment: Versions; also the product as ``gpu`` or ``device``.
-        **conditions: Other fields of `Run`.
+        **conditions: Other `Run` fields.
     """
     versions = {
         "torch": environment.get("torch"),
@@ -290,7 +290,7 @@ def run_of(benchmark: str, environment: Mapping[str, Any], **conditions: Any) ->
 
 
 def commit() -> str | None:
-    """Abbreviated commit of this checkout; None outside of a git repository."""
+    """Returns this checkout's commit, abbreviated; None outside a git repository."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "--short=8", "HEAD"],

@@ -48,7 +48,7 @@ def main() -> None:
 @main.command("table")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 def print_table(path: Path) -> None:
-    """Print the table of a file."""
+    """Print a file's table."""
     Results.read(path, WHAT).write_table(judged)
 
 
@@ -190,7 +190,7 @@ def thinned(backends: str, models: Sequence[str], batches: Sequence[int], thin: 
 
 
 def judged(entries: dict[str, Any]) -> list[str]:
-    """Returns the lines of the table."""
+    """Returns the table's lines."""
     cases = list(entries.values())
     judge(cases)
     return table(cases)

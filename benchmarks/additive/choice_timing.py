@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import torch
 
 ROWS = (2, 16, 24, 96, 128, 384)
-"""Values of m. Launches take about as long as most of these kernels, or longer."""
+"""m values. Launches take about as long as most of these kernels, or longer."""
 
 WAYS = ("stock", "cold", "gpu_time")
 GRAPHS = ("memory", "cache", "in a row")

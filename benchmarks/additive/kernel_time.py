@@ -1,4 +1,4 @@
-"""Times kernels by the profiler, as the union of their intervals.
+"""Times kernels by the profiler, as their intervals' union.
 
 On some machines a CUDA graph's replays take up to a third longer for a whole process, with bundled
 kernels or without, while its kernels take as long as ever. Kernels therefore decide if a model is

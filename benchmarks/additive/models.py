@@ -10,13 +10,13 @@ import torch
 from torch.nn import functional
 
 SMALLER = 16
-"""Divisor of weight extents on a CPU; tokens and heads stay."""
+"""Divisor for weight extents on a CPU; tokens and heads stay."""
 
 BATCHES = (1, 2, 8, 24, 96, 384, 512)
 """Batch sizes whose GEMMs manifest.yaml declares."""
 
 HEADS = 8
-"""Heads of `bmm_attention`, which multiplies this many matrices per sequence."""
+"""Heads in `bmm_attention`, which multiplies this many matrices per sequence."""
 
 Scale = Callable[[int], int]
 

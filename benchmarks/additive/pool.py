@@ -20,13 +20,13 @@ from benchmarks.shared.compiling import Worker, fresh_environment
 from benchmarks.shared.resuming import MAX_FAILURES
 
 BACKENDS = ("ATEN", "ATEN,TRITON")
-"""Values of max_autotune_gemm_backends that bundled kernels compete with."""
+"""max_autotune_gemm_backends that bundled kernels compete with."""
 
 DEFAULT = "default"
-"""Name of the comparison without max-autotune."""
+"""Name for the comparison without max-autotune."""
 
 REPEATED = "default-repeated"
-"""Name of the comparison without max-autotune in which repeated rankings count."""
+"""Name for the comparison where repeated rankings count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Deadline:
     Attributes:
         at_s: Time at which all must be timed, by `time.monotonic`; None for never.
         timing_s: Seconds to time a compiled case, of the slowest so far.
-        longest_s: Longest compilation of each model, by name.
+        longest_s: Longest compilation by model name.
     """
 
     at_s: float | None
@@ -84,10 +84,10 @@ class Deadline:
 
 
 class Pool:
-    """Workers for one choice of backends.
+    """Workers for one backend choice.
 
     Attributes:
-        failures: Failure of a process, by case; such a case is not timed.
+        failures: Failures by case; such a case is not timed.
     """
 
     def __init__(self, workers: Sequence[Worker], draws: int, modes: Sequence[str]) -> None:
@@ -140,14 +140,14 @@ class Pool:
     def time(
         self, number: int, case: Case, reports: list[Any], rounds: int, window_ms: float
     ) -> dict[str, Any] | None:
-        """Times a compiled case in each of its processes.
+        """Times a compiled case in all its processes.
 
         Args:
-            number: Index among the cases of `compile`.
+            number: Index among `compile`'s cases.
             case: Case to time.
-            reports: Reports of `compile` for the case.
+            reports: `compile`'s reports for the case.
             rounds: Windows a side.
-            window_ms: Length of a window.
+            window_ms: Window length.
 
         Returns:
             An entry of the results, or None where a process failed.

@@ -52,7 +52,7 @@ def judge(cases: list[dict[str, Any]]) -> None:
 
 
 def _log_ratios(timed: dict[str, Any]) -> list[float]:
-    """Returns each process' logarithm of time with bundles over time without."""
+    """Returns each process' log ratio: time with bundles over time without."""
     return [math.log(min(times["with"]) / min(times["without"])) for times in timed["times_us"]]
 
 

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     import torch
 
 CALLS, GRAPHS, KERNELS = "calls", "graphs", "kernels"
-"""Modes of timing: calls from Python, CUDA graph replays, and kernels within replays."""
+"""Timing modes: calls from Python, CUDA graph replays, and kernels within replays."""
 
 FAILURE = "failure"
-"""Key of an answer that holds the reason of a failure."""
+"""Answer key with a failure's reason."""
 
 CALLS_OF_GRAPH = 10
 """Calls in a graph, as a server's graph holds many layers. The smallest models take no longer than
@@ -46,7 +46,7 @@ PROFILES = 3
 
 Results = list["torch.Tensor"]
 Ways = dict[str, Callable[[], object]]
-"""Calls of a compiled model, by mode."""
+"""A compiled model's calls, by mode."""
 
 
 def modes_on(device: str) -> list[str]:

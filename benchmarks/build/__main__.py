@@ -77,7 +77,7 @@ def run_build(directory: Path, cache: str, *options: str) -> float:
 
 
 def plan_size(directory: Path) -> int:
-    """Returns the number of kernels in the manifest's plan."""
+    """Returns the plan's kernel count."""
     command = [
         sys.executable, "-c", "from nvgemm_aot.cli.main import main; main()", "build",
         str(directory / "benchmark.yaml"), "--dry-run", "--json",

@@ -1,4 +1,4 @@
-"""Measures kernels, bytes and build time of every shipped manifest.
+"""Measures every shipped manifest's kernels, bytes and build time.
 
     python -m benchmarks.build.coverage [MANIFEST ...] [--directory DIR] [--plan] [--json out.json]
 
@@ -40,14 +40,14 @@ PACKAGES = ("nvgemm-aot", "nvidia-cutlass-dsl", "nvidia-cutlass-operators", "tor
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltManifest:
-    """Build result of one manifest.
+    """One manifest's build result.
 
     Attributes:
         choices: Kernels over all problems, repeated ones included.
-        kernels: Ids of compiled kernels, each once.
+        kernels: Compiled kernels' ids, each once.
         failed: Kernels that did not compile, with the reason.
         file_bytes: The bundle's size.
-        cpu_seconds: Processor time of the build, over all its runs.
+        cpu_seconds: The build's processor time, over all its runs.
     """
 
     name: str
@@ -69,7 +69,7 @@ def load(path: Path) -> Manifest:
 
 
 def cpu_seconds() -> float:
-    """Returns processor time of this process and the processes that it has waited for."""
+    """Returns this process' processor time, with children that it has waited for."""
     used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 

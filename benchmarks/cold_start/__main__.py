@@ -72,7 +72,7 @@ MAX_BATCHES = 8
 
 
 def measure(variant: Variant, device: str, batches: tuple[int, ...], kept: Path) -> dict[str, Any]:
-    """Takes one measurement in a process of its own."""
+    """Takes one measurement in its own process."""
     if variant.mode == JIT_MODE:
         shutil.rmtree(kept, ignore_errors=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:

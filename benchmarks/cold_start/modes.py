@@ -1,4 +1,4 @@
-"""Modes of `cold_start`: their process settings and the order of measurements."""
+"""`cold_start`'s modes: process settings, and their order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Variant:
     Attributes:
         mode: One of `BACKENDS`.
         choices: Most kernels that join for a GEMM; None for the default.
-        bundles: Value of NVGEMM_AOT_BUNDLES; None leaves it as it is.
+        bundles: NVGEMM_AOT_BUNDLES' value; None leaves it as it is.
     """
 
     mode: str
@@ -131,7 +131,7 @@ def refuse_other(name: str, before: object, now: object) -> None:
 
 
 def check_named(bundles: str | None, option: str) -> None:
-    """Checks that every bundle of an option is a file or a directory with bundles."""
+    """Checks that an option's bundles are files, or directories with bundles."""
     for name in (bundles or "").split(os.pathsep):
         if name and not Path(name).exists():
             raise click.UsageError(f"{option}: {name} is not there")
@@ -168,7 +168,7 @@ def variants(
 
 
 def turns(found: list[Variant], repeat: int, once: tuple[str, ...]) -> list[Variant]:
-    """Returns the order of measurements; each turn begins with another variant.
+    """Returns the measuring order; each turn begins with another variant.
 
     What keeps kernels comes before what finds them: in the first turn, all are in the order given.
     """
@@ -184,7 +184,7 @@ def turns(found: list[Variant], repeat: int, once: tuple[str, ...]) -> list[Vari
 
 
 def left_of(order: list[Variant], labels: Iterable[str]) -> list[Variant]:
-    """Returns the rest of an order after measurements with these labels."""
+    """Returns an order's rest after measurements with these labels."""
     done = Counter(labels)
     left = []
     for variant in order:

@@ -1,4 +1,4 @@
-"""Table of `cold_start`, with its goals."""
+"""`cold_start`'s table, with its goals."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ LEAST_UNDER_TRITON = 5.0
 LEAST_UNDER_JIT = 100.0
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Measurements of each repetition, by label."""
+"""Measurements by label, one per repetition."""
 
 
 def by_label(runs: Sequence[Mapping[str, Any]]) -> Runs:
-    """Groups measurements by variant, in the order of first measurement."""
+    """Groups measurements by variant, in first-measured order."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for run in runs:
         found.setdefault(run["label"], []).append(run)
@@ -66,7 +66,7 @@ def first_result_s(runs: Runs, label: str) -> float | None:
 
 
 def table(record: Mapping[str, Any]) -> list[str]:
-    """Returns the lines of a file's table, with conditions and goals."""
+    """Returns a file's table, with conditions and goals, as lines."""
     runs = by_label(record["runs"])
     every = record["runs"]
     found = every[0]["versions"]
@@ -99,7 +99,7 @@ def table(record: Mapping[str, Any]) -> list[str]:
 
 
 def row(runs: Runs, label: str, columns: Sequence[tuple[str, str, int]]) -> str:
-    """Returns one row of the table."""
+    """Returns one table row."""
     of_label = runs[label]
     imports = statistics.median(values(of_label, "import_s"))
     text = f"{label:<24} {len(of_label):4d} {imports:9.2f}"
@@ -166,7 +166,7 @@ def goals(runs: Runs) -> list[str]:
 
 
 def default_goals(runs: Runs) -> list[str]:
-    """Returns the goals of the mode without max-autotune."""
+    """Returns the goals without max-autotune."""
     own, stock = first_result_s(runs, DEFAULT_MODE), first_result_s(runs, STOCK_MODE)
     if own is None or stock is None:
         return []

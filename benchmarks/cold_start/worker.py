@@ -1,4 +1,4 @@
-"""Process of `cold_start` that compiles the model and times it."""
+"""`cold_start`'s process, which compiles the model and times it."""
 
 from __future__ import annotations
 

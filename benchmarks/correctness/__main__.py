@@ -43,7 +43,7 @@ from nvgemm_runtime.matching.device import device_facts
 WHAT = "correctness"
 
 MOST_ROWS = 16384
-"""Most rows of A and columns of B."""
+"""Most rows in A and columns in B."""
 MOST_K = 65536
 LARGEST = (
     (MOST_ROWS, MOST_ROWS, MOST_K),
@@ -62,7 +62,7 @@ Installed = tuple[Bundle, Kernel]
 
 @dataclass(kw_only=True)
 class Tally:
-    """Counts for one type of A and B.
+    """Counts for one operand type.
 
     Attributes:
         sizes: Sizes tried.

@@ -25,10 +25,10 @@ Plant = Callable[[Run, Problem, Sequence[OperandCheck], int, "torch.Tensor"], "t
 result; None if the fault would change nothing or does not fit the check."""
 
 TILE = 64
-"""Rows and columns of a stale tile."""
+"""A stale tile's rows and columns."""
 
 STEP = 128
-"""Steps along k between two roundings of the accumulator."""
+"""Steps along k between two accumulator roundings."""
 
 LEAST_BEHIND_STEP = 32
 """Least products behind the last rounding but one, which rounds minus their sum, so that results

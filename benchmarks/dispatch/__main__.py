@@ -54,7 +54,7 @@ WHAT = "dispatch"
 WINDOW_NS = 1_000_000.0
 
 HELD_BACK = 40
-"""Values of m for each n and k."""
+"""m values for each n and k."""
 
 HINTS = (16, 512, 4096)
 """Values of m at which a graph with one choice was compiled; the nearest measured m counts."""
@@ -62,14 +62,14 @@ HINTS = (16, 512, 4096)
 ATEN = "aten"
 
 COMPILED = "compiled"
-"""Way and choice of a compiled graph."""
+"""A compiled graph's way and choice."""
 
 _COMPILED_FOR = 64
-"""Example of a dynamic m, for compiling graphs."""
+"""Example for a dynamic m, for compiling graphs."""
 
 
 def held_back(measured: Sequence[int], count: int) -> list[int]:
-    """Returns values of m between the least and the largest measured ones, and no measured one.
+    """Returns m values between the least and the largest measured ones, and no measured one.
 
     They lie as evenly as may be on a logarithmic scale, and each is odd or even as it comes.
     """
@@ -107,7 +107,7 @@ def operands(problem: Problem, device: str = "cuda") -> tuple[Any, Any]:
 
 
 def choices(problem: Problem, measured: Sequence[int], *, measured_once: bool) -> dict[str, str]:
-    """Returns the kernel id, or `ATEN`, of each choice for a problem."""
+    """Returns each choice's kernel id, or `ATEN`, for a problem."""
     sizes = dispatch_table(*operands(problem), measured_once=measured_once)
     found = {"dispatch": sizes.decided.table.at(problem.m) or ATEN}
     by_m = {size.m: size for size in sizes.decided.sizes}
@@ -218,7 +218,7 @@ def measure_size(
 
 
 def best_of(times: Mapping[str, Summary]) -> str:
-    """Returns the reference of all choices: the fastest of kernels and ATen."""
+    """Returns the reference for all choices: the fastest kernel, or ATen."""
     return chosen({name: one for name, one in times.items() if name != COMPILED})
 
 
@@ -273,7 +273,7 @@ def main() -> None:
 @main.command("table")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 def print_table(path: Path) -> None:
-    """Print the table of a file."""
+    """Print a file's table."""
     Results.read(path, WHAT).write_table(table)
 
 

@@ -33,22 +33,22 @@ UNCORRECTED = "cutlass_operators"
 """Provider whose estimates stay as the model gives them."""
 
 HELD_BACK = 3
-"""Interval of held-back pairs (n, k)."""
+"""Interval between held-back pairs (n, k)."""
 CHOSEN = 8
 """Kernels that a build chooses for a problem by default."""
 OFFERED = 4
 """Chosen kernels that are judged besides the first."""
 
 POWERS = (4.0, 8.0)
-"""Exponents of a kernel's weight (fastest time / its time). At a higher one, kernels that take a
+"""Exponents for a kernel's weight (fastest time / its time). At a higher one, kernels that take a
 quarter longer would not count."""
 STRENGTHS = (0.1, 0.3, 1.0, 3.0)
-"""Ridge strengths, relative to the sum of kernel weights."""
+"""Ridge strengths, relative to the kernel weights' sum."""
 FOLDS = 3
-"""Parts of the fitted sizes, each predicted by the others, for choosing power and strength."""
+"""Folds for choosing power and strength, each predicted by the others."""
 
 TARGETS = (1.05, 1.015)
-"""Goals for the first choice and for the best of `OFFERED`."""
+"""Goals for the first choice, and for the best `OFFERED`."""
 
 _DIGITS = 4
 _CONSTANT = "constant, "
@@ -65,8 +65,8 @@ class Example:
 
     Attributes:
         problem: The problem.
-        times: Nanoseconds of each candidate.
-        rows: Features of each candidate, in the same order.
+        times: Each candidate's nanoseconds.
+        rows: Each candidate's features, in the same order.
     """
 
     problem: Problem
@@ -83,7 +83,7 @@ class Loss:
 
     @property
     def score(self) -> float:
-        """Quantity that the choice of power and strength minimises."""
+        """Quantity that the chosen power and strength minimise."""
         return self.first + 2 * self.best_of
 
 
@@ -127,7 +127,7 @@ def fit_and_judge(measured: Measurements, *, write: bool) -> None:
 
 
 def keep(correction: Correction, path: Path, judged: Mapping[str, Any]) -> None:
-    """Replaces the correction of the same architecture and model."""
+    """Replaces the correction for the same architecture and model."""
     document = json.loads(path.read_text(encoding="utf-8"))
     kept = [
         one

@@ -108,7 +108,7 @@ def _measure_problem(
     arena: Arena,
     wrong: dict[str, str],
 ) -> tuple[list[float | None], float]:
-    """Returns nanoseconds of each kernel, and of ATen.
+    """Returns each kernel's and ATen's nanoseconds.
 
     None for a kernel that is not exact, whose fault goes to ``wrong``.
     """
@@ -158,7 +158,7 @@ def without_spacer(
 
 
 def _first_look_ns(launch: Launch, sets: Sequence[Operands]) -> float:
-    """Returns the better of two launches, in nanoseconds."""
+    """Returns the better launch out of two, in nanoseconds."""
     way = Contender(launch=launch, sets=sets)
     return min(launch_ns(way), launch_ns(way, first=1))
 

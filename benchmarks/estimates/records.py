@@ -20,18 +20,18 @@ Times = Mapping[str, float]
 """Nanoseconds by kernel id."""
 
 Name = tuple[str, str, Signature]
-"""Provider, operator and signature of a kernel."""
+"""A kernel's provider, operator and signature."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """Measurements of one bundle's kernels.
+    """Times measured with one bundle's kernels.
 
     Attributes:
-        target: Target of the bundle.
+        target: Bundle target.
         rows: Measured candidates with their nanoseconds, by problem.
-        files: Name of the file with a problem's times, by problem.
-        source: Source of the times, in words.
+        files: File name with a problem's times, by problem.
+        source: Source, in words.
     """
 
     target: BuildTarget
@@ -125,7 +125,7 @@ def _problems(record: Mapping[str, Any]) -> Iterator[tuple[str, Times]]:
 
 
 def _source(record: Mapping[str, Any]) -> str:
-    """Describes a file's GPU, date and way of timing."""
+    """Describes a file's GPU, date and timing."""
     environment = record.get("environment", {})
     gpu = record.get("gpu") or environment.get("gpu") or "a GPU"
     runs = record.get("runs", [])

@@ -1,4 +1,4 @@
-"""Compares dynamic schedules with static ones of the same kernels."""
+"""Compares dynamic schedules with the same kernels' static ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nvgemm_aot.providers import Candidate
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
 
 Row = Sequence[tuple[Candidate, float]]
-"""Candidates of one problem, each with its nanoseconds."""
+"""One problem's candidates, each with its nanoseconds."""
 
 
 def compare(measured: Measurements) -> str:

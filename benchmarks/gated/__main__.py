@@ -57,21 +57,21 @@ OPTIONS = {
     "max_autotune_gemm_backends": "ATEN,TRITON",
     "fx_graph_cache": False,
 }
-"""Options of torch.compile, on both sides."""
+"""torch.compile options, on both sides."""
 
 STOCK = ("one product", "two products")
-"""Results of torch.compile without bundles."""
+"""torch.compile's results without bundles."""
 
 COMPILED = "with bundles"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mlp:
-    """Gated MLP of a model, from its published config.
+    """A model's gated MLP, from its published config.
 
     Attributes:
         hidden: k.
-        half: Columns of the result on one rank; the product has twice as many.
+        half: Result columns on one rank; the product has twice as many.
     """
 
     hidden: int
@@ -120,7 +120,7 @@ def _activation(epilogue: Epilogue) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def bundled(mlp: Mlp, x: torch.Tensor, weight: torch.Tensor) -> dict[str, Call]:
-    """Returns calls of every bundled kernel for such operands, by operator.
+    """Returns every bundled kernel's call for such operands, by operator.
 
     Raises:
         click.ClickException: If there is none.
@@ -172,7 +172,7 @@ def contenders(mlp: Mlp, x: torch.Tensor, weight: torch.Tensor) -> dict[str, Cal
 
 
 def operand_sets(mlp: Mlp, m: int) -> list[tuple[torch.Tensor, ...]]:
-    """Returns pairs of x and weight, so many that L2 holds none."""
+    """Returns so many (x, weight) pairs that L2 holds none."""
     import torch
 
     once = 2 * (m * mlp.hidden + 2 * mlp.half * mlp.hidden)
@@ -255,7 +255,7 @@ def main() -> None:
 @main.command("table")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 def print_table(path: Path) -> None:
-    """Print the table of a file."""
+    """Print a file's table."""
     Results.read(path, WHAT).write_table(table)
 
 

@@ -43,7 +43,7 @@ LOADS_MS = (0.0, 30.0, 60.0, 150.0)
 PAUSE_S = 0.5
 
 TIMES = 2
-"""Timings of all kernels in each way."""
+"""Timings of all kernels, per way."""
 
 LASTING_S = 1.0
 """Seconds of load before kernels are timed under it."""
@@ -90,7 +90,7 @@ def picks(calls: Calls, other: Callable[[], object]) -> dict[str, list[str]]:
 
 
 def under_lasting_load(samples: Mapping[str, Callable[[], float]]) -> dict[str, Summary]:
-    """Returns summaries of samples, in nanoseconds, by name."""
+    """Returns the samples' summaries, in nanoseconds, by name."""
     end = time.perf_counter() + LASTING_S
     while time.perf_counter() < end:
         for sample in samples.values():
@@ -150,7 +150,7 @@ def main() -> None:
 @main.command("table")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 def print_table(path: Path) -> None:
-    """Print the table of a file."""
+    """Print a file's table."""
     Results.read(path, WHAT).write_table(table)
 
 

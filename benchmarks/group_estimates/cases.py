@@ -20,7 +20,7 @@ class Experts:
     """Experts of a layer on one GPU.
 
     Attributes:
-        count: Number of experts.
+        count: Expert count.
         top_k: Experts per token, among these.
         dim, hidden: Weight extents.
         is_held_back: True if estimates are judged by it instead of fitted on it.
@@ -51,7 +51,7 @@ SERVED_TOKENS = {False: (64, 2048), True: (512,)}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Problem with the rows of each group.
+    """Problem with each group's rows.
 
     Attributes:
         experts: Name in `EXPERTS`.
@@ -73,11 +73,11 @@ class Case:
         return EXPERTS[self.experts].is_held_back
 
     def counts(self) -> list[int]:
-        """Rows of each group; along k, each group's share of k."""
+        """Each group's rows; along k, its share."""
         return routed(self.problem, self.routing)
 
     def offsets(self) -> torch.Tensor:
-        """End of each group, int32 on the GPU."""
+        """Group ends, int32 on the GPU."""
         import torch
 
         ends = torch.tensor(self.counts()).cumsum(0)

@@ -43,17 +43,17 @@ ARCH, DEVICE, PROVIDER = "sm_90a", "H200", "quack"
 PATH = ROOT / "aot" / "nvgemm_aot" / "providers" / DATA
 
 POWER = 4.0
-"""Exponent of a kernel's weight (fastest time / its time)."""
+"""Exponent for a kernel's weight (fastest time / its time)."""
 LAUNCHES_NS = (2_000.0, 4_000.0, 6_000.0, 8_000.0, 10_000.0, 12_000.0)
 BANDWIDTHS = (2_500.0, 3_000.0, 3_500.0, 4_000.0, 4_500.0)
 """Candidate bandwidths in bytes a nanosecond; an H200's memory has 4,800."""
 OFFERED = 4
 """Chosen kernels that are judged besides the first."""
 TARGETS = (1.05, 1.015)
-"""Goals for the first choice and for the best of `OFFERED`."""
+"""Goals for the first choice, and for the best `OFFERED`."""
 
 LEAST_OVER_MOVING = 1.1
-"""Least ratio of a time to memory's time; below it, a time says nothing about tiles."""
+"""Least ratio to memory's time; below it, a time says nothing about tiles."""
 
 _DIGITS = 5
 _KEYS = {"kernels": list, "times_ns": dict}
@@ -74,7 +74,7 @@ class Example:
 
     @property
     def design(self) -> str:
-        """Key of the stored costs."""
+        """Stored costs' key."""
         return design_name(self.candidate)
 
 
@@ -201,7 +201,7 @@ def _fit(
 
 
 def _busy_ns(example: Example, launch_ns: float, bandwidth: float) -> float | None:
-    """Returns the time of tiles alone, by `slower`; None if memory explains all of it."""
+    """Returns the tiles' time alone, by `slower`; None if memory explains it all."""
     left, moving = example.time_ns - launch_ns, example.moved_bytes / bandwidth
     if left < LEAST_OVER_MOVING * moving:
         return None
@@ -225,7 +225,7 @@ def _cost_of(examples: Iterable[tuple[Example, float]]) -> TileCost:
 
 
 def _unknown(costs: Mapping[str, TileCost], examples: Iterable[Example]) -> dict[str, TileCost]:
-    """Returns the median known cost of a unit of work, by operation."""
+    """Returns the median known cost per unit, by operation."""
     units: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
     for one in examples:
         if one.design not in costs:

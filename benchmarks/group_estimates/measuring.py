@@ -24,7 +24,7 @@ WHAT = "group estimates"
 PASSES = 3
 WINDOW_NS = 600_000.0
 MOST_ERROR = 0.01
-"""Largest norm of the difference from torch's result, over its norm, of a right kernel."""
+"""A right kernel's largest difference from torch's result, in the norm."""
 
 
 def measure(bundle_path: Path, times_path: Path, budget_s: float | None) -> None:
@@ -76,7 +76,7 @@ def measure(bundle_path: Path, times_path: Path, budget_s: float | None) -> None
 def _measure_case(
     case: Case, launches: dict[str, Callable[..., Any]], wrong: dict[str, str]
 ) -> dict[str, float]:
-    """Returns nanoseconds of each right kernel, and of ATen."""
+    """Returns each right kernel's and ATen's nanoseconds."""
     import torch
 
     a, b, out = _operands(case)

@@ -62,7 +62,7 @@ WRONG = 1e-2
 
 
 class Libraries:
-    """Handles of NVIDIA's libraries, once a process."""
+    """Handles for NVIDIA's libraries, once a process."""
 
     def __init__(self) -> None:
         self.cublas = Cublas()
@@ -72,7 +72,7 @@ class Libraries:
 def baselines(
     layout: ProtocolLayout, libraries: Libraries, plan: Plan, algorithms: Mapping[str, Algo]
 ) -> dict[str, Launch]:
-    """Returns launches of each baseline in a layout, by method."""
+    """Returns each baseline's launch in a layout, by method."""
     import torch
 
     def torch_mm(a: Any, b: Any, out: Any) -> None:
@@ -89,7 +89,7 @@ def baselines(
 
 
 def lt_launch(plan: Plan, algo: Algo) -> Launch:
-    """Returns a launch of a cuBLASLt algorithm."""
+    """Returns a cuBLASLt algorithm's launch."""
 
     def launch(a: Any, b: Any, out: Any) -> None:
         plan.multiply(algo, a, b, out)
@@ -131,7 +131,7 @@ def inexact(launches: Mapping[str, Launch], exact: Exact) -> list[str]:
 
 
 def ranked_kernels(operands: Operands, count: int) -> tuple[list[str], str]:
-    """Returns the ids of the kernels ranked first for operands, and the basis of their match."""
+    """Returns ids ranked first for operands, and the basis for their match."""
     a, b, _ = operands
     match = explain(a, b).match
     if match is None:
@@ -223,7 +223,7 @@ def main() -> None:
 @main.command("table")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 def print_table(path: Path) -> None:
-    """Print the tables of a file."""
+    """Print a file's tables."""
     Results.read(path, WHAT).write_table(table)
 
 

@@ -28,7 +28,7 @@ CUBLAS_GEMM_DEFAULT = -1
 CUDA_R_32F, CUDA_R_16F = 0, 2
 
 ONE, ZERO = ctypes.c_float(1), ctypes.c_float(0)
-"""Scales of the product and of the former result."""
+"""Scales for the product and the former result."""
 
 WORKSPACE_BYTES = 32 << 20
 """Workspace that cuBLAS' documents recommend for Hopper; torch uses the same."""
@@ -51,11 +51,11 @@ class ProtocolLayout(str, enum.Enum):
 
     @property
     def b_operation(self) -> int:
-        """Operation of cuBLAS on B, which comes first."""
+        """Operation on B by cuBLAS, which comes first."""
         return CUBLAS_OP_N if self is ProtocolLayout.NN else CUBLAS_OP_T
 
     def b_leading(self, n: int, k: int) -> int:
-        """Leading dimension of B, in elements."""
+        """B's leading dimension, in elements."""
         return n if self is ProtocolLayout.NN else k
 
 
@@ -75,12 +75,12 @@ def check(status: int, what: str) -> None:
 
 
 def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
-    """Returns the address of a tensor's first element."""
+    """Returns a tensor's address."""
     return ctypes.c_void_p(tensor.data_ptr())
 
 
 class Cublas:
-    """Handle of cuBLAS with a workspace, on the current stream."""
+    """cuBLAS handle with a workspace, on the current stream."""
 
     def __init__(self) -> None:
         import torch

@@ -69,7 +69,7 @@ class Descriptors:
 
 
 class CublasLt:
-    """Handle of cuBLASLt with a workspace, on the current stream."""
+    """cuBLASLt handle with a workspace, on the current stream."""
 
     def __init__(self) -> None:
         import torch

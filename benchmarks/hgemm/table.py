@@ -1,4 +1,4 @@
-"""Sizes of HGEMM-1000, and the table of its timings."""
+"""HGEMM-1000's sizes, and its table."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ LOG2_BOUNDS = (18, 21, 24, 27, 30, 33, 36, 39)
 MODES = ("offline", "server")
 LAYOUTS = ("nn", "tn")
 BUNDLED = "ours"
-"""Name of the best bundled kernel in result files."""
+"""The best bundled kernel's name in result files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """Contender of bundled kernels.
+    """Contender.
 
     Attributes:
-        method: Method of measuring.
+        method: Measuring method.
         layouts: Layouts among which the fastest counts, on both sides.
     """
 
@@ -63,7 +63,7 @@ STRONGEST = ("torch.matmul max", "cuBLAS max", "cuBLASLt heuristic max", "cuBLAS
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Size:
-    """Extents of a product [m, k] @ [k, n]."""
+    """Product extents [m, k] @ [k, n]."""
 
     m: int
     n: int
@@ -87,7 +87,7 @@ class Size:
 
 
 def sizes(sample: int | None = None) -> list[Size]:
-    """Returns all sizes, or the first so many, in the fixed random order of measurement."""
+    """Returns all sizes, or the first so many, in the fixed random order."""
     every = [Size(m=m, n=n, k=k) for m, n, k in itertools.product(EXTENTS, repeat=3)]
     random.Random(ORDER_SEED).shuffle(every)
     return every[:sample]
@@ -95,7 +95,7 @@ def sizes(sample: int | None = None) -> list[Size]:
 
 @dataclass(frozen=True, kw_only=True)
 class SizeTimes:
-    """Measurements of one size.
+    """Times measured at one size.
 
     Attributes:
         size: The size.
@@ -116,7 +116,7 @@ class SizeTimes:
         return cls(size=Size.parse(key), times=times)
 
     def fastest(self, mode: str, method: str, layouts: Sequence[str]) -> Summary | None:
-        """Returns the fastest result of a method in these layouts; None if none was measured."""
+        """Returns a method's fastest result in these layouts; None if none was measured."""
         of_layouts = [self.times[mode].get(f"{method}-{layout}") for layout in layouts]
         found = [one for one in of_layouts if one is not None]
         return fastest(found) if found else None
@@ -131,7 +131,7 @@ class SizeTimes:
         return 0.0 if bundled is None else ratio(reference, bundled) - 1
 
     def best_of(self, mode: str, name: str) -> float:
-        """Returns t_ref / t - 1 of the faster of bundled kernel and baseline."""
+        """Returns t_ref / t - 1 for the faster of both."""
         bundled, reference = self._compared(mode, name)
         either = [reference] if bundled is None else [reference, bundled]
         return ratio(reference, fastest(either)) - 1
@@ -144,7 +144,7 @@ class SizeTimes:
 
 
 def table(record: Mapping[str, Any]) -> list[str]:
-    """Returns the lines of the tables."""
+    """Returns the tables' lines."""
     entries = [SizeTimes.from_json(key, one) for key, one in record.items()]
     lines: list[str] = []
     for mode in MODES:

@@ -103,7 +103,7 @@ def main() -> None:
 @main.command("table")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 def print_table(path: Path) -> None:
-    """Print the table of a file."""
+    """Print a file's table."""
     Results.read(path, WHAT).write_table(table)
 
 

@@ -1,4 +1,4 @@
-"""Table of bundled kernels, ATen and Triton."""
+"""Table for bundled kernels, ATen and Triton."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from nvgemm_runtime.gemm.problem import Problem
 CLEAR = 1.01
 """Speed-up from which a result counts as a win."""
 TOKENS = (1, 2, 16, 128, 1024)
-"""Lower bounds of m in the table."""
+"""Lower bounds for m in the table."""
 
 
 FEW_TOKENS = 64
-"""Largest m with a goal of its own."""
+"""Largest m with its own goal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemTimes:
-    """Measurements of one problem.
+    """Times measured at one problem.
 
     Attributes:
         problem: The problem.
         aten: ATen's times.
         triton: Triton's times; None if not measured.
-        kernels: Times of exact bundled kernels, by id, best-ranked first.
+        kernels: Exact bundled kernels' times, by id, best-ranked first.
     """
 
     problem: Problem
@@ -48,7 +48,7 @@ class ProblemTimes:
 
     @property
     def others(self) -> list[Summary]:
-        """Times of ATen, and of Triton if measured."""
+        """ATen's times, and Triton's if measured."""
         return [self.aten] if self.triton is None else [self.aten, self.triton]
 
     @property
@@ -58,27 +58,27 @@ class ProblemTimes:
 
     @property
     def best_of_all(self) -> float:
-        """Speed-up of the best of all over the best of ATen and Triton."""
+        """Speed-up, with bundled kernels, over ATen and Triton."""
         return ratio(self.of_others, fastest([*self.others, *self.kernels.values()]))
 
     @property
     def bundle(self) -> float:
-        """Speed-up of the bundle's best alone over the best of ATen and Triton."""
+        """The bundle's speed-up over the best of ATen and Triton."""
         return ratio(self.of_others, fastest(self.kernels.values()))
 
     @property
     def bundle_to_aten(self) -> float:
-        """Speed-up of the bundle's best over ATen."""
+        """The bundle's speed-up over ATen."""
         return ratio(self.aten, fastest(self.kernels.values()))
 
     @property
     def first_ranked(self) -> float:
-        """Speed-up of the kernel ranked first over the bundle's best."""
+        """The first-ranked kernel's speed-up over the bundle's best."""
         return ratio(fastest(self.kernels.values()), next(iter(self.kernels.values())))
 
 
 def speedups_row(label: str, entries: Sequence[ProblemTimes]) -> str:
-    """Returns one row of the table, over problems."""
+    """Returns one table row, over problems."""
     best, own = [one.best_of_all for one in entries], [one.bundle for one in entries]
     return (
         f"{label:<22} {len(entries):5d} {geomean(best):8.3f} {min(best):7.3f} {geomean(own):8.3f} "
@@ -107,7 +107,7 @@ def _speedups(entries: Sequence[ProblemTimes]) -> list[str]:
 
 
 def table(record: Mapping[str, Any]) -> list[str]:
-    """Returns the lines of the table."""
+    """Returns the table's lines."""
     entries = [ProblemTimes.from_json(key, one) for key, one in record.items() if one["kernels"]]
     thrown_out = {key: one["thrown_out"] for key, one in record.items() if one["thrown_out"]}
     head = (

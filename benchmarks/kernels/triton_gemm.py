@@ -16,7 +16,7 @@ OPTIONS = {
     "fx_graph_cache": False,
     "autotune_num_choices_displayed": 0,
 }
-"""Options of torch.compile: Triton's templates alone, compiled in this process."""
+"""torch.compile options: Triton's templates alone, compiled in this process."""
 
 _WRONG = 1e-2
 """Relative error from which a 16-bit product is wrong, in the norm."""
@@ -24,12 +24,12 @@ _WRONG = 1e-2
 
 @dataclass(frozen=True, kw_only=True)
 class TritonGemm:
-    """Result of autotuning over Triton's templates.
+    """Autotuning result over Triton's templates.
 
     Attributes:
         launch: Starts the best kernel; None if there is none.
         seconds: Time to compile and autotune.
-        why_none: Reason for the lack of a kernel.
+        why_none: Reason why there is no kernel.
     """
 
     launch: Launch | None
@@ -83,7 +83,7 @@ def why_not_triton(code: str) -> str | None:
 
 
 def triton_version() -> str:
-    """Returns the version of Triton."""
+    """Returns Triton's version."""
     import triton
 
     return str(triton.__version__)

@@ -18,7 +18,7 @@ class Model:
     """Experts that one GPU computes.
 
     Attributes:
-        experts: Number of experts.
+        experts: Expert count.
         rows: Rows routed to them, over all tokens.
         dim, hidden: Weight extents.
         is_oai: True for gpt-oss' activation and biases.
@@ -37,7 +37,7 @@ class Model:
 
     @property
     def flops(self) -> int:
-        """Operations of the forward products; the backward has twice as many."""
+        """Forward operations; the backward has twice as many."""
         return 6 * self.rows * self.dim * self.hidden
 
 
@@ -88,7 +88,7 @@ def in_two(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def oai(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Applies the activation of gpt-oss."""
+    """Applies gpt-oss' activation."""
     import torch
 
     gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
@@ -98,7 +98,7 @@ def oai(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 def one_exactly(
     model: Model, expert: int, rows: torch.Tensor, given: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
-    """Returns one expert's results, in the type of its rows."""
+    """Returns one expert's results, in its rows' type."""
     import torch
 
     both = rows @ given["up"][expert].T

@@ -1,4 +1,4 @@
-"""Forms of experts for sorted rows."""
+"""Expert forms for sorted rows."""
 
 from __future__ import annotations
 

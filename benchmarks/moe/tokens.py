@@ -1,4 +1,4 @@
-"""Forms of experts from tokens to tokens: sort, gather, compute, weight and add.
+"""Expert forms from tokens to tokens: sort, gather, compute, weight and add.
 
 Torch's forms are those of torchtitan 0.3 without expert parallelism and of transformers 5.23 (its
 implementation ``grouped_mm``), written here with torch's operators. Torchtitan has two weights and

@@ -68,10 +68,10 @@ class Size:
 
 @dataclass(frozen=True)
 class Routing:
-    """Experts of each token.
+    """Each token's experts.
 
     Attributes:
-        chosen: Experts of each token [tokens, chosen].
+        chosen: Each token's experts [tokens, chosen].
         weights: Routing weights, fp32 [tokens, chosen].
     """
 
@@ -84,9 +84,9 @@ class Rows:
     """Routing sorted by expert.
 
     Attributes:
-        ends: End of each expert's rows, int32 [experts].
-        tokens: The token of each row [rows].
-        weights: Routing weight of each row, fp32 [rows].
+        ends: Row ends by expert, int32 [experts].
+        tokens: Each row's token [rows].
+        weights: Each row's routing weight, fp32 [rows].
     """
 
     ends: torch.Tensor
@@ -146,7 +146,7 @@ def exactly(
 
 
 def _combined(x: torch.Tensor, results: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """Weights and adds the results of each token's rows, in fp32."""
+    """Weights and adds each token's results, in fp32."""
     weighted = results.float() * rows.weights[:, None]
     sums = torch.zeros(x.shape, device=x.device)
     return sums.index_add_(0, rows.tokens, weighted).to(x.dtype)
@@ -285,7 +285,7 @@ def main() -> None:
 @main.command("table")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 def print_table(path: Path) -> None:
-    """Print the table of a file."""
+    """Print a file's table."""
     Results.read(path, WHAT).write_table(table)
 
 

@@ -1,4 +1,4 @@
-"""Times, memory and errors of forms of experts that take turns.
+"""Times, memory and errors of expert forms that take turns.
 
 A hot GPU lowers its clock, so forms take turns in an order drawn for each round, with a large dense
 product among them. A time is the median over rounds between two GPU events, behind a step that
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 OURS, OURS_OF_TWO = "experts", "experts, 2 weights"
 TORCH, TORCH_ONE = "torch", "torch, 1 product"
 COMPILED = ", compiled"
-"""Suffix of a form compiled by torch.compile."""
+"""Suffix for forms under torch.compile."""
 
 PARTS = ("forward_ms", "backward_ms")
-"""Timed parts of a form."""
+"""A form's timed parts."""
 
 DENSE = "dense"
 DENSE_EXTENT = 8192
@@ -39,7 +39,7 @@ DENSE_FLOPS = 2 * DENSE_EXTENT**3
 
 @dataclass(frozen=True)
 class Way:
-    """Form of experts that takes turns.
+    """Expert form that takes turns.
 
     Attributes:
         call: Computes rows from the operands.
@@ -103,9 +103,9 @@ def measure_ways(
     Args:
         model: Model whose experts are computed.
         found_ways: Forms that take turns, by name.
-        grad: Gradient of the result.
+        grad: Result gradient.
         wanted: Results in fp32, as `results_of` returns them.
-        rounds: Turns of each form.
+        rounds: Turns per form.
     """
     import torch
 
@@ -141,7 +141,7 @@ def measure_ways(
 
 
 def error_of(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Returns the norm of the difference over the norm of the right result."""
+    """Returns the difference's norm over the right result's norm."""
     return float((found.float() - wanted).norm() / wanted.norm())
 
 

@@ -1,4 +1,4 @@
-"""Measures rankings of sizes that were not declared.
+"""Measures rankings for undeclared sizes.
 
     python -m benchmarks.ranking measure BUNDLE times.json  # on a GPU
     python -m benchmarks.ranking compare BUNDLE times.json  # anywhere
@@ -74,14 +74,14 @@ TUNED = RankingSource(
     gpu=H200.name,
     conditions=Conditions(driver="", torch="", cuda="13.0", date="", launches=APART),
 )
-"""Source of rankings as if `nvgemm-aot tune` had measured on this GPU."""
+"""Ranking source as if `nvgemm-aot tune` had measured on this GPU."""
 
 Order = list[int]
-"""Positions of kernels in the bundle, best first."""
+"""Kernel positions in the bundle, best first."""
 Times = dict[str, list[float]]
-"""Nanoseconds of each kernel of the bundle, by problem."""
+"""Each bundle kernel's nanoseconds, by problem."""
 Ranker = Callable[[Problem, "list[Ranking]"], Order]
-"""Ranks kernels for a problem from the rankings of declared ones."""
+"""Ranks kernels for a problem from declared problems' rankings."""
 
 
 def by_runtime(header: Header, facts: DeviceFacts) -> Ranker:

@@ -1,4 +1,4 @@
-"""Compares measurements of one GPU with another's, and of two with a third."""
+"""Compares one GPU's measurements with another's, and two GPUs' with a third's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GAINS = (0.0, 0.02, 0.05)
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """Winner of one GPU, called on another.
+    """One GPU's winner, called on another.
 
     Attributes:
         problem: The problem.
@@ -63,7 +63,7 @@ def find_transfers(rankings: Rankings) -> list[Transfer]:
 
 @dataclass(frozen=True, kw_only=True)
 class ThirdOpinion:
-    """Third GPU's time of a bundled kernel that two others confirm.
+    """Third GPU's time for a bundled kernel that two others confirm.
 
     Attributes:
         problem: The problem.
@@ -96,7 +96,7 @@ def find_third_opinions(rankings: Rankings) -> list[ThirdOpinion]:
 
 
 def latest_of_gpus(entries: Sequence[Entry]) -> list[Entry]:
-    """Returns the newest measurement of each known GPU; the newest entries come last."""
+    """Returns each known GPU's newest measurement; the newest entries come last."""
     latest = {one.origin.conditions.gpu_sha256: one for one in entries}
     return [one for gpu, one in latest.items() if gpu is not None]
 

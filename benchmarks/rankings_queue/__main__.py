@@ -40,7 +40,7 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import NvgemmError
 
 MOST_SHOWN = 3
-"""Most unmeasured problems of a row that the table names."""
+"""Most unmeasured problems that the table names per row."""
 
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
@@ -127,7 +127,7 @@ def measure(bundles: Path, results: Path, budget: float | None, names: tuple[str
 def _measure_row(
     row: Row, bundles: Path, results: Path, budget_s: float | None, *, repeats: bool
 ) -> None:
-    """Measures the rest of a row; does nothing if this very bundle is done."""
+    """Measures a row's rest; does nothing if this very bundle is done."""
     key = _header(row.bundle(bundles)).build_key
     if is_done_with(row, results, key):
         return

@@ -1,4 +1,4 @@
-"""Rows of the committed queue, as manifests to build."""
+"""The committed queue's rows, as manifests to build."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUEUE = Path(__file__).with_name("queue.yaml")
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRow:
-    """Row of the queue and the manifest of its bundle."""
+    """Queue row and its bundle's manifest."""
 
     row: Row
     work: Manifest

@@ -17,10 +17,10 @@ ROWS = "rows.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Row of the queue.
+    """Queue row.
 
     Attributes:
-        name: Name of the row.
+        name: Row name.
         manifest: Shipped manifest with its problems.
         file: Name of its bundle, before and after measuring.
         problems: Problems to measure, in the manifest's order.
@@ -47,7 +47,7 @@ def write_rows(directory: Path, rows: Sequence[Row]) -> None:
 
 
 def read_rows(directory: Path) -> list[Row]:
-    """Reads the rows of a directory's bundles; empty if none were built."""
+    """Reads a directory's rows; empty if no bundle was built."""
     path = directory / ROWS
     if not path.exists():
         return []
@@ -59,7 +59,7 @@ def read_rows(directory: Path) -> list[Row]:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Progress of a row.
+    """Row progress.
 
     Attributes:
         outcomes: Outcomes by problem key.

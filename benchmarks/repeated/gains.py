@@ -1,4 +1,4 @@
-"""Compares winners of one GPU on another, by their gain."""
+"""Compares one GPU's winners on another, by gain."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ GAINS = (0.02, 0.03, 0.05, 0.08)
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Winner of one GPU, called on another.
+    """One GPU's winner, called on another.
 
     Attributes:
         problem: The problem.
-        gain: Gain of the winner, a bundled kernel, over ATen on the first GPU.
+        gain: The winner's gain over ATen on the first GPU; it is a bundled kernel.
         is_repeated: True if a second process on the first GPU agreed.
         over_aten: The winner's time over ATen's on the other GPU.
     """

@@ -74,7 +74,7 @@ FUNCTION_WINDOW_CALLS = 200
 """Calls in a window of one function."""
 
 LEAST_BOUNDS = 3
-"""Least bounds of a table that is worth measuring."""
+"""Least bounds for a table that is worth measuring."""
 
 MOST_RATIO = 0.6
 """Goal: most that a bundled kernel's call may take of the stock call's time."""
@@ -84,7 +84,7 @@ MOST_ADDED_US = 0.3
 
 
 def table_of(square: Square) -> tuple[DispatchTable, Mapping[str, str]]:
-    """Returns default mode's table for a square, and the source of each kernel by id.
+    """Returns default mode's table for a square, and each kernel's source by id.
 
     Raises:
         click.ClickException: If the table has too few bounds, or names another thing than wanted.
@@ -158,7 +158,7 @@ def _met(is_met: bool) -> str:
 
 
 def report(results: Mapping[str, Any]) -> list[str]:
-    """Returns the lines of the table."""
+    """Returns the table's lines."""
     lines = [f"{'us a call':<34} {'median':>8} {'least':>8} {'most':>8} {'x stock':>8}"]
     tables = {
         "function": results["functions_us"],

@@ -35,7 +35,7 @@ from nvgemm_runtime.settings import COMPILE_OPTION, DEFAULT_MODE_VARIABLE, Mode
 SQUARE = Square(device="cuda", signature=plain(DType.BF16, Layout.TN), size=256)
 
 SHORT, LONG = 10, 40
-"""Products of the two chains."""
+"""Products in the two chains."""
 
 WINDOWS = 60
 WINDOW_CALLS = 20
@@ -45,7 +45,7 @@ assert LONG * WINDOW_CALLS < STREAM_DEPTH
 
 
 class Row(str, enum.Enum):
-    """Line of the tables."""
+    """Table line."""
 
     STOCK = "stock"
     KERNEL = "kernel"
@@ -67,7 +67,7 @@ ROWS_OF = {
     Way.KERNEL: (Row.KERNEL,),
     Way.BY_M: (Row.BY_M_KERNEL, Row.BY_M_ATEN),
 }
-"""Rows of each way. Ways with two rows are compiled for a dynamic m."""
+"""Rows per way. Ways with two rows are compiled for a dynamic m."""
 
 WITH_ONE_ROW_MORE = (Row.STOCK_BESIDE, Row.BY_M_ATEN)
 
@@ -75,7 +75,7 @@ RUNS_ATEN = (Row.STOCK, *WITH_ONE_ROW_MORE)
 
 
 class Language(str, enum.Enum):
-    """Language of generated code."""
+    """Generated language."""
 
     PYTHON = "Python"
     CPP = "C++"
@@ -99,7 +99,7 @@ def operands(square: Square, row: Row) -> Operands:
 
 
 def chain_of(length: int, way: Way, language: Language) -> Callable[..., torch.Tensor]:
-    """Returns a function of A and B that multiplies by B again and again."""
+    """Returns a function that multiplies A by B again and again."""
 
     def chain(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         for _ in range(length):
@@ -146,12 +146,12 @@ def calls_in(code: str, language: Language) -> Counter[Way]:
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Compiled chain of products.
+    """Compiled product chain.
 
     Attributes:
         length: Products.
         way: Call in its graph.
-        language: Language of its code.
+        language: Code language.
         function: The compiled chain.
     """
 
@@ -196,9 +196,9 @@ def compiled_with_calls(
 
     Args:
         function: The function.
-        given: Operands of the function.
-        language: Language of the generated code.
-        options: Further options of torch.compile.
+        given: The function's operands.
+        language: Generated language.
+        options: Further torch.compile options.
     """
     all_of_them = {
         "cpp_wrapper": language is Language.CPP,
@@ -240,7 +240,7 @@ def chain_calls(square: Square, chains: Sequence[Chain]) -> dict[str, Callable[[
 
 
 def name_of(language: Language, row: Row, length: int) -> str:
-    """Returns the name of a chain's call for a row."""
+    """Returns a chain call's name for a row."""
     return f"{language.value}/{row.value}/{length}"
 
 
@@ -265,7 +265,7 @@ def time_chains(
 
 
 def kernels_on_gpu(call: Callable[[], object]) -> frozenset[str]:
-    """Returns names of the kernels that the GPU runs in a call."""
+    """Returns the kernels that the GPU runs in a call, by name."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
@@ -273,7 +273,7 @@ def kernels_on_gpu(call: Callable[[], object]) -> frozenset[str]:
 
 
 def kernels_among(events: Iterable[Any]) -> frozenset[str]:
-    """Returns names of GPU kernels among a profiler's events, without copies and fills."""
+    """Returns GPU kernels' names among a profiler's events, without copies and fills."""
     return frozenset(
         event.name
         for event in events
@@ -287,7 +287,7 @@ def check_what_ran(ran: Mapping[str, tuple[Row, frozenset[str]]]) -> None:
     """Checks that calls of bundled kernels ran the same kernel, and those of ATen only ATen's.
 
     Args:
-        ran: Row and GPU kernels of each call, by its name.
+        ran: Each call's row and GPU kernels, by its name.
 
     Raises:
         click.ClickException: If one did otherwise, or ran nothing.
@@ -321,7 +321,7 @@ def _compile_all(square: Square, language: Language) -> list[Chain]:
 
 @contextlib.contextmanager
 def _cpp_compiled_beside() -> Iterator[None]:
-    """Compiles the C++ of all chains into this process' caches, one process each.
+    """Compiles all chains' C++ into this process' caches, one process each.
 
     This process compiles a failed chain again and raises its error.
     """

@@ -23,7 +23,7 @@ def host_times_us(
 
     Args:
         calls: Calls by name. A window must launch fewer kernels than `STREAM_DEPTH`.
-        windows: Windows of each call.
+        windows: Windows per call.
         window_calls: Calls in a window.
     """
     for call in calls.values():

@@ -115,7 +115,7 @@ def made_up_content(kernels: int, source: random.Random) -> BundleContent:
 def times_us(
     index: Index, asked: list[Problem], alignment: int, right: Callable[[Any], bool]
 ) -> list[float]:
-    """Returns microseconds of each look-up."""
+    """Returns each look-up's microseconds."""
     times = []
     for problem in asked:
         begin = time.perf_counter_ns()

@@ -33,7 +33,7 @@ from nvgemm_runtime.matching.index import BundleView, Index
 from nvgemm_runtime.settings import BUNDLES_VARIABLE
 
 FAST_NS, SLOW_NS, ATEN_NS = 1000, 1500, 2000
-"""Times of the winning kernel, of the other kernel, and of ATen."""
+"""Times for the winner, the other kernel, and ATen."""
 
 KERNELS = 2
 
@@ -44,7 +44,7 @@ class Square:
 
     Attributes:
         device: ``cuda`` or ``cpu``.
-        signature: Signature of the products.
+        signature: The products' signature.
         size: n and k, and the m at which a kernel computes.
     """
 

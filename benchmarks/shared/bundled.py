@@ -32,7 +32,7 @@ def environment(**libraries: str) -> dict[str, Any]:
 
 
 def plain(dtype: DType, layout: Layout) -> Signature:
-    """Returns the signature of a matrix product of one type, summed in fp32."""
+    """Returns a one-type matrix product's signature, summed in fp32."""
     return Signature(op=Op.MM, layout=layout, a=dtype, b=dtype, accumulator=DType.FP32, out=dtype)
 
 
@@ -59,10 +59,10 @@ def declared(dtypes: Iterable[DType]) -> dict[Problem, list[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedKernels:
-    """Kernels after a check of their results.
+    """Kernels with checked results.
 
     Attributes:
-        launches: Launches of exact kernels by id, in the order of the ids.
+        launches: Exact kernels' launches by id, in the ids' order.
         thrown_out: Reasons against the other kernels, by id.
     """
 

@@ -28,24 +28,24 @@ ROOT = Path(__file__).parents[2]
 """Repository root, from which benchmarks are imported."""
 
 WITHOUT_BUNDLES = {COMPILE_OPTION: Mode.OFF.value}
-"""Options of torch.compile that disable nvgemm-aot."""
+"""torch.compile options that disable nvgemm-aot."""
 
 _GEMM_CALLS = {
     "nvgemm": re.compile(r"\bnvgemm_\w+_[0-9a-f]{12}\("),
     "aten": re.compile(r"\bextern_kernels\.\w*mm\w*\("),
     "triton": re.compile(r"\btriton_tem_\w+\.run\("),
 }
-"""Patterns of GEMM calls in generated code, by who computes them."""
+"""Patterns for GEMM calls in generated code, by who computes them."""
 
 _ERROR_FACTOR = 1.5
-"""Most error of a compiled model over eager's, against fp32: another order of summation."""
+"""Largest error over eager's, against fp32; the summation order differs."""
 
 
 def fresh_environment(directory: Path, **variables: str | None) -> dict[str, str]:
     """Returns a process environment with empty caches and these settings of torch and nvgemm-aot.
 
     Args:
-        directory: Directory of the caches.
+        directory: Cache directory.
         variables: Variables to set, or to unset if None. Of this process' settings, only bundles
             stay.
     """
@@ -175,7 +175,7 @@ def generated_gemms(directory: Path) -> dict[str, int]:
 
 
 def count_gemms(calls: dict[str, int]) -> dict[str, int]:
-    """Sums the counts of `generated_gemms` by who computes them: nvgemm, aten, triton."""
+    """Sums `generated_gemms`' counts by who computes them: nvgemm, aten, triton."""
     return {
         who: sum(count for call, count in calls.items() if pattern.match(f"{call}("))
         for who, pattern in _GEMM_CALLS.items()
@@ -186,7 +186,7 @@ def check_results(results: Any, eager: Any, exact: Any) -> dict[str, float]:
     """Compares compiled results with eager ones; both are bf16.
 
     Returns:
-        The largest relative error of each, as the norm of the difference over the norm.
+        The largest relative error of each, the difference's norm over the norm.
     """
 
     def error(result: Any, reference: Any) -> float:
@@ -228,12 +228,12 @@ def versions() -> dict[str, Any]:
 
 
 def sha256(path: Path) -> str:
-    """Returns the digest of a file's content."""
+    """Returns a file's digest."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def names_of(allowed: Collection[str]) -> Callable[[click.Context, click.Parameter, str], Any]:
-    """Returns a reader of an option's comma-separated names."""
+    """Returns a reader for an option's comma-separated names."""
 
     def read(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
         parts = tuple(value.split(","))

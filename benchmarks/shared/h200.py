@@ -1,4 +1,4 @@
-"""Device facts of the measuring GPU, for benchmarks that run without one."""
+"""The measuring GPU's device facts, for benchmarks that run without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timing of GEMMs on a GPU, free of effects of L2, the host and the order.
+"""GEMM timing on a GPU, without effects from L2, host and order.
 
 Operands are random and take turns. Windows begin with L2 overwritten, follow each other in random
 order, and are timed by events on the GPU while the host is ahead.
@@ -36,11 +36,11 @@ Launch = Callable[..., Any]
 """Starts a GEMM on the current stream, given A, B and the result."""
 
 BUFFER_BYTES = 200_000_000
-"""Least size of all operand sets together: over three times an H200's L2 cache."""
+"""Least bytes over all operand sets: over three times an H200's L2 cache."""
 FLUSH_BYTES = 256_000_000
-"""Bytes overwritten before a window, so that L2 holds none of its operands."""
+"""Bytes overwritten before a window, so that L2 holds no operand."""
 MAX_LAUNCHES = 256
-"""Most launches of a window."""
+"""Most launches in a window."""
 SPIN_CYCLES = 200_000
 """Cycles for which the GPU is kept busy, about 100 us, while the host sends a window,"""
 SPIN_CYCLES_PER_LAUNCH = 20_000
@@ -50,17 +50,17 @@ MOST_WAITS = 9
 launch."""
 
 _ALIGNED = 128
-"""Alignment of operands in two-byte elements, as from torch's allocator."""
+"""Operand alignment in two-byte elements, as from torch's allocator."""
 
 
 def set_count(m: int, n: int, k: int) -> int:
-    """Returns the number of operand sets that take turns, with two bytes an element."""
+    """Returns how many operand sets take turns, with two bytes an element."""
     set_bytes = 2 * (m * k + k * n + m * n)
     return max(2, min(MAX_LAUNCHES, -(-BUFFER_BYTES // set_bytes)))
 
 
 def launch_count(launch_ns: float, window_ns: float) -> int:
-    """Returns the number of launches in a window."""
+    """Returns the launches in a window."""
     return max(1, min(MAX_LAUNCHES, round(window_ns / max(launch_ns, 1.0))))
 
 
@@ -82,7 +82,7 @@ class Arena:
         self._outputs = torch.empty(outputs, dtype=dtype, device=device)
 
     def sets(self, m: int, n: int, k: int, layout: Layout) -> list[Operands]:
-        """Returns `set_count` sets of random operands, which share no memory."""
+        """Returns `set_count` random operand sets, which share no memory."""
         found = []
         for number in range(set_count(m, n, k)):
             begin = number * (_aligned(m * k) + _aligned(k * n))
@@ -107,7 +107,7 @@ def shaped(
 
 @dataclass(frozen=True, kw_only=True)
 class Exact:
-    """Operands of zeros and ones, and their product.
+    """Operands with only zeros and ones, and their product.
 
     Products are 0 or 1 and sums whole numbers below 2^24, so whatever sums in fp32 is right to the
     last bit, in whatever order, and rounding it to the result's type is the same everywhere.
@@ -138,7 +138,7 @@ class Exact:
         return cls(a=a, b=b, expected=expected)
 
     def error(self, launch: Launch) -> float:
-        """Returns the error of a launch's output, as the norm of the difference over the norm.
+        """Returns the error of a launch's output, the difference's norm over the norm.
 
         Returns:
             0 where every bit is as expected; not a number where an element was not written.
@@ -174,7 +174,7 @@ def _flushing_memory() -> torch.Tensor:
 
 
 def flush() -> None:
-    """Overwrites all of L2."""
+    """Overwrites L2."""
     _flushing_memory().zero_()
 
 
@@ -213,7 +213,7 @@ def launch_ns(way: Contender, count: int = 1, first: int = 0) -> float:
 def _captured(
     way: Contender, window_ns: float, between: Callable[[], object] | None = None
 ) -> tuple[torch.cuda.CUDAGraph, int]:
-    """Returns a graph of launches, replayed once, and their number."""
+    """Returns a launch graph, replayed once, and its launch count."""
     import torch
 
     count = launch_count(min(launch_ns(way, first=number) for number in range(3)), window_ns)
@@ -228,7 +228,7 @@ def _captured(
 
 
 _BETWEEN = "the kernel between"
-"""Name of the small kernel between launches."""
+"""Name for the small kernel between launches."""
 
 
 def offline_ns(
@@ -239,11 +239,11 @@ def offline_ns(
     *,
     launches: str = BACK_TO_BACK,
 ) -> dict[str, list[float]]:
-    """Returns nanoseconds a launch of each way, round by round, back to back or apart.
+    """Returns each way's nanoseconds a launch, round by round, back to back or apart.
 
     Args:
         ways: Ways to measure, by name.
-        rounds: Windows of each.
+        rounds: Windows per way.
         window_ns: About how long a window is.
         order: Shuffles the ways in each round.
         launches: `APART` or `BACK_TO_BACK`.
@@ -275,7 +275,7 @@ def offline_ns(
 
 
 def without_between(times: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Returns times less the median of the kernel between launches, if there is one."""
+    """Returns times less the median kernel between launches, if there is one."""
     between_ns = statistics.median(times[_BETWEEN]) if _BETWEEN in times else 0.0
     return {
         name: [max(1.0, time_ns - between_ns) for time_ns in of_way]
@@ -287,7 +287,7 @@ def without_between(times: Mapping[str, Sequence[float]]) -> dict[str, list[floa
 def server_ns(
     ways: Mapping[str, Contender], requests: int, mean_gap_s: float, order: random.Random
 ) -> dict[str, list[float]]:
-    """Returns nanoseconds of single launches of each way, request by request, after random gaps.
+    """Returns each way's nanoseconds per single launch after random gaps.
 
     Gaps are drawn from an exponential distribution. After the gap, and before what is timed, L2 is
     flushed, and a kernel runs that only waits, so that what the host takes to send the launch is
@@ -295,8 +295,8 @@ def server_ns(
 
     Args:
         ways: Ways to measure, by name.
-        requests: Launches of each.
-        mean_gap_s: Seconds of a gap, in the mean.
+        requests: Launches per way.
+        mean_gap_s: Mean gap in seconds.
         order: Shuffles the ways, and draws the gaps.
     """
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -314,7 +314,7 @@ def server_ns(
 def tuned(
     ways: Mapping[str, Contender], passes: int, window_ns: float, order: random.Random
 ) -> dict[str, float]:
-    """Returns a quick median of many ways, in nanoseconds a launch.
+    """Returns quick medians for many ways, in nanoseconds a launch.
 
     Without graphs, for capturing takes longer than what this is for; ways take turns in random
     order, with operands in turn.

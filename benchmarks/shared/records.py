@@ -1,4 +1,4 @@
-"""Raw files of benchmarks, checked when read, never overwritten."""
+"""Benchmarks' raw files, checked when read, never overwritten."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nvgemm_aot.storage.files import require_writable, write_atomic
 from nvgemm_runtime.errors import NvgemmError
 
 SUFFIX = ".json"
-"""Suffix of raw files; tables (.txt) and records (.jsonl) lie beside them."""
+"""Raw files' suffix; tables (.txt) and records (.jsonl) lie beside them."""
 
 
 def read_record(path: Path, what: str, keys: Mapping[str, type]) -> dict[str, Any]:

@@ -27,17 +27,17 @@ from nvgemm_runtime.errors import NvgemmError
 Item = TypeVar("Item")
 
 BEGUN = time.monotonic()
-"""Start of this process, by `time.monotonic`; without torch's import if this is imported first."""
+"""This process' start, by `time.monotonic`; without torch's import if this is imported first."""
 
 MAX_FAILURES = 3
 """Failures after which the GPU or the installation is at fault, not the size."""
 
 ORDER_SEED = 1000
-"""Seed of the fixed order of sizes."""
+"""Seed for the fixed size order."""
 
 
 def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the argument and options of measuring commands: ``path``, ``resume``, ``budget``.
+    """Adds measuring commands' argument and options: ``path``, ``resume``, ``budget``.
 
     ``--turns`` needs no parameter (`benchmarks.shared.turns`).
     """
@@ -58,7 +58,7 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Results:
-    """Raw file of a benchmark.
+    """A benchmark's raw file.
 
     Attributes:
         environment: GPU and versions.
@@ -84,9 +84,9 @@ class Results:
         """Starts a file, or continues one.
 
         Args:
-            path: Path of the file.
-            what: Name of the benchmark.
-            environment: GPU and versions of this run.
+            path: File path.
+            what: Benchmark name.
+            environment: This run's GPU and versions.
             settings: Other settings that results depend on.
             resume: Continue an existing file, which must agree in all of these.
         """
@@ -114,7 +114,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path, what: str) -> Results:
-        """Reads a file of this benchmark."""
+        """Reads this benchmark's file."""
         record = read_record(path, what, {"environment": dict, "settings": dict, "runs": list})
         if not isinstance(record.get("entries"), dict):
             raise click.ClickException(f"{path} has no entries; measure into another file")
@@ -140,7 +140,7 @@ class Results:
         return cls(path, first._record)
 
     def add(self, key: str, entry: dict[str, Any]) -> None:
-        """Saves the entry of one size."""
+        """Saves one size's entry."""
         self.entries[key] = entry
         self._record["runs"][-1]["seconds"] = round(time.monotonic() - BEGUN, 1)
         self.save()
@@ -231,7 +231,7 @@ class Results:
         return f"{name}.tokens" if self._record["settings"].get("from") == "tokens" else name
 
     def write_table(self, table: Callable[[dict[str, Any]], Iterable[str]]) -> None:
-        """Prints a table of the entries and writes it beside the file, with its heading."""
+        """Prints the entries' table and writes it beside the file, with its heading."""
         with as_written(self.path):
             lines = list(table(self.entries))
         text = "\n".join([*self.heading(), "", *lines])
@@ -248,7 +248,7 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
     """Returns this process' command line, without directories of this machine.
 
     Args:
-        arguments: File of the benchmark and its arguments; those of the process if None.
+        arguments: Benchmark file and arguments; the process' own if None.
     """
     file, *rest = sys.argv if arguments is None else arguments
     path = Path(file)
@@ -258,7 +258,7 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
 
 
 def this_run() -> dict[str, str | None]:
-    """Returns the conditions of this process, as `benchmarks.record.Run` names them."""
+    """Returns this process' conditions, as `benchmarks.record.Run` names them."""
     return {
         "command": command_line(),
         "date": today(),
@@ -313,7 +313,7 @@ def in_time(
         items: Items; the first is never left out.
         budget_s: Seconds from ``begun``; None for no limit.
         clock: Gives seconds.
-        begun: Start of this process, by that clock.
+        begun: This process' start, by that clock.
         kind: Key of items that take about as long as each other.
 
     Yields:

@@ -1,4 +1,4 @@
-"""Time of a thread within some packages, by samples of its stack every few milliseconds.
+"""A thread's time within some packages, by stack samples every few milliseconds.
 
 Two processes with the same work differ by several per cent. A package's share of the time is finer:
 the share of samples in which the package is on the stack, also below an import, or below torch's
@@ -32,7 +32,7 @@ class TimeWithin:
     """Seconds that the entering thread spends in packages, from enter to exit.
 
     Attributes:
-        seconds: Sum of the intervals that end with a look which found them; 0 before the first.
+        seconds: Sum over intervals whose final sample found them; 0 before the first.
     """
 
     def __init__(self, packages: Collection[str]) -> None:

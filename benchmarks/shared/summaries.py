@@ -1,4 +1,4 @@
-"""Summaries of repeated timings, and unbiased choices of the fastest.
+"""Summaries for repeated timings, and unbiased choices.
 
 The least of several noisy medians reports luck as speed. Timings are therefore split: even rounds
 choose, odd rounds are reported, and a best-of can lose. Clocks that change from round to round, as
@@ -23,11 +23,11 @@ MIN_ROUNDS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Timings of one kernel at one size, in nanoseconds.
+    """One kernel's timings at one size, in nanoseconds.
 
     Attributes:
-        choice_ns: Median of the even rounds, which choose kernels.
-        report_ns: Median of the odd rounds, which tables print.
+        choice_ns: Median over even rounds, which choose kernels.
+        report_ns: Median over odd rounds, which tables print.
         least_ns, most_ns: Least and most over all rounds.
     """
 
@@ -53,12 +53,12 @@ class Summary:
         )
 
     def to_json(self) -> list[int]:
-        """Returns four numbers, in the order of the attributes."""
+        """Returns four numbers, in the attributes' order."""
         return [self.choice_ns, self.report_ns, self.least_ns, self.most_ns]
 
     @classmethod
     def from_json(cls, numbers: Sequence[int]) -> Summary:
-        """Reads the numbers of `to_json`."""
+        """Reads `to_json`'s numbers."""
         choice, report, least, most = numbers
         return cls(choice_ns=choice, report_ns=report, least_ns=least, most_ns=most)
 
@@ -93,12 +93,12 @@ def leveled(times_ns: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
 
 
 def chosen(summaries: Mapping[str, Summary]) -> str:
-    """Returns the name of the fastest, by the rounds that choose; the first of equals."""
+    """Returns the fastest's name, by the rounds that choose; the first among equals."""
     return min(summaries, key=lambda name: summaries[name].choice_ns)
 
 
 def fastest(summaries: Iterable[Summary]) -> Summary:
-    """Returns the fastest, by the rounds that choose; the first of equals."""
+    """Returns the fastest, by the rounds that choose; the first among equals."""
     return min(summaries, key=lambda summary: summary.choice_ns)
 
 
@@ -122,7 +122,7 @@ def standard_error(values: Sequence[float], population: int) -> float:
 
     Args:
         values: Sample, drawn without replacement.
-        population: Size of the population.
+        population: Population size.
     """
     if len(values) < 2:
         return math.nan
@@ -136,7 +136,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def share(values: Iterable[bool]) -> float:
-    """Returns the share of true values; NaN for an empty sequence."""
+    """Returns the true values' share; NaN for an empty sequence."""
     listed = list(values)
     return sum(listed) / len(listed) if listed else math.nan
 
@@ -148,11 +148,11 @@ def grouped(
 
     Args:
         entries: Entries to group.
-        bounds: Lower bounds of the ranges, ascending; each ends before the next, the last nowhere.
-        value: The number of an entry.
+        bounds: Lower bounds, ascending; each ends before the next, the last nowhere.
+        value: Returns an entry's number.
 
     Returns:
-        Label and entries of each range, e.g. ``16-127``.
+        Each range's label and entries, e.g. ``16-127``.
 
     Raises:
         ValueError: If an entry lies below the first bound.

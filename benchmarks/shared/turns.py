@@ -1,4 +1,4 @@
-"""Turns of benchmarks that share a GPU.
+"""Turns for benchmarks that share a GPU.
 
 Autotuning Triton's kernels leaves the GPU idle for seconds while the host compiles. With ``--turns
 FILE``, processes that name the same file take turns: each holds the GPU from its start, releases it

@@ -1,4 +1,4 @@
-"""Renews the tables of the documents."""
+"""Renews tables in documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Goals of the project and what was reached of each."""
+"""Project goals and their best results."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ FORMATS: dict[str, Callable[[float], str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """One row of the page of goals.
+    """One row on the goals page.
 
     Attributes:
         title: Quantity, with its baseline.
         limit: Value to reach.
         at_least: True if larger values are better.
-        unit: Key of `FORMATS`.
-        select: Selects the records of the goal.
-        figure: Computes the quantity from the records of one product.
+        unit: Key in `FORMATS`.
+        select: Selects the goal's records.
+        figure: Computes the quantity from one product's records.
     """
 
     title: str
@@ -62,7 +62,7 @@ class Goal:
 
 
 def _slower(selection: Selection) -> float:
-    """Number of cases slower by over 1 % beyond their noise."""
+    """Returns how many cases are slower by over 1 % beyond their noise."""
     return sum(record.over_baseline > 1.01 + (record.case.noise or 0.0) for record in selection)
 
 
@@ -290,11 +290,11 @@ GOALS = {
     "Experts": _experts(),
     "Host time, estimates and building": _host(),
 }
-"""Goals by the heading of their table."""
+"""Goals by table heading."""
 
 
 def goals(records: Selection) -> str:
-    """Tables of all goals, each below its heading."""
+    """Returns one table per heading."""
     head = ("goal", "best result", "GPU", "date", "met")
     return "\n\n".join(
         f"## {title}\n\n{markdown(head, [goal.row(records) for goal in group])}"

@@ -65,5 +65,5 @@ def renewed(text: str, records: Selection) -> str:
 
 
 def names(text: str) -> list[str]:
-    """Names of a page's blocks."""
+    """Returns a page's block names."""
     return [match[1] for match in _BLOCK.finditer(text)]

@@ -1,4 +1,4 @@
-"""Tables of the results page and of README."""
+"""Tables for the results page and README."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.record import Record
 from benchmarks.tables.selection import NONE, Selection, gpu, markdown, times
 
 RANGES = ((1, 64), (65, 512), (513, 8192))
-"""Ranges of m, both ends included."""
+"""m ranges, both ends included."""
 
 COLD_STARTS = (
     ("aten+measured", "aten"),
@@ -19,16 +19,16 @@ COLD_STARTS = (
     ("jit", "aten"),
     ("default+measured", "default"),
 )
-"""Modes in the table of cold starts, and the mode that each is compared with."""
+"""Modes in the cold-start table, and the mode that each is compared with."""
 
 HOST_TIMES = (
     ("runtime.calls", r"(Python|C\+\+)/(kernel|by m, .*)"),
     ("runtime.loading", r"entry.*|first launch|host time/(generated|mm|op).*"),
     ("runtime.lookup", ".*"),
 )
-"""Benchmarks and cases in the table of host times."""
+"""Benchmarks and cases in the host-time table."""
 SCHEMES = ("no dictionary, zstd-19", "trained, 112 KiB", "all kernels", "as bundles do it")
-"""Schemes in the table of compression."""
+"""Schemes in the compression table."""
 
 
 def readme(records: Selection) -> str:
@@ -75,7 +75,7 @@ def readme(records: Selection) -> str:
 
 
 def _step(records: Selection, benchmark: str, form: str, on: str) -> float:
-    """Speed-up of forward and backward together over torchtitan."""
+    """Returns the speed-up over torchtitan, forward and backward together."""
     both = records.where(benchmark, f"{form}/(forward|backward)", baseline="torchtitan", on=on)
     baselines = [record.case.baseline for record in both]
     return sum(one.value for one in baselines if one) / sum(one.case.figure for one in both)
@@ -122,7 +122,7 @@ def vllm(records: Selection) -> str:
 
 
 def cold_start(records: Selection) -> str:
-    """First results of fresh processes."""
+    """First results in fresh processes."""
     rows = [
         (gpu(_product(one)), gemms.split()[0], f"`{mode}`", f"{one.case.figure:.1f} s",
          f"`{baseline}`", times(one.over_baseline, 3), one.run.date or NONE)
@@ -136,7 +136,7 @@ def cold_start(records: Selection) -> str:
 
 
 def kernels(records: Selection) -> str:
-    """GEMMs of LLMs over ATen and Triton, by launches and m."""
+    """LLM GEMMs over ATen and Triton, by launches and m."""
     rows = []
     for launches in ("apart", "back to back"):
         for low, high in (*RANGES, (1, 8192)):
@@ -168,7 +168,7 @@ def hgemm(records: Selection) -> str:
 
 
 def gated(records: Selection) -> str:
-    """Gated MLPs of four models, by m."""
+    """Four models' gated MLPs, by m."""
     rows = []
     for name in records.where("gated").products:
         for m in (512, 1024, 2048, 4096, 8192):
@@ -183,7 +183,7 @@ def gated(records: Selection) -> str:
 
 
 def experts(records: Selection) -> str:
-    """Experts of four models from sorted rows."""
+    """Four models' experts from sorted rows."""
     return _experts(records, "moe")
 
 
@@ -264,7 +264,7 @@ def dispatch(records: Selection) -> str:
 
 
 def gpus(records: Selection) -> str:
-    """Winners of one GPU on another GPU of the product."""
+    """One GPU's winners on another."""
     rows = []
     for slower in records.where("ranking.gpus", ".*/slower than ATen.*"):
         rows.append((slower.case.name.split("/")[0], _of(slower), NONE))
@@ -277,7 +277,7 @@ def gpus(records: Selection) -> str:
 
 
 def ranking(records: Selection) -> str:
-    """Rankings of sizes that were not declared."""
+    """Rankings for undeclared sizes."""
     rows = []
     for case, title in (
         ("m held back: the runtime, as shipped", "m not declared, as shipped"),
@@ -324,7 +324,7 @@ def timing(records: Selection) -> str:
 
 
 def clocks(records: Selection) -> str:
-    """Repeated timings of one product while clocks fall."""
+    """Repeated timings while clocks fall."""
     rows = [
         (one.case.name.split("/")[0], _baseline(one, 0, "µs"), times(one.over_baseline, 3))
         for one in records.where("additive.clocks")
@@ -333,7 +333,7 @@ def clocks(records: Selection) -> str:
 
 
 def host(records: Selection) -> str:
-    """Host time of calls, loading and look-ups."""
+    """Host time for calls, loading and look-ups."""
     rows = [
         (gpu(_product(one)), one.case.name.replace("/", ": "), _value(one, 2, "µs"),
          _baseline(one, 2, "µs"), _ratio(one))
@@ -356,7 +356,7 @@ def building(records: Selection) -> str:
 
 
 def coverage(records: Selection) -> str:
-    """Kernels, size and processor time of shipped manifests."""
+    """Shipped manifests' kernels, size and processor time."""
     rows = []
     for one in records.where("build.coverage", ".*/sm_100f/kernels"):
         manifest, target, _ = one.case.name.split("/")
@@ -369,7 +369,7 @@ def coverage(records: Selection) -> str:
 
 
 def compression(records: Selection) -> str:
-    """Bytes a kernel of 400, by how they are compressed."""
+    """Bytes a kernel among 400, by compression scheme."""
     rows = [
         (one.case.name.split("/")[1], _value(one, 0), times(one.over_baseline))
         for one in records.where("build.compression", "400 kernels/.*")
@@ -423,7 +423,7 @@ def _is_dated(record: Record) -> bool:
 
 
 def _title(record: Record) -> str:
-    """Number of parts of a test run, or its name."""
+    """Returns a test run's part count, or its name."""
     if _is_dated(record):
         return f"{len(record.case.name.split('/', 2)[2].split())} parts"
     return record.case.name

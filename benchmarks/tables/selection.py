@@ -9,15 +9,15 @@ from statistics import geometric_mean
 from benchmarks.record import Record, product
 
 PRODUCTS = ("h100", "h200", "cpu")
-"""Order of products in tables."""
+"""Product order in tables."""
 TIMES, NONE = "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
 NAMES = {"h100": "H100", "h200": "H200", "cpu": "CPU"}
 
 
 class Selection:
-    """Records of one benchmark whose case matches a pattern.
+    """Records that match a benchmark, case, contender and product.
 
-    Iterating yields the records in the order of their file.
+    Iterating yields the records in file order.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
@@ -55,7 +55,7 @@ class Selection:
         )
 
     def only(self) -> Record:
-        """The one record of the selection.
+        """Returns the selection's one record.
 
         Raises:
             LookupError: If it has none or several.
@@ -66,7 +66,7 @@ class Selection:
 
     @property
     def products(self) -> list[str]:
-        """Short names of the products, in the order of tables."""
+        """Short product names, in table order."""
         present = {product(record.run.gpu) for record in self}
         return [*filter(present.__contains__, PRODUCTS), *sorted(present - {*PRODUCTS})]
 
@@ -76,15 +76,15 @@ class Selection:
         return max(record.run.date or NONE for record in self)
 
     def speedup(self) -> float:
-        """Geometric mean of how many times as fast as the baseline."""
+        """Geometric mean speed-up over the baseline."""
         return geometric_mean([record.speedup for record in self])
 
     def least_speedup(self) -> float:
-        """Speed-up of the worst case."""
+        """The worst case's speed-up."""
         return min(record.speedup for record in self)
 
     def over_baseline(self) -> float:
-        """Geometric mean of figure over baseline."""
+        """Geometric mean figure over baseline."""
         return geometric_mean([record.over_baseline for record in self])
 
 
