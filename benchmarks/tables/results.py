@@ -200,9 +200,11 @@ def _experts(records: Selection, benchmark: str) -> str:
         model, form, _ = called.case.name.split("/")
         name = _product(called)
 
-        def speedups(suffix: str, name: str = name, case: str = f"{model}/{form}") -> list[str]:
+        def speedups(
+            suffix: str, baseline: str, on: str = name, case: str = f"{model}/{form}"
+        ) -> list[str]:
             parts = (
-                records.where(benchmark, f"{case}{suffix}/{part}", baseline="torchtitan", on=name)
+                records.where(benchmark, f"{case}{suffix}/{part}", baseline=baseline, on=on)
                 for part in ("forward", "backward")
             )
             return [times(part.speedup()) for part in parts]
@@ -212,11 +214,12 @@ def _experts(records: Selection, benchmark: str) -> str:
         ).only()
         weights = "2" if form.endswith("2 weights") else "1"
         rows.append(
-            (gpu(name), model, weights, *speedups(""), *speedups(", compiled"),
+            (gpu(name), model, weights, *speedups("", "torchtitan"), *speedups("", "torch's fastest"),
+             *speedups(", compiled", "torch's fastest"),
              times(memory.over_baseline))
         )  # fmt: skip
-    head = ("GPU", "model", "weights", "forward", "backward", "compiled forward",
-            "compiled backward", "peak memory")  # fmt: skip
+    head = ("GPU", "model", "weights", "forward", "backward", "over fastest: forward",
+            "backward", "compiled: forward", "backward", "peak memory")  # fmt: skip
     return markdown(head, sorted(rows, key=lambda row: row[0]))
 
 
