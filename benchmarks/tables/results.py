@@ -214,8 +214,8 @@ def _experts(records: Selection, benchmark: str) -> str:
         ).only()
         weights = "2" if form.endswith("2 weights") else "1"
         rows.append(
-            (gpu(name), model, weights, *speedups("", "torchtitan"), *speedups("", "torch's fastest"),
-             *speedups(", compiled", "torch's fastest"),
+            (gpu(name), model, weights, *speedups("", "torchtitan"),
+             *speedups("", "torch's fastest"), *speedups(", compiled", "torch's fastest"),
              times(memory.over_baseline))
         )  # fmt: skip
     head = ("GPU", "model", "weights", "forward", "backward", "over fastest: forward",
