@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from benchmarks.record import Baseline, Case
 from benchmarks.shared.bundled import environment
 from benchmarks.shared.records import require_gpu
+from benchmarks.shared.resuming import recording, records_option
 from nvgemm_runtime.inductor import gpu_times
 
 if TYPE_CHECKING:
@@ -71,13 +74,20 @@ def table(rows: Sequence[tuple[tuple[int, int, int], list[float], list[float]]])
 
 
 @click.command()
-def main() -> None:
+@records_option
+def main(records_path: Path | None) -> None:
     """Measure and print a table."""
     require_gpu()
     found = environment()
     click.echo(f"{found['gpu']}, torch {found['torch']}, nvgemm-aot {found['nvgemm-aot']}")
-    for line in table([(size, *measure(*size)) for size in SIZES]):
+    rows = [(size, *measure(*size)) for size in SIZES]
+    for line in table(rows):
         click.echo(line)
+    with recording(records_path, "additive.clocks", found) as cases:
+        for (m, n, k), alone, _ in rows:
+            first = Baseline(name="first timing", value=alone[0] * 1e3)
+            name = f"m{m}n{n}k{k}/longest of {TIMES} timings"
+            cases.append(Case(name=name, figure=max(alone) * 1e3, unit="us", baseline=first))
 
 
 if __name__ == "__main__":

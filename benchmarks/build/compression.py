@@ -19,6 +19,8 @@ from pathlib import Path
 import click
 import zstandard
 
+from benchmarks.record import Case
+from benchmarks.shared.resuming import recording, records_option
 from nvgemm_aot.bundle.compression import LEVEL, WORD_BYTES, compress, cover
 from nvgemm_runtime.bundle.reader import Bundle
 
@@ -180,7 +182,14 @@ def decompress_ms(groups: list[Group], is_trained: bool) -> float:
 @click.argument("bundle", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--kernels", "sizes", multiple=True, type=click.IntRange(2), default=(24, 100, 400))
 @click.option("--seed", default=1, show_default=True, help="Picks the kernels.")
-def main(bundle: Path, sizes: tuple[int, ...], seed: int) -> None:
+@records_option
+def main(bundle: Path, sizes: tuple[int, ...], seed: int, records_path: Path | None) -> None:
+    with recording(records_path, "build.compression", {}) as cases:
+        compare(bundle, sizes, seed, cases)
+
+
+def compare(bundle: Path, sizes: tuple[int, ...], seed: int, cases: list[Case]) -> None:
+    """Prints the table and adds its cases."""
     everything = read_kernels(bundle)
     click.echo("| scheme | kernels | bytes a kernel | dictionary, stored | raw | ms | s |")
     click.echo("|---|--:|--:|--:|--:|--:|--:|")
@@ -198,6 +207,9 @@ def main(bundle: Path, sizes: tuple[int, ...], seed: int) -> None:
             stored = sum(len(group.stored) for group in groups)
             raw = sum(len(group.dictionary) for group in groups)
             total = stored + sum(len(frame) for group in groups for frame in group.frames)
+            cases.append(
+                Case(name=f"{size} kernels/{name}", figure=total / size, unit="bytes a kernel")
+            )
             click.echo(
                 f"| {name} | {size} | {total / size:.0f} | {stored} | {raw} "
                 f"| {decompress_ms(groups, name.startswith('trained')):.4f} | {seconds:.1f} |"

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import click
 
+from benchmarks.record import Baseline, Case
+from benchmarks.shared.resuming import recording, records_option
 from nvgemm_aot.cli.printing import table
 from nvgemm_aot.verify.cubin import read_cubins
 from nvgemm_runtime.bundle.reader import Bundle
@@ -69,7 +71,8 @@ def device_code(path: Path) -> tuple[str, list[bytes]]:
 @click.command()
 @click.option("--candidates", default=6, show_default=True, help="Kernels of a target.")
 @click.option("--rounds", default=1, show_default=True, help="Builds of each kind.")
-def main(candidates: int, rounds: int) -> None:
+@records_option
+def main(candidates: int, rounds: int, records_path: Path | None) -> None:
     """Build for each set of targets and print what it costs."""
     least: dict[str, float] = {}
     codes: dict[str, list[bytes]] = {}
@@ -88,6 +91,12 @@ def main(candidates: int, rounds: int) -> None:
         ratio = least[name] / least[next(iter(BUILDS))]
         rows.append((name, kernels, f"{least[name]:.0f}", f"{ratio:.2f}", "equal to the byte"))
         click.echo(f"{name}: {least[name]:.0f} s", err=True)
+    with recording(records_path, "build.platforms", {"nvgemm-aot": version("nvgemm-aot")}) as cases:
+        first = Baseline(name=rows[0][0], value=least[rows[0][0]])
+        for name, kernels, *_ in rows:
+            title = f"{name}, {kernels} kernels"
+            unit = "s of processor time"
+            cases.append(Case(name=title, figure=least[name], unit=unit, baseline=first))
     named = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     load = os.getloadavg()[0]
     click.echo(f"{named}; {len(os.sched_getaffinity(0))} cores, load {load:.1f} at the end\n")

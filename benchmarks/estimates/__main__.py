@@ -22,7 +22,8 @@ from pathlib import Path
 import click
 
 from benchmarks.estimates import fitting, measuring, records, schedules, winners
-from benchmarks.shared.records import read_record
+from benchmarks.shared.records import read_json, read_record
+from benchmarks.shared.resuming import recording, records_option
 
 MANIFEST = Path(__file__).parent / "manifest.yaml"
 
@@ -65,9 +66,12 @@ def measure(bundle: Path, times: Path, budget: float | None) -> None:
 @click.argument("bundle", type=click.Path(path_type=Path, exists=True))
 @click.argument("times", type=click.Path(path_type=Path, exists=True), nargs=-1, required=True)
 @click.option("--write", is_flag=True, help="Keep the corrections for builds.")
-def fit(bundle: Path, times: tuple[Path, ...], write: bool) -> None:
+@records_option
+def fit(bundle: Path, times: tuple[Path, ...], write: bool, records_path: Path | None) -> None:
     """Fit corrections to measured times, and print what they gain on sizes held back."""
-    fitting.fit_and_judge(records.read_times(bundle, times), write=write)
+    gpu = {"gpu": read_json(times[-1]).get("gpu")}
+    with recording(records_path, "estimates", gpu, is_measured=False) as cases:
+        fitting.fit_and_judge(records.read_times(bundle, times), cases, write=write)
 
 
 @main.command(name="schedules")

@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from benchmarks.estimates.records import Measurements
+from benchmarks.record import Case
 from benchmarks.shared.compiling import ROOT
 from benchmarks.shared.records import write as write_file
 from nvgemm_aot.build.select import SPLIT_GAIN, Choice, rank_splits_behind, select
@@ -87,7 +88,7 @@ class Loss:
         return self.first + 2 * self.best_of
 
 
-def fit_and_judge(measured: Measurements, *, write: bool) -> None:
+def fit_and_judge(measured: Measurements, cases: list[Case], *, write: bool) -> None:
     """Fits on two thirds of the sizes, prints the gain on the rest, and writes the fit if asked."""
     providers = {one.provider for row in measured.rows.values() for one, _ in row}
     model = load_provider(min(providers)).runtime_model(measured.target)
@@ -110,6 +111,9 @@ def fit_and_judge(measured: Measurements, *, write: bool) -> None:
     for label, group in _groups(held, measured.files):
         for name, one in (("model", None), ("corrected", correction)):
             loss = _loss(group, one, measured, model)
+            for title, figure in (("first", loss.first), ("best of four", loss.best_of)):
+                case = f"{label}/{name}/{title}"
+                cases.append(Case(name=case, figure=figure, unit="times the best"))
             click.echo(
                 f"{label + ', ' + name:<48}{len(group):>9}{loss.first:>9.3f}{loss.best_of:>9.3f}"
             )

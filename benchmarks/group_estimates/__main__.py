@@ -18,6 +18,8 @@ from pathlib import Path
 import click
 
 from benchmarks.group_estimates import measuring
+from benchmarks.shared.records import read_json
+from benchmarks.shared.resuming import recording, records_option
 
 MANIFEST = Path(__file__).parent / "manifest.yaml"
 
@@ -57,11 +59,14 @@ def measure(bundle: Path, times: Path, budget: float | None) -> None:
 @main.command()
 @click.argument("times", type=click.Path(path_type=Path, exists=True), nargs=-1, required=True)
 @click.option("--write", is_flag=True, help="Keep the costs for builds.")
-def fit(times: tuple[Path, ...], write: bool) -> None:
+@records_option
+def fit(times: tuple[Path, ...], write: bool, records_path: Path | None) -> None:
     """Fit costs to measured times, and print how good estimates are on experts held back."""
     from benchmarks.group_estimates import fitting
 
-    fitting.fit_and_judge(times, write=write)
+    gpu = {"gpu": read_json(times[-1]).get("gpu")}
+    with recording(records_path, "group_estimates", gpu, is_measured=False) as cases:
+        fitting.fit_and_judge(times, cases, write=write)
 
 
 if __name__ == "__main__":

@@ -35,14 +35,17 @@ import click
 from benchmarks.ranking.gpus import (
     find_third_opinions,
     find_transfers,
+    gpus_cases,
     gpus_table,
+    measured_with,
     third_opinions_table,
 )
+from benchmarks.record import Case
 from benchmarks.shared import measuring
 from benchmarks.shared.h200 import H200
 from benchmarks.shared.measuring import Arena, Exact, offline_ns
 from benchmarks.shared.records import as_written, check_output, read_record, require_gpu, write
-from benchmarks.shared.resuming import command_line, today
+from benchmarks.shared.resuming import command_line, recording, records_option, today
 from nvgemm_aot.rankings.entries import merge
 from nvgemm_aot.rankings.file import read_rankings
 from nvgemm_runtime.bundle.format import (
@@ -156,18 +159,22 @@ def main() -> None:
 @main.command()
 @click.argument("bundle_path", type=click.Path(path_type=Path, exists=True))
 @click.argument("times_path", type=click.Path(path_type=Path, exists=True))
-def compare(bundle_path: Path, times_path: Path) -> None:
+@records_option
+def compare(bundle_path: Path, times_path: Path, records_path: Path | None) -> None:
     """Print how much each way to rank loses."""
     with as_written(bundle_path):
         header = for_first_product(Bundle(bundle_path).header)
     record = read_record(times_path, WHAT, {"gpu": str, "kernels": list, "times_ns": dict})
     if record["kernels"] != [kernel.id for kernel in header.kernels]:
         raise click.ClickException(f"{times_path} was measured over another bundle; measure again")
-    with as_written(times_path):
-        print_comparison(header, record)
+    with (
+        recording(records_path, "ranking", record, is_measured=False) as cases,
+        as_written(times_path),
+    ):
+        print_comparison(header, record, cases)
 
 
-def print_comparison(header: Header, record: dict[str, Any]) -> None:
+def print_comparison(header: Header, record: dict[str, Any], cases: list[Case]) -> None:
     times: Times = record["times_ns"]
     few = with_measured_times(header, times, all_kernels=False)
     measured = with_measured_times(header, times, all_kernels=True)
@@ -187,21 +194,31 @@ def print_comparison(header: Header, record: dict[str, Any]) -> None:
     click.echo(f"{'':<54}" + "".join(f"{head:>14}" for head in heads))
     for name, shipped in (("own estimate", header), ("those ranked, measured", few)):
         orders = [[place.kernel for place in ranking.kernels] for ranking in shipped.rankings]
-        report(f"declared: {name}", header.rankings, orders, times)
+        report(f"declared: {name}", header.rankings, orders, times, cases)
     for mode, (name, shipped, way) in itertools.product(("m", "2nd m", "n, k"), ways):
         held = list(held_back(shipped, mode))
         orders = [way(ranking.problem, left) for ranking, left in held]
-        report(f"{mode} held back: {name}", [ranking for ranking, _ in held], orders, times)
+        rankings = [ranking for ranking, _ in held]
+        report(f"{mode} held back: {name}", rankings, orders, times, cases)
 
 
-def report(label: str, rankings: Sequence[Ranking], orders: list[Order], times: Times) -> None:
+def report(
+    label: str,
+    rankings: Sequence[Ranking],
+    orders: list[Order],
+    times: Times,
+    cases: list[Case],
+) -> None:
     cells = []
     for count in OFFERED:
         ratios = []
         for ranking, order in zip(rankings, orders):
             row = times[ranking.problem.key]
             ratios.append(min(row[kernel] for kernel in order[:count]) / min(row))
-        cells.append(f"{statistics.geometric_mean(ratios):.3f} ({max(ratios):.2f})")
+        title = "first" if count == 1 else f"best of {count}"
+        mean = statistics.geometric_mean(ratios)
+        cases.append(Case(name=f"{label}/{title}", figure=mean, unit="times the best"))
+        cells.append(f"{mean:.3f} ({max(ratios):.2f})")
     click.echo(f"{label:<54}" + "".join(f"{cell:>14}" for cell in cells))
 
 
@@ -254,13 +271,17 @@ def loss_between(
 
 @main.command()
 @click.argument("paths", type=click.Path(path_type=Path, exists=True), nargs=-1, required=True)
-def gpus(paths: Sequence[Path]) -> None:
+@records_option
+def gpus(paths: Sequence[Path], records_path: Path | None) -> None:
     """Print what is lost on one GPU by trusting the times of another."""
     rankings = merge([read_rankings(path) for path in paths])
     found = find_transfers(rankings)
     if not found:
         raise click.ClickException("no problem was measured on two known GPUs of one product")
     click.echo("\n".join(gpus_table(found)))
+    gpu = measured_with(rankings)
+    with recording(records_path, "ranking.gpus", gpu, is_measured=False) as cases:
+        cases += gpus_cases(found)
     if third := find_third_opinions(rankings):
         click.echo("\n".join(["", *third_opinions_table(third)]))
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from benchmarks.record import Baseline, Case
 from benchmarks.shared.summaries import geomean
 from nvgemm_aot.rankings.agreement import ATEN
 from nvgemm_aot.rankings.assess import assess
@@ -99,6 +100,35 @@ def latest_of_gpus(entries: Sequence[Entry]) -> list[Entry]:
     """Returns each known GPU's newest measurement; the newest entries come last."""
     latest = {one.origin.conditions.gpu_sha256: one for one in entries}
     return [one for gpu, one in latest.items() if gpu is not None]
+
+
+def measured_with(rankings: Rankings) -> dict[str, str | None]:
+    """Returns the GPU product and versions of the newest measurement."""
+    origin = max((one.origin for one in rankings.entries), key=lambda one: one.conditions.date)
+    return {
+        "gpu": origin.gpu,
+        "torch": origin.conditions.torch,
+        "CUDA": origin.conditions.cuda,
+        "driver": origin.conditions.driver,
+    }
+
+
+def gpus_cases(every: Sequence[Transfer]) -> Iterator[Case]:
+    """Yields, for each standing, the mean over the fastest there, and winners slower than ATen."""
+    for label in (*sorted({one.standing for one in every}), "all"):
+        some = [one for one in every if label in (one.standing, "all")]
+        bundled = [one.over_aten for one in some if one.is_bundled]
+        yield Case(
+            name=f"{label}/fastest on another GPU",
+            figure=geomean([one.over_best for one in some]),
+            unit="times the fastest there",
+        )
+        yield Case(
+            name=f"{label}/slower than ATen on another GPU",
+            figure=sum(ratio > SLOWER for ratio in bundled),
+            unit="pairs",
+            baseline=Baseline(name="pairs with a bundled winner", value=len(bundled)),
+        )
 
 
 def gpus_table(every: Sequence[Transfer]) -> Iterator[str]:

@@ -22,7 +22,9 @@ from pathlib import Path
 
 import click
 
-from benchmarks.repeated.gains import find_pairs, gains_table
+from benchmarks.ranking.gpus import measured_with
+from benchmarks.repeated.gains import find_pairs, gains_cases, gains_table
+from benchmarks.shared.resuming import recording, records_option
 from nvgemm_aot.cli.tune import tuned_document, tuned_text
 from nvgemm_aot.rankings.entries import merge
 from nvgemm_aot.rankings.export import export
@@ -90,10 +92,14 @@ def _say(what: str) -> watchdog.Progress:
 
 @main.command()
 @click.argument("files", type=_FILE, nargs=-1, required=True)
-def compare(files: tuple[Path, ...]) -> None:
+@records_option
+def compare(files: tuple[Path, ...], records_path: Path | None) -> None:
     """Count, by gain, winners of one GPU that are slower than ATen on another."""
     rankings = merge(map(read_rankings, files))
-    click.echo("\n".join(gains_table(find_pairs(rankings))))
+    pairs = find_pairs(rankings)
+    click.echo("\n".join(gains_table(pairs)))
+    with recording(records_path, "repeated", measured_with(rankings), is_measured=False) as cases:
+        cases += gains_cases(pairs)
 
 
 if __name__ == "__main__":

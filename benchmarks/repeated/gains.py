@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.ranking.gpus import SLOWER, latest_of_gpus
+from benchmarks.record import Baseline, Case
 from nvgemm_aot.rankings.agreement import ATEN, DISAGREEMENT
 from nvgemm_aot.rankings.entries import Entry, Rankings
 from nvgemm_runtime.gemm.problem import Problem
@@ -77,6 +78,20 @@ def gains_table(pairs: Sequence[Pair]) -> Iterator[str]:
     for one in sorted(worst, key=lambda one: -one.over_aten):
         kind = "repeated" if one.is_repeated else "not repeated"
         yield f"{one.over_aten:.3f}: {one.problem.key}, gain {one.gain:.3f}, {kind}"
+
+
+def gains_cases(pairs: Sequence[Pair]) -> Iterator[Case]:
+    """Yields slower winners among all, and among repeated ones, for each range of gains."""
+    for least, most in itertools.zip_longest(GAINS, GAINS[1:]):
+        some = [one for one in pairs if least <= one.gain and (most is None or one.gain < most)]
+        label = f"from {least:.0%}" if most is None else f"{least:.0%} to {most:.0%}"
+        for kind, those in (("all", some), ("repeated", [p for p in some if p.is_repeated])):
+            yield Case(
+                name=f"gain {label}/{kind} winners slower on another GPU",
+                figure=sum(one.over_aten > SLOWER for one in those),
+                unit="pairs",
+                baseline=Baseline(name="pairs", value=len(those)),
+            )
 
 
 def _figures(pairs: Sequence[Pair]) -> str:

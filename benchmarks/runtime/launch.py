@@ -18,8 +18,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import click
 import torch
 from torch._inductor.select_algorithm import extern_kernels
+
+from benchmarks.record import Baseline, Case
+from benchmarks.shared.resuming import recording, records_option
 
 sys.path.append(str(Path(__file__).parents[2] / "tests/support"))
 import cpu_kernels
@@ -30,7 +34,10 @@ CALLS = 20_000
 ROUNDS = 15
 
 
-def main() -> None:
+@click.command()
+@records_option
+def main(records_path: Path | None) -> None:
+    """Measure and print a table."""
     lib = native.load()
     served = cpu_kernels.signature()
     with tempfile.TemporaryDirectory() as directory:
@@ -69,6 +76,13 @@ def main() -> None:
     print(f"torch {torch.__version__}; median and least of {ROUNDS} rounds of {CALLS} calls, ns")
     for name, seconds in times.items():
         print(f"{name:28}{statistics.median(seconds) * 1e9:8.0f}{min(seconds) * 1e9:8.0f}")
+    with recording(records_path, "runtime.launch", {"torch": torch.__version__}) as cases:
+        medians = {name: statistics.median(seconds) * 1e6 for name, seconds in times.items()}
+        mm_out = Baseline(name="torch.mm(out=)", value=medians["torch.mm(out=)"])
+        cases += [
+            Case(name=name, figure=median, unit="us", baseline=mm_out)
+            for name, median in medians.items()
+        ]
 
 
 if __name__ == "__main__":

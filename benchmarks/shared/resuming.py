@@ -6,6 +6,7 @@ starts no size that it has no time to finish, and continues from the file when i
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import re
@@ -13,13 +14,14 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from benchmarks.record import commit
+from benchmarks.record import Case, commit, records_of, run_of
+from benchmarks.record import write as write_records
 from benchmarks.shared.records import as_written, check_output, read_record, write
 from benchmarks.shared.turns import others_turn, take_turns
 from nvgemm_runtime.errors import NvgemmError
@@ -265,6 +267,35 @@ def this_run() -> dict[str, str | None]:
         "commit": commit(),
         "gpu_sha256": gpu_sha256(),
     }
+
+
+records_option = click.option(
+    "--records",
+    "records_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write records here, as JSON lines.",
+)
+
+
+@contextlib.contextmanager
+def recording(
+    path: Path | None, benchmark: str, environment: Mapping[str, Any], *, is_measured: bool = True
+) -> Iterator[list[Case]]:
+    """Yields a list for cases, and writes it at the end if a path is given.
+
+    Args:
+        path: Result file, or None.
+        benchmark: Module under ``benchmarks``.
+        environment: Versions and GPU product.
+        is_measured: False if the cases are computed from files, perhaps on another machine.
+    """
+    cases: list[Case] = []
+    yield cases
+    if path is not None:
+        run = this_run()
+        if not is_measured:
+            run["gpu_sha256"] = None
+        write_records(path, records_of(run_of(benchmark, environment, **run), cases))
 
 
 def gpu_state() -> str:
