@@ -318,8 +318,8 @@ def timing(records: Selection) -> str:
             for title in ("mean", "worst")
         )
         rows.append((f"gated MLPs: {way}", times(geometric_mean(mean), 3), times(max(worst), 3)))
-    for way, title in (("stock", "Inductor's"), ("cold", "host time, cold"),
-                       ("gpu_time", "GPU time, cold")):  # fmt: skip
+    for way, title in (("stock", "Inductor's"), ("cold", "without the launch, cold"),
+                       ("gpu_time", "without the launch, cold and warm")):  # fmt: skip
         cases = records.where("additive.choice_timing", f".*/memory/{way}")
         most = max(one.over_baseline for one in cases)
         rows.append((f"GEMMs: {title}", times(cases.over_baseline(), 3), times(most, 3)))
