@@ -87,7 +87,7 @@ class Attention(torch.nn.Module):
         self.out = _linear(s(2048), s(2048))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        qkv = self.qkv(self.norm(x)).unflatten(-1, (3, 16, -1))  # of 128 values; on a CPU, of 8
+        qkv = self.qkv(self.norm(x)).unflatten(-1, (3, 16, -1))  # 128 values per head, 8 on a CPU
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return x + self.out(mixed.transpose(1, 2).flatten(2))
@@ -167,7 +167,7 @@ class DecoderLayer(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.heads, self.kv_heads = heads, kv_heads
-        width = s(128)  # of a head
+        width = s(128)  # head width
         self.before, self.between = torch.nn.RMSNorm(s(hidden)), torch.nn.RMSNorm(s(hidden))
         self.qkv = _linear(s(hidden), (heads + 2 * kv_heads) * width)
         self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(width) for _ in range(2 * head_norms))
@@ -217,7 +217,7 @@ MODELS = {
         ),
         inputs=_rows(4096),
     ),
-    "llama_70b_rank": Model(  # of eight
+    "llama_70b_rank": Model(  # one rank of eight
         make=lambda s: DecoderLayer(
             s, hidden=8192, heads=8, kv_heads=1, mlp=3584, head_norms=False
         ),

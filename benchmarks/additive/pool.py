@@ -167,7 +167,7 @@ class Pool:
     def forget(self) -> None:
         """Frees compiled cases."""
         for worker in self._workers:
-            with contextlib.suppress(click.ClickException):  # it has ended, and was noted
+            with contextlib.suppress(click.ClickException):  # the worker ended, as recorded
                 worker.ask({"forget": True})
 
     def _worker(self, number: int, draw: int) -> Worker:
@@ -177,7 +177,7 @@ class Pool:
         """Returns a worker's answer; None if it failed, which is recorded."""
         try:
             answer = worker.ask(question)
-        except click.ClickException as error:  # it ended
+        except click.ClickException as error:  # the worker ended
             self.failures.append(f"{case.key}: {error.message}")
             return None
         if FAILURE in answer:
@@ -206,7 +206,7 @@ def started(backends: str, processes: int, draws: int, device: str) -> Iterator[
                 NVGEMM_AOT_DEFAULT_MODE="1" if is_default else "0",
                 NVGEMM_AOT_REPEATED_RANKINGS="1" if backends == REPEATED else None,
                 TORCHINDUCTOR_COMPILE_THREADS="4",
-                # Both sides are compiled, rather than one found where it equals the other.
+                # Compiles both sides, even if a cache could serve equal code.
                 TORCHINDUCTOR_FX_GRAPH_CACHE="0",
                 TORCHINDUCTOR_AUTOGRAD_CACHE="0",
                 TRITON_CACHE_DIR=str(shared / "triton"),

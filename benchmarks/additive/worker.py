@@ -60,7 +60,7 @@ def work(device: str, lock: Path) -> None:
     import torch
     import torch._dynamo
 
-    torch._dynamo.config.recompile_limit = 1_000  # a model is compiled for every batch
+    torch._dynamo.config.recompile_limit = 1_000  # one compilation per batch
     torch._dynamo.config.accumulated_recompile_limit = 1_000
     if device == "cuda":
         start_tracing()
@@ -184,8 +184,8 @@ def _compile_side(
     import torch
     from torch._inductor.graph import GraphLowering
 
-    # Of max-autotune only what chooses GEMMs: the other kernels would be chosen anew on each side,
-    # by timings whose luck changes a model by up to a tenth.
+    # Only max-autotune's GEMM choices: other kernels would be chosen anew on each side,
+    # by timings that change a model's time by up to a tenth.
     autotunes = not serves_default_mode()
     options: dict[str, Any] = {"max_autotune_gemm": autotunes, "nvgemm_aot_mode": mode}
     model: Any = torch.compile(module, options=options, dynamic=False)
@@ -229,14 +229,14 @@ def run(model: Any, module: torch.nn.Module, inputs: Results, training: bool) ->
     inputs = [one.detach().requires_grad_() for one in inputs]
     result = model(*inputs)
     leaves = [*inputs, *module.parameters()]
-    # Half the squared norm is the loss: its gradient is there already.
+    # The loss is half the squared norm, whose gradient is the output.
     return [result.detach(), *torch.autograd.grad(result, leaves, result.detach())]
 
 
 def _times_us(calls: Ways, rounds: int, window_ms: float, device: str) -> dict[str, list[float]]:
     """Returns microseconds a call on each side, from alternating windows."""
     gc.collect()
-    gc.disable()  # a model keeps its graphs: what is collected is not the model's doing
+    gc.disable()  # a model keeps its graphs, so a collection is not its cost
     try:
         once_us = max(_window_us(call, 10, device) for call in calls.values())
         count = max(3, round(window_ms * 1e3 / once_us))

@@ -161,7 +161,7 @@ def fill(
             f"{run['count']['nvgemm']} of {sum(run['count'].values())} GEMMs bundled",
             err=True,
         )
-        if path is not None:  # as far as it came, should the time run out
+        if path is not None:  # saves progress in case time runs out
             write(path, f"{json.dumps(record, indent=1)}\n")
     return failed
 

@@ -194,5 +194,5 @@ def left_of(order: list[Variant], labels: Iterable[str]) -> list[Variant]:
             left.append(variant)
     modes = [one.mode for one in left]
     if KEPT_MODE in modes and JIT_MODE not in modes[: modes.index(KEPT_MODE)]:
-        left.insert(modes.index(KEPT_MODE), Variant(mode=JIT_MODE))  # for what it keeps
+        left.insert(modes.index(KEPT_MODE), Variant(mode=JIT_MODE))  # for its kernels
     return left

@@ -55,7 +55,7 @@ def spread(numbers: Sequence[float], digits: int) -> str:
 
 def own_seconds(run: Mapping[str, Any]) -> float:
     """Returns seconds by the plug-in's own clock."""
-    stats = run.get("stats")  # files of before it was kept have none
+    stats = run.get("stats")  # older files have none
     return sum(stats["milliseconds"].values()) / 1e3 if stats else 0.0
 
 
@@ -72,7 +72,7 @@ def table(record: Mapping[str, Any]) -> list[str]:
     found = every[0]["versions"]
     lines = [f"$ {one['command']}    # {one['date']}" for one in record["commands"]]
     named = [found["device"]]
-    if found.get("driver"):  # none on a CPU, and in files of before it was kept
+    if found.get("driver"):  # not on a CPU, nor in older files
         named.append(f"driver {found['driver']}")
     named += [f"torch {found['torch']}", f"nvgemm-aot {found['nvgemm-aot']}"]
     lines.append(", ".join(named))

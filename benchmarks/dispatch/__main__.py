@@ -294,7 +294,7 @@ def choose_again(path: Path, bundle: Path) -> None:
             raise click.ClickException(f"{path} has no time of kernel {name[:12]} at {problem.key}")
         entry["choices"]["dispatch"] = name
     chose = f"$ python -m benchmarks.dispatch choose {path.name} {bundle.name}"
-    # Not kept beside the file, where the table of what was chosen when it was measured lies.
+    # Printed only: the table beside the file has the choices made when it was measured.
     click.echo("\n".join([*results.heading(), chose, "", *table(results.entries)]))
 
 

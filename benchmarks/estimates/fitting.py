@@ -157,7 +157,7 @@ def _judged(before: Loss, after: Loss, fitted: int, held: int) -> dict[str, Any]
 def _examples(measured: Measurements, model: RuntimeModel) -> list[Example]:
     examples = []
     for problem, row in sorted(measured.rows.items()):
-        # The order of candidates must not depend on that of the file.
+        # The candidates' order must not depend on the file's.
         times = dict(sorted(row, key=lambda one: (one[0].operator, one[0].provider)))
         estimates = [model.estimate_ns(problem, one.block_shape) for one in times]
         sm_count = measured.target.device.sm_count.value
@@ -260,7 +260,7 @@ def _weights(examples: Sequence[Example], power: float, strength: float) -> dict
         times = torch.tensor(list(one.times.values()), dtype=torch.float64)
         wanted = times.log() - torch.tensor([row.log_estimate for row in one.rows]).double()
         counts = (times.min() / times) ** power
-        counts = counts / counts.sum()  # every problem counts the same
+        counts = counts / counts.sum()  # every problem weighs the same
         centred = table - counts @ table
         gram += centred.T @ (counts[:, None] * centred)
         moment += centred.T @ (counts * (wanted - counts @ wanted))

@@ -169,4 +169,4 @@ def _fault(launch: Launch, exact: Exact) -> str | None:
         error = exact.error(launch)
     except (NvgemmError, ValueError, TypeError, RuntimeError) as failure:
         return f"{type(failure).__name__}: {failure}"
-    return None if error == 0.0 else f"relative error {error:g}"  # not a number is wrong, too
+    return None if error == 0.0 else f"relative error {error:g}"  # NaN is wrong too

@@ -115,7 +115,7 @@ def _problems(record: Mapping[str, Any]) -> Iterator[tuple[str, Times]]:
             yield key, {id_: ns for id_, ns in zip(ids, row) if ns is not None}
     elif what == "kernels":
         for key, entry in record["entries"].items():
-            # Medians of the even rounds and of the odd ones.
+            # Medians over even rounds and over odd rounds.
             yield key, {id_: (one[0] + one[1]) / 2 for id_, one in entry["kernels"].items()}
     elif isinstance(record.get("problems"), dict):
         for key, outcome in record["problems"].items():

@@ -194,7 +194,7 @@ def _fit(
         unknown=_unknown(costs, examples),
     )
     if {one.case.problem.signature.op.value for one in examples} - found.unknown.keys():
-        return math.inf, found  # memory would say it all
+        return math.inf, found  # memory would explain all of it
     error = 0.0
     for one in examples:
         cost = found.cost_of(one.candidate)

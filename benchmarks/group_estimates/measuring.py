@@ -89,7 +89,7 @@ def _measure_case(
         error = float((out.float() - aten.float()).norm() / aten.float().norm())
         if error < MOST_ERROR:
             right[name] = launch
-        else:  # not a number is wrong, too
+        else:  # NaN is wrong too
             wrong[name] = f"{case.key}: relative error {error:g}"
     del aten
 

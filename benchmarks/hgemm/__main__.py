@@ -108,7 +108,7 @@ def tune_lt(
     suggested = plan.suggestions(ALGORITHMS)
     ways: dict[str, Contender] = {}
     for number, algo in enumerate(suggested):
-        with contextlib.suppress(click.ClickException):  # it was suggested, and cannot
+        with contextlib.suppress(click.ClickException):  # a suggestion that fails
             plan.multiply(algo, *sets[0])
             ways[str(number)] = Contender(launch=lt_launch(plan, algo), sets=sets)
     if not ways:
@@ -125,7 +125,7 @@ def inexact(launches: Mapping[str, Launch], exact: Exact) -> list[str]:
     """Returns baselines that are not exact on zeros and ones: they add parts of k in fp16."""
     errors = {name: exact.error(launch) for name, launch in launches.items()}
     for name, error in errors.items():
-        if not error <= WRONG:  # not a number is wrong, too
+        if not error <= WRONG:  # NaN is wrong too
             raise click.ClickException(f"{name} is wrong: relative error {error:g}")
     return [name for name, error in errors.items() if error]
 
@@ -164,7 +164,7 @@ def measure_size(
 
     order = random.Random(size.key)
     ways: dict[str, Contender] = {}
-    rivals: dict[str, dict[str, Contender]] = {}  # of which the fastest is what counts
+    rivals: dict[str, dict[str, Contender]] = {}  # the fastest counts
     entry: dict[str, Any] = {
         "algorithms": {},
         "basis": {},
@@ -256,7 +256,7 @@ def measure(
     require_gpu()
     import torch
 
-    torch.zeros(1, device="cuda")  # the libraries want a context
+    torch.zeros(1, device="cuda")  # the libraries need a context
     libraries = Libraries()
     found = environment(cuBLASLt=libraries.lt.version())
     if not found["bundles"]:

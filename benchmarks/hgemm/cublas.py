@@ -98,7 +98,7 @@ class Cublas:
         if stream != self._stream:
             library, handle = self._library, self._handle
             set_stream = library.cublasSetStream_v2(handle, ctypes.c_void_p(stream))
-            check(set_stream, "cublasSetStream_v2")  # it takes the workspace away
+            check(set_stream, "cublasSetStream_v2")  # this resets the workspace
             size = ctypes.c_size_t(WORKSPACE_BYTES)
             status = library.cublasSetWorkspace_v2(handle, pointer(self._workspace), size)
             check(status, "cublasSetWorkspace_v2")

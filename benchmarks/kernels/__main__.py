@@ -138,7 +138,7 @@ def measure(
     rounds: int,
 ) -> None:
     """Measure, keeping results in PATH, and print the table."""
-    os.environ["NVGEMM_AOT"] = "off"  # Triton is measured as it is without the plug-in
+    os.environ["NVGEMM_AOT"] = "off"  # measures Triton without the plug-in
     require_gpu()
     from nvgemm_runtime.gemm.operands import torch_dtype
 

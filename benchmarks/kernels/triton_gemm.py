@@ -12,7 +12,7 @@ from benchmarks.shared.turns import compiling
 
 OPTIONS = {
     "max_autotune_gemm": True,
-    "max_autotune_gemm_backends": "TRITON",  # the plug-in joins where ATEN is named, too
+    "max_autotune_gemm_backends": "TRITON",  # the plug-in joins only where ATEN is named
     "fx_graph_cache": False,
     "autotune_num_choices_displayed": 0,
 }
@@ -52,7 +52,7 @@ def compile_triton(operands: Operands) -> TritonGemm:
         with compiling():
             result, codes = run_and_get_code(compiled, a, b)
         torch.cuda.synchronize()
-    except Exception as error:  # any: where no template fits, Inductor fails in its own ways
+    except Exception as error:  # any: Inductor raises several types if no template fits
         said = next(iter(str(error).strip().splitlines()), "")
         seconds = time.perf_counter() - begin
         return TritonGemm(launch=None, seconds=seconds, why_none=f"{type(error).__name__}: {said}")
@@ -61,14 +61,14 @@ def compile_triton(operands: Operands) -> TritonGemm:
     if why is None:
         expected = torch.mm(a, b, out=out).float()
         wrong_by = float((result.float() - expected).norm() / expected.norm())
-        if not wrong_by < _WRONG:  # not a number is wrong, too
+        if not wrong_by < _WRONG:  # NaN is wrong too
             why = f"wrong by {wrong_by:.2e}"
     if why is not None:
         return TritonGemm(launch=None, seconds=seconds, why_none=why)
     results: dict[int, Any] = {}
 
     def launch(a: Any, b: Any, out: Any) -> None:
-        results[out.data_ptr()] = compiled(a, b)  # each its own memory, as others' results
+        results[out.data_ptr()] = compiled(a, b)  # own memory for each, as for other contenders
 
     return TritonGemm(launch=launch, seconds=seconds, why_none=None)
 

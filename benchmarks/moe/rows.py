@@ -90,7 +90,7 @@ def measure_model(model: Model, rounds: int) -> dict[str, Any]:
     """Returns milliseconds, megabytes and errors, by form."""
     import torch
 
-    torch._dynamo.reset()  # or what another model made static would be compiled as dynamic
+    torch._dynamo.reset()  # or sizes of another model would make these dynamic
     counts, given = routed(model), operands(model, model.rows)
     grad = torch.randn_like(given["x"])
     wanted = exact_results(functools.partial(exactly, model, counts), given, grad)

@@ -142,7 +142,7 @@ def measure_model(model: Model, rounds: int) -> dict[str, Any]:
     """Returns milliseconds, megabytes and errors, by form."""
     import torch
 
-    torch._dynamo.reset()  # or what another model made static would be compiled as dynamic
+    torch._dynamo.reset()  # or sizes of another model would make these dynamic
     chosen, given = chosen_experts(model), operands(model, TOKENS)
     drawn = torch.Generator("cuda").manual_seed(SEED)
     scores = torch.rand((TOKENS, model.chosen), device="cuda", generator=drawn)

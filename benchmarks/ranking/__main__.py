@@ -186,7 +186,7 @@ def print_comparison(header: Header, record: dict[str, Any], cases: list[Case]) 
         ("the runtime, ranked measured", few, by_runtime(few, H200)),
         ("the runtime, all measured", measured, by_runtime(measured, H200)),
     ]
-    if "command" in record:  # files of before it was kept have none
+    if "command" in record:  # older files have none
         click.echo(f"$ {record['command']}    # {record['date']}, torch {record['torch']}")
     click.echo(f"{record['gpu']}: {len(header.kernels)} kernels, {len(times)} problems")
     click.echo("time over that of the bundle's best kernel, geometric mean (worst)")
@@ -313,7 +313,7 @@ def measure(bundle_path: Path, times_path: Path) -> None:
         exact = Exact.draw(*size, Layout.TN, torch.bfloat16)
         for id_, launch in launches.items():
             error = exact.error(launch)
-            if error != 0.0:  # not a number is wrong, too
+            if error != 0.0:  # NaN is wrong too
                 raise click.ClickException(f"{problem.key}: {id_[:12]} is wrong by {error:.2e}")
         sets = arena.sets(*size, Layout.TN)
         ways = {

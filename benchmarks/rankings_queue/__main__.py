@@ -106,7 +106,7 @@ def measure(bundles: Path, results: Path, budget: float | None, names: tuple[str
         missing = [row for row in rows if not row.bundle(bundles).exists()]
         for row in missing:
             click.echo(f"{row.name}: left out: {row.bundle(bundles)} is not there; build it")
-        # A row is measured a second time after all others, so that nothing is waited for.
+        # Measures a row a second time after all others, so that nothing waits.
         for repeats, row in itertools.product((False, True), rows):
             left = None if budget is None else budget - (time.monotonic() - begin)
             if left is not None and left <= 0:
@@ -131,7 +131,7 @@ def _measure_row(
     key = _header(row.bundle(bundles)).build_key
     if is_done_with(row, results, key):
         return
-    done_mark(row, results).unlink(missing_ok=True)  # of another bundle
+    done_mark(row, results).unlink(missing_ok=True)  # left by another bundle
     tuned = _tune(row, bundles, results, budget_s, repeats=repeats)
     for contender, reason in tuned.hanging:
         click.echo(f"HANGS: {contender[:12]}: {reason}")
@@ -180,7 +180,7 @@ def export(results: tuple[Path, ...], out: Path) -> None:
     ]
     everything = merge([export_headers([header]) for header in headers])
     for manifest in dict.fromkeys(row.manifest for row in rows):
-        wanted = problems_of(manifest)  # those among them that another manifest's row has, too
+        wanted = problems_of(manifest)  # also those in another manifest's row
         found = Rankings(
             entries=tuple(entry for entry in everything.entries if entry.problem in wanted)
         )

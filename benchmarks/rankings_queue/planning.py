@@ -91,7 +91,7 @@ def _problems(manifest: Manifest, row: dict[str, Any]) -> list[Problem]:
 
 
 def _in_type(signature: Signature, dtype: DType) -> Signature:
-    a = signature.a if signature.op is Op.GATHERED_MM else dtype  # whose weights are fp32
+    a = signature.a if signature.op is Op.GATHERED_MM else dtype  # its routing weights are fp32
     return replace(signature, a=a, b=dtype, out=dtype)
 
 

@@ -191,7 +191,7 @@ def measure(square: Square, languages: Sequence[Language], *, windows: int) -> d
     )
     chains_us = time_chains(square, chains, windows=windows)
     ran: dict[str, tuple[Row, frozenset[str]]] = {}
-    if square.device == "cuda":  # at the end: a profiler may leave launches slower
+    if square.device == "cuda":  # last: a profiler may leave launches slower
         named = {f"function/{row.value}": (row, call) for row, call in calls.items()}
         timed = chain_calls(square, chains)
         for chain in chains:
@@ -259,7 +259,7 @@ def main(
         json_path.write_text(json.dumps(results, indent=2) + "\n")
         write_cases(json_path, "runtime.calls", results, results, **this_run())
     ran = {name: (Row(row), frozenset(names)) for name, (row, names) in results["ran"].items()}
-    if ran:  # nothing is profiled without a GPU
+    if ran:  # empty without a GPU
         check_what_ran(ran)
 
 

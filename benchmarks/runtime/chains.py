@@ -202,12 +202,12 @@ def compiled_with_calls(
     """
     all_of_them = {
         "cpp_wrapper": language is Language.CPP,
-        "fx_graph_cache": False,  # a graph from the cache does not show its code
+        "fx_graph_cache": False,  # a cached graph does not show its code
         **(options or {}),
     }
     compiled = torch.compile(function, options=all_of_them)
     codes: list[str] = []
-    # Not torch's run_and_get_code, which throws away what was compiled before.
+    # torch's run_and_get_code would drop earlier compilations.
     with mock.patch.object(GraphLowering, "save_output_code", codes.append):
         compiled(*given)
     return compiled, [found for found in (calls_in(code, language) for code in codes) if found]
@@ -277,7 +277,7 @@ def kernels_among(events: Iterable[Any]) -> frozenset[str]:
     return frozenset(
         event.name
         for event in events
-        # By value: a profiler gives each event an object of its own.
+        # By value: each profiler event has its own object.
         if event.device_type == torch.autograd.DeviceType.CUDA
         and not event.name.startswith(("Memset", "Memcpy"))
     )

@@ -52,7 +52,7 @@ def main(records_path: Path | None) -> None:
     a, b, out = torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1)
     launch, mm = lib.launch, torch.ops.nvgemm_aot.mm
     stock = extern_kernels.mm
-    # The kernel is in no bundle: the generated call is told where it is.
+    # The kernel is in no bundle, so the generated call gets its handle.
     with mock.patch.object(compiled, "prepare", return_value=SimpleNamespace(handle=handle)):
         generated = compiled.gemm(stock, kernel.id, "no wheel")
         by_m = dispatched(stock, (8, 16), ("", kernel.id, ""), {kernel.id: "no wheel"})
@@ -70,7 +70,7 @@ def main(records_path: Path | None) -> None:
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     with torch.no_grad():
-        for _ in range(ROUNDS):  # in turn, so that a busy machine is unfair to all alike
+        for _ in range(ROUNDS):  # in turns, so that a busy machine affects all alike
             for name, call in ways.items():
                 times[name].append(timeit.timeit(call, number=CALLS) / CALLS)
     print(f"torch {torch.__version__}; median and least of {ROUNDS} rounds of {CALLS} calls, ns")

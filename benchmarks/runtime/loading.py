@@ -75,7 +75,7 @@ def loading(kernels: list[tuple[Any, Any]]) -> dict[str, Any]:
     library = KernelLoader()
     launch = native.load().launch
     bundle, kernel = kernels[0]
-    library.load(bundle, kernel)  # what is done once a process: libraries, the bundle's dictionary
+    library.load(bundle, kernel)  # once a process: libraries, the bundle's dictionary
     torch.cuda.synchronize()
     host, device = resident_bytes(), torch.cuda.mem_get_info()[0]
     load_us, first_us = [], []

@@ -97,7 +97,7 @@ class Worker:
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended: its log says why
+            pass  # the worker has ended; its log has the reason
 
     def answer(self) -> Any:
         """Reads a line; see `ask`."""
@@ -169,7 +169,7 @@ def generated_gemms(directory: Path) -> dict[str, int]:
     calls: Counter[str] = Counter()
     for path in sorted(directory.glob("inductor/**/*.py")):
         text = path.read_text(errors="replace")
-        if "AsyncCompile()" in text:  # a module that calls kernels, rather than one of them
+        if "AsyncCompile()" in text:  # a module that calls kernels, not a kernel
             calls += gemm_calls(text)
     return dict(calls)
 
@@ -197,7 +197,7 @@ def check_results(results: Any, eager: Any, exact: Any) -> dict[str, float]:
         for result, usual, reference in zip(results, eager, exact)
     ]
     for compiled, usual in errors:
-        if not compiled <= usual * _ERROR_FACTOR + 1e-4:  # not a number fails, too
+        if not compiled <= usual * _ERROR_FACTOR + 1e-4:  # NaN fails too
             raise click.ClickException(
                 f"a compiled result is wrong: relative error to fp32 {compiled:.2e}, "
                 f"eager bf16 {usual:.2e}"
@@ -205,7 +205,7 @@ def check_results(results: Any, eager: Any, exact: Any) -> dict[str, float]:
     return {"compiled": max(one for one, _ in errors), "eager": max(one for _, one in errors)}
 
 
-@functools.cache  # asking the driver takes about a second
+@functools.cache  # the driver takes about a second to answer
 def versions() -> dict[str, Any]:
     """Returns versions and serving bundles. Opens the bundles, so call it after measuring."""
     import torch

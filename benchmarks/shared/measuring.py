@@ -130,7 +130,7 @@ class Exact:
         )
         a, b = shaped(flat_a, flat_b, m, n, k, layout)
         precision = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")  # TF32, which holds zeros and ones
+        torch.set_float32_matmul_precision("high")  # TF32 holds zeros and ones exactly
         try:
             expected = (a.float() @ b.float()).to(dtype)
         finally:

@@ -94,7 +94,7 @@ class Results:
         """
         check_output(path, resume=resume)
         agreed = {"what": what, "environment": environment, "settings": settings}
-        agreed = json.loads(json.dumps(agreed))  # as it is read back
+        agreed = json.loads(json.dumps(agreed))  # as read back from the file
         if path.exists():
             found = cls.read(path, what)
             for part, value in agreed.items():

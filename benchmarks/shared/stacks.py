@@ -71,7 +71,7 @@ def is_within(frame: FrameType | None, packages: Collection[str]) -> bool:
         module = frame.f_globals.get("__name__") or ""
         if (module, frame.f_code.co_name) in IN_ANY_CASE:
             return False
-        if frame.f_code.co_name == "_find_and_load":  # the import system's, whose argument it is
+        if frame.f_code.co_name == "_find_and_load":  # its argument is the module's name
             module = str(frame.f_locals.get("name"))
         if module.partition(".")[0] in packages and module not in IMPORT_HOOKS:
             return True

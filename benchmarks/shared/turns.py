@@ -74,7 +74,7 @@ def _in_others_turn(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def called(*arguments: Any, **options: Any) -> Any:
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # or what was launched would run in another's turn
+            torch.cuda.synchronize()  # or launches would run in another's turn
         with others_turn():
             return function(*arguments, **options)
 
