@@ -1,4 +1,4 @@
-"""What the benchmarks of kernels share: statistics, operands, results of several runs."""
+"""Shared code of kernel benchmarks: statistics, operands, results over several runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks/additive: what its models compute, that its manifest declares it, its verdicts."""
+"""benchmarks/additive: its models, its manifest and its verdicts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ print(json.dumps(found))
 
 @cache
 def called() -> dict[str, dict[str, list[str]]]:
-    """Keys of the GEMMs that each model calls, by its batch."""
+    """Returns keys of the GEMMs that each model calls, by batch."""
     command = [sys.executable, "-c", _COUNT_GEMMS, str(ROOT)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, dict[str, list[str]]] = json.loads(done.stdout)
@@ -58,11 +58,11 @@ def called() -> dict[str, dict[str, list[str]]]:
 
 
 CALLED = {Epilogue.BIAS_GELU_TANH: Epilogue.BIAS, Epilogue.SWIGLU_HALVES: None}
-"""What a model calls for what a kernel with this epilogue computes, an activation behind it."""
+"""Problem that a model calls in place of a kernel with this epilogue, before an activation."""
 
 
 def as_called(problem: Problem) -> Problem:
-    """The GEMM that a model calls where a kernel computes it with what follows."""
+    """Returns the GEMM that a model calls in place of a fused one."""
     epilogue = problem.signature.epilogue
     called_with = CALLED.get(epilogue, epilogue) if epilogue else None
     return replace(problem, signature=replace(problem.signature, epilogue=called_with))
@@ -114,7 +114,7 @@ def test_weights_and_inputs_are_the_same_each_time(name: str) -> None:
 def case(
     with_bundles: list[float], without_bundles: list[float], model: str = "six_linears"
 ) -> dict[str, Any]:
-    """A model's times by process: the least that each process saw of each side."""
+    """Builds a case from each process' least time per side."""
     report = {"count": {"nvgemm": 1, "aten": 2, "triton": 3}}
     times = [
         {"with": [one, one + 5], "without": [other + 5, other]}
@@ -130,7 +130,7 @@ def case(
 
 
 def test_a_model_that_is_slower_in_every_process_is_slower() -> None:
-    """What was seen on an H200 before choices were timed by the GPU's part alone."""
+    """An H200's times while choices were timed with host time."""
     cases = [case([153.9, 162.7, 158.0], [136.8, 135.2, 136.0]), case([100.0] * 3, [100.0] * 3)]
     additive_table.judge(cases)
     assert [one["modes"]["graphs"]["slower"] for one in cases] == [True, False]
@@ -174,7 +174,7 @@ triton_tem_fused_mm_0.run(a, b, c)
 
 
 class Process:
-    """Answers as a worker does; at a model it may fail, or end."""
+    """Answers like a worker; may fail or end at a model."""
 
     def __init__(self, fails_at: str = "", ends_at: str = "") -> None:
         self.fails_at, self.ends_at = fails_at, ends_at
@@ -201,7 +201,7 @@ def forever() -> pool.Deadline:
 
 
 def pool_of(processes: list[Process]) -> pool.Pool:
-    """A pool of two draws."""
+    """Returns a pool with two draws."""
     return pool.Pool(cast(Any, processes), 2, ["calls", "graphs"])
 
 
@@ -299,7 +299,7 @@ def test_a_thinned_choice_takes_every_model_and_as_many_at_each_batch() -> None:
 
 @pytest.mark.slow
 def test_it_goes_on_with_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU, without any bundle: both sides compute the same."""
+    """Runs on a CPU without any bundle, so both sides compute the same."""
     found = {**additive.environment(), "bundles": ["none"]}
     monkeypatch.setattr(additive, "environment", lambda: found)
     path = tmp_path / "a.json"
@@ -342,7 +342,7 @@ def test_the_time_of_kernels_is_that_of_the_union_of_their_intervals(
 
 
 class Event:
-    """An event of a profile."""
+    """Profiler event."""
 
     def __init__(self, device: DeviceType, start_ns: int, duration_ns: int) -> None:
         self.device_type = lambda: device

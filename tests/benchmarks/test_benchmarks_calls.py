@@ -1,4 +1,4 @@
-"""benchmarks.runtime.calls: what its chains call, and what it makes of times."""
+"""benchmarks.runtime.calls: its chains and its arithmetic."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL = Square(device="cpu", signature=PROBLEM.signature, size=32)
 
 @pytest.fixture(scope="module")
 def bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Kernels whose only ranking is an estimate."""
+    """Returns a bundle whose only ranking is an estimate."""
     directory = tmp_path_factory.mktemp("calls")
     directory.chmod(0o755)
     return tuning_bench.build([PROBLEM], directory / "built", kernel_cache)
@@ -79,7 +79,7 @@ def test_without_two_kernels_of_the_signature_it_says_what_to_build(
 
 
 def assert_chains_launch(session: InductorSession, language: Language) -> None:
-    """The kernel, and the same one where it is chosen by m."""
+    """Checks that chains launch the kernel, called directly and by dispatch."""
     (fastest,) = session.launched(calls.functions(SMALL)[Row.KERNEL])
     for way in Way:
         chain = chains.compile_chain(SMALL, 3, way, language)
@@ -192,7 +192,7 @@ def test_goals_are_judged_by_medians() -> None:
 def without_gpu(
     inductor: InductorSession, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> InductorSession:
-    """The command works on `SMALL`, in this process alone."""
+    """Makes the command work on `SMALL`, in this process alone."""
     inductor.use(bundle)
     monkeypatch.setattr(calls, "SQUARE", SMALL)
     for module in (calls, chains):

@@ -32,7 +32,7 @@ RAW: dict[str, Any] = {
 
 
 def written(tmp_path: Path, benchmark: str) -> dict[tuple[str, str | None], Record]:
-    """Records of a raw file, by case and contender."""
+    """Returns a raw file's records, by case and contender."""
     path = tmp_path / "raw.json"
     write_cases(path, benchmark, RAW[benchmark], ENVIRONMENT, date="2026-11-27")
     return {record.key[1:]: record for record in read(path.with_suffix(".jsonl"))}

@@ -1,4 +1,4 @@
-"""benchmarks/additive/choice_timing.py: what its table makes of times."""
+"""benchmarks/additive/choice_timing.py: its table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks/additive/clocks.py: what it makes of times."""
+"""benchmarks/additive/clocks.py: its table."""
 
 from __future__ import annotations
 

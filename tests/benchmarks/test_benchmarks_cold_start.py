@@ -1,4 +1,4 @@
-"""The benchmark of cold starts: what each mode sets, the order, what it makes of the goals."""
+"""Cold-start benchmark: settings of each mode, order, and goals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALL = tuple(modes.BACKENDS)
 
 
 def run(mode: str, first_s: float, own_ms: float = 0.0, **more: Any) -> dict[str, Any]:
-    """One measurement."""
+    """Builds one measurement."""
     return {
         "mode": mode,
         "label": mode,
@@ -41,7 +41,7 @@ def run(mode: str, first_s: float, own_ms: float = 0.0, **more: Any) -> dict[str
 
 
 def record_of(*runs: dict[str, Any]) -> dict[str, Any]:
-    """What a file holds."""
+    """Builds a raw file's content."""
     commands = [{"command": "cold_start", "date": "2026-11-21"}]
     return {"what": "cold_start", "commands": commands, "batches": [64], "runs": list(runs)}
 
@@ -91,7 +91,7 @@ def test_each_turn_begins_with_another_and_what_takes_long_comes_once() -> None:
 
 
 def gemms_of(device: str, batches: tuple[int, ...]) -> set[tuple[str, tuple[int, ...]]]:
-    """Operator and sizes of every GEMM that eager execution calls."""
+    """Returns operator and sizes for every GEMM that eager execution calls."""
     found: set[tuple[str, tuple[int, ...]]] = set()
 
     class Recorder(TorchDispatchMode):

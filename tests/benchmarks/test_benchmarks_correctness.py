@@ -1,5 +1,4 @@
-"""The benchmark of correctness, with kernels for the CPU: right ones pass, wrong ones and faults do
-not."""
+"""Correctness benchmark with CPU kernels: right ones pass, wrong ones and faults do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks/build/coverage.py: what it counts, and that it goes on where it stopped."""
+"""benchmarks/build/coverage.py: counts, and continuing after an interruption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks/dispatch: which sizes are held back, and what its table makes of times."""
+"""benchmarks/dispatch: held-back sizes, and its table."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ SMALL = Square(device="cpu", signature=SQUARE.signature, size=32)
 def with_kernels(
     inductor: InductorSession, kernel_cache: Cache, tmp_path: Path
 ) -> Iterator[InductorSession]:
-    """Kernels are installed and asked for; no ranking is measured."""
+    """Installs kernels without a measured ranking."""
     inductor.use(tuning_bench.build([SQUARE], tmp_path / "built", kernel_cache))
     with chains.in_default_mode():
         yield inductor
@@ -119,7 +119,7 @@ def test_a_graph_that_does_not_choose_is_refused(with_kernels: InductorSession) 
 
 @pytest.fixture
 def bundle_of_two() -> BundleContent:
-    """Its first kernel is the fastest at m of 16 and 24, its second at 100."""
+    """Builds a bundle whose first kernel wins at m 16 and 24, its second at m 100."""
     content = synthetic_content(kernels=2, problems=1)
     first, second = content.kernels
     source = RankingSource(

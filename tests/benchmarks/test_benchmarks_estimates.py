@@ -1,4 +1,4 @@
-"""Corrections of estimates: which measurements are read, and what is fitted to them."""
+"""Corrections of estimates: reading measurements, and fitting."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEY = "mm/tn/bf16xbf16/fp32/bf16"
 SIZES = [(1024, 1024), (2048, 2048), (4096, 2048), (4096, 4096), (8192, 2048), (8192, 4096)]
 PROBLEMS = [Problem.parse(f"{KEY}/m{m}n{n}k{k}") for m in (1, 64, 300, 4096) for n, k in SIZES]
 OPERATORS = ("a", "b", "c", "d")
-"""The fake provider gives each a longer tile along k than the one before."""
+"""Operators, each with a longer tile along k than the one before."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def record(header: Header, best: str = "d", noise: float = 0.01) -> dict[str, Any]:
-    """Times by which the operators are the slower the further they are from ``best``."""
+    """Builds times by which operators are slower the further they are from ``best``."""
     dice = random.Random(7)
     apart = {name: abs(OPERATORS.index(name) - OPERATORS.index(best)) for name in OPERATORS}
     return {
@@ -145,7 +145,7 @@ def test_a_kernel_that_was_wrong_has_no_time(bundle: tuple[Path, Header], tmp_pa
 def test_a_file_names_its_own_kernels_and_those_not_listed_are_left_out(
     bundle: tuple[Path, Header], tmp_path: Path
 ) -> None:
-    """Kernels "b" and "d" were measured in another bundle; "gone" is one that was listed then."""
+    """Kernels "b" and "d" come from another bundle; "gone" is no longer listed."""
     path, _ = bundle
     kernels = [[name * 64, FakeProvider.name, name, KEY] for name in ("b", "gone", "d")]
     times = {PROBLEMS[0].key: [2.0, 1.0, 4.0], PROBLEMS[1].key: [None, 1.0, None]}
@@ -159,7 +159,7 @@ def test_a_file_names_its_own_kernels_and_those_not_listed_are_left_out(
 def test_sizes_held_back_are_judged_by_file_where_there_are_several(
     bundle: tuple[Path, Header], tmp_path: Path
 ) -> None:
-    """Of a problem in two files, the times of the second count."""
+    """The second file's times count for a problem in two files."""
     path, header = bundle
     document = record(header)
     other = {**document, "times_ns": dict([*document["times_ns"].items()][:12])}
@@ -216,7 +216,7 @@ def test_what_is_fitted_is_better_on_sizes_held_back_and_is_written_once(
 def test_what_is_no_better_than_the_model_is_not_written(
     bundle: tuple[Path, Header], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Times by chance: whatever is fitted to them is of no use elsewhere."""
+    """Times are random, so no fit helps elsewhere."""
     path, header = bundle
     kept = written(tmp_path / "corrections.json", {"corrections": []})
     monkeypatch.setattr(fitting, "PATH", kept)
@@ -252,7 +252,7 @@ def test_the_spacer_is_taken_off_and_wrong_kernels_have_no_time() -> None:
 def test_winners_are_counted_and_compared_with_aten(
     bundle: tuple[Path, Header], tmp_path: Path
 ) -> None:
-    """At one problem d alone is fast, at the other one c is within a hundredth of it."""
+    """At one problem only d is fast, at the other c is within a hundredth."""
     _, header = bundle
     places = [kernel.operator for kernel in header.kernels]
     near, alone = PROBLEMS[:2]

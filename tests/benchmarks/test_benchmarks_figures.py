@@ -43,7 +43,7 @@ RECORDS = [
 
 
 def texts(path: Path) -> str:
-    """What is written in a figure."""
+    """Returns a figure's texts."""
     return "\n".join(text for text in ElementTree.parse(path).getroot().itertext() if text.strip())
 
 
@@ -84,7 +84,7 @@ def test_refuses_results_without_a_figures_benchmark(tmp_path: Path) -> None:
 
 
 def test_committed_figures_name_the_newest_results() -> None:
-    """Text alone: other releases of matplotlib draw other paths."""
+    """Compares titles alone: other matplotlib releases draw other paths."""
     records = figures.Selection(figures.read_all())
     for name, draw in figures.DRAWN.items():
         path = Path(figures.__file__).parents[1] / f"docs/figures/{name}.svg"

@@ -1,4 +1,4 @@
-"""benchmarks/gated: what its functions compute, that its manifest declares them, its table."""
+"""benchmarks/gated: its functions, its manifest and its table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks/gated/loads.py: what it makes of times."""
+"""benchmarks/gated/loads.py: its table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from imitated_gpu import Machine, imitate
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A GPU that is idle again after each pause."""
+    """Simulates a GPU that is idle again after each pause."""
     machine = imitate(monkeypatch)
     monkeypatch.setattr(loads.time, "sleep", lambda _: setattr(machine, "worked_us", 0.0))
     return machine

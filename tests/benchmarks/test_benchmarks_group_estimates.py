@@ -1,4 +1,4 @@
-"""Estimates for groups: what is timed, what is fitted, and how it is judged."""
+"""Estimates for groups: cases, fits and verdicts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def offered(case: Case) -> list[Candidate]:
 
 
 def cost_of(candidate: Candidate) -> TileCost:
-    """What the pretended GPU takes: the larger a tile, the less for its area."""
+    """Returns a simulated GPU's tile cost: larger tiles cost less for their area."""
     m, n, _ = candidate.block_shape.tile
     return TileCost(step=20 * (m * n / 8192) ** 0.8, rest=m * n / 16)
 
@@ -105,7 +105,7 @@ def test_nothing_is_written_unasked(written: Path) -> None:
 def test_a_choice_is_judged_by_what_it_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel that is slow in the cases held back alone costs what it took there."""
+    """A kernel that is slow only in held-back cases costs its time there."""
     made = record(noise=0.0)
     held_back = {case.key for case in CASES if case.is_held_back}
     for key, row in made["times_ns"].items():

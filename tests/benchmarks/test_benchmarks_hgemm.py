@@ -1,4 +1,4 @@
-"""The benchmark by HGEMM-1000's protocol: sizes, the calls to NVIDIA's libraries, its tables."""
+"""HGEMM-1000 benchmark: sizes, calls to NVIDIA's libraries, tables."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_heuristic_result_lies_as_the_header_says() -> None:
 
 
 def header() -> Path | None:
-    """Header of an installed cuBLASLt, of whatever version."""
+    """Reads a header from an installed cuBLASLt."""
     return next(
         (path for place in sys.path for path in Path(place).glob("nvidia/cu*/include/cublasLt.h")),
         None,
@@ -74,7 +74,7 @@ def test_a_library_that_is_not_loaded_is_named() -> None:
 
 
 def entry(times: Mapping[str, int], **more: Any) -> dict[str, Any]:
-    """What is kept of a size: so many nanoseconds by method, the same in both modes."""
+    """Builds a size's entry from nanoseconds by method, equal in both modes."""
     kept = {name: [time, time, time, time] for name, time in times.items()}
     made = {"offline": kept, "server": kept, "algorithms": {"nn": 8, "tn": 20}, "inexact": []}
     return {**made, "thrown_out": {}, "basis": {"nn": "declared", "tn": "signature"}, **more}
@@ -124,7 +124,7 @@ def test_table_has_every_baseline_and_size_and_names_what_went_wrong() -> None:
 
 
 class FakePlan:
-    """A plan of three algorithms, of which one cannot run and the last is fastest."""
+    """Plan with three algorithms: one cannot run, and the last is fastest."""
 
     def __enter__(self) -> FakePlan:
         return self
@@ -144,7 +144,7 @@ class FakePlan:
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of the benchmark but the clock, the GPU's libraries and the bundled kernels."""
+    """Replaces the clock, the GPU's libraries and the bundled kernels."""
 
     def multiply(_layout: Any, a: Any, b: Any, out: Any) -> None:
         out.copy_(a.float() @ b.float())

@@ -1,4 +1,4 @@
-"""The benchmark of kernels beside ATen and Triton: what it measures in which order, its table."""
+"""Kernel benchmark against ATen and Triton: order and table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PROBLEMS = {
 
 
 def entry(aten: int, triton: int | None, *bundled: int, **more: Any) -> dict[str, Any]:
-    """What is kept of a problem, by nanoseconds."""
+    """Builds a problem's entry from nanoseconds."""
     return {
         "aten": [aten] * 4,
         "triton": None if triton is None else [triton] * 4,
@@ -110,7 +110,7 @@ def test_generated_code_counts_as_triton_only_without_calls_of_others() -> None:
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """All of the benchmark but the clock, the GPU and its kernels; lists what Triton compiled."""
+    """Replaces the clock, the GPU and its kernels; lists Triton's compilations."""
     compiled: list[str] = []
 
     def draw(m: int, n: int, k: int, layout: Any, dtype: Any) -> Any:
@@ -216,7 +216,7 @@ def test_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def found_bundle(header: Header, refusal: str | None = None) -> Any:
-    """A bundle that was found, as far as the benchmark looks at it."""
+    """Returns a bundle with the fields that the benchmark reads."""
     return SimpleNamespace(bundle=SimpleNamespace(header=header), refusal=lambda facts: refusal)
 
 

@@ -1,4 +1,4 @@
-"""benchmarks/moe/training: its ways train alike, its manifest declares what it multiplies."""
+"""benchmarks/moe/training: its forms train alike, and its manifest declares their products."""
 
 from __future__ import annotations
 

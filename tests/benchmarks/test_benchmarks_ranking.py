@@ -1,4 +1,4 @@
-"""The benchmark of rankings: what it takes for measured, and what it refuses."""
+"""Ranking benchmark: accepted measurements, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue of rankings to measure: what it holds, and that it goes on from run to run."""
+"""Queue of rankings to measure: its rows, and continuing over runs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_rows_keep_whether_neighbours_are_measured(tmp_path: Path) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> functools.partial[Result]:
-    """Runs the benchmark over two rows for the CPU, in which measuring is real but for times."""
+    """Runs the benchmark over two CPU rows, with made-up times."""
 
     def row(name: str, problems: tuple[Problem, ...]) -> planning.PlannedRow:
         work = cpu_provider.manifest(problems, name=name)
@@ -233,7 +233,7 @@ def test_what_was_not_built_is_said(run: functools.partial[Result], tmp_path: Pa
 
 
 def test_eight_candidates_of_a_problem_are_planned(tmp_path: Path) -> None:
-    """Of one problem, without compiling: what the plan holds."""
+    """Plans one problem without compiling."""
     work = planning.read_queue()[0].work
     work = replace(work, declared=work.declared[:1])
     (planned,) = plan_build(work, Cache(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""benchmarks/repeated: tuning twice on one GPU, and what winners do on another."""
+"""benchmarks/repeated: tuning twice on one GPU, and its winners on another."""
 
 from __future__ import annotations
 

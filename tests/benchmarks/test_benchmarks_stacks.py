@@ -1,4 +1,4 @@
-"""How long a thread is in a package, seen on its stack."""
+"""Time of a thread within a package, by its stack."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMIT_S = 60
 
 @pytest.fixture
 def call_within() -> Callable[[Callable[[], object]], object]:
-    """A function of a module of the package `looked_for`, which calls another."""
+    """Returns a function in a module of package `looked_for` that calls another."""
     module = ModuleType("looked_for.inside")
     exec("def call(other):\n    return other()", vars(module))
     return module.call  # type: ignore[no-any-return]
@@ -45,7 +45,7 @@ def test_its_import_hook_is_not(
 def test_what_is_done_in_any_case_is_not(
     call_within: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though the package is the first to ask for it."""
+    """Holds even if the package is the first caller."""
     assert call_within(lambda: here()) is True
     monkeypatch.setattr(stacks, "IN_ANY_CASE", {(__name__, "here")})
     assert call_within(lambda: here()) is False
@@ -54,7 +54,7 @@ def test_what_is_done_in_any_case_is_not(
 def test_what_happens_while_it_is_imported_is_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in a module of another package that it imports, and before its own code runs."""
+    """Includes modules of other packages that it imports, and time before its own code."""
     (tmp_path / "looked_for.py").write_text("import imported_by_it")
     (tmp_path / "imported_by_it.py").write_text("import seen\nseen.append(seen.here())")
     found: list[bool] = []

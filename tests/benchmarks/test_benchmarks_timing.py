@@ -1,4 +1,4 @@
-"""How the benchmarks time GEMMs, on a simulated GPU: what turns they take, and the arithmetic."""
+"""Timing of GEMMs on a simulated GPU: turns and arithmetic."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from nvgemm_runtime.bundle.format import APART
 from simulated_cuda import SimulatedCuda
 
 OVERHEAD_MS = 1.0
-"""What the host takes for a launch of which the GPU does not wait: it must not be counted."""
+"""Host time per launch that the GPU does not wait for, which must not count."""
 
 
 class SimulatedGpu(SimulatedCuda):
-    """A clock that launches advance, and what is done on it, in order."""
+    """Clock that launches advance, with a log in order."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from benchmarks.shared import turns
 ROOT = Path(__file__).resolve().parents[2]
 
 LIMIT_S = 120
-"""After which the other process is taken never to get its turn."""
+"""Seconds after which the other process counts as never getting its turn."""
 
 OTHER = """
 import pathlib, sys
@@ -28,7 +28,7 @@ pathlib.Path(sys.argv[2]).write_text("had its turn")
 
 @pytest.fixture
 def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """This process has the turn, and another waits for it; the file that it then writes."""
+    """Holds the turn while another process waits; yields the file that it writes afterwards."""
     monkeypatch.setattr(turns, "_lock", None)
     turns.take_turns(tmp_path / "turns")
     log = tmp_path / "log"
