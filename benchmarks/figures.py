@@ -70,7 +70,7 @@ def draw_hgemm(records: Selection) -> Figure:
     ):
         sizes = records.where("hgemm", rf"\d+_\d+_\d+/{mode}", on=on)
         groups = grouped(list(sizes), LOG2_BOUNDS, _log2)
-        heights = [100 * mean([one.speedup - 1 for one in group]) for _, group in groups]
+        heights = [100 * mean([record.speedup - 1 for record in group]) for _, group in groups]
         axes.plot([label for label, _ in groups], heights, marker="o", color=colour, label=title)
         gains = records.where("hgemm", f"mean of .*/{mode}/bundled", on=on)
         overall[title] = max(gains, key=lambda record: record.run.date or "").case.figure

@@ -22,6 +22,8 @@ import click
 RESULTS = Path(__file__).parent / "results"
 CPU = "cpu"
 """Product name for benchmarks that need no GPU."""
+TESTS = "tests"
+"""Benchmark name in records of GPU test runs, which share one file."""
 VERSIONS = ("torch", "cuda", "driver", "nvgemm-aot")
 HIGHER_IS_BETTER = frozenset({"TFLOP/s", "tokens/s"})
 """Rate units; in every other unit, less is better."""
@@ -104,6 +106,8 @@ class Record:
     @property
     def file_name(self) -> str:
         """Result file that keeps the record, e.g. ``moe-h200.jsonl``."""
+        if self.run.benchmark == TESTS:
+            return f"{TESTS}.jsonl"
         return f"{self.run.benchmark.partition('.')[0]}-{product(self.run.gpu)}.jsonl"
 
     @property
@@ -255,12 +259,12 @@ def keep(records: Iterable[Record], directory: Path = RESULTS) -> set[Path]:
         by_file.setdefault(record.file_name, []).append(record)
     for name, new in by_file.items():
         path = directory / name
-        kept = {record.key: record for record in (read(path) if path.exists() else [])}
+        by_key = {record.key: record for record in (read(path) if path.exists() else [])}
         for record in new:
-            before = kept.get(record.key)
+            before = by_key.get(record.key)
             if before is None or (record.run.date or "") >= (before.run.date or ""):
-                kept[record.key] = record
-        write(path, sorted(kept.values(), key=lambda record: record.run.benchmark))
+                by_key[record.key] = record
+        write(path, sorted(by_key.values(), key=lambda record: record.run.benchmark))
     return {directory / name for name in by_file}
 
 

@@ -39,22 +39,22 @@ class Goal:
     figure: Figure
 
     def row(self, records: Selection) -> tuple[str, ...]:
-        """Cells: goal, best result, GPU, date, met or not."""
+        """Returns the cells: goal, best result, GPU, date, met or not."""
         selected = self.select(records)
-        found = {name: self.figure(selected.where(on=name)) for name in selected.products}
-        best = (max if self.at_least else min)(found, key=found.__getitem__)
+        values = {name: self.figure(selected.where(on=name)) for name in selected.products}
+        best = (max if self.at_least else min)(values, key=values.__getitem__)
         sign = "≥" if self.at_least else "≤"
-        shown = FORMATS[self.unit]
+        formatted = FORMATS[self.unit]
         limit = f"{self.limit:,g}{self.unit if self.unit in (TIMES, '') else f' {self.unit}'}"
-        met = {name: self.is_met(value) for name, value in found.items()}
-        verdict = "yes" if met[best] else "**no**"
-        if met[best] and not all(met.values()):
+        verdicts = {name: self.is_met(value) for name, value in values.items()}
+        verdict = "yes" if verdicts[best] else "**no**"
+        if verdicts[best] and not all(verdicts.values()):
             others = ", ".join(
-                f"{gpu(name)} ({shown(found[name])})" for name in found if not met[name]
+                f"{gpu(name)} ({formatted(values[name])})" for name in values if not verdicts[name]
             )
             verdict += f"; **no** on {others}"
         date = selected.where(on=best).date
-        return f"{self.title} {sign} {limit}", shown(found[best]), gpu(best), date, verdict
+        return f"{self.title} {sign} {limit}", formatted(values[best]), gpu(best), date, verdict
 
     def is_met(self, value: float) -> bool:
         """True if a value reaches the limit."""

@@ -78,7 +78,9 @@ def _step(records: Selection, benchmark: str, form: str, on: str) -> float:
     """Returns the speed-up over torchtitan, forward and backward together."""
     both = records.where(benchmark, f"{form}/(forward|backward)", baseline="torchtitan", on=on)
     baselines = [record.case.baseline for record in both]
-    return sum(one.value for one in baselines if one) / sum(one.case.figure for one in both)
+    return sum(baseline.value for baseline in baselines if baseline) / sum(
+        record.case.figure for record in both
+    )
 
 
 def models(records: Selection) -> str:
@@ -96,12 +98,16 @@ def models(records: Selection) -> str:
                 cases = records.where("additive", f"{backends}/.*/batch .*/{mode}", on=name)
                 if not len(cases):
                     continue
-                slower = sum(one.over_baseline > 1.01 + (one.case.noise or 0.0) for one in cases)
+                slower = sum(
+                    record.over_baseline > 1.01 + (record.case.noise or 0.0) for record in cases
+                )
                 processes = list(
                     records.where("additive", f"{backends}/processes .*/{mode} .*", on=name)
                 )
-                late = sum(one.case.figure for one in processes)
-                total = sum(one.case.baseline.value for one in processes if one.case.baseline)
+                late = sum(record.case.figure for record in processes)
+                total = sum(
+                    record.case.baseline.value for record in processes if record.case.baseline
+                )
                 rows.append(
                     (title, gpu(name), mode, str(len(cases)), times(cases.over_baseline(), 3),
                      str(slower), f"{late:.0f} of {total:.0f}", cases.date)
@@ -114,9 +120,9 @@ def models(records: Selection) -> str:
 def vllm(records: Selection) -> str:
     """Tokens a second in vLLM."""
     rows = []
-    for one in records.where("vllm"):
-        _, batch, on = one.case.name.split("/")
-        figures = (_value(one, 0), _baseline(one, 0), times(one.speedup))
+    for record in records.where("vllm"):
+        _, batch, on = record.case.name.split("/")
+        figures = (_value(record, 0), _baseline(record, 0), times(record.speedup))
         rows.append((batch.rpartition(" ")[2], on, *figures))
     return markdown(("batch", "GPU", "with a wheel", "stock", "speed-up"), rows)
 
@@ -124,12 +130,12 @@ def vllm(records: Selection) -> str:
 def cold_start(records: Selection) -> str:
     """First results in fresh processes."""
     rows = [
-        (gpu(_product(one)), gemms.split()[0], f"`{mode}`", f"{one.case.figure:.1f} s",
-         f"`{baseline}`", times(one.over_baseline, 3), one.run.date or NONE)
+        (gpu(_product(record)), gemms.split()[0], f"`{mode}`", f"{record.case.figure:.1f} s",
+         f"`{baseline}`", times(record.over_baseline, 3), record.run.date or NONE)
         for mode, baseline in COLD_STARTS
-        for one in records.where("cold_start", rf".*/{re.escape(mode)}/first result",
+        for record in records.where("cold_start", rf".*/{re.escape(mode)}/first result",
                                  baseline=baseline)
-        for gemms in one.case.name.split("/")[:1]
+        for gemms in record.case.name.split("/")[:1]
     ]  # fmt: skip
     head = ("GPU", "GEMMs", "mode", "first result", "over", "ratio", "date")
     return markdown(head, sorted(rows, key=lambda row: (row[0], -int(row[1]))))
@@ -141,8 +147,8 @@ def kernels(records: Selection) -> str:
     for launches in ("apart", "back to back"):
         for low, high in (*RANGES, (1, 8192)):
             best, bundled = (
-                Selection(one for one in records.where("kernels", f".*/{launches}/{title}")
-                          if low <= _m(one) <= high)
+                Selection(record for record in records.where("kernels", f".*/{launches}/{title}")
+                          if low <= _m(record) <= high)
                 for title in ("best of all", "bundled")
             )  # fmt: skip
             rows.append(
@@ -155,14 +161,15 @@ def kernels(records: Selection) -> str:
 def hgemm(records: Selection) -> str:
     """HGEMM-1000 over autotuned cuBLASLt."""
     rows = []
-    for one in records.where("hgemm", "mean of .*/bundled"):
-        sizes, mode, _ = one.case.name.split("/")
-        both = records.where("hgemm", f"{sizes}/{mode}/best of both", on=_product(one)).only()
-        noise = 100 * (one.case.noise or 0.0)
+    for record in records.where("hgemm", "mean of .*/bundled"):
+        sizes, mode, _ = record.case.name.split("/")
+        both = records.where("hgemm", f"{sizes}/{mode}/best of both", on=_product(record)).only()
+        noise = 100 * (record.case.noise or 0.0)
         rows.append(
-            (gpu(_product(one)), sizes.split()[2], {"offline": "back to back"}.get(mode, "single"),
-             f"{one.case.figure:+.1f} ± {noise:.1f} %", f"{both.case.figure:+.1f} %",
-             one.run.date or NONE)
+            (gpu(_product(record)), sizes.split()[2],
+             {"offline": "back to back"}.get(mode, "single"),
+             f"{record.case.figure:+.1f} ± {noise:.1f} %", f"{both.case.figure:+.1f} %",
+             record.run.date or NONE)
         )  # fmt: skip
     return markdown(("GPU", "sizes", "launches", "bundled", "best of both", "date"), rows)
 
@@ -242,9 +249,9 @@ def training(records: Selection) -> str:
 def gather(records: Selection) -> str:
     """Up projections that read token rows in place, over a copy."""
     rows = [
-        (one.case.name.split("/")[0], one.case.name.split("/")[2], _value(one, 2, "ms"),
-         _baseline(one, 2, "ms"), times(one.over_baseline))
-        for one in records.where("moe.gather", r"[^/]*/experts/.*")
+        (record.case.name.split("/")[0], record.case.name.split("/")[2], _value(record, 2, "ms"),
+         _baseline(record, 2, "ms"), times(record.over_baseline))
+        for record in records.where("moe.gather", r"[^/]*/experts/.*")
     ]  # fmt: skip
     head = ("model", "direction", "in place", "copied", "ratio")
     return markdown(head, rows)
@@ -258,7 +265,7 @@ def dispatch(records: Selection) -> str:
             ("compiled", "compiled graph"), ("dispatch", "dispatch table"), ("aten", "ATen alone"),
         ):  # fmt: skip
             cases = records.where("dispatch", f"mm/.*/{choice}", on=name)
-            most = max(one.over_baseline for one in cases)
+            most = max(record.over_baseline for record in cases)
             rows.append(
                 (gpu(name), title, str(len(cases)), times(cases.over_baseline(), 3),
                  times(most, 3))
@@ -292,19 +299,19 @@ def ranking(records: Selection) -> str:
             records.where("ranking", f"{case}/{count}").only().case.figure
             for count in ("first", "best of 4")
         ]
-        rows.append((title, *(times(one, 3) for one in figures)))
+        rows.append((title, *(times(record, 3) for record in figures)))
     for case, title in (("model", "estimate of the model"), ("corrected", "corrected estimate")):
         figures = [
             records.where("estimates", f"all/{case}/{count}").only().case.figure
             for count in ("first", "best of four")
         ]
-        rows.append((f"held-back sizes, {title}", *(times(one, 3) for one in figures)))
+        rows.append((f"held-back sizes, {title}", *(times(record, 3) for record in figures)))
     for name in records.where("group_estimates").products:
         figures = [
             records.where("group_estimates", f"held back/all/{count}", on=name).only().case.figure
             for count in ("first", "best of four")
         ]
-        rows.append((f"held-back groups, {gpu(name)}", *(times(one, 3) for one in figures)))
+        rows.append((f"held-back groups, {gpu(name)}", *(times(record, 3) for record in figures)))
     return markdown(("ranking", "first choice over the best", "best of four"), rows)
 
 
@@ -312,16 +319,16 @@ def timing(records: Selection) -> str:
     """Ways to time gated kernels before choosing one."""
     loads = records.where("gated.loads")
     rows = []
-    for way in dict.fromkeys(one.case.name.split("/")[1] for one in loads):
+    for way in dict.fromkeys(record.case.name.split("/")[1] for record in loads):
         mean, worst = (
-            [one.case.figure for one in loads.where(case=f".*/{way}/{title}")]
+            [record.case.figure for record in loads.where(case=f".*/{way}/{title}")]
             for title in ("mean", "worst")
         )
         rows.append((f"gated MLPs: {way}", times(geometric_mean(mean), 3), times(max(worst), 3)))
     for way, title in (("stock", "Inductor's"), ("cold", "without the launch, cold"),
                        ("gpu_time", "without the launch, cold and warm")):  # fmt: skip
         cases = records.where("additive.choice_timing", f".*/memory/{way}")
-        most = max(one.over_baseline for one in cases)
+        most = max(record.over_baseline for record in cases)
         rows.append((f"GEMMs: {title}", times(cases.over_baseline(), 3), times(most, 3)))
     return markdown(("way of timing", "chosen over the fastest", "worst"), rows)
 
@@ -329,8 +336,8 @@ def timing(records: Selection) -> str:
 def clocks(records: Selection) -> str:
     """Repeated timings while clocks fall."""
     rows = [
-        (one.case.name.split("/")[0], _baseline(one, 0, "µs"), times(one.over_baseline, 3))
-        for one in records.where("additive.clocks")
+        (record.case.name.split("/")[0], _baseline(record, 0, "µs"), times(record.over_baseline, 3))
+        for record in records.where("additive.clocks")
     ]
     return markdown(("GEMM", "first timing", "longest of 12"), rows)
 
@@ -338,22 +345,22 @@ def clocks(records: Selection) -> str:
 def host(records: Selection) -> str:
     """Host time for calls, loading and look-ups."""
     rows = [
-        (gpu(_product(one)), one.case.name.replace("/", ": "), _value(one, 2, "µs"),
-         _baseline(one, 2, "µs"), _ratio(one))
+        (gpu(_product(record)), record.case.name.replace("/", ": "), _value(record, 2, "µs"),
+         _baseline(record, 2, "µs"), _ratio(record))
         for benchmark, case in HOST_TIMES
-        for one in records.where(benchmark, case)
+        for record in records.where(benchmark, case)
     ]  # fmt: skip
     return markdown(("on", "operation", "time", "stock", "ratio"), rows)
 
 
 def building(records: Selection) -> str:
     """Build time and size."""
-    wanted = ("build", "build.path", "build.size")
+    benchmarks = ("build", "build.path", "build.size")
     rows = [
-        (one.case.name.replace("/", ": "), f"{one.case.figure:,.4g} {one.case.unit}"
-         if one.case.figure < 1000 else f"{one.case.figure:,.0f} {one.case.unit}")
-        for benchmark in wanted
-        for one in records.where(benchmark)
+        (record.case.name.replace("/", ": "), f"{record.case.figure:,.4g} {record.case.unit}"
+         if record.case.figure < 1000 else f"{record.case.figure:,.0f} {record.case.unit}")
+        for benchmark in benchmarks
+        for record in records.where(benchmark)
     ]  # fmt: skip
     return markdown(("measurement", "result"), rows)
 
@@ -361,22 +368,22 @@ def building(records: Selection) -> str:
 def coverage(records: Selection) -> str:
     """Shipped manifests' kernels, size and processor time."""
     rows = []
-    for one in records.where("build.coverage", ".*/sm_100f/kernels"):
-        manifest, target, _ = one.case.name.split("/")
+    for record in records.where("build.coverage", ".*/sm_100f/kernels"):
+        manifest, target, _ = record.case.name.split("/")
         size, seconds = (
             records.where("build.coverage", f"{manifest}/{target}/{title}").only().case.figure
             for title in ("size", "processor time")
         )
-        rows.append((manifest, f"{one.case.figure:.0f}", f"{size / 1e3:,.0f}", f"{seconds:.0f}"))
+        rows.append((manifest, f"{record.case.figure:.0f}", f"{size / 1e3:,.0f}", f"{seconds:.0f}"))
     return markdown(("manifest", "kernels", "bundle, kB", "processor time, s"), rows)
 
 
 def compression(records: Selection) -> str:
     """Bytes a kernel among 400, by compression scheme."""
     rows = [
-        (one.case.name.split("/")[1], _value(one, 0), times(one.over_baseline))
-        for one in records.where("build.compression", "400 kernels/.*")
-        if one.case.name.split("/")[1] in SCHEMES
+        (record.case.name.split("/")[1], _value(record, 0), times(record.over_baseline))
+        for record in records.where("build.compression", "400 kernels/.*")
+        if record.case.name.split("/")[1] in SCHEMES
     ]
     return markdown(("dictionary", "bytes a kernel", "over no dictionary"), rows)
 
@@ -384,10 +391,13 @@ def compression(records: Selection) -> str:
 def correctness(records: Selection) -> str:
     """Right kernels that passed and planted faults that tuning caught."""
     cases = records.where("correctness")
-    kinds = list(dict.fromkeys(one.case.name.split("/")[1] for one in cases))
+    kinds = list(dict.fromkeys(record.case.name.split("/")[1] for record in cases))
     rows = []
-    for dtype in dict.fromkeys(one.case.name.split("/")[0] for one in cases):
-        cells = {one.case.name.split("/")[1]: _of(one) for one in cases.where(case=f"{dtype}/.*")}
+    for dtype in dict.fromkeys(record.case.name.split("/")[0] for record in cases):
+        cells = {
+            record.case.name.split("/")[1]: _of(record)
+            for record in cases.where(case=f"{dtype}/.*")
+        }
         rows.append((f"`{dtype}`", *(cells.get(kind, NONE) for kind in kinds)))
     return markdown(("A, B", *kinds), rows)
 
@@ -409,20 +419,25 @@ def tuning(records: Selection) -> str:
 
 def tests(records: Selection) -> str:
     """GPU test runs, newest first."""
-    every = sorted(records.where("tests"), key=lambda one: one.run.date or "")
-    newest = {(_product(one), _is_dated(one) or one.case.name): one for one in every}
-    runs = sorted(newest.values(), key=lambda one: one.run.date or "", reverse=True)
+    every = sorted(records.where("tests"), key=lambda record: record.run.date or "")
+    newest = {(_product(record), _is_dated(record) or record.case.name): record for record in every}
+    runs = sorted(newest.values(), key=lambda record: record.run.date or "", reverse=True)
     rows = [
-        (one.run.date or NONE, gpu(_product(one)), one.run.commit or NONE, _title(one),
-         _value(one, 0),
-         f"{(one.case.baseline.value if one.case.baseline else 0) - one.case.figure:.0f}")
-        for one in runs
+        (record.run.date or NONE, gpu(_product(record)), record.run.commit or NONE, _title(record),
+         _value(record, 0),
+         _failed(record))
+        for record in runs
     ]  # fmt: skip
     return markdown(("date", "on", "commit", "tests", "passed", "failed"), rows)
 
 
 def _is_dated(record: Record) -> bool:
     return bool(re.match(r"\d{4}-", record.case.name))
+
+
+def _failed(record: Record) -> str:
+    assert record.case.baseline is not None
+    return f"{record.case.baseline.value - record.case.figure:.0f}"
 
 
 def _title(record: Record) -> str:
@@ -433,7 +448,7 @@ def _title(record: Record) -> str:
 
 
 def _ratios(cases: Iterable[Record]) -> Iterator[float]:
-    return (one.over_baseline for one in cases)
+    return (record.over_baseline for record in cases)
 
 
 def _product(record: Record) -> str:
