@@ -32,7 +32,7 @@ before it uses the first; the usual choice first.
 
 A block has 128 threads, so few are idle where a row ends. On an H200, the first was the fastest of
 ten designs, or within 0.5 % of it, at all twelve sums of three models' experts
-(benchmarks/results/gathered-designs-h200-2026-11-26.txt): others loaded 2 or 4 rows of B at once,
+(benchmarks/results/moe-h200.jsonl): others loaded 2 or 4 rows of B at once,
 or had 2, 4 or 8 rows of the result for each thread. The second is for few rows, which do not fill
 multiprocessors with warps."""
 
