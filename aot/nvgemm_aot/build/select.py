@@ -33,7 +33,7 @@ pairing. They share one estimate, so more of them would displace other shapes wi
 SPLIT_SHARE = 4
 """Divisor: at most ``limit / SPLIT_SHARE`` candidates split k, and at least one may, unless a split
 candidate ranks first. On an H200 such kernels were fastest at 5 of 167 problems, by up to 15 %, and
-up to 96 times slower at others (``benchmarks/results/estimates-h200-2026-11-22.json``)."""
+up to 96 times slower at others (``benchmarks/results/raw/estimates-h200-2026-11-22.json``)."""
 
 FIRST_SPLIT_SHARE = 2
 """Divisor in place of `SPLIT_SHARE` if a split candidate ranks first: the best split is less
@@ -44,12 +44,12 @@ SPLIT_GAIN = 0.8
 first, by corrected estimates. Otherwise no split counts as faster than the unsplit kernel until it
 is measured. Out of 103 problems held back, splits ranked first at 7, all with n 512, and were
 faster at 6. Any number from 0.8 to 1 gives the same; 0.8 was chosen by looking at these problems
-(``benchmarks/results/estimates-h200-2026-11-24.txt``)."""
+(``benchmarks/results/estimates-h200.jsonl``)."""
 
 LEAST_K_TILES = 4
 """Fewest tiles along k in each part of a split. Out of 368 kernel and problem pairs with fewer,
 measured on an H200, the fastest took 1.34 times as long as the best unsplit kernel; with more, 179
-of 4,903 were faster (``benchmarks/results/estimates-*-h200-2026-11-2*.json``)."""
+of 4,903 were faster (``benchmarks/results/raw/estimates-*.json``)."""
 
 DYNAMIC_SHARE = 8
 """Divisor: at most ``limit // DYNAMIC_SHARE`` candidates differ from another one by a dynamic

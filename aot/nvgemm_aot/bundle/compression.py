@@ -3,7 +3,7 @@
 The dictionary is the plain content of a few payloads, chosen to hold as much of the shared content
 as possible. For 400 SM100 kernels the result is 1.7 kB per kernel, against 3.9 kB with the best
 trained dictionary and 12.6 kB with none. benchmarks/build/compression.py compares these and others;
-its output is benchmarks/results/compression-cpu-2026-11-21.md.
+its output is benchmarks/results/build-cpu.jsonl.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FRACTION_BITS = 23
 """Least number of fraction bits in an accumulator for 16-bit floats: those of fp32, its dtype.
 Undocumented. On an H200 every correct kernel passed with it: 120 random sizes each in bf16 and
-fp16, m and n up to 16384, k up to 65536 (benchmarks/results/correctness-h200-2026-11-22.txt).
+fp16, m and n up to 16384, k up to 65536 (benchmarks/results/correctness-h200.jsonl).
 Assumed for Blackwell."""
 
 FRACTION_BITS_OF_FEW = 13

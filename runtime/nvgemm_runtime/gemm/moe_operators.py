@@ -91,7 +91,7 @@ copy. Up to this limit, from-config declares the gathered problem and experts lo
 
 Forward time on an H100, 24,576 tokens, with such a kernel and with a copy: 3.56 and 3.64 ms for
 Qwen3-30B-A3B (1,536 columns), 8.91 and 7.48 ms for gpt-oss-20b (5,760), 34.13 and 26.83 ms for
-Mixtral-8x7B (28,672) (benchmarks/results/moe-gather-h100-2026-11-27.txt). Threads gather each row
+Mixtral-8x7B (28,672) (benchmarks/results/moe-h100.jsonl). Threads gather each row
 again for every tile along n."""
 
 _ROW_BYTES = 16

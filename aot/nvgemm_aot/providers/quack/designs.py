@@ -118,7 +118,7 @@ _HOPPER_ONE_WAVE = (
 blocks.
 
 Chosen greedily among 38 designs that an H200 timed for plain bf16 GEMMs, by their gain over the
-designs listed above (``benchmarks/results/estimates-few-tiles-*``). Offered for all 16-bit types
+designs listed above (``benchmarks/results/raw/*few-tiles*``). Offered for all 16-bit types
 and all epilogues except gates; not for groups.
 """
 
