@@ -35,7 +35,7 @@ from nvgemm_aot.providers.group_times import (
     TileCost,
     design_name,
     load_group_times,
-    slower,
+    overlapped_ns,
     work_of,
 )
 from nvgemm_aot.targets import build_target
@@ -199,13 +199,13 @@ def _fit(
     for one in examples:
         cost = found.cost_of(one.candidate)
         busy = one.steps * cost.step + one.tiles * cost.rest
-        estimate = launch_ns + slower(busy, one.moved_bytes / bandwidth)
+        estimate = launch_ns + overlapped_ns(busy, one.moved_bytes / bandwidth)
         error += one.weight * math.log(estimate / one.time_ns) ** 2
     return error, found
 
 
 def _busy_ns(example: Example, launch_ns: float, bandwidth: float) -> float | None:
-    """Returns the tiles' time alone, by `slower`; None if memory explains it all."""
+    """Returns the tiles' time alone, by `overlapped_ns`; None if memory explains it all."""
     left, moving = example.time_ns - launch_ns, example.moved_bytes / bandwidth
     if left < LEAST_OVER_MOVING * moving:
         return None
