@@ -193,7 +193,7 @@ def _class_name(transformers: Any, data: Mapping[str, Any], config: Any) -> str:
         if config.model_type in names:
             name = names[config.model_type]
             return str(name if isinstance(name, str) else name[0])
-    raise ValueError(f"transformers has no unique class for model_type {config.model_type}")
+    raise ValueError(f"transformers has no automatic class for model_type {config.model_type}")
 
 
 _CLASSES = (

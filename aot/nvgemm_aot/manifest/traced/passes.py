@@ -272,7 +272,7 @@ def _first_int(config: Any, keys: tuple[str, ...], default: int) -> int:
 
 
 def _error_location(error: BaseException) -> str:
-    """Returns an exception's class, with its line in transformers."""
+    """Formats the model class and line in transformers that raised an exception."""
     location = ""
     trace = error.__traceback__
     while trace is not None:
