@@ -20,15 +20,15 @@ from cpu_kernels import Register
 from foreign_packages import BuiltPackage
 from inductor_session import InductorSession
 from jit_programs import JitMachine
-from nvgemm_aot.build.pipeline import BuildResult, BuiltBundle, build
 from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_aot.pipeline.pipeline import BuildResult, BuiltBundle, build
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.storage.locks import locked
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.jit.client import JitClient
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 from recording_kernels import Record
 from tuning_bench import DictatedTimer
 

@@ -1,6 +1,6 @@
 """The builder and the ``nvgemm-aot`` command: compiles GEMM kernels and packs them into wheels.
 
-Only `tuning` needs a GPU. Start at `build.pipeline` or `cli.main`. The package may import
+Only `tuning` needs a GPU. Start at `pipeline.pipeline` or `cli.main`. The package may import
 `nvgemm_runtime`, except its `inductor` and `jit`.
 """
 

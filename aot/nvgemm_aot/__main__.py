@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .cli.interrupts import leave_at_once
+from .cli.terminal.interrupts import leave_at_once
 
 
 def main() -> None:

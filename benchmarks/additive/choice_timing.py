@@ -5,7 +5,8 @@ kernels, and chooses one:
 
 - stock: as Inductor does, by events around the host's call, after L2 is overwritten;
 - cold: without the launch, after L2 is overwritten by reads;
-- gpu_time: as `nvgemm_runtime.inductor.choice_timing` does, the mean of cold and warm calls.
+- gpu_time: the mean of cold and warm calls, as in
+  `nvgemm_runtime.inductor.autotuning.choice_timing`.
 
 The table shows how much longer each way's choice takes than the fastest in a CUDA graph: behind a
 small kernel each, with operands from memory, as `nvgemm-aot tune` measures, or from L2, as in a
@@ -31,10 +32,10 @@ from benchmarks.cases import write_cases
 from benchmarks.shared.bundled import declared, environment
 from benchmarks.shared.records import require_gpu
 from benchmarks.shared.resuming import this_run
-from nvgemm_aot.tuning.gpu import GpuTimer, buffer_bytes
+from nvgemm_aot.tuning.measuring.gpu import GpuTimer, buffer_bytes
 from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem
-from nvgemm_runtime.inductor import gpu_times
+from nvgemm_runtime.inductor.autotuning import gpu_times
 from nvgemm_runtime.launch.api import load_kernel
 
 if TYPE_CHECKING:

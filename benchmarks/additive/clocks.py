@@ -1,8 +1,8 @@
 """Times a call again and again while a GPU's clocks fall.
 
 The first call follows a pause, as while torch compiles. Each time over the first should be 1, and
-so should each of two equal calls that take turns. `nvgemm_runtime.inductor.choice_timing` therefore
-compares bundled kernels with ATen in turns, short and long calls alike.
+so should each of two equal calls that take turns. So bundled kernels and ATen are compared in
+turns, short and long calls alike (`nvgemm_runtime.inductor.autotuning.choice_timing`).
 
     python -m benchmarks.additive.clocks
 """
@@ -20,7 +20,7 @@ from benchmarks.record import Baseline, Case
 from benchmarks.shared.bundled import environment
 from benchmarks.shared.records import require_gpu
 from benchmarks.shared.resuming import recording, records_option
-from nvgemm_runtime.inductor import gpu_times
+from nvgemm_runtime.inductor.autotuning import gpu_times
 
 if TYPE_CHECKING:
     import torch

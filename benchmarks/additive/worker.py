@@ -137,7 +137,7 @@ def _benchmark_alone(gpu: _Lock) -> None:
 
     kind.benchmark_gpu = benchmark_gpu
     with contextlib.suppress(ImportError):
-        from nvgemm_runtime.inductor import gpu_times
+        from nvgemm_runtime.inductor.autotuning import gpu_times
 
         for name in ("measure_ms", "measure_in_turns_ms"):
             setattr(gpu_times, name, gpu.held()(getattr(gpu_times, name)))

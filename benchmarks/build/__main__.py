@@ -42,7 +42,7 @@ import json, sys
 from pathlib import Path
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.build.pipeline import plan_build
+from nvgemm_aot.pipeline.pipeline import plan_build
 from nvgemm_aot.providers import cutlass_operators as provider
 import time
 

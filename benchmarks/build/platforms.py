@@ -23,8 +23,8 @@ import click
 
 from benchmarks.record import Baseline, Case
 from benchmarks.shared.resuming import recording, records_option
-from nvgemm_aot.cli.printing import table
-from nvgemm_aot.verify.cubin import read_cubins
+from nvgemm_aot.cli.terminal.printing import table
+from nvgemm_aot.verify.device.cubin import read_cubins
 from nvgemm_runtime.bundle.reader import Bundle
 
 X86, ARM = "platform: linux_x86_64", "platform: linux_aarch64"

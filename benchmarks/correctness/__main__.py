@@ -4,8 +4,8 @@
     python -m benchmarks.correctness --json correctness.json --budget 150
 
 Every installed kernel for plain matrix products takes its turn at random sizes: m and n up to
-16384, k up to 65536, the largest included. `tune`'s checks (`nvgemm_aot.tuning.exact_operands`)
-judge its own results, then results with a planted fault (`faults`). The table counts right results
+16384, k up to 65536, the largest included. `tune`'s checks
+(`nvgemm_aot.tuning.correctness.exact_operands`) judge its own results, then results with a planted fault (`faults`). The table counts right results
 that passed and planted faults that were noticed, by type of A and B.
 """
 
@@ -31,8 +31,8 @@ from benchmarks.shared.compiling import versions
 from benchmarks.shared.records import check_output, write
 from benchmarks.shared.resuming import this_run
 from nvgemm_aot.tuning.contenders import kernel_run
-from nvgemm_aot.tuning.correctness import find_fault
-from nvgemm_aot.tuning.exact_operands import make_checks
+from nvgemm_aot.tuning.correctness.exact_operands import make_checks
+from nvgemm_aot.tuning.correctness.judgement import find_fault
 from nvgemm_runtime import bundles
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nvgemm_aot.tuning.correctness import reference
-from nvgemm_aot.tuning.exact_operands import FEW_PRODUCTS, OperandCheck
+from nvgemm_aot.tuning.correctness.exact_operands import FEW_PRODUCTS, OperandCheck
+from nvgemm_aot.tuning.correctness.judgement import reference
 from nvgemm_runtime.gemm.problem import DType, Problem
 from nvgemm_runtime.gemm.roles import extra_roles
 

@@ -41,7 +41,7 @@ def build(path: Path, manifest: Path, jobs: int | None) -> None:
     """Compile every kernel that a manifest's providers list, for its problems' signatures."""
     # The machine that measures has no builder.
     from benchmarks.estimates import every_kernel
-    from nvgemm_aot.cli.printing import report_progress
+    from nvgemm_aot.cli.terminal.printing import report_progress
     from nvgemm_aot.manifest.parse import load_manifest
     from nvgemm_aot.storage.cache import Cache, default_directory
 

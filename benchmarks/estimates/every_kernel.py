@@ -7,18 +7,18 @@ from pathlib import Path
 
 import click
 
-from nvgemm_aot.build.assemble import (
+from nvgemm_aot.bundle.writer import write_bundle
+from nvgemm_aot.manifest.parse import Manifest
+from nvgemm_aot.pipeline.assemble import (
     PlannedTarget,
     build_key,
     compile_and_assemble,
     toolchain,
 )
-from nvgemm_aot.build.compiler import Progress, make_tasks
-from nvgemm_aot.build.compiler_limits import default_jobs
-from nvgemm_aot.build.pipeline import provider_of
-from nvgemm_aot.build.plan import Plan, PlannedProblem
-from nvgemm_aot.bundle.writer import write_bundle
-from nvgemm_aot.manifest.parse import Manifest
+from nvgemm_aot.pipeline.compiler import Progress, make_tasks
+from nvgemm_aot.pipeline.compiler_limits import default_jobs
+from nvgemm_aot.pipeline.pipeline import provider_of
+from nvgemm_aot.pipeline.plan import Plan, PlannedProblem
 from nvgemm_aot.providers import Provider
 from nvgemm_aot.storage.cache import Cache, private_cache
 from nvgemm_aot.targets import BuildTarget

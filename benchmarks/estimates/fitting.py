@@ -1,8 +1,8 @@
 """Fits corrections of runtime estimates and judges them on sizes held back.
 
 The logarithm of measured over estimated time is fitted by the features in
-`nvgemm_aot.providers.corrections`, with a constant per problem, since only the order within a
-problem matters. Kernels near the problem's fastest weigh more.
+`nvgemm_aot.providers.heuristics.corrections`, with a constant per problem, since only the order
+within a problem matters. Kernels near the problem's fastest weigh more.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from benchmarks.estimates.records import Measurements
 from benchmarks.record import Case
 from benchmarks.shared.compiling import ROOT
 from benchmarks.shared.records import write as write_file
-from nvgemm_aot.build.select import SPLIT_GAIN, Choice, rank_splits_behind, select
+from nvgemm_aot.pipeline.select import SPLIT_GAIN, Choice, rank_splits_behind, select
 from nvgemm_aot.providers import Candidate, load_provider
 from nvgemm_aot.providers.base import RuntimeModel
-from nvgemm_aot.providers.corrections import DATA, Correction, FeatureRow, feature_rows
+from nvgemm_aot.providers.heuristics.corrections import DATA, Correction, FeatureRow, feature_rows
 from nvgemm_runtime.gemm.problem import Problem
 
 PATH = ROOT / "aot" / "nvgemm_aot" / "providers" / DATA

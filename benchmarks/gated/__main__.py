@@ -40,7 +40,7 @@ from benchmarks.shared.summaries import (
     summarized,
 )
 from benchmarks.shared.turns import compiling
-from nvgemm_aot.tuning.gpu import GpuTimer, buffer_bytes
+from nvgemm_aot.tuning.measuring.gpu import GpuTimer, buffer_bytes
 from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands

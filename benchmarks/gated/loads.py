@@ -3,7 +3,7 @@
 Autotuning times kernels for some milliseconds, on a GPU that was idle while torch compiled. After a
 pause, bundled kernels for the products of benchmarks.gated are timed
 
-- alone: one after the other, as `nvgemm_runtime.inductor.gpu_times` times short calls;
+- alone: one after the other, as `nvgemm_runtime.inductor.autotuning.gpu_times` times short calls;
 - 0, 30, 60, 150: in turns with torch.compile's result without bundles, after so many milliseconds
   of load.
 
@@ -30,9 +30,9 @@ from benchmarks.shared.bundled import environment
 from benchmarks.shared.records import require_gpu
 from benchmarks.shared.resuming import Results, measuring_options
 from benchmarks.shared.summaries import Summary, geomean
-from nvgemm_aot.tuning.gpu import GpuTimer
+from nvgemm_aot.tuning.measuring.gpu import GpuTimer
 from nvgemm_runtime.bundle.format import APART
-from nvgemm_runtime.inductor import gpu_times
+from nvgemm_runtime.inductor.autotuning import gpu_times
 
 WHAT = "gated-loads"
 

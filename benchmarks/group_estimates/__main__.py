@@ -35,7 +35,7 @@ def main() -> None:
 def build(path: Path, jobs: int | None) -> None:
     """Compile every kernel for groups."""
     from benchmarks.estimates.every_kernel import build_every_kernel
-    from nvgemm_aot.cli.printing import report_progress
+    from nvgemm_aot.cli.terminal.printing import report_progress
     from nvgemm_aot.manifest.parse import load_manifest
     from nvgemm_aot.storage.cache import Cache, default_directory
 

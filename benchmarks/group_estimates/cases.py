@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvgemm_aot.providers.group_times import ROUTINGS, routed
+from nvgemm_aot.providers.heuristics.group_times import ROUTINGS, routed
 from nvgemm_runtime.gemm.problem import Problem
 
 if TYPE_CHECKING:

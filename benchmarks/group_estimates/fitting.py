@@ -28,7 +28,7 @@ from benchmarks.shared.records import read_record
 from benchmarks.shared.records import write as write_file
 from benchmarks.shared.summaries import geomean
 from nvgemm_aot.providers import Candidate, load_provider
-from nvgemm_aot.providers.group_times import (
+from nvgemm_aot.providers.heuristics.group_times import (
     DATA,
     SHARPNESS,
     GroupTimes,

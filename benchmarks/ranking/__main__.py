@@ -295,7 +295,7 @@ def measure(bundle_path: Path, times_path: Path) -> None:
     require_gpu()
     import torch
 
-    from nvgemm_runtime.launch.loader import LOADER
+    from nvgemm_runtime.launch.loading.loader import LOADER
 
     with as_written(bundle_path):
         bundle = Bundle(bundle_path)

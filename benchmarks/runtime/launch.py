@@ -27,8 +27,9 @@ from benchmarks.shared.resuming import recording, records_option
 
 sys.path.append(str(Path(__file__).parents[2] / "tests/support"))
 import cpu_kernels
-from nvgemm_runtime.launch import compiled, native
+from nvgemm_runtime.launch import compiled
 from nvgemm_runtime.launch.dispatched import dispatched
+from nvgemm_runtime.launch.loading import native
 
 CALLS = 20_000
 ROUNDS = 15

@@ -31,9 +31,10 @@ from benchmarks.shared.resuming import this_run
 from nvgemm_runtime import __version__, bundles, mm
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.launch import compiled, native
+from nvgemm_runtime.launch import compiled
 from nvgemm_runtime.launch.api import choose
-from nvgemm_runtime.launch.loader import KernelLoader
+from nvgemm_runtime.launch.loading import native
+from nvgemm_runtime.launch.loading.loader import KernelLoader
 from nvgemm_runtime.matching.device import device_facts
 
 WINDOW_CALLS = 200

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nvgemm_aot.tuning.gpu import small_kernel
+from nvgemm_aot.tuning.measuring.gpu import small_kernel
 from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
 from nvgemm_runtime.gemm.problem import Layout
 

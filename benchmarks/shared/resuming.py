@@ -310,7 +310,7 @@ def gpu_state() -> str:
 
 def gpu_sha256() -> str | None:
     """Returns the digest of the first GPU's UUID, as rankings have it; None without a GPU."""
-    from nvgemm_aot.tuning.gpu import uuid_digest
+    from nvgemm_aot.tuning.measuring.gpu import uuid_digest
 
     found = nvidia_smi("uuid")
     return uuid_digest(found[0]) if found else None

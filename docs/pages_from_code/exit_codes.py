@@ -6,7 +6,7 @@ import inspect
 
 import click
 
-from nvgemm_aot.cli.interrupts import INTERRUPTED
+from nvgemm_aot.cli.terminal.interrupts import INTERRUPTED
 from nvgemm_runtime import errors
 from nvgemm_runtime.errors import NvgemmError
 

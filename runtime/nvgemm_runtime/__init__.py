@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ._version import __version__
     from .counters import Stats, reset_stats, stats
-    from .inductor.modes import mode
+    from .inductor.configuration.modes import mode
     from .launch.api import (
         Explanation,
         addmm,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         k_grouped_mm,
         scaled_grouped_mm,
     )
-    from .launch.preload import Preloaded, preload
+    from .launch.loading.preload import Preloaded, preload
 
 __all__ = [
     "DispatchedSizes",

@@ -12,7 +12,7 @@ from pathlib import Path
 import cpu_kernels
 import cpu_provider
 from cpu_provider import TILES, CpuProvider
-from nvgemm_aot.build.pipeline import build
+from nvgemm_aot.pipeline.pipeline import build
 from nvgemm_aot.providers import Candidate
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import BuildTarget

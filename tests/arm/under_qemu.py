@@ -91,8 +91,8 @@ def open_real_kernels(path: Path) -> None:
     from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
     from nvgemm_runtime.bundle.reader import Bundle
     from nvgemm_runtime.errors import NvgemmError
-    from nvgemm_runtime.launch import native
-    from nvgemm_runtime.launch.loader import require_libraries
+    from nvgemm_runtime.launch.loading import native
+    from nvgemm_runtime.launch.loading.loader import require_libraries
     from nvgemm_runtime.matching.device import find_runtime_library
 
     launcher = native.load()

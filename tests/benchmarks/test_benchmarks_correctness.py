@@ -15,8 +15,8 @@ from benchmarks.correctness import faults
 from installed_bundles import use
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.tuning.correctness import find_fault
-from nvgemm_aot.tuning.exact_operands import make_checks
+from nvgemm_aot.tuning.correctness.exact_operands import make_checks
+from nvgemm_aot.tuning.correctness.judgement import find_fault
 from nvgemm_runtime.gemm.problem import DType, Problem, Signature
 from repository import ROOT
 from tuning_bench import LazyAtLargeSizes, build

@@ -21,7 +21,7 @@ from fake_provider import FakeProvider, candidate
 from nvgemm_aot.manifest.parse import Declared, Manifest, load_manifest
 from nvgemm_aot.providers import Candidate, load_provider
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
-from nvgemm_aot.providers.corrections import read_correction
+from nvgemm_aot.providers.heuristics.corrections import read_correction
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.format import Header

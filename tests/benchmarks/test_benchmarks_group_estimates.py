@@ -15,7 +15,12 @@ from benchmarks.group_estimates.__main__ import main
 from benchmarks.group_estimates.cases import Case, cases
 from nvgemm_aot.providers import load_provider
 from nvgemm_aot.providers.base import Candidate
-from nvgemm_aot.providers.group_times import TileCost, design_name, read_group_times, work_of
+from nvgemm_aot.providers.heuristics.group_times import (
+    TileCost,
+    design_name,
+    read_group_times,
+    work_of,
+)
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.gemm.problem import Op
 

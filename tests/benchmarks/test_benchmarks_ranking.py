@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from benchmarks.ranking import __main__ as ranking
 from made_rankings import GPU_A, GPU_B, GPU_C, on, rankings
 from matching_headers import header, problem
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.rankings.file import write_rankings
 from nvgemm_runtime.matching.trust import holds_here
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from microscaling import encode_e8m0, encode_fp4, quantise, swizzle
 
-from nvgemm_aot.tuning.exact_operands import shapes_with_k_last
+from nvgemm_aot.tuning.correctness.exact_operands import shapes_with_k_last
 from nvgemm_runtime.gemm.epilogues import Addend, Epilogue, GateForm
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.operands import torch_dtype

@@ -2,7 +2,7 @@
 
 ``out = round(f(scale_a * scale_b * (A @ B) + addend))``, in fp64, and rounded once. The formula is
 written down here once more; how far off a sum may be is derived in
-`nvgemm_aot.tuning.correctness`, for `nvgemm-aot tune` as for these tests.
+`nvgemm_aot.tuning.correctness.judgement`, for `nvgemm-aot tune` as for these tests.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import torch
 from gemm_arguments import Arguments
 from microscaling import decode, dequantise, unswizzle
 
-from nvgemm_aot.tuning.correctness import (
+from nvgemm_aot.tuning.correctness.gate_results import row_sums
+from nvgemm_aot.tuning.correctness.judgement import (
     CURVE_ERROR,
     activation_error,
     expect_between,
     find_fault,
     sum_error,
 )
-from nvgemm_aot.tuning.gates import row_sums
 from nvgemm_runtime.gemm.epilogues import Activation, Epilogue, Gate, GateForm, WeightOrder
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nvgemm_aot.tuning import contenders
-from nvgemm_aot.tuning.gpu import Bench, gpu_bench
+from nvgemm_aot.tuning.measuring.gpu import Bench, gpu_bench
 
 CYCLES = 10**12
 """Clock cycles that the kernel takes: over eight minutes at 2 GHz."""

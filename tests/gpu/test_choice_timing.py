@@ -35,7 +35,7 @@ def delayed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_a_slow_launch_is_not_part_of_the_time() -> None:
-    from nvgemm_runtime.inductor.gpu_times import measure_ms
+    from nvgemm_runtime.inductor.autotuning.gpu_times import measure_ms
 
     a = torch.randn(16, 2048, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
@@ -102,7 +102,7 @@ def test_a_long_kernel_takes_turns_with_aten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A product of 481 GFLOP, for which a Hopper GPU needs over four times `LONG_MS`."""
-    from nvgemm_runtime.inductor import gpu_times
+    from nvgemm_runtime.inductor.autotuning import gpu_times
 
     compared: list[float] = []
     in_turns = gpu_times.measure_in_turns_ms

@@ -25,9 +25,9 @@ from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.launch import native
 from nvgemm_runtime.launch.api import choose, explain, load_operators, mm
 from nvgemm_runtime.launch.compiled import gemm
+from nvgemm_runtime.launch.loading import native
 from nvgemm_runtime.launch.select import load_kernel
 
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -171,7 +171,7 @@ def test_cuda_graphs_capture_memory_and_filling(kernel: Kernel) -> None:
 def test_the_driver_may_be_asked_for_clusters_during_a_capture() -> None:
     script = (
         "import sys, torch\n"
-        "from nvgemm_runtime.launch import native\n"
+        "from nvgemm_runtime.launch.loading import native\n"
         "torch.ones(1, device='cuda')\n"
         "lib = native.load()\n"
         "graph = torch.cuda.CUDAGraph()\n"

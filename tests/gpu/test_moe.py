@@ -15,7 +15,7 @@ import torch
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.launch.loader import LoadedKernel
+from nvgemm_runtime.launch.loading.loader import LoadedKernel
 from nvgemm_runtime.moe import experts, launching, routed_experts, sort_by_expert
 
 DEVICE = "cuda"

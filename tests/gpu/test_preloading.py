@@ -14,8 +14,9 @@ from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.roles import extra_roles
-from nvgemm_runtime.launch import compiled, upload
-from nvgemm_runtime.launch.loader import LOADER
+from nvgemm_runtime.launch import compiled
+from nvgemm_runtime.launch.loading import upload
+from nvgemm_runtime.launch.loading.loader import LOADER
 
 
 @pytest.fixture

@@ -26,11 +26,11 @@ from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.rankings.export import export
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
 from nvgemm_aot.tuning import contenders
-from nvgemm_aot.tuning.correctness import reference
-from nvgemm_aot.tuning.gpu import UNKNOWN_DRIVER, gpu_bench
-from nvgemm_aot.tuning.random_operands import make_sets
+from nvgemm_aot.tuning.correctness.judgement import reference
+from nvgemm_aot.tuning.correctness.random_operands import make_sets
+from nvgemm_aot.tuning.measuring.gpu import UNKNOWN_DRIVER, gpu_bench
+from nvgemm_aot.tuning.measuring.watchdog import tune_watched
 from nvgemm_aot.tuning.tune import Tuned, TuningOptions, tune
-from nvgemm_aot.tuning.watchdog import tune_watched
 from nvgemm_runtime.bundle.format import APART, Header
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature

@@ -28,8 +28,8 @@ from nvgemm_runtime.errors import DriverError
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.roles import extra_roles
 from nvgemm_runtime.gemm.target import CPU
-from nvgemm_runtime.launch import native
-from nvgemm_runtime.launch.loader import require_libraries
+from nvgemm_runtime.launch.loading import native
+from nvgemm_runtime.launch.loading.loader import require_libraries
 from nvgemm_runtime.launch.select import load_kernel
 from nvgemm_runtime.matching.device import DeviceFacts, device_facts, find_runtime_library
 from nvgemm_runtime.matching.refusals import refusal

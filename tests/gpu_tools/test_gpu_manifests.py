@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from every_signature import EVERY_SIGNATURE
-from nvgemm_aot.build.pipeline import provider_of
-from nvgemm_aot.build.plan import look_up_plan, make_plan
 from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_aot.pipeline.pipeline import provider_of
+from nvgemm_aot.pipeline.plan import look_up_plan, make_plan
 from nvgemm_aot.providers import load_provider
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
 from nvgemm_aot.providers.quack import Quack

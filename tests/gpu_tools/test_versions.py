@@ -12,8 +12,8 @@ import pytest
 import versions
 from versions import LIBRARY, TVM_FFI, Outcome
 
-from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 
 ANSWER = {"result": "exact", "device": "a GPU", "torch": "2.13.0"}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fake_driver import FakeDriver, fake_driver
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import tvm_ffi
 import cpu_kernels
 from cpu_kernels import Register, foreign, operands, signature
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 
 TORCH = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16}
 
@@ -255,7 +255,7 @@ def test_a_child_forked_during_a_first_call_can_make_it(
 
 FORK = """
 import os, threading, torch
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 
 held, done = threading.Event(), threading.Event()
 
@@ -295,7 +295,7 @@ import os, sys, torch
 sys.path[:0] = {sys.path!r}
 import cpu_kernels
 from pathlib import Path
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 own = Path({str(tmp_path)!r}, str(os.getpid()))
 own.mkdir()
 kernel = cpu_kernels.load(cpu_kernels.signature(), own)

@@ -11,7 +11,7 @@ import torch
 
 from cpu_kernels import Tensors, foreign, operands
 from nvgemm_runtime.errors import NoKernelError
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 
 
 def _slice_of_columns(t: Tensors) -> Tensors:

@@ -14,7 +14,8 @@ import cpu_kernels
 from cpu_kernels import Register, operands, signature
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.launch import api, native
+from nvgemm_runtime.launch import api
+from nvgemm_runtime.launch.loading import native
 
 
 def misaligned() -> tuple[torch.Tensor, ...]:

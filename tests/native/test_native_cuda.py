@@ -8,13 +8,13 @@ import torch
 from cpu_kernels import operands, signature
 from fake_driver import LEAVES_ANOTHER_DEVICE_CURRENT, FakeDriver
 from nvgemm_runtime.gemm.target import Target
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 
 CUDA = """
 import ctypes, functools, os, torch, tvm_ffi
 import cpu_kernels, fake_driver
 from pathlib import Path
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 from nvgemm_runtime.gemm.target import Target
 lib = native.load()
 driver = ctypes.CDLL("libcuda.so.1", ctypes.RTLD_GLOBAL)

@@ -13,8 +13,8 @@ import cpu_kernels
 from cpu_kernels import Register, operands, signature
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.launch import native
-from nvgemm_runtime.launch.native import ATEN_HANDLE
+from nvgemm_runtime.launch.loading import native
+from nvgemm_runtime.launch.loading.native import ATEN_HANDLE
 
 Launcher = native.Native
 

@@ -16,7 +16,7 @@ from nvgemm_runtime.bundle.calling_convention import CallingConvention
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.gemm.types import ScaleRecipe
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 
 PLAIN = signature("tn", operand=DType.BF16)
 BIASED = signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS)

@@ -13,8 +13,8 @@ from edges import problem_of
 
 from cpu_kernels import signature
 from fake_driver import FakeDriver
-from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.manifest.parse import Declared, Manifest
+from nvgemm_aot.pipeline.pipeline import build
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.reader import Bundle
@@ -44,10 +44,10 @@ from dataclasses import replace
 import fake_driver
 from edges import problem_of
 from gemm_arguments import random_arguments
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
-from nvgemm_runtime.launch.loader import KernelLoader
+from nvgemm_runtime.launch.loading.loader import KernelLoader
 driver = ctypes.CDLL("libcuda.so.1", ctypes.RTLD_GLOBAL)
 lib, library, bundle = native.load(), KernelLoader(), Bundle(sys.argv[1])
 def on(tensor):

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from nvgemm_aot.build.linker import c_compiler
+from nvgemm_aot.pipeline.linker import c_compiler
 from nvgemm_runtime.errors import ToolchainError
-from nvgemm_runtime.launch import native
-from nvgemm_runtime.launch.native import ABI
+from nvgemm_runtime.launch.loading import native
+from nvgemm_runtime.launch.loading.native import ABI
 from nvgemm_runtime.matching.shared_library import missing_part
 
 
@@ -62,7 +62,7 @@ def test_the_library_loads_with_old_systems() -> None:
 
 
 def test_importing_the_module_loads_nothing() -> None:
-    script = "import nvgemm_runtime.launch.native, sys; print('torch' in sys.modules)"
+    script = "import nvgemm_runtime.launch.loading.native, sys; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
@@ -87,7 +87,7 @@ def test_a_damaged_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 CUT_ANYWHERE = """
 import importlib.resources, pathlib, sys
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 from nvgemm_runtime.errors import ToolchainError
 directory = pathlib.Path(sys.argv[1])
 library = directory / "_native.so"
@@ -158,7 +158,7 @@ def test_a_library_of_another_version_is_named(
 
 ZEROS = """
 import importlib.resources, pathlib, sys
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 from nvgemm_runtime.errors import ToolchainError
 installed = importlib.resources.files("nvgemm_runtime")
 directory = pathlib.Path(sys.argv[1])

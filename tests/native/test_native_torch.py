@@ -17,7 +17,7 @@ import cpu_kernels
 from cpu_kernels import Register, operands, signature
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 
 
 def test_abi_needs_no_tensor(lib: native.Native) -> None:
@@ -151,7 +151,7 @@ import importlib.resources, sys, torch, tvm_ffi
 sys.path[:0] = {path!r}
 import cpu_kernels
 from pathlib import Path
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 native.register_refusals = native._register_fakes = lambda *_: None
 lib = native.load()
 kernel = cpu_kernels.load(cpu_kernels.signature(), Path({directory!r}))

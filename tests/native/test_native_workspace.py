@@ -11,7 +11,7 @@ from cpu_kernels import Register, operands, signature
 from fake_driver import FakeDriver
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.gemm.problem import Op, Problem
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 
 PLAIN = signature()
 BATCHED = signature(op=Op.BMM)
@@ -140,7 +140,7 @@ import ctypes, os, torch, tvm_ffi
 import cpu_kernels, fake_driver
 from pathlib import Path
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 from nvgemm_runtime.gemm.target import Target
 lib = native.load()
 driver = ctypes.CDLL("libcuda.so.1", ctypes.RTLD_GLOBAL)

@@ -14,8 +14,8 @@ from test_native_launchers import PRELUDE, REACHES_CUDA
 
 from cpu_kernels import signature
 from fake_driver import FakeDriver
-from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.manifest.parse import Declared, Manifest
+from nvgemm_aot.pipeline.pipeline import build
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.reader import Bundle

@@ -11,9 +11,9 @@ import torch
 
 import nvgemm_runtime
 from inductor_session import InductorSession, warnings_of
-from nvgemm_aot.build.compiler_limits import compile_limit_seconds
 from nvgemm_aot.jit import server
 from nvgemm_aot.jit.eviction import limit_bytes
+from nvgemm_aot.pipeline.compiler_limits import compile_limit_seconds
 from nvgemm_aot.workload.explain import explain_program
 from nvgemm_aot.workload.record import record_program
 from nvgemm_runtime import events, settings

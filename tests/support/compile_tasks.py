@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fake_provider import FakeProvider, candidate
-from nvgemm_aot.build.compiler import Task, make_tasks
+from nvgemm_aot.pipeline.compiler import Task, make_tasks
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.gemm.problem import Signature
 

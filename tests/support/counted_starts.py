@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nvgemm_aot.build import workers
+from nvgemm_aot.pipeline import workers
 
 Starts = list[None]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from nvgemm_aot.build.linker import c_compiler
+from nvgemm_aot.pipeline.linker import c_compiler
 from nvgemm_runtime.bundle.calling_convention import (
     CLUSTERS,
     MNKL,

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import cpu_kernels
-from nvgemm_aot.build.linker import c_compiler
-from nvgemm_aot.build.pipeline import BuiltBundle, build
 from nvgemm_aot.manifest.parse import Declared, Manifest
+from nvgemm_aot.pipeline.linker import c_compiler
+from nvgemm_aot.pipeline.pipeline import BuiltBundle, build
 from nvgemm_aot.providers import Candidate, Enumeration, Rejection
 from nvgemm_aot.providers.base import INTERFACE_VERSION, BlockShape
 from nvgemm_aot.storage.cache import Cache

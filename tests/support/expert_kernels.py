@@ -16,7 +16,7 @@ from installed_bundles import use
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
-from nvgemm_runtime.launch.loader import LoadedKernel
+from nvgemm_runtime.launch.loading.loader import LoadedKernel
 from nvgemm_runtime.moe import launching
 
 

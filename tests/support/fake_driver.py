@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import tvm_ffi
 
 from forked_scripts import ForkedScripts, forked_scripts
-from nvgemm_aot.build.linker import c_compiler
+from nvgemm_aot.pipeline.linker import c_compiler
 
 _SOURCE = r"""
 #include <stdlib.h>
@@ -106,7 +106,7 @@ LEAVES_ANOTHER_DEVICE_CURRENT = """
 _IMPORTS = """
 import torch, tvm_ffi
 import cpu_kernels, fake_driver, gemm_arguments
-from nvgemm_runtime.launch import loader, native
+from nvgemm_runtime.launch.loading import loader, native
 torch.testing.assert_close(torch.ones(1), torch.ones(1))
 """
 

@@ -11,10 +11,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from nvgemm_aot.build.linker import c_compiler
+from nvgemm_aot.pipeline.linker import c_compiler
 from nvgemm_aot.providers import Candidate, Enumeration, Rejection
 from nvgemm_aot.providers.base import INTERFACE_VERSION, BlockShape, RuntimeModel
-from nvgemm_aot.providers.heuristics import MatmulHeuristics
+from nvgemm_aot.providers.heuristics.estimates import MatmulHeuristics
 from nvgemm_aot.targets import BuildTarget
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.errors import CompileError

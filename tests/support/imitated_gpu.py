@@ -1,4 +1,4 @@
-"""A GPU and its host, imitated: what `nvgemm_runtime.inductor.gpu_times` times calls on."""
+"""Imitated GPU and host, for tests of `nvgemm_runtime.inductor.autotuning.gpu_times`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from nvgemm_runtime.inductor import gpu_times
+from nvgemm_runtime.inductor.autotuning import gpu_times
 
 FLUSH_US = 20.0
 """What the imitated GPU takes to read as much as its L2 cache holds."""

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.installed import digest
 from nvgemm_runtime.installed.registry import Installation
-from nvgemm_runtime.launch import api, compiled, preload, select
+from nvgemm_runtime.launch import api, compiled, select
+from nvgemm_runtime.launch.loading import preload
 
 
 def install_wheels(monkeypatch: pytest.MonkeyPatch, site: Path, *wheels: Path) -> None:

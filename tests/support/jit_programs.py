@@ -122,7 +122,7 @@ class JitMachine:
     def compilers_of(self, server: int) -> list[int]:
         """Compiler processes of a server."""
         return [
-            pid for pid in _processes() if _parent(pid) == server and _is(pid, b"build.workers")
+            pid for pid in _processes() if _parent(pid) == server and _is(pid, b"pipeline.workers")
         ]
 
     @contextlib.contextmanager

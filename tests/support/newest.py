@@ -74,7 +74,7 @@ TORCH = Steps(
     gpu=("python3 tests/gpu/run --build wheels", GPU_TESTS),
     places=(
         "runtime/nvgemm_runtime/inductor/autoload.py: SUPPORTED",
-        "runtime/nvgemm_runtime/launch/native.py: two messages",
+        "runtime/nvgemm_runtime/launch/loading/native.py: two messages",
         "docs/reference/support.md, docs/develop/torch.md, README.md: what was run",
     ),
 )
@@ -83,7 +83,7 @@ TVM_FFI = Steps(
     gpu=PAIRS,
     places=(
         "tests/gpu/versions.py: TVM_FFI, before the pairs are prepared",
-        "runtime/nvgemm_runtime/launch/native.py: two messages",
+        "runtime/nvgemm_runtime/launch/loading/native.py: two messages",
         "docs/guide/installing.md: what was run",
     ),
 )

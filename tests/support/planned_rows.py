@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from nvgemm_aot.build.pipeline import plan_build
-from nvgemm_aot.build.plan import Plan
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
+from nvgemm_aot.pipeline.pipeline import plan_build
+from nvgemm_aot.pipeline.plan import Plan
 from nvgemm_aot.providers import Enumeration
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators
 from nvgemm_aot.storage.cache import Cache

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from nvgemm_aot.build.linker import c_compiler
-from nvgemm_aot.verify.host_object import NEEDED_LIBRARIES
+from nvgemm_aot.pipeline.linker import c_compiler
+from nvgemm_aot.verify.host.host_object import NEEDED_LIBRARIES
 
 BASE_FLAGS = ("-shared", "-nostdlib", "-fPIC", "-O1", "-Wl,--build-id=none", "-Wl,-s")
 

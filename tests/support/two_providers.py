@@ -8,7 +8,7 @@ from pathlib import Path
 
 from compile_tasks import BF16
 from fake_provider import FakeProvider, candidate
-from nvgemm_aot.build.compiler import Task, make_tasks
+from nvgemm_aot.pipeline.compiler import Task, make_tasks
 from nvgemm_aot.providers import Candidate, Enumeration, load_provider
 from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_runtime.gemm.problem import Signature

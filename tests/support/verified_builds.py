@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_aot.pipeline.pipeline import build
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.verify.bundle import verify_bundle
 

@@ -1,4 +1,4 @@
-"""Benches of processes that `nvgemm_aot.tuning.watchdog` watches, for tests: made there by name."""
+"""Benches that `nvgemm_aot.tuning.measuring.watchdog` creates by name in tests."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from nvgemm_aot.tuning import contenders
-from nvgemm_aot.tuning.gpu import Bench
-from nvgemm_aot.tuning.race import Sample
+from nvgemm_aot.tuning.measuring.gpu import Bench
+from nvgemm_aot.tuning.measuring.race import Sample
 from nvgemm_runtime.bundle.format import APART
 from tuning_bench import SLOW_FIRST, DictatedTimer, bench
 

@@ -15,7 +15,7 @@ import pytest
 import nvgemm_aot_autoload
 import nvgemm_runtime
 from fresh_processes import Home, Ran
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 
 pytestmark = pytest.mark.slow
 

@@ -14,13 +14,13 @@ from click.testing import CliRunner
 
 import cpu_provider
 from cpu_provider import CpuModel, CpuProvider, problem
-from nvgemm_aot.build.pipeline import BuiltBundle
-from nvgemm_aot.build.plan import look_up_plan, make_plan
 from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.cli.main import main
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.plan import look_up_plan, make_plan
 from nvgemm_aot.providers.base import BlockShape
-from nvgemm_aot.providers.heuristics import MatmulHeuristics
+from nvgemm_aot.providers.heuristics.estimates import MatmulHeuristics
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.verify.bundle import HOST_ONLY, verify_bundle
 from nvgemm_aot.verify.findings import Check
@@ -120,7 +120,7 @@ def test_the_wheel_is_for_the_platform(cpu_bundle: BuiltBundle, tmp_path: Path) 
 def test_naming_a_runtime_model_loads_nothing() -> None:
     """Plans are looked up by the model's name, and a plan that is found must be quick."""
     script = (
-        "import sys; from nvgemm_aot.providers.heuristics import MatmulHeuristics\n"
+        "import sys; from nvgemm_aot.providers.heuristics.estimates import MatmulHeuristics\n"
         "assert MatmulHeuristics('H200_SXM', 1, 132).name.startswith('nvidia-matmul-heuristics ')\n"
         "assert 'nvMatmulHeuristics' not in sys.modules"
     )

@@ -17,7 +17,7 @@ from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role
-from nvgemm_runtime.launch.loader import KernelLoader, LoadedKernel
+from nvgemm_runtime.launch.loading.loader import KernelLoader, LoadedKernel
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ def main() -> None:
     if not Path(nvgemm_runtime.__file__).is_relative_to(os.environ["PYTHONPATH"]):
         return
 
-    from nvgemm_runtime.launch import native
+    from nvgemm_runtime.launch.loading import native
 
     native.load()
     operand = torch.zeros(2, 2)

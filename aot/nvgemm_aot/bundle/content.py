@@ -18,8 +18,8 @@ from nvgemm_runtime.errors import BundleFormatError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
 
-from ..verify.elf import MalformedElfError
-from ..verify.host_object import read_host_object
+from ..verify.host.elf import MalformedElfError
+from ..verify.host.host_object import read_host_object
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from nvgemm_runtime.errors import PackagingError, StorageError
 
-from ..verify.elf import MalformedElfError, open_elf, reading
+from ..verify.host.elf import MalformedElfError, open_elf, reading
 from .sbom import RUNTIME
 from .wheel import encode_archive, list_wheels
 

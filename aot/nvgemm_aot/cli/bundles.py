@@ -16,9 +16,9 @@ from nvgemm_runtime.bundle.format import Kernel, RankingSource
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, NvgemmError, StorageError, VerificationError
 
-from .options import ANY_PATH, json_option, out_directory_option
-from .packing import prepare_wheels, wheel_lines, write_wheels
-from .printing import (
+from .build.packing import prepare_wheels, wheel_lines, write_wheels
+from .terminal.options import ANY_PATH, json_option, out_directory_option
+from .terminal.printing import (
     count_text,
     print_result,
     report_progress,
@@ -101,7 +101,7 @@ def verify(
     The exit status is 0 if all bundles are good. If one is bad, the status tells its fault: 16 if
     it cannot be read, 20 if it breaks its format, 21 for a finding. If several are bad, it is 21.
     """
-    from ..build.compiler_limits import default_jobs
+    from ..pipeline.compiler_limits import default_jobs
     from ..workload.find_bundles import find_bundles, without_runtime
 
     documents: list[Document] = []

@@ -11,8 +11,8 @@ import click
 
 from nvgemm_runtime.errors import StorageError
 
-from .options import Duration, cache_option, json_option
-from .printing import count_text, print_result, size_text, table
+from .terminal.options import Duration, cache_option, json_option
+from .terminal.printing import count_text, print_result, size_text, table
 
 if TYPE_CHECKING:
     from ..jit.eviction import CachedBundle, CacheUsage

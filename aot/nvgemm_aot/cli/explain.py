@@ -11,7 +11,7 @@ import click
 
 from nvgemm_runtime.errors import one_line
 
-from .printing import count_text, failed_text, print_result, table
+from .terminal.printing import count_text, failed_text, print_result, table
 
 Document = dict[str, Any]
 

@@ -16,16 +16,16 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.errors import NvgemmError, StorageError, ToolchainError
 from nvgemm_runtime.installing import install_command
 
-from . import interrupts, output
-from .build import build
+from .build.command import build
 from .bundles import inspect, list_, verify, wheel
 from .cache import cache
-from .coverage import coverage
-from .doctor import doctor
+from .coverage.command import coverage
+from .doctor.command import doctor
 from .explain import explain
 from .manifest import manifest, schema
 from .rankings import rankings
 from .record import record
+from .terminal import interrupts, output
 from .tune import tune
 
 _log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from nvgemm_runtime.gemm.target import (
     TargetName,
 )
 
-from .options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam
-from .printing import count_text
+from .terminal.options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam
+from .terminal.printing import count_text
 
 if TYPE_CHECKING:
     from ..manifest.config_manifest import ConfigManifest

@@ -11,8 +11,8 @@ import click
 
 from nvgemm_runtime.errors import RankingsError
 
-from .options import ANY_PATH, json_option
-from .printing import count_text, file_document, file_text, print_result, table
+from .terminal.options import ANY_PATH, json_option
+from .terminal.printing import count_text, file_document, file_text, print_result, table
 
 if TYPE_CHECKING:
     from ..rankings.assess import Assessment

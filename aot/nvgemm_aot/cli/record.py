@@ -9,8 +9,8 @@ import click
 
 from nvgemm_runtime.gemm.target import TargetName
 
-from .options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam
-from .printing import count_text, failed_text
+from .terminal.options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam
+from .terminal.printing import count_text, failed_text
 
 if TYPE_CHECKING:
     from ..workload.record import Recorded

@@ -14,9 +14,9 @@ import click
 
 from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
 
-from .interrupts import INTERRUPTED
-from .options import ANY_PATH, Duration, json_option
-from .printing import count_text, print_result, report_progress, size_text, table
+from .terminal.interrupts import INTERRUPTED
+from .terminal.options import ANY_PATH, Duration, json_option
+from .terminal.printing import count_text, print_result, report_progress, size_text, table
 
 if TYPE_CHECKING:
     from nvgemm_runtime.bundle.format import Ranking
@@ -113,7 +113,7 @@ def tune(
     OUT.tuning.jsonl: the same command continues from there. A kernel that never returns is dropped:
     the measuring process is killed, and another continues.
     """
-    from ..tuning import watchdog
+    from ..tuning.measuring import watchdog
     from ..tuning.state import state_path
     from ..tuning.tune import TuningOptions
 

@@ -22,8 +22,9 @@ from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.jit_cache import jit_directory, stamp_path
 from nvgemm_runtime.installed.ownership import writable_by_others
 
-from ..build.assemble import GENERATOR, PlannedTarget, compile_and_assemble, toolchain
-from ..build.compiler import (
+from ..manifest.parse import Declared, Manifest
+from ..pipeline.assemble import GENERATOR, PlannedTarget, compile_and_assemble, toolchain
+from ..pipeline.compiler import (
     Failure,
     KernelWorkers,
     ProcessKind,
@@ -31,11 +32,10 @@ from ..build.compiler import (
     TaskResult,
     death_text,
 )
-from ..build.compiler_limits import compile_limit_seconds
-from ..build.pipeline import look_up_plans, plan_build, without_operator
-from ..build.plan import likely_provider
-from ..build.workers import WorkerDied
-from ..manifest.parse import Declared, Manifest
+from ..pipeline.compiler_limits import compile_limit_seconds
+from ..pipeline.pipeline import look_up_plans, plan_build, without_operator
+from ..pipeline.plan import likely_provider
+from ..pipeline.workers import WorkerDied
 from ..providers import Provider
 from ..rankings.shipped import shipped_rankings
 from ..storage.cache import Cache, cache_key

@@ -25,7 +25,7 @@ from nvgemm_runtime.errors import NvgemmError, StorageError, ToolchainError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.settings import JIT_JOBS_VARIABLE, JIT_PROVIDER_VARIABLE, shown, whole_number
 
-from ..build.compiler_limits import default_jobs
+from ..pipeline.compiler_limits import default_jobs
 from ..providers import PROVIDERS, SEPARATOR, Provider, load_provider
 from ..storage import temporary_directory
 from ..storage.cache import Cache

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
-from ..build.compiler import (
+from ..pipeline.compiler import (
     CompilerProcesses,
     Failure,
     ProcessKind,
@@ -15,7 +15,7 @@ from ..build.compiler import (
     TaskResult,
     start_workers,
 )
-from ..build.workers import WorkerDied, WorkersCannotStart, WorkersKilled
+from ..pipeline.workers import WorkerDied, WorkersCannotStart, WorkersKilled
 from ..storage.cache import Cache
 from ..storage.locks import FileLock, acquire
 

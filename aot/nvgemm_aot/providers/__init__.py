@@ -16,10 +16,11 @@ from nvgemm_runtime.gemm.support import GATHERED_PROVIDER
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.installing import install_command
 
-from . import cute_dsl, cute_setup
+from . import cute_dsl
 from .base import RECIPE_PREFIX, Candidate, Enumeration, Provider, Rejection
-from .checked import BLAME, describe_error
+from .checking.checked import BLAME, describe_error
 from .combined import SEPARATOR, Combined
+from .cute_dsl import cute_setup
 from .discovery import load_external
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import Any
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.installed.discover import describe_distribution
 
-from .checked import BLAME, Checked, describe_error
+from .checking.checked import BLAME, Checked, describe_error
 
 GROUP = "nvgemm_aot.providers"
 """Entry point group. An entry's name is the provider's, its object the provider class."""

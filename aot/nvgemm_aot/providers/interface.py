@@ -32,9 +32,9 @@ from .base import (
     Rejection,
     RuntimeModel,
 )
-from .cute_setup import installed_versions
+from .cute_dsl.cute_setup import installed_versions
 from .discovery import GROUP
-from .heuristics import matmul_heuristics
+from .heuristics.estimates import matmul_heuristics
 
 __all__ = [
     "CLC",

@@ -93,7 +93,7 @@ def kernel_run(bundle: Bundle, kernel: Kernel) -> Run:
     Raises:
         NvgemmError: If loading fails; see `KernelLoader.load`.
     """
-    from nvgemm_runtime.launch.loader import LOADER
+    from nvgemm_runtime.launch.loading.loader import LOADER
 
     launch = LOADER.load(bundle, kernel).launch
 

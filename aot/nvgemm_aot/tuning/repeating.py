@@ -18,7 +18,7 @@ from ..bundle.content import ProblemRanking
 from ..rankings.agreement import ATEN, Relation, compare_repeat
 from ..rankings.intervals import contending, interval_of
 from .contenders import Run
-from .other_work import OtherWork
+from .measuring.other_work import OtherWork
 from .outcome import Repeat, TuningOutcome
 from .session import Progress, Session
 from .state import TuningState

@@ -30,7 +30,7 @@ from ..rankings.agreement import ATEN, TRITON, Relation, compare, confirming_gpu
 from ..rankings.intervals import Interval, contending, interval_of, is_decided
 from ..rankings.pruning import by_signature, keep_ranked, needed_for_service
 from ..rankings.table_kernels import DispatchTables
-from .correctness import thrown_out
+from .correctness.judgement import thrown_out
 from .outcome import TuningOutcome
 
 LEFT_UNDECIDED = "one of the fastest was thrown out later, and those left were not told apart"

@@ -24,11 +24,11 @@ from ..rankings.agreement import (
     gpu_name,
 )
 from .contenders import Contenders, Run
-from .correctness import thrown_out
-from .gpu import Bench
-from .measuring import BrokenDeviceError, measure
-from .neighbours import Neighbours
-from .other_work import OtherWork
+from .correctness.judgement import thrown_out
+from .measuring.gpu import Bench
+from .measuring.neighbours import Neighbours
+from .measuring.other_work import OtherWork
+from .measuring.problem_times import BrokenDeviceError, measure
 from .outcome import TuningOutcome
 from .rewrite import previous_outcome
 from .state import TuningState

@@ -13,16 +13,16 @@ from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import SuspectError, TuningError
 from nvgemm_runtime.gemm.aten import unusual_setting
-from nvgemm_runtime.launch.loader import require_libraries
+from nvgemm_runtime.launch.loading.loader import require_libraries
 from nvgemm_runtime.matching.refusals import refusal
 
 from ..bundle.content import ProblemRanking
 from ..bundle.writer import write_bundle
 from .contenders import Contenders
-from .correctness import suspicion, thrown_out
-from .gpu import Bench
-from .grid import between_declared, measured_before, where_winners_change
-from .neighbours import Neighbours
+from .correctness.judgement import suspicion, thrown_out
+from .measuring.gpu import Bench
+from .measuring.grid import between_declared, measured_before, where_winners_change
+from .measuring.neighbours import Neighbours
 from .outcome import TuningOutcome
 from .repeating import measure_again, outcomes_with_repeats, unrepeated
 from .rewrite import (

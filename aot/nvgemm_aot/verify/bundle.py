@@ -16,7 +16,12 @@ from nvgemm_runtime.errors import TargetError, count_text
 from nvgemm_runtime.gemm.target import CPU
 
 from ..targets.profile import DeviceProfile, load_profile
-from .disassembler import INSTALL_COMMAND, Disassembler, find_disassembler, require_disassembler
+from .device.disassembler import (
+    INSTALL_COMMAND,
+    Disassembler,
+    find_disassembler,
+    require_disassembler,
+)
 from .findings import Check, Finding
 from .kernel import KernelEvidence, inspect_kernel
 from .kernel_design import KNOWN_PROVIDERS

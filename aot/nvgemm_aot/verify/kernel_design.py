@@ -12,7 +12,7 @@ from nvgemm_runtime.errors import TargetError
 
 from ..providers.base import CLC, DYNAMIC_PERSISTENT, ONE_TILE, SCHEDULERS, STATIC_PERSISTENT
 from ..targets.profile import DeviceProfile, basis_of_limit
-from .cubin import Cubin, DeviceKernel
+from .device.cubin import Cubin, DeviceKernel
 from .findings import Check, Finding
 
 COUNTER_BYTES = 4

@@ -1,8 +1,8 @@
 """Tables for element types and scale recipes, one row each.
 
 To support another one, add a row here; the rest of the project reads the columns. The native build
-runs this module to generate its copy (`runtime/csrc/element_types.py`), so it imports nothing from
-this package.
+runs this module to generate its copy (`runtime/csrc/checks/element_types.py`), so it imports
+nothing from this package.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class ScaleRecipeRow:
         block: Values along k that share a scale; None if all do.
         operands: Dtypes of A and B that it scales.
         torch_scaling: torch's scaling type.
-        native_kind: Number in ``ScaleKind`` (csrc/gemm.h).
+        native_kind: Number in ``ScaleKind`` (csrc/core/gemm.h).
         aliases: Other names, for suggestions in error messages.
     """
 

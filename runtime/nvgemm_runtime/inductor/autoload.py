@@ -20,13 +20,13 @@ SUPPORTED = (2, 11), (2, 15)
 """First and last torch release that the plug-in was run with."""
 
 _WAITED_FOR = {
-    "torch._inductor.config": "options",
-    "torch._inductor.codegen.common": "cache_key",
+    "torch._inductor.config": "configuration.options",
+    "torch._inductor.codegen.common": "configuration.cache_key",
     "torch._inductor.select_algorithm": "entry",
-    "torch._inductor.fx_passes.post_grad": "epilogue_fusion",
-    "torch._inductor.graph": "scaled",  # imported after lowering and select_algorithm
-    "torch._inductor.package.package": "operators",
-    "torch.export.pt2_archive._package": "archives",
+    "torch._inductor.fx_passes.post_grad": "fusion.epilogue_fusion",
+    "torch._inductor.graph": "fusion.scaled",  # imported after lowering and select_algorithm
+    "torch._inductor.package.package": "autotuning.operators",
+    "torch.export.pt2_archive._package": "codegen.archives",
 }
 """Modules here by the torch module whose import installs them."""
 

@@ -16,8 +16,8 @@ from torch._inductor import select_algorithm as autotuning
 
 from ..settings import RECORD_VARIABLE
 from .autoload import log_broken
-from .cache_key import may_have_kernels
-from .modes import current_mode
+from .configuration.cache_key import may_have_kernels
+from .configuration.modes import current_mode
 
 _HOOK = f"{__package__}.hook"
 

@@ -33,10 +33,11 @@ from ..settings import (
     serves_default_mode,
     trusts_rankings,
 )
-from . import report, torch_nvgemm
-from .choice_timing import time_beside_inductor, time_on_gpu, time_over_sizes
-from .choices import BundledChoice, StockCall, gemm_choices, obstacles
-from .modes import OPTION, current_mode
+from . import report
+from .autotuning import torch_nvgemm
+from .autotuning.choice_timing import time_beside_inductor, time_on_gpu, time_over_sizes
+from .autotuning.choices import BundledChoice, StockCall, gemm_choices, obstacles
+from .configuration.modes import OPTION, current_mode
 from .reading import (
     AutotunedGemm,
     backends_beside_aten,
@@ -49,7 +50,7 @@ from .reading import (
 from .report import DATA_DEPENDENT, is_data_dependent, log_failure, raise_or_log
 
 if TYPE_CHECKING:
-    from .dynamic_sizes import DispatchResult, TimedDispatch
+    from .default_mode.dynamic_sizes import DispatchResult, TimedDispatch
     from .offers import Offers
 
 _log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ def _join_in_default_mode(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     if is_alternative() or not has_bundles():
         return choices
     # Imported here, so that compiling without bundles stays cheap.
-    from .default_mode import join_measured
+    from .default_mode.default_choices import join_measured
 
     _register_summary()
     _refuse_unopened()
@@ -99,7 +100,7 @@ def _join_in_default_mode(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
 
 def _refuse_unopened() -> None:
     if current_mode() is Mode.REQUIRED:
-        from .required import refuse_unopened
+        from .autotuning.required import refuse_unopened
 
         refuse_unopened()
 
@@ -174,7 +175,7 @@ def _find_dispatch_choice(gemm: AutotunedGemm, stock: StockCall) -> DispatchResu
     if is_alternative() or stock.is_split or not is_symbolic(gemm):
         return None
     # Imported here, so that compiling for fixed sizes stays cheap.
-    from .dynamic_sizes import find_dispatch_choice
+    from .default_mode.dynamic_sizes import find_dispatch_choice
 
     return find_dispatch_choice(gemm, stock, needs_kernel=current_mode() is Mode.REQUIRED)
 

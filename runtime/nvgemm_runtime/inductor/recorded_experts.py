@@ -21,7 +21,7 @@ from torch._inductor.pattern_matcher import (
 from ..gemm.aten import AtenGemm
 from ..gemm.moe_operators import NAMESPACE, OF_TWO_WEIGHTS, OPERATORS, read_products
 from ..gemm.operands import Operand
-from . import epilogue_fusion
+from .fusion import epilogue_fusion
 from .hook import record_gemm
 from .reading import operand_of_tensor
 from .report import raise_or_log

@@ -22,10 +22,10 @@ from ..gemm.types import ScaleRecipe
 from ..installed.registry import INSTALLATION, FoundBundle
 from ..matching.device import DeviceFacts
 from ..matching.index import Match, Miss
-from . import native
 from .compute import compute, enum_of
 from .fast_path import skip_if_loaded
-from .loader import LoadedKernel
+from .loading import native
+from .loading.loader import LoadedKernel
 from .select import choose_kernel, facts_of, find, load_kernel
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, device_facts
 from ..matching.refusals import device_refusal, refusal, timing_refusal
 from ..settings import is_debugging, is_off
-from . import native
-from .fork_locks import ForkLock
-from .loader import LoadedKernel
+from .loading import native
+from .loading.fork_locks import ForkLock
+from .loading.loader import LoadedKernel
+from .loading.upload import upload
 from .select import load_kernel
-from .upload import upload
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TryLaunch = Callable[..., bool]
-"""Like `nvgemm_runtime.launch.native.Native.try_launch`, without the handle."""
+"""Like `nvgemm_runtime.launch.loading.native.Native.try_launch`, without the handle."""
 
 
 GeneratedCall = Callable[..., "torch.Tensor"]

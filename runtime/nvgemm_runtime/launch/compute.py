@@ -24,7 +24,7 @@ from ..matching.refusals import timing_refusal
 from ..settings import is_debugging
 from .autograd import refuse_lost_derivative
 from .fast_path import count_write, refuse_negation, refuse_tracing
-from .loader import LoadedKernel
+from .loading.loader import LoadedKernel
 from .select import choose_kernel, load_kernel
 
 if TYPE_CHECKING:

@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..settings import is_off
-from . import native
 from .compiled import GeneratedCall, expect, launch_first, leave_to_aten, make_call
-from .fork_locks import ForkLock
+from .loading import native
+from .loading.fork_locks import ForkLock
 
 if TYPE_CHECKING:
     import torch
 
 _TryDispatch = Callable[..., "bool | int"]
-"""Like `nvgemm_runtime.launch.native.Native.try_dispatch`, without the table."""
+"""Like `nvgemm_runtime.launch.loading.native.Native.try_dispatch`, without the table."""
 
 
 def dispatched(

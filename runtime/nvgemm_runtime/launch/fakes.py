@@ -36,7 +36,7 @@ OPERATORS = {
     "gathered_grouped_mm": Form(op=Op.GATHERED_GROUPED_MM),
     "gathered_grouped_gated_mm": Form(op=Op.GATHERED_GROUPED_MM, is_gated=True),
 }
-"""Operators by name; runtime/csrc/torch_ops.cpp defines each, with an ``out`` form."""
+"""Operators by name; runtime/csrc/torch/torch_ops.cpp defines each, with an ``out`` form."""
 
 
 def register_fakes(out_dtype: Callable[[str], Any]) -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..gemm.operands import check_kinds, check_shapes
 from ..gemm.problem import Op
-from . import native
 from .autograd import refuse_lost_derivative
-from .loader import LoadedKernel
+from .loading import native
+from .loading.loader import LoadedKernel
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from ..gemm.epilogues import Addend, Epilogue, GateForm
 from ..gemm.extra_operands import ExtraOperands
 from ..gemm.problem import Op
 from .compute import compute, enum_of
-from .loader import LoadedKernel
+from .loading.loader import LoadedKernel
 from .select import load_kernel
 
 if TYPE_CHECKING:

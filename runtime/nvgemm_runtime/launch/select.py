@@ -22,7 +22,7 @@ from ..matching.device import (
 from ..matching.index import Match, Miss, first_served
 from ..matching.refusals import process_refusal
 from ..settings import default_mode
-from .loader import LOADER, LoadedKernel
+from .loading.loader import LOADER, LoadedKernel
 
 if TYPE_CHECKING:
     import torch

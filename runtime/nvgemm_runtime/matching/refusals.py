@@ -13,7 +13,7 @@ from ..installing import UPGRADE
 from .device import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 
 MAX_CLUSTER_SIZE = 16
-"""Most thread blocks per cluster on any device: kMaxClusterSize in csrc/cuda_driver.cpp."""
+"""Most thread blocks per cluster on any device: kMaxClusterSize in csrc/driver/cuda_driver.cpp."""
 
 _FFI_DISTRIBUTION = "apache-tvm-ffi"
 

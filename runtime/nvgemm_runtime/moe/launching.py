@@ -14,7 +14,7 @@ from ..gemm.extra_operands import ExtraOperands, check_offset_values
 from ..gemm.moe_operators import NAMESPACE
 from ..gemm.problem import Op
 from ..launch.fast_path import count_write
-from ..launch.loader import LoadedKernel
+from ..launch.loading.loader import LoadedKernel
 from ..launch.select import choose_kernel
 from ..matching.device import wants_determinism
 from ..settings import is_debugging

@@ -4,8 +4,8 @@
 computation. Products with a gate, and the products that such kernels read, then become operators
 that launch a kernel if installed bundles have one. Otherwise they are plain products and operators,
 which Inductor fuses as usual. So Dynamo's graphs do not depend on installed bundles. Torch's later
-caches do, and `nvgemm_runtime.inductor.cache_key` adds the bundles to their keys if the plug-in is
-active.
+caches do: if the plug-in is active, `nvgemm_runtime.inductor.configuration.cache_key` adds the
+bundles to their keys.
 
 The launching operators are in `gate_operators`, except ``added_rows`` in `products`.
 """

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fake_provider import FakeProvider, candidate
-from nvgemm_aot.build import assemble, linker, pipeline
-from nvgemm_aot.build.pipeline import BuildResult, BuiltBundle
 from nvgemm_aot.bundle import wheel
 from nvgemm_aot.cli.main import main
+from nvgemm_aot.pipeline import assemble, linker, pipeline
+from nvgemm_aot.pipeline.pipeline import BuildResult, BuiltBundle
 from nvgemm_aot.providers import BLAME, Enumeration
 from nvgemm_aot.targets import BuildTarget
 from nvgemm_runtime import errors

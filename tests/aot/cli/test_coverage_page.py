@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from nvgemm_aot.cli.coverage_page import coverage_page, draw_chart
+from nvgemm_aot.cli.coverage.coverage_page import coverage_page, draw_chart
 from nvgemm_aot.manifest.parse import Manifest
 from nvgemm_aot.workload.coverage import GemmCoverage, TargetCoverage, Weight, cover
 from nvgemm_runtime.gemm.problem import MAX_EXTENT

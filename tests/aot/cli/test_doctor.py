@@ -16,14 +16,14 @@ from click.testing import CliRunner, Result
 
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import write_bundle
-from nvgemm_aot.cli import diagnosis
+from nvgemm_aot.cli.doctor import diagnosis
 from nvgemm_aot.cli.main import main
 from nvgemm_runtime.bundle import calling_convention
 from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError, UnhealthyError
 from nvgemm_runtime.installed.registry import Installation
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 from nvgemm_runtime.matching.device import UNKNOWN_VERSION
 from repository import TESTS
 from synthetic_bundles import install_lost_and_damaged, write_synthetic_bundle

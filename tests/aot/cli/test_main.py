@@ -69,7 +69,8 @@ def test_an_interrupt_that_is_ignored_stays_so() -> None:
 
 def test_importing_the_package_imports_nothing_else() -> None:
     code = (
-        "import sys; before = set(sys.modules); import nvgemm_aot, nvgemm_aot.cli.interrupts; "
+        "import sys; before = set(sys.modules); "
+        "import nvgemm_aot, nvgemm_aot.cli.terminal.interrupts; "
         "print([name for name in set(sys.modules) - before if name.startswith('nvgemm_runtime')], "
         "nvgemm_aot.__version__)"
     )

@@ -7,7 +7,7 @@ import pytest
 
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import describe
-from nvgemm_aot.cli.measured_rankings import rankings_document, rankings_text
+from nvgemm_aot.cli.build.measured_rankings import rankings_document, rankings_text
 from nvgemm_runtime.bundle.format import Conditions, Header, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.matching.device import NO_CUDA, TorchVersions

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from nvgemm_aot.bundle import repack_runtime
 from nvgemm_aot.bundle.wheel import identify, refuse_other_versions
+from nvgemm_aot.cli.build.packing import Runtime, wheel_lines, write_wheels
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.cli.packing import Runtime, wheel_lines, write_wheels
 from nvgemm_runtime.errors import PackagingError
 from synthetic_bundles import write_synthetic_bundle
 

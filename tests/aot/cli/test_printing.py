@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nvgemm_aot.cli import build
-from nvgemm_aot.cli.build import plan_text
-from nvgemm_aot.cli.printing import RemainingTime, count_text
+from nvgemm_aot.cli.build import command as build
+from nvgemm_aot.cli.build.command import plan_text
+from nvgemm_aot.cli.terminal.printing import RemainingTime, count_text
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from click.testing import CliRunner, Result
 
 import cpu_provider
 from made_rankings import GPU_A, GPU_B, entry, rankings
-from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.cli.main import main
+from nvgemm_aot.pipeline.pipeline import build
 from nvgemm_aot.providers import stated_recipes
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
 from nvgemm_aot.rankings.shipped import DIRECTORY
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.tuning.gpu import uuid_digest
+from nvgemm_aot.tuning.measuring.gpu import uuid_digest
 from nvgemm_runtime.gemm.target import Target
 from recording_kernels import Recording
 from tuning_bench import PROBLEMS, SLOW_FIRST, DictatedTimer, bench, header_of, operators, run

@@ -13,7 +13,7 @@ from test_user_bundle import content, problem, summary
 
 from nvgemm_aot.cli import cache as cache_commands
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.cli.printing import size_text
+from nvgemm_aot.cli.terminal.printing import size_text
 from nvgemm_aot.jit import eviction
 from nvgemm_aot.jit.eviction import Eviction, enforce, limit_bytes, read_usage, select_over_limit
 from nvgemm_aot.jit.user_bundle import UserBundle, read_user_bundle

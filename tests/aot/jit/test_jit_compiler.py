@@ -23,13 +23,13 @@ from inductor_session import warnings_of
 from jit_programs import JitMachine, problem, wait_until
 from jit_requests import DEVICE, manifest_of
 from made_rankings import entry, rankings
-from nvgemm_aot.build import compiler as build_compiler
-from nvgemm_aot.build.compiler import TaskResult, compile_all
-from nvgemm_aot.build.pipeline import build
-from nvgemm_aot.build.workers import TimeLimitExceeded, WorkerDied
 from nvgemm_aot.jit import server
 from nvgemm_aot.jit.jit_compiler import Compiled, JitCompiler, LimitedAttempts
 from nvgemm_aot.jit.server import Server
+from nvgemm_aot.pipeline import compiler as build_compiler
+from nvgemm_aot.pipeline.compiler import TaskResult, compile_all
+from nvgemm_aot.pipeline.pipeline import build
+from nvgemm_aot.pipeline.workers import TimeLimitExceeded, WorkerDied
 from nvgemm_aot.providers import load_provider
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators
 from nvgemm_aot.providers.gathered import Gathered

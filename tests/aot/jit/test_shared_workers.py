@@ -15,9 +15,9 @@ from compile_tasks import tasks
 from counted_starts import bound_starts
 from fake_provider import FakeProvider
 from jit_programs import kill, wait_until
-from nvgemm_aot.build.compiler import ProcessKind, TaskResult
-from nvgemm_aot.build.workers import WorkersCannotStart, WorkersKilled
 from nvgemm_aot.jit.shared_workers import SharedWorkers
+from nvgemm_aot.pipeline.compiler import ProcessKind, TaskResult
+from nvgemm_aot.pipeline.workers import WorkersCannotStart, WorkersKilled
 from nvgemm_aot.storage.cache import Cache
 from two_providers import First, Second
 

@@ -15,13 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import expert_steps
 import recorded_gemms
 from expert_steps import Experts
-from nvgemm_aot.build.pipeline import provider_of
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.config_manifest import ManifestOptions
 from nvgemm_aot.manifest.config_yaml import manifest_yaml
 from nvgemm_aot.manifest.from_config import make_manifest
 from nvgemm_aot.manifest.models.expert_weights import ExpertWeights
 from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_aot.pipeline.pipeline import provider_of
 from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.gemm.problem import Op, Problem

@@ -13,12 +13,13 @@ import pytest
 
 from every_signature import EVERY_SIGNATURE
 from fake_provider import FakeProvider, candidate
-from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.manifest.parse import Declared, Manifest
-from nvgemm_aot.providers import Candidate, Enumeration, Rejection, checked, load_provider
+from nvgemm_aot.pipeline.pipeline import build
+from nvgemm_aot.providers import Candidate, Enumeration, Rejection, load_provider
 from nvgemm_aot.providers.base import BlockShape, RuntimeModel
-from nvgemm_aot.providers.checked import BLAME, Checked
-from nvgemm_aot.providers.listing_faults import listing_faults
+from nvgemm_aot.providers.checking import checked
+from nvgemm_aot.providers.checking.checked import BLAME, Checked
+from nvgemm_aot.providers.checking.listing_faults import listing_faults
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_runtime.bundle.format import ClusterLimit

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fake_provider import FakeProvider, candidate
-from nvgemm_aot.build.assemble import toolchain
-from nvgemm_aot.build.compiler import make_tasks
+from nvgemm_aot.pipeline.assemble import toolchain
+from nvgemm_aot.pipeline.compiler import make_tasks
 from nvgemm_aot.providers import load_provider, parts_of
 from nvgemm_aot.providers.base import Candidate, Enumeration, Rejection
 from nvgemm_aot.providers.combined import Combined

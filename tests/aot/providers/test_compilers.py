@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.providers import cute_setup
+from nvgemm_aot.pipeline.pipeline import build
+from nvgemm_aot.providers.cute_dsl import cute_setup
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.verify.bundle import verify_bundle
-from nvgemm_aot.verify.cubin import read_cubins
+from nvgemm_aot.verify.device.cubin import read_cubins
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.target import CUDA_VERSIONS
@@ -22,7 +22,7 @@ from nvgemm_runtime.gemm.target import CUDA_VERSIONS
 
 def test_a_process_has_room_for_one_compiler() -> None:
     program = (
-        "from nvgemm_aot.providers import cute_setup\n"
+        "from nvgemm_aot.providers.cute_dsl import cute_setup\n"
         "from nvgemm_runtime.errors import ToolchainError\n"
         "cute_setup.choose_cuda('cu12')\n"
         "cute_setup.set_environment()\n"

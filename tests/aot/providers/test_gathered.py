@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from nvgemm_aot.build.pipeline import build
-from nvgemm_aot.build.select import select
 from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_aot.pipeline.pipeline import build
+from nvgemm_aot.pipeline.select import select
 from nvgemm_aot.providers import load_provider
-from nvgemm_aot.providers.checked import Checked
+from nvgemm_aot.providers.checking.checked import Checked
 from nvgemm_aot.providers.gathered import TILES, Gathered
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_aot.verify.bundle import verify_bundle
-from nvgemm_aot.verify.cubin import read_cubins
-from nvgemm_aot.verify.disassembler import require_disassembler
+from nvgemm_aot.verify.device.cubin import read_cubins
+from nvgemm_aot.verify.device.disassembler import require_disassembler
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem, Signature

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nvgemm_aot.build.compiler import compile_all, make_tasks
+from nvgemm_aot.pipeline.compiler import compile_all, make_tasks
 from nvgemm_aot.providers import Candidate, load_provider
 from nvgemm_aot.providers.quack import Quack
 from nvgemm_aot.providers.quack.designs import HOPPER

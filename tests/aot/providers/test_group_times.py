@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_provider import FakeProvider, candidate
-from nvgemm_aot.build.plan import look_up_plan, make_plan
 from nvgemm_aot.manifest.parse import Declared
+from nvgemm_aot.pipeline.plan import look_up_plan, make_plan
 from nvgemm_aot.providers import load_provider
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT
-from nvgemm_aot.providers.group_times import (
+from nvgemm_aot.providers.heuristics.group_times import (
     DATA,
     ROUTINGS,
     GroupTimes,
@@ -228,5 +228,5 @@ def test_costs_are_part_of_the_plan_s_key(tmp_path: Path, monkeypatch: pytest.Mo
     target = build_target("sm_90a", "H200")
     provider = load_provider("quack")
     before = look_up_plan(declared, target, provider, Cache(tmp_path)).key
-    monkeypatch.setattr("nvgemm_aot.build.plan.find_group_times", lambda target: times())
+    monkeypatch.setattr("nvgemm_aot.pipeline.plan.find_group_times", lambda target: times())
     assert look_up_plan(declared, target, provider, Cache(tmp_path)).key != before

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from nvgemm_aot.build.pipeline import build
-from nvgemm_aot.build.select import select
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.providers import Candidate, Enumeration, cute_dsl, cute_setup, load_provider
+from nvgemm_aot.pipeline.pipeline import build
+from nvgemm_aot.pipeline.select import select
+from nvgemm_aot.providers import Candidate, Enumeration, cute_dsl, load_provider
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
-from nvgemm_aot.providers.corrections import find_correction
+from nvgemm_aot.providers.cute_dsl import cute_setup
+from nvgemm_aot.providers.heuristics.corrections import find_correction
 from nvgemm_aot.providers.quack import ACCEPTED_VERSIONS, Quack, gated
 from nvgemm_aot.providers.quack.designs import HOPPER, Design, designs
 from nvgemm_aot.providers.quack.entry import compile_entry

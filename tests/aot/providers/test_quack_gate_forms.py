@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nvgemm_aot.build.compiler import compile_all, make_tasks
+from nvgemm_aot.pipeline.compiler import compile_all, make_tasks
 from nvgemm_aot.providers import Candidate
 from nvgemm_aot.providers.quack import Quack, gate_gradient, gate_ups, gated
 from nvgemm_aot.providers.quack.designs import HOPPER, Design

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from interrupted_imports import INTERRUPT_AT
-from nvgemm_aot.providers.whole_imports import deferred_interrupts
+from nvgemm_aot.providers.cute_dsl.whole_imports import deferred_interrupts
 
 INTERRUPTED_AT = (
     INTERRUPT_AT

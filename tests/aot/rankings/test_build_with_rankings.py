@@ -11,9 +11,9 @@ import pytest
 
 import cpu_provider
 from made_rankings import GPU_A, GPU_B, entry, rankings
-from nvgemm_aot.build import plan
-from nvgemm_aot.build.pipeline import BuildResult, build, plan_build
-from nvgemm_aot.cli import build as build_command
+from nvgemm_aot.cli.build import command as build_command
+from nvgemm_aot.pipeline import plan
+from nvgemm_aot.pipeline.pipeline import BuildResult, build, plan_build
 from nvgemm_aot.providers import UNSTATED_RECIPES, load_provider, stated_recipes
 from nvgemm_aot.rankings.entries import Entry, Rankings
 from nvgemm_aot.rankings.usable import LEFT_UNDECIDED, Basis, find_usable

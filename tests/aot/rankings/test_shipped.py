@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from made_rankings import GPU_A, GPU_B, GPU_C, entry, rankings
-from nvgemm_aot.build.pipeline import provider_of
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_aot.pipeline.pipeline import provider_of
 from nvgemm_aot.providers import PROVIDERS, load_provider, parts_of
 from nvgemm_aot.rankings import shipped
 from nvgemm_aot.rankings.entries import Entry, merge

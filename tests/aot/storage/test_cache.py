@@ -15,10 +15,10 @@ import pytest
 from fake_provider import FakeProvider
 from jit_programs import JitMachine, problem
 from jit_requests import DEVICE, manifest_of
-from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.jit.eviction import evict, read_usage, select_requested
 from nvgemm_aot.jit.jit_compiler import JitCompiler
 from nvgemm_aot.manifest.parse import Declared, Manifest
+from nvgemm_aot.pipeline.pipeline import build
 from nvgemm_aot.storage import cache as cache_module
 from nvgemm_aot.storage.cache import Cache, cache_key, private_cache
 from nvgemm_aot.storage.files import write_atomic
@@ -286,7 +286,7 @@ def test_a_bundle_that_others_could_have_put_there_is_not_up_to_date(
 TEMPORARY = """
 import os, sys, tempfile
 from pathlib import Path
-from nvgemm_aot.build.compiler import ProcessKind, _prepare_worker
+from nvgemm_aot.pipeline.compiler import ProcessKind, _prepare_worker
 _prepare_worker(ProcessKind(provider="fake_provider:FakeProvider", cuda="cu13"), Path(sys.argv[1]))
 print(tempfile.gettempdir(), os.environ["TMPDIR"], sep="\\n")
 """

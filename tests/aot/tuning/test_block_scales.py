@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from microscaling import FP4_E2M1, FP8_E4M3, FP8_E5M2, decode, e8m0_value, swizzle
 
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.tuning import block_scales
-from nvgemm_aot.tuning.block_scales import swizzled, unswizzled
-from nvgemm_aot.tuning.correctness import expect_between, find_fault, reference
-from nvgemm_aot.tuning.random_operands import Operands, make_sets
+from nvgemm_aot.tuning.correctness import block_scales
+from nvgemm_aot.tuning.correctness.block_scales import swizzled, unswizzled
+from nvgemm_aot.tuning.correctness.judgement import expect_between, find_fault, reference
+from nvgemm_aot.tuning.correctness.random_operands import Operands, make_sets
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.operands import requests, torch_dtype

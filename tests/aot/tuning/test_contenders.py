@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from nvgemm_aot.tuning.contenders import aten_run, triton_run
-from nvgemm_aot.tuning.correctness import expect, is_like, reference
-from nvgemm_aot.tuning.random_operands import MOST_SETS, Operands, make_sets
+from nvgemm_aot.tuning.correctness.judgement import expect, is_like, reference
+from nvgemm_aot.tuning.correctness.random_operands import MOST_SETS, Operands, make_sets
 from nvgemm_runtime.gemm.aten import named_arguments, read_call
 from nvgemm_runtime.gemm.operands import requests
 from nvgemm_runtime.gemm.problem import Layout, Op, Problem, Signature

@@ -11,12 +11,21 @@ import pytest
 import torch
 from tuner import Tuner
 
-from nvgemm_aot.build.linker import c_compiler
+from nvgemm_aot.pipeline.linker import c_compiler
 from nvgemm_aot.rankings.agreement import ATEN, DISAGREEMENT
-from nvgemm_aot.tuning import gpu, measuring, outcome
-from nvgemm_aot.tuning.gpu import UNKNOWN_DRIVER, GpuState, NvmlWatch, Watch, slowdowns, watch_gpu
-from nvgemm_aot.tuning.measuring import UNDECIDED
-from nvgemm_aot.tuning.race import LEAST_SAMPLES, MOST_ROUNDS
+from nvgemm_aot.tuning import outcome
+from nvgemm_aot.tuning.measuring import gpu
+from nvgemm_aot.tuning.measuring import problem_times as measuring
+from nvgemm_aot.tuning.measuring.gpu import (
+    UNKNOWN_DRIVER,
+    GpuState,
+    NvmlWatch,
+    Watch,
+    slowdowns,
+    watch_gpu,
+)
+from nvgemm_aot.tuning.measuring.problem_times import UNDECIDED
+from nvgemm_aot.tuning.measuring.race import LEAST_SAMPLES, MOST_ROUNDS
 from nvgemm_runtime.errors import TuningError
 from tuning_bench import IDLE, PROBLEMS, SLOW_FIRST, Sleeper, bench, doubts, header_of
 

@@ -9,16 +9,21 @@ import pytest
 import torch
 
 import tensor_core
-from nvgemm_aot.tuning import correctness
-from nvgemm_aot.tuning.correctness import (
+from nvgemm_aot.tuning.correctness import judgement as correctness
+from nvgemm_aot.tuning.correctness.exact_operands import (
+    FEW_PRODUCTS,
+    WHOLE_NUMBERS,
+    OperandCheck,
+    make_checks,
+)
+from nvgemm_aot.tuning.correctness.judgement import (
     FRACTION_BITS,
     expect_between,
     find_fault,
     is_like,
     reference,
 )
-from nvgemm_aot.tuning.exact_operands import FEW_PRODUCTS, WHOLE_NUMBERS, OperandCheck, make_checks
-from nvgemm_aot.tuning.random_operands import Operands, poison
+from nvgemm_aot.tuning.correctness.random_operands import Operands, poison
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 

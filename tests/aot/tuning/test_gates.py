@@ -9,12 +9,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nvgemm_aot.tuning import correctness
 from nvgemm_aot.tuning.contenders import aten_run, triton_run
-from nvgemm_aot.tuning.correctness import find_fault, reference
-from nvgemm_aot.tuning.exact_operands import FEW_PRODUCTS, WHOLE_NUMBERS, OperandCheck, make_checks
-from nvgemm_aot.tuning.gates import pairs, stored, stored_error
-from nvgemm_aot.tuning.random_operands import make_sets
+from nvgemm_aot.tuning.correctness import judgement as correctness
+from nvgemm_aot.tuning.correctness.exact_operands import (
+    FEW_PRODUCTS,
+    WHOLE_NUMBERS,
+    OperandCheck,
+    make_checks,
+)
+from nvgemm_aot.tuning.correctness.gate_results import pairs, stored, stored_error
+from nvgemm_aot.tuning.correctness.judgement import find_fault, reference
+from nvgemm_aot.tuning.correctness.random_operands import make_sets
 from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm, find_gated
 from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.moe.activations import Activation, GatedActivation

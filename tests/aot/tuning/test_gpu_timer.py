@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from nvgemm_aot.tuning import gpu
-from nvgemm_aot.tuning.gpu import GpuTimer
+from nvgemm_aot.tuning.measuring import gpu
+from nvgemm_aot.tuning.measuring.gpu import GpuTimer
 from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
 from simulated_cuda import SimulatedCuda
 

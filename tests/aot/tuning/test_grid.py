@@ -13,7 +13,7 @@ import cpu_provider
 from nvgemm_aot.bundle.content import ProblemRanking
 from nvgemm_aot.bundle.wheel_description import render_description
 from nvgemm_aot.cli.tune import tuned_document, tuned_text
-from nvgemm_aot.tuning import grid
+from nvgemm_aot.tuning.measuring import grid
 from nvgemm_aot.tuning.outcome import TuningOutcome
 from nvgemm_runtime.bundle.format import Conditions, RankingSource, Timing
 from nvgemm_runtime.gemm.problem import DType, Op, Problem

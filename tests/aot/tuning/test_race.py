@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from nvgemm_aot.tuning.race import (
+from nvgemm_aot.tuning.measuring.race import (
     LEAST_SAMPLES,
     MOST_ROUNDS,
     Interval,

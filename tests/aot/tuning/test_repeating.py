@@ -11,7 +11,7 @@ from tuner import Tuner
 
 from nvgemm_aot.rankings.agreement import ATEN
 from nvgemm_aot.tuning import state as state_module
-from nvgemm_aot.tuning.gpu import Bench, GpuState
+from nvgemm_aot.tuning.measuring.gpu import Bench, GpuState
 from nvgemm_aot.tuning.state import KILLED, state_path
 from nvgemm_aot.tuning.tune import Tuned
 from nvgemm_runtime.bundle.format import LEAST_REPEAT_S, Measured
@@ -209,7 +209,7 @@ def test_a_kernel_that_is_wrong_the_second_time_is_thrown_out(
     next_process: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from nvgemm_aot.tuning import measuring
+    from nvgemm_aot.tuning.measuring import problem_times as measuring
 
     next_process()
     machine.passed_s = 500.0

@@ -16,8 +16,9 @@ import torch
 from tuner import Tuner
 
 from nvgemm_aot.storage.locks import acquire
-from nvgemm_aot.tuning import measuring, session
+from nvgemm_aot.tuning import session
 from nvgemm_aot.tuning import tune as tune_module
+from nvgemm_aot.tuning.measuring import problem_times as measuring
 from nvgemm_aot.tuning.session import OUT_OF_BUDGET
 from nvgemm_aot.tuning.state import KILLED, Journal, Line, state_path
 from nvgemm_aot.tuning.tune import TuningOptions, tune

@@ -13,7 +13,7 @@ from tuner import Tuner
 import cpu_provider
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
 from nvgemm_aot.tuning import contenders
-from nvgemm_aot.tuning.race import LEAST_SAMPLES
+from nvgemm_aot.tuning.measuring.race import LEAST_SAMPLES
 from nvgemm_aot.tuning.rewrite import LEFT_UNDECIDED
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
@@ -24,8 +24,8 @@ from nvgemm_runtime.errors import (
     ToolchainError,
     TuningError,
 )
-from nvgemm_runtime.launch import loader, native
-from nvgemm_runtime.launch.loader import KernelLoader
+from nvgemm_runtime.launch.loading import loader, native
+from nvgemm_runtime.launch.loading.loader import KernelLoader
 from tuning_bench import (
     PROBLEMS,
     SLOW_FIRST,

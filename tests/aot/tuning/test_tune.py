@@ -14,8 +14,8 @@ from tuner import Tuner
 import cpu_kernels
 import cpu_provider
 from nvgemm_aot.bundle.content import BundleContent
-from nvgemm_aot.tuning.measuring import UNDECIDED
-from nvgemm_aot.tuning.race import LEAST_SAMPLES
+from nvgemm_aot.tuning.measuring.problem_times import UNDECIDED
+from nvgemm_aot.tuning.measuring.race import LEAST_SAMPLES
 from nvgemm_aot.tuning.tune import PROGRAM
 from nvgemm_runtime.bundle.format import APART, Scope, UnservedReason
 from nvgemm_runtime.errors import TuningError
@@ -183,7 +183,7 @@ def test_measuring_needs_nothing_of_the_compiler_side() -> None:
     missing = ("pydantic", "yaml", "cutlass", "nvMatmulHeuristics", "wheel", "packaging.utils")
     script = (
         f"import sys\nfor name in {missing}: sys.modules[name] = None\n"
-        "import nvgemm_aot.cli.main, nvgemm_aot.cli.tune, nvgemm_aot.tuning.gpu\n"
+        "import nvgemm_aot.cli.main, nvgemm_aot.cli.tune, nvgemm_aot.tuning.measuring.gpu\n"
         "import nvgemm_aot.tuning.tune\n"
         "assert 'torch' not in sys.modules"
     )

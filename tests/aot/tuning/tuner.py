@@ -13,7 +13,7 @@ import recording_kernels
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking, read_content
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.tuning.gpu import Bench, GpuState
+from nvgemm_aot.tuning.measuring.gpu import Bench, GpuState
 from nvgemm_aot.tuning.tune import Tuned
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.reader import Bundle

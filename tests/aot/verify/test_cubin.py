@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from nvgemm_aot.targets.profile import load_profile
-from nvgemm_aot.verify.cubin import (
+from nvgemm_aot.verify.device.cubin import (
     check_cubin,
     made_by_others,
     read_cubins,
     spilled_bytes,
 )
-from nvgemm_aot.verify.elf import MAGIC, MalformedElfError
 from nvgemm_aot.verify.findings import Check, Finding
+from nvgemm_aot.verify.host.elf import MAGIC, MalformedElfError
 from nvgemm_runtime.gemm.target import Target
 from synthetic_cubin import (
     CLUSTER_LAUNCH_CONTROL_USED,

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from nvgemm_aot.verify.findings import Check, Finding
-from nvgemm_aot.verify.host_object import (
+from nvgemm_aot.verify.host.host_object import (
     ALLOWED_SYMBOLS,
     NEEDED_LIBRARIES,
     check_host_object,
     read_host_object,
     require_host_object,
 )
-from nvgemm_aot.verify.launch_code import launch_clusters, launch_shared_bytes
+from nvgemm_aot.verify.host.launch_code import launch_clusters, launch_shared_bytes
 from nvgemm_runtime.errors import LinkError
 from nvgemm_runtime.gemm.target import Target
 from synthetic_payload import host_payload, shared_object
@@ -178,7 +178,7 @@ def test_allowed_symbols_are_exported_by_the_installed_runtime_libraries() -> No
     pytest.importorskip("nvidia_cutlass_dsl")
     from elftools.elf.elffile import ELFFile
 
-    from nvgemm_aot.build.linker import library_directories
+    from nvgemm_aot.pipeline.linker import library_directories
 
     exported: set[str] = set()
     names = ("libcute_dsl_runtime.so", "libtvm_ffi.so")

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from nvgemm_aot.verify.launch_code import launch_clusters, launch_shared_bytes
-from nvgemm_aot.verify.launch_code_aarch64 import extension, stored_constants
+from nvgemm_aot.verify.host.launch_code import launch_clusters, launch_shared_bytes
+from nvgemm_aot.verify.host.launch_code_aarch64 import extension, stored_constants
 
 ARM = "linux_aarch64"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nvgemm_aot.verify.findings import Check, Finding
-from nvgemm_aot.verify.launch_signature import LauncherText, check_interface
+from nvgemm_aot.verify.host.launch_signature import LauncherText, check_interface
 from nvgemm_runtime.bundle.format import Kernel, KernelDesign, Span
 from nvgemm_runtime.gemm.problem import Signature
 

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvgemm_aot.build.compiler import compile_all, make_tasks
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.cli.bundles import verification_text
+from nvgemm_aot.pipeline.compiler import compile_all, make_tasks
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
-from nvgemm_aot.verify import disassembler
 from nvgemm_aot.verify.bundle import UNPROVED, Report, verify_bundle
-from nvgemm_aot.verify.cubin import read_cubins
+from nvgemm_aot.verify.device import disassembler
+from nvgemm_aot.verify.device.cubin import read_cubins
 from nvgemm_aot.verify.findings import Check, Finding
 from nvgemm_aot.verify.kernel import NOT_DISASSEMBLED, inspect_kernel
 from nvgemm_runtime.bundle.format import ClusterLimit, KernelDesign, sha256_hex

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from nvgemm_aot.cli.coverage import coverage_document, coverage_text
-from nvgemm_aot.cli.coverage_gate import require_coverage
-from nvgemm_aot.cli.printing import percent_text
+from nvgemm_aot.cli.coverage.command import coverage_document, coverage_text
+from nvgemm_aot.cli.coverage.coverage_gate import require_coverage
+from nvgemm_aot.cli.terminal.printing import percent_text
 from nvgemm_aot.targets import build_target, build_targets
 from nvgemm_aot.workload.coverage import (
     SERVED,

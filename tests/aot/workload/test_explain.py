@@ -20,8 +20,8 @@ import pytest
 
 import cpu_provider
 import recording_kernels
-from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.cli.explain import explain_text
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.workload.explain import GemmReport, collect, explain_program
 from nvgemm_runtime.gemm.problem import DType

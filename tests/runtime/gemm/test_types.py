@@ -34,7 +34,7 @@ from nvgemm_runtime.gemm.types import (
     TorchScaling,
     swizzled_elements,
 )
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 from repository import TESTS
 
 RESULTS = tuple(map(DType, OUT_DTYPES))
@@ -130,7 +130,7 @@ def test_formats_of_floats_are_those_of_torch(dtype: DType) -> None:
 
 
 def test_numbers_that_the_native_part_takes_are_those_of_its_enumerations() -> None:
-    header = (TESTS.parent / "runtime" / "csrc" / "gemm.h").read_text()
+    header = (TESTS.parent / "runtime" / "csrc" / "core" / "gemm.h").read_text()
 
     def enumerators(name: str) -> list[str]:
         found = re.search(rf"enum class {name} {{([^}}]*)}}", header)

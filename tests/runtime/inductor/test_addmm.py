@@ -12,7 +12,7 @@ import cpu_kernels
 import cpu_provider
 import recording_kernels
 from inductor_session import InductorSession, warnings_of
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
@@ -186,7 +186,7 @@ def test_a_kernel_that_is_gone_leaves_atens_own_call(inductor: InductorSession) 
 
 def test_generated_code_runs_without_us(inductor: InductorSession) -> None:
     """What a module defines for itself where this package cannot be imported."""
-    from nvgemm_runtime.inductor.choices import _HEADER
+    from nvgemm_runtime.inductor.autotuning.choices import _HEADER
 
     module: dict[str, Any] = {"torch": torch}
     exec(_HEADER.replace("from nvgemm_runtime.", "from gone."), module)

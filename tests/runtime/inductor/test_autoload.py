@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fresh_processes import Home, Ran
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_runtime.inductor import autoload
 
 AT_IMPORT = {

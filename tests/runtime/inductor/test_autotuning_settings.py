@@ -10,7 +10,7 @@ from torch._inductor import config
 
 import nvgemm_runtime
 from inductor_session import InductorSession, warnings_of
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 
 pytestmark = pytest.mark.usefixtures("counted_anew")
 

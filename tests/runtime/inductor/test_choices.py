@@ -15,7 +15,7 @@ from torch._inductor.select_algorithm import add_preprocessing_fn, get_algorithm
 import cpu_provider
 import recording_kernels
 from inductor_session import HEADER, InductorSession
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.inductor import hook, reading
 

@@ -12,7 +12,7 @@ from torch._inductor import config
 
 import recording_kernels
 from inductor_session import InductorSession
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.format import PREFIX
 from nvgemm_runtime.installed import digest
@@ -119,7 +119,7 @@ def test_what_torch_keeps_of_its_options_is_renewed(
     inductor: InductorSession, recording_bundle: BuiltBundle
 ) -> None:
     """Torch asks for the passes' keys at every graph."""
-    from nvgemm_runtime.inductor.cache_key import CacheKeyPass
+    from nvgemm_runtime.inductor.configuration.cache_key import CacheKeyPass
 
     inductor.use()
     stale, hashed = config.save_config(), config.get_hash()

@@ -10,7 +10,7 @@ import pytest
 import cpu_provider
 import recording_kernels
 from fresh_processes import Home, Ran, pip_install
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 
 KERNELS = ["Cpu_16x16", "Cpu_16x16"]

@@ -13,10 +13,11 @@ import torch
 import cpu_provider
 import recording_kernels
 from inductor_session import InductorSession, warnings_of
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.inductor import compiled as old_name
-from nvgemm_runtime.launch import compiled, native
+from nvgemm_runtime.launch import compiled
+from nvgemm_runtime.launch.loading import native
 from synthetic_bundles import write_synthetic_bundle
 
 Tensor = torch.Tensor
@@ -112,7 +113,7 @@ def test_a_kernel_for_another_device_is_missing_too(
 def test_anything_that_fails_while_a_kernel_is_loaded_leaves_aten(
     inductor: InductorSession, kernel_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from nvgemm_runtime.launch.loader import KernelLoader
+    from nvgemm_runtime.launch.loading.loader import KernelLoader
 
     def fail(*arguments: object) -> None:
         raise OSError("no memory of that kind")

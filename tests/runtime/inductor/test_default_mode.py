@@ -41,7 +41,7 @@ from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.launch.compiled import load_for
-from nvgemm_runtime.launch.loader import LoadedKernel
+from nvgemm_runtime.launch.loading.loader import LoadedKernel
 from nvgemm_runtime.matching.device import DeviceFacts
 
 Tensor = torch.Tensor
@@ -823,7 +823,7 @@ def test_required_refuses_a_bundle_that_cannot_be_opened(
 def test_required_says_how_to_install_a_damaged_wheel_again(
     inductor: InductorSession, monkeypatch: pytest.MonkeyPatch, requirement: str | None, step: str
 ) -> None:
-    from nvgemm_runtime.inductor.required import refuse_unopened
+    from nvgemm_runtime.inductor.autotuning.required import refuse_unopened
     from nvgemm_runtime.installed.discover import BundleFile
 
     path = Path("/nowhere/b.nvgemm")
@@ -931,7 +931,7 @@ def test_a_preloaded_manifest_has_the_kernels_of_tables(
         loaded.append(kernel_id)
         return load_for(kernel_id, facts)
 
-    inductor.monkeypatch.setattr("nvgemm_runtime.launch.preload.load_for", load)
+    inductor.monkeypatch.setattr("nvgemm_runtime.launch.loading.preload.load_for", load)
     done = nvgemm_runtime.preload("model")
     operators = {kernel.id: kernel.operator for kernel in header.kernels}
     assert {operators[one] for one in loaded} == {WIDE, ONE, SQUARE}
@@ -1099,7 +1099,7 @@ def test_no_command_is_told_where_no_measurement_could_count(
 
 
 def test_of_many_sizes_that_aten_won_a_message_names_a_few() -> None:
-    from nvgemm_runtime.inductor.default_mode import _sizes_text
+    from nvgemm_runtime.inductor.default_mode.default_choices import _sizes_text
 
     assert _sizes_text([8, 32]) == "8, 32"
     assert _sizes_text(range(1, 9)) == "1, 2, 3, 4, 5, 6, 7, 8"
@@ -1126,7 +1126,7 @@ def test_what_aten_won_is_told_with_its_size_and_with_what_is_open(
 def test_the_compile_caches_know_bundles_and_settings(
     inductor: InductorSession, bundles: Bundles
 ) -> None:
-    from nvgemm_runtime.inductor.cache_key import CacheKeyPass
+    from nvgemm_runtime.inductor.configuration.cache_key import CacheKeyPass
 
     def key(*places: Path) -> str:
         inductor.use(*places)
@@ -1150,7 +1150,7 @@ def test_compiling_without_bundles_imports_nothing_for_it(
 ) -> None:
 
     inductor.use()
-    room = "nvgemm_runtime.inductor.default_mode"
+    room = "nvgemm_runtime.inductor.default_mode.default_choices"
     monkeypatch.delitem(sys.modules, room, raising=False)
     compiled = compile_dynamic(inductor)
     assert room not in sys.modules

@@ -28,8 +28,8 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
-from nvgemm_runtime.inductor import cpp
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.inductor.codegen import cpp
+from nvgemm_runtime.launch.loading import native
 from nvgemm_runtime.matching import thresholds
 
 Tensor = torch.Tensor
@@ -100,7 +100,7 @@ OTHER_CPP = {
 def test_kinds_of_cpp_that_call_no_kernels_are_a_stated_miss(
     inductor: InductorSession, setting: str
 ) -> None:
-    from nvgemm_runtime.inductor.choices import cpp_obstacle
+    from nvgemm_runtime.inductor.autotuning.choices import cpp_obstacle
 
     value, why = OTHER_CPP[setting]
 
@@ -319,7 +319,7 @@ CALL_ONCE = (
     + """
 torch._inductor.aoti_load_package({path!r})(whole_numbers(100))
 from nvgemm_runtime.launch.compiled import named_kernels
-from nvgemm_runtime.launch.loader import LOADER
+from nvgemm_runtime.launch.loading.loader import LOADER
 right += [LOADER.get(kernel) is not None for kernel in named_kernels()]
 """
 )

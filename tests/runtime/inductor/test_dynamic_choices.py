@@ -23,7 +23,7 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.gemm.aten import aten_name, kernel_order
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.inductor import choice_timing
+from nvgemm_runtime.inductor.autotuning import choice_timing
 
 Tensor = torch.Tensor
 
@@ -82,8 +82,8 @@ class Timed:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from torch._inductor.select_algorithm import ExternKernelCaller
 
-        from nvgemm_runtime.inductor.choices import GemmChoice
-        from nvgemm_runtime.inductor.dispatched_choices import DispatchedChoice
+        from nvgemm_runtime.inductor.autotuning.choices import GemmChoice
+        from nvgemm_runtime.inductor.default_mode.dispatched_choices import DispatchedChoice
 
         def benchmark(choice: Any, *args: Tensor, out: Tensor) -> float:
             if hasattr(choice, "stock"):
@@ -169,7 +169,7 @@ def test_where_it_cannot_be_launched_it_is_not_used(
     from torch._inductor.select_algorithm import extern_kernels
 
     # It makes Inductor know the function.
-    from nvgemm_runtime.inductor import dispatched_choices  # noqa: F401
+    from nvgemm_runtime.inductor.default_mode import dispatched_choices  # noqa: F401
 
     tried: list[tuple[Tensor, ...]] = []
 
@@ -278,7 +278,7 @@ def test_rows_of_groups(
     problems = [cpu_provider.problem_of(served, (m, 32, 64)) for m in TIMES]
     path = tuning_bench.build(problems, tmp_path / "built", kernel_cache)
     inductor.use(write_measured(path, tmp_path / "m" / "groups.nvgemm", TIMES, confirmed_by=()))
-    from nvgemm_runtime.inductor.dispatched_choices import DispatchedChoice
+    from nvgemm_runtime.inductor.default_mode.dispatched_choices import DispatchedChoice
 
     ends_at: dict[int, list[int]] = {}
     timed = Timed(as_measured)
@@ -331,7 +331,7 @@ def test_kernels_with_an_epilogue_have_no_rows_of_atens(
     kind: str,
 ) -> None:
     """Which kernel is taken follows the table; whether one is, the race at the first size."""
-    from nvgemm_runtime.inductor.unfused import Unfused
+    from nvgemm_runtime.inductor.fusion.unfused import Unfused
 
     tmp_path.chmod(0o755)
     epilogue, function = FUSED[kind]
@@ -460,7 +460,7 @@ def test_a_trusted_ranking_that_gains_too_little_leaves_any_m_to_aten(
 def test_sizes_are_spread_from_the_first_to_the_last(
     inductor: InductorSession, count: int, taken: list[int]
 ) -> None:
-    from nvgemm_runtime.inductor import dynamic_sizes
+    from nvgemm_runtime.inductor.default_mode import dynamic_sizes
 
     assert dynamic_sizes._spread(range(count)) == taken
 

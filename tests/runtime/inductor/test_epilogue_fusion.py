@@ -16,7 +16,7 @@ import cpu_provider
 import nvgemm_runtime
 import recording_kernels
 from inductor_session import InductorSession, warnings_of
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.workload.explain import collect
 from nvgemm_runtime.gemm.epilogues import Epilogue

@@ -16,11 +16,11 @@ import cpu_kernels
 import cpu_provider
 import recording_kernels
 from inductor_session import InductorSession, warnings_of
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm
 from nvgemm_runtime.gemm.problem import DType
-from nvgemm_runtime.inductor import unfused
+from nvgemm_runtime.inductor.fusion import unfused
 from nvgemm_runtime.recording.recorder import Recorder
 
 Tensor = torch.Tensor

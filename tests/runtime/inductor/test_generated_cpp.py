@@ -11,8 +11,8 @@ import torch
 
 from fresh_processes import Home, Ran
 from inductor_session import InductorSession
-from nvgemm_aot.build.pipeline import BuiltBundle
-from nvgemm_runtime.inductor import cpp
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
+from nvgemm_runtime.inductor.codegen import cpp
 from repository import SUPPORT
 
 HERE = Path(__file__).parent
@@ -136,7 +136,7 @@ def test_a_package_is_right_where_the_plug_in_is_off(package: dict[str, Ran]) ->
     ran = package["off"]
     assert ran.right == [True, True, True]
     assert ran.launched == []
-    assert not any(name.startswith("nvgemm_runtime.launch.native") for name in ran.at_end)
+    assert not any(name.startswith("nvgemm_runtime.launch.loading.native") for name in ran.at_end)
     assert "nvgemm" not in ran.said, "nothing is logged either"
 
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from imitated_gpu import Machine, imitate
-from nvgemm_runtime.inductor import gpu_times
+from nvgemm_runtime.inductor.autotuning import gpu_times
 
 
 @pytest.fixture

@@ -273,7 +273,7 @@ def test_nothing_is_asked_for_where_nothing_may_be_compiled(
     monkeypatch: pytest.MonkeyPatch,
     why: str,
 ) -> None:
-    from nvgemm_runtime.inductor import torch_nvgemm
+    from nvgemm_runtime.inductor.autotuning import torch_nvgemm
 
     inductor.use()
     options: dict[str, Any] = {}

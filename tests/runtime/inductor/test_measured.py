@@ -17,8 +17,8 @@ import cpu_provider
 import nvgemm_runtime
 from inductor_session import Compiled, InductorSession
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.tuning.gpu import GpuState
-from nvgemm_runtime.inductor import cache_key
+from nvgemm_aot.tuning.measuring.gpu import GpuState
+from nvgemm_runtime.inductor.configuration import cache_key
 from tuning_bench import DictatedTimer, DictatedWatch, bench, build, run
 
 Tensor = torch.Tensor

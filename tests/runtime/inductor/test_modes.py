@@ -15,8 +15,8 @@ from torch._inductor import config
 
 import nvgemm_runtime
 from inductor_session import InductorSession, warnings_of
-from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_runtime.errors import SettingError
 from nvgemm_runtime.gemm.problem import Problem
 

@@ -16,8 +16,8 @@ from torch._inductor.virtualized import V
 
 from fresh_processes import Home
 from inductor_session import InductorSession, warnings_of
-from nvgemm_aot.build.pipeline import BuiltBundle, plan_build
 from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_aot.pipeline.pipeline import BuiltBundle, plan_build
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.inductor import entry, hook
 from nvgemm_runtime.recording.recorder import Recorder

@@ -13,11 +13,11 @@ import cpu_provider
 import nvgemm_runtime
 import recording_kernels
 from inductor_session import InductorSession, warnings_of
-from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.bundle.wheel import write_wheel
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.installed.registry import INSTALLATION
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.loading import native
 from synthetic_bundles import write_synthetic_bundle
 
 Tensor = torch.Tensor
@@ -70,7 +70,7 @@ def test_without_any_choice_there_is_nothing_to_say(
 def test_a_cache_key_that_cannot_be_made_is_no_reason_to_fail(
     inductor: InductorSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from nvgemm_runtime.inductor import choices_key
+    from nvgemm_runtime.inductor.configuration import choices_key
 
     def fail() -> None:
         raise OSError("no such luck")

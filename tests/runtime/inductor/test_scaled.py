@@ -20,7 +20,7 @@ import cpu_kernels
 import cpu_provider
 import recording_kernels
 from inductor_session import InductorSession
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
@@ -323,7 +323,9 @@ def second(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
 
 @pytest.fixture
 def slow_second(inductor: InductorSession) -> None:
-    importlib.import_module("nvgemm_runtime.inductor.scaled")  # which defines what is replaced
+    importlib.import_module(
+        "nvgemm_runtime.inductor.fusion.scaled"
+    )  # which defines what is replaced
     stub_aten(inductor, "nvgemm_aot_scaled_mm_v2")
 
 

@@ -12,16 +12,16 @@ from nvgemm_runtime.gemm.aten import OPERATORS
 from nvgemm_runtime.gemm.epilogues import Activation, Epilogue, Gate, GateForm
 from nvgemm_runtime.gemm.operands import RANKS
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.inductor import (
-    choices,
-    cpp,
+from nvgemm_runtime.inductor.autotuning import choices
+from nvgemm_runtime.inductor.codegen import cpp
+from nvgemm_runtime.inductor.fusion import (
     epilogue_choices,
     epilogue_fusion,
     gated_choices,
     gated_fusion,
 )
-from nvgemm_runtime.launch import native
 from nvgemm_runtime.launch.fakes import OPERATORS as OURS
+from nvgemm_runtime.launch.loading import native
 
 
 def test_every_activation_is_found_in_graphs() -> None:

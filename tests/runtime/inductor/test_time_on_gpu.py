@@ -19,7 +19,7 @@ from torch._inductor.runtime import benchmarking
 
 from imitated_gpu import Machine, imitate
 from inductor_session import InductorSession
-from nvgemm_runtime.inductor import choice_timing, gpu_times
+from nvgemm_runtime.inductor.autotuning import choice_timing, gpu_times
 
 
 @pytest.fixture

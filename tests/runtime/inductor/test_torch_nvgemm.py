@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from inductor_session import InductorSession
-from nvgemm_runtime.inductor import torch_nvgemm
+from nvgemm_runtime.inductor.autotuning import torch_nvgemm
 
 OPERATORS = {"gemm_128x128", "gemm_64x64"}
 

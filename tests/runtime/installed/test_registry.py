@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Problem
 from nvgemm_runtime.installed import registry as installation_module

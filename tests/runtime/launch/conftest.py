@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from installed_bundles import use
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 
 
 @pytest.fixture

@@ -20,16 +20,17 @@ import cpu_provider
 import nvgemm_runtime
 from forked_scripts import ForkedScripts, forked_scripts
 from installed_bundles import use
-from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.bundle.writer import write_bundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import NoKernelError, StorageError
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Signature
-from nvgemm_runtime.launch import api, native, select
-from nvgemm_runtime.launch.loader import KernelLoader
+from nvgemm_runtime.launch import api, select
+from nvgemm_runtime.launch.loading import native
+from nvgemm_runtime.launch.loading.loader import KernelLoader
 from nvgemm_runtime.matching.index import Basis
 from synthetic_content import synthetic_content
 
@@ -586,7 +587,7 @@ def in_a_new_process(script: str, bundle: BuiltBundle) -> str:
 
 OPERATORS = """
 import sys, torch, nvgemm_runtime
-from nvgemm_runtime.launch.loader import LOADER
+from nvgemm_runtime.launch.loading.loader import LOADER
 nvgemm_runtime.load_operators()
 kernel = sys.argv[1]
 assert LOADER.get(kernel) is None

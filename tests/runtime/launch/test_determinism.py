@@ -12,7 +12,7 @@ import torch
 import cpu_provider
 import nvgemm_runtime
 from installed_bundles import use
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.launch.api import choose, explain, load_kernel

@@ -16,13 +16,13 @@ import cpu_provider
 import nvgemm_runtime
 import recording_kernels
 from inductor_session import InductorSession, warnings_of
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.launch import native
 from nvgemm_runtime.launch.compiled import GeneratedCall
 from nvgemm_runtime.launch.dispatched import dispatched
+from nvgemm_runtime.launch.loading import native
 
 Tensor = torch.Tensor
 
@@ -77,7 +77,7 @@ def test_the_rows_decide_at_each_call(
 def test_kernels_are_loaded_when_they_are_first_called(
     inductor: InductorSession, ids: dict[str, str]
 ) -> None:
-    from nvgemm_runtime.launch.loader import LOADER
+    from nvgemm_runtime.launch.loading.loader import LOADER
 
     gemm = call_of(ids, (8,), SQUARE, WIDE)
     assert [LOADER.get(id_) for id_ in ids.values()] == [None] * 3

@@ -15,12 +15,13 @@ import torch
 import cpu_provider
 import recording_kernels
 from inductor_session import InductorSession
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_runtime.launch import compiled, native
+from nvgemm_runtime.launch import compiled
 from nvgemm_runtime.launch.compiled import GeneratedCall
 from nvgemm_runtime.launch.dispatched import dispatched
-from nvgemm_runtime.launch.fork_locks import ForkLock
+from nvgemm_runtime.launch.loading import native
+from nvgemm_runtime.launch.loading.fork_locks import ForkLock
 
 WHEEL = "nvgemm-kernels-model 1.0"
 OPERATOR = "Cpu_1x1"

@@ -18,7 +18,7 @@ import cpu_provider
 import nvgemm_runtime
 from cpu_kernels import signature
 from installed_bundles import use
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.epilogues import Epilogue

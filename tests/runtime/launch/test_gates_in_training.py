@@ -14,7 +14,7 @@ from gemm_reference import assert_close
 import nvgemm_runtime
 from cpu_kernels import signature
 from installed_bundles import id_of
-from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands

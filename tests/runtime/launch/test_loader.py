@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 import torch
 
-from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import write_bundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS, RELEASES_ITS_LOCK
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.counters import COUNTERS
 from nvgemm_runtime.errors import BundleFormatError, DriverError, NoKernelError
 from nvgemm_runtime.gemm.target import CPU, Target
-from nvgemm_runtime.launch import loader as loader_module
-from nvgemm_runtime.launch import native
-from nvgemm_runtime.launch.loader import KernelLoader
+from nvgemm_runtime.launch.loading import loader as loader_module
+from nvgemm_runtime.launch.loading import native
+from nvgemm_runtime.launch.loading.loader import KernelLoader
 from nvgemm_runtime.matching.device import (
     UNKNOWN_VERSION,
     RuntimeLibrary,
@@ -129,7 +129,7 @@ OTHER_FILES = """
 import sys, tempfile
 import torch
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.launch.loader import KernelLoader
+from nvgemm_runtime.launch.loading.loader import KernelLoader
 bundle = Bundle(sys.argv[1])
 kernels = [KernelLoader().load(bundle, kernel) for kernel in bundle.header.kernels[:3]]
 files = [tempfile.TemporaryFile() for _ in range(20)]  # empty, under descriptors that were free
@@ -405,7 +405,7 @@ def test_a_runtime_library_that_does_not_load_is_named(
 OTHER_FIRST = """
 import ctypes, sys
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.launch.loader import LOADER
+from nvgemm_runtime.launch.loading.loader import LOADER
 from nvgemm_runtime.matching.device import find_runtime_library
 
 import tvm_ffi
@@ -443,7 +443,7 @@ import os, sys, threading
 from nvgemm_runtime.bundle import reader as bundle_module
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.installed.registry import INSTALLATION
-from nvgemm_runtime.launch.loader import LOADER
+from nvgemm_runtime.launch.loading.loader import LOADER
 
 bundle = Bundle(sys.argv[1])
 first, second = bundle.header.kernels[:2]

@@ -21,17 +21,18 @@ import cpu_provider
 import nvgemm_runtime
 from every_signature import EVERY_SIGNATURE
 from installed_bundles import use
-from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.bundle.content import BundleContent, read_content
 from nvgemm_aot.bundle.writer import write_bundle
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import roles
-from nvgemm_runtime.launch import compiled, native, preload, select, upload
-from nvgemm_runtime.launch.loader import KernelLoader, LoadedKernel
+from nvgemm_runtime.launch import compiled, select
+from nvgemm_runtime.launch.loading import native, preload, upload
+from nvgemm_runtime.launch.loading.loader import KernelLoader, LoadedKernel
 from synthetic_content import synthetic_content
 
 CPU = torch.device("cpu")

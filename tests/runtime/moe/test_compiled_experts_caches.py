@@ -25,7 +25,7 @@ KERNELS: dict[str, list[Epilogue | None]] = {
 _PROGRAM = """
 import json, os, warnings
 import torch
-from nvgemm_runtime.launch.loader import LoadedKernel
+from nvgemm_runtime.launch.loading.loader import LoadedKernel
 from nvgemm_runtime.moe import experts
 
 warnings.simplefilter("ignore")  # torch computes what no kernel serves

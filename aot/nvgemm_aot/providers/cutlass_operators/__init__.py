@@ -25,7 +25,7 @@ from ..base import (
     Rejection,
     RuntimeModel,
 )
-from ..heuristics import matmul_heuristics
+from ..heuristics.estimates import matmul_heuristics
 from . import toolchain
 from .block_scaled import BlockScaled
 from .dense import Dense

@@ -12,7 +12,7 @@ from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.installing import install_command
 
 from ...targets.profile import DeviceProfile
-from ..whole_imports import deferred_interrupts
+from ..cute_dsl.whole_imports import deferred_interrupts
 
 
 @functools.cache

@@ -23,8 +23,8 @@ from ..base import (
     Enumeration,
     RuntimeModel,
 )
-from ..heuristics import matmul_heuristics
-from ..sources import source_digest
+from ..cute_dsl.sources import source_digest
+from ..heuristics.estimates import matmul_heuristics
 
 TILES = ((1, 1024, 1), (1, 1024, 4))
 """Rows and columns of the result that a thread block computes, and rows of B that a thread loads

@@ -42,7 +42,7 @@ from ..base import (
     Enumeration,
     RuntimeModel,
 )
-from ..heuristics import matmul_heuristics
+from ..heuristics.estimates import matmul_heuristics
 from . import epilogue, gate_gradient, gate_ups, gated, gathered_groups, grouped, k_grouped
 from .designs import HOPPER, Design, designs, workspace_of
 from .entry import (

@@ -27,7 +27,7 @@ from nvgemm_runtime.gemm.roles import Role, role_dtype, roles
 from nvgemm_runtime.gemm.types import DType, ScaleRecipe
 
 from .. import cute_dsl
-from ..whole_imports import deferred_interrupts
+from ..cute_dsl.whole_imports import deferred_interrupts
 from .designs import FLAG_BYTES, HOPPER, Design
 from .epilogue import epilogue_arguments, has_own_epilogue, kernel_with_epilogue
 

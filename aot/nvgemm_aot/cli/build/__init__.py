@@ -1,0 +1,1 @@
+"""``nvgemm-aot build``: the command, its wheels, and its notes on rankings."""

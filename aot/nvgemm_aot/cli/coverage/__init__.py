@@ -1,0 +1,1 @@
+"""``nvgemm-aot coverage``: the command, its CI gate, and its page."""

@@ -1,0 +1,1 @@
+"""``nvgemm-aot doctor``: the command and the checks behind it."""

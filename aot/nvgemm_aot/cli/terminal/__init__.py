@@ -1,0 +1,1 @@
+"""Reads options and writes to the terminal, for all commands."""

@@ -1,0 +1,1 @@
+"""Checks what third-party providers return."""

@@ -1,0 +1,1 @@
+"""Estimates kernels' runtimes without a GPU, from models and fitted corrections."""

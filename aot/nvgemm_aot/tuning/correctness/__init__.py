@@ -1,0 +1,1 @@
+"""Checks kernels' results: operands with known results, and error bounds."""

@@ -1,0 +1,1 @@
+"""Reads and checks a kernel's host code."""

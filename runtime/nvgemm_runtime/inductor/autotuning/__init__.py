@@ -1,0 +1,1 @@
+"""Offers bundled kernels as choices under max-autotune, and times them."""

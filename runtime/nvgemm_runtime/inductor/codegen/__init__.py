@@ -1,0 +1,1 @@
+"""Generates the C++ that calls bundled kernels."""

@@ -1,0 +1,1 @@
+"""Modes, options, and what they add to the keys of torch's caches."""

@@ -1,0 +1,1 @@
+"""Chooses kernels by measured rankings, without autotuning."""

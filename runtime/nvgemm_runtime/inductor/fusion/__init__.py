@@ -1,0 +1,1 @@
+"""Fuses GEMMs with the activations, gates and scales around them."""

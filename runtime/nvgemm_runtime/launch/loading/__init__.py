@@ -1,0 +1,1 @@
+"""Loads kernels into a process and onto devices."""
