@@ -5,8 +5,9 @@
 
 Every installed kernel for plain matrix products takes its turn at random sizes: m and n up to
 16384, k up to 65536, the largest included. `tune`'s checks
-(`nvgemm_aot.tuning.correctness.exact_operands`) judge its own results, then results with a planted fault (`faults`). The table counts right results
-that passed and planted faults that were noticed, by type of A and B.
+(`nvgemm_aot.tuning.correctness.exact_operands`) judge its own results, then results with a planted
+fault (`faults`). The table counts right results that passed and planted faults that were noticed,
+by type of A and B.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measures bundled kernels on a GPU and writes bundles with measured rankings.
 
-May import `build` and the rooms below it, but not `jit`, `workload` or `cli`. Start at `tune.tune`.
+May import `pipeline` and lower rooms, but not `jit`, `workload` or `cli`. Start at `tune.tune`.
 
 `watchdog` runs a tuning in its own process and kills that process if a kernel hangs. For each
 problem, `contenders` lists the callables to time. `random_operands`, `exact_operands` and
