@@ -1,8 +1,8 @@
-"""Provider of sums of gathered rows (``gathered_mm``), by a kernel of this project.
+"""Provider for sums of gathered rows (``gathered_mm``), computed by this project's kernel.
 
-`kernel` is the kernel, in CuTe DSL. No model estimates it: of its designs, the first is the usual
-choice. It may import what `providers` may. The compiler is imported when a kernel is first
-compiled, never to list candidates.
+`kernel` holds the kernel, in CuTe DSL. No model estimates it; the first design is the usual choice.
+May import what `providers` may. The compiler is imported when a kernel is first compiled, never to
+list candidates.
 """
 
 from __future__ import annotations
@@ -27,29 +27,30 @@ from ..cute_dsl.sources import source_digest
 from ..heuristics.estimates import matmul_heuristics
 
 TILES = ((1, 1024, 1), (1, 1024, 4))
-"""Rows and columns of the result that a thread block computes, and rows of B that a thread loads
-before it uses the first; the usual choice first.
+"""Result rows and columns per thread block, and rows of B that a thread loads before it uses the
+first. The usual choice comes first.
 
-A block has 128 threads, so few are idle where a row ends. On an H200, the first was the fastest of
-ten designs, or within 0.5 % of it, at all twelve sums of three models' experts
-(benchmarks/results/moe-h200.jsonl): others loaded 2 or 4 rows of B at once,
-or had 2, 4 or 8 rows of the result for each thread. The second is for few rows, which do not fill
-multiprocessors with warps."""
+A block has 128 threads, so few are idle at the end of a row. On an H200, the first was the fastest
+among ten designs, or within 0.5 % of it, for all twelve sums in three models' experts
+(benchmarks/results/moe-h200.jsonl). The others loaded 2 or 4 rows of B at
+once, or had 2, 4 or 8 result rows per thread. The second is for few rows, which do not fill
+multiprocessors with warps.
+"""
 
 ALIGNMENT_BYTES = 16
-"""What a thread loads and stores at once: B, the result and their rows begin at a multiple of it.
-A and the rows' numbers are read by the element."""
+"""Bytes that a thread loads and stores at once: B, the result and their rows are aligned to it. A
+and the row indices are read by element."""
 
 
 class Gathered:
-    """Lists and compiles the kernel of `kernel`, in each of `TILES`."""
+    """Lists and compiles `kernel`'s kernel in each of `TILES`."""
 
     interface = INTERFACE_VERSION
     name = "gathered"
     recipe = cute_dsl.recipe("1")
 
     def toolchain(self) -> dict[str, str]:
-        """Versions of the compiler; see `Provider.toolchain`.
+        """Returns the compiler's versions; see `Provider.toolchain`.
 
         Raises:
             ToolchainError: If one is missing.
@@ -57,12 +58,12 @@ class Gathered:
         return cute_dsl.installed_versions(cute_dsl.DISTRIBUTIONS, "kernels of gathered rows")
 
     def prepare(self) -> None:
-        """Import the compiler, compile an empty function; see `Provider.prepare`."""
+        """Imports the compiler, compiles an empty function; see `Provider.prepare`."""
         cute_dsl.set_environment()
         cute_dsl.warm_up()
 
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
-        """List a design for each of `TILES`, on every target; see `Provider.enumerate`."""
+        """Lists a design for each of `TILES`, on every target; see `Provider.enumerate`."""
         absence = unsupported(signature)
         if absence is None and signature.op is not Op.GATHERED_MM:
             absence = f"gathered computes {Op.GATHERED_MM.value} alone (here {signature.op.value})"
@@ -76,11 +77,11 @@ class Gathered:
         )
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
-        """The usual model, which has no estimate for these; see `Provider.runtime_model`."""
+        """Returns the usual model, without estimates for these; see `Provider.runtime_model`."""
         return matmul_heuristics(target)
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
-        """Compile one design to an object; see `Provider.compile`."""
+        """Compiles one design to an object; see `Provider.compile`."""
         from .kernel import make_gathered_mm, sample_tensors
 
         dtype = candidate.signature.out

@@ -1,20 +1,20 @@
-"""A kernel that adds up rows of a matrix, each with a weight: the results of a token's experts.
+"""Kernel that adds weighted rows of a matrix, such as the results of a token's experts.
 
-``out[i, :] = sum over j of a[i, j] * b[rows[i, j], :]``, by fused multiply-adds in fp32, j rising,
-rounded once. An index outside b's rows adds nothing, whatever its weight is, and nothing is read
-for it.
+``out[i, :] = sum over j of a[i, j] * b[rows[i, j], :]``, by fused multiply-adds in fp32, with
+rising j, rounded once. An index outside b's rows adds nothing, whatever its weight, and nothing is
+read for it.
 
-Tensors are row-major; extents and pitches are known at run time alone:
+Tensors are row-major; extents and pitches are dynamic:
 
-- a: [m, k] fp32, the weights, of any pitch;
-- b: [r, n] bf16 or fp16, n a multiple of 8, of a pitch that is a multiple of 16 bytes; any r;
-- rows: [m, k] int32, of any pitch;
-- out: [m, n] of b's type, of a pitch that is a multiple of 16 bytes.
+- a: [m, k] fp32, the weights, with any pitch;
+- b: [r, n] bf16 or fp16, n a multiple of 8, with a pitch that is a multiple of 16 bytes; any r;
+- rows: [m, k] int32, with any pitch;
+- out: [m, n] with b's type, and a pitch that is a multiple of 16 bytes.
 
-A thread computes 8 neighbours of one row of out. The threads of a warp share a row, so each weight
-and index is loaded once for all of them. Memory sets the pace: no thread waits for another, there
-is no shared memory, and what counts is how many loads are under way at once. Either many warps
-each load one row of b at a time, or fewer warps several (`make_gathered_mm`).
+A thread computes 8 neighbours in one row of out. The threads in a warp share a row, so each weight
+and index is loaded once for all of them. The kernel is memory-bound: no thread waits for another,
+there is no shared memory, and performance depends on the number of concurrent loads. Either many
+warps each load one row of b at a time, or fewer warps load several (`make_gathered_mm`).
 """
 
 # No `from __future__ import annotations`: the compiler reads annotations as they are.
@@ -31,12 +31,12 @@ from nvgemm_runtime.gemm.types import DType
 from ..cute_dsl import cute_type
 
 VECTOR_BYTES = 16
-"""What a thread loads and stores at once: the widest access that all targets have."""
+"""Bytes that a thread loads and stores at once: the widest access on all targets."""
 
 _WORDS = VECTOR_BYTES // 4
 
 _MAX_BLOCKS_Y = 65535
-"""Most thread blocks of a grid along y, or z (CUDA C++ Programming Guide, technical
+"""Most thread blocks in a grid along y, or z (CUDA C++ Programming Guide, technical
 specifications)."""
 
 _LOAD = """{
@@ -44,26 +44,25 @@ _LOAD = """{
 setp.ne.b32 is_read, $5, 0;
 @is_read ld.global.v4.b32 {$0, $1, $2, $3}, [$4];
 }"""
-"""A load under a predicate: a condition would become a branch, which keeps loads apart."""
+"""Predicated load: a condition would become a branch, which keeps loads apart."""
 
 _LOAD_OPERANDS = "=r,=r,=r,=r,l,r,0,1,2,3"
 
 
 def make_gathered_mm(tile: tuple[int, int, int], dtype: DType) -> Any:
-    """A function ``(a, b, rows, out, stream)`` that launches the kernel.
+    """Returns a function ``(a, b, rows, out, stream)`` that launches the kernel.
 
     Args:
-        tile: Rows of out that a thread block computes, which is 1, and columns; and rows of b that
-            a thread loads before it uses the first. Columns are a multiple of 256: 8 for each
-            thread of a warp.
-        dtype: Element type of b and out, of 16 bits.
+        tile: Rows of out per thread block, which is 1; columns, a multiple of 256 (8 for each
+            thread in a warp); and rows of b that a thread loads before it uses the first.
+        dtype: Element type for b and out, with 16 bits.
     """
     tile_m, tile_n, tile_k = tile
     assert tile_m == 1, tile
     element, element_bytes = cute_type(dtype), dtype.bits // 8
     vector = VECTOR_BYTES // element_bytes
-    # Left alone, ptxas keeps to registers with which an SM is full of warps, and loads a row only
-    # when the one before is used. Where one block is enough, it first issues all loads.
+    # Left alone, ptxas limits registers so that warps fill an SM, and loads a row only when the
+    # previous one is used. If one block is enough, it issues all loads first.
     min_blocks = 0 if tile_k == 1 else 1
 
     @cute.kernel  # type: ignore[untyped-decorator]
@@ -76,9 +75,9 @@ def make_gathered_mm(tile: tuple[int, int, int], dtype: DType) -> Any:
         (m, n), k, r = out.shape, a.shape[1], b.shape[0]
         row = block_z * blocks_y + block_y
         column = block_n * tile_n + thread * vector
-        # Behind the last of 2**31 - 1 rows, numbers of rows wrap around to negative ones.
+        # After the last of 2**31 - 1 rows, row numbers wrap around to negative ones.
         if row >= 0 and row < m and column < n:
-            # Offsets have 64 bits: 32 count fewer elements than b may have.
+            # Offsets have 64 bits: b may have more elements than 32 bits can count.
             begin_of_b = b.iterator.toint() + Int64(column) * element_bytes
             pitch_of_b = Int64(b.stride[0]) * element_bytes
             indices = cute.make_rmem_tensor((tile_k,), Int32)
@@ -116,10 +115,10 @@ def make_gathered_mm(tile: tuple[int, int, int], dtype: DType) -> Any:
         a: cute.Tensor, b: cute.Tensor, rows: cute.Tensor, out: cute.Tensor, stream: CUstream
     ) -> None:
         m, n = out.shape
-        # Rows fill y and z evenly; along n, which comes first, neighbours share a row.
+        # Rows fill y and z evenly; neighbours along n, which comes first, share a row.
         blocks_z = cute.ceil_div(m, _MAX_BLOCKS_Y)
         blocks_y = cute.ceil_div(m, blocks_z)
-        # No cluster, not even of one block: the GPU begins clusters at less than half the rate of
+        # No cluster, not even with one block: the GPU starts clusters at less than half the rate of
         # blocks, and blocks are what there are most of.
         gathered_mm_kernel(a, b, rows, out).launch(
             grid=(cute.ceil_div(n, tile_n), blocks_y, blocks_z),
@@ -132,7 +131,7 @@ def make_gathered_mm(tile: tuple[int, int, int], dtype: DType) -> Any:
 
 
 def sample_tensors(dtype: DType) -> tuple[Any, ...]:
-    """Stand-ins for a, b, rows and out, whose extents and pitches are read at run time."""
+    """Builds sample tensors for a, b, rows and out, with dynamic extents and pitches."""
     m, n, k, r = (cute.sym_int() for _ in range(4))
 
     def tensor(dtype: DType, shape: tuple[Any, Any], align: int) -> Any:
@@ -150,7 +149,7 @@ def sample_tensors(dtype: DType) -> tuple[Any, ...]:
 
 
 def _load_if(is_read: Boolean, address: Int64) -> list[Int32]:
-    """The words at an address of global memory, a multiple of `VECTOR_BYTES`; else zeros."""
+    """Loads the words at a global address, a multiple of `VECTOR_BYTES`; else returns zeros."""
     zero = Int32(0).ir_value()
     words = llvm.inline_asm(
         llvm.StructType.get_literal([zero.type] * _WORDS),

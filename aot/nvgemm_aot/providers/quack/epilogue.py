@@ -1,8 +1,8 @@
-"""The epilogue of this project's contract, in the language of quack's kernels.
+"""This project's epilogue in the language of quack's kernels.
 
-``out = round(f(scale_a * scale_b * (A @ B) + addend))``, all of it in fp32 and rounded once, when
-the kernel stores. Scales and bias reach a kernel as vectors along its own m and n, which operands
-swapped exchanges, and an added matrix as its C.
+``out = round(f(scale_a * scale_b * (A @ B) + addend))``, computed in fp32 and rounded once, when
+the kernel stores. Scales and bias reach a kernel as vectors along its own m and n, which swapped
+operands exchange. An added matrix is the kernel's C.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from nvgemm_runtime.gemm.roles import Role, extra_roles
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
 GELU_CUBIC, GELU_SCALE = 0.044715, 0.7978845608028654
-"""Constants of the tanh form of GELU: that of its publication (Hendrycks and Gimpel, 2016), and
-sqrt(2 / pi)."""
+"""Constants in GELU's tanh form: from its publication (Hendrycks and Gimpel, 2016), and sqrt(2 /
+pi)."""
 
 _VECTORS = {
     Role.SCALE_A: ("row_of_a", "column_of_a"),
     Role.SCALE_B: ("row_of_b", "column_of_b"),
     Role.ADDEND: ("row_added", "column_added"),
 }
-"""By role: the name of its vector if it lies along the kernel's n, and along its m."""
+"""Vector names by role: along the kernel's n, and along its m."""
 
 
 def has_own_epilogue(signature: Signature) -> bool:
-    """Whether a signature's kernels do more than to multiply."""
+    """Returns True if a signature's kernels do more than multiply."""
     return bool({*extra_roles(signature)} - {Role.OFFSETS, Role.ROWS})
 
 
 def kernel_with_epilogue(kernel: type[Any], activation: Activation | None) -> type[Any]:
-    """A subclass of one of quack's kernels whose epilogue is that of the contract.
+    """Returns a subclass of a quack kernel with this project's epilogue.
 
     Args:
         kernel: ``GemmDefaultSm90`` or ``GemmDefaultSm100``.
-        activation: What follows the sum.
+        activation: Activation after the sum.
     """
     import cutlass
     from cutlass import Constexpr, cute
@@ -79,7 +79,7 @@ def kernel_with_epilogue(kernel: type[Any], activation: Activation | None) -> ty
         def epi_visit_subtile(
             self, params: Any, found: Any, product: Any, matrix: Any = None
         ) -> tuple[()]:
-            """Compute the epilogue of what a thread holds of the product, in place."""
+            """Applies the epilogue to a thread's part of the product, in place."""
             scalars = [found.get(name) for name in ("scalar_a", "scalar_b")]
             factors = [found.get(name) for role in _SCALES for name in _VECTORS[role]]
             added = [matrix, *(found.get(name) for name in _VECTORS[Role.ADDEND])]
@@ -102,7 +102,7 @@ _SCALES = (Role.SCALE_A, Role.SCALE_B)
 
 
 def _activation(activation: Activation | None) -> Any:
-    """A function of one fp32 value, which keeps NaN as torch's does."""
+    """Returns a function of one fp32 value that keeps NaN, as torch's does."""
     if activation is None:
         return lambda x: x
     return {
@@ -113,7 +113,7 @@ def _activation(activation: Activation | None) -> Any:
 
 
 def _relu(x: Any) -> Any:
-    """The larger of x and 0; NaN for NaN, unlike the library's."""
+    """Returns the larger of x and 0; NaN for NaN, unlike the library's."""
     from cutlass import Float32
     from cutlass._mlir.dialects import arith
 
@@ -135,7 +135,7 @@ def _silu(x: Any) -> Any:
 def epilogue_arguments(
     signature: Signature, tensors: dict[Role, Any], *, swapped: bool
 ) -> tuple[dict[str, Any], Any]:
-    """What a kernel's epilogue takes by name, and what it takes as C, of tensors by role."""
+    """Returns the epilogue's arguments by name, and its C, from tensors by role."""
     from cutlass import cute
 
     given: dict[str, Any] = {}
@@ -149,7 +149,7 @@ def epilogue_arguments(
     if signature.scales is ScaleRecipe.FP32_TENSOR:
         given["scalar_a"], given["scalar_b"] = (tensors[role].iterator for role in _SCALES)
     elif signature.scales is ScaleRecipe.FP32_ROW and signature.op is Op.GROUPED_MM:
-        # The library finds a group's rows in the first, and the group's row in the second.
+        # The library reads a group's rows from the first, and the group's row from the second.
         given["column_of_a"], given["row_of_b"] = (tensors[role] for role in _SCALES)
     elif signature.scales is ScaleRecipe.FP32_ROW:
         for role, along in ((Role.SCALE_A, 0), (Role.SCALE_B, 1)):
@@ -157,7 +157,7 @@ def epilogue_arguments(
             vector = cute.make_tensor(
                 tensors[role].iterator, cute.make_layout((extent,), stride=(1,))
             )
-            # Scales of A lie along the problem's m, the kernel's n where operands are swapped.
+            # A's scales lie along the problem's m, which is the kernel's n if operands are swapped.
             along_n = (role is Role.SCALE_B) != swapped
             given[_VECTORS[role][0 if along_n else 1]] = vector
     return given, matrix

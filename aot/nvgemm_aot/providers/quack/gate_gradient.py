@@ -1,13 +1,13 @@
-"""Compiles quack's GEMM of groups with the gradient of a gate behind it.
+"""Compiles quack's grouped GEMM with a gate's gradient.
 
-The product is the gradient of what a gate gave. For each of its columns the epilogue reads the gate
-and the up that the forward kernel kept, and stores the gradients of both, computed in fp32 and
-rounded once. In halves, gates and ups are two matrices, loaded and stored beside each other.
+The product is the gradient of a gate's result. For each of its columns, the epilogue reads the gate
+and up values that the forward kernel stored, and stores both gradients, computed in fp32 and
+rounded once. In halves, gates and ups are two matrices, loaded and stored side by side.
 Interleaved, a gate and its up are one element of 32 bits, which the library loads as its C and
 stores as its D.
 
-Where sums are wanted, what the gate gives is computed as well, and multiplied by its gradient, as
-the kernel has it before it is rounded. Each tile stores the sum of each of its rows, in fp32.
+For row sums, the epilogue also computes the gate's result and multiplies it by its gradient before
+rounding. Each tile stores the sum for each of its rows, in fp32.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ from .grouped import arguments_of_groups, compile_for_groups, gemm_of_groups
 from .grouped import designs as designs_of_groups
 
 _MOST_SUMS = 192
-"""Of a thread, on Hopper: with 208, kernels spill 8 to 24 bytes, whatever the step."""
+"""Most accumulators per thread on Hopper: with 208, kernels spill 8 to 24 bytes, whatever the step.
+"""
 
 MOST_SUMS_IN_WIDE_STEPS = 128
-"""Of a thread that takes the library's 32 columns at once, with what it loads and stores of them:
-with 160 sums, kernels spill 16 to 104 bytes, with 192 up to 208."""
+"""Most accumulators per thread for the library's step of 32 columns, with its loads and stores:
+with 160, kernels spill 16 to 104 bytes, with 192 up to 208."""
 
 _MOST_BESIDE_SUMS_OF_ROWS = 160
-"""Likewise where rows are summed too: with 192, kernels spill 16 to 32 bytes in narrow steps."""
+"""The same with row sums: with 192, kernels spill 16 to 32 bytes in narrow steps."""
 
 _MOST_BESIDE_SUMS_IN_WIDE_STEPS = 96
-"""Likewise: with 128, kernels spill 8 bytes in wide steps."""
+"""The same with row sums: with 128, kernels spill 8 bytes in wide steps."""
 
 _SPILLING_BLOCK = (128, 192)
-"""Rows and columns of a thread block's part of a tile, on Blackwell."""
+"""Rows and columns in a thread block's part of a tile, on Blackwell."""
 
 _NARROW_STEP = 16
-"""Columns that kernels with more sums take at once."""
+"""Columns per step in kernels with more accumulators."""
 
 
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
-    """The designs for an architecture, in a fixed order: those of groups that spill no registers.
+    """Returns the grouped designs that spill no registers, in a fixed order.
 
-    On Hopper, sums stay in registers while gates and ups come and go. On Blackwell, kernels with
-    gates and ups in halves spill 8 to 16 bytes with one of the library's steps. Tiles of kernels
-    that give sums of rows are as wide as a part of these.
+    On Hopper, accumulators stay in registers while gates and ups come and go. On Blackwell, kernels
+    with gates and ups in halves spill 8 to 16 bytes for one of the library's steps. Tiles in
+    kernels with row sums are at least `SUMMED_COLUMNS` wide.
     """
     offered = designs_of_groups(arch, signature)
     if has_sums(signature):
@@ -68,11 +69,11 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
 
 
 def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> Any:
-    """Compile one design for the gradient of a gate, with `entry.compile_entry`'s arguments.
+    """Compiles one design for a gate's gradient; arguments are as in `entry.compile_entry`.
 
     The function takes ``(a, b, offsets, addend, out, stream)``, on Hopper ``clusters`` before the
-    stream; ``addend`` and ``out`` are gates and ups, and their gradients in the same order. With
-    sums, ``sums`` is behind ``addend``: a tile writes its own into the column of its number.
+    stream. ``addend`` holds gates and ups; ``out`` holds their gradients in the same order. With
+    row sums, ``sums`` follows ``addend``: each tile writes the column with its number.
     """
     import_library()
     from cutlass import cute
@@ -115,7 +116,7 @@ def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> An
 
 
 def _pairs_of(matrix: Any) -> Any:
-    """A row-major matrix of 16-bit elements as one of neighbours, in elements of 32 bits."""
+    """Views a row-major 16-bit matrix as pairs of neighbours, in 32-bit elements."""
     from cutlass import Float32, cute
 
     rows, columns = matrix.shape
@@ -128,7 +129,7 @@ def _pairs_of(matrix: Any) -> Any:
 
 @functools.cache
 def _class_for_halves(hopper: bool, gate: Gate, with_sums: bool) -> Any:
-    """The library's GEMM with matrices of gates and of ups."""
+    """Returns the library's GEMM with separate matrices for gates and ups."""
     import cutlass
     from cutlass import Float32, cute
     from quack.cute_dsl_utils import mlir_namedtuple
@@ -178,7 +179,7 @@ def _class_for_halves(hopper: bool, gate: Gate, with_sums: bool) -> Any:
 
 @functools.cache
 def _class_for_pairs(hopper: bool, gate: Gate, dtype: Any, with_sums: bool) -> Any:
-    """The library's GEMM with one matrix of pairs of 16-bit elements."""
+    """Returns the library's GEMM with one matrix of 16-bit pairs."""
     import cutlass
     from cutlass import Float32, cute
     from quack import gemm_default_epi as library
@@ -204,7 +205,7 @@ def _class_for_pairs(hopper: bool, gate: Gate, dtype: Any, with_sums: bool) -> A
         @cute.jit  # type: ignore[untyped-decorator]
         def epi_visit_subtile(self, params: Any, found: Any, sums: Any, matrix: Any = None) -> Any:
             kept = cute.recast_tensor(matrix, dtype)
-            # Each pair is rounded at once: all of them in fp32 would take twice the registers.
+            # Rounds each pair at once: all pairs in fp32 would take twice the registers.
             pair = cute.make_rmem_tensor(2, Float32)
             for i in cutlass.range(cute.size(sums), unroll_full=True):
                 gate, up = kept[2 * i].to(Float32), kept[2 * i + 1].to(Float32)
@@ -220,7 +221,7 @@ def _class_for_pairs(hopper: bool, gate: Gate, dtype: Any, with_sums: bool) -> A
 
 @functools.cache
 def in_narrow_steps(kind: Any) -> Any:
-    """A class of kernels for Hopper that takes fewer columns of a tile at once."""
+    """Returns a Hopper kernel class that processes fewer columns per step."""
 
     class Narrow(kind):  # type: ignore[misc]
         def _compute_tile_shape_or_override(self, *args: Any, **named: Any) -> tuple[int, int]:
@@ -235,9 +236,10 @@ def _class_name(hopper: bool, gate: Gate, rest: str) -> str:
 
 
 def _gradients(gate: Gate) -> Any:
-    """The gradients of a gate and an up, and what they gave times its gradient; all in fp32.
+    """Returns a function for a gate's gradients in fp32.
 
-    A function of the gate, the up and the gradient of what they gave.
+    It takes gate, up and the gradient of their result. It returns the gradients for gate and up,
+    and the result times its gradient.
     """
     from cutlass import Float32, cute
 
@@ -257,7 +259,7 @@ def _gradients(gate: Gate) -> Any:
     alpha = gate.row.alpha
     cut_above, cut_below = cuts(gate)
 
-    # Compared with the fp32 number that was cut off: compilers compare with a constant in 16 bits.
+    # Compares with the fp32 number that was cut off: compilers compare with a constant in 16 bits.
     @cute.jit  # type: ignore[untyped-decorator]
     def unless_above(x: Float32, cut: Float32, grad: Float32) -> Float32:
         return 0.0 if x > cut else grad

@@ -1,8 +1,8 @@
-"""Compiles quack's GEMM of groups for the ups of a gate whose weights are two tensors.
+"""Compiles quack's grouped GEMM for up projections whose gate has a separate weight.
 
-The product is that of ups. For each of its columns the epilogue reads the gate, which another
-product has stored, and stores the up and what the gate gives: of the gate as it was rounded and the
-up as it was not, computed in fp32 and rounded once.
+The product is the ups. For each of its columns, the epilogue reads the gate value, which another
+product has stored, and stores the up and the gate's result. The result uses the rounded gate and
+the unrounded up, and is computed in fp32 and rounded once.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .grouped import designs as designs_of_groups
 
 
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
-    """The designs for an architecture, in a fixed order: those of groups, of which none spills."""
+    """Returns the grouped designs, none of which spills, in a fixed order."""
     return designs_of_groups(arch, signature)
 
 
 def compile_gate_ups(design: Design, signature: Signature, arch: str) -> Any:
-    """Compile one design for the ups of a gate, with `entry.compile_entry`'s arguments.
+    """Compiles one design for a gate's ups; arguments are as in `entry.compile_entry`.
 
     The function takes ``(a, b, offsets, addend, out, stream)``, on Hopper ``clusters`` before the
-    stream; ``addend`` are gates [m, n], and ``out`` [m, 2 n] are ups and what the gate gives.
+    stream. ``addend`` holds gates [m, n]; ``out`` [m, 2 n] holds ups and the gate's result.
     """
     import_library()
     from cutlass import cute
@@ -62,7 +62,7 @@ def compile_gate_ups(design: Design, signature: Signature, arch: str) -> Any:
 
 @functools.cache
 def _class_for_ups(hopper: bool, gate: Gate) -> Any:
-    """The library's GEMM with matrices of gates, of ups and of what the gate gives."""
+    """Returns the library's GEMM with matrices for gates, ups and the gate's result."""
     import cutlass
     from cutlass import Float32, cute
     from quack.cute_dsl_utils import mlir_namedtuple

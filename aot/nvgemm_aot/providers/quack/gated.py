@@ -1,13 +1,12 @@
-"""Compiles quack's GEMM with a gated epilogue: two columns of the product give one of the result.
+"""Compiles quack's GEMM with a gated epilogue: two product columns give one result column.
 
-The library's kernel object leaves the epilogue to its class. The class here joins pairs of sums in
-fp32 and hands them to the library's store of half tiles, which rounds them once. Weights in halves
-are not laid out anew: their tensor is described as pairs of columns, n / 2 columns apart, and TMA
-loads both into neighbouring columns of a tile.
+The library's kernel object leaves the epilogue to its class. This class joins pairs of accumulators
+in fp32 and passes them to the library's store for half tiles, which rounds them once. Weights in
+halves are not rearranged: their tensor is described as pairs of columns, n / 2 columns apart, and
+TMA loads both into neighbouring columns of a tile.
 
-Kernels that keep the product store it beside that, rounded by itself: interleaved as a whole, in
-halves as gates and ups, each by a store of half tiles of its own, for no store of TMA takes the
-columns of a tile apart.
+Kernels that keep the product store it too, rounded separately: interleaved as a whole, in halves as
+gates and ups, each by its own store for half tiles, because no TMA store splits a tile's columns.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ from .grouped import designs as designs_of_groups
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 CUBIC = 0.044715
-"""The constants of gelu's tanh form (Hendrycks and Gimpel, 2016)."""
+"""Constant in gelu's tanh form (Hendrycks and Gimpel, 2016)."""
 
 
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
-    """The designs for an architecture, in a fixed order: those without a gate that can have one.
+    """Returns the ungated designs that can have a gate, in a fixed order.
 
-    A swapped one would have pairs along its m, a part of a split k has no whole sums to join, and
-    the store of half tiles takes whole blocks of 16 columns of the result. A kernel for Hopper that
-    keeps an interleaved product spills 24 to 40 bytes with 192 sums of a thread.
+    A swapped design would have pairs along its m. A split k has no whole sums to join. The store
+    for half tiles takes whole blocks of 16 result columns. A Hopper kernel that keeps an
+    interleaved product spills 24 to 40 bytes with 192 accumulators per thread.
     """
     without_gate = designs_of_groups if signature.op.groups_rows else plain_designs
     spills = arch == HOPPER and signature.form is GateForm.KEPT and not has_halves(signature)
@@ -62,11 +61,11 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
 
 
 def compile_gated(design: Design, signature: Signature, arch: str) -> Any:
-    """Compile one design for a gated signature; arguments are those of `entry.compile_entry`.
+    """Compiles one design for a gated signature; arguments are as in `entry.compile_entry`.
 
     The function takes ``(a, b, out, stream)``, or ``(a, b, addend, out, stream)`` with a bias; on
-    Hopper ``clusters`` before the stream, and ``workspace`` before that with a dynamic schedule. Of
-    groups, it takes ``offsets`` behind ``b``, and the bias is a row for each group.
+    Hopper ``clusters`` before the stream, and ``workspace`` before that with a dynamic schedule.
+    With groups, it takes ``offsets`` after ``b``, and the bias has a row for each group.
     """
     import_library()
     from cutlass import cute
@@ -99,7 +98,7 @@ def compile_gated(design: Design, signature: Signature, arch: str) -> Any:
 
 
 def _results(signature: Signature, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """What the library stores as its own result, and what the epilogue stores, by name."""
+    """Returns the tensor that the library stores, and those that the epilogue stores, by name."""
     from cutlass import cute
 
     out = given[Role.OUT.value]
@@ -115,7 +114,7 @@ def _results(signature: Signature, given: Mapping[str, Any]) -> tuple[Any, dict[
 
 
 def columns_of(matrix: Any, first: Any, count: Any) -> Any:
-    """Columns of a row-major matrix; the first one must begin at a multiple of 16 bytes."""
+    """Returns columns of a row-major matrix; the first must be aligned to 16 bytes."""
     from cutlass import cute
 
     begin = cute.assume(first, divby=8 * ALIGNMENT_BYTES // matrix.element_type.width)
@@ -124,13 +123,13 @@ def columns_of(matrix: Any, first: Any, count: Any) -> Any:
 
 
 def has_halves(signature: Signature) -> bool:
-    """Whether gates and ups are halves of a row, and not neighbours."""
+    """Returns True if gates and ups are halves of a row, not neighbours."""
     assert signature.epilogue is not None
     return signature.epilogue.row.order is WeightOrder.HALVES
 
 
 def _functions(launch: Any) -> tuple[Any, ...]:
-    """Functions that pass their arguments on by name, as those of `entry` do."""
+    """Returns wrappers that pass arguments on by name, as in `entry`."""
 
     def call(a: Any, b: Any, out: Any, stream: Any) -> None:
         launch(a=a, b=b, out=out, stream=stream)
@@ -162,7 +161,7 @@ def _functions(launch: Any) -> tuple[Any, ...]:
 
 
 def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
-    """The kernel, told how tensors arrive: A as (m, k), B as (k, n), or one each group."""
+    """Builds the kernel for A as (m, k), and B as (k, n) or one per group."""
     import cutlass
 
     assert signature.epilogue is not None
@@ -180,13 +179,13 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
         concat_layout=("B", "bias") if in_halves else None, **kernel_options(design, arch),
         **options_of(signature, arch),
     )  # fmt: skip
-    gemm.b_transposed = True  # its own convention has B as (n, k)
+    gemm.b_transposed = True  # the library expects B as (n, k)
     return gemm
 
 
 @functools.cache
 def _gated_class(hopper: bool, gate: Gate, in_halves: bool, keeps: bool) -> Any:
-    """The library's GEMM for an architecture with the epilogue of a gate."""
+    """Returns an architecture's GEMM from the library with a gated epilogue."""
     import cutlass
     from cutlass import cute
     from quack import layout_utils
@@ -198,7 +197,7 @@ def _gated_class(hopper: bool, gate: Gate, in_halves: bool, keeps: bool) -> Any:
     from quack.rounding import RoundingMode
 
     class PairedRow(RowVecLoad):  # type: ignore[misc]
-        """A row whose pairs lie n / 2 elements apart, where the library copies neighbours alone."""
+        """Row whose pairs are n / 2 elements apart; the library copies only neighbours."""
 
         @cute.jit  # type: ignore[untyped-decorator]
         def begin(self, gemm: Any, param: Any, smem_tensor: Any, ctx: Any) -> Any:
@@ -271,7 +270,7 @@ def _gated_class(hopper: bool, gate: Gate, in_halves: bool, keeps: bool) -> Any:
 
 
 def joined(gate: Gate) -> Any:
-    """The function of a pair (gate, up), in fp32; NaN in either gives NaN, as in torch."""
+    """Returns the gate's function of a pair (gate, up) in fp32; NaN gives NaN, as in torch."""
     from cutlass import cute
 
     def swiglu(gate: Any, up: Any) -> Any:
@@ -292,14 +291,14 @@ def joined(gate: Gate) -> Any:
 
 
 def sigmoid(x: Any) -> Any:
-    """The logistic function of one fp32 value."""
+    """Computes the logistic function of one fp32 value."""
     from cutlass import cute
 
     return cute.arch.rcp_approx(1.0 + cute.math.exp2(x * -math.log2(math.e), fastmath=True))
 
 
 def cuts(gate: Gate) -> tuple[Any, Any]:
-    """Functions of one fp32 value that cut it off above and below at a gate's limit."""
+    """Returns functions that clamp one fp32 value above and below at a gate's limit."""
     from cutlass import Float32, cute
 
     limit = gate.row.limit or math.inf
@@ -316,7 +315,7 @@ def cuts(gate: Gate) -> tuple[Any, Any]:
 
 
 def _sample_tensors(signature: Signature, *, adds: bool) -> tuple[Any, ...]:
-    """Stand-ins for a, b, what is added, and out, whose extents are known at run time."""
+    """Builds sample tensors for a, b, addend and out, with dynamic extents."""
     from cutlass import cute
 
     m, n, k, half = (cute.sym_int() for _ in range(4))

@@ -1,9 +1,9 @@
-"""Makes quack's GEMM of groups load rows of A that indices name: of the tokens of each expert.
+"""Makes quack's grouped GEMM gather rows of A by index, such as each expert's tokens.
 
-The library has threads that copy A, row by row, where its other kernels have one of TMA. It reads a
-row's number wherever a tile of a group has a row. Here a number is cut to the rows that A has, so
-whatever numbers there are, no kernel reads outside A; the result of one outside A is undefined. A
-without rows has none to read, and nothing is launched for it.
+The library's threads copy A row by row, where its other kernels use TMA. They read an index for
+each row of a tile that belongs to a group. Here, indices are clamped to A's rows, so no kernel
+reads outside A; the result for an index outside A is undefined. If A has no rows, nothing is
+launched.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from nvgemm_runtime.gemm.types import DType
 from .designs import HOPPER, Design
 
 _UNGATHERED_WIDTHS = (208,)
-"""Widths of tiles on Hopper that the library's own tuner leaves out for gathered rows."""
+"""Tile widths on Hopper that the library's own tuner leaves out for gathered rows."""
 
 
 def gathers(signature: Signature) -> bool:
-    """Whether rows of A are gathered."""
+    """Returns True if rows of A are gathered."""
     return signature.op is Op.GATHERED_GROUPED_MM
 
 
 _TALL = 128
-"""Of a tile with more rows on Hopper, a thread that copies A keeps more numbers of rows than the
-library's own 56 registers have room for: it spills."""
+"""Most tile rows on Hopper without a spill: beyond, a thread that copies A holds more indices than
+the library's 56 registers can hold."""
 
 _REGISTERS_OF_TALL_TILES = (88, 208)
-"""Of a thread that loads, and of one that multiplies; in all, as many as in the library."""
+"""Registers per loading thread and per multiplying thread; the total is the library's."""
 
 _SPILLING_SUMS = 192
-"""Sums of a thread for which 208 registers do not suffice, nor the library's own 224 where a bias
-is added and the result is fp32."""
+"""Accumulators per thread for which 208 registers do not suffice, nor the library's own 224 with a
+bias and an fp32 result."""
 
 
 def can_gather(design: Design, signature: Signature, arch: str) -> bool:
-    """Whether a design of groups has one that gathers, and spills no registers.
+    """Returns True if a grouped design can gather rows without spilling registers.
 
-    Thread blocks of a cluster along n would share A's rows, which no copy of single rows does.
+    Thread blocks in a cluster along n would share A's rows, which row copies cannot do.
     """
     if arch != HOPPER or design.cluster[1] != 1:
         return design.cluster[1] == 1
@@ -52,15 +52,15 @@ def can_gather(design: Design, signature: Signature, arch: str) -> bool:
 
 
 def may_begin_early(signature: Signature, arch: str) -> bool:
-    """Whether a kernel may be launched before the one ahead of it on the stream has ended.
+    """Returns True if a kernel may launch before the previous one on the stream has ended.
 
-    On Blackwell the library has a warp that loads numbers of rows, and does not wait for that one.
+    On Blackwell, the library has a warp that loads row indices without waiting for it.
     """
     return arch == HOPPER or not gathers(signature)
 
 
 def options_of(signature: Signature, arch: str) -> dict[str, Any]:
-    """What a kernel of the library's is told besides, of a class that `gathering` gave."""
+    """Returns further options for a kernel class made by `gathering`."""
     if not gathers(signature):
         return {}
     return {"gather_A": True, "use_pdl": may_begin_early(signature, arch)}
@@ -68,7 +68,7 @@ def options_of(signature: Signature, arch: str) -> dict[str, Any]:
 
 @functools.cache
 def gathering(kernel: Any, hopper: bool) -> Any:
-    """A class of the library's kernels that cuts the numbers of rows to those that A has."""
+    """Returns a subclass of a library kernel that clamps row indices to A's rows."""
     from cutlass import cute
     from quack import copy_utils
 
@@ -110,7 +110,7 @@ def gathering(kernel: Any, hopper: bool) -> Any:
 
 @functools.cache
 def _rows_inside() -> Any:
-    """A class that stands for the library's vector of rows' numbers, cut to those of A."""
+    """Returns a class that presents the library's row index vector, clamped to A's rows."""
     import cutlass
     from cutlass import Int32, cute
 

@@ -1,15 +1,15 @@
-"""Compiles quack's GEMM for groups of rows with a matrix each: the experts of a mixture.
+"""Compiles quack's grouped GEMM: each group's rows multiply their own matrix, as for MoE experts.
 
-The library takes where groups begin, with a zero in front; torch, and so this project, where they
-end. The kernels read a beginning as the end of the group before, so launches convert nothing.
+The library takes group starts, with a leading zero; torch, and so this project, has group ends. The
+kernels read a start as the previous group's end, so launches convert nothing.
 
-Whatever the ends are, no kernel should read or write outside its operands: an end is cut to the
-rows of A, and a group that would end before it begins has no tiles. Of writing, an H200 has shown
-it; of reading, nothing but this reasoning has. The result of such ends is undefined.
+Whatever the ends are, no kernel should read or write outside its operands: an end is clamped to A's
+rows, and a group that would end before it begins has no tiles. An H200 has confirmed this for
+writes; for reads, it rests on this reasoning. The result for such ends is undefined.
 
-A bias is a matrix with a row for each group. Which one a tile reads goes by the scheduler's number
-of its group, as its B does, and so by no end. Of a matrix that is added, a tile reads the rows of
-its own place, and at the end of a group those of the next one, as it does of A.
+A bias is a matrix with a row for each group. A tile selects its row by the scheduler's group
+number, as it selects its B, so no end affects it. For an added matrix, a tile reads the rows at its
+own position, and past a group's end those of the next group, as it does in A.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ _HOPPER_UNCLUSTERED = (
     ((192, 128), True),
     ((64, 192), True),
 )
-"""Beside those of plain GEMMs: rows of a cluster belong to one group, so two thread blocks along m
-leave the second one idle in groups of few rows."""
+"""Added to plain designs: a cluster's rows belong to one group, so a second thread block along m
+idles in groups with few rows."""
 
 
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
-    """The designs for an architecture, in a fixed order.
+    """Returns the designs for an architecture, in a fixed order.
 
-    A swapped one would have groups along its n, tiles of groups cannot be counted for a workspace,
-    and the library splits no k of groups: so neither a dynamic schedule nor a split is offered.
+    A swapped design would have groups along its n. Group tiles cannot be counted for a workspace,
+    and the library does not split k for groups. So dynamic schedules and splits are not offered.
     """
     plain = (
         one
@@ -73,11 +73,11 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
 
 
 def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
-    """Compile one design for a grouped signature; arguments are those of `entry.compile_entry`.
+    """Compiles one design for a grouped signature; arguments are as in `entry.compile_entry`.
 
     The function takes ``(a, b, offsets, out, stream)``, with scales ``scale_a`` and ``scale_b``
-    behind ``b``, with gathered rows their ``rows`` behind ``offsets``, with what is added as
-    ``addend`` before ``out``, on Hopper ``clusters`` before the stream.
+    after ``b``, gathered rows' ``rows`` after ``offsets``, and an ``addend`` before ``out``. On
+    Hopper, ``clusters`` comes before the stream.
     """
     import_library()
     from quack import gemm_default_epi as library
@@ -104,7 +104,7 @@ def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
 
 
 def gemm_of_groups(kind: type, name: str, design: Design, signature: Signature, arch: str) -> Any:
-    """The kernel of a class of the library's, for groups of any ends and B as (groups, k, n)."""
+    """Builds a kernel from a library class, for any group ends and B as (groups, k, n)."""
     import cutlass
 
     if gathers(signature):
@@ -117,14 +117,14 @@ def gemm_of_groups(kind: type, name: str, design: Design, signature: Signature, 
         **kernel_options(design, arch),
         **options_of(signature, arch),
     )
-    gemm.b_transposed = True  # its own convention has B as (groups, n, k)
+    gemm.b_transposed = True  # the library expects B as (groups, n, k)
     return gemm
 
 
 def compile_for_groups(
     launch: Callable[..., None], design: Design, signature: Signature, arch: str
 ) -> Any:
-    """Compile a function that passes a grouped signature's tensors on to ``launch``, by name."""
+    """Compiles a function that passes a grouped signature's tensors to ``launch`` by name."""
     from cutlass import cute
 
     def multiply_groups(a: Any, b: Any, offsets: Any, out: Any, stream: Any) -> None:
@@ -204,7 +204,7 @@ def compile_for_groups(
 
 
 def arguments_of_groups(given: Mapping[str, Any]) -> Any:
-    """What the library is told of groups, of the tensors of a launch by name."""
+    """Returns the library's group arguments, from a launch's tensors by name."""
     from cutlass import cute
     from quack.varlen_utils import VarlenArguments
 
@@ -215,7 +215,7 @@ def arguments_of_groups(given: Mapping[str, Any]) -> Any:
 
 
 def scheduled_by_groups(kernel: type, name: str) -> Any:
-    """A class of the library's kernels with a scheduler for groups of any ends."""
+    """Returns a subclass of a library kernel whose scheduler accepts any group ends."""
     scheduler = _library_scheduler()
 
     def get_scheduler_class(self: Any, varlen_m: bool = False) -> Any:
@@ -227,13 +227,13 @@ def scheduled_by_groups(kernel: type, name: str) -> Any:
 
 @functools.cache
 def _library_scheduler() -> Any:
-    """The library's scheduler for any ends."""
+    """Returns the library's scheduler, extended to any group ends."""
     import cutlass
     from cutlass import Int32, cute
     from quack.tile_scheduler import VarlenMTileScheduler
 
     class Scheduler(VarlenMTileScheduler):  # type: ignore[misc]
-        """Counts no tiles of a group that ends before it begins, where the library's are < 0."""
+        """Counts no tiles in a group that ends before it begins; the library counts below 0."""
 
         @cute.jit  # type: ignore[untyped-decorator]
         def _get_num_m_blocks(
@@ -255,7 +255,7 @@ def _library_scheduler() -> Any:
 
 
 def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
-    """Stand-ins for a, b, offsets, what is added, and out, whose extents are known at run time."""
+    """Builds sample tensors for all roles, with dynamic extents."""
     from cutlass import Int32, cute
 
     m, n, k, groups, tokens = (cute.sym_int() for _ in range(5))

@@ -1,17 +1,16 @@
-"""Compiles quack's GEMM for groups along k: the gradient of the weights of a mixture's experts.
+"""Compiles quack's GEMM with groups along k: weight gradients for MoE experts.
 
-The library takes where groups begin, with a zero in front; torch, and so this project, where they
-end. The kernels read a beginning as the end of the group before, so launches convert nothing.
+The library takes group starts, with a leading zero; torch, and so this project, has group ends. The
+kernels read a start as the previous group's end, so launches convert nothing.
 
 A is contiguous along m and B along n, so a group may begin at any k. Tiles reach past a group's
 last k: the library describes both operands to TMA so that those terms are zeros. A group without k
-has tiles of its result and no tiles of k; the library then fills its sums with zeros before it
-stores them (``acc.fill(0.0)`` in gemm_sm90.py, ``clear_acc`` in gemm_sm100.py).
+has result tiles but no k tiles; the library then fills its accumulators with zeros before it stores
+them (``acc.fill(0.0)`` in gemm_sm90.py, ``clear_acc`` in gemm_sm100.py).
 
-Whatever the ends are, no kernel should read outside its operands: an end is cut to the k of A, and
-a group that would end before it begins has no tiles of k. What is written does not depend on ends,
-as an H200 has shown; of reading, nothing but this reasoning has. The result of such ends is
-undefined.
+Whatever the ends are, no kernel should read outside its operands: an end is clamped to A's k, and a
+group that would end before it begins has no k tiles. Writes do not depend on ends, as an H200 has
+confirmed; for reads, it rests on this reasoning. The result for such ends is undefined.
 """
 
 from __future__ import annotations
@@ -52,16 +51,16 @@ _HOPPER_DYNAMIC = tuple(
     )
     for cluster in clusters
 )
-"""Groups differ in length, and tiles as much in time: handed out beforehand, some thread blocks
-would have more to do than others. Of 45 dynamic designs, those that an H100 found among the fastest
-for gradients of four models' experts, with rows spread evenly or with skew."""
+"""Dynamic designs. Groups differ in length, so tiles differ in time: a static assignment would give
+some thread blocks more work than others. Chosen among 45 designs that an H100 timed, for gradients
+in four models' experts, with rows spread evenly or with skew."""
 
 
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
-    """The designs for an architecture, in a fixed order.
+    """Returns the designs for an architecture, in a fixed order.
 
-    The library neither swaps operands nor splits k of such groups. A tile of k is the library's own
-    choice.
+    The library neither swaps operands nor splits k for such groups. The tile's k is the library's
+    own choice.
     """
     static = (
         one
@@ -72,7 +71,7 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
 
 
 def compile_k_grouped(design: Design, signature: Signature, arch: str) -> Any:
-    """Compile one design for groups along k; arguments are those of `entry.compile_entry`.
+    """Compiles one design for groups along k; arguments are as in `entry.compile_entry`.
 
     The function takes ``(a, b, offsets, out, stream)``, on Hopper ``clusters`` before the stream,
     and ``workspace`` before that with a dynamic schedule.
@@ -94,7 +93,7 @@ def compile_k_grouped(design: Design, signature: Signature, arch: str) -> Any:
 
     def launch(**given: Any) -> None:
         starts = begins_of_groups()(given[Role.OFFSETS.value], cute.size(given["a"], mode=[1]))
-        b = given["b"]  # the library's own convention has B as (n, k)
+        b = given["b"]  # the library expects B as (n, k)
         transposed = cute.make_tensor(b.iterator, cute.select(b.layout, [1, 0]))
         gemm(
             given["a"], transposed, given["out"], None, gemm.EpilogueArguments(),
@@ -128,20 +127,20 @@ def compile_k_grouped(design: Design, signature: Signature, arch: str) -> Any:
 
 @functools.cache
 def _library_kernel(hopper: bool) -> Any:
-    """The library's GEMM with a scheduler for any ends."""
+    """Returns the library's GEMM with a scheduler for any group ends."""
     import cutlass
     from cutlass import Int32, cute
     from quack import gemm_default_epi as library
     from quack.tile_scheduler import TileScheduler
 
     class Scheduler(TileScheduler):  # type: ignore[misc]
-        """Gives no tiles of k to a group that ends before it begins, where the library's are < 0.
+        """Assigns no k tiles to a group that ends before it begins; the library counts below 0.
 
-        Every warp asks it, so that loads, sums and pingpong's bookkeeping agree. And every warp
-        waits for the kernel ahead of it on the stream before it takes its first tile. In the
-        library only those that load wait, and the others follow what was loaded: but for groups
-        without k nothing is, and their zeros would be stored in memory that the kernel ahead may
-        still read, where that is free behind it.
+        Every warp queries it, so loads, accumulators and pingpong bookkeeping agree. Every warp
+        also waits for the previous kernel on the stream before it takes its first tile. In the
+        library, only loading warps wait, and the others follow their loads. Groups without k load
+        nothing, so their zeros could overwrite memory that the previous kernel still reads, if it
+        is freed after that kernel.
         """
 
         def initial_work_tile_info(self, **options: Any) -> Any:
@@ -163,7 +162,7 @@ def _library_kernel(hopper: bool) -> Any:
 
 
 def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
-    """Stand-ins for a, b, offsets and out, whose extents are known at run time."""
+    """Builds sample tensors for a, b, offsets and out, with dynamic extents."""
     from cutlass import Int32, cute
 
     m, n, k, groups = (cute.sym_int() for _ in range(4))
