@@ -307,7 +307,7 @@ def test_refuses_wheel_over_the_limit_and_says_how_to_split(
 ) -> None:
     total = sum(path.stat().st_size for path in bundles)
     monkeypatch.setattr(wheel_module, "MAX_WHEEL_BYTES", total + margin)
-    refuse(bundles, tmp_path, "nvgemm-aot wheel <one bundle>")
+    refuse(bundles, tmp_path, "nvgemm-aot wheel BUNDLE --name NAME")
     monkeypatch.setattr(wheel_module, "MAX_WHEEL_BYTES", bundles[0].stat().st_size + margin)
     refuse(bundles[:1], tmp_path, "split the manifest in two")
 

@@ -106,7 +106,7 @@ def test_everything_is_escaped() -> None:
     assert shown.said("td").count(evil) == 2, "the GEMM and the reason"
     assert shown.said("li") == [evil, f"{evil}?"]
     assert len(shown.markers) == 2, "what has no sizes is in the table alone"
-    assert any("1 of unknown sizes" in text for text in shown.said("p"))
+    assert any("1 with unknown sizes" in text for text in shown.said("p"))
 
 
 def test_the_page_needs_nothing_else() -> None:

@@ -229,7 +229,7 @@ def test_a_problem_whose_kernels_all_fail_is_left_out_and_the_bundle_says_why(
     assert result.unserved == (
         Unserved(target=Target(arch="sm_100f"), problem=problem, reason=reason.text, failed=True),
     )
-    with pytest.raises(CompileError, match="no kernel for 1 problem; name other providers"):
+    with pytest.raises(CompileError, match="no kernel for 1 problem; list other providers"):
         require_served(result.unserved, targets=1)
 
 

@@ -162,7 +162,7 @@ def test_a_deleted_directory_takes_no_directories(
 def test_an_umask_for_nobody_leaves_no_directory_behind(tmp_path: Path) -> None:
     before = os.umask(0o777)
     try:
-        with pytest.raises(PermissionError, match="the umask takes permissions"):
+        with pytest.raises(PermissionError, match="the umask denies this user"):
             make_directories(tmp_path / "a/b")
     finally:
         os.umask(before)
