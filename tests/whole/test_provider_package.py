@@ -46,7 +46,7 @@ def test_verify_proves_what_its_kernel_shows_and_says_what_it_does_not(
     assert kernel["clusters"] == [[1, 1]]
     assert kernel["operands"].startswith("a: Tensor([n0, n1], bfloat16), b: Tensor(")
     said = "\n".join(report["notes"])
-    assert "operator names of tiny_gemm are not read" in said
+    assert "operator names from tiny_gemm are not parsed" in said
     assert "shared-memory" not in said, "it has none"
     if report["disassembler"] is not None:
         assert kernel["instructions"].keys() == {"HMMA.16816.F32.BF16"}

@@ -100,7 +100,7 @@ def test_tuning_on_a_second_gpu_confirms_in_the_bundle_itself(
 ) -> None:
     one = tuned(tunable, tmp_path / "one.nvgemm", dictated, "GPU-1")
     same = tuned(one, tmp_path / "same.nvgemm", dictated, "GPU-1")
-    assert caplog.text.count("measured these problems before: that confirms nothing") == 1
+    assert caplog.text.count("measured these problems before, so this run cannot confirm") == 1
     two = tuned(one, tmp_path / "two.nvgemm", dictated, "GPU-2")
     gpus = tuple(sorted(uuid_digest(uuid) for uuid in ("GPU-1", "GPU-2")))
     for path, expected in ((one, ()), (same, ()), (two, gpus)):

@@ -284,7 +284,7 @@ def test_says_which_providers_operator_names_are_not_read(
     kernel = replace(kernels["sm_90a"], provider="nobody", operator="rm -rf")
     report = verify_bundle(bundle(tmp_path, kernel, arch="sm_90a"))
     assert report.ok, report.findings
-    assert "operator names of nobody are not read" in report.notes[1]
+    assert "operator names from nobody are not parsed" in report.notes[1]
     kernel = replace(kernel, provider="cutlass_operators")
     report = verify_bundle(bundle(tmp_path, kernel, arch="sm_90a"))
     assert_only(report, Check.OPERATOR_NAME, "'rm -rf' states tile k nowhere")
