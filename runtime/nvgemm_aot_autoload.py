@@ -1,7 +1,7 @@
 """Entry point that torch calls at its import.
 
 If an entry point cannot be loaded or raises, torch's import fails. So this module needs only the
-standard library: a missing or damaged part of nvgemm-aot costs one warning.
+standard library: a missing or damaged nvgemm-aot part costs one warning.
 """
 
 from __future__ import annotations

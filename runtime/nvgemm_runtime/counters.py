@@ -36,8 +36,8 @@ class Stats:
         jit: GEMMs for which this or another process compiled kernels at run time.
         jit_kernels: Kernels compiled at run time for this process.
         misses: GEMMs without a kernel, by reason; `OTHER_REASONS` after `MOST_REASONS` reasons.
-        won: Calls written into generated code, by kernel id; a dispatching call counts for each of
-            its kernels.
+        won: Calls written into generated code, by kernel id; a dispatching call counts once per
+            kernel in it.
         dispatched: Dispatching calls written into generated code, by GEMM, sizes and winners in
             words.
         failed: Reasons by kernel id, for kernels that could not be loaded or failed before their
@@ -63,7 +63,7 @@ class Stats:
 
     @property
     def met(self) -> int:
-        """Number of all GEMMs."""
+        """Total number of GEMMs."""
         return self.declared + self.signature + self.jit + self.missed
 
     def since(self, earlier: Stats) -> Stats:
@@ -216,7 +216,7 @@ os.register_at_fork(after_in_child=COUNTERS.renew_lock)
 
 
 def stats() -> Stats:
-    """Returns counts of the GEMMs that this process compiled, by how they were served."""
+    """Returns this process's counts of compiled GEMMs, by how they were served."""
     return COUNTERS.stats()
 
 
