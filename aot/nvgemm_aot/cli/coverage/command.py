@@ -14,6 +14,7 @@ from nvgemm_runtime.gemm.target import TargetName
 
 from ..terminal.options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam, json_option
 from ..terminal.printing import count_text, percent_text, print_result, table
+from .names import WEIGHT_NAMES, ranked_as_text
 
 if TYPE_CHECKING:
     from ...manifest.parse import Manifest
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from ...workload.coverage import GemmCoverage, TargetCoverage, Weight
 
 Document = dict[str, Any]
-
-WEIGHT_NAMES = {"problems": "problems", "count": "count", "flops": "FLOPs"}
-"""Display names, by value of `nvgemm_aot.workload.coverage.Weight`."""
 
 _MOST_REFUSALS = 3
 
@@ -253,16 +251,6 @@ def _ranked_as(gemm: Document, reasons: dict[str, int]) -> str:
     if gemm["ranked_as"] is None:
         return f"see [{reasons[gemm['reasons'][0]]}]"
     return ranked_as_text(gemm["gemm"], gemm["ranked_as"], is_split=gemm["split"])
-
-
-def ranked_as_text(gemm: str, ranked_as: str, *, is_split: bool) -> str:
-    """Returns the problem that ranks a GEMM: empty for its own, sizes alone for its signature's."""
-    if ranked_as == gemm:
-        return ""
-    if is_split:
-        return f"{ranked_as}, and torch adds"
-    signature, _, sizes = ranked_as.rpartition("/")
-    return sizes if gemm.startswith(f"{signature}/") else ranked_as
 
 
 def _miss_lines(target: Document, reasons: dict[str, int]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 from ...manifest.parse import Manifest
 from ...workload.coverage import SERVED, GemmCoverage, Status, TargetCoverage, Weight
 from ..terminal.printing import count_text, percent_text
-from .command import WEIGHT_NAMES, ranked_as_text
+from .names import WEIGHT_NAMES, ranked_as_text
 
 _STYLE = """
 :root { color-scheme: light dark;
