@@ -27,9 +27,9 @@ from nvgemm_runtime.gemm.problem import Problem, Signature
 
 SIGNATURE = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
 SM_COUNT = 132
-CORRECTIONS = json.loads((files("nvgemm_aot.providers") / DATA).read_text(encoding="utf-8"))[
-    "corrections"
-]
+CORRECTIONS = json.loads(
+    (files("nvgemm_aot.providers.heuristics") / DATA).read_text(encoding="utf-8")
+)["corrections"]
 
 
 def problem(m: int = 1024) -> Problem:

@@ -36,7 +36,7 @@ from nvgemm_runtime.gemm.problem import Problem, Signature
 ROWS = Signature.parse("grouped_mm/tn/bf16xbf16/fp32/bf16")
 TERMS = Signature.parse("k_grouped_mm/nt/bf16xbf16/fp32/bf16")
 SM_COUNT = 132
-SHIPPED = json.loads((files("nvgemm_aot.providers") / DATA).read_text(encoding="utf-8"))[
+SHIPPED = json.loads((files("nvgemm_aot.providers.heuristics") / DATA).read_text(encoding="utf-8"))[
     "architectures"
 ]
 LARGE = candidate("large", ROWS, tile=(128, 256, 64))
