@@ -28,7 +28,7 @@ from nvgemm_aot.providers.base import RuntimeModel
 from nvgemm_aot.providers.heuristics.corrections import DATA, Correction, FeatureRow, feature_rows
 from nvgemm_runtime.gemm.problem import Problem
 
-PATH = ROOT / "aot" / "nvgemm_aot" / "providers" / DATA
+PATH = ROOT / "aot" / "nvgemm_aot" / "providers" / "heuristics" / DATA
 
 UNCORRECTED = "cutlass_operators"
 """Provider whose estimates stay as the model gives them."""

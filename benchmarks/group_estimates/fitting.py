@@ -41,7 +41,7 @@ from nvgemm_aot.providers.heuristics.group_times import (
 from nvgemm_aot.targets import build_target
 
 ARCH, DEVICE, PROVIDER = "sm_90a", "H200", "quack"
-PATH = ROOT / "aot" / "nvgemm_aot" / "providers" / DATA
+PATH = ROOT / "aot" / "nvgemm_aot" / "providers" / "heuristics" / DATA
 
 POWER = 4.0
 """Exponent for a kernel's weight (fastest time / its time)."""
