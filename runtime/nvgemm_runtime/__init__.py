@@ -67,7 +67,7 @@ __all__ = [
 
 _NOT_IN_API = {
     "DispatchedSizes": "launch.dispatch_table",
-    "Preloaded": "launch.preload",
+    "Preloaded": "launch.loading.preload",
     "Stats": "counters",
     "__version__": "_version",
     "dispatch_table": "launch.dispatch_table",
@@ -76,8 +76,8 @@ _NOT_IN_API = {
     "gathered_mm": "launch.gates_and_groups",
     "grouped_mm": "launch.gates_and_groups",
     "k_grouped_mm": "launch.gates_and_groups",
-    "mode": "inductor.modes",
-    "preload": "launch.preload",
+    "mode": "inductor.configuration.modes",
+    "preload": "launch.loading.preload",
     "reset_stats": "counters",
     "scaled_grouped_mm": "launch.gates_and_groups",
     "stats": "counters",
