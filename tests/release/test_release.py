@@ -196,7 +196,7 @@ def test_targets_are_for_every_platform_and_keep_a_device_that_is_named() -> Non
 
 
 def test_a_manifest_that_is_not_there_ends_the_release() -> None:
-    with pytest.raises(SystemExit, match=r"wheels/release: lama: there is no such file"):
+    with pytest.raises(SystemExit, match=r"wheels/release: lama: no such file"):
         kernel_wheels.find("lama", ["x86_64"], ["cu13"])
 
 
