@@ -45,6 +45,7 @@ def test_a_signal_ends_the_command_whose_status_is_returned(
     handled = [str(int(number))] * is_handled
     start = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"if {int(number)} != signal.SIGINT: signal.signal({int(number)}, signal.SIG_DFL)\n"
         "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
         "from nvgemm_aot.cli.main import main; main()"
     )
