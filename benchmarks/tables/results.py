@@ -418,8 +418,10 @@ def tuning(records: Selection) -> str:
 
 
 def tests(records: Selection) -> str:
-    """GPU test runs, newest first."""
-    every = sorted(records.where("tests"), key=lambda record: record.run.date or "")
+    """GPU test runs, newest first; among a product's runs of one day, the largest."""
+    every = sorted(
+        records.where("tests"), key=lambda record: (record.run.date or "", record.case.figure)
+    )
     newest = {(_product(record), _is_dated(record) or record.case.name): record for record in every}
     runs = sorted(newest.values(), key=lambda record: record.run.date or "", reverse=True)
     rows = [
