@@ -55,7 +55,7 @@ def test_verify_proves_what_its_kernel_shows_and_says_what_it_does_not(
 
 def test_doctor_lists_it(built_package: BuiltPackage) -> None:
     said = built_package.run("doctor", status=32)
-    assert re.search(r"provider tiny_gemm +of nvgemm-tiny-gemm 1\.0\n", said)
+    assert re.search(r"provider tiny_gemm +from nvgemm-tiny-gemm 1\.0\n", said)
 
 
 def test_the_runtime_serves_sizes_that_others_do_not(built_package: BuiltPackage) -> None:
