@@ -232,7 +232,7 @@ def between(times_path: Path) -> None:
 
 
 def print_between(record: dict[str, Any]) -> None:
-    """Prints held-back m by the rows of the upper neighbour; see `dispatch.FEW_ROWS`."""
+    """Prints held-back m by the rows of the upper neighbour; see `thresholds.FEW_ROWS`."""
     rows: dict[object, dict[int, list[float]]] = {}
     for key, times in record["times_ns"].items():
         problem = Problem.parse(key)

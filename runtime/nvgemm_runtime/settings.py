@@ -9,7 +9,7 @@ import os
 
 
 class Mode(str, enum.Enum):
-    """Modes of torch.compile's use of bundled kernels."""
+    """Modes in which torch.compile uses bundled kernels."""
 
     AUTO = "auto"
     """Uses bundled kernels; under max-autotune, may compile others at run time."""
@@ -28,7 +28,7 @@ COMPILE_OPTION = "nvgemm_aot_mode"
 
 KEY_OPTION = "nvgemm_aot_key"
 """Key for everything that choices depend on besides the mode, among Inductor's options; see
-`inductor.choices_key`."""
+`inductor.configuration.choices_key`."""
 
 MAX_CHOICES_VARIABLE = "NVGEMM_AOT_MAX_CHOICES"
 """Most kernels that join a GEMM's choices."""
@@ -58,7 +58,7 @@ KEEP_VARIABLE = "NVGEMM_AOT_KEEP_NVGEMM"
 operators."""
 
 EXPLAIN_VARIABLE = "NVGEMM_AOT_EXPLAIN"
-"""File that `report` appends events to; without it, no events."""
+"""File that `events` appends to; without it, no events."""
 
 DEBUG_VARIABLE = "NVGEMM_AOT_DEBUG"
 """1: `grouped_mm`, `moe.experts`, and compiled code loaded while it is set, copy offsets from the

@@ -55,7 +55,7 @@ PAUSE_SECONDS = 24 * 3600
 
 
 class LimitedAttempts:
-    """Runs compiler processes without kernels that repeatedly killed theirs; see `KernelWorkers`.
+    """Compiler processes without kernels whose compilers were killed often; see `KernelWorkers`.
 
     The cache counts the attempts by all processes that use it, separately for each time limit.
     """

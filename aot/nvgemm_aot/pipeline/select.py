@@ -44,7 +44,7 @@ SPLIT_GAIN = 0.8
 first, by corrected estimates. Otherwise no split counts as faster than the unsplit kernel until it
 is measured. Out of 103 problems held back, splits ranked first at 7, all with n 512, and were
 faster at 6. Any number from 0.8 to 1 gives the same; 0.8 was chosen by looking at these problems
-(``benchmarks/results/estimates-h200.jsonl``)."""
+(``benchmarks/results/raw/estimates-*.json``)."""
 
 LEAST_K_TILES = 4
 """Fewest tiles along k in each part of a split. Out of 368 kernel and problem pairs with fewer,

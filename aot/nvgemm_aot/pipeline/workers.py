@@ -308,7 +308,7 @@ def _status_text(status: int) -> str:
 
 
 class Ready:
-    """A worker's message that it is ready, or that its wait is over. Restarts the time limit."""
+    """Worker message: ready, or done waiting. Restarts the time limit."""
 
 
 class Waiting:

@@ -47,7 +47,7 @@ def is_decided(intervals: Mapping[str, Interval]) -> bool:
 
 
 def interval_of(timing: Timing) -> Interval:
-    """Returns the interval that a timing states."""
+    """Returns a timing's 95 % interval."""
     return Interval(
         median=timing.time_ns,
         low=timing.time_ns - timing.spread_ns,

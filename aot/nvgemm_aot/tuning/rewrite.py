@@ -395,7 +395,7 @@ def previous_outcome(ranking: ProblemRanking, gpu: str) -> TuningOutcome | None:
 
 
 KERNELS_PER_PROBLEM = 2
-"""First kernels that a problem keeps, besides those not told apart from them."""
+"""Top-ranked kernels kept per problem, in addition to those whose intervals overlap theirs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,8 +76,8 @@ class GateFormRow:
     """Facts about a gated epilogue form.
 
     Attributes:
-        product_columns, out_columns: Each group with so many product columns gives so many result
-            columns.
+        product_columns, out_columns: `product_columns` columns of the product give `out_columns` of
+            the result.
         parts: Number of equally wide parts in the result; each begins at an aligned address.
         is_gradient: True for a gate's gradient.
         has_sums: True if row sums are a second result.

@@ -90,7 +90,7 @@ class _OneKernel:
 
 
 class Computing(Protocol):
-    """Attempt that a generated call makes before ATen.
+    """Bundled kernel call that generated code tries before ATen.
 
     Attributes:
         name: Name in the log.

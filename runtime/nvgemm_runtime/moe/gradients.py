@@ -1,7 +1,7 @@
 """Gradients for gates and ups, the down projection's weights, and routing weights.
 
-A kernel takes the result's gradient through the down projection and the gate if one serves. If not,
-a product and operators do.
+If a kernel serves, it fuses the down projection's and the gate's gradient. Otherwise a grouped GEMM
+and torch operators compute them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Validates external providers' results and names the provider in errors.
 
-The builder relies on listed facts: they go into headers and become promises to whoever launches the
-kernel. So each result is checked against `base` as it arrives.
+Listed facts go into headers, and the builder and launches rely on them. So each result is checked
+against `base` as it arrives.
 """
 
 from __future__ import annotations

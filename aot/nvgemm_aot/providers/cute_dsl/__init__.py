@@ -118,7 +118,7 @@ def export_object(compiled: Any, platform: str = PLATFORMS[0]) -> bytes:
 
 
 def _export_for(host: _HostCode, compiled: Any, path: Path) -> None:
-    """Exports for another processor, which ``export_to_c`` does not support."""
+    """Exports an object for another processor; ``export_to_c`` supports only this machine's."""
     from cutlass.base_dsl.export.export import get_export_module
     from cutlass.base_dsl.tvm_ffi_builder.tvm_ffi_builder import rename_tvm_ffi_function
 

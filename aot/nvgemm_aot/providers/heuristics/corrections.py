@@ -30,8 +30,8 @@ KNOTS = (16, 128, 1024)
 """Row counts m between which weights are interpolated. Each feature has a weight at each knot."""
 
 _MOST_FACTOR = 20.0
-"""Largest factor by which a correction scales all estimates for a problem, and one relative to the
-others. Fitted weights do not hold far from measured problems."""
+"""Limit for the factor on all of a problem's estimates, and for one estimate's factor relative to
+the others. Fitted weights do not hold far from measured problems."""
 
 Times = Sequence["int | None"]
 """Estimated runtimes in nanoseconds; None if there is no estimate."""

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 SUM_BITS = 12
 """Bits of whole-number partial sums for k up to 65536: they stay below 4096. Hopper keeps 14 for
-fp8 (`correctness.FRACTION_BITS_OF_FEW`)."""
+fp8 (`judgement.FRACTION_BITS_OF_FEW`)."""
 
 PEAK = 450.0
 """Standard deviation for partial sums in the middle of k, if the dtype's values are large enough:

@@ -33,7 +33,7 @@ class OtherWork:
                 self.busy = wait_until_idle(self._bench)
 
     def end(self) -> None:
-        """Looks for the last time."""
+        """Checks for other work once more as the run ends."""
         if not self._state.is_confirmed:
             self._look()
 

@@ -1,7 +1,7 @@
 """Checks disassembled device code: tensor-core instructions, their operands, and spills.
 
-`tensor_core` reads these instructions' operands, `epilogue` the code that follows, and `order` how
-thread blocks and kernels wait for each other.
+`tensor_core` reads these instructions' operands, `stored_values` the code that follows, and `order`
+how thread blocks and kernels wait for each other.
 """
 
 from __future__ import annotations
