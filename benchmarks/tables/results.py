@@ -69,7 +69,7 @@ def readme(records: Selection) -> str:
                 "H100",
             ),
             (
-                "Processor time to build 122 kernels, Hopper and Blackwell",
+                "Build of the quickstart on two cores: 69 kernels, Hopper and Blackwell",
                 f"{build.case.figure:.0f} s",
                 NONE,
                 "CPU",
