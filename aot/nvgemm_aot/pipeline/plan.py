@@ -40,9 +40,9 @@ from ..providers import (
     versions_of,
 )
 from ..providers.base import RuntimeModel
-from ..providers.cute_dsl.sources import source_digest, source_modules
 from ..providers.heuristics.corrections import Correction, find_correction
 from ..providers.heuristics.group_times import GroupTimes, find_group_times
+from ..providers.sources import source_digest, source_modules
 from ..rankings.entries import Operator, Rankings
 from ..rankings.usable import Basis, UsableRankings, find_usable
 from ..storage.cache import Cache, cache_key

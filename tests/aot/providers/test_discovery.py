@@ -15,8 +15,8 @@ from nvgemm_aot.manifest.parse import Declared
 from nvgemm_aot.pipeline.plan import look_up_plan
 from nvgemm_aot.providers import PROVIDERS, load_provider
 from nvgemm_aot.providers.checking.checked import Checked
-from nvgemm_aot.providers.cute_dsl.sources import source_modules
 from nvgemm_aot.providers.discovery import Offered, offered_providers
+from nvgemm_aot.providers.sources import source_modules
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.errors import ToolchainError

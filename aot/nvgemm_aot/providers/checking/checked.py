@@ -28,7 +28,7 @@ from ..base import (
     Provider,
     RuntimeModel,
 )
-from ..cute_dsl.sources import source_digest
+from ..sources import source_digest
 from .listing_faults import (
     MAX_HEADER_INTEGER,
     MAX_VERSION_LENGTH,

@@ -23,8 +23,8 @@ from ..base import (
     Enumeration,
     RuntimeModel,
 )
-from ..cute_dsl.sources import source_digest
 from ..heuristics.estimates import matmul_heuristics
+from ..sources import source_digest
 
 TILES = ((1, 1024, 1), (1, 1024, 4))
 """Result rows and columns per thread block, and rows of B that a thread loads before it uses the
