@@ -15,6 +15,7 @@ import torch
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Op
+from nvgemm_runtime.launch import select
 from nvgemm_runtime.launch.loading.loader import LoadedKernel
 from nvgemm_runtime.moe import experts, launching, routed_experts, sort_by_expert
 
@@ -27,7 +28,7 @@ Tensors = list[torch.Tensor]
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel looked up yet; that torch computes what is in fp32 is no news."""
-    monkeypatch.setattr(launching, "_found", {})
+    monkeypatch.setattr(select, "_cache", {})
     monkeypatch.setattr(launching, "_warned", {*launching.WARNINGS})
 
 
@@ -57,14 +58,14 @@ def run(given: Tensors, *, offsets: torch.Tensor | None = None, **options: Any) 
 
 
 def is_by_kernels() -> bool:
-    found = launching._found.values()
-    return bool(found) and not any(isinstance(one, str) for one in found)
+    results = select._cache.values()
+    return bool(results) and all(isinstance(result, LoadedKernel) for result in results)
 
 
 def kernels() -> list[Kernel]:
     """The kernels that were looked up."""
-    found = (one for one in launching._found.values() if isinstance(one, LoadedKernel))
-    return [one.kernel for one in found]
+    results = select._cache.values()
+    return [result.kernel for result in results if isinstance(result, LoadedKernel)]
 
 
 def error(found: Tensors, wanted: Tensors) -> list[float]:
@@ -81,7 +82,7 @@ def test_no_further_from_fp32_than_by_torch(
     assert is_by_kernels()
     wide = [one.detach().float().requires_grad_() for one in given]
     wanted = run(wide, activation=activation)
-    monkeypatch.setattr(launching, "_found", {})
+    monkeypatch.setattr(select, "_cache", {})
     monkeypatch.setattr(launching, "launch", lambda *_: "no kernel")
     by_torch = run(given, activation=activation)
     # Both round products to bf16 once; what else differs is the order of fp32 sums.

@@ -15,6 +15,7 @@ import torch.utils.checkpoint
 from test_moe import COUNTS, DEVICE, Tensors, ends, error, is_by_kernels, kernels, operands
 
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.launch import select
 from nvgemm_runtime.moe import experts, launching
 
 OTHER_COUNTS = ((0, 87, 300, 0, 500, 200), (3, 2, 1, 0, 0, 1), (256,) * 6)
@@ -23,7 +24,7 @@ OTHER_COUNTS = ((0, 87, 300, 0, 500, 200), (3, 2, 1, 0, 0, 1), (256,) * 6)
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing compiled, no kernel looked up yet; that torch computes what is in fp32 is no news."""
-    monkeypatch.setattr(launching, "_found", {})
+    monkeypatch.setattr(select, "_cache", {})
     monkeypatch.setattr(launching, "_warned", {*launching.WARNINGS})
     torch._dynamo.reset()
     yield

@@ -116,7 +116,7 @@ def test_a_misspelt_mode_ends_the_first_compilation(
 def test_a_misspelt_mode_ends_the_first_launch(inductor: InductorSession) -> None:
     from nvgemm_runtime.launch import compiled
 
-    inductor.monkeypatch.setattr(select, "_chosen", {})
+    inductor.monkeypatch.setattr(select, "_cache", {})
     inductor.monkeypatch.setenv("NVGEMM_AOT", "requird")
     a, b = torch.randn(16, 64), torch.randn(64, 32)
     with pytest.raises(SettingError, match="NVGEMM_AOT=requird"):

@@ -17,7 +17,6 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.launch.loading.loader import LoadedKernel
-from nvgemm_runtime.moe import launching
 
 
 class Installed:
@@ -39,7 +38,6 @@ class Installed:
 
     def remove(self) -> None:
         use(self.monkeypatch)
-        launching._found.clear()
 
     def epilogues(self) -> list[Epilogue | None]:
         """Of what was launched since this was last asked for."""

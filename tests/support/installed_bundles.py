@@ -39,6 +39,6 @@ def use(monkeypatch: pytest.MonkeyPatch, *places: Path) -> Installation:
     installation = Installation()
     for module in (api, compiled, preload, select):
         monkeypatch.setattr(module, "INSTALLATION", installation)
-    monkeypatch.setattr(select, "_chosen", {})
+    monkeypatch.setattr(select, "_cache", {})
     digest.forget()
     return installation

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import NoKernelError
 from .epilogues import Activation, Addend, Epilogue, addend_dtype, find_epilogue
@@ -19,15 +17,16 @@ if TYPE_CHECKING:
     from .problem import Signature
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExtraOperands:
+class ExtraOperands(NamedTuple):
     """Operands besides A and B; None for the absent ones.
+
+    Tensors come first, in `nvgemm_runtime.gemm.roles.extra_roles` order. A named tuple, because
+    each eager call builds one, and a frozen dataclass takes longer.
 
     Attributes:
         scale_a, scale_b: Scale factors. Swizzled scales have any shape, see
             `nvgemm_runtime.gemm.types.swizzled_elements`. Row scales are [m, 1] and [1, n]; with
             offsets, [m] and [groups, n].
-        recipe: Scale recipe; None derives it from scale dtype and size, as torch does.
         offsets: Group ends along m, or along k: int32 [groups].
         rows: For each element in A, the row in B that it multiplies: int32, A's shape. With
             offsets, for each result row, its row in A: int32 [m].
@@ -36,6 +35,7 @@ class ExtraOperands:
             the kept product [m, 2 n]. For ups, the gates [m, n].
         sums: Destination for a gradient's row sums, zero-initialised: fp32 [m, parts], see
             `nvgemm_runtime.gemm.roles.SUMMED_COLUMNS`.
+        recipe: Scale recipe; None derives it from scale dtype and size, as torch does.
         adds_matrix: With offsets, True if the addend is a matrix [m, n] instead of one row per
             group. Shapes cannot distinguish them if there are as many groups as rows.
         activation: Function applied to the sum.
@@ -44,11 +44,11 @@ class ExtraOperands:
 
     scale_a: torch.Tensor | None = None
     scale_b: torch.Tensor | None = None
-    recipe: ScaleRecipe | None = None
     offsets: torch.Tensor | None = None
     rows: torch.Tensor | None = None
     addend: torch.Tensor | None = None
     sums: torch.Tensor | None = None
+    recipe: ScaleRecipe | None = None
     adds_matrix: bool = False
     activation: Activation | None = None
     gated: Epilogue | None = None
@@ -85,26 +85,19 @@ class ExtraOperands:
             return None
         return int(self.rows.shape[0])
 
-    def wanted(self) -> tuple[object, ...]:
-        """Returns everything that affects matching except the tensors themselves."""
-        return (self.recipe, self.adds_matrix, self.activation, self.gated, *self.named)
-
-    def tensors(self) -> tuple[torch.Tensor, ...]:
+    def tensors(self) -> list[torch.Tensor]:
         """Returns the present tensors in `nvgemm_runtime.gemm.roles.extra_roles` order."""
-        return tuple(self.named.values())
+        return [tensor for tensor in self[:TENSORS] if tensor is not None]
 
-    @functools.cached_property
+    @property
     def named(self) -> dict[str, torch.Tensor]:
         """Present tensors by role name."""
-        all_of_them = {
-            "scale_a": self.scale_a,
-            "scale_b": self.scale_b,
-            "offsets": self.offsets,
-            "rows": self.rows,
-            "addend": self.addend,
-            "sums": self.sums,
-        }
-        return {name: tensor for name, tensor in all_of_them.items() if tensor is not None}
+        fields = zip(self._fields, self[:TENSORS])
+        return {name: tensor for name, tensor in fields if tensor is not None}
+
+
+TENSORS = 6
+"""Number of `ExtraOperands` fields that are tensors; settings follow."""
 
 
 NO_EXTRAS = ExtraOperands()

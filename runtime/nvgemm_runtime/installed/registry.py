@@ -78,10 +78,14 @@ class Installation:
     """All installed, named and user bundles, with an index for each kind of device.
 
     Later processes see bundles installed later. Safe to use from several threads.
+
+    Attributes:
+        generation: Number of times that the usable bundles have changed.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self.generation = 0
         self._shipped: tuple[FoundBundle, ...] | None = None
         self._user_bundles: tuple[FoundBundle, ...] = ()
         self._temporary: tuple[Path, ...] = ()
@@ -146,6 +150,7 @@ class Installation:
             previous, self._user_bundles = self._user_bundles, self._open_user_bundles()
             self._indexes = {}
             self._kernels = None
+            self.generation += 1
             # Code that was offered an evicted kernel may still need it.
             replaced = self._replaced | {entry[1].id: entry for entry in _kernel_entries(previous)}
             current = {kernel.id for _, kernel in _kernel_entries(self._user_bundles)}
@@ -167,6 +172,7 @@ class Installation:
             self._shipped = _mark_unusable(self.shipped_bundles(), (bundle,), problem)
             self._user_bundles = _mark_unusable(self._user_bundles, (bundle,), problem)
             self._shipped_indexes, self._indexes, self._kernels = {}, {}, None
+            self.generation += 1
             self._warn(affected.origin, problem)
             return True
 

@@ -6,7 +6,6 @@ A gate combines column pairs. All functions round once, as in `api`, and go thro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..gemm.epilogues import Addend, Epilogue, GateForm
@@ -176,7 +175,7 @@ def _compute_groups(
                 f"{where}: {name} is given with epilogue {None if gated is None else gated.value}, "
                 f"but is only for {owner}"
             )
-    extras = replace(extras, addend=added[expected], adds_matrix=adds_matrix, gated=gated)
+    extras = extras._replace(addend=added[expected], adds_matrix=adds_matrix, gated=gated)
     return compute(where, op, a, b, out, kernel, extras, out_dtype)
 
 

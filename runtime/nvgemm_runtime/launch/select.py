@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..bundle.reader import Bundle
 from ..errors import BundleFormatError, NoKernelError, StorageError
-from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
+from ..gemm.extra_operands import NO_EXTRAS, TENSORS, ExtraOperands
 from ..gemm.operands import MAX_ALIGNMENT_BYTES, Request, requests
 from ..gemm.problem import Op
 from ..installed.jit_cache import mark_used
@@ -27,10 +28,69 @@ from .loading.loader import LOADER, LoadedKernel
 if TYPE_CHECKING:
     import torch
 
-_chosen: dict[tuple[object, ...], LoadedKernel] = {}
-"""Chosen kernels by all deciding facts. Installed bundles do not change."""
 
-_MAX_CHOSEN = 4096
+@dataclass(frozen=True, kw_only=True)
+class Unserved:
+    """Operands that no bundled kernel serves.
+
+    Attributes:
+        message: Explanation for people, with every reason.
+        reasons: Reason for each bundle or kernel considered.
+        generation: `Installation.generation` that was searched.
+    """
+
+    message: str
+    reasons: tuple[str, ...]
+    generation: int
+
+
+_cache: dict[tuple[object, ...], LoadedKernel | Unserved] = {}
+"""Search results by all deciding facts. A kernel stays the best one: installed bundles do not
+change. A miss counts until the usable bundles change."""
+
+_MAX_CACHED = 4096
+
+
+def find_kernel(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands = NO_EXTRAS
+) -> LoadedKernel | Unserved:
+    """Loads the best-ranked kernel for operands, or explains why none serves them.
+
+    Every eager call comes here. Errors are not cached, because they may be temporary, nor is a
+    second-best kernel that stands in for an unreadable one.
+
+    Raises:
+        NvgemmError: If a kernel cannot be loaded; see `KernelLoader.load`.
+        SettingError: If NVGEMM_AOT has an unknown value.
+        ValueError: If the operands do not fit together.
+    """
+    key = (
+        op, wants_determinism(), *extras[TENSORS:],
+        *[
+            None
+            if tensor is None
+            else (
+                tensor.device,
+                tensor.dtype,
+                tensor.shape,
+                tensor.stride(),
+                tensor.data_ptr() % MAX_ALIGNMENT_BYTES,
+            )
+            for tensor in (a, b, out, *extras[:TENSORS])
+        ],
+    )  # fmt: skip
+    cached = _cache.get(key)
+    if cached is not None and (
+        isinstance(cached, LoadedKernel) or cached.generation == INSTALLATION.generation
+    ):
+        return cached
+    default_mode()  # raises for an unknown mode
+    result, is_final = _match_and_load(op, a, b, out, extras)
+    if is_final:
+        if len(_cache) >= _MAX_CACHED:
+            _cache.clear()
+        _cache[key] = result
+    return result
 
 
 def choose_kernel(
@@ -40,46 +100,37 @@ def choose_kernel(
 
     Raises:
         NoKernelError: If no bundled kernel serves them, with every reason.
-        SettingError: If NVGEMM_AOT has an unknown value.
-        ValueError: If they do not fit together.
+        NvgemmError, SettingError, ValueError: As `find_kernel`.
     """
-    tensors = (a, b, out, *extras.tensors())
-    settings = (op, wants_determinism(), *extras.wanted())
-    key = (*settings, *(fact for tensor in tensors for fact in _deciding_facts(tensor)))
-    kernel = _chosen.get(key)
-    if kernel is None:
-        default_mode()  # raises for an unknown mode
-        kernel, is_best = _match_and_load(op, a, b, out, extras)
-        if is_best:
-            if len(_chosen) >= _MAX_CHOSEN:
-                _chosen.clear()
-            _chosen[key] = kernel
-    return kernel
-
-
-def _deciding_facts(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Returns a tensor's facts that can decide which kernel serves it."""
-    offset = tensor.data_ptr() % MAX_ALIGNMENT_BYTES
-    return tensor.device, tensor.dtype, tensor.shape, tensor.stride(), offset
+    result = find_kernel(op, a, b, out, extras)
+    if isinstance(result, Unserved):
+        raise NoKernelError(result.message, result.reasons)
+    return result
 
 
 def _match_and_load(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
-) -> tuple[LoadedKernel, bool]:
-    """Returns the kernel, and True if it is the best one even if all bundles can be read."""
+) -> tuple[LoadedKernel | Unserved, bool]:
+    """Returns the kernel or a miss, and True if it stays the answer once all bundles are read."""
+    generation = INSTALLATION.generation
     facts = facts_of(a)
-    readings = requests(op, a, b, out=out, extras=extras)
+    try:
+        readings = requests(op, a, b, out=out, extras=extras)
+    except NoKernelError as error:
+        return Unserved(message=str(error), reasons=error.reasons, generation=generation), True
     unread: dict[Bundle, StorageError] = {}
     while True:
         request, result = find(readings, facts, without=unread.keys())
         if isinstance(result, Miss):
             if unread:
                 raise next(iter(unread.values()))
-            raise NoKernelError(
-                f"no kernel for {request.problem.key}:\n"
-                + "\n".join(f"  {reason}" for reason in result.reasons),
-                result.reasons,
+            message = "\n".join(
+                [
+                    f"no kernel for {request.problem.key}:",
+                    *(f"  {reason}" for reason in result.reasons),
+                ]
             )
+            return Unserved(message=message, reasons=result.reasons, generation=generation), True
         best = result.kernels[0]
         bundle = best.bundle.opened
         assert bundle is not None  # installed bundles are open

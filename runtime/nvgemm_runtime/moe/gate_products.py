@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 
 from ..gemm.epilogues import Epilogue
+from ..gemm.extra_operands import ExtraOperands
 from ..gemm.operands import check_shapes
 from ..gemm.roles import sum_parts
-from .launching import GATE_LOST, Extras, find, launch_groups, op_of_rows, warn_once
+from .launching import GATE_LOST, find, launch_groups, op_of_rows, warn_once
 
 
 def gated_rows(
@@ -99,7 +100,7 @@ def serves_ups(
     indices: torch.Tensor | None = None,
 ) -> bool:
     """Returns True if a kernel serves `ups_into` with the same arguments. Cannot be traced."""
-    extras = Extras(offsets=offsets, rows=indices, addend=gates, gated=epilogue)
+    extras = ExtraOperands(offsets=offsets, rows=indices, addend=gates, gated=epilogue)
     kernel = find(op_of_rows(indices), a, b, out, extras) if out.shape[0] else None
     return not isinstance(kernel, str)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -15,36 +15,9 @@ from ..gemm.moe_operators import NAMESPACE
 from ..gemm.problem import Op
 from ..launch.fast_path import count_write
 from ..launch.loading.loader import LoadedKernel
-from ..launch.select import choose_kernel
-from ..matching.device import wants_determinism
+from ..launch.select import Unserved, find_kernel
 from ..settings import is_debugging
 from .by_torch import ALIGNMENT_BYTES
-
-
-class Extras(NamedTuple):
-    """Extra operands of experts' kernels, with the fields of `ExtraOperands`.
-
-    An `ExtraOperands` is built only for a kernel's first lookup, because building it takes longer
-    than a cached lookup.
-    """
-
-    offsets: torch.Tensor | None = None
-    rows: torch.Tensor | None = None
-    addend: torch.Tensor | None = None
-    sums: torch.Tensor | None = None
-    adds_matrix: bool = False
-    gated: Epilogue | None = None
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Returns the operands that are present, ordered as by `gemm.roles.extra_roles`."""
-        of_all = (self.offsets, self.rows, self.addend, self.sums)
-        return [operand for operand in of_all if operand is not None]
-
-
-_found: dict[tuple[object, ...], LoadedKernel | str] = {}
-"""Cached kernels, or reasons why none serves, by everything that decides."""
-
-_MAX_FOUND = 4096
 
 BY_TORCH = "torch computes a grouped GEMM"
 GATE_LOST = "a compiled graph computes a gate by torch's operators"
@@ -55,7 +28,9 @@ WARNINGS = (BY_TORCH, GATE_LOST, SUMMED_BY_TORCH)
 _warned: set[str] = set()
 
 
-def launch(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras) -> str:
+def launch(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
+) -> str:
     """Computes ``out`` by the best kernel. Returns the reason why none serves, or ""."""
     kernel = find(op, a, b, out, extras)
     if isinstance(kernel, str):
@@ -89,7 +64,7 @@ def launch_groups(
         check_offset_values(offsets, out.shape[0])
     if out.shape[0] == 0:
         return ""
-    extras = Extras(
+    extras = ExtraOperands(
         offsets=offsets,
         rows=indices,
         addend=addend,
@@ -107,30 +82,16 @@ def op_of_rows(indices: torch.Tensor | None) -> Op:
 
 
 def find(
-    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
 ) -> LoadedKernel | str:
-    """Returns the best kernel, or the reason why none serves. Looks it up once per problem."""
-    # The native launcher refuses operands on other devices than a's.
-    key = (
-        op, a.device, wants_determinism(), extras.adds_matrix, extras.gated,
-        *(None if tensor is None else _facts(tensor) for tensor in (a, b, out, *extras[:4])),
-    )  # fmt: skip
-    kernel = _found.get(key)
-    if kernel is None:
-        try:
-            kernel = choose_kernel(op, a, b, out, ExtraOperands(**extras._asdict()))
-        except NvgemmError as error:
-            if error.stops_compilation:
-                raise
-            kernel = str(error)
-        if len(_found) >= _MAX_FOUND:
-            _found.clear()
-        _found[key] = kernel
-    return kernel
-
-
-def _facts(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() % 128
+    """Returns the best kernel, or the reason why none serves."""
+    try:
+        kernel = find_kernel(op, a, b, out, extras)
+    except NvgemmError as error:
+        if error.stops_compilation:
+            raise
+        return str(error)
+    return kernel.message if isinstance(kernel, Unserved) else kernel
 
 
 def warn_once(what: str, reason: str) -> None:

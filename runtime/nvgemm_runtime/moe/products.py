@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..gemm.extra_operands import check_offset_values
+from ..gemm.extra_operands import ExtraOperands, check_offset_values
 from ..gemm.moe_operators import ADDED_ROWS, COLUMNS, ROWS
 from ..gemm.problem import Op
 from ..settings import is_debugging
@@ -20,7 +20,6 @@ from . import launching
 from .by_torch import columns_by_torch, rows_by_torch
 from .launching import (
     BY_TORCH,
-    Extras,
     define,
     launch_groups,
     row_major,
@@ -127,12 +126,12 @@ def _rows(
     if 0 in a.shape or out.numel() == 0:
         return out.zero_()
     a, b = with_unit_stride(a), with_unit_stride(b)
-    plain = Extras(offsets=offsets)
+    plain = ExtraOperands(offsets=offsets)
     if bias is None:
         extras = plain
     else:
         bias = bias.contiguous()
-        extras = Extras(offsets=offsets, addend=bias)
+        extras = ExtraOperands(offsets=offsets, addend=bias)
     reason = launching.launch(Op.GROUPED_MM, a, b, out, extras)
     if not reason:
         return out
@@ -164,7 +163,7 @@ def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
     if a.shape[0] == 0 or out.numel() == 0:
         return out.zero_()
     a, b = row_major(a), row_major(b)
-    reason = launching.launch(Op.K_GROUPED_MM, a.t(), b, out, Extras(offsets=offsets))
+    reason = launching.launch(Op.K_GROUPED_MM, a.t(), b, out, ExtraOperands(offsets=offsets))
     if not reason:
         return out
     warn_once(BY_TORCH, reason)

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from ..gemm.extra_operands import ExtraOperands
 from ..gemm.moe_operators import GATHERED_ROWS
 from ..gemm.problem import Op
 from . import launching
 from .by_torch import gathered_by_torch
-from .launching import BY_TORCH, SUMMED_BY_TORCH, Extras, define, row_major, warn_once, was_warned
+from .launching import BY_TORCH, SUMMED_BY_TORCH, define, row_major, warn_once, was_warned
 from .operators import is_direct, widen
 
 
@@ -54,7 +55,7 @@ def _gathered_rows(
         factors = torch.ones(shape, device=matrix.device, dtype=torch.float32)
     else:
         factors = widen(weights).contiguous()
-    extras = Extras(rows=indices.contiguous())
+    extras = ExtraOperands(rows=indices.contiguous())
     reason = launching.launch(Op.GATHERED_MM, factors, row_major(matrix), out, extras)
     if not reason:
         return out

@@ -442,7 +442,7 @@ def test_rows_of_a_result_that_lie_too_far_apart_are_refused_of_quacks_kernels(
     nvgemm_runtime.grouped_mm(*operands, far)
     provider = installed.header.kernels[0].provider
     monkeypatch.setattr("nvgemm_runtime.gemm.group_limits.LIMITED_PROVIDER", provider)
-    monkeypatch.setattr("nvgemm_runtime.launch.select._chosen", {})
+    monkeypatch.setattr("nvgemm_runtime.launch.select._cache", {})
     for kernel in (None, ids[0], load_kernel(ids[0])):
         nvgemm_runtime.grouped_mm(*operands, near, kernel=kernel)
         with pytest.raises(NoKernelError, match=r"lie 98320 bytes apart.*take at most 98304"):

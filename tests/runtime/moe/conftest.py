@@ -18,7 +18,6 @@ from nvgemm_runtime.moe import launching
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernels, none looked up yet, and no warning to come."""
     use(monkeypatch)
-    monkeypatch.setattr(launching, "_found", {})
     monkeypatch.setattr(launching, "_warned", {*launching.WARNINGS})
 
 

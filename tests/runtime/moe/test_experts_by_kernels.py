@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,9 +17,16 @@ from torch.utils.checkpoint import (
 from torch.utils.flop_counter import FlopCounterMode
 
 from expert_kernels import Installed, assert_same, gradients, leaves, operands_for_kernels
+from installed_bundles import use
 from nvgemm_aot.workload.dispatch import GemmCalls
+from nvgemm_runtime.bundle.format import Kernel
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import StorageError
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.problem import Op
+from nvgemm_runtime.launch import select
+from nvgemm_runtime.launch.loading.loader import KernelLoader
 from nvgemm_runtime.moe import block, experts, gate_kernels, launching, products
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -281,7 +289,7 @@ def watch_memory(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, int]
     launch = launching.launch
     seen: list[tuple[int | None, int]] = []
 
-    def watched(op: Op, a: Any, b: Any, out: Any, extras: launching.Extras) -> str:
+    def watched(op: Op, a: Any, b: Any, out: Any, extras: ExtraOperands) -> str:
         added = extras.addend if extras.adds_matrix else None
         seen.append((None if added is None else added.data_ptr(), out.data_ptr()))
         return launch(op, a, b, out, extras)
@@ -350,7 +358,6 @@ def test_rows_added_to_a_matrix(rows: int, install: Callable[..., Installed]) ->
             installed = install({"tt": epilogues})
         else:
             installed.remove()
-        launching._found.clear()
         results.append(products.added_rows(a, b, ends, other_a, other_b))
         wanted = {2: [None, Epilogue.ADD], 1: [None, None], 0: []}[len(epilogues)]
         assert installed.epilogues() == (wanted if rows else [])
@@ -684,3 +691,31 @@ def test_a_negated_view_is_negated(
     made[name] = torch._neg_view(-made[name])
     assert torch.equal(experts(**made), expected)
     assert len(installed.epilogues()) == 2
+
+
+def test_an_unreadable_bundle_is_tried_again(
+    install: Callable[..., Installed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither an error that passes, nor a kernel that stands in meanwhile, is kept."""
+    first = install("tn", None).path
+    second = tmp_path / "second.nvgemm"
+    second.write_bytes(first.read_bytes())
+    use(monkeypatch, first, second)
+    monkeypatch.setattr(select, "LOADER", KernelLoader())
+    read, tried = Bundle.payload, list[str]()
+    unreadable: set[str]
+
+    def payload(bundle: Bundle, kernel: Kernel) -> bytes:
+        tried.append(bundle.path.name)
+        if bundle.path.name in unreadable:
+            raise StorageError(f"{bundle.path}: cannot read: Input/output error")
+        return read(bundle, kernel)
+
+    monkeypatch.setattr(Bundle, "payload", payload)
+    a, b = torch.ones(18, 32).bfloat16(), torch.ones(4, 32, 32).bfloat16().mT
+    ends = torch.tensor([5, 5, 6, 18], dtype=torch.int32)
+    for unreadable in ({first.name, second.name}, {first.name}, set()):
+        assert (products.rows(a, b, ends) == 32).all()
+        assert tried == ([first.name, second.name] if unreadable else [first.name])
+        tried.clear()
+        monkeypatch.setattr(select, "LOADER", KernelLoader())

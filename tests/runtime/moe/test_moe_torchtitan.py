@@ -48,7 +48,6 @@ TOKENS, CHOSEN = 18, 2
 @pytest.fixture(autouse=True)
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch)
-    monkeypatch.setattr(launching, "_found", {})
     monkeypatch.setattr(launching, "_warned", {*launching.WARNINGS})
 
 

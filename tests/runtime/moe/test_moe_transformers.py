@@ -105,7 +105,6 @@ def experts_step(module: Any, implementation: str) -> list[torch.Tensor]:
 @pytest.fixture(autouse=True)
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch)
-    monkeypatch.setattr(launching, "_found", {})
     monkeypatch.setattr(launching, "_warned", {*launching.WARNINGS})
     moe_transformers.register()
 
