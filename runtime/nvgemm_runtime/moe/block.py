@@ -26,18 +26,14 @@ from ..gemm.moe_operators import BIAS_COLUMNS
 from ..settings import is_debugging
 from .activations import Activation, GatedActivation
 from .checks import check_dtypes, check_kinds, check_shapes, check_values, named, parts_of_pairs
-from .gate_kernels import LAUNCHED
-from .gates import Plan, UpProjection, activated, project_up
-from .gradients import Backward, gradients_by_kernel, gradients_by_operators
+from .gates import project_up
+from .gradients import Backward, gradients_by_operators
+from .kernel_gradients import gradients_by_kernel
 from .operators import autocast_type, is_watched
-from .products import (
-    added_rows,
-    columns,
-    rows,
-    weight_gradient,
-)
+from .plan import KernelUse, Plan, UpProjection, activated
+from .products import added_rows, columns, rows, weight_gradient
 from .tokens import owned_rows, sum_rows_of_tokens
-from .traced import TRACED, define_whole
+from .traced import define_whole
 
 _ACTIVATIONS = {activation.value: activation for activation in Activation}
 _ORDERS = {order.value: order for order in WeightOrder}
@@ -194,7 +190,7 @@ def compute_experts(
         order=order,
         combine=combine,
         wants_grad=wants_grad,
-        kernels=TRACED if is_traced else None if is_seen else LAUNCHED,
+        kernels=KernelUse.TRACED if is_traced else None if is_seen else KernelUse.LAUNCHED,
         is_compiled=is_compiling,
         in_pieces=not is_compiling,
     )
@@ -263,7 +259,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         ) = ctx.saved_tensors  # fmt: skip
         plan: Plan = ctx.plan
         # Compiled autograd, which may compile an eager call's backward, cannot trace this.
-        if plan.kernels is LAUNCHED and not torch.compiler.is_compiling():
+        if plan.kernels is KernelUse.LAUNCHED and not torch.compiler.is_compiling():
             ctx.maybe_clear_saved_tensors()  # unless the graph is retained
         (
             for_routing_weights, for_x, for_gate, for_up, for_down,
@@ -367,7 +363,7 @@ def _gradient_of_rows(
         return rows(of_gates, w_gate, offsets)
     assert w_up is not None
     second = (of_ups, w_up, offsets)
-    if plan.kernels is not None and plan.kernels.adds_rows(*second):
+    if plan.adds_rows(*second):
         return added_rows(*second, of_gates, w_gate)
     return rows(of_gates, w_gate, offsets) + rows(*second)
 

@@ -2,8 +2,7 @@
 
 They are operators, ``torch.ops.nvgemm_moe.rows``, ``added_rows`` and ``columns``, so torch.compile
 keeps them in its graph. If nothing observes operators, their implementation is called directly. The
-kernel is looked up at run time, once per problem. GEMMs with a gate are in `gate_products`, and
-their operators in `gate_operators`.
+kernel is looked up at run time, once per problem. GEMMs with a gate are in `gated_products`.
 """
 
 from __future__ import annotations

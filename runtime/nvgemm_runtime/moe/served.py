@@ -45,7 +45,7 @@ def is_served(
 ) -> bool:
     """Returns True if torch.compile may use a kernel for such grouped rows.
 
-    This covers `nvgemm_runtime.moe.products.rows` and the functions in `gate_products`.
+    This covers `nvgemm_runtime.moe.products.rows` and the functions in `gated_products`.
 
     Args:
         a: Matrix [m, k].

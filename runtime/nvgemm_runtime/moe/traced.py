@@ -7,124 +7,19 @@ which Inductor fuses as usual. So Dynamo's graphs do not depend on installed bun
 caches do: if the plug-in is active, `nvgemm_runtime.inductor.configuration.cache_key` adds the
 bundles to their keys.
 
-The launching operators are in `gate_operators`, except ``added_rows`` in `products`.
+Importing this module defines all operators.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .._version import __version__
-from ..gemm.epilogues import Epilogue
-from .gate_kernels import Biases, Pair
-from .gate_operators import (
-    gate_gradient,
-    gate_gradient_sums,
-    gated_rows,
-    paired_gated_rows,
-    paired_rows,
-)
+from . import gated_products, products, row_sums  # noqa: F401  (they define operators)
 from .launching import library
-from .operators import count_taken
-from .served import is_served, is_sum_served
-
-
-class Traced:
-    """Kernels that operators launch, for traced graphs."""
-
-    def gated_rows(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        offsets: torch.Tensor,
-        bias: torch.Tensor | None,
-        epilogue: Epilogue,
-        indices: torch.Tensor | None,
-    ) -> torch.Tensor | None:
-        """Implements `GateKernels`."""
-        if not is_served(a, b, offsets, bias, epilogue, indices=indices):
-            return None
-        stored: torch.Tensor = gated_rows(a, b, offsets, bias, epilogue.value, indices)
-        return stored
-
-    def gates_and_ups(
-        self,
-        a: torch.Tensor,
-        weights: Pair,
-        offsets: torch.Tensor,
-        epilogue: Epilogue,
-        indices: torch.Tensor | None,
-    ) -> torch.Tensor | None:
-        """Implements `GateKernels`."""
-        w_gate, w_up = weights
-        hidden = w_gate.shape[2]
-        gates = a.new_empty((count_taken(a, indices), hidden))
-        by_pitch = functools.partial(is_served, pitch=3 * hidden, indices=indices)
-        if not by_pitch(a, w_up, offsets, gates, epilogue):
-            return None
-        if not by_pitch(a, w_gate, offsets, None, None):
-            return None
-        stored: torch.Tensor = paired_gated_rows(a, w_gate, w_up, offsets, epilogue.value, indices)
-        return stored
-
-    def side_by_side(
-        self,
-        a: torch.Tensor,
-        weights: Pair,
-        offsets: torch.Tensor,
-        biases: Biases,
-        reader: tuple[torch.Tensor, Epilogue] | None,
-    ) -> torch.Tensor | None:
-        """Implements `GateKernels`, but only for a reader.
-
-        Without one, Inductor fuses operators with two products.
-        """
-        if reader is None:
-            return None
-        w_down, gradient = reader
-        pitch = 2 * weights[0].shape[2]
-        both = a.new_empty((a.shape[0], pitch))
-        # `a` stands in for the result's gradient, which has its shape.
-        if not is_served(a, w_down, offsets, both, gradient):
-            return None
-        for weight, bias in zip(weights, biases):
-            if not is_served(a, weight, offsets, bias, None, pitch=pitch):
-                return None
-        products: torch.Tensor = paired_rows(a, *weights, offsets, *biases)
-        return products
-
-    def gate_gradients(
-        self,
-        grad: torch.Tensor,
-        b: torch.Tensor,
-        offsets: torch.Tensor,
-        product: torch.Tensor,
-        epilogue: Epilogue,
-    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Implements `GateKernels`."""
-        if not is_served(grad, b, offsets, product, epilogue):
-            return None
-        arguments = (grad, b, offsets, product, epilogue.value)
-        if epilogue.form is not None and epilogue.form.row.has_sums:
-            gradients, sums = gate_gradient_sums(*arguments)
-            return gradients, sums
-        return gate_gradient(*arguments), None
-
-    def adds_rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> bool:
-        """Implements `GateKernels`."""
-        other = a.new_empty((a.shape[0], b.shape[2]))  # shaped like the other product
-        return is_served(a, b, offsets, other, None, adds_matrix=True)
-
-    def sums_rows(self, matrix: torch.Tensor, count: int, each: int) -> bool:
-        """Implements `GateKernels`."""
-        return is_sum_served(matrix, count, each)
-
-
-TRACED = Traced()
 
 
 def define_whole(

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from expert_kernels import Installed, assert_same, gradients, operands_for_kernels
 from nvgemm_runtime.errors import SettingError
 from nvgemm_runtime.gemm.epilogues import Epilogue
-from nvgemm_runtime.moe import experts, gate_products, products, row_sums, sort_by_expert
+from nvgemm_runtime.moe import experts, products, row_sums, sort_by_expert
+from nvgemm_runtime.moe.launching import launch_groups
 from nvgemm_runtime.moe.operators import is_direct, is_watched
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -260,12 +261,12 @@ def test_a_kernel_that_was_found_refuses_an_operand_on_another_device(
     install_all(install)
     given = [torch.zeros(18, 32).bfloat16(), *operands("rows")]
     out = given[0] = aligned(given[0])
-    assert gate_products.rows_into(*given)
+    assert not launch_groups(*given, None)
     assert out.any()
     out.zero_()
     given[place] = given[place].to("meta")
     with pytest.raises((ValueError, RuntimeError), match="meta"):
-        gate_products.rows_into(*given)
+        launch_groups(*given, None)
     assert not out.any()
 
 

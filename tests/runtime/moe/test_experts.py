@@ -20,9 +20,9 @@ from torch.utils.checkpoint import (
 
 from expert_kernels import Installed, assert_same, gradients, leaves, operands_for_kernels
 from nvgemm_runtime.gemm.epilogues import Epilogue, WeightOrder
-from nvgemm_runtime.moe import block, experts, gates, launching, operators, products
+from nvgemm_runtime.moe import block, experts, launching, operators, products
 from nvgemm_runtime.moe.activations import Activation, GatedActivation
-from nvgemm_runtime.moe.gate_kernels import LAUNCHED
+from nvgemm_runtime.moe.plan import KernelUse, Plan, activated, pieces_of
 from nvgemm_runtime.settings import DEBUG_VARIABLE
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -224,17 +224,17 @@ def test_bf16_errs_no_more_than_torch_does() -> None:
 def test_gpt_oss_activation_is_rounded_once() -> None:
     """By operators in bf16 it would be rounded five times."""
     activation = GatedActivation(kind=Activation.SWIGLU_OAI, alpha=1.702, limit=7.0)
-    plan = gates.Plan(
+    plan = Plan(
         activation=activation,
         order=WeightOrder.HALVES,
         combine=False,
         wants_grad=True,
-        kernels=LAUNCHED,
+        kernels=KernelUse.LAUNCHED,
     )
     torch.manual_seed(0)
     gate, up = (4 * torch.randn(33, 24)).bfloat16(), (4 * torch.randn(33, 24)).bfloat16()
     exact = activation.apply(gate.float(), up.float())
-    assert torch.equal(gates.activated(plan, gate, up), exact.bfloat16())
+    assert torch.equal(activated(plan, gate, up), exact.bfloat16())
     assert not torch.equal(activation.apply(gate, up), exact.bfloat16())
 
 
@@ -385,10 +385,14 @@ def test_what_is_in_fp32_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     expected = gradients(experts, made)
     monkeypatch.setattr(operators, "PIECE", 5 * HIDDEN)
     activation = GatedActivation(kind=Activation.SWIGLU, alpha=1.702, limit=7.0)
-    plan = gates.Plan(
-        activation=activation, order=None, combine=False, wants_grad=True, kernels=LAUNCHED
+    plan = Plan(
+        activation=activation,
+        order=None,
+        combine=False,
+        wants_grad=True,
+        kernels=KernelUse.LAUNCHED,
     )
-    assert len(gates.pieces_of(plan, torch.empty(18, HIDDEN))) == 4
+    assert len(pieces_of(plan, torch.empty(18, HIDDEN))) == 4
     assert_same(gradients(experts, made), expected, 1e-15)
 
 

@@ -27,7 +27,7 @@ from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.launch import select
 from nvgemm_runtime.launch.loading.loader import KernelLoader
-from nvgemm_runtime.moe import block, experts, gate_kernels, launching, products
+from nvgemm_runtime.moe import block, experts, gated_products, launching, products
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -489,7 +489,7 @@ def test_rows_too_long_for_three_parts_have_two(
     """So the gradient of the gate is still by its kernel."""
     gradient = Epilogue.SWIGLU_HALVES_GRADIENT
     installed = install({"tn": [None, Epilogue.SWIGLU_HALVES_UPS], "tt": [None, gradient]})
-    monkeypatch.setattr(gate_kernels, "serves_ups", lambda *_: False)
+    monkeypatch.setattr(gated_products, "_serves_ups", lambda *_: False)
     made = of_two_weights(operands_for_kernels())
     found = gradients(experts, made)
     assert installed.epilogues() == [None, None, None, gradient, None, None]

@@ -18,6 +18,7 @@ from nvgemm_runtime.moe import (
     block,
     experts,
     gates,
+    kernel_gradients,
     products,
     routed_experts,
     row_sums,
@@ -166,7 +167,7 @@ def test_rows_behind_the_last_end_may_be_anything(
         out[int(offsets[-1]) :] = torch.nan
         return out
 
-    for module in (block, gates, gradients_module):
+    for module in (block, gates, gradients_module, kernel_gradients):
         monkeypatch.setattr(module, "rows", spoiled)
     assert_same(gradients(routed_experts, made), expected, 0.0)
 

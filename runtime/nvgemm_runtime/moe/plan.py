@@ -1,0 +1,149 @@
+"""Plans for experts: the computation to run, and its means."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import torch
+
+from ..gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from .activations import Activation, GatedActivation
+from .operators import dense_like, pieces, widen
+from .served import is_served, is_sum_served
+from .tokens import weighted_rows
+
+_GATES = {activation: Gate(activation.value) for activation in Activation}
+_OAI_CONSTANTS = (Gate.SWIGLU_OAI.row.alpha, Gate.SWIGLU_OAI.row.limit)
+
+
+class KernelUse(enum.Enum):
+    """Use of a kernel where a product has several ways to be computed.
+
+    Attributes:
+        LAUNCHED: Launch a kernel, invisible to observers of operators.
+        TRACED: Call the product's operator, for a graph, if a kernel serves the traced operands.
+    """
+
+    LAUNCHED = enum.auto()
+    TRACED = enum.auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Computation to run, and its means.
+
+    Attributes:
+        order: Column order for gates and ups; None for two products, which lie in halves.
+        kernels: Use of kernels with gates, and for sums; None if operators compute these.
+        is_compiled: True if operators compute any activation in fp32.
+        in_pieces: True if operators compute a few rows at a time.
+    """
+
+    activation: GatedActivation
+    order: WeightOrder | None
+    combine: bool
+    wants_grad: bool
+    kernels: KernelUse | None
+    is_compiled: bool = False
+    in_pieces: bool = True
+
+    def split(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns views of the gates and ups among columns."""
+        if self.order is WeightOrder.INTERLEAVED:
+            return both[..., ::2], both[..., 1::2]
+        half = both.shape[-1] // 2
+        return both[..., :half], both[..., half:]
+
+    def parts(
+        self, gate_rows: torch.Tensor, up_rows: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns views of the gates and ups in one product or two."""
+        return self.split(gate_rows) if up_rows is None else (gate_rows, up_rows)
+
+    def sums_rows(self, matrix: torch.Tensor, count: int, each: int) -> bool:
+        """Returns True if `row_sums.gathered_rows` adds such rows, ``each`` for ``count`` sums.
+
+        Otherwise operators add them, which Inductor fuses.
+        """
+        if self.kernels is KernelUse.TRACED:
+            return is_sum_served(matrix, count, each)
+        return self.kernels is not None or not self.is_compiled
+
+    def adds_rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> bool:
+        """Returns True if `products.added_rows` adds this product to another, in place.
+
+        In eager code torch adds in place without a kernel.
+        """
+        if self.kernels is KernelUse.TRACED:
+            other = a.new_empty((a.shape[0], b.shape[2]))  # shaped like the other product
+            return is_served(a, b, offsets, other, None, adds_matrix=True)
+        return self.kernels is not None
+
+    def weighted(
+        self,
+        matrix: torch.Tensor,
+        indices: torch.Tensor | None,
+        routing_weights: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Computes `tokens.weighted_rows` in the fastest way."""
+        by_kernel = routing_weights is not None and self.sums_rows(
+            matrix, routing_weights.shape[0], 1
+        )
+        return weighted_rows(matrix, indices, routing_weights, by_kernel=by_kernel)
+
+    def epilogue(self, form: GateForm) -> Epilogue | None:
+        """Returns the epilogue of a form that has the activation, or None.
+
+        With two products, the second has the gate and reads the first. They lie in halves for the
+        gradient.
+        """
+        of_two = form.is_gradient or form is GateForm.UPS
+        if (self.order is None and not of_two) or not has_gate(self.activation):
+            return None
+        if form is GateForm.UPS and self.activation.kind is Activation.SWIGLU_OAI:
+            return None  # models with this activation have one weight
+        gate = _GATES[self.activation.kind]
+        return find_gated(gate, self.order or WeightOrder.HALVES, form)
+
+
+def has_gate(activation: GatedActivation) -> bool:
+    """Returns True if an epilogue has the activation with its constants."""
+    constants = (activation.alpha, activation.limit)
+    return activation.kind is not Activation.SWIGLU_OAI or constants == _OAI_CONSTANTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpProjection:
+    """Result of the up projection.
+
+    Attributes:
+        gates: Product for gates, or for gates and ups in one matrix; None if a kernel applied the
+            activation and no gradient is needed.
+        ups: Product for ups; None if there is no separate matrix.
+        joined: Activation result; None if it is not computed yet.
+    """
+
+    gates: torch.Tensor | None = None
+    ups: torch.Tensor | None = None
+    joined: torch.Tensor | None = None
+
+
+def activated(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Applies the activation to gates and ups. The result is contiguous.
+
+    In eager code, ``swiglu`` and ``geglu`` use two operators in the gates' dtype, as torchtitan
+    does. Otherwise the activation is computed in fp32 and rounded once.
+    """
+    is_product = plan.activation.kind is not Activation.SWIGLU_OAI
+    if is_product and not plan.is_compiled:
+        return plan.activation.apply(gate, up).contiguous()
+    joined = dense_like(gate)
+    for piece in pieces_of(plan, gate):
+        joined[piece] = plan.activation.apply(widen(gate[piece]), up[piece])
+    return joined
+
+
+def pieces_of(plan: Plan, matrix: torch.Tensor) -> list[slice]:
+    """Returns the row slices to compute at a time."""
+    return pieces(*matrix.shape) if plan.in_pieces else [slice(None)]
