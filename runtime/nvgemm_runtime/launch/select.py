@@ -50,6 +50,11 @@ change. A miss counts until the usable bundles change."""
 
 _MAX_CACHED = 4096
 
+_ALIGNMENTS = tuple(
+    offset & -offset or MAX_ALIGNMENT_BYTES for offset in range(MAX_ALIGNMENT_BYTES)
+)
+"""Alignments in bytes by address modulo the largest. Other address bits decide nothing."""
+
 
 def find_kernel(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands = NO_EXTRAS
@@ -64,17 +69,18 @@ def find_kernel(
         SettingError: If NVGEMM_AOT has an unknown value.
         ValueError: If the operands do not fit together.
     """
+    # get_device() is -1 for all types without an index; the launcher refuses mixtures of these.
     key = (
-        op, wants_determinism(), *extras[TENSORS:],
+        op, wants_determinism(), a.device, *extras[TENSORS:],
         *[
             None
             if tensor is None
             else (
-                tensor.device,
+                tensor.get_device(),
                 tensor.dtype,
                 tensor.shape,
                 tensor.stride(),
-                tensor.data_ptr() % MAX_ALIGNMENT_BYTES,
+                _ALIGNMENTS[tensor.data_ptr() % MAX_ALIGNMENT_BYTES],
             )
             for tensor in (a, b, out, *extras[:TENSORS])
         ],

@@ -73,6 +73,16 @@ def test_a_miss_is_searched_once(
     assert searches == [Op.MM]
 
 
+def test_addresses_of_one_alignment_share_a_search(
+    installation: Installation, searches: list[Op]
+) -> None:
+    a, b, out = operands()
+    memory = _aligned(torch.ones(a.numel() + 128))
+    for offset in (4, 12, 20, 8):  # elements; 16-byte units but for the last
+        find_kernel(Op.MM, memory[offset : offset + a.numel()].view(a.shape), b, out)
+    assert len(searches) == 2
+
+
 def test_a_miss_is_searched_again_after_the_bundles_change(
     installation: Installation, searches: list[Op]
 ) -> None:
