@@ -28,7 +28,7 @@ from ..gemm.operands import check_shapes
 from ..gemm.roles import sum_parts
 from .activations import Activation, GatedActivation
 from .gradients import Backward, gradients_by_operators
-from .launching import GATE_LOST, define, find, launch_groups, op_of_rows, warn_once
+from .launching import GATE_LOST, define, has_kernel, launch_groups, op_of_rows, warn_once
 from .operators import count_taken, taken_rows
 from .plan import KernelUse, Plan, UpProjection, activated
 from .products import rows
@@ -163,7 +163,7 @@ def _serves_ups(
 ) -> bool:
     """Returns True if a kernel serves the second launch, before the first writes anything."""
     extras = ExtraOperands(offsets=offsets, rows=indices, addend=gates, gated=epilogue)
-    return not out.shape[0] or not isinstance(find(op_of_rows(indices), a, b, out, extras), str)
+    return not out.shape[0] or has_kernel(op_of_rows(indices), a, b, out, extras)
 
 
 def gate_gradients(

@@ -14,7 +14,6 @@ from ..gemm.extra_operands import ExtraOperands, check_offset_values
 from ..gemm.moe_operators import NAMESPACE
 from ..gemm.problem import Op
 from ..launch.fast_path import count_write
-from ..launch.loading.loader import LoadedKernel
 from ..launch.select import Unserved, find_kernel
 from ..settings import is_debugging
 from .by_torch import ALIGNMENT_BYTES
@@ -32,9 +31,14 @@ def launch(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
 ) -> str:
     """Computes ``out`` by the best kernel. Returns the reason why none serves, or ""."""
-    kernel = find(op, a, b, out, extras)
-    if isinstance(kernel, str):
-        return kernel
+    try:
+        kernel = find_kernel(op, a, b, out, extras)
+    except NvgemmError as error:
+        if error.stops_compilation:
+            raise
+        return str(error)
+    if isinstance(kernel, Unserved):
+        return kernel.message
     if extras.sums is not None:
         extras.sums.zero_()
     count_write(out)
@@ -81,17 +85,16 @@ def op_of_rows(indices: torch.Tensor | None) -> Op:
     return Op.GROUPED_MM if indices is None else Op.GATHERED_GROUPED_MM
 
 
-def find(
+def has_kernel(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
-) -> LoadedKernel | str:
-    """Returns the best kernel, or the reason why none serves."""
+) -> bool:
+    """Returns True if `launch` has a kernel for the operands."""
     try:
-        kernel = find_kernel(op, a, b, out, extras)
+        return not isinstance(find_kernel(op, a, b, out, extras), Unserved)
     except NvgemmError as error:
         if error.stops_compilation:
             raise
-        return str(error)
-    return kernel.message if isinstance(kernel, Unserved) else kernel
+        return False
 
 
 def warn_once(what: str, reason: str) -> None:
