@@ -26,6 +26,7 @@ from ..gemm.moe_operators import BIAS_COLUMNS
 from ..settings import is_debugging
 from .activations import Activation, GatedActivation
 from .checks import check_dtypes, check_kinds, check_shapes, check_values, named, parts_of_pairs
+from .expert_operands import ExpertOperands
 from .gates import project_up
 from .gradients import Backward, gradients_by_operators
 from .kernel_gradients import gradients_by_kernel
@@ -33,7 +34,7 @@ from .operators import autocast_type, is_watched
 from .plan import KernelUse, Plan, UpProjection, activated
 from .products import added_rows, columns, rows, weight_gradient
 from .tokens import owned_rows, sum_rows_of_tokens
-from .traced import define_whole
+from .traced import define_whole, is_traced_whole
 
 _ACTIVATIONS = {activation.value: activation for activation in Activation}
 _ORDERS = {order.value: order for order in WeightOrder}
@@ -109,94 +110,57 @@ def experts(
             ``to_local()``.
         RuntimeError: In a backward with ``create_graph=True``: there is no second derivative.
     """
-    first, second, first_bias, second_bias = parts_of_pairs(w_up, up_bias)
-    arguments = (
-        x, first, second, w_down, offsets, counts, activation, weights, first_bias, second_bias,
-        down_bias, indices, token_rows, routing_weights, combine, alpha, limit, autocast_type(x),
+    w_gate, w_up_alone, gate_bias, up_bias_alone = parts_of_pairs(w_up, up_bias)
+    operands = ExpertOperands(
+        x, w_gate, w_up_alone, w_down, offsets, counts, activation, weights, gate_bias,
+        up_bias_alone, down_bias, indices, token_rows, routing_weights, combine, alpha, limit,
+        autocast_type(x),
     )  # fmt: skip
-    return _trace_or_compute(*arguments)
+    return _operator(*operands) if is_traced_whole() else compute_experts(operands)
 
 
-def compute_experts(
-    x: torch.Tensor,
-    w_up: torch.Tensor,
-    w_ups: torch.Tensor | None,
-    w_down: torch.Tensor,
-    offsets: torch.Tensor | None,
-    counts: torch.Tensor | None,
-    activation: str,
-    weights: str,
-    up_bias: torch.Tensor | None,
-    bias_of_ups: torch.Tensor | None,
-    down_bias: torch.Tensor | None,
-    indices: torch.Tensor | None,
-    token_rows: torch.Tensor | None,
-    routing_weights: torch.Tensor | None,
-    combine: bool,
-    alpha: float,
-    limit: float,
-    autocast: torch.dtype | None,
-    *,
-    is_traced: bool = False,
-) -> torch.Tensor:
-    """Computes `experts`, called directly or traced in place of its operator.
-
-    Arguments are those of `experts`, with pairs split, and ``wanted``, the call's `autocast_type`.
-    """
-    names = GatedActivation(
-        kind=named("activation", _ACTIVATIONS, activation), alpha=alpha, limit=limit
+def compute_experts(operands: ExpertOperands, *, is_traced: bool = False) -> torch.Tensor:
+    """Computes `experts`, called directly or traced in place of its operator."""
+    activation = GatedActivation(
+        kind=named("activation", _ACTIVATIONS, operands.activation),
+        alpha=operands.alpha,
+        limit=operands.limit,
     )
-    is_pair = w_ups is not None
-    order = None if is_pair else named("weights", _ORDERS, weights)
+    order = None if operands.w_up is not None else named("weights", _ORDERS, operands.weights)
+    offsets, counts = operands.offsets, operands.counts
     if (offsets is None) == (counts is None):
         raise ValueError("experts: give either offsets or counts")
-    floating: dict[str, torch.Tensor | None] = {"x": x}
-    if is_pair:
-        floating |= {"w_up[0]": w_up, "w_up[1]": w_ups}
-        floating |= {"up_bias[0]": up_bias, "up_bias[1]": bias_of_ups}
-    else:
-        floating |= {"w_up": w_up, "up_bias": up_bias}
-    floating |= {"w_down": w_down, "down_bias": down_bias}
-    extras = {"offsets": offsets} if counts is None else {"counts": counts}
-    extras |= {
-        "indices": indices, "token_rows": token_rows, "routing_weights": routing_weights,
-    }  # fmt: skip
-    check_kinds(floating, extras)
-    check_shapes(floating, extras, combine)
-    is_seen = is_watched(*floating.values(), *extras.values())
+    floating, others = operands.floating(), operands.others()
+    check_kinds(floating, others)
+    check_shapes(floating, others, operands.combine)
+    is_seen = is_watched(*floating.values(), *others.values())
     if not is_seen and is_debugging():
-        check_values(extras, x.shape[0])
+        check_values(others, operands.x.shape[0])
     ends = offsets if counts is None else torch.cumsum(counts, 0, dtype=torch.int32)
     assert ends is not None
-    if autocast is not None:
-        floating = {
-            name: operand
-            if operand is None or operand.dtype is torch.float64
-            else operand.to(autocast)
-            for name, operand in floating.items()
-        }
+    if operands.autocast is not None:
+        operands = operands.cast(operands.autocast)
+        floating = operands.floating()
     check_dtypes(floating)
-    first = "[0]" if is_pair else ""
-    names_of_operands = (
-        "x", f"w_up{first}", "w_up[1]", "w_down", f"up_bias{first}", "up_bias[1]", "down_bias",
-    )  # fmt: skip
-    operands = [floating.get(name) for name in names_of_operands]
     wants_grad = torch.is_grad_enabled() and any(
-        operand is not None and operand.requires_grad for operand in (*operands, routing_weights)
+        tensor is not None and tensor.requires_grad
+        for tensor in (*floating.values(), operands.routing_weights)
     )
     is_compiling = is_traced or torch.compiler.is_compiling()
     plan = Plan(
-        activation=names,
+        activation=activation,
         order=order,
-        combine=combine,
+        combine=operands.combine,
         wants_grad=wants_grad,
         kernels=KernelUse.TRACED if is_traced else None if is_seen else KernelUse.LAUNCHED,
         is_compiled=is_compiling,
         in_pieces=not is_compiling,
     )
     result: torch.Tensor = _Experts.apply(
-        plan, ends.to(torch.int32), indices, token_rows, routing_weights, *operands
-    )
+        plan, ends.to(torch.int32), operands.indices, operands.token_rows,
+        operands.routing_weights, operands.x, operands.w_gate, operands.w_up, operands.w_down,
+        operands.gate_bias, operands.up_bias, operands.down_bias,
+    )  # fmt: skip
     return result
 
 
@@ -385,11 +349,11 @@ def _bias_grad(
     return columns(grad, torch.cat(parts, 1), offsets)[..., :2].sum(-1)
 
 
-_trace_or_compute = define_whole(
+_operator = define_whole(
     "experts",
     "Tensor x, Tensor w_up, Tensor? w_ups, Tensor w_down, Tensor? offsets, Tensor? counts, "
     "str activation, str weights, Tensor? up_bias, Tensor? bias_of_ups, Tensor? down_bias, "
     "Tensor? indices, Tensor? token_rows, Tensor? routing_weights, bool combine, float alpha, "
     "float limit",
-    compute_experts,
+    lambda *operands: compute_experts(ExpertOperands(*operands), is_traced=True),
 )

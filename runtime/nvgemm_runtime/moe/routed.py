@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from .block import compute_experts
 from .checks import check_tensor, parts_of_pairs
+from .expert_operands import ExpertOperands
 from .operators import autocast_type
 from .tokens import sort_by_expert
-from .traced import define_whole
+from .traced import define_whole, is_traced_whole
 
 
 def routed_experts(
@@ -52,25 +55,25 @@ def routed_experts(
         TypeError: If dtypes differ or cannot be computed.
         RuntimeError: In a backward with ``create_graph=True``.
     """
-    first, second, first_bias, second_bias = parts_of_pairs(w_up, up_bias)
+    w_gate, w_up_alone, gate_bias, up_bias_alone = parts_of_pairs(w_up, up_bias)
     arguments = (
-        x, first, second, w_down, chosen, routing_weights, activation, weights, first_bias,
-        second_bias, down_bias, alpha, limit, autocast_type(x),
+        x, w_gate, w_up_alone, w_down, chosen, routing_weights, activation, weights, gate_bias,
+        up_bias_alone, down_bias, alpha, limit, autocast_type(x),
     )  # fmt: skip
-    return _trace_or_compute(*arguments)
+    return _operator(*arguments) if is_traced_whole() else _compute(*arguments)
 
 
 def _compute(
     x: torch.Tensor,
-    w_up: torch.Tensor,
-    w_ups: torch.Tensor | None,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor | None,
     w_down: torch.Tensor,
     chosen: torch.Tensor,
     routing_weights: torch.Tensor | None,
     activation: str,
     weights: str,
+    gate_bias: torch.Tensor | None,
     up_bias: torch.Tensor | None,
-    bias_of_ups: torch.Tensor | None,
     down_bias: torch.Tensor | None,
     alpha: float,
     limit: float,
@@ -83,11 +86,12 @@ def _compute(
     routing = sort_by_expert(chosen, w_down.shape[0])
     if routing_weights is not None:
         routing_weights = routing_weights.reshape(-1).index_select(0, routing.order)
-    return compute_experts(
-        x, w_up, w_ups, w_down, routing.offsets, None, activation, weights, up_bias,
-        bias_of_ups, down_bias, routing.indices, routing.token_rows, routing_weights, True, alpha,
-        limit, autocast, is_traced=is_traced,
+    operands = ExpertOperands(
+        x, w_gate, w_up, w_down, routing.offsets, None, activation, weights, gate_bias, up_bias,
+        down_bias, routing.indices, routing.token_rows, routing_weights, True, alpha, limit,
+        autocast,
     )  # fmt: skip
+    return compute_experts(operands, is_traced=is_traced)
 
 
 def _check(
@@ -121,10 +125,10 @@ def _check(
         raise ValueError(f"routed_experts: w_down is {tuple(w_down.shape)}; no size may be 0")
 
 
-_trace_or_compute = define_whole(
+_operator = define_whole(
     "routed_experts",
     "Tensor x, Tensor w_up, Tensor? w_ups, Tensor w_down, Tensor chosen, Tensor? routing_weights, "
     "str activation, str weights, Tensor? up_bias, Tensor? bias_of_ups, Tensor? down_bias, "
     "float alpha, float limit",
-    _compute,
+    functools.partial(_compute, is_traced=True),
 )

@@ -25,11 +25,10 @@ from .launching import library
 def define_whole(
     name: str, operands: str, run: Callable[..., torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
-    """Defines an operator that traces as ``run``. Returns a function that calls either.
+    """Defines an operator that traces as ``run``. Returns a function that calls the operator.
 
-    The function calls the operator in a graph, and ``run`` otherwise. The operator hides the
-    experts' functions from Dynamo. Tracing them took most of a warm start, and each had guards to
-    check at every call.
+    The operator hides the experts' functions from Dynamo. Tracing them took most of a warm start,
+    and each had guards to check at every call.
 
     The operator takes nvgemm-aot's version before its operands, and autocast's dtype as the last
     one. Torch's cache keys get both only from the operator's arguments: autocast's dtype in torch
@@ -37,7 +36,7 @@ def define_whole(
     """
 
     def replace(_: str, *arguments: Any) -> torch.Tensor:
-        return run(*arguments, is_traced=True)
+        return run(*arguments)
 
     schema = f"{name}(str version, {operands}, ScalarType? wanted) -> Tensor"
     library.define(schema, tags=torch.Tag.pt2_compliant_tag)
@@ -45,12 +44,12 @@ def define_whole(
     operator: Callable[..., torch.Tensor] = getattr(torch.ops.nvgemm_moe, name)
 
     def call(*arguments: Any) -> torch.Tensor:
-        return operator(__version__, *arguments) if _is_traced_whole() else run(*arguments)
+        return operator(__version__, *arguments)
 
     return call
 
 
-def _is_traced_whole() -> bool:
+def is_traced_whole() -> bool:
     """Returns True while torch.compile traces, except under torch.export.
 
     Programs with any version of nvgemm-aot read and run an exported graph, and torch keeps
