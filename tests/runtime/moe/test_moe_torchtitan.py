@@ -20,7 +20,7 @@ from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
 from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
 
-import nvgemm_runtime.moe.torchtitan as moe_torchtitan
+import nvgemm_runtime.moe.integrations.torchtitan as moe_torchtitan
 
 COUNTS = torch.tensor([5, 0, 1, 12])
 
@@ -54,7 +54,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def replaced(config: Any, *names: str) -> Any:
     """What overrides of these names put in place of a config."""
     root = Root(experts=config)
-    targets = [f"nvgemm_runtime.moe.torchtitan.{name}" for name in names]
+    targets = [f"nvgemm_runtime.moe.integrations.torchtitan.{name}" for name in names]
     assert len(apply_overrides(OverrideConfig(imports=list(targets)), root)) == 1
     return root.experts
 

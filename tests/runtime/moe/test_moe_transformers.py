@@ -14,7 +14,7 @@ from installed_bundles import use
 from nvgemm_runtime.moe import launching
 
 transformers = pytest.importorskip("transformers")
-moe_transformers = pytest.importorskip("nvgemm_runtime.moe.transformers")
+moe_transformers = pytest.importorskip("nvgemm_runtime.moe.integrations.transformers")
 
 COMMON = {
     "vocab_size": 64,

@@ -1,9 +1,10 @@
 """Overrides that compute torchtitan's experts by `nvgemm_runtime.moe`.
 
-In torchtitan 0.3, ``--override.imports nvgemm_runtime.moe.torchtitan.nvgemm_routed_experts``
-replaces everything from tokens to tokens, for gpt-oss too. If another override has replaced the
-routed experts, ``...nvgemm_experts`` and ``...nvgemm_gpt_oss_experts`` replace only the experts of
-sorted rows. Parameters keep their names, shapes and shards, so checkpoints stay interchangeable.
+In torchtitan 0.3, pass ``--override.imports`` a name in this module with its full path.
+`nvgemm_routed_experts` replaces everything from tokens to tokens, for gpt-oss too. If another
+override has replaced the routed experts, `nvgemm_experts` and `nvgemm_gpt_oss_experts` replace only
+the experts of sorted rows. Parameters keep their names, shapes and shards, so checkpoints stay
+interchangeable.
 """
 
 # mypy: disable-error-code="misc,untyped-decorator"
@@ -20,8 +21,8 @@ from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
 from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
 
-from .block import experts
-from .routed import routed_experts
+from ..block import experts
+from ..routed import routed_experts
 
 
 class _ByNvgemm:

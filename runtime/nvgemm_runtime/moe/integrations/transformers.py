@@ -1,6 +1,6 @@
 """Adds ``nvgemm`` to transformers' experts implementations (transformers 5).
 
-Call ``nvgemm_runtime.moe.transformers.register()`` before a model is created. Then
+Call ``nvgemm_runtime.moe.integrations.transformers.register()`` before a model is created. Then
 ``from_pretrained(..., experts_implementation="nvgemm")`` or
 ``model.set_experts_implementation("nvgemm")`` selects it.
 """
@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers.activations import GELUTanh, SiLUActivation
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from .routed import routed_experts
+from ..routed import routed_experts
 
 NAME = "nvgemm"
 """Name of the implementation in transformers."""
