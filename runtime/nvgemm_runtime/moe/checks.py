@@ -118,8 +118,10 @@ def check_shapes(
     tensors = {
         name: tensor for name, tensor in (*floating.items(), *others.items()) if tensor is not None
     }
+    is_pair = "w_up[0]" in floating
+    axes_by_name = {name: _axes_of(name, pair=is_pair) for name in tensors}
     for name, tensor in tensors.items():
-        axes = _axes_of(name, pair="w_up[0]" in floating)
+        axes = axes_by_name[name]
         if tensor.dim() != len(axes):
             raise ValueError(
                 f"experts: {name} is {tuple(tensor.shape)}, must have {len(axes)} dimensions: "
@@ -136,7 +138,7 @@ def check_shapes(
     sizes["tokens"] = x.shape[0]
     sizes["rows"] = x.shape[0] if indices is None else indices.shape[0]
     for name, tensor in tensors.items():
-        axes = _axes_of(name, pair="w_up[0]" in floating)
+        axes = axes_by_name[name]
         # Without indices, tokens are the rows. Any k fits.
         expected = tuple(sizes.get(axis, tensor.shape[-1]) for axis in axes)
         if tuple(tensor.shape) != expected:

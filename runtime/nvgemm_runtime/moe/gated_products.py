@@ -132,8 +132,7 @@ def paired_gated_rows(
         )
         return traced
     stored = a.new_empty((count_taken(a, indices), 3 * hidden))
-    gates, ups, joined = stored.split(hidden, dim=1)
-    behind = stored[:, hidden:]
+    gates, behind = stored[:, :hidden], stored[:, hidden:]
     if use is not None and not _serves_ups(behind, a, b_up, offsets, gates, epilogue, indices):
         return None
     if launch_groups(gates, a, b_gate, offsets, None, None, indices=indices):
@@ -146,6 +145,7 @@ def paired_gated_rows(
     if use is not None:
         return None
     warn_once(GATE_LOST, reason)
+    ups, joined = behind[:, :hidden], behind[:, hidden:]
     if launch_groups(ups, a, b_up, offsets, None, None, indices=indices):
         ups.copy_(rows(taken_rows(a, indices), b_up, offsets))
     joined.copy_(activated(_plan_of(epilogue), gates, ups))
