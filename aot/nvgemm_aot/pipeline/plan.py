@@ -25,7 +25,6 @@ from nvgemm_runtime.bundle.format import (
 )
 from nvgemm_runtime.errors import CompileError, NoCandidateError
 from nvgemm_runtime.gemm.problem import Problem, Signature
-from nvgemm_runtime.gemm.support import provider_beside
 from nvgemm_runtime.gemm.target import Target
 
 from ..manifest.parse import Declared
@@ -42,6 +41,7 @@ from ..providers import (
 from ..providers.base import RuntimeModel
 from ..providers.heuristics.corrections import Correction, find_correction
 from ..providers.heuristics.group_times import GroupTimes, find_group_times
+from ..providers.other_provider import other_provider
 from ..providers.sources import source_digest, source_modules
 from ..rankings.entries import Operator, Rankings
 from ..rankings.usable import Basis, UsableRankings, find_usable
@@ -201,7 +201,7 @@ def likely_provider(lookup: PlanLookup) -> str:
     """
     names = [part.name for part in parts_of(lookup.provider)]
     signature = lookup.declared[0].problem.signature
-    only = provider_beside(signature, lookup.target.target.arch)
+    only = other_provider(signature, lookup.target.target.arch)
     fitted = () if lookup.correction is None else lookup.correction.providers
     return next((name for name in (only, *fitted) if name in names), names[0])
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import Op, Signature
-from nvgemm_runtime.gemm.support import GATHERED_PROVIDER
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.installing import install_command
 
@@ -49,7 +48,7 @@ PROVIDERS = {
 """Provider classes by name, as ``module:class``. Imported on first use, because compilers import
 slowly. By default all are asked, in this order: append new ones."""
 
-_SERVES_ONLY = {GATHERED_PROVIDER: Op.GATHERED_MM}
+_SERVES_ONLY = {"gathered": Op.GATHERED_MM}
 """Operation of each single-operation provider. It is asked by default only if a signature has that
 operation, so that versions that shape no kernel stay out of a bundle's toolchain."""
 

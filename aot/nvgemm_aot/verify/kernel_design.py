@@ -9,6 +9,8 @@ from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.format import Kernel, KernelDesign
 from nvgemm_runtime.bundle.workspace import ZEROED_MULTIPLE_BYTES
 from nvgemm_runtime.errors import TargetError
+from nvgemm_runtime.gemm.target import MMA_BY_MAJOR
+from nvgemm_runtime.gemm.types import Mma
 
 from ..providers.base import CLC, DYNAMIC_PERSISTENT, ONE_TILE, SCHEDULERS, STATIC_PERSISTENT
 from ..targets.profile import DeviceProfile, basis_of_limit
@@ -93,8 +95,8 @@ def _check_code(kernel: Kernel, cubin: Cubin, function: DeviceKernel) -> Iterato
             f"device code {uses} cluster launch control, its entry says scheduler "
             f"{design.scheduler}"
         )
-    # Pairs of thread blocks came with tcgen05; code for sm_90 has no such instructions.
-    ctas = 1 if cubin.sm < 100 else function.ctas_per_tile
+    has_pairs = MMA_BY_MAJOR.get(cubin.sm // 10) is Mma.TCGEN05
+    ctas = function.ctas_per_tile if has_pairs else 1
     if ctas is None and not kernel.signature.a.is_operand:
         ctas = 1  # no tensor core multiplies this dtype
     if ctas != design.ctas_per_tile:

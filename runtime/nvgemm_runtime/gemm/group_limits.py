@@ -12,7 +12,10 @@ from __future__ import annotations
 from .problem import Op, Problem
 
 LIMITED_PROVIDER = "quack"
-"""Provider to which these limits apply."""
+"""Provider to which these limits apply.
+
+The one provider that the runtime names: existing bundles state a kernel's provider and no limits.
+"""
 
 LARGEST_GROUP = 2**30
 """Most rows in A, or k terms, per group: ``BIG_INT`` in quack's ``copy_utils.py``. A group's

@@ -39,30 +39,12 @@ GATHERED = GATED
 GATHERED_GROUPED = GATED
 """Dtypes for A and B in grouped products with gathered rows; the result is fp32, fp16 or bf16."""
 
-GATHERED_GROUPED_PROVIDER = "quack"
-"""Provider for grouped products with gathered rows, on every architecture."""
-
-GATHERED_PROVIDER = "gathered"
-"""Provider for gathered sums, on every architecture."""
-
-GATE_PROVIDER = "quack"
-"""Provider for gated epilogues, on every architecture."""
-
 GROUPED_LAYOUTS = (Layout.TN, Layout.TT)
-"""Layouts for grouped products; fp8 has only the first, from the default provider on Blackwell."""
-
-ROW_MAJOR_GROUPS_PROVIDER = "quack"
-"""Provider for grouped products with row-major B, on every architecture."""
-
-GROUP_EPILOGUE_PROVIDER = "quack"
-"""Provider for grouped products with an epilogue or scales, on every architecture."""
+"""Layouts for grouped products; fp8 has only the first."""
 
 K_GROUPED_LAYOUTS = (Layout.NT,)
 """Layouts for products grouped along k. A group may begin at any k; if k were contiguous in A or B,
 TMA could load only groups that begin at a multiple of 16 bytes."""
-
-K_GROUPED_PROVIDER = "quack"
-"""Provider for products grouped along k, on every architecture."""
 
 
 def multiply_together(a: DType, b: DType, op: Op = Op.MM) -> bool:
@@ -102,31 +84,6 @@ def unsupported(signature: Signature) -> str | None:
     return _unsupported_gate(signature) if signature.is_gated else None
 
 
-def provider_beside(signature: Signature, arch: str) -> str | None:
-    """Returns the provider that serves a signature if the default one does not; None otherwise."""
-    if signature.is_gated:
-        return GATE_PROVIDER
-    if signature.op is Op.GATHERED_MM:
-        return GATHERED_PROVIDER
-    if signature.op is Op.GATHERED_GROUPED_MM:
-        return GATHERED_GROUPED_PROVIDER
-    if signature.op is Op.GROUPED_MM and (signature.epilogue or signature.scales):
-        return GROUP_EPILOGUE_PROVIDER
-    row = ARCHITECTURES.get(arch)
-    if row is None:
-        return None
-    if signature.op is Op.K_GROUPED_MM:
-        return K_GROUPED_PROVIDER
-    if signature.op is Op.GROUPED_MM:
-        layout_provider = "" if signature.layout is Layout.TN else ROW_MAJOR_GROUPS_PROVIDER
-        return row.grouped_provider or layout_provider or None
-    if signature.a is not signature.b:
-        return row.mixed_fp8_provider or None
-    if (signature.epilogue, signature.scales) == (None, None):
-        return None
-    return row.epilogue_provider or None
-
-
 def unavailable(signature: Signature, arch: str) -> str | None:
     """Returns why one architecture has no kernel for a supported signature, or None."""
     row = ARCHITECTURES.get(arch)
@@ -134,7 +91,7 @@ def unavailable(signature: Signature, arch: str) -> str | None:
         return None
     if signature.scales is not None and signature.scales.is_swizzled and not row.has_block_scales:
         return f"no kernel for {arch} takes block scales (here {signature.scales.value})"
-    if signature.a is not signature.b and not row.mixed_fp8_provider:
+    if signature.a is not signature.b and not row.has_mixed_fp8:
         return f"no kernel for {arch} multiplies fp8 of two types{_both_dtypes(signature)}"
     layouts = row.narrow_layouts if signature.a.bits <= 8 else ()
     if layouts and signature.layout.value not in layouts:

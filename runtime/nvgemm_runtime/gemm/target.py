@@ -5,62 +5,76 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from ..errors import TargetError
+from .types import Mma
+
 CPU = "cpu"
 """Architecture for kernels that run on the host; no built-in provider builds any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Facts about a GPU architecture.
+    """Facts about a GPU architecture that kernels are built for.
 
     Attributes:
+        mma: Tensor-core instruction that its kernels multiply with.
         device: Default device profile to tune for.
         device_on_arm: Default device profile on Arm hosts, if different.
         recorded_on: Compute capability (major, minor) whose GEMMs are recorded for it; None if
             another architecture's kernels run on all its GPUs.
         narrow_layouts: Layouts for operands with 8 bits or fewer; empty for all layouts.
         has_block_scales: True if providers list block-scaled operators that compile.
-        grouped_provider: Provider for grouped GEMMs, if the default provider has none; else empty.
-        epilogue_provider: Provider for epilogues and fp32 scales, if the default provider has
-            neither; else empty.
-        mixed_fp8_provider: Provider for products with two fp8 dtypes; empty if none.
+        has_mixed_fp8: True if a provider multiplies two fp8 dtypes.
+        default_has_groups: True if the default provider has grouped operators.
+        default_has_epilogues: True if the default provider applies epilogues and fp32 scales.
         aliases: Other names, for suggestions in error messages.
     """
 
+    mma: Mma
     device: str
     device_on_arm: str = ""
     recorded_on: tuple[int, int] | None = None
     narrow_layouts: tuple[str, ...] = ()
     has_block_scales: bool = True
-    grouped_provider: str = ""
-    epilogue_provider: str = ""
-    mixed_fp8_provider: str = ""
+    has_mixed_fp8: bool = False
+    default_has_groups: bool = True
+    default_has_epilogues: bool = True
     aliases: tuple[str, ...] = ()
 
 
 ARCHITECTURES = {
     "sm_90a": Architecture(
+        mma=Mma.WGMMA,
         device="H200",
         recorded_on=(9, 0),
         narrow_layouts=("tn",),
         has_block_scales=False,
-        grouped_provider="quack",
-        epilogue_provider="quack",
-        mixed_fp8_provider="quack",
+        has_mixed_fp8=True,
+        default_has_groups=False,
+        default_has_epilogues=False,
         aliases=("sm90", "h100", "h200", "hopper"),
     ),
     "sm_100f": Architecture(
+        mma=Mma.TCGEN05,
         device="B200",
         device_on_arm="GB200",
         recorded_on=(10, 0),
         aliases=("sm100", "sm103", "b200", "gb200", "blackwell", "b300", "gb300"),
     ),
-    "sm_100a": Architecture(device="B200", device_on_arm="GB200", aliases=("sm100",)),
+    "sm_100a": Architecture(
+        mma=Mma.TCGEN05, device="B200", device_on_arm="GB200", aliases=("sm100",)
+    ),
     "sm_103a": Architecture(
-        device="GB300", recorded_on=(10, 3), aliases=("sm103", "b300", "gb300")
+        mma=Mma.TCGEN05,
+        device="GB300",
+        recorded_on=(10, 3),
+        aliases=("sm103", "b300", "gb300"),
     ),
 }
-"""Supported architectures. For an ambiguous alias, earlier rows are suggested first."""
+"""Supported architectures. For an ambiguous alias, earlier rows are suggested first.
+
+No code may compare architectures: it reads a column here, or keys a table by one.
+"""
 
 DEFAULT_ARCHITECTURE = "sm_100f"
 """Architecture to build for by default."""
@@ -194,6 +208,24 @@ _TARGET_NAME = re.compile(
 
 ORDERED_ARCHITECTURES = tuple(sorted(ARCHITECTURES, key=lambda arch: (len(arch), arch)))
 """`ARCHITECTURES` in numeric order, ``sm_90a`` first."""
+
+
+def architecture(arch: str) -> Architecture:
+    """Returns an architecture's row.
+
+    Raises:
+        TargetError: If it has none; the message lists those that do.
+    """
+    row = ARCHITECTURES.get(arch)
+    if row is None:
+        raise TargetError(
+            f"unknown architecture {arch!r} (known: {', '.join(ORDERED_ARCHITECTURES)})"
+        )
+    return row
+
+
+MMA_BY_MAJOR = {Target(arch=arch).capability[0]: row.mma for arch, row in ARCHITECTURES.items()}
+"""Tensor-core instruction by major compute capability, for code that was built elsewhere."""
 
 ALLOWED_TARGET_NAMES = (
     f"{', '.join(ORDERED_ARCHITECTURES)}; each alone, or with "

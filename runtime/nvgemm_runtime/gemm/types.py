@@ -13,6 +13,20 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 
+class Mma(enum.Enum):
+    """Kind of tensor-core instruction, which a GPU architecture's kernels multiply with.
+
+    Kernels for one kind neither compile for nor run on another. `target.ARCHITECTURES` has each
+    architecture's.
+    """
+
+    WGMMA = "wgmma"
+    """Issued by warp groups, which hold accumulators in registers (Hopper)."""
+    TCGEN05 = "tcgen05"
+    """Issued by one thread, or by a pair of thread blocks; accumulators are in tensor memory
+    (Blackwell, compute capability 10.x)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ElementType:
     """Facts about an element type.
@@ -32,9 +46,9 @@ class ElementType:
             may be a lazily negated view.
         result_deviation: Standard deviation for sums that mostly have exact values in this dtype.
         heuristics_letter: Letter in nvMatmulHeuristics; None if its model lacks the dtype.
-        multiplied_by: Tensor-core instruction that may multiply it, by major compute capability;
-            empty if none. Names come from the instruction tables in NVIDIA's CUDA Binary Utilities
-            (Hopper, Blackwell); the dtype mapping was observed in one kernel each.
+        multiplied_by: Instruction in disassembled code that may multiply it, by its kind; empty if
+            none. Names come from the instruction tables in NVIDIA's CUDA Binary Utilities (Hopper,
+            Blackwell); the dtype mapping was observed in one kernel each.
         sass_name: Modifier name in HGMMA, QGMMA and IGMMA.
         operand_code, accumulator_code: Number as A or B, and as the accumulator, in a tcgen05
             instruction descriptor (PTX ISA, tcgen05, tables "Instruction descriptor format for
@@ -58,7 +72,7 @@ class ElementType:
     is_part_of_complex: bool = False
     result_deviation: float = 500.0
     heuristics_letter: str | None = None
-    multiplied_by: Mapping[int, str] = field(default_factory=dict)
+    multiplied_by: Mapping[Mma, str] = field(default_factory=dict)
     sass_name: str | None = None
     operand_code: int | None = None
     accumulator_code: int | None = None
@@ -96,26 +110,29 @@ class DType(RowEnum):
     FP16 = "fp16", ElementType(
         bits=16, torch_name="float16", torch_number=5, dlpack_code=2,
         fraction_bits=10, exponent_bias=15, in_groups=True, is_part_of_complex=True,
-        heuristics_letter="H", multiplied_by={9: "HGMMA", 10: "UTCHMMA"}, sass_name="F16",
-        operand_code=0, accumulator_code=0, rounded_by="F2FP.F16.F32", aliases=("half", "f16"),
+        heuristics_letter="H", multiplied_by={Mma.WGMMA: "HGMMA", Mma.TCGEN05: "UTCHMMA"},
+        sass_name="F16", operand_code=0, accumulator_code=0, rounded_by="F2FP.F16.F32",
+        aliases=("half", "f16"),
     )  # fmt: skip
     BF16 = "bf16", ElementType(
         bits=16, torch_name="bfloat16", torch_number=15, dlpack_code=4,
         fraction_bits=7, exponent_bias=127, in_groups=True, result_deviation=80.0,
-        heuristics_letter="T", multiplied_by={9: "HGMMA", 10: "UTCHMMA"}, sass_name="BF16",
-        operand_code=1, rounded_by="F2FP.BF16.F32",
+        heuristics_letter="T", multiplied_by={Mma.WGMMA: "HGMMA", Mma.TCGEN05: "UTCHMMA"},
+        sass_name="BF16", operand_code=1, rounded_by="F2FP.BF16.F32",
     )  # fmt: skip
     FP8_E4M3 = "fp8_e4m3", ElementType(
         bits=8, torch_name="float8_e4m3fn", torch_number=24, dlpack_code=10,
         fraction_bits=3, exponent_bias=7, in_groups=True,
-        result_deviation=5.0, heuristics_letter="Q", multiplied_by={9: "QGMMA", 10: "UTCQMMA"},
+        result_deviation=5.0, heuristics_letter="Q",
+        multiplied_by={Mma.WGMMA: "QGMMA", Mma.TCGEN05: "UTCQMMA"},
         sass_name="E4M3", operand_code=0, scale_code=0, rounded_by="F2FP.SATFINITE.E4M3.F32",
         aliases=("fp8", "e4m3"),
     )  # fmt: skip
     FP8_E5M2 = "fp8_e5m2", ElementType(
         bits=8, torch_name="float8_e5m2", torch_number=23, dlpack_code=12,
         fraction_bits=2, exponent_bias=15, in_groups=True,
-        result_deviation=2.2, heuristics_letter="R", multiplied_by={9: "QGMMA", 10: "UTCQMMA"},
+        result_deviation=2.2, heuristics_letter="R",
+        multiplied_by={Mma.WGMMA: "QGMMA", Mma.TCGEN05: "UTCQMMA"},
         sass_name="E5M2", operand_code=1, rounded_by="F2FP.SATFINITE.E5M2.F32",
         aliases=("fp8", "e5m2"),
     )  # fmt: skip
@@ -126,7 +143,7 @@ class DType(RowEnum):
     FP4_E2M1 = "fp4_e2m1", ElementType(
         bits=4, torch_name="float4_e2m1fn_x2", torch_number=45, dlpack_code=17,
         packed=2, fraction_bits=1, exponent_bias=1, needs_scales=True,
-        heuristics_letter="O", multiplied_by={10: "UTCOMMA"}, operand_code=1,
+        heuristics_letter="O", multiplied_by={Mma.TCGEN05: "UTCOMMA"}, operand_code=1,
         aliases=("fp4", "e2m1"),
     )  # fmt: skip
     INT32 = "int32", ElementType(
@@ -136,14 +153,15 @@ class DType(RowEnum):
     INT8 = "int8", ElementType(
         bits=8, torch_name="int8", torch_number=1, dlpack_code=0,
         is_integer=True, result_deviation=12.0, heuristics_letter="B",
-        multiplied_by={9: "IGMMA", 10: "UTCIMMA"}, sass_name="S8", operand_code=1,
+        multiplied_by={Mma.WGMMA: "IGMMA", Mma.TCGEN05: "UTCIMMA"}, sass_name="S8", operand_code=1,
         aliases=("s8", "i8"),
     )  # fmt: skip
     # nvMatmulHeuristics has one 8-bit integer type.
     UINT8 = "uint8", ElementType(
         bits=8, torch_name="uint8", torch_number=0, dlpack_code=1,
-        is_integer=True, heuristics_letter="B", multiplied_by={9: "IGMMA", 10: "UTCIMMA"},
-        sass_name="U8", operand_code=0, aliases=("u8",),
+        is_integer=True, heuristics_letter="B",
+        multiplied_by={Mma.WGMMA: "IGMMA", Mma.TCGEN05: "UTCIMMA"}, sass_name="U8", operand_code=0,
+        aliases=("u8",),
     )  # fmt: skip
 
     @property

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from nvgemm_runtime.gemm.problem import Signature
-from nvgemm_runtime.gemm.support import provider_beside, unavailable, unsupported
+from nvgemm_runtime.gemm.support import unavailable, unsupported
 
 
 @pytest.mark.parametrize(
@@ -120,27 +120,3 @@ def test_fp8_of_two_types_is_for_hopper_alone() -> None:
         assert unavailable(signature, arch) == (
             f"no kernel for {arch} multiplies fp8 of two types (here fp8_e5m2 by fp8_e4m3)"
         )
-
-
-@pytest.mark.parametrize(
-    ("key", "arch", "provider"),
-    [
-        ("mm/tn/bf16xbf16/fp32/bf16/bias", "sm_90a", "quack"),
-        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_tensor", "sm_90a", "quack"),
-        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_90a", None),
-        ("mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16", "sm_90a", "quack"),
-        ("mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16/fp32_row/bias", "sm_90a", "quack"),
-        ("mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16", "sm_100f", None),
-        ("mm/tn/bf16xbf16/fp32/bf16/bias", "sm_100f", None),
-        ("mm/tn/bf16xbf16/fp32/bf16/bias", "sm_80", None),
-        ("grouped_mm/tn/bf16xbf16/fp32/bf16", "sm_90a", "quack"),
-        ("k_grouped_mm/nt/bf16xbf16/fp32/bf16", "sm_90a", "quack"),
-        ("k_grouped_mm/nt/bf16xbf16/fp32/bf16", "sm_100f", "quack"),
-        ("grouped_mm/tn/bf16xbf16/fp32/bf16", "sm_100f", None),
-        ("grouped_mm/tt/bf16xbf16/fp32/bf16", "sm_100f", "quack"),
-        ("grouped_mm/tn/bf16xbf16/fp32/bf16/bias", "sm_100f", "quack"),
-        ("grouped_mm/tn/bf16xbf16/fp32/bf16/swiglu_halves", "sm_100f", "quack"),
-    ],
-)
-def test_epilogues_of_hopper_are_another_providers(key: str, arch: str, provider: str) -> None:
-    assert provider_beside(Signature.parse(key), arch) == provider

@@ -5,7 +5,13 @@ import pytest
 from nvgemm_aot.targets import DEFAULT_DEVICE, build_target, usual_device
 from nvgemm_aot.targets.profile import load_profile, profile_names
 from nvgemm_runtime.errors import TargetError
-from nvgemm_runtime.gemm.target import Target, TargetName
+from nvgemm_runtime.gemm.target import (
+    ARCHITECTURES,
+    MMA_BY_MAJOR,
+    Target,
+    TargetName,
+    architecture,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +37,18 @@ def test_runs_only_on_gpus_its_suffix_allows(
 def test_rejects_what_is_not_an_architecture(arch: str) -> None:
     with pytest.raises(ValueError, match="architecture"):
         Target(arch=arch)
+
+
+@pytest.mark.parametrize("arch", ["sm_120a", "sm_100", "cpu"])
+def test_an_unknown_architecture_is_named_with_the_known_ones(arch: str) -> None:
+    known = "sm_90a, sm_100a, sm_100f, sm_103a"
+    with pytest.raises(TargetError, match=rf"^unknown architecture '{arch}' \(known: {known}\)$"):
+        architecture(arch)
+
+
+def test_architectures_with_one_major_capability_have_one_kind_of_instruction() -> None:
+    for arch, row in ARCHITECTURES.items():
+        assert MMA_BY_MAJOR[Target(arch=arch).capability[0]] is row.mma
 
 
 def test_every_default_device_can_run_its_target() -> None:

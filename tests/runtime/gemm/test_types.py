@@ -30,6 +30,7 @@ from nvgemm_runtime.gemm.support import OUTS
 from nvgemm_runtime.gemm.types import (
     DType,
     ElementType,
+    Mma,
     ScaleRecipe,
     TorchScaling,
     swizzled_elements,
@@ -63,7 +64,7 @@ def test_accumulator_and_usual_result(dtype: DType, accumulator: DType, out: DTy
     [
         ("heuristics_letter", {*OUTS, *RESULTS, *SUMS}),
         ("operand_code", OUTS),
-        ("sass_name", {dtype for dtype in DType if 9 in dtype.row.multiplied_by}),
+        ("sass_name", {dtype for dtype in DType if Mma.WGMMA in dtype.row.multiplied_by}),
         ("accumulator_code", SUMS),
         ("scale_code", {recipe.dtype for recipe in ScaleRecipe if recipe.is_swizzled}),
         ("rounded_by", {dtype for dtype in RESULTS if not dtype.is_integer}),
@@ -85,7 +86,7 @@ def test_column_has_what_its_use_calls_for(column: str, must_have: Collection[DT
         lambda row: row.accumulator_code,
         lambda row: row.scale_code,
         lambda row: row.rounded_by,
-        lambda row: row.multiplied_by and (row.multiplied_by[10], row.operand_code),
+        lambda row: row.multiplied_by and (row.multiplied_by[Mma.TCGEN05], row.operand_code),
     ],
 )
 def test_types_are_told_apart(told_apart_by: Callable[[ElementType], object]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.errors import CompileError
 from nvgemm_runtime.gemm.problem import Signature
-from nvgemm_runtime.gemm.support import provider_beside, unsupported
+from nvgemm_runtime.gemm.support import unsupported
 
 from ...targets import BuildTarget
 from .. import cute_dsl
@@ -26,6 +26,7 @@ from ..base import (
     RuntimeModel,
 )
 from ..heuristics.estimates import matmul_heuristics
+from ..other_provider import other_provider
 from . import toolchain
 from .block_scaled import BlockScaled
 from .dense import Dense
@@ -70,10 +71,8 @@ class CutlassOperators:
         family = _family_of(signature)
         if reason is not None or family is None:
             if reason is None:
-                other_provider = provider_beside(signature, target.target.arch)
-                reason = f"no operator computes {signature.key}" + other_provider_hint(
-                    other_provider
-                )
+                other = other_provider(signature, target.target.arch)
+                reason = f"no operator computes {signature.key}{other_provider_hint(other)}"
             return Enumeration(absence=reason)
         candidates, rejections = [], []
         absence: str | None = family.absence(signature, target)

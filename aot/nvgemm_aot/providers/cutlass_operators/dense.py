@@ -10,11 +10,11 @@ from typing import Any
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import extra_roles
-from nvgemm_runtime.gemm.support import provider_beside
 from nvgemm_runtime.gemm.types import DType
 
 from ...targets import BuildTarget
 from ..base import CLC, ONE_TILE, STATIC_PERSISTENT
+from ..other_provider import other_provider
 from .epilogue import EFC_OPERATOR, other_provider_hint
 from .family import Family
 from .samples import sample_operands, sample_tensors
@@ -52,7 +52,7 @@ class Dense(Family):
     def absence(self, signature: Signature, target: BuildTarget) -> str:
         arch = target.target.arch
         by = f" by {signature.b.value}" if signature.b is not signature.a else ""
-        hint = other_provider_hint(provider_beside(signature, arch))
+        hint = other_provider_hint(other_provider(signature, arch))
         return (
             f"{arch} has no operator that multiplies {signature.a.value}{by} into "
             f"{signature.out.value}{hint}"

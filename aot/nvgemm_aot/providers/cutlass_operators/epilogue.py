@@ -15,10 +15,10 @@ from typing import Any
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
-from nvgemm_runtime.gemm.support import provider_beside
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
 from ...targets import BuildTarget
+from ..other_provider import other_provider
 from .family import Family
 from .samples import sample_operands, sample_tensors
 from .toolchain import import_operators
@@ -77,14 +77,14 @@ class WithEpilogue(Family):
 
     def absence(self, signature: Signature, target: BuildTarget) -> str:
         arch = target.target.arch
-        other_provider = provider_beside(signature, arch)
+        other = other_provider(signature, arch)
         if signature.a is not signature.b:
             types = f"{signature.a.value} by {signature.b.value}"
-            return f"no operator of {arch} multiplies {types}{other_provider_hint(other_provider)}"
+            return f"no operator of {arch} multiplies {types}{other_provider_hint(other)}"
         feature = "applies scales" if signature.scales is not None else "has an epilogue"
         text = f"no operator of {arch} {feature}: its plain kernels store the bare product"
-        if other_provider is not None:
-            text += other_provider_hint(other_provider)
+        if other is not None:
+            text += other_provider_hint(other)
         elif signature.scales is None and signature.epilogue in (Epilogue.BIAS, Epilogue.ADD):
             text += "; declare the product with 'out: fp32', to which torch.compile adds the rest"
         return text

@@ -8,9 +8,9 @@ from typing import Any
 
 from nvgemm_runtime.gemm.problem import Layout, Op, Signature
 from nvgemm_runtime.gemm.roles import Role
-from nvgemm_runtime.gemm.support import provider_beside
 
 from ...targets import BuildTarget
+from ..other_provider import other_provider
 from .epilogue import other_provider_hint
 from .family import Family
 from .samples import sample_operands, sample_tensors
@@ -39,5 +39,5 @@ class Grouped(Family):
 
     def absence(self, signature: Signature, target: BuildTarget) -> str:
         arch = target.target.arch
-        hint = other_provider_hint(provider_beside(signature, arch))
+        hint = other_provider_hint(other_provider(signature, arch))
         return f"{arch} has no grouped operator{hint}"

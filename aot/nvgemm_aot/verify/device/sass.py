@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.gemm.problem import DType, Signature
-from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.gemm.target import MMA_BY_MAJOR, Target
+from nvgemm_runtime.gemm.types import Mma
 
 from ..findings import Check, Finding
 from ..kernel_design import computes_transposed
@@ -22,7 +23,10 @@ from .stored_values import EpilogueCode, check_epilogue_code, read_epilogue_code
 from .tensor_core import Instruction, Multiply, read_multiplies, warp_types
 
 TENSOR_CORE_INSTRUCTIONS: dict[tuple[int, DType], str] = {
-    (major, dtype): name for dtype in DType for major, name in dtype.row.multiplied_by.items()
+    (major, dtype): dtype.row.multiplied_by[mma]
+    for dtype in DType
+    for major, mma in MMA_BY_MAJOR.items()
+    if mma in dtype.row.multiplied_by
 }
 """Allowed multiplying instruction, by major compute capability and element dtype of A.
 
@@ -137,7 +141,7 @@ def check_disassembly(
             yield from check_epilogue_code(code.epilogue, signature)
         return
     yield from _check_pairs(code, design)
-    yield from _check_multiplies(code, major, signature, design, provider)
+    yield from _check_multiplies(code, MMA_BY_MAJOR[major], signature, design, provider)
     yield from check_epilogue_code(code.epilogue, signature)
 
 
@@ -164,7 +168,7 @@ def _check_pairs(code: Disassembly, design: KernelDesign) -> Iterator[Finding]:
 
 
 def _check_multiplies(
-    code: Disassembly, major: int, signature: Signature, design: KernelDesign, provider: str
+    code: Disassembly, mma: Mma, signature: Signature, design: KernelDesign, provider: str
 ) -> Iterator[Finding]:
     tile_m, tile_n, _ = design.tile
     types = (signature.a, signature.b, signature.accumulator)
@@ -189,7 +193,7 @@ def _check_multiplies(
         for check, differs in differences.items():
             if differs:
                 yield check.finding(f"multiplies {multiply}, its signature is {signature.key}")
-        if major == 9:
+        if mma is Mma.WGMMA:
             # A tile spans the instruction's whole n and several m, transposed or not.
             m, n = (tile_n, tile_m) if swapped else (tile_m, tile_n)
             fits = observed.n == n and m % observed.m == 0

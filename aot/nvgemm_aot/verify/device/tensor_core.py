@@ -12,18 +12,15 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from nvgemm_runtime.gemm.problem import DType, Layout
-from nvgemm_runtime.gemm.types import ScaleRecipe
+from nvgemm_runtime.gemm.types import Mma, ScaleRecipe
 
 _GMMA_TYPES = {dtype.row.sass_name: dtype for dtype in DType if dtype.row.sass_name}
 """Type modifiers in HGMMA, QGMMA and IGMMA: the accumulator's (omitted for int32), then A's and
 B's. HGMMA has one for both, and none if both are fp16."""
 
-_BLACKWELL = 10
-"""Major compute capability of GPUs whose instructions take descriptors."""
-
 _DESCRIPTOR_ACCUMULATOR = {dtype.row.accumulator_code: dtype for dtype in DType}
 _DESCRIPTOR_TYPES = {
-    (dtype.row.multiplied_by.get(_BLACKWELL), dtype.row.operand_code): dtype for dtype in DType
+    (dtype.row.multiplied_by.get(Mma.TCGEN05), dtype.row.operand_code): dtype for dtype in DType
 }
 """Dtype codes in a tcgen05 instruction descriptor: for the accumulator, and by instruction for A
 and B."""
