@@ -103,9 +103,9 @@ def gathered_grouped_mm(
     """Multiplies selected rows of A, group by group: each expert's tokens.
 
     Equals ``grouped_mm(a[rows], b, offsets, ...)`` without a copy of the rows. Group ends work as
-    there. For a row outside ``a``, quack's kernels read another row: nothing outside ``a`` is read,
-    and that result row is undefined. NVGEMM_AOT_DEBUG=1 copies and checks rows and ends, which
-    synchronizes with the device.
+    there. For a row outside ``a``, kernels from builtin providers read another row: nothing outside
+    ``a`` is read, and that result row is undefined. NVGEMM_AOT_DEBUG=1 copies and checks rows and
+    ends, which synchronizes with the device.
 
     Args:
         a: Matrix [any number of tokens, k], row-major, bf16 or fp16.

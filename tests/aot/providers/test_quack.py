@@ -23,20 +23,24 @@ from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
 from nvgemm_aot.providers.cute_dsl import cute_setup
 from nvgemm_aot.providers.heuristics.corrections import find_correction
 from nvgemm_aot.providers.quack import ACCEPTED_VERSIONS, Quack, gated
-from nvgemm_aot.providers.quack.designs import HOPPER, Design, designs
+from nvgemm_aot.providers.quack.designs import Design, designs
 from nvgemm_aot.providers.quack.entry import compile_entry
+from nvgemm_aot.providers.quack.families import FAMILIES, family_of
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.errors import TargetError, ToolchainError
 from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm, WeightOrder
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature
+from nvgemm_runtime.gemm.target import architecture
 from nvgemm_runtime.gemm.types import DType
 from repository import ROOT
 from split_designs import list_few, list_only
 from verified_builds import builds_verified_and_equal
+
+HOPPER = "sm_90a"
 
 ARCHITECTURES = ["sm_90a", "sm_100f", "sm_100a", "sm_103a"]
 
@@ -89,6 +93,26 @@ def test_scales_reach_kernels_of_blackwell_without_a_number_of_clusters(
     taken = {one.calling_convention for one in found}
     first = f"tvm_ffi:gemm(a,b,scale_a,scale_b,{addend}out,"
     assert taken == {f"{first}stream)", f"{first}workspace,stream)"}
+
+
+@pytest.mark.parametrize("arch", ["sm_120a", "sm_80"])
+def test_offers_nothing_for_an_architecture_without_kernels(arch: str) -> None:
+    known = build_target(HOPPER)
+    unknown = replace(known, target=replace(known.target, arch=arch))
+    for rest in ("mm/tn/bf16xbf16/fp32/bf16", "mm/tn/bf16xbf16/fp32/bf16/swiglu_halves"):
+        found = Quack().enumerate(Signature.parse(rest), unknown)
+        assert found.candidates == ()
+        assert found.absence == (
+            f"quack has no kernels for {arch} (it has for sm_90a, sm_100a, sm_100f, sm_103a)"
+        )
+    with pytest.raises(TargetError, match=rf"'{arch}' \(known: sm_90a, sm_100a, sm_100f"):
+        designs(arch, Signature.parse("mm/tn/bf16xbf16/fp32/bf16"))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture_has_kernels_and_designs(arch: str) -> None:
+    assert family_of(arch) is FAMILIES[architecture(arch).mma]
+    assert designs(arch, Signature.parse("mm/tn/bf16xbf16/fp32/bf16"))
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

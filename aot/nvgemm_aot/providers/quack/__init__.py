@@ -1,5 +1,6 @@
 """Provider for quack-kernels' GEMMs: CuTe-DSL kernels on Hopper and Blackwell.
 
+- `families`: kernel classes and their facts, by tensor-core instruction
 - `designs`: specialisations that are offered
 - `entry`: compiles dense GEMMs
 - `epilogue`: scales, addends and activations
@@ -26,17 +27,16 @@ from typing import Any
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.errors import CompileError, ToolchainError
 from nvgemm_runtime.gemm.epilogues import GateForm
-from nvgemm_runtime.gemm.problem import Layout, Op, Signature
+from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.support import unsupported
+from nvgemm_runtime.gemm.target import architecture
 from nvgemm_runtime.gemm.types import DType
 
 from ...targets import BuildTarget
 from .. import cute_dsl
 from ..base import (
-    CLC,
     DYNAMIC_PERSISTENT,
     INTERFACE_VERSION,
-    STATIC_PERSISTENT,
     BlockShape,
     Candidate,
     Enumeration,
@@ -44,7 +44,7 @@ from ..base import (
 )
 from ..heuristics.estimates import matmul_heuristics
 from . import epilogue, gate_gradient, gate_ups, gated, gathered_groups, grouped, k_grouped
-from .designs import HOPPER, Design, designs, workspace_of
+from .designs import Design, designs, workspace_of
 from .entry import (
     ALIGNMENT_BYTES,
     CUTE_TYPES,
@@ -52,6 +52,7 @@ from .entry import (
     compile_entry,
     import_library,
 )
+from .families import family_of, served_architectures
 
 _LIBRARY = "quack-kernels"
 
@@ -172,7 +173,7 @@ class Quack:
 def _scheduler(design: Design, arch: str) -> str:
     if design.dynamic:
         return DYNAMIC_PERSISTENT
-    return STATIC_PERSISTENT if arch == HOPPER else CLC
+    return family_of(arch).scheduler
 
 
 def _preference(design: Design, arch: str) -> int:
@@ -184,7 +185,7 @@ def _preference(design: Design, arch: str) -> int:
         return 4
     if design.in_any_order:
         return 2
-    return 0 if design.pingpong or arch != HOPPER else 1
+    return 0 if design.pingpong or not family_of(arch).has_pingpong else 1
 
 
 def _added_code(signature: Signature) -> str:
@@ -244,15 +245,19 @@ def _compiler_of(signature: Signature) -> Callable[[Design, Signature, str], Any
 
 
 def _absence_reason(signature: Signature, arch: str) -> str | None:
+    if arch not in (served := served_architectures()):
+        return f"quack has no kernels for {arch} (it has for {', '.join(served)})"
+    row = architecture(arch)
     if signature.is_gated:
         return None  # `unsupported` has checked it
     if signature.op.has_groups:
         return None  # `unsupported` has checked it
     if signature.scales is not None and signature.scales.is_swizzled:
         return f"quack's dense GEMMs do not compute {signature.key}"
-    if signature.a is not signature.b and arch != HOPPER:
+    if signature.a is not signature.b and not row.has_mixed_fp8:
+        able = ", ".join(arch for arch in served if architecture(arch).has_mixed_fp8)
         return (
-            f"of quack, kernels that multiply fp8 of two types are offered for {HOPPER} alone, for "
+            f"of quack, kernels that multiply fp8 of two types are offered for {able} alone, for "
             f"those of {arch} do not compile (here {signature.a.value} by {signature.b.value})"
         )
     if signature.a not in _OPERANDS or signature.out not in CUTE_TYPES:
@@ -260,8 +265,10 @@ def _absence_reason(signature: Signature, arch: str) -> str | None:
             f"of quack, GEMMs of {_names_text(_OPERANDS)} into {_names_text(CUTE_TYPES)} are "
             f"offered (here {signature.a.value} into {signature.out.value})"
         )
-    if arch == HOPPER and signature.a.is_fp8 and signature.layout is not Layout.TN:
-        return f"{signature.a.value} is multiplied in layout tn alone on {arch}"
+    layouts = row.narrow_layouts
+    if layouts and signature.a.is_fp8 and signature.layout.value not in layouts:
+        allowed = ", ".join(layouts)
+        return f"{signature.a.value} is multiplied in layout {allowed} alone on {arch}"
     return None
 
 
@@ -283,16 +290,16 @@ _GATED = {
 def _operator(design: Design, signature: Signature, arch: str) -> str:
     """Returns a design's name, unique for its signature and architecture."""
     m, n = design.tile
-    kind = ("pingpong" if design.pingpong else "cooperative") if arch == HOPPER else "clc"
+    family = family_of(arch)
+    kind = ("pingpong" if design.pingpong else "cooperative") if family.has_pingpong else "clc"
     kind += "_dynamic" if design.dynamic else ""
-    family = "Sm90" if arch == HOPPER else "Sm100"
     by_op = {
         Op.GROUPED_MM: "Grouped",
         Op.K_GROUPED_MM: "KGrouped",
         Op.GATHERED_GROUPED_MM: "GatheredGrouped",
     }
     kind_of_gemm = by_op.get(signature.op, "") + _GATED[signature.form]
-    name = f"quack.Gemm{kind_of_gemm or 'Default'}{family}_{kind}"
+    name = f"quack.Gemm{kind_of_gemm or 'Default'}{family.name}_{kind}"
     order = "parallel" if design.in_any_order else "serial"
     split = f"_split_k{design.splits}_{order}" if design.splits > 1 else ""
     return (

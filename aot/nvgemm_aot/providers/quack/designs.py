@@ -14,13 +14,15 @@ loads arrive late, leaves its next tile to another one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
 from nvgemm_runtime.bundle.workspace import ZEROED_MULTIPLE_BYTES, TileWorkspace
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.types import DType
+
+from .families import SM90, SM100, Family, family_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +67,9 @@ class Design:
         return m // self.ctas_per_tile(arch), n
 
     def ctas_per_tile(self, arch: str) -> int:
-        """Returns 2 if pairs of thread blocks issue one instruction: quack's rule for Blackwell."""
-        paired = arch != HOPPER and self.cluster[0] % 2 == 0 and self.tile[0] in (128, 256)
-        return 2 if paired else 1
+        """Returns 2 if pairs of thread blocks issue one instruction: quack's own rule."""
+        can_pair = self.cluster[0] % 2 == 0 and self.tile[0] in (128, 256)
+        return 2 if can_pair and family_of(arch).has_cta_pairs else 1
 
     @property
     def sums_of_a_thread(self) -> int:
@@ -76,8 +78,6 @@ class Design:
         warp_groups = 1 if self.pingpong else 3 if m == 192 and n <= 128 else min(m // 64, 2)
         return m * n // (128 * warp_groups)
 
-
-HOPPER = "sm_90a"
 
 _HOPPER_SHARED = (*product((256,), (128, 160, 192, 208)), (128, 224), (128, 256))
 _HOPPER_PINGPONG = (*product((128,), (128, 160, 192, 208)), (192, 128))
@@ -218,9 +218,15 @@ _BLACKWELL_SPLIT = (
 
 
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
-    """Returns the designs for a signature on an architecture, in a fixed order."""
-    if arch != HOPPER:
-        return (*_blackwell(), *_BLACKWELL_SPLIT)
+    """Returns the designs for a signature on an architecture, in a fixed order.
+
+    Raises:
+        TargetError: If the library has no kernels for the architecture.
+    """
+    return _BY_FAMILY[family_of(arch)](signature)
+
+
+def _sm90_designs(signature: Signature) -> tuple[Design, ...]:
     if signature.a.is_fp8:
         return (*_hopper_fp8(), *_HOPPER_FP8_DYNAMIC, *_HOPPER_FP8_SPLIT)
     if signature.epilogue is None:
@@ -230,6 +236,16 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     is_dense = signature.op in (Op.MM, Op.BMM) and not signature.is_gated
     one_wave = _HOPPER_ONE_WAVE if is_dense else ()
     return (*_hopper(), *_HOPPER_BETWEEN, *one_wave, *_HOPPER_DYNAMIC, *split)
+
+
+def _sm100_designs(_: Signature) -> tuple[Design, ...]:
+    return (*_blackwell(), *_BLACKWELL_SPLIT)
+
+
+_BY_FAMILY: dict[Family, Callable[[Signature], tuple[Design, ...]]] = {
+    SM90: _sm90_designs,
+    SM100: _sm100_designs,
+}
 
 
 FLAG_BYTES = 4

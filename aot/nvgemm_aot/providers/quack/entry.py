@@ -27,9 +27,11 @@ from nvgemm_runtime.gemm.roles import Role, role_dtype, roles
 from nvgemm_runtime.gemm.types import DType, ScaleRecipe
 
 from .. import cute_dsl
+from ..base import CLC
 from ..cute_dsl.whole_imports import deferred_interrupts
-from .designs import FLAG_BYTES, HOPPER, Design
+from .designs import FLAG_BYTES, Design
 from .epilogue import epilogue_arguments, has_own_epilogue, kernel_with_epilogue
+from .families import family_of
 
 ALIGNMENT_BYTES = 16
 """Alignment that TMA requires for addresses, and for strides other than 1."""
@@ -222,7 +224,8 @@ def _functions(launch: Any) -> tuple[Any, ...]:
 
 def calling_convention(design: Design, signature: Signature, arch: str) -> CallingConvention:
     """Returns the calling convention for a design's kernels."""
-    extras = {WORKSPACE: design.has_workspace, CLUSTERS: arch == HOPPER, STREAM: True}
+    clusters = family_of(arch).takes_clusters
+    extras = {WORKSPACE: design.has_workspace, CLUSTERS: clusters, STREAM: True}
     parameters = (
         *(role.value for role in roles(signature)),
         *(name for name, is_passed in extras.items() if is_passed),
@@ -261,9 +264,9 @@ def sample_arguments(parameters: tuple[str, ...], tensors: tuple[Any, ...]) -> t
 
 def kernel_options(design: Design, arch: str) -> dict[str, Any]:
     """Returns the scheduling options for the library's kernels on an architecture."""
-    if arch == HOPPER:
-        return {"pingpong": design.pingpong, "is_persistent": True}
-    return {"use_clc_persistence": True}
+    if family_of(arch).scheduler == CLC:
+        return {"use_clc_persistence": True}
+    return {"pingpong": design.pingpong, "is_persistent": True}
 
 
 def scheduler_options(clusters: Any, counter: Any = None) -> Any:
@@ -329,14 +332,13 @@ def _split_tensors(design: Design, arch: str, out: Any, workspace: Any) -> dict[
 def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
     """Builds the library's kernel for A as (m, k), B as (k, n) and out as (m, n)."""
     import cutlass
-    from quack import gemm_default_epi as library
     from quack.gemm_config import SplitKMode
 
     options = kernel_options(design, arch)
     if design.splits > 1:
         mode = SplitKMode.PARALLEL if design.in_any_order else SplitKMode.SERIAL
         options |= {"split_k": design.splits, "split_k_mode": mode}
-    kind = library.GemmDefaultSm90 if arch == HOPPER else library.GemmDefaultSm100
+    kind = family_of(arch).gemm_with_default_epilogue()
     if has_own_epilogue(signature):
         activation = signature.epilogue.activation if signature.epilogue is not None else None
         kind = kernel_with_epilogue(kind, activation)

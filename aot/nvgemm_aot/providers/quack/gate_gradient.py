@@ -21,8 +21,9 @@ from nvgemm_runtime.gemm.epilogues import Gate
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import SUMMED_COLUMNS, Role, has_sums
 
-from .designs import HOPPER, Design
+from .designs import Design
 from .entry import ALIGNMENT_BYTES, cute_type, import_library, scheduler_options
+from .families import Family, family_of
 from .gated import CUBIC, SQRT_2_OVER_PI, columns_of, cuts, has_halves, sigmoid
 from .grouped import arguments_of_groups, compile_for_groups, gemm_of_groups
 from .grouped import designs as designs_of_groups
@@ -58,7 +59,7 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     offered = designs_of_groups(arch, signature)
     if has_sums(signature):
         offered = tuple(one for one in offered if one.block_tile(arch)[1] >= SUMMED_COLUMNS)
-    if arch == HOPPER:
+    if family_of(arch).registers_hold_sums:
         most = _MOST_BESIDE_SUMS_OF_ROWS if has_sums(signature) else _MOST_SUMS
         return tuple(one for one in offered if one.sums_of_a_thread <= most)
     return tuple(
@@ -81,15 +82,15 @@ def compile_gate_gradient(design: Design, signature: Signature, arch: str) -> An
     assert signature.epilogue is not None
     assert signature.epilogue.gate is not None
     in_halves = has_halves(signature)
-    hopper, gate = arch == HOPPER, signature.epilogue.gate
+    family, gate = family_of(arch), signature.epilogue.gate
     with_sums = has_sums(signature)
     kind = (
-        _class_for_halves(hopper, gate, with_sums)
+        _class_for_halves(family, gate, with_sums)
         if in_halves
-        else _class_for_pairs(hopper, gate, cute_type(signature.out), with_sums)
+        else _class_for_pairs(family, gate, cute_type(signature.out), with_sums)
     )
     most_wide = _MOST_BESIDE_SUMS_IN_WIDE_STEPS if with_sums else MOST_SUMS_IN_WIDE_STEPS
-    if arch == HOPPER and design.sums_of_a_thread > most_wide:
+    if family.registers_hold_sums and design.sums_of_a_thread > most_wide:
         kind = in_narrow_steps(kind)
     gemm = gemm_of_groups(kind, f"{kind.__name__}_groups", design, signature, arch)
 
@@ -128,15 +129,13 @@ def _pairs_of(matrix: Any) -> Any:
 
 
 @functools.cache
-def _class_for_halves(hopper: bool, gate: Gate, with_sums: bool) -> Any:
+def _class_for_halves(family: Family, gate: Gate, with_sums: bool) -> Any:
     """Returns the library's GEMM with separate matrices for gates and ups."""
     import cutlass
     from cutlass import Float32, cute
     from quack.cute_dsl_utils import mlir_namedtuple
     from quack.epilogue.mixin import ComposableEpiMixin
     from quack.epilogue.ops import ColVecReduce, TileLoad, TileStore
-    from quack.gemm_sm90 import GemmSm90
-    from quack.gemm_sm100 import GemmSm100
     from quack.rounding import RoundingMode
 
     gradients = _gradients(gate)
@@ -172,23 +171,21 @@ def _class_for_halves(hopper: bool, gate: Gate, with_sums: bool) -> Any:
                     found["row_sums"][i] += term
             return (gates, ups)
 
-    base = GemmSm90 if hopper else GemmSm100
     rest = f"_halves{'_sums' if with_sums else ''}"
-    return type(_class_name(hopper, gate, rest), (GradientOfHalves, base), {})
+    return type(_class_name(family, gate, rest), (GradientOfHalves, family.gemm()), {})
 
 
 @functools.cache
-def _class_for_pairs(hopper: bool, gate: Gate, dtype: Any, with_sums: bool) -> Any:
+def _class_for_pairs(family: Family, gate: Gate, dtype: Any, with_sums: bool) -> Any:
     """Returns the library's GEMM with one matrix of 16-bit pairs."""
     import cutlass
     from cutlass import Float32, cute
-    from quack import gemm_default_epi as library
     from quack.cute_dsl_utils import mlir_namedtuple
     from quack.epilogue.ops import ColVecReduce
     from quack.rounding import RoundingMode
 
     gradients = _gradients(gate)
-    base = library.GemmDefaultSm90 if hopper else library.GemmDefaultSm100
+    base = family.gemm_with_default_epilogue()
 
     class Arguments(NamedTuple):
         row_sums: Optional[cute.Tensor] = None  # noqa: UP045  the DSL reads the type off the field
@@ -216,7 +213,7 @@ def _class_for_pairs(hopper: bool, gate: Gate, dtype: Any, with_sums: bool) -> A
             return ()
 
     rest = f"_{dtype.__name__}{'_sums' if with_sums else ''}"
-    return type(_class_name(hopper, gate, rest), (GradientOfPairs,), {})
+    return type(_class_name(family, gate, rest), (GradientOfPairs,), {})
 
 
 @functools.cache
@@ -231,8 +228,8 @@ def in_narrow_steps(kind: Any) -> Any:
     return type(f"{kind.__name__}_narrow", (Narrow,), {})
 
 
-def _class_name(hopper: bool, gate: Gate, rest: str) -> str:
-    return f"GemmGateGradient{'Sm90' if hopper else 'Sm100'}_{gate.value}{rest}"
+def _class_name(family: Family, gate: Gate, rest: str) -> str:
+    return f"GemmGateGradient{family.name}_{gate.value}{rest}"
 
 
 def _gradients(gate: Gate) -> Any:

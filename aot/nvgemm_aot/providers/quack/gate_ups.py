@@ -15,8 +15,9 @@ from nvgemm_runtime.gemm.epilogues import Gate
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role
 
-from .designs import HOPPER, Design
+from .designs import Design
 from .entry import import_library, scheduler_options
+from .families import Family, family_of
 from .gate_gradient import MOST_SUMS_IN_WIDE_STEPS, in_narrow_steps
 from .gated import columns_of, joined
 from .grouped import arguments_of_groups, compile_for_groups, gemm_of_groups
@@ -39,9 +40,9 @@ def compile_gate_ups(design: Design, signature: Signature, arch: str) -> Any:
 
     assert signature.epilogue is not None
     assert signature.epilogue.gate is not None
-    hopper = arch == HOPPER
-    kind = _class_for_ups(hopper, signature.epilogue.gate)
-    if hopper and design.sums_of_a_thread > MOST_SUMS_IN_WIDE_STEPS:
+    family = family_of(arch)
+    kind = _class_for_ups(family, signature.epilogue.gate)
+    if family.registers_hold_sums and design.sums_of_a_thread > MOST_SUMS_IN_WIDE_STEPS:
         kind = in_narrow_steps(kind)
     gemm = gemm_of_groups(kind, f"{kind.__name__}_groups", design, signature, arch)
 
@@ -61,15 +62,13 @@ def compile_gate_ups(design: Design, signature: Signature, arch: str) -> Any:
 
 
 @functools.cache
-def _class_for_ups(hopper: bool, gate: Gate) -> Any:
+def _class_for_ups(family: Family, gate: Gate) -> Any:
     """Returns the library's GEMM with matrices for gates, ups and the gate's result."""
     import cutlass
     from cutlass import Float32, cute
     from quack.cute_dsl_utils import mlir_namedtuple
     from quack.epilogue.mixin import ComposableEpiMixin
     from quack.epilogue.ops import TileLoad, TileStore
-    from quack.gemm_sm90 import GemmSm90
-    from quack.gemm_sm100 import GemmSm100
     from quack.rounding import RoundingMode
 
     join = joined(gate)
@@ -97,5 +96,4 @@ def _class_for_ups(hopper: bool, gate: Gate) -> Any:
                 sums[i] = join(gates[i].to(Float32), sums[i])
             return (ups, sums)
 
-    base = GemmSm90 if hopper else GemmSm100
-    return type(f"GemmGateUps{'Sm90' if hopper else 'Sm100'}_{gate.value}", (Ups, base), {})
+    return type(f"GemmGateUps{family.name}_{gate.value}", (Ups, family.gemm()), {})

@@ -22,7 +22,7 @@ from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.types import DType
 
-from .designs import HOPPER, Design
+from .designs import Design
 from .designs import designs as plain_designs
 from .entry import (
     ALIGNMENT_BYTES,
@@ -34,6 +34,7 @@ from .entry import (
     scheduler_options,
     with_parameters,
 )
+from .families import Family, family_of
 from .gathered_groups import gathering, gathers, options_of
 from .grouped import arguments_of_groups, compile_for_groups, scheduled_by_groups
 from .grouped import designs as designs_of_groups
@@ -47,11 +48,12 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     """Returns the ungated designs that can have a gate, in a fixed order.
 
     A swapped design would have pairs along its m. A split k has no whole sums to join. The store
-    for half tiles takes whole blocks of 16 result columns. A Hopper kernel that keeps an
-    interleaved product spills 24 to 40 bytes with 192 accumulators per thread.
+    for half tiles takes whole blocks of 16 result columns. With accumulators in registers, a kernel
+    that keeps an interleaved product spills 24 to 40 bytes if a thread has 192 of them.
     """
     without_gate = designs_of_groups if signature.op.groups_rows else plain_designs
-    spills = arch == HOPPER and signature.form is GateForm.KEPT and not has_halves(signature)
+    keeps_pairs = signature.form is GateForm.KEPT and not has_halves(signature)
+    spills = keeps_pairs and family_of(arch).registers_hold_sums
     return tuple(
         one
         for one in without_gate(arch, signature)
@@ -167,11 +169,10 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
     assert signature.epilogue is not None
     assert signature.epilogue.gate is not None
     in_halves = has_halves(signature)
-    kind = _gated_class(
-        arch == HOPPER, signature.epilogue.gate, in_halves, signature.form is GateForm.KEPT
-    )
+    family = family_of(arch)
+    kind = _gated_class(family, signature.epilogue.gate, in_halves, signature.form is GateForm.KEPT)
     if gathers(signature):
-        kind = gathering(kind, arch == HOPPER)
+        kind = gathering(kind, family)
     if signature.op.groups_rows:
         kind = scheduled_by_groups(kind, f"{kind.__name__}_groups")
     gemm = kind(
@@ -184,16 +185,14 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
 
 
 @functools.cache
-def _gated_class(hopper: bool, gate: Gate, in_halves: bool, keeps: bool) -> Any:
-    """Returns an architecture's GEMM from the library with a gated epilogue."""
+def _gated_class(family: Family, gate: Gate, in_halves: bool, keeps: bool) -> Any:
+    """Returns the library's GEMM with a gated epilogue."""
     import cutlass
     from cutlass import cute
     from quack import layout_utils
     from quack.cute_dsl_utils import mlir_namedtuple
     from quack.epilogue.mixin import ComposableEpiMixin
     from quack.epilogue.ops import RowVecLoad, TileStore
-    from quack.gemm_sm90 import GemmSm90
-    from quack.gemm_sm100 import GemmSm100
     from quack.rounding import RoundingMode
 
     class PairedRow(RowVecLoad):  # type: ignore[misc]
@@ -263,10 +262,9 @@ def _gated_class(hopper: bool, gate: Gate, in_halves: bool, keeps: bool) -> Any:
                 parts[0][i], parts[1][i] = sums[2 * i], sums[2 * i + 1]
             return (*parts, joined)
 
-    base = GemmSm90 if hopper else GemmSm100
-    name = f"GemmGated{'Kept' if keeps else ''}{'Sm90' if hopper else 'Sm100'}_{gate.value}"
+    name = f"GemmGated{'Kept' if keeps else ''}{family.name}_{gate.value}"
     name += "_halves" if in_halves else ""
-    return type(name, (Gated, base), {})
+    return type(name, (Gated, family.gemm()), {})
 
 
 def joined(gate: Gate) -> Any:

@@ -15,7 +15,8 @@ from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.types import DType
 
-from .designs import HOPPER, Design
+from .designs import Design
+from .families import SM90, SM100, Family, family_of
 
 _UNGATHERED_WIDTHS = (208,)
 """Tile widths on Hopper that the library's own tuner leaves out for gathered rows."""
@@ -43,7 +44,7 @@ def can_gather(design: Design, signature: Signature, arch: str) -> bool:
 
     Thread blocks in a cluster along n would share A's rows, which row copies cannot do.
     """
-    if arch != HOPPER or design.cluster[1] != 1:
+    if not family_of(arch).registers_hold_sums or design.cluster[1] != 1:
         return design.cluster[1] == 1
     adds_in_fp32 = signature.epilogue is Epilogue.BIAS and signature.out is DType.FP32
     has_few = design.tile[0] > _TALL or adds_in_fp32
@@ -56,7 +57,7 @@ def may_begin_early(signature: Signature, arch: str) -> bool:
 
     On Blackwell, the library has a warp that loads row indices without waiting for it.
     """
-    return arch == HOPPER or not gathers(signature)
+    return family_of(arch).gathers_after_wait or not gathers(signature)
 
 
 def options_of(signature: Signature, arch: str) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def options_of(signature: Signature, arch: str) -> dict[str, Any]:
 
 
 @functools.cache
-def gathering(kernel: Any, hopper: bool) -> Any:
+def gathering(kernel: Any, family: Family) -> Any:
     """Returns a subclass of a library kernel that clamps row indices to A's rows."""
     from cutlass import cute
     from quack import copy_utils
@@ -105,7 +106,8 @@ def gathering(kernel: Any, hopper: bool) -> Any:
                 self, a, tiles, inside, tma, groups, place, group, warp
             )
 
-    return type(f"{kernel.__name__}_gathering", (Hopper if hopper else Blackwell,), {})
+    base = {SM90: Hopper, SM100: Blackwell}[family]
+    return type(f"{kernel.__name__}_gathering", (base,), {})
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, roles
 from nvgemm_runtime.gemm.types import DType
 
-from .designs import HOPPER, Design
+from .designs import Design
 from .designs import designs as plain_designs
 from .entry import (
     ALIGNMENT_BYTES,
@@ -38,6 +38,7 @@ from .entry import (
     with_parameters,
 )
 from .epilogue import epilogue_arguments, has_own_epilogue, kernel_with_epilogue
+from .families import SM90, family_of
 from .gathered_groups import can_gather, gathering, gathers, options_of
 from .group_begins import begins_of_groups
 
@@ -51,6 +52,8 @@ _HOPPER_UNCLUSTERED = (
 )
 """Added to plain designs: a cluster's rows belong to one group, so a second thread block along m
 idles in groups with few rows."""
+
+_MORE = {SM90: _HOPPER_UNCLUSTERED}
 
 
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
@@ -66,7 +69,7 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     )
     more = (
         Design(tile=tile, cluster=(1, 1), pingpong=pingpong)
-        for tile, pingpong in (_HOPPER_UNCLUSTERED if arch == HOPPER else ())
+        for tile, pingpong in _MORE.get(family_of(arch), ())
     )
     found = dict.fromkeys((*plain, *more))
     return tuple(one for one in found if not gathers(signature) or can_gather(one, signature, arch))
@@ -80,13 +83,12 @@ def compile_grouped(design: Design, signature: Signature, arch: str) -> Any:
     Hopper, ``clusters`` comes before the stream.
     """
     import_library()
-    from quack import gemm_default_epi as library
 
-    kind = library.GemmDefaultSm90 if arch == HOPPER else library.GemmDefaultSm100
+    family = family_of(arch)
+    kind = family.gemm_with_default_epilogue()
     if has_own_epilogue(signature):
         kind = kernel_with_epilogue(kind, None)
-    name = f"GemmGrouped{'Sm90' if arch == HOPPER else 'Sm100'}"
-    gemm = gemm_of_groups(kind, name, design, signature, arch)
+    gemm = gemm_of_groups(kind, f"GemmGrouped{family.name}", design, signature, arch)
 
     def launch(**given: Any) -> None:
         epilogue: dict[str, Any] = {}
@@ -108,7 +110,7 @@ def gemm_of_groups(kind: type, name: str, design: Design, signature: Signature, 
     import cutlass
 
     if gathers(signature):
-        kind, name = gathering(kind, arch == HOPPER), f"{name}_gathering"
+        kind, name = gathering(kind, family_of(arch)), f"{name}_gathering"
     gemm = scheduled_by_groups(kind, name)(
         cutlass.Float32,
         cute_type(signature.a),

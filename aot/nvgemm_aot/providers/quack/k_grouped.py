@@ -23,7 +23,7 @@ from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype
 from nvgemm_runtime.gemm.types import DType
 
-from .designs import HOPPER, Design
+from .designs import Design
 from .designs import designs as plain_designs
 from .entry import (
     ALIGNMENT_BYTES,
@@ -35,6 +35,7 @@ from .entry import (
     scheduler_options,
     with_parameters,
 )
+from .families import SM90, Family, family_of
 from .group_begins import begins_of_groups
 
 _HOPPER_DYNAMIC = tuple(
@@ -55,6 +56,8 @@ _HOPPER_DYNAMIC = tuple(
 some thread blocks more work than others. Chosen among 45 designs that an H100 timed, for gradients
 in four models' experts, with rows spread evenly or with skew."""
 
+_DYNAMIC = {SM90: _HOPPER_DYNAMIC}
+
 
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     """Returns the designs for an architecture, in a fixed order.
@@ -67,7 +70,7 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
         for one in plain_designs(arch, signature)
         if not one.swapped and not one.has_workspace and one.tile_k_blocks == 1
     )
-    return (*static, *(_HOPPER_DYNAMIC if arch == HOPPER else ()))
+    return (*static, *_DYNAMIC.get(family_of(arch), ()))
 
 
 def compile_k_grouped(design: Design, signature: Signature, arch: str) -> Any:
@@ -81,7 +84,7 @@ def compile_k_grouped(design: Design, signature: Signature, arch: str) -> Any:
     from cutlass import cute
     from quack.varlen_utils import VarlenArguments
 
-    kind = _library_kernel(arch == HOPPER)
+    kind = _library_kernel(family_of(arch))
     gemm = kind(
         cutlass.Float32,
         cute_type(signature.a),
@@ -126,11 +129,10 @@ def compile_k_grouped(design: Design, signature: Signature, arch: str) -> Any:
 
 
 @functools.cache
-def _library_kernel(hopper: bool) -> Any:
+def _library_kernel(family: Family) -> Any:
     """Returns the library's GEMM with a scheduler for any group ends."""
     import cutlass
     from cutlass import Int32, cute
-    from quack import gemm_default_epi as library
     from quack.tile_scheduler import TileScheduler
 
     class Scheduler(TileScheduler):  # type: ignore[misc]
@@ -151,14 +153,12 @@ def _library_kernel(hopper: bool) -> Any:
             tiles = cutlass.max(k_tile_total, Int32(0))
             return super().get_split_k_tile_range(tiles, split_idx, **options)
 
-    base = library.GemmDefaultSm90 if hopper else library.GemmDefaultSm100
-
     def get_scheduler_class(self: Any, varlen_m: bool = False) -> Any:
         assert not varlen_m
         return Scheduler
 
-    name = f"GemmKGrouped{'Sm90' if hopper else 'Sm100'}"
-    return type(name, (base,), {"get_scheduler_class": get_scheduler_class})
+    base = family.gemm_with_default_epilogue()
+    return type(f"GemmKGrouped{family.name}", (base,), {"get_scheduler_class": get_scheduler_class})
 
 
 def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
