@@ -133,9 +133,9 @@ class GateRow:
     Attributes:
         activation: Function applied to gates before they multiply ups.
         is_biased: True if a row with n values is added to the product first.
-        alpha: Factor for gates inside the activation's sigmoid only.
-        limit: Clamp for gates (from above) and ups (both sides); 1 is then added to ups. None for
-            neither.
+        alpha: Factor for gates inside the activation's sigmoid only; needs a limit.
+        limit: Clamp for gates (from above) and ups (both sides); 1 is then added to ups, and the
+            activation is silu. None for neither.
         aliases: Other names, for suggestions in error messages.
     """
 

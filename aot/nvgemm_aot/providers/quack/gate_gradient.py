@@ -17,7 +17,7 @@ import math
 from typing import Any, NamedTuple, Optional
 
 from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM
-from nvgemm_runtime.gemm.epilogues import Gate
+from nvgemm_runtime.gemm.epilogues import Activation, Gate
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import SUMMED_COLUMNS, Role, has_sums
 
@@ -240,12 +240,12 @@ def _gradients(gate: Gate) -> Any:
     """
     from cutlass import Float32, cute
 
-    def swiglu(gate: Any, up: Any, grad: Any) -> tuple[Any, Any, Any]:
+    def silu(gate: Any, up: Any, grad: Any) -> tuple[Any, Any, Any]:
         share = sigmoid(gate)
         of_up = grad * gate * share
         return grad * up * share * (1.0 + gate * (1.0 - share)), of_up, of_up * up
 
-    def geglu(gate: Any, up: Any, grad: Any) -> tuple[Any, Any, Any]:
+    def gelu_tanh(gate: Any, up: Any, grad: Any) -> tuple[Any, Any, Any]:
         # (1 + tanh(x)) / 2 is sigmoid(2 x), whose difference from 1 keeps more digits.
         square = gate * gate
         share = sigmoid(2.0 * SQRT_2_OVER_PI * (gate + CUBIC * square * gate))
@@ -265,7 +265,7 @@ def _gradients(gate: Gate) -> Any:
     def unless_below(x: Float32, cut: Float32, grad: Float32) -> Float32:
         return 0.0 if x < cut else grad
 
-    def swiglu_oai(gate: Any, up: Any, grad: Any) -> tuple[Any, Any, Any]:
+    def clamped(gate: Any, up: Any, grad: Any) -> tuple[Any, Any, Any]:
         cut_gate, cut_up = cut_above(gate), cut_below(cut_above(up))
         inner = alpha * cut_gate
         share = sigmoid(inner)
@@ -275,4 +275,6 @@ def _gradients(gate: Gate) -> Any:
         of_up = unless_above(up, cut_up, unless_below(up, cut_up, of_up))
         return unless_above(gate, cut_gate, of_gate), of_up, term
 
-    return {Gate.SWIGLU: swiglu, Gate.GEGLU: geglu, Gate.SWIGLU_OAI: swiglu_oai}[gate]
+    if gate.row.limit is not None:
+        return clamped
+    return {Activation.SILU: silu, Activation.GELU_TANH: gelu_tanh}[gate.row.activation]

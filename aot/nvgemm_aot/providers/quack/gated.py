@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM, WORKSPACE
-from nvgemm_runtime.gemm.epilogues import Gate, GateForm, WeightOrder
+from nvgemm_runtime.gemm.epilogues import Activation, Gate, GateForm, WeightOrder
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.types import DType
@@ -271,21 +271,24 @@ def joined(gate: Gate) -> Any:
     """Returns the gate's function of a pair (gate, up) in fp32; NaN gives NaN, as in torch."""
     from cutlass import cute
 
-    def swiglu(gate: Any, up: Any) -> Any:
-        return gate * sigmoid(gate) * up
+    def silu(gate: Any) -> Any:
+        return gate * sigmoid(gate)
 
-    def geglu(gate: Any, up: Any) -> Any:
+    def gelu_tanh(gate: Any) -> Any:
         inner = SQRT_2_OVER_PI * (gate + CUBIC * gate * gate * gate)
-        return 0.5 * gate * (1.0 + cute.math.tanh(inner, fastmath=True)) * up
+        return 0.5 * gate * (1.0 + cute.math.tanh(inner, fastmath=True))
 
     alpha = gate.row.alpha
     cut_above, cut_below = cuts(gate)
 
-    def swiglu_oai(gate: Any, up: Any) -> Any:
+    def clamped(gate: Any, up: Any) -> Any:
         gate, up = cut_above(gate), cut_below(cut_above(up))
         return gate * sigmoid(alpha * gate) * (up + 1.0)
 
-    return {Gate.SWIGLU: swiglu, Gate.GEGLU: geglu, Gate.SWIGLU_OAI: swiglu_oai}[gate]
+    if gate.row.limit is not None:
+        return clamped
+    activation = {Activation.SILU: silu, Activation.GELU_TANH: gelu_tanh}[gate.row.activation]
+    return lambda gate, up: activation(gate) * up
 
 
 def sigmoid(x: Any) -> Any:

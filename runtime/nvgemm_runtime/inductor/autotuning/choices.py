@@ -25,7 +25,7 @@ from torch._inductor.virtualized import V
 from ...counters import COUNTERS
 from ...events import kernel_failed
 from ...gemm.aten import OPERATORS, kernel_order
-from ...gemm.epilogues import Activation, Epilogue, Gate, WeightOrder
+from ...gemm.epilogues import Activation, Epilogue, WeightOrder
 from ...gemm.roles import extra_roles
 from .. import report
 from ..codegen import cpp
@@ -55,8 +55,8 @@ def _gate_fallback(epilogue: Epilogue, op: str) -> str:
     assert gate is not None
     row = gate.row.activation.row
     options = "".join(f", {name}={value!r}" for name, value in row.torch_options.items())
-    if gate is Gate.SWIGLU_OAI:
-        limit, alpha = gate.row.limit, gate.row.alpha
+    limit, alpha = gate.row.limit, gate.row.alpha
+    if limit is not None:
         joined = (
             f"(u.clamp(-{limit}, {limit}) + 1) * "
             f"(lambda g: g * torch.sigmoid(g * {alpha}))(g.clamp(max={limit}))"

@@ -67,8 +67,8 @@ def _patterns() -> Iterator[tuple[Activation, PatternExpr]]:
     for form in _SUMS:
         yield Activation.RELU, CallFunction(aten.relu.default, form())
         for dtype in (torch.bfloat16, torch.float16):
-            yield Activation.SILU, rounded(silu, form(), dtype)
-            yield Activation.GELU_TANH, rounded(gelu_tanh, form(), dtype)
+            for activation, pattern in DECOMPOSED.items():
+                yield activation, rounded(pattern, form(), dtype)
 
 
 def _addmm() -> PatternExpr:
@@ -125,6 +125,9 @@ def gelu_tanh(x: PatternExpr) -> PatternExpr:
     outer = CallFunction(aten.add.Tensor, CallFunction(aten.tanh.default, inner), 1)
     return times(times(wide, 0.5), outer)
 
+
+DECOMPOSED = {Activation.SILU: silu, Activation.GELU_TANH: gelu_tanh}
+"""Patterns for activations that torch decomposes and computes in fp32: all but relu."""
 
 FIXES_SIZES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 """True if Inductor specialises dynamic sizes when it times a subgraph."""

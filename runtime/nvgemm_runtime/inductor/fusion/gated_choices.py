@@ -16,7 +16,7 @@ from torch._inductor.select_algorithm import realize_inputs
 from torch.nn import functional
 
 from ...gemm.aten import AtenGemm, read_inputs
-from ...gemm.epilogues import Epilogue, Gate, WeightOrder
+from ...gemm.epilogues import Epilogue, WeightOrder
 from ...gemm.operands import Operand
 from ..autotuning.choices import StockCall
 from ..reading import operand, operand_of
@@ -77,7 +77,7 @@ def join(
     gate = epilogue.gate
     assert gate is not None
 
-    def oai(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
+    def clamped(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
         limit = gate.row.limit
         assert limit is not None
         gates, ups = gates.clamp(max=limit), ups.clamp(-limit, limit)
@@ -88,7 +88,7 @@ def join(
         activated: torch.Tensor = getattr(functional, row.torch_name)(gates, **row.torch_options)
         return activated * ups
 
-    return oai if gate is Gate.SWIGLU_OAI else plain
+    return plain if gate.row.limit is None else clamped
 
 
 def _in_one(epilogue: Epilogue) -> Callable[..., torch.Tensor]:

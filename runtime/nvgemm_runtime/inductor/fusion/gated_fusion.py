@@ -37,20 +37,19 @@ from torch._inductor.pattern_matcher import (
 )
 from torch.fx import Node
 
-from ...gemm.epilogues import Activation, Epilogue, Gate, WeightOrder, find_gated
+from ...gemm.epilogues import Activation, Epilogue, Gate, GateRow, WeightOrder, find_gated
 from ...gemm.operands import Operand
 from ..report import raise_or_log
 from . import epilogue_fusion
 from .epilogue_fusion import (
+    DECOMPOSED,
     are_equal,
     ends_kernel,
-    gelu_tanh,
     has_timed_sizes,
     hint,
     is_allowed,
     is_weighted,
     rounded,
-    silu,
     value_of,
     with_metadata,
 )
@@ -74,26 +73,17 @@ def install() -> None:
 def _patterns() -> Iterator[tuple[Gate, PatternExpr]]:
     for dtype in (torch.bfloat16, torch.float16):
         for gate in Gate:
-            first, second = _FACTORS[gate](KeywordArg("gate"), KeywordArg("up"), dtype)
+            first, second = _factors(gate.row, dtype)
             yield gate, CallFunction(aten.mul.Tensor, first, second)
-            first, second = _FACTORS[gate](KeywordArg("gate"), KeywordArg("up"), dtype)
+            first, second = _factors(gate.row, dtype)
             yield gate, CallFunction(aten.mul.Tensor, second, first)
 
 
-_Factors = Callable[[PatternExpr, PatternExpr, torch.dtype], tuple[PatternExpr, PatternExpr]]
-
-
-def _swiglu(gate: PatternExpr, up: PatternExpr, dtype: torch.dtype) -> tuple[Any, Any]:
-    return rounded(silu, gate, dtype), up
-
-
-def _geglu(gate: PatternExpr, up: PatternExpr, dtype: torch.dtype) -> tuple[Any, Any]:
-    return rounded(gelu_tanh, gate, dtype), up
-
-
-def _swiglu_oai(gate: PatternExpr, up: PatternExpr, dtype: torch.dtype) -> tuple[Any, Any]:
-    row = Gate.SWIGLU_OAI.row
-    assert row.limit is not None
+def _factors(row: GateRow, dtype: torch.dtype) -> tuple[PatternExpr, PatternExpr]:
+    """Matches a gate's two factors: the activated gate and the up."""
+    gate, up = KeywordArg("gate"), KeywordArg("up")
+    if row.limit is None:
+        return rounded(DECOMPOSED[row.activation], gate, dtype), up
     convert = prims.convert_element_type.default
 
     def wide(x: PatternExpr) -> PatternExpr:
@@ -105,13 +95,6 @@ def _swiglu_oai(gate: PatternExpr, up: PatternExpr, dtype: torch.dtype) -> tuple
     below = CallFunction(aten.clamp_min.default, wide(up), -row.limit)
     ups = CallFunction(convert, CallFunction(aten.clamp_max.default, below, row.limit), dtype)
     return CallFunction(aten.mul.Tensor, gates, sigmoid), CallFunction(aten.add.Tensor, ups, 1)
-
-
-_FACTORS: dict[Gate, _Factors] = {
-    Gate.SWIGLU: _swiglu,
-    Gate.GEGLU: _geglu,
-    Gate.SWIGLU_OAI: _swiglu_oai,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
