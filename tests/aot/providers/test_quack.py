@@ -95,7 +95,7 @@ def test_scales_reach_kernels_of_blackwell_without_a_number_of_clusters(
     assert taken == {f"{first}stream)", f"{first}workspace,stream)"}
 
 
-@pytest.mark.parametrize("arch", ["sm_120a", "sm_80"])
+@pytest.mark.parametrize("arch", ["sm_99a", "sm_80"])
 def test_offers_nothing_for_an_architecture_without_kernels(arch: str) -> None:
     known = build_target(HOPPER)
     unknown = replace(known, target=replace(known.target, arch=arch))
@@ -107,6 +107,17 @@ def test_offers_nothing_for_an_architecture_without_kernels(arch: str) -> None:
         )
     with pytest.raises(TargetError, match=rf"'{arch}' \(known: sm_90a, sm_100a, sm_100f"):
         designs(arch, Signature.parse("mm/tn/bf16xbf16/fp32/bf16"))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_family_that_gathers_no_rows_offers_no_such_designs(
+    arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signature = Signature.parse("gathered_grouped_mm/tn/bf16xbf16/fp32/bf16")
+    assert Quack().enumerate(signature, build_target(arch)).candidates
+    monkeypatch.setattr("nvgemm_aot.providers.quack.gathered_groups._GATHERING", frozenset())
+    found = Quack().enumerate(signature, build_target(arch))
+    assert found == Enumeration(absence=f"quack has no design of {signature.key} for {arch}")
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -110,11 +110,11 @@ class Quack:
         absence = unsupported(signature) or _absence_reason(signature, arch)
         if absence is not None:
             return Enumeration(absence=absence)
+        offered = _offered_designs(signature, arch)
+        if not offered:
+            return Enumeration(absence=f"quack has no design of {signature.key} for {arch}")
         return Enumeration(
-            candidates=tuple(
-                self._candidate(design, signature, arch)
-                for design in _offered_designs(signature, arch)
-            )
+            candidates=tuple(self._candidate(design, signature, arch) for design in offered)
         )
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:

@@ -18,6 +18,9 @@ from nvgemm_runtime.gemm.types import DType
 from .designs import Design
 from .families import SM90, SM100, Family, family_of
 
+_GATHERING = frozenset({SM90, SM100})
+"""Families with a class in `gathering`."""
+
 _UNGATHERED_WIDTHS = (208,)
 """Tile widths on Hopper that the library's own tuner leaves out for gathered rows."""
 
@@ -44,8 +47,11 @@ def can_gather(design: Design, signature: Signature, arch: str) -> bool:
 
     Thread blocks in a cluster along n would share A's rows, which row copies cannot do.
     """
-    if not family_of(arch).registers_hold_sums or design.cluster[1] != 1:
-        return design.cluster[1] == 1
+    family = family_of(arch)
+    if family not in _GATHERING or design.cluster[1] != 1:
+        return False
+    if not family.registers_hold_sums:
+        return True
     adds_in_fp32 = signature.epilogue is Epilogue.BIAS and signature.out is DType.FP32
     has_few = design.tile[0] > _TALL or adds_in_fp32
     spills = has_few and design.sums_of_a_thread >= _SPILLING_SUMS
