@@ -22,10 +22,11 @@ from unittest import mock
 
 import click
 
-from benchmarks.additive.kernel_time import kernel_times_us, start_tracing
+from benchmarks.additive.kernel_time import kernel_times_us
 from benchmarks.additive.models import MODELS, build
 from benchmarks.additive.table import SIDES
 from benchmarks.shared.compiling import answering, check_results, count_gemms, gemm_calls
+from benchmarks.shared.kernel_intervals import start_tracing
 from nvgemm_runtime.settings import serves_default_mode
 
 if TYPE_CHECKING:

@@ -14,12 +14,10 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
-from torch.autograd import DeviceType
 
 from benchmarks.additive import __main__ as additive
 from benchmarks.additive import models, pool
 from benchmarks.additive import table as additive_table
-from benchmarks.additive.kernel_time import device_intervals, union_ns
 from benchmarks.shared.compiling import count_gemms, gemm_calls
 from benchmarks.shared.resuming import Results
 from nvgemm_aot.manifest.parse import load_manifest
@@ -320,43 +318,3 @@ def test_it_goes_on_with_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(again) == ["ATEN/bmm_attention/1", "ATEN/mlp_gelu/1"]
     assert again["ATEN/bmm_attention/1"] == entries["ATEN/bmm_attention/1"]
     assert len(again["ATEN/mlp_gelu/1"]["modes"]["calls"]["times_us"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("intervals", "expected"),
-    [
-        ([], 0),
-        ([(5, 9)], 4),
-        ([(0, 10), (20, 25)], 15),
-        ([(20, 25), (0, 10)], 15),  # in whatever order
-        ([(0, 10), (10, 12)], 12),
-        ([(0, 10), (8, 14)], 14),  # of dependent launch
-        ([(0, 30), (5, 10), (12, 40)], 40),  # one within another
-        ([(0, 10), (0, 10)], 10),
-    ],
-)
-def test_the_time_of_kernels_is_that_of_the_union_of_their_intervals(
-    intervals: list[tuple[int, int]], expected: int
-) -> None:
-    assert union_ns(intervals) == expected
-
-
-class Event:
-    """Profiler event."""
-
-    def __init__(self, device: DeviceType, start_ns: int, duration_ns: int) -> None:
-        self.device_type = lambda: device
-        self.start_ns = lambda: start_ns
-        self.duration_ns = lambda: duration_ns
-
-
-def test_of_a_profile_what_ran_on_the_gpu_counts() -> None:
-    events = [
-        Event(DeviceType.CPU, 0, 1000),  # a launch
-        Event(DeviceType.CUDA, 100, 50),
-        Event(DeviceType.CUDA, 120, 0),  # a mark
-        Event(DeviceType.CUDA, 140, 60),
-    ]
-    found = device_intervals(events)
-    assert found == [(100, 150), (140, 200)]
-    assert union_ns(found) == 100
