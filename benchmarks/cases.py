@@ -18,7 +18,10 @@ from benchmarks.cold_start import table as cold_start
 from benchmarks.hgemm import table as hgemm
 from benchmarks.kernels import table as kernels
 from benchmarks.record import Baseline, Case, records_of, run_of, write
+from benchmarks.serving import table as serving
+from benchmarks.serving.workload import Workload
 from benchmarks.shared.summaries import Summary, fastest, mean, median, standard_error
+from nvgemm_runtime.settings import Mode
 
 Data = Mapping[str, Any]
 
@@ -113,6 +116,36 @@ def _on_the_stack(runs: cold_start.Runs, gemms: int) -> Iterator[Case]:
             unit="s",
             baseline=Baseline(name=cold_start.STOCK_MODE, value=stock),
         )
+
+
+def serving_cases(record: Data) -> Iterator[Case]:
+    """Yields an engine's figures with bundled kernels over stock, and what they serve."""
+    title = Workload.from_json(record["workload"]).title
+    engine, _, _ = title.partition("/")
+    stock = f"stock {engine} {record['runs'][0]['versions']['engine']}"
+    for one in serving.sides(record):
+        if one.own and one.stock:
+            yield Case(
+                name=f"{title}/{one.name}",
+                figure=statistics.median(one.own),
+                unit=one.unit,
+                baseline=Baseline(name=stock, value=statistics.median(one.stock)),
+                noise=one.noise,
+            )
+    for size, share in serving.served(record).items():
+        yield Case(name=f"{title}/{size}/served", figure=100 * share, unit="% of GEMM time")
+    for start, seconds in serving.plugin_seconds(record).items():
+        yield Case(name=f"{title}/inside nvgemm-aot, {start.value}", figure=seconds, unit="s")
+    for mode in (Mode.AUTO, Mode.OFF):
+        for what in ("choices", "reductions", "tokens"):
+            count, processes = serving.distinct(record, mode, what)
+            if processes:
+                yield Case(
+                    name=f"{title}/{mode.value}/different digests of {what}",
+                    figure=count,
+                    unit="digests",
+                    baseline=Baseline(name="processes", value=processes),
+                )
 
 
 def correctness_cases(record: Data) -> Iterator[Case]:
@@ -363,6 +396,7 @@ CASES: dict[str, Callable[[Data], Iterable[Case]]] = {
     "runtime.calls": calls_cases,
     "runtime.loading": loading_cases,
     "runtime.lookup": lookup_cases,
+    "serving": serving_cases,
 }
 """Functions that compute a benchmark's cases: from its entries, or from its whole raw file."""
 

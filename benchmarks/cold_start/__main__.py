@@ -61,7 +61,13 @@ from benchmarks.cold_start.modes import (
 )
 from benchmarks.cold_start.table import BUNDLE_MODE, JIT_MODE, table
 from benchmarks.cold_start.worker import work
-from benchmarks.shared.compiling import Worker, fresh_environment, names_of, read_from_disk
+from benchmarks.shared.compiling import (
+    Worker,
+    fresh_environment,
+    names_of,
+    numbers,
+    read_from_disk,
+)
 from benchmarks.shared.records import as_written, check_output, read_record, require_gpu, write
 from benchmarks.shared.resuming import command_line, in_time, this_run, today
 
@@ -84,18 +90,6 @@ def measure(variant: Variant, device: str, batches: tuple[int, ...], kept: Path)
             run: dict[str, Any] = worker.answer()
     refuse_other_kernels(variant, run)
     return {**run, "label": variant.label, "choices": variant.choices}
-
-
-def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    parts = value.split(",")
-    found = tuple(int(part) if part.isdecimal() else 0 for part in parts)
-    if 0 in found or len(set(found)) < len(found):
-        raise click.BadParameter(
-            f"must be different positive numbers, with commas between (got {value!r})"
-        )
-    return found
 
 
 def batch_sizes(context: click.Context, option: click.Parameter, value: str) -> tuple[int, ...]:

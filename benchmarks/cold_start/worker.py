@@ -13,6 +13,7 @@ from benchmarks.shared.compiling import (
     check_results,
     count_gemms,
     generated_gemms,
+    plugin_stats,
     versions,
 )
 from benchmarks.shared.stacks import TimeWithin
@@ -106,18 +107,3 @@ def work(mode: str, device: str, directory: Path, batches: tuple[int, ...]) -> N
             "versions": versions(),
         }
     )
-
-
-def plugin_stats() -> dict[str, Any]:
-    """Returns the plug-in's counters and its milliseconds by activity."""
-    import nvgemm_runtime
-
-    found = nvgemm_runtime.stats()
-    return {
-        "declared": found.declared,
-        "signature": found.signature,
-        "jit": found.jit,
-        "jit_kernels": found.jit_kernels,
-        "missed": found.missed,
-        "milliseconds": dict(found.milliseconds),
-    }

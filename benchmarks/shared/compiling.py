@@ -227,6 +227,21 @@ def versions() -> dict[str, Any]:
     }
 
 
+def plugin_stats() -> dict[str, Any]:
+    """Returns the plug-in's counters and its milliseconds by activity."""
+    import nvgemm_runtime
+
+    found = nvgemm_runtime.stats()
+    return {
+        "declared": found.declared,
+        "signature": found.signature,
+        "jit": found.jit,
+        "jit_kernels": found.jit_kernels,
+        "missed": found.missed,
+        "milliseconds": dict(found.milliseconds),
+    }
+
+
 def sha256(path: Path) -> str:
     """Returns a file's digest."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -243,3 +258,16 @@ def names_of(allowed: Collection[str]) -> Callable[[click.Context, click.Paramet
         return parts
 
     return read
+
+
+def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...]:
+    """Reads an option's comma-separated positive numbers, each once."""
+    if value is None:
+        return ()
+    parts = value.split(",")
+    found = tuple(int(part) if part.isdecimal() else 0 for part in parts)
+    if 0 in found or len(set(found)) < len(found):
+        raise click.BadParameter(
+            f"must be different positive numbers, with commas between (got {value!r})"
+        )
+    return found
