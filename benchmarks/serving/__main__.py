@@ -42,7 +42,7 @@ from benchmarks.cases import write_cases
 from benchmarks.cold_start.modes import refuse_other, refuse_other_machine
 from benchmarks.serving.engines import ENGINES, environment
 from benchmarks.serving.table import Start, table
-from benchmarks.serving.turns import Process, left_of, turns
+from benchmarks.serving.turns import Caches, Process, left_of, turns
 from benchmarks.serving.worker import work
 from benchmarks.serving.workload import MODELS, Workload
 from benchmarks.shared.compiling import Worker, fresh_environment, numbers
@@ -59,23 +59,6 @@ NO_BUNDLE = (
 """Error of mode auto without kernels."""
 
 Measure = Callable[[Process], dict[str, Any]]
-
-
-class Caches:
-    """Cache directories: a new one for each cold process, kept for its mode's warm ones."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._latest: dict[Mode, Path] = {}
-        self._count = 0
-
-    def of(self, process: Process) -> Path:
-        """Returns a process' cache directory."""
-        if process.start is Start.COLD:
-            self._count += 1
-            self._latest[process.mode] = self._directory / f"{process.mode.value}-{self._count}"
-            self._latest[process.mode].mkdir(parents=True)
-        return self._latest[process.mode]
 
 
 def measure(process: Process, workload: Workload, caches: Caches) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""Processes of the benchmark: their modes and starts, and the order in which they take turns."""
+"""Processes of the benchmark: their modes, caches, and the order in which they take turns."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.serving.table import Start
 from nvgemm_runtime.settings import Mode
@@ -30,6 +31,23 @@ class Process:
     def label(self) -> str:
         """Name in progress lines."""
         return f"{self.mode.value}, {self.start.value}"
+
+
+class Caches:
+    """Cache directories: a new one for each cold process, kept for its mode's warm ones."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._latest: dict[Mode, Path] = {}
+        self._count = 0
+
+    def of(self, process: Process) -> Path:
+        """Returns a process' cache directory."""
+        if process.start is Start.COLD:
+            self._count += 1
+            self._latest[process.mode] = self._directory / f"{process.mode.value}-{self._count}"
+            self._latest[process.mode].mkdir(parents=True)
+        return self._latest[process.mode]
 
 
 def turns(repeat: int) -> list[Process]:

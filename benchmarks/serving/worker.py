@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +34,7 @@ Profile = Callable[[Callable[[], object], int], KernelTime]
 
 def work(workload: Workload, directory: Path) -> None:
     """Measures the workload in this process, whose caches lie below a directory."""
+    _keep_answers_apart()
     send = answering()
     begin = time.perf_counter()
     import torch
@@ -73,6 +76,12 @@ def work(workload: Workload, directory: Path) -> None:
         "reductions": digest(reductions_below(directory)),
     }
     send(result)
+
+
+def _keep_answers_apart() -> None:
+    """Sends what libraries write to file descriptor 1, as Gloo does, to stderr."""
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
 
 
 def measured(engine: Engine, workload: Workload, profile: Profile | None) -> dict[str, Any]:

@@ -77,7 +77,7 @@ MODELS = {
     "tiny": Model(
         family="qwen3", architecture="Qwen3ForCausalLM", hidden=64, intermediate=128,
         heads=4, kv_heads=2, head=16, vocabulary=512, layers=2, theta=10000.0, epsilon=1e-6,
-        positions=4096, has_head_norms=True,
+        positions=16384, has_head_norms=True,
     ),
 }  # fmt: skip
 """Models by name. Sources: config.json of meta-llama/Llama-3.1-8B, whose scaling of positions is
