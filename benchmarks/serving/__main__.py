@@ -45,7 +45,7 @@ from benchmarks.serving.table import Start, table
 from benchmarks.serving.turns import Caches, Process, left_of, turns
 from benchmarks.serving.worker import work
 from benchmarks.serving.workload import MODELS, Workload
-from benchmarks.shared.compiling import Worker, fresh_environment, numbers
+from benchmarks.shared.compiling import Worker, fresh_environment, numbers, read_from_disk
 from benchmarks.shared.records import as_written, check_output, read_record, require_gpu, write
 from benchmarks.shared.resuming import command_line, in_time, this_run, today
 from nvgemm_runtime.settings import Mode
@@ -275,6 +275,8 @@ def main(
         require_bundles()
     record = begin(json_path, workload, resume=resume)
     order = left_of(turns(repeat), done(record))
+    if order:
+        read_from_disk(ENGINES[engine].modules)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         caches = Caches(Path(name))
         failed = fill(record, order, budget, json_path, lambda one: measure(one, workload, caches))

@@ -42,10 +42,12 @@ class EngineKind:
 
     Attributes:
         package: Package that must be installed.
+        modules: Modules that it imports at its start, with commas between.
         start: Starts it in this process.
     """
 
     package: str
+    modules: str
     start: Callable[[Workload, Path], Engine]
 
     def require_installed(self) -> None:
@@ -75,8 +77,16 @@ def _start_transformers(workload: Workload, directory: Path) -> Engine:
 
 
 ENGINES = {
-    "vllm": EngineKind(package="vllm", start=_start_vllm),
-    "transformers": EngineKind(package="transformers", start=_start_transformers),
+    "vllm": EngineKind(
+        package="vllm",
+        modules="vllm.entrypoints.llm, vllm.v1.engine.llm_engine, vllm.v1.worker.gpu_worker",
+        start=_start_vllm,
+    ),
+    "transformers": EngineKind(
+        package="transformers",
+        modules="transformers.generation.utils, transformers.models.llama.modeling_llama",
+        start=_start_transformers,
+    ),
 }
 """Engines by name."""
 

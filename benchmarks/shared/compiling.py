@@ -141,9 +141,10 @@ def answering() -> Callable[[Any], None]:
     return send
 
 
-def read_from_disk() -> None:
-    """Imports what workers import, which puts it into the page cache."""
+def read_from_disk(*more: str) -> None:
+    """Imports what workers import, and more modules, which puts them into the page cache."""
     for modules in (
+        *more,
         "torch._dynamo, torch._inductor.compile_fx, torch._inductor.select_algorithm",
         "triton.compiler",
         "nvgemm_aot.jit.server, cutlass.cute",

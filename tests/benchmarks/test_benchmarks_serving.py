@@ -311,6 +311,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return run(process.mode.value, process.start.value)
 
     monkeypatch.setattr(serving, "measure", measure)
+    monkeypatch.setattr(serving, "read_from_disk", lambda _: None)
     monkeypatch.setattr(engines.EngineKind, "require_installed", lambda _: None)
     return asked
 
