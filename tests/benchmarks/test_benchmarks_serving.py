@@ -7,7 +7,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import click
 import pytest
@@ -402,6 +403,49 @@ def test_engines_keep_to_the_directory_and_the_process(tmp_path: Path) -> None:
     assert found["VLLM_CACHE_ROOT"] == str(tmp_path / "vllm")
     assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert found["TORCHINDUCTOR_DETERMINISTIC"] is None
+
+
+class FakeLLM:
+    """vLLM's class, as far as the benchmark calls it."""
+
+    options: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, **options: Any) -> None:
+        FakeLLM.options = options
+
+    def apply_model(self, function: Any) -> None:
+        inner = torch.nn.Module()
+        inner.norm = torch.nn.Linear(4, 4, bias=False)
+        model = torch.nn.Module()
+        model.model, model.lm_head = inner, torch.nn.Linear(4, 8, bias=False)
+        function(model)
+
+    def generate(self, requests: list[Any], sampling: Any, *, use_tqdm: bool) -> list[Any]:
+        assert sampling.ignore_eos
+        assert not sampling.detokenize
+        assert not use_tqdm
+        tokens = range(sampling.max_tokens)
+        steps = [{token: SimpleNamespace(logprob=-float(token)), 99: None} for token in tokens]
+        one = SimpleNamespace(token_ids=tuple(tokens), logprobs=sampling.logprobs and steps)
+        return [SimpleNamespace(outputs=[one]) for _ in requests]
+
+
+def test_vllm_gets_the_model_and_a_cache_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = SimpleNamespace(LLM=FakeLLM, SamplingParams=SimpleNamespace)
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    engine = engines.ENGINES["vllm"].start(WORK, tmp_path)
+    assert FakeLLM.options.keys() == {
+        "model", "skip_tokenizer_init", "load_format", "dtype", "seed", "max_model_len",
+        "max_num_seqs", "kv_cache_memory_bytes", "enable_prefix_caching", "disable_log_stats",
+    }  # fmt: skip
+    config = json.loads((Path(FakeLLM.options["model"]) / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3ForCausalLM"]
+    assert engine.generate([[5], [6]], 3) == [[0, 1, 2], [0, 1, 2]]
+    assert engine.log_probabilities([[5]], 2) == ([[0, 1]], [[0.0, -1.0]])
+    assert engine.weight("norm.weight").unique().tolist() == [1.0]
+    assert 0 < engine.weight("lm_head.weight").abs().max() < 0.2
 
 
 def test_workload_reads_what_it_writes() -> None:
