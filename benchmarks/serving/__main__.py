@@ -243,7 +243,11 @@ def main(
     worker: str | None,
     directory: Path | None,
 ) -> None:
-    """Measure and print a table."""
+    """Serve a model stock and with a kernel wheel, in processes that take turns.
+
+    Prints a table: tokens a second, kernels' time, GEMM time served, start, memory, differences
+    from fp32, and digests of choices. A table (.txt) and records (.jsonl) go beside --json.
+    """
     if worker is not None:
         assert directory is not None
         work(Workload.from_json(json.loads(worker)), directory)
