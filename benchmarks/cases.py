@@ -136,6 +136,9 @@ def serving_cases(record: Data) -> Iterator[Case]:
         yield Case(name=f"{title}/{size}/served", figure=100 * share, unit="% of GEMM time")
     for start, seconds in serving.plugin_seconds(record).items():
         yield Case(name=f"{title}/inside nvgemm-aot, {start.value}", figure=seconds, unit="s")
+    if serving.of_mode(record, Mode.AUTO):
+        most_ms = serving.most_while_serving_ms(record)
+        yield Case(name=f"{title}/inside nvgemm-aot, while serving", figure=most_ms, unit="ms")
     for mode in (Mode.AUTO, Mode.OFF):
         for what in ("choices", "reductions", "tokens"):
             count, processes = serving.distinct(record, mode, what)

@@ -118,7 +118,7 @@ def served(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def plugin_seconds(record: Mapping[str, Any]) -> dict[Start, float]:
-    """Returns seconds by the plug-in's own clock, by start; medians."""
+    """Returns seconds of the start by the plug-in's own clock, by kind of start; medians."""
     found = {}
     for start in Start:
         seconds = [
@@ -129,6 +129,12 @@ def plugin_seconds(record: Mapping[str, Any]) -> dict[Start, float]:
         if seconds:
             found[start] = statistics.median(seconds)
     return found
+
+
+def most_while_serving_ms(record: Mapping[str, Any]) -> float:
+    """Returns the most milliseconds that the plug-in took in a process that had started."""
+    runs = of_mode(record, Mode.AUTO)
+    return max((float(run["stats"]["while_serving_ms"]) for run in runs), default=0.0)
 
 
 def of_mode(record: Mapping[str, Any], mode: Mode) -> list[Run]:
@@ -172,6 +178,7 @@ def table(record: Mapping[str, Any]) -> list[str]:
         f"plug-in's own clock, {start.value}: {seconds:.2f} s"
         for start, seconds in plugin_seconds(record).items()
     ]
+    lines.append(f"and while serving at most {most_while_serving_ms(record):.0f} ms")
     for what in ("choices", "reductions", "tokens"):
         each = [
             f"{mode.value} {count} in {processes}"

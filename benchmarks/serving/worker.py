@@ -50,6 +50,7 @@ def work(workload: Workload, directory: Path) -> None:
     begin = time.perf_counter()
     engine.generate(prompts(1, workload.prompt), 2)
     first_s = time.perf_counter() - begin
+    started = plugin_stats()
     result = {
         "seconds": {
             "import": torch_s,
@@ -64,7 +65,11 @@ def work(workload: Workload, directory: Path) -> None:
     result |= {
         "gemms": calls,
         "count": count_gemms(calls),
-        "stats": {**plugin_stats(), "failed": failures()},
+        "stats": {
+            **started,
+            "while_serving_ms": _spent_ms(plugin_stats()) - _spent_ms(started),
+            "failed": failures(),
+        },
         "versions": {
             **versions(),
             "CUDA": torch.version.cuda,
@@ -180,6 +185,10 @@ def _accuracy(engine: Engine, workload: Workload) -> dict[str, Any]:
 def _differences(errors: list[float]) -> dict[str, float]:
     squares = statistics.fmean(error * error for error in errors)
     return {"rms": squares**0.5, "most": max(map(abs, errors))}
+
+
+def _spent_ms(stats: dict[str, Any]) -> float:
+    return float(sum(stats["milliseconds"].values()))
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -51,7 +51,11 @@ def run(mode: str, start: str, speed: float = 1.0, **more: Any) -> dict[str, Any
         "gemms": {},
         "count": {"nvgemm": 4 if mode == "auto" else 0, "aten": 4, "triton": 0},
         "digests": {"choices": mode, "reductions": "r", "tokens": mode},
-        "stats": {"milliseconds": {"matching": 500.0} if mode == "auto" else {}, "failed": {}},
+        "stats": {
+            "milliseconds": {"matching": 500.0} if mode == "auto" else {},
+            "while_serving_ms": 0.0,
+            "failed": {},
+        },
         "versions": {
             "device": "NVIDIA H100 80GB HBM3", "driver": "5", "torch": "2.11.0", "CUDA": "13",
             "nvgemm-aot": "0.1.0", "engine": "0.26.0",
@@ -243,6 +247,7 @@ def test_fp32_reference_agrees_with_transformers() -> None:
 def test_table_compares_modes_and_shows_what_is_served() -> None:
     runs = [run("off", "cold"), run("auto", "cold", 1.05), run("auto", "warm", 1.07)]
     runs[2]["digests"]["tokens"] = "others"
+    runs[2]["stats"]["while_serving_ms"] = 12.0
     runs[2]["stats"]["failed"] = {"0123456789abcdef": "no memory"}
     lines = table.table(record_of(*runs))
     row = next(line for line in lines if line.startswith("decode, batch 16/rate"))
@@ -251,7 +256,7 @@ def test_table_compares_modes_and_shows_what_is_served() -> None:
     assert row.split()[3:] == ["us", "94.3", "100.0", "0.943", "0.9", "%", "60", "%"]
     text = "\n".join(lines)
     assert "1 processes with off, 2 processes with auto" in text
-    assert "plug-in's own clock, warm: 0.50 s" in text
+    assert "plug-in's own clock, warm: 0.50 s\nand while serving at most 12 ms" in text
     assert "different digests of choices: off 1 in 1, auto 1 in 2 processes" in text
     assert "different digests of tokens: off 1 in 1, auto 2 in 2 processes" in text
     assert "kernel 0123456789ab was left to ATen: no memory" in text
@@ -266,6 +271,7 @@ def test_records_have_each_figure_over_stock() -> None:
     assert (rate.baseline.name, rate.baseline.value) == ("stock vllm 0.26.0", 2400)
     assert found["vllm/tiny, 2 layers/decode, batch 16/served"].figure == pytest.approx(60)
     assert found["vllm/tiny, 2 layers/inside nvgemm-aot, cold"].figure == 0.5
+    assert found["vllm/tiny, 2 layers/inside nvgemm-aot, while serving"].figure == 0
     assert "vllm/tiny, 2 layers/start, warm" not in found  # no stock process was warm
     same = found["vllm/tiny, 2 layers/auto/different digests of choices"]
     assert same.baseline is not None
