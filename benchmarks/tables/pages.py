@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.tables import results
+from benchmarks.tables import results, serving
 from benchmarks.tables.goals import goals
 from benchmarks.tables.selection import Selection
 
@@ -33,12 +33,12 @@ BLOCKS: dict[str, Callable[[Selection], str]] = {
     "models": results.models,
     "ranking": results.ranking,
     "readme": results.readme,
+    "serving": serving.serving,
     "tests": results.tests,
     "timing": results.timing,
     "tokens": results.tokens,
     "training": results.training,
     "tuning": results.tuning,
-    "vllm": results.vllm,
 }
 """Functions that generate each block."""
 

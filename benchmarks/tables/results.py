@@ -34,9 +34,7 @@ SCHEMES = ("no dictionary, zstd-19", "trained, 112 KiB", "all kernels", "as bund
 
 def readme(records: Selection) -> str:
     """Six rows for README: one number and one baseline each."""
-    vllm = serving.decode(records, 16) or records.where(
-        "vllm", r"Llama-3\.1-8B/decode, batch 16/.*"
-    )
+    vllm = serving.decode(records, 1)
     cold = records.where(
         "cold_start", r"30 GEMMs/aten\+measured/first result", baseline="aten+triton"
     )
@@ -48,7 +46,7 @@ def readme(records: Selection) -> str:
         ("measurement", "result", "over", "on"),
         (
             (
-                "Llama-3.1-8B in vLLM 0.26, decode at batch 16, tokens a second",
+                "Llama-3.1-8B in vLLM 0.26, decode at batch 1, tokens a second",
                 times(vllm.least_speedup()),
                 "stock vLLM",
                 "H100",
@@ -123,18 +121,6 @@ def models(records: Selection) -> str:
     head = ("torch.compile", "GPU", "measured in", "cases", "time over stock",
             "slower beyond noise", "processes over 2 % slower", "date")  # fmt: skip
     return markdown(head, rows)
-
-
-def vllm(records: Selection) -> str:
-    """Tokens a second in serving engines; until they are measured, of the first runs in vLLM."""
-    if len(records.where(serving.BENCHMARK)):
-        return serving.serving(records)
-    rows = []
-    for record in records.where("vllm"):
-        _, batch, on = record.case.name.split("/")
-        figures = (_value(record, 0), _baseline(record, 0), times(record.speedup))
-        rows.append((batch.rpartition(" ")[2], on, *figures))
-    return markdown(("batch", "GPU", "with a wheel", "stock", "speed-up"), rows)
 
 
 def cold_start(records: Selection) -> str:
