@@ -30,11 +30,10 @@ from .expert_operands import ExpertOperands
 from .gates import project_up
 from .gradients import Backward, gradients_by_operators
 from .kernel_gradients import gradients_by_kernel
-from .operators import autocast_type, is_watched
+from .operators import autocast_type, define_whole, is_traced_whole, is_watched
 from .plan import KernelUse, Plan, UpProjection, activated
 from .products import added_rows, columns, rows, weight_gradient
 from .tokens import owned_rows, sum_rows_of_tokens
-from .traced import define_whole, is_traced_whole
 
 _ACTIVATIONS = {activation.value: activation for activation in Activation}
 _ORDERS = {order.value: order for order in WeightOrder}

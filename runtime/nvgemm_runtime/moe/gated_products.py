@@ -28,11 +28,17 @@ from ..gemm.operands import check_shapes
 from ..gemm.roles import sum_parts
 from .activations import Activation, GatedActivation
 from .gradients import Backward, gradients_by_operators
-from .launching import GATE_LOST, define, has_kernel, launch_groups, op_of_rows, warn_once
-from .operators import count_taken, taken_rows
+from .kernels import (
+    GATE_LOST,
+    has_kernel,
+    is_served,
+    launch_groups,
+    op_of_rows,
+    warn_once,
+)
+from .operators import count_taken, define, taken_rows
 from .plan import KernelUse, Plan, UpProjection, activated
 from .products import rows
-from .served import is_served
 
 _operators = torch.ops.nvgemm_moe
 

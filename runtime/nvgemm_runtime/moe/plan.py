@@ -9,8 +9,8 @@ import torch
 
 from ..gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from .activations import Activation, GatedActivation
+from .kernels import is_served, is_sum_served
 from .operators import dense_like, pieces, widen
-from .served import is_served, is_sum_served
 from .tokens import weighted_rows
 
 _GATES = {activation: Gate(activation.value) for activation in Activation}

@@ -15,17 +15,16 @@ from ..gemm.extra_operands import ExtraOperands, check_offset_values
 from ..gemm.moe_operators import ADDED_ROWS, COLUMNS, ROWS
 from ..gemm.problem import Op
 from ..settings import is_debugging
-from . import launching
+from . import kernels
 from .by_torch import columns_by_torch, rows_by_torch
-from .launching import (
+from .kernels import (
     BY_TORCH,
-    define,
     launch_groups,
     row_major,
     warn_once,
     with_unit_stride,
 )
-from .operators import is_direct
+from .operators import define, is_direct
 
 
 def rows(
@@ -131,11 +130,11 @@ def _rows(
     else:
         bias = bias.contiguous()
         extras = ExtraOperands(offsets=offsets, addend=bias)
-    reason = launching.launch(Op.GROUPED_MM, a, b, out, extras)
+    reason = kernels.launch(Op.GROUPED_MM, a, b, out, extras)
     if not reason:
         return out
     if bias is not None:
-        reason = launching.launch(Op.GROUPED_MM, a, b, out, plain)
+        reason = kernels.launch(Op.GROUPED_MM, a, b, out, plain)
     if reason:
         warn_once(BY_TORCH, reason)
         del out  # torch allocates the result
@@ -162,7 +161,7 @@ def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
     if a.shape[0] == 0 or out.numel() == 0:
         return out.zero_()
     a, b = row_major(a), row_major(b)
-    reason = launching.launch(Op.K_GROUPED_MM, a.t(), b, out, ExtraOperands(offsets=offsets))
+    reason = kernels.launch(Op.K_GROUPED_MM, a.t(), b, out, ExtraOperands(offsets=offsets))
     if not reason:
         return out
     warn_once(BY_TORCH, reason)

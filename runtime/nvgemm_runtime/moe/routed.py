@@ -9,9 +9,8 @@ import torch
 from .block import compute_experts
 from .checks import check_tensor, parts_of_pairs
 from .expert_operands import ExpertOperands
-from .operators import autocast_type
+from .operators import autocast_type, define_whole, is_traced_whole
 from .tokens import sort_by_expert
-from .traced import define_whole, is_traced_whole
 
 
 def routed_experts(

@@ -13,10 +13,10 @@ import torch
 from ..gemm.extra_operands import ExtraOperands
 from ..gemm.moe_operators import GATHERED_ROWS
 from ..gemm.problem import Op
-from . import launching
+from . import kernels
 from .by_torch import gathered_by_torch
-from .launching import BY_TORCH, SUMMED_BY_TORCH, define, row_major, warn_once, was_warned
-from .operators import is_direct, widen
+from .kernels import BY_TORCH, SUMMED_BY_TORCH, row_major, warn_once, was_warned
+from .operators import define, is_direct, widen
 
 
 def gathered_rows(
@@ -56,7 +56,7 @@ def _gathered_rows(
     else:
         factors = widen(weights).contiguous()
     extras = ExtraOperands(rows=indices.contiguous())
-    reason = launching.launch(Op.GATHERED_MM, factors, row_major(matrix), out, extras)
+    reason = kernels.launch(Op.GATHERED_MM, factors, row_major(matrix), out, extras)
     if not reason:
         return out
     del out  # torch allocates the result

@@ -14,7 +14,7 @@ from expert_kernels import Installed, assert_same, gradients, operands_for_kerne
 from nvgemm_runtime.errors import SettingError
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.moe import experts, products, row_sums, sort_by_expert
-from nvgemm_runtime.moe.launching import launch_groups
+from nvgemm_runtime.moe.kernels import launch_groups
 from nvgemm_runtime.moe.operators import is_direct, is_watched
 
 pytestmark = pytest.mark.usefixtures("new_process")

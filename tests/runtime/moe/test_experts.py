@@ -20,7 +20,7 @@ from torch.utils.checkpoint import (
 
 from expert_kernels import Installed, assert_same, gradients, leaves, operands_for_kernels
 from nvgemm_runtime.gemm.epilogues import Epilogue, WeightOrder
-from nvgemm_runtime.moe import block, experts, launching, operators, products
+from nvgemm_runtime.moe import block, experts, kernels, operators, products
 from nvgemm_runtime.moe.activations import Activation, GatedActivation
 from nvgemm_runtime.moe.plan import KernelUse, Plan, activated, pieces_of
 from nvgemm_runtime.settings import DEBUG_VARIABLE
@@ -397,7 +397,7 @@ def test_what_is_in_fp32_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_one_warning_where_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "_warned", set())
+    monkeypatch.setattr(kernels, "_warned", set())
     with pytest.warns(UserWarning, match="torch computes a grouped GEMM"):
         experts(**operands(dtype=torch.bfloat16))
     with warnings.catch_warnings():

@@ -27,7 +27,7 @@ from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.launch import select
 from nvgemm_runtime.launch.loading.loader import KernelLoader
-from nvgemm_runtime.moe import block, experts, gated_products, launching, products
+from nvgemm_runtime.moe import block, experts, gated_products, kernels, products
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -286,7 +286,7 @@ def test_the_gradient_of_the_last_weights_is_made_before_those_of_gates(
 
 def watch_memory(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, int]]:
     """Of each product from here on: where a matrix that is added begins, and where the result."""
-    launch = launching.launch
+    launch = kernels.launch
     seen: list[tuple[int | None, int]] = []
 
     def watched(op: Op, a: Any, b: Any, out: Any, extras: ExtraOperands) -> str:
@@ -294,7 +294,7 @@ def watch_memory(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, int]
         seen.append((None if added is None else added.data_ptr(), out.data_ptr()))
         return launch(op, a, b, out, extras)
 
-    monkeypatch.setattr(launching, "launch", watched)
+    monkeypatch.setattr(kernels, "launch", watched)
     return seen
 
 
@@ -431,7 +431,7 @@ def test_no_second_matrix_is_kept_for_a_sum(
 
         monkeypatch.setattr(module, name, counted)
 
-    watched(launching, "launch")
+    watched(kernels, "launch")
     watched(products, "rows_by_torch")
     assert (products.added_rows(a, b, ends, a, b) == 128).all()
     expected = {"nothing": [1, 0, 1, 2, 1], "products": [1, 1, 2], "sums": [1, 1]}
