@@ -5,8 +5,7 @@ grouped kernels, or with torch's operators if no kernel serves. `sort_by_expert`
 `routed_experts` does both. Importing this package imports torch.
 """
 
-from .block import experts
-from .routed import routed_experts
-from .tokens import Routing, sort_by_expert
+from .block import experts, routed_experts
+from .routing import Routing, sort_by_expert
 
 __all__ = ["Routing", "experts", "routed_experts", "sort_by_expert"]

@@ -12,7 +12,7 @@ import torch
 from .operators import dense_like, multiplies_into_fp32, sum_products, widen
 from .plan import Plan, UpProjection, pieces_of
 from .products import owner_of_rows, rows
-from .tokens import is_owned
+from .routing import is_owned
 
 
 @dataclass(frozen=True, kw_only=True)

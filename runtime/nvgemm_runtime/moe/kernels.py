@@ -27,7 +27,9 @@ from ..launch.select import Unserved, find, find_kernel
 from ..matching.device import device_facts
 from ..matching.index import Match
 from ..settings import COMPILE_OPTION, Mode, checked_mode, is_debugging, named_mode
-from .by_torch import ALIGNMENT_BYTES
+
+ALIGNMENT_BYTES = 16
+"""Alignment of rows and pointers that ``torch._grouped_mm`` requires, from its error message."""
 
 BY_TORCH = "torch computes a grouped GEMM"
 GATE_LOST = "a compiled graph computes a gate by torch's operators"
@@ -171,7 +173,7 @@ def is_served(
 
 
 def is_sum_served(matrix: torch.Tensor, count: int, each: int) -> bool:
-    """Returns True if torch.compile may use a kernel for `row_sums.gathered_rows`.
+    """Returns True if torch.compile may use a kernel for `routing.gathered_rows`.
 
     Args:
         matrix: Matrix like the one with the rows, with any number of rows: [any, n].

@@ -11,7 +11,7 @@ from ..gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from .activations import Activation, GatedActivation
 from .kernels import is_served, is_sum_served
 from .operators import dense_like, pieces, widen
-from .tokens import weighted_rows
+from .routing import weighted_rows
 
 _GATES = {activation: Gate(activation.value) for activation in Activation}
 _OAI_CONSTANTS = (Gate.SWIGLU_OAI.row.alpha, Gate.SWIGLU_OAI.row.limit)
@@ -62,7 +62,7 @@ class Plan:
         return self.split(gate_rows) if up_rows is None else (gate_rows, up_rows)
 
     def sums_rows(self, matrix: torch.Tensor, count: int, each: int) -> bool:
-        """Returns True if `row_sums.gathered_rows` adds such rows, ``each`` for ``count`` sums.
+        """Returns True if `routing.gathered_rows` adds such rows, ``each`` for ``count`` sums.
 
         Otherwise operators add them, which Inductor fuses.
         """
@@ -86,7 +86,7 @@ class Plan:
         indices: torch.Tensor | None,
         routing_weights: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Computes `tokens.weighted_rows` in the fastest way."""
+        """Computes `routing.weighted_rows` in the fastest way."""
         by_kernel = routing_weights is not None and self.sums_rows(
             matrix, routing_weights.shape[0], 1
         )

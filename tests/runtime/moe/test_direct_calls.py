@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from expert_kernels import Installed, assert_same, gradients, operands_for_kernels
 from nvgemm_runtime.errors import SettingError
 from nvgemm_runtime.gemm.epilogues import Epilogue
-from nvgemm_runtime.moe import experts, products, row_sums, sort_by_expert
+from nvgemm_runtime.moe import experts, products, sort_by_expert
 from nvgemm_runtime.moe.kernels import launch_groups
 from nvgemm_runtime.moe.operators import is_direct, is_watched
+from nvgemm_runtime.moe.routing import gathered_rows
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -32,7 +33,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "rows": products.rows,
     "added_rows": products.added_rows,
     "columns": products.columns,
-    "gathered_rows": row_sums.gathered_rows,
+    "gathered_rows": gathered_rows,
 }
 PLACES = [(name, place) for name, given in OPERANDS.items() for place in range(len(given))]
 
