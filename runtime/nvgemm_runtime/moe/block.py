@@ -5,10 +5,6 @@ before the activation's result. Both are saved for the backward. With two weight
 computes gates and a second computes ups and the activation. Otherwise torch's operators compute the
 activation.
 
-Backward: if a kernel serves, it takes the gradient through the down projection and the gate. An
-activation that was not saved is computed again: as in the forward if that kernel serves, else in
-fp32, a few rows at a time, so that its tensors stay small.
-
 While torch.compile traces, a call is one operator, which the graph replaces with the same kernels
 as operators. If none serves, operators compute the activation in fp32 for all rows at once, because
 Inductor fuses them.
@@ -17,15 +13,14 @@ Inductor fuses them.
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..gemm.epilogues import WeightOrder
-from ..gemm.moe_operators import BIAS_COLUMNS
 from ..settings import is_debugging
 from .activations import Activation, GatedActivation
+from .backward import take_gradients
 from .checks import (
     check_dtypes,
     check_kinds,
@@ -37,11 +32,9 @@ from .checks import (
 )
 from .expert_operands import ExpertOperands
 from .gates import project_up
-from .gradients import Backward, gradients_by_operators
-from .kernel_gradients import gradients_by_kernel
 from .operators import autocast_type, define_whole, is_traced_whole, is_watched
-from .plan import KernelUse, Plan, UpProjection, activated
-from .products import added_rows, columns, rows, weight_gradient
+from .plan import KernelUse, Plan, activated
+from .products import rows
 from .routing import owned_rows, sort_by_expert, sum_rows_of_tokens
 
 _ACTIVATIONS = {activation.value: activation for activation in Activation}
@@ -217,144 +210,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
             x.shape[0], is_compiled=plan.is_compiled, by_kernel=sums_rows,
         )  # fmt: skip
 
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # While compiling, AOTAutograd itself refuses a second backward.
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise RuntimeError(
-                "experts: the backward has no derivative; call backward() or grad() without "
-                "create_graph=True"
-            )
-        (
-            offsets, indices, token_rows, routing_weights, weights_by_token,
-            x, w_gate, w_up, w_down, down_bias, *saved,
-        ) = ctx.saved_tensors  # fmt: skip
-        plan: Plan = ctx.plan
-        # Compiled autograd, which may compile an eager call's backward, cannot trace this.
-        if plan.kernels is KernelUse.LAUNCHED and not torch.compiler.is_compiling():
-            ctx.maybe_clear_saved_tensors()  # unless the graph is retained
-        (
-            for_routing_weights, for_x, for_gate, for_up, for_down,
-            for_gate_bias, for_up_bias, for_down_bias,
-        ) = ctx.needs_input_grad[4:]  # fmt: skip
-        for_gates = for_x or for_gate or for_up or for_gate_bias or for_up_bias
-        gradients: dict[str, torch.Tensor] = {}
-        grad = grad.to(x.dtype)
-        grad = grad.index_select(0, indices) if plan.combine else grad.contiguous()
-
-        # Apply routing weights while gathering, which needs no extra pass, else to the narrower.
-        weighs_gates = indices is None and 2 * w_down.shape[2] < w_down.shape[1]
-        projected = UpProjection(**dict(zip(("gates", "ups", "joined"), saved)))
-        task = Backward(
-            grad=grad, routing_weights=routing_weights, w_down=w_down, down_bias=down_bias,
-            offsets=offsets, for_down=for_down, for_gates=for_gates,
-            for_routing_weights=for_routing_weights, weighs_gates=weighs_gates,
-        )  # fmt: skip
-        if (
-            for_down
-            and projected.joined is not None
-            and (for_routing_weights or routing_weights is None)
-        ):
-            # Before the gates' gradients, which take more memory.
-            weighed = task.down_factors(plan, projected.joined)
-            gradients["w_down"] = weight_gradient(*weighed, offsets, w_down)
-            del weighed
-            task = replace(task, for_down=False)
-        of_activation = gradients_by_kernel(plan, projected, task) if for_gates else None
-        if of_activation is None:
-            of_activation = gradients_by_operators(plan, projected, task)
-        grad_gate_rows, grad_up_rows = of_activation.gates, of_activation.ups
-        if w_up is not None and grad_up_rows is None and grad_gate_rows is not None:
-            grad_gate_rows, grad_up_rows = plan.split(grad_gate_rows)
-        if of_activation.joined is not None:
-            gradients["w_down"] = weight_gradient(
-                of_activation.grad, of_activation.joined, offsets, w_down
-            )
-        by_row = of_activation.routing_weights
-        if for_down_bias:
-            gradients["down_bias"] = _bias_grad(grad, offsets, routing_weights)
-        del of_activation, projected, saved, task, grad  # frees their memory
-        if by_row is not None:
-            gradients["routing_weights"] = by_row.to(routing_weights.dtype)
-        if grad_gate_rows is not None:
-            row_weights = token_weights = None
-            if for_routing_weights and not weighs_gates:
-                row_weights, token_weights = (
-                    routing_weights,
-                    routing_weights if token_rows is None else weights_by_token,
-                )
-            if for_gate or for_up:
-                gathered = plan.weighted(x, indices, row_weights)
-                if for_gate:
-                    gradients["gate"] = weight_gradient(grad_gate_rows, gathered, offsets, w_gate)
-                if for_up:
-                    gradients["up"] = weight_gradient(grad_up_rows, gathered, offsets, w_up)
-                del gathered  # frees its memory for the rows' gradient
-            if for_gate_bias:
-                gradients["gate_bias"] = _bias_grad(grad_gate_rows, offsets, row_weights)
-            if for_up_bias:
-                gradients["up_bias"] = _bias_grad(grad_up_rows, offsets, row_weights)
-            if for_x:
-                grad_x = _gradient_of_rows(
-                    plan, grad_gate_rows, grad_up_rows, w_gate, w_up, offsets
-                )
-                if indices is not None:
-                    grad_x = sum_rows_of_tokens(
-                        grad_x, offsets, indices, token_rows, token_weights, x.shape[0],
-                        is_compiled=plan.is_compiled, by_kernel=ctx.sums_rows,
-                    )  # fmt: skip
-                else:
-                    grad_x = plan.weighted(grad_x, None, row_weights)
-                gradients["x"] = grad_x
-        order = (
-            "routing_weights",
-            "x",
-            "gate",
-            "up",
-            "w_down",
-            "gate_bias",
-            "up_bias",
-            "down_bias",
-        )
-        return (None, None, None, None, *(gradients.get(name) for name in order))
-
-
-def _gradient_of_rows(
-    plan: Plan,
-    of_gates: torch.Tensor,
-    of_ups: torch.Tensor | None,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor | None,
-    offsets: torch.Tensor,
-) -> torch.Tensor:
-    """Returns the rows' gradient from one product or two.
-
-    The second product is added to the first in place, by one kernel if one serves.
-    """
-    if of_ups is None:
-        return rows(of_gates, w_gate, offsets)
-    assert w_up is not None
-    second = (of_ups, w_up, offsets)
-    if plan.adds_rows(*second):
-        return added_rows(*second, of_gates, w_gate)
-    return rows(of_gates, w_gate, offsets) + rows(*second)
-
-
-def _bias_grad(
-    grad: torch.Tensor, offsets: torch.Tensor, routing_weights: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Sums each group's rows, times their routing weights, as a product with a fixed order.
-
-    The other matrix has columns of ones. With routing weights, its first column holds them rounded
-    and its second column their rounding errors. Each column gives a sum in fp32 that is rounded.
-    """
-    if routing_weights is None:
-        ones = grad.new_ones((grad.shape[0], BIAS_COLUMNS))
-        return columns(grad, ones, offsets)[..., 0]
-    near = routing_weights.to(grad.dtype)
-    zeros = grad.new_zeros((grad.shape[0], BIAS_COLUMNS - 2))
-    parts = (near[:, None], (routing_weights - near).to(grad.dtype)[:, None], zeros)
-    return columns(grad, torch.cat(parts, 1), offsets)[..., :2].sum(-1)
+    backward = staticmethod(take_gradients)
 
 
 def routed_experts(

@@ -1,6 +1,6 @@
 """Gradients for gates and ups, the down projection's weights, and routing weights.
 
-Operators compute them here, behind a product; `kernel_gradients` has the way by a kernel.
+Operators compute them here, behind a product; `backward` has the way by a kernel.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.launch import select
 from nvgemm_runtime.launch.loading.loader import KernelLoader
-from nvgemm_runtime.moe import block, experts, gated_products, kernels, products
+from nvgemm_runtime.moe import backward, experts, gated_products, kernels, products
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -271,7 +271,7 @@ def test_the_gradient_of_the_last_weights_is_made_before_those_of_gates(
     kept, gradient = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
     installed = install({"tn": [None, kept], "tt": [None, gradient]}, gathered=True)
     order: list[Any] = []
-    multiply = block.weight_gradient
+    multiply = backward.weight_gradient
 
     def watched(*given: Any) -> torch.Tensor:
         order.extend(one for one in installed.epilogues() if one is gradient)
@@ -279,7 +279,7 @@ def test_the_gradient_of_the_last_weights_is_made_before_those_of_gates(
         order.append(tuple(found.shape))
         return found
 
-    monkeypatch.setattr(block, "weight_gradient", watched)
+    monkeypatch.setattr(backward, "weight_gradient", watched)
     gradients(experts, made)
     assert order == [tuple(made["w_down"].shape), gradient, tuple(made["w_up"].shape)]
 

@@ -15,10 +15,10 @@ from expert_kernels import Installed, assert_same, gradients, leaves
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.moe import (
+    backward,
     block,
     experts,
     gates,
-    kernel_gradients,
     products,
     routed_experts,
     sort_by_expert,
@@ -166,7 +166,7 @@ def test_rows_behind_the_last_end_may_be_anything(
         out[int(offsets[-1]) :] = torch.nan
         return out
 
-    for module in (block, gates, gradients_module, kernel_gradients):
+    for module in (backward, block, gates, gradients_module):
         monkeypatch.setattr(module, "rows", spoiled)
     assert_same(gradients(routed_experts, made), expected, 0.0)
 
@@ -353,7 +353,7 @@ def test_sums_of_biases_have_all_of_a_weight() -> None:
     """Also what 16 bits do not hold of it."""
     grad = torch.tensor([[1.0], [-1.0]], dtype=torch.bfloat16).expand(2, 8).contiguous()
     weights = torch.tensor([1 + 2**-10, 1.0])
-    found = block._bias_grad(grad, torch.tensor([2], dtype=torch.int32), weights)
+    found = backward._bias_grad(grad, torch.tensor([2], dtype=torch.int32), weights)
     assert found.tolist() == [[2**-10] * 8]
 
 
