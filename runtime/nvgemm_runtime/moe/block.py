@@ -21,16 +21,16 @@ from ..gemm.epilogues import WeightOrder
 from ..settings import is_debugging
 from .activations import Activation, GatedActivation
 from .backward import take_gradients
-from .checks import (
+from .expert_operands import (
+    ExpertOperands,
     check_dtypes,
     check_kinds,
+    check_routed,
     check_shapes,
-    check_tensor,
     check_values,
-    named,
+    parse_name,
     parts_of_pairs,
 )
-from .expert_operands import ExpertOperands
 from .gates import project_up
 from .operators import autocast_type, define_whole, is_traced_whole, is_watched
 from .plan import KernelUse, Plan, activated
@@ -123,11 +123,11 @@ def experts(
 def compute_experts(operands: ExpertOperands, *, is_traced: bool = False) -> torch.Tensor:
     """Computes `experts`, called directly or traced in place of its operator."""
     activation = GatedActivation(
-        kind=named("activation", _ACTIVATIONS, operands.activation),
+        kind=parse_name("activation", _ACTIVATIONS, operands.activation),
         alpha=operands.alpha,
         limit=operands.limit,
     )
-    order = None if operands.w_up is not None else named("weights", _ORDERS, operands.weights)
+    order = None if operands.w_up is not None else parse_name("weights", _ORDERS, operands.weights)
     offsets, counts = operands.offsets, operands.counts
     if (offsets is None) == (counts is None):
         raise ValueError("experts: give either offsets or counts")
@@ -281,7 +281,7 @@ def _compute_routed(
     is_traced: bool = False,
 ) -> torch.Tensor:
     """Computes `routed_experts`, called directly or traced in its operator's place."""
-    _check_routed(x, w_down, chosen, routing_weights)
+    check_routed(x, w_down, chosen, routing_weights)
     routing = sort_by_expert(chosen, w_down.shape[0])
     if routing_weights is not None:
         routing_weights = routing_weights.reshape(-1).index_select(0, routing.order)
@@ -291,37 +291,6 @@ def _compute_routed(
         autocast,
     )  # fmt: skip
     return compute_experts(operands, is_traced=is_traced)
-
-
-def _check_routed(
-    x: torch.Tensor,
-    w_down: torch.Tensor,
-    chosen: torch.Tensor,
-    routing_weights: torch.Tensor | None,
-) -> None:
-    """Checks arguments that `experts` would report under other names."""
-    needed = {"x": (x, 2), "w_down": (w_down, 3), "chosen": (chosen, 2)}
-    if routing_weights is not None:
-        needed["routing_weights"] = (routing_weights, 2)
-    for name, (tensor, dimensions) in needed.items():
-        check_tensor("routed_experts", name, tensor, None if tensor is x else x.device)
-        if tensor.dim() != dimensions:
-            raise ValueError(
-                f"routed_experts: {name} is {tuple(tensor.shape)}, must have {dimensions} "
-                "dimensions"
-            )
-    if chosen.shape[0] != x.shape[0]:
-        raise ValueError(
-            f"routed_experts: chosen is {tuple(chosen.shape)}, must be [tokens, k] with the "
-            f"{x.shape[0]} tokens of x"
-        )
-    if routing_weights is not None and routing_weights.shape != chosen.shape:
-        raise ValueError(
-            f"routed_experts: routing_weights is {tuple(routing_weights.shape)}, must have the "
-            f"shape of chosen, {tuple(chosen.shape)}"
-        )
-    if 0 in w_down.shape:
-        raise ValueError(f"routed_experts: w_down is {tuple(w_down.shape)}; no size may be 0")
 
 
 _experts_operator = define_whole(
