@@ -12,7 +12,6 @@ Inductor fuses them.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -259,10 +258,12 @@ def routed_experts(
         x, w_gate, w_up_alone, w_down, chosen, routing_weights, activation, weights, gate_bias,
         up_bias_alone, down_bias, alpha, limit, autocast_type(x),
     )  # fmt: skip
-    return _routed_operator(*arguments) if is_traced_whole() else _compute_routed(*arguments)
+    if is_traced_whole():
+        return _routed_operator(*arguments)
+    return compute_experts(_route(*arguments))
 
 
-def _compute_routed(
+def _route(
     x: torch.Tensor,
     w_gate: torch.Tensor,
     w_up: torch.Tensor | None,
@@ -277,20 +278,17 @@ def _compute_routed(
     alpha: float,
     limit: float,
     autocast: torch.dtype | None,
-    *,
-    is_traced: bool = False,
-) -> torch.Tensor:
-    """Computes `routed_experts`, called directly or traced in its operator's place."""
+) -> ExpertOperands:
+    """Returns `routed_experts`' operands for `experts`, with rows sorted by expert."""
     check_routed(x, w_down, chosen, routing_weights)
     routing = sort_by_expert(chosen, w_down.shape[0])
     if routing_weights is not None:
         routing_weights = routing_weights.reshape(-1).index_select(0, routing.order)
-    operands = ExpertOperands(
+    return ExpertOperands(
         x, w_gate, w_up, w_down, routing.offsets, None, activation, weights, gate_bias, up_bias,
         down_bias, routing.indices, routing.token_rows, routing_weights, True, alpha, limit,
         autocast,
     )  # fmt: skip
-    return compute_experts(operands, is_traced=is_traced)
 
 
 _experts_operator = define_whole(
@@ -307,5 +305,5 @@ _routed_operator = define_whole(
     "Tensor x, Tensor w_up, Tensor? w_ups, Tensor w_down, Tensor chosen, Tensor? routing_weights, "
     "str activation, str weights, Tensor? up_bias, Tensor? bias_of_ups, Tensor? down_bias, "
     "float alpha, float limit",
-    functools.partial(_compute_routed, is_traced=True),
+    lambda *arguments: compute_experts(_route(*arguments), is_traced=True),
 )

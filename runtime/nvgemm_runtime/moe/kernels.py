@@ -49,6 +49,8 @@ def launch(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
 ) -> str:
     """Computes ``out`` by the best kernel. Returns the reason why none serves, or ""."""
+    if out.shape[0] == 0:
+        return ""
     try:
         kernel = find_kernel(op, a, b, out, extras)
     except NvgemmError as error:
@@ -64,7 +66,7 @@ def launch(
     return ""
 
 
-def launch_groups(
+def grouped_operands(
     out: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -75,8 +77,8 @@ def launch_groups(
     adds_matrix: bool = False,
     indices: torch.Tensor | None = None,
     sums: torch.Tensor | None = None,
-) -> str:
-    """Computes ``out``, with any number of rows, by a kernel. Returns why none serves, or ""."""
+) -> tuple[Op, torch.Tensor, torch.Tensor, torch.Tensor, ExtraOperands]:
+    """Returns `launch`'s arguments for grouped rows, with copies of what kernels cannot read."""
     # Torch resolves negated views only for operators.
     a, b, offsets = a.resolve_neg(), b.resolve_neg(), offsets.resolve_neg()
     addend = None if addend is None else addend.resolve_neg()
@@ -84,8 +86,6 @@ def launch_groups(
         addend = addend.contiguous()
     if is_debugging():
         check_offset_values(offsets, out.shape[0])
-    if out.shape[0] == 0:
-        return ""
     extras = ExtraOperands(
         offsets=offsets,
         rows=indices,
@@ -94,8 +94,7 @@ def launch_groups(
         adds_matrix=adds_matrix,
         gated=epilogue,
     )
-    a, b = with_unit_stride(a), with_unit_stride(b)
-    return launch(op_of_rows(indices), a, b, out, extras)
+    return op_of_rows(indices), with_unit_stride(a), with_unit_stride(b), out, extras
 
 
 def op_of_rows(indices: torch.Tensor | None) -> Op:
@@ -106,9 +105,9 @@ def op_of_rows(indices: torch.Tensor | None) -> Op:
 def has_kernel(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
 ) -> bool:
-    """Returns True if `launch` has a kernel for the operands."""
+    """Returns True if `launch` has a kernel for the operands, or nothing to compute."""
     try:
-        return not isinstance(find_kernel(op, a, b, out, extras), Unserved)
+        return out.shape[0] == 0 or not isinstance(find_kernel(op, a, b, out, extras), Unserved)
     except NvgemmError as error:
         if error.stops_compilation:
             raise

@@ -19,7 +19,7 @@ from . import kernels
 from .kernels import (
     ALIGNMENT_BYTES,
     BY_TORCH,
-    launch_groups,
+    grouped_operands,
     row_major,
     warn_once,
     with_unit_stride,
@@ -91,7 +91,9 @@ def add_rows(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, offsets: torch
         offsets: Group ends along m, int32 [groups].
     """
     is_empty = 0 in (a.numel(), b.numel())
-    if is_empty or launch_groups(out, a, b, offsets, out, None, adds_matrix=True):
+    if is_empty or kernels.launch(
+        *grouped_operands(out, a, b, offsets, out, None, adds_matrix=True)
+    ):
         out.add_(rows(a, b, offsets))
 
 

@@ -14,7 +14,7 @@ from expert_kernels import Installed, assert_same, gradients, operands_for_kerne
 from nvgemm_runtime.errors import SettingError
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.moe import experts, products, sort_by_expert
-from nvgemm_runtime.moe.kernels import launch_groups
+from nvgemm_runtime.moe.kernels import grouped_operands, launch
 from nvgemm_runtime.moe.operators import is_direct, is_watched
 from nvgemm_runtime.moe.routing import gathered_rows
 
@@ -262,12 +262,12 @@ def test_a_kernel_that_was_found_refuses_an_operand_on_another_device(
     install_all(install)
     given = [torch.zeros(18, 32).bfloat16(), *operands("rows")]
     out = given[0] = aligned(given[0])
-    assert not launch_groups(*given, None)
+    assert not launch(*grouped_operands(*given, None))
     assert out.any()
     out.zero_()
     given[place] = given[place].to("meta")
     with pytest.raises((ValueError, RuntimeError), match="meta"):
-        launch_groups(*given, None)
+        launch(*grouped_operands(*given, None))
     assert not out.any()
 
 

@@ -489,7 +489,7 @@ def test_rows_too_long_for_three_parts_have_two(
     """So the gradient of the gate is still by its kernel."""
     gradient = Epilogue.SWIGLU_HALVES_GRADIENT
     installed = install({"tn": [None, Epilogue.SWIGLU_HALVES_UPS], "tt": [None, gradient]})
-    monkeypatch.setattr(gated_products, "_serves_ups", lambda *_: False)
+    monkeypatch.setattr(gated_products, "has_kernel", lambda *_: False)
     made = of_two_weights(operands_for_kernels())
     found = gradients(experts, made)
     assert installed.epilogues() == [None, None, None, gradient, None, None]
