@@ -18,7 +18,7 @@ from .activations import Activation
 from .gated_products import gate_gradients
 from .gradients import Backward, Gradients, gradients_by_operators, with_bias
 from .operators import is_watched, sum_products
-from .plan import KernelUse, Plan, UpProjection, activated, has_gate
+from .plan import KernelUse, Plan, UpProjection, activate, has_gate
 from .products import added_rows, columns, rows, weight_gradient
 from .routing import sum_rows_of_tokens
 
@@ -36,68 +36,67 @@ def take_gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, .
             "create_graph=True"
         )
     (
-        offsets, indices, token_rows, routing_weights, weights_by_token,
-        x, w_gate, w_up, w_down, down_bias, *saved,
+        offsets, indices, token_rows, routing_weights, token_routing_weights,
+        x, w_first, w_second, w_down, down_bias, *saved,
     ) = ctx.saved_tensors  # fmt: skip
     plan: Plan = ctx.plan
     # Compiled autograd, which may compile an eager call's backward, cannot trace this.
     if plan.kernels is KernelUse.LAUNCHED and not torch.compiler.is_compiling():
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained
     (
-        for_routing_weights, for_x, for_gate, for_up, for_down,
-        for_gate_bias, for_up_bias, for_down_bias,
+        for_routing_weights, for_x, for_first, for_second, for_down,
+        for_first_bias, for_second_bias, for_down_bias,
     ) = ctx.needs_input_grad[4:]  # fmt: skip
     grad = grad.to(x.dtype)
     grad = grad.index_select(0, indices) if plan.combine else grad.contiguous()
 
     # Apply routing weights while gathering, which needs no extra pass, else to the narrower.
     weighs_gates = indices is None and 2 * w_down.shape[2] < w_down.shape[1]
-    projected = UpProjection(**dict(zip(("gates", "ups", "joined"), saved)))
+    projected = UpProjection(**dict(zip(("first", "second", "activated"), saved)))
     task = Backward(
         grad=grad, routing_weights=routing_weights, w_down=w_down, down_bias=down_bias,
         offsets=offsets, for_down=for_down,
-        for_gates=for_x or for_gate or for_up or for_gate_bias or for_up_bias,
+        for_gates=for_x or for_first or for_second or for_first_bias or for_second_bias,
         for_routing_weights=for_routing_weights, weighs_gates=weighs_gates,
     )  # fmt: skip
-    grad_gate_rows, grad_up_rows, by_row, grad_w_down = _gradients_of_activation(
+    grad_first, grad_second, routing_grads, grad_w_down = _gradients_of_activation(
         plan, projected, task
     )
     gradients = {"w_down": grad_w_down}
     if for_down_bias:
-        gradients["down_bias"] = _bias_grad(grad, offsets, routing_weights)
+        gradients["down_bias"] = _bias_gradient(grad, offsets, routing_weights)
     del projected, saved, task, grad  # frees their memory
-    if by_row is not None:
-        gradients["routing_weights"] = by_row.to(routing_weights.dtype)
-    if grad_gate_rows is not None:
-        row_weights = token_weights = None
-        if for_routing_weights and not weighs_gates:
-            row_weights, token_weights = (
-                routing_weights,
-                routing_weights if token_rows is None else weights_by_token,
-            )
-        if for_gate or for_up:
-            gathered = plan.weighted(x, indices, row_weights)
-            if for_gate:
-                gradients["gate"] = weight_gradient(grad_gate_rows, gathered, offsets, w_gate)
-            if for_up:
-                gradients["up"] = weight_gradient(grad_up_rows, gathered, offsets, w_up)
+    if routing_grads is not None:
+        gradients["routing_weights"] = routing_grads.to(routing_weights.dtype)
+    if grad_first is not None:
+        if weighs_gates or not for_routing_weights:  # these gradients are weighted already
+            routing_weights = token_routing_weights = None
+        elif token_rows is None:
+            token_routing_weights = routing_weights
+        if for_first or for_second:
+            gathered = plan.weighted(x, indices, routing_weights)
+            if for_first:
+                gradients["w_first"] = weight_gradient(grad_first, gathered, offsets, w_first)
+            if for_second:
+                gradients["w_second"] = weight_gradient(grad_second, gathered, offsets, w_second)
             del gathered  # frees its memory for the rows' gradient
-        if for_gate_bias:
-            gradients["gate_bias"] = _bias_grad(grad_gate_rows, offsets, row_weights)
-        if for_up_bias:
-            gradients["up_bias"] = _bias_grad(grad_up_rows, offsets, row_weights)
+        if for_first_bias:
+            gradients["first_bias"] = _bias_gradient(grad_first, offsets, routing_weights)
+        if for_second_bias:
+            gradients["second_bias"] = _bias_gradient(grad_second, offsets, routing_weights)
         if for_x:
-            grad_x = _gradient_of_rows(plan, grad_gate_rows, grad_up_rows, w_gate, w_up, offsets)
+            grad_x = _gradient_of_rows(plan, grad_first, grad_second, w_first, w_second, offsets)
             if indices is not None:
                 grad_x = sum_rows_of_tokens(
-                    grad_x, offsets, indices, token_rows, token_weights, x.shape[0],
+                    grad_x, offsets, indices, token_rows, token_routing_weights, x.shape[0],
                     is_compiled=plan.is_compiled, by_kernel=ctx.sums_rows,
                 )  # fmt: skip
             else:
-                grad_x = plan.weighted(grad_x, None, row_weights)
+                grad_x = plan.weighted(grad_x, None, routing_weights)
             gradients["x"] = grad_x
     order = (
-        "routing_weights", "x", "gate", "up", "w_down", "gate_bias", "up_bias", "down_bias",
+        "routing_weights", "x", "w_first", "w_second", "w_down", "first_bias", "second_bias",
+        "down_bias",
     )  # fmt: skip
     return (None, None, None, None, *(gradients.get(name) for name in order))
 
@@ -112,30 +111,30 @@ def _gradients_of_activation(
     grad_w_down = None
     if (
         task.for_down
-        and projected.joined is not None
+        and projected.activated is not None
         and (task.for_routing_weights or task.routing_weights is None)
     ):
         # Before the gates' gradients, which take more memory.
-        weighed = task.down_factors(plan, projected.joined)
+        weighed = task.down_operands(plan, projected.activated)
         grad_w_down = weight_gradient(*weighed, task.offsets, task.w_down)
         del weighed
         task = replace(task, for_down=False)
     result = _gradients_by_kernel(plan, projected, task) if task.for_gates else None
     if result is None:
         result = gradients_by_operators(plan, projected, task)
-    gates, ups = result.gates, result.ups
-    if plan.order is None and ups is None and gates is not None:
-        gates, ups = plan.split(gates)
-    if result.joined is not None:
-        grad_w_down = weight_gradient(result.grad, result.joined, task.offsets, task.w_down)
-    return gates, ups, result.routing_weights, grad_w_down
+    first, second = result.first, result.second
+    if plan.order is None and second is None and first is not None:
+        first, second = plan.split(first)
+    if result.activated is not None:
+        grad_w_down = weight_gradient(result.grad, result.activated, task.offsets, task.w_down)
+    return first, second, result.routing_weights, grad_w_down
 
 
 def _gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) -> Gradients | None:
     """Takes the result's gradient to gates and ups by one kernel, or returns None."""
     # Return early, because Dynamo in torch 2.11 cannot iterate enums.
-    product = projected.gates
-    if plan.kernels is None or product is None or projected.ups is not None:
+    product = projected.first
+    if plan.kernels is None or product is None or projected.second is not None:
         return None
     if not has_gate(plan.activation) or (not plan.is_compiled and is_watched(task.grad)):
         return None
@@ -183,58 +182,58 @@ def _complete(
             compute it here. In eager code a kernel provides it, with 0 for rows that no expert has.
         kernel_grad: Gradient passed to the kernel.
     """
-    assert projected.gates is not None
-    gates, ups = plan.parts(projected.gates, projected.ups)
+    assert projected.first is not None
+    gates, ups = plan.split(projected.first)
     ups_are_cut = plan.activation.kind is Activation.SWIGLU_OAI
-    grad, joined = kernel_grad, projected.joined
+    grad, activated = kernel_grad, projected.activated
     needs_result = task.for_routing_weights and sums is None and ups_are_cut
-    if joined is None and (task.for_down or needs_result):
-        joined = activated(plan, gates, ups)
-    by_row = None
+    if activated is None and (task.for_down or needs_result):
+        activated = activate(plan, gates, ups)
+    routing_grads = None
     if task.for_routing_weights:
         assert task.routing_weights is not None
         is_masked = sums is not None and task.down_bias is None and not plan.is_compiled
         if needs_result:
-            assert joined is not None
-            result = rows(joined, task.w_down.mT, task.offsets, task.down_bias)
-            by_row = sum_products(task.grad, result, is_compiled=plan.is_compiled)
+            assert activated is not None
+            result = rows(activated, task.w_down.mT, task.offsets, task.down_bias)
+            routing_grads = sum_products(task.grad, result, is_compiled=plan.is_compiled)
         else:
             if sums is None:
                 sums = sum_products(plan.split(gradients)[1], ups, is_compiled=plan.is_compiled)
-            by_row = with_bias(plan, task, sums)
+            routing_grads = with_bias(plan, task, sums)
         if not is_masked:
-            by_row = task.mask_unowned(by_row)
+            routing_grads = task.mask_unowned(routing_grads)
         if task.weighs_gates:
             gradients.mul_(task.routing_weights[:, None])
         if task.for_down:
-            assert joined is not None
-            grad, joined = task.down_factors(plan, joined)
-    joined = joined if task.for_down else None
-    return Gradients(grad=grad, joined=joined, gates=gradients, routing_weights=by_row)
+            assert activated is not None
+            grad, activated = task.down_operands(plan, activated)
+    activated = activated if task.for_down else None
+    return Gradients(grad=grad, activated=activated, first=gradients, routing_weights=routing_grads)
 
 
 def _gradient_of_rows(
     plan: Plan,
-    of_gates: torch.Tensor,
-    of_ups: torch.Tensor | None,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor | None,
+    grad_first: torch.Tensor,
+    grad_second: torch.Tensor | None,
+    w_first: torch.Tensor,
+    w_second: torch.Tensor | None,
     offsets: torch.Tensor,
 ) -> torch.Tensor:
     """Returns the rows' gradient from one product or two.
 
     The second product is added to the first in place, by one kernel if one serves.
     """
-    if of_ups is None:
-        return rows(of_gates, w_gate, offsets)
-    assert w_up is not None
-    second = (of_ups, w_up, offsets)
+    if grad_second is None:
+        return rows(grad_first, w_first, offsets)
+    assert w_second is not None
+    second = (grad_second, w_second, offsets)
     if plan.adds_rows(*second):
-        return added_rows(*second, of_gates, w_gate)
-    return rows(of_gates, w_gate, offsets) + rows(*second)
+        return added_rows(*second, grad_first, w_first)
+    return rows(grad_first, w_first, offsets) + rows(*second)
 
 
-def _bias_grad(
+def _bias_gradient(
     grad: torch.Tensor, offsets: torch.Tensor, routing_weights: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Sums each group's rows, times their routing weights, as a product with a fixed order.

@@ -32,7 +32,7 @@ from .expert_operands import (
 )
 from .gates import project_up
 from .operators import autocast_type, define_whole, is_traced_whole, is_watched
-from .plan import KernelUse, Plan, activated
+from .plan import KernelUse, Plan, activate
 from .products import rows
 from .routing import owned_rows, sort_by_expert, sum_rows_of_tokens
 
@@ -110,10 +110,10 @@ def experts(
             ``to_local()``.
         RuntimeError: In a backward with ``create_graph=True``: there is no second derivative.
     """
-    w_gate, w_up_alone, gate_bias, up_bias_alone = parts_of_pairs(w_up, up_bias)
+    w_first, w_second, first_bias, second_bias = parts_of_pairs(w_up, up_bias)
     operands = ExpertOperands(
-        x, w_gate, w_up_alone, w_down, offsets, counts, activation, weights, gate_bias,
-        up_bias_alone, down_bias, indices, token_rows, routing_weights, combine, alpha, limit,
+        x, w_first, w_second, w_down, offsets, counts, activation, weights, first_bias,
+        second_bias, down_bias, indices, token_rows, routing_weights, combine, alpha, limit,
         autocast_type(x),
     )  # fmt: skip
     return _experts_operator(*operands) if is_traced_whole() else compute_experts(operands)
@@ -126,7 +126,9 @@ def compute_experts(operands: ExpertOperands, *, is_traced: bool = False) -> tor
         alpha=operands.alpha,
         limit=operands.limit,
     )
-    order = None if operands.w_up is not None else parse_name("weights", _ORDERS, operands.weights)
+    order = None
+    if operands.w_second is None:
+        order = parse_name("weights", _ORDERS, operands.order)
     offsets, counts = operands.offsets, operands.counts
     if (offsets is None) == (counts is None):
         raise ValueError("experts: give either offsets or counts")
@@ -158,8 +160,8 @@ def compute_experts(operands: ExpertOperands, *, is_traced: bool = False) -> tor
     )
     result: torch.Tensor = _Experts.apply(
         plan, ends.to(torch.int32), operands.indices, operands.token_rows,
-        operands.routing_weights, operands.x, operands.w_gate, operands.w_up, operands.w_down,
-        operands.gate_bias, operands.up_bias, operands.down_bias,
+        operands.routing_weights, operands.x, operands.w_first, operands.w_second, operands.w_down,
+        operands.first_bias, operands.second_bias, operands.down_bias,
     )  # fmt: skip
     return result
 
@@ -174,38 +176,38 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         token_rows: torch.Tensor | None,
         routing_weights: torch.Tensor | None,
         x: torch.Tensor,
-        w_gate: torch.Tensor,
-        w_up: torch.Tensor | None,
+        w_first: torch.Tensor,
+        w_second: torch.Tensor | None,
         w_down: torch.Tensor,
-        gate_bias: torch.Tensor | None,
-        up_bias: torch.Tensor | None,
+        first_bias: torch.Tensor | None,
+        second_bias: torch.Tensor | None,
         down_bias: torch.Tensor | None,
     ) -> torch.Tensor:
         projected = project_up(
-            plan, x, indices, offsets, (w_gate, w_up), (gate_bias, up_bias), w_down
+            plan, x, indices, offsets, (w_first, w_second), (first_bias, second_bias), w_down
         )
-        hidden = projected.joined
-        if hidden is None:
-            assert projected.gates is not None
-            hidden = activated(plan, *plan.parts(projected.gates, projected.ups))
-        weights_by_token, sums_rows = None, False
+        activated = projected.activated
+        if activated is None:
+            assert projected.first is not None
+            activated = activate(plan, *plan.split(projected.first, projected.second))
+        token_routing_weights, sums_rows = None, False
         if token_rows is not None and (plan.combine or plan.wants_grad):
-            weights_by_token = None if routing_weights is None else routing_weights[token_rows]
+            token_routing_weights = None if routing_weights is None else routing_weights[token_rows]
             sums_rows = plan.sums_rows(x, *token_rows.shape)
             if sums_rows:
                 token_rows = owned_rows(token_rows, offsets)
         ctx.plan, ctx.sums_rows = plan, sums_rows
         ctx.save_for_backward(
-            offsets, indices, token_rows, routing_weights, weights_by_token,
-            x, w_gate, w_up, w_down, down_bias,
-            projected.gates, projected.ups, projected.joined,
+            offsets, indices, token_rows, routing_weights, token_routing_weights,
+            x, w_first, w_second, w_down, down_bias,
+            projected.first, projected.second, projected.activated,
         )  # fmt: skip
-        result = rows(hidden, w_down.mT, offsets, down_bias)
+        result = rows(activated, w_down.mT, offsets, down_bias)
         if not plan.combine:
             return plan.weighted(result, None, routing_weights)
         return sum_rows_of_tokens(
             result, offsets, indices, token_rows,
-            routing_weights if token_rows is None else weights_by_token,
+            routing_weights if token_rows is None else token_routing_weights,
             x.shape[0], is_compiled=plan.is_compiled, by_kernel=sums_rows,
         )  # fmt: skip
 
@@ -253,10 +255,10 @@ def routed_experts(
         TypeError: If dtypes differ or cannot be computed.
         RuntimeError: In a backward with ``create_graph=True``.
     """
-    w_gate, w_up_alone, gate_bias, up_bias_alone = parts_of_pairs(w_up, up_bias)
+    w_first, w_second, first_bias, second_bias = parts_of_pairs(w_up, up_bias)
     arguments = (
-        x, w_gate, w_up_alone, w_down, chosen, routing_weights, activation, weights, gate_bias,
-        up_bias_alone, down_bias, alpha, limit, autocast_type(x),
+        x, w_first, w_second, w_down, chosen, routing_weights, activation, weights, first_bias,
+        second_bias, down_bias, alpha, limit, autocast_type(x),
     )  # fmt: skip
     if is_traced_whole():
         return _routed_operator(*arguments)
@@ -265,15 +267,15 @@ def routed_experts(
 
 def _route(
     x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor | None,
+    w_first: torch.Tensor,
+    w_second: torch.Tensor | None,
     w_down: torch.Tensor,
     chosen: torch.Tensor,
     routing_weights: torch.Tensor | None,
     activation: str,
-    weights: str,
-    gate_bias: torch.Tensor | None,
-    up_bias: torch.Tensor | None,
+    order: str,
+    first_bias: torch.Tensor | None,
+    second_bias: torch.Tensor | None,
     down_bias: torch.Tensor | None,
     alpha: float,
     limit: float,
@@ -285,9 +287,9 @@ def _route(
     if routing_weights is not None:
         routing_weights = routing_weights.reshape(-1).index_select(0, routing.order)
     return ExpertOperands(
-        x, w_gate, w_up, w_down, routing.offsets, None, activation, weights, gate_bias, up_bias,
-        down_bias, routing.indices, routing.token_rows, routing_weights, True, alpha, limit,
-        autocast,
+        x, w_first, w_second, w_down, routing.offsets, None, activation, order, first_bias,
+        second_bias, down_bias, routing.indices, routing.token_rows, routing_weights, True, alpha,
+        limit, autocast,
     )  # fmt: skip
 
 

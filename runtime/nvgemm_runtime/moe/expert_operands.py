@@ -20,12 +20,13 @@ class ExpertOperands(NamedTuple):
 
     Attributes:
         x: Rows, or tokens if there are indices.
-        w_gate: Gate weights, or gate and up weights in one matrix for each expert.
-        w_up: Up weights; None if ``w_gate`` has both.
+        w_first: Weights of the first product: for gates and ups in one matrix for each expert, or
+            for gates.
+        w_second: Up weights of a second product; None if the first has both.
         w_down: Down projection weights.
         offsets, counts: Ends, or numbers, of each expert's rows.
-        activation, weights: Names for the activation and the order of gates and ups.
-        gate_bias, up_bias, down_bias: Biases, split as their weights.
+        activation, order: Names for the activation and the order of gates and ups.
+        first_bias, second_bias, down_bias: Biases, split as their weights.
         indices, token_rows: Each row's token, and each token's rows.
         routing_weights: Factor for each row's result.
         combine: True to add the results of each token's rows.
@@ -34,15 +35,15 @@ class ExpertOperands(NamedTuple):
     """
 
     x: torch.Tensor
-    w_gate: torch.Tensor
-    w_up: torch.Tensor | None
+    w_first: torch.Tensor
+    w_second: torch.Tensor | None
     w_down: torch.Tensor
     offsets: torch.Tensor | None
     counts: torch.Tensor | None
     activation: str
-    weights: str
-    gate_bias: torch.Tensor | None
-    up_bias: torch.Tensor | None
+    order: str
+    first_bias: torch.Tensor | None
+    second_bias: torch.Tensor | None
     down_bias: torch.Tensor | None
     indices: torch.Tensor | None
     token_rows: torch.Tensor | None
@@ -54,12 +55,12 @@ class ExpertOperands(NamedTuple):
 
     def floating(self) -> dict[str, torch.Tensor | None]:
         """Returns the operands with one dtype, by argument name, x first."""
-        if self.w_up is None:
-            up = {"w_up": self.w_gate, "up_bias": self.gate_bias}
+        if self.w_second is None:
+            up = {"w_up": self.w_first, "up_bias": self.first_bias}
         else:
             up = {
-                "w_up[0]": self.w_gate, "w_up[1]": self.w_up,
-                "up_bias[0]": self.gate_bias, "up_bias[1]": self.up_bias,
+                "w_up[0]": self.w_first, "w_up[1]": self.w_second,
+                "up_bias[0]": self.first_bias, "up_bias[1]": self.second_bias,
             }  # fmt: skip
         return {"x": self.x, **up, "w_down": self.w_down, "down_bias": self.down_bias}
 
@@ -75,7 +76,7 @@ class ExpertOperands(NamedTuple):
 
     def cast(self, dtype: torch.dtype) -> ExpertOperands:
         """Returns the operands after autocast, which keeps fp64."""
-        names = ("x", "w_gate", "w_up", "w_down", "gate_bias", "up_bias", "down_bias")
+        names = ("x", "w_first", "w_second", "w_down", "first_bias", "second_bias", "down_bias")
         operands = zip(names, (getattr(self, name) for name in names))
         return self._replace(
             **{

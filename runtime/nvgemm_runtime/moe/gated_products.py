@@ -37,7 +37,7 @@ from .kernels import (
     warn_once,
 )
 from .operators import count_taken, define, taken_rows
-from .plan import KernelUse, Plan, UpProjection, activated
+from .plan import KernelUse, Plan, UpProjection, activate
 from .products import rows
 
 _operators = torch.ops.nvgemm_moe
@@ -71,8 +71,8 @@ def gated_rows(
     del out
     plan = _plan_of(epilogue)
     product = rows(taken_rows(a, indices), b, offsets, bias)
-    joined = activated(plan, *plan.split(product))
-    return joined if epilogue.form is GateForm.JOINED else torch.cat((product, joined), 1)
+    activated = activate(plan, *plan.split(product))
+    return activated if epilogue.form is GateForm.JOINED else torch.cat((product, activated), 1)
 
 
 def paired_rows(
@@ -152,10 +152,10 @@ def paired_gated_rows(
     if use is not None:
         return None
     warn_once(GATE_LOST, reason)
-    ups, joined = behind[:, :hidden], behind[:, hidden:]
+    ups, activated = behind[:, :hidden], behind[:, hidden:]
     if kernels.launch(*grouped_operands(ups, a, b_up, offsets, None, None, indices=indices)):
         ups.copy_(rows(taken_rows(a, indices), b_up, offsets))
-    joined.copy_(activated(_plan_of(epilogue), gates, ups))
+    activated.copy_(activate(_plan_of(epilogue), gates, ups))
     return stored
 
 
@@ -209,9 +209,9 @@ def gate_gradients(
         grad=grad, routing_weights=None, w_down=b, down_bias=None, offsets=offsets,
         for_down=False, for_gates=True, for_routing_weights=has_sums, weighs_gates=False,
     )  # fmt: skip
-    computed = gradients_by_operators(_plan_of(epilogue), UpProjection(gates=product), task)
-    assert computed.gates is not None
-    return computed.gates, computed.routing_weights
+    computed = gradients_by_operators(_plan_of(epilogue), UpProjection(first=product), task)
+    assert computed.first is not None
+    return computed.first, computed.routing_weights
 
 
 def _gate_gradient(*operands: Any) -> torch.Tensor:

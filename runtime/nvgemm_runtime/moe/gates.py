@@ -31,30 +31,30 @@ def project_up(
     applies the gate is preferred to a copy. Width decides, because a kernel serves any number of
     columns and may still be slower.
     """
-    (w_gate, w_up), (gate_bias, _) = weights, biases
-    columns = w_gate.shape[1] + (0 if w_up is None else w_up.shape[1])
+    (w_first, w_second), (first_bias, _) = weights, biases
+    columns = w_first.shape[1] + (0 if w_second is None else w_second.shape[1])
     if indices is not None and columns > GATHERED_MAX_N:
         x, indices = taken_rows(x, indices), None
-    epilogues = _epilogues(plan, w_up is not None, biases)
-    sources: list[torch.Tensor | None] = [None]
+    epilogues = _epilogues(plan, w_second is not None, biases)
+    numbers: list[torch.Tensor | None] = [None]
     if indices is not None and epilogues:
-        sources.insert(0, indices.to(torch.int32).contiguous())  # as kernels take them
-    for gathered in sources:
-        a = taken_rows(x, indices) if gathered is None else x
+        numbers.insert(0, indices.to(torch.int32).contiguous())  # as kernels take them
+    for row_numbers in numbers:
+        a = taken_rows(x, indices) if row_numbers is None else x
         for epilogue in epilogues:
-            if w_up is None:
+            if w_second is None:
                 stored = gated_rows(
-                    a, w_gate.mT, offsets, gate_bias, epilogue, gathered, use=plan.kernels
+                    a, w_first.mT, offsets, first_bias, epilogue, row_numbers, use=plan.kernels
                 )
             else:
                 stored = paired_gated_rows(
-                    a, w_gate.mT, w_up.mT, offsets, epilogue, gathered, use=plan.kernels
+                    a, w_first.mT, w_second.mT, offsets, epilogue, row_numbers, use=plan.kernels
                 )
             if stored is None:
                 continue
             if epilogue.form is GateForm.JOINED:
-                return UpProjection(joined=stored)
-            return UpProjection(gates=stored[:, :columns], joined=stored[:, columns:])
+                return UpProjection(activated=stored)
+            return UpProjection(first=stored[:, :columns], activated=stored[:, columns:])
     return _without_gate(plan, a, offsets, weights, biases, w_down)
 
 
@@ -91,13 +91,15 @@ def _without_gate(
     w_down: torch.Tensor,
 ) -> UpProjection:
     """Computes the up projection without its activation."""
-    (w_gate, w_up), (gate_bias, up_bias) = weights, biases
-    if w_up is not None and plan.kernels is not None:
+    (w_first, w_second), (first_bias, second_bias) = weights, biases
+    if w_second is not None and plan.kernels is not None:
         gradient = plan.epilogue(GateForm.GRADIENT) if plan.wants_grad else None
         reader = None if gradient is None else (w_down, gradient)
-        both = paired_rows(x, w_gate.mT, w_up.mT, offsets, *biases, use=plan.kernels, reader=reader)
+        both = paired_rows(
+            x, w_first.mT, w_second.mT, offsets, *biases, use=plan.kernels, reader=reader
+        )
         if both is not None:
-            return UpProjection(gates=both)
-    gates = rows(x, w_gate.mT, offsets, gate_bias)
-    ups = None if w_up is None else rows(x, w_up.mT, offsets, up_bias)
-    return UpProjection(gates=gates, ups=ups)
+            return UpProjection(first=both)
+    first = rows(x, w_first.mT, offsets, first_bias)
+    second = None if w_second is None else rows(x, w_second.mT, offsets, second_bias)
+    return UpProjection(first=first, second=second)

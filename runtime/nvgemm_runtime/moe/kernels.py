@@ -183,10 +183,10 @@ def is_sum_served(matrix: torch.Tensor, count: int, each: int) -> bool:
     def make_requests() -> tuple[Request, ...]:
         added = _contiguous(_operand(matrix))
         sums = _example(count) or 1
-        factors = _contiguous(replace(added, dtype=torch.float32, shape=(sums, _example(each))))
-        indices = replace(factors, dtype=torch.int32)
+        weights = _contiguous(replace(added, dtype=torch.float32, shape=(sums, _example(each))))
+        indices = replace(weights, dtype=torch.int32)
         out = _contiguous(replace(added, shape=(sums, added.shape[1])))
-        return requests(Op.GATHERED_MM, factors, added, out=out, extras=ExtraOperands(rows=indices))
+        return requests(Op.GATHERED_MM, weights, added, out=out, extras=ExtraOperands(rows=indices))
 
     return _is_kernel_found(matrix.device, make_requests)
 

@@ -166,20 +166,24 @@ def sum_rows_of_tokens(
     if by_kernel:
         return gathered_rows(rows, token_rows, routing_weights)
     owned = token_rows < offsets[-1]
-    weights = None if routing_weights is None else torch.where(owned, routing_weights, 0)
-    return _sum_by_choice(rows, token_rows, owned, weights)
+    if routing_weights is not None:
+        routing_weights = torch.where(owned, routing_weights, 0)
+    return _sum_by_choice(rows, token_rows, owned, routing_weights)
 
 
 def _sum_by_choice(
-    rows: torch.Tensor, token_rows: torch.Tensor, owned: torch.Tensor, weights: torch.Tensor | None
+    rows: torch.Tensor,
+    token_rows: torch.Tensor,
+    owned: torch.Tensor,
+    routing_weights: torch.Tensor | None,
 ) -> torch.Tensor:
     """Sums by [tokens, dim] operators only, which Inductor fuses into one kernel."""
     sums = None
     for choice in range(token_rows.shape[1]):
         gathered = rows.index_select(0, token_rows[:, choice])
         exact = widen(torch.where(owned[:, choice, None], gathered, 0))
-        if weights is not None:
-            exact = exact * weights[:, choice, None]
+        if routing_weights is not None:
+            exact = exact * routing_weights[:, choice, None]
         sums = exact if sums is None else sums + exact
     assert sums is not None
     return rounded(sums, rows.dtype)
@@ -206,7 +210,7 @@ def _sum_by_index(
 
 
 def gathered_rows(
-    matrix: torch.Tensor, rows: torch.Tensor | None, weights: torch.Tensor | None = None
+    matrix: torch.Tensor, rows: torch.Tensor | None, routing_weights: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Adds matrix rows, each times its weight, in fp32, or fp64 for fp64, and rounds once.
 
@@ -214,19 +218,19 @@ def gathered_rows(
         matrix: Matrix [any number, n].
         rows: Rows to add: int32 or int64 [m, k]. A row outside the matrix, such as -1, adds
             nothing. None takes every row once, in order, and needs weights [m, 1].
-        weights: Routing weights, floating, shaped as ``rows``; None to add unweighted rows.
+        routing_weights: Routing weights, floating, shaped as ``rows``; None to add unweighted rows.
 
     Returns:
         Matrix [m, n] in the matrix's dtype.
     """
-    if is_direct(matrix, rows, weights):
-        return _gathered_rows(matrix, rows, weights)
-    result: torch.Tensor = torch.ops.nvgemm_moe.gathered_rows(matrix, rows, weights)
+    if is_direct(matrix, rows, routing_weights):
+        return _gathered_rows(matrix, rows, routing_weights)
+    result: torch.Tensor = torch.ops.nvgemm_moe.gathered_rows(matrix, rows, routing_weights)
     return result
 
 
 def _gathered_rows(
-    matrix: torch.Tensor, rows: torch.Tensor | None, weights: torch.Tensor | None
+    matrix: torch.Tensor, rows: torch.Tensor | None, routing_weights: torch.Tensor | None
 ) -> torch.Tensor:
     count = matrix.shape[0]
     shape = (count, 1) if rows is None else rows.shape
@@ -237,18 +241,18 @@ def _gathered_rows(
         indices = torch.arange(count, device=matrix.device, dtype=torch.int32)[:, None]
     else:  # an index that does not fit 32 bits is outside as well
         indices = (rows if rows.dtype is torch.int32 else rows.clamp(-1, count)).to(torch.int32)
-    if weights is None:
-        factors = torch.ones(shape, device=matrix.device, dtype=torch.float32)
+    if routing_weights is None:
+        fp32_weights = torch.ones(shape, device=matrix.device, dtype=torch.float32)
     else:
-        factors = widen(weights).contiguous()
+        fp32_weights = widen(routing_weights).contiguous()
     extras = ExtraOperands(rows=indices.contiguous())
-    reason = kernels.launch(Op.GATHERED_MM, factors, row_major(matrix), out, extras)
+    reason = kernels.launch(Op.GATHERED_MM, fp32_weights, row_major(matrix), out, extras)
     if not reason:
         return out
     del out  # torch allocates the result
     if not was_warned(BY_TORCH):  # that warning covers this
         warn_once(SUMMED_BY_TORCH, reason)
-    return _gathered_by_torch(matrix, rows, weights)
+    return _gathered_by_torch(matrix, rows, routing_weights)
 
 
 def _fake_gathered_rows(matrix: torch.Tensor, rows: torch.Tensor | None, _: Any) -> torch.Tensor:
@@ -256,40 +260,40 @@ def _fake_gathered_rows(matrix: torch.Tensor, rows: torch.Tensor | None, _: Any)
 
 
 def _gathered_by_torch(
-    matrix: torch.Tensor, rows: torch.Tensor | None, weights: torch.Tensor | None
+    matrix: torch.Tensor, rows: torch.Tensor | None, routing_weights: torch.Tensor | None
 ) -> torch.Tensor:
     """Computes `gathered_rows` from a copy of all rows.
 
     ``embedding_bag`` would do this, but requires weights in the matrix's dtype.
     """
     if rows is None:
-        assert weights is not None
-        return _weighted(matrix, weights, dense_like(matrix))
+        assert routing_weights is not None
+        return _weighted(matrix, routing_weights, dense_like(matrix))
     inside = (rows >= 0) & (rows < matrix.shape[0])
     indices = torch.where(inside, rows, 0)
     gathered = matrix.index_select(0, indices.reshape(-1)).reshape(*rows.shape, matrix.shape[1])
     gathered = torch.where(inside[..., None], gathered, 0)
-    if weights is None:
+    if routing_weights is None:
         # Torch adds 16-bit values in fp32. Under CUDA's autocast the sum's dtype is fp32.
         return rounded(gathered.sum(1), matrix.dtype)
-    weights = torch.where(inside, weights, 0)
-    if weights.shape[1] == 1:
+    routing_weights = torch.where(inside, routing_weights, 0)
+    if routing_weights.shape[1] == 1:
         single = gathered.squeeze(1)
-        return _weighted(single, weights, single)
+        return _weighted(single, routing_weights, single)
     if not multiplies_into_fp32(matrix):
-        return rounded((widen(gathered) * weights.unsqueeze(2)).sum(1), matrix.dtype)
+        return rounded((widen(gathered) * routing_weights.unsqueeze(2)).sum(1), matrix.dtype)
     # Torch multiplies 16 bits with 16 bits. A second product adds the weights' remaining bits.
-    near = weights.to(matrix.dtype)
+    near = routing_weights.to(matrix.dtype)
     sums = torch.bmm(near.unsqueeze(1), gathered, out_dtype=torch.float32)
-    if weights.dtype is not matrix.dtype:
-        rest = torch.where(near.isfinite(), weights - near, 0).to(matrix.dtype)
+    if routing_weights.dtype is not matrix.dtype:
+        rest = torch.where(near.isfinite(), routing_weights - near, 0).to(matrix.dtype)
         sums += torch.bmm(rest.unsqueeze(1), gathered, out_dtype=torch.float32)
     return sums.squeeze(1).to(matrix.dtype)
 
 
-def _weighted(rows: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Multiplies rows by their weights [rows, 1] in one operator, without an fp32 matrix."""
-    product: torch.Tensor = torch.mul(rows, widen(weights), out=out)
+def _weighted(rows: torch.Tensor, routing_weights: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Multiplies rows by weights [rows, 1] in one operator, without an fp32 matrix."""
+    product: torch.Tensor = torch.mul(rows, widen(routing_weights), out=out)
     return product
 
 

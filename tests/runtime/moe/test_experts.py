@@ -22,7 +22,7 @@ from expert_kernels import Installed, assert_same, gradients, leaves, operands_f
 from nvgemm_runtime.gemm.epilogues import Epilogue, WeightOrder
 from nvgemm_runtime.moe import backward, experts, kernels, operators, products
 from nvgemm_runtime.moe.activations import Activation, GatedActivation
-from nvgemm_runtime.moe.plan import KernelUse, Plan, activated, pieces_of
+from nvgemm_runtime.moe.plan import KernelUse, Plan, activate, pieces_of
 from nvgemm_runtime.settings import DEBUG_VARIABLE
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -234,7 +234,7 @@ def test_gpt_oss_activation_is_rounded_once() -> None:
     torch.manual_seed(0)
     gate, up = (4 * torch.randn(33, 24)).bfloat16(), (4 * torch.randn(33, 24)).bfloat16()
     exact = activation.apply(gate.float(), up.float())
-    assert torch.equal(activated(plan, gate, up), exact.bfloat16())
+    assert torch.equal(activate(plan, gate, up), exact.bfloat16())
     assert not torch.equal(activation.apply(gate, up), exact.bfloat16())
 
 

@@ -353,7 +353,7 @@ def test_sums_of_biases_have_all_of_a_weight() -> None:
     """Also what 16 bits do not hold of it."""
     grad = torch.tensor([[1.0], [-1.0]], dtype=torch.bfloat16).expand(2, 8).contiguous()
     weights = torch.tensor([1 + 2**-10, 1.0])
-    found = backward._bias_grad(grad, torch.tensor([2], dtype=torch.int32), weights)
+    found = backward._bias_gradient(grad, torch.tensor([2], dtype=torch.int32), weights)
     assert found.tolist() == [[2**-10] * 8]
 
 
