@@ -250,10 +250,10 @@ def check_shapes(
     for name, tensor in tensors.items():
         axes = axes_by_name[name]
         # Without indices, tokens are the rows. Any k fits.
-        expected = tuple(sizes.get(axis, tensor.shape[-1]) for axis in axes)
-        if tuple(tensor.shape) != expected:
+        expected = [sizes.get(axis, tensor.shape[-1]) for axis in axes]
+        if [*tensor.shape] != expected:
             raise ValueError(
-                f"experts: {name} is {tuple(tensor.shape)}, must be {expected}: "
+                f"experts: {name} is {tuple(tensor.shape)}, must be {tuple(expected)}: "
                 f"[{', '.join(axes)}], "
                 f"with {count} experts, dim {dim} and hidden {hidden} of w_down"
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..gemm.epilogues import Epilogue, GateForm
+from ..gemm.epilogues import GateForm
 from ..gemm.moe_operators import GATHERED_MAX_N
 from .gated_products import gated_rows, paired_gated_rows, paired_rows
 from .operators import taken_rows
@@ -35,14 +35,19 @@ def project_up(
     columns = w_first.shape[1] + (0 if w_second is None else w_second.shape[1])
     if indices is not None and columns > GATHERED_MAX_N:
         x, indices = taken_rows(x, indices), None
-    epilogues = _epilogues(plan, w_second is not None, biases)
+    forms = _forms(plan, weights, biases)
     numbers: list[torch.Tensor | None] = [None]
-    if indices is not None and epilogues:
+    if indices is not None and forms:
         numbers.insert(0, indices.to(torch.int32).contiguous())  # as kernels take them
     for row_numbers in numbers:
         a = taken_rows(x, indices) if row_numbers is None else x
-        for epilogue in epilogues:
+        for form in forms:
+            epilogue = plan.epilogue(form)
+            if epilogue is None:
+                continue
             if w_second is None:
+                if (epilogue.addend is None) is not (first_bias is None):
+                    continue
                 stored = gated_rows(
                     a, w_first.mT, offsets, first_bias, epilogue, row_numbers, use=plan.kernels
                 )
@@ -52,34 +57,26 @@ def project_up(
                 )
             if stored is None:
                 continue
-            if epilogue.form is GateForm.JOINED:
+            if form is GateForm.JOINED:
                 return UpProjection(activated=stored)
             return UpProjection(first=stored[:, :columns], activated=stored[:, columns:])
     return _without_gate(plan, a, offsets, weights, biases, w_down)
 
 
-def _epilogues(
-    plan: Plan, is_pair: bool, biases: tuple[torch.Tensor | None, torch.Tensor | None]
-) -> list[Epilogue]:
-    """Returns the epilogues of kernels that compute the up projection with a gate, best first.
+def _forms(
+    plan: Plan,
+    weights: tuple[torch.Tensor, torch.Tensor | None],
+    biases: tuple[torch.Tensor | None, torch.Tensor | None],
+) -> tuple[GateForm, ...]:
+    """Returns the forms of a gate that can compute the up projection in a kernel, best first.
 
     Bundles for training may only have the kernel that also stores the product.
     """
-    first_bias, second_bias = biases
-    forms: tuple[GateForm, ...]
     if plan.kernels is None:
-        return []
-    if is_pair:
-        forms = (GateForm.UPS,) if first_bias is None and second_bias is None else ()
-    else:
-        forms = (GateForm.KEPT,) if plan.wants_grad else (GateForm.JOINED, GateForm.KEPT)
-    epilogues = []
-    for form in forms:
-        epilogue = plan.epilogue(form)
-        # Ups always read an addend: the gates.
-        if epilogue is not None and (is_pair or (epilogue.addend is None) is (first_bias is None)):
-            epilogues.append(epilogue)
-    return epilogues
+        return ()
+    if weights[1] is not None:
+        return (GateForm.UPS,) if biases[0] is None and biases[1] is None else ()
+    return (GateForm.KEPT,) if plan.wants_grad else (GateForm.JOINED, GateForm.KEPT)
 
 
 def _without_gate(

@@ -82,6 +82,10 @@ def is_traced_whole() -> bool:
     return torch.compiler.is_compiling() and not is_exporting
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Tensor types that observe no operators."""
+
+
 def is_watched(*tensors: torch.Tensor | None) -> bool:
     """Returns True if a tracer, a dispatch mode or a tensor subclass observes operators.
 
@@ -92,10 +96,10 @@ def is_watched(*tensors: torch.Tensor | None) -> bool:
     # make_fx before dispatch, then torch.jit.trace.
     if _len_torch_dispatch_stack_pre_dispatch() or torch._C._get_tracing_state() is not None:
         return True
-    plain = (torch.Tensor, torch.nn.Parameter)
-    return any(
-        tensor is not None and (type(tensor) not in plain or tensor.is_meta) for tensor in tensors
-    )
+    for tensor in tensors:
+        if tensor is not None and (type(tensor) not in _PLAIN or tensor.is_meta):
+            return True
+    return False
 
 
 def is_direct(*tensors: torch.Tensor | None) -> bool:
@@ -105,7 +109,8 @@ def is_direct(*tensors: torch.Tensor | None) -> bool:
     """
     if is_watched(*tensors):
         return False
-    return not any(tensor is not None and tensor.is_neg() for tensor in tensors)
+    negated = [tensor for tensor in tensors if tensor is not None and tensor.is_neg()]
+    return not negated
 
 
 _WITH_AUTOCAST = ("cuda", "cpu")

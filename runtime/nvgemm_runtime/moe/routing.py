@@ -168,10 +168,10 @@ def sum_rows_of_tokens(
     owned = token_rows < offsets[-1]
     if routing_weights is not None:
         routing_weights = torch.where(owned, routing_weights, 0)
-    return _sum_by_choice(rows, token_rows, owned, routing_weights)
+    return _sum_by_token(rows, token_rows, owned, routing_weights)
 
 
-def _sum_by_choice(
+def _sum_by_token(
     rows: torch.Tensor,
     token_rows: torch.Tensor,
     owned: torch.Tensor,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -79,6 +81,28 @@ def test_a_kernel_with_the_gate_serves_where_no_gradient_is_wanted(
         found = experts(**made)
     assert installed.epilogues() == [epilogue, None]
     assert_same([found], [rounded.detach()], 2**-5)
+
+
+@pytest.mark.parametrize("kept", ["one weight", "two weights"])
+def test_a_fused_forward_finds_its_kernels_in_six_calls(
+    kept: str, install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Epilogue.SWIGLU_HALVES if kept == "one weight" else Epilogue.SWIGLU_HALVES_UPS
+    installed = install("tn", None, gate)
+    made = operands_for_kernels()
+    find, depths = kernels.find_kernel, list[int]()
+
+    def counted(*operands: Any) -> Any:
+        callers = traceback.walk_stack(sys._getframe(1))
+        names = [frame.f_globals["__name__"] for frame, _ in callers]
+        depths.append(sum(name.startswith("nvgemm_runtime.") for name in names))
+        return find(*operands)
+
+    monkeypatch.setattr(kernels, "find_kernel", counted)
+    with torch.no_grad():
+        experts(**(made if kept == "one weight" else of_two_weights(made)))
+    assert gate in installed.epilogues()
+    assert max(depths) == 6
 
 
 @pytest.mark.parametrize("order", ["halves", "interleaved"])
