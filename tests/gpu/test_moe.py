@@ -17,7 +17,7 @@ from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder,
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.launch import select
 from nvgemm_runtime.launch.loading.loader import LoadedKernel
-from nvgemm_runtime.moe import experts, launching, routed_experts, sort_by_expert
+from nvgemm_runtime.moe import experts, kernels, routed_experts, sort_by_expert
 
 DEVICE = "cuda"
 EXPERTS, DIM, HIDDEN = 6, 256, 384
@@ -29,7 +29,7 @@ Tensors = list[torch.Tensor]
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel looked up yet; that torch computes what is in fp32 is no news."""
     monkeypatch.setattr(select, "_cache", {})
-    monkeypatch.setattr(launching, "_warned", {*launching.WARNINGS})
+    monkeypatch.setattr(kernels, "_warned", {*kernels.WARNINGS})
 
 
 def operands(dtype: torch.dtype = torch.bfloat16, *, biased: bool = False) -> Tensors:
@@ -62,7 +62,7 @@ def is_by_kernels() -> bool:
     return bool(results) and all(isinstance(result, LoadedKernel) for result in results)
 
 
-def kernels() -> list[Kernel]:
+def searched_kernels() -> list[Kernel]:
     """The kernels that were looked up."""
     results = select._cache.values()
     return [result.kernel for result in results if isinstance(result, LoadedKernel)]
@@ -83,7 +83,7 @@ def test_no_further_from_fp32_than_by_torch(
     wide = [one.detach().float().requires_grad_() for one in given]
     wanted = run(wide, activation=activation)
     monkeypatch.setattr(select, "_cache", {})
-    monkeypatch.setattr(launching, "launch", lambda *_: "no kernel")
+    monkeypatch.setattr(kernels, "launch", lambda *_: "no kernel")
     by_torch = run(given, activation=activation)
     # Both round products to bf16 once; what else differs is the order of fp32 sums.
     for ours, theirs in zip(error(own, wanted), error(by_torch, wanted)):
@@ -102,7 +102,7 @@ def test_two_weights_are_at_most_half_as_far_again_from_fp32_as_one(activation: 
 
     found = run_of_two(x, gates, ups, down)
     assert is_by_kernels()
-    looked_up = {kernel.signature.epilogue for kernel in kernels()}
+    looked_up = {kernel.signature.epilogue for kernel in searched_kernels()}
     forms = (GateForm.UPS, GateForm.GRADIENT)
     expected = {find_gated(Gate(activation), WeightOrder.HALVES, form) for form in forms}
     assert looked_up == {None, Epilogue.ADD, *expected}
@@ -129,7 +129,7 @@ def test_without_gradients_a_kernel_has_the_gate(activation: str, order: str) ->
     with torch.no_grad():
         out = experts(x, up, down, ends(), **options)
     assert is_by_kernels()
-    assert any(kernel.signature.is_gated for kernel in kernels())
+    assert any(kernel.signature.is_gated for kernel in searched_kernels())
     rounded = experts(x, up, down, ends(), **options)
     wide = {name: one.float() for name, one in named.items()}
     exact = experts(x.float(), up.float(), down.float(), ends(), **{**options, **wide})
@@ -211,8 +211,10 @@ def test_tokens_to_tokens_no_further_from_fp32_than_by_torch(
     del junk
     own = routed(given, chosen, scores, run)
     assert is_by_kernels()
-    assert {Op.GATHERED_MM, Op.GATHERED_GROUPED_MM} <= {one.signature.op for one in kernels()}
-    assert GateForm.GRADIENT_SUMS in {one.signature.form for one in kernels()}
+    assert {Op.GATHERED_MM, Op.GATHERED_GROUPED_MM} <= {
+        one.signature.op for one in searched_kernels()
+    }
+    assert GateForm.GRADIENT_SUMS in {one.signature.form for one in searched_kernels()}
     assert torch.equal(own[0], routed(given, chosen, scores, run)[0])  # added in a fixed order
     wide = [one.detach().float().requires_grad_() for one in given]
     wanted = routed(wide, chosen, scores.detach().float().requires_grad_(), by_a_loop)
@@ -266,8 +268,8 @@ def test_rows_behind_the_last_end_may_be_nan(biased: bool, dim: int, spoiled: st
         leaves = [tokens.requires_grad_(), *given[1:]]
         found.append(tokens_to_tokens(leaves, chosen, weights, grads))
     assert is_by_kernels()
-    assert {Op.GATHERED_MM, Op.K_GROUPED_MM} <= {one.signature.op for one in kernels()}
-    assert GateForm.GRADIENT_SUMS in {one.signature.form for one in kernels()}
+    assert {Op.GATHERED_MM, Op.K_GROUPED_MM} <= {one.signature.op for one in searched_kernels()}
+    assert GateForm.GRADIENT_SUMS in {one.signature.form for one in searched_kernels()}
     of_zeros, of_nan = found
     assert all(one.isfinite().all() for one in of_nan)
     assert all(torch.equal(one, other) for one, other in zip(of_nan, of_zeros))
@@ -334,8 +336,8 @@ def test_a_capture_from_tokens_may_be_the_first_use_and_follows_new_choices() ->
     with torch.cuda.graph(graph):
         captured = step(chosen)
     assert is_by_kernels()
-    assert Op.GATHERED_GROUPED_MM in {one.signature.op for one in kernels()}
-    assert GateForm.GRADIENT_SUMS in {one.signature.form for one in kernels()}
+    assert Op.GATHERED_GROUPED_MM in {one.signature.op for one in searched_kernels()}
+    assert GateForm.GRADIENT_SUMS in {one.signature.form for one in searched_kernels()}
     for other in choices[::-1]:
         chosen.copy_(other)
         graph.replay()

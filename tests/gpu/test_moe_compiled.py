@@ -12,11 +12,11 @@ import pytest
 import torch
 import torch._dynamo
 import torch.utils.checkpoint
-from test_moe import COUNTS, DEVICE, Tensors, ends, error, is_by_kernels, kernels, operands
+from test_moe import COUNTS, DEVICE, Tensors, ends, error, is_by_kernels, operands, searched_kernels
 
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.launch import select
-from nvgemm_runtime.moe import experts, launching
+from nvgemm_runtime.moe import experts, kernels
 
 OTHER_COUNTS = ((0, 87, 300, 0, 500, 200), (3, 2, 1, 0, 0, 1), (256,) * 6)
 
@@ -25,7 +25,7 @@ OTHER_COUNTS = ((0, 87, 300, 0, 500, 200), (3, 2, 1, 0, 0, 1), (256,) * 6)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing compiled, no kernel looked up yet; that torch computes what is in fp32 is no news."""
     monkeypatch.setattr(select, "_cache", {})
-    monkeypatch.setattr(launching, "_warned", {*launching.WARNINGS})
+    monkeypatch.setattr(kernels, "_warned", {*kernels.WARNINGS})
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -63,7 +63,7 @@ def split(given: Tensors) -> Tensors:
 def gates_found() -> set[Epilogue]:
     """Gated epilogues that were looked up, all of which kernels served."""
     assert is_by_kernels()
-    epilogues = {kernel.signature.epilogue for kernel in kernels()}
+    epilogues = {kernel.signature.epilogue for kernel in searched_kernels()}
     return {one for one in epilogues if one is not None and one.gate is not None}
 
 

@@ -30,8 +30,8 @@ _WAITED_FOR = {
 }
 """Modules here by the torch module whose import installs them."""
 
-EXPERTS = "nvgemm_runtime.moe.traced"
-"""Module that defines the experts' operators. A program may import it late or never."""
+EXPERTS = "nvgemm_runtime.moe"
+"""Package that defines the experts' operators. A program may import it late or never."""
 
 _log = logging.getLogger(__name__)
 

@@ -1,13 +1,9 @@
-"""A MoE layer's experts as one differentiable function.
+"""A MoE layer's experts, of sorted rows and from tokens to tokens, as differentiable functions.
 
 Forward: if a kernel has the gate as its epilogue, it computes the up projection and stores it
 before the activation's result. Both are saved for the backward. With two weights, one launch
 computes gates and a second computes ups and the activation. Otherwise torch's operators compute the
 activation.
-
-Backward: if a kernel serves, it takes the gradient through the down projection and the gate. An
-activation that was not saved is computed again: as in the forward if that kernel serves, else in
-fp32, a few rows at a time, so that its tensors stay small.
 
 While torch.compile traces, a call is one operator, which the graph replaces with the same kernels
 as operators. If none serves, operators compute the activation in fp32 for all rows at once, because
@@ -16,25 +12,29 @@ Inductor fuses them.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..gemm.epilogues import WeightOrder
-from ..gemm.moe_operators import BIAS_COLUMNS
 from ..settings import is_debugging
 from .activations import Activation, GatedActivation
-from .checks import check_dtypes, check_kinds, check_shapes, check_values, named, parts_of_pairs
-from .expert_operands import ExpertOperands
+from .backward import take_gradients
+from .expert_operands import (
+    ExpertOperands,
+    check_dtypes,
+    check_kinds,
+    check_routed,
+    check_shapes,
+    check_values,
+    parse_name,
+    parts_of_pairs,
+)
 from .gates import project_up
-from .gradients import Backward, gradients_by_operators
-from .kernel_gradients import gradients_by_kernel
-from .operators import autocast_type, is_watched
-from .plan import KernelUse, Plan, UpProjection, activated
-from .products import added_rows, columns, rows, weight_gradient
-from .tokens import owned_rows, sum_rows_of_tokens
-from .traced import define_whole, is_traced_whole
+from .operators import autocast_type, define_whole, is_traced_whole, is_watched
+from .plan import KernelUse, Plan, activate
+from .products import rows
+from .routing import owned_rows, sort_by_expert, sum_rows_of_tokens
 
 _ACTIVATIONS = {activation.value: activation for activation in Activation}
 _ORDERS = {order.value: order for order in WeightOrder}
@@ -110,23 +110,25 @@ def experts(
             ``to_local()``.
         RuntimeError: In a backward with ``create_graph=True``: there is no second derivative.
     """
-    w_gate, w_up_alone, gate_bias, up_bias_alone = parts_of_pairs(w_up, up_bias)
+    w_first, w_second, first_bias, second_bias = parts_of_pairs(w_up, up_bias)
     operands = ExpertOperands(
-        x, w_gate, w_up_alone, w_down, offsets, counts, activation, weights, gate_bias,
-        up_bias_alone, down_bias, indices, token_rows, routing_weights, combine, alpha, limit,
+        x, w_first, w_second, w_down, offsets, counts, activation, weights, first_bias,
+        second_bias, down_bias, indices, token_rows, routing_weights, combine, alpha, limit,
         autocast_type(x),
     )  # fmt: skip
-    return _operator(*operands) if is_traced_whole() else compute_experts(operands)
+    return _experts_operator(*operands) if is_traced_whole() else compute_experts(operands)
 
 
 def compute_experts(operands: ExpertOperands, *, is_traced: bool = False) -> torch.Tensor:
     """Computes `experts`, called directly or traced in place of its operator."""
     activation = GatedActivation(
-        kind=named("activation", _ACTIVATIONS, operands.activation),
+        kind=parse_name("activation", _ACTIVATIONS, operands.activation),
         alpha=operands.alpha,
         limit=operands.limit,
     )
-    order = None if operands.w_up is not None else named("weights", _ORDERS, operands.weights)
+    order = None
+    if operands.w_second is None:
+        order = parse_name("weights", _ORDERS, operands.order)
     offsets, counts = operands.offsets, operands.counts
     if (offsets is None) == (counts is None):
         raise ValueError("experts: give either offsets or counts")
@@ -158,8 +160,8 @@ def compute_experts(operands: ExpertOperands, *, is_traced: bool = False) -> tor
     )
     result: torch.Tensor = _Experts.apply(
         plan, ends.to(torch.int32), operands.indices, operands.token_rows,
-        operands.routing_weights, operands.x, operands.w_gate, operands.w_up, operands.w_down,
-        operands.gate_bias, operands.up_bias, operands.down_bias,
+        operands.routing_weights, operands.x, operands.w_first, operands.w_second, operands.w_down,
+        operands.first_bias, operands.second_bias, operands.down_bias,
     )  # fmt: skip
     return result
 
@@ -174,186 +176,136 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         token_rows: torch.Tensor | None,
         routing_weights: torch.Tensor | None,
         x: torch.Tensor,
-        w_gate: torch.Tensor,
-        w_up: torch.Tensor | None,
+        w_first: torch.Tensor,
+        w_second: torch.Tensor | None,
         w_down: torch.Tensor,
-        gate_bias: torch.Tensor | None,
-        up_bias: torch.Tensor | None,
+        first_bias: torch.Tensor | None,
+        second_bias: torch.Tensor | None,
         down_bias: torch.Tensor | None,
     ) -> torch.Tensor:
         projected = project_up(
-            plan, x, indices, offsets, (w_gate, w_up), (gate_bias, up_bias), w_down
+            plan, x, indices, offsets, (w_first, w_second), (first_bias, second_bias), w_down
         )
-        hidden = projected.joined
-        if hidden is None:
-            assert projected.gates is not None
-            hidden = activated(plan, *plan.parts(projected.gates, projected.ups))
-        weights_by_token, sums_rows = None, False
+        activated = projected.activated
+        if activated is None:
+            assert projected.first is not None
+            activated = activate(plan, *plan.split(projected.first, projected.second))
+        token_routing_weights, sums_rows = None, False
         if token_rows is not None and (plan.combine or plan.wants_grad):
-            weights_by_token = None if routing_weights is None else routing_weights[token_rows]
+            token_routing_weights = None if routing_weights is None else routing_weights[token_rows]
             sums_rows = plan.sums_rows(x, *token_rows.shape)
             if sums_rows:
                 token_rows = owned_rows(token_rows, offsets)
         ctx.plan, ctx.sums_rows = plan, sums_rows
         ctx.save_for_backward(
-            offsets, indices, token_rows, routing_weights, weights_by_token,
-            x, w_gate, w_up, w_down, down_bias,
-            projected.gates, projected.ups, projected.joined,
+            offsets, indices, token_rows, routing_weights, token_routing_weights,
+            x, w_first, w_second, w_down, down_bias,
+            projected.first, projected.second, projected.activated,
         )  # fmt: skip
-        result = rows(hidden, w_down.mT, offsets, down_bias)
+        result = rows(activated, w_down.mT, offsets, down_bias)
         if not plan.combine:
             return plan.weighted(result, None, routing_weights)
         return sum_rows_of_tokens(
             result, offsets, indices, token_rows,
-            routing_weights if token_rows is None else weights_by_token,
+            routing_weights if token_rows is None else token_routing_weights,
             x.shape[0], is_compiled=plan.is_compiled, by_kernel=sums_rows,
         )  # fmt: skip
 
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # While compiling, AOTAutograd itself refuses a second backward.
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise RuntimeError(
-                "experts: the backward has no derivative; call backward() or grad() without "
-                "create_graph=True"
-            )
-        (
-            offsets, indices, token_rows, routing_weights, weights_by_token,
-            x, w_gate, w_up, w_down, down_bias, *saved,
-        ) = ctx.saved_tensors  # fmt: skip
-        plan: Plan = ctx.plan
-        # Compiled autograd, which may compile an eager call's backward, cannot trace this.
-        if plan.kernels is KernelUse.LAUNCHED and not torch.compiler.is_compiling():
-            ctx.maybe_clear_saved_tensors()  # unless the graph is retained
-        (
-            for_routing_weights, for_x, for_gate, for_up, for_down,
-            for_gate_bias, for_up_bias, for_down_bias,
-        ) = ctx.needs_input_grad[4:]  # fmt: skip
-        for_gates = for_x or for_gate or for_up or for_gate_bias or for_up_bias
-        gradients: dict[str, torch.Tensor] = {}
-        grad = grad.to(x.dtype)
-        grad = grad.index_select(0, indices) if plan.combine else grad.contiguous()
-
-        # Apply routing weights while gathering, which needs no extra pass, else to the narrower.
-        weighs_gates = indices is None and 2 * w_down.shape[2] < w_down.shape[1]
-        projected = UpProjection(**dict(zip(("gates", "ups", "joined"), saved)))
-        task = Backward(
-            grad=grad, routing_weights=routing_weights, w_down=w_down, down_bias=down_bias,
-            offsets=offsets, for_down=for_down, for_gates=for_gates,
-            for_routing_weights=for_routing_weights, weighs_gates=weighs_gates,
-        )  # fmt: skip
-        if (
-            for_down
-            and projected.joined is not None
-            and (for_routing_weights or routing_weights is None)
-        ):
-            # Before the gates' gradients, which take more memory.
-            weighed = task.down_factors(plan, projected.joined)
-            gradients["w_down"] = weight_gradient(*weighed, offsets, w_down)
-            del weighed
-            task = replace(task, for_down=False)
-        of_activation = gradients_by_kernel(plan, projected, task) if for_gates else None
-        if of_activation is None:
-            of_activation = gradients_by_operators(plan, projected, task)
-        grad_gate_rows, grad_up_rows = of_activation.gates, of_activation.ups
-        if w_up is not None and grad_up_rows is None and grad_gate_rows is not None:
-            grad_gate_rows, grad_up_rows = plan.split(grad_gate_rows)
-        if of_activation.joined is not None:
-            gradients["w_down"] = weight_gradient(
-                of_activation.grad, of_activation.joined, offsets, w_down
-            )
-        by_row = of_activation.routing_weights
-        if for_down_bias:
-            gradients["down_bias"] = _bias_grad(grad, offsets, routing_weights)
-        del of_activation, projected, saved, task, grad  # frees their memory
-        if by_row is not None:
-            gradients["routing_weights"] = by_row.to(routing_weights.dtype)
-        if grad_gate_rows is not None:
-            row_weights = token_weights = None
-            if for_routing_weights and not weighs_gates:
-                row_weights, token_weights = (
-                    routing_weights,
-                    routing_weights if token_rows is None else weights_by_token,
-                )
-            if for_gate or for_up:
-                gathered = plan.weighted(x, indices, row_weights)
-                if for_gate:
-                    gradients["gate"] = weight_gradient(grad_gate_rows, gathered, offsets, w_gate)
-                if for_up:
-                    gradients["up"] = weight_gradient(grad_up_rows, gathered, offsets, w_up)
-                del gathered  # frees its memory for the rows' gradient
-            if for_gate_bias:
-                gradients["gate_bias"] = _bias_grad(grad_gate_rows, offsets, row_weights)
-            if for_up_bias:
-                gradients["up_bias"] = _bias_grad(grad_up_rows, offsets, row_weights)
-            if for_x:
-                grad_x = _gradient_of_rows(
-                    plan, grad_gate_rows, grad_up_rows, w_gate, w_up, offsets
-                )
-                if indices is not None:
-                    grad_x = sum_rows_of_tokens(
-                        grad_x, offsets, indices, token_rows, token_weights, x.shape[0],
-                        is_compiled=plan.is_compiled, by_kernel=ctx.sums_rows,
-                    )  # fmt: skip
-                else:
-                    grad_x = plan.weighted(grad_x, None, row_weights)
-                gradients["x"] = grad_x
-        order = (
-            "routing_weights",
-            "x",
-            "gate",
-            "up",
-            "w_down",
-            "gate_bias",
-            "up_bias",
-            "down_bias",
-        )
-        return (None, None, None, None, *(gradients.get(name) for name in order))
+    backward = staticmethod(take_gradients)
 
 
-def _gradient_of_rows(
-    plan: Plan,
-    of_gates: torch.Tensor,
-    of_ups: torch.Tensor | None,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor | None,
-    offsets: torch.Tensor,
+def routed_experts(
+    x: torch.Tensor,
+    w_up: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+    w_down: torch.Tensor,
+    chosen: torch.Tensor,
+    routing_weights: torch.Tensor | None = None,
+    *,
+    activation: str = "swiglu",
+    weights: str = "halves",
+    up_bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+    down_bias: torch.Tensor | None = None,
+    alpha: float = 1.702,
+    limit: float = 7.0,
 ) -> torch.Tensor:
-    """Returns the rows' gradient from one product or two.
+    """Sends each token through the experts that a router chose, and adds their results.
 
-    The second product is added to the first in place, by one kernel if one serves.
+    Sorts rows by `sort_by_expert` and computes `experts` with ``combine``. Shared arguments are
+    described in `experts`.
+
+    Args:
+        x: Tokens [tokens, dim].
+        w_up: Gate and up weights.
+        w_down: Down projection weights [experts, dim, hidden].
+        chosen: Each token's experts: int32 or int64 [tokens, k]. A choice below 0, or past the last
+            expert, belongs to another rank and adds nothing.
+        routing_weights: Factor for each expert's result: floating, shaped as ``chosen``.
+        activation: Gated activation.
+        weights: Order of gates and ups.
+        up_bias: Gate and up bias.
+        down_bias: Down projection bias.
+        alpha: ``swiglu_oai`` constant.
+        limit: ``swiglu_oai`` constant.
+
+    Returns:
+        Sums [tokens, dim], added in fp32 and rounded to the operands' dtype.
+
+    Raises:
+        ValueError: If shapes, devices or names do not fit.
+        TypeError: If dtypes differ or cannot be computed.
+        RuntimeError: In a backward with ``create_graph=True``.
     """
-    if of_ups is None:
-        return rows(of_gates, w_gate, offsets)
-    assert w_up is not None
-    second = (of_ups, w_up, offsets)
-    if plan.adds_rows(*second):
-        return added_rows(*second, of_gates, w_gate)
-    return rows(of_gates, w_gate, offsets) + rows(*second)
+    w_first, w_second, first_bias, second_bias = parts_of_pairs(w_up, up_bias)
+    arguments = (
+        x, w_first, w_second, w_down, chosen, routing_weights, activation, weights, first_bias,
+        second_bias, down_bias, alpha, limit, autocast_type(x),
+    )  # fmt: skip
+    if is_traced_whole():
+        return _routed_operator(*arguments)
+    return compute_experts(_route(*arguments))
 
 
-def _bias_grad(
-    grad: torch.Tensor, offsets: torch.Tensor, routing_weights: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Sums each group's rows, times their routing weights, as a product with a fixed order.
+def _route(
+    x: torch.Tensor,
+    w_first: torch.Tensor,
+    w_second: torch.Tensor | None,
+    w_down: torch.Tensor,
+    chosen: torch.Tensor,
+    routing_weights: torch.Tensor | None,
+    activation: str,
+    order: str,
+    first_bias: torch.Tensor | None,
+    second_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    alpha: float,
+    limit: float,
+    autocast: torch.dtype | None,
+) -> ExpertOperands:
+    """Returns `routed_experts`' operands for `experts`, with rows sorted by expert."""
+    check_routed(x, w_down, chosen, routing_weights)
+    routing = sort_by_expert(chosen, w_down.shape[0])
+    if routing_weights is not None:
+        routing_weights = routing_weights.reshape(-1).index_select(0, routing.order)
+    return ExpertOperands(
+        x, w_first, w_second, w_down, routing.offsets, None, activation, order, first_bias,
+        second_bias, down_bias, routing.indices, routing.token_rows, routing_weights, True, alpha,
+        limit, autocast,
+    )  # fmt: skip
 
-    The other matrix has columns of ones. With routing weights, its first column holds them rounded
-    and its second column their rounding errors. Each column gives a sum in fp32 that is rounded.
-    """
-    if routing_weights is None:
-        ones = grad.new_ones((grad.shape[0], BIAS_COLUMNS))
-        return columns(grad, ones, offsets)[..., 0]
-    near = routing_weights.to(grad.dtype)
-    zeros = grad.new_zeros((grad.shape[0], BIAS_COLUMNS - 2))
-    parts = (near[:, None], (routing_weights - near).to(grad.dtype)[:, None], zeros)
-    return columns(grad, torch.cat(parts, 1), offsets)[..., :2].sum(-1)
 
-
-_operator = define_whole(
+_experts_operator = define_whole(
     "experts",
     "Tensor x, Tensor w_up, Tensor? w_ups, Tensor w_down, Tensor? offsets, Tensor? counts, "
     "str activation, str weights, Tensor? up_bias, Tensor? bias_of_ups, Tensor? down_bias, "
     "Tensor? indices, Tensor? token_rows, Tensor? routing_weights, bool combine, float alpha, "
     "float limit",
     lambda *operands: compute_experts(ExpertOperands(*operands), is_traced=True),
+)
+
+_routed_operator = define_whole(
+    "routed_experts",
+    "Tensor x, Tensor w_up, Tensor? w_ups, Tensor w_down, Tensor chosen, Tensor? routing_weights, "
+    "str activation, str weights, Tensor? up_bias, Tensor? bias_of_ups, Tensor? down_bias, "
+    "float alpha, float limit",
+    lambda *arguments: compute_experts(_route(*arguments), is_traced=True),
 )

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from ..gemm.epilogues import Epilogue, GateForm
-from ..gemm.extra_operands import ExtraOperands
 from ..gemm.moe_operators import (
     GATE_GRADIENT,
     GATE_GRADIENT_SUMS,
@@ -26,13 +25,20 @@ from ..gemm.moe_operators import (
 )
 from ..gemm.operands import check_shapes
 from ..gemm.roles import sum_parts
+from . import kernels
 from .activations import Activation, GatedActivation
 from .gradients import Backward, gradients_by_operators
-from .launching import GATE_LOST, define, has_kernel, launch_groups, op_of_rows, warn_once
-from .operators import count_taken, taken_rows
-from .plan import KernelUse, Plan, UpProjection, activated
+from .kernels import (
+    GATE_LOST,
+    grouped_operands,
+    has_kernel,
+    is_served,
+    op_of_rows,
+    warn_once,
+)
+from .operators import count_taken, define, taken_rows
+from .plan import KernelUse, Plan, UpProjection, activate
 from .products import rows
-from .served import is_served
 
 _operators = torch.ops.nvgemm_moe
 
@@ -56,7 +62,7 @@ def gated_rows(
         return traced
     op, count = op_of_rows(indices), count_taken(a, indices)
     out = a.new_empty(check_shapes(op, a, b, form=epilogue.form, rows=count))
-    reason = launch_groups(out, a, b, offsets, bias, epilogue, indices=indices)
+    reason = kernels.launch(*grouped_operands(out, a, b, offsets, bias, epilogue, indices=indices))
     if not reason:
         return out
     if use is not None:
@@ -65,8 +71,8 @@ def gated_rows(
     del out
     plan = _plan_of(epilogue)
     product = rows(taken_rows(a, indices), b, offsets, bias)
-    joined = activated(plan, *plan.split(product))
-    return joined if epilogue.form is GateForm.JOINED else torch.cat((product, joined), 1)
+    activated = activate(plan, *plan.split(product))
+    return activated if epilogue.form is GateForm.JOINED else torch.cat((product, activated), 1)
 
 
 def paired_rows(
@@ -98,7 +104,7 @@ def paired_rows(
         traced: torch.Tensor = _operators.paired_rows(a, b_gate, b_up, offsets, bias_gate, bias_up)
         return traced
     for half, (b, bias) in zip((both[:, :hidden], both[:, hidden:]), pairs):
-        if launch_groups(half, a, b, offsets, bias, None):
+        if kernels.launch(*grouped_operands(half, a, b, offsets, bias, None)):
             if use is not None:
                 return None
             half.copy_(rows(a, b, offsets, bias))
@@ -133,37 +139,24 @@ def paired_gated_rows(
         return traced
     stored = a.new_empty((count_taken(a, indices), 3 * hidden))
     gates, behind = stored[:, :hidden], stored[:, hidden:]
-    if use is not None and not _serves_ups(behind, a, b_up, offsets, gates, epilogue, indices):
+    with_gate = grouped_operands(behind, a, b_up, offsets, gates, epilogue, indices=indices)
+    if use is not None and not has_kernel(*with_gate):  # before anything is written
         return None
-    if launch_groups(gates, a, b_gate, offsets, None, None, indices=indices):
+    if kernels.launch(*grouped_operands(gates, a, b_gate, offsets, None, None, indices=indices)):
         if use is not None:
             return None
         gates.copy_(rows(taken_rows(a, indices), b_gate, offsets))
-    reason = launch_groups(behind, a, b_up, offsets, gates, epilogue, indices=indices)
+    reason = kernels.launch(*with_gate)
     if not reason:
         return stored
     if use is not None:
         return None
     warn_once(GATE_LOST, reason)
-    ups, joined = behind[:, :hidden], behind[:, hidden:]
-    if launch_groups(ups, a, b_up, offsets, None, None, indices=indices):
+    ups, activated = behind[:, :hidden], behind[:, hidden:]
+    if kernels.launch(*grouped_operands(ups, a, b_up, offsets, None, None, indices=indices)):
         ups.copy_(rows(taken_rows(a, indices), b_up, offsets))
-    joined.copy_(activated(_plan_of(epilogue), gates, ups))
+    activated.copy_(activate(_plan_of(epilogue), gates, ups))
     return stored
-
-
-def _serves_ups(
-    out: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    gates: torch.Tensor,
-    epilogue: Epilogue,
-    indices: torch.Tensor | None,
-) -> bool:
-    """Returns True if a kernel serves the second launch, before the first writes anything."""
-    extras = ExtraOperands(offsets=offsets, rows=indices, addend=gates, gated=epilogue)
-    return not out.shape[0] or has_kernel(op_of_rows(indices), a, b, out, extras)
 
 
 def gate_gradients(
@@ -205,7 +198,7 @@ def gate_gradients(
     if has_sums:
         parts = grad.new_empty((grad.shape[0], sum_parts(b.shape[2])), dtype=torch.float32)
     out = grad.new_empty(check_shapes(op_of_rows(None), grad, b, form=epilogue.form))
-    reason = launch_groups(out, grad, b, offsets, product, epilogue, sums=parts)
+    reason = kernels.launch(*grouped_operands(out, grad, b, offsets, product, epilogue, sums=parts))
     if not reason:
         return out, None if parts is None else parts.sum(1)
     if use is not None:
@@ -216,9 +209,9 @@ def gate_gradients(
         grad=grad, routing_weights=None, w_down=b, down_bias=None, offsets=offsets,
         for_down=False, for_gates=True, for_routing_weights=has_sums, weighs_gates=False,
     )  # fmt: skip
-    computed = gradients_by_operators(_plan_of(epilogue), UpProjection(gates=product), task)
-    assert computed.gates is not None
-    return computed.gates, computed.routing_weights
+    computed = gradients_by_operators(_plan_of(epilogue), UpProjection(first=product), task)
+    assert computed.first is not None
+    return computed.first, computed.routing_weights
 
 
 def _gate_gradient(*operands: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..gemm.epilogues import Epilogue, GateForm
+from ..gemm.epilogues import GateForm
 from ..gemm.moe_operators import GATHERED_MAX_N
 from .gated_products import gated_rows, paired_gated_rows, paired_rows
 from .operators import taken_rows
@@ -31,82 +31,72 @@ def project_up(
     applies the gate is preferred to a copy. Width decides, because a kernel serves any number of
     columns and may still be slower.
     """
-    (w_gate, w_up), (gate_bias, up_bias) = weights, biases
-    columns = w_gate.shape[1] + (0 if w_up is None else w_up.shape[1])
+    (w_first, w_second), (first_bias, _) = weights, biases
+    columns = w_first.shape[1] + (0 if w_second is None else w_second.shape[1])
     if indices is not None and columns > GATHERED_MAX_N:
         x, indices = taken_rows(x, indices), None
-    if plan.kernels is not None and indices is not None:
-        narrow = indices.to(torch.int32).contiguous()  # as kernels take them
-        projection = _with_gate(plan, x, narrow, offsets, weights, biases)
-        if projection is not None:
-            return projection
-    gathered = taken_rows(x, indices)
-    if plan.kernels is not None:
-        projection = _with_gate(plan, gathered, None, offsets, weights, biases)
-        if projection is not None:
-            return projection
-        if w_up is not None:
-            gradient = plan.epilogue(GateForm.GRADIENT) if plan.wants_grad else None
-            reader = None if gradient is None else (w_down, gradient)
-            both = paired_rows(
-                gathered, w_gate.mT, w_up.mT, offsets, *biases, use=plan.kernels, reader=reader
-            )
-            if both is not None:
-                return UpProjection(gates=both)
-    gates = rows(gathered, w_gate.mT, offsets, gate_bias)
-    ups = None if w_up is None else rows(gathered, w_up.mT, offsets, up_bias)
-    return UpProjection(gates=gates, ups=ups)
+    forms = _forms(plan, weights, biases)
+    numbers: list[torch.Tensor | None] = [None]
+    if indices is not None and forms:
+        numbers.insert(0, indices.to(torch.int32).contiguous())  # as kernels take them
+    for row_numbers in numbers:
+        a = taken_rows(x, indices) if row_numbers is None else x
+        for form in forms:
+            epilogue = plan.epilogue(form)
+            if epilogue is None:
+                continue
+            if w_second is None:
+                if (epilogue.addend is None) is not (first_bias is None):
+                    continue
+                stored = gated_rows(
+                    a, w_first.mT, offsets, first_bias, epilogue, row_numbers, use=plan.kernels
+                )
+            else:
+                stored = paired_gated_rows(
+                    a, w_first.mT, w_second.mT, offsets, epilogue, row_numbers, use=plan.kernels
+                )
+            if stored is None:
+                continue
+            if form is GateForm.JOINED:
+                return UpProjection(activated=stored)
+            return UpProjection(first=stored[:, :columns], activated=stored[:, columns:])
+    return _without_gate(plan, a, offsets, weights, biases, w_down)
 
 
-def _with_gate(
+def _forms(
     plan: Plan,
-    x: torch.Tensor,
-    indices: torch.Tensor | None,
-    offsets: torch.Tensor,
     weights: tuple[torch.Tensor, torch.Tensor | None],
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
-) -> UpProjection | None:
-    """Computes the up projection with a gate in a kernel, or returns None if none serves."""
-    w_gate, w_up = weights
-    if w_up is None:
-        return _joined_by_kernel(plan, x, indices, offsets, w_gate, biases[0])
-    epilogue = plan.epilogue(GateForm.UPS)
-    if epilogue is None or any(bias is not None for bias in biases):
-        return None
-    hidden = w_gate.shape[1]
-    stored = paired_gated_rows(x, w_gate.mT, w_up.mT, offsets, epilogue, indices, use=plan.kernels)
-    if stored is None:
-        return None
-    # The gate's gradient reads the first two thirds.
-    return UpProjection(gates=stored[:, : 2 * hidden], joined=stored[:, 2 * hidden :])
-
-
-def _joined_by_kernel(
-    plan: Plan,
-    x: torch.Tensor,
-    indices: torch.Tensor | None,
-    offsets: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> UpProjection | None:
-    """Computes the up projection by one kernel with the gate, or returns None if none serves.
+) -> tuple[GateForm, ...]:
+    """Returns the forms of a gate that can compute the up projection in a kernel, best first.
 
     Bundles for training may only have the kernel that also stores the product.
     """
-    for form in (GateForm.KEPT,) if plan.wants_grad else (GateForm.JOINED, GateForm.KEPT):
-        epilogue = plan.epilogue(form)
-        if epilogue is None or not _fits_bias(epilogue, bias):
-            continue
-        stored = gated_rows(x, weight.mT, offsets, bias, epilogue, indices, use=plan.kernels)
-        if stored is None:
-            continue
-        if form is GateForm.JOINED:
-            return UpProjection(joined=stored)
-        n = weight.shape[1]
-        return UpProjection(gates=stored[:, :n], joined=stored[:, n:])
-    return None
+    if plan.kernels is None:
+        return ()
+    if weights[1] is not None:
+        return (GateForm.UPS,) if biases[0] is None and biases[1] is None else ()
+    return (GateForm.KEPT,) if plan.wants_grad else (GateForm.JOINED, GateForm.KEPT)
 
 
-def _fits_bias(epilogue: Epilogue, bias: torch.Tensor | None) -> bool:
-    """Returns True if the epilogue adds a bias and there is one, or neither."""
-    return (epilogue.addend is None) is (bias is None)
+def _without_gate(
+    plan: Plan,
+    x: torch.Tensor,
+    offsets: torch.Tensor,
+    weights: tuple[torch.Tensor, torch.Tensor | None],
+    biases: tuple[torch.Tensor | None, torch.Tensor | None],
+    w_down: torch.Tensor,
+) -> UpProjection:
+    """Computes the up projection without its activation."""
+    (w_first, w_second), (first_bias, second_bias) = weights, biases
+    if w_second is not None and plan.kernels is not None:
+        gradient = plan.epilogue(GateForm.GRADIENT) if plan.wants_grad else None
+        reader = None if gradient is None else (w_down, gradient)
+        both = paired_rows(
+            x, w_first.mT, w_second.mT, offsets, *biases, use=plan.kernels, reader=reader
+        )
+        if both is not None:
+            return UpProjection(first=both)
+    first = rows(x, w_first.mT, offsets, first_bias)
+    second = None if w_second is None else rows(x, w_second.mT, offsets, second_bias)
+    return UpProjection(first=first, second=second)

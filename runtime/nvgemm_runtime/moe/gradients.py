@@ -1,6 +1,6 @@
 """Gradients for gates and ups, the down projection's weights, and routing weights.
 
-Operators compute them here, behind a product; `kernel_gradients` has the way by a kernel.
+Operators compute them here, behind a product; `backward` has the way by a kernel.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from .operators import dense_like, multiplies_into_fp32, sum_products, widen
 from .plan import Plan, UpProjection, pieces_of
 from .products import owner_of_rows, rows
-from .tokens import is_owned
+from .routing import is_owned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,18 +53,20 @@ class Backward:
         """
         return self.grad if self.for_routing_weights else self.weighted(plan)
 
-    def down_factors(self, plan: Plan, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the factors of the down projection's weight gradient: gradients, and ``joined``.
+    def down_operands(
+        self, plan: Plan, activated: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the operands of the down projection's weight gradient.
 
-        The narrower of both is multiplied by the routing weights.
+        They are the gradient and ``activated``, of which routing weights multiply the narrower.
         """
-        if joined.shape[1] < self.grad.shape[1]:
-            return self.grad, plan.weighted(joined, None, self.routing_weights)
-        return self.weighted(plan), joined
+        if activated.shape[1] < self.grad.shape[1]:
+            return self.grad, plan.weighted(activated, None, self.routing_weights)
+        return self.weighted(plan), activated
 
-    def mask_unowned(self, by_row: torch.Tensor) -> torch.Tensor:
+    def mask_unowned(self, vector: torch.Tensor) -> torch.Tensor:
         """Returns the vector [rows] with 0 for rows that no expert has."""
-        return torch.where(is_owned(self.offsets, by_row.shape[0]), by_row, 0)
+        return torch.where(is_owned(self.offsets, vector.shape[0]), vector, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +74,20 @@ class Gradients:
     """Gradients at the activation; None if not requested.
 
     Attributes:
-        grad: Gradient for the down projection's result, to use with ``joined``.
-        joined: Activation result, for the down projection's weight gradient. Either this or
+        grad: Gradient for the down projection's result, to use with ``activated``.
+        activated: Activation result, for the down projection's weight gradient. Either this or
             ``grad`` includes the routing weights.
-        gates: Gate gradients, or gate and up gradients in one matrix. If the routing weights'
+        first: Gate gradients, or gate and up gradients in one matrix. If the routing weights'
             gradient is requested, they include routing weights only if `Backward.weighs_gates` is
             set.
-        ups: Up gradients, likewise; None if there is no separate matrix.
+        second: Up gradients, likewise; None if there is no separate matrix.
         routing_weights: Each routing weight's gradient, in fp32; 0 for a row that no expert has.
     """
 
     grad: torch.Tensor
-    joined: torch.Tensor | None = None
-    gates: torch.Tensor | None = None
-    ups: torch.Tensor | None = None
+    activated: torch.Tensor | None = None
+    first: torch.Tensor | None = None
+    second: torch.Tensor | None = None
     routing_weights: torch.Tensor | None = None
 
 
@@ -93,54 +95,54 @@ def gradients_by_operators(plan: Plan, projected: UpProjection, task: Backward) 
     """Takes the result's gradient to gates and ups by a product and operators, in fp32."""
     if not (task.for_down or task.for_gates or task.for_routing_weights):
         return Gradients(grad=task.grad)
-    gate_rows, up_rows, routing_weights = projected.gates, projected.ups, task.routing_weights
-    assert gate_rows is not None
-    gate, up = plan.parts(gate_rows, up_rows)
-    grad_hidden = None
+    first, second, routing_weights = projected.first, projected.second, task.routing_weights
+    assert first is not None
+    gate, up = plan.split(first, second)
+    grad_activated = None
     if task.for_gates or task.for_routing_weights:
-        grad_hidden = rows(task.grad, task.w_down, task.offsets)
-    hidden = dense_like(gate) if task.for_down else None
-    grad_gate_rows = torch.empty_like(gate_rows) if task.for_gates else None
-    grad_up_rows = None if up_rows is None or not task.for_gates else torch.empty_like(up_rows)
-    by_row = widen(gate.new_empty(gate.shape[0])) if task.for_routing_weights else None
+        grad_activated = rows(task.grad, task.w_down, task.offsets)
+    weighted = dense_like(gate) if task.for_down else None
+    grad_first = torch.empty_like(first) if task.for_gates else None
+    grad_second = None if second is None or not task.for_gates else torch.empty_like(second)
+    routing_grads = widen(gate.new_empty(gate.shape[0])) if task.for_routing_weights else None
     for piece in pieces_of(plan, gate):
         gates, ups = widen(gate[piece]), up[piece]
-        factor = None if routing_weights is None else routing_weights[piece, None]
+        row_weights = None if routing_weights is None else routing_weights[piece, None]
         if task.for_down or task.for_routing_weights:
-            joined = plan.activation.apply(gates, ups)
-        if hidden is not None:  # apply routing weights in the same pass
-            hidden[piece] = joined if factor is None else joined * factor
-        if grad_hidden is not None:
-            grads = widen(grad_hidden[piece])
-        if by_row is not None:
-            by_row[piece] = (grads * joined).sum(-1)
-        if grad_gate_rows is not None:
-            if factor is not None and (task.weighs_gates or not task.for_routing_weights):
-                grads = grads * factor
-            of_gates, of_ups = plan.parts(grad_gate_rows, grad_up_rows)
-            of_gates[piece], of_ups[piece] = plan.activation.gradients(gates, ups, grads)
-    if by_row is not None:
-        by_row = task.mask_unowned(with_bias(plan, task, by_row))
+            activated = plan.activation.apply(gates, ups)
+        if weighted is not None:  # apply routing weights in the same pass
+            weighted[piece] = activated if row_weights is None else activated * row_weights
+        if grad_activated is not None:
+            grads = widen(grad_activated[piece])
+        if routing_grads is not None:
+            routing_grads[piece] = (grads * activated).sum(-1)
+        if grad_first is not None:
+            if row_weights is not None and (task.weighs_gates or not task.for_routing_weights):
+                grads = grads * row_weights
+            grad_gates, grad_ups = plan.split(grad_first, grad_second)
+            grad_gates[piece], grad_ups[piece] = plan.activation.gradients(gates, ups, grads)
+    if routing_grads is not None:
+        routing_grads = task.mask_unowned(with_bias(plan, task, routing_grads))
     return Gradients(
         grad=task.grad,
-        joined=hidden,
-        gates=grad_gate_rows,
-        ups=grad_up_rows,
-        routing_weights=by_row,
+        activated=weighted,
+        first=grad_first,
+        second=grad_second,
+        routing_weights=routing_grads,
     )
 
 
-def with_bias(plan: Plan, task: Backward, by_row: torch.Tensor) -> torch.Tensor:
+def with_bias(plan: Plan, task: Backward, routing_grads: torch.Tensor) -> torch.Tensor:
     """Adds the down projection bias's part to the routing weights' gradients.
 
     In eager code on a GPU, rows are multiplied with all experts' biases, which reads rows once. A
     bias row for each would be a matrix as large as they are.
     """
     if task.down_bias is None:
-        return by_row
+        return routing_grads
     owner = owner_of_rows(task.offsets, task.grad.shape[0])
     if not plan.is_compiled and multiplies_into_fp32(task.grad):
         by_expert = torch.mm(task.grad, task.down_bias.mT, out_dtype=torch.float32)
-        return by_row + by_expert.gather(1, owner[:, None]).flatten()
+        return routing_grads + by_expert.gather(1, owner[:, None]).flatten()
     biases = task.down_bias.index_select(0, owner)
-    return by_row + sum_products(task.grad, biases, is_compiled=plan.is_compiled)
+    return routing_grads + sum_products(task.grad, biases, is_compiled=plan.is_compiled)

@@ -1,15 +1,89 @@
-"""Torch operators between products, and detection of operator observers."""
+"""Torch operators: definitions, observers, and steps between products.
+
+`experts` and `routed_experts` are an operator each for Dynamo. AOTAutograd replaces it with its
+computation. Products with a gate, and the products that such kernels read, then become operators
+that launch a kernel if installed bundles have one. Otherwise they are plain products and operators,
+which Inductor fuses as usual. So Dynamo's graphs do not depend on installed bundles. Torch's later
+caches do: if the plug-in is active, `nvgemm_runtime.inductor.configuration.cache_key` adds the
+bundles to their keys.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from .._version import __version__
+from ..gemm.moe_operators import NAMESPACE
+
 PIECE = 1 << 24
 """Elements in each fp32 tensor between products, unless all rows are computed at once."""
+
+
+library = torch.library.Library(NAMESPACE, "DEF")
+"""Lives as long as the process: torch unregisters a deleted library's operators."""
+
+
+def define(
+    name: str,
+    operands: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    gives: str = "Tensor",
+) -> Callable[..., Any]:
+    """Defines and returns an operator with its fake implementation."""
+    library.define(f"{name}({operands}) -> {gives}", tags=torch.Tag.pt2_compliant_tag)
+    library.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+    operator: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), name)
+    return operator
+
+
+def define_whole(
+    name: str, operands: str, run: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    """Defines an operator that traces as ``run``. Returns a function that calls the operator.
+
+    The operator hides the experts' functions from Dynamo. Tracing them took most of a warm start,
+    and each had guards to check at every call.
+
+    The operator takes nvgemm-aot's version before its operands, and autocast's dtype as the last
+    one. Torch's cache keys get both only from the operator's arguments: autocast's dtype in torch
+    2.11, and the version if torch.compile runs without the plug-in.
+    """
+
+    def replace(_: str, *arguments: Any) -> torch.Tensor:
+        return run(*arguments)
+
+    schema = f"{name}(str version, {operands}, ScalarType? wanted) -> Tensor"
+    library.define(schema, tags=torch.Tag.pt2_compliant_tag)
+    library.impl(name, replace, "CompositeImplicitAutograd")
+    operator: Callable[..., torch.Tensor] = getattr(torch.ops.nvgemm_moe, name)
+
+    def call(*arguments: Any) -> torch.Tensor:
+        return operator(__version__, *arguments)
+
+    return call
+
+
+def is_traced_whole() -> bool:
+    """Returns True while torch.compile traces, except under torch.export.
+
+    Programs with any version of nvgemm-aot read and run an exported graph, and torch keeps
+    operators in it that should be replaced.
+    """
+    # Dynamo in torch 2.11 treats is_exporting() as True whenever it traces.
+    is_exporting = getattr(torch.compiler, "_is_exporting_flag", False)
+    return torch.compiler.is_compiling() and not is_exporting
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Tensor types that observe no operators."""
 
 
 def is_watched(*tensors: torch.Tensor | None) -> bool:
@@ -22,10 +96,10 @@ def is_watched(*tensors: torch.Tensor | None) -> bool:
     # make_fx before dispatch, then torch.jit.trace.
     if _len_torch_dispatch_stack_pre_dispatch() or torch._C._get_tracing_state() is not None:
         return True
-    plain = (torch.Tensor, torch.nn.Parameter)
-    return any(
-        tensor is not None and (type(tensor) not in plain or tensor.is_meta) for tensor in tensors
-    )
+    for tensor in tensors:
+        if tensor is not None and (type(tensor) not in _PLAIN or tensor.is_meta):
+            return True
+    return False
 
 
 def is_direct(*tensors: torch.Tensor | None) -> bool:
@@ -35,7 +109,8 @@ def is_direct(*tensors: torch.Tensor | None) -> bool:
     """
     if is_watched(*tensors):
         return False
-    return not any(tensor is not None and tensor.is_neg() for tensor in tensors)
+    negated = [tensor for tensor in tensors if tensor is not None and tensor.is_neg()]
+    return not negated
 
 
 _WITH_AUTOCAST = ("cuda", "cpu")

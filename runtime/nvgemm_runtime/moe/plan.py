@@ -9,9 +9,9 @@ import torch
 
 from ..gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from .activations import Activation, GatedActivation
+from .kernels import is_served, is_sum_served
 from .operators import dense_like, pieces, widen
-from .served import is_served, is_sum_served
-from .tokens import weighted_rows
+from .routing import weighted_rows
 
 _GATES = {activation: Gate(activation.value) for activation in Activation}
 _OAI_CONSTANTS = (Gate.SWIGLU_OAI.row.alpha, Gate.SWIGLU_OAI.row.limit)
@@ -48,21 +48,19 @@ class Plan:
     is_compiled: bool = False
     in_pieces: bool = True
 
-    def split(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns views of the gates and ups among columns."""
-        if self.order is WeightOrder.INTERLEAVED:
-            return both[..., ::2], both[..., 1::2]
-        half = both.shape[-1] // 2
-        return both[..., :half], both[..., half:]
-
-    def parts(
-        self, gate_rows: torch.Tensor, up_rows: torch.Tensor | None
+    def split(
+        self, first: torch.Tensor, second: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns views of the gates and ups in one product or two."""
-        return self.split(gate_rows) if up_rows is None else (gate_rows, up_rows)
+        """Returns the gates and ups in one product, as views, or in two."""
+        if second is not None:
+            return first, second
+        if self.order is WeightOrder.INTERLEAVED:
+            return first[..., ::2], first[..., 1::2]
+        half = first.shape[-1] // 2
+        return first[..., :half], first[..., half:]
 
     def sums_rows(self, matrix: torch.Tensor, count: int, each: int) -> bool:
-        """Returns True if `row_sums.gathered_rows` adds such rows, ``each`` for ``count`` sums.
+        """Returns True if `routing.gathered_rows` adds such rows, ``each`` for ``count`` sums.
 
         Otherwise operators add them, which Inductor fuses.
         """
@@ -86,7 +84,7 @@ class Plan:
         indices: torch.Tensor | None,
         routing_weights: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Computes `tokens.weighted_rows` in the fastest way."""
+        """Computes `routing.weighted_rows` in the fastest way."""
         by_kernel = routing_weights is not None and self.sums_rows(
             matrix, routing_weights.shape[0], 1
         )
@@ -118,18 +116,18 @@ class UpProjection:
     """Result of the up projection.
 
     Attributes:
-        gates: Product for gates, or for gates and ups in one matrix; None if a kernel applied the
+        first: Product for gates, or for gates and ups in one matrix; None if a kernel applied the
             activation and no gradient is needed.
-        ups: Product for ups; None if there is no separate matrix.
-        joined: Activation result; None if it is not computed yet.
+        second: Product for ups; None if there is no separate matrix.
+        activated: Activation result; None if it is not computed yet.
     """
 
-    gates: torch.Tensor | None = None
-    ups: torch.Tensor | None = None
-    joined: torch.Tensor | None = None
+    first: torch.Tensor | None = None
+    second: torch.Tensor | None = None
+    activated: torch.Tensor | None = None
 
 
-def activated(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def activate(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Applies the activation to gates and ups. The result is contiguous.
 
     In eager code, ``swiglu`` and ``geglu`` use two operators in the gates' dtype, as torchtitan
@@ -138,10 +136,10 @@ def activated(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     is_product = plan.activation.kind is not Activation.SWIGLU_OAI
     if is_product and not plan.is_compiled:
         return plan.activation.apply(gate, up).contiguous()
-    joined = dense_like(gate)
+    result = dense_like(gate)
     for piece in pieces_of(plan, gate):
-        joined[piece] = plan.activation.apply(widen(gate[piece]), up[piece])
-    return joined
+        result[piece] = plan.activation.apply(widen(gate[piece]), up[piece])
+    return result
 
 
 def pieces_of(plan: Plan, matrix: torch.Tensor) -> list[slice]:

@@ -15,17 +15,19 @@ from ..gemm.extra_operands import ExtraOperands, check_offset_values
 from ..gemm.moe_operators import ADDED_ROWS, COLUMNS, ROWS
 from ..gemm.problem import Op
 from ..settings import is_debugging
-from . import launching
-from .by_torch import columns_by_torch, rows_by_torch
-from .launching import (
+from . import kernels
+from .kernels import (
+    ALIGNMENT_BYTES,
     BY_TORCH,
-    define,
-    launch_groups,
+    grouped_operands,
     row_major,
     warn_once,
     with_unit_stride,
 )
-from .operators import is_direct
+from .operators import define, is_direct
+
+_TORCH_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""Operand dtypes that ``torch._grouped_mm`` supports, from its error message."""
 
 
 def rows(
@@ -89,7 +91,9 @@ def add_rows(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, offsets: torch
         offsets: Group ends along m, int32 [groups].
     """
     is_empty = 0 in (a.numel(), b.numel())
-    if is_empty or launch_groups(out, a, b, offsets, out, None, adds_matrix=True):
+    if is_empty or kernels.launch(
+        *grouped_operands(out, a, b, offsets, out, None, adds_matrix=True)
+    ):
         out.add_(rows(a, b, offsets))
 
 
@@ -131,11 +135,11 @@ def _rows(
     else:
         bias = bias.contiguous()
         extras = ExtraOperands(offsets=offsets, addend=bias)
-    reason = launching.launch(Op.GROUPED_MM, a, b, out, extras)
+    reason = kernels.launch(Op.GROUPED_MM, a, b, out, extras)
     if not reason:
         return out
     if bias is not None:
-        reason = launching.launch(Op.GROUPED_MM, a, b, out, plain)
+        reason = kernels.launch(Op.GROUPED_MM, a, b, out, plain)
     if reason:
         warn_once(BY_TORCH, reason)
         del out  # torch allocates the result
@@ -162,7 +166,7 @@ def _columns(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
     if a.shape[0] == 0 or out.numel() == 0:
         return out.zero_()
     a, b = row_major(a), row_major(b)
-    reason = launching.launch(Op.K_GROUPED_MM, a.t(), b, out, ExtraOperands(offsets=offsets))
+    reason = kernels.launch(Op.K_GROUPED_MM, a.t(), b, out, ExtraOperands(offsets=offsets))
     if not reason:
         return out
     warn_once(BY_TORCH, reason)
@@ -179,6 +183,64 @@ def weight_gradient(
     if weight.stride(-1) != 1 and weight.stride(-2) == 1:
         return columns(inputs, grad, offsets).mT
     return columns(grad, inputs, offsets)
+
+
+def rows_by_torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Computes `rows` without a bias."""
+    if not _torch_can_group(a):
+        out = a.new_zeros((a.shape[0], b.shape[2]))
+        for group, (start, end) in enumerate(_spans(offsets)):
+            out[start:end] = a[start:end] @ b[group]
+        return out
+    n = b.shape[2]
+    b = _aligned(b) if b.stride(-1) == 1 else _aligned(b.mT).mT
+    a = _aligned(a)
+    if a.shape[1] != b.shape[1]:  # only one operand was padded along k
+        k = max(a.shape[1], b.shape[1])
+        a = torch.nn.functional.pad(a, (0, k - a.shape[1]))
+        b = _padded_rows(b, k)
+    return torch._grouped_mm(a, b, offs=offsets)[:, :n].contiguous()
+
+
+def columns_by_torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Computes `columns`."""
+    if not _torch_can_group(a):
+        out = a.new_zeros((offsets.shape[0], a.shape[1], b.shape[1]))
+        for group, (start, end) in enumerate(_spans(offsets)):
+            out[group] = a[start:end].t() @ b[start:end]
+        return out
+    p, q = a.shape[1], b.shape[1]
+    a, b = _aligned(a), _aligned(b)
+    return torch._grouped_mm(a.t(), b, offs=offsets)[:, :p, :q].contiguous()
+
+
+def _torch_can_group(a: torch.Tensor) -> bool:
+    """Returns True if ``torch._grouped_mm`` runs on the device. On the CPU a loop costs no more."""
+    if a.device.type != "cuda" or a.dtype not in _TORCH_TYPES:
+        return False
+    return bool(torch.cuda.get_device_capability(a.device) >= (8, 0))
+
+
+def _spans(offsets: torch.Tensor) -> list[tuple[int, int]]:
+    """Returns each group's first row and end. Waits for the device."""
+    ends = offsets.tolist()
+    return list(zip([0, *ends], ends))
+
+
+def _aligned(matrix: torch.Tensor) -> torch.Tensor:
+    """Returns a row-major matrix aligned for ``torch._grouped_mm``, zero-padded if needed."""
+    unit = ALIGNMENT_BYTES // matrix.element_size()
+    padding = -matrix.shape[-1] % unit
+    if padding:
+        return torch.nn.functional.pad(matrix, (0, padding))
+    starts = matrix.data_ptr() % ALIGNMENT_BYTES == 0
+    if starts and all(step % unit == 0 for step in matrix.stride()[:-1]) and matrix.stride(-1) == 1:
+        return matrix
+    return matrix.clone(memory_format=torch.contiguous_format)
+
+
+def _padded_rows(b: torch.Tensor, k: int) -> torch.Tensor:
+    return torch.nn.functional.pad(b, (0, 0, 0, k - b.shape[1]))
 
 
 def _fake_rows(a: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import expert_steps
 from expert_steps import KEPT, Experts
 from nvgemm_aot.workload.dispatch import GemmCalls
-from nvgemm_runtime.moe import launching, routed_experts
+from nvgemm_runtime.moe import kernels, routed_experts
 
 Tensor = torch.Tensor
 
@@ -240,7 +240,7 @@ def test_experts_forward_and_backward(
     kind: str, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No kernel serves experts here.
-    monkeypatch.setattr(launching, "_warned", {*launching.WARNINGS})
+    monkeypatch.setattr(kernels, "_warned", {*kernels.WARNINGS})
     sizes = Experts(count=4, rows=48, dim=96, hidden=32, kept=kept, biased=True)
     problems, others = count(lambda: expert_steps.step(sizes))
     assert problems == expert_steps.problems_of(sizes)
@@ -254,7 +254,7 @@ def test_sums_of_tokens_rows(weighed: bool, kind: str, monkeypatch: pytest.Monke
 
     With weights, the backward also gives rows theirs, for the gradient of the up projection.
     """
-    monkeypatch.setattr(launching, "_warned", {*launching.WARNINGS})
+    monkeypatch.setattr(kernels, "_warned", {*kernels.WARNINGS})
     x, up, down = (matrix(*shape).requires_grad_() for shape in ((6, 16), (4, 64, 16), (4, 16, 32)))
     chosen = torch.ones((6, 2), dtype=torch.int32)
     scores = torch.ones((6, 2)).requires_grad_() if weighed else None

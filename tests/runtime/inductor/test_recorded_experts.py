@@ -19,7 +19,7 @@ from expert_steps import KEPT, Experts
 from inductor_session import InductorSession
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.gemm.epilogues import Epilogue
-from nvgemm_runtime.moe import launching
+from nvgemm_runtime.moe import kernels
 from nvgemm_runtime.recording.recorder import Recorder
 
 SIZES = Experts(count=4, rows=48, dim=64, hidden=32)
@@ -29,7 +29,7 @@ SIZES = Experts(count=4, rows=48, dim=64, hidden=32)
 def path(inductor: InductorSession, tmp_path: Path) -> Path:
     """Where this process records to."""
     inductor.monkeypatch.setattr(
-        launching, "_warned", {*launching.WARNINGS}
+        kernels, "_warned", {*kernels.WARNINGS}
     )  # no kernel serves experts here
     path = tmp_path / "out.yaml"
     inductor.monkeypatch.setenv("NVGEMM_AOT_RECORD", str(path))

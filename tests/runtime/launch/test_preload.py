@@ -150,7 +150,7 @@ def test_without_a_name_kernels_of_groups_are_loaded_once_experts_are_imported(
 ) -> None:
     use(monkeypatch, fused_bundle.path)
     with monkeypatch.context() as patched:
-        patched.delitem(sys.modules, "nvgemm_runtime.moe.launching", raising=False)
+        patched.delitem(sys.modules, "nvgemm_runtime.moe", raising=False)
         assert nvgemm_runtime.preload().kernels == 0
     importlib.import_module("nvgemm_runtime.moe")
     header = fused_bundle.header

@@ -11,14 +11,14 @@ from expert_kernels import Installed, build_kernels
 from installed_bundles import use
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.gemm.epilogues import Epilogue
-from nvgemm_runtime.moe import launching
+from nvgemm_runtime.moe import kernels
 
 
 @pytest.fixture
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernels, none looked up yet, and no warning to come."""
     use(monkeypatch)
-    monkeypatch.setattr(launching, "_warned", {*launching.WARNINGS})
+    monkeypatch.setattr(kernels, "_warned", {*kernels.WARNINGS})
 
 
 @pytest.fixture

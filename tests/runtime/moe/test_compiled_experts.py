@@ -38,7 +38,7 @@ from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.moe_operators import NAMESPACE
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.moe import experts, launching, routed_experts
+from nvgemm_runtime.moe import experts, kernels, routed_experts
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -487,11 +487,11 @@ def test_a_graph_runs_where_its_kernels_are_gone(
     gradients(run, made)
     installed.remove()
     installed.launched.clear()
-    monkeypatch.setattr(launching, "_warned", set())
+    monkeypatch.setattr(kernels, "_warned", set())
     with pytest.warns(UserWarning, match="give no warning") as seen:
         found = gradients(run, made)
     texts = [str(one.message) for one in seen]
-    lost = (launching.BY_TORCH, launching.GATE_LOST)
+    lost = (kernels.BY_TORCH, kernels.GATE_LOST)
     assert all(sum(what in text for text in texts) == 1 for what in lost)
     assert len(seen) == 2
     assert not installed.launched

@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from expert_kernels import Installed, assert_same, gradients, operands_for_kernels
 from nvgemm_runtime.errors import SettingError
 from nvgemm_runtime.gemm.epilogues import Epilogue
-from nvgemm_runtime.moe import experts, products, row_sums, sort_by_expert
-from nvgemm_runtime.moe.launching import launch_groups
+from nvgemm_runtime.moe import experts, products, sort_by_expert
+from nvgemm_runtime.moe.kernels import grouped_operands, launch
 from nvgemm_runtime.moe.operators import is_direct, is_watched
+from nvgemm_runtime.moe.routing import gathered_rows
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -32,7 +33,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "rows": products.rows,
     "added_rows": products.added_rows,
     "columns": products.columns,
-    "gathered_rows": row_sums.gathered_rows,
+    "gathered_rows": gathered_rows,
 }
 PLACES = [(name, place) for name, given in OPERANDS.items() for place in range(len(given))]
 
@@ -261,12 +262,12 @@ def test_a_kernel_that_was_found_refuses_an_operand_on_another_device(
     install_all(install)
     given = [torch.zeros(18, 32).bfloat16(), *operands("rows")]
     out = given[0] = aligned(given[0])
-    assert not launch_groups(*given, None)
+    assert not launch(*grouped_operands(*given, None))
     assert out.any()
     out.zero_()
     given[place] = given[place].to("meta")
     with pytest.raises((ValueError, RuntimeError), match="meta"):
-        launch_groups(*given, None)
+        launch(*grouped_operands(*given, None))
     assert not out.any()
 
 

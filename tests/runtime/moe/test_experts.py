@@ -20,9 +20,9 @@ from torch.utils.checkpoint import (
 
 from expert_kernels import Installed, assert_same, gradients, leaves, operands_for_kernels
 from nvgemm_runtime.gemm.epilogues import Epilogue, WeightOrder
-from nvgemm_runtime.moe import block, experts, launching, operators, products
+from nvgemm_runtime.moe import backward, experts, kernels, operators, products
 from nvgemm_runtime.moe.activations import Activation, GatedActivation
-from nvgemm_runtime.moe.plan import KernelUse, Plan, activated, pieces_of
+from nvgemm_runtime.moe.plan import KernelUse, Plan, activate, pieces_of
 from nvgemm_runtime.settings import DEBUG_VARIABLE
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -234,7 +234,7 @@ def test_gpt_oss_activation_is_rounded_once() -> None:
     torch.manual_seed(0)
     gate, up = (4 * torch.randn(33, 24)).bfloat16(), (4 * torch.randn(33, 24)).bfloat16()
     exact = activation.apply(gate.float(), up.float())
-    assert torch.equal(activated(plan, gate, up), exact.bfloat16())
+    assert torch.equal(activate(plan, gate, up), exact.bfloat16())
     assert not torch.equal(activation.apply(gate, up), exact.bfloat16())
 
 
@@ -297,13 +297,13 @@ def test_what_is_saved_is_free_before_the_last_gradients(monkeypatch: pytest.Mon
     saved = weakref.ref(product.untyped_storage())
     del kept, product
     lives: list[bool] = []
-    multiply = block.rows
+    multiply = backward.rows
 
     def watched(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torch.Tensor:
         lives.append(saved() is not None)
         return multiply(a, b, *rest)
 
-    monkeypatch.setattr(block, "rows", watched)
+    monkeypatch.setattr(backward, "rows", watched)
     leaves = (made["x"], made["w_up"], made["w_down"])
     first = torch.autograd.grad(out, leaves, torch.ones_like(out), retain_graph=True)
     assert lives == [True]  # when the gradient of x is made
@@ -321,7 +321,7 @@ def test_rows_that_are_taken_are_free_before_the_gradient_of_rows(
     out = experts(**made)
     taken: list[Any] = []
     lives: list[bool] = []
-    multiply, by_columns = block.rows, block.weight_gradient
+    multiply, by_columns = backward.rows, backward.weight_gradient
 
     def kept(grad: torch.Tensor, of_rows: torch.Tensor, *rest: Any) -> torch.Tensor:
         taken.append(weakref.ref(of_rows.untyped_storage()))
@@ -331,8 +331,8 @@ def test_rows_that_are_taken_are_free_before_the_gradient_of_rows(
         lives.extend(one() is not None for one in taken)
         return multiply(a, b, *rest)
 
-    monkeypatch.setattr(block, "weight_gradient", kept)
-    monkeypatch.setattr(block, "rows", watched)
+    monkeypatch.setattr(backward, "weight_gradient", kept)
+    monkeypatch.setattr(backward, "rows", watched)
     leaves = (made["x"], made["w_up"], made["w_down"])
     torch.autograd.grad(out, leaves, torch.ones_like(out))
     assert lives == [False, False]  # of both weights
@@ -397,7 +397,7 @@ def test_what_is_in_fp32_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_one_warning_where_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "_warned", set())
+    monkeypatch.setattr(kernels, "_warned", set())
     with pytest.warns(UserWarning, match="torch computes a grouped GEMM"):
         experts(**operands(dtype=torch.bfloat16))
     with warnings.catch_warnings():

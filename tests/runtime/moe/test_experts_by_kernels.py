@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +29,7 @@ from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.launch import select
 from nvgemm_runtime.launch.loading.loader import KernelLoader
-from nvgemm_runtime.moe import block, experts, gated_products, launching, products
+from nvgemm_runtime.moe import backward, experts, gated_products, kernels, products
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -79,6 +81,28 @@ def test_a_kernel_with_the_gate_serves_where_no_gradient_is_wanted(
         found = experts(**made)
     assert installed.epilogues() == [epilogue, None]
     assert_same([found], [rounded.detach()], 2**-5)
+
+
+@pytest.mark.parametrize("kept", ["one weight", "two weights"])
+def test_a_fused_forward_finds_its_kernels_in_six_calls(
+    kept: str, install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Epilogue.SWIGLU_HALVES if kept == "one weight" else Epilogue.SWIGLU_HALVES_UPS
+    installed = install("tn", None, gate)
+    made = operands_for_kernels()
+    find, depths = kernels.find_kernel, list[int]()
+
+    def counted(*operands: Any) -> Any:
+        callers = traceback.walk_stack(sys._getframe(1))
+        names = [frame.f_globals["__name__"] for frame, _ in callers]
+        depths.append(sum(name.startswith("nvgemm_runtime.") for name in names))
+        return find(*operands)
+
+    monkeypatch.setattr(kernels, "find_kernel", counted)
+    with torch.no_grad():
+        experts(**(made if kept == "one weight" else of_two_weights(made)))
+    assert gate in installed.epilogues()
+    assert max(depths) == 6
 
 
 @pytest.mark.parametrize("order", ["halves", "interleaved"])
@@ -271,7 +295,7 @@ def test_the_gradient_of_the_last_weights_is_made_before_those_of_gates(
     kept, gradient = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
     installed = install({"tn": [None, kept], "tt": [None, gradient]}, gathered=True)
     order: list[Any] = []
-    multiply = block.weight_gradient
+    multiply = backward.weight_gradient
 
     def watched(*given: Any) -> torch.Tensor:
         order.extend(one for one in installed.epilogues() if one is gradient)
@@ -279,14 +303,14 @@ def test_the_gradient_of_the_last_weights_is_made_before_those_of_gates(
         order.append(tuple(found.shape))
         return found
 
-    monkeypatch.setattr(block, "weight_gradient", watched)
+    monkeypatch.setattr(backward, "weight_gradient", watched)
     gradients(experts, made)
     assert order == [tuple(made["w_down"].shape), gradient, tuple(made["w_up"].shape)]
 
 
 def watch_memory(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, int]]:
     """Of each product from here on: where a matrix that is added begins, and where the result."""
-    launch = launching.launch
+    launch = kernels.launch
     seen: list[tuple[int | None, int]] = []
 
     def watched(op: Op, a: Any, b: Any, out: Any, extras: ExtraOperands) -> str:
@@ -294,7 +318,7 @@ def watch_memory(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, int]
         seen.append((None if added is None else added.data_ptr(), out.data_ptr()))
         return launch(op, a, b, out, extras)
 
-    monkeypatch.setattr(launching, "launch", watched)
+    monkeypatch.setattr(kernels, "launch", watched)
     return seen
 
 
@@ -431,7 +455,7 @@ def test_no_second_matrix_is_kept_for_a_sum(
 
         monkeypatch.setattr(module, name, counted)
 
-    watched(launching, "launch")
+    watched(kernels, "launch")
     watched(products, "rows_by_torch")
     assert (products.added_rows(a, b, ends, a, b) == 128).all()
     expected = {"nothing": [1, 0, 1, 2, 1], "products": [1, 1, 2], "sums": [1, 1]}
@@ -489,7 +513,7 @@ def test_rows_too_long_for_three_parts_have_two(
     """So the gradient of the gate is still by its kernel."""
     gradient = Epilogue.SWIGLU_HALVES_GRADIENT
     installed = install({"tn": [None, Epilogue.SWIGLU_HALVES_UPS], "tt": [None, gradient]})
-    monkeypatch.setattr(gated_products, "_serves_ups", lambda *_: False)
+    monkeypatch.setattr(gated_products, "has_kernel", lambda *_: False)
     made = of_two_weights(operands_for_kernels())
     found = gradients(experts, made)
     assert installed.epilogues() == [None, None, None, gradient, None, None]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from installed_bundles import use
-from nvgemm_runtime.moe import launching
+from nvgemm_runtime.moe import kernels
 
 pytest.importorskip("torchtitan", reason="see test_moe_torchtitan_installed, which installs it")
 
@@ -48,7 +48,7 @@ TOKENS, CHOSEN = 18, 2
 @pytest.fixture(autouse=True)
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch)
-    monkeypatch.setattr(launching, "_warned", {*launching.WARNINGS})
+    monkeypatch.setattr(kernels, "_warned", {*kernels.WARNINGS})
 
 
 def replaced(config: Any, *names: str) -> Any:

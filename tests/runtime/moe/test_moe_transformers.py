@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from installed_bundles import use
-from nvgemm_runtime.moe import launching
+from nvgemm_runtime.moe import kernels
 
 transformers = pytest.importorskip("transformers")
 moe_transformers = pytest.importorskip("nvgemm_runtime.moe.integrations.transformers")
@@ -105,7 +105,7 @@ def experts_step(module: Any, implementation: str) -> list[torch.Tensor]:
 @pytest.fixture(autouse=True)
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch)
-    monkeypatch.setattr(launching, "_warned", {*launching.WARNINGS})
+    monkeypatch.setattr(kernels, "_warned", {*kernels.WARNINGS})
     moe_transformers.register()
 
 

@@ -15,18 +15,17 @@ from expert_kernels import Installed, assert_same, gradients, leaves
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.moe import (
+    backward,
     block,
     experts,
     gates,
-    kernel_gradients,
     products,
     routed_experts,
-    row_sums,
     sort_by_expert,
 )
 from nvgemm_runtime.moe import gradients as gradients_module
 from nvgemm_runtime.moe.operators import sum_products
-from nvgemm_runtime.moe.tokens import owned_rows
+from nvgemm_runtime.moe.routing import gathered_rows, owned_rows
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -167,7 +166,7 @@ def test_rows_behind_the_last_end_may_be_anything(
         out[int(offsets[-1]) :] = torch.nan
         return out
 
-    for module in (block, gates, gradients_module, kernel_gradients):
+    for module in (backward, block, gates, gradients_module):
         monkeypatch.setattr(module, "rows", spoiled)
     assert_same(gradients(routed_experts, made), expected, 0.0)
 
@@ -205,7 +204,7 @@ def test_on_a_gpu_flop_counters_see_operators_that_they_know() -> None:
     with FakeTensorMode(), FlopCounterMode(display=False):
         rows = torch.empty(6, 8, dtype=torch.bfloat16, device="cuda")
         sums = sum_products(rows, rows, is_compiled=False)
-        found = row_sums.gathered_rows(rows, torch.empty(3, 2, dtype=torch.int32, device="cuda"))
+        found = gathered_rows(rows, torch.empty(3, 2, dtype=torch.int32, device="cuda"))
     assert (sums.dtype, sums.shape) == (torch.float32, (6,))
     assert (found.dtype, found.shape) == (torch.bfloat16, (3, 8))
 
@@ -273,7 +272,7 @@ def test_a_kernel_weighs_and_adds_rows(
 def test_all_rows_of_a_matrix_in_order(served: bool, install: Callable[..., Installed]) -> None:
     installed = install("tn", None, gathered=True) if served else None
     matrix, weights = torch.randn(9, 40).bfloat16(), torch.randn(9, 1)
-    found = row_sums.gathered_rows(matrix, None, weights)
+    found = gathered_rows(matrix, None, weights)
     assert bool(installed and installed.launched) is served
     assert torch.equal(found, (matrix.float() * weights).bfloat16())
 
@@ -306,7 +305,7 @@ def test_rows_outside_a_matrix_add_nothing(
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # which changes nothing
     try:
-        found = row_sums.gathered_rows(matrix, rows, weights if has_weights else None)
+        found = gathered_rows(matrix, rows, weights if has_weights else None)
     finally:
         torch.set_default_dtype(usual)
     assert bool(installed and installed.launched) is served
@@ -343,7 +342,7 @@ def test_sums_of_owned_rows_have_nothing_of_others(
     is_here = token_rows < owned
     weights = torch.rand(4, 3).masked_fill(~is_here, torch.nan) if has_weights else None
     ends = torch.tensor([owned, owned], dtype=torch.int32)
-    found = row_sums.gathered_rows(matrix, owned_rows(token_rows, ends), weights)
+    found = gathered_rows(matrix, owned_rows(token_rows, ends), weights)
     assert bool(installed and installed.launched) is served
     factors = is_here.float() if weights is None else weights.nan_to_num(0)
     expected = (matrix.nan_to_num(0).float()[token_rows] * factors[..., None]).sum(1)
@@ -354,7 +353,7 @@ def test_sums_of_biases_have_all_of_a_weight() -> None:
     """Also what 16 bits do not hold of it."""
     grad = torch.tensor([[1.0], [-1.0]], dtype=torch.bfloat16).expand(2, 8).contiguous()
     weights = torch.tensor([1 + 2**-10, 1.0])
-    found = block._bias_grad(grad, torch.tensor([2], dtype=torch.int32), weights)
+    found = backward._bias_gradient(grad, torch.tensor([2], dtype=torch.int32), weights)
     assert found.tolist() == [[2**-10] * 8]
 
 

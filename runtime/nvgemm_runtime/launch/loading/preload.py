@@ -26,8 +26,8 @@ from .upload import is_capturing, upload
 if TYPE_CHECKING:
     import torch
 
-_EXPERTS = "nvgemm_runtime.moe.launching"
-"""Module, once imported, that looks up expert kernels at their first call."""
+_EXPERTS = "nvgemm_runtime.moe"
+"""Package, once imported, that looks up expert kernels at their first call."""
 
 REPORT_S = 5.0
 """Seconds between progress messages in the log."""

@@ -21,8 +21,7 @@ from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
 from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
 
-from ..block import experts
-from ..routed import routed_experts
+from ..block import experts, routed_experts
 
 
 class _ByNvgemm:

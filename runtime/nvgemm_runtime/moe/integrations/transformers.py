@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers.activations import GELUTanh, SiLUActivation
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from ..routed import routed_experts
+from ..block import routed_experts
 
 NAME = "nvgemm"
 """Name of the implementation in transformers."""

@@ -1,4 +1,4 @@
-"""Checks if a kernel serves an experts' product while tensors have no memory yet.
+"""Kernels for experts' products: launched if one serves, or found for a trace.
 
 While torch.compile traces, sizes may be symbols and addresses are unknown. A kernel serves any
 number of rows, so an example decides, with aligned addresses. If a call's addresses are not
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,19 +18,128 @@ import torch
 
 from ..errors import NvgemmError
 from ..gemm.epilogues import Epilogue
-from ..gemm.extra_operands import ExtraOperands
+from ..gemm.extra_operands import ExtraOperands, check_offset_values
 from ..gemm.operands import MAX_ALIGNMENT_BYTES, Operand, Request, check_shapes, requests
 from ..gemm.problem import Op
 from ..gemm.roles import sum_parts
-from ..launch.select import find
+from ..launch.fast_path import count_write
+from ..launch.select import Unserved, find, find_kernel
 from ..matching.device import device_facts
 from ..matching.index import Match
-from ..settings import COMPILE_OPTION, Mode, checked_mode, named_mode
+from ..settings import COMPILE_OPTION, Mode, checked_mode, is_debugging, named_mode
+
+ALIGNMENT_BYTES = 16
+"""Alignment of rows and pointers that ``torch._grouped_mm`` requires, from its error message."""
+
+BY_TORCH = "torch computes a grouped GEMM"
+GATE_LOST = "a compiled graph computes a gate by torch's operators"
+SUMMED_BY_TORCH = "torch applies routing weights or adds token rows"
+WARNINGS = (BY_TORCH, GATE_LOST, SUMMED_BY_TORCH)
+"""Subjects of warnings, each issued once per process."""
+
+_warned: set[str] = set()
 
 _EXAMPLE = 4096
 """Stands for a size or stride for which torch has no example."""
 
 _log = logging.getLogger(__name__)
+
+
+def launch(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
+) -> str:
+    """Computes ``out`` by the best kernel. Returns the reason why none serves, or ""."""
+    if out.shape[0] == 0:
+        return ""
+    try:
+        kernel = find_kernel(op, a, b, out, extras)
+    except NvgemmError as error:
+        if error.stops_compilation:
+            raise
+        return str(error)
+    if isinstance(kernel, Unserved):
+        return kernel.message
+    if extras.sums is not None:
+        extras.sums.zero_()
+    count_write(out)
+    kernel.launch(a, b, out, *extras.tensors())
+    return ""
+
+
+def grouped_operands(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    addend: torch.Tensor | None,
+    epilogue: Epilogue | None,
+    *,
+    adds_matrix: bool = False,
+    indices: torch.Tensor | None = None,
+    sums: torch.Tensor | None = None,
+) -> tuple[Op, torch.Tensor, torch.Tensor, torch.Tensor, ExtraOperands]:
+    """Returns `launch`'s arguments for grouped rows, with copies of what kernels cannot read."""
+    # Torch resolves negated views only for operators.
+    a, b, offsets = a.resolve_neg(), b.resolve_neg(), offsets.resolve_neg()
+    addend = None if addend is None else addend.resolve_neg()
+    if addend is not None and addend.stride(-1) != 1:  # kernels read rows with gaps
+        addend = addend.contiguous()
+    if is_debugging():
+        check_offset_values(offsets, out.shape[0])
+    extras = ExtraOperands(
+        offsets=offsets,
+        rows=indices,
+        addend=addend,
+        sums=sums,
+        adds_matrix=adds_matrix,
+        gated=epilogue,
+    )
+    return op_of_rows(indices), with_unit_stride(a), with_unit_stride(b), out, extras
+
+
+def op_of_rows(indices: torch.Tensor | None) -> Op:
+    """Returns the op for grouped rows: gathered if there are indices."""
+    return Op.GROUPED_MM if indices is None else Op.GATHERED_GROUPED_MM
+
+
+def has_kernel(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
+) -> bool:
+    """Returns True if `launch` has a kernel for the operands, or nothing to compute."""
+    try:
+        return out.shape[0] == 0 or not isinstance(find_kernel(op, a, b, out, extras), Unserved)
+    except NvgemmError as error:
+        if error.stops_compilation:
+            raise
+        return False
+
+
+def warn_once(what: str, reason: str) -> None:
+    """Issues one of `WARNINGS` with its reason, once per process."""
+    if what not in _warned:
+        _warned.add(what)
+        warnings.warn(
+            f"nvgemm_runtime.moe: {what} (later calls without a kernel give no warning): {reason}",
+            stacklevel=2,
+        )
+
+
+def was_warned(what: str) -> bool:
+    """Returns True if this process has issued one of `WARNINGS`."""
+    return what in _warned
+
+
+def with_unit_stride(matrix: torch.Tensor) -> torch.Tensor:
+    """Returns the matrix, or a copy if neither of its last two dimensions is contiguous."""
+    is_dense = 1 in (matrix.stride(-1), matrix.stride(-2))
+    return matrix if is_dense else matrix.contiguous()
+
+
+def row_major(matrix: torch.Tensor) -> torch.Tensor:
+    """Returns the matrix, or a copy if rows have strides or addresses that kernels cannot read."""
+    pitch = matrix.stride(0) * matrix.element_size()
+    is_aligned = (pitch | matrix.data_ptr()) % ALIGNMENT_BYTES == 0
+    return matrix if matrix.stride(1) == 1 and is_aligned else matrix.contiguous()
 
 
 def is_served(
@@ -62,7 +172,7 @@ def is_served(
 
 
 def is_sum_served(matrix: torch.Tensor, count: int, each: int) -> bool:
-    """Returns True if torch.compile may use a kernel for `row_sums.gathered_rows`.
+    """Returns True if torch.compile may use a kernel for `routing.gathered_rows`.
 
     Args:
         matrix: Matrix like the one with the rows, with any number of rows: [any, n].
@@ -73,10 +183,10 @@ def is_sum_served(matrix: torch.Tensor, count: int, each: int) -> bool:
     def make_requests() -> tuple[Request, ...]:
         added = _contiguous(_operand(matrix))
         sums = _example(count) or 1
-        factors = _contiguous(replace(added, dtype=torch.float32, shape=(sums, _example(each))))
-        indices = replace(factors, dtype=torch.int32)
+        weights = _contiguous(replace(added, dtype=torch.float32, shape=(sums, _example(each))))
+        indices = replace(weights, dtype=torch.int32)
         out = _contiguous(replace(added, shape=(sums, added.shape[1])))
-        return requests(Op.GATHERED_MM, factors, added, out=out, extras=ExtraOperands(rows=indices))
+        return requests(Op.GATHERED_MM, weights, added, out=out, extras=ExtraOperands(rows=indices))
 
     return _is_kernel_found(matrix.device, make_requests)
 

@@ -1,21 +1,38 @@
-"""Sorts tokens' rows by expert, and sums each token's rows.
+"""Routing: sorts tokens' rows by expert, and sums each token's rows.
 
 A token has one row with each of its experts. If the caller passes each token's rows, they are added
-in the token's order: by `row_sums.gathered_rows`, or, while torch.compile traces and no kernel
-serves, by operators that Inductor fuses into one kernel. If only each row's token is known, atomic
-operations add rows in any order.
+in the token's order: by `gathered_rows`, or, while torch.compile traces and no kernel serves, by
+operators that Inductor fuses into one kernel. If only each row's token is known, atomic operations
+add rows in any order.
+
+Weighted sums are an operator, ``torch.ops.nvgemm_moe.gathered_rows``, by a prebuilt kernel if one
+serves, else by torch. torch.compile keeps it in its graph. If nothing observes operators, its
+implementation is called directly.
 
 In small layers, launching torch's operators takes most of the time, so this module uses few.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from .operators import pieces, rounded, taken_rows, widen
-from .row_sums import gathered_rows
+from ..gemm.extra_operands import ExtraOperands
+from ..gemm.moe_operators import GATHERED_ROWS
+from ..gemm.problem import Op
+from . import kernels
+from .kernels import BY_TORCH, SUMMED_BY_TORCH, row_major, warn_once, was_warned
+from .operators import (
+    define,
+    dense_like,
+    is_direct,
+    multiplies_into_fp32,
+    pieces,
+    rounded,
+    taken_rows,
+    widen,
+)
 
 
 class Routing(NamedTuple):
@@ -90,7 +107,7 @@ def weighted_rows(
         matrix: Matrix [any number, dim].
         indices: Selected rows [rows]; None for all, in order.
         routing_weights: Each row's routing weight [rows]; None for unweighted rows.
-        by_kernel: Use `row_sums.gathered_rows`; otherwise Inductor fuses operators.
+        by_kernel: Use `gathered_rows`; otherwise Inductor fuses operators.
 
     Returns:
         Matrix [rows, dim] in the matrix's dtype.
@@ -108,7 +125,7 @@ def weighted_rows(
 def owned_rows(token_rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """Returns each token's rows, with numbers past the last row for rows that no expert has.
 
-    So `row_sums.gathered_rows` adds nothing for them. The matrix has as many rows as ``token_rows``
+    So `gathered_rows` adds nothing for them. The matrix has as many rows as ``token_rows``
     has elements.
     """
     return torch.add(token_rows, token_rows >= offsets[-1], alpha=token_rows.numel())
@@ -137,7 +154,7 @@ def sum_rows_of_tokens(
             add unweighted rows.
         tokens: Number of tokens.
         is_compiled: True if Inductor fuses operators, which then must be functional.
-        by_kernel: Use `row_sums.gathered_rows`.
+        by_kernel: Use `gathered_rows`.
 
     Returns:
         Matrix [tokens, dim] in the rows' dtype, rounded once.
@@ -149,20 +166,24 @@ def sum_rows_of_tokens(
     if by_kernel:
         return gathered_rows(rows, token_rows, routing_weights)
     owned = token_rows < offsets[-1]
-    weights = None if routing_weights is None else torch.where(owned, routing_weights, 0)
-    return _sum_by_choice(rows, token_rows, owned, weights)
+    if routing_weights is not None:
+        routing_weights = torch.where(owned, routing_weights, 0)
+    return _sum_by_token(rows, token_rows, owned, routing_weights)
 
 
-def _sum_by_choice(
-    rows: torch.Tensor, token_rows: torch.Tensor, owned: torch.Tensor, weights: torch.Tensor | None
+def _sum_by_token(
+    rows: torch.Tensor,
+    token_rows: torch.Tensor,
+    owned: torch.Tensor,
+    routing_weights: torch.Tensor | None,
 ) -> torch.Tensor:
     """Sums by [tokens, dim] operators only, which Inductor fuses into one kernel."""
     sums = None
     for choice in range(token_rows.shape[1]):
         gathered = rows.index_select(0, token_rows[:, choice])
         exact = widen(torch.where(owned[:, choice, None], gathered, 0))
-        if weights is not None:
-            exact = exact * weights[:, choice, None]
+        if routing_weights is not None:
+            exact = exact * routing_weights[:, choice, None]
         sums = exact if sums is None else sums + exact
     assert sums is not None
     return rounded(sums, rows.dtype)
@@ -186,3 +207,99 @@ def _sum_by_index(
         # Not in place, because torch 2.11 compiles no gradient of in-place writes.
         sums = sums.index_add(0, indices[piece], exact)
     return rounded(sums, rows.dtype)
+
+
+def gathered_rows(
+    matrix: torch.Tensor, rows: torch.Tensor | None, routing_weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Adds matrix rows, each times its weight, in fp32, or fp64 for fp64, and rounds once.
+
+    Args:
+        matrix: Matrix [any number, n].
+        rows: Rows to add: int32 or int64 [m, k]. A row outside the matrix, such as -1, adds
+            nothing. None takes every row once, in order, and needs weights [m, 1].
+        routing_weights: Routing weights, floating, shaped as ``rows``; None to add unweighted rows.
+
+    Returns:
+        Matrix [m, n] in the matrix's dtype.
+    """
+    if is_direct(matrix, rows, routing_weights):
+        return _gathered_rows(matrix, rows, routing_weights)
+    result: torch.Tensor = torch.ops.nvgemm_moe.gathered_rows(matrix, rows, routing_weights)
+    return result
+
+
+def _gathered_rows(
+    matrix: torch.Tensor, rows: torch.Tensor | None, routing_weights: torch.Tensor | None
+) -> torch.Tensor:
+    count = matrix.shape[0]
+    shape = (count, 1) if rows is None else rows.shape
+    out = matrix.new_empty((shape[0], matrix.shape[1]))
+    if 0 in (matrix.numel(), *shape):
+        return out.zero_()
+    if rows is None:
+        indices = torch.arange(count, device=matrix.device, dtype=torch.int32)[:, None]
+    else:  # an index that does not fit 32 bits is outside as well
+        indices = (rows if rows.dtype is torch.int32 else rows.clamp(-1, count)).to(torch.int32)
+    if routing_weights is None:
+        fp32_weights = torch.ones(shape, device=matrix.device, dtype=torch.float32)
+    else:
+        fp32_weights = widen(routing_weights).contiguous()
+    extras = ExtraOperands(rows=indices.contiguous())
+    reason = kernels.launch(Op.GATHERED_MM, fp32_weights, row_major(matrix), out, extras)
+    if not reason:
+        return out
+    del out  # torch allocates the result
+    if not was_warned(BY_TORCH):  # that warning covers this
+        warn_once(SUMMED_BY_TORCH, reason)
+    return _gathered_by_torch(matrix, rows, routing_weights)
+
+
+def _fake_gathered_rows(matrix: torch.Tensor, rows: torch.Tensor | None, _: Any) -> torch.Tensor:
+    return matrix.new_empty(((matrix if rows is None else rows).shape[0], matrix.shape[1]))
+
+
+def _gathered_by_torch(
+    matrix: torch.Tensor, rows: torch.Tensor | None, routing_weights: torch.Tensor | None
+) -> torch.Tensor:
+    """Computes `gathered_rows` from a copy of all rows.
+
+    ``embedding_bag`` would do this, but requires weights in the matrix's dtype.
+    """
+    if rows is None:
+        assert routing_weights is not None
+        return _weighted(matrix, routing_weights, dense_like(matrix))
+    inside = (rows >= 0) & (rows < matrix.shape[0])
+    indices = torch.where(inside, rows, 0)
+    gathered = matrix.index_select(0, indices.reshape(-1)).reshape(*rows.shape, matrix.shape[1])
+    gathered = torch.where(inside[..., None], gathered, 0)
+    if routing_weights is None:
+        # Torch adds 16-bit values in fp32. Under CUDA's autocast the sum's dtype is fp32.
+        return rounded(gathered.sum(1), matrix.dtype)
+    routing_weights = torch.where(inside, routing_weights, 0)
+    if routing_weights.shape[1] == 1:
+        single = gathered.squeeze(1)
+        return _weighted(single, routing_weights, single)
+    if not multiplies_into_fp32(matrix):
+        return rounded((widen(gathered) * routing_weights.unsqueeze(2)).sum(1), matrix.dtype)
+    # Torch multiplies 16 bits with 16 bits. A second product adds the weights' remaining bits.
+    near = routing_weights.to(matrix.dtype)
+    sums = torch.bmm(near.unsqueeze(1), gathered, out_dtype=torch.float32)
+    if routing_weights.dtype is not matrix.dtype:
+        rest = torch.where(near.isfinite(), routing_weights - near, 0).to(matrix.dtype)
+        sums += torch.bmm(rest.unsqueeze(1), gathered, out_dtype=torch.float32)
+    return sums.squeeze(1).to(matrix.dtype)
+
+
+def _weighted(rows: torch.Tensor, routing_weights: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Multiplies rows by weights [rows, 1] in one operator, without an fp32 matrix."""
+    product: torch.Tensor = torch.mul(rows, widen(routing_weights), out=out)
+    return product
+
+
+define(
+    GATHERED_ROWS,
+    "Tensor matrix, Tensor? rows, Tensor? weights",
+    _gathered_rows,
+    _fake_gathered_rows,
+)
