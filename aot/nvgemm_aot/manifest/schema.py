@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES
 from nvgemm_runtime.gemm.problem import MAX_EXTENT, DType, Layout, Op
 from nvgemm_runtime.gemm.support import OUTS
 from nvgemm_runtime.gemm.target import CUDA_VERSIONS, PLATFORMS
@@ -37,7 +37,7 @@ OUT_DTYPES = tuple(d.value for d in DType if any(d in outs for outs in OUTS.valu
 NONE = "none"
 """Spelling for no scales, or no epilogue, in lists or to override defaults."""
 SCALES = (NONE, *(recipe.value for recipe in ScaleRecipe))
-EPILOGUES = (NONE, *(epilogue.value for epilogue in Epilogue))
+EPILOGUES = (NONE, *(epilogue.name for epilogue in ALL_EPILOGUES))
 
 T = TypeVar("T")
 

@@ -570,7 +570,7 @@ class Wrapped(torch.Tensor):
 def test_a_weight_that_handles_operators_sees_its_product(
     name: str, install: Callable[..., Installed]
 ) -> None:
-    install("tn", None, Epilogue.SWIGLU_HALVES)
+    install("tn", None, Epilogue.parse("swiglu_halves"))
     made = {name: one.detach() for name, one in operands_for_kernels().items()}
     expected = experts(**made)
     made[name] = Wrapped(made[name])

@@ -127,7 +127,7 @@ def columns_of(matrix: Any, first: Any, count: Any) -> Any:
 def has_halves(signature: Signature) -> bool:
     """Returns True if gates and ups are halves of a row, not neighbours."""
     assert signature.epilogue is not None
-    return signature.epilogue.row.order is WeightOrder.HALVES
+    return signature.epilogue.order is WeightOrder.HALVES
 
 
 def _functions(launch: Any) -> tuple[Any, ...]:
