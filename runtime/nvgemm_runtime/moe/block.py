@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from ..gemm.epilogues import WeightOrder
+from ..gemm.epilogues import Gate, WeightOrder
 from ..gemm.moe_operators import BIAS_COLUMNS
 from ..settings import is_debugging
-from .activations import Activation, GatedActivation
+from .activations import GatedActivation
 from .checks import check_dtypes, check_kinds, check_shapes, check_values, named, parts_of_pairs
 from .expert_operands import ExpertOperands
 from .gates import project_up
@@ -36,7 +36,7 @@ from .products import added_rows, columns, rows, weight_gradient
 from .tokens import owned_rows, sum_rows_of_tokens
 from .traced import define_whole, is_traced_whole
 
-_ACTIVATIONS = {activation.value: activation for activation in Activation}
+_GATES = {gate.value: gate for gate in Gate}
 _ORDERS = {order.value: order for order in WeightOrder}
 
 
@@ -122,7 +122,7 @@ def experts(
 def compute_experts(operands: ExpertOperands, *, is_traced: bool = False) -> torch.Tensor:
     """Computes `experts`, called directly or traced in place of its operator."""
     activation = GatedActivation(
-        kind=named("activation", _ACTIVATIONS, operands.activation),
+        kind=named("activation", _GATES, operands.activation),
         alpha=operands.alpha,
         limit=operands.limit,
     )

@@ -26,7 +26,7 @@ from ..gemm.moe_operators import (
 )
 from ..gemm.operands import check_shapes
 from ..gemm.roles import sum_parts
-from .activations import Activation, GatedActivation
+from .activations import GatedActivation
 from .gradients import Backward, gradients_by_operators
 from .launching import GATE_LOST, define, has_kernel, launch_groups, op_of_rows, warn_once
 from .operators import count_taken, taken_rows
@@ -232,9 +232,7 @@ def _plan_of(epilogue: Epilogue) -> Plan:
     gate = epilogue.gate
     assert gate is not None
     return Plan(
-        activation=GatedActivation(
-            kind=Activation(gate.value), alpha=gate.row.alpha, limit=gate.row.limit or 0.0
-        ),
+        activation=GatedActivation(kind=gate, alpha=gate.row.alpha, limit=gate.row.limit or 0.0),
         order=epilogue.order,
         combine=False,
         wants_grad=False,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 
 from ..gemm.epilogues import GateForm
-from .activations import Activation
 from .gated_products import gate_gradients
 from .gradients import Backward, Gradients, with_bias
 from .operators import is_watched, sum_products
-from .plan import Plan, UpProjection, activated, has_gate
+from .plan import Plan, UpProjection, activated
 from .products import rows
 
 
@@ -19,7 +18,7 @@ def gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) -> 
     product = projected.gates
     if plan.kernels is None or product is None or projected.ups is not None:
         return None
-    if not has_gate(plan.activation) or (not plan.is_compiled and is_watched(task.grad)):
+    if not plan.activation.has_kernels or (not plan.is_compiled and is_watched(task.grad)):
         return None
     kernel_grad = task.kernel_gradient(plan)
     operands = (kernel_grad, task.w_down, task.offsets, product)
@@ -67,7 +66,7 @@ def complete_backward(
     """
     assert projected.gates is not None
     gates, ups = plan.parts(projected.gates, projected.ups)
-    ups_are_cut = plan.activation.kind is Activation.SWIGLU_OAI
+    ups_are_cut = plan.activation.clamps
     grad, joined = kernel_grad, projected.joined
     needs_result = task.for_routing_weights and sums is None and ups_are_cut
     if joined is None and (task.for_down or needs_result):

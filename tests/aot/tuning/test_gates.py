@@ -22,7 +22,7 @@ from nvgemm_aot.tuning.correctness.judgement import find_fault, reference
 from nvgemm_aot.tuning.correctness.random_operands import make_sets
 from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES, GateForm, find_gated
 from nvgemm_runtime.gemm.problem import Problem, Signature
-from nvgemm_runtime.moe.activations import Activation, GatedActivation
+from nvgemm_runtime.moe.activations import GatedActivation
 
 
 def named(form: GateForm) -> list[str]:
@@ -203,7 +203,7 @@ def test_gradients_are_those_of_experts(name: str, out: str) -> None:
     epilogue = posed.signature.epilogue
     assert epilogue is not None
     assert epilogue.gate is not None
-    activation = GatedActivation(kind=Activation(epilogue.gate.value), alpha=1.702, limit=7.0)
+    activation = GatedActivation(kind=epilogue.gate, alpha=1.702, limit=7.0)
     for check in checks(posed):
         a, b, result, offsets, kept = check.operands
         assert (result.shape, kept.shape) == ((24, 128), (24, 128))

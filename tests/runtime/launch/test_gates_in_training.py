@@ -20,7 +20,7 @@ from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder,
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.launch.select import load_kernel
-from nvgemm_runtime.moe.activations import Activation, GatedActivation
+from nvgemm_runtime.moe.activations import GatedActivation
 
 
 def grouped(epilogue: Epilogue | None, layout: str = "tn") -> Signature:
@@ -117,7 +117,7 @@ def test_a_gradient_of_what_was_kept_is_that_of_experts(
 
     found = backward(made, find_gated(gate, order, GateForm.GRADIENT), product)
     assert found.shape == (16, 2 * HIDDEN)
-    activation = GatedActivation(kind=Activation(gate.value), alpha=1.702, limit=7.0)
+    activation = GatedActivation(kind=gate, alpha=1.702, limit=7.0)
     gates, ups = split(order, product[: ENDS[-1]].double())
     wanted = activation.gradients(gates, ups, multiply(made["grad"], made["w_down"]))
     for part, exact in zip(split(order, found[: ENDS[-1]].double()), wanted):
@@ -152,7 +152,7 @@ def test_gates_and_ups_of_two_weights_are_stored_as_of_one(made: Experts, gate: 
     of_one = forward(made, find_gated(gate, WeightOrder.HALVES, GateForm.KEPT))
     assert torch.equal(stored[: ENDS[-1], : 2 * HIDDEN], of_one[: ENDS[-1], : 2 * HIDDEN])
 
-    activation = GatedActivation(kind=Activation(gate.value), alpha=1.702, limit=7.0)
+    activation = GatedActivation(kind=gate, alpha=1.702, limit=7.0)
     exact = multiply(made["x"], made["w_up"][:, HIDDEN:].mT)
     wanted = activation.apply(gates[: ENDS[-1]].double(), exact)
     found = others[: ENDS[-1], HIDDEN:].double()
