@@ -27,12 +27,11 @@ from .designs import designs as plain_designs
 from .entry import (
     ALIGNMENT_BYTES,
     calling_convention,
+    compile_launch,
     cute_type,
     import_library,
     kernel_options,
-    sample_arguments,
     scheduler_options,
-    with_parameters,
 )
 from .families import Family, family_of
 from .gathered_groups import gathering, gathers, options_of
@@ -70,7 +69,6 @@ def compile_gated(design: Design, signature: Signature, arch: str) -> Any:
     With groups, it takes ``offsets`` after ``b``, and the bias has a row for each group.
     """
     import_library()
-    from cutlass import cute
     from quack import layout_utils
 
     gemm = _gemm_object(design, signature, arch)
@@ -93,10 +91,7 @@ def compile_gated(design: Design, signature: Signature, arch: str) -> Any:
         return compile_for_groups(launch, design, signature, arch)
     assert signature.epilogue is not None
     tensors = _sample_tensors(signature, adds=signature.epilogue.addend is not None)
-    function = with_parameters(parameters, *_functions(launch))
-    return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
-        cute.jit(function), *sample_arguments(parameters, tensors)
-    )
+    return compile_launch(launch, _NAMES, tensors, parameters, arch)
 
 
 def _results(signature: Signature, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -130,36 +125,15 @@ def has_halves(signature: Signature) -> bool:
     return signature.epilogue.order is WeightOrder.HALVES
 
 
-def _functions(launch: Any) -> tuple[Any, ...]:
-    """Returns wrappers that pass arguments on by name, as in `entry`."""
-
-    def call(a: Any, b: Any, out: Any, stream: Any) -> None:
-        launch(a=a, b=b, out=out, stream=stream)
-
-    def call_told(a: Any, b: Any, out: Any, clusters: Any, stream: Any) -> None:
-        launch(a=a, b=b, out=out, clusters=clusters, stream=stream)
-
-    def call_dynamic(a: Any, b: Any, out: Any, workspace: Any, clusters: Any, stream: Any) -> None:
-        launch(a=a, b=b, out=out, workspace=workspace, clusters=clusters, stream=stream)
-
-    def call_with_bias(a: Any, b: Any, addend: Any, out: Any, stream: Any) -> None:
-        launch(a=a, b=b, addend=addend, out=out, stream=stream)
-
-    def call_with_bias_told(
-        a: Any, b: Any, addend: Any, out: Any, clusters: Any, stream: Any
-    ) -> None:
-        launch(a=a, b=b, addend=addend, out=out, clusters=clusters, stream=stream)
-
-    def call_with_bias_dynamic(
-        a: Any, b: Any, addend: Any, out: Any, workspace: Any, clusters: Any, stream: Any
-    ) -> None:
-        launch(
-            a=a, b=b, addend=addend, out=out, workspace=workspace, clusters=clusters, stream=stream
-        )
-
-    return (
-        call, call_told, call_dynamic, call_with_bias, call_with_bias_told, call_with_bias_dynamic,
-    )  # fmt: skip
+_NAMES = {
+    "a b out stream": "call",
+    "a b out clusters stream": "call_told",
+    "a b out workspace clusters stream": "call_dynamic",
+    "a b addend out stream": "call_with_bias",
+    "a b addend out clusters stream": "call_with_bias_told",
+    "a b addend out workspace clusters stream": "call_with_bias_dynamic",
+}
+"""Names of entry functions by their parameters, as in `entry`."""
 
 
 def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
