@@ -101,8 +101,11 @@ def test_other_providers_offer_none(name: str) -> None:
     [
         (None, ["groups", "gathered"]),
         (BIAS, ["groups", "gathered", "epilogue"]),
-        (Epilogue.parse("swiglu_halves_kept"), ["gate", "groups", "gathered"]),
-        (Epilogue.parse("swiglu_halves_ups"), ["gate", "gradient", "ups", "groups", "gathered"]),
+        (Epilogue.parse("swiglu_halves_kept"), ["gate", "groups", "gathered", "activation"]),
+        (
+            Epilogue.parse("swiglu_halves_ups"),
+            ["gate", "gradient", "ups", "groups", "gathered", "activation"],
+        ),
     ],
 )
 def test_cache_keys_hold_the_source_of_every_part(

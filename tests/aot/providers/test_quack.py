@@ -255,7 +255,7 @@ def test_every_design_of_groups_may_add_a_matrix(arch: str) -> None:
 def test_cache_keys_hold_the_source_of_every_part_of_an_epilogue() -> None:
     """A change of what groups or gates do must compile their kernels anew, and no others."""
     added = {}
-    for key in ("mm", "mm bias", "mm swiglu_halves", *GROUPED_PARTS):
+    for key in ("mm", "mm bias", "mm bias_silu", "mm swiglu_halves", *GROUPED_PARTS):
         op, _, epilogue = key.partition(" ")
         text = f"{op}/tn/bf16xbf16/fp32/bf16" + (f"/{epilogue}" if epilogue else "")
         found = Quack().enumerate(Signature.parse(text), build_target("sm_90a"))
@@ -264,7 +264,8 @@ def test_cache_keys_hold_the_source_of_every_part_of_an_epilogue() -> None:
     assert added == {
         "mm": [],
         "mm bias": ["epilogue"],
-        "mm swiglu_halves": ["gate"],
+        "mm bias_silu": ["epilogue", "activation"],
+        "mm swiglu_halves": ["gate", "activation"],
         **GROUPED_PARTS,
     }
 
@@ -272,7 +273,7 @@ def test_cache_keys_hold_the_source_of_every_part_of_an_epilogue() -> None:
 GROUPED_PARTS = {
     "grouped_mm": ["groups"],
     "grouped_mm bias": ["groups", "epilogue"],
-    "grouped_mm swiglu_oai_halves": ["gate", "groups"],
+    "grouped_mm swiglu_oai_halves": ["gate", "groups", "activation"],
 }
 """By operation and epilogue: the parts of this project's source in the keys."""
 

@@ -11,7 +11,7 @@ import torch
 
 from nvgemm_aot.pipeline.compiler import compile_all, make_tasks
 from nvgemm_aot.providers import Candidate
-from nvgemm_aot.providers.quack import Quack, gate_gradient, gate_ups, gated
+from nvgemm_aot.providers.quack import Quack, activations, gate_gradient, gate_ups, gated
 from nvgemm_aot.providers.quack.designs import Design
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
@@ -111,9 +111,9 @@ def test_only_groups_have_these_forms(epilogue: Epilogue) -> None:
 @pytest.mark.parametrize(
     ("epilogue", "parts"),
     [
-        ("swiglu_halves_kept", ["gate", "groups"]),
-        ("swiglu_halves_gradient", ["gate", "gradient", "groups"]),
-        ("swiglu_halves_ups", ["gate", "gradient", "ups", "groups"]),
+        ("swiglu_halves_kept", ["gate", "groups", "activation"]),
+        ("swiglu_halves_gradient", ["gate", "gradient", "groups", "activation"]),
+        ("swiglu_halves_ups", ["gate", "gradient", "ups", "groups", "activation"]),
     ],
 )
 def test_cache_keys_hold_the_source_of_every_part(epilogue: str, parts: list[str]) -> None:
@@ -172,7 +172,8 @@ def test_gradients_are_those_of_torch(gate: Gate, monkeypatch: pytest.MonkeyPatc
     from cutlass import cute
 
     monkeypatch.setattr(cute, "jit", lambda function: function)
-    monkeypatch.setattr(gate_gradient, "sigmoid", sigmoid)
+    for module in (activations, gate_gradient):
+        monkeypatch.setattr(module, "sigmoid", sigmoid)
     gradients = gate_gradient._gradients(gate)
     activation = GatedActivation(kind=gate, alpha=gate.row.alpha, limit=gate.row.limit or math.inf)
     values = (-9.0, -7.0, -2.5, -0.3, 0.0, 0.7, 3.1, 7.0, 9.5)

@@ -17,11 +17,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM, WORKSPACE
-from nvgemm_runtime.gemm.epilogues import Activation, Gate, GateForm, WeightOrder
+from nvgemm_runtime.gemm.epilogues import Gate, GateForm, WeightOrder
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.types import DType
 
+from .activations import FUNCTIONS, sigmoid
 from .designs import Design
 from .designs import designs as plain_designs
 from .entry import (
@@ -37,10 +38,6 @@ from .families import Family, family_of
 from .gathered_groups import gathering, gathers, options_of
 from .grouped import arguments_of_groups, compile_for_groups, scheduled_by_groups
 from .grouped import designs as designs_of_groups
-
-SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
-CUBIC = 0.044715
-"""Constant in gelu's tanh form (Hendrycks and Gimpel, 2016)."""
 
 
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
@@ -243,15 +240,6 @@ def _gated_class(family: Family, gate: Gate, in_halves: bool, keeps: bool) -> An
 
 def joined(gate: Gate) -> Any:
     """Returns the gate's function of a pair (gate, up) in fp32; NaN gives NaN, as in torch."""
-    from cutlass import cute
-
-    def silu(gate: Any) -> Any:
-        return gate * sigmoid(gate)
-
-    def gelu_tanh(gate: Any) -> Any:
-        inner = SQRT_2_OVER_PI * (gate + CUBIC * gate * gate * gate)
-        return 0.5 * gate * (1.0 + cute.math.tanh(inner, fastmath=True))
-
     alpha = gate.row.alpha
     cut_above, cut_below = cuts(gate)
 
@@ -261,15 +249,9 @@ def joined(gate: Gate) -> Any:
 
     if gate.row.limit is not None:
         return clamped
-    activation = {Activation.SILU: silu, Activation.GELU_TANH: gelu_tanh}[gate.row.activation]
+    activation = FUNCTIONS[gate.row.activation].of_gate
+    assert activation is not None
     return lambda gate, up: activation(gate) * up
-
-
-def sigmoid(x: Any) -> Any:
-    """Computes the logistic function of one fp32 value."""
-    from cutlass import cute
-
-    return cute.arch.rcp_approx(1.0 + cute.math.exp2(x * -math.log2(math.e), fastmath=True))
 
 
 def cuts(gate: Gate) -> tuple[Any, Any]:
