@@ -26,6 +26,7 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.storage.locks import locked
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.workspace import TileWorkspace
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.jit.client import JitClient
 from nvgemm_runtime.launch.loading import native
@@ -44,6 +45,11 @@ hypothesis.settings.register_profile(
     "any speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any speed")
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    return val.name if isinstance(val, Epilogue) else None
+
 
 REAL_MANIFEST = """
 version: 1

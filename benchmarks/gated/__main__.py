@@ -42,7 +42,7 @@ from benchmarks.shared.summaries import (
 from benchmarks.shared.turns import compiling
 from nvgemm_aot.tuning.measuring.gpu import GpuTimer, buffer_bytes
 from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, WeightOrder, find_gated
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 
 if TYPE_CHECKING:
@@ -79,11 +79,13 @@ class Mlp:
     epilogue: Epilogue
 
 
+SWIGLU, GEGLU = (find_gated(gate, WeightOrder.HALVES) for gate in (Gate.SWIGLU, Gate.GEGLU))
+
 MODELS = {
-    "llama-3.1-8b": Mlp(hidden=4096, half=14336, epilogue=Epilogue.SWIGLU_HALVES),
-    "qwen3-8b": Mlp(hidden=4096, half=12288, epilogue=Epilogue.SWIGLU_HALVES),
-    "llama-3.3-70b, tp 8": Mlp(hidden=8192, half=3584, epilogue=Epilogue.SWIGLU_HALVES),
-    "gemma-2-9b": Mlp(hidden=3584, half=14336, epilogue=Epilogue.GEGLU_HALVES),
+    "llama-3.1-8b": Mlp(hidden=4096, half=14336, epilogue=SWIGLU),
+    "qwen3-8b": Mlp(hidden=4096, half=12288, epilogue=SWIGLU),
+    "llama-3.3-70b, tp 8": Mlp(hidden=8192, half=3584, epilogue=SWIGLU),
+    "gemma-2-9b": Mlp(hidden=3584, half=14336, epilogue=GEGLU),
 }
 
 Call = Callable[["torch.Tensor", "torch.Tensor"], Any]

@@ -267,9 +267,9 @@ VARIABLES = {
     ),
     RECORD_VARIABLE: ("A file that records every GEMM that torch.compile compiles, as a manifest."),
     TARGET_VARIABLE: (
-        "The target of the recorded manifest, if not the GPU in use: `sm_90a`, `sm_100a`, "
-        "`sm_100f` or `sm_103a`. Platform and CUDA version are those of the process, unless named "
-        "too, as in `sm_90a-linux_aarch64-cu12`."
+        "The target of the recorded manifest, if not the GPU in use: an architecture such as "
+        "`sm_90a`. Platform and CUDA version are those of the process, unless named too, as in "
+        "`sm_90a-linux_aarch64-cu12`."
     ),
     KEEP_VARIABLE: (
         "`1`: keeps choices from torch's NVGEMM backend in addition to bundled kernels for the "

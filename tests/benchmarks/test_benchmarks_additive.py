@@ -21,7 +21,7 @@ from benchmarks.additive import table as additive_table
 from benchmarks.shared.compiling import count_gemms, gemm_calls
 from benchmarks.shared.resuming import Results
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import BIAS, Epilogue
 from nvgemm_runtime.gemm.problem import Problem
 from repository import ROOT
 
@@ -55,7 +55,7 @@ def called() -> dict[str, dict[str, list[str]]]:
     return found
 
 
-CALLED = {Epilogue.BIAS_GELU_TANH: Epilogue.BIAS, Epilogue.SWIGLU_HALVES: None}
+CALLED = {Epilogue.parse("bias_gelu_tanh"): BIAS, Epilogue.parse("swiglu_halves"): None}
 """Problem that a model calls in place of a kernel with this epilogue, before an activation."""
 
 

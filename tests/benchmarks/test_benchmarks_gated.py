@@ -26,7 +26,7 @@ def test_the_manifest_declares_every_size() -> None:
     assert found == wanted
     keys = {one.problem.signature for one in declared}
     assert all(
-        one == Signature.parse(f"mm/tn/bf16xbf16/fp32/bf16/{one.epilogue.value}") for one in keys
+        one == Signature.parse(f"mm/tn/bf16xbf16/fp32/bf16/{one.epilogue.name}") for one in keys
     )
 
 
@@ -36,7 +36,7 @@ def test_both_forms_compute_the_same(mlp: benchmark.Mlp) -> None:
     gate, up = (x @ weight.t()).chunk(2, -1)
     activation = (
         functional.silu
-        if "swiglu" in mlp.epilogue.value
+        if "swiglu" in mlp.epilogue.name
         else lambda x: functional.gelu(x, approximate="tanh")
     )
     right = activation(gate) * up

@@ -96,9 +96,9 @@ def test_the_manifest_declares_the_products() -> None:
         (Op.GATHERED_MM, rows, hidden, 1),
     }
     assert gated == {
-        (Epilogue.SWIGLU_HALVES_KEPT, both, dim),
-        (Epilogue.SWIGLU_HALVES_GRADIENT, hidden, dim),
-        (Epilogue.SWIGLU_HALVES_GRADIENT_SUMS, hidden, dim),
+        (Epilogue.parse("swiglu_halves_kept"), both, dim),
+        (Epilogue.parse("swiglu_halves_gradient"), hidden, dim),
+        (Epilogue.parse("swiglu_halves_gradient_sums"), hidden, dim),
     }
     groups = {one.problem.groups for one in declared if one.problem.signature.op.has_groups}
     assert groups == {size.experts}

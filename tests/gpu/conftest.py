@@ -18,7 +18,7 @@ import torch
 from installed import installed_kernels
 
 from nvgemm_runtime.bundle.format import Kernel
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ADD
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.roles import extra_roles
 
@@ -41,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         "installed": lambda kernel: True,
         "sharing": lambda kernel: kernel.workspace is not None,
         "adding": lambda kernel: (
-            (kernel.signature.op, kernel.signature.epilogue) == (Op.GROUPED_MM, Epilogue.ADD)
+            (kernel.signature.op, kernel.signature.epilogue) == (Op.GROUPED_MM, ADD)
         ),
         "plain": lambda kernel: not extra_roles(kernel.signature),
     }

@@ -17,7 +17,7 @@ import torch
 from microscaling import encode_e8m0, encode_fp4, quantise, swizzle
 
 from nvgemm_aot.tuning.correctness.exact_operands import shapes_with_k_last
-from nvgemm_runtime.gemm.epilogues import Addend, Epilogue, GateForm
+from nvgemm_runtime.gemm.epilogues import ADD, Addend, GateForm
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
@@ -93,7 +93,7 @@ class Arguments:
     def has_operator(self) -> bool:
         """Whether `torch.ops.nvgemm_aot` has an operator for it; a function there is for all."""
         signature = self.problem.signature
-        if signature.op.has_groups and signature.epilogue is Epilogue.ADD:
+        if signature.op.has_groups and signature.epilogue is ADD:
             return False
         return signature.form in (None, GateForm.JOINED)
 
@@ -131,7 +131,7 @@ class Arguments:
         named: dict[str, Any] = dict(keywords)
         if signature.op.groups_rows:
             name = signature.op.value if signature.scales is None else "scaled_grouped_mm"
-        if signature.op.has_groups and signature.epilogue is Epilogue.ADD:
+        if signature.op.has_groups and signature.epilogue is ADD:
             named["addend"] = named.pop("bias")
         if signature.is_gated:
             named["epilogue"] = signature.epilogue

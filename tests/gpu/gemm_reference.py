@@ -19,7 +19,7 @@ from nvgemm_aot.tuning.correctness.judgement import (
     find_fault,
     sum_error,
 )
-from nvgemm_runtime.gemm.epilogues import Activation, Epilogue, Gate, GateForm, WeightOrder
+from nvgemm_runtime.gemm.epilogues import ADD, Activation, Epilogue, Gate, GateForm, WeightOrder
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_shape
@@ -68,7 +68,7 @@ def reference_sums(arguments: Arguments) -> torch.Tensor:
 
 
 def _pair(epilogue: Epilogue, columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    if epilogue.row.order is WeightOrder.HALVES:
+    if epilogue.order is WeightOrder.HALVES:
         gate, up = columns.chunk(2, -1)
         return gate, up
     return columns[..., ::2], columns[..., 1::2]
@@ -80,7 +80,7 @@ def _before_activation(arguments: Arguments, *, of_magnitudes: bool = False) -> 
     signature = arguments.problem.signature
     if addend is None or (signature.epilogue is not None and signature.epilogue.reads_addend):
         return result
-    if signature.op.groups_rows and signature.epilogue is not Epilogue.ADD:
+    if signature.op.groups_rows and signature.epilogue is not ADD:
         addend = _row_of_each(arguments.tensors[Role.OFFSETS], addend, len(result))
     return result + (addend.double().abs() if of_magnitudes else addend.double())
 

@@ -19,7 +19,7 @@ from gemm_reference import assert_exact
 from installed import installed_kernels
 from made_up_times import default_mode, measured_index, runs_aten
 
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import BIAS
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role
@@ -66,7 +66,7 @@ def _is_scaled(signature: Signature) -> bool:
         return False
     if signature.a is signature.b is DType.FP8_E5M2:
         return False
-    if signature.epilogue is Epilogue.BIAS:
+    if signature.epilogue is BIAS:
         return signature.out is not DType.FP32
     return signature.epilogue is None
 

@@ -78,7 +78,7 @@ def test_both_orders_give_the_same_result(gate: Gate) -> None:
     """Sums are exact, so that they do not depend on the tile."""
     results = {}
     for order in WeightOrder:
-        key = f"mm/tn/bf16xbf16/fp32/bf16/{find_gated(gate, order).value}"
+        key = f"mm/tn/bf16xbf16/fp32/bf16/{find_gated(gate, order).name}"
         torch.manual_seed(3)
         arguments = exact_arguments(problem_of(Signature.parse(key), 300, 2080, 512))
         if order is WeightOrder.INTERLEAVED:

@@ -22,8 +22,10 @@ from user_program import ATEN_GEMMS, slow_down_aten
 
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.gemm.epilogues import (
+    ADD,
+    ALL_EPILOGUES,
+    BIAS,
     Addend,
-    Epilogue,
     Gate,
     GateForm,
     WeightOrder,
@@ -225,11 +227,11 @@ def test_compiled_scaled_groups_run_a_bundled_kernel(code: Path) -> None:
 
 def test_both_layouts_and_every_epilogue_are_installed() -> None:
     assert {kernel.signature.layout.value for kernel in KERNELS} == {"tn", "tt"}
-    gated = {one for one in Epilogue if one.gate is not None}
+    gated = {one for one in ALL_EPILOGUES if one.gate is not None}
     assert {kernel.signature.epilogue for kernel in INSTALLED} == {
         None,
-        Epilogue.BIAS,
-        Epilogue.ADD,
+        BIAS,
+        ADD,
         *gated,
     }
     of_fp8 = [kernel.signature for kernel in KERNELS if kernel.signature.a.is_fp8]
@@ -258,7 +260,7 @@ def test_both_orders_of_groups_give_the_same_result(gate: Gate) -> None:
     """Sums are exact, so that they do not depend on the tile."""
     results = []
     for order in WeightOrder:
-        key = f"grouped_mm/tn/bf16xbf16/fp32/bf16/{find_gated(gate, order).value}"
+        key = f"grouped_mm/tn/bf16xbf16/fp32/bf16/{find_gated(gate, order).name}"
         torch.manual_seed(3)
         arguments = exact_arguments(problem_of(Signature.parse(key), 300, 2080, 512, count=7))
         if order is WeightOrder.INTERLEAVED:
@@ -299,7 +301,7 @@ def test_a_bias_may_lie_in_a_wider_one(kernel: Kernel) -> None:
     assert_right(launch(kernel, arguments), arguments)
 
 
-ADDED = [kernel for kernel in INSTALLED if kernel.signature.epilogue is Epilogue.ADD]
+ADDED = [kernel for kernel in INSTALLED if kernel.signature.epilogue is ADD]
 
 
 @pytest.mark.parametrize("kernel", ADDED, ids=ids(ADDED))

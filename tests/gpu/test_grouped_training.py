@@ -15,7 +15,14 @@ from torch.nn import functional
 
 import nvgemm_runtime
 from nvgemm_runtime.bundle.format import Kernel
-from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.gemm.epilogues import (
+    ALL_EPILOGUES,
+    Epilogue,
+    Gate,
+    GateForm,
+    WeightOrder,
+    find_gated,
+)
 from nvgemm_runtime.gemm.problem import DType, Op
 from nvgemm_runtime.gemm.roles import Role, sum_parts
 
@@ -211,10 +218,10 @@ def test_a_gradient_of_what_was_kept_is_autograds(gate: Gate, order: WeightOrder
     assert bool((error <= 2**-8 * terms.abs().sum(1) + 2**-10).all())
 
 
-UPS = [one for one in Epilogue if one.form is GateForm.UPS]
+UPS = [one for one in ALL_EPILOGUES if one.form is GateForm.UPS]
 
 
-@pytest.mark.parametrize("epilogue", UPS, ids=lambda one: one.value)
+@pytest.mark.parametrize("epilogue", UPS, ids=lambda one: one.name)
 def test_gates_and_ups_of_two_weights_are_stored_as_of_one(epilogue: Epilogue) -> None:
     """Side by side in one buffer, so that the gradient reads them where they are."""
     assert epilogue.gate is not None
@@ -251,7 +258,7 @@ def test_gates_and_ups_of_two_weights_are_stored_as_of_one(epilogue: Epilogue) -
 def test_every_gate_in_each_order_and_form_is_installed() -> None:
     wanted = {
         (epilogue, dtype)
-        for epilogue in Epilogue
+        for epilogue in ALL_EPILOGUES
         if epilogue.form in FORMS
         for dtype in ("bf16", "fp16")
     }

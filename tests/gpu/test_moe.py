@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nvgemm_runtime.bundle.format import Kernel
-from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.gemm.epilogues import ADD, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.launch import select
 from nvgemm_runtime.launch.loading.loader import LoadedKernel
@@ -105,7 +105,7 @@ def test_two_weights_are_at_most_half_as_far_again_from_fp32_as_one(activation: 
     looked_up = {kernel.signature.epilogue for kernel in searched_kernels()}
     forms = (GateForm.UPS, GateForm.GRADIENT)
     expected = {find_gated(Gate(activation), WeightOrder.HALVES, form) for form in forms}
-    assert looked_up == {None, Epilogue.ADD, *expected}
+    assert looked_up == {None, ADD, *expected}
     wide = [one.detach().float().requires_grad_() for one in (x, gates, ups, down)]
     wanted = run_of_two(*wide)
     out, of_x, *_, of_down = run([x, up, down], activation=activation)

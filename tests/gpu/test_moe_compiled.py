@@ -100,7 +100,7 @@ def test_without_gradients_a_kernel_has_the_gate() -> None:
     run = function(False)
     with torch.no_grad():
         found = torch.compile(run, fullgraph=True)(ends(), *given)
-        assert gates_found() == {Epilogue.SWIGLU_HALVES}
+        assert gates_found() == {Epilogue.parse("swiglu_halves")}
         assert torch.equal(found, run(ends(), *given))
 
 
@@ -115,7 +115,7 @@ def test_one_graph_serves_any_number_of_rows(is_pair: bool) -> None:
         given = [rows, *weights]
         with torch._dynamo.config.patch(error_on_recompile=counts is not COUNTS):
             found = step(compiled, ends(counts), given)
-        assert Epilogue.SWIGLU_HALVES_GRADIENT in gates_found()
+        assert Epilogue.parse("swiglu_halves_gradient") in gates_found()
         assert max(error(found, step(run, ends(counts), given))) < 1e-2
 
 
@@ -140,7 +140,7 @@ def test_cuda_graphs_of_inductor_follow_new_ends(is_pair: bool) -> None:
         direct = step(run, ends(counts), given)
         assert max(error(found, direct)) < 1e-2
     assert not torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
-    assert Epilogue.SWIGLU_HALVES_GRADIENT in gates_found()
+    assert Epilogue.parse("swiglu_halves_gradient") in gates_found()
 
 
 def test_checkpointing_runs_kernels_with_the_gate() -> None:
@@ -154,5 +154,5 @@ def test_checkpointing_runs_kernels_with_the_gate() -> None:
         return out
 
     found = step(torch.compile(run, fullgraph=True), ends(), given)
-    assert Epilogue.SWIGLU_HALVES_KEPT in gates_found()
+    assert Epilogue.parse("swiglu_halves_kept") in gates_found()
     assert max(error(found, step(function(False), ends(), given))) < 1e-2

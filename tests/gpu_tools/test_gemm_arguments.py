@@ -19,7 +19,7 @@ from gemm_reference import (
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from every_signature import EVERY_SIGNATURE
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES
 from nvgemm_runtime.gemm.extra_operands import check_offset_values
 from nvgemm_runtime.gemm.operands import requests, torch_dtype
 from nvgemm_runtime.gemm.problem import Layout, Op, Problem, Signature
@@ -35,8 +35,10 @@ def rows(*layouts: Layout, mark: pytest.MarkDecorator | None = None) -> list[pyt
         if layouts and signature.layout not in layouts:
             continue
         types = dict.fromkeys((signature.a, signature.b))
-        parts = (signature.op, *types, signature.scales, signature.epilogue)
-        key = "-".join(part.value for part in parts if part is not None)
+        parts = (signature.op, *types, signature.scales)
+        names = [part.value for part in parts if part is not None]
+        epilogue = [] if signature.epilogue is None else [signature.epilogue.name]
+        key = "-".join([*names, *epilogue])
         grouped.setdefault(key, []).append(signature)
     marks = () if mark is None else mark
     suffix = "" if mark is None else f"-{mark.name}"
@@ -69,7 +71,7 @@ def test_the_table_has_every_op_type_and_recipe() -> None:
     assert {signature.op for signature in EVERY_SIGNATURE} == set(Op)
     assert {signature.dtype for signature in EVERY_SIGNATURE} == set(OUTS)
     assert {signature.scales for signature in EVERY_SIGNATURE} == {None, *ScaleRecipe}
-    assert {signature.epilogue for signature in EVERY_SIGNATURE} == {None, *Epilogue}
+    assert {signature.epilogue for signature in EVERY_SIGNATURE} == {None, *ALL_EPILOGUES}
 
 
 @every_row

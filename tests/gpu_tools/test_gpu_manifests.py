@@ -16,7 +16,7 @@ from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
 from nvgemm_aot.providers.quack import Quack
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES, BIAS
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.support import unavailable
 from nvgemm_runtime.gemm.types import ScaleRecipe
@@ -146,7 +146,7 @@ def test_split_k_has_every_way_in_which_thread_blocks_share_memory(tmp_path: Pat
     split = [one.signature for one in sharing if one.design.splits > 1]
     assert {*EPILOGUES_OF_HOPPER} <= {one.epilogue for one in split}
     assert {one.scales for one in split} == {None, *FP32_SCALES}
-    assert {one.epilogue for one in split if one.scales is not None} == {None, Epilogue.BIAS}
+    assert {one.epilogue for one in split if one.scales is not None} == {None, BIAS}
     everything = Quack().enumerate(PLAIN, target).candidates
     dynamic = {one for one in everything if one.design.scheduler == DYNAMIC_PERSISTENT}
     assert dynamic <= {*sharing}
@@ -170,6 +170,6 @@ def test_dynamic_schedules_of_gates_and_of_fp8_are_tested(tmp_path: Path) -> Non
     assert {one.signature.scales for one in fp8} == {*FP32_SCALES}
 
 
-EPILOGUES_OF_HOPPER = tuple(one for one in Epilogue if one.gate is None)
+EPILOGUES_OF_HOPPER = tuple(one for one in ALL_EPILOGUES if one.gate is None)
 FP32_SCALES = (ScaleRecipe.FP32_ROW, ScaleRecipe.FP32_TENSOR)
 PLAIN = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")

@@ -13,19 +13,17 @@ from gemm_reference import assert_close
 
 from cpu_kernels import Register, signature
 from nvgemm_runtime.bundle.calling_convention import CallingConvention
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ADD, BIAS, Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.launch.loading import native
 
 PLAIN = signature("tn", operand=DType.BF16)
-BIASED = signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS)
-BIASED_BATCH = signature("tn", op=Op.BMM, operand=DType.BF16, epilogue=Epilogue.BIAS)
-ADDED = signature("tn", operand=DType.BF16, epilogue=Epilogue.ADD)
+BIASED = signature("tn", operand=DType.BF16, epilogue=BIAS)
+BIASED_BATCH = signature("tn", op=Op.BMM, operand=DType.BF16, epilogue=BIAS)
+ADDED = signature("tn", operand=DType.BF16, epilogue=ADD)
 TENSOR_WISE = signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR)
-ROW_WISE = signature(
-    "tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW, epilogue=Epilogue.BIAS
-)
+ROW_WISE = signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW, epilogue=BIAS)
 MXFP8 = signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.E8M0_1X32)
 NVFP4 = signature("tn", operand=DType.FP4_E2M1, scales=ScaleRecipe.E4M3_1X16)
 GROUPED = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16)
@@ -34,18 +32,23 @@ SCALED_GROUPS = signature(
 )
 K_GROUPED = signature("nt", op=Op.K_GROUPED_MM, operand=DType.BF16)
 KEPT = signature(
-    "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_OAI_HALVES_KEPT
+    "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.parse("swiglu_oai_halves_kept")
 )
 GRADIENT = signature(
-    "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_HALVES_GRADIENT
+    "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.parse("swiglu_halves_gradient")
 )
 SUMMED = signature(
-    "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_HALVES_GRADIENT_SUMS
+    "tn",
+    op=Op.GROUPED_MM,
+    operand=DType.BF16,
+    epilogue=Epilogue.parse("swiglu_halves_gradient_sums"),
 )
-ADDED_TO_GROUPS = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.ADD)
+ADDED_TO_GROUPS = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=ADD)
 GATHERED = signature("tt", op=Op.GATHERED_MM, operand=DType.BF16)
 GATHERED_GROUPS = signature("tn", op=Op.GATHERED_GROUPED_MM, operand=DType.BF16)
-UPS = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_HALVES_UPS)
+UPS = signature(
+    "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.parse("swiglu_halves_ups")
+)
 
 
 @pytest.fixture(scope="module")

@@ -18,18 +18,18 @@ from nvgemm_aot.pipeline.pipeline import build
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ADD, BIAS, Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
 SIGNATURES = (
     signature("tn", operand=DType.BF16),
     signature("nt", op=Op.BMM, operand=DType.FP16),
-    signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS),
-    signature("tt", op=Op.BMM, operand=DType.BF16, epilogue=Epilogue.BIAS_GELU_TANH),
-    signature("tn", op=Op.BMM, operand=DType.FP16, epilogue=Epilogue.ADD),
+    signature("tn", operand=DType.BF16, epilogue=BIAS),
+    signature("tt", op=Op.BMM, operand=DType.BF16, epilogue=Epilogue.parse("bias_gelu_tanh")),
+    signature("tn", op=Op.BMM, operand=DType.FP16, epilogue=ADD),
     signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR),
-    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW, epilogue=Epilogue.BIAS),
+    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW, epilogue=BIAS),
     signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.E8M0_1X32),
     signature("tn", operand=DType.FP4_E2M1, scales=ScaleRecipe.E4M3_1X16),
     signature("tn", op=Op.GROUPED_MM, operand=DType.BF16),

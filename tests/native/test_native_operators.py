@@ -11,51 +11,54 @@ from gemm_arguments import Arguments, random_arguments
 from gemm_reference import assert_close
 
 from cpu_kernels import Register, signature
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ADD, BIAS, Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
-BIASED = signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS)
+BIASED = signature("tn", operand=DType.BF16, epilogue=BIAS)
 ROW_WISE = signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW)
 GROUPED = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16)
 SCALED_GROUPS = signature(
     "tn", op=Op.GROUPED_MM, operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW
 )
 GROUPED_SWIGLU = signature(
-    "tt", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_INTERLEAVED
+    "tt", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.parse("swiglu_interleaved")
 )
 GROUPED_OAI = signature(
-    "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_OAI_HALVES
+    "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.parse("swiglu_oai_halves")
 )
 GROUPED_KEPT, GROUPED_GRADIENT, GROUPED_SUMS, GROUPED_UPS = (
     signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
     for epilogue in (
-        Epilogue.GEGLU_INTERLEAVED_KEPT,
-        Epilogue.GEGLU_INTERLEAVED_GRADIENT,
-        Epilogue.GEGLU_INTERLEAVED_GRADIENT_SUMS,
-        Epilogue.GEGLU_HALVES_UPS,
+        Epilogue.parse("geglu_interleaved_kept"),
+        Epilogue.parse("geglu_interleaved_gradient"),
+        Epilogue.parse("geglu_interleaved_gradient_sums"),
+        Epilogue.parse("geglu_halves_ups"),
     )
 )
 K_GROUPED = signature("nt", op=Op.K_GROUPED_MM, operand=DType.BF16)
 GATHERED_GROUPS = signature("tn", op=Op.GATHERED_GROUPED_MM, operand=DType.BF16)
 SIGNATURES = (
     BIASED,
-    signature("tn", operand=DType.BF16, epilogue=Epilogue.ADD),
-    signature("tn", op=Op.BMM, operand=DType.BF16, epilogue=Epilogue.BIAS_SILU),
+    signature("tn", operand=DType.BF16, epilogue=ADD),
+    signature("tn", op=Op.BMM, operand=DType.BF16, epilogue=Epilogue.parse("bias_silu")),
     ROW_WISE,
-    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR, epilogue=Epilogue.BIAS),
+    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR, epilogue=BIAS),
     signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.E8M0_1X32),
     signature("tn", operand=DType.FP4_E2M1, scales=ScaleRecipe.E4M3_1X16),
     GROUPED,
     SCALED_GROUPS,
-    signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.BIAS),
+    signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=BIAS),
     GROUPED_SWIGLU,
     GROUPED_OAI,
     K_GROUPED,
     signature("tt", op=Op.GATHERED_MM, operand=DType.BF16),
     GATHERED_GROUPS,
     signature(
-        "tn", op=Op.GATHERED_GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_OAI_HALVES
+        "tn",
+        op=Op.GATHERED_GROUPED_MM,
+        operand=DType.BF16,
+        epilogue=Epilogue.parse("swiglu_oai_halves"),
     ),
 )
 
@@ -78,7 +81,7 @@ def operator_of(arguments: Arguments, kernel: str) -> tuple[Any, tuple[Any, ...]
         *(served for served in SIGNATURES if served.scales is None),
         # opcheck multiplies and copies arguments, which torch's CPU does with no fp8.
         signature("tn", operand=DType.BF16, scales=ScaleRecipe.FP32_ROW),
-        signature("tn", operand=DType.BF16, scales=ScaleRecipe.FP32_TENSOR, epilogue=Epilogue.BIAS),
+        signature("tn", operand=DType.BF16, scales=ScaleRecipe.FP32_TENSOR, epilogue=BIAS),
     ],
     ids=lambda served: served.key,
 )
@@ -192,7 +195,10 @@ def test_gates_of_groups_have_an_operator_of_their_own(register: Register) -> No
 def test_gathered_groups_have_the_rows_that_are_named(register: Register) -> None:
     kept, _ = register(
         signature(
-            "tn", op=Op.GATHERED_GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.GEGLU_HALVES_KEPT
+            "tn",
+            op=Op.GATHERED_GROUPED_MM,
+            operand=DType.BF16,
+            epilogue=Epilogue.parse("geglu_halves_kept"),
         )
     )
     id, _ = register(GATHERED_GROUPS)

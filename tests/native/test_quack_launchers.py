@@ -19,20 +19,20 @@ from nvgemm_aot.pipeline.pipeline import build
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ADD, BIAS, Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.gemm.types import ScaleRecipe
 from split_designs import list_only
 
 FAST = (signature("tn", operand=DType.BF16),)
 EXTRAS = (
-    signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS),
-    signature("tt", op=Op.BMM, operand=DType.BF16, epilogue=Epilogue.BIAS_GELU_TANH),
-    signature("tn", op=Op.BMM, operand=DType.FP16, epilogue=Epilogue.ADD),
+    signature("tn", operand=DType.BF16, epilogue=BIAS),
+    signature("tt", op=Op.BMM, operand=DType.BF16, epilogue=Epilogue.parse("bias_gelu_tanh")),
+    signature("tn", op=Op.BMM, operand=DType.FP16, epilogue=ADD),
     Signature.parse("mm/nn/bf16xbf16/fp32/fp32/add"),
     Signature.parse("mm/tn/fp16xfp16/fp32/fp8_e4m3/bias_relu"),
     signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR),
-    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW, epilogue=Epilogue.BIAS),
+    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW, epilogue=BIAS),
     Signature.parse("mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp16"),
     Signature.parse("mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16/fp32_tensor"),
 )
@@ -63,7 +63,7 @@ for kernel in bundle.header.kernels:
 
 GATED = tuple(
     signature("tn", operand=DType.BF16, epilogue=epilogue)
-    for epilogue in (Epilogue.SWIGLU_HALVES, Epilogue.SWIGLU_OAI_INTERLEAVED)
+    for epilogue in (Epilogue.parse("swiglu_halves"), Epilogue.parse("swiglu_oai_interleaved"))
 )
 
 CALL_GATED = """

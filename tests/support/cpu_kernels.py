@@ -150,7 +150,7 @@ def source(
         definitions[f"SCALES_{_SCALES[served.scales]}"] = 1
         definitions["BLOCK"] = served.scales.block or 0
     if served.epilogue is not None:
-        gate, order = served.epilogue.gate, served.epilogue.row.order
+        gate, order = served.epilogue.gate, served.epilogue.order
         activation = served.epilogue.activation if gate is None else None
         if gate is not None:
             form = served.epilogue.form

@@ -24,7 +24,7 @@ from nvgemm_aot.targets.local import CPU_PROFILE
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.errors import CompileError
-from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm
+from nvgemm_runtime.gemm.epilogues import ADD, ALL_EPILOGUES, BIAS, Epilogue, GateForm
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.gemm.types import ScaleRecipe
@@ -52,13 +52,13 @@ FUSED = (
         cpu_kernels.signature("tn", op=op, operand=operand, epilogue=epilogue)
         for op in (Op.MM, Op.BMM)
         for operand in (DType.FP16, DType.BF16)
-        for epilogue in Epilogue
+        for epilogue in ALL_EPILOGUES
         if epilogue.gate is None or (op is Op.MM and epilogue.form is GateForm.JOINED)
     ),
     *(
         cpu_kernels.signature("tn", operand=DType.FP8_E4M3, scales=scales, epilogue=epilogue)
         for scales in (ScaleRecipe.FP32_TENSOR, ScaleRecipe.FP32_ROW)
-        for epilogue in (None, Epilogue.BIAS)
+        for epilogue in (None, BIAS)
     ),
     *(
         cpu_kernels.signature("tn", operand=operand, scales=scales)
@@ -76,14 +76,13 @@ FUSED = (
     ),
     *(
         cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
-        for epilogue in Epilogue
-        if epilogue in (Epilogue.BIAS, Epilogue.ADD)
-        or (epilogue.form is not None and not epilogue.form.row.has_sums)
+        for epilogue in ALL_EPILOGUES
+        if epilogue in (BIAS, ADD) or (epilogue.form is not None and not epilogue.form.row.has_sums)
     ),
     *(
         cpu_kernels.signature("tt", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=epilogue)
-        for epilogue in Epilogue
-        if epilogue is Epilogue.ADD or epilogue.reads_addend
+        for epilogue in ALL_EPILOGUES
+        if epilogue is ADD or epilogue.reads_addend
     ),
     *(
         cpu_kernels.signature("nt", op=Op.K_GROUPED_MM, operand=operand)
@@ -96,10 +95,10 @@ FUSED = (
     *(
         cpu_kernels.signature("tn", op=Op.GATHERED_GROUPED_MM, operand=DType.BF16, epilogue=one)
         for one in (
-            Epilogue.BIAS,
-            Epilogue.SWIGLU_HALVES,
-            Epilogue.SWIGLU_OAI_INTERLEAVED_KEPT,
-            Epilogue.SWIGLU_HALVES_UPS,
+            BIAS,
+            Epilogue.parse("swiglu_halves"),
+            Epilogue.parse("swiglu_oai_interleaved_kept"),
+            Epilogue.parse("swiglu_halves_ups"),
         )
     ),
     *(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
 from nvgemm_runtime.gemm.support import GATHERED, OUTS, multiply_together, unsupported
 from nvgemm_runtime.gemm.types import ScaleRecipe
@@ -12,7 +12,7 @@ from nvgemm_runtime.gemm.types import ScaleRecipe
 EVERY_SIGNATURE = [
     signature
     for op, layout, dtype, scales, epilogue in itertools.product(
-        Op, Layout, OUTS, (None, *ScaleRecipe), (None, *Epilogue)
+        Op, Layout, OUTS, (None, *ScaleRecipe), (None, *ALL_EPILOGUES)
     )
     for b in OUTS
     if multiply_together(dtype, b)

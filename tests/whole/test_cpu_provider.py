@@ -27,7 +27,7 @@ from nvgemm_aot.verify.findings import Check
 from nvgemm_aot.verify.kernel import inspect_kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES
 from nvgemm_runtime.gemm.target import Target
 from synthetic_content import synthetic_content
 
@@ -155,10 +155,10 @@ def test_builds_kernels_that_take_more_than_a_and_b(fused_bundle: BuiltBundle) -
 def test_inspect_lists_each_form_of_gates(fused_bundle: BuiltBundle) -> None:
     result = CliRunner().invoke(main, ["inspect", str(fused_bundle.path)])
     assert result.exit_code == 0, result.output
-    for epilogue in Epilogue:
+    for epilogue in ALL_EPILOGUES:
         if epilogue.form is not None:
             layout = "tt" if epilogue.form.row.has_sums else "tn"
-            key = f"grouped_mm/{layout}/bf16xbf16/fp32/bf16/{epilogue.value}"
+            key = f"grouped_mm/{layout}/bf16xbf16/fp32/bf16/{epilogue.name}"
             assert re.search(rf"^signature {re.escape(key)} .*kernels$", result.stdout, re.M), key
 
 

@@ -26,7 +26,7 @@ from nvgemm_aot.cli.main import main
 from nvgemm_aot.verify.findings import Check
 from nvgemm_runtime.bundle.calling_convention import MNKL, STREAM, WORKSPACE
 from nvgemm_runtime.bundle.imported_symbols import FIRST_RELEASE, NEWEST_RUN
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.target import CUDA_VERSIONS
@@ -186,8 +186,10 @@ def test_verify_document_lists_exactly_the_checks_that_are_made() -> None:
 
 def test_format_document_lists_the_parameters_and_types_that_there_are() -> None:
     text = read("FORMAT.md")
-    for value in (*Role, *DType, *Op, *ScaleRecipe, *Epilogue):
-        assert f"`{value.value}`" in text, value
+    for member in (*Role, *DType, *Op, *ScaleRecipe):
+        assert f"`{member.value}`" in text, member
+    for epilogue in ALL_EPILOGUES:
+        assert f"`{epilogue.name}`" in text, epilogue
     for parameter in (MNKL, WORKSPACE, STREAM):
         assert f"| `{parameter}` |" in text, parameter
 

@@ -28,7 +28,7 @@ from nvgemm_aot.workload import find_bundles
 from nvgemm_aot.workload.coverage import gpu_facts
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import VerificationError
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ADD, BIAS
 from nvgemm_runtime.gemm.problem import DType, Layout, Problem
 from nvgemm_runtime.gemm.roles import contiguous_bytes
 from nvgemm_runtime.gemm.support import unavailable
@@ -84,7 +84,7 @@ def found_as(index: Index, problem: Problem) -> str:
     if isinstance(found, Match):
         return "declared" if found.basis is Basis.DECLARED else "signature"
     served = problem.signature
-    if served.epilogue in (Epilogue.BIAS, Epilogue.ADD) and served.a.bits == 16:
+    if served.epilogue in (BIAS, ADD) and served.a.bits == 16:
         product = replace(served, epilogue=None, out=DType.FP32)
         if isinstance(_match(index, replace(problem, signature=product)), Match):
             return "signature"

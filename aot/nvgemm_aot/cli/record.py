@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvgemm_runtime.gemm.target import TargetName
+from nvgemm_runtime.gemm.target import DEFAULT_ARCHITECTURE, TargetName
 
 from .terminal.options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam
 from .terminal.printing import count_text, failed_text
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     type=TargetNameParam(),
     help=f"Target to build for: one of {ARCHITECTURE_NAMES}, for platform and CUDA version of "
     "COMMAND's process, unless named, as in sm_90a-linux_aarch64-cu12. Default: the GPU that runs "
-    "the GEMMs, or sm_100f without a GPU.",
+    f"the GEMMs, or {DEFAULT_ARCHITECTURE} without a GPU.",
 )
 @click.option(
     "--fake",

@@ -113,7 +113,7 @@ def _entry_lines(entries: Iterable[ConfigEntry], options: ManifestOptions) -> It
         elif entry.signature.out is not entry.signature.dtype:
             yield f"    out: {entry.signature.out.value}"
         if entry.signature.epilogue is not None:
-            yield f"    epilogue: {entry.signature.epilogue.value}"
+            yield f"    epilogue: {entry.signature.epilogue.name}"
         yield f"    layout: {entry.signature.layout.value}"
         yield f"    m: {list(entry.rows)}"
         yield "    nk:"

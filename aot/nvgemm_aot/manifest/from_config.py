@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nvgemm_runtime.errors import ManifestError
-from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm, find_gated
+from nvgemm_runtime.gemm.epilogues import ADD, BIAS, GateForm, find_gated
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import misalignment
 from nvgemm_runtime.gemm.support import unavailable, unsupported
@@ -230,7 +230,7 @@ def _gated(use: RankGemm, form: GateForm, options: ManifestOptions) -> Signature
         gate = gemm.gate_beside
     assert gate is not None
     assert gate.gate is not None
-    assert gate.row.order is not None
+    assert gate.order is not None
     operand = dtype if types is None else types.dtype
     return Signature(
         op=op_of(gemm, use.product),
@@ -240,13 +240,13 @@ def _gated(use: RankGemm, form: GateForm, options: ManifestOptions) -> Signature
         accumulator=DType.FP32,
         out=dtype,
         scales=None if types is None else types.scales,
-        epilogue=find_gated(gate.gate, gate.row.order, form),
+        epilogue=find_gated(gate.gate, gate.order, form),
     )
 
 
 _EPILOGUES = {
-    Product.BIASED_FORWARD: Epilogue.BIAS,
-    Product.ADDED_INPUT_GRADIENT: Epilogue.ADD,
+    Product.BIASED_FORWARD: BIAS,
+    Product.ADDED_INPUT_GRADIENT: ADD,
 }
 
 
@@ -273,7 +273,7 @@ def _signature(use: RankGemm, options: ManifestOptions) -> Signature:
     whole = replace(
         product,
         op=op_of(gemm, use.product),
-        epilogue=Epilogue.BIAS if gemm.biased else None,
+        epilogue=BIAS if gemm.biased else None,
     )
     if types is not None:
         return replace(whole, a=types.dtype, b=types.dtype, scales=types.scales)
@@ -289,7 +289,7 @@ def _unserved_reason(use: RankGemm, signature: Signature, options: ManifestOptio
     if signature.epilogue is not None and signature.epilogue.gate is not None:
         reason = unsupported(signature)
         if reason is None and gemm.biased and signature.epilogue.addend is None:
-            reason = f"{signature.epilogue.value} adds no bias, but the model does"
+            reason = f"{signature.epilogue.name} adds no bias, but the model does"
         if reason is not None:
             return f"with its gate: {reason}"
     if signature.scales is not None and (reason := unsupported(signature)):

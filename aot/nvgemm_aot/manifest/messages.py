@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from nvgemm_runtime.gemm import target
 from nvgemm_runtime.gemm.aten import OPERATORS
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.types import DType, ScaleRecipe
 
@@ -20,7 +20,8 @@ from .schema import ARCHITECTURES, SIZE_KEYS, VERSION, Rule, SharedEntry, allowe
 from .source import Foreign, Location
 
 _WORDS = {
-    **{member.value: member.row.aliases for member in (*DType, *ScaleRecipe, *Epilogue)},
+    **{member.value: member.row.aliases for member in (*DType, *ScaleRecipe)},
+    **{epilogue.name: epilogue.aliases for epilogue in ALL_EPILOGUES},
     **{arch: row.aliases for arch, row in target.ARCHITECTURES.items()},
     **{
         meaning: tuple(words.split())
@@ -44,6 +45,7 @@ _WORDS = {
             "layout": "layouts",
             "scales": "scale scaling recipe",
             "epilogue": "bias activation",
+            "add": "residual",
             "groups": "experts num_experts g",
             "batch": "batch_size batches b",
             "candidates": "top_k topk",

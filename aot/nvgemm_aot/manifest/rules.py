@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nvgemm_runtime.errors import TargetError
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES, Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
 from nvgemm_runtime.gemm.support import unsupported
 from nvgemm_runtime.gemm.target import CUDA_VERSIONS, PLATFORMS, Target
@@ -178,12 +178,12 @@ class GemmRules:
         ]
         paired = [
             member
-            for member in Epilogue
-            if member.form is not None and member.form.has_pairs and member.value in epilogues
+            for member in ALL_EPILOGUES
+            if member.form is not None and member.form.has_pairs and member.name in epilogues
         ]
         rules = [
             *(("k", f"dtype {d.value!r}", d.packed, "k counts values, not bytes") for d in packed),
-            *(("n", f"epilogue {e.value!r}", 2, "n counts gates and ups") for e in paired),
+            *(("n", f"epilogue {e.name!r}", 2, "n counts gates and ups") for e in paired),
         ]
         for axis, condition, multiple, why in rules:
             for suffix, extent in _extents(gemm, axis):
@@ -234,7 +234,7 @@ def _field(signature: Signature, key: str) -> str:
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "dtype_b": tuple(map(DType, INPUT_DTYPES)),
     "out": tuple(map(DType, OUT_DTYPES)),
-    "epilogue": (None, *Epilogue),
+    "epilogue": (None, *ALL_EPILOGUES),
     "layout": tuple(Layout),
     "scales": (None, *ScaleRecipe),
     "op": tuple(Op),
@@ -269,7 +269,9 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _spelling(choice: enum.Enum | None) -> str:
+def _spelling(choice: enum.Enum | Epilogue | None) -> str:
+    if isinstance(choice, Epilogue):
+        return choice.name
     return NONE if choice is None else str(choice.value)
 
 
@@ -301,7 +303,7 @@ def _expand_signatures(values: Mapping[str, _Values]) -> Iterator[Signature]:
                 accumulator=a.accumulator,
                 out=DType(out),
                 scales=None if recipe == NONE else ScaleRecipe(recipe),
-                epilogue=None if epilogue == NONE else Epilogue(epilogue),
+                epilogue=None if epilogue == NONE else Epilogue.parse(epilogue),
             )
 
 

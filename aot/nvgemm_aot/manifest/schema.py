@@ -14,7 +14,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm import target
+from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES
 from nvgemm_runtime.gemm.problem import MAX_EXTENT, DType, Layout, Op
 from nvgemm_runtime.gemm.support import OUTS
 from nvgemm_runtime.gemm.target import CUDA_VERSIONS, PLATFORMS
@@ -30,6 +31,10 @@ VERSION = 1
 MAX_CANDIDATES = 256
 
 ARCHITECTURES = tuple(sorted(DEFAULT_DEVICE))
+_USUAL_DEVICES = "; ".join(
+    f"{row.device} for {arch}" + (f", on Arm {row.device_on_arm}" if row.device_on_arm else "")
+    for arch, row in target.ARCHITECTURES.items()
+)
 
 INPUT_DTYPES = tuple(dtype.value for dtype in OUTS)
 OUT_DTYPES = tuple(d.value for d in DType if any(d in outs for outs in OUTS.values()))
@@ -37,7 +42,7 @@ OUT_DTYPES = tuple(d.value for d in DType if any(d in outs for outs in OUTS.valu
 NONE = "none"
 """Spelling for no scales, or no epilogue, in lists or to override defaults."""
 SCALES = (NONE, *(recipe.value for recipe in ScaleRecipe))
-EPILOGUES = (NONE, *(epilogue.value for epilogue in Epilogue))
+EPILOGUES = (NONE, *(epilogue.name for epilogue in ALL_EPILOGUES))
 
 T = TypeVar("T")
 
@@ -170,8 +175,8 @@ class TargetEntry(_Entry):
     devices: Annotated[list[Annotated[str, _one_of(profile_names())]], Field(min_length=1)] = Field(
         default_factory=list,
         description="GPU products to rank kernels for, each separately; other products use the "
-        "first one's ranking. Defaults without device: H200 and H100 for sm_90a; B200 for "
-        "Blackwell, on Arm GB200 or GB300.",
+        f"first one's ranking. Defaults without device: {_USUAL_DEVICES}; then other products with "
+        "the same compute capability.",
     )
     platform: Annotated[str, _one_of(PLATFORMS)] = Field(
         default_factory=str,

@@ -70,7 +70,7 @@ def _kinds(header: Header, ranking: Ranking) -> Iterator[str]:
         yield "doubtful"
         return
     epilogue = signature.epilogue
-    is_fused = epilogue is not None and (epilogue.row.activation or epilogue.row.gate)
+    is_fused = epilogue is not None and (epilogue.activation or epilogue.gate)
     if is_fused or signature.op.is_gathered or measured.aten is None:
         yield "beyond_default"
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import BIAS
 from nvgemm_runtime.gemm.group_limits import too_large
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
@@ -153,7 +153,7 @@ def _scaled(signature: Signature) -> Run | None:
 
     if signature.op is not Op.MM or signature.layout is not Layout.TN:
         return None
-    if signature.epilogue not in (None, Epilogue.BIAS):
+    if signature.epilogue not in (None, BIAS):
         return None
     dtype, unit_scale = torch_dtype(signature.out), None
 

@@ -1,12 +1,13 @@
-"""Tables for activations, gates and epilogues, one row each.
+"""Epilogues, composed of addends, activations and gates, which have a row each.
 
-To support another one, add a row here; `types` does the same for element types.
+To support another activation or gate, add a row here; `types` does the same for element types.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from .types import DType, RowEnum
@@ -22,12 +23,14 @@ class ActivationRow:
         commutes_with_rounding: True if rounding before or after it gives the same result.
         efc_source: Statements that compute ``D`` from ``x``, in the `cutlass.operators` epilogue
             language.
+        aliases: Other names, for suggestions in error messages.
     """
 
     torch_name: str
     torch_options: Mapping[str, str] = field(default_factory=dict)
     commutes_with_rounding: bool = False
     efc_source: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
 
 
 class Activation(RowEnum):
@@ -45,8 +48,11 @@ class Activation(RowEnum):
             "t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))",
             "D = 0.5 * x * (1.0 + t)",
         ),
+        aliases=("gelu", "bias_gelu"),
     )  # fmt: skip
-    SILU = "silu", ActivationRow(torch_name="silu", efc_source=("D = x * sigmoid(x)",))
+    SILU = "silu", ActivationRow(
+        torch_name="silu", efc_source=("D = x * sigmoid(x)",), aliases=("swish",)
+    )  # fmt: skip
 
 
 class Addend(enum.Enum):
@@ -79,6 +85,7 @@ class GateFormRow:
         product_columns, out_columns: `product_columns` columns of the product give `out_columns` of
             the result.
         parts: Number of equally wide parts in the result; each begins at an aligned address.
+        reads: Tensor that it reads besides A and B, if any.
         is_gradient: True for a gate's gradient.
         has_sums: True if row sums are a second result.
     """
@@ -86,6 +93,7 @@ class GateFormRow:
     product_columns: int
     out_columns: int
     parts: int
+    reads: Addend | None = None
     is_gradient: bool = False
     has_sums: bool = False
 
@@ -108,12 +116,14 @@ class GateForm(RowEnum):
 
     JOINED = "joined", GateFormRow(product_columns=2, out_columns=1, parts=1)
     KEPT = "kept", GateFormRow(product_columns=2, out_columns=3, parts=3)
-    GRADIENT = "gradient", GateFormRow(product_columns=1, out_columns=2, parts=2, is_gradient=True)
-    GRADIENT_SUMS = (
-        "gradient_sums",
-        GateFormRow(product_columns=1, out_columns=2, parts=2, is_gradient=True, has_sums=True),
-    )
-    UPS = "ups", GateFormRow(product_columns=1, out_columns=2, parts=2)
+    GRADIENT = "gradient", GateFormRow(
+        product_columns=1, out_columns=2, parts=2, reads=Addend.PRODUCT, is_gradient=True
+    )  # fmt: skip
+    GRADIENT_SUMS = "gradient_sums", GateFormRow(
+        product_columns=1, out_columns=2, parts=2, reads=Addend.PRODUCT, is_gradient=True,
+        has_sums=True,
+    )  # fmt: skip
+    UPS = "ups", GateFormRow(product_columns=1, out_columns=2, parts=2, reads=Addend.GATES)
 
     @property
     def has_pairs(self) -> bool:
@@ -136,6 +146,7 @@ class GateRow:
         alpha: Factor for gates inside the activation's sigmoid only; needs a limit.
         limit: Clamp for gates (from above) and ups (both sides); 1 is then added to ups, and the
             activation is silu. None for neither.
+        hidden_acts: Values of ``hidden_act`` in model configs that mean this gate.
         aliases: Other names, for suggestions in error messages.
     """
 
@@ -143,6 +154,7 @@ class GateRow:
     is_biased: bool = False
     alpha: float = 1.0
     limit: float | None = None
+    hidden_acts: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
 
 
@@ -156,8 +168,17 @@ class Gate(RowEnum):
 
     row: GateRow
 
-    SWIGLU = "swiglu", GateRow(activation=Activation.SILU, aliases=("silu_and_mul",))
-    GEGLU = "geglu", GateRow(activation=Activation.GELU_TANH, aliases=("gelu_and_mul",))
+    SWIGLU = "swiglu", GateRow(
+        activation=Activation.SILU, hidden_acts=("silu", "swish"), aliases=("silu_and_mul",)
+    )  # fmt: skip
+    GEGLU = (
+        "geglu",
+        GateRow(
+            activation=Activation.GELU_TANH,
+            hidden_acts=("gelu_pytorch_tanh",),
+            aliases=("gelu_and_mul",),
+        ),
+    )
     # gpt-oss constants: alpha comes from its published code (openai/gpt-oss, swiglu in
     # gpt_oss/torch/model.py; transformers' GptOssExperts), the limit from swiglu_limit in its
     # configs. Other values need another row: a signature fully defines the computation, and a
@@ -167,139 +188,48 @@ class Gate(RowEnum):
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpilogueRow:
-    """Facts about an epilogue.
-
-    Attributes:
-        addend: Tensor kind that it adds or reads, if any.
-        activation: Function applied to the sum; with a gate, to the gates.
-        gate: Gate that combines column pairs, if any.
-        order: Gate and up column order; None without a gate.
-        form: Result layout; None without a gate.
-        aliases: Other names, for suggestions in error messages.
-    """
-
-    addend: Addend | None = None
-    activation: Activation | None = None
-    gate: Gate | None = None
-    order: WeightOrder | None = None
-    form: GateForm | None = None
-    aliases: tuple[str, ...] = ()
-
-
-def _gated(gate: Gate, order: WeightOrder, form: GateForm = GateForm.JOINED) -> EpilogueRow:
-    read = {
-        GateForm.GRADIENT: Addend.PRODUCT,
-        GateForm.GRADIENT_SUMS: Addend.PRODUCT,
-        GateForm.UPS: Addend.GATES,
-    }
-    return EpilogueRow(
-        addend=read.get(form, Addend.ROW if gate.row.is_biased else None),
-        activation=gate.row.activation,
-        gate=gate,
-        order=order,
-        form=form,
-        aliases=(gate.value, *gate.row.aliases) if form is GateForm.JOINED else (),
-    )
-
-
-_KEPT, _GRADIENT, _SUMS, _UPS = (
-    GateForm.KEPT, GateForm.GRADIENT, GateForm.GRADIENT_SUMS, GateForm.UPS
-)  # fmt: skip
-
-
-class Epilogue(RowEnum):
-    """Steps between a product and its stored result; `row` has them.
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Epilogue:
+    """Steps between a product and its stored result: an addend and an activation, or a gate.
 
     Computes in the accumulator dtype and rounds once: ``out = round(f(A @ B + addend))``. A gate
     combines two product columns into one, so the result has n / 2 columns; `GateForm` has the other
     layouts. A gradient reads the kept product in its column order. The ``ups`` form reads rounded
     gates and multiplies them by unrounded ups.
+
+    `ALL_EPILOGUES` has all instances, and `parse`, `find_epilogue` and `find_gated` return them.
+    Copies are the same object, so `is` compares epilogues, and a hash costs no more than an enum
+    member's.
+
+    Attributes:
+        name: Text in keys, manifests and messages, e.g. ``bias_relu`` or ``swiglu_halves_kept``.
+        addend: Tensor kind that it adds or reads, if any.
+        activation: Function applied to the sum; with a gate, to the gates.
+        gate: Gate that combines column pairs, if any.
+        order: Gate and up column order; None without a gate.
+        form: Result layout; None without a gate.
     """
 
-    row: EpilogueRow
+    name: str
+    addend: Addend | None
+    activation: Activation | None = None
+    gate: Gate | None = None
+    order: WeightOrder | None = None
+    form: GateForm | None = None
 
-    BIAS = "bias", EpilogueRow(addend=Addend.ROW)
-    BIAS_RELU = "bias_relu", EpilogueRow(
-        addend=Addend.ROW, activation=Activation.RELU, aliases=("relu",)
-    )  # fmt: skip
-    BIAS_GELU_TANH = "bias_gelu_tanh", EpilogueRow(
-        addend=Addend.ROW, activation=Activation.GELU_TANH,
-        aliases=("gelu", "gelu_tanh", "bias_gelu"),
-    )  # fmt: skip
-    BIAS_SILU = "bias_silu", EpilogueRow(
-        addend=Addend.ROW, activation=Activation.SILU, aliases=("silu", "swish")
-    )  # fmt: skip
-    ADD = "add", EpilogueRow(addend=Addend.MATRIX, aliases=("residual",))
-    SWIGLU_HALVES = "swiglu_halves", _gated(Gate.SWIGLU, WeightOrder.HALVES)
-    SWIGLU_INTERLEAVED = "swiglu_interleaved", _gated(Gate.SWIGLU, WeightOrder.INTERLEAVED)
-    GEGLU_HALVES = "geglu_halves", _gated(Gate.GEGLU, WeightOrder.HALVES)
-    GEGLU_INTERLEAVED = "geglu_interleaved", _gated(Gate.GEGLU, WeightOrder.INTERLEAVED)
-    SWIGLU_OAI_HALVES = "swiglu_oai_halves", _gated(Gate.SWIGLU_OAI, WeightOrder.HALVES)
-    SWIGLU_OAI_INTERLEAVED = (
-        "swiglu_oai_interleaved", _gated(Gate.SWIGLU_OAI, WeightOrder.INTERLEAVED)
-    )  # fmt: skip
-    SWIGLU_HALVES_KEPT = "swiglu_halves_kept", _gated(Gate.SWIGLU, WeightOrder.HALVES, _KEPT)
-    SWIGLU_INTERLEAVED_KEPT = (
-        "swiglu_interleaved_kept", _gated(Gate.SWIGLU, WeightOrder.INTERLEAVED, _KEPT)
-    )  # fmt: skip
-    GEGLU_HALVES_KEPT = "geglu_halves_kept", _gated(Gate.GEGLU, WeightOrder.HALVES, _KEPT)
-    GEGLU_INTERLEAVED_KEPT = (
-        "geglu_interleaved_kept", _gated(Gate.GEGLU, WeightOrder.INTERLEAVED, _KEPT)
-    )  # fmt: skip
-    SWIGLU_OAI_HALVES_KEPT = (
-        "swiglu_oai_halves_kept", _gated(Gate.SWIGLU_OAI, WeightOrder.HALVES, _KEPT)
-    )  # fmt: skip
-    SWIGLU_OAI_INTERLEAVED_KEPT = (
-        "swiglu_oai_interleaved_kept", _gated(Gate.SWIGLU_OAI, WeightOrder.INTERLEAVED, _KEPT)
-    )  # fmt: skip
-    SWIGLU_HALVES_GRADIENT = (
-        "swiglu_halves_gradient", _gated(Gate.SWIGLU, WeightOrder.HALVES, _GRADIENT)
-    )  # fmt: skip
-    SWIGLU_INTERLEAVED_GRADIENT = (
-        "swiglu_interleaved_gradient", _gated(Gate.SWIGLU, WeightOrder.INTERLEAVED, _GRADIENT)
-    )  # fmt: skip
-    GEGLU_HALVES_GRADIENT = (
-        "geglu_halves_gradient", _gated(Gate.GEGLU, WeightOrder.HALVES, _GRADIENT)
-    )  # fmt: skip
-    GEGLU_INTERLEAVED_GRADIENT = (
-        "geglu_interleaved_gradient", _gated(Gate.GEGLU, WeightOrder.INTERLEAVED, _GRADIENT)
-    )  # fmt: skip
-    SWIGLU_OAI_HALVES_GRADIENT = (
-        "swiglu_oai_halves_gradient", _gated(Gate.SWIGLU_OAI, WeightOrder.HALVES, _GRADIENT)
-    )  # fmt: skip
-    SWIGLU_OAI_INTERLEAVED_GRADIENT = (
-        "swiglu_oai_interleaved_gradient",
-        _gated(Gate.SWIGLU_OAI, WeightOrder.INTERLEAVED, _GRADIENT),
-    )  # fmt: skip
-    SWIGLU_HALVES_GRADIENT_SUMS = (
-        "swiglu_halves_gradient_sums", _gated(Gate.SWIGLU, WeightOrder.HALVES, _SUMS)
-    )  # fmt: skip
-    SWIGLU_INTERLEAVED_GRADIENT_SUMS = (
-        "swiglu_interleaved_gradient_sums", _gated(Gate.SWIGLU, WeightOrder.INTERLEAVED, _SUMS)
-    )  # fmt: skip
-    GEGLU_HALVES_GRADIENT_SUMS = (
-        "geglu_halves_gradient_sums", _gated(Gate.GEGLU, WeightOrder.HALVES, _SUMS)
-    )  # fmt: skip
-    GEGLU_INTERLEAVED_GRADIENT_SUMS = (
-        "geglu_interleaved_gradient_sums", _gated(Gate.GEGLU, WeightOrder.INTERLEAVED, _SUMS)
-    )  # fmt: skip
-    SWIGLU_OAI_HALVES_GRADIENT_SUMS = (
-        "swiglu_oai_halves_gradient_sums", _gated(Gate.SWIGLU_OAI, WeightOrder.HALVES, _SUMS)
-    )  # fmt: skip
-    SWIGLU_OAI_INTERLEAVED_GRADIENT_SUMS = (
-        "swiglu_oai_interleaved_gradient_sums",
-        _gated(Gate.SWIGLU_OAI, WeightOrder.INTERLEAVED, _SUMS),
-    )  # fmt: skip
-    # For separate gate and up weights; gpt-oss has one weight. The gradient needs halves order.
-    SWIGLU_HALVES_UPS = "swiglu_halves_ups", _gated(Gate.SWIGLU, WeightOrder.HALVES, _UPS)
-    GEGLU_HALVES_UPS = "geglu_halves_ups", _gated(Gate.GEGLU, WeightOrder.HALVES, _UPS)
+    @classmethod
+    def parse(cls, name: Epilogue | str) -> Epilogue:
+        """Returns the epilogue with a name; an epilogue is returned as it is.
 
-    @property
-    def addend(self) -> Addend | None:
-        """Tensor kind that it adds or reads, if any."""
-        return self.row.addend
+        Raises:
+            ValueError: If none has the name.
+        """
+        if isinstance(name, Epilogue):
+            return name
+        epilogue = _BY_NAME.get(name) if isinstance(name, str) else None
+        if epilogue is None:
+            raise ValueError(f"{name!r} is not a valid Epilogue")
+        return epilogue
 
     @property
     def reads_addend(self) -> bool:
@@ -312,41 +242,82 @@ class Epilogue(RowEnum):
         return self.addend not in (None, Addend.ROW)
 
     @property
-    def activation(self) -> Activation | None:
-        """Function applied to the sum; with a gate, to the gates."""
-        return self.row.activation
+    def aliases(self) -> tuple[str, ...]:
+        """Other names, for suggestions in error messages."""
+        part = self.gate or self.activation
+        if part is None or self.form not in (None, GateForm.JOINED):
+            return ()
+        return (part.value, *part.row.aliases)
 
-    @property
-    def gate(self) -> Gate | None:
-        """Gate that combines column pairs, if any."""
-        return self.row.gate
+    def __repr__(self) -> str:
+        return f"Epilogue.parse({self.name!r})"
 
-    @property
-    def form(self) -> GateForm | None:
-        """Result layout for a gated epilogue; None without a gate."""
-        return self.row.form
+    def __reduce__(self) -> tuple[Callable[[str], Epilogue], tuple[str]]:
+        return Epilogue.parse, (self.name,)  # copies and pickles give the same object
+
+
+def _plain(addend: Addend, activation: Activation | None = None) -> Epilogue:
+    first = {Addend.ROW: "bias", Addend.MATRIX: "add"}[addend]
+    name = first if activation is None else f"{first}_{activation.value}"
+    return Epilogue(name=name, addend=addend, activation=activation)
+
+
+def _gated(gate: Gate, order: WeightOrder, form: GateForm) -> Epilogue:
+    name = f"{gate.value}_{order.value}"
+    return Epilogue(
+        name=name if form is GateForm.JOINED else f"{name}_{form.value}",
+        addend=form.row.reads or (Addend.ROW if gate.row.is_biased else None),
+        activation=gate.row.activation,
+        gate=gate,
+        order=order,
+        form=form,
+    )
+
+
+def _has_form(gate: Gate, order: WeightOrder, form: GateForm) -> bool:
+    """Returns True if kernels may have a gate in this form.
+
+    Separate gate and up weights have no column order, and their gradient needs halves. The gates
+    take the addend's place, so a gate with a bias needs one weight.
+    """
+    return form is not GateForm.UPS or (order is WeightOrder.HALVES and not gate.row.is_biased)
+
+
+ALL_EPILOGUES = (
+    _plain(Addend.ROW),
+    *(_plain(Addend.ROW, activation) for activation in Activation),
+    _plain(Addend.MATRIX),
+    *(
+        _gated(gate, order, form)
+        for form, gate, order in itertools.product(GateForm, Gate, WeightOrder)
+        if _has_form(gate, order, form)
+    ),
+)
+"""All epilogues, in the order in which messages and schemas list them."""
+
+_BY_NAME = {epilogue.name: epilogue for epilogue in ALL_EPILOGUES}
+_PLAIN = {(one.addend, one.activation): one for one in ALL_EPILOGUES if one.gate is None}
+_GATED = {(one.gate, one.order, one.form): one for one in ALL_EPILOGUES if one.gate is not None}
+
+BIAS = _BY_NAME["bias"]
+"""Epilogue that adds a row with n values."""
+
+ADD = _BY_NAME["add"]
+"""Epilogue that adds a matrix in the result's shape."""
 
 
 def find_epilogue(addend: Addend, activation: Activation | None = None) -> Epilogue | None:
     """Returns the ungated epilogue for an addend and an activation; None if none exists."""
-    key = (addend, activation, None)
-    return next((e for e in Epilogue if (e.addend, e.activation, e.gate) == key), None)
+    return _PLAIN.get((addend, activation))
 
 
 def find_gated(gate: Gate, order: WeightOrder, form: GateForm = GateForm.JOINED) -> Epilogue:
     """Returns the gated epilogue for a gate, an order and a form.
 
     Raises:
-        KeyError: If none exists, for example the ``ups`` form for a gate with a single weight.
+        KeyError: If none exists, for example the ``ups`` form for a gate with a bias.
     """
     return _GATED[gate, order, form]
-
-
-_GATED = {
-    (epilogue.gate, epilogue.row.order, epilogue.form): epilogue
-    for epilogue in Epilogue
-    if epilogue.gate is not None
-}
 
 
 def addend_dtype(out: DType) -> DType:

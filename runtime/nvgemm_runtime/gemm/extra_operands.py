@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import NoKernelError
-from .epilogues import Activation, Addend, Epilogue, addend_dtype, find_epilogue
+from .epilogues import ADD, Activation, Addend, Epilogue, addend_dtype, find_epilogue
 from .roles import SUMMED_COLUMNS, Role, sum_parts
 from .types import SWIZZLED_ALIGNMENT_BYTES, DType, ScaleRecipe, swizzled_elements
 
@@ -66,7 +66,7 @@ class ExtraOperands(NamedTuple):
             rows=tensors.get(Role.ROWS),
             addend=tensors.get(Role.ADDEND),
             sums=tensors.get(Role.SUMS),
-            adds_matrix=signature.op.has_groups and epilogue is Epilogue.ADD,
+            adds_matrix=signature.op.has_groups and epilogue is ADD,
             activation=epilogue.activation if epilogue and not signature.is_gated else None,
             gated=epilogue if signature.is_gated else None,
         )
@@ -228,9 +228,9 @@ def read_epilogues(
         names: dict[Addend | None, str] = {Addend.PRODUCT: "product", Addend.GATES: "gates"}
         name = names.get(gated.addend, "bias")
         raise NoKernelError(
-            f"{gated.value} needs {name} (got None)"
+            f"{gated.name} needs {name} (got None)"
             if addend is None
-            else f"{gated.value} takes no bias; omit it"
+            else f"{gated.name} takes no bias; omit it"
         )
     if addend is None:
         if gated is not None:
@@ -262,9 +262,7 @@ def read_epilogues(
         )
     if gated is not None:
         if gated.addend not in kinds:
-            raise NoKernelError(
-                f"{gated.value} adds a row with {shape[-1]} elements (got a matrix)"
-            )
+            raise NoKernelError(f"{gated.name} adds a row with {shape[-1]} elements (got a matrix)")
         return (gated,)
     epilogues = tuple(
         epilogue
@@ -287,7 +285,7 @@ def _check_read(gated: Epilogue, tensor: torch.Tensor, shape: tuple[int, ...]) -
         operand, expected, count = "gates", (shape[0], shape[1]), "one gate"
     if tuple(tensor.shape) != expected:
         raise NoKernelError(
-            f"{gated.value} reads {operand} of shape {list(tensor.shape)}, must have "
+            f"{gated.name} reads {operand} of shape {list(tensor.shape)}, must have "
             f"{list(expected)}: {count} per column of a @ b"
         )
 
@@ -392,10 +390,10 @@ def check_sums(extras: ExtraOperands, m: int, n: int) -> None:
     if sums is None and not has_sums:
         return
     if not has_sums or gated is None:
-        name = None if gated is None else gated.value
+        name = None if gated is None else gated.name
         raise ValueError(f"grouped_mm: sums need an epilogue with sums (got {name})")
     if sums is None:
-        raise ValueError(f"grouped_mm: {gated.value} needs sums (got None)")
+        raise ValueError(f"grouped_mm: {gated.name} needs sums (got None)")
     expected = [m, sum_parts(n)]
     if list(sums.shape) != expected:
         raise ValueError(

@@ -11,7 +11,7 @@ import functools
 import re
 from dataclasses import dataclass
 
-from .epilogues import Epilogue, GateForm
+from .epilogues import ALL_EPILOGUES, Epilogue, GateForm
 from .types import DType, ScaleRecipe
 
 __all__ = ["MAX_EXTENT", "DType", "Layout", "Op", "Problem", "Signature"]
@@ -146,8 +146,11 @@ class Signature:
             f"{self.a.value}x{self.b.value}",
             self.accumulator.value,
             self.out.value,
-            *(part.value for part in (self.scales, self.epilogue) if part is not None),
         ]
+        if self.scales is not None:
+            parts.append(self.scales.value)
+        if self.epilogue is not None:
+            parts.append(self.epilogue.name)
         return "/".join(parts)
 
     @classmethod
@@ -185,7 +188,7 @@ def _parse_optional(key: str, parts: list[str]) -> tuple[ScaleRecipe | None, Epi
     """Parses the optional scales, then the optional epilogue."""
     rest = list(parts)
     scales = ScaleRecipe(rest.pop(0)) if rest and rest[0] in _SCALES else None
-    epilogue = Epilogue(rest.pop(0)) if rest and rest[0] in _EPILOGUES else None
+    epilogue = Epilogue.parse(rest.pop(0)) if rest and rest[0] in _EPILOGUES else None
     if rest:
         raise ValueError(
             f"{rest[0]!r} of signature {key!r} is misplaced: scales (one of "
@@ -196,7 +199,7 @@ def _parse_optional(key: str, parts: list[str]) -> tuple[ScaleRecipe | None, Epi
 
 
 _SCALES = frozenset(recipe.value for recipe in ScaleRecipe)
-_EPILOGUES = frozenset(epilogue.value for epilogue in Epilogue)
+_EPILOGUES = frozenset(epilogue.name for epilogue in ALL_EPILOGUES)
 
 _COUNTS = {op: "b" if op is Op.BMM else "g" if op.has_groups else "" for op in Op}
 """Prefix letter for the batch or group count in a problem key."""
@@ -252,7 +255,7 @@ class Problem:
         if form is not None and self.n % form.row.product_columns:
             assert self.signature.epilogue is not None
             raise ValueError(
-                f"n must be even for {self.signature.epilogue.value}, which combines column "
+                f"n must be even for {self.signature.epilogue.name}, which combines column "
                 f"pairs (got {self.n})"
             )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from .epilogues import Epilogue, GateForm, WeightOrder
+from .epilogues import ADD, BIAS, GateForm, WeightOrder
 from .problem import Layout, Op, Signature
 from .target import ARCHITECTURES
 from .types import DType, ScaleRecipe
@@ -109,9 +109,10 @@ def _unsupported_gather(signature: Signature) -> str | None:
         return f"{name} takes {operands}{_both_dtypes(signature)}"
     if signature.out is not b:
         return f"{name} gives B's type, {b.value} (here {signature.out.value})"
-    for part in (signature.scales, signature.epilogue):
-        if part is not None:
-            return f"{name} takes no scales and has no epilogue (here {part.value})"
+    scales, epilogue = signature.scales, signature.epilogue
+    if scales is not None or epilogue is not None:
+        observed = scales.value if scales is not None else epilogue and epilogue.name
+        return f"{name} takes no scales and has no epilogue (here {observed})"
     if signature.layout is not Layout.TT:
         return f"{name} has layout {Layout.TT.value} alone (here {signature.layout.value})"
     return None
@@ -132,16 +133,16 @@ def _unsupported_in_groups(signature: Signature) -> str | None:
         return f"{name} takes A and B of one type{_both_dtypes(signature)}"
     epilogue = signature.epilogue
     if epilogue is not None and is_along_k:
-        return f"{name} has no epilogue (here {epilogue.value})"
-    if is_gathered and (epilogue is Epilogue.ADD or signature.is_gradient):
+        return f"{name} has no epilogue (here {epilogue.name})"
+    if is_gathered and (epilogue is ADD or signature.is_gradient):
         assert epilogue is not None
         return (
             f"{name} has the epilogue bias, and gated ones other than gradients (here "
-            f"{epilogue.value})"
+            f"{epilogue.name})"
         )
-    if epilogue not in (None, Epilogue.BIAS, Epilogue.ADD) and not signature.is_gated:
+    if epilogue not in (None, BIAS, ADD) and not signature.is_gated:
         assert epilogue is not None
-        return f"{name} has the epilogues bias and add, and gated ones (here {epilogue.value})"
+        return f"{name} has the epilogues bias and add, and gated ones (here {epilogue.name})"
     if signature.a not in operands:
         return f"{name} takes no {signature.a.value}, but {_listed(operands)}"
     if signature.out not in _WIDE:
@@ -155,13 +156,13 @@ def _unsupported_in_groups(signature: Signature) -> str | None:
             f"alone (here {signature.layout.value})"
         )
     if epilogue is not None and signature.a.is_fp8:
-        return f"grouped_mm of {signature.a.value} has no epilogue (here {epilogue.value})"
+        return f"grouped_mm of {signature.a.value} has no epilogue (here {epilogue.name})"
     return _unsupported_gate(signature) if signature.is_gated else None
 
 
 def _unsupported_gate(signature: Signature) -> str | None:
     assert signature.epilogue is not None
-    name = signature.epilogue.value
+    name = signature.epilogue.name
     if signature.op is Op.BMM:
         return f"bmm has no gated epilogue (here {name}), mm and grouped_mm do"
     if not signature.op.groups_rows and signature.form is not GateForm.JOINED:
@@ -170,7 +171,7 @@ def _unsupported_gate(signature: Signature) -> str | None:
         if dtype not in GATED:
             return f"{name} {verb} no {dtype.value}, but {_listed(GATED)}"
     assert signature.form is not None
-    in_halves = signature.epilogue.row.order is WeightOrder.HALVES
+    in_halves = signature.epilogue.order is WeightOrder.HALVES
     if signature.form.has_pairs and in_halves and signature.layout.b_row_major:
         # A gate and its up would be n / 2 elements apart within contiguous rows, and TMA cannot
         # load such pairs into neighbouring tile columns.
@@ -197,8 +198,8 @@ def _unsupported_with_scales(signature: Signature, scales: ScaleRecipe) -> str |
     if signature.epilogue is None:
         return None
     if scales.is_swizzled:
-        return f"block-scaled operators have no epilogue (here {signature.epilogue.value})"
-    if signature.epilogue is not Epilogue.BIAS:
+        return f"block-scaled operators have no epilogue (here {signature.epilogue.name})"
+    if signature.epilogue is not BIAS:
         return f"with scales {scales.value} the one epilogue is bias"
     return None
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import NoKernelError
-from ..gemm.epilogues import Epilogue
+from ..gemm.epilogues import ADD
 from ..gemm.extra_operands import (
     NO_EXTRAS,
     ExtraOperands,
@@ -140,7 +140,7 @@ def _load_named(
     else:
         computes = (epilogue and epilogue.activation) is extras.activation
         if op.groups_rows:  # here a bias may have a matrix addend's shape
-            computes = computes and (epilogue is Epilogue.ADD) is extras.adds_matrix
+            computes = computes and (epilogue is ADD) is extras.adds_matrix
     if kernel.op is not op or not computes or recipe is not signature.scales:
         raise ValueError(f"{where}: kernel {kernel.kernel.id[:12]} computes {signature.key}")
     return kernel

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..gemm.epilogues import Addend, Epilogue, GateForm
+from ..gemm.epilogues import ALL_EPILOGUES, Addend, Epilogue, GateForm
 from ..gemm.extra_operands import ExtraOperands
 from ..gemm.problem import Op
-from .compute import compute, enum_of
+from .compute import compute
 from .loading.loader import LoadedKernel
 from .select import load_kernel
 
@@ -153,7 +153,7 @@ def _compute_groups(
     gated, kernel = _gated_epilogue(where, epilogue, kernel)
     if gated is not None and gated.gate is None:
         raise ValueError(
-            f"{where}: epilogue is {gated.value}, must be gated or None; a bias or a matrix "
+            f"{where}: epilogue is {gated.name}, must be gated or None; a bias or a matrix "
             "needs no epilogue"
         )
     if added["bias"] is not None and added["addend"] is not None:
@@ -172,7 +172,7 @@ def _compute_groups(
     ):  # fmt: skip
         if added[name] is not None and name != expected:
             raise ValueError(
-                f"{where}: {name} is given with epilogue {None if gated is None else gated.value}, "
+                f"{where}: {name} is given with epilogue {None if gated is None else gated.name}, "
                 f"but is only for {owner}"
             )
     extras = extras._replace(addend=added[expected], adds_matrix=adds_matrix, gated=gated)
@@ -325,8 +325,10 @@ def gated_mm(
             f"{where}: kernel {kernel.kernel.id[:12]} computes {kernel.kernel.signature.key}"
         )
     if gated is None or gated.form is not GateForm.JOINED:
-        allowed = ", ".join(member.value for member in Epilogue if member.form is GateForm.JOINED)
-        requested = "None" if gated is None else gated.value
+        allowed = ", ".join(
+            member.name for member in ALL_EPILOGUES if member.form is GateForm.JOINED
+        )
+        requested = "None" if gated is None else gated.name
         raise ValueError(f"{where}: epilogue is {requested}, must be one of {allowed}")
     return compute(where, Op.MM, a, b, out, kernel, ExtraOperands(addend=bias, gated=gated))
 
@@ -335,9 +337,19 @@ def _gated_epilogue(
     where: str, epilogue: Epilogue | str | None, kernel: str | LoadedKernel | None
 ) -> tuple[Epilogue | None, str | LoadedKernel | None]:
     """Returns the requested gated epilogue, else the named kernel's; and that kernel."""
-    requested = enum_of(where, Epilogue, epilogue)
+    requested = _epilogue_of(where, epilogue)
     if requested is not None or not isinstance(kernel, (str, LoadedKernel)):
         return requested, kernel
     loaded = load_kernel(kernel) if isinstance(kernel, str) else kernel
     signature = loaded.kernel.signature
     return (signature.epilogue if signature.is_gated else None), loaded
+
+
+def _epilogue_of(where: str, epilogue: Epilogue | str | None) -> Epilogue | None:
+    """Returns an epilogue that a caller may give by name."""
+    try:
+        return None if epilogue is None else Epilogue.parse(epilogue)
+    except ValueError:
+        known = ", ".join(member.name for member in ALL_EPILOGUES)
+        message = f"{where}: no such Epilogue: {epilogue!r} (known: {known})"
+        raise ValueError(message) from None

@@ -14,11 +14,10 @@ import torch
 
 from ..gemm.epilogues import GateForm
 from ..gemm.moe_operators import BIAS_COLUMNS
-from .activations import Activation
 from .gated_products import gate_gradients
 from .gradients import Backward, Gradients, gradients_by_operators, with_bias
 from .operators import is_watched, sum_products
-from .plan import KernelUse, Plan, UpProjection, activate, has_gate
+from .plan import KernelUse, Plan, UpProjection, activate
 from .products import added_rows, columns, rows, weight_gradient
 from .routing import sum_rows_of_tokens
 
@@ -136,7 +135,7 @@ def _gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) ->
     product = projected.first
     if plan.kernels is None or product is None or projected.second is not None:
         return None
-    if not has_gate(plan.activation) or (not plan.is_compiled and is_watched(task.grad)):
+    if not plan.activation.has_kernels or (not plan.is_compiled and is_watched(task.grad)):
         return None
     kernel_grad = task.kernel_gradient(plan)
     operands = (kernel_grad, task.w_down, task.offsets, product)
@@ -184,7 +183,7 @@ def _complete(
     """
     assert projected.first is not None
     gates, ups = plan.split(projected.first)
-    ups_are_cut = plan.activation.kind is Activation.SWIGLU_OAI
+    ups_are_cut = plan.activation.clamps
     grad, activated = kernel_grad, projected.activated
     needs_result = task.for_routing_weights and sums is None and ups_are_cut
     if activated is None and (task.for_down or needs_result):

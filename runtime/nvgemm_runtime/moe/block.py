@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from ..gemm.epilogues import WeightOrder
+from ..gemm.epilogues import Gate, WeightOrder
 from ..settings import is_debugging
-from .activations import Activation, GatedActivation
+from .activations import GatedActivation
 from .backward import take_gradients
 from .expert_operands import (
     ExpertOperands,
@@ -36,7 +36,7 @@ from .plan import KernelUse, Plan, activate
 from .products import rows
 from .routing import owned_rows, sort_by_expert, sum_rows_of_tokens
 
-_ACTIVATIONS = {activation.value: activation for activation in Activation}
+_GATES = {gate.value: gate for gate in Gate}
 _ORDERS = {order.value: order for order in WeightOrder}
 
 
@@ -122,7 +122,7 @@ def experts(
 def compute_experts(operands: ExpertOperands, *, is_traced: bool = False) -> torch.Tensor:
     """Computes `experts`, called directly or traced in place of its operator."""
     activation = GatedActivation(
-        kind=parse_name("activation", _ACTIVATIONS, operands.activation),
+        kind=parse_name("activation", _GATES, operands.activation),
         alpha=operands.alpha,
         limit=operands.limit,
     )

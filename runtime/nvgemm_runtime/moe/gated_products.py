@@ -26,7 +26,7 @@ from ..gemm.moe_operators import (
 from ..gemm.operands import check_shapes
 from ..gemm.roles import sum_parts
 from . import kernels
-from .activations import Activation, GatedActivation
+from .activations import GatedActivation
 from .gradients import Backward, gradients_by_operators
 from .kernels import (
     GATE_LOST,
@@ -54,11 +54,11 @@ def gated_rows(
     use: KernelUse | None = None,
 ) -> torch.Tensor | None:
     """Computes `rows` with a gated epilogue, whose form decides the result's width."""
-    epilogue = Epilogue(epilogue)
+    epilogue = Epilogue.parse(epilogue)
     if use is KernelUse.TRACED:
         if not is_served(a, b, offsets, bias, epilogue, indices=indices):
             return None
-        traced: torch.Tensor = _operators.gated_rows(a, b, offsets, bias, epilogue.value, indices)
+        traced: torch.Tensor = _operators.gated_rows(a, b, offsets, bias, epilogue.name, indices)
         return traced
     op, count = op_of_rows(indices), count_taken(a, indices)
     out = a.new_empty(check_shapes(op, a, b, form=epilogue.form, rows=count))
@@ -125,7 +125,7 @@ def paired_gated_rows(
 
     The first launch computes gates, the second reads them and computes the rest.
     """
-    epilogue, hidden = Epilogue(epilogue), b_gate.shape[2]
+    epilogue, hidden = Epilogue.parse(epilogue), b_gate.shape[2]
     if use is KernelUse.TRACED:
         gates = a.new_empty((count_taken(a, indices), hidden))
         pitch = 3 * hidden
@@ -134,7 +134,7 @@ def paired_gated_rows(
         ) or not is_served(a, b_gate, offsets, None, None, pitch=pitch, indices=indices):
             return None
         traced: torch.Tensor = _operators.paired_gated_rows(
-            a, b_gate, b_up, offsets, epilogue.value, indices
+            a, b_gate, b_up, offsets, epilogue.name, indices
         )
         return traced
     stored = a.new_empty((count_taken(a, indices), 3 * hidden))
@@ -184,12 +184,12 @@ def gate_gradients(
         their gradients. It is 0 past the last end, because the launch zeroes sums and a kernel
         writes only rows in groups.
     """
-    epilogue = Epilogue(epilogue)
+    epilogue = Epilogue.parse(epilogue)
     has_sums = epilogue.form is not None and epilogue.form.row.has_sums
     if use is KernelUse.TRACED:
         if not is_served(grad, b, offsets, product, epilogue):
             return None
-        operands = (grad, b, offsets, product, epilogue.value)
+        operands = (grad, b, offsets, product, epilogue.name)
         if not has_sums:
             return _operators.gate_gradient(*operands), None
         gradients, sums = _operators.gate_gradient_sums(*operands)
@@ -225,10 +225,8 @@ def _plan_of(epilogue: Epilogue) -> Plan:
     gate = epilogue.gate
     assert gate is not None
     return Plan(
-        activation=GatedActivation(
-            kind=Activation(gate.value), alpha=gate.row.alpha, limit=gate.row.limit or 0.0
-        ),
-        order=epilogue.row.order,
+        activation=GatedActivation(kind=gate, alpha=gate.row.alpha, limit=gate.row.limit or 0.0),
+        order=epilogue.order,
         combine=False,
         wants_grad=False,
         kernels=None,
@@ -244,7 +242,7 @@ def _fake_gated_rows(
     epilogue: str,
     indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    form = Epilogue(epilogue).form
+    form = Epilogue.parse(epilogue).form
     assert form is not None
     columns = b.shape[2] // form.row.product_columns * form.row.out_columns
     return a.new_empty((count_taken(a, indices), columns))

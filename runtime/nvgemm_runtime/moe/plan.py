@@ -7,14 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
-from .activations import Activation, GatedActivation
+from ..gemm.epilogues import Epilogue, GateForm, WeightOrder, find_gated
+from .activations import GatedActivation
 from .kernels import is_served, is_sum_served
 from .operators import dense_like, pieces, widen
 from .routing import weighted_rows
-
-_GATES = {activation: Gate(activation.value) for activation in Activation}
-_OAI_CONSTANTS = (Gate.SWIGLU_OAI.row.alpha, Gate.SWIGLU_OAI.row.limit)
 
 
 class KernelUse(enum.Enum):
@@ -97,18 +94,12 @@ class Plan:
         gradient.
         """
         of_two = form.is_gradient or form is GateForm.UPS
-        if (self.order is None and not of_two) or not has_gate(self.activation):
+        if (self.order is None and not of_two) or not self.activation.has_kernels:
             return None
-        if form is GateForm.UPS and self.activation.kind is Activation.SWIGLU_OAI:
+        gate = self.activation.kind
+        if form is GateForm.UPS and gate.row.is_biased:
             return None  # models with this activation have one weight
-        gate = _GATES[self.activation.kind]
         return find_gated(gate, self.order or WeightOrder.HALVES, form)
-
-
-def has_gate(activation: GatedActivation) -> bool:
-    """Returns True if an epilogue has the activation with its constants."""
-    constants = (activation.alpha, activation.limit)
-    return activation.kind is not Activation.SWIGLU_OAI or constants == _OAI_CONSTANTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +124,7 @@ def activate(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     In eager code, ``swiglu`` and ``geglu`` use two operators in the gates' dtype, as torchtitan
     does. Otherwise the activation is computed in fp32 and rounded once.
     """
-    is_product = plan.activation.kind is not Activation.SWIGLU_OAI
-    if is_product and not plan.is_compiled:
+    if not plan.activation.clamps and not plan.is_compiled:
         return plan.activation.apply(gate, up).contiguous()
     result = dense_like(gate)
     for piece in pieces_of(plan, gate):

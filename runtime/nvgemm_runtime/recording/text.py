@@ -143,7 +143,7 @@ def _problem(texts: dict[str, str | None]) -> Problem:
         accumulator=operand.accumulator,
         out=DType(texts["out"]),
         scales=None if scales is None else ScaleRecipe(scales),
-        epilogue=None if epilogue is None else Epilogue(epilogue),
+        epilogue=None if epilogue is None else Epilogue.parse(epilogue),
     )
     sizes = {name: int(texts[name] or 1) for name in ("m", "n", "k", "batch", "groups")}
     return Problem(signature=signature, **sizes)
@@ -169,7 +169,7 @@ def gemm_line(problem: Problem, count: int | None = None) -> str:
         "out": signature.out.value,
         "layout": signature.layout.value,
         "scales": signature.scales and signature.scales.value,
-        "epilogue": signature.epilogue and signature.epilogue.value,
+        "epilogue": signature.epilogue and signature.epilogue.name,
         "batch": problem.batch if signature.op is Op.BMM else None,
         "groups": problem.groups if signature.op.has_groups else None,
         "m": problem.m,

@@ -25,7 +25,7 @@ from nvgemm_aot.manifest.models.gemm import ModelGemm
 from nvgemm_aot.manifest.models.tensor_parallel import share
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.workload.dispatch import GemmCalls
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import BIAS
 from nvgemm_runtime.gemm.moe_operators import BIAS_COLUMNS
 from nvgemm_runtime.gemm.problem import Op, Problem
 from nvgemm_runtime.gemm.target import Target
@@ -233,7 +233,7 @@ def in_words(problem: Problem) -> str:
     if problem.signature.op is Op.GROUPED_MM:
         lead = f"_grouped_mm of bf16[{m}, {k}] and bf16[{problem.groups}, {k}, {n}]"
         return f"{lead} into bf16[{m}, {n}]"
-    if problem.signature.epilogue is Epilogue.BIAS:
+    if problem.signature.epilogue is BIAS:
         return f"addmm of bf16[{m}, {k}] and bf16[{k}, {n}] into bf16[{m}, {n}]"
     return problem.key
 

@@ -394,12 +394,12 @@ def test_gates_and_routing_of_experts_are_found(tmp_path: Path) -> None:
     into = found["model.layers.*.mlp.experts.gate_up_proj"]
     assert into.routing is not None
     assert (into.routing.experts, into.routing.chosen) == (64, 8)
-    assert into.gated is Epilogue.SWIGLU_HALVES
+    assert into.gated is Epilogue.parse("swiglu_halves")
     assert found["model.layers.*.mlp.gate"].part is Part.ROUTER
     assert found["lm_head"].part is Part.HEAD
     declared = load(tmp_path, make(tmp_path, config("olmoe-1b-7b"), gated=True)).declared
     gated = {d.problem.signature.epilogue for d in declared if d.problem.groups == 64}
-    assert gated == {None, Epilogue.SWIGLU_HALVES}
+    assert gated == {None, Epilogue.parse("swiglu_halves")}
 
 
 def test_a_training_step_has_the_gradients_of_every_weight(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from nvgemm_aot.verify.device.disassembler import find_disassembler
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import BIAS
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
 from nvgemm_runtime.gemm.support import OUTS, unsupported
 from nvgemm_runtime.gemm.types import ScaleRecipe
@@ -156,7 +156,7 @@ def test_blackwell_has_operators_for_all_that_the_support_table_allows(
     """
     quack = load_provider("quack")
     combinations = itertools.product(
-        (Op.MM, Op.GROUPED_MM), OUTS, DType, (None, *ScaleRecipe), (None, Epilogue.BIAS)
+        (Op.MM, Op.GROUPED_MM), OUTS, DType, (None, *ScaleRecipe), (None, BIAS)
     )
     checked = 0
     for op, operand, out, scales, epilogue in combinations:

@@ -12,7 +12,7 @@ from nvgemm_aot.providers.quack import Quack
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES, BIAS, Epilogue
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.target import ARCHITECTURES
 from verified_builds import builds_verified_and_equal
@@ -22,15 +22,15 @@ HOPPER = "sm_90a"
 OP = "gathered_grouped_mm"
 EPILOGUES = [
     None,
-    Epilogue.BIAS,
-    *(one for one in Epilogue if one.form is not None and not one.form.is_gradient),
+    BIAS,
+    *(one for one in ALL_EPILOGUES if one.form is not None and not one.form.is_gradient),
 ]
 
 
 def signature_of(
     epilogue: Epilogue | None, layout: str = "tn", dtype: str = "bf16", out: str = ""
 ) -> Signature:
-    rest = "" if epilogue is None else f"/{epilogue.value}"
+    rest = "" if epilogue is None else f"/{epilogue.name}"
     return Signature.parse(f"{OP}/{layout}/{dtype}x{dtype}/fp32/{out or dtype}{rest}")
 
 
@@ -100,9 +100,12 @@ def test_other_providers_offer_none(name: str) -> None:
     ("epilogue", "parts"),
     [
         (None, ["groups", "gathered"]),
-        (Epilogue.BIAS, ["groups", "gathered", "epilogue"]),
-        (Epilogue.SWIGLU_HALVES_KEPT, ["gate", "groups", "gathered"]),
-        (Epilogue.SWIGLU_HALVES_UPS, ["gate", "gradient", "ups", "groups", "gathered"]),
+        (BIAS, ["groups", "gathered", "epilogue"]),
+        (Epilogue.parse("swiglu_halves_kept"), ["gate", "groups", "gathered", "activation"]),
+        (
+            Epilogue.parse("swiglu_halves_ups"),
+            ["gate", "gradient", "ups", "groups", "gathered", "activation"],
+        ),
     ],
 )
 def test_cache_keys_hold_the_source_of_every_part(
@@ -145,11 +148,11 @@ WIDEST = (
     ("epilogue", "layout", "dtype", "out"),
     [
         (None, "tt", "fp16", "fp32"),
-        (Epilogue.BIAS, "tn", "bf16", "fp32"),
-        (Epilogue.SWIGLU_OAI_HALVES, "tn", "bf16", "bf16"),
-        (Epilogue.GEGLU_HALVES_KEPT, "tn", "fp16", "fp16"),
-        (Epilogue.GEGLU_INTERLEAVED_KEPT, "tt", "bf16", "bf16"),
-        (Epilogue.GEGLU_HALVES_UPS, "tt", "bf16", "bf16"),
+        (BIAS, "tn", "bf16", "fp32"),
+        (Epilogue.parse("swiglu_oai_halves"), "tn", "bf16", "bf16"),
+        (Epilogue.parse("geglu_halves_kept"), "tn", "fp16", "fp16"),
+        (Epilogue.parse("geglu_interleaved_kept"), "tt", "bf16", "bf16"),
+        (Epilogue.parse("geglu_halves_ups"), "tt", "bf16", "bf16"),
     ],
 )
 def test_the_widest_spill_no_registers(

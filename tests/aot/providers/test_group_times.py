@@ -139,7 +139,7 @@ def test_of_two_kernels_the_one_that_has_less_to_do_is_first() -> None:
 )
 def test_what_is_read_for_each_row_of_the_result_is_moved_too(epilogue: str, columns: int) -> None:
     plain = problem(64)
-    signature = replace(plain.signature, epilogue=Epilogue(epilogue))
+    signature = replace(plain.signature, epilogue=Epilogue.parse(epilogue))
     other = replace(plain, signature=signature)
     moved = [work_of(one, SMALL, [8] * 8, SM_COUNT).moved_bytes for one in (plain, other)]
     written = 2 * 64 * (other.out_n - plain.out_n)

@@ -32,7 +32,7 @@ from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TargetError, ToolchainError
-from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm, WeightOrder
+from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES, Epilogue, GateForm, WeightOrder
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature
 from nvgemm_runtime.gemm.target import architecture
 from nvgemm_runtime.gemm.types import DType
@@ -201,13 +201,13 @@ def test_sums_of_fp8_leave_registers_for_a_second_level() -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.form is GateForm.JOINED])
+@pytest.mark.parametrize("epilogue", [one for one in ALL_EPILOGUES if one.form is GateForm.JOINED])
 def test_offers_gated_kernels_in_what_is_supported(arch: str, epilogue: Epilogue) -> None:
     for dtype, layout in itertools.product(("bf16", "fp16"), ("tn", "tt", "nn", "nt")):
-        key = f"mm/{layout}/{dtype}x{dtype}/fp32/bf16/{epilogue.value}"
+        key = f"mm/{layout}/{dtype}x{dtype}/fp32/bf16/{epilogue.name}"
         signature = Signature.parse(key)
         found = Quack().enumerate(signature, build_target(arch))
-        if epilogue.row.order is WeightOrder.HALVES and layout in ("tt", "nt"):
+        if epilogue.order is WeightOrder.HALVES and layout in ("tt", "nt"):
             assert "has B column-major alone, layout tn or nn" in str(found.absence)
             continue
         assert len(found.candidates) == len(gated.designs(arch, signature)) > 15
@@ -220,12 +220,12 @@ def test_offers_gated_kernels_in_what_is_supported(arch: str, epilogue: Epilogue
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.form is GateForm.JOINED])
+@pytest.mark.parametrize("epilogue", [one for one in ALL_EPILOGUES if one.form is GateForm.JOINED])
 def test_offers_gates_of_groups_in_what_is_supported(arch: str, epilogue: Epilogue) -> None:
     for dtype, layout in itertools.product(("bf16", "fp16"), ("tn", "tt")):
-        key = f"grouped_mm/{layout}/{dtype}x{dtype}/fp32/bf16/{epilogue.value}"
+        key = f"grouped_mm/{layout}/{dtype}x{dtype}/fp32/bf16/{epilogue.name}"
         found = Quack().enumerate(Signature.parse(key), build_target(arch))
-        if epilogue.row.order is WeightOrder.HALVES and layout == "tt":
+        if epilogue.order is WeightOrder.HALVES and layout == "tt":
             assert "has B column-major alone, layout tn (here tt)" in str(found.absence)
             continue
         assert len({one.operator for one in found.candidates}) == len(found.candidates) >= 15
@@ -255,7 +255,7 @@ def test_every_design_of_groups_may_add_a_matrix(arch: str) -> None:
 def test_cache_keys_hold_the_source_of_every_part_of_an_epilogue() -> None:
     """A change of what groups or gates do must compile their kernels anew, and no others."""
     added = {}
-    for key in ("mm", "mm bias", "mm swiglu_halves", *GROUPED_PARTS):
+    for key in ("mm", "mm bias", "mm bias_silu", "mm swiglu_halves", *GROUPED_PARTS):
         op, _, epilogue = key.partition(" ")
         text = f"{op}/tn/bf16xbf16/fp32/bf16" + (f"/{epilogue}" if epilogue else "")
         found = Quack().enumerate(Signature.parse(text), build_target("sm_90a"))
@@ -264,7 +264,8 @@ def test_cache_keys_hold_the_source_of_every_part_of_an_epilogue() -> None:
     assert added == {
         "mm": [],
         "mm bias": ["epilogue"],
-        "mm swiglu_halves": ["gate"],
+        "mm bias_silu": ["epilogue", "activation"],
+        "mm swiglu_halves": ["gate", "activation"],
         **GROUPED_PARTS,
     }
 
@@ -272,7 +273,7 @@ def test_cache_keys_hold_the_source_of_every_part_of_an_epilogue() -> None:
 GROUPED_PARTS = {
     "grouped_mm": ["groups"],
     "grouped_mm bias": ["groups", "epilogue"],
-    "grouped_mm swiglu_oai_halves": ["gate", "groups"],
+    "grouped_mm swiglu_oai_halves": ["gate", "groups", "activation"],
 }
 """By operation and epilogue: the parts of this project's source in the keys."""
 

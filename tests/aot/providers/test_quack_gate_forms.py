@@ -11,22 +11,29 @@ import torch
 
 from nvgemm_aot.pipeline.compiler import compile_all, make_tasks
 from nvgemm_aot.providers import Candidate
-from nvgemm_aot.providers.quack import Quack, gate_gradient, gate_ups, gated
+from nvgemm_aot.providers.quack import Quack, activations, gate_gradient, gate_ups, gated
 from nvgemm_aot.providers.quack.designs import Design
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
-from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.gemm.epilogues import (
+    ALL_EPILOGUES,
+    Epilogue,
+    Gate,
+    GateForm,
+    WeightOrder,
+    find_gated,
+)
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import SUMMED_COLUMNS
-from nvgemm_runtime.moe.activations import Activation, GatedActivation
+from nvgemm_runtime.moe.activations import GatedActivation
 from verified_builds import builds_verified_and_equal
 
 HOPPER = "sm_90a"
 
 ARCHITECTURES = ["sm_90a", "sm_100f", "sm_100a", "sm_103a"]
-KEPT = [one for one in Epilogue if one.form is GateForm.KEPT]
-GRADIENTS = [one for one in Epilogue if one.form is not None and one.form.is_gradient]
-UPS = [one for one in Epilogue if one.form is GateForm.UPS]
+KEPT = [one for one in ALL_EPILOGUES if one.form is GateForm.KEPT]
+GRADIENTS = [one for one in ALL_EPILOGUES if one.form is not None and one.form.is_gradient]
+UPS = [one for one in ALL_EPILOGUES if one.form is GateForm.UPS]
 
 
 def offered(signature: Signature, arch: str) -> tuple[Candidate, ...]:
@@ -43,12 +50,12 @@ def offered(signature: Signature, arch: str) -> tuple[Candidate, ...]:
 def test_keeps_products_where_gates_are_joined(arch: str, epilogue: Epilogue) -> None:
     """With the same tensors: the product stands in the result."""
     assert epilogue.gate is not None
-    assert epilogue.row.order is not None
-    joined = find_gated(epilogue.gate, epilogue.row.order)
+    assert epilogue.order is not None
+    joined = find_gated(epilogue.gate, epilogue.order)
     for dtype, layout in itertools.product(("bf16", "fp16"), ("tn", "tt")):
         key = f"grouped_mm/{layout}/{dtype}x{dtype}/fp32/{dtype}"
-        signature = Signature.parse(f"{key}/{epilogue.value}")
-        beside = Quack().enumerate(Signature.parse(f"{key}/{joined.value}"), build_target(arch))
+        signature = Signature.parse(f"{key}/{epilogue.name}")
+        beside = Quack().enumerate(Signature.parse(f"{key}/{joined.name}"), build_target(arch))
         if beside.absence is not None:
             assert Quack().enumerate(signature, build_target(arch)).absence is not None
             continue
@@ -65,7 +72,7 @@ def test_keeps_products_where_gates_are_joined(arch: str, epilogue: Epilogue) ->
 def test_gradients_read_the_product_in_both_layouts(arch: str, epilogue: Epilogue) -> None:
     told = "clusters," if arch == HOPPER else ""
     for dtype, layout in itertools.product(("bf16", "fp16"), ("tn", "tt")):
-        key = f"grouped_mm/{layout}/{dtype}x{dtype}/fp32/{dtype}/{epilogue.value}"
+        key = f"grouped_mm/{layout}/{dtype}x{dtype}/fp32/{dtype}/{epilogue.name}"
         found = offered(Signature.parse(key), arch)
         assert all("GroupedGateGradient" in one.operator for one in found)
         conventions = {one.calling_convention for one in found}
@@ -84,7 +91,7 @@ def test_ups_read_gates_in_both_layouts(arch: str, epilogue: Epilogue) -> None:
     told = "clusters," if arch == HOPPER else ""
     for dtype, layout in itertools.product(("bf16", "fp16"), ("tn", "tt")):
         key = f"grouped_mm/{layout}/{dtype}x{dtype}/fp32/{dtype}"
-        found = offered(Signature.parse(f"{key}/{epilogue.value}"), arch)
+        found = offered(Signature.parse(f"{key}/{epilogue.name}"), arch)
         assert all("GroupedGateUps" in one.operator for one in found)
         conventions = {one.calling_convention for one in found}
         assert conventions == {f"tvm_ffi:gemm(a,b,offsets,addend,out,{told}stream)"}
@@ -95,18 +102,18 @@ def test_ups_read_gates_in_both_layouts(arch: str, epilogue: Epilogue) -> None:
 
 @pytest.mark.parametrize("epilogue", [*KEPT, *GRADIENTS, *UPS])
 def test_only_groups_have_these_forms(epilogue: Epilogue) -> None:
-    signature = Signature.parse(f"mm/tn/bf16xbf16/fp32/bf16/{epilogue.value}")
+    signature = Signature.parse(f"mm/tn/bf16xbf16/fp32/bf16/{epilogue.name}")
     found = Quack().enumerate(signature, build_target(HOPPER))
     assert not found.candidates
-    assert f"mm has no {epilogue.value}, grouped_mm has" in str(found.absence)
+    assert f"mm has no {epilogue.name}, grouped_mm has" in str(found.absence)
 
 
 @pytest.mark.parametrize(
     ("epilogue", "parts"),
     [
-        ("swiglu_halves_kept", ["gate", "groups"]),
-        ("swiglu_halves_gradient", ["gate", "gradient", "groups"]),
-        ("swiglu_halves_ups", ["gate", "gradient", "ups", "groups"]),
+        ("swiglu_halves_kept", ["gate", "groups", "activation"]),
+        ("swiglu_halves_gradient", ["gate", "gradient", "groups", "activation"]),
+        ("swiglu_halves_ups", ["gate", "gradient", "ups", "groups", "activation"]),
     ],
 )
 def test_cache_keys_hold_the_source_of_every_part(epilogue: str, parts: list[str]) -> None:
@@ -149,7 +156,7 @@ def test_leaves_out_designs_that_spill_on_hopper(
     form: GateForm, order: WeightOrder, most: int
 ) -> None:
     epilogue = find_gated(Gate.SWIGLU, order, form)
-    signature = Signature.parse(f"grouped_mm/tn/bf16xbf16/fp32/bf16/{epilogue.value}")
+    signature = Signature.parse(f"grouped_mm/tn/bf16xbf16/fp32/bf16/{epilogue.name}")
     module = gate_gradient if form.is_gradient else gate_ups if form is GateForm.UPS else gated
     found = module.designs(HOPPER, signature)
     assert max(one.sums_of_a_thread for one in found) == most
@@ -159,24 +166,16 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-ACTIVATIONS = {
-    Gate.SWIGLU: Activation.SWIGLU,
-    Gate.GEGLU: Activation.GEGLU,
-    Gate.SWIGLU_OAI: Activation.SWIGLU_OAI,
-}
-
-
 @pytest.mark.parametrize("gate", [*Gate])
 def test_gradients_are_those_of_torch(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Python's numbers, of which the kernels' functions know nothing."""
     from cutlass import cute
 
     monkeypatch.setattr(cute, "jit", lambda function: function)
-    monkeypatch.setattr(gate_gradient, "sigmoid", sigmoid)
+    for module in (activations, gate_gradient):
+        monkeypatch.setattr(module, "sigmoid", sigmoid)
     gradients = gate_gradient._gradients(gate)
-    activation = GatedActivation(
-        kind=ACTIVATIONS[gate], alpha=gate.row.alpha, limit=gate.row.limit or math.inf
-    )
+    activation = GatedActivation(kind=gate, alpha=gate.row.alpha, limit=gate.row.limit or math.inf)
     values = (-9.0, -7.0, -2.5, -0.3, 0.0, 0.7, 3.1, 7.0, 9.5)
     for one, up, grad in itertools.product(values, values, (-1.5, 0.25)):
         tensors = (torch.tensor(value, dtype=torch.float64) for value in (one, up, grad))
@@ -229,7 +228,7 @@ WIDEST = ("cooperative_cluster1x1x1_tile256x128x64", "pingpong_cluster1x1x1_tile
 @pytest.mark.parametrize("epilogue", UPS)
 def test_ups_of_the_most_sums_spill_no_registers(kernel_cache: Cache, epilogue: Epilogue) -> None:
     """One that spills is a failure of the build."""
-    signature = Signature.parse(f"grouped_mm/tn/bf16xbf16/fp32/bf16/{epilogue.value}")
+    signature = Signature.parse(f"grouped_mm/tn/bf16xbf16/fp32/bf16/{epilogue.name}")
     widest = [one for one in offered(signature, HOPPER) if one.operator.endswith(WIDEST)]
     assert len(widest) == len(WIDEST)
     tasks = make_tasks(widest, build_target(HOPPER), Quack())

@@ -10,7 +10,7 @@ from nvgemm_aot.bundle.content import ProblemRanking
 from nvgemm_aot.bundle.writer import describe
 from nvgemm_aot.rankings.counting import Counted, count_by_product
 from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource, Timing
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import BIAS, Epilogue
 from nvgemm_runtime.gemm.problem import Problem
 from synthetic_content import SIGNATURE, synthetic_content
 
@@ -64,12 +64,12 @@ def test_each_problem_is_counted_by_its_gain_and_evidence() -> None:
 
 
 def test_what_default_mode_leaves_alone_is_counted_apart() -> None:
-    fused = replace(SIGNATURE, epilogue=Epilogue.BIAS_SILU)
+    fused = replace(SIGNATURE, epilogue=Epilogue.parse("bias_silu"))
     (found,) = counted([(500, CONFIRMED)], signature=fused)
     assert (found.beyond_default, found.confirmed, found.competing) == (1, 0, 1)
     (found,) = counted([(500, {**CONFIRMED, "aten": None})])
     assert (found.beyond_default, found.competing) == (1, 1)
-    (found,) = counted([(500, CONFIRMED)], signature=replace(SIGNATURE, epilogue=Epilogue.BIAS))
+    (found,) = counted([(500, CONFIRMED)], signature=replace(SIGNATURE, epilogue=BIAS))
     assert (found.beyond_default, found.confirmed) == (0, 1)
 
 

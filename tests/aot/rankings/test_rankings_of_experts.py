@@ -21,7 +21,7 @@ from nvgemm_aot.rankings.entries import Rankings
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.tuning.measuring.gpu import uuid_digest
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ADD, BIAS, Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 from tuning_bench import DictatedTimer, bench, header_of, operators
 
@@ -36,11 +36,11 @@ PROBLEMS = sorted(
     cpu_provider.problem_of(signature, sizes)
     for signature, both in {
         rows_of("tn"): ((16, 32, 64), (64, 32, 64)),
-        rows_of("tn", Epilogue.BIAS): ((16, 32, 64), (64, 32, 64)),
-        rows_of("tn", Epilogue.SWIGLU_HALVES): ((16, 32, 64), (64, 32, 64)),
-        rows_of("tn", Epilogue.SWIGLU_HALVES_KEPT): ((16, 32, 64), (64, 32, 64)),
-        rows_of("tt", Epilogue.SWIGLU_HALVES_GRADIENT): ((16, 32, 64), (64, 32, 64)),
-        rows_of("tt", Epilogue.ADD): ((16, 32, 64), (64, 32, 64)),
+        rows_of("tn", BIAS): ((16, 32, 64), (64, 32, 64)),
+        rows_of("tn", Epilogue.parse("swiglu_halves")): ((16, 32, 64), (64, 32, 64)),
+        rows_of("tn", Epilogue.parse("swiglu_halves_kept")): ((16, 32, 64), (64, 32, 64)),
+        rows_of("tt", Epilogue.parse("swiglu_halves_gradient")): ((16, 32, 64), (64, 32, 64)),
+        rows_of("tt", ADD): ((16, 32, 64), (64, 32, 64)),
         ALONG_K: ((16, 32, 64), (16, 32, 256)),
     }.items()
     for sizes in both

@@ -20,13 +20,13 @@ from nvgemm_aot.tuning.correctness.exact_operands import (
 from nvgemm_aot.tuning.correctness.gate_results import pairs, stored, stored_error
 from nvgemm_aot.tuning.correctness.judgement import find_fault, reference
 from nvgemm_aot.tuning.correctness.random_operands import make_sets
-from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm, find_gated
+from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES, GateForm, find_gated
 from nvgemm_runtime.gemm.problem import Problem, Signature
-from nvgemm_runtime.moe.activations import Activation, GatedActivation
+from nvgemm_runtime.moe.activations import GatedActivation
 
 
 def named(form: GateForm) -> list[str]:
-    return [epilogue.value for epilogue in Epilogue if epilogue.form is form]
+    return [epilogue.name for epilogue in ALL_EPILOGUES if epilogue.form is form]
 
 
 GATED, KEPT, GRADIENTS, SUMMED, UPS = map(named, GateForm)
@@ -203,7 +203,7 @@ def test_gradients_are_those_of_experts(name: str, out: str) -> None:
     epilogue = posed.signature.epilogue
     assert epilogue is not None
     assert epilogue.gate is not None
-    activation = GatedActivation(kind=Activation(epilogue.gate.value), alpha=1.702, limit=7.0)
+    activation = GatedActivation(kind=epilogue.gate, alpha=1.702, limit=7.0)
     for check in checks(posed):
         a, b, result, offsets, kept = check.operands
         assert (result.shape, kept.shape) == ((24, 128), (24, 128))
@@ -261,8 +261,8 @@ def joined_signature(signature: Signature) -> Signature:
     """That of what the gate gives."""
     assert signature.epilogue is not None
     assert signature.epilogue.gate is not None
-    assert signature.epilogue.row.order is not None
-    gate = find_gated(signature.epilogue.gate, signature.epilogue.row.order)
+    assert signature.epilogue.order is not None
+    gate = find_gated(signature.epilogue.gate, signature.epilogue.order)
     return replace(signature, epilogue=gate)
 
 

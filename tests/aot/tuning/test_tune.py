@@ -19,7 +19,7 @@ from nvgemm_aot.tuning.measuring.race import LEAST_SAMPLES
 from nvgemm_aot.tuning.tune import PROGRAM
 from nvgemm_runtime.bundle.format import APART, Scope, UnservedReason
 from nvgemm_runtime.errors import TuningError
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ADD, BIAS, Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.gemm.types import ScaleRecipe
 from synthetic_bundles import write_synthetic_bundle
@@ -36,13 +36,15 @@ def grouped(layout: str, epilogue: Epilogue) -> Signature:
 @pytest.mark.slow
 def test_addends_scales_and_groups_are_measured(tuner: Tuner) -> None:
     served = {
-        cpu_kernels.signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS): True,
-        cpu_kernels.signature("tn", operand=DType.FP16, epilogue=Epilogue.BIAS_SILU): False,
-        cpu_kernels.signature("tn", op=Op.BMM, epilogue=Epilogue.ADD): True,
+        cpu_kernels.signature("tn", operand=DType.BF16, epilogue=BIAS): True,
+        cpu_kernels.signature(
+            "tn", operand=DType.FP16, epilogue=Epilogue.parse("bias_silu")
+        ): False,
+        cpu_kernels.signature("tn", op=Op.BMM, epilogue=ADD): True,
         cpu_kernels.signature("tn", operand=FP8, scales=ScaleRecipe.FP32_TENSOR): True,
         cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=DType.BF16): True,
-        grouped("tn", Epilogue.SWIGLU_OAI_HALVES_KEPT): False,
-        grouped("tt", Epilogue.SWIGLU_OAI_HALVES_GRADIENT): False,
+        grouped("tn", Epilogue.parse("swiglu_oai_halves_kept")): False,
+        grouped("tt", Epilogue.parse("swiglu_oai_halves_gradient")): False,
         cpu_kernels.signature("tn", operand=FP8, scales=ScaleRecipe.E8M0_1X32): False,
         cpu_kernels.signature("tn", operand=FP4, scales=ScaleRecipe.E8M0_1X32): False,
         cpu_kernels.signature("tn", operand=FP4, scales=ScaleRecipe.E4M3_1X16): False,

@@ -29,7 +29,7 @@ from nvgemm_aot.workload.coverage import (
 )
 from nvgemm_runtime.bundle.format import Conditions, Measured
 from nvgemm_runtime.errors import CoverageError
-from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm
+from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES, Epilogue, GateForm
 from nvgemm_runtime.gemm.problem import Layout, Problem, Signature
 from nvgemm_runtime.matching.device import UNKNOWN_VERSION
 from nvgemm_runtime.recording.text import Recording, gemm_line
@@ -478,7 +478,7 @@ def test_the_gate_says_how_a_split_sum_is_served() -> None:
     assert gemm_line(BIASED) in said
 
 
-@pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.gate is not None])
+@pytest.mark.parametrize("epilogue", [one for one in ALL_EPILOGUES if one.gate is not None])
 def test_a_gated_problem_asks_for_itself(epilogue: Epilogue) -> None:
     """Alone, although its product would also be a problem."""
     places = ["grouped_mm/tn:g3"]
@@ -487,7 +487,7 @@ def test_a_gated_problem_asks_for_itself(epilogue: Epilogue) -> None:
     if epilogue.reads_addend:
         places.append("grouped_mm/tt:g3")
     for lead, count in (place.split(":") for place in places):
-        asked = Problem.parse(f"{lead}/bf16xbf16/fp32/bf16/{epilogue.value}/{count}m16n64k32")
+        asked = Problem.parse(f"{lead}/bf16xbf16/fp32/bf16/{epilogue.name}/{count}m16n64k32")
         assert [found.problem for found in readings(call_of(asked))] == [asked]
 
 
@@ -522,7 +522,7 @@ def test_groups_with_a_bias_ask_for_themselves(m: int) -> None:
     """Of one row, too, where a row could be a matrix if there were no groups."""
     asked = Problem.parse(f"grouped_mm/tn/bf16xbf16/fp32/bf16/bias/g1m{m}n64k32")
     assert {found.problem.signature.epilogue for found in readings(call_of(asked))} == {
-        Epilogue.BIAS
+        Epilogue.parse("bias")
     }
 
 

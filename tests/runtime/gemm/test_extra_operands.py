@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nvgemm_runtime.errors import NoKernelError
-from nvgemm_runtime.gemm.epilogues import Activation, Addend, Epilogue
+from nvgemm_runtime.gemm.epilogues import ADD, BIAS, Activation, Addend, Epilogue
 from nvgemm_runtime.gemm.extra_operands import (
     ExtraOperands,
     addend_kinds,
@@ -117,10 +117,12 @@ def test_a_row_that_is_added_to_one_row_is_read_as_a_matrix_too() -> None:
     row = torch.zeros(1, 32).bfloat16()
     asked = requests(Op.MM, a, b, extras=ExtraOperands(addend=row))
     epilogues = {request.problem.signature.epilogue for request in asked}
-    assert epilogues == {Epilogue.BIAS, Epilogue.ADD}
+    assert epilogues == {BIAS, ADD}
     silu = ExtraOperands(addend=row, activation=Activation.SILU)
     asked = requests(Op.MM, a, b, extras=silu)
-    assert {request.problem.signature.epilogue for request in asked} == {Epilogue.BIAS_SILU}
+    assert {request.problem.signature.epilogue for request in asked} == {
+        Epilogue.parse("bias_silu")
+    }
 
 
 def test_both_scales_are_needed() -> None:
@@ -156,10 +158,10 @@ def test_a_row_is_told_from_a_matrix(
 def test_epilogues_are_read_off_what_is_added() -> None:
     row, matrix = torch.ones(32).bfloat16(), torch.ones(16, 32).bfloat16()
     assert read_epilogues(ExtraOperands(), DType.BF16, (16, 32)) == (None,)
-    assert read_epilogues(ExtraOperands(addend=row), DType.BF16, (16, 32)) == (Epilogue.BIAS,)
-    assert read_epilogues(ExtraOperands(addend=matrix), DType.FP8_E4M3, (16, 32)) == (Epilogue.ADD,)
+    assert read_epilogues(ExtraOperands(addend=row), DType.BF16, (16, 32)) == (BIAS,)
+    assert read_epilogues(ExtraOperands(addend=matrix), DType.FP8_E4M3, (16, 32)) == (ADD,)
     silu = ExtraOperands(addend=row, activation=Activation.SILU)
-    assert read_epilogues(silu, DType.BF16, (16, 32)) == (Epilogue.BIAS_SILU,)
+    assert read_epilogues(silu, DType.BF16, (16, 32)) == (Epilogue.parse("bias_silu"),)
 
 
 @pytest.mark.parametrize(
@@ -183,10 +185,10 @@ def test_groups_have_a_row_each_or_a_matrix_added() -> None:
     """Not by the shape, which is the same where there are as many groups as rows."""
     added = torch.ones(16, 32).bfloat16()
     row, matrix = (ExtraOperands(addend=added, adds_matrix=one) for one in (False, True))
-    assert read_epilogues(row, DType.BF16, (16, 32), 16) == (Epilogue.BIAS,)
-    assert read_epilogues(row, DType.BF16, (4, 32), 16) == (Epilogue.BIAS,)
-    assert read_epilogues(matrix, DType.BF16, (16, 32), 16) == (Epilogue.ADD,)
-    assert read_epilogues(matrix, DType.BF16, (16, 32), 4) == (Epilogue.ADD,)
+    assert read_epilogues(row, DType.BF16, (16, 32), 16) == (BIAS,)
+    assert read_epilogues(row, DType.BF16, (4, 32), 16) == (BIAS,)
+    assert read_epilogues(matrix, DType.BF16, (16, 32), 16) == (ADD,)
+    assert read_epilogues(matrix, DType.BF16, (16, 32), 4) == (ADD,)
     with pytest.raises(NoKernelError, match=r"must have the result's shape \[4, 32\]"):
         read_epilogues(matrix, DType.BF16, (4, 32), 16)
 
@@ -253,7 +255,7 @@ def test_gates_are_read_beside_ups(gates: torch.Tensor, alignment: int) -> None:
     """Their type is the result's, and rows of gates count for alignment."""
     a, b = torch.zeros(16, 64).bfloat16(), torch.zeros(4, 32, 64).bfloat16().mT
     offsets = torch.zeros(4, dtype=torch.int32)
-    extras = ExtraOperands(offsets=offsets, addend=gates, gated=Epilogue.SWIGLU_HALVES_UPS)
+    extras = ExtraOperands(offsets=offsets, addend=gates, gated=Epilogue.parse("swiglu_halves_ups"))
     (asked,) = requests(Op.GROUPED_MM, a, b, extras=extras)
     assert asked.problem.key == "grouped_mm/tn/bf16xbf16/fp32/bf16/swiglu_halves_ups/g4m16n32k64"
     assert asked.alignment_bytes == alignment

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES, BIAS
 from nvgemm_runtime.gemm.problem import MAX_EXTENT, DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
@@ -17,7 +17,7 @@ signatures = st.builds(
     accumulator=st.sampled_from(DType),
     out=st.sampled_from(DType),
     scales=st.none() | st.sampled_from(ScaleRecipe),
-    epilogue=st.none() | st.sampled_from(Epilogue),
+    epilogue=st.none() | st.sampled_from(ALL_EPILOGUES),
 )
 extents = st.integers(1, MAX_EXTENT)
 
@@ -55,7 +55,7 @@ def test_keys_are_readable_text() -> None:
 def test_keys_name_scales_epilogue_and_groups() -> None:
     scaled = Problem.parse("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/bias/m16n32k64")
     assert scaled.signature.scales is ScaleRecipe.FP32_ROW
-    assert scaled.signature.epilogue is Epilogue.BIAS
+    assert scaled.signature.epilogue is BIAS
     grouped = Problem.parse("grouped_mm/tn/bf16xbf16/fp32/bf16/g8m64n32k16")
     assert (grouped.groups, grouped.batch, grouped.m) == (8, 1, 64)
     assert grouped.flops == 2 * 64 * 32 * 16  # each row meets the B of its own group alone

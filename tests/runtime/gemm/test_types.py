@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import json
 import re
 from collections.abc import Callable, Collection
@@ -14,15 +13,7 @@ import torch
 from gemm_arguments import EXACT_LIMIT
 
 from nvgemm_aot.manifest.schema import OUT_DTYPES
-from nvgemm_runtime.gemm.epilogues import (
-    Activation,
-    Addend,
-    Epilogue,
-    Gate,
-    GateForm,
-    WeightOrder,
-    find_gated,
-)
+from nvgemm_runtime.gemm.epilogues import Addend, GateForm
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role
@@ -169,33 +160,6 @@ def test_scaling_types_are_those_of_torch() -> None:
         if recipe.block is not None:
             theirs = getattr(ScalingType, f"BlockWise1x{recipe.block}")
             assert recipe.row.torch_scaling.value == theirs.value
-
-
-@pytest.mark.parametrize("activation", Activation)
-def test_every_activation_is_a_function_of_torch_and_has_an_epilogue(
-    activation: Activation,
-) -> None:
-    function = getattr(torch.nn.functional, activation.row.torch_name)
-    assert function(torch.zeros(1), **activation.row.torch_options).item() == 0.0
-    assert activation in {epilogue.activation for epilogue in Epilogue}
-
-
-def test_every_gate_has_every_form_in_every_order_but_ups_of_one_weight() -> None:
-    """A weight of gates and one of ups are halves, and those of gpt-oss are one."""
-    missing = set()
-    for gate, order, form in itertools.product(Gate, WeightOrder, GateForm):
-        try:
-            found = find_gated(gate, order, form)
-        except KeyError:
-            missing.add((gate, order, form))
-        else:
-            assert (found.gate, found.row.order, found.form) == (gate, order, form)
-    has_ups = {(Gate.SWIGLU, WeightOrder.HALVES), (Gate.GEGLU, WeightOrder.HALVES)}
-    assert missing == {
-        (gate, order, GateForm.UPS)
-        for gate, order in itertools.product(Gate, WeightOrder)
-        if (gate, order) not in has_ups
-    }
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import recording_kernels
 from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ADD, BIAS
 from nvgemm_runtime.gemm.problem import DType, Op
 from nvgemm_runtime.launch import compiled as generated
 
@@ -31,7 +31,7 @@ def sums(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Built
         for layout in ("tt", "tn")
         for op in (Op.MM, Op.BMM)
         for operand in (DType.FP32, DType.BF16)
-        for epilogue in (Epilogue.BIAS, Epilogue.ADD)
+        for epilogue in (BIAS, ADD)
     ]
     served.append(cpu_kernels.signature("tn", operand=DType.INT8))
     return recording_kernels.build_recording(

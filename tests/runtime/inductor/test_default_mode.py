@@ -37,7 +37,7 @@ from nvgemm_runtime import settings
 from nvgemm_runtime.bundle.format import Scope, UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import RequiredError
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import BIAS
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.launch.compiled import load_for
@@ -466,7 +466,7 @@ FP8 = torch.float8_e4m3fn
 
 KINDS: dict[str, tuple[Any, Callable[[int], tuple[Tensor, ...]], Callable[..., Tensor]]] = {
     "addmm": (
-        cpu_kernels.signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS),
+        cpu_kernels.signature("tn", operand=DType.BF16, epilogue=BIAS),
         lambda m: (
             torch.randn(32).bfloat16(),
             torch.randn(m, 64).bfloat16(),
@@ -494,7 +494,7 @@ KINDS: dict[str, tuple[Any, Callable[[int], tuple[Tensor, ...]], Callable[..., T
         lambda a, b, offs: torch._grouped_mm(a, b, offs=offs),
     ),
     "baddbmm": (
-        cpu_kernels.signature("tn", op=Op.BMM, operand=DType.BF16, epilogue=Epilogue.BIAS),
+        cpu_kernels.signature("tn", op=Op.BMM, operand=DType.BF16, epilogue=BIAS),
         lambda m: (
             torch.randn(1, 1, 32).bfloat16(),
             torch.randn(3, m, 64).bfloat16(),

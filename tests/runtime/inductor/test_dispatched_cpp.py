@@ -26,7 +26,7 @@ from kernels_by_m import COMPUTED_BY, SQUARE, TIMES, WIDE, assert_right_from_thr
 from measured_bundles import write_measured
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import BIAS
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from nvgemm_runtime.inductor.codegen import cpp
 from nvgemm_runtime.launch.loading import native
@@ -34,7 +34,7 @@ from nvgemm_runtime.matching import thresholds
 
 Tensor = torch.Tensor
 
-BIASED = cpu_kernels.signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS)
+BIASED = cpu_kernels.signature("tn", operand=DType.BF16, epilogue=BIAS)
 
 
 def problems() -> list[Problem]:

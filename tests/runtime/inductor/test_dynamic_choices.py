@@ -69,7 +69,10 @@ def activated(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return functional.silu(functional.linear(x, weight, bias))
 
 
-FUSED = {"gated": (Epilogue.SWIGLU_HALVES, gated), "activation": (Epilogue.BIAS_SILU, activated)}
+FUSED = {
+    "gated": (Epilogue.parse("swiglu_halves"), gated),
+    "activation": (Epilogue.parse("bias_silu"), activated),
+}
 
 
 class Timed:

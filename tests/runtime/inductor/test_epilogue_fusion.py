@@ -19,7 +19,7 @@ from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.workload.explain import collect
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import BIAS, Epilogue
 from nvgemm_runtime.gemm.problem import DType
 from nvgemm_runtime.recording.recorder import Recorder
 
@@ -41,7 +41,11 @@ def build(
     served = [
         cpu_kernels.signature("tn", operand=operand, epilogue=epilogue)
         for operand in (DType.BF16, DType.FP16)
-        for epilogue in (Epilogue.BIAS_RELU, Epilogue.BIAS_GELU_TANH, Epilogue.BIAS_SILU)
+        for epilogue in (
+            Epilogue.parse("bias_relu"),
+            Epilogue.parse("bias_gelu_tanh"),
+            Epilogue.parse("bias_silu"),
+        )
     ]
     problems = [cpu_provider.problem_of(one, (M, N, K)) for one in served]
     return recording_kernels.build_recording(problems, directory, cache, provider)
@@ -188,7 +192,7 @@ def test_the_sum_without_its_activation_may_win(
     tmp_path: Path,
 ) -> None:
     """The unfused best is found as always: here a bundled kernel that adds the bias."""
-    served = cpu_kernels.signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS)
+    served = cpu_kernels.signature("tn", operand=DType.BF16, epilogue=BIAS)
     plain = recording_kernels.build_recording(
         [cpu_provider.problem_of(served, (M, N, K))], tmp_path / "plain", kernel_cache
     )

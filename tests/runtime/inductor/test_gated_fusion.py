@@ -18,7 +18,7 @@ import recording_kernels
 from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm
+from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES, GateForm
 from nvgemm_runtime.gemm.problem import DType
 from nvgemm_runtime.inductor.fusion import unfused
 from nvgemm_runtime.recording.recorder import Recorder
@@ -38,7 +38,7 @@ def build(
             cpu_kernels.signature("tn", operand=operand, epilogue=epilogue), (M, N, K)
         )
         for operand in (DType.BF16, DType.FP16)
-        for epilogue in Epilogue
+        for epilogue in ALL_EPILOGUES
         if epilogue.form is GateForm.JOINED
     ]
     return recording_kernels.build_recording(problems, directory, cache, provider)

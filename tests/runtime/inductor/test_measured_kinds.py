@@ -24,7 +24,7 @@ from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import BIAS, Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
 from nvgemm_runtime.gemm.types import ScaleRecipe
 from tuning_bench import bench
@@ -86,8 +86,8 @@ class Rankings:
 @pytest.fixture(scope="module")
 def rankings(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Rankings:
     served = [
-        cpu_kernels.signature("tn", operand=DType.FP16, epilogue=Epilogue.BIAS),
-        cpu_kernels.signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS_RELU),
+        cpu_kernels.signature("tn", operand=DType.FP16, epilogue=BIAS),
+        cpu_kernels.signature("tn", operand=DType.BF16, epilogue=Epilogue.parse("bias_relu")),
         cpu_kernels.signature("tn", operand=DType.BF16, out=DType.FP32),
         cpu_kernels.signature("tn", operand=DType.FP16, out=DType.FP32),
         cpu_kernels.signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR),

@@ -18,7 +18,7 @@ from expert_kernels import build_kernels
 from expert_steps import KEPT, Experts
 from inductor_session import InductorSession
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import BIAS, Epilogue
 from nvgemm_runtime.moe import kernels
 from nvgemm_runtime.recording.recorder import Recorder
 
@@ -88,8 +88,8 @@ def test_products_that_kernels_with_a_gate_compute(
 ) -> None:
     """A recording holds the products alone, as of experts that run without such kernels."""
     kernels: dict[str, list[Epilogue | None]] = {
-        "tn": [None, Epilogue.BIAS, Epilogue.SWIGLU_HALVES_KEPT],
-        "tt": [None, Epilogue.SWIGLU_HALVES_GRADIENT],
+        "tn": [None, BIAS, Epilogue.parse("swiglu_halves_kept")],
+        "tt": [None, Epilogue.parse("swiglu_halves_gradient")],
     }
     inductor.use(build_kernels(kernels, (), tmp_path, kernel_cache))
     code = check_training_step(path, kept=kept, biased=kept == "pair")

@@ -22,7 +22,7 @@ import recording_kernels
 from inductor_session import InductorSession
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import BIAS
 from nvgemm_runtime.gemm.problem import DType, Op
 from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.recording.recorder import Recorder
@@ -40,7 +40,7 @@ def scaling(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Bu
     """Recording kernels with each kind of scales, and for groups."""
     kinds = [
         (ScaleRecipe.FP32_TENSOR, None, DType.FP8_E4M3),
-        (ScaleRecipe.FP32_TENSOR, Epilogue.BIAS, DType.FP8_E4M3),
+        (ScaleRecipe.FP32_TENSOR, BIAS, DType.FP8_E4M3),
         (ScaleRecipe.FP32_ROW, None, DType.FP8_E4M3),
         (ScaleRecipe.E8M0_1X32, None, DType.FP8_E4M3),
         (ScaleRecipe.E8M0_1X32, None, DType.FP4_E2M1),

@@ -9,7 +9,7 @@ import torch
 from torch._inductor import select_algorithm  # noqa: F401  (our modules come behind it)
 
 from nvgemm_runtime.gemm.aten import OPERATORS
-from nvgemm_runtime.gemm.epilogues import Activation, Epilogue, Gate, GateForm
+from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES, Activation, Epilogue, Gate, GateForm
 from nvgemm_runtime.gemm.operands import RANKS
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.inductor.autotuning import choices
@@ -41,7 +41,7 @@ def test_every_gate_is_found_in_graphs() -> None:
     assert {gate for gate, _ in gated_fusion._patterns()} == {*Gate}
 
 
-@pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.form is GateForm.JOINED])
+@pytest.mark.parametrize("epilogue", [one for one in ALL_EPILOGUES if one.form is GateForm.JOINED])
 def test_stock_torch_computes_a_gate_as_it_is_in_graphs(epilogue: Epilogue) -> None:
     op = "mm" if epilogue.addend is None else "addmm"
     call = choices.StockCall(op=op, gemm="", inputs=(), layout=None, gated=epilogue)

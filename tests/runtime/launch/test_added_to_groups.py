@@ -13,7 +13,7 @@ from cpu_kernels import signature
 from installed_bundles import id_of
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_runtime.errors import NoKernelError
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ADD, BIAS, Epilogue
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.launch.select import load_kernel
@@ -87,10 +87,10 @@ def test_a_matrix_of_as_many_rows_as_groups_is_told_from_a_bias(installed: Built
         torch.testing.assert_close(out.double(), product + added.double(), **close)
         call(made, bias=added, out=out)
         torch.testing.assert_close(out.double(), product + added[0].double(), **close)
-    for name, epilogue in (("bias", Epilogue.ADD), ("addend", Epilogue.BIAS)):
+    for name, epilogue in (("bias", ADD), ("addend", BIAS)):
         id_ = id_of(installed, grouped(epilogue))
         for kernel in (id_, load_kernel(id_)):
-            with pytest.raises(ValueError, match=f"computes grouped_mm/.*/{epilogue.value}"):
+            with pytest.raises(ValueError, match=f"computes grouped_mm/.*/{epilogue.name}"):
                 call(made, kernel=kernel, **{name: added})
 
 
@@ -98,10 +98,10 @@ def test_a_kernel_is_found_and_may_be_named(installed: BuiltBundle, made: Tensor
     extras = ExtraOperands(offsets=made["ends"], addend=made["addend"], adds_matrix=True)
     out = torch.empty(M, N).bfloat16()
     chosen = nvgemm_runtime.choose(made["a"], made["b"], out, extras=extras)
-    assert chosen.kernel.signature == grouped(Epilogue.ADD)
+    assert chosen.kernel.signature == grouped(ADD)
     assert nvgemm_runtime.explain(made["a"], made["b"], extras=extras).match is not None
     wanted = call(made, addend=made["addend"])
-    for kernel in (chosen, id_of(installed, grouped(Epilogue.ADD))):
+    for kernel in (chosen, id_of(installed, grouped(ADD))):
         found = call(made, addend=made["addend"], kernel=kernel)
         assert torch.equal(found[: ENDS[-1]], wanted[: ENDS[-1]])
 
@@ -161,6 +161,6 @@ def test_refuses(made: Tensors, name: str) -> None:
 def test_operators_refuse_the_kernel_by_name(installed: BuiltBundle, made: Tensors) -> None:
     nvgemm_runtime.load_operators()
     operator = torch.ops.nvgemm_aot.grouped_mm
-    id_ = id_of(installed, grouped(Epilogue.ADD))
+    id_ = id_of(installed, grouped(ADD))
     with pytest.raises(RuntimeError, match="adds a matrix to groups, which no operator supports"):
         operator(made["a"], made["b"], made["ends"], id_, bias=made["addend"])

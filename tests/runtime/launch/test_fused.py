@@ -21,7 +21,7 @@ from installed_bundles import use
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.errors import NoKernelError
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ADD, BIAS, Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.types import ScaleRecipe
@@ -29,12 +29,12 @@ from nvgemm_runtime.launch.compiled import gemm
 from nvgemm_runtime.launch.select import load_kernel
 from nvgemm_runtime.settings import DEBUG_VARIABLE
 
-BIASED = signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS)
-RELU = signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS_RELU)
+BIASED = signature("tn", operand=DType.BF16, epilogue=BIAS)
+RELU = signature("tn", operand=DType.BF16, epilogue=Epilogue.parse("bias_relu"))
 MXFP8 = signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.E8M0_1X32)
-GROUPED_BIAS = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.BIAS)
+GROUPED_BIAS = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=BIAS)
 GROUPED_OAI = signature(
-    "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_OAI_HALVES
+    "tn", op=Op.GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.parse("swiglu_oai_halves")
 )
 NVFP4_POWERS = signature("tn", operand=DType.FP4_E2M1, scales=ScaleRecipe.E8M0_1X16)
 GROUPED = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16)
@@ -274,7 +274,7 @@ def test_refuses_what_does_not_fit_though_there_is_nothing_to_compute(case: str)
 def test_a_declared_sum_with_a_matrix_serves_one_row(
     kernel_cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = signature("tn", operand=DType.BF16, epilogue=Epilogue.ADD)
+    served = signature("tn", operand=DType.BF16, epilogue=ADD)
     built = cpu_provider.build_bundle(
         [cpu_provider.problem_of(served, (1, 32, 64))], tmp_path, kernel_cache
     )

@@ -17,14 +17,14 @@ from cpu_kernels import signature
 from installed_bundles import id_of
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_runtime.errors import NoKernelError
-from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, WeightOrder, find_gated
+from nvgemm_runtime.gemm.epilogues import BIAS, Epilogue, Gate, WeightOrder, find_gated
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.problem import DType
 from nvgemm_runtime.launch.select import load_kernel
 
-SWIGLU = signature("tn", operand=DType.BF16, epilogue=Epilogue.SWIGLU_HALVES)
-OAI = signature("tn", operand=DType.BF16, epilogue=Epilogue.SWIGLU_OAI_INTERLEAVED)
-BIASED = signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS)
+SWIGLU = signature("tn", operand=DType.BF16, epilogue=Epilogue.parse("swiglu_halves"))
+OAI = signature("tn", operand=DType.BF16, epilogue=Epilogue.parse("swiglu_oai_interleaved"))
+BIASED = signature("tn", operand=DType.BF16, epilogue=BIAS)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_both_orders_of_the_same_weights_agree(installed: BuiltBundle, gate: Gat
     interleaved = nvgemm_runtime.gated_mm(
         a,
         woven.t(),
-        epilogue=find_gated(gate, WeightOrder.INTERLEAVED).value,
+        epilogue=find_gated(gate, WeightOrder.INTERLEAVED).name,
         bias=woven_bias if added else None,
     )
     assert halves.shape == (5, 12)
@@ -74,7 +74,7 @@ def test_a_named_kernel_says_the_epilogue(installed: BuiltBundle, swiglu: Argume
 
 
 def test_choose_and_explain_find_the_kernel(installed: BuiltBundle, swiglu: Arguments) -> None:
-    extras = ExtraOperands(gated=Epilogue.SWIGLU_HALVES)
+    extras = ExtraOperands(gated=Epilogue.parse("swiglu_halves"))
     chosen = nvgemm_runtime.choose(swiglu.a, swiglu.b, swiglu.out, extras)
     assert chosen.kernel.signature == SWIGLU
     explained = nvgemm_runtime.explain(swiglu.a, swiglu.b, extras=extras)

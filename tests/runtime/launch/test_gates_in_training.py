@@ -20,7 +20,7 @@ from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder,
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.launch.select import load_kernel
-from nvgemm_runtime.moe.activations import Activation, GatedActivation
+from nvgemm_runtime.moe.activations import GatedActivation
 
 
 def grouped(epilogue: Epilogue | None, layout: str = "tn") -> Signature:
@@ -28,11 +28,11 @@ def grouped(epilogue: Epilogue | None, layout: str = "tn") -> Signature:
 
 
 PLAIN = grouped(None)
-JOINED = grouped(Epilogue.SWIGLU_HALVES)
-KEPT = grouped(Epilogue.SWIGLU_HALVES_KEPT)
-OAI_KEPT = grouped(Epilogue.SWIGLU_OAI_INTERLEAVED_KEPT)
-GRADIENT = grouped(Epilogue.SWIGLU_HALVES_GRADIENT, "tt")
-UPS = grouped(Epilogue.GEGLU_HALVES_UPS)
+JOINED = grouped(Epilogue.parse("swiglu_halves"))
+KEPT = grouped(Epilogue.parse("swiglu_halves_kept"))
+OAI_KEPT = grouped(Epilogue.parse("swiglu_oai_interleaved_kept"))
+GRADIENT = grouped(Epilogue.parse("swiglu_halves_gradient"), "tt")
+UPS = grouped(Epilogue.parse("geglu_halves_ups"))
 
 READ = {GRADIENT: "product", UPS: "gates"}
 """What is read where others add a bias."""
@@ -75,7 +75,7 @@ def backward(
     sums: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return nvgemm_runtime.grouped_mm(
-        made["grad"], made["w_down"], made["ends"], out, epilogue=epilogue.value, product=product,
+        made["grad"], made["w_down"], made["ends"], out, epilogue=epilogue.name, product=product,
         sums=sums,
     )  # fmt: skip
 
@@ -86,7 +86,7 @@ def ups_beside(
     """The lower half of ``w_up`` gives ups; the upper one has given the gates."""
     b = made["w_up"][:, HIDDEN:].mT
     return nvgemm_runtime.grouped_mm(
-        made["x"], b, made["ends"], out, epilogue=epilogue.value, gates=gates
+        made["x"], b, made["ends"], out, epilogue=epilogue.name, gates=gates
     )
 
 
@@ -117,7 +117,7 @@ def test_a_gradient_of_what_was_kept_is_that_of_experts(
 
     found = backward(made, find_gated(gate, order, GateForm.GRADIENT), product)
     assert found.shape == (16, 2 * HIDDEN)
-    activation = GatedActivation(kind=Activation(gate.value), alpha=1.702, limit=7.0)
+    activation = GatedActivation(kind=gate, alpha=1.702, limit=7.0)
     gates, ups = split(order, product[: ENDS[-1]].double())
     wanted = activation.gradients(gates, ups, multiply(made["grad"], made["w_down"]))
     for part, exact in zip(split(order, found[: ENDS[-1]].double()), wanted):
@@ -152,7 +152,7 @@ def test_gates_and_ups_of_two_weights_are_stored_as_of_one(made: Experts, gate: 
     of_one = forward(made, find_gated(gate, WeightOrder.HALVES, GateForm.KEPT))
     assert torch.equal(stored[: ENDS[-1], : 2 * HIDDEN], of_one[: ENDS[-1], : 2 * HIDDEN])
 
-    activation = GatedActivation(kind=Activation(gate.value), alpha=1.702, limit=7.0)
+    activation = GatedActivation(kind=gate, alpha=1.702, limit=7.0)
     exact = multiply(made["x"], made["w_up"][:, HIDDEN:].mT)
     wanted = activation.apply(gates[: ENDS[-1]].double(), exact)
     found = others[: ENDS[-1], HIDDEN:].double()
@@ -166,24 +166,26 @@ def test_gates_and_ups_of_two_weights_are_stored_as_of_one(made: Experts, gate: 
 
 def test_a_kept_product_is_that_of_a_kernel_without_a_gate(made: Experts) -> None:
     plain = nvgemm_runtime.grouped_mm(made["x"], made["w_up"].mT, made["ends"])
-    stored = forward(made, Epilogue.SWIGLU_HALVES_KEPT)
+    stored = forward(made, Epilogue.parse("swiglu_halves_kept"))
     assert torch.equal(stored[: ENDS[-1], : 2 * HIDDEN], plain[: ENDS[-1]])
 
 
 def test_results_may_lie_in_wider_matrices(made: Experts) -> None:
     """Around them, and in rows of no group, nothing is written."""
-    stored = forward(made, Epilogue.SWIGLU_OAI_HALVES_KEPT)
+    kept, gradient, beside = (
+        Epilogue.parse(name)
+        for name in ("swiglu_oai_halves_kept", "swiglu_oai_halves_gradient", "swiglu_halves_ups")
+    )
+    stored = forward(made, kept)
     product = stored[:, : 2 * HIDDEN]
-    found = backward(made, Epilogue.SWIGLU_OAI_HALVES_GRADIENT, product)
+    found = backward(made, gradient, product)
     gates = product[:, :HIDDEN]
-    ups = ups_beside(made, Epilogue.SWIGLU_HALVES_UPS, gates)
+    ups = ups_beside(made, beside, gates)
     for width, result, run in (
-        (3 * HIDDEN, stored, lambda out: forward(made, Epilogue.SWIGLU_OAI_HALVES_KEPT, out)),
-        (2 * HIDDEN, found,
-         lambda out: backward(made, Epilogue.SWIGLU_OAI_HALVES_GRADIENT, product, out)),
-        (2 * HIDDEN, ups,
-         lambda out: ups_beside(made, Epilogue.SWIGLU_HALVES_UPS, gates, out)),
-    ):  # fmt: skip
+        (3 * HIDDEN, stored, lambda out: forward(made, kept, out)),
+        (2 * HIDDEN, found, lambda out: backward(made, gradient, product, out)),
+        (2 * HIDDEN, ups, lambda out: ups_beside(made, beside, gates, out)),
+    ):
         wide = torch.full((16, width + 16), 7.0).bfloat16()
         out = wide[:, 8:-8]
         assert run(out) is out
@@ -240,9 +242,9 @@ def test_zero_sizes(installed: BuiltBundle, m: int, hidden: int, k: int) -> None
 
 
 Call = Callable[[Experts, torch.Tensor], Any]
-GATED, OF_GATE = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
-SUMMED = Epilogue.SWIGLU_HALVES_GRADIENT_SUMS
-BESIDE = Epilogue.SWIGLU_HALVES_UPS
+GATED, OF_GATE = Epilogue.parse("swiglu_halves_kept"), Epilogue.parse("swiglu_halves_gradient")
+SUMMED = Epilogue.parse("swiglu_halves_gradient_sums")
+BESIDE = Epilogue.parse("swiglu_halves_ups")
 
 REFUSALS: dict[str, tuple[Call, type[Exception], str]] = {
     "no product": (
@@ -388,7 +390,9 @@ def test_a_kernel_refuses_calls_for_another_form(
     kernel = load_kernel(id_of(installed, served))
     n = 2 * HIDDEN
     out = torch.empty(16, served.out_columns(n)).bfloat16()
-    other = Epilogue.SWIGLU_HALVES if served is KEPT else Epilogue.SWIGLU_HALVES_KEPT
+    other = (
+        Epilogue.parse("swiglu_halves") if served is KEPT else Epilogue.parse("swiglu_halves_kept")
+    )
     for given in (None, out):
         with pytest.raises(ValueError, match="computes grouped_mm/t"):
             nvgemm_runtime.grouped_mm(
@@ -424,10 +428,10 @@ def test_refuses_to_lose_a_gradient(made: Experts) -> None:
 
 
 def test_extras_say_what_is_read(made: Experts) -> None:
-    extras = ExtraOperands(offsets=made["ends"], gated=Epilogue.SWIGLU_HALVES_GRADIENT)
+    extras = ExtraOperands(offsets=made["ends"], gated=Epilogue.parse("swiglu_halves_gradient"))
     explained = nvgemm_runtime.explain(made["grad"], made["w_down"], extras=extras)
     assert "swiglu_halves_gradient needs product" in str(explained)
-    extras = ExtraOperands(offsets=made["ends"], gated=Epilogue.SWIGLU_HALVES_UPS)
+    extras = ExtraOperands(offsets=made["ends"], gated=Epilogue.parse("swiglu_halves_ups"))
     explained = nvgemm_runtime.explain(made["x"], made["w_up"].mT, extras=extras)
     assert "swiglu_halves_ups needs gates" in str(explained)
 

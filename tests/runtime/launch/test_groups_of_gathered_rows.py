@@ -63,9 +63,14 @@ def test_it_is_the_product_of_the_rows_that_are_named(
 
 def test_a_kernel_is_found_and_may_be_named(installed: BuiltBundle, made: Tensors) -> None:
     served = signature(
-        "tn", op=Op.GATHERED_GROUPED_MM, operand=DType.BF16, epilogue=Epilogue.SWIGLU_HALVES
+        "tn",
+        op=Op.GATHERED_GROUPED_MM,
+        operand=DType.BF16,
+        epilogue=Epilogue.parse("swiglu_halves"),
     )
-    extras = ExtraOperands(offsets=made["ends"], rows=made["rows"], gated=Epilogue.SWIGLU_HALVES)
+    extras = ExtraOperands(
+        offsets=made["ends"], rows=made["rows"], gated=Epilogue.parse("swiglu_halves")
+    )
     out = torch.empty(M, N // 2).bfloat16()
     chosen = nvgemm_runtime.choose(made["a"], made["b"], out, extras=extras)
     assert chosen.kernel.signature == served

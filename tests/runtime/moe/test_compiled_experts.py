@@ -35,15 +35,23 @@ from expert_kernels import (
 )
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.workload.dispatch import GemmCalls
-from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.gemm.epilogues import (
+    ADD,
+    BIAS,
+    Epilogue,
+    Gate,
+    GateForm,
+    WeightOrder,
+    find_gated,
+)
 from nvgemm_runtime.gemm.moe_operators import NAMESPACE
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.moe import experts, kernels, routed_experts
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
-KEPT, GRADIENT = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
-UPS = Epilogue.SWIGLU_HALVES_UPS
+KEPT, GRADIENT = Epilogue.parse("swiglu_halves_kept"), Epilogue.parse("swiglu_halves_gradient")
+UPS = Epilogue.parse("swiglu_halves_ups")
 Install = Callable[..., Installed]
 
 
@@ -171,10 +179,10 @@ def test_two_weights_have_the_gate_behind_the_product_of_ups(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_weights_add_one_gradient_of_rows_to_the_other(backend: str, install: Install) -> None:
     """In the memory of that one, which nobody else sees."""
-    installed = install({"tn": [None, UPS], "tt": [None, GRADIENT, Epilogue.ADD]})
+    installed = install({"tn": [None, UPS], "tt": [None, GRADIENT, ADD]})
     made = with_pair(operands_for_kernels())
     found = gradients(compiled(backend=backend), made)
-    assert installed.epilogues() == [None, UPS, None, GRADIENT, None, Epilogue.ADD]
+    assert installed.epilogues() == [None, UPS, None, GRADIENT, None, ADD]
     assert_same(found, gradients(experts, made), 2**-7)
     before = [one.detach().clone() for one in leaves(made)]
     torch._dynamo.reset()
@@ -197,7 +205,7 @@ def test_two_weights_add_one_gradient_of_rows_to_the_other(backend: str, install
 
 def test_the_operator_of_a_sum_is_what_torch_takes_it_for(install: Install) -> None:
     """It changes none of its operands, and gives none of them back."""
-    install({"tt": [None, Epilogue.ADD]})
+    install({"tt": [None, ADD]})
     a, b = torch.randn(18, 32).bfloat16(), torch.randn(4, 32, 32).bfloat16()
     offsets = torch.tensor([5, 5, 6, 18], dtype=torch.int32)
     torch.library.opcheck(
@@ -210,15 +218,15 @@ def test_the_operator_of_a_sum_is_what_torch_takes_it_for(install: Install) -> N
 def test_gradients_are_added_by_the_kernel_of_an_activation_that_no_kernel_has(
     install: Install,
 ) -> None:
-    installed = install({"tn": [None], "tt": [None, Epilogue.ADD]})
+    installed = install({"tn": [None], "tt": [None, ADD]})
     made = with_pair(operands_for_kernels()) | {"activation": "swiglu_oai", "alpha": 1.5}
     found = gradients(compiled(), made)
-    assert installed.epilogues() == [None, None, None, None, None, Epilogue.ADD]
+    assert installed.epilogues() == [None, None, None, None, None, ADD]
     assert_same(found, gradients(experts, made), 2**-5)
 
 
 def test_a_graph_adds_gradients_where_the_kernel_is_gone(install: Install) -> None:
-    installed = install({"tn": [None, UPS], "tt": [None, GRADIENT, Epilogue.ADD]})
+    installed = install({"tn": [None, UPS], "tt": [None, GRADIENT, ADD]})
     made = with_pair(operands_for_kernels())
     run = compiled()
     found = gradients(run, made)
@@ -274,7 +282,7 @@ def test_each_kernel_is_used_where_the_other_is_missing(
 def test_routing_weights(activation: str, order: str, wants_scores: bool, install: Install) -> None:
     """Where ups are cut off, their gradient is of the down projection's result."""
     kernels = all_kernels(activation)
-    installed = install({**kernels, "tn": [*kernels["tn"], Epilogue.BIAS]})
+    installed = install({**kernels, "tn": [*kernels["tn"], BIAS]})
     biases = ["up_bias"] if activation == "swiglu_oai" else []
     made = operands_for_kernels("down_bias", *biases)
     for name in ("x", "w_up", *biases):  # whole numbers, so that both cut off the same gates
@@ -326,8 +334,8 @@ def test_rows_of_tokens_are_added(backend: str, is_gathered: bool, install: Inst
 def test_a_kernel_finds_the_gradients_of_routing_weights(order: str, install: Install) -> None:
     """With that of the gate: gpt-oss' ups are cut off, and no product follows."""
     kernels = all_kernels("swiglu_oai")
-    summed = Epilogue.SWIGLU_OAI_HALVES_GRADIENT_SUMS
-    installed = install({"tn": [*kernels["tn"], Epilogue.BIAS], "tt": [*kernels["tt"], summed]})
+    summed = Epilogue.parse("swiglu_oai_halves_gradient_sums")
+    installed = install({"tn": [*kernels["tn"], BIAS], "tt": [*kernels["tt"], summed]})
     made = operands_for_kernels("down_bias", "up_bias")
     for name in ("x", "w_up", "up_bias"):  # whole numbers, so that both cut off the same gates
         made[name] = made[name].detach().round().requires_grad_()
@@ -645,7 +653,7 @@ def test_inference_mode(install: Install) -> None:
     made = operands_for_kernels()
     with torch.inference_mode():
         out = compiled(backend="inductor")(**made)
-    assert installed.epilogues() == [Epilogue.SWIGLU_HALVES, None]
+    assert installed.epilogues() == [Epilogue.parse("swiglu_halves"), None]
     with torch.no_grad():
         assert torch.equal(out, experts(**made))
 
@@ -732,8 +740,8 @@ def test_a_recording_counts_the_products_of_rows_that_are_taken(install: Install
     a, b = torch.empty(11, 32).bfloat16(), torch.empty(4, 32, 64).bfloat16()
     offsets, rows = torch.tensor([5, 5, 6, 18]).int(), torch.zeros(18, dtype=torch.int32)
     with GemmCalls("sm_90a") as calls:
-        torch.ops.nvgemm_moe.paired_gated_rows(a, b, b, offsets, UPS.value, rows)
-        torch.ops.nvgemm_moe.gated_rows(a, b, offsets, None, KEPT.value, rows)
+        torch.ops.nvgemm_moe.paired_gated_rows(a, b, b, offsets, UPS.name, rows)
+        torch.ops.nvgemm_moe.gated_rows(a, b, offsets, None, KEPT.name, rows)
     keys = [problem.key for problem in calls.problems.elements()]
     assert keys == ["grouped_mm/tt/bf16xbf16/fp32/bf16/g4m18n64k32"] * 3
 

@@ -18,8 +18,8 @@ from nvgemm_runtime.gemm.epilogues import Epilogue
 pytestmark = pytest.mark.slow
 
 KERNELS: dict[str, list[Epilogue | None]] = {
-    "tn": [None, Epilogue.SWIGLU_HALVES, Epilogue.SWIGLU_HALVES_KEPT],
-    "tt": [None, Epilogue.SWIGLU_HALVES_GRADIENT],
+    "tn": [None, Epilogue.parse("swiglu_halves"), Epilogue.parse("swiglu_halves_kept")],
+    "tt": [None, Epilogue.parse("swiglu_halves_gradient")],
 }
 
 _PROGRAM = """
@@ -35,7 +35,7 @@ attribute = LoadedKernel.__getattribute__
 def watched(kernel, name):
     if name == "launch":
         epilogue = attribute(kernel, "kernel").signature.epilogue
-        launched.append(epilogue and epilogue.value)
+        launched.append(epilogue and epilogue.name)
     return attribute(kernel, name)
 
 LoadedKernel.__getattribute__ = watched
@@ -95,7 +95,7 @@ def ran(
     return answer
 
 
-GATED = [Epilogue.SWIGLU_HALVES_KEPT.value, None, Epilogue.SWIGLU_HALVES_GRADIENT.value, None]
+GATED = ["swiglu_halves_kept", None, "swiglu_halves_gradient", None]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_a_graph_without_gradients_is_cached_before_kernels_are_chosen(
     caches: Path, bundle: Path
 ) -> None:
     """By AOTAutograd, too."""
-    gated = [Epilogue.SWIGLU_HALVES.value, None]
+    gated = ["swiglu_halves", None]
     for hits, with_kernels, launched in ((0, True, gated), (1, True, gated), (0, False, [])):
         found = ran(caches, bundle if with_kernels else None, gradients=False)
         seen = {"launched": launched, "hits": hits, "misses": 1 - hits, "joint_hits": hits}

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from expert_kernels import Installed, assert_same, gradients, operands_for_kernels
 from nvgemm_runtime.errors import SettingError
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ADD, BIAS
 from nvgemm_runtime.moe import experts, products, sort_by_expert
 from nvgemm_runtime.moe.kernels import grouped_operands, launch
 from nvgemm_runtime.moe.operators import is_direct, is_watched
@@ -65,7 +65,7 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def install_all(install: Callable[..., Installed]) -> Installed:
-    return install("tn tt", None, Epilogue.BIAS, Epilogue.ADD, gathered=True)
+    return install("tn tt", None, BIAS, ADD, gathered=True)
 
 
 class Recorder(TorchDispatchMode):

@@ -19,9 +19,9 @@ from torch.utils.checkpoint import (
 )
 
 from expert_kernels import Installed, assert_same, gradients, leaves, operands_for_kernels
-from nvgemm_runtime.gemm.epilogues import Epilogue, WeightOrder
+from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, WeightOrder
 from nvgemm_runtime.moe import backward, experts, kernels, operators, products
-from nvgemm_runtime.moe.activations import Activation, GatedActivation
+from nvgemm_runtime.moe.activations import GatedActivation
 from nvgemm_runtime.moe.plan import KernelUse, Plan, activate, pieces_of
 from nvgemm_runtime.settings import DEBUG_VARIABLE
 
@@ -223,7 +223,7 @@ def test_bf16_errs_no_more_than_torch_does() -> None:
 
 def test_gpt_oss_activation_is_rounded_once() -> None:
     """By operators in bf16 it would be rounded five times."""
-    activation = GatedActivation(kind=Activation.SWIGLU_OAI, alpha=1.702, limit=7.0)
+    activation = GatedActivation(kind=Gate.SWIGLU_OAI, alpha=1.702, limit=7.0)
     plan = Plan(
         activation=activation,
         order=WeightOrder.HALVES,
@@ -384,7 +384,7 @@ def test_what_is_in_fp32_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     made = operands("interleaved", biases=True, gather=True)
     expected = gradients(experts, made)
     monkeypatch.setattr(operators, "PIECE", 5 * HIDDEN)
-    activation = GatedActivation(kind=Activation.SWIGLU, alpha=1.702, limit=7.0)
+    activation = GatedActivation(kind=Gate.SWIGLU, alpha=1.702, limit=7.0)
     plan = Plan(
         activation=activation,
         order=None,
@@ -570,7 +570,7 @@ class Wrapped(torch.Tensor):
 def test_a_weight_that_handles_operators_sees_its_product(
     name: str, install: Callable[..., Installed]
 ) -> None:
-    install("tn", None, Epilogue.SWIGLU_HALVES)
+    install("tn", None, Epilogue.parse("swiglu_halves"))
     made = {name: one.detach() for name, one in operands_for_kernels().items()}
     expected = experts(**made)
     made[name] = Wrapped(made[name])

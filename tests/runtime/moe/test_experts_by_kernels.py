@@ -24,7 +24,15 @@ from nvgemm_aot.workload.dispatch import GemmCalls
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import StorageError
-from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.gemm.epilogues import (
+    ADD,
+    BIAS,
+    Epilogue,
+    Gate,
+    GateForm,
+    WeightOrder,
+    find_gated,
+)
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.launch import select
@@ -47,10 +55,10 @@ def test_a_kernel_computes_where_one_serves(install: Callable[..., Installed]) -
 
 
 def test_a_kernel_adds_the_biases(install: Callable[..., Installed]) -> None:
-    installed = install("tn", None, Epilogue.BIAS)
+    installed = install("tn", None, BIAS)
     made = operands_for_kernels("up_bias", "down_bias")
     found = experts(**made)
-    assert installed.epilogues() == [Epilogue.BIAS] * 2
+    assert installed.epilogues() == [BIAS] * 2
     installed.remove()
     assert_same([found.detach()], [experts(**made).detach()], 2**-6)
 
@@ -87,7 +95,11 @@ def test_a_kernel_with_the_gate_serves_where_no_gradient_is_wanted(
 def test_a_fused_forward_finds_its_kernels_in_six_calls(
     kept: str, install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Epilogue.SWIGLU_HALVES if kept == "one weight" else Epilogue.SWIGLU_HALVES_UPS
+    gate = (
+        Epilogue.parse("swiglu_halves")
+        if kept == "one weight"
+        else Epilogue.parse("swiglu_halves_ups")
+    )
     installed = install("tn", None, gate)
     made = operands_for_kernels()
     find, depths = kernels.find_kernel, list[int]()
@@ -142,7 +154,7 @@ def test_kernels_have_the_gate_and_its_gradient_in_training(
 def test_two_weights_have_the_gradient_of_the_gate_by_a_kernel(
     install: Callable[..., Installed],
 ) -> None:
-    gradient = Epilogue.SWIGLU_HALVES_GRADIENT
+    gradient = Epilogue.parse("swiglu_halves_gradient")
     installed = install({"tn": [None], "tt": [None, gradient]})
     made = of_two_weights(operands_for_kernels())
     found = gradients(experts, made)
@@ -221,7 +233,7 @@ def test_wide_experts_have_their_rows_copied(
     hidden: int, gathers: bool, is_pair: bool, install: Callable[..., Installed]
 ) -> None:
     """Whatever kernels there are: one that was declared for others serves any number of columns."""
-    kept, ups = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_UPS
+    kept, ups = Epilogue.parse("swiglu_halves_kept"), Epilogue.parse("swiglu_halves_ups")
     installed = install("tn tt", None, kept, ups, gathering=[None, kept, ups])
     made = of_tokens(operands_for_kernels())
     made["w_up"] = torch.randn(4, 2 * hidden, 32).bfloat16().requires_grad_()
@@ -238,7 +250,7 @@ def test_wide_experts_have_their_rows_copied(
 def test_kernels_take_rows_where_they_are_for_two_weights(
     install: Callable[..., Installed],
 ) -> None:
-    ups = Epilogue.SWIGLU_HALVES_UPS
+    ups = Epilogue.parse("swiglu_halves_ups")
     installed = install("tn tt", None, ups, gathering=[None, ups])
     made = of_two_weights(of_tokens(operands_for_kernels()))
     found = gradients(experts, made)
@@ -253,7 +265,7 @@ def test_rows_are_copied_for_two_weights_unless_kernels_have_the_gate(
     install: Callable[..., Installed],
 ) -> None:
     """One that takes rows for the product of gates alone is no reason to do without the gate."""
-    ups = Epilogue.SWIGLU_HALVES_UPS
+    ups = Epilogue.parse("swiglu_halves_ups")
     installed = install("tn", None, ups, gathering=[None])
     made = of_two_weights(of_tokens(operands_for_kernels()))
     experts(**made)
@@ -262,7 +274,7 @@ def test_rows_are_copied_for_two_weights_unless_kernels_have_the_gate(
 
 
 def test_no_row_is_taken_and_tokens_may_have_none(install: Callable[..., Installed]) -> None:
-    kept = Epilogue.SWIGLU_HALVES_KEPT
+    kept = Epilogue.parse("swiglu_halves_kept")
     install("tn tt", None, kept, gathering=[kept])
     made = of_tokens(operands_for_kernels())
     made |= {"indices": torch.zeros(0, dtype=torch.int64), "counts": torch.zeros(4).long()}
@@ -276,10 +288,10 @@ def test_two_weights_add_one_gradient_of_rows_to_the_other(
     install: Callable[..., Installed],
 ) -> None:
     """By the kernel of the second product, which rounds the sum once."""
-    installed = install({"tn": [None], "tt": [None, Epilogue.ADD]})
+    installed = install({"tn": [None], "tt": [None, ADD]})
     made = of_two_weights(operands_for_kernels())
     found = gradients(experts, made)
-    assert installed.epilogues() == [None, None, None, None, None, Epilogue.ADD]
+    assert installed.epilogues() == [None, None, None, None, None, ADD]
     installed.remove()
     assert_same(found, gradients(experts, made), 2**-5)
 
@@ -292,7 +304,7 @@ def test_the_gradient_of_the_last_weights_is_made_before_those_of_gates(
     made = operands_for_kernels()
     if weighted:
         made["routing_weights"] = torch.rand(18).requires_grad_()
-    kept, gradient = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
+    kept, gradient = Epilogue.parse("swiglu_halves_kept"), Epilogue.parse("swiglu_halves_gradient")
     installed = install({"tn": [None, kept], "tt": [None, gradient]}, gathered=True)
     order: list[Any] = []
     multiply = backward.weight_gradient
@@ -327,7 +339,7 @@ def test_the_sum_is_written_where_the_first_gradient_of_rows_is(
     combine: bool, install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each time that the graph is run backward."""
-    installed = install({"tn": [None], "tt": [None, Epilogue.ADD]})
+    installed = install({"tn": [None], "tt": [None, ADD]})
     made = of_two_weights(operands_for_kernels())
     if combine:
         made["x"] = made["x"].detach()[:9].clone().requires_grad_()
@@ -342,7 +354,7 @@ def test_the_sum_is_written_where_the_first_gradient_of_rows_is(
         torch.autograd.grad(out, leaves(made), torch.ones_like(out), retain_graph=again)
         for again in (True, False)
     ]
-    assert installed.epilogues().count(Epilogue.ADD) == 2
+    assert installed.epilogues().count(ADD) == 2
     sums = [place for place, (added, _) in enumerate(seen) if added is not None]
     assert len(sums) == 2
     for place in sums:
@@ -359,10 +371,10 @@ def test_the_sum_is_written_where_the_first_gradient_of_rows_is(
 def test_a_dispatch_mode_sees_the_sum_of_two_gradients_of_rows(
     install: Callable[..., Installed],
 ) -> None:
-    installed = install({"tn": [None], "tt": [None, Epilogue.ADD]})
+    installed = install({"tn": [None], "tt": [None, ADD]})
     made = of_two_weights(operands_for_kernels())
     expected = gradients(experts, made)
-    assert Epilogue.ADD in installed.epilogues()
+    assert ADD in installed.epilogues()
     with FlopCounterMode(display=False):
         found = gradients(experts, made)
     assert installed.epilogues() == [None] * 6
@@ -377,13 +389,13 @@ def test_rows_added_to_a_matrix(rows: int, install: Callable[..., Installed]) ->
     ends = torch.tensor([5, 5, 6, 18], dtype=torch.int32).clamp(max=rows)
     other_a, other_b = torch.randn(rows, 64).bfloat16(), torch.randn(4, 64, 32).bfloat16()
     results = []
-    for epilogues in ([None, Epilogue.ADD], [None], []):
+    for epilogues in ([None, ADD], [None], []):
         if epilogues:
             installed = install({"tt": epilogues})
         else:
             installed.remove()
         results.append(products.added_rows(a, b, ends, other_a, other_b))
-        wanted = {2: [None, Epilogue.ADD], 1: [None, None], 0: []}[len(epilogues)]
+        wanted = {2: [None, ADD], 1: [None, None], 0: []}[len(epilogues)]
         assert installed.epilogues() == (wanted if rows else [])
         by_column = products.rows(other_a, other_b, ends).T.contiguous().T
         products.add_rows(by_column, a, b, ends)
@@ -399,7 +411,7 @@ def test_rows_added_to_a_matrix(rows: int, install: Callable[..., Installed]) ->
 def test_nothing_is_added_of_no_element(
     sizes: tuple[int, int, int], install: Callable[..., Installed]
 ) -> None:
-    install({"tt": [None, Epilogue.ADD]})
+    install({"tt": [None, ADD]})
     m, k, n = sizes
     out = torch.ones(m, n).bfloat16()
     ends = torch.full((4,), m, dtype=torch.int32)
@@ -411,7 +423,7 @@ def test_a_bias_and_a_matrix_of_one_shape_have_kernels_of_their_own(
     install: Callable[..., Installed],
 ) -> None:
     """There are as many rows as groups, and nothing else tells the calls apart."""
-    installed = install({"tt": [None, Epilogue.BIAS, Epilogue.ADD]})
+    installed = install({"tt": [None, BIAS, ADD]})
     torch.manual_seed(0)
     a, b, added = torch.randn(4, 32), torch.randn(4, 32, 32), torch.randn(4, 32)
     a, b, added = a.bfloat16(), b.bfloat16(), added.bfloat16()
@@ -421,7 +433,7 @@ def test_a_bias_and_a_matrix_of_one_shape_have_kernels_of_their_own(
         summed = added.clone()
         products.add_rows(summed, a, b, ends)
         biased = products.rows(a, b, ends, added)
-        assert installed.epilogues() == [Epilogue.ADD, Epilogue.BIAS]
+        assert installed.epilogues() == [ADD, BIAS]
         assert_same(
             [summed.double(), biased.double()], [product + added, product + added[0]], 2**-6
         )
@@ -433,7 +445,7 @@ def test_no_second_matrix_is_kept_for_a_sum(
     served: str, install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no kernel adds, there are two for a while: the sum, and what torch adds to it."""
-    epilogues = {"nothing": [], "products": [None], "sums": [None, Epilogue.ADD]}[served]
+    epilogues = {"nothing": [], "products": [None], "sums": [None, ADD]}[served]
     if epilogues:
         install({"tt": epilogues})
     a, b = torch.ones(18, 64).bfloat16(), torch.ones(4, 64, 48).bfloat16()
@@ -467,9 +479,9 @@ def test_two_weights_do_without_the_gate_where_it_cannot_be(
     lacking: str, install: Callable[..., Installed]
 ) -> None:
     """Of gpt-oss, whose models have one weight; with biases; or where a kernel is missing."""
-    ups, gradient = Epilogue.SWIGLU_HALVES_UPS, Epilogue.SWIGLU_HALVES_GRADIENT
+    ups, gradient = Epilogue.parse("swiglu_halves_ups"), Epilogue.parse("swiglu_halves_gradient")
     tn: list[Epilogue | None] = [ups] if lacking == "kernel of gates" else [None, ups]
-    tn += [Epilogue.BIAS] if lacking == "bias" else []
+    tn += [BIAS] if lacking == "bias" else []
     installed = install({"tn": tn, "tt": [None] if lacking == "gradient" else [None, gradient]})
     biases = ["up_bias"] if lacking == "bias" else []
     made = of_two_weights(operands_for_kernels(*biases))
@@ -487,7 +499,7 @@ def test_what_two_weights_keep_for_the_backward(
     has_ups: bool, install: Callable[..., Installed]
 ) -> None:
     """Gates and ups, and what the gate gave only where a kernel gave it."""
-    ups, gradient = Epilogue.SWIGLU_HALVES_UPS, Epilogue.SWIGLU_HALVES_GRADIENT
+    ups, gradient = Epilogue.parse("swiglu_halves_ups"), Epilogue.parse("swiglu_halves_gradient")
     installed = install({"tn": [None, ups] if has_ups else [None], "tt": [None, gradient]})
     made = of_two_weights(operands_for_kernels())
     kept: dict[int, int] = {}
@@ -511,8 +523,8 @@ def test_rows_too_long_for_three_parts_have_two(
     install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the gradient of the gate is still by its kernel."""
-    gradient = Epilogue.SWIGLU_HALVES_GRADIENT
-    installed = install({"tn": [None, Epilogue.SWIGLU_HALVES_UPS], "tt": [None, gradient]})
+    gradient = Epilogue.parse("swiglu_halves_gradient")
+    installed = install({"tn": [None, Epilogue.parse("swiglu_halves_ups")], "tt": [None, gradient]})
     monkeypatch.setattr(gated_products, "has_kernel", lambda *_: False)
     made = of_two_weights(operands_for_kernels())
     found = gradients(experts, made)
@@ -524,7 +536,7 @@ def test_rows_too_long_for_three_parts_have_two(
 def test_routing_weights_that_need_no_gradient_scale_what_kernels_take(
     install: Callable[..., Installed],
 ) -> None:
-    kept, gradient = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
+    kept, gradient = Epilogue.parse("swiglu_halves_kept"), Epilogue.parse("swiglu_halves_gradient")
     installed = install({"tn": [None, kept], "tt": [None, gradient]})
     weights = torch.rand(18) + 0.5
     made = operands_for_kernels("down_bias") | {"routing_weights": weights}
@@ -543,7 +555,7 @@ def test_a_kernel_finds_the_gradients_of_routing_weights(
     gate = Gate(activation)
     forms = (GateForm.KEPT, GateForm.GRADIENT, GateForm.GRADIENT_SUMS)
     kept, gradient, summed = (find_gated(gate, WeightOrder.HALVES, form) for form in forms)
-    installed = install({"tn": [None, Epilogue.BIAS, kept], "tt": [None, gradient, summed]})
+    installed = install({"tn": [None, BIAS, kept], "tt": [None, gradient, summed]})
     made = operands_for_kernels("down_bias", *(["up_bias"] if kept.addend else []))
     if is_pair:
         made = of_two_weights(made)
@@ -556,7 +568,7 @@ def test_a_kernel_finds_the_gradients_of_routing_weights(
     assert launched[0] is summed
     assert gradient not in launched
     installed.remove()
-    without = install({"tn": [None, Epilogue.BIAS, kept], "tt": [None, gradient]})
+    without = install({"tn": [None, BIAS, kept], "tt": [None, gradient]})
     assert_same(list(found), list(torch.autograd.grad(out, leaves(made), grad)), 2**-6)
     assert without.epilogues()[0] is gradient
 
@@ -564,10 +576,10 @@ def test_a_kernel_finds_the_gradients_of_routing_weights(
 def test_routing_weights_that_need_no_gradient_want_no_sums(
     install: Callable[..., Installed],
 ) -> None:
-    summed = Epilogue.SWIGLU_HALVES_GRADIENT_SUMS
+    summed = Epilogue.parse("swiglu_halves_gradient_sums")
     installed = install(
-        {"tn": [None, Epilogue.SWIGLU_HALVES_KEPT],
-         "tt": [None, Epilogue.SWIGLU_HALVES_GRADIENT, summed]}
+        {"tn": [None, Epilogue.parse("swiglu_halves_kept")],
+         "tt": [None, Epilogue.parse("swiglu_halves_gradient"), summed]}
     )  # fmt: skip
     gradients(experts, operands_for_kernels() | {"routing_weights": torch.rand(18)})
     assert summed not in installed.epilogues()
@@ -576,11 +588,11 @@ def test_routing_weights_that_need_no_gradient_want_no_sums(
 @pytest.mark.parametrize(
     ("frozen", "activation", "expected"),
     [
-        ((), "swiglu", [Epilogue.SWIGLU_HALVES_GRADIENT]),
-        ((), "swiglu_oai", [Epilogue.SWIGLU_OAI_HALVES_GRADIENT, None]),
+        ((), "swiglu", [Epilogue.parse("swiglu_halves_gradient")]),
+        ((), "swiglu_oai", [Epilogue.parse("swiglu_oai_halves_gradient"), None]),
         (("x", "w_up", "up_bias"), "swiglu", [None]),
         (("x", "w_up", "routing_weights"), "swiglu", []),
-        (("w_down",), "swiglu", [Epilogue.SWIGLU_HALVES_GRADIENT]),
+        (("w_down",), "swiglu", [Epilogue.parse("swiglu_halves_gradient")]),
     ],
     ids=["all", "ups are cut", "before the gate", "weights of rows, too", "weights of down"],
 )
@@ -619,7 +631,7 @@ def test_a_kernel_takes_the_gradient_where_it_gives_all_that_is_wanted(
     "setting", ["gather and add", "checkpoint", "autocast", "transposed weights of down"]
 )
 def test_kernels_have_the_gate_in_training(setting: str, install: Callable[..., Installed]) -> None:
-    kept, gradient = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
+    kept, gradient = Epilogue.parse("swiglu_halves_kept"), Epilogue.parse("swiglu_halves_gradient")
     installed = install({"tn": [None, kept, gradient], "tt": [None, gradient]})
     made = operands_for_kernels()
     call: Callable[..., torch.Tensor] = experts
@@ -656,7 +668,7 @@ def test_a_dispatch_mode_sees_operators_in_the_backward_too(
     install: Callable[..., Installed],
 ) -> None:
     """As selective checkpointing has, and whatever counts what runs."""
-    kept, gradient = Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_GRADIENT
+    kept, gradient = Epilogue.parse("swiglu_halves_kept"), Epilogue.parse("swiglu_halves_gradient")
     installed = install({"tn": [None, kept], "tt": [None, gradient]})
     made = operands_for_kernels()
     out = experts(**made)
@@ -669,17 +681,17 @@ def test_a_dispatch_mode_sees_operators_in_the_backward_too(
 def test_operators_take_the_gradient_of_a_product_that_a_kernel_kept(
     install: Callable[..., Installed],
 ) -> None:
-    installed = install({"tn": [None, Epilogue.SWIGLU_HALVES_KEPT], "tt": [None]})
+    installed = install({"tn": [None, Epilogue.parse("swiglu_halves_kept")], "tt": [None]})
     made = operands_for_kernels()
     found = gradients(experts, made)
-    assert installed.epilogues() == [Epilogue.SWIGLU_HALVES_KEPT, None, None, None]
+    assert installed.epilogues() == [Epilogue.parse("swiglu_halves_kept"), None, None, None]
     installed.remove()
     assert_same(found, gradients(experts, made), 2**-5)
 
 
 def test_what_follows_operators_sees_the_products(install: Callable[..., Installed]) -> None:
     """Fake tensors have no memory, and a recording counts operators."""
-    installed = install("tn", Epilogue.SWIGLU_HALVES)
+    installed = install("tn", Epilogue.parse("swiglu_halves"))
     made = operands_for_kernels()
     calls = GemmCalls("sm_90a")
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), calls:
@@ -691,7 +703,7 @@ def test_what_follows_operators_sees_the_products(install: Callable[..., Install
 def test_a_gate_of_other_constants_than_the_kernels_is_not_its(
     install: Callable[..., Installed],
 ) -> None:
-    installed = install("tn", None, Epilogue.SWIGLU_OAI_HALVES)
+    installed = install("tn", None, Epilogue.parse("swiglu_oai_halves"))
     made = operands_for_kernels("up_bias") | {"activation": "swiglu_oai"}
     for constants in ({"limit": 6.0}, {"alpha": 1.0}):
         with torch.no_grad():
@@ -707,11 +719,13 @@ def test_a_negated_view_is_negated(
     name: str, grad: bool, install: Callable[..., Installed]
 ) -> None:
     """Such as ``z.conj().imag``, whose memory has the other sign."""
-    installed = install("tn tt", None, Epilogue.SWIGLU_HALVES)
+    installed = install("tn tt", None, Epilogue.parse("swiglu_halves"))
     made = {each: one.detach() for each, one in operands_for_kernels().items()}
     made["w_up"].requires_grad_(grad)
     expected = experts(**made)
-    assert installed.epilogues() == ([None] * 2 if grad else [Epilogue.SWIGLU_HALVES, None])
+    assert installed.epilogues() == (
+        [None] * 2 if grad else [Epilogue.parse("swiglu_halves"), None]
+    )
     made[name] = torch._neg_view(-made[name])
     assert torch.equal(experts(**made), expected)
     assert len(installed.epilogues()) == 2

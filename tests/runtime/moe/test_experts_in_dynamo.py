@@ -48,8 +48,8 @@ class Graphs:
 def kernels(install: Install) -> Installed:
     return install(
         {
-            "tn": [None, Epilogue.SWIGLU_HALVES_KEPT, Epilogue.SWIGLU_HALVES_UPS],
-            "tt": [None, Epilogue.SWIGLU_HALVES_GRADIENT],
+            "tn": [None, Epilogue.parse("swiglu_halves_kept"), Epilogue.parse("swiglu_halves_ups")],
+            "tt": [None, Epilogue.parse("swiglu_halves_gradient")],
         },
         gathered=True,
     )
@@ -71,7 +71,7 @@ def test_sorted_rows(is_pair: bool, install: Install) -> None:
         halves = (half.clone().requires_grad_() for half in made["w_up"].detach().chunk(2, 1))
         made["w_up"] = tuple(halves)
     check(experts, made, "nvgemm_moe.experts")
-    assert Epilogue.SWIGLU_HALVES_GRADIENT in installed.epilogues()
+    assert Epilogue.parse("swiglu_halves_gradient") in installed.epilogues()
 
 
 def test_biases(install: Install) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from expert_kernels import Installed, assert_same, gradients, leaves
-from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
+from nvgemm_runtime.gemm.epilogues import ADD, BIAS, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.moe import (
     backward,
@@ -220,7 +220,7 @@ def test_gradients_behind_kernels_have_weights_once(
     kept, gradient = (
         find_gated(Gate(activation), WeightOrder.HALVES, one) for one in (GateForm.KEPT, form)
     )
-    installed = install({"tn": [None, kept, Epilogue.BIAS], "tt": [None, gradient]})
+    installed = install({"tn": [None, kept, BIAS], "tt": [None, gradient]})
     made = operands(ELSEWHERE, dim=dim, hidden=hidden, biases=True, dtype=torch.float32)
     if kept.addend is None:
         del made["up_bias"]
@@ -250,7 +250,7 @@ def test_a_kernel_weighs_and_adds_rows(
     is_pair: bool, install: Callable[..., Installed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results in the forward; in the backward rows for up weights, and the tokens' gradient."""
-    installed = install("tn tt", None, Epilogue.ADD, gathered=True)
+    installed = install("tn tt", None, ADD, gathered=True)
     made = operands(ELSEWHERE, dim=32, hidden=32, dtype=torch.bfloat16)
     if is_pair:
         parts = made["w_up"].chunk(2, 1)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import MAX_EXTENT, Layout
 
 from .gemm import (
@@ -32,9 +32,7 @@ Size = Annotated[int, Field(ge=1, le=MAX_EXTENT)]
 
 
 GATES = {
-    "silu": Epilogue.SWIGLU_HALVES,
-    "swish": Epilogue.SWIGLU_HALVES,
-    "gelu_pytorch_tanh": Epilogue.GEGLU_HALVES,
+    name: find_gated(gate, WeightOrder.HALVES) for gate in Gate for name in gate.row.hidden_acts
 }
 """Gates after gate_up_proj, whose weight is [gate; up], by a config's ``hidden_act``."""
 

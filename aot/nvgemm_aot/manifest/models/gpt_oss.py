@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import Gate, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Layout
 
 from .decoder import GroupedQueryConfig, Size, SparseConfig
@@ -27,7 +27,7 @@ class GptOssConfig(GroupedQueryConfig, SparseConfig):
         experts = self.routed_experts(
             intermediate=self.intermediate_size,
             layout=Layout.TT,
-            gated=Epilogue.SWIGLU_OAI_INTERLEAVED,
+            gated=find_gated(Gate.SWIGLU_OAI, WeightOrder.INTERLEAVED),
             biased=True,
         )
         return self.equal_layers(attention, [self.router(biased=True)], experts)

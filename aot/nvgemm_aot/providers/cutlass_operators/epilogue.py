@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import ADD, BIAS
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
 from nvgemm_runtime.gemm.types import ScaleRecipe
@@ -85,7 +85,7 @@ class WithEpilogue(Family):
         text = f"no operator of {arch} {feature}: its plain kernels store the bare product"
         if other is not None:
             text += other_provider_hint(other)
-        elif signature.scales is None and signature.epilogue in (Epilogue.BIAS, Epilogue.ADD):
+        elif signature.scales is None and signature.epilogue in (BIAS, ADD):
             text += "; declare the product with 'out: fp32', to which torch.compile adds the rest"
         return text
 
@@ -109,7 +109,7 @@ class WithEpilogue(Family):
 
 def _broadcasts(signature: Signature) -> bool:
     """Returns True if an epilogue reads a row, a column or a scalar, and not only a matrix."""
-    return signature.scales is not None or signature.epilogue is not Epilogue.ADD
+    return signature.scales is not None or signature.epilogue is not ADD
 
 
 def other_provider_hint(provider: str | None) -> str:

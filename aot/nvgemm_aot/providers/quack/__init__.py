@@ -3,7 +3,8 @@
 - `families`: kernel classes and their facts, by tensor-core instruction
 - `designs`: specialisations that are offered
 - `entry`: compiles dense GEMMs
-- `epilogue`: scales, addends and activations
+- `epilogue`: scales and addends, then an activation
+- `activations`: activations, of sums and in gates
 - `gated`: gates
 - `gate_gradient`: gate gradients
 - `gate_ups`: up projections that read a gate projection's result
@@ -43,7 +44,16 @@ from ..base import (
     RuntimeModel,
 )
 from ..heuristics.estimates import matmul_heuristics
-from . import epilogue, gate_gradient, gate_ups, gated, gathered_groups, grouped, k_grouped
+from . import (
+    activations,
+    epilogue,
+    gate_gradient,
+    gate_ups,
+    gated,
+    gathered_groups,
+    grouped,
+    k_grouped,
+)
 from .designs import Design, designs, workspace_of
 from .entry import (
     ALIGNMENT_BYTES,
@@ -190,6 +200,7 @@ def _preference(design: Design, arch: str) -> int:
 
 def _added_code(signature: Signature) -> str:
     """Returns source digests of the project's own epilogues and schedulers, for cache keys."""
+    applied = signature.epilogue
     added = {
         "gate": (gated, signature.is_gated),
         "gradient": (gate_gradient, signature.is_gradient or signature.form is GateForm.UPS),
@@ -198,6 +209,7 @@ def _added_code(signature: Signature) -> str:
         "gathered groups": (gathered_groups, gathered_groups.gathers(signature)),
         "groups along k": (k_grouped, signature.op is Op.K_GROUPED_MM),
         "epilogue": (epilogue, epilogue.has_own_epilogue(signature) and not signature.is_gated),
+        "activation": (activations, applied is not None and applied.activation is not None),
     }
     return ", ".join(
         f"{part} {_source_digest(module)}" for part, (module, is_added) in added.items() if is_added

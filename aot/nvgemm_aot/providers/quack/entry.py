@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nvgemm_runtime.bundle.calling_convention import (
@@ -89,8 +91,6 @@ def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
         arch: Architecture, e.g. ``sm_90a``.
     """
     import_library()
-    from cutlass import cute
-
     gemm = _gemm_object(design, signature, arch)
     parameters = calling_convention(design, signature, arch).parameters
 
@@ -112,114 +112,28 @@ def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
             scheduler, None, arguments[STREAM], None, None,
         )  # fmt: skip
 
-    call = with_parameters(parameters, *_functions(launch))
-    return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
-        cute.jit(call), *sample_arguments(parameters, _sample_tensors(signature))
-    )
+    return compile_launch(launch, _NAMES, _sample_tensors(signature), parameters, arch)
 
 
-def _functions(launch: Any) -> tuple[Any, ...]:
-    """Returns wrappers that pass arguments on by name, one for each parameter list.
-
-    The compiler reads parameters from a function's source and writes its name into the kernel: a
-    new name changes the bytes. Names that end in ``_told`` take the number of clusters; those with
-    ``split`` take a workspace and that number, unless they end in ``_untold``.
-    """
-
-    def multiply(a: Any, b: Any, out: Any, stream: Any) -> None:
-        launch(a=a, b=b, out=out, stream=stream)
-
-    def split_untold(a: Any, b: Any, out: Any, workspace: Any, stream: Any) -> None:
-        launch(a=a, b=b, out=out, workspace=workspace, stream=stream)
-
-    def add(a: Any, b: Any, addend: Any, out: Any, stream: Any) -> None:
-        launch(a=a, b=b, addend=addend, out=out, stream=stream)
-
-    def add_split_untold(
-        a: Any, b: Any, addend: Any, out: Any, workspace: Any, stream: Any
-    ) -> None:
-        launch(a=a, b=b, addend=addend, out=out, workspace=workspace, stream=stream)
-
-    def multiply_told(a: Any, b: Any, out: Any, clusters: Any, stream: Any) -> None:
-        launch(a=a, b=b, out=out, clusters=clusters, stream=stream)
-
-    def split(a: Any, b: Any, out: Any, workspace: Any, clusters: Any, stream: Any) -> None:
-        launch(a=a, b=b, out=out, workspace=workspace, clusters=clusters, stream=stream)
-
-    def add_told(a: Any, b: Any, addend: Any, out: Any, clusters: Any, stream: Any) -> None:
-        launch(a=a, b=b, addend=addend, out=out, clusters=clusters, stream=stream)
-
-    def add_split(
-        a: Any, b: Any, addend: Any, out: Any, workspace: Any, clusters: Any, stream: Any
-    ) -> None:
-        launch(
-            a=a, b=b, addend=addend, out=out, workspace=workspace, clusters=clusters, stream=stream
-        )
-
-    def scale(a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, stream: Any) -> None:
-        launch(a=a, b=b, scale_a=scale_a, scale_b=scale_b, out=out, stream=stream)
-
-    def scale_split_untold(
-        a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, workspace: Any, stream: Any
-    ) -> None:
-        launch(
-            a=a, b=b, scale_a=scale_a, scale_b=scale_b, out=out, workspace=workspace, stream=stream
-        )
-
-    def scale_and_add(
-        a: Any, b: Any, scale_a: Any, scale_b: Any, addend: Any, out: Any, stream: Any
-    ) -> None:
-        launch(a=a, b=b, scale_a=scale_a, scale_b=scale_b, addend=addend, out=out, stream=stream)
-
-    def scale_and_add_split_untold(
-        a: Any, b: Any, scale_a: Any, scale_b: Any, addend: Any, out: Any, workspace: Any,
-        stream: Any,
-    ) -> None:  # fmt: skip
-        launch(
-            a=a, b=b, scale_a=scale_a, scale_b=scale_b, addend=addend, out=out,
-            workspace=workspace, stream=stream,
-        )  # fmt: skip
-
-    def scale_told(
-        a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, clusters: Any, stream: Any
-    ) -> None:
-        launch(
-            a=a, b=b, scale_a=scale_a, scale_b=scale_b, out=out, clusters=clusters, stream=stream
-        )
-
-    def scale_split(
-        a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, workspace: Any, clusters: Any,
-        stream: Any,
-    ) -> None:  # fmt: skip
-        launch(
-            a=a, b=b, scale_a=scale_a, scale_b=scale_b, out=out, workspace=workspace,
-            clusters=clusters, stream=stream,
-        )  # fmt: skip
-
-    def scale_and_add_told(
-        a: Any, b: Any, scale_a: Any, scale_b: Any, addend: Any, out: Any, clusters: Any,
-        stream: Any,
-    ) -> None:  # fmt: skip
-        launch(
-            a=a, b=b, scale_a=scale_a, scale_b=scale_b, addend=addend, out=out, clusters=clusters,
-            stream=stream,
-        )  # fmt: skip
-
-    def scale_and_add_split(
-        a: Any, b: Any, scale_a: Any, scale_b: Any, addend: Any, out: Any, workspace: Any,
-        clusters: Any, stream: Any,
-    ) -> None:  # fmt: skip
-        launch(
-            a=a, b=b, scale_a=scale_a, scale_b=scale_b, addend=addend, out=out,
-            workspace=workspace, clusters=clusters, stream=stream,
-        )  # fmt: skip
-
-    return (
-        multiply, split_untold, add, add_split_untold, multiply_told, split,
-        add_told, add_split, scale, scale_split_untold, scale_and_add,
-        scale_and_add_split_untold, scale_told, scale_split, scale_and_add_told,
-        scale_and_add_split,
-    )  # fmt: skip
+_NAMES = {
+    "a b out stream": "multiply",
+    "a b out workspace stream": "split_untold",
+    "a b addend out stream": "add",
+    "a b addend out workspace stream": "add_split_untold",
+    "a b out clusters stream": "multiply_told",
+    "a b out workspace clusters stream": "split",
+    "a b addend out clusters stream": "add_told",
+    "a b addend out workspace clusters stream": "add_split",
+    "a b scale_a scale_b out stream": "scale",
+    "a b scale_a scale_b out workspace stream": "scale_split_untold",
+    "a b scale_a scale_b addend out stream": "scale_and_add",
+    "a b scale_a scale_b addend out workspace stream": "scale_and_add_split_untold",
+    "a b scale_a scale_b out clusters stream": "scale_told",
+    "a b scale_a scale_b out workspace clusters stream": "scale_split",
+    "a b scale_a scale_b addend out clusters stream": "scale_and_add_told",
+    "a b scale_a scale_b addend out workspace clusters stream": "scale_and_add_split",
+}
+"""Names of entry functions by their parameters; see `compile_launch`."""
 
 
 def calling_convention(design: Design, signature: Signature, arch: str) -> CallingConvention:
@@ -233,22 +147,48 @@ def calling_convention(design: Design, signature: Signature, arch: str) -> Calli
     return CallingConvention(name=cute_dsl.FUNCTION_NAME, parameters=parameters)
 
 
-def with_parameters(parameters: tuple[str, ...], *functions: Any) -> Any:
-    """Returns the function with these parameters, annotated with the compiler's types."""
+def compile_launch(
+    launch: Callable[..., None],
+    names: Mapping[str, str],
+    tensors: tuple[Any, ...],
+    parameters: tuple[str, ...],
+    arch: str,
+) -> Any:
+    """Compiles an entry function, which passes its arguments on to ``launch`` by name.
+
+    Args:
+        launch: Function with a keyword argument for each parameter.
+        names: The entry function's name by its parameters, with spaces between them. The compiler
+            writes it into the kernel: a new name changes the bytes.
+        tensors: Sample tensors for the signature's roles, the first parameters.
+        parameters: The calling convention's parameters.
+        arch: Architecture.
+    """
     from cuda.bindings.driver import CUstream
     from cutlass import Int32, cute
 
-    (function,) = (
-        candidate
-        for candidate in functions
-        if candidate.__code__.co_varnames[: candidate.__code__.co_argcount] == parameters
-    )
+    def entry(*arguments: Any) -> None:
+        launch(**dict(zip(parameters, arguments)))
+
     kinds = {CLUSTERS: Int32, STREAM: CUstream}
-    function.__annotations__ = {name: kinds.get(name, cute.Tensor) for name in parameters}
-    return function
+    entry.__name__ = names[" ".join(parameters)]
+    entry.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                annotation=kinds.get(name, cute.Tensor),
+            )
+            for name in parameters
+        ]
+    )
+    # Without preprocessing, the compiler reads the signature, not the source.
+    return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
+        cute.jit(preprocess=False)(entry), *_sample_arguments(parameters, tensors)
+    )
 
 
-def sample_arguments(parameters: tuple[str, ...], tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+def _sample_arguments(parameters: tuple[str, ...], tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """Builds sample values for all parameters; ``tensors`` holds the signature's, the first."""
     from cutlass import Int32, Uint8, cute
 

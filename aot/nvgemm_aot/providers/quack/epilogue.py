@@ -14,9 +14,7 @@ from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
-GELU_CUBIC, GELU_SCALE = 0.044715, 0.7978845608028654
-"""Constants in GELU's tanh form: from its publication (Hendrycks and Gimpel, 2016), and sqrt(2 /
-pi)."""
+from .activations import FUNCTIONS
 
 _VECTORS = {
     Role.SCALE_A: ("row_of_a", "column_of_a"),
@@ -44,7 +42,7 @@ def kernel_with_epilogue(kernel: type[Any], activation: Activation | None) -> ty
     from quack.epilogue.ops import ColVecLoad, RowVecLoad, Scalar
     from quack.rounding import RoundingMode
 
-    apply = _activation(activation)
+    apply = None if activation is None else FUNCTIONS[activation].of_sum
 
     class EpilogueArguments(NamedTuple):
         scalar_a: Any = None
@@ -91,7 +89,7 @@ def kernel_with_epilogue(kernel: type[Any], activation: Activation | None) -> ty
                     value = value if factor is None else value * factor[i]
                 for addend in added:
                     value = value if addend is None else value + addend[i].to(cutlass.Float32)
-                product[i] = apply(value)
+                product[i] = value if apply is None else apply(value)
             return ()
 
     WithEpilogue.EpilogueArguments = mlir_namedtuple(EpilogueArguments)
@@ -99,37 +97,6 @@ def kernel_with_epilogue(kernel: type[Any], activation: Activation | None) -> ty
 
 
 _SCALES = (Role.SCALE_A, Role.SCALE_B)
-
-
-def _activation(activation: Activation | None) -> Any:
-    """Returns a function of one fp32 value that keeps NaN, as torch's does."""
-    if activation is None:
-        return lambda x: x
-    return {
-        Activation.RELU: _relu,
-        Activation.GELU_TANH: _gelu_tanh,
-        Activation.SILU: _silu,
-    }[activation]
-
-
-def _relu(x: Any) -> Any:
-    """Returns the larger of x and 0; NaN for NaN, unlike the library's."""
-    from cutlass import Float32
-    from cutlass._mlir.dialects import arith
-
-    return Float32(arith.maximumf(x.ir_value(), Float32(0.0).ir_value()))
-
-
-def _gelu_tanh(x: Any) -> Any:
-    from quack.activation import tanh
-
-    return 0.5 * x * (1.0 + tanh(GELU_SCALE * (x + GELU_CUBIC * x * x * x)))
-
-
-def _silu(x: Any) -> Any:
-    from quack.activation import sigmoid
-
-    return x * sigmoid(x)
 
 
 def epilogue_arguments(

@@ -17,14 +17,15 @@ import math
 from typing import Any, NamedTuple, Optional
 
 from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM
-from nvgemm_runtime.gemm.epilogues import Activation, Gate
+from nvgemm_runtime.gemm.epilogues import Gate
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import SUMMED_COLUMNS, Role, has_sums
 
+from .activations import FUNCTIONS, sigmoid
 from .designs import Design
 from .entry import ALIGNMENT_BYTES, cute_type, import_library, scheduler_options
 from .families import Family, family_of
-from .gated import CUBIC, SQRT_2_OVER_PI, columns_of, cuts, has_halves, sigmoid
+from .gated import columns_of, cuts, has_halves
 from .grouped import arguments_of_groups, compile_for_groups, gemm_of_groups
 from .grouped import designs as designs_of_groups
 
@@ -233,25 +234,8 @@ def _class_name(family: Family, gate: Gate, rest: str) -> str:
 
 
 def _gradients(gate: Gate) -> Any:
-    """Returns a function for a gate's gradients in fp32.
-
-    It takes gate, up and the gradient of their result. It returns the gradients for gate and up,
-    and the result times its gradient.
-    """
+    """Returns a function for a gate's gradients in fp32, as `ActivationFunctions.gradients`."""
     from cutlass import Float32, cute
-
-    def silu(gate: Any, up: Any, grad: Any) -> tuple[Any, Any, Any]:
-        share = sigmoid(gate)
-        of_up = grad * gate * share
-        return grad * up * share * (1.0 + gate * (1.0 - share)), of_up, of_up * up
-
-    def gelu_tanh(gate: Any, up: Any, grad: Any) -> tuple[Any, Any, Any]:
-        # (1 + tanh(x)) / 2 is sigmoid(2 x), whose difference from 1 keeps more digits.
-        square = gate * gate
-        share = sigmoid(2.0 * SQRT_2_OVER_PI * (gate + CUBIC * square * gate))
-        slope = 2.0 * SQRT_2_OVER_PI * (1.0 + 3.0 * CUBIC * square)
-        of_up = grad * gate * share
-        return grad * up * share * (1.0 + gate * slope * (1.0 - share)), of_up, of_up * up
 
     alpha = gate.row.alpha
     cut_above, cut_below = cuts(gate)
@@ -277,4 +261,6 @@ def _gradients(gate: Gate) -> Any:
 
     if gate.row.limit is not None:
         return clamped
-    return {Activation.SILU: silu, Activation.GELU_TANH: gelu_tanh}[gate.row.activation]
+    gradients = FUNCTIONS[gate.row.activation].gradients
+    assert gradients is not None
+    return gradients

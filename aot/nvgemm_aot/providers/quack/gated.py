@@ -17,31 +17,27 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM, WORKSPACE
-from nvgemm_runtime.gemm.epilogues import Activation, Gate, GateForm, WeightOrder
+from nvgemm_runtime.gemm.epilogues import Gate, GateForm, WeightOrder
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.types import DType
 
+from .activations import FUNCTIONS, sigmoid
 from .designs import Design
 from .designs import designs as plain_designs
 from .entry import (
     ALIGNMENT_BYTES,
     calling_convention,
+    compile_launch,
     cute_type,
     import_library,
     kernel_options,
-    sample_arguments,
     scheduler_options,
-    with_parameters,
 )
 from .families import Family, family_of
 from .gathered_groups import gathering, gathers, options_of
 from .grouped import arguments_of_groups, compile_for_groups, scheduled_by_groups
 from .grouped import designs as designs_of_groups
-
-SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
-CUBIC = 0.044715
-"""Constant in gelu's tanh form (Hendrycks and Gimpel, 2016)."""
 
 
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
@@ -70,7 +66,6 @@ def compile_gated(design: Design, signature: Signature, arch: str) -> Any:
     With groups, it takes ``offsets`` after ``b``, and the bias has a row for each group.
     """
     import_library()
-    from cutlass import cute
     from quack import layout_utils
 
     gemm = _gemm_object(design, signature, arch)
@@ -93,10 +88,7 @@ def compile_gated(design: Design, signature: Signature, arch: str) -> Any:
         return compile_for_groups(launch, design, signature, arch)
     assert signature.epilogue is not None
     tensors = _sample_tensors(signature, adds=signature.epilogue.addend is not None)
-    function = with_parameters(parameters, *_functions(launch))
-    return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
-        cute.jit(function), *sample_arguments(parameters, tensors)
-    )
+    return compile_launch(launch, _NAMES, tensors, parameters, arch)
 
 
 def _results(signature: Signature, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -127,39 +119,18 @@ def columns_of(matrix: Any, first: Any, count: Any) -> Any:
 def has_halves(signature: Signature) -> bool:
     """Returns True if gates and ups are halves of a row, not neighbours."""
     assert signature.epilogue is not None
-    return signature.epilogue.row.order is WeightOrder.HALVES
+    return signature.epilogue.order is WeightOrder.HALVES
 
 
-def _functions(launch: Any) -> tuple[Any, ...]:
-    """Returns wrappers that pass arguments on by name, as in `entry`."""
-
-    def call(a: Any, b: Any, out: Any, stream: Any) -> None:
-        launch(a=a, b=b, out=out, stream=stream)
-
-    def call_told(a: Any, b: Any, out: Any, clusters: Any, stream: Any) -> None:
-        launch(a=a, b=b, out=out, clusters=clusters, stream=stream)
-
-    def call_dynamic(a: Any, b: Any, out: Any, workspace: Any, clusters: Any, stream: Any) -> None:
-        launch(a=a, b=b, out=out, workspace=workspace, clusters=clusters, stream=stream)
-
-    def call_with_bias(a: Any, b: Any, addend: Any, out: Any, stream: Any) -> None:
-        launch(a=a, b=b, addend=addend, out=out, stream=stream)
-
-    def call_with_bias_told(
-        a: Any, b: Any, addend: Any, out: Any, clusters: Any, stream: Any
-    ) -> None:
-        launch(a=a, b=b, addend=addend, out=out, clusters=clusters, stream=stream)
-
-    def call_with_bias_dynamic(
-        a: Any, b: Any, addend: Any, out: Any, workspace: Any, clusters: Any, stream: Any
-    ) -> None:
-        launch(
-            a=a, b=b, addend=addend, out=out, workspace=workspace, clusters=clusters, stream=stream
-        )
-
-    return (
-        call, call_told, call_dynamic, call_with_bias, call_with_bias_told, call_with_bias_dynamic,
-    )  # fmt: skip
+_NAMES = {
+    "a b out stream": "call",
+    "a b out clusters stream": "call_told",
+    "a b out workspace clusters stream": "call_dynamic",
+    "a b addend out stream": "call_with_bias",
+    "a b addend out clusters stream": "call_with_bias_told",
+    "a b addend out workspace clusters stream": "call_with_bias_dynamic",
+}
+"""Names of entry functions by their parameters, as in `entry`."""
 
 
 def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
@@ -269,15 +240,6 @@ def _gated_class(family: Family, gate: Gate, in_halves: bool, keeps: bool) -> An
 
 def joined(gate: Gate) -> Any:
     """Returns the gate's function of a pair (gate, up) in fp32; NaN gives NaN, as in torch."""
-    from cutlass import cute
-
-    def silu(gate: Any) -> Any:
-        return gate * sigmoid(gate)
-
-    def gelu_tanh(gate: Any) -> Any:
-        inner = SQRT_2_OVER_PI * (gate + CUBIC * gate * gate * gate)
-        return 0.5 * gate * (1.0 + cute.math.tanh(inner, fastmath=True))
-
     alpha = gate.row.alpha
     cut_above, cut_below = cuts(gate)
 
@@ -287,15 +249,9 @@ def joined(gate: Gate) -> Any:
 
     if gate.row.limit is not None:
         return clamped
-    activation = {Activation.SILU: silu, Activation.GELU_TANH: gelu_tanh}[gate.row.activation]
+    activation = FUNCTIONS[gate.row.activation].of_gate
+    assert activation is not None
     return lambda gate, up: activation(gate) * up
-
-
-def sigmoid(x: Any) -> Any:
-    """Computes the logistic function of one fp32 value."""
-    from cutlass import cute
-
-    return cute.arch.rcp_approx(1.0 + cute.math.exp2(x * -math.log2(math.e), fastmath=True))
 
 
 def cuts(gate: Gate) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.epilogues import BIAS
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.types import DType
 
@@ -52,7 +52,7 @@ def can_gather(design: Design, signature: Signature, arch: str) -> bool:
         return False
     if not family.registers_hold_sums:
         return True
-    adds_in_fp32 = signature.epilogue is Epilogue.BIAS and signature.out is DType.FP32
+    adds_in_fp32 = signature.epilogue is BIAS and signature.out is DType.FP32
     has_few = design.tile[0] > _TALL or adds_in_fp32
     spills = has_few and design.sums_of_a_thread >= _SPILLING_SUMS
     return design.tile[1] not in _UNGATHERED_WIDTHS and not spills

@@ -30,12 +30,11 @@ from .designs import designs as plain_designs
 from .entry import (
     ALIGNMENT_BYTES,
     calling_convention,
+    compile_launch,
     cute_type,
     import_library,
     kernel_options,
-    sample_arguments,
     scheduler_options,
-    with_parameters,
 )
 from .epilogue import epilogue_arguments, has_own_epilogue, kernel_with_epilogue
 from .families import SM90, family_of
@@ -127,82 +126,25 @@ def compile_for_groups(
     launch: Callable[..., None], design: Design, signature: Signature, arch: str
 ) -> Any:
     """Compiles a function that passes a grouped signature's tensors to ``launch`` by name."""
-    from cutlass import cute
-
-    def multiply_groups(a: Any, b: Any, offsets: Any, out: Any, stream: Any) -> None:
-        launch(a=a, b=b, offsets=offsets, out=out, stream=stream)
-
-    def multiply_groups_with_clusters(
-        a: Any, b: Any, offsets: Any, out: Any, clusters: Any, stream: Any
-    ) -> None:
-        launch(a=a, b=b, offsets=offsets, out=out, clusters=clusters, stream=stream)
-
-    def add_to_groups(a: Any, b: Any, offsets: Any, addend: Any, out: Any, stream: Any) -> None:
-        launch(a=a, b=b, offsets=offsets, addend=addend, out=out, stream=stream)
-
-    def add_to_groups_with_clusters(
-        a: Any, b: Any, offsets: Any, addend: Any, out: Any, clusters: Any, stream: Any
-    ) -> None:
-        launch(a=a, b=b, offsets=offsets, addend=addend, out=out, clusters=clusters, stream=stream)
-
-    def sum_groups(
-        a: Any, b: Any, offsets: Any, addend: Any, sums: Any, out: Any, stream: Any
-    ) -> None:
-        launch(a=a, b=b, offsets=offsets, addend=addend, sums=sums, out=out, stream=stream)
-
-    def sum_groups_with_clusters(
-        a: Any, b: Any, offsets: Any, addend: Any, sums: Any, out: Any, clusters: Any, stream: Any
-    ) -> None:
-        launch(
-            a=a, b=b, offsets=offsets, addend=addend, sums=sums, out=out, clusters=clusters,
-            stream=stream,
-        )  # fmt: skip
-
-    def scale_groups(
-        a: Any, b: Any, scale_a: Any, scale_b: Any, offsets: Any, out: Any, stream: Any
-    ) -> None:
-        launch(a=a, b=b, scale_a=scale_a, scale_b=scale_b, offsets=offsets, out=out, stream=stream)
-
-    def scale_groups_with_clusters(
-        a: Any, b: Any, scale_a: Any, scale_b: Any, offsets: Any, out: Any, clusters: Any,
-        stream: Any,
-    ) -> None:  # fmt: skip
-        launch(
-            a=a, b=b, scale_a=scale_a, scale_b=scale_b, offsets=offsets, out=out,
-            clusters=clusters, stream=stream,
-        )  # fmt: skip
-
-    def gather_groups(a: Any, b: Any, offsets: Any, rows: Any, out: Any, stream: Any) -> None:
-        launch(a=a, b=b, offsets=offsets, rows=rows, out=out, stream=stream)
-
-    def gather_groups_with_clusters(
-        a: Any, b: Any, offsets: Any, rows: Any, out: Any, clusters: Any, stream: Any
-    ) -> None:
-        launch(a=a, b=b, offsets=offsets, rows=rows, out=out, clusters=clusters, stream=stream)
-
-    def gather_and_add(
-        a: Any, b: Any, offsets: Any, rows: Any, addend: Any, out: Any, stream: Any
-    ) -> None:
-        launch(a=a, b=b, offsets=offsets, rows=rows, addend=addend, out=out, stream=stream)
-
-    def gather_and_add_with_clusters(
-        a: Any, b: Any, offsets: Any, rows: Any, addend: Any, out: Any, clusters: Any, stream: Any
-    ) -> None:
-        launch(
-            a=a, b=b, offsets=offsets, rows=rows, addend=addend, out=out, clusters=clusters,
-            stream=stream,
-        )  # fmt: skip
-
     parameters = calling_convention(design, signature, arch).parameters
-    function = with_parameters(
-        parameters, multiply_groups, multiply_groups_with_clusters, add_to_groups,
-        add_to_groups_with_clusters, sum_groups, sum_groups_with_clusters, scale_groups,
-        scale_groups_with_clusters, gather_groups, gather_groups_with_clusters, gather_and_add,
-        gather_and_add_with_clusters,
-    )  # fmt: skip
-    return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
-        cute.jit(function), *sample_arguments(parameters, _sample_tensors(signature))
-    )
+    return compile_launch(launch, _NAMES, _sample_tensors(signature), parameters, arch)
+
+
+_NAMES = {
+    "a b offsets out stream": "multiply_groups",
+    "a b offsets out clusters stream": "multiply_groups_with_clusters",
+    "a b offsets addend out stream": "add_to_groups",
+    "a b offsets addend out clusters stream": "add_to_groups_with_clusters",
+    "a b offsets addend sums out stream": "sum_groups",
+    "a b offsets addend sums out clusters stream": "sum_groups_with_clusters",
+    "a b scale_a scale_b offsets out stream": "scale_groups",
+    "a b scale_a scale_b offsets out clusters stream": "scale_groups_with_clusters",
+    "a b offsets rows out stream": "gather_groups",
+    "a b offsets rows out clusters stream": "gather_groups_with_clusters",
+    "a b offsets rows addend out stream": "gather_and_add",
+    "a b offsets rows addend out clusters stream": "gather_and_add_with_clusters",
+}
+"""Names of entry functions by their parameters, as in `entry`."""
 
 
 def arguments_of_groups(given: Mapping[str, Any]) -> Any:

@@ -28,12 +28,11 @@ from .designs import designs as plain_designs
 from .entry import (
     ALIGNMENT_BYTES,
     calling_convention,
+    compile_launch,
     cute_type,
     import_library,
     kernel_options,
-    sample_arguments,
     scheduler_options,
-    with_parameters,
 )
 from .families import SM90, Family, family_of
 from .group_begins import begins_of_groups
@@ -104,28 +103,15 @@ def compile_k_grouped(design: Design, signature: Signature, arch: str) -> Any:
             VarlenArguments(mCuSeqlensK=starts), given[STREAM], None, None,
         )  # fmt: skip
 
-    def multiply_k_groups(a: Any, b: Any, offsets: Any, out: Any, stream: Any) -> None:
-        launch(a=a, b=b, offsets=offsets, out=out, stream=stream)
+    return compile_launch(launch, _NAMES, _sample_tensors(signature), parameters, arch)
 
-    def multiply_k_groups_with_clusters(
-        a: Any, b: Any, offsets: Any, out: Any, clusters: Any, stream: Any
-    ) -> None:
-        launch(a=a, b=b, offsets=offsets, out=out, clusters=clusters, stream=stream)
 
-    def multiply_k_groups_dynamic(
-        a: Any, b: Any, offsets: Any, out: Any, workspace: Any, clusters: Any, stream: Any
-    ) -> None:
-        launch(
-            a=a, b=b, offsets=offsets, out=out, workspace=workspace, clusters=clusters,
-            stream=stream,
-        )  # fmt: skip
-
-    function = with_parameters(
-        parameters, multiply_k_groups, multiply_k_groups_with_clusters, multiply_k_groups_dynamic
-    )
-    return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
-        cute.jit(function), *sample_arguments(parameters, _sample_tensors(signature))
-    )
+_NAMES = {
+    "a b offsets out stream": "multiply_k_groups",
+    "a b offsets out clusters stream": "multiply_k_groups_with_clusters",
+    "a b offsets out workspace clusters stream": "multiply_k_groups_dynamic",
+}
+"""Names of entry functions by their parameters, as in `entry`."""
 
 
 @functools.cache

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def pairs(product: torch.Tensor, signature: Signature) -> tuple[torch.Tensor, torch.Tensor]:
     """Splits a gated product's columns into gates and ups."""
     assert signature.epilogue is not None
-    if signature.epilogue.row.order is WeightOrder.HALVES:
+    if signature.epilogue.order is WeightOrder.HALVES:
         gates, ups = product.chunk(2, dim=-1)
         return gates, ups
     return product[..., ::2], product[..., 1::2]
@@ -123,7 +123,7 @@ def _join_pairs(gates: torch.Tensor, ups: torch.Tensor, signature: Signature) ->
     import torch
 
     assert signature.epilogue is not None
-    if signature.epilogue.row.order is WeightOrder.HALVES:
+    if signature.epilogue.order is WeightOrder.HALVES:
         return torch.cat((gates, ups), -1)
     return torch.stack((gates, ups), -1).flatten(-2)
 

@@ -63,7 +63,7 @@ def _gate_fallback(epilogue: Epilogue, op: str) -> str:
         )
     else:
         joined = f"torch.nn.functional.{row.torch_name}(g{options}) * u"
-    if epilogue.row.order is WeightOrder.HALVES:
+    if epilogue.order is WeightOrder.HALVES:
         pair = f"*torch.{op}(*a).chunk(2, -1)"
     else:
         pair = f"*torch.{op}(*a).unflatten(-1, (-1, 2)).unbind(-1)"
@@ -131,7 +131,7 @@ class StockCall:
         if self.activation is not None:
             name += f"_{self.activation.value}"
         if self.gated is not None:
-            name += f"_{self.gated.value}"
+            name += f"_{self.gated.name}"
         return f"nvgemm_{name}{'_split' if self.is_split else ''}_{offer.kernel.id[:12]}"
 
 

@@ -41,7 +41,7 @@ def lower(epilogue: Epilogue, a: Any, b: Any, bias: Any = None, *, was_apart: bo
         operands,
         nodes,
         layout,
-        description=f"{op} and {epilogue.value}",
+        description=f"{op} and {epilogue.name}",
         function=_apart(epilogue) if was_apart else _in_one(epilogue),
     )
 
@@ -93,7 +93,7 @@ def join(
 
 def _in_one(epilogue: Epilogue) -> Callable[..., torch.Tensor]:
     joined = join(epilogue)
-    in_halves = epilogue.row.order is WeightOrder.HALVES
+    in_halves = epilogue.order is WeightOrder.HALVES
 
     def function(*tensors: torch.Tensor) -> torch.Tensor:
         product = torch.addmm(*tensors) if len(tensors) == 3 else torch.mm(*tensors)
