@@ -58,8 +58,8 @@ gemms:
 """Two kernels for each bf16 problem (TGV and a narrow tile on sm_100f) and one for each fp16."""
 
 
-_LONG = ("runtime/inductor", "whole")
-"""Folders whose files take longest: begun last, one of them would keep a single process busy."""
+_LONG = ("whole/test_quack_kernels.py", "whole/test_engines.py", "runtime/inductor", "whole")
+"""What takes longest, first: begun last, one of these files would keep a single process busy."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,9 +68,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the folders of `_LONG`."""
-    folders = [Path(__file__).parent / folder for folder in _LONG]
-    items.sort(key=lambda item: not any(map(item.path.is_relative_to, folders)))
+    """Begin with `_LONG`."""
+    long = [Path(__file__).parent / one for one in _LONG]
+
+    def place(item: pytest.Item) -> int:
+        return next((i for i, one in enumerate(long) if item.path.is_relative_to(one)), len(long))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session", autouse=True)
