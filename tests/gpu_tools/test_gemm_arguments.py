@@ -44,8 +44,10 @@ def of_one_layout(signatures: list[Signature]) -> list[Signature]:
     return [one for one in signatures if one.layout is layout]
 
 
-every_row = pytest.mark.parametrize("signatures", ROWS.values(), ids=ROWS)
-in_one_layout = pytest.mark.parametrize("signatures", map(of_one_layout, ROWS.values()), ids=ROWS)
+every_row = pytest.mark.parametrize("signatures", [*ROWS.values()], ids=[*ROWS])
+in_one_layout = pytest.mark.parametrize(
+    "signatures", [*map(of_one_layout, ROWS.values())], ids=[*ROWS]
+)
 
 
 def small(signature: Signature) -> Problem:

@@ -15,7 +15,7 @@ import click
 import pytest
 import yaml
 
-from base_install import PROJECT, BaseInstall, base_distributions, required
+from base_install import PROJECT, BaseInstall, base_distributions, base_install, required
 from made_rankings import entry, rankings
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.rankings.file import write_rankings
@@ -144,8 +144,9 @@ def commands(group: click.Group, prefix: str = "") -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def base(tmp_path_factory: pytest.TempPathFactory) -> BaseInstall:
-    return BaseInstall(tmp_path_factory.mktemp("base") / "environment")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseInstall]:
+    with base_install(tmp_path_factory.mktemp("base") / "environment") as base:
+        yield base
 
 
 @pytest.fixture
