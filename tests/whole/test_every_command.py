@@ -279,10 +279,7 @@ PROGRAM = [sys.executable, str(SUPPORT / "explained_rows.py")]
     [
         ("every_row_sm100", "sm_100f", "right"),
         ("every_row_sm100", "sm_100f", "plain"),
-        ("every_row_sm100", "sm_90a", "plain"),
-        ("every_kind", "sm_90a", "right"),
         ("hopper_rows", "sm_90a", "right"),
-        ("hopper_rows", "sm_90a", "plain"),
         ("int8_sm100", "sm_100a", "right"),
     ],
 )
