@@ -95,7 +95,8 @@ def built_package(tmp_path_factory: pytest.TempPathFactory) -> BuiltPackage:
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     """The build cache of the session: what one test compiled, no other compiles again.
 
-    Processes that share a session's tests have directories beside each other, and share this.
+    Processes that share a session's tests have directories beside each other, and share this. So do
+    sessions for which ``TEST_KERNELS`` names a directory.
     """
     return Cache(_shared_directory(tmp_path_factory) / "kernel-cache")
 
@@ -111,6 +112,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], AbstractCont
 
 def _shared_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the session, which all of its processes have."""
+    if named := os.environ.get("TEST_KERNELS"):
+        return Path(named)
     directory = tmp_path_factory.getbasetemp()
     return directory.parent if "PYTEST_XDIST_WORKER" in os.environ else directory
 
