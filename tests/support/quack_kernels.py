@@ -91,7 +91,7 @@ _HOPPER_GROUPS = {
     f"grouped_mm/tn/{_BF16}/add": (_WIDE,),
     f"k_grouped_mm/nt/{_BF16}": (_PINGPONG, _DYNAMIC),
     f"grouped_mm/tn/{_E4M3}": ("cooperative_cluster1x1x1_tile128x192x128",),
-    f"grouped_mm/tn/{_E4M3}/fp32_row": ("pingpong_cluster1x1x1_tile128x208x128",),
+    f"grouped_mm/tn/{_E4M3}/fp32_row": ("pingpong_cluster1x1x1_tile128x96x128",),
     f"grouped_mm/tn/{_BF16}/swiglu_halves": (_PINGPONG,),
     f"grouped_mm/tn/{_BF16}/swiglu_oai_halves": (_TALL,),
     f"grouped_mm/tt/{_BF16}/geglu_interleaved": (_WIDE,),
