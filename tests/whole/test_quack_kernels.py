@@ -99,7 +99,7 @@ from nvgemm_runtime.gemm.roles import extra_roles
 
 def call(kernel):
     launch = library.load(bundle, kernel).launch
-    for m in (1, 3, 128) if kernel.signature.layout.a_row_major else (8, 128):
+    for m in (1, 3, 128) if kernel.signature.layout.a_row_major else (16, 128):
         say(kernel, launch, *tensors(kernel.signature, m))
     if kernel.signature.form is GateForm.JOINED and kernel.signature.op is Op.MM:
         a, b, out, *extras = tensors(kernel.signature, 128)
