@@ -64,8 +64,8 @@ gemms:
 """Two kernels for each bf16 problem (TGV and a narrow tile on sm_100f) and one for each fp16."""
 
 
-_LONG = ("runtime/inductor", "whole")
-"""Folders whose files take longest: begun last, one of them would keep a single process busy."""
+_LONG = ("whole/test_quack_kernels.py", "whole/test_engines.py", "runtime/inductor", "whole")
+"""What takes longest, first: begun last, one of these files would keep a single process busy."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -74,9 +74,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the folders of `_LONG`."""
-    folders = [Path(__file__).parent / folder for folder in _LONG]
-    items.sort(key=lambda item: not any(map(item.path.is_relative_to, folders)))
+    """Begin with `_LONG`."""
+    long = [Path(__file__).parent / one for one in _LONG]
+
+    def place(item: pytest.Item) -> int:
+        return next((i for i, one in enumerate(long) if item.path.is_relative_to(one)), len(long))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -97,7 +101,8 @@ def built_package(tmp_path_factory: pytest.TempPathFactory) -> BuiltPackage:
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     """The build cache of the session: what one test compiled, no other compiles again.
 
-    Processes that share a session's tests have directories beside each other, and share this.
+    Processes that share a session's tests have directories beside each other, and share this. So do
+    sessions for which ``TEST_KERNELS`` names a directory.
     """
     return Cache(_shared_directory(tmp_path_factory) / "kernel-cache")
 
@@ -113,6 +118,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], AbstractCont
 
 def _shared_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the session, which all of its processes have."""
+    if named := os.environ.get("TEST_KERNELS"):
+        return Path(named)
     directory = tmp_path_factory.getbasetemp()
     return directory.parent if "PYTEST_XDIST_WORKER" in os.environ else directory
 

@@ -33,25 +33,31 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+SERVED = (cpu_provider.SIGNATURES[0], cpu_provider.FUSED[0])
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return arm_provider.build_bundle(tmp_path_factory.mktemp("arm"), SERVED)
+
+
 @pytest.mark.slow
-def test_kernels_for_arm_are_reproducible_and_pass_verify(tmp_path: Path) -> None:
-    served = [*cpu_provider.SIGNATURES[:2], cpu_provider.FUSED[0]]
-    paths = [arm_provider.build_bundle(tmp_path / name, served) for name in "ab"]
-    assert paths[0].name == "arm-cpu-linux_aarch64-cu13.nvgemm"
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-    report = verify_bundle(paths[0])
+def test_kernels_for_arm_are_reproducible_and_pass_verify(bundle: Path, tmp_path: Path) -> None:
+    again = arm_provider.build_bundle(tmp_path, SERVED)
+    assert bundle.name == "arm-cpu-linux_aarch64-cu13.nvgemm"
+    assert bundle.read_bytes() == again.read_bytes()
+    report = verify_bundle(bundle)
     assert report.ok, report.findings
     assert report.notes == (HOST_ONLY,)
 
 
 @pytest.mark.slow
 def test_a_bundle_for_arm_is_refused_elsewhere_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if host_platform() == arm_provider.PLATFORM:
         pytest.skip("this is an Arm machine")
-    path = arm_provider.build_bundle(tmp_path, cpu_provider.SIGNATURES[:1])
-    monkeypatch.setenv("NVGEMM_AOT_BUNDLES", str(path))
+    monkeypatch.setenv("NVGEMM_AOT_BUNDLES", str(bundle))
     (found,) = Installation().bundles()
     said = f"built for platform linux_aarch64, this is {host_platform()}"
     assert str(found.refusal(device_facts("cpu", 0))).startswith(said)

@@ -95,11 +95,6 @@ def test_chains_in_python_call_what_they_should(made_up: InductorSession) -> Non
     assert_chains_launch(made_up, Language.PYTHON)
 
 
-@pytest.mark.slow
-def test_chains_in_cpp_call_what_they_should(made_up: InductorSession) -> None:
-    assert_chains_launch(made_up, Language.CPP)
-
-
 def test_a_chain_that_calls_something_else_is_refused(
     made_up: InductorSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,18 +215,6 @@ def test_the_command_measures_all_and_shows_it(
     tables = [found["functions_us"], *(found["chains_us"][one.value] for one in Language)]
     for table in tables:
         assert {row: len(values) for row, values in table.items()} == {row.value: 2 for row in Row}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("without_gpu")
-def test_the_command_leaves_out_cpp_when_told_to() -> None:
-    ran = CliRunner().invoke(calls.main, ["--python-only"], catch_exceptions=False)
-    assert ran.exit_code == 0, ran.output
-    shown = ran.output.splitlines()
-    for row in Row:
-        assert sum(line.startswith(f"  {row.value:<32} ") for line in shown) == 2
-    assert sum(line.endswith((", met", ", missed")) for line in shown) == 4
-    assert "C++" not in ran.output
 
 
 @pytest.mark.usefixtures("without_gpu")

@@ -11,9 +11,8 @@ from click.testing import CliRunner
 from benchmarks.repeated import __main__ as repeated
 from benchmarks.repeated.gains import find_pairs, gains_table
 from made_rankings import GPU_A, GPU_B, GPU_C, on, rankings
-from nvgemm_aot.rankings.file import read_rankings, write_rankings
-from nvgemm_aot.storage.cache import Cache
-from tuning_bench import PROBLEMS, build
+from nvgemm_aot.rankings.file import write_rankings
+from tuning_bench import PROBLEMS
 
 
 def test_each_winner_is_compared_with_aten_on_each_other_gpu() -> None:
@@ -67,21 +66,6 @@ def test_files_of_several_gpus_are_compared_together(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     row = next(line for line in result.output.splitlines() if line.startswith("from 8%"))
     assert row.split()[2:] == ["2", "0", "0.905", "2", "0", "0.905"]
-
-
-@pytest.mark.slow
-def test_measuring_leaves_rankings_that_were_repeated(
-    kernel_cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WATCHED_BENCH_UUID", "GPU-1")
-    bundle = build(PROBLEMS, tmp_path / "built", kernel_cache)
-    command = ["measure", str(tmp_path / "results"), "--bundle", str(bundle)]
-    result = CliRunner().invoke(repeated.main, [*command, "--bench", "watched_benches:sound"])
-    assert result.exit_code == 0, result.output
-    assert "rankings: 3 repeated" in result.output
-    found = read_rankings(tmp_path / "results" / "rankings.json").entries
-    assert [one.repeated is not None for one in found] == [True] * 3
-    assert (tmp_path / "results" / "tuned.txt").read_text() in result.output
 
 
 def test_the_bundle_must_be_named_where_none_is_installed(

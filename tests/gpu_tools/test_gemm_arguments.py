@@ -27,33 +27,29 @@ from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
 from nvgemm_runtime.gemm.support import OUTS
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
+ROWS: dict[str, list[Signature]] = {}
+"""Rows of the support table, each with its signatures of all layouts."""
 
-def rows(*layouts: Layout, mark: pytest.MarkDecorator | None = None) -> list[pytest.ParameterSet]:
-    """Rows of the support table, each with its signatures of all layouts or of these."""
-    grouped: dict[str, list[Signature]] = {}
-    for signature in EVERY_SIGNATURE:
-        if layouts and signature.layout not in layouts:
-            continue
-        types = dict.fromkeys((signature.a, signature.b))
-        parts = (signature.op, *types, signature.scales)
-        names = [part.value for part in parts if part is not None]
-        epilogue = [] if signature.epilogue is None else [signature.epilogue.name]
-        key = "-".join([*names, *epilogue])
-        grouped.setdefault(key, []).append(signature)
-    marks = () if mark is None else mark
-    suffix = "" if mark is None else f"-{mark.name}"
-    return [
-        pytest.param(signatures, id=f"{key}{suffix}", marks=marks)
-        for key, signatures in grouped.items()
-    ]
+for served in EVERY_SIGNATURE:
+    types = dict.fromkeys((served.a, served.b))
+    parts = (served.op, *types, served.scales)
+    names = [part.value for part in parts if part is not None]
+    epilogue = [] if served.epilogue is None else [served.epilogue.name]
+    key = "-".join([*names, *epilogue])
+    ROWS.setdefault(key, []).append(served)
 
 
-every_row = pytest.mark.parametrize("signatures", rows())
-usual_layout_quickly = pytest.mark.parametrize(
-    "signatures",
-    [*rows(Layout.TN), *rows(Layout.TT, Layout.NN, Layout.NT, mark=pytest.mark.slow)],
+def of_one_layout(signatures: list[Signature]) -> list[Signature]:
+    """Those of the usual layout, or where there are none, of the first."""
+    layouts = [one.layout for one in signatures]
+    layout = Layout.TN if Layout.TN in layouts else layouts[0]
+    return [one for one in signatures if one.layout is layout]
+
+
+every_row = pytest.mark.parametrize("signatures", [*ROWS.values()], ids=[*ROWS])
+in_one_layout = pytest.mark.parametrize(
+    "signatures", [*map(of_one_layout, ROWS.values())], ids=[*ROWS]
 )
-"""Those of one layout by default, of the others among the slow tests."""
 
 
 def small(signature: Signature) -> Problem:
@@ -91,7 +87,7 @@ def test_arguments_pose_the_problem_they_were_made_for(
         assert asked[0].alignment_bytes >= 16
 
 
-@usual_layout_quickly
+@in_one_layout
 def test_fake_tensors_are_made_alike(signatures: list[Signature]) -> None:
     with FakeTensorMode():
         for signature in signatures:
@@ -114,7 +110,7 @@ def assert_as_roles_say(arguments: Arguments) -> None:
     assert len(arguments.others) == len(roles(signature)) - 3
 
 
-@usual_layout_quickly
+@in_one_layout
 def test_exact_results_fit_their_type(signatures: list[Signature]) -> None:
     """So that rounding in any direction gives the same, and no sum hides behind infinity."""
     for signature in signatures:
@@ -129,7 +125,7 @@ def test_exact_results_fit_their_type(signatures: list[Signature]) -> None:
         assert_exact(result.to(torch_dtype(signature.out)), arguments)
 
 
-@usual_layout_quickly
+@in_one_layout
 def test_rounded_results_are_within_the_bound_and_wrong_ones_are_not(
     signatures: list[Signature],
 ) -> None:
@@ -234,7 +230,7 @@ def test_activations_are_torchs_own(epilogue: str, activation: object) -> None:
     torch.testing.assert_close(reference(arguments), activation(plain))
 
 
-@usual_layout_quickly
+@in_one_layout
 def test_edges_are_problems_that_a_kernel_serves(signatures: list[Signature]) -> None:
     for signature in signatures:
         step_m, step_n, step_k = steps(signature, 16)

@@ -285,7 +285,7 @@ def _is_sleeping(thread: threading.Thread) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("processes", "forks"), [(1, 1), pytest.param(4, 5, marks=pytest.mark.slow)]
+    ("processes", "forks"), [(1, 1), pytest.param(2, 5, marks=pytest.mark.slow)]
 )
 def test_the_interpreter_exits_cleanly(
     register: Register, tmp_path: Path, processes: int, forks: int

@@ -6,82 +6,32 @@ message, and one that is right gets as far as CUDA, which the stand-in for the d
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from edges import problem_of
 
-from cpu_kernels import signature
 from fake_driver import FakeDriver
-from nvgemm_aot.manifest.parse import Declared, Manifest
-from nvgemm_aot.pipeline.pipeline import build
+from launcher_scripts import PRELUDE, REACHES_CUDA
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.epilogues import ADD, BIAS, Epilogue
-from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.gemm.types import ScaleRecipe
-
-SIGNATURES = (
-    signature("tn", operand=DType.BF16),
-    signature("nt", op=Op.BMM, operand=DType.FP16),
-    signature("tn", operand=DType.BF16, epilogue=BIAS),
-    signature("tt", op=Op.BMM, operand=DType.BF16, epilogue=Epilogue.parse("bias_gelu_tanh")),
-    signature("tn", op=Op.BMM, operand=DType.FP16, epilogue=ADD),
-    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR),
-    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW, epilogue=BIAS),
-    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.E8M0_1X32),
-    signature("tn", operand=DType.FP4_E2M1, scales=ScaleRecipe.E4M3_1X16),
-    signature("tn", op=Op.GROUPED_MM, operand=DType.BF16),
-)
-"""One kernel of each calling convention, and of each rank and shape of what it takes."""
-
-REACHES_CUDA = "Got Cuda Runtime Error: cudaErrorInsufficientDriver"
-
-PRELUDE = """
-import ctypes, sys, torch, tvm_ffi
-from dataclasses import replace
-import fake_driver
-from edges import problem_of
-from gemm_arguments import random_arguments
-from nvgemm_runtime.launch.loading import native
-from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
-from nvgemm_runtime.launch.loading.loader import KernelLoader
-driver = ctypes.CDLL("libcuda.so.1", ctypes.RTLD_GLOBAL)
-lib, library, bundle = native.load(), KernelLoader(), Bundle(sys.argv[1])
-def on(tensor):
-    return tvm_ffi.from_dlpack(fake_driver.OnDevice(tensor))
-def tensors(signature, m):
-    arguments = random_arguments(problem_of(signature, m, 64, 256), "cpu")
-    return [on(tensor) for tensor in (*arguments.operands(), *arguments.others)]
-def say(kernel, function, *arguments):
-    try:
-        function(*arguments)
-        message = "returned"
-    except Exception as error:
-        message = f"{type(error).__name__}: {error}"
-    print(kernel.signature.key, message.replace("\\n", " "), sep="|")
-"""
+from row_kernels import ROWS, compile_rows, write_kernels
 
 
 @pytest.fixture(scope="module")
 def every_convention(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A kernel of each signature for sm_100f, from the whole pipeline."""
-    declared = tuple(
-        Declared(problem=problem_of(served, 128, 256, 512), candidates=1)
-        for served in sorted(SIGNATURES)
-    )
-    manifest = Manifest(
-        name="launchers",
-        description="",
-        targets=(build_target("sm_100f", None),),
-        declared=declared,
-        providers=("cutlass_operators",),
-    )
-    (built,) = build(manifest, tmp_path_factory.mktemp("launchers"), kernel_cache).bundles
-    assert not built.failures
-    return built.path
+    """A kernel for sm_100f of each calling convention, and of each rank and shape of operands."""
+    names = {}
+    # Rows of A first: of a matrix by columns, fewer m are multiples of 16 bytes.
+    for name, row in sorted(ROWS.items(), key=lambda of: "/tn/" not in of[1]["signature"]):
+        if row["target"] == "sm_100f":
+            names.setdefault((row["calling_convention"], *SHAPED.findall(row["signature"])), name)
+    kernels = compile_rows(names.values(), kernel_cache).values()
+    return write_kernels(tmp_path_factory.mktemp("launchers"), "sm_100f", kernels)
+
+
+SHAPED = re.compile("^bmm|/(?:add|bias|fp32_tensor|fp32_row|e8m0_1x32|e4m3_1x16)")
+"""What in a signature changes the shapes of what a kernel takes."""
 
 
 @pytest.fixture(params=["plain", pytest.param("every convention", marks=pytest.mark.slow)])

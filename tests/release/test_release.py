@@ -315,6 +315,7 @@ def test_kernel_wheels_of_both_platforms_are_built_checked_and_listed(tmp_path: 
     manifest = tmp_path / "tiny.yaml"
     manifest.write_text(
         "version: 1\nname: tiny\ndescription: One GEMM.\ntargets: [sm_90a]\ncandidates: 1\n"
+        "providers: [cutlass_operators]\n"
         "gemms:\n  - {dtype: bf16, mnk: [[64, 4096, 4096]]}\n"
     )
     words = ["--kernels-only", "--kernels", str(manifest), "--cuda", "cu13"]

@@ -6,16 +6,19 @@ distributions belong to it follows from their own metadata.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import venv
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from forked_scripts import ForkedScripts, forked_scripts
 
 PROJECT = "nvgemm-aot"
 
@@ -44,21 +47,32 @@ def base_distributions() -> set[str]:
     return {name for name, _ in seen}
 
 
+@contextlib.contextmanager
+def base_install(directory: Path) -> Iterator[BaseInstall]:
+    """Create the environment in a directory, and run commands in it."""
+    venv.create(directory, symlinks=True)
+    python = directory / "bin" / "python"
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    _link_distributions(base_distributions(), directory / "lib" / version / "site-packages")
+    imports = "import torch\nfrom nvgemm_aot.cli.main import main"
+    with forked_scripts(imports, python=(python, "-I"), environment={}) as scripts:
+        yield BaseInstall(python, scripts)
+
+
 class BaseInstall:
     """The environment."""
 
-    def __init__(self, directory: Path) -> None:
-        venv.create(directory, symlinks=True)
-        self.python = directory / "bin" / "python"
-        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        _link_distributions(base_distributions(), directory / "lib" / version / "site-packages")
+    def __init__(self, python: Path, scripts: ForkedScripts) -> None:
+        self.python = python
+        self._scripts = scripts
 
     def run(
         self, *arguments: str | Path, cwd: Path, environment: Mapping[str, str]
     ) -> subprocess.CompletedProcess[str]:
-        """Run the command ``nvgemm-aot``."""
+        """Run the command ``nvgemm-aot``, in a fork of a process that has imported it."""
         program = "from nvgemm_aot.cli.main import main; main(prog_name='nvgemm-aot')"
-        return self.run_program(program, *arguments, cwd=cwd, environment=environment)
+        given = map(str, arguments)
+        return self._scripts.run(program, *given, environment=environment, directory=cwd)
 
     def run_program(
         self, program: str, *arguments: str | Path, cwd: Path, environment: Mapping[str, str]

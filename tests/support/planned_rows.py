@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,29 +94,6 @@ class Case:
         return text + (f"providers: [{names}]\n" if names else "")
 
 
-CASES = [
-    Case(name=name, arch=arch)
-    for name in MANIFESTS
-    for arch in (
-        *(target.arch for target in manifest_of(name).bundle_targets),
-        *((ELSEWHERE[name],) if name in ELSEWHERE else ()),
-    )
-]
-
-every_case = pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(
-            case,
-            id=case.id,
-            marks=() if case.name in (*ROWS, "quickstart") else pytest.mark.slow,
-        )
-        for case in CASES
-    ],
-)
-"""Of the shipped manifests, the slow tests alone look at the large ones."""
-
-
 def kind(one: Signature) -> tuple[object, ...]:
     """What plans are made once for."""
     is_plain = one.scales is None and one.epilogue is None
@@ -140,6 +117,26 @@ def representatives(problems: Iterable[Problem]) -> list[Problem]:
     ):
         chosen.setdefault(kind(problem.signature), problem)
     return list(chosen.values())
+
+
+def _list_cases() -> Iterator[Case]:
+    """Every row, the quickstart, and shipped manifests with kinds of problems that none had."""
+    seen: set[tuple[object, ...]] = set()
+    for name in dict.fromkeys((*ROWS, "quickstart", *SHIPPED)):
+        for arch in (
+            *(target.arch for target in manifest_of(name).bundle_targets),
+            *((ELSEWHERE[name],) if name in ELSEWHERE else ()),
+        ):
+            case = Case(name=name, arch=arch)
+            kinds = {(arch, *kind(problem.signature)) for problem in case.problems}
+            if name in (*ROWS, "quickstart") or not kinds <= seen:
+                yield case
+            seen |= kinds
+
+
+CASES = list(_list_cases())
+
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,12 +62,6 @@ def aten_hangs() -> Bench:
 def everything_hangs() -> Bench:
     """Every kernel and ATen hang when they are timed."""
     return _bench(_HangingTimer(SLOW_FIRST, hanging=None))
-
-
-def dies_once() -> Bench:
-    """The process ends by a signal when it times its third contender, for the first time alone."""
-    timer = _DyingTimer(SLOW_FIRST)
-    return _bench(timer)
 
 
 def dies_when_timed() -> Bench:
@@ -133,12 +126,3 @@ class _HangingTimer(DictatedTimer):
             return sample()
 
         return sampling
-
-
-class _DyingTimer(DictatedTimer):
-    def prepare(self, calls: Sequence[Callable[[], object]], *, launches: str = APART) -> Sample:
-        died = Path(os.environ["WATCHED_BENCH_DIED"])
-        if len(self.prepared) == 2 and not died.exists():
-            died.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().prepare(calls, launches=launches)

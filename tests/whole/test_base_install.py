@@ -15,7 +15,7 @@ import click
 import pytest
 import yaml
 
-from base_install import PROJECT, BaseInstall, base_distributions, required
+from base_install import PROJECT, BaseInstall, base_distributions, base_install, required
 from made_rankings import entry, rankings
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.rankings.file import write_rankings
@@ -44,7 +44,6 @@ class Case:
         fails: The error, if any, whose exit code it ends with.
         says: What is found on standard error.
         writes: A file, of the working directory, that is there afterwards.
-        is_slow: Whether only the slow tests run it.
     """
 
     arguments: tuple[str, ...] = ()
@@ -52,7 +51,6 @@ class Case:
     fails: type[NvgemmError] | None = None
     says: str = ""
     writes: str | None = None
-    is_slow: bool = False
 
 
 NEEDS_BUILDER = {"fails": ToolchainError, "says": f"run: {BUILD_COMMAND}"}
@@ -86,21 +84,14 @@ CASES: dict[str, list[Case]] = {
     "explain": [Case(arguments=("{python}", "-c", "pass"), prints="GEMM")],
     "record": [
         Case(arguments=("{python}", "-c", "pass"), says="no GEMM was recorded"),
-        Case(
-            arguments=("--fake", "{python}", "-c", CALLS_A_GEMM),
-            says="1 GEMM recorded",
-            writes="recorded.yaml",
-            is_slow=True,
-        ),
     ],
     "coverage": [
         Case(arguments=("mine.yaml", "{bundle}", "--fail-under", "100"), prints="100.0 %"),
         Case(
             arguments=("mine.yaml", "{bundle}", "--html", "page.html"),
             writes="page.html",
-            is_slow=True,
         ),
-        Case(arguments=("quickstart",), prints="no bundle is installed", is_slow=True),
+        Case(arguments=("quickstart",), prints="no bundle is installed"),
     ],
     "tune": [Case(arguments=("{bundle}", "-o", "tuned.nvgemm"), fails=TuningError, says="GPU")],
     "rankings export": [
@@ -144,8 +135,9 @@ def commands(group: click.Group, prefix: str = "") -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def base(tmp_path_factory: pytest.TempPathFactory) -> BaseInstall:
-    return BaseInstall(tmp_path_factory.mktemp("base") / "environment")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseInstall]:
+    with base_install(tmp_path_factory.mktemp("base") / "environment") as base:
+        yield base
 
 
 @pytest.fixture
@@ -173,7 +165,6 @@ def test_every_command_has_a_case_here() -> None:
             command,
             case,
             id=f"{command} {' '.join(case.arguments)}".replace(" ", "-"),
-            marks=pytest.mark.slow if case.is_slow else (),
         )
         for command, cases in CASES.items()
         for case in cases
@@ -232,7 +223,8 @@ def test_what_was_recorded_and_what_a_config_means_are_manifests(
 ) -> None:
     config = TESTS / "data/configs/llama-3.1-8b.json"
     record = ("record", "--fake", base.python, "-c", CALLS_A_GEMM)
-    base.run(*record, cwd=tmp_path, environment=environment)
+    done = base.run(*record, cwd=tmp_path, environment=environment)
+    assert "1 GEMM recorded" in done.stderr
     recorded = yaml.safe_load((tmp_path / "recorded.yaml").read_text())
     assert [[gemm[extent] for extent in "mnk"] for gemm in recorded["gemms"]] == [[16, 32, 64]]
     made = base.run(

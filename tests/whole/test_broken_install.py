@@ -52,33 +52,26 @@ class Damage:
         way: What happens to it.
         says: A word of the one warning; None where nothing is lost, and none is given.
         compiles: Whether it is looked at what becomes of torch.compile.
-        is_slow: Whether only the slow tests look at it.
     """
 
     file: str
     way: Callable[[Path], None]
     says: str | None = "reinstall"
     compiles: bool = False
-    is_slow: bool = False
 
     def __str__(self) -> str:
         return f"{self.file} {self.way.__name__}"
 
 
 DAMAGES = [
-    *(
-        Damage(file=file, way=way, compiles=way is empty, is_slow=True)
-        for file in ("inductor/autoload.py", "__init__.py")
-        for way in (remove, empty, garble)
-    ),
-    Damage(file="inductor/autoload.py", way=panic, is_slow=True),
+    Damage(file="inductor/autoload.py", way=remove),
+    Damage(file="inductor/autoload.py", way=empty, compiles=True),
+    Damage(file="inductor/autoload.py", way=panic),
+    Damage(file="__init__.py", way=remove),
     Damage(file="__init__.py", way=panic),
-    Damage(file="inductor/__init__.py", way=garble, is_slow=True),
-    Damage(file="inductor/__init__.py", way=panic, is_slow=True),
-    # Nothing of it is needed.
-    Damage(file="inductor/__init__.py", way=remove, says=None, is_slow=True),
-    Damage(file="inductor/__init__.py", way=empty, says=None, is_slow=True),
-    Damage(file="settings.py", way=garble, says="SyntaxError", is_slow=True),
+    Damage(file="inductor/__init__.py", way=garble),
+    Damage(file="inductor/__init__.py", way=remove, says=None),  # nothing of it is needed
+    Damage(file="settings.py", way=garble, says="SyntaxError"),
     Damage(file="gemm/problem.py", way=cut, says="problem", compiles=True),
 ]
 
@@ -130,13 +123,7 @@ def installation(site: Path) -> Path:
     return site / package.name
 
 
-every_damage = pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(one, id=str(one), marks=pytest.mark.slow if one.is_slow else ())
-        for one in DAMAGES
-    ],
-)
+every_damage = pytest.mark.parametrize("damage", DAMAGES, ids=str)
 
 
 @every_damage
@@ -173,7 +160,6 @@ except nvgemm_runtime.errors.ToolchainError as error:
     assert "--force-reinstall --no-deps . in nvgemm-aot's checkout" in run.said.splitlines()[-1]
 
 
-@pytest.mark.slow
 def test_without_max_autotune_a_missing_part_is_said_and_leaves_gemms_to_aten(
     recording_bundle: BuiltBundle, tmp_path: Path
 ) -> None:

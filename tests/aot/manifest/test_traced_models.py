@@ -85,8 +85,19 @@ def test_weights_are_those_counted_by_hand(stem: str) -> None:
     assert found == {name: (n, k) for name, (n, k, _) in WEIGHTS[stem].items()}
 
 
+UNEVEN = (
+    "deepseek-v2-lite",
+    "gemma-3-4b",
+    "glm-4.5-air",
+    "llama-4-scout",
+    "qwen3-next-80b-a3b",
+    "whisper-large-v3",
+)
+"""Models of which not all layers are alike."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("stem", WEIGHTS)
+@pytest.mark.parametrize("stem", UNEVEN)
 def test_published_models_call_each_weight_so_often(stem: str, tmp_path: Path) -> None:
     found = {}
     for gemm in gemms(read(tmp_path, config(stem, whole=True))):

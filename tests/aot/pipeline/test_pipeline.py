@@ -517,7 +517,7 @@ def test_killed_at_any_point_the_next_build_is_right(
     for attempt in range(20):
         process = subprocess.Popen([sys.executable, script, tmp_path], env=environment)
         try:
-            process.wait(timeout=0.3 + 0.15 * attempt)
+            process.wait(timeout=0.3 + 0.4 * attempt)
             break
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)

@@ -99,12 +99,11 @@ def test_real_kernels_are_built_for_both_platforms_and_cuda_versions(
     for cuda in CUDA_VERSIONS:
         assert device_code["linux_x86_64", cuda] == device_code["linux_aarch64", cuda]
     assert device_code["linux_x86_64", "cu12"] != device_code["linux_x86_64", "cu13"]
-    # Kernels that were compiled once for both platforms are those of a build for each alone.
-    for target in ("sm_90a", "{arch: sm_90a, platform: linux_aarch64}"):
-        head, _, tail = MANIFEST.partition("targets:")
-        text = f"{head}targets: [{target}]\ngemms:{tail.partition('gemms:')[2]}"
-        (tmp_path / "alone.yaml").write_text(text)
-        alone = load_manifest(tmp_path / "alone.yaml")
-        [one] = build(alone, tmp_path / "alone", Cache(tmp_path / "cache")).bundles
-        together = {path.name: path for path in (tmp_path / "dist").iterdir()}
-        assert one.path.read_bytes() == together[one.path.name].read_bytes()
+    # A kernel that was compiled once for both platforms is that of a build for the second alone.
+    head, _, tail = MANIFEST.partition("targets:")
+    target = "{arch: sm_90a, platform: linux_aarch64}"
+    text = f"{head}targets: [{target}]\ngemms:{tail.partition('gemms:')[2]}"
+    (tmp_path / "alone.yaml").write_text(text)
+    alone = load_manifest(tmp_path / "alone.yaml")
+    [one] = build(alone, tmp_path / "alone", Cache(tmp_path / "cache")).bundles
+    assert one.path.read_bytes() == (tmp_path / "dist" / one.path.name).read_bytes()

@@ -144,8 +144,7 @@ def instructions(targets: str, dtypes: str, path: Path, cache: Cache) -> dict[st
     return found
 
 
-def check_instructions(found: dict[str, Counter[str]], kernels: int) -> None:
-    assert len(found) == kernels
+def check_instructions(found: dict[str, Counter[str]]) -> None:
     for name, counts in found.items():
         loaded_at_once = int(name.rpartition("x")[2])
         assert counts["STG.E.128"] == 1, name
@@ -159,12 +158,7 @@ def check_instructions(found: dict[str, Counter[str]], kernels: int) -> None:
 
 @pytest.mark.slow
 def test_kernels_load_vectors_and_spill_nothing(tmp_path: Path, kernel_cache: Cache) -> None:
-    check_instructions(instructions("sm_90a", "bf16", tmp_path, kernel_cache), kernels=len(TILES))
-
-
-@pytest.mark.slow
-def test_kernels_of_every_target_do(tmp_path: Path, kernel_cache: Cache) -> None:
-    targets = [*ARCHITECTURES, "{arch: sm_90a, cuda: cu12}", "{arch: sm_100f, cuda: cu12}"]
-    targets.append("{arch: sm_90a, platform: linux_aarch64}")
+    targets = [*ARCHITECTURES, "{arch: sm_100f, cuda: cu12}"]
     found = instructions(", ".join(targets), "bf16, fp16", tmp_path, kernel_cache)
-    check_instructions(found, kernels=len(targets) * 2 * len(TILES))
+    assert len(found) == len(targets) * 2 * len(TILES)
+    check_instructions(found)

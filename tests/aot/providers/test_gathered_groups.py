@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from nvgemm_aot.pipeline.compiler import compile_all, make_tasks
 from nvgemm_aot.providers import Candidate, load_provider
 from nvgemm_aot.providers.quack import Quack
-from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES, BIAS, Epilogue
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.target import ARCHITECTURES
-from verified_builds import builds_verified_and_equal
 
 HOPPER = "sm_90a"
 
@@ -113,54 +108,3 @@ def test_cache_keys_hold_the_source_of_every_part(
 ) -> None:
     (code,) = {one.added_code for one in offered(signature_of(epilogue), HOPPER)}
     assert [part.split()[0] for part in code.split(", ")] == parts
-
-
-MANIFEST = """
-version: 1
-name: gathered
-targets: [{arch}]
-providers: [quack]
-candidates: 1
-defaults: {{op: gathered_grouped_mm, dtype: bf16}}
-gemms:
-  - {{groups: 8, epilogue: [none, bias, swiglu_halves, swiglu_halves_ups], mnk: [[4096, 512, 512]]}}
-  - {{groups: 8, layout: tt, epilogue: swiglu_oai_interleaved_kept, mnk: [[4096, 512, 512]]}}
-  - {{groups: 8, dtype: fp16, out: fp32, mnk: [[64, 512, 512]]}}
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100f"])
-def test_kernels_compile_verify_and_come_out_equal(tmp_path: Path, arch: str) -> None:
-    builds_verified_and_equal(MANIFEST.format(arch=arch), tmp_path)
-
-
-WIDEST = (
-    "cooperative_cluster2x1x1_tile256x160x64",
-    "cooperative_cluster1x1x1_tile128x256x64",
-    "pingpong_cluster2x1x1_tile128x192x64",
-)
-"""With the fewest registers left: tall, and with the most sums of a thread."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("epilogue", "layout", "dtype", "out"),
-    [
-        (None, "tt", "fp16", "fp32"),
-        (BIAS, "tn", "bf16", "fp32"),
-        (Epilogue.parse("swiglu_oai_halves"), "tn", "bf16", "bf16"),
-        (Epilogue.parse("geglu_halves_kept"), "tn", "fp16", "fp16"),
-        (Epilogue.parse("geglu_interleaved_kept"), "tt", "bf16", "bf16"),
-        (Epilogue.parse("geglu_halves_ups"), "tt", "bf16", "bf16"),
-    ],
-)
-def test_the_widest_spill_no_registers(
-    kernel_cache: Cache, epilogue: Epilogue | None, layout: str, dtype: str, out: str
-) -> None:
-    """One that spills is a failure of the build."""
-    found = offered(signature_of(epilogue, layout, dtype, out), HOPPER)
-    widest = [one for one in found if one.operator.endswith(WIDEST)]
-    assert widest
-    tasks = make_tasks(widest, build_target(HOPPER), Quack())
-    assert not compile_all(tasks, kernel_cache, jobs=2).failures

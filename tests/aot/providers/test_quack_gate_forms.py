@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from pathlib import Path
 
 import pytest
 import torch
 
-from nvgemm_aot.pipeline.compiler import compile_all, make_tasks
 from nvgemm_aot.providers import Candidate
 from nvgemm_aot.providers.quack import Quack, activations, gate_gradient, gate_ups, gated
 from nvgemm_aot.providers.quack.designs import Design
-from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.gemm.epilogues import (
     ALL_EPILOGUES,
@@ -26,7 +23,6 @@ from nvgemm_runtime.gemm.epilogues import (
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import SUMMED_COLUMNS
 from nvgemm_runtime.moe.activations import GatedActivation
-from verified_builds import builds_verified_and_equal
 
 HOPPER = "sm_90a"
 
@@ -183,53 +179,3 @@ def test_gradients_are_those_of_torch(gate: Gate, monkeypatch: pytest.MonkeyPatc
         gave = activation.apply(*(torch.tensor(value, dtype=torch.float64) for value in (one, up)))
         wanted.append(grad * gave.item())
         assert list(gradients(one, up, grad)) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
-
-
-FORMS = """
-version: 1
-name: forms
-targets: [{arch}]
-providers: [quack]
-candidates: 1
-defaults: {{op: grouped_mm, dtype: bf16}}
-gemms:
-  - {{groups: 8, epilogue: [{epilogues}], mnk: [[4096, 512, 512]]}}
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arch", "epilogues"),
-    [
-        ("sm_90a", "swiglu_halves_kept, swiglu_oai_interleaved_gradient"),
-        ("sm_90a", "swiglu_oai_halves_kept, geglu_interleaved_kept, geglu_halves_gradient"),
-        (
-            "sm_100f",
-            "geglu_halves_kept, swiglu_oai_interleaved_kept, swiglu_oai_halves_gradient, "
-            "geglu_interleaved_gradient",
-        ),
-        ("sm_90a", "swiglu_halves_ups, geglu_halves_ups"),
-        ("sm_90a", "swiglu_oai_halves_gradient_sums, geglu_interleaved_gradient_sums"),
-        ("sm_100f", "geglu_halves_gradient_sums, swiglu_oai_interleaved_gradient_sums"),
-        ("sm_100f", "geglu_halves_ups, swiglu_halves_ups"),
-    ],
-)
-def test_forms_of_gates_compile_verify_and_come_out_equal(
-    tmp_path: Path, arch: str, epilogues: str
-) -> None:
-    builds_verified_and_equal(FORMS.format(arch=arch, epilogues=epilogues), tmp_path)
-
-
-WIDEST = ("cooperative_cluster1x1x1_tile256x128x64", "pingpong_cluster1x1x1_tile128x208x64")
-"""With the most sums of a thread in the library's steps, 128, and in narrow ones, 208."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("epilogue", UPS)
-def test_ups_of_the_most_sums_spill_no_registers(kernel_cache: Cache, epilogue: Epilogue) -> None:
-    """One that spills is a failure of the build."""
-    signature = Signature.parse(f"grouped_mm/tn/bf16xbf16/fp32/bf16/{epilogue.name}")
-    widest = [one for one in offered(signature, HOPPER) if one.operator.endswith(WIDEST)]
-    assert len(widest) == len(WIDEST)
-    tasks = make_tasks(widest, build_target(HOPPER), Quack())
-    assert not compile_all(tasks, kernel_cache, jobs=2).failures

@@ -162,19 +162,17 @@ def planted_kernels(cache: Cache, out: Path) -> list[bytes]:
 
 
 @pytest.mark.slow
-@ways
 @pytest.mark.parametrize("place", ["entries", "folders"])
 def test_a_build_compiles_anew_where_others_could_have_planted_kernels(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    expose: Callable[[Path], None],
     place: str,
 ) -> None:
     cache = Cache(tmp_path / "cache")
     honest = planted_kernels(cache, tmp_path / "before")
     entries = cache.directory / "entries"
     for exposed in [entries] if place == "entries" else list(entries.iterdir()):
-        expose(exposed)
+        open_to_the_group(exposed)
     before = {path: path.read_bytes() for path in entries.rglob("*") if path.is_file()}
     built = build(some_manifest(), tmp_path / "out", cache, provider=FakeProvider())
     assert built.compiled == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -108,8 +109,13 @@ def test_values_of_fp4_are_all_there_are() -> None:
         assert len(bytes_of(tensor).unique()) == 256
 
 
-@pytest.mark.parametrize("key", KEYS)
-@pytest.mark.parametrize("k", [32, 96, 4096, pytest.param(2**20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("key", "k"),
+    [
+        *itertools.product(KEYS, (32, 96, 4096)),
+        *(pytest.param(key, 2**20, marks=pytest.mark.slow) for key in (MXFP8, NVFP4)),
+    ],
+)
 def test_sums_fit_into_fp8(key: str, k: int) -> None:
     signature = Signature.parse(key.replace("/bf16/", "/fp8_e4m3/"))
     posed = Problem(signature=signature, m=16, n=32, k=k)
@@ -199,11 +205,9 @@ def test_one_scale_that_is_another_is_noticed(key: str, place: int) -> None:
 @pytest.mark.parametrize(
     ("provider", "key"),
     [
-        pytest.param(WrongScales(), MXFP8, marks=pytest.mark.slow),
+        (WrongScales(), MXFP8),
         (WrongScales(), NVFP4),
-        pytest.param(WrongScales(), NVFP4_E8M0, marks=pytest.mark.slow),
-        pytest.param(WrongValues(), MXFP4, marks=pytest.mark.slow),
-        (WrongValues(), NVFP4),
+        (WrongValues(), MXFP4),
     ],
 )
 def test_kernels_that_read_blocks_wrong_are_thrown_out(

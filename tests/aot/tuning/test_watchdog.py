@@ -81,10 +81,7 @@ def test_without_a_hang_the_bundle_is_that_of_one_process(tuner: Tuner) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "bench",
-    ["hangs_when_timed", pytest.param("hangs_back_to_back", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("bench", ["hangs_when_timed", "hangs_back_to_back"])
 def test_a_kernel_that_hangs_is_named_dropped_and_recorded(
     tuner: Tuner, bench: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -103,8 +100,9 @@ def test_a_kernel_that_hangs_is_named_dropped_and_recorded(
     assert tuner.kernels == {*names.values()} - {HANGING}
     assert tuner.orders == [["Cpu_16x16", "Cpu_1x1"]] * 3
     assert steps[-1] == (3, 3)
-    again = watched(tuner, "hangs_when_timed")
-    assert (again.measured_now, again.hanging) == (0, tuned.hanging), "it does not run again"
+    if bench == "hangs_when_timed":
+        again = watched(tuner, bench)
+        assert (again.measured_now, again.hanging) == (0, tuned.hanging), "it does not run again"
 
 
 @pytest.mark.slow
@@ -142,17 +140,6 @@ def test_many_hangs_end_the_run_and_what_is_known_stays(
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_followed_by_another(
-    tuner: Tuner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("WATCHED_BENCH_DIED", str(tuner.beside("died")))
-    tuned = watched(tuner, "dies_once")
-    assert "the measuring process died by SIGKILL while it ran" in caplog.text
-    assert [*tuned.outcomes] == KEYS
-    assert (tuned.hanging, tuned.broken) == ((), {})
-
-
-@pytest.mark.slow
 def test_a_kernel_that_ends_its_process_while_timed_is_left_out_after_the_second_time(
     tuner: Tuner, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -172,9 +159,9 @@ def test_a_kernel_that_ends_its_process_while_timed_is_left_out_after_the_second
 def test_where_all_end_their_processes_the_next_command_does_not_begin_anew(
     tuner: Tuner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog, "MOST_ENDS", 3)
-    for deaths in (3, 6):
-        with pytest.raises(TuningError, match="3 measuring processes hung or died"):
+    monkeypatch.setattr(watchdog, "MOST_ENDS", 2)
+    for deaths in (2, 4):
+        with pytest.raises(TuningError, match="2 measuring processes hung or died"):
             watched(tuner, "always_dies")
         assert state_path(tuner.path).read_text().count('"died"') == deaths
     lines = [json.loads(line) for line in state_path(tuner.path).read_text().splitlines()]
@@ -281,13 +268,7 @@ main(prog_name="nvgemm-aot")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "by",
-    [
-        *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGTERM)),
-        signal.SIGKILL,
-    ],
-)
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_is_left_behind_by_an_end_from_outside(tuner: Tuner, by: signal.Signals) -> None:
     command = ["tune", str(tuner.tunable), "-o", str(tuner.path), "--hang-after", "600s"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

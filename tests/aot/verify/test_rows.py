@@ -7,73 +7,33 @@ another way than before. Bytes are not held, for they change with every patch of
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nvgemm_aot.bundle.content import BuiltKernel, BundleContent
-from nvgemm_aot.bundle.writer import write_bundle
-from nvgemm_aot.pipeline.compiler import Task, compile_all, make_tasks
-from nvgemm_aot.providers import load_provider
+from nvgemm_aot.bundle.content import BuiltKernel
+from nvgemm_aot.pipeline.compiler import compile_all
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.targets import build_target
 from nvgemm_aot.verify.bundle import EPILOGUES, GROUPS, POINTERS, UNPROVED, Report, verify_bundle
 from nvgemm_aot.verify.device.disassembler import require_disassembler
 from nvgemm_aot.verify.findings import Check
 from nvgemm_runtime.bundle.format import sha256_hex
 from nvgemm_runtime.gemm.problem import Signature
-from nvgemm_runtime.gemm.target import Target
-from repository import TESTS
+from row_kernels import ROWS, TARGETS, compile_rows, make_task, write_kernels
 
 pytestmark = pytest.mark.slow  # compiles a kernel of every row; a few others are verified always
-
-ROWS: dict[str, dict[str, Any]] = {
-    row.pop("row"): row for row in json.loads((TESTS / "data" / "rows.json").read_text())
-}
-TARGETS = sorted({row["target"] for row in ROWS.values()})
 
 
 @pytest.fixture(scope="module")
 def kernels(kernel_cache: Cache) -> dict[str, BuiltKernel]:
     """The kernel of each row."""
-    tasks = {name: _task(row) for name, row in ROWS.items()}
-    compiled = compile_all(list(tasks.values()), kernel_cache, jobs=2)
-    assert not compiled.failures
-    return {
-        name: BuiltKernel(**task.candidate.facts(), payload=compiled.kernels[task.key].payload)
-        for name, task in tasks.items()
-    }
-
-
-def _task(row: dict[str, Any]) -> Task:
-    is_quack = row["operator"].startswith("quack.")
-    provider = load_provider("quack" if is_quack else "cutlass_operators")
-    target = build_target(row["target"])
-    found = provider.enumerate(Signature.parse(row["signature"]), target).candidates
-    chosen = [candidate for candidate in found if candidate.operator == row["operator"]]
-    assert len(chosen) == 1, f"{row['operator']} is {len(chosen)} of {len(found)} candidates"
-    (task,) = make_tasks(chosen, target, provider)
-    return task
+    return compile_rows(ROWS, kernel_cache)
 
 
 def verify(folder: Path, arch: str, *kernels: BuiltKernel) -> Report:
-    path = folder / f"{arch}.nvgemm"
-    write_bundle(
-        path,
-        BundleContent(
-            target=Target(arch=arch),
-            device=build_target(arch).device.name,
-            generator="test",
-            build_key=sha256_hex(b"build"),
-            toolchain={"test": "1"},
-            kernels=kernels,
-            rankings=(),
-        ),
-    )
-    return verify_bundle(path, disassemble=True, jobs=2)
+    return verify_bundle(write_kernels(folder, arch, kernels), disassemble=True, jobs=2)
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +207,7 @@ def test_kernels_that_spill_are_not_kept(kernel_cache: Cache) -> None:
     )
     signature = "mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp16/fp32_row"
     row = {"target": "sm_100f", "signature": signature, "operator": operator}
-    task = _task(row)
+    task = make_task(row)
     (failure,) = compile_all([task], kernel_cache, jobs=1).failures
     assert "registers spill, 16 bytes a thread" in failure.reason
     assert kernel_cache.get(task.key) is None

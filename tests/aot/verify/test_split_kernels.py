@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from nvgemm_aot.pipeline.pipeline import build
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
-from nvgemm_aot.verify.device.disassembler import require_disassembler
+from nvgemm_aot.verify.device.disassembler import Disassembler, require_disassembler
 from nvgemm_aot.verify.device.order import OrderCode, check_order_code, read_order_code
 from nvgemm_aot.verify.findings import Check
 from nvgemm_aot.verify.kernel import inspect_kernel
@@ -53,6 +54,17 @@ def kernels(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> di
     return found
 
 
+class Remembering(Disassembler):
+    """Disassembles each kernel once, whatever its entry says."""
+
+    disassemble = functools.cache(Disassembler.disassemble)
+
+
+@functools.cache
+def disassembler() -> Disassembler:
+    return Remembering(**asdict(require_disassembler()))
+
+
 def checks_of(inspected: Inspected, **change: Any) -> dict[Check, str]:
     """What is found of a kernel whose entry is changed; members of the design are named so."""
     kernel, payload = inspected
@@ -63,7 +75,7 @@ def checks_of(inspected: Inspected, **change: Any) -> dict[Check, str]:
         payload,
         target=target.target,
         profiles=[target.device],
-        disassembler=require_disassembler(),
+        disassembler=disassembler(),
     )
     return {finding.check: finding.message for finding in findings}
 

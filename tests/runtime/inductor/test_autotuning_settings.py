@@ -10,49 +10,54 @@ from torch._inductor import config
 
 import nvgemm_runtime
 from inductor_session import InductorSession, warnings_of
-from nvgemm_aot.pipeline.pipeline import BuiltBundle
 
 pytestmark = pytest.mark.usefixtures("counted_anew")
 
 Tensor = torch.Tensor
 
-SETTINGS: dict[str, tuple[Any, ...]] = {
-    "pipeline_max_autotune_gemm": (True,),
-    "autotune_in_subproc": (True,),
-    "max_autotune": (True,),
-    "autotune_multi_device": (True,),
-    "autotune_fallback_to_aten": (True,),
-    "autotune_local_cache": (False,),
-    "autotune_num_choices_displayed": (0, None),
-    "benchmark_epilogue_fusion": (True, False),
-    "benchmark_fusion": (True,),
-    "benchmark_harness": (False,),
-    "benchmark_kernel": (True,),
-    "coordinate_descent_tuning": (True,),
-    "deterministic": (True,),
-    "force_disable_caches": (True,),
-    "incremental_autotune": (True,),
-    "max_autotune_allow_flexible_layouts": (True,),
-    "max_autotune_gemm_search_space": ("EXHAUSTIVE",),
-    "max_autotune_pointwise": (True,),
-    "max_autotune_prune_choices_based_on_shared_mem": (False,),
-    "max_autotune_report_choices_stats": (True, False),
-    "multi_kernel_hints": ([64],),
-    "precompilation_timeout_seconds": (0,),
-    "prologue_fusion": (True, False),
-    "search_autotune_cache": (True,),
-    "test_configs.autotune_choice_name_regex": ("mm",),
-    "test_configs.force_extern_kernel_in_multi_template": (True,),
-}
+TOGETHER: tuple[dict[str, Any], ...] = (
+    {
+        "autotune_local_cache": False,
+        "autotune_num_choices_displayed": 0,
+        "benchmark_epilogue_fusion": True,
+        "benchmark_fusion": True,
+        "benchmark_harness": False,
+        "benchmark_kernel": True,
+        "max_autotune_report_choices_stats": True,
+        "precompilation_timeout_seconds": 0,
+        "prologue_fusion": True,
+    },
+    {
+        "autotune_fallback_to_aten": True,
+        "autotune_multi_device": True,
+        "autotune_num_choices_displayed": None,
+        "benchmark_epilogue_fusion": False,
+        "coordinate_descent_tuning": True,
+        "max_autotune": True,
+        "max_autotune_gemm_search_space": "EXHAUSTIVE",
+        "max_autotune_pointwise": True,
+        "max_autotune_prune_choices_based_on_shared_mem": False,
+        "max_autotune_report_choices_stats": False,
+        "prologue_fusion": False,
+    },
+    {
+        "force_disable_caches": True,
+        "incremental_autotune": True,
+        "max_autotune_allow_flexible_layouts": True,
+        "multi_kernel_hints": [64],
+        "search_autotune_cache": True,
+    },
+    {"test_configs.autotune_choice_name_regex": "mm"},
+    {"test_configs.force_extern_kernel_in_multi_template": True},
+)
 """Settings that Inductor looks at when it times choices, with values other than its defaults."""
 
-QUICK = {"pipeline_max_autotune_gemm", "autotune_in_subproc", "deterministic"}
-
 CASES = [
-    pytest.param(name, value, marks=() if name in QUICK else pytest.mark.slow)
-    for name, values in SETTINGS.items()
-    for value in values
-    if name in config.get_config_copy()
+    *(
+        {name: True}
+        for name in ("pipeline_max_autotune_gemm", "autotune_in_subproc", "deterministic")
+    ),
+    *(pytest.param(one, marks=pytest.mark.slow) for one in TOGETHER),
 ]
 
 
@@ -60,23 +65,18 @@ def model(a: Tensor, b: Tensor) -> Tensor:
     return torch.relu(a @ b)
 
 
-@pytest.mark.parametrize(("name", "value"), CASES)
-def test_compiling_goes_on_as_without_bundles(
+@pytest.mark.parametrize("settings", CASES, ids=lambda settings: next(iter(settings)))
+def test_compiling_goes_on(
     inductor: InductorSession,
-    recording_bundle: BuiltBundle,
     operands: tuple[Tensor, Tensor],
-    name: str,
-    value: object,
+    settings: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    inductor.use()
-    with config.patch({name: value}):
-        stock = inductor.compile(model, *operands)
-        torch._dynamo.reset()
-        inductor.use(recording_bundle.path)
+    known = config.get_config_copy()
+    with config.patch({name: value for name, value in settings.items() if name in known}):
         compiled = inductor.compile(model, *operands)
-    torch.testing.assert_close(compiled.result, stock.result)
-    assert nvgemm_runtime.stats().met == 2
+    torch.testing.assert_close(compiled.result, model(*operands))
+    assert nvgemm_runtime.stats().met == 1
     assert warnings_of(caplog) == []
 
 

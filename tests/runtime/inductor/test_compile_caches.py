@@ -65,15 +65,6 @@ def test_a_cold_start_compiles_with_kernels(cold: Ran, home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_with_the_wheel_removed_the_graph_is_compiled_for_aten(home: Home, cold: Ran) -> None:
-    removed = home.run()
-    assert removed.right == [True, True]
-    assert (removed.hits, removed.misses) == (0, 1)
-    assert removed.launched == []
-    assert removed.count("nvgemm") == 0
-
-
-@pytest.mark.slow
 def test_with_the_wheel_upgraded_its_other_kernels_are_asked(
     home: Home, cold: Ran, upgraded_site: Path
 ) -> None:
@@ -86,7 +77,7 @@ def test_with_the_wheel_upgraded_its_other_kernels_are_asked(
 
 @pytest.mark.slow
 def test_a_warm_start_runs_the_kernels_from_the_cache(home: Home, site: Path, cold: Ran) -> None:
-    """The program does not name nvgemm-aot. The slow tests compile without the wheel in between."""
+    """The program does not name nvgemm-aot."""
     warm = home.run(site)
     assert warm.right == [True, True]
     assert (warm.hits, warm.misses) == (1, 0)
@@ -121,35 +112,21 @@ def order(module, arguments):
     def lies(x):
         return x.shape, x.stride()
     return [next(x for x in arguments if lies(x) == lies(y)) for y in module["get_args"]()]
-def hide(name):
-    for known in [known for known in sys.modules if known.split(".")[0] == name]:
-        del sys.modules[known]
-    sys.modules[name] = None
 """
-
-
-@pytest.fixture(params=["uninstalled", pytest.param("upgraded", marks=pytest.mark.slow)])
-def after(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path | None, str]:
-    """What is installed later, and what the program does before it runs cached graphs."""
-    if request.param == "uninstalled":
-        return None, "hide('nvgemm_runtime')"
-    site: Path = request.getfixturevalue("upgraded_site")
-    return site, ""
 
 
 @pytest.mark.slow
 def test_a_cached_graph_whose_kernels_are_gone_says_so_once_and_is_right(
-    home: Home, cold: Ran, after: tuple[Path | None, str], tmp_path: Path
+    home: Home, cold: Ran, upgraded_site: Path, tmp_path: Path
 ) -> None:
-    """The same module twice is two graphs; with our package, and without it."""
+    """The same module twice is two graphs; without our package: `test_default_mode_caches`."""
     (module,) = home.modules()
     copies = [tmp_path / name for name in ("first.py", "second.py")]
     for copy in copies:
         copy.write_text(module.read_text())
     code = RUN_CACHED.format(paths=[str(path) for path in copies])
-    site, first = after
     gone = Home(tmp_path / "gone")
-    run = gone.run(site, compiles=False, after=f"{code}{first}\nrun_cached()")
+    run = gone.run(upgraded_site, compiles=False, after=f"{code}\nrun_cached()")
     assert run.right == [True, True]
     assert run.launched == []
     assert run.count("nvgemm-kernels-model 1.0") == 1, run.said

@@ -177,22 +177,6 @@ def test_kernels_that_fail_leave_their_rows_to_aten(
 
 
 @pytest.mark.slow
-def test_a_static_size_needs_no_table(default_mode: InductorSession, measured: Path) -> None:
-    default_mode.use(measured)
-    compiled = default_mode.compile(torch.mm, *operands(16))
-    assert compiled.launched == (SQUARE,)
-    assert "nvgemm_aot::gemm_by_rows(" not in "\n".join(compiled.code).split("#endif")[-1]
-
-
-@pytest.mark.slow
-def test_required_is_served_by_a_table(default_mode: InductorSession, measured: Path) -> None:
-    default_mode.use(measured)
-    compiled = compile_dynamic(default_mode, options={"nvgemm_aot_mode": "required"})
-    for m, operator in COMPUTED_BY.items():
-        assert launched_at(default_mode, compiled, m) == only(operator), m
-
-
-@pytest.mark.slow
 def test_a_batch(default_mode: InductorSession, kernel_cache: Cache, tmp_path: Path) -> None:
     """The rows are those of each matrix."""
     tmp_path.chmod(0o755)
@@ -360,7 +344,6 @@ def package(measured: Path, home: Home, tmp_path_factory: pytest.TempPathFactory
         "with bundles": (run, bundles),
         "as an archive": (RUN_ARCHIVE.format(path=path, sizes=SIZES), bundles),
         "called once": (CALL_ONCE.format(path=path), bundles),
-        "off": (run, {**bundles, "NVGEMM_AOT": "off"}),
         "without kernels": ("import nvgemm_runtime\nnvgemm_runtime.load_operators()\n" + run, {}),
         "damaged": (run, {"NVGEMM_AOT_BUNDLES": str(damaged)}),
     }
@@ -392,14 +375,6 @@ def test_the_first_call_loads_the_kernels_of_all_sizes(package: dict[str, Ran]) 
     ran = package["called once"]
     assert ran.right == [True] * 4, "two kernels of each of the two tables"
     assert ran.launched == []
-
-
-@pytest.mark.slow
-def test_a_package_is_right_where_kernels_are_off(package: dict[str, Ran]) -> None:
-    ran = package["off"]
-    assert ran.right == [True] * len(SIZES)
-    assert ran.launched == []
-    assert "nvgemm" not in ran.said
 
 
 @pytest.mark.slow

@@ -322,8 +322,7 @@ GATED = {8: WIDE, 16: SQUARE, 24: SQUARE}
 @pytest.mark.slow
 @pytest.mark.skipif(RELEASE < (2, 13), reason="no dynamic size is fused")
 @pytest.mark.parametrize("unfused_ms", [1000.0, 200.0])
-@pytest.mark.parametrize("is_required", [False, True])
-@pytest.mark.parametrize("kind", ["gated", "activation"])
+@pytest.mark.parametrize(("kind", "is_required"), [("gated", False), ("activation", True)])
 def test_kernels_with_an_epilogue_have_no_rows_of_atens(
     inductor: InductorSession,
     kernel_cache: Cache,

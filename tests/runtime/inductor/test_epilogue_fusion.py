@@ -93,12 +93,11 @@ def once_rounded(linear: torch.nn.Linear, x: Tensor, activation: str) -> Tensor:
     return ACTIVATIONS[activation](product).to(x.dtype)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(
-    "lead",
+    ("activation", "lead"),
     [
-        pytest.param((M,), id="matrix"),
-        pytest.param((2, M // 2), id="batch", marks=pytest.mark.slow),
+        *((activation, (M,)) for activation in ACTIVATIONS),
+        pytest.param("silu", (2, M // 2), id="batch", marks=pytest.mark.slow),
     ],
 )
 def test_a_fused_kernel_that_is_faster_computes(
@@ -249,57 +248,47 @@ LEFT_ALONE: dict[str, Callable[[torch.nn.Linear], Callable[[Tensor], Any]]] = {
 }
 
 
-LEFT_ALONE_QUICKLY = {
-    "its result is used by a sum",
-    "the sum is used again",
-    "exact gelu",
-    "a scaled sum",
-    "no bias",
-    "a row along another dimension",
-}
-"""A few of them; the slow tests look at all."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in LEFT_ALONE_QUICKLY else pytest.mark.slow)
-        for name in LEFT_ALONE
-    ],
-)
 def test_other_graphs_are_left_alone(
-    session: InductorSession, name: str, caplog: pytest.LogCaptureFixture
+    session: InductorSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    function = LEFT_ALONE[name](layer())
-    x = rows()
-    compiled = session.compile(function, x)
-    torch.testing.assert_close(compiled.result, function(x), rtol=2**-6, atol=2e-2)
+    """All in one compilation, with operands of its own for each, so that none meets another."""
+    functions = [make(layer()) for make in LEFT_ALONE.values()]
+
+    def results(*given: Tensor) -> Any:
+        return [function(x) for function, x in zip(functions, given)]
+
+    given = [rows() for _ in functions]
+    compiled = session.compile(results, *given, fullgraph=True)
+    torch.testing.assert_close(compiled.result, results(*given), rtol=2**-6, atol=2e-2)
     assert compiled.launched == ()
     assert "nvgemm" not in compiled.code[0]
     assert warnings_of(caplog) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "expression",
-    [
-        pytest.param(lambda y, c: functional.relu(y.reshape(-1, 1) + c), marks=pytest.mark.slow),
-        pytest.param(lambda y, c: functional.silu(y.reshape(-1, N, 1) + c), marks=pytest.mark.slow),
-        lambda y, c: functional.relu(y.reshape(-1, 1, N) + c.expand(y.shape[0], N)),
-    ],
-)
-def test_a_broadcast_product_of_dynamic_size_is_left_alone(
-    session: InductorSession, expression: Callable[[Tensor, Tensor], Tensor]
-) -> None:
-    function = of_product(expression)(layer())
-    x = rows()
-    torch._dynamo.mark_dynamic(x, 0)
-    compiled = session.compile(function, x, dynamic=None)
+def test_broadcast_products_of_dynamic_size_are_left_alone(session: InductorSession) -> None:
+    functions = [
+        of_product(expression)(layer())
+        for expression in (
+            lambda y, c: functional.relu(y.reshape(-1, 1) + c),
+            lambda y, c: functional.silu(y.reshape(-1, N, 1) + c),
+            lambda y, c: functional.relu(y.reshape(-1, 1, N) + c.expand(y.shape[0], N)),
+        )
+    ]
+
+    def results(*given: Tensor) -> Any:
+        return [function(x) for function, x in zip(functions, given)]
+
+    given = [rows() for _ in functions]
+    for x in given:
+        torch._dynamo.mark_dynamic(x, 0)
+    compiled = session.compile(results, *given, dynamic=None)
     assert compiled.launched == ()
     for count in (M, 5):
-        x = rows(count)
-        torch.testing.assert_close(compiled.function(x), function(x), rtol=2**-6, atol=2e-2)
+        given = [rows(count) for _ in functions]
+        found = compiled.function(*given)
+        torch.testing.assert_close(found, results(*given), rtol=2**-6, atol=2e-2)
 
 
 @pytest.mark.parametrize(
@@ -327,8 +316,7 @@ def test_a_row_for_each_of_a_reshaped_product(
     ("backends", "fused_ones"),
     [
         ("ATEN", {"relu"}),
-        pytest.param("ATEN,TRITON", set(ACTIVATIONS), marks=pytest.mark.slow),
-        pytest.param("triton, aten", set(ACTIVATIONS), marks=pytest.mark.slow),
+        ("triton, aten", set(ACTIVATIONS)),
     ],
 )
 def test_nothing_rounds_otherwise_than_it_might_without_us(
@@ -368,20 +356,14 @@ def test_settings_that_leave_graphs_alone(
     assert not [event for event in events() if "silu" in event["gemm"]]
 
 
-@pytest.mark.parametrize(
-    "activation",
-    ["relu", *(pytest.param(one, marks=pytest.mark.slow) for one in ("gelu_tanh", "silu"))],
-)
-def test_nothing_is_fused_where_aten_may_not_compute(
-    session: InductorSession, activation: str
-) -> None:
+def test_nothing_is_fused_where_aten_may_not_compute(session: InductorSession) -> None:
     """Inductor has no choice for the CPU then, and neither has it with bundles."""
-    linear, function, x = layer(), ACTIVATIONS[activation], rows()
+    linear, x = layer(), rows()
     with (
         config.patch(max_autotune_gemm_backends="TRITON"),
         pytest.raises(Exception, match="No choices"),
     ):
-        session.compile(lambda x: function(linear(x)), x)
+        session.compile(lambda x: functional.relu(linear(x)), x)
 
 
 @pytest.mark.slow

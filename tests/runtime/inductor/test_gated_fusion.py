@@ -118,11 +118,14 @@ def tensors(*lead: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Te
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in FORMS],
-)
-@pytest.mark.parametrize(
-    "lead", [(M,), pytest.param((2, M // 2), id="batch", marks=pytest.mark.slow)]
+    ("name", "lead"),
+    [
+        *(pytest.param(n, (M,), marks=() if n in QUICK else pytest.mark.slow) for n in FORMS),
+        *(
+            pytest.param(n, (2, M // 2), id=f"batch, {n}", marks=pytest.mark.slow)
+            for n in ("interleaved", "two products")
+        ),
+    ],
 )
 def test_a_kernel_that_is_faster_computes(
     session: InductorSession,
@@ -150,11 +153,8 @@ def test_a_kernel_that_is_faster_computes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lead", [(2, M // 2), pytest.param((M,), marks=pytest.mark.slow)])
-def test_a_result_that_a_gemm_uses_is_fused(
-    session: InductorSession, lead: tuple[int, ...]
-) -> None:
-    x, w = tensors(*lead)
+def test_a_result_that_a_gemm_uses_is_fused(session: InductorSession) -> None:
+    x, w = tensors(2, M // 2)
     down = torch.randn(K, HALF, dtype=torch.bfloat16)
     compiled = session.compile(lambda x, w, d: functional.linear(chunked(x, w), d), x, w, down)
     assert len(compiled.launched) == 1
@@ -334,26 +334,20 @@ LEFT_ALONE = (
     of_rows, reshaped_columns, broadcast, of_columns_of_the_weight, two_inputs, biased,
     another_limit, weighted_one, weighted_sum_in_silu,
 )  # fmt: skip
-LEFT_ALONE_QUICKLY = (result_quantized, product_used_again, weighted_one)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "function",
-    [
-        pytest.param(one, marks=() if one in LEFT_ALONE_QUICKLY else pytest.mark.slow)
-        for one in LEFT_ALONE
-    ],
-    ids=lambda function: function.__name__,
-)
 def test_other_graphs_are_left_alone(
-    session: InductorSession,
-    function: Callable[[Tensor, Tensor], Any],
-    caplog: pytest.LogCaptureFixture,
+    session: InductorSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    x, w = tensors(M)
-    compiled = session.compile(function, x, w)
-    torch.testing.assert_close(compiled.result, function(x, w), rtol=2**-6, atol=2e-2)
+    """All in one compilation, with operands of its own for each, so that none meets another."""
+
+    def functions(*operands: tuple[Tensor, Tensor]) -> Any:
+        return [function(x, w) for function, (x, w) in zip(LEFT_ALONE, operands)]
+
+    operands = [tensors(M) for _ in LEFT_ALONE]
+    compiled = session.compile(functions, *operands, fullgraph=True)
+    torch.testing.assert_close(compiled.result, functions(*operands), rtol=2**-6, atol=2e-2)
     assert compiled.launched == ()
     assert "nvgemm" not in compiled.code[0]
     assert warnings_of(caplog) == []
@@ -411,11 +405,9 @@ def test_a_change_of_m_compiles_nothing(session: InductorSession) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["chunked", pytest.param("interleaved", marks=pytest.mark.slow)])
-def test_operands_that_the_kernel_cannot_take_go_to_aten(
-    session: InductorSession, name: str
-) -> None:
-    function, _ = FORMS[name]
+def test_operands_that_the_kernel_cannot_take_go_to_aten(session: InductorSession) -> None:
+    """`test_aten_in_place_of_the_kernel_of_gpt_oss` has the other order."""
+    function, _ = FORMS["chunked"]
     flat = torch.randn(M * K + 1, dtype=torch.bfloat16)
     _, w = tensors(M)
     compiled = session.compile(function, flat[:-1].view(M, K), w)

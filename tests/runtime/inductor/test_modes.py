@@ -175,7 +175,6 @@ except nvgemm_runtime.errors.SettingError as error:
     ("variable", "options", "said"),
     [
         ("required", "{}", ["True", "[]", "here"]),
-        ("required", '{"nvgemm_aot_mode": "auto"}', ["compiled", "[]", "here"]),
         ("off", "{}", ["compiled", "[]", "not here"]),
     ],
 )

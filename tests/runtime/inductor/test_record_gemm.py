@@ -215,24 +215,9 @@ def test_processes_with_warm_caches_meet_their_gemms(home: Home) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("variables", "said"),
-    [
-        (
-            {"NVGEMM_AOT_RECORD": "missing/out.yaml"},
-            "missing/out.yaml: cannot record GEMMs there: No such file",
-        ),
-        pytest.param(
-            {"NVGEMM_AOT_RECORD": "out.yaml", "NVGEMM_AOT_RECORD_TARGET": "sm_80"},
-            "NVGEMM_AOT_RECORD_TARGET=sm_80: nothing builds for it",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_what_cannot_be_recorded_is_said_at_the_import_of_torch(
-    home: Home, variables: dict[str, str], said: str
-) -> None:
-    assert home.run(compiles=False, variables=variables).count(said) == 1
+def test_what_cannot_be_recorded_is_said_at_the_import_of_torch(home: Home) -> None:
+    ran = home.run(compiles=False, variables={"NVGEMM_AOT_RECORD": "missing/out.yaml"})
+    assert ran.count("missing/out.yaml: cannot record GEMMs there: No such file") == 1
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,35 +80,6 @@ def test_the_cpu_has_no_kernels_but_for_tests(
     outcome = fallback.request(cpu_provider.problem(), device_facts("cpu", 0)).result(0)
     assert outcome.reason == "nothing compiles kernels for the CPU"
     assert not machine.others()
-
-
-@pytest.mark.slow
-def test_real_kernels_come_through_the_server(
-    machine: JitMachine,
-    fallback: JitClient,
-    kernel_cache: Cache,
-    real_bundles: dict[str, Path],
-) -> None:
-    machine.set(
-        NVGEMM_AOT_CACHE=str(kernel_cache.directory),
-        NVGEMM_AOT_JIT_CANDIDATES="3",
-        NVGEMM_AOT_JIT_PROVIDER="cutlass_operators",
-    )
-    wanted = Problem.parse("mm/tn/bf16xbf16/fp32/bf16/m8n4096k4096")
-    outcome = fallback.request(wanted, H200).result(120)
-    assert outcome.reason is None
-    assert outcome.bundle is not None
-    assert outcome.compiled <= 1, "two of the three are in the cache"
-    report = verify_bundle(outcome.bundle)
-    assert report.ok, report.findings
-    with Bundle(outcome.bundle) as kept, Bundle(real_bundles["sm_90a"]) as shipped:
-        ranked = [kept.header.kernels[place.kernel].id for place in kept.header.rankings[0].kernels]
-        assert kept.header.rankings[0].problem == wanted
-        assert len(ranked) == 3
-        of_shipped = next(r for r in shipped.header.rankings if r.problem == wanted)
-        assert {shipped.header.kernels[place.kernel].id for place in of_shipped.kernels} <= set(
-            ranked
-        )
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,9 +98,6 @@ def all_kernels(gate: str = "swiglu", order: str = "halves") -> dict[str, list[E
     return {"tn": [None, joined, kept], "tt": [None, gradient]}
 
 
-BACKENDS = [pytest.param("aot_eager", marks=pytest.mark.slow), "inductor"]
-
-
 def with_tokens(made: dict[str, Any]) -> dict[str, Any]:
     """With eleven tokens, some of which several experts have."""
     tokens = torch.randn(11, 32, dtype=torch.bfloat16).requires_grad_()
@@ -119,49 +117,45 @@ def with_pair(made: dict[str, Any]) -> dict[str, Any]:
     return {**made, "w_up": tuple(halves)}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("order", ["halves", "interleaved"])
 @pytest.mark.parametrize(
-    "activation", ["swiglu", "swiglu_oai", pytest.param("geglu", marks=pytest.mark.slow)]
+    ("activation", "order"),
+    [
+        *itertools.product(("swiglu", "swiglu_oai"), ("halves", "interleaved")),
+        pytest.param("geglu", "halves", marks=pytest.mark.slow),
+    ],
 )
 def test_a_step_runs_the_kernels_that_it_runs_when_called(
-    activation: str, order: str, backend: str, install: Install
+    activation: str, order: str, install: Install
 ) -> None:
     kernels = all_kernels(activation, order)
     installed = install(kernels)
     biases = ["up_bias"] if activation == "swiglu_oai" else []
     made = operands_for_kernels(*biases) | {"activation": activation, "weights": order}
-    found = gradients(compiled(backend=backend), made)
+    found = gradients(compiled(backend="inductor"), made)
     assert installed.epilogues() == [kernels["tn"][2], None, kernels["tt"][1], None]
     assert_same(found, gradients(experts, made), 2**-7)
     with torch.no_grad():
-        out = compiled(backend=backend)(**made)
+        out = compiled(backend="inductor")(**made)
         installed.launched.clear()
-        out = compiled(backend=backend)(**made)
+        out = compiled(backend="inductor")(**made)
         assert installed.epilogues() == [kernels["tn"][1], None]
         assert torch.equal(out, experts(**made))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_two_weights_have_the_gradient_of_the_gate_by_a_kernel(
-    backend: str, install: Install
-) -> None:
+def test_two_weights_have_the_gradient_of_the_gate_by_a_kernel(install: Install) -> None:
     installed = install({"tn": [None], "tt": [None, GRADIENT]})
     made = with_pair(operands_for_kernels())
-    found = gradients(compiled(backend=backend), made)
+    found = gradients(compiled(backend="inductor"), made)
     assert installed.epilogues() == [None, None, None, GRADIENT, None, None]
     installed.remove()
     assert_same(found, gradients(experts, made), 2**-5)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_two_weights_have_the_gate_behind_the_product_of_ups(
-    backend: str, install: Install
-) -> None:
+def test_two_weights_have_the_gate_behind_the_product_of_ups(install: Install) -> None:
     installed = install({"tn": [None, UPS], "tt": [None, GRADIENT]})
     made = with_pair(operands_for_kernels())
-    found = gradients(compiled(backend=backend), made)
+    found = gradients(compiled(backend="inductor"), made)
     assert installed.epilogues() == [None, UPS, None, GRADIENT, None, None]
     assert_same(found, gradients(experts, made), 2**-7)
     graphs = Graphs()
@@ -169,26 +163,25 @@ def test_two_weights_have_the_gate_behind_the_product_of_ups(
     expected = {"paired_gated_rows": 1, "gate_gradient": 1, "rows": 3, "columns": 3}
     assert graphs.operators() == expected
     with torch.no_grad():
-        out = compiled(backend=backend)(**made)
+        out = compiled(backend="inductor")(**made)
         installed.launched.clear()
-        out = compiled(backend=backend)(**made)
+        out = compiled(backend="inductor")(**made)
         assert installed.epilogues() == [None, UPS, None]
         assert torch.equal(out, experts(**made))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_two_weights_add_one_gradient_of_rows_to_the_other(backend: str, install: Install) -> None:
+def test_two_weights_add_one_gradient_of_rows_to_the_other(install: Install) -> None:
     """In the memory of that one, which nobody else sees."""
     installed = install({"tn": [None, UPS], "tt": [None, GRADIENT, ADD]})
     made = with_pair(operands_for_kernels())
-    found = gradients(compiled(backend=backend), made)
+    found = gradients(compiled(backend="inductor"), made)
     assert installed.epilogues() == [None, UPS, None, GRADIENT, None, ADD]
     assert_same(found, gradients(experts, made), 2**-7)
     before = [one.detach().clone() for one in leaves(made)]
     torch._dynamo.reset()
     # A retained graph gives torch none of its buffers.
     with torch._functorch.config.patch(donated_buffer=False):
-        out = compiled(backend=backend)(**made)
+        out = compiled(backend="inductor")(**made)
     grad, result = torch.randn_like(out), out.detach().clone()
     given = grad.clone()
     first, second = (
@@ -307,8 +300,7 @@ def test_routing_weights(activation: str, order: str, wants_scores: bool, instal
 
 
 @pytest.mark.parametrize("is_gathered", [True, False], ids=["by a kernel", "by operators"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_rows_of_tokens_are_added(backend: str, is_gathered: bool, install: Install) -> None:
+def test_rows_of_tokens_are_added(is_gathered: bool, install: Install) -> None:
     """By a kernel where one serves; else by operators, to the same sums.
 
     Forward and backward, where also the gradient of rows and the rows themselves are weighed.
@@ -319,7 +311,7 @@ def test_rows_of_tokens_are_added(backend: str, is_gathered: bool, install: Inst
     made["x"] = made["x"].detach()[:9].clone().requires_grad_()
     made["chosen"] = torch.arange(18).reshape(9, 2) * 3 % 5  # some are of another rank
     made["routing_weights"] = torch.rand(9, 2).requires_grad_()
-    found = gradients(compiled(routed_experts, backend=backend), made)
+    found = gradients(compiled(routed_experts, backend="inductor"), made)
     added = [one.op for one in installed.launched if one.op is Op.GATHERED_MM]
     assert len(added) == (4 if is_gathered else 0)
     torch._dynamo.reset()
@@ -403,20 +395,19 @@ def with_rows(made: dict[str, Any], counts: list[int]) -> dict[str, Any]:
         *(pytest.param(one, marks=pytest.mark.slow) for one in ("pair", "pair with its gate")),
     ],
 )
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "mark",
     [torch._dynamo.mark_dynamic, torch._dynamo.decorators.mark_unbacked],
     ids=["dynamic", "unbacked"],
 )
 def test_one_graph_serves_any_number_of_rows(
-    mark: Callable[..., None], backend: str, order: str, install: Install
+    mark: Callable[..., None], order: str, install: Install
 ) -> None:
     installed = install(kernels_for(order))
     made = operands_for_kernels()
     if order != "halves":
         made = with_pair(made)
-    run = compiled(backend=backend)
+    run = compiled(backend="inductor")
     for counts in ([5, 0, 1, 12], [0, 3, 3, 1], [40, 0, 0, 7]):
         other = with_rows(made, counts)
         expected = gradients(experts, other)
@@ -452,7 +443,6 @@ def test_symbolic_sizes_of_weights_are_no_obstacle(is_pair: bool, install: Insta
     assert_same(found, gradients(experts, made), 2**-7)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "is_pair",
     [
@@ -460,13 +450,13 @@ def test_symbolic_sizes_of_weights_are_no_obstacle(is_pair: bool, install: Insta
         pytest.param(True, id="two weights", marks=pytest.mark.slow),
     ],
 )
-def test_a_graph_takes_rows_where_they_are(is_pair: bool, backend: str, install: Install) -> None:
+def test_a_graph_takes_rows_where_they_are(is_pair: bool, install: Install) -> None:
     """By the kernels that do so when called; without them, it copies the rows."""
     epilogues = [None, UPS] if is_pair else [KEPT]
     installed = install("tn tt", None, KEPT, UPS, gathering=epilogues)
     made = with_tokens(operands_for_kernels())
     made = with_pair(made) if is_pair else made
-    run = compiled(backend=backend)
+    run = compiled(backend="inductor")
     gradients(run, made)
     installed.launched.clear()
     found = gradients(run, made)
@@ -474,7 +464,7 @@ def test_a_graph_takes_rows_where_they_are(is_pair: bool, backend: str, install:
     assert taken == epilogues
     assert_same(found, gradients(experts, made), 2**-7)
     with torch.no_grad():
-        out = compiled(backend=backend)(**made)
+        out = compiled(backend="inductor")(**made)
     assert torch.equal(out, found[0])
     installed.remove()
     installed.launched.clear()
