@@ -213,7 +213,8 @@ def lib() -> native.Native:
 @pytest.fixture(scope="session")
 def register(lib: native.Native, tmp_path_factory: pytest.TempPathFactory) -> Register:
     """Compiles, loads and registers a kernel; returns its id and its handle."""
-    directory = tmp_path_factory.mktemp("kernels")
+    directory = _shared_directory(tmp_path_factory) / "loaded-kernels"
+    directory.mkdir(exist_ok=True)
     count = 0
 
     def register(
@@ -229,9 +230,10 @@ def register(lib: native.Native, tmp_path_factory: pytest.TempPathFactory) -> Re
         kernel = cpu_kernels.load(
             served,
             directory,
-            f"/* {count} */ {behaviour}",
+            behaviour,
             workspace_bytes=workspace_bytes,
             workspace=workspace,
+            number=count,
         )
         convention = parse_calling_convention(kernel.convention)
         assert convention is not None
