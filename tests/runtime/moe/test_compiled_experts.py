@@ -15,6 +15,7 @@ import torch._functorch.config
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor import config as inductor_config
 from torch._inductor.utils import fresh_cache
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -51,7 +52,7 @@ Install = Callable[..., Installed]
 def no_graphs() -> Iterator[None]:
     """Nothing compiled before, in memory or in torch's caches."""
     torch._dynamo.reset()
-    with fresh_cache():
+    with fresh_cache(), inductor_config.patch({"cpp.simdlen": 0}):
         yield
     torch._dynamo.reset()
 
