@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -71,6 +72,15 @@ _LONG = ("whole/test_quack_kernels.py", "whole/test_engines.py", "runtime/induct
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config.option, "loadscopereorder"):  # pytest-xdist begins with the most tests
         config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep what is collected, a million objects, out of the garbage collector's way."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -216,7 +226,8 @@ def lib() -> native.Native:
 @pytest.fixture(scope="session")
 def register(lib: native.Native, tmp_path_factory: pytest.TempPathFactory) -> Register:
     """Compiles, loads and registers a kernel; returns its id and its handle."""
-    directory = tmp_path_factory.mktemp("kernels")
+    directory = _shared_directory(tmp_path_factory) / "loaded-kernels"
+    directory.mkdir(exist_ok=True)
     count = 0
 
     def register(
@@ -232,9 +243,10 @@ def register(lib: native.Native, tmp_path_factory: pytest.TempPathFactory) -> Re
         kernel = cpu_kernels.load(
             served,
             directory,
-            f"/* {count} */ {behaviour}",
+            behaviour,
             workspace_bytes=workspace_bytes,
             workspace=workspace,
+            number=count,
         )
         convention = parse_calling_convention(kernel.convention)
         assert convention is not None

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fake_driver import FakeDriver, fake_driver
+from forked_scripts import ForkedScripts, forked_scripts
 from nvgemm_runtime.launch.loading import native
 
 
@@ -23,3 +24,10 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeDriver]:
     """Processes in which a stand-in for the CUDA driver is found."""
     with fake_driver(tmp_path_factory.mktemp("driver")) as driver:
         yield driver
+
+
+@pytest.fixture(scope="session")
+def scripts() -> Iterator[ForkedScripts]:
+    """Processes that have imported torch, and loaded nothing of ours."""
+    with forked_scripts("import torch, tvm_ffi") as scripts:
+        yield scripts

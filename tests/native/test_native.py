@@ -17,6 +17,7 @@ import tvm_ffi
 
 import cpu_kernels
 from cpu_kernels import Register, foreign, operands, signature
+from forked_scripts import ForkedScripts
 from nvgemm_runtime.gemm.problem import DType, Op
 from nvgemm_runtime.launch.loading import native
 
@@ -275,8 +276,11 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """
 
 
-def test_a_forked_child_loads_the_launcher_though_a_thread_of_its_parent_did() -> None:
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], check=True, timeout=600)
+def test_a_forked_child_loads_the_launcher_though_a_thread_of_its_parent_did(
+    scripts: ForkedScripts,
+) -> None:
+    done = scripts.run(FORK)
+    assert done.returncode == 0, done.stderr
 
 
 def _is_sleeping(thread: threading.Thread) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
+from forked_scripts import ForkedScripts
 from nvgemm_aot.pipeline.linker import c_compiler
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.launch.loading import native
@@ -109,10 +110,10 @@ native._load()
 """
 
 
-def test_a_library_that_is_cut_off_anywhere_is_named_and_kills_no_process(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CUT_ANYWHERE, str(tmp_path)], capture_output=True, text=True
-    )
+def test_a_library_that_is_cut_off_anywhere_is_named_and_kills_no_process(
+    scripts: ForkedScripts, tmp_path: Path
+) -> None:
+    done = scripts.run(CUT_ANYWHERE, str(tmp_path))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [int(line.split()[0]) for line in lines] == list(range(0, 101, 5))
@@ -179,10 +180,10 @@ native._load()
 """
 
 
-def test_a_library_with_zeros_inside_is_named_and_kills_no_process(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ZEROS, str(tmp_path)], capture_output=True, text=True
-    )
+def test_a_library_with_zeros_inside_is_named_and_kills_no_process(
+    scripts: ForkedScripts, tmp_path: Path
+) -> None:
+    done = scripts.run(ZEROS, str(tmp_path))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [int(line.split()[0]) for line in lines] == list(range(5, 100, 15))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import cpu_kernels
 from cpu_kernels import Register, operands, signature
+from forked_scripts import ForkedScripts
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.problem import DType, Op
 from nvgemm_runtime.launch.loading import native
@@ -164,9 +164,9 @@ torch.testing.assert_close(out, a @ a)
 """
 
 
-def test_the_library_alone_gives_operators_that_run(tmp_path: Path) -> None:
-    script = WITHOUT_PYTHON.format(path=sys.path, directory=str(tmp_path))
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
+def test_the_library_alone_gives_operators_that_run(scripts: ForkedScripts, tmp_path: Path) -> None:
+    done = scripts.run(WITHOUT_PYTHON.format(path=sys.path, directory=str(tmp_path)))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,8 +221,13 @@ def load(
     workspace_bytes: int = 0,
     workspace: TileWorkspace | None = None,
     takes_clusters: bool = False,
+    number: int = 0,
 ) -> LoadedKernel:
-    """Compile a kernel and load it, as it must be: with TVM-FFI already in the process."""
+    """Compile a kernel and load it, as it must be: with TVM-FFI already in the process.
+
+    Processes may share the directory. Kernels of one source that differ in their number are
+    compiled once, and have variables and an id of their own.
+    """
     text = source(
         served,
         behaviour,
@@ -227,13 +235,18 @@ def load(
         workspace=workspace,
         takes_clusters=takes_clusters,
     )
-    name = hashlib.sha256(text.encode()).hexdigest()
-    path = directory / f"{name}.so"
+    path = directory / f"{hashlib.sha256(text.encode()).hexdigest()}.so"
     if not path.exists():
-        path.with_suffix(".c").write_text(text)
-        command = [*c_compiler(), "-std=c99", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
-        command += ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unused-variable"]
-        subprocess.run([*command, "-o", path, path.with_suffix(".c")], check=True)
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:
+            written = Path(scratch) / "kernel.c"
+            written.write_text(text)
+            command = [*c_compiler(), "-std=c99", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
+            command += ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function"]
+            command += ["-Wno-unused-variable", "-o", "kernel.so", "kernel.c"]
+            subprocess.run(command, check=True, cwd=scratch)
+            written.with_suffix(".so").replace(path)
+    if number:
+        path = Path(shutil.copy(path, directory / f"{path.stem}-{os.getpid()}-{number}.so"))
     import tvm_ffi
     from tvm_ffi.libinfo import find_libtvm_ffi
 
@@ -243,7 +256,7 @@ def load(
     address = ctypes.cast(getattr(library, "__tvm_ffi_gemm"), ctypes.c_void_p).value
     assert address is not None
     return LoadedKernel(
-        id=name,
+        id=hashlib.sha256(f"{number} {text}".encode()).hexdigest(),
         address=address,
         library=library,
         convention=convention(served, workspace_bytes > 0 or workspace is not None, takes_clusters),

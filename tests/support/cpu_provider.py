@@ -6,14 +6,18 @@ part of the tests alone: kernels for the CPU serve nobody else.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import cpu_kernels
 from nvgemm_aot.manifest.parse import Declared, Manifest
+from nvgemm_aot.pipeline import compiler, pipeline
+from nvgemm_aot.pipeline.compiler import Task, TaskResult
 from nvgemm_aot.pipeline.linker import c_compiler
 from nvgemm_aot.pipeline.pipeline import BuiltBundle, build
 from nvgemm_aot.providers import Candidate, Enumeration, Rejection
@@ -270,6 +274,41 @@ def manifest(
     )
 
 
+class _InThisProcess:
+    """Stands in for compiler processes: to start them takes longer than a C compiler's work."""
+
+    def __init__(self, cache: Cache, *_: object) -> None:
+        self._cache = cache
+
+    def __enter__(self) -> _InThisProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult]]:
+        for task in items:
+            yield task, compiler._run_task(task, self._cache.directory)
+
+
+@contextlib.contextmanager
+def compiling_here() -> Iterator[None]:
+    """Have builds compile in this process, which no kernel may end."""
+    with (
+        mock.patch.object(compiler, "WorkersOfProviders", _InThisProcess),
+        mock.patch.object(pipeline, "WorkersOfProviders", _InThisProcess),
+    ):
+        yield
+
+
+def build_here(
+    declared: Manifest, directory: Path, cache: Cache, provider: CpuProvider
+) -> BuiltBundle:
+    """Build a manifest's only bundle by the product's own pipeline, without other processes."""
+    with compiling_here():
+        return build(declared, directory, cache, jobs=1, provider=provider).bundles[0]
+
+
 def build_bundle(
     problems: Iterable[Problem],
     directory: Path,
@@ -281,7 +320,7 @@ def build_bundle(
 ) -> BuiltBundle:
     """Build the bundle of some problems by the product's own pipeline."""
     declared = manifest(problems, name=name, candidates=candidates)
-    return build(declared, directory, cache, jobs=2, provider=provider or CpuProvider()).bundles[0]
+    return build_here(declared, directory, cache, provider or CpuProvider())
 
 
 def problem(

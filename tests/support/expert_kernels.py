@@ -77,8 +77,9 @@ def build_kernels(
         served.append(signature("tt", op=Op.GATHERED_MM, operand=DType.BF16))
     problems = [problem_of(one, 18, 32, 32) for one in served]
     built = cpu_provider.build_bundle(
-        problems, directory, cache, candidates=candidates, provider=provider
-    )
+        problems, directory, cache, candidates=candidates,
+        provider=provider or cpu_provider.TwoTiles(),
+    )  # fmt: skip
     return built.path
 
 

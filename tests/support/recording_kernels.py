@@ -13,7 +13,7 @@ from pathlib import Path
 
 import cpu_kernels
 import cpu_provider
-from nvgemm_aot.pipeline.pipeline import BuiltBundle, build
+from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.providers import Candidate
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.gemm.problem import Problem
@@ -93,7 +93,7 @@ def build_recording(
     """Build a bundle of such kernels by the product's own pipeline."""
     declared = cpu_provider.manifest(problems, name=name, candidates=candidates)
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-    return build(declared, directory, cache, jobs=2, provider=provider or Recording()).bundles[0]
+    return cpu_provider.build_here(declared, directory, cache, provider or Recording())
 
 
 class Record:

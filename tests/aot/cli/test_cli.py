@@ -115,6 +115,7 @@ def test_bundles_of_each_platform_go_into_a_wheel() -> None:
         assert packed == [f"sm_90a-{platform}-{cuda}.nvgemm" for cuda in sorted(CUDA_VERSIONS)]
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_a_platform_without_kernels_gets_no_wheel_and_build_says_so(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +221,7 @@ def partly_served(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVGEMM_AOT_CACHE", str(directory / "another cache"))
 
 
-@pytest.mark.usefixtures("partly_served")
+@pytest.mark.usefixtures("compiled_here", "partly_served")
 def test_build_says_which_bundle_it_removed() -> None:
     path = "dist/some-sm_90a-linux_x86_64-cu13.nvgemm"
     result = run("build", "some.yaml")
@@ -232,7 +233,7 @@ def test_build_says_which_bundle_it_removed() -> None:
     assert json.loads(run("build", "some.yaml", "--json").stdout)["removed"] == []
 
 
-@pytest.mark.usefixtures("partly_served")
+@pytest.mark.usefixtures("compiled_here", "partly_served")
 def test_a_dry_run_is_as_strict_as_the_build() -> None:
     assert run("build", "some.yaml", "--dry-run").exit_code == 0
     for option in ("--dry-run", "--wheel"):

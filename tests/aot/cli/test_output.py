@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from forked_scripts import ForkedScripts, forked_scripts
 from nvgemm_runtime.errors import NvgemmError, PackagingError, StorageError
 from repository import TESTS
 from synthetic_bundles import write_synthetic_bundle
@@ -22,24 +22,53 @@ gemms: [{m: 16, n: 64, k: 64, dtype: bf16}]
 """
 
 
-def run(
-    directory: Path, arguments: Sequence[str], stdout: str = "", stderr: str = "", limit: int = -1
-) -> subprocess.CompletedProcess[str]:
-    """Run a command whose output goes to files of these names, which can have ``limit`` bytes."""
-    with (
-        open(stdout or os.devnull, "w") as out,  # noqa: PTH123
-        open(stderr or os.devnull, "w") as said,  # noqa: PTH123
-    ):
-        return subprocess.run(
-            [sys.executable, "-m", "nvgemm_aot", *arguments],
-            cwd=directory,
-            env={**os.environ, "NVGEMM_AOT_CACHE": str(directory / "cache")},
-            stdout=out,
-            stderr=said if stderr else subprocess.PIPE,
-            text=True,
-            check=False,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-        )
+COMMAND = """
+import os, resource, sys
+stdout, stderr, limit = sys.argv[1:4]
+for descriptor, path in enumerate((stdout, stderr), 1):
+    os.dup2(os.open(path, os.O_WRONLY), descriptor)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+sys.argv[1:] = sys.argv[4:]
+from nvgemm_aot.__main__ import main
+try:
+    main()
+except SystemExit as end:
+    sys.stdout.flush()
+    os._exit(end.code or 0)  # taking down what was imported takes a second
+"""
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[ForkedScripts]:
+    """Processes that have imported what commands import last, which takes seconds."""
+    imports = "import cutlass.operators, torch._dynamo, nvgemm_aot.cli.main"
+    with forked_scripts(imports, python=[sys.executable]) as scripts:
+        yield scripts
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(directory: Path, scripts: ForkedScripts) -> Run:
+    """Runs a command whose output goes to these files, which can have ``limit`` bytes."""
+    pipe = directory / "said"  # which no limit holds for
+    os.mkfifo(pipe)
+
+    def run(
+        arguments: Sequence[str], stdout: str = os.devnull, stderr: str = str(pipe), limit: int = -1
+    ) -> subprocess.CompletedProcess[str]:
+        with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)) as said:  # noqa: PTH123
+            environment = {**os.environ, "NVGEMM_AOT_CACHE": str(directory / "cache")}
+            done = scripts.run(
+                COMMAND, stdout, stderr, str(limit), *arguments,
+                environment=environment, directory=directory,
+            )  # fmt: skip
+            assert not done.stderr
+            done.stderr = said.read()
+        return done
+
+    return run
 
 
 @pytest.fixture
@@ -65,8 +94,8 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_full_disk_for_standard_output_is_one_line(directory: Path, command: str) -> None:
-    done = run(directory, [command, *COMMANDS[command]], "/dev/full")
+def test_a_full_disk_for_standard_output_is_one_line(run: Run, command: str) -> None:
+    done = run([command, *COMMANDS[command]], "/dev/full")
     assert done.returncode == StorageError.exit_code
     said = "nvgemm-aot: error: standard output: No space left on device; free space there"
     assert [line for line in done.stderr.splitlines() if "Verifying" not in line] == [said]
@@ -83,11 +112,11 @@ def test_a_full_disk_for_standard_output_is_one_line(directory: Path, command: s
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_file_that_cannot_be_written_is_one_line(
-    directory: Path, arguments: list[str], written: str
+    run: Run, arguments: list[str], written: str
 ) -> None:
     config = str(TESTS / "data/configs/llama-3.1-8b.json")
     arguments = [config if one == "{config}" else one for one in arguments]
-    done = run(directory, arguments, limit=300)
+    done = run(arguments, limit=300)
     lines = done.stderr.splitlines()
     assert done.returncode == StorageError.exit_code
     assert len(lines) == 1
@@ -97,11 +126,11 @@ def test_a_file_that_cannot_be_written_is_one_line(
     assert "free space" not in lines[0]
 
 
-def test_errors_keep_their_exit_code_where_nothing_can_be_said(directory: Path) -> None:
+def test_errors_keep_their_exit_code_where_nothing_can_be_said(directory: Path, run: Run) -> None:
     (directory / "bad.nvgemm").write_bytes(b"bad")
-    status = run(directory, ["inspect", "bad.nvgemm"]).returncode
+    status = run(["inspect", "bad.nvgemm"]).returncode
     assert status in {one.exit_code for one in NvgemmError.__subclasses__()} - {16}
-    assert run(directory, ["inspect", "bad.nvgemm"], stderr="/dev/full").returncode == status
+    assert run(["inspect", "bad.nvgemm"], stderr="/dev/full").returncode == status
 
 
 def test_a_deleted_directory_is_one_line(tmp_path: Path) -> None:
@@ -123,7 +152,7 @@ def test_a_deleted_directory_is_one_line(tmp_path: Path) -> None:
         assert done.stderr.count("\n") == 1
 
 
-def test_a_name_that_is_too_long_for_a_file_is_refused(directory: Path) -> None:
-    done = run(directory, ["wheel", "one.nvgemm", "--name", "a" * 300])
+def test_a_name_that_is_too_long_for_a_file_is_refused(run: Run) -> None:
+    done = run(["wheel", "one.nvgemm", "--name", "a" * 300])
     assert done.returncode == PackagingError.exit_code
     assert "name and version have 320 characters, at most 180 fit a file's name" in done.stderr

@@ -31,6 +31,8 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import CompileError, NoCandidateError, RankingsError
 from nvgemm_runtime.gemm.problem import Problem, Signature
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
 SIGNATURE = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
 PROBLEMS = tuple(Problem(signature=SIGNATURE, m=m, n=512, k=256) for m in (1, 16))
 H200, H100 = (build_target("sm_90a", name) for name in ("H200", "H100"))

@@ -93,6 +93,7 @@ def run(directory: Path, cache: Cache, out: str = "out", **options: object) -> B
     )
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_builds_one_bundle_a_target(tmp_path: Path, cache: Cache) -> None:
     result = run(tmp_path, cache, targets="sm_100f, {arch: sm_90a, device: H200}")
     assert [bundle.path.name for bundle in result.bundles] == [
@@ -136,6 +137,7 @@ def test_a_payload_is_hashed_once_when_it_is_read(
     assert [hashed[kernel.id] for kernel in built.header.kernels] == [1, 1, 1]
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_second_build_leaves_the_bundle_alone(tmp_path: Path, cache: Cache) -> None:
     first = run(tmp_path, cache).bundles[0]
     stamp = first.path.stat().st_mtime_ns
@@ -146,6 +148,7 @@ def test_second_build_leaves_the_bundle_alone(tmp_path: Path, cache: Cache) -> N
     assert first.path.stat().st_mtime_ns == stamp
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_how_often_gemms_were_met_changes_nothing_that_is_built(
     tmp_path: Path, cache: Cache
 ) -> None:
@@ -158,6 +161,7 @@ def test_how_often_gemms_were_met_changes_nothing_that_is_built(
     assert (again.compiled, again.bundles[0].up_to_date) == (0, True)
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_a_damaged_bundle_is_made_again_from_the_cache(tmp_path: Path, cache: Cache) -> None:
     path = run(tmp_path, cache).bundles[0].path
     good = path.read_bytes()
@@ -167,6 +171,7 @@ def test_a_damaged_bundle_is_made_again_from_the_cache(tmp_path: Path, cache: Ca
     assert path.read_bytes() == good
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_strict_makes_one_failure_fatal_and_writes_nothing(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +185,7 @@ def test_strict_makes_one_failure_fatal_and_writes_nothing(
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_where_nothing_compiles_nothing_is_written(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +211,7 @@ def test_compilers_that_die_are_named_with_their_provider_and_the_next_step(
         run(tmp_path, cache)
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_a_problem_whose_kernels_all_fail_is_left_out_and_the_bundle_says_why(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +276,7 @@ def test_a_ranking_says_which_kernels_did_not_compile_and_whether_they_may_yet(
         assert said in bundle_text(bundle_document(bundle))
 
 
+@pytest.mark.usefixtures("compiled_here")
 @pytest.mark.parametrize("operators", ["one fails two", "one fails"])
 def test_a_compiler_that_gives_no_reason_makes_a_bundle_that_can_be_read(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, operators: str
@@ -285,6 +293,7 @@ def test_a_compiler_that_gives_no_reason_makes_a_bundle_that_can_be_read(
         assert [failure.reason for failure in bundle.header.failures] == ["no reason given"]
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_a_target_without_operators_leaves_the_others_to_be_built(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +318,7 @@ def _nothing_for_hopper(
     return Enumeration(candidates=(candidate("one", signature),))
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_a_bundle_whose_target_serves_nothing_any_more_is_removed(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +335,7 @@ def test_a_bundle_whose_target_serves_nothing_any_more_is_removed(
     assert run(tmp_path, cache, targets="sm_100f, sm_90a").removed == ()
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_a_build_that_fails_removes_nothing(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +346,7 @@ def test_a_build_that_fails_removes_nothing(
     assert hopper.path.exists()
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_some_unserved_problems_are_no_reason_to_build_again(tmp_path: Path, cache: Cache) -> None:
     def once() -> BuildResult:
         declared = manifest(tmp_path, ks=(256, 250))
@@ -356,6 +368,7 @@ def test_a_problem_no_operator_supports_is_found_before_compiling(
     assert log.read_text() == ""
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_operators_with_equal_code_become_one_kernel(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,6 +439,7 @@ def test_a_full_disk_while_compiling_is_a_storage_error(
         run(tmp_path, cache)
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_each_target_reports_its_own_failures_once(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -347,6 +347,7 @@ def test_a_winner_of_another_toolchain_makes_the_others_uncertain(
     assert found.measured.doubts == (LEFT_UNDECIDED,)
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_a_winner_that_does_not_compile_is_left_out_and_the_ranking_says_what_is_missing(
     tmp_path: Path, kernel_cache: Cache
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -34,11 +35,17 @@ def interrupts() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("command", ["record", "explain"])
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT, signal.SIGQUIT)
+
+
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT, signal.SIGQUIT]
+    ("command", "number", "is_handled"),
+    [
+        *itertools.product(["explain"], SIGNALS, [False, True]),
+        ("record", signal.SIGTERM, False),
+        ("record", signal.SIGINT, True),
+    ],
 )
-@pytest.mark.parametrize("is_handled", [False, True])
 def test_a_signal_ends_the_command_whose_status_is_returned(
     tmp_path: Any, command: str, number: signal.Signals, is_handled: bool
 ) -> None:

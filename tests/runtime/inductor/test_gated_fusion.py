@@ -472,8 +472,9 @@ def test_training_is_right(session: InductorSession) -> None:
     torch.testing.assert_close(gradient, w.grad, rtol=2**-5, atol=5e-2)
 
 
-@pytest.mark.parametrize("function", [chunked, woven, two_products])
-@pytest.mark.parametrize("lead", [(M,), (M, 2)])
+@pytest.mark.parametrize(
+    ("function", "lead"), [(chunked, (M,)), (woven, (M, 2)), (two_products, (M, 2))]
+)
 def test_rows_that_are_counted_when_the_graph_runs_cannot_be_timed_and_stay_as_they_are(
     session: InductorSession,
     caplog: pytest.LogCaptureFixture,

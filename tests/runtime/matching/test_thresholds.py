@@ -338,9 +338,12 @@ def allowed_along(sizes: Sequence[MeasuredSize]) -> Iterator[tuple[int, set[str]
             yield from many_that_may_compute_between(low, high)
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_a_table_uses_what_it_may_with_as_few_changes_as_can_be(seed: int) -> None:
-    source = random.Random(seed)
+def test_a_table_uses_what_it_may_with_as_few_changes_as_can_be() -> None:
+    for seed in range(150):
+        check_uses_what_it_may(random.Random(seed))
+
+
+def check_uses_what_it_may(source: random.Random) -> None:
     sizes = made_up(source)
     made = make(sizes, tiling=tiling(**ROWS))
     places = list(allowed_along(sizes))
@@ -380,12 +383,15 @@ def made_up_of_many_rows(source: random.Random) -> list[MeasuredSize]:
 
 
 @pytest.mark.parametrize("of", [made_up, made_up_of_many_rows])
-@pytest.mark.parametrize("seed", range(150))
 def test_kernels_that_do_not_decide_change_nothing(
-    of: Callable[[random.Random], list[MeasuredSize]], seed: int
+    of: Callable[[random.Random], list[MeasuredSize]],
 ) -> None:
-    source = random.Random(seed)
-    sizes = of(source)
+    for seed in range(150):
+        source = random.Random(seed)
+        check_others_change_nothing(of(source), source)
+
+
+def check_others_change_nothing(sizes: list[MeasuredSize], source: random.Random) -> None:
     places = intervals_along(sizes, tiling=tiling(**ROWS))
     made = make_table(places)
     needed = kernels_that_decide(places, made)
@@ -418,9 +424,12 @@ def test_kernels_that_nothing_is_compared_to_do_not_decide() -> None:
     assert kernels_that_decide(places, make_table(places)) == {"x"}
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_a_part_of_a_table_says_the_same(seed: int) -> None:
-    source = random.Random(seed)
+def test_a_part_of_a_table_says_the_same() -> None:
+    for seed in range(30):
+        check_part(random.Random(seed))
+
+
+def check_part(source: random.Random) -> None:
     made = make(made_up(source))
     least = source.randrange(1, 3000)
     most = source.choice([None, least, least + source.randrange(2000)])
@@ -431,9 +440,12 @@ def test_a_part_of_a_table_says_the_same(seed: int) -> None:
         assert part == DispatchTable(bounds=(), kernels=(made.at(least),))
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_a_table_without_aten_says_the_same_elsewhere(seed: int) -> None:
-    source = random.Random(seed)
+def test_a_table_without_aten_says_the_same_elsewhere() -> None:
+    for seed in range(30):
+        check_without_aten(random.Random(seed))
+
+
+def check_without_aten(source: random.Random) -> None:
     made = make(made_up(source))
     for usual in ("another", next(iter(made.used), "another")):
         without = made.without_aten(usual)

@@ -16,6 +16,7 @@ import torch._functorch.config
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor import config as inductor_config
 from torch._inductor.utils import fresh_cache
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -60,7 +61,7 @@ Install = Callable[..., Installed]
 def no_graphs() -> Iterator[None]:
     """Nothing compiled before, in memory or in torch's caches."""
     torch._dynamo.reset()
-    with fresh_cache():
+    with fresh_cache(), inductor_config.patch({"cpp.simdlen": 0}):
         yield
     torch._dynamo.reset()
 
@@ -396,8 +397,11 @@ def with_rows(made: dict[str, Any], counts: list[int]) -> dict[str, Any]:
     ],
 )
 @pytest.mark.parametrize(
-    "mark",
-    [torch._dynamo.mark_dynamic, torch._dynamo.decorators.mark_unbacked],
+    ("mark", "backend"),
+    [
+        (torch._dynamo.mark_dynamic, "inductor"),
+        (torch._dynamo.decorators.mark_unbacked, "aot_eager"),
+    ],
     ids=["dynamic", "unbacked"],
 )
 def test_one_graph_serves_any_number_of_rows(
@@ -751,7 +755,9 @@ def test_kernels_whose_results_depend_on_timing_are_not_traced_where_that_is_for
     new_process: None, tmp_path: Path, kernel_cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provider = cpu_provider.TimingDependent()
-    built = build_kernels(all_kernels(), (), tmp_path, kernel_cache, provider=provider)
+    built = build_kernels(
+        all_kernels(), (), tmp_path, kernel_cache, provider=provider, candidates=1
+    )
     installed = Installed(built, monkeypatch)
     made = operands_for_kernels()
     gradients(compiled(), made)
