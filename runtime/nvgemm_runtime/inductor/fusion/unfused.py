@@ -136,7 +136,7 @@ def choose(
 
     The race ends at the result. Further operations that Inductor would compute in the same kernel
     are not part of it, so only results that GEMMs alone use may come here
-    (`epilogue_fusion.ends_kernel`). If the unfused code cannot be timed, the graph stays without
+    (`graph.ends_kernel`). If the unfused code cannot be timed, the graph stays without
     kernels.
 
     Args:
