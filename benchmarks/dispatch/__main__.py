@@ -46,7 +46,8 @@ from nvgemm_runtime.launch.dispatch_table import dispatch_table
 from nvgemm_runtime.matching.device import TorchVersions
 from nvgemm_runtime.matching.dispatch import decide_dispatch
 from nvgemm_runtime.matching.evidence import Evidence
-from nvgemm_runtime.matching.index import BundleView, Index
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView
 from nvgemm_runtime.matching.thresholds import DispatchTable
 from nvgemm_runtime.matching.trust import Terms
 

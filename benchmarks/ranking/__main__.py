@@ -61,7 +61,8 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.operands import MAX_ALIGNMENT_BYTES
 from nvgemm_runtime.gemm.problem import Layout, Problem
 from nvgemm_runtime.matching.device import DeviceFacts
-from nvgemm_runtime.matching.index import BundleView, Index, Miss
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView, Miss
 from nvgemm_runtime.matching.nearest import NearestSizes
 from nvgemm_runtime.matching.thresholds import FEW_ROWS, MARGIN
 

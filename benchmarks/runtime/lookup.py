@@ -38,7 +38,8 @@ from nvgemm_runtime.bundle.format import KernelDesign, RankingSource, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.target import Target
-from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match, Miss
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import Basis, BundleView, Match, Miss
 
 GOAL_US = 50
 RANKED = 8

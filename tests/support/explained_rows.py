@@ -97,7 +97,7 @@ def report_offers(arch: str, problems: list[Problem]) -> None:
     from nvgemm_aot.workload.coverage import gpu_facts
     from nvgemm_runtime.inductor import offers, report
     from nvgemm_runtime.installed.registry import INSTALLATION
-    from nvgemm_runtime.matching.index import BundleView
+    from nvgemm_runtime.matching.matches import BundleView
 
     views = [
         BundleView(name=one.name, header=one.bundle.header)

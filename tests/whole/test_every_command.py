@@ -33,7 +33,8 @@ from nvgemm_runtime.gemm.problem import DType, Layout, Problem
 from nvgemm_runtime.gemm.roles import contiguous_bytes
 from nvgemm_runtime.gemm.support import unavailable
 from nvgemm_runtime.installed.registry import Installation
-from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import Basis, BundleView, Match
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 from planned_rows import (
     CASES,

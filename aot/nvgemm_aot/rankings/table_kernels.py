@@ -16,9 +16,10 @@ from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions, cuda_majo
 from nvgemm_runtime.matching.dispatch import decide_dispatch
 from nvgemm_runtime.matching.evidence import Evidence
 from nvgemm_runtime.matching.index import all_but_m
+from nvgemm_runtime.matching.matches import BundleView
 from nvgemm_runtime.matching.thresholds import FEW_ROWS
 from nvgemm_runtime.matching.trust import KNOWN_ALIGNMENT_BYTES, Terms
-from nvgemm_runtime.matching.usable_rankings import BundleView, UsableRanking, launchable
+from nvgemm_runtime.matching.usable_rankings import UsableRanking, launchable
 
 from ..bundle.content import BundleContent, ProblemRanking
 from ..bundle.writer import describe

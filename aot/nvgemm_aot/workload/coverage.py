@@ -27,20 +27,14 @@ from nvgemm_runtime.matching.device import (
     DeviceFacts,
     RuntimeLibrary,
 )
-from nvgemm_runtime.matching.index import (
-    Basis,
-    BundleView,
-    Index,
-    Match,
-    first_served,
-)
+from nvgemm_runtime.matching.index import Index, first_served
+from nvgemm_runtime.matching.matches import Basis, BundleView, Match, newest_compiler_first
 from nvgemm_runtime.matching.refusals import (
     library_distribution,
     refusal,
     unlaunchable,
     version_numbers,
 )
-from nvgemm_runtime.matching.usable_rankings import newest_compiler_first
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES, sizes_in_words
 from nvgemm_runtime.recording.text import read_others
 

@@ -20,9 +20,9 @@ from ..installed.registry import INSTALLATION
 from ..jit import client
 from ..matching.device import DeviceFacts, device_facts, torch_versions
 from ..matching.dispatch import TunedTogether
-from ..matching.index import Basis, Match, Miss, first_served
+from ..matching.index import first_served
+from ..matching.matches import Basis, Match, MatchedKernel, Miss
 from ..matching.trust import Terms, decide, why_unlike_measured
-from ..matching.usable_rankings import MatchedKernel
 from ..recording.declarable import declarable, read_requests
 from ..settings import MAX_CHOICES_VARIABLE
 

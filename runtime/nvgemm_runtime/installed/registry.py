@@ -18,8 +18,9 @@ from ..bundle.reader import Bundle, file_identity
 from ..errors import NvgemmError, count_text
 from ..gemm.problem import Problem
 from ..matching.device import DeviceFacts, host_platform, torch_cuda, torch_versions
-from ..matching.index import BundleView, Index
+from ..matching.index import Index
 from ..matching.layered_index import LayeredIndex
+from ..matching.matches import BundleView, newest_compiler_first
 from ..matching.refusals import (
     describe_fault,
     kernel_refusals,
@@ -27,7 +28,6 @@ from ..matching.refusals import (
     refusal,
     unlaunchable,
 )
-from ..matching.usable_rankings import newest_compiler_first
 from . import digest
 from .discover import BundleFile, find_bundles
 from .jit_cache import find_kept_bundles, user_bundle_origin

@@ -21,7 +21,7 @@ from ..gemm.problem import Op
 from ..gemm.types import ScaleRecipe
 from ..installed.registry import INSTALLATION, FoundBundle
 from ..matching.device import DeviceFacts
-from ..matching.index import Match, Miss
+from ..matching.matches import Match, Miss
 from .compute import compute, enum_of
 from .fast_path import skip_if_loaded
 from .loading import native

@@ -25,7 +25,7 @@ from .select import facts_of
 if TYPE_CHECKING:
     import torch
 
-    from ..matching.usable_rankings import MatchedKernel
+    from ..matching.matches import MatchedKernel
 
 
 def default_evidence() -> Evidence:

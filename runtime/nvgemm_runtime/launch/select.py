@@ -20,7 +20,8 @@ from ..matching.device import (
     torch_cuda,
     wants_determinism,
 )
-from ..matching.index import Match, Miss, first_served
+from ..matching.index import first_served
+from ..matching.matches import Match, Miss
 from ..matching.refusals import process_refusal
 from ..settings import default_mode
 from .loading.loader import LOADER, LoadedKernel

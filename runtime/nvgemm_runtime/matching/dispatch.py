@@ -36,7 +36,8 @@ from .trust import (
 )
 
 if TYPE_CHECKING:
-    from .usable_rankings import MatchedKernel, UsableRanking
+    from .matches import MatchedKernel
+    from .usable_rankings import UsableRanking
 
 TunedTogether = tuple[str, ...]
 """Bundle paths that one ``nvgemm-aot tune`` run measures together."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..gemm.problem import Problem
-from .index import Index, Match, Miss
+from .index import Index
+from .matches import Match, Miss
 from .usable_rankings import UsableRanking
 
 

@@ -18,8 +18,7 @@ from .device import DeviceFacts, TorchVersions, cuda_major
 from .refusals import version_numbers
 
 if TYPE_CHECKING:
-    from .index import Match
-    from .usable_rankings import MatchedKernel, UsableRanking
+    from .matches import Match, MatchedKernel
 
 TRITON = "Triton"
 """Backend besides ATen that may have been measured."""
@@ -235,20 +234,3 @@ def why_another_release(torch: str, cuda: str, versions: TorchVersions) -> str |
     if cuda != versions.cuda:
         return f"ATen was measured with CUDA {cuda}, torch uses {versions.cuda}"
     return None
-
-
-def preference(usable: UsableRanking, facts: DeviceFacts, versions: TorchVersions | None) -> int:
-    """Returns the sort key among several rankings of one problem; the least is preferred.
-
-    Returns:
-        0 if measured on this GPU product with this torch's ATen; 1 if with another ATen; 2 for
-        other rankings for this product; 3 for another product.
-    """
-    measured, conditions = usable.ranking.measured, usable.source.conditions
-    if usable.source.gpu != facts.name:
-        return 3
-    if measured is None or conditions is None or not usable.holds_on(facts):
-        return 2
-    if versions is None or why_aten_is_open(measured, conditions, versions) is not None:
-        return 1
-    return 0

@@ -23,7 +23,7 @@ from ..gemm.problem import Op
 from ..gemm.roles import sum_parts
 from ..launch.select import find
 from ..matching.device import device_facts
-from ..matching.index import Match
+from ..matching.matches import Match
 from ..settings import COMPILE_OPTION, Mode, checked_mode, named_mode
 
 _EXAMPLE = 4096

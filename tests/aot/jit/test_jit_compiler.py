@@ -41,7 +41,7 @@ from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.jit_cache import stamp_path
 from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.jit.client import JitClient
-from nvgemm_runtime.matching.index import Basis, Match
+from nvgemm_runtime.matching.matches import Basis, Match
 from synthetic_facts import H200
 
 

@@ -18,7 +18,8 @@ from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.matching.device import TorchVersions
 from nvgemm_runtime.matching.dispatch import decide_dispatch
 from nvgemm_runtime.matching.evidence import Evidence
-from nvgemm_runtime.matching.index import BundleView, Index
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView
 from nvgemm_runtime.matching.thresholds import ATEN, DispatchTable
 from nvgemm_runtime.matching.trust import Terms
 from synthetic_content import SIGNATURE, synthetic_content

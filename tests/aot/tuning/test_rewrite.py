@@ -27,7 +27,8 @@ from nvgemm_runtime.bundle.format import (
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.matching.device import device_facts
-from nvgemm_runtime.matching.index import BundleView, Index, Match
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView, Match
 from tuning_bench import PROBLEMS, SLOW_FIRST, bench, header_of, operators
 
 

@@ -35,7 +35,8 @@ from nvgemm_runtime.errors import BundleFormatError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import UnknownTarget
 from nvgemm_runtime.installed.discover import InstalledBundle
-from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match, Miss
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import Basis, BundleView, Match, Miss
 from nvgemm_runtime.matching.trust import why_order_is_open
 from repository import TESTS
 from synthetic_content import SIGNATURE, synthetic_content

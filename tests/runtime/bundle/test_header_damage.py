@@ -24,7 +24,8 @@ from nvgemm_runtime.bundle.format import (
 )
 from nvgemm_runtime.errors import BundleFormatError
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.matching.index import BundleView, Index
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView
 from repository import TESTS
 from synthetic_content import synthetic_content
 from synthetic_facts import B200, H200

@@ -17,7 +17,8 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.errors import BundleFormatError
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.matching.index import BundleView, Index, Match, Miss
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView, Match, Miss
 from synthetic_content import synthetic_content
 from synthetic_facts import B200
 

@@ -17,7 +17,7 @@ from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed import registry as installation_module
 from nvgemm_runtime.installed.jit_cache import find_kept_bundles
 from nvgemm_runtime.installed.registry import Installation
-from nvgemm_runtime.matching.index import Match
+from nvgemm_runtime.matching.matches import Match
 from synthetic_content import synthetic_content
 from synthetic_facts import B200
 

@@ -31,7 +31,7 @@ from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.launch import api, select
 from nvgemm_runtime.launch.loading import native
 from nvgemm_runtime.launch.loading.loader import KernelLoader
-from nvgemm_runtime.matching.index import Basis
+from nvgemm_runtime.matching.matches import Basis
 from synthetic_content import synthetic_content
 
 Tensor = torch.Tensor

@@ -19,9 +19,9 @@ from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions
 from nvgemm_runtime.matching.dispatch import Dispatch, decide_dispatch
 from nvgemm_runtime.matching.evidence import Evidence
 from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView
 from nvgemm_runtime.matching.thresholds import ATEN, MAX_WORKSPACE_BYTES, DispatchTable
 from nvgemm_runtime.matching.trust import Terms
-from nvgemm_runtime.matching.usable_rankings import BundleView
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import H200
 

@@ -21,16 +21,16 @@ from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import Layout, Problem, Signature
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.matching.device import DeviceFacts
-from nvgemm_runtime.matching.index import (
-    MAX_WORKSPACE_BYTES,
+from nvgemm_runtime.matching.index import MAX_WORKSPACE_BYTES, first_served
+from nvgemm_runtime.matching.matches import (
     Basis,
     BundleView,
     Match,
+    MatchedKernel,
     Miss,
-    first_served,
+    newest_compiler_first,
 )
 from nvgemm_runtime.matching.refusals import refusal
-from nvgemm_runtime.matching.usable_rankings import MatchedKernel, newest_compiler_first
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import B200, LIBRARY
 

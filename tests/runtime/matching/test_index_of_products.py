@@ -14,7 +14,8 @@ from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions
 from nvgemm_runtime.matching.dispatch import decide_dispatch
-from nvgemm_runtime.matching.index import BundleView, Index
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView
 from nvgemm_runtime.matching.trust import Terms, decide
 from synthetic_facts import H200
 

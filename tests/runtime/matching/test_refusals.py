@@ -19,7 +19,8 @@ from nvgemm_runtime.bundle.imported_symbols import (
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.target import CUDA_VERSIONS
 from nvgemm_runtime.matching.device import UNKNOWN_VERSION
-from nvgemm_runtime.matching.index import BundleView, Index, Match, Miss
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView, Match, Miss
 from nvgemm_runtime.matching.refusals import library_refusal, refusal, reinstall_command
 from repository import ROOT, TESTS
 from synthetic_content import synthetic_content

@@ -13,9 +13,8 @@ from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import DType, Layout, Problem
 from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.matching.device import TorchVersions
-from nvgemm_runtime.matching.index import Basis, Match
+from nvgemm_runtime.matching.matches import Basis, BundleView, Match, MatchedKernel
 from nvgemm_runtime.matching.trust import Decision, Terms, decide
-from nvgemm_runtime.matching.usable_rankings import BundleView, MatchedKernel
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import H200
 
