@@ -33,7 +33,7 @@ from nvgemm_aot.rankings.assess import assess
 from nvgemm_aot.rankings.entries import Rankings, merge
 from nvgemm_aot.rankings.export import export as export_headers
 from nvgemm_aot.rankings.file import write_rankings
-from nvgemm_aot.tuning.measuring import watchdog
+from nvgemm_aot.tuning import watchdog
 from nvgemm_aot.tuning.tune import Tuned, TuningOptions
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.reader import Bundle

@@ -29,7 +29,7 @@ from nvgemm_aot.cli.tune import tuned_document, tuned_text
 from nvgemm_aot.rankings.entries import merge
 from nvgemm_aot.rankings.export import export
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
-from nvgemm_aot.tuning.measuring import watchdog
+from nvgemm_aot.tuning import watchdog
 from nvgemm_aot.tuning.tune import TuningOptions
 from nvgemm_runtime.installed.registry import INSTALLATION
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         k_grouped_mm,
         scaled_grouped_mm,
     )
-    from .launch.loading.preload import Preloaded, preload
+    from .launch.preload import Preloaded, preload
 
 __all__ = [
     "DispatchedSizes",
@@ -67,7 +67,7 @@ __all__ = [
 
 _NOT_IN_API = {
     "DispatchedSizes": "launch.dispatch_table",
-    "Preloaded": "launch.loading.preload",
+    "Preloaded": "launch.preload",
     "Stats": "counters",
     "__version__": "_version",
     "dispatch_table": "launch.dispatch_table",
@@ -77,7 +77,7 @@ _NOT_IN_API = {
     "grouped_mm": "launch.gates_and_groups",
     "k_grouped_mm": "launch.gates_and_groups",
     "mode": "inductor.configuration.modes",
-    "preload": "launch.loading.preload",
+    "preload": "launch.preload",
     "reset_stats": "counters",
     "scaled_grouped_mm": "launch.gates_and_groups",
     "stats": "counters",

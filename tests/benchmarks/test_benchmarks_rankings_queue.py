@@ -25,7 +25,7 @@ from nvgemm_aot.pipeline.pipeline import plan_build
 from nvgemm_aot.rankings.assess import assess
 from nvgemm_aot.rankings.file import read_rankings
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.tuning.measuring import watchdog
+from nvgemm_aot.tuning import watchdog
 from nvgemm_aot.tuning.tune import Tuned
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError

@@ -20,9 +20,8 @@ import cpu_provider
 import recording_kernels
 from nvgemm_aot.rankings.agreement import ATEN
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.tuning import contenders
+from nvgemm_aot.tuning import contenders, watchdog
 from nvgemm_aot.tuning.contenders import Run
-from nvgemm_aot.tuning.measuring import watchdog
 from nvgemm_aot.tuning.measuring.gpu import Bench, GpuState
 from nvgemm_aot.tuning.measuring.race import Sample
 from nvgemm_aot.tuning.tune import Tuned, TuningOptions, tune

@@ -1,4 +1,4 @@
-"""Benches that `nvgemm_aot.tuning.measuring.watchdog` creates by name in tests."""
+"""Benches that `nvgemm_aot.tuning.watchdog` creates by name in tests."""
 
 from __future__ import annotations
 

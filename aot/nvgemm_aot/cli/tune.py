@@ -113,7 +113,7 @@ def tune(
     OUT.tuning.jsonl: the same command continues from there. A kernel that never returns is dropped:
     the measuring process is killed, and another continues.
     """
-    from ..tuning.measuring import watchdog
+    from ..tuning import watchdog
     from ..tuning.state import state_path
     from ..tuning.tune import TuningOptions
 

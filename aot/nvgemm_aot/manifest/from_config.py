@@ -15,8 +15,8 @@ from nvgemm_runtime.gemm.roles import misalignment
 from nvgemm_runtime.gemm.support import unavailable, unsupported
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 
+from .config_json import find_config, read_model
 from .config_manifest import ConfigEntry, ConfigManifest, ManifestOptions, RankGemm
-from .models.config import find_config, read_model
 from .models.expert_weights import in_library_layout
 from .models.gemm import ModelGemm, Projection
 from .models.model import Model

@@ -13,13 +13,13 @@ from nvgemm_runtime.gemm.target import CPU, Target
 from ..targets.profile import DeviceProfile
 from .device.cubin import RESERVED_SHARED_BYTES, Cubin, check_cubin, read_cubins
 from .device.disassembler import Disassembler, DisassemblyError
+from .device.kernel_design import KNOWN_PROVIDERS, check_design
 from .device.sass import Disassembly, check_disassembly, read_disassembly
 from .findings import Check, Finding
 from .host.elf import MalformedElfError
 from .host.host_object import check_host_object, read_host_object
 from .host.launch_code import launch_clusters, launch_shared_bytes
 from .host.launch_signature import LauncherText, check_call, check_interface, read_launcher_text
-from .kernel_design import KNOWN_PROVIDERS, check_design
 
 NOT_DISASSEMBLED = "not disassembled"
 NO_DEVICE_CODE = "no device code"

@@ -25,7 +25,7 @@ _WAITED_FOR = {
     "torch._inductor.select_algorithm": "entry",
     "torch._inductor.fx_passes.post_grad": "fusion.epilogue_fusion",
     "torch._inductor.graph": "fusion.scaled",  # imported after lowering and select_algorithm
-    "torch._inductor.package.package": "autotuning.operators",
+    "torch._inductor.package.package": "codegen.operator_loading",
     "torch.export.pt2_archive._package": "codegen.archives",
 }
 """Modules here by the torch module whose import installs them."""

@@ -16,11 +16,11 @@ from repository import TESTS
 if sys.version_info < (3, 11):
     pytest.skip("transformers needs Python 3.11", allow_module_level=True)
 
+from nvgemm_aot.manifest.config_json import read_model
 from nvgemm_aot.manifest.config_manifest import ConfigManifest, ManifestOptions
 from nvgemm_aot.manifest.config_yaml import manifest_yaml
 from nvgemm_aot.manifest.from_config import make_manifest
 from nvgemm_aot.manifest.models import FAMILIES
-from nvgemm_aot.manifest.models.config import read_model
 from nvgemm_aot.manifest.models.gemm import Fusible, ModelGemm, Part
 from nvgemm_aot.manifest.models.model import Model
 from nvgemm_aot.manifest.models.tensor_parallel import share

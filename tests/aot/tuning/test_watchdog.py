@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from tuner import Tuner
 
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.tuning.measuring import watchdog
+from nvgemm_aot.tuning import watchdog
 from nvgemm_aot.tuning.state import state_path
 from nvgemm_aot.tuning.tune import Tuned, TuningOptions
 from nvgemm_runtime.errors import TuningError
@@ -271,7 +271,7 @@ def test_the_command_says_what_hangs_and_succeeds(
 PROGRAM = """
 import sys
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.tuning.measuring import watchdog
+from nvgemm_aot.tuning import watchdog
 import functools
 watchdog.tune_watched = functools.partial(
     watchdog.tune_watched, bench="watched_benches:hangs_when_timed"

@@ -931,7 +931,7 @@ def test_a_preloaded_manifest_has_the_kernels_of_tables(
         loaded.append(kernel_id)
         return load_for(kernel_id, facts)
 
-    inductor.monkeypatch.setattr("nvgemm_runtime.launch.loading.preload.load_for", load)
+    inductor.monkeypatch.setattr("nvgemm_runtime.launch.preload.load_for", load)
     done = nvgemm_runtime.preload("model")
     operators = {kernel.id: kernel.operator for kernel in header.kernels}
     assert {operators[one] for one in loaded} == {WIDE, ONE, SQUARE}

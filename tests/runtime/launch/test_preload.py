@@ -30,8 +30,8 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import roles
-from nvgemm_runtime.launch import compiled, select
-from nvgemm_runtime.launch.loading import native, preload, upload
+from nvgemm_runtime.launch import compiled, preload, select
+from nvgemm_runtime.launch.loading import native, upload
 from nvgemm_runtime.launch.loading.loader import KernelLoader, LoadedKernel
 from synthetic_content import synthetic_content
 

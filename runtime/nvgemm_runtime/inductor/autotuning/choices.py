@@ -28,9 +28,8 @@ from ...gemm.aten import OPERATORS, kernel_order
 from ...gemm.epilogues import Activation, Epilogue, WeightOrder
 from ...gemm.roles import extra_roles
 from .. import report
-from ..codegen import cpp
+from ..codegen import cpp, operator_loading
 from ..reading import is_alternative
-from . import operators
 
 if TYPE_CHECKING:
     from ...gemm.problem import Signature
@@ -285,7 +284,7 @@ def log_failed_timing(name: str, kernel_id: str, origin: str, error: Exception) 
     if not isinstance(error, torch.OutOfMemoryError):
         kernel_failed(kernel_id, str(error))
     failure = (origin, type(error))
-    is_known = operators.was_logged(error) or failure in _known_failures
+    is_known = operator_loading.was_logged(error) or failure in _known_failures
     _known_failures.add(failure)
     level = logging.DEBUG if is_known else logging.WARNING
     _log.log(level, "%s from %s is not offered: %s", name, origin, error)
@@ -348,7 +347,7 @@ class CallNode(ir.ExternKernelOut):  # type: ignore[misc]
             self._define_in_python(_module_wrapper(wrapper))
             super().codegen(wrapper)
             return
-        operators.try_to_load_operators()  # for code that runs in this process
+        operator_loading.try_to_load_operators()  # for code that runs in this process
         self._define_in_cpp(_module_wrapper(wrapper))
         self.codegen_comment(wrapper)
         wrapper.writeline(_CppGemmLine(wrapper, self))

@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...bundle.format import Header
-from ...errors import NoKernelError
-from ...gemm.operands import MAX_ALIGNMENT_BYTES, Request
-from ...installed.discover import DISTRIBUTION_PREFIX, canonical_name
-from ...installed.registry import INSTALLATION, FoundBundle
-from ...matching.device import DeviceFacts, device_facts
-from ...matching.evidence import Evidence
-from ...matching.index import all_but_m
-from ...matching.refusals import device_refusal, kernel_refusals
-from ...settings import default_mode, is_off
-from ..compiled import load_for, named_kernels, usual_device, why_for_another_device
-from ..dispatch_table import find_dispatch
-from .upload import is_capturing, upload
+from ..bundle.format import Header
+from ..errors import NoKernelError
+from ..gemm.operands import MAX_ALIGNMENT_BYTES, Request
+from ..installed.discover import DISTRIBUTION_PREFIX, canonical_name
+from ..installed.registry import INSTALLATION, FoundBundle
+from ..matching.device import DeviceFacts, device_facts
+from ..matching.evidence import Evidence
+from ..matching.index import all_but_m
+from ..matching.refusals import device_refusal, kernel_refusals
+from ..settings import default_mode, is_off
+from .compiled import load_for, named_kernels, usual_device, why_for_another_device
+from .dispatch_table import find_dispatch
+from .loading.upload import is_capturing, upload
 
 if TYPE_CHECKING:
     import torch

@@ -23,11 +23,11 @@ from typing import Any
 
 from nvgemm_runtime.errors import NvgemmError, TuningError
 
-from ...rankings.agreement import TRITON, contender_name
-from ..session import Progress, UnusableGpuError
-from ..state import add_death, add_hang, reserved, state_path
-from ..tune import Tuned, TuningOptions
+from ..rankings.agreement import TRITON, contender_name
 from .child import BOOTSTRAP, Message, Work
+from .session import Progress, UnusableGpuError
+from .state import add_death, add_hang, reserved, state_path
+from .tune import Tuned, TuningOptions
 
 _log = logging.getLogger(__name__)
 

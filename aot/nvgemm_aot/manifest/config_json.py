@@ -11,12 +11,12 @@ from pydantic_core import ErrorDetails
 
 from nvgemm_runtime.errors import ManifestError
 
-from ..messages import show
-from ..source import read_bytes
-from . import FAMILIES
-from .decoder import QUANTIZATION_KEYS, DecoderConfig, quantization_of
-from .model import Model
-from .quantization import Quantization
+from .messages import show
+from .models import FAMILIES
+from .models.decoder import QUANTIZATION_KEYS, DecoderConfig, quantization_of
+from .models.model import Model
+from .models.quantization import Quantization
+from .source import read_bytes
 
 _ALLOWED = {
     "int_type": "an integer",
@@ -60,12 +60,12 @@ def read_model(path: Path) -> Model:
             f"{path}: model_type: found {observed}; allowed: the name of an architecture, such as "
             "llama; record a model without one with nvgemm-aot record"
         )
-    from ..traced.building import require_transformers
+    from .traced.building import require_transformers
 
     version = require_transformers(path, model_type, ", ".join(sorted(FAMILIES)))
     quantization = _read_quantization(path, data)
 
-    from ..traced import model as traced
+    from .traced import model as traced
 
     return traced.read_model(path, data, version, quantization)
 

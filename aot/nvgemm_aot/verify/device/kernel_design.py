@@ -12,10 +12,10 @@ from nvgemm_runtime.errors import TargetError
 from nvgemm_runtime.gemm.target import MMA_BY_MAJOR
 from nvgemm_runtime.gemm.types import Mma
 
-from ..providers.base import CLC, DYNAMIC_PERSISTENT, ONE_TILE, SCHEDULERS, STATIC_PERSISTENT
-from ..targets.profile import DeviceProfile, basis_of_limit
-from .device.cubin import Cubin, DeviceKernel
-from .findings import Check, Finding
+from ...providers.base import CLC, DYNAMIC_PERSISTENT, ONE_TILE, SCHEDULERS, STATIC_PERSISTENT
+from ...targets.profile import DeviceProfile, basis_of_limit
+from ..findings import Check, Finding
+from .cubin import Cubin, DeviceKernel
 
 COUNTER_BYTES = 4
 PARTIAL_BYTES = 4
