@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ._version import __version__
-    from .counters import Stats, reset_stats, stats
     from .inductor.configuration.modes import mode
     from .launch.api import (
         Explanation,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
         scaled_grouped_mm,
     )
     from .launch.preload import Preloaded, preload
+    from .reporting.counters import Stats, reset_stats, stats
 
 __all__ = [
     "DispatchedSizes",
@@ -68,7 +68,7 @@ __all__ = [
 _NOT_IN_API = {
     "DispatchedSizes": "launch.dispatch_table",
     "Preloaded": "launch.preload",
-    "Stats": "counters",
+    "Stats": "reporting.counters",
     "__version__": "_version",
     "dispatch_table": "launch.dispatch_table",
     "gated_mm": "launch.gates_and_groups",
@@ -78,9 +78,9 @@ _NOT_IN_API = {
     "k_grouped_mm": "launch.gates_and_groups",
     "mode": "inductor.configuration.modes",
     "preload": "launch.preload",
-    "reset_stats": "counters",
+    "reset_stats": "reporting.counters",
     "scaled_grouped_mm": "launch.gates_and_groups",
-    "stats": "counters",
+    "stats": "reporting.counters",
 }
 """Modules by name, for names outside `launch.api`."""
 

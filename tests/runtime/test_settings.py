@@ -16,10 +16,11 @@ from nvgemm_aot.jit.eviction import limit_bytes
 from nvgemm_aot.pipeline.compiler_limits import compile_limit_seconds
 from nvgemm_aot.workload.explain import explain_program
 from nvgemm_aot.workload.record import record_program
-from nvgemm_runtime import events, settings
+from nvgemm_runtime import settings
 from nvgemm_runtime.errors import RecordError, SettingError
 from nvgemm_runtime.launch import select
 from nvgemm_runtime.recording.recorder import Recorder, named_target
+from nvgemm_runtime.reporting import events
 
 NUMBERS: dict[str, Callable[[], float]] = {
     "NVGEMM_AOT_MAX_CHOICES": settings.max_choices,

@@ -13,9 +13,14 @@ from pathlib import Path
 from typing import Protocol
 
 from nvgemm_runtime.bundle.format import ClusterLimit
-from nvgemm_runtime.errors import CompileError, LinkError, StorageError, ToolchainError
+from nvgemm_runtime.errors import (
+    CompileError,
+    LinkError,
+    StorageError,
+    ToolchainError,
+    install_command,
+)
 from nvgemm_runtime.installed.ownership import writable_by_others
-from nvgemm_runtime.installing import install_command
 from nvgemm_runtime.settings import COMPILE_TIMEOUT_VARIABLE
 
 from ..providers import BLAME, Candidate, Provider, load_provider, parts_of, recipe_of, versions_of

@@ -10,10 +10,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 
-from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.errors import ToolchainError, install_command
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.target import Target
-from nvgemm_runtime.installing import install_command
 
 from . import cute_dsl
 from .base import RECIPE_PREFIX, Candidate, Enumeration, Provider, Rejection

@@ -22,10 +22,9 @@ from nvgemm_runtime.bundle.format import (
     Timing,
     canonical_json,
 )
-from nvgemm_runtime.errors import NvgemmError, RankingsError, StorageError
+from nvgemm_runtime.errors import UPGRADE, NvgemmError, RankingsError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
-from nvgemm_runtime.installing import UPGRADE
 
 from ..storage.files import IrregularFileError, read_start, write_atomic
 from .entries import COLD, Entry, Operator, Origin, Rankings

@@ -35,7 +35,7 @@ _FIELDS: dict[str, dict[str, type]] = {
 """Fields and their types for each GEMM event in `nvgemm_runtime.inductor.report`."""
 
 _FAILED = "failed"
-"""Name for a kernel's failure event in `nvgemm_runtime.events`."""
+"""Name for a kernel's failure event in `nvgemm_runtime.reporting.events`."""
 
 
 @dataclass(kw_only=True)

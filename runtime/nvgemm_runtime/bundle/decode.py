@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from typing import Any, TypeVar
 
+from ..errors import UPGRADE
 from ..gemm.problem import MAX_EXTENT, Problem, Signature
 from ..gemm.target import Target, read_target
-from ..installing import UPGRADE
 from .format import (
     BACK_TO_BACK,
     DEVICE_RANKING,

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..bundle.format import Kernel
-from ..counters import COUNTERS
 from ..gemm.aten import AtenGemm, product_of_sum, unusual_setting
 from ..gemm.operands import Request
 from ..gemm.problem import Problem
@@ -24,6 +23,7 @@ from ..matching.index import first_served
 from ..matching.matches import Basis, Match, MatchedKernel, Miss
 from ..matching.trust import Terms, decide, why_unlike_measured
 from ..recording.declarable import declarable, read_requests
+from ..reporting.counters import COUNTERS
 from ..settings import MAX_CHOICES_VARIABLE
 
 LONGEST_WAIT_S = 600.0

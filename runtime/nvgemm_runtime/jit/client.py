@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..counters import COUNTERS
+from ..errors import install_command
 from ..gemm.problem import Problem
 from ..gemm.target import CPU, PLATFORMS
 from ..installed.jit_cache import default_directory
-from ..installing import install_command
 from ..matching.device import DeviceFacts
+from ..reporting.counters import COUNTERS
 from ..settings import JIT_CANDIDATES_VARIABLE, JIT_PROVIDER_VARIABLE, jit_candidates
 from .builder import is_installed, missing_module
 from .process import JitProcess

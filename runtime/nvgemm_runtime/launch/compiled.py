@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import NoKernelError, SettingError
-from ..events import kernel_failed
 from ..gemm.extra_operands import check_offset_values
 from ..gemm.operands import RANKS
 from ..gemm.problem import Op
@@ -23,6 +22,7 @@ from ..installed.jit_cache import JIT_ORIGIN, mark_used
 from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, device_facts
 from ..matching.refusals import device_refusal, refusal, timing_refusal
+from ..reporting.events import kernel_failed
 from ..settings import is_debugging, is_off
 from .loading import native
 from .loading.fork_locks import ForkLock

@@ -21,7 +21,6 @@ from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS, RELEASES_ITS_LOCK
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.counters import COUNTERS
 from nvgemm_runtime.errors import BundleFormatError, DriverError, NoKernelError
 from nvgemm_runtime.gemm.target import CPU, Target
 from nvgemm_runtime.launch.loading import loader as loader_module
@@ -33,6 +32,7 @@ from nvgemm_runtime.matching.device import (
     find_runtime_library,
     look_at_library,
 )
+from nvgemm_runtime.reporting.counters import COUNTERS
 from repository import TESTS
 from synthetic_content import synthetic_content
 from synthetic_payload import shared_object

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 from nvgemm_runtime.bundle.format import Header
-from nvgemm_runtime.errors import NvgemmError, ToolchainError
+from nvgemm_runtime.errors import NvgemmError, ToolchainError, install_command
 from nvgemm_runtime.gemm.target import (
     CPU,
     CUDA_VERSIONS,
@@ -20,7 +20,6 @@ from nvgemm_runtime.gemm.target import (
     Target,
 )
 from nvgemm_runtime.installed.registry import INSTALLATION, FoundBundle
-from nvgemm_runtime.installing import install_command
 from nvgemm_runtime.launch.loading import native
 from nvgemm_runtime.matching.device import (
     RUNTIME_LIBRARY,

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.errors import ToolchainError, install_command
 from nvgemm_runtime.gemm.target import CUDA_VERSIONS
-from nvgemm_runtime.installing import install_command
 
 _log = logging.getLogger(__name__)
 

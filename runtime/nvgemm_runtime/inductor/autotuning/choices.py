@@ -22,11 +22,11 @@ from torch._inductor import select_algorithm as autotuning
 from torch._inductor.codegen import wrapper as code_lines
 from torch._inductor.virtualized import V
 
-from ...counters import COUNTERS
-from ...events import kernel_failed
 from ...gemm.aten import OPERATORS, kernel_order
 from ...gemm.epilogues import Activation, Epilogue, WeightOrder
 from ...gemm.roles import extra_roles
+from ...reporting.counters import COUNTERS
+from ...reporting.events import kernel_failed
 from .. import report
 from ..codegen import cpp, operator_loading
 from ..reading import is_alternative

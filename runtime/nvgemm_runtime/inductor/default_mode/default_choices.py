@@ -14,7 +14,6 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-from ...counters import COUNTERS
 from ...errors import RequiredError
 from ...gemm.aten import UNSERVED
 from ...gemm.problem import Problem
@@ -25,6 +24,7 @@ from ...matching.dispatch import Dispatch, TunedTogether
 from ...matching.evidence import REPEATED_GAIN
 from ...matching.thresholds import ATEN, MIN_GAIN
 from ...recording.declarable import read_requests
+from ...reporting.counters import COUNTERS
 from ...settings import (
     DEFAULT_MODE_VARIABLE,
     MAX_CHOICES_VARIABLE,

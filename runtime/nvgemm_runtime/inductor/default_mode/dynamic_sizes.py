@@ -18,7 +18,6 @@ from torch._dynamo.testing import rand_strided
 from torch._inductor.utils import sympy_subs
 from torch._inductor.virtualized import V
 
-from ...counters import COUNTERS
 from ...gemm.aten import OPERATORS, AtenGemm, kernel_order
 from ...gemm.operands import RANKS
 from ...gemm.problem import Op
@@ -28,6 +27,7 @@ from ...matching.dispatch import TunedTogether
 from ...matching.evidence import Evidence
 from ...matching.thresholds import ATEN
 from ...recording.declarable import read_requests
+from ...reporting.counters import COUNTERS
 from ..autotuning.choice_timing import SizedOperands
 from ..autotuning.choices import StockCall
 from ..offers import Offer, facts_for

@@ -21,12 +21,11 @@ from typing import Any
 
 from ...bundle.calling_convention import PLAIN, CallingConvention
 from ...bundle.workspace import TileWorkspace
-from ...errors import DriverError, NoKernelError, ToolchainError
+from ...errors import DriverError, NoKernelError, ToolchainError, install_command
 from ...gemm.epilogues import Addend, GateForm, addend_dtype
 from ...gemm.problem import Op, Signature
 from ...gemm.target import Target
 from ...gemm.types import DType
-from ...installing import install_command
 from ...matching.shared_library import missing_part
 from ..autograd import register_refusals
 from ..fakes import register_fakes

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import nvgemm_runtime
-from nvgemm_runtime.counters import COUNTERS, MOST_REASONS, OTHER_REASONS, Counters, Stats
+from nvgemm_runtime.reporting.counters import COUNTERS, MOST_REASONS, OTHER_REASONS, Counters, Stats
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_the_public_functions_are_of_this_process() -> None:
 
 
 def test_tables_by_m_are_counted_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nvgemm_runtime.counters.MOST_REASONS", 1)
+    monkeypatch.setattr("nvgemm_runtime.reporting.counters.MOST_REASONS", 1)
     counters = Counters()
     for table in ("g: ATen, from m 8 Cpu", "h: Cpu", "g: ATen, from m 8 Cpu", "i: Cpu"):
         counters.dispatch(table)

@@ -10,8 +10,8 @@ import json
 import logging
 import os
 
+from ..settings import EXPLAIN_VARIABLE, shown_path
 from .counters import COUNTERS
-from .settings import EXPLAIN_VARIABLE, shown_path
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from nvgemm_runtime.installing import install_command
+from nvgemm_runtime.errors import install_command
 from repository import ROOT
 
 _OF_A_REGISTRY = re.compile(r"pip install [^\n]*?nvgemm[-_](aot|kernels)(?!'s|[\w-]*\*?\.whl)")

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .errors import count_text
+from ..errors import count_text
 
 MOST_REASONS = 1000
 """Most reasons for which misses are counted separately. Reasons name problems, so a process that
