@@ -18,9 +18,9 @@ from nvgemm_aot.pipeline.assemble import (
 from nvgemm_aot.pipeline.compiler import Progress, make_tasks
 from nvgemm_aot.pipeline.compiler_limits import default_jobs
 from nvgemm_aot.pipeline.pipeline import provider_of
-from nvgemm_aot.pipeline.plan import Plan, PlannedProblem
+from nvgemm_aot.pipeline.target_plan import Plan, PlannedProblem
 from nvgemm_aot.providers import Provider
-from nvgemm_aot.storage.cache import Cache, private_cache
+from nvgemm_aot.storage.build_cache import Cache, private_cache
 from nvgemm_aot.targets import BuildTarget
 from nvgemm_runtime.bundle.format import ESTIMATE, Header, RankingSource
 from nvgemm_runtime.gemm.roles import misalignment

@@ -33,7 +33,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 from benchmarks.additive import models, worker
 from nvgemm_aot.workload.fake_run import fake_tensors
-from nvgemm_aot.workload.dispatch import GemmCalls
+from nvgemm_aot.workload.called_gemms import GemmCalls
 
 found = {}
 with fake_tensors():

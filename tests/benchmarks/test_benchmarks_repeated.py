@@ -12,7 +12,7 @@ from benchmarks.repeated import __main__ as repeated
 from benchmarks.repeated.gains import find_pairs, gains_table
 from made_rankings import GPU_A, GPU_B, GPU_C, on, rankings
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from tuning_bench import PROBLEMS, build
 
 

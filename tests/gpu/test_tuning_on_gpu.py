@@ -29,7 +29,7 @@ from nvgemm_aot.tuning import contenders
 from nvgemm_aot.tuning.correctness.judgement import reference
 from nvgemm_aot.tuning.correctness.random_operands import make_sets
 from nvgemm_aot.tuning.measuring.gpu import UNKNOWN_DRIVER, gpu_bench
-from nvgemm_aot.tuning.tune import Tuned, TuningOptions, tune
+from nvgemm_aot.tuning.tune_bundles import Tuned, TuningOptions, tune
 from nvgemm_aot.tuning.watchdog import tune_watched
 from nvgemm_runtime.bundle.format import APART, Header
 from nvgemm_runtime.bundle.reader import Bundle

@@ -15,7 +15,7 @@ from cpu_kernels import signature
 from fake_driver import FakeDriver
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.pipeline.pipeline import build
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.epilogues import Epilogue

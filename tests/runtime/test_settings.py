@@ -14,8 +14,8 @@ from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.jit import server
 from nvgemm_aot.jit.eviction import limit_bytes
 from nvgemm_aot.pipeline.compiler_limits import compile_limit_seconds
-from nvgemm_aot.workload.explain import explain_program
-from nvgemm_aot.workload.record import record_program
+from nvgemm_aot.workload.decisions import explain_program
+from nvgemm_aot.workload.record_program import record_program
 from nvgemm_runtime import settings
 from nvgemm_runtime.errors import RecordError, SettingError
 from nvgemm_runtime.launch import select

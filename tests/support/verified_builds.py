@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.pipeline.pipeline import build
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.verify.bundle import verify_bundle
 
 

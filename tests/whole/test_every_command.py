@@ -23,7 +23,7 @@ from every_signature import EVERY_SIGNATURE
 from explained_rows import is_called_by_aten
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.workload import find_bundles
 from nvgemm_aot.workload.coverage import gpu_facts
 from nvgemm_runtime.bundle.reader import Bundle

@@ -102,7 +102,7 @@ def test_errors_import_nothing_of_the_package() -> None:
     assert {node.module for node in imports} == {"__future__", "typing"}
 
 
-@pytest.mark.parametrize("module", ["configuration.cache_key", "entry"])
+@pytest.mark.parametrize("module", ["configuration.cache_key", "entry_point"])
 def test_a_module_that_waits_for_inductor_can_be_imported_first(
     scripts: ForkedScripts, module: str
 ) -> None:

@@ -17,7 +17,6 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, NvgemmError, StorageError, VerificationError
 
 from .build.packing import prepare_wheels, wheel_lines, write_wheels
-from .terminal.options import ANY_PATH, json_option, out_directory_option
 from .terminal.printing import (
     count_text,
     print_result,
@@ -26,12 +25,13 @@ from .terminal.printing import (
     table,
     us_text,
 )
+from .terminal.shared_options import ANY_PATH, json_option, out_directory_option
 
 if TYPE_CHECKING:
     from nvgemm_runtime.installed.discover import InstalledBundle
 
     from ..verify.bundle import Report
-    from ..verify.kernel import KernelEvidence
+    from ..verify.kernel_inspection import KernelEvidence
     from ..workload.find_bundles import NamedBundle
 
 Document = dict[str, Any]
@@ -360,7 +360,7 @@ def _problem_rows(problem: Document) -> list[list[object]]:
 
 def _no_instructions_text(evidence: KernelEvidence) -> str:
     """Returns why no instruction is shown for a kernel's code."""
-    from ..verify.kernel import NO_DEVICE_CODE, NOT_DISASSEMBLED
+    from ..verify.kernel_inspection import NO_DEVICE_CODE, NOT_DISASSEMBLED
 
     if evidence.disassembled_by in (NOT_DISASSEMBLED, NO_DEVICE_CODE):
         return evidence.disassembled_by

@@ -15,14 +15,14 @@ import click
 from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
 
 from .terminal.interrupts import INTERRUPTED
-from .terminal.options import ANY_PATH, Duration, json_option
 from .terminal.printing import count_text, print_result, report_progress, size_text, table
+from .terminal.shared_options import ANY_PATH, Duration, json_option
 
 if TYPE_CHECKING:
     from nvgemm_runtime.bundle.format import Ranking
 
     from ..tuning.outcome import TuningOutcome
-    from ..tuning.tune import Tuned
+    from ..tuning.tune_bundles import Tuned
 
 Document = dict[str, Any]
 
@@ -115,7 +115,7 @@ def tune(
     """
     from ..tuning import watchdog
     from ..tuning.state import state_path
-    from ..tuning.tune import TuningOptions
+    from ..tuning.tune_bundles import TuningOptions
 
     if out.suffix != BUNDLE_SUFFIX:
         raise click.UsageError(f"{out}: a bundle is named NAME{BUNDLE_SUFFIX}")

@@ -23,7 +23,7 @@ from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
 from nvgemm_runtime.installed.jit_cache import generation_path, jit_directory, stamp_path
 from nvgemm_runtime.settings import CACHE_LIMIT_VARIABLE, shown
 
-from ..storage.cache import Cache, entry_files
+from ..storage.build_cache import Cache, entry_files
 from ..storage.files import write_atomic
 from ..storage.locks import acquire
 from .user_bundle import SuspectBundleError, damaged_files, remove_problems, require_own

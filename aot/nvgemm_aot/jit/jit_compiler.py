@@ -34,11 +34,11 @@ from ..pipeline.compiler import (
 )
 from ..pipeline.compiler_limits import compile_limit_seconds
 from ..pipeline.pipeline import look_up_plans, plan_build, without_operator
-from ..pipeline.plan import likely_provider
+from ..pipeline.target_plan import likely_provider
 from ..pipeline.workers import WorkerDied
 from ..providers import Provider
-from ..rankings.shipped import shipped_rankings
-from ..storage.cache import Cache, cache_key
+from ..rankings.shipped_rankings import shipped_rankings
+from ..storage.build_cache import Cache, cache_key
 from ..storage.files import make_directories, open_new_file
 from ..storage.locks import locked
 from ..targets import BuildTarget

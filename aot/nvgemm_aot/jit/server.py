@@ -28,7 +28,7 @@ from nvgemm_runtime.settings import JIT_JOBS_VARIABLE, JIT_PROVIDER_VARIABLE, sh
 from ..pipeline.compiler_limits import default_jobs
 from ..providers import PROVIDERS, SEPARATOR, Provider, load_provider
 from ..storage import temporary_directory
-from ..storage.cache import Cache
+from ..storage.build_cache import Cache
 from ..storage.files import finish_writing
 from ..targets.local import Device
 from .jit_compiler import Compiled, JitCompiler

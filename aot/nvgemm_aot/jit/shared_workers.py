@@ -16,7 +16,7 @@ from ..pipeline.compiler import (
     start_workers,
 )
 from ..pipeline.workers import WorkerDied, WorkersCannotStart, WorkersKilled
-from ..storage.cache import Cache
+from ..storage.build_cache import Cache
 from ..storage.locks import FileLock, acquire
 
 _Process = CompilerProcesses

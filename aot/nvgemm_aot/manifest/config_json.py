@@ -65,9 +65,9 @@ def read_model(path: Path) -> Model:
     version = require_transformers(path, model_type, ", ".join(sorted(FAMILIES)))
     quantization = _read_quantization(path, data)
 
-    from .traced import model as traced
+    from .traced import traced_model
 
-    return traced.read_model(path, data, version, quantization)
+    return traced_model.read_model(path, data, version, quantization)
 
 
 def _read_family(path: Path, model_type: str, data: dict[str, Any]) -> DecoderConfig:

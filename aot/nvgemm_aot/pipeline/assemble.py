@@ -33,12 +33,12 @@ from ..providers.combined import join_versions
 from ..rankings.entries import Operator
 from ..rankings.pruning import keep_winners
 from ..rankings.usable import UsableRankings, measured_ranking
-from ..storage.cache import Cache, Entry
+from ..storage.build_cache import Cache, Entry
 from ..targets import BuildTarget
 from ..targets.profile import DeviceProfile, basis_of_limit
 from . import linker
 from .compiler import Compilation, Failure, KernelWorkers, Progress, Task, compile_all
-from .plan import Plan, Unserved, join_products, unserved_everywhere
+from .target_plan import Plan, Unserved, join_products, unserved_everywhere
 
 GENERATOR = f"nvgemm-aot {__version__}"
 

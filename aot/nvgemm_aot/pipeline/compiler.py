@@ -26,7 +26,7 @@ from nvgemm_runtime.settings import COMPILE_TIMEOUT_VARIABLE
 from ..providers import BLAME, Candidate, Provider, load_provider, parts_of, recipe_of, versions_of
 from ..providers.cute_dsl import cute_setup
 from ..storage import temporary_directory
-from ..storage.cache import Cache, Entry, cache_key
+from ..storage.build_cache import Cache, Entry, cache_key
 from ..storage.files import make_directories, sweep_partials_of
 from ..storage.locks import locked
 from ..targets import BuildTarget

@@ -17,7 +17,7 @@ from nvgemm_runtime.bundle.format import (
 from nvgemm_runtime.errors import ManifestError, count_text
 from nvgemm_runtime.gemm.target import Target
 
-from .plan import Plan
+from .target_plan import Plan
 
 _TYPICAL_SPAN = Span(offset=10_000_000, stored_bytes=10_000, content_bytes=100_000)
 """Placeholder span for a kernel that is not compiled yet, with a typical number of digits."""

@@ -20,7 +20,7 @@ from ..manifest.parse import Manifest
 from ..providers import SEPARATOR, Provider, default_providers, load_provider
 from ..rankings.entries import Rankings
 from ..rankings.usable import UsableRankings
-from ..storage.cache import Cache, private_cache
+from ..storage.build_cache import Cache, private_cache
 from ..storage.files import remove_file, require_writable
 from .assemble import PlannedDevice, PlannedTarget, build_key, compile_and_assemble, toolchain
 from .compiler import (
@@ -33,7 +33,7 @@ from .compiler import (
 )
 from .compiler_limits import default_jobs
 from .header_size import require_readable_size
-from .plan import (
+from .target_plan import (
     Plan,
     PlanLookup,
     RejectionSink,
@@ -118,7 +118,7 @@ def look_up_plans(
 ) -> tuple[PlanLookup, ...]:
     """Looks in the cache for the plan of each target and product of a manifest.
 
-    See `plan.look_up_plan`.
+    See `target_plan.look_up_plan`.
     """
     gpus: dict[Target, set[str]] = {}
     for target in manifest.targets:
@@ -146,7 +146,7 @@ def plan_build(
     rankings: Rankings | None = None,
     prunes: bool = False,
 ) -> tuple[PlannedTarget, ...]:
-    """Plans every target of a manifest; see `plan.make_plan`.
+    """Plans every target of a manifest; see `target_plan.make_plan`.
 
     Problems for which a target has no operator are in its plan, with the reason.
 

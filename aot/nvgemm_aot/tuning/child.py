@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from .measuring.gpu import Bench
-from .tune import TuningOptions, tune
+from .tune_bundles import TuningOptions, tune
 
 BOOTSTRAP = (
     "import sys; sys.path[:] = sys.argv[3:]; "

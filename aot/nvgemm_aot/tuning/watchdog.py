@@ -27,7 +27,7 @@ from ..rankings.agreement import TRITON, contender_name
 from .child import BOOTSTRAP, Message, Work
 from .session import Progress, UnusableGpuError
 from .state import add_death, add_hang, reserved, state_path
-from .tune import Tuned, TuningOptions
+from .tune_bundles import Tuned, TuningOptions
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def tune_watched(
     again: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tuned:
-    """Tunes like `tune.tune`, and survives kernels that hang or end their process.
+    """Tunes like `tune_bundles.tune`, and survives kernels that hang or end their process.
 
     Each process measures a second time the problems that the previous one measured first.
 
@@ -86,9 +86,9 @@ def tune_watched(
         clock: Returns seconds, for the budget.
 
     Raises:
-        TuningError: As `tune.tune`; also if `MOST_ENDS` processes hang or die, or one is silent for
-            too long while no contender runs.
-        NvgemmError: As `tune.tune`.
+        TuningError: As `tune_bundles.tune`; also if `MOST_ENDS` processes hang or die, or one is
+            silent for too long while no contender runs.
+        NvgemmError: As `tune_bundles.tune`.
     """
     begin = clock()
     merged_progress = {

@@ -24,7 +24,7 @@ from .device.disassembler import (
 )
 from .device.kernel_design import KNOWN_PROVIDERS
 from .findings import Check, Finding
-from .kernel import KernelEvidence, inspect_kernel
+from .kernel_inspection import KernelEvidence, inspect_kernel
 
 Progress = Callable[[int, int], None]
 """Called in the caller's thread after each kernel, with the number done and the total."""

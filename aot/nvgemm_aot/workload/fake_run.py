@@ -35,7 +35,7 @@ from nvgemm_runtime.matching.device import host_platform, torch_cuda
 from nvgemm_runtime.recording.recorder import Recorder, recorded_target, recorder
 from nvgemm_runtime.recording.text import Recording, target_entry
 
-from .dispatch import GemmCalls
+from .called_gemms import GemmCalls
 
 _CUDA = re.compile(r"cuda(:[0-9]+)?")
 

@@ -22,7 +22,7 @@ SUPPORTED = (2, 11), (2, 15)
 _WAITED_FOR = {
     "torch._inductor.config": "configuration.options",
     "torch._inductor.codegen.common": "configuration.cache_key",
-    "torch._inductor.select_algorithm": "entry",
+    "torch._inductor.select_algorithm": "entry_point",
     "torch._inductor.fx_passes.post_grad": "fusion.epilogue_fusion",
     "torch._inductor.graph": "fusion.scaled",  # imported after lowering and select_algorithm
     "torch._inductor.package.package": "codegen.operator_loading",

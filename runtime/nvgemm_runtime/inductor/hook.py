@@ -1,9 +1,9 @@
 """Adds bundled kernels to the choices that Inductor autotunes.
 
-Inductor calls a preprocessing function with the choices for every GEMM (`entry`). `join` reads the
-GEMM from ATen's choice and adds a choice for each kernel that `offers` finds. A winning choice
-writes a call into the generated module, with a header that finds the kernel, or falls back to ATen,
-in any process that runs the module.
+Inductor calls a preprocessing function with the choices for every GEMM (`entry_point`). `join`
+reads the GEMM from ATen's choice and adds a choice for each kernel that `offers` finds. A winning
+choice writes a call into the generated module, with a header that finds the kernel, or falls back
+to ATen, in any process that runs the module.
 
 The torch names used here are private and were read and run on torch 2.11 to 2.15.
 """
@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 def join(choices: list[Any]) -> list[Any]:
-    """Appends bundled kernels to a GEMM's choices; see `entry.join`."""
+    """Appends bundled kernels to a GEMM's choices; see `entry_point.join`."""
     if any(isinstance(choice, BundledChoice) for choice in choices):
         _refuse_unopened()
         return choices  # a lowering in this package has added them already

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.manifest.shipped import find_manifest
+from nvgemm_aot.manifest.shipped_manifests import find_manifest
 from nvgemm_aot.workload import find_bundles
 from nvgemm_runtime import errors
 from nvgemm_runtime.bundle.format import FORMAT_VERSION, MAGIC, MAX_HEADER_BYTES, PREFIX

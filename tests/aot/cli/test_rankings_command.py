@@ -16,8 +16,8 @@ from nvgemm_aot.cli.main import main
 from nvgemm_aot.pipeline.pipeline import build
 from nvgemm_aot.providers import stated_recipes
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
-from nvgemm_aot.rankings.shipped import DIRECTORY
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.rankings.shipped_rankings import DIRECTORY
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning.measuring.gpu import uuid_digest
 from nvgemm_runtime.gemm.target import Target
 from recording_kernels import Recording

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 import cpu_provider
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning import state as state_module
 from nvgemm_aot.tuning.session import OUT_OF_BUDGET
 from nvgemm_aot.tuning.state import state_path

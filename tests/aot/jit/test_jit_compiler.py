@@ -34,7 +34,7 @@ from nvgemm_aot.providers import load_provider
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators
 from nvgemm_aot.providers.gathered import Gathered
 from nvgemm_aot.providers.quack import Quack
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import StorageError, TargetError, ToolchainError
 from nvgemm_runtime.gemm.problem import Problem

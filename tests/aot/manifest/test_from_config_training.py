@@ -22,7 +22,7 @@ from nvgemm_aot.manifest.from_config import make_manifest
 from nvgemm_aot.manifest.models.expert_weights import ExpertWeights
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.pipeline.pipeline import provider_of
-from nvgemm_aot.workload.dispatch import GemmCalls
+from nvgemm_aot.workload.called_gemms import GemmCalls
 from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.gemm.problem import Op, Problem
 from nvgemm_runtime.gemm.support import unsupported

@@ -24,7 +24,7 @@ from nvgemm_aot.manifest.models import FAMILIES
 from nvgemm_aot.manifest.models.gemm import ModelGemm
 from nvgemm_aot.manifest.models.tensor_parallel import share
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.workload.dispatch import GemmCalls
+from nvgemm_aot.workload.called_gemms import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.moe_operators import BIAS_COLUMNS
 from nvgemm_runtime.gemm.problem import Op, Problem

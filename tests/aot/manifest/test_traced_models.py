@@ -25,7 +25,7 @@ from nvgemm_aot.manifest.models.gemm import Fusible, ModelGemm, Part
 from nvgemm_aot.manifest.models.model import Model
 from nvgemm_aot.manifest.models.tensor_parallel import share
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
-from nvgemm_aot.manifest.traced import model as traced
+from nvgemm_aot.manifest.traced import traced_model
 from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Layout, Op
@@ -374,7 +374,7 @@ def test_the_implementation_of_attention_changes_nothing(
 def test_families_read_from_their_configs_are_what_transformers_runs(path: Path) -> None:
     data = json.loads(path.read_text()) | {"num_hidden_layers": 4}
     family = FAMILIES[data["model_type"]].model_validate(data).describe(data["model_type"])
-    run = traced.read_model(path, data, "5", None)
+    run = traced_model.read_model(path, data, "5", None)
     for fused in (False, True):
         for ranks in (1, 2):
             assert _counts(run, ranks, fused=fused) == _counts(family, ranks, fused=fused)

@@ -19,10 +19,10 @@ from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.pipeline import linker
 from nvgemm_aot.pipeline.pipeline import BuildResult, build, plan_build, without_operator
-from nvgemm_aot.pipeline.plan import require_served
+from nvgemm_aot.pipeline.target_plan import require_served
 from nvgemm_aot.providers import Candidate, Enumeration
 from nvgemm_aot.rankings.entries import Rankings
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import BuildTarget, build_target, build_targets
 from nvgemm_aot.targets.profile import DeviceProfile, Fact
 from nvgemm_aot.verify.bundle import verify_bundle

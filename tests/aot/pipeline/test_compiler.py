@@ -24,7 +24,7 @@ from nvgemm_aot.pipeline.compiler import (
 from nvgemm_aot.pipeline.compiler_limits import compile_limit_seconds, default_jobs
 from nvgemm_aot.pipeline.workers import WorkerDied
 from nvgemm_aot.providers import BLAME
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.format import sha256_hex
 from nvgemm_runtime.errors import StorageError, ToolchainError
 from nvgemm_runtime.gemm.target import Target

@@ -9,7 +9,7 @@ import pytest
 from nvgemm_aot.pipeline.compiler import compile_all, make_tasks
 from nvgemm_aot.providers import Candidate, load_provider
 from nvgemm_aot.providers.quack import Quack
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.gemm.epilogues import Epilogue

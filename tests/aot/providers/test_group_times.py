@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fake_provider import FakeProvider, candidate
 from nvgemm_aot.manifest.parse import Declared
-from nvgemm_aot.pipeline.plan import look_up_plan, make_plan
+from nvgemm_aot.pipeline.target_plan import look_up_plan, make_plan
 from nvgemm_aot.providers import load_provider
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT
 from nvgemm_aot.providers.heuristics.group_times import (
@@ -28,7 +28,7 @@ from nvgemm_aot.providers.heuristics.group_times import (
     rows_of_groups,
     work_of,
 )
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Problem, Signature
@@ -228,5 +228,5 @@ def test_costs_are_part_of_the_plan_s_key(tmp_path: Path, monkeypatch: pytest.Mo
     target = build_target("sm_90a", "H200")
     provider = load_provider("quack")
     before = look_up_plan(declared, target, provider, Cache(tmp_path)).key
-    monkeypatch.setattr("nvgemm_aot.pipeline.plan.find_group_times", lambda target: times())
+    monkeypatch.setattr("nvgemm_aot.pipeline.target_plan.find_group_times", lambda target: times())
     assert look_up_plan(declared, target, provider, Cache(tmp_path)).key != before

@@ -13,7 +13,7 @@ from nvgemm_aot.pipeline.compiler import compile_all, make_tasks
 from nvgemm_aot.providers import Candidate
 from nvgemm_aot.providers.quack import Quack, gate_gradient, gate_ups, gated
 from nvgemm_aot.providers.quack.designs import Design
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.problem import Signature

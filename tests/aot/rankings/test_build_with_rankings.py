@@ -12,12 +12,12 @@ import pytest
 import cpu_provider
 from made_rankings import GPU_A, GPU_B, entry, rankings
 from nvgemm_aot.cli.build import command as build_command
-from nvgemm_aot.pipeline import plan
+from nvgemm_aot.pipeline import target_plan
 from nvgemm_aot.pipeline.pipeline import BuildResult, build, plan_build
 from nvgemm_aot.providers import UNSTATED_RECIPES, load_provider, stated_recipes
 from nvgemm_aot.rankings.entries import Entry, Rankings
 from nvgemm_aot.rankings.usable import LEFT_UNDECIDED, Basis, find_usable
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK, Header, Ranking
 from nvgemm_runtime.errors import RankingsError
 from nvgemm_runtime.gemm.problem import Problem
@@ -315,11 +315,11 @@ def test_plans_depend_on_what_makes_them_of_measurements(
 
     def key() -> str:
         cache = Cache(tmp_path / "cache")
-        return plan.look_up_plan(declared, cpu_provider.TARGET, Recording(), cache).key
+        return target_plan.look_up_plan(declared, cpu_provider.TARGET, Recording(), cache).key
 
-    before, digest = key(), plan.source_digest
+    before, digest = key(), target_plan.source_digest
     monkeypatch.setattr(
-        plan,
+        target_plan,
         "source_digest",
         lambda name: "changed" if name == f"nvgemm_aot.rankings.{module}" else digest(name),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tuner import Tuner
 
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from tuning_bench import DictatedTimer
 
 

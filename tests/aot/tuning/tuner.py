@@ -12,9 +12,9 @@ import pytest
 import recording_kernels
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking, read_content
 from nvgemm_aot.bundle.writer import write_bundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning.measuring.gpu import Bench, GpuState
-from nvgemm_aot.tuning.tune import Tuned
+from nvgemm_aot.tuning.tune_bundles import Tuned
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem

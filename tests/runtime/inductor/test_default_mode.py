@@ -32,7 +32,7 @@ from measured_bundles import ATEN, write_measured
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime import settings
 from nvgemm_runtime.bundle.format import Scope, UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
@@ -896,7 +896,7 @@ def test_events_say_that_a_gemm_is_dispatched(
     inductor: InductorSession, bundles: Bundles, events: Callable[[], list[dict[str, Any]]]
 ) -> None:
     from nvgemm_aot.cli.explain import explain_text
-    from nvgemm_aot.workload.explain import collect
+    from nvgemm_aot.workload.decisions import collect
 
     inductor.use(bundles.measured())
     compile_dynamic(inductor)
@@ -944,7 +944,7 @@ Events = Callable[[], list[dict[str, Any]]]
 
 def explained(events: Events) -> str:
     from nvgemm_aot.cli.explain import explain_text
-    from nvgemm_aot.workload.explain import collect
+    from nvgemm_aot.workload.decisions import collect
 
     return explain_text(
         {"gemms": [g.to_json() for g in collect(events())], "unreadable_lines": 0, "failed": {}}

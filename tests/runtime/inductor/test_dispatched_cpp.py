@@ -24,7 +24,7 @@ from fresh_processes import Home, Ran, pip_install
 from inductor_session import Compiled, InductorSession, warnings_of
 from kernels_by_m import COMPUTED_BY, SQUARE, TIMES, WIDE, assert_right_from_threads, operands
 from measured_bundles import write_measured
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Problem

@@ -19,7 +19,7 @@ import tuning_bench
 from inductor_session import Compiled, InductorSession
 from kernels_by_m import ONE, SQUARE, WIDE
 from measured_bundles import ATEN, write_measured
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.aten import aten_name, kernel_order
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op

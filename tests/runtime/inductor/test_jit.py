@@ -26,7 +26,7 @@ from jit_programs import JitMachine
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.format import CompileFailure
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Problem

@@ -18,8 +18,8 @@ from fresh_processes import Home
 from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.pipeline.pipeline import BuiltBundle, plan_build
-from nvgemm_aot.storage.cache import Cache
-from nvgemm_runtime.inductor import entry, hook
+from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_runtime.inductor import entry_point, hook
 from nvgemm_runtime.recording.recorder import Recorder
 from nvgemm_runtime.recording.text import Recording
 
@@ -138,7 +138,7 @@ def test_without_aten_the_graph_says_what_is_multiplied(
     inductor.monkeypatch.setattr(
         get_algorithm_selector_cache(),
         "preprocessing_fns",
-        [join_nameless if function is entry.join else function for function in functions],
+        [join_nameless if function is entry_point.join else function for function in functions],
     )
     inductor.compile(lambda a, b, c: (a @ b, c @ c.mT), half(16, 64), half(64, 32), half(2, 8, 64))
     assert problems(Recorder(path).read()) == {

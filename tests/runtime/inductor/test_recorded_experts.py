@@ -17,7 +17,7 @@ import expert_steps
 from expert_kernels import build_kernels
 from expert_steps import KEPT, Experts
 from inductor_session import InductorSession
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.moe import launching
 from nvgemm_runtime.recording.recorder import Recorder

@@ -21,7 +21,7 @@ import cpu_provider
 import recording_kernels
 from inductor_session import InductorSession
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
 from nvgemm_runtime.gemm.types import ScaleRecipe

@@ -22,7 +22,7 @@ from forked_scripts import ForkedScripts, forked_scripts
 from installed_bundles import use
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import NoKernelError, StorageError

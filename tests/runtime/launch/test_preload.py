@@ -24,7 +24,7 @@ from installed_bundles import use
 from nvgemm_aot.bundle.content import BundleContent, read_content
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import NoKernelError

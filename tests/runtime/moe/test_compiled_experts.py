@@ -33,8 +33,8 @@ from expert_kernels import (
     leaves,
     operands_for_kernels,
 )
-from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.workload.dispatch import GemmCalls
+from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_aot.workload.called_gemms import GemmCalls
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, GateForm, WeightOrder, find_gated
 from nvgemm_runtime.gemm.moe_operators import NAMESPACE
 from nvgemm_runtime.gemm.problem import Op

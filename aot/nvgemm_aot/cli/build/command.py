@@ -17,7 +17,6 @@ from nvgemm_runtime.errors import StorageError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
 
-from ..terminal.options import ANY_PATH, cache_option, json_option, out_directory_option
 from ..terminal.printing import (
     count_text,
     keep_stdout,
@@ -27,13 +26,14 @@ from ..terminal.printing import (
     table,
     us_text,
 )
+from ..terminal.shared_options import ANY_PATH, cache_option, json_option, out_directory_option
 from .packing import prepare_wheels, wheel_lines, write_wheels
 
 if TYPE_CHECKING:
     from ...manifest.parse import Manifest
     from ...pipeline.assemble import PlannedDevice, PlannedTarget
     from ...pipeline.pipeline import BuildResult, MeasuredTarget
-    from ...pipeline.plan import RejectionSink, Unserved
+    from ...pipeline.target_plan import RejectionSink, Unserved
     from ...providers import Rejection
     from ...rankings.entries import Rankings
     from ...targets import BuildTarget
@@ -100,10 +100,10 @@ def build(
     counts as one that does not compile.
     """
     from ...manifest.parse import load_manifest
-    from ...manifest.shipped import find_manifest
+    from ...manifest.shipped_manifests import find_manifest
     from ...pipeline import pipeline
-    from ...pipeline.plan import require_served
-    from ...storage.cache import Cache, default_directory
+    from ...pipeline.target_plan import require_served
+    from ...storage.build_cache import Cache, default_directory
 
     if rejections and not dry_run:
         raise click.UsageError("--rejections needs --dry-run")
@@ -169,7 +169,7 @@ def _platforms_without_bundle(result: BuildResult, manifest: Manifest) -> list[s
 
 def _user_files(paths: Sequence[Path]) -> list[Path]:
     """Returns the files among the `--rankings` arguments, and reports that names change nothing."""
-    from ...rankings.shipped import is_shipped_name
+    from ...rankings.shipped_rankings import is_shipped_name
 
     names = [path for path in paths if is_shipped_name(path)]
     for name in names:
@@ -185,7 +185,7 @@ def _measurements(manifest: Manifest, files: Sequence[Path]) -> Rankings:
     """Returns the shipped measurements that a manifest may use, and all of the user's files."""
     from ...rankings.entries import merge
     from ...rankings.file import read_rankings
-    from ...rankings.shipped import shipped_rankings
+    from ...rankings.shipped_rankings import shipped_rankings
 
     shipped = shipped_rankings(entry.problem for entry in manifest.declared)
     return merge([shipped, *map(read_rankings, files)])
@@ -370,7 +370,7 @@ def _ranked_by_text(target: Document) -> str:
 
 def _show_command(files: Sequence[str]) -> str:
     """Returns the command that shows the doubts about the measurements that a build used."""
-    from ...rankings.shipped import SHIPPED
+    from ...rankings.shipped_rankings import SHIPPED
 
     return f"nvgemm-aot rankings show {shlex.join([SHIPPED, *files])} --standing doubtful"
 

@@ -13,8 +13,8 @@ from nvgemm_runtime.errors import UnhealthyError
 from nvgemm_runtime.settings import shown_path
 
 from ..build.measured_rankings import NONE, rankings_text
-from ..terminal.options import json_option
 from ..terminal.printing import count_text, keep_stdout, print_result, size_text, table
+from ..terminal.shared_options import json_option
 
 MISSING = "missing"
 

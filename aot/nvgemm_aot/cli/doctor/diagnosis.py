@@ -45,7 +45,7 @@ from nvgemm_runtime.settings import default_mode
 from ...pipeline.linker import library_directories, linker_version
 from ...providers import PROVIDERS, load_provider
 from ...providers.discovery import Offered, offered_providers
-from ...storage.cache import default_directory, entry_files
+from ...storage.build_cache import default_directory, entry_files
 from ..build.measured_rankings import rankings_document
 
 Document = dict[str, Any]

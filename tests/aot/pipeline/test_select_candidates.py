@@ -7,7 +7,7 @@ import pytest
 
 from fake_provider import candidate
 from made_rankings import entry
-from nvgemm_aot.pipeline.select import (
+from nvgemm_aot.pipeline.select_candidates import (
     LEAST_DYNAMIC_NS,
     LEAST_K_TILES,
     MAX_PER_SHAPE,

@@ -14,7 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import expert_steps
 from expert_steps import KEPT, Experts
-from nvgemm_aot.workload.dispatch import GemmCalls
+from nvgemm_aot.workload.called_gemms import GemmCalls
 from nvgemm_runtime.moe import launching, routed_experts
 
 Tensor = torch.Tensor

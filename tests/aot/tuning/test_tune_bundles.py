@@ -16,7 +16,7 @@ import cpu_provider
 from nvgemm_aot.bundle.content import BundleContent
 from nvgemm_aot.tuning.measuring.problem_times import UNDECIDED
 from nvgemm_aot.tuning.measuring.race import LEAST_SAMPLES
-from nvgemm_aot.tuning.tune import PROGRAM
+from nvgemm_aot.tuning.tune_bundles import PROGRAM
 from nvgemm_runtime.bundle.format import APART, Scope, UnservedReason
 from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.gemm.epilogues import Epilogue
@@ -184,7 +184,7 @@ def test_measuring_needs_nothing_of_the_compiler_side() -> None:
     script = (
         f"import sys\nfor name in {missing}: sys.modules[name] = None\n"
         "import nvgemm_aot.cli.main, nvgemm_aot.cli.tune, nvgemm_aot.tuning.measuring.gpu\n"
-        "import nvgemm_aot.tuning.tune\n"
+        "import nvgemm_aot.tuning.tune_bundles\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -19,8 +19,8 @@ from nvgemm_aot.jit.eviction import evict, read_usage, select_requested
 from nvgemm_aot.jit.jit_compiler import JitCompiler
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.pipeline.pipeline import build
-from nvgemm_aot.storage import cache as cache_module
-from nvgemm_aot.storage.cache import Cache, cache_key, private_cache
+from nvgemm_aot.storage import build_cache
+from nvgemm_aot.storage.build_cache import Cache, cache_key, private_cache
 from nvgemm_aot.storage.files import write_atomic
 from nvgemm_aot.storage.locks import locked
 from nvgemm_aot.targets import build_target
@@ -56,7 +56,7 @@ ways = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has warned of nothing yet."""
-    monkeypatch.setattr(cache_module, "_warned", False)
+    monkeypatch.setattr(build_cache, "_warned", False)
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:

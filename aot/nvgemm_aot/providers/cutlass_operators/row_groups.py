@@ -11,7 +11,7 @@ from nvgemm_runtime.gemm.roles import Role
 
 from ...targets import BuildTarget
 from ..other_provider import other_provider
-from .epilogue import other_provider_hint
+from .epilogue_source import other_provider_hint
 from .family import Family
 from .samples import sample_operands, sample_tensors
 from .toolchain import import_operators

@@ -20,7 +20,7 @@ from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.pipeline.pipeline import provider_of
 from nvgemm_aot.providers import PROVIDERS, load_provider, parts_of
-from nvgemm_aot.rankings import shipped
+from nvgemm_aot.rankings import shipped_rankings
 from nvgemm_aot.rankings.entries import Entry, merge
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
 from nvgemm_aot.rankings.usable import Basis, find_usable
@@ -51,8 +51,8 @@ class Pool:
         path = self.directory / f"{name}.json"
         write_rankings(path, rankings(*entries))
         path.write_text(path.read_text().replace(*edit))
-        shipped._shipped_files.cache_clear()
-        shipped._files_by_problem.cache_clear()
+        shipped_rankings._shipped_files.cache_clear()
+        shipped_rankings._files_by_problem.cache_clear()
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pool:
     """What is shipped, in the place of what really is."""
     directory = tmp_path / "pool"
     directory.mkdir()
-    monkeypatch.setattr(shipped, "DIRECTORY", directory)
+    monkeypatch.setattr(shipped_rankings, "DIRECTORY", directory)
     return Pool(directory)
 
 
@@ -139,13 +139,13 @@ def test_measurements_of_others_are_not_looked_at_nor_part_of_a_plan(
     other = replace(FROM_H200, n=128)
     pool.ship("b", of_h200({QUACK: 1}, problem=other), edit=("2026-11-21", "no day"))
     assert dry_run("--json") == before
-    assert shipped.shipped_rankings([FROM_H200]).entries
+    assert shipped_rankings.shipped_rankings([FROM_H200]).entries
     with pytest.raises(RankingsError, match="date must be a day"):
-        shipped.shipped_rankings([other])
+        shipped_rankings.shipped_rankings([other])
     between = replace(other, m=3), replace(other, m=1)
-    assert not shipped.shipped_rankings([replace(other, m=2), between[0]]).entries
+    assert not shipped_rankings.shipped_rankings([replace(other, m=2), between[0]]).entries
     with pytest.raises(RankingsError, match="date must be a day"):
-        shipped.shipped_rankings(between)
+        shipped_rankings.shipped_rankings(between)
 
 
 @pytest.mark.parametrize(
@@ -205,15 +205,15 @@ def test_shipped_rankings_may_be_named_and_count_anyway(
 
 
 def test_the_pool_is_every_file_and_all_of_them_can_be_read() -> None:
-    paths = sorted(shipped.DIRECTORY.glob("*.json"))
+    paths = sorted(shipped_rankings.DIRECTORY.glob("*.json"))
     several = [read_rankings(path) for path in paths]
     assert all(one.entries for one in several)
-    assert shipped.all_shipped_rankings() == merge(several)
-    assert all(one.is_shipped for one in shipped.all_shipped_rankings().entries)
+    assert shipped_rankings.all_shipped_rankings() == merge(several)
+    assert all(one.is_shipped for one in shipped_rankings.all_shipped_rankings().entries)
     assert not any(one.is_shipped for every in several for one in every.entries)
     declared = load_manifest(ROOT / "manifests" / "llama-3.1-8b.yaml").declared
     problems = {entry.problem for entry in declared}
-    found = shipped.shipped_rankings(problems).entries
+    found = shipped_rankings.shipped_rankings(problems).entries
     assert {one.problem for one in found} >= problems
     whole = [one for one in merge(several).entries if one.problem in problems]
     assert [one for one in found if one.problem in problems] == whole
@@ -223,7 +223,7 @@ def test_looking_up_what_is_shipped_imports_no_torch() -> None:
     script = (
         "import sys\n"
         "from nvgemm_runtime.gemm.problem import Problem\n"
-        "from nvgemm_aot.rankings.shipped import shipped_rankings\n"
+        "from nvgemm_aot.rankings.shipped_rankings import shipped_rankings\n"
         "key = 'mm/tn/bf16xbf16/fp32/bf16/m16n4096k4096'\n"
         "print(len(shipped_rankings([Problem.parse(key)]).entries) > 2, 'torch' in sys.modules)\n"
     )
@@ -234,7 +234,7 @@ def test_looking_up_what_is_shipped_imports_no_torch() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    sorted(shipped.DIRECTORY.glob("*.json")),
+    sorted(shipped_rankings.DIRECTORY.glob("*.json")),
     ids=lambda one: one.stem,
 )
 def test_a_build_by_name_has_a_use_for_all_that_is_shipped(path: Path) -> None:
@@ -250,7 +250,7 @@ def test_the_guide_says_what_is_shipped() -> None:
     guide = (ROOT / "docs" / "guide" / "tuning.md").read_text()
     rows = re.findall(r"^\| (NVIDIA [^|]*)" + r" \| (\d+)" * 5 + r" \|$", guide, re.M)
     said = {gpu: tuple(map(int, counts)) for gpu, *counts in rows}
-    pool = shipped.all_shipped_rankings()
+    pool = shipped_rankings.all_shipped_rankings()
     found = {}
     for gpu in {one.origin.gpu for one in pool.entries}:
         toolchains: dict[str, dict[str, str]] = {name: {} for name in PROVIDERS}
@@ -264,4 +264,4 @@ def test_the_guide_says_what_is_shipped() -> None:
     assert types == {"bf16", "fp16"}
     (passage,) = re.findall(r"They cover the manifests (.*?)\n\n", guide, re.S)
     named = set(re.findall(r"`([^`]*)`", passage))
-    assert named == {path.stem for path in shipped.DIRECTORY.glob("*.json")}
+    assert named == {path.stem for path in shipped_rankings.DIRECTORY.glob("*.json")}

@@ -15,7 +15,7 @@ from typing import Any
 from nvgemm_runtime.settings import EXPLAIN_VARIABLE, default_mode
 
 from .interpreter import find_interpreter
-from .process import run_to_end
+from .run_command import run_to_end
 
 NO_CACHES_VARIABLE = "TORCHINDUCTOR_FORCE_DISABLE_CACHES"
 """Torch's own variable. With caches, torch does not compile a known graph again, so its GEMMs would

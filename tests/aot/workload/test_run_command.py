@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from nvgemm_aot.workload import process
-from nvgemm_aot.workload.process import run_to_end
+from nvgemm_aot.workload import run_command
+from nvgemm_aot.workload.run_command import run_to_end
 
 _SLEEPS = """
 import signal, sys, time
@@ -92,7 +92,7 @@ def test_an_interrupt_while_a_command_is_being_started_is_the_commands_alone(
     """One that was typed reaches the command anyway; any other is sent to it."""
     monkeypatch.setattr(_Interrupted, "begun", [], raising=False)
     monkeypatch.setattr(subprocess, "Popen", _Interrupted)
-    monkeypatch.setattr(process, "_is_in_foreground", lambda: is_typed)
+    monkeypatch.setattr(run_command, "_is_in_foreground", lambda: is_typed)
     code = (
         "import signal, time\n"
         "is_left_to_it = signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"

@@ -45,14 +45,19 @@ from ..providers.other_provider import other_provider
 from ..providers.sources import source_digest, source_modules
 from ..rankings.entries import Operator, Rankings
 from ..rankings.usable import Basis, UsableRankings, find_usable
-from ..storage.cache import Cache, cache_key
+from ..storage.build_cache import Cache, cache_key
 from ..targets import BuildTarget
-from .select import Selection, prefer_measured, select
+from .select_candidates import Selection, prefer_measured, select
 
 _MAKERS = tuple(
     f"nvgemm_{name}"
     for name in (
-        *("aot.pipeline.plan", "aot.pipeline.select", "aot.targets.profile", "aot.providers.base"),
+        *(
+            "aot.pipeline.target_plan",
+            "aot.pipeline.select_candidates",
+            "aot.targets.profile",
+            "aot.providers.base",
+        ),
         *("aot.providers.heuristics.corrections", "aot.providers.heuristics.group_times"),
         *("aot.rankings.usable", "aot.rankings.intervals"),
         *("runtime.gemm.support", "runtime.gemm.problem", "runtime.gemm.types"),

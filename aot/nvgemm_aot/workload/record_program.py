@@ -21,7 +21,7 @@ from nvgemm_runtime.settings import (
 )
 
 from .interpreter import Interpreter, find_interpreter, is_python
-from .process import run_to_end
+from .run_command import run_to_end
 
 _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 """Python options that take the next argument."""

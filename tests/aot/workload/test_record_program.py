@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.workload.record import _with_fake_tensors
+from nvgemm_aot.workload.record_program import _with_fake_tensors
 from nvgemm_runtime.errors import RecordError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.recording.recorder import Recorder
