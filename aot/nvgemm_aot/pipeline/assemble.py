@@ -38,7 +38,8 @@ from ..targets import BuildTarget
 from ..targets.profile import DeviceProfile, basis_of_limit
 from . import linker
 from .compiler import Compilation, Failure, KernelWorkers, Progress, Task, compile_all
-from .target_plan import Plan, Unserved, join_products, unserved_everywhere
+from .target_plan import Plan
+from .unserved import Unserved, join_products, unserved_everywhere
 
 GENERATOR = f"nvgemm-aot {__version__}"
 

@@ -37,15 +37,12 @@ from .target_plan import (
     Plan,
     PlanLookup,
     RejectionSink,
-    Unserved,
-    join_products,
     likely_provider,
     look_up_plan,
     make_plan,
     operator_of,
-    require_served,
-    unserved_everywhere,
 )
+from .unserved import Unserved, join_products, require_served, unserved_everywhere
 
 
 @dataclass(frozen=True, kw_only=True)

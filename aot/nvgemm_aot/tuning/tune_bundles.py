@@ -24,10 +24,9 @@ from .measuring.gpu import Bench
 from .measuring.grid import between_declared, measured_before, where_winners_change
 from .measuring.neighbours import Neighbours
 from .outcome import TuningOutcome
+from .prune_kernels import Pruned, prune
 from .repeating import measure_again, outcomes_with_repeats, unrepeated
 from .rewrite import (
-    Pruned,
-    prune,
     rankings_to_measure,
     read_together,
     tuned_content,

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from fake_provider import FakeProvider, candidate
-from nvgemm_aot.cli.build.command import build_document, build_text
-from nvgemm_aot.cli.bundles import bundle_document, bundle_text
+from nvgemm_aot.cli.build.documents import build_document, build_text
+from nvgemm_aot.cli.bundle_texts import bundle_document, bundle_text
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.pipeline import assemble, compiler, target_plan
 from nvgemm_aot.pipeline.compiler import (
@@ -39,7 +39,8 @@ from nvgemm_aot.pipeline.pipeline import (
     plan_build,
     provider_of,
 )
-from nvgemm_aot.pipeline.target_plan import Unserved, likely_provider, require_served
+from nvgemm_aot.pipeline.target_plan import likely_provider
+from nvgemm_aot.pipeline.unserved import Unserved, require_served
 from nvgemm_aot.providers import Enumeration
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import BuildTarget, build_target

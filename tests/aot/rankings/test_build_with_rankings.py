@@ -11,7 +11,7 @@ import pytest
 
 import cpu_provider
 from made_rankings import GPU_A, GPU_B, entry, rankings
-from nvgemm_aot.cli.build import command as build_command
+from nvgemm_aot.cli.build import documents
 from nvgemm_aot.pipeline import target_plan
 from nvgemm_aot.pipeline.pipeline import BuildResult, build, plan_build
 from nvgemm_aot.providers import UNSTATED_RECIPES, load_provider, stated_recipes
@@ -115,10 +115,10 @@ def test_what_was_measured_between_declared_m_is_in_the_bundle(
     assert ranking.measured is not None
     assert not header.unserved
     assert [one.problem for one in header.rankings if not one.is_declared] == [between]
-    document = build_command.build_document(result)["bundles"][0]
+    document = documents.build_document(result)["bundles"][0]
     assert (document["problems"], document["not_declared"]) == (len(PROBLEMS), 1)
-    assert f"{len(PROBLEMS)} problems and 1 measured and not declared" in build_command.build_text(
-        build_command.build_document(result)
+    assert f"{len(PROBLEMS)} problems and 1 measured and not declared" in documents.build_text(
+        documents.build_document(result)
     )
     assert result.measured[0].standings == {between: "measured once"}
     again = built(tmp_path, kernel_cache, given)
@@ -189,16 +189,16 @@ def test_contradictions_are_doubts_of_the_bundle(tmp_path: Path, kernel_cache: C
     assert found is not None
     assert found.doubts[0].startswith("two runs disagree")
     assert [one.standings for one in result.measured] == [{PROBLEMS[0]: "doubtful"}]
-    said = build_command.build_text(build_command.build_document(result, [Path("r.json")]))
+    said = documents.build_text(documents.build_document(result, [Path("r.json")]))
     assert (
         "1 doubtful); by estimates: 2\nto see the doubts: nvgemm-aot rankings show shipped" in said
     )
     files = [Path("r.json"), Path("s t.json")]
-    said = build_command.build_text(build_command.build_document(result, files))
+    said = documents.build_text(documents.build_document(result, files))
     assert "nvgemm-aot rankings show shipped r.json 's t.json' --standing doubtful" in said
     (target,) = result.measured
     sure = replace(result, measured=(replace(target, standings={PROBLEMS[0]: "measured once"}),))
-    said = build_command.build_text(build_command.build_document(sure, files))
+    said = documents.build_text(documents.build_document(sure, files))
     assert "to see the doubts" not in said
 
 
@@ -402,13 +402,13 @@ def test_a_plan_shows_the_measured_times(tmp_path: Path, kernel_cache: Cache) ->
     )
     ((position, time_ns),) = item.plan.problems[0].choices
     assert (item.plan.candidates[position].operator, time_ns) == ("Cpu_1x1", 1000)
-    document = build_command.plan_document([item], 1, [tmp_path / "r.json"])
+    document = documents.plan_document([item], 1, [tmp_path / "r.json"])
     assert [one["times"] for one in document["targets"][0]["problems"]] == [
         "measured",
         "estimated",
         "estimated",
     ]
-    text = build_command.plan_text(document)
+    text = documents.plan_text(document)
     assert "problem                              candidates  best time, us  basis" in text
     said = "measurements: 1 (1 from your files: 1 measured once); by estimates: 2"
     assert f"cpu: problems ranked by {said}" in text
@@ -441,7 +441,7 @@ def test_what_the_build_prints_of_measurements() -> None:
             },
         ],
     }
-    text = build_command.build_text(json.loads(json.dumps(document)))
+    text = documents.build_text(json.loads(json.dumps(document)))
     said = "3 (2 shipped, 1 from your files: 2 confirmed, 1 measured once); by estimates: 4"
     assert f"sm_90a: problems ranked by measurements: {said}\n  3 times …" in text
     said = "problems ranked by measurements: 0; by estimates: 7"

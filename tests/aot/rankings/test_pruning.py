@@ -11,7 +11,7 @@ import pytest
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import describe
 from nvgemm_aot.rankings.pruning import keep_winners
-from nvgemm_aot.tuning.rewrite import prune
+from nvgemm_aot.tuning.prune_kernels import prune
 from nvgemm_runtime.bundle.format import Conditions, Header, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import Problem

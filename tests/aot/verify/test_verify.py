@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent
 from nvgemm_aot.bundle.writer import write_bundle
-from nvgemm_aot.cli.bundles import verification_text
+from nvgemm_aot.cli.bundle_texts import verification_text
 from nvgemm_aot.pipeline.compiler import compile_all, make_tasks
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators
 from nvgemm_aot.storage.build_cache import Cache

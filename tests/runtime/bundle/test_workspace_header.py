@@ -11,7 +11,7 @@ from test_bundle import header_of, with_header
 
 from nvgemm_aot.bundle.content import BundleContent, read_content
 from nvgemm_aot.bundle.writer import encode_bundle
-from nvgemm_aot.cli.bundles import bundle_document, bundle_text
+from nvgemm_aot.cli.bundle_texts import bundle_document, bundle_text
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.bundle.workspace import TileWorkspace
