@@ -36,7 +36,8 @@ from ..settings import (
 from . import report
 from .autotuning import torch_nvgemm
 from .autotuning.choice_timing import time_beside_inductor, time_on_gpu, time_over_sizes
-from .autotuning.choices import BundledChoice, StockCall, gemm_choices, obstacles
+from .autotuning.choices import BundledChoice, StockCall, gemm_choices
+from .autotuning.obstacles import obstacles
 from .configuration.modes import OPTION, current_mode
 from .reading import (
     AutotunedGemm,

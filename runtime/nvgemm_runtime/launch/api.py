@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from ..errors import NoKernelError, SettingError
 from ..gemm.epilogues import Activation
 from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
-from ..gemm.operands import Request, check_kinds, op_of, requests
+from ..gemm.operand_checks import check_kinds
+from ..gemm.operands import Request, op_of, requests
 from ..gemm.problem import Op
 from ..gemm.types import ScaleRecipe
 from ..installed.registry import INSTALLATION, FoundBundle

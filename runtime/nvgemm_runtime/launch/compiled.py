@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import NoKernelError, SettingError
 from ..gemm.extra_operands import check_offset_values
-from ..gemm.operands import RANKS
+from ..gemm.operand_checks import RANKS
 from ..gemm.problem import Op
 from ..installed.jit_cache import JIT_ORIGIN, mark_used
 from ..installed.registry import INSTALLATION

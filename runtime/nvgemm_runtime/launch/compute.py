@@ -17,7 +17,8 @@ from ..gemm.extra_operands import (
     check_row_values,
 )
 from ..gemm.group_limits import too_large_for
-from ..gemm.operands import check_empty, check_kind, check_shapes, torch_dtype, usual_out_dtype
+from ..gemm.operand_checks import check_kind, check_shapes
+from ..gemm.operands import check_empty, torch_dtype, usual_out_dtype
 from ..gemm.problem import Op
 from ..matching.device import wants_determinism, wants_warnings_alone
 from ..matching.refusals import timing_refusal

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from ..gemm.aten import unusual_setting
 from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
-from ..gemm.operands import Request, check_kinds, op_of, requests
+from ..gemm.operand_checks import check_kinds
+from ..gemm.operands import Request, op_of, requests
 from ..gemm.problem import Op
 from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, torch_versions

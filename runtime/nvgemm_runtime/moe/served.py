@@ -18,7 +18,8 @@ import torch
 from ..errors import NvgemmError
 from ..gemm.epilogues import Epilogue
 from ..gemm.extra_operands import ExtraOperands
-from ..gemm.operands import MAX_ALIGNMENT_BYTES, Operand, Request, check_shapes, requests
+from ..gemm.operand_checks import check_shapes
+from ..gemm.operands import MAX_ALIGNMENT_BYTES, Operand, Request, requests
 from ..gemm.problem import Op
 from ..gemm.roles import sum_parts
 from ..launch.select import find

@@ -6,13 +6,8 @@ import pytest
 import torch
 
 from nvgemm_runtime.errors import NoKernelError
-from nvgemm_runtime.gemm.operands import (
-    Request,
-    check_shapes,
-    requests,
-    torch_dtype,
-    usual_out_dtype,
-)
+from nvgemm_runtime.gemm.operand_checks import check_shapes
+from nvgemm_runtime.gemm.operands import Request, requests, torch_dtype, usual_out_dtype
 from nvgemm_runtime.gemm.problem import DType, Op
 
 

@@ -100,7 +100,7 @@ OTHER_CPP = {
 def test_kinds_of_cpp_that_call_no_kernels_are_a_stated_miss(
     inductor: InductorSession, setting: str
 ) -> None:
-    from nvgemm_runtime.inductor.autotuning.choices import cpp_obstacle
+    from nvgemm_runtime.inductor.autotuning.obstacles import cpp_obstacle
 
     value, why = OTHER_CPP[setting]
 

@@ -10,7 +10,7 @@ from torch._inductor import select_algorithm  # noqa: F401  (our modules come be
 
 from nvgemm_runtime.gemm.aten import OPERATORS
 from nvgemm_runtime.gemm.epilogues import Activation, Epilogue, Gate, GateForm
-from nvgemm_runtime.gemm.operands import RANKS
+from nvgemm_runtime.gemm.operand_checks import RANKS
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.inductor.autotuning import choices
 from nvgemm_runtime.inductor.codegen import cpp

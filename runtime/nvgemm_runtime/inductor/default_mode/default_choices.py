@@ -34,7 +34,8 @@ from ...settings import (
     max_choices,
 )
 from .. import report
-from ..autotuning.choices import GemmChoice, StockCall, cpp_obstacle
+from ..autotuning.choices import GemmChoice, StockCall
+from ..autotuning.obstacles import cpp_obstacle
 from ..configuration.modes import OPTION, current_mode
 from ..offers import facts_for
 from ..reading import AutotunedGemm, RowRange, rows_of

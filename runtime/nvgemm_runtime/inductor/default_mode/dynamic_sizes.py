@@ -19,7 +19,7 @@ from torch._inductor.utils import sympy_subs
 from torch._inductor.virtualized import V
 
 from ...gemm.aten import OPERATORS, AtenGemm, kernel_order
-from ...gemm.operands import RANKS
+from ...gemm.operand_checks import RANKS
 from ...gemm.problem import Op
 from ...gemm.roles import Role
 from ...launch.dispatch_table import find_dispatch

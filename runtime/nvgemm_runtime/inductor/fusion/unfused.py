@@ -26,7 +26,8 @@ from ...installed.digest import installed_digest
 from ...settings import Mode, choosing_key, max_choices
 from .. import report
 from ..autotuning.choice_timing import timing_as_usual
-from ..autotuning.choices import StockCall, gemm_choices, obstacles
+from ..autotuning.choices import StockCall, gemm_choices
+from ..autotuning.obstacles import obstacles
 from ..configuration.modes import current_mode
 from ..default_mode.dynamic_sizes import find_fused_dispatch_choice
 from ..hook import join_dispatch, on_equal_terms, record_gemm
