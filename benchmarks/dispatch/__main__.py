@@ -38,7 +38,8 @@ from benchmarks.shared.measuring import Arena, Contender, Exact, offline_ns
 from benchmarks.shared.records import require_gpu
 from benchmarks.shared.resuming import Results, measuring_options
 from benchmarks.shared.summaries import MIN_ROUNDS, Summary, chosen, geomean, ratio, summarized
-from nvgemm_runtime.bundle.format import APART, Header
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import APART
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.operands import MAX_ALIGNMENT_BYTES, Request
 from nvgemm_runtime.gemm.problem import DType, Problem

@@ -22,7 +22,8 @@ from nvgemm_aot.pipeline.target_plan import Plan, PlannedProblem
 from nvgemm_aot.providers import Provider
 from nvgemm_aot.storage.build_cache import Cache, private_cache
 from nvgemm_aot.targets import BuildTarget
-from nvgemm_runtime.bundle.format import ESTIMATE, Header, RankingSource
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import ESTIMATE, RankingSource
 from nvgemm_runtime.gemm.roles import misalignment
 
 

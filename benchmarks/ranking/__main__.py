@@ -48,10 +48,10 @@ from benchmarks.shared.records import as_written, check_output, read_record, req
 from benchmarks.shared.resuming import command_line, recording, records_option, today
 from nvgemm_aot.rankings.entries import merge
 from nvgemm_aot.rankings.file import read_rankings
-from nvgemm_runtime.bundle.format import (
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import (
     APART,
     Conditions,
-    Header,
     Measured,
     Ranked,
     Ranking,

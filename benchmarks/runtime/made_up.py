@@ -15,11 +15,10 @@ from unittest import mock
 import click
 
 from nvgemm_runtime import bundles
-from nvgemm_runtime.bundle.format import (
+from nvgemm_runtime.bundle.format import Header, Kernel
+from nvgemm_runtime.bundle.ranking_entries import (
     APART,
     Conditions,
-    Header,
-    Kernel,
     Measured,
     Ranked,
     Ranking,

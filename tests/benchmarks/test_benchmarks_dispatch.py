@@ -22,7 +22,7 @@ from inductor_session import InductorSession
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import describe, write_bundle
 from nvgemm_aot.storage.build_cache import Cache
-from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource, Timing
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.problem import DType, Problem
 from synthetic_content import SIGNATURE, synthetic_content
 

@@ -12,10 +12,10 @@ from torch._inductor import config
 from torch._inductor.utils import fresh_cache
 
 from nvgemm_runtime import bundles
-from nvgemm_runtime.bundle.format import (
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import (
     APART,
     Conditions,
-    Header,
     Measured,
     Ranked,
     Ranking,

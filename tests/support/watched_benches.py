@@ -15,7 +15,7 @@ import pytest
 from nvgemm_aot.tuning import contenders
 from nvgemm_aot.tuning.measuring.gpu import Bench
 from nvgemm_aot.tuning.measuring.race import Sample
-from nvgemm_runtime.bundle.format import APART
+from nvgemm_runtime.bundle.ranking_entries import APART
 from tuning_bench import SLOW_FIRST, DictatedTimer, bench
 
 HANGING = "Cpu_8x32"

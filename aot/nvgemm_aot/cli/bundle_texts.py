@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.bundle.encode import measured_json, unserved_json
-from nvgemm_runtime.bundle.format import Kernel, RankingSource
+from nvgemm_runtime.bundle.format import Kernel
+from nvgemm_runtime.bundle.ranking_entries import RankingSource
 from nvgemm_runtime.bundle.reader import Bundle
 
 from .terminal.printing import count_text, size_text, table, us_text

@@ -19,7 +19,7 @@ from .terminal.printing import count_text, print_result, report_progress, size_t
 from .terminal.shared_options import ANY_PATH, Duration, json_option
 
 if TYPE_CHECKING:
-    from nvgemm_runtime.bundle.format import Ranking
+    from nvgemm_runtime.bundle.ranking_entries import Ranking
 
     from ..tuning.outcome import TuningOutcome
     from ..tuning.tune_bundles import Tuned

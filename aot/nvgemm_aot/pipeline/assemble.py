@@ -15,13 +15,8 @@ from nvgemm_runtime.bundle.encode import (
     unserved_json,
     workspace_json,
 )
-from nvgemm_runtime.bundle.format import (
-    FORMAT_VERSION,
-    CompileFailure,
-    UnservedReason,
-    canonical_json,
-    sha256_hex,
-)
+from nvgemm_runtime.bundle.format import FORMAT_VERSION, canonical_json, sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import CompileFailure, UnservedReason
 from nvgemm_runtime.errors import CompileError, count_text, one_line
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvgemm_runtime.bundle.encode import encode_header
-from nvgemm_runtime.bundle.format import (
-    MAX_HEADER_BYTES,
-    Header,
-    Kernel,
-    Ranked,
-    Ranking,
-    Span,
-    sha256_hex,
-)
+from nvgemm_runtime.bundle.format import MAX_HEADER_BYTES, Header, Kernel, Span, sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import Ranked, Ranking
 from nvgemm_runtime.errors import ManifestError, count_text
 from nvgemm_runtime.gemm.target import Target
 

@@ -15,13 +15,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from nvgemm_runtime.bundle.encode import source_json, unserved_json
-from nvgemm_runtime.bundle.format import (
-    ESTIMATE,
-    RankingSource,
-    Scope,
-    UnservedReason,
-    canonical_json,
-)
+from nvgemm_runtime.bundle.format import canonical_json
+from nvgemm_runtime.bundle.ranking_entries import ESTIMATE, RankingSource, Scope, UnservedReason
 from nvgemm_runtime.gemm.problem import Problem, Signature
 
 from ..manifest.parse import Declared

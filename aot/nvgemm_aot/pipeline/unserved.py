@@ -6,10 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nvgemm_runtime.bundle.format import (
-    Scope,
-    UnservedReason,
-)
+from nvgemm_runtime.bundle.ranking_entries import Scope, UnservedReason
 from nvgemm_runtime.errors import CompileError, NoCandidateError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nvgemm_runtime.bundle.format import Conditions, Timing
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Timing
 from nvgemm_runtime.matching.evidence import REPEATED_GAIN
 from nvgemm_runtime.matching.refusals import version_numbers
 from nvgemm_runtime.matching.thresholds import MIN_GAIN, gains_enough

@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections.abc import Hashable, Mapping
 
-from nvgemm_runtime.bundle.format import RankingSource
+from nvgemm_runtime.bundle.ranking_entries import RankingSource
 from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions, cuda_major
 from nvgemm_runtime.matching.dispatch import decide_dispatch

@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from nvgemm_runtime.bundle.format import (
+from nvgemm_runtime.bundle.format import canonical_json, sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import (
     APART,
     MEASUREMENT,
     CompileFailure,
     Measured,
     RankingSource,
-    canonical_json,
-    sha256_hex,
 )
 from nvgemm_runtime.errors import count_text
 from nvgemm_runtime.gemm.problem import Problem

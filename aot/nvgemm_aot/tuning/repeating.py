@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from nvgemm_runtime.bundle.format import LEAST_REPEAT_S
+from nvgemm_runtime.bundle.ranking_entries import LEAST_REPEAT_S
 
 from ..bundle.content import ProblemRanking
 from ..rankings.agreement import ATEN, Relation, compare_repeat

@@ -7,16 +7,15 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from nvgemm_runtime.bundle.encode import measured_json, source_json, unserved_json
-from nvgemm_runtime.bundle.format import (
+from nvgemm_runtime.bundle.format import canonical_json, sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import (
     ESTIMATE,
     Measured,
     RankingSource,
     Scope,
     Timing,
     UnservedReason,
-    canonical_json,
     choose_rankings,
-    sha256_hex,
 )
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError, count_text

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from nvgemm_runtime.bundle.format import Conditions
+from nvgemm_runtime.bundle.ranking_entries import Conditions
 from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.gemm.problem import Problem
 

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..bundle.format import Timing
+from ..bundle.ranking_entries import Timing
 from ..gemm.group_limits import too_large
 from ..gemm.operands import Request
 from .device import DeviceFacts, TorchVersions

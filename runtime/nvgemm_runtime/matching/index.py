@@ -14,7 +14,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..bundle.format import Header, Scope, UnservedReason
+from ..bundle.format import Header
+from ..bundle.ranking_entries import Scope, UnservedReason
 from ..gemm.group_limits import too_large
 from ..gemm.problem import Problem, Signature
 from .device import DeviceFacts, TorchVersions

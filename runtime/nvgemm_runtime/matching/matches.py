@@ -6,7 +6,8 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..bundle.format import Header, Kernel, Measured, RankingSource
+from ..bundle.format import Header, Kernel
+from ..bundle.ranking_entries import Measured, RankingSource
 from ..bundle.reader import Bundle
 from ..gemm.problem import Problem
 from .refusals import version_numbers

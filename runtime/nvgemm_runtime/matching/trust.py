@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..bundle.format import APART, Conditions, KernelFacts, Measured, Ranking, RankingSource
+from ..bundle.format import KernelFacts
+from ..bundle.ranking_entries import APART, Conditions, Measured, Ranking, RankingSource
 from ..gemm.operands import Request
 from ..gemm.roles import contiguous_bytes
 from .device import DeviceFacts, TorchVersions, cuda_major

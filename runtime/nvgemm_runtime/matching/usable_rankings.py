@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ..bundle.format import Kernel, Ranking, RankingSource
+from ..bundle.format import Kernel
+from ..bundle.ranking_entries import Ranking, RankingSource
 from ..bundle.unknown_parts import doubt_about
 from ..errors import count_text
 from ..gemm.problem import Problem, Signature

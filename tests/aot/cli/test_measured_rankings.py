@@ -8,7 +8,8 @@ import pytest
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import describe
 from nvgemm_aot.cli.build.measured_rankings import rankings_document, rankings_text
-from nvgemm_runtime.bundle.format import Conditions, Header, Measured, RankingSource, Timing
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.matching.device import NO_CUDA, TorchVersions
 from nvgemm_runtime.settings import REPEATED_VARIABLE

@@ -44,7 +44,8 @@ from nvgemm_aot.pipeline.unserved import Unserved, require_served
 from nvgemm_aot.providers import Enumeration
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import BuildTarget, build_target
-from nvgemm_runtime.bundle.format import Scope, UnservedReason, sha256_hex
+from nvgemm_runtime.bundle.format import sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import Scope, UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import CompileError, NoCandidateError, StorageError, ToolchainError
 from nvgemm_runtime.gemm.problem import DType, Signature

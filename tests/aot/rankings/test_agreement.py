@@ -17,7 +17,7 @@ from nvgemm_aot.rankings.agreement import Agreement, Relation, compare, compare_
 from nvgemm_aot.rankings.assess import assess
 from nvgemm_aot.rankings.entries import Entry, Rankings, merge
 from nvgemm_aot.rankings.file import decode, encode
-from nvgemm_runtime.bundle.format import BACK_TO_BACK
+from nvgemm_runtime.bundle.ranking_entries import BACK_TO_BACK
 
 CONFIRMS, CONTRADICTS, NEITHER = Relation.CONFIRMS, Relation.CONTRADICTS, Relation.NEITHER
 REPEATS = Relation.REPEATS

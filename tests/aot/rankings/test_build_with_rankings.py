@@ -18,7 +18,8 @@ from nvgemm_aot.providers import UNSTATED_RECIPES, load_provider, stated_recipes
 from nvgemm_aot.rankings.entries import Entry, Rankings
 from nvgemm_aot.rankings.usable import LEFT_UNDECIDED, Basis, find_usable
 from nvgemm_aot.storage.build_cache import Cache
-from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK, Header, Ranking
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import APART, BACK_TO_BACK, Ranking
 from nvgemm_runtime.errors import RankingsError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target

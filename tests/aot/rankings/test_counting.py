@@ -9,7 +9,7 @@ from typing import Any
 from nvgemm_aot.bundle.content import ProblemRanking
 from nvgemm_aot.bundle.writer import describe
 from nvgemm_aot.rankings.counting import Counted, count_by_product
-from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource, Timing
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Problem
 from synthetic_content import SIGNATURE, synthetic_content

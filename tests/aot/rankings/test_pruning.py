@@ -12,7 +12,8 @@ from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import describe
 from nvgemm_aot.rankings.pruning import keep_winners
 from nvgemm_aot.tuning.prune_kernels import prune
-from nvgemm_runtime.bundle.format import Conditions, Header, Measured, RankingSource, Timing
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.matching.device import TorchVersions

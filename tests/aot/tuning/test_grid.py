@@ -15,7 +15,7 @@ from nvgemm_aot.bundle.wheel_description import render_description
 from nvgemm_aot.cli.tune import tuned_document, tuned_text
 from nvgemm_aot.tuning.measuring import grid
 from nvgemm_aot.tuning.outcome import TuningOutcome
-from nvgemm_runtime.bundle.format import Conditions, RankingSource, Timing
+from nvgemm_runtime.bundle.ranking_entries import Conditions, RankingSource, Timing
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from tuning_bench import header_of, operators
 

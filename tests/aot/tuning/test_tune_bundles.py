@@ -17,7 +17,7 @@ from nvgemm_aot.bundle.content import BundleContent
 from nvgemm_aot.tuning.measuring.problem_times import UNDECIDED
 from nvgemm_aot.tuning.measuring.race import LEAST_SAMPLES
 from nvgemm_aot.tuning.tune_bundles import PROGRAM
-from nvgemm_runtime.bundle.format import APART, Scope, UnservedReason
+from nvgemm_runtime.bundle.ranking_entries import APART, Scope, UnservedReason
 from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature

@@ -15,7 +15,8 @@ from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning.measuring.gpu import Bench, GpuState
 from nvgemm_aot.tuning.tune_bundles import Tuned
-from nvgemm_runtime.bundle.format import Conditions, Header, Measured, RankingSource
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem
 from tuning_bench import (

@@ -27,7 +27,7 @@ from nvgemm_aot.workload.coverage import (
     read_undeclarable,
     readings,
 )
-from nvgemm_runtime.bundle.format import Conditions, Measured
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured
 from nvgemm_runtime.errors import CoverageError
 from nvgemm_runtime.gemm.epilogues import Epilogue, GateForm
 from nvgemm_runtime.gemm.problem import Layout, Problem, Signature

@@ -29,7 +29,8 @@ from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import encode_bundle
 from nvgemm_aot.cli.bundle_texts import bundle_document, bundle_text, installed_document
 from nvgemm_aot.verify.bundle import verify_bundle
-from nvgemm_runtime.bundle.format import KNOWN_FEATURES, Header, Span, UnservedReason
+from nvgemm_runtime.bundle.format import KNOWN_FEATURES, Header, Span
+from nvgemm_runtime.bundle.ranking_entries import UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError
 from nvgemm_runtime.gemm.problem import Problem

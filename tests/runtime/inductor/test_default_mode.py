@@ -34,7 +34,7 @@ from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime import settings
-from nvgemm_runtime.bundle.format import Scope, UnservedReason
+from nvgemm_runtime.bundle.ranking_entries import Scope, UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import RequiredError
 from nvgemm_runtime.gemm.epilogues import Epilogue

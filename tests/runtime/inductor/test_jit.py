@@ -27,7 +27,7 @@ from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.storage.build_cache import Cache
-from nvgemm_runtime.bundle.format import CompileFailure
+from nvgemm_runtime.bundle.ranking_entries import CompileFailure
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Problem
 from nvgemm_runtime.jit import client

@@ -10,7 +10,8 @@ import pytest
 
 from nvgemm_aot.bundle.content import ProblemRanking
 from nvgemm_aot.bundle.writer import encode_bundle
-from nvgemm_runtime.bundle.format import Conditions, Header, Measured, RankingSource, Timing
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import Layout, Op, Problem, Signature

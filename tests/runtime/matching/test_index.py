@@ -7,14 +7,13 @@ import pytest
 
 from matching_headers import content, found, header, index, problem, reasons
 from nvgemm_aot.bundle.writer import encode_bundle
-from nvgemm_runtime.bundle.format import (
+from nvgemm_runtime.bundle.format import Header, sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import (
     CompileFailure,
     Conditions,
-    Header,
     Measured,
     Scope,
     UnservedReason,
-    sha256_hex,
 )
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.gemm.operands import Request

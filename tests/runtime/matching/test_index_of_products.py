@@ -9,7 +9,8 @@ import pytest
 from matching_headers import content, found, index, problem
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import encode_bundle
-from nvgemm_runtime.bundle.format import APART, Conditions, Header, Measured, RankingSource, Timing
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import APART, Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nvgemm_aot.bundle.writer import encode_bundle
-from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource, Timing
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import DType, Layout, Problem
 from nvgemm_runtime.gemm.types import ScaleRecipe

@@ -9,7 +9,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from nvgemm_runtime.bundle.format import BACK_TO_BACK, Timing, sha256_hex
+from nvgemm_runtime.bundle.format import sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import BACK_TO_BACK, Timing
 from nvgemm_runtime.errors import StorageError, ToolchainError, one_line
 from nvgemm_runtime.gemm.problem import Problem
 
