@@ -24,7 +24,7 @@ from nvgemm_aot.storage.build_cache import Cache, private_cache
 from nvgemm_aot.targets import BuildTarget
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.ranking_entries import ESTIMATE, RankingSource
-from nvgemm_runtime.gemm.roles import misalignment
+from nvgemm_runtime.gemm.roles import misalignment_reason
 
 
 def build_every_kernel(
@@ -78,7 +78,7 @@ def _plan(manifest: Manifest, provider: Provider, target: BuildTarget) -> Plan:
                     (place, None)
                     for place, one in enumerate(candidates)
                     if one.signature == problem.signature
-                    and misalignment(problem, one.alignment_bytes) is None
+                    and misalignment_reason(problem, one.alignment_bytes) is None
                 ),
             )
             for problem in problems

@@ -26,4 +26,6 @@ def test_no_message_installs_by_a_name_that_no_registry_has(folder: str) -> None
 def test_extras_and_a_repair_are_installed_from_the_checkout() -> None:
     assert install_command().startswith("pip install . in nvgemm-aot's checkout")
     assert install_command("build,cross").startswith("pip install '.[build,cross]' in ")
-    assert install_command(again=True).startswith("pip install --force-reinstall --no-deps . in ")
+    assert install_command(reinstall=True).startswith(
+        "pip install --force-reinstall --no-deps . in "
+    )

@@ -63,13 +63,13 @@ def test_a_number_of_18_digits_is_taken(
 
 def test_a_path_is_shown_whole_unless_it_is_absurd() -> None:
     path = Path("/home/user") / ("d" * 200) / "bundle.nvgemm"
-    assert settings.shown_path(path) == str(path)
-    assert len(settings.shown_path("x" * 100_000)) < 600
+    assert settings.printable_path(path) == str(path)
+    assert len(settings.printable_path("x" * 100_000)) < 600
 
 
 def test_a_value_is_shown_in_one_line_and_cut() -> None:
-    assert settings.shown("a\nb\x00") == "a b?"
-    assert settings.shown("x" * 100_000) == f"{'x' * 100}… (99900 more characters)"
+    assert settings.printable("a\nb\x00") == "a b?"
+    assert settings.printable("x" * 100_000) == f"{'x' * 100}… (99900 more characters)"
 
 
 def test_switches_targets_and_files_are_cut_too(

@@ -123,7 +123,7 @@ def _gemm(problem: Problem) -> AtenGemm:
         a=tensors[Role.A],
         b=tensors[Role.B],
         out=tensors[Role.OUT],
-        extras=ExtraOperands.of(problem.signature, tensors),
+        extras=ExtraOperands.for_signature(problem.signature, tensors),
     )
 
 

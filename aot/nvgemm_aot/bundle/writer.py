@@ -59,7 +59,7 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
     return _with_final_offsets(_header_relative_to_body(content, kernels, packed, body), body)
 
 
-def describe(content: BundleContent) -> Header:
+def header_without_offsets(content: BundleContent) -> Header:
     """Builds the header without payload offsets.
 
     Raises:

@@ -286,7 +286,7 @@ def installed_document(installed: Sequence[InstalledBundle]) -> list[Document]:
                     "target": bundle.header.target.key,
                     "kernels": len(bundle.header.kernels),
                     "problems": bundle.header.declared_count,
-                    "not_declared": bundle.header.not_declared_count,
+                    "not_declared": bundle.header.undeclared_count,
                     "products": list(bundle.header.products),
                     "bytes": bundle.file_bytes,
                     "error": None,

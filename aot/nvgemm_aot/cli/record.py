@@ -62,10 +62,10 @@ def record(
 
 
 def _summary(recorded: Recorded, fake: bool) -> str:
-    problems, others = recorded.problems, recorded.others
-    if recorded.fault is not None:
-        return f"error: {recorded.fault}"
-    if not problems and not others:
+    problems, undeclarable = recorded.problems, recorded.undeclarable
+    if recorded.file_error is not None:
+        return f"error: {recorded.file_error}"
+    if not problems and not undeclarable:
         interpreter = None if recorded.interpreter is None else str(recorded.interpreter)
         if recorded.status:
             return f"{recorded.path}: {failed_text(recorded.status, interpreter)}"
@@ -81,9 +81,9 @@ def _summary(recorded: Recorded, fake: bool) -> str:
         f"{recorded.path}: {count_text(problems.total(), 'GEMM')} recorded, {len(problems)} "
         f"distinct, {recorded.new} new in the file"
     )
-    if others:
+    if undeclarable:
         text += (
-            f"; without a kernel to build: {others.total()} ({len(others)} distinct), listed in "
-            "the file's last lines"
+            f"; without a kernel to build: {undeclarable.total()} ({len(undeclarable)} distinct), "
+            "listed in the file's last lines"
         )
     return text

@@ -82,7 +82,7 @@ class LimitedAttempts:
             yield task, TaskResult(failure=failure)
         for task, outcome in self._workers.run(runnable):
             if isinstance(outcome, WorkerDied):
-                self._count(task, death_text(outcome))
+                self._store_count(task, death_text(outcome))
             yield task, outcome
 
     def _attempts(self, task: Task) -> tuple[int, str]:
@@ -95,7 +95,7 @@ class LimitedAttempts:
             return 0, ""
         return known["count"], known["reason"]
 
-    def _count(self, task: Task, reason: str) -> None:
+    def _store_count(self, task: Task, reason: str) -> None:
         count, _ = self._attempts(task)
         document = {"count": count + 1, "reason": reason, "at": time.time()}
         self._cache.put_if_possible(self._key(task), json.dumps(document).encode())

@@ -53,7 +53,7 @@ def read_model(path: Path) -> Model:
     data = _parse(path, text)
     model_type = data.get("model_type")
     if isinstance(model_type, str) and model_type in FAMILIES:
-        return _read_family(path, model_type, data).describe(model_type)
+        return _read_family(path, model_type, data).to_model(model_type)
     if not isinstance(model_type, str):
         observed = _json_text(model_type) if "model_type" in data else "no such key"
         raise ManifestError(

@@ -23,7 +23,7 @@ from nvgemm_runtime.gemm.target import Target
 
 from ..bundle.compression import SCHEME
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking
-from ..providers import Provider, stated_recipes, versions_of
+from ..providers import Provider, recorded_recipes, versions_of
 from ..providers.combined import join_versions
 from ..rankings.entries import Operator
 from ..rankings.pruning import keep_winners
@@ -140,7 +140,7 @@ def toolchain(provider: Provider, target: Target) -> dict[str, str]:
     return join_versions(
         [
             (f"provider {provider.name!r}", versions_of(provider, target)),
-            ("nvgemm-aot", stated_recipes(provider, target)),
+            ("nvgemm-aot", recorded_recipes(provider, target)),
             ("nvgemm-aot", tools),
         ]
     )

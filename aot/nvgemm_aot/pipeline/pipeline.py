@@ -28,7 +28,7 @@ from .compiler import (
     KernelWorkers,
     ProcessKind,
     Progress,
-    WorkersOfProviders,
+    ProviderWorkers,
     make_tasks,
 )
 from .compiler_limits import default_jobs
@@ -60,7 +60,7 @@ class BuiltBundle:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredTarget:
+class RankingSources:
     """Ranking sources for a target's problems on one product.
 
     Attributes:
@@ -94,7 +94,7 @@ class BuildResult:
     compiled: int
     unserved: tuple[Unserved, ...]
     removed: tuple[Path, ...] = ()
-    measured: tuple[MeasuredTarget, ...] = ()
+    measured: tuple[RankingSources, ...] = ()
 
 
 def provider_of(manifest: Manifest) -> Provider:
@@ -274,7 +274,7 @@ def build(
         if any(lookup.stored is None for lookup in lookups):
             # Planning takes as long as compilers take to start, so both run at once.
             workers = stack.enter_context(
-                WorkersOfProviders(
+                ProviderWorkers(
                     cache,
                     count,
                     ProcessKind(
@@ -283,9 +283,9 @@ def build(
                 )
             )
         planned = plan_build(manifest, cache, provider=source, lookups=lookups, prunes=prunes)
-        measured = measured_of(planned)
+        measured = ranking_sources(planned)
         if strict:
-            require_used(measured, rankings)
+            require_rankings_used(measured, rankings)
         unserved = without_operator(planned)
         if strict:
             require_served(unserved, 1, strict=True)
@@ -335,7 +335,7 @@ def build(
     )
 
 
-def measured_of(planned: Sequence[PlannedTarget]) -> tuple[MeasuredTarget, ...]:
+def ranking_sources(planned: Sequence[PlannedTarget]) -> tuple[RankingSources, ...]:
     """Returns the ranking sources of each target's problems, product by product."""
     return tuple(
         _measured_target(target.target.target, item)
@@ -344,12 +344,12 @@ def measured_of(planned: Sequence[PlannedTarget]) -> tuple[MeasuredTarget, ...]:
     )
 
 
-def _measured_target(target: Target, item: PlannedDevice) -> MeasuredTarget:
+def _measured_target(target: Target, item: PlannedDevice) -> RankingSources:
     device, problems = item.target.device.name, len(item.plan.problems)
     if item.measured is None:
-        return MeasuredTarget(target=target, device=device, standings={}, estimated=problems)
+        return RankingSources(target=target, device=device, standings={}, estimated=problems)
     standings = _standings(item.plan, item.measured)
-    return MeasuredTarget(
+    return RankingSources(
         target=target,
         device=device,
         standings=standings,
@@ -382,7 +382,7 @@ def _unoffered_notes(plan: Plan) -> list[str]:
     ]
 
 
-def require_used(measured: Sequence[MeasuredTarget], rankings: Rankings | None) -> None:
+def require_rankings_used(measured: Sequence[RankingSources], rankings: Rankings | None) -> None:
     """Requires, for ``--strict``, that the user's rankings, if any, serve a problem of some target.
 
     Raises:

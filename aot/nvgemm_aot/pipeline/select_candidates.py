@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from nvgemm_runtime.gemm.group_limits import too_large
+from nvgemm_runtime.gemm.group_limits import too_large_reason
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.gemm.roles import misalignment
+from nvgemm_runtime.gemm.roles import misalignment_reason
 
 from ..providers.base import DYNAMIC_PERSISTENT, BlockShape, Candidate, Rejection
 from ..rankings.entries import Operator
@@ -126,7 +126,7 @@ def select(
 
 def _misfit(problem: Problem, candidate: Candidate) -> str | None:
     """Returns why a candidate cannot run a problem with these sizes, or None."""
-    return misalignment(problem, candidate.alignment_bytes) or too_large(
+    return misalignment_reason(problem, candidate.alignment_bytes) or too_large_reason(
         candidate.provider, problem
     )
 

@@ -25,9 +25,9 @@ from ..providers import (
     Enumeration,
     Provider,
     Rejection,
-    parts_of,
+    provider_parts,
     recipe_name,
-    recipe_of,
+    target_recipe,
     versions_of,
 )
 from ..providers.base import RuntimeModel
@@ -134,9 +134,9 @@ def look_up_plan(
         toolchains = {
             part.name: {
                 **versions_of(part, target.target),
-                recipe_name(part.name): recipe_of(part, target.target),
+                recipe_name(part.name): target_recipe(part, target.target),
             }
-            for part in parts_of(provider)
+            for part in provider_parts(provider)
         }
         gpu = target.device.driver_name
         basis = Basis(
@@ -150,7 +150,7 @@ def look_up_plan(
     digest = measured and measured.digest(entry.problem for entry in (*declared, *not_declared))
     model = provider.runtime_model(target)
     correction, group_times = find_correction(target, model.name), find_group_times(target)
-    sources = (*parts_of(provider), model)
+    sources = (*provider_parts(provider), model)
     makers = [
         *_MAKERS,
         *sorted({module for source in sources for module in source_modules(source)}),
@@ -196,7 +196,7 @@ def likely_provider(lookup: PlanLookup) -> str:
     Takes the only provider of the first signature if there is just one, else the provider whose
     estimates were fitted on measurements, else the first.
     """
-    names = [part.name for part in parts_of(lookup.provider)]
+    names = [part.name for part in provider_parts(lookup.provider)]
     signature = lookup.declared[0].problem.signature
     only = other_provider(signature, lookup.target.target.arch)
     fitted = () if lookup.correction is None else lookup.correction.providers

@@ -22,7 +22,7 @@ from nvgemm_runtime.matching.trust import KNOWN_ALIGNMENT_BYTES, Terms
 from nvgemm_runtime.matching.usable_rankings import UsableRanking, launchable
 
 from ..bundle.content import BundleContent, ProblemRanking
-from ..bundle.writer import describe
+from ..bundle.writer import header_without_offsets
 from ..targets.profile import load_profile, profile_names
 
 _Row = Mapping[int, UsableRanking]
@@ -34,7 +34,7 @@ class DispatchTables:
 
     def __init__(self, content: BundleContent) -> None:
         self._platform = content.target.platform
-        header = describe(content)
+        header = header_without_offsets(content)
         view = BundleView(name="the bundle", header=header)
         serving = [None] * len(header.kernels)
         rows: dict[Hashable, dict[int, UsableRanking]] = {}

@@ -18,7 +18,7 @@ from pathlib import Path
 from nvgemm_runtime.bundle.format import canonical_json
 from nvgemm_runtime.errors import StorageError
 from nvgemm_runtime.installed.jit_cache import default_directory
-from nvgemm_runtime.installed.ownership import place_writable_by_others, writable_by_others
+from nvgemm_runtime.installed.ownership import path_writable_by_others, writable_by_others
 
 from . import temporary_directory
 from .files import require_writable, sweep_partials, write_atomic
@@ -128,7 +128,7 @@ class Cache:
                 folder = folder.parent
             return writable_by_others(folder)
         folders = (
-            place_writable_by_others(path) for path in list(folder.iterdir()) if path.is_dir()
+            path_writable_by_others(path) for path in list(folder.iterdir()) if path.is_dir()
         )
         return writable_by_others(folder) or next(filter(None, folders), None)
 

@@ -52,7 +52,7 @@ def _with_repeat(first: TuningOutcome, repeat: Repeat) -> TuningOutcome:
     )
     compared = compare_repeat(first, second)
     if compared.relation is Relation.CONTRADICTS:
-        return replace(outcome, doubts=(*outcome.doubts, compared.why))
+        return replace(outcome, doubts=(*outcome.doubts, compared.reason))
     is_repeated = compared.relation is Relation.REPEATS and repeat.after_s >= LEAST_REPEAT_S
     return replace(outcome, repeated=repeat.after_s if is_repeated else None)
 

@@ -27,7 +27,7 @@ from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking, read_co
 from ..rankings.agreement import ATEN, TRITON, Relation, compare, confirming_gpus, contender_name
 from ..rankings.intervals import Interval, contending, interval_of, is_decided
 from ..rankings.pruning import keep_ranked
-from .correctness.judgement import thrown_out
+from .correctness.judgement import rejected_kernels
 from .outcome import TuningOutcome
 
 LEFT_UNDECIDED = "one of the fastest was thrown out later, and those left were not told apart"
@@ -184,7 +184,7 @@ def _join_rankings(
         return joined
     compared = compare(before, now)
     if compared.relation is Relation.CONTRADICTS:
-        return _add_doubt(joined, joined.measured, compared.why)
+        return _add_doubt(joined, joined.measured, compared.reason)
     if compared.relation is Relation.CONFIRMS:
         gpus = confirming_gpus(before, now)
         return replace(joined, measured=replace(joined.measured, confirmed_by=gpus))
@@ -235,7 +235,7 @@ def tuned_content(
     Raises:
         TuningError: If no correct kernel is left.
     """
-    wrong = thrown_out(outcomes, broken)
+    wrong = rejected_kernels(outcomes, broken)
     rankings, unserved = [], dict(content.unserved)
     for ranking in content.rankings:
         outcome = outcomes.get(ranking.problem.key)

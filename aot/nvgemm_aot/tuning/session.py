@@ -24,7 +24,7 @@ from ..rankings.agreement import (
     gpu_name,
 )
 from .contenders import Contenders, Run
-from .correctness.judgement import thrown_out
+from .correctness.judgement import rejected_kernels
 from .measuring.gpu import Bench
 from .measuring.neighbours import Neighbours
 from .measuring.other_work import OtherWork
@@ -74,7 +74,7 @@ class Session:
     neighbours: Neighbours = field(default_factory=lambda: Neighbours(()))
     warned_gpus: set[str] = field(default_factory=set)
 
-    def lacking(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
+    def lacking_neighbours(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
         """Returns problems that were measured without a kernel that won at a neighbouring m."""
         outcomes = self.state.outcomes
         return [
@@ -88,7 +88,7 @@ class Session:
             return []
         outcome = self.state.outcomes.get(problem.key)
         measured_ids = set() if outcome is None else outcome.kernels.keys() | outcome.wrong.keys()
-        wrong = thrown_out(self.state.outcomes, self.state.broken)
+        wrong = rejected_kernels(self.state.outcomes, self.state.broken)
         left_out = self.state.left_out(problem.key)
         return [
             id_
@@ -97,7 +97,7 @@ class Session:
             and self.contenders.serves(id_, problem)
         ]
 
-    def left(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
+    def unmeasured(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
         """Returns problems without an outcome, then those with a disturbed measurement."""
         outcomes = self.state.outcomes
         measured = [ranking for ranking in rankings if ranking.problem.key in outcomes]
@@ -157,11 +157,11 @@ class Session:
         if before is not None:
             compared = compare(before, outcome)
             if compared.relation is Relation.CONTRADICTS:
-                contradiction = compared.why
+                contradiction = compared.reason
             elif compared.relation is Relation.CONFIRMS:
                 confirmed_by = confirming_gpus(before, outcome)
             else:
-                _log.info("%s: not confirmed: %s", key, compared.why)
+                _log.info("%s: not confirmed: %s", key, compared.reason)
             self._warn_of_repetition(before.conditions, outcome.conditions)
         doubts = (*outcome.doubts, *(doubt for doubt in (busy, contradiction) if doubt is not None))
         outcome = replace(outcome, doubts=doubts, confirmed_by=confirmed_by)

@@ -19,9 +19,9 @@ from nvgemm_runtime.matching.refusals import refusal
 from ..bundle.content import ProblemRanking
 from ..bundle.writer import write_bundle
 from .contenders import Contenders
-from .correctness.judgement import suspicion, thrown_out
+from .correctness.judgement import rejected_kernels, suspicion
 from .measuring.gpu import Bench
-from .measuring.grid import between_declared, measured_before, where_winners_change
+from .measuring.grid import between_declared, measured_earlier, where_winners_change
 from .measuring.neighbours import Neighbours
 from .outcome import TuningOutcome
 from .prune_kernels import Pruned, prune
@@ -193,7 +193,7 @@ def tune(
         content = with_rankings(content, measured, gpu)
         suspect = suspicion(
             ((kernel.id, kernel.signature) for kernel in content.kernels),
-            thrown_out(outcomes, state.broken),
+            rejected_kernels(outcomes, state.broken),
         )
         if suspect is not None and not options.accepts_suspect:
             raise SuspectError(
@@ -251,7 +251,7 @@ def _measure_all(
     rankings = list(declared)
     if options.grid:
         rankings += between_declared(declared)
-        rankings += measured_before(rankings, session.state.outcomes)
+        rankings += measured_earlier(rankings, session.state.outcomes)
     measured_now, left_out = 0, dict[str, str]()
     lacking: list[ProblemRanking] = []
     for step in range(1 + (FINER_STEPS if options.grid else 0)):
@@ -262,16 +262,16 @@ def _measure_all(
             rankings += finer
         if options.neighbours or options.grid:
             session = replace(session, neighbours=Neighbours(rankings))
-        remaining = session.left(rankings)
+        remaining = session.unmeasured(rankings)
         missed = session.measure(remaining, progress)
         measured_now += len(remaining) - len(missed)
         left_out |= missed
-        lacking = session.lacking(rankings)
+        lacking = session.lacking_neighbours(rankings)
         for _ in range(MOST_PASSES):
             if not lacking or OUT_OF_BUDGET in left_out.values():
                 break
             left_out |= session.measure(lacking, progress)
-            lacking = session.lacking(rankings)
+            lacking = session.lacking_neighbours(rankings)
     return rankings, measured_now, left_out, lacking
 
 

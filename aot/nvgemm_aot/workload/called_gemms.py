@@ -34,14 +34,14 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
 
     Attributes:
         problems: Number of calls for each GEMM that a manifest can declare.
-        others: Number of calls for each other GEMM, described with a reason.
+        undeclarable: Number of calls for each other GEMM, described with a reason.
     """
 
     def __init__(self, arch: str | None = None) -> None:
         super().__init__()
         self._arch = arch
         self.problems: Counter[Problem] = Counter()
-        self.others: Counter[str] = Counter()
+        self.undeclarable: Counter[str] = Counter()
 
     def __torch_dispatch__(
         self,
@@ -81,7 +81,7 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
         if isinstance(gemm, Problem):
             self.problems[gemm] += 1
         else:
-            self.others[gemm] += 1
+            self.undeclarable[gemm] += 1
 
 
 def _read_gemm(

@@ -32,21 +32,21 @@ class Recorded:
     """Result of recording a program.
 
     Attributes:
-        status: The program's exit status, as in shells; if that is 0 and ``fault`` is set,
+        status: The program's exit status, as in shells; if that is 0 and ``file_error`` is set,
             `RecordError`'s.
         problems: Number of calls for each GEMM that a manifest can declare.
-        others: Number of calls for each other GEMM.
+        undeclarable: Number of calls for each other GEMM.
         new: Number of problems that the file did not have.
-        fault: Reason why the file is no longer a recording, or None.
+        file_error: Reason why the file is no longer a recording, or None.
         interpreter: The program's Python, if it has one and called no GEMM.
     """
 
     status: int
     path: Path
     problems: Counter[Problem]
-    others: Counter[str]
+    undeclarable: Counter[str]
     new: int
-    fault: str | None = None
+    file_error: str | None = None
     interpreter: Interpreter | None = None
 
 
@@ -87,18 +87,21 @@ def record_program(
             status=status or RecordError.exit_code,
             path=recorder.path,
             problems=Counter(),
-            others=Counter(),
+            undeclarable=Counter(),
             new=0,
-            fault=str(error),
+            file_error=str(error),
         )
-    problems, others = after.problems - before.problems, after.others - before.others
+    problems, undeclarable = (
+        after.problems - before.problems,
+        after.undeclarable - before.undeclarable,
+    )
     return Recorded(
         status=status,
         path=recorder.path,
         problems=problems,
-        others=others,
+        undeclarable=undeclarable,
         new=len(after.problems.keys() - before.problems.keys()),
-        interpreter=None if problems or others else find_interpreter(command),
+        interpreter=None if problems or undeclarable else find_interpreter(command),
     )
 
 

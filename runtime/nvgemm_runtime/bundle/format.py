@@ -281,7 +281,7 @@ class Header:
         return len({ranking.problem for ranking in self.rankings if ranking.is_declared})
 
     @property
-    def not_declared_count(self) -> int:
+    def undeclared_count(self) -> int:
         """Number of ranked problems that were measured and that no manifest declares."""
         return len({ranking.problem for ranking in self.rankings}) - self.declared_count
 

@@ -112,7 +112,7 @@ def usual_out_dtype(operand: torch.dtype) -> torch.dtype:
     return operand if dtype is None else torch_dtype(dtype.usual_out)
 
 
-def op_of(a: torch.Tensor, b: torch.Tensor, extras: ExtraOperands) -> Op:
+def operation_of(a: torch.Tensor, b: torch.Tensor, extras: ExtraOperands) -> Op:
     """Returns the operation for these operands."""
     if extras.offsets is not None and extras.rows is not None:
         return Op.GATHERED_GROUPED_MM
@@ -160,7 +160,7 @@ def _read_extras(
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1] * dtype.packed
     leading = a.shape[:-1]
     if op is Op.GATHERED_GROUPED_MM:
-        m = extras.gathered or 0
+        m = extras.gathered_rows or 0
         leading = (m,)
         check_rows(extras, leading, op.value)
     if op.groups_rows:
@@ -206,7 +206,7 @@ def requests(
         NoKernelError: If no kernel can have such dtypes, strides or extents.
     """
     form = None if extras.gated is None else extras.gated.form
-    shape = check_shapes(op, a, b, out, form=form, groups=extras.groups, rows=extras.gathered)
+    shape = check_shapes(op, a, b, out, form=form, groups=extras.groups, rows=extras.gathered_rows)
     if out is not None:
         out_dtype = out.dtype
     # Dtypes before layouts: a wrong dtype is the more helpful reason.
@@ -313,7 +313,7 @@ def _read_problem(
         groups = extras.groups or 0
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1] * signature.a.packed
     if signature.op is Op.GATHERED_GROUPED_MM:
-        m = extras.gathered or 0
+        m = extras.gathered_rows or 0
     for name, extent in (("m", m), ("n", n), ("k", k), ("batch", batch), ("groups", groups)):
         if extent == 0:
             raise NoKernelError(

@@ -35,7 +35,7 @@ from ..settings import (
 )
 from . import report
 from .autotuning import torch_nvgemm
-from .autotuning.choice_timing import time_beside_inductor, time_on_gpu, time_over_sizes
+from .autotuning.choice_timing import time_against_inductor, time_on_gpu, time_over_sizes
 from .autotuning.choices import BundledChoice, StockCall, gemm_choices
 from .autotuning.obstacles import obstacles
 from .configuration.modes import OPTION, current_mode
@@ -101,9 +101,9 @@ def _join_in_default_mode(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
 
 def _refuse_unopened() -> None:
     if current_mode() is Mode.REQUIRED:
-        from .autotuning.required import refuse_unopened
+        from .autotuning.required import require_opened
 
-        refuse_unopened()
+        require_opened()
 
 
 def record_gemm(read: Callable[[], AtenGemm]) -> None:
@@ -167,7 +167,7 @@ def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
         stock_choices = torch_nvgemm.without_any(choices)
     else:
         stock_choices = torch_nvgemm.without_doubles(choices, set(operators.values()))
-    joined = on_equal_terms(stock_choices, new_choices)
+    joined = time_fairly(stock_choices, new_choices)
     return joined if timed is None else join_dispatch(joined, timed)
 
 
@@ -190,7 +190,7 @@ def join_dispatch(choices: list[Any], dispatch: TimedDispatch) -> list[Any]:
     return choices
 
 
-def on_equal_terms(others: list[Any], kernels: list[Any]) -> list[Any]:
+def time_fairly(others: list[Any], kernels: list[Any]) -> list[Any]:
     """Appends bundled kernels to Inductor's choices, all timed fairly.
 
     They are timed by GPU time. Inductor's own choice is left as it is only if its choices differ in
@@ -201,7 +201,7 @@ def on_equal_terms(others: list[Any], kernels: list[Any]) -> list[Any]:
         in_graphs = config.triton.cudagraphs or records_graphs()
         launches_differ = len(others) > 1 and bool(backends_beside_aten(others))
         if launches_differ and not in_graphs and _are_timed_here(others):
-            time_beside_inductor(others, kernels)
+            time_against_inductor(others, kernels)
         else:
             time_on_gpu(others, kernels)
     return choices
@@ -253,9 +253,9 @@ def _find_offers(choices: list[Any], gemm: AutotunedGemm) -> Offers:
         max_choices(),
         may_compile=may_compile,
         may_split=not config.cpp_wrapper,
-        trusts=trusts_rankings(),
+        trusts_measurements=trusts_rankings(),
         needs_kernel=current_mode() is Mode.REQUIRED,
-        beside=backends_beside_aten(choices),
+        other_backends=backends_beside_aten(choices),
     )
     gemm.choice.nvgemm_aot_gemm = offers.gemm
     if reasons_against and not offers.is_miss:

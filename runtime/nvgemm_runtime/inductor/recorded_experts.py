@@ -19,7 +19,7 @@ from torch._inductor.pattern_matcher import (
 )
 
 from ..gemm.aten import AtenGemm
-from ..gemm.moe_operators import NAMESPACE, OF_TWO_WEIGHTS, OPERATORS, read_products
+from ..gemm.moe_operators import NAMESPACE, OPERATORS, PAIRED_OPERATORS, read_products
 from ..gemm.operands import Operand
 from .fusion.graph import PASS, hint
 from .hook import record_gemm
@@ -62,7 +62,7 @@ def _record(match: Match) -> bool:
 
 
 def _product_count(node: torch.fx.Node) -> int:
-    return 2 if node.target.overloadpacket.__name__ in OF_TWO_WEIGHTS else 1
+    return 2 if node.target.overloadpacket.__name__ in PAIRED_OPERATORS else 1
 
 
 def _read(node: torch.fx.Node, arguments: dict[str, Any], index: int) -> AtenGemm:

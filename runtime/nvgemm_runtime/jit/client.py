@@ -2,7 +2,7 @@
 
 Imports neither the builder nor the compiler. The first request starts the process, the JIT server.
 It ends with this process, even after a crash, or after a while without requests. It writes kernels
-into a user bundle, where `Installation.refresh_kept_bundles` finds them.
+into a user bundle, where `Installation.refresh_user_bundles` finds them.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class JitClient:
             _log.debug("%s: cannot request kernels", problem.key, exc_info=True)
             return pending.fail(f"{type(error).__name__}: {error}")
 
-    def asked(self, problem: Problem, facts: DeviceFacts) -> Pending | None:
+    def find_request(self, problem: Problem, facts: DeviceFacts) -> Pending | None:
         """Returns the request for a problem, or None."""
         return self._asked.get((problem, facts))
 
@@ -260,7 +260,7 @@ CLIENT = JitClient()
 """Client of this process."""
 
 
-request, asked = CLIENT.request, CLIENT.asked
+request, find_request = CLIENT.request, CLIENT.find_request
 
 atexit.register(CLIENT.close)
 os.register_at_fork(after_in_child=CLIENT.forget)

@@ -19,7 +19,7 @@ from ..matching.evidence import Evidence
 from ..matching.index import all_but_m
 from ..matching.refusals import device_refusal, kernel_refusals
 from ..settings import default_mode, is_off
-from .compiled import load_for, named_kernels, usual_device, why_for_another_device
+from .compiled import default_device, load_for, named_kernels, why_for_another_device
 from .dispatch_table import find_dispatch
 from .loading.upload import is_capturing, upload
 
@@ -96,9 +96,9 @@ def preload(
             "of this process's compiled graphs"
         )
     default_mode()  # raises for an unknown mode
-    torch_device = usual_device() if device is None else _checked_device(device)
+    torch_device = default_device() if device is None else _checked_device(device)
     if torch_device == torch.device("cuda"):  # means the current device
-        torch_device = usual_device()
+        torch_device = default_device()
     facts = device_facts(torch_device.type, torch_device.index or 0)
     kernel_ids: list[str] = []
     if not is_off() and manifest is not None:
@@ -230,7 +230,7 @@ def _first_ranked(
 ) -> Iterator[str]:
     """Yields per problem, or expert problem, the id of its best kernel without a refusal."""
     for ranking in header.rankings_on(facts.name):
-        if of_experts and not ranking.problem.signature.op.is_of_experts:
+        if of_experts and not ranking.problem.signature.op.is_moe:
             continue
         usable = (entry.kernel for entry in ranking.kernels if reasons[entry.kernel] is None)
         first = next(usable, None)

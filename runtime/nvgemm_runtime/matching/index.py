@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..bundle.format import Header
 from ..bundle.ranking_entries import Scope, UnservedReason
-from ..gemm.group_limits import too_large
+from ..gemm.group_limits import too_large_reason
 from ..gemm.problem import Problem, Signature
 from .device import DeviceFacts, TorchVersions
 from .matches import Basis, BundleView, Match, MatchedKernel, Miss
@@ -159,7 +159,7 @@ class Index:
         """
         return self._rows.get(all_but_m(problem), {})
 
-    def left_out_sizes(self, problem: Problem) -> Mapping[int, str]:
+    def missing_sizes(self, problem: Problem) -> Mapping[int, str]:
         """Returns the reasons for missing kernels by m, for declared problems that otherwise match.
 
         The build made no kernel, or the bundle or its kernels are refused.
@@ -340,7 +340,7 @@ def _kernel_times(usable: UsableRanking) -> KernelTimes:
 def _without_too_large(match: Match, request: Request) -> Match | Miss:
     """Removes kernels for which the problem is too large."""
     reasons = [
-        too_large(served.kernel.provider, request.problem, request.out_row_bytes)
+        too_large_reason(served.kernel.provider, request.problem, request.out_row_bytes)
         for served in match.kernels
     ]
     if not any(reasons):
@@ -351,7 +351,7 @@ def _without_too_large(match: Match, request: Request) -> Match | Miss:
     return Miss(reasons=tuple(dict.fromkeys(map(str, reasons))))
 
 
-def first_served(
+def match_first_reading(
     match: Callable[[Problem, int, bool], Match | Miss], readings: Sequence[Request]
 ) -> tuple[Request, Match | Miss]:
     """Finds kernels for operands that can be read in several ways.

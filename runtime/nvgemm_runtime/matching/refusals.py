@@ -186,8 +186,8 @@ def imports_refusal(
     """
     imports = needed_symbols(header, kernel)
     for exports, imported, name, version in (
-        (library.exports, imports.of_device, library_distribution(header), library.version),
-        (ffi_exports, imports.of_ffi, _FFI_DISTRIBUTION, None),
+        (library.exports, imports.device, library_distribution(header), library.version),
+        (ffi_exports, imports.ffi, _FFI_DISTRIBUTION, None),
     ):
         missing = sorted(imported - exports) if exports is not None else []
         if missing:

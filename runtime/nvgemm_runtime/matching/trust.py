@@ -35,20 +35,20 @@ class Terms:
 
     Attributes:
         limit: Most kernels to offer.
-        trusts: True if measurements need not be repeated.
+        trusts_measurements: True if measurements need not be repeated.
         needs_kernel: True if a kernel must be offered even if ATen was faster.
         is_precise: True if ATen must compute `aten.AtenGemm.is_precise` sums.
         aten_setting: Description of a setting that makes ATen differ from what `tune` measures; see
             `aten.unusual_setting`.
-        beside: Competing backends other than ATen; `TRITON` for Triton.
+        other_backends: Competing backends other than ATen; `TRITON` for Triton.
     """
 
     limit: int
-    trusts: bool = False
+    trusts_measurements: bool = False
     needs_kernel: bool = False
     is_precise: bool = False
     aten_setting: str | None = None
-    beside: frozenset[str] = frozenset()
+    other_backends: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +96,8 @@ def decide(
     kernel_wins = winner.time_ns < measured.aten.time_ns
     if not kernel_wins and terms.needs_kernel:
         return _to_time(_contending(match.kernels, measured), terms, text)
-    is_final = terms.trusts
-    unknown = terms.beside - {TRITON} if triton is not None else terms.beside
+    is_final = terms.trusts_measurements
+    unknown = terms.other_backends - {TRITON} if triton is not None else terms.other_backends
     if is_final and unknown:
         text += f"; not measured: {', '.join(sorted(unknown))}"
         is_final = False

@@ -80,13 +80,13 @@ class UsableRanking:
         ranking: Bundle's ranking, without nondeterministic kernels if the program wants
             determinism; in doubt if other measured kernels cannot be launched; declared if another
             bundle declares its problem.
-        least_left_out_ns: Least time among the removed nondeterministic kernels; None if all
+        least_excluded_ns: Least time among the removed nondeterministic kernels; None if all
             remain.
         kernels: Launchable kernels, best first; at least one.
         kernels_for_gaps: Launchable kernels that accept gaps between rows or matrices.
     """
 
-    __slots__ = ("bundle", "kernels", "kernels_for_gaps", "least_left_out_ns", "ranking")
+    __slots__ = ("bundle", "kernels", "kernels_for_gaps", "least_excluded_ns", "ranking")
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class UsableRanking:
         ranking: Ranking,
         kernels: tuple[MatchedKernel, ...],
         kernels_for_gaps: tuple[MatchedKernel, ...],
-        least_left_out_ns: int | None = None,
+        least_excluded_ns: int | None = None,
     ) -> None:
         self.bundle = bundle
         self.ranking = ranking
         self.kernels = kernels
         self.kernels_for_gaps = kernels_for_gaps
-        self.least_left_out_ns = least_left_out_ns
+        self.least_excluded_ns = least_excluded_ns
 
     @property
     def source(self) -> RankingSource:

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 
-from ..settings import EXPLAIN_VARIABLE, shown_path
+from ..settings import EXPLAIN_VARIABLE, printable_path
 from .counters import COUNTERS
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def write(event: dict[str, object]) -> None:
             os.close(descriptor)
     except OSError as error:
         _warn_once(
-            f"{EXPLAIN_VARIABLE}={shown_path(path)}: {error.strerror}; events are not written"
+            f"{EXPLAIN_VARIABLE}={printable_path(path)}: {error.strerror}; events are not written"
         )
 
 

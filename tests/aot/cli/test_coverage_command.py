@@ -240,7 +240,7 @@ def test_what_a_recording_could_not_declare_is_said_or_missed(directory: Path) -
         name="recorded",
         targets={"sm_100f"},
         problems=Counter({one.problem: one.count for one in RECORDING.declared}),
-        others=Counter({f"{words}: no bundled kernel adds a bias: really": 2}),
+        undeclarable=Counter({f"{words}: no bundled kernel adds a bias: really": 2}),
     )
     path = directory / "recorded.yaml"
     path.write_text(recorded.render())

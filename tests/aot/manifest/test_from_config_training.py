@@ -103,7 +103,7 @@ def test_products_of_experts_are_those_that_a_training_step_calls(
     )
     with FakeTensorMode(), GemmCalls() as met:
         expert_steps.step(sizes)
-    assert not met.others
+    assert not met.undeclarable
     called = {problem.key for problem in met.problems}
     added = {key for key in in_groups(made) if "/add/" in key}
     # The libraries themselves multiply first, and then add biases.

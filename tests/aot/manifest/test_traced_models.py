@@ -373,7 +373,7 @@ def test_the_implementation_of_attention_changes_nothing(
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
 def test_families_read_from_their_configs_are_what_transformers_runs(path: Path) -> None:
     data = json.loads(path.read_text()) | {"num_hidden_layers": 4}
-    family = FAMILIES[data["model_type"]].model_validate(data).describe(data["model_type"])
+    family = FAMILIES[data["model_type"]].model_validate(data).to_model(data["model_type"])
     run = traced_model.read_model(path, data, "5", None)
     for fused in (False, True):
         for ranks in (1, 2):
@@ -393,7 +393,7 @@ def test_gates_and_routing_of_experts_are_found(tmp_path: Path) -> None:
     found = {gemm.role: gemm for gemm in gemms(model_of("olmoe-1b-7b"))}
     into = found["model.layers.*.mlp.experts.gate_up_proj"]
     assert into.routing is not None
-    assert (into.routing.experts, into.routing.chosen) == (64, 8)
+    assert (into.routing.experts, into.routing.experts_per_token) == (64, 8)
     assert into.gated is Epilogue.SWIGLU_HALVES
     assert found["model.layers.*.mlp.gate"].part is Part.ROUTER
     assert found["lm_head"].part is Part.HEAD
@@ -435,7 +435,11 @@ def test_experts_that_a_loop_calls_are_met_whole(tmp_path: Path) -> None:
         "num_experts_per_tok": 8,
     }
     routed = {gemm.role: gemm for gemm in gemms(read(tmp_path, content)) if gemm.routing}
-    sizes = {(g.n, g.k, g.routing.experts, g.routing.chosen) for g in routed.values() if g.routing}
+    sizes = {
+        (g.n, g.k, g.routing.experts, g.routing.experts_per_token)
+        for g in routed.values()
+        if g.routing
+    }
     assert sizes == {(1024, 1536, 40, 8), (1536, 512, 40, 8)}
     declared = load(tmp_path, make(tmp_path, content)).declared
     assert {d.problem.m for d in declared if d.problem.groups == 40} == {16 * 8}
@@ -463,6 +467,6 @@ def test_experts_that_are_slices_of_one_matrix_are_met_whole(tmp_path: Path) -> 
         "v1": (192, 256, Layout.TN),
         "w2": (256, 192, Layout.TT),
     }
-    assert {(g.routing.experts, g.routing.chosen) for g in routed.values() if g.routing} == {
-        (16, 4)
-    }
+    assert {
+        (g.routing.experts, g.routing.experts_per_token) for g in routed.values() if g.routing
+    } == {(16, 4)}

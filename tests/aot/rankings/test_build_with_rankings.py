@@ -14,7 +14,7 @@ from made_rankings import GPU_A, GPU_B, entry, rankings
 from nvgemm_aot.cli.build import documents
 from nvgemm_aot.pipeline import target_plan
 from nvgemm_aot.pipeline.pipeline import BuildResult, build, plan_build
-from nvgemm_aot.providers import UNSTATED_RECIPES, load_provider, stated_recipes
+from nvgemm_aot.providers import UNRECORDED_RECIPES, load_provider, recorded_recipes
 from nvgemm_aot.rankings.entries import Entry, Rankings
 from nvgemm_aot.rankings.usable import LEFT_UNDECIDED, Basis, find_usable
 from nvgemm_aot.storage.build_cache import Cache
@@ -263,7 +263,7 @@ def test_times_of_another_recipe_are_not_used_and_said(tmp_path: Path, kernel_ca
 @pytest.mark.parametrize(
     ("provider", "recipe", "is_used"),
     [
-        ("cutlass_operators", UNSTATED_RECIPES["cutlass_operators"], True),
+        ("cutlass_operators", UNRECORDED_RECIPES["cutlass_operators"], True),
         ("cutlass_operators", "2, host x86-64 +sse2", False),
         ("quack", "9", True),
     ],
@@ -280,8 +280,8 @@ def test_a_recipe_that_is_not_stated_is_the_first_of_cutlass_operators_or_unknow
 def test_bundles_of_cutlass_operators_state_no_recipe_and_those_of_quack_do() -> None:
     both = load_provider("cutlass_operators+quack")
     recipe = load_provider("quack").recipe
-    assert stated_recipes(both, Target(arch="sm_90a")) == {"recipe of quack": recipe}
-    for_arm = stated_recipes(both, Target(arch="sm_90a", platform="linux_aarch64"))
+    assert recorded_recipes(both, Target(arch="sm_90a")) == {"recipe of quack": recipe}
+    for_arm = recorded_recipes(both, Target(arch="sm_90a", platform="linux_aarch64"))
     assert for_arm["recipe of quack"] == recipe.replace("host x86-64 +sse2", "host generic")
     assert for_arm["recipe of cutlass_operators"] == "1, host generic"
 

@@ -19,7 +19,7 @@ from made_rankings import GPU_A, GPU_B, GPU_C, entry, rankings
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.pipeline.pipeline import provider_of
-from nvgemm_aot.providers import PROVIDERS, load_provider, parts_of
+from nvgemm_aot.providers import PROVIDERS, load_provider, provider_parts
 from nvgemm_aot.rankings import shipped_rankings
 from nvgemm_aot.rankings.entries import Entry, merge
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
@@ -243,7 +243,7 @@ def test_a_build_by_name_has_a_use_for_all_that_is_shipped(path: Path) -> None:
     assert {one.origin.arch for one in entries} <= {one.target.arch for one in manifest.targets}
     assert {one.problem for one in entries} <= {one.problem for one in manifest.declared}
     providers = {kernel.provider for one in entries for kernel, _ in one.kernels}
-    assert providers <= {part.name for part in parts_of(provider_of(manifest))}
+    assert providers <= {part.name for part in provider_parts(provider_of(manifest))}
 
 
 def test_the_guide_says_what_is_shipped() -> None:

@@ -139,7 +139,7 @@ def test_sizes_between_declared_ones_are_added_for_the_product_alone(tuner: Tune
     assert [one.problem.m for one in of(header, HERE)] == [4, 16]
     beside = [one for one in of(header, OTHER) if not one.is_declared]
     assert [one.problem.m for one in beside] == [8]
-    assert (header.declared_count, header.not_declared_count) == (2, 1)
+    assert (header.declared_count, header.undeclared_count) == (2, 1)
 
 
 def test_a_kernel_that_is_wrong_on_one_product_is_thrown_out_for_all(tuner: Tuner) -> None:

@@ -40,7 +40,7 @@ def matrix(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 def count(program: Callable[[], object]) -> tuple[dict[str, int], dict[str, int]]:
     with GemmCalls() as calls:
         program()
-    return {problem.key: n for problem, n in calls.problems.items()}, dict(calls.others)
+    return {problem.key: n for problem, n in calls.problems.items()}, dict(calls.undeclarable)
 
 
 @pytest.mark.usefixtures("kind")
@@ -129,7 +129,7 @@ def test_a_sum_that_no_kernel_computes_counts_as_its_product(arch: str) -> None:
         "mm/tn/bf16xbf16/fp32/fp32/m16n32k64": 1,
         "bmm/tn/bf16xbf16/fp32/fp32/b2m16n32k64": 1,
     }
-    assert not calls.others
+    assert not calls.undeclarable
 
 
 def test_what_an_architecture_has_no_kernel_for_is_kept_in_words() -> None:
@@ -137,7 +137,7 @@ def test_what_an_architecture_has_no_kernel_for_is_kept_in_words() -> None:
     with GemmCalls("sm_90a") as calls:
         torch._int_mm(a, b)
     assert not calls.problems
-    (said,) = calls.others
+    (said,) = calls.undeclarable
     assert said.endswith("kernels for sm_90a multiply int8 in layout tn alone (here tt)")
 
 

@@ -715,7 +715,7 @@ def test_required_looks_at_sizes_whose_kernels_are_left_out(
     """Also at sizes of the graph other than the one that it is compiled for."""
     inductor.use(bundles.measured())
     inductor.monkeypatch.setattr(
-        "nvgemm_runtime.matching.index.Index.left_out_sizes", lambda *_: {20: "b: no such operator"}
+        "nvgemm_runtime.matching.index.Index.missing_sizes", lambda *_: {20: "b: no such operator"}
     )
     a, b = operands(16)
     required = {"nvgemm_aot_mode": "required"}
@@ -823,7 +823,7 @@ def test_required_refuses_a_bundle_that_cannot_be_opened(
 def test_required_says_how_to_install_a_damaged_wheel_again(
     inductor: InductorSession, monkeypatch: pytest.MonkeyPatch, requirement: str | None, step: str
 ) -> None:
-    from nvgemm_runtime.inductor.autotuning.required import refuse_unopened
+    from nvgemm_runtime.inductor.autotuning.required import require_opened
     from nvgemm_runtime.installed.discover import BundleFile
 
     path = Path("/nowhere/b.nvgemm")
@@ -831,7 +831,7 @@ def test_required_says_how_to_install_a_damaged_wheel_again(
     inductor.use()
     monkeypatch.setattr("nvgemm_runtime.installed.registry.find_bundles", lambda: (broken,))
     with pytest.raises(RequiredError, match=r"nowhere/b\.nvgemm") as caught:
-        refuse_unopened()
+        require_opened()
     assert str(caught.value).endswith(step)
 
 
@@ -878,7 +878,7 @@ def test_a_problem_whose_kernels_are_left_out_says_so(
 ) -> None:
     inductor.use(bundles.measured(**OPEN["doubts"]))
     inductor.monkeypatch.setattr(
-        "nvgemm_runtime.matching.index.Index.left_out_sizes", lambda *_: {7: "b: no such operator"}
+        "nvgemm_runtime.matching.index.Index.missing_sizes", lambda *_: {7: "b: no such operator"}
     )
     assert inductor.compile(torch.mm, *operands(7)).launched == ()
     (reason,) = nvgemm_runtime.stats().misses

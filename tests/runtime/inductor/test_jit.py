@@ -224,7 +224,7 @@ class Asked:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     asked = Asked()
     monkeypatch.setattr(client, "request", asked.request)
-    monkeypatch.setattr(client, "asked", lambda *_: None)
+    monkeypatch.setattr(client, "find_request", lambda *_: None)
     return asked
 
 

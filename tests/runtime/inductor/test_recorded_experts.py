@@ -47,7 +47,7 @@ def no_fusion() -> Iterator[None]:
 
 def counts(path: Path) -> dict[str, int]:
     recording = Recorder(path).read()
-    assert not recording.others
+    assert not recording.undeclarable
     return {problem.key: count for problem, count in recording.problems.items()}
 
 

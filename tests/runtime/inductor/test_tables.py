@@ -33,7 +33,7 @@ def test_stock_torch_computes_an_activation_as_it_is_in_graphs(activation: Activ
     call = choices.StockCall(op="addmm", gemm="", inputs=(), layout=None, activation=activation)
     bias, a, b, out = torch.randn(3), torch.randn(2, 4), torch.randn(4, 3), torch.empty(2, 3)
     eval(call.fallback, {"torch": torch})(bias, a, b, out=out)
-    wanted = epilogue_choices._function(activation)(torch.addmm(bias, a, b))
+    wanted = epilogue_choices._activation_function(activation)(torch.addmm(bias, a, b))
     torch.testing.assert_close(out, wanted)
 
 

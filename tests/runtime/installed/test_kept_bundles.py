@@ -15,7 +15,7 @@ from nvgemm_aot.storage.files import write_atomic
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed import registry as installation_module
-from nvgemm_runtime.installed.jit_cache import find_kept_bundles
+from nvgemm_runtime.installed.jit_cache import find_user_bundles
 from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.matching.matches import Match
 from synthetic_content import synthetic_content
@@ -50,11 +50,11 @@ def serves(installation: Installation, problem: Problem) -> bool:
 
 
 def test_an_absent_directory_is_no_error(directory: Path) -> None:
-    assert find_kept_bundles() == ()
+    assert find_user_bundles() == ()
     directory.rmdir()
-    assert find_kept_bundles() == ()
+    assert find_user_bundles() == ()
     installation = Installation()
-    installation.refresh_kept_bundles()
+    installation.refresh_user_bundles()
     assert installation.bundles() == ()
 
 
@@ -65,12 +65,12 @@ def test_a_user_without_a_home_has_none(directory: Path, monkeypatch: pytest.Mon
     monkeypatch.delenv("NVGEMM_AOT_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    assert find_kept_bundles() == ()
+    assert find_user_bundles() == ()
 
 
 def test_they_say_where_they_come_from(directory: Path) -> None:
     path = write(directory)
-    [candidate] = find_kept_bundles()
+    [candidate] = find_user_bundles()
     assert (candidate.path, candidate.problem) == (path, None)
     assert candidate.origin == f"the JIT cache {directory}"
 
@@ -79,7 +79,7 @@ def test_they_say_where_they_come_from(directory: Path) -> None:
 def test_what_others_can_write_is_refused(directory: Path, place: str) -> None:
     write(directory)
     (directory / place).resolve().chmod(0o777)
-    [candidate] = find_kept_bundles()
+    [candidate] = find_user_bundles()
     assert "can be written by others" in str(candidate.problem)
     [found] = Installation().bundles()
     assert found.bundle is None
@@ -90,7 +90,7 @@ def test_nothing_but_bundles_is_looked_at(directory: Path) -> None:
     (directory / "used").mkdir()
     path.with_name("a.nvgemm.damaged-1").touch()
     (directory / ".a.nvgemm.1.partial").touch()
-    assert [candidate.path for candidate in find_kept_bundles()] == [path]
+    assert [candidate.path for candidate in find_user_bundles()] == [path]
 
 
 def test_what_is_appended_is_found_after_a_refresh_only(directory: Path) -> None:
@@ -100,7 +100,7 @@ def test_what_is_appended_is_found_after_a_refresh_only(directory: Path) -> None
     write(directory, 5)
     added = declared(path)[-1]
     assert not serves(installation, added)
-    installation.refresh_kept_bundles()
+    installation.refresh_user_bundles()
     assert serves(installation, added)
     assert len(installation.kernels()) == 5
     assert before.origin == f"the JIT cache {directory}"
@@ -115,7 +115,7 @@ def test_files_that_are_as_they_were_stay_open(directory: Path) -> None:
     installation = Installation()
     first = {found.path.name: found.bundle for found in installation.bundles()}
     write(directory, 3, name="b", seed=1)
-    installation.refresh_kept_bundles()
+    installation.refresh_user_bundles()
     second = {found.path.name: found.bundle for found in installation.bundles()}
     assert second["a.nvgemm"] is first["a.nvgemm"]
     assert second["b.nvgemm"] is not first["b.nvgemm"]
@@ -126,10 +126,10 @@ def test_kernels_of_an_evicted_bundle_can_still_be_loaded(directory: Path) -> No
     installation = Installation()
     known = set(installation.kernels())
     write(directory, 2)
-    installation.refresh_kept_bundles()
+    installation.refresh_user_bundles()
     assert set(installation.kernels()) >= known
     path.unlink()
-    installation.refresh_kept_bundles()
+    installation.refresh_user_bundles()
     assert installation.bundles() == ()
     for bundle, kernel in installation.kernels().values():
         assert bundle.payload(kernel)
@@ -147,22 +147,22 @@ def test_a_damaged_one_is_left_out_and_said_once(
     installation = Installation()
     with caplog.at_level(logging.WARNING, "nvgemm_runtime"):
         [found] = installation.bundles()
-        installation.refresh_kept_bundles()
-        installation.refresh_kept_bundles()
+        installation.refresh_user_bundles()
+        installation.refresh_user_bundles()
     assert found.bundle is None
     [warning] = warnings_of(caplog)
     assert "-digest]" in warning
     assert warning.endswith("; it is rebuilt when kernels are next compiled")
     write(directory)
-    installation.refresh_kept_bundles()
+    installation.refresh_user_bundles()
     assert serves(installation, declared(path)[0])
 
 
 def test_one_that_is_found_anyway_comes_once(directory: Path) -> None:
     path = write(directory)
     installation = Installation()
-    installation.refresh_kept_bundles(path)
-    installation.refresh_kept_bundles(path)
+    installation.refresh_user_bundles(path)
+    installation.refresh_user_bundles(path)
     assert [found.path for found in installation.bundles()] == [path]
 
 
@@ -172,9 +172,9 @@ def test_a_temporary_one_comes_in_as_well(directory: Path, tmp_path: Path) -> No
     elsewhere.mkdir()
     path = write(elsewhere, 3, seed=7)
     for installation in (Installation(), Installation()):
-        installation.refresh_kept_bundles(path)
+        installation.refresh_user_bundles(path)
         assert serves(installation, declared(path)[0])
-        installation.refresh_kept_bundles()
+        installation.refresh_user_bundles()
         assert len(installation.bundles()) == 2
 
 
@@ -185,11 +185,11 @@ def test_a_temporary_one_is_served_though_its_file_has_gone(
     elsewhere.mkdir()
     path = write(elsewhere)
     installation = Installation()
-    installation.refresh_kept_bundles(path)
+    installation.refresh_user_bundles(path)
     [problem, _] = declared(path)
     assert serves(installation, problem)
     path.unlink()
-    installation.refresh_kept_bundles()
+    installation.refresh_user_bundles()
     assert serves(installation, problem)
     assert not warnings_of(caplog)
 
@@ -211,7 +211,7 @@ def test_wheels_are_indexed_once_however_often_the_cache_grows(
     installation = Installation()
     for kernels in (1, 2, 3):
         write(directory, kernels, seed=1)
-        installation.refresh_kept_bundles()
+        installation.refresh_user_bundles()
         installation.index(B200)
     assert indexed == [False, True, True, True]
 
@@ -233,7 +233,7 @@ def test_readers_and_writers_at_once_see_whole_bundles(directory: Path) -> None:
 
     def read_on() -> None:
         for _ in range(100):
-            installation.refresh_kept_bundles()
+            installation.refresh_user_bundles()
             match = installation.index(B200).match(problem, 256)
             if not isinstance(match, Match):
                 failures.append(str(match))
@@ -253,11 +253,11 @@ def test_no_descriptor_is_left_open_for_bundles_that_were_replaced(directory: Pa
     installation = Installation()
     installation.bundles()
     write(directory, 1)
-    installation.refresh_kept_bundles()
+    installation.refresh_user_bundles()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for kernels in range(2, 12):
         write(directory, kernels)
-        installation.refresh_kept_bundles()
+        installation.refresh_user_bundles()
         installation.index(B200)
     # Contents of this size hold those of smaller ones, so that nothing is missed.
     assert len(os.listdir("/proc/self/fd")) <= before + 1  # noqa: PTH208

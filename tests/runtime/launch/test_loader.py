@@ -30,7 +30,7 @@ from nvgemm_runtime.matching.device import (
     UNKNOWN_VERSION,
     RuntimeLibrary,
     find_runtime_library,
-    look_at_library,
+    inspect_library,
 )
 from nvgemm_runtime.reporting.counters import COUNTERS
 from repository import TESTS
@@ -394,7 +394,7 @@ def test_a_runtime_library_that_does_not_load_is_named(
     broken = tmp_path / "libcute_dsl_runtime.so"
     broken.write_bytes(b"broken" if damage == "broken" else installed.path.read_bytes()[: 1 << 20])
     with Bundle(real_bundles["sm_90a"]) as bundle:
-        found = look_at_library(broken, "cu13")
+        found = inspect_library(broken, "cu13")
         monkeypatch.setattr(loader_module, "find_runtime_library", lambda cuda: found)
         with pytest.raises(
             DriverError, match=rf"{broken}, which kernels call, cannot be loaded: {reason}"

@@ -157,7 +157,7 @@ def test_without_a_name_kernels_of_groups_are_loaded_once_experts_are_imported(
     wanted = {
         header.kernels[ranking.kernels[0].kernel].id
         for ranking in header.rankings
-        if ranking.problem.signature.op.is_of_experts
+        if ranking.problem.signature.op.is_moe
     }
     done = nvgemm_runtime.preload()
     assert {id_ for id_, _ in launched} == wanted

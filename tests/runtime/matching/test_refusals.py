@@ -138,8 +138,8 @@ def test_a_bundle_that_states_its_imports_needs_those_and_an_older_one_all_that_
     assert (built.imports is not None) == (version == 2)
     for kernel in built.kernels:
         assert kernel.imports is None
-        assert needed_symbols(built, kernel).of_ffi == FFI_SYMBOLS
-        assert needed_symbols(built, kernel).of_device == DEVICE_SYMBOLS
+        assert needed_symbols(built, kernel).ffi == FFI_SYMBOLS
+        assert needed_symbols(built, kernel).device == DEVICE_SYMBOLS
 
 
 def test_a_stated_import_of_either_library_is_looked_up_there() -> None:

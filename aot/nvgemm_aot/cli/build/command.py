@@ -114,7 +114,7 @@ def build(
         plan = plan_document(planned, jobs, files, prunes=prune)
         print_result(plan, plan_text, as_json=as_json)
         if strict:
-            pipeline.require_used(pipeline.measured_of(planned), measured)
+            pipeline.require_rankings_used(pipeline.ranking_sources(planned), measured)
         require_served(pipeline.without_operator(planned), len(planned), strict=strict)
         return
     if wheel:

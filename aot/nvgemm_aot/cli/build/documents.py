@@ -21,7 +21,7 @@ from .packing import wheel_lines
 
 if TYPE_CHECKING:
     from ...pipeline.assemble import PlannedDevice, PlannedTarget
-    from ...pipeline.pipeline import BuildResult, MeasuredTarget
+    from ...pipeline.pipeline import BuildResult, RankingSources
     from ...pipeline.unserved import Unserved
 
 Document = dict[str, Any]
@@ -58,9 +58,9 @@ def plan_document(
     ``rankings`` are the user's rankings files.
     """
     from ...pipeline.compiler_limits import default_jobs
-    from ...pipeline.pipeline import measured_of, without_operator
+    from ...pipeline.pipeline import ranking_sources, without_operator
 
-    measured = measured_of(planned)
+    measured = ranking_sources(planned)
     standings = {(target.target, target.device): target.standings for target in measured}
 
     missing = sum(item.missing for item in planned)
@@ -124,7 +124,7 @@ def _times_source(standings: Mapping[Problem, str], problem: Problem) -> str:
     return "measured" if problem in standings else "estimated"
 
 
-def _measured_document(measured: Sequence[MeasuredTarget]) -> list[Document]:
+def _measured_document(measured: Sequence[RankingSources]) -> list[Document]:
     return [
         {
             "arch": target.target.arch,
@@ -263,7 +263,7 @@ def build_document(result: BuildResult, rankings: Sequence[Path] = ()) -> Docume
                     sorted(Counter(kernel.provider for kernel in bundle.header.kernels).items())
                 ),
                 "problems": bundle.header.declared_count,
-                "not_declared": bundle.header.not_declared_count,
+                "not_declared": bundle.header.undeclared_count,
                 "products": list(bundle.header.products),
                 "incomplete": len(
                     {

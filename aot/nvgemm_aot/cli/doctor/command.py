@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from nvgemm_runtime.errors import UnhealthyError
-from nvgemm_runtime.settings import shown_path
+from nvgemm_runtime.settings import printable_path
 
 from ..build.measured_rankings import NONE, rankings_text
 from ..terminal.printing import count_text, keep_stdout, print_result, size_text, table
@@ -132,7 +132,7 @@ def _bundle_lines(document: dict[str, Any]) -> list[str]:
             if bundle["target"]
             else "unusable"
         )
-        lines.append(f"{shown_path(bundle['path'])} ({bundle['origin']}): {content}")
+        lines.append(f"{printable_path(bundle['path'])} ({bundle['origin']}): {content}")
         if bundle["problem"]:
             lines.append(f"  {bundle['problem']}")
             continue

@@ -265,7 +265,7 @@ class _ProjectionReader:
             calls=experts,
             routing=Routing(
                 experts=experts,
-                chosen=int(per_token),
+                experts_per_token=int(per_token),
                 biased=bool(getattr(module, "has_bias", False)),
             ),
             layout=product.layout,

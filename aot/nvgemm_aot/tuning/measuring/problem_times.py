@@ -18,7 +18,7 @@ from ...rankings.agreement import ATEN, TRITON
 from ...rankings.intervals import contending
 from ..contenders import Run
 from ..correctness.exact_operands import OperandCheck, make_checks
-from ..correctness.judgement import is_like
+from ..correctness.judgement import agrees_roughly
 from ..correctness.random_operands import make_sets
 from ..outcome import UNSEEN_SLOWDOWNS, UNSEEN_WORK, TuningOutcome
 from .gpu import Bench
@@ -188,7 +188,7 @@ def _find_contender_fault(name: str, run: Run, checks: Sequence[OperandCheck]) -
         check = checks[-1]  # both may round partial sums, which matters little with few products
         check.prepare()
         result = run(*check.operands)
-        return None if is_like(result, check.expected) else "its result is wrong"
+        return None if agrees_roughly(result, check.expected) else "its result is wrong"
     for check in checks:
         check.prepare()
         fault = check.fault(run(*check.operands))

@@ -256,7 +256,7 @@ def _load() -> Native:
     if not library.is_file():
         raise ToolchainError(
             f"{library} is missing: nvgemm-aot was installed without its native part; "
-            f"run: {install_command(again=True)}"
+            f"run: {install_command(reinstall=True)}"
         )
     try:
         # The library needs libtorch_cpu.so and libtvm_ffi.so only by name; these imports load them.
@@ -272,14 +272,14 @@ def _load() -> Native:
             damage = missing_part(path) or _find_damage(path)
             if damage is not None:
                 raise ToolchainError(
-                    f"{library} cannot be loaded: {damage}; run: {install_command(again=True)}"
+                    f"{library} cannot be loaded: {damage}; run: {install_command(reinstall=True)}"
                 )
             module = tvm_ffi.load_module(path)
         version = module["abi"]()
         if version != ABI:
             raise ToolchainError(
                 f"{library} has operators of version {version}, this package needs {ABI}: files "
-                f"from two versions are mixed; run: {install_command(again=True)}"
+                f"from two versions are mixed; run: {install_command(reinstall=True)}"
             )
         module["register_torch_ops"]()
     except (AttributeError, OSError, RuntimeError) as error:
