@@ -81,7 +81,7 @@ def test_switches_targets_and_files_are_cut_too(
     monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", long)
     events._warn_once.cache_clear()
     events.write({})
-    with pytest.raises(Exception, match="nothing builds for it") as caught:
+    with pytest.raises(Exception, match="no provider builds for this target") as caught:
         named_target({"NVGEMM_AOT_RECORD_TARGET": long})
     with pytest.raises(RecordError, match="cannot record GEMMs there") as unnamed:
         Recorder(Path(long)).check()

@@ -261,13 +261,13 @@ def _wrong_lines(document: Document) -> Iterator[str]:
             faults.setdefault(id_, []).append(f"{key}: {fault}")
     hanging = {(contender, fault) for contender, fault in document["hanging"]}
     for contender, fault in document["hanging"]:
-        left_out = "thrown out" if contender in document["broken"] else "left out there"
+        left_out = "dropped" if contender in document["broken"] else "left out there"
         yield f"HANGS: {contender_name(contender)} is {left_out}: {fault}"
     for id_, fault in document["broken"].items():
         if (id_, fault) not in hanging:
             faults.setdefault(id_, []).append(fault)
     for id_, texts in faults.items():
-        yield f"WRONG: {contender_name(id_)} is thrown out:"
+        yield f"WRONG: {contender_name(id_)} is dropped:"
         yield from (f"  {text}" for text in texts)
 
 

@@ -149,7 +149,7 @@ class JitCompiler:
 
         Raises:
             TargetError: If nothing can be compiled for the device.
-            ToolchainError: If the compiler side is incomplete.
+            ToolchainError: If the builder is incomplete.
             StorageError: If the cache directory cannot be written.
         """
         self._require_private()

@@ -143,7 +143,7 @@ def make_tasks(
     profile only the numbers that are compiled in.
 
     Raises:
-        ToolchainError: If the compiler side is incomplete.
+        ToolchainError: If the builder is incomplete.
         TargetError: If the device profile lacks a number that a kernel needs.
     """
     platform = target.target.platform
@@ -288,7 +288,7 @@ def compile_all(
     Raises:
         StorageError: If the cache or the directory for temporary files cannot be written, or a
             kernel disappeared after it was compiled.
-        ToolchainError: If the compiler side is incomplete.
+        ToolchainError: If the builder is incomplete.
     """
     unique = {task.key: task for task in tasks}
     kernels = {key: entry for key in unique if (entry := cache.read(key)) is not None}

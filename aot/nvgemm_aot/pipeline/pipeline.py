@@ -152,7 +152,7 @@ def plan_build(
 
     Raises:
         ManifestError: If a target's bundle would be too large for readers.
-        ToolchainError: If the compiler side is incomplete.
+        ToolchainError: If the builder is incomplete.
     """
     source = provider or provider_of(manifest)
     # Before the linker is looked for: without the builder installed, that is the reason to report.
@@ -263,7 +263,7 @@ def build(
         RankingsError: If ``strict`` and none of ``rankings`` fits.
         CompileError: If no kernel compiles, or ``strict`` and some kernel does not.
         StorageError: If the cache or ``out_dir`` cannot be written.
-        ToolchainError: If the compiler side is incomplete.
+        ToolchainError: If the builder is incomplete.
     """
     source = provider or provider_of(manifest)
     count = jobs or default_jobs()

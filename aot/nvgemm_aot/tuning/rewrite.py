@@ -30,7 +30,7 @@ from ..rankings.pruning import keep_ranked
 from .correctness.judgement import rejected_kernels
 from .outcome import TuningOutcome
 
-LEFT_UNDECIDED = "one of the fastest was thrown out later, and those left were not told apart"
+LEFT_UNDECIDED = "one of the fastest was dropped later, and those left were not told apart"
 
 
 def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleContent:
@@ -257,7 +257,7 @@ def tuned_content(
         reasons = "; ".join(_unserved_reason(ranking, wrong) for ranking in content.rankings[:1])
         raise TuningError(
             f"{len(content.kernels) - len(kernels)} of "
-            f"{count_text(len(content.kernels), 'kernel')} were thrown out, and no problem has one "
+            f"{count_text(len(content.kernels), 'kernel')} were dropped, and no problem has one "
             f"left, so no bundle is written; {reasons}"
         )
     ranked = {ranking.problem for ranking in rankings}
@@ -301,7 +301,7 @@ def _unserved_reason(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
     if not ids:
         return "none of its kernels was measured"
     example = f"{contender_name(ids[0])}: {wrong[ids[0]]}"
-    return f"thrown out when tuned: all of {count_text(len(ids), 'kernel')} made for it, {example}"
+    return f"dropped when tuned: all of {count_text(len(ids), 'kernel')} made for it, {example}"
 
 
 def _drop_wrong_kernels(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRanking:

@@ -214,7 +214,7 @@ class Session:
 
     def _no_contender_reason(self, ranking: ProblemRanking) -> str:
         broken = [id_ for id_, _ in ranking.kernels if id_ in self.state.broken]
-        reasons = [f"{contender_name(id_)} is thrown out" for id_ in broken]
+        reasons = [f"{contender_name(id_)} is dropped" for id_ in broken]
         if len(broken) < len(ranking.kernels):
             others = "none of the others" if broken else "none"
             reasons.append(f"{others} can be launched with its operands")

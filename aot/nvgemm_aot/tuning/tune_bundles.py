@@ -60,7 +60,7 @@ class TuningOptions:
             winners.
         triton: True to measure Inductor's best Triton kernel.
         prunes: True to drop kernels that are never among the first two and in no dispatch table.
-        accepts_suspect: True to write a bundle even if so many kernels were thrown out that the
+        accepts_suspect: True to write a bundle even if so many kernels were dropped that the
             measurement itself may be at fault.
         repeats: True to measure a second time the problems that another process measured first.
     """
@@ -143,7 +143,7 @@ def tune(
         TuningError: If the device cannot run the bundles, they declare no problem or differ in
             target or toolchain, ATen has unusual settings, no correct kernel is left, the state or
             the output's measurements belong to another tuning, or a kernel leaves the GPU unusable.
-        SuspectError: If more kernels were thrown out than ``options`` accept; writes nothing.
+        SuspectError: If more kernels were dropped than ``options`` accept; writes nothing.
         BundleFormatError: If a bundle is damaged.
         DriverError: If a library that kernels need is missing or does not fit.
         ToolchainError: If the native launcher is missing.

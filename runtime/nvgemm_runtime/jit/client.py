@@ -122,7 +122,7 @@ def why_not_compiling(facts: DeviceFacts) -> str | None:
 
 def _missing(module: str, platform: str) -> str:
     extras = "build,cross" if _is_cross(platform) else "build"
-    return f"the builder side is not installed: no {module}; run: {install_command(extras)}"
+    return f"the builder is not installed: no {module}; run: {install_command(extras)}"
 
 
 def _is_cross(platform: str) -> bool:
@@ -149,7 +149,7 @@ class JitClient:
     def request(self, problem: Problem, facts: DeviceFacts) -> Pending:
         """Requests kernels for a problem, at most once per process.
 
-        Never raises, and never waits for the builder side.
+        Never raises, and never waits for the builder.
         """
         pending = Pending(problem)
         try:
@@ -209,7 +209,7 @@ class JitClient:
         try:
             self._process = JitProcess(self._arguments, self._answered, self._ended)
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
-            self._give_up(f"the builder side cannot be started: {error}")
+            self._give_up(f"the builder cannot be started: {error}")
             return
         for request in requests:
             self._process.send(request)

@@ -30,7 +30,7 @@ def named_target(variables: Mapping[str, str] = os.environ) -> TargetName | None
     """Returns the target that the environment variable names, or None if it is not set.
 
     Raises:
-        RecordError: If nothing builds for its value.
+        RecordError: If no provider builds for its value.
     """
     name = variables.get(TARGET_VARIABLE)
     if not name:
@@ -39,7 +39,7 @@ def named_target(variables: Mapping[str, str] = os.environ) -> TargetName | None
         return TargetName.parse(name)
     except ValueError as error:
         raise RecordError(
-            f"{TARGET_VARIABLE}={printable(name)}: nothing builds for it; "
+            f"{TARGET_VARIABLE}={printable(name)}: no provider builds for this target; "
             f"{printable(str(error), 400)}"
         ) from None
 
@@ -59,7 +59,7 @@ def recorded_target(
         variables: Environment variables.
 
     Raises:
-        RecordError: If nothing builds for the variable's value.
+        RecordError: If no provider builds for the variable's value.
     """
     default = TargetName(arch=_RECORDED_ON.get(capability or (0, 0), DEFAULT_ARCHITECTURE))
     return (named_target(variables) or default).resolve(platform=platform, cuda=cuda)

@@ -128,7 +128,7 @@ def test_a_target_that_is_none_is_refused_with_those_that_are_allowed(directory:
     result = run("dist", "--target", "sm_90a-linux-cu13")
     assert result.exit_code == 2
     said = " ".join(result.output.split())
-    assert "nothing builds for 'sm_90a-linux-cu13'; allowed: sm_90a, sm_100a, " in said
+    assert "no provider builds for 'sm_90a-linux-cu13'; allowed: sm_90a, sm_100a, " in said
 
 
 def test_fail_under_decides_the_exit_status(directory: Path) -> None:

@@ -79,7 +79,7 @@ def test_what_no_kernel_is_left_for_is_named_with_the_reason(tuner: Tuner) -> No
     assert [ranking.problem for ranking in tuner.header.rankings] == list(PROBLEMS)
     ((problem, reason),) = tuner.header.unserved.items()
     assert problem == problems[-1]
-    assert reason.text.startswith("thrown out when tuned: all of 3 kernels made for it, kernel ")
+    assert reason.text.startswith("dropped when tuned: all of 3 kernels made for it, kernel ")
     assert f"{problem.key}: " in reason.text
     assert "elements are wrong" in reason.text
     assert reason.scope is Scope.PROBLEM

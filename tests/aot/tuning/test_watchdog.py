@@ -261,11 +261,11 @@ def test_the_command_says_what_hangs_and_succeeds(
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 0, result.output
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("HANGS: kernel"))
-    assert line.endswith(f"is thrown out: {KEYS[0]}: it hangs: it has not returned for 3 s")
+    assert line.endswith(f"is dropped: {KEYS[0]}: it hangs: it has not returned for 3 s")
     assert "WRONG" not in result.stdout
     assert "written, 3 of 3 problems measured, 2 kernels" in result.stdout
     document = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
-    assert [said for _, said in document["hanging"]] == [line.split(" is thrown out: ")[1]]
+    assert [said for _, said in document["hanging"]] == [line.split(" is dropped: ")[1]]
 
 
 PROGRAM = """

@@ -287,7 +287,7 @@ def test_nothing_starts_where_nothing_could_be_recorded(
     assert "mine.yaml: not a recording" in refused("-o", "mine.yaml")
     assert "--fake runs only Python programs: the command is 'touch started'" in refused("--fake")
     monkeypatch.setenv("NVGEMM_AOT_RECORD_TARGET", "sm_80")
-    assert "sm_80: nothing builds for it" in refused()
+    assert "sm_80: no provider builds for this target" in refused()
     monkeypatch.setenv("NVGEMM_AOT", "off")
     assert "NVGEMM_AOT=off: recording needs it unset" in refused()
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.yaml"]

@@ -1,6 +1,6 @@
 """GEMMs that no bundle covers, under torch.compile: compiled once, kept, found by later processes.
 
-Kernels are those of `cpu_provider`, compiled by the builder side beside the program.
+Kernels are those of `cpu_provider`, compiled by the builder beside the program.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def test_a_provider_that_cannot_be_had_costs_our_choices_alone(machine: Machine)
 
 
 class Asked:
-    """Stands in for the builder side: writes down what is asked for, and answers no."""
+    """Stands in for the builder: writes down what is asked for, and answers no."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

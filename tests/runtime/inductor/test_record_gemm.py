@@ -224,7 +224,7 @@ def test_processes_with_warm_caches_meet_their_gemms(home: Home) -> None:
         ),
         pytest.param(
             {"NVGEMM_AOT_RECORD": "out.yaml", "NVGEMM_AOT_RECORD_TARGET": "sm_80"},
-            "NVGEMM_AOT_RECORD_TARGET=sm_80: nothing builds for it",
+            "NVGEMM_AOT_RECORD_TARGET=sm_80: no provider builds for this target",
             marks=pytest.mark.slow,
         ),
     ],

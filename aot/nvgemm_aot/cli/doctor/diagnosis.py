@@ -68,8 +68,8 @@ def diagnose() -> Document:
 
     ``problems`` lists everything that keeps this machine, or one of its GPUs, from running prebuilt
     kernels, or an installed bundle from being used, each with the next step. ``build_versions``,
-    ``providers`` and ``cache`` describe the compiler side, which running kernels does not need.
-    ``build_problems`` lists everything that prevents building, or is None if the compiler side is
+    ``providers`` and ``cache`` describe the builder, which running kernels does not need.
+    ``build_problems`` lists everything that prevents building, or is None if the builder is
     not installed.
     """
     problems: list[str] = []
@@ -170,7 +170,7 @@ def _provider_document(name: str, origin: str) -> Document:
 
 
 def _build_problems(versions: dict[str, str | None], providers: list[Document]) -> list[str] | None:
-    """Returns why kernels cannot be built here, or None without any part of the compiler side."""
+    """Returns why kernels cannot be built here, or None without any part of the builder."""
     if not any(versions.values()):
         return None
     problems = [

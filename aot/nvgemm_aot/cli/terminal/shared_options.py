@@ -58,7 +58,7 @@ class TargetNameParam(click.ParamType):  # type: ignore[type-arg]
         try:
             return TargetName.parse(str(value))
         except ValueError as error:
-            self.fail(f"nothing builds for {str(value)[:40]!r}; {error}", param, ctx)
+            self.fail(f"no provider builds for {str(value)[:40]!r}; {error}", param, ctx)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]

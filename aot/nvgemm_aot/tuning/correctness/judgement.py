@@ -382,7 +382,7 @@ def suspicion(kernels: Iterable[tuple[str, Signature]], wrong: Mapping[str, str]
     }
     if not rejected_signatures and len(wrong_ids) <= MOST_SHARE * len(ids):
         return None
-    head = f"{len(wrong_ids)} of {count_text(len(ids), 'kernel')} were thrown out"
+    head = f"{len(wrong_ids)} of {count_text(len(ids), 'kernel')} were dropped"
 
     def example(id_: str) -> str:
         return f"{contender_name(id_)} for {wrong[id_]}"

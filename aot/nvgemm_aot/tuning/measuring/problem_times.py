@@ -128,7 +128,7 @@ def measure(
             except Exception as broken:
                 raise BrokenDeviceError(name, _in_one_line(broken)) from error
         if fault is not None:
-            _log.warning("%s: %s is thrown out: %s", problem.key, name, fault)
+            _log.warning("%s: %s is dropped: %s", problem.key, name, fault)
             faults[name] = fault
     checks.clear()  # frees memory
     doubts: tuple[str, ...] = ()

@@ -67,7 +67,7 @@ def test_a_wrong_kernel_is_not_in_an_estimated_ranking_either(tuner: Tuner) -> N
 
 def test_a_bundle_of_wrong_kernels_is_not_written(tuner: Tuner) -> None:
     tunable = tuner.build(PROBLEMS[:1], AllLazy())
-    wanted = r"3 of 3 kernels were thrown out.*elements are wrong"
+    wanted = r"3 of 3 kernels were dropped.*elements are wrong"
     with pytest.raises(SuspectError, match=wanted):
         tuner(tunable)
     with pytest.raises(TuningError, match=wanted):
@@ -77,7 +77,7 @@ def test_a_bundle_of_wrong_kernels_is_not_written(tuner: Tuner) -> None:
 
 def test_more_than_half_of_a_bundle_is_suspect_and_written_only_on_request(tuner: Tuner) -> None:
     tunable = tuner.build(provider=MostlyLazy())
-    with pytest.raises(SuspectError, match=r"^suspect.* 2 of 3 kernels were thrown out, more than"):
+    with pytest.raises(SuspectError, match=r"^suspect.* 2 of 3 kernels were dropped, more than"):
         tuner(tunable)
     assert not tuner.path.exists()
     with pytest.raises(SuspectError, match="To measure again, remove that file or name another"):
@@ -209,7 +209,7 @@ def test_why_no_kernel_is_left_is_said_as_it_was(
     unloadable(DriverError("no binary"))
     tuner(tuner.change(only_bad_for_first))
     (reason,) = tuner.header.unserved.values()
-    assert reason.text.startswith("thrown out when tuned: all of 1 kernel made for it")
+    assert reason.text.startswith("dropped when tuned: all of 1 kernel made for it")
     assert reason.text.endswith(": DriverError: no binary")
 
 
@@ -220,7 +220,7 @@ def test_a_problem_whose_kernels_all_broke_the_gpu_says_so(tuner: Tuner) -> None
         tuner(given)
     ((key, reason),) = tuner(given).unmeasured.items()
     assert key == PROBLEMS[0].key
-    assert "is thrown out" in reason
+    assert "is dropped" in reason
     assert "operands" not in reason
     (unserved,) = tuner.header.unserved.values()
     assert "it leaves the GPU unusable: RuntimeError: CUDA error" in unserved.text
