@@ -25,7 +25,7 @@ def activate() -> None:
         raise  # Ctrl-C, or a signal's handler that ends the program
     except BaseException as error:
         _log.warning(
-            "nvgemm-aot stays out of torch.compile: its installation is incomplete: %s: %s; "
+            "nvgemm-aot is disabled in torch.compile: its installation is incomplete: %s: %s; "
             "run: pip install --force-reinstall --no-deps . in nvgemm-aot's checkout, or with the "
             "path of its wheel in place of the dot",
             *(type(error).__name__, error),

@@ -23,7 +23,7 @@ from inductor_session import InductorSession
 from jit_programs import JitMachine
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.pipeline.pipeline import BuildResult, BuiltBundle, build
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.storage.locks import locked
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.workspace import TileWorkspace

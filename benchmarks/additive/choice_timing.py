@@ -33,7 +33,7 @@ from benchmarks.shared.bundled import declared, environment
 from benchmarks.shared.records import require_gpu
 from benchmarks.shared.resuming import this_run
 from nvgemm_aot.tuning.measuring.gpu import GpuTimer, buffer_bytes
-from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
+from nvgemm_runtime.bundle.ranking_entries import APART, BACK_TO_BACK
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem
 from nvgemm_runtime.inductor.autotuning import gpu_times
 from nvgemm_runtime.launch.api import load_kernel

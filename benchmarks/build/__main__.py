@@ -40,7 +40,7 @@ gemms:
 BARE = """
 import json, sys
 from pathlib import Path
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.pipeline.pipeline import plan_build
 from nvgemm_aot.providers import cutlass_operators as provider

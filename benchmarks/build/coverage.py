@@ -27,7 +27,7 @@ from benchmarks.shared.resuming import this_run
 from nvgemm_aot.cli.terminal.printing import report_progress, size_text, table
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.pipeline.pipeline import build, plan_build
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.storage.files import write_atomic
 from nvgemm_aot.targets import build_target
 

@@ -31,7 +31,7 @@ Every result is checked against eager fp32. The modes:
 - aten+measured: with the bundles of --measured, whose rankings `nvgemm-aot tune` has measured, and
   NVGEMM_AOT_TRUST_RANKING=1.
 - jit: with no bundle and an empty cache, so that as many kernels as aten+bundle is offered are
-  compiled meanwhile; where the builder side is installed, and no kernel wheel is.
+  compiled meanwhile; where the builder is installed, and no kernel wheel is.
 - kept: another process, with the kernels that jit compiled, and nothing else of its caches.
 """
 

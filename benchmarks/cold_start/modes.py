@@ -140,7 +140,7 @@ def check_named(bundles: str | None, option: str) -> None:
 def why_no_jit() -> str | None:
     """Returns the reason why nothing can be compiled at run time, or None."""
     module = missing_module()
-    return None if module is None else f"the builder side is not installed: no {module}"
+    return None if module is None else f"the builder is not installed: no {module}"
 
 
 def variants(

@@ -38,7 +38,8 @@ from benchmarks.shared.measuring import Arena, Contender, Exact, offline_ns
 from benchmarks.shared.records import require_gpu
 from benchmarks.shared.resuming import Results, measuring_options
 from benchmarks.shared.summaries import MIN_ROUNDS, Summary, chosen, geomean, ratio, summarized
-from nvgemm_runtime.bundle.format import APART, Header
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import APART
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.operands import MAX_ALIGNMENT_BYTES, Request
 from nvgemm_runtime.gemm.problem import DType, Problem
@@ -46,7 +47,8 @@ from nvgemm_runtime.launch.dispatch_table import dispatch_table
 from nvgemm_runtime.matching.device import TorchVersions
 from nvgemm_runtime.matching.dispatch import decide_dispatch
 from nvgemm_runtime.matching.evidence import Evidence
-from nvgemm_runtime.matching.index import BundleView, Index
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView
 from nvgemm_runtime.matching.thresholds import DispatchTable
 from nvgemm_runtime.matching.trust import Terms
 

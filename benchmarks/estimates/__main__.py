@@ -43,7 +43,7 @@ def build(path: Path, manifest: Path, jobs: int | None) -> None:
     from benchmarks.estimates import every_kernel
     from nvgemm_aot.cli.terminal.printing import report_progress
     from nvgemm_aot.manifest.parse import load_manifest
-    from nvgemm_aot.storage.cache import Cache, default_directory
+    from nvgemm_aot.storage.build_cache import Cache, default_directory
 
     with report_progress("Compiling") as report:
         header, lost = every_kernel.build_every_kernel(

@@ -18,12 +18,13 @@ from nvgemm_aot.pipeline.assemble import (
 from nvgemm_aot.pipeline.compiler import Progress, make_tasks
 from nvgemm_aot.pipeline.compiler_limits import default_jobs
 from nvgemm_aot.pipeline.pipeline import provider_of
-from nvgemm_aot.pipeline.plan import Plan, PlannedProblem
+from nvgemm_aot.pipeline.target_plan import Plan, PlannedProblem
 from nvgemm_aot.providers import Provider
-from nvgemm_aot.storage.cache import Cache, private_cache
+from nvgemm_aot.storage.build_cache import Cache, private_cache
 from nvgemm_aot.targets import BuildTarget
-from nvgemm_runtime.bundle.format import ESTIMATE, Header, RankingSource
-from nvgemm_runtime.gemm.roles import misalignment
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import ESTIMATE, RankingSource
+from nvgemm_runtime.gemm.roles import misalignment_reason
 
 
 def build_every_kernel(
@@ -77,7 +78,7 @@ def _plan(manifest: Manifest, provider: Provider, target: BuildTarget) -> Plan:
                     (place, None)
                     for place, one in enumerate(candidates)
                     if one.signature == problem.signature
-                    and misalignment(problem, one.alignment_bytes) is None
+                    and misalignment_reason(problem, one.alignment_bytes) is None
                 ),
             )
             for problem in problems

@@ -22,7 +22,7 @@ from benchmarks.estimates.records import Measurements
 from benchmarks.record import Case
 from benchmarks.shared.compiling import ROOT
 from benchmarks.shared.records import write as write_file
-from nvgemm_aot.pipeline.select import SPLIT_GAIN, Choice, rank_splits_behind, select
+from nvgemm_aot.pipeline.select_candidates import SPLIT_GAIN, Choice, rank_splits_behind, select
 from nvgemm_aot.providers import Candidate, load_provider
 from nvgemm_aot.providers.base import RuntimeModel
 from nvgemm_aot.providers.heuristics.corrections import DATA, Correction, FeatureRow, feature_rows

@@ -41,7 +41,7 @@ from benchmarks.shared.summaries import (
 )
 from benchmarks.shared.turns import compiling
 from nvgemm_aot.tuning.measuring.gpu import GpuTimer, buffer_bytes
-from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
+from nvgemm_runtime.bundle.ranking_entries import APART, BACK_TO_BACK
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, WeightOrder, find_gated
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 

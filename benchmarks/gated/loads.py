@@ -31,7 +31,7 @@ from benchmarks.shared.records import require_gpu
 from benchmarks.shared.resuming import Results, measuring_options
 from benchmarks.shared.summaries import Summary, geomean
 from nvgemm_aot.tuning.measuring.gpu import GpuTimer
-from nvgemm_runtime.bundle.format import APART
+from nvgemm_runtime.bundle.ranking_entries import APART
 from nvgemm_runtime.inductor.autotuning import gpu_times
 
 WHAT = "gated-loads"

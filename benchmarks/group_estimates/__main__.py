@@ -37,7 +37,7 @@ def build(path: Path, jobs: int | None) -> None:
     from benchmarks.estimates.every_kernel import build_every_kernel
     from nvgemm_aot.cli.terminal.printing import report_progress
     from nvgemm_aot.manifest.parse import load_manifest
-    from nvgemm_aot.storage.cache import Cache, default_directory
+    from nvgemm_aot.storage.build_cache import Cache, default_directory
 
     with report_progress("Compiling") as report:
         header, lost = build_every_kernel(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvgemm_aot.providers.heuristics.group_times import ROUTINGS, routed
+from nvgemm_aot.providers.heuristics.group_times import ROUTINGS, routed_counts
 from nvgemm_runtime.gemm.problem import Problem
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Case:
 
     def counts(self) -> list[int]:
         """Each group's rows; along k, its share."""
-        return routed(self.problem, self.routing)
+        return routed_counts(self.problem, self.routing)
 
     def offsets(self) -> torch.Tensor:
         """Group ends, int32 on the GPU."""

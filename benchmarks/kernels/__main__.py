@@ -34,7 +34,7 @@ from benchmarks.shared.measuring import Arena, Contender, Exact, Operands, offli
 from benchmarks.shared.records import require_gpu
 from benchmarks.shared.resuming import ORDER_SEED, Results, measuring_options
 from benchmarks.shared.summaries import MIN_ROUNDS, Summary, chosen, summarized
-from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
+from nvgemm_runtime.bundle.ranking_entries import APART, BACK_TO_BACK
 from nvgemm_runtime.gemm.problem import DType, Problem
 
 WHAT = "kernels"

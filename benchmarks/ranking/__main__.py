@@ -48,10 +48,10 @@ from benchmarks.shared.records import as_written, check_output, read_record, req
 from benchmarks.shared.resuming import command_line, recording, records_option, today
 from nvgemm_aot.rankings.entries import merge
 from nvgemm_aot.rankings.file import read_rankings
-from nvgemm_runtime.bundle.format import (
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import (
     APART,
     Conditions,
-    Header,
     Measured,
     Ranked,
     Ranking,
@@ -61,7 +61,8 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.operands import MAX_ALIGNMENT_BYTES
 from nvgemm_runtime.gemm.problem import Layout, Problem
 from nvgemm_runtime.matching.device import DeviceFacts
-from nvgemm_runtime.matching.index import BundleView, Index, Miss
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView, Miss
 from nvgemm_runtime.matching.nearest import NearestSizes
 from nvgemm_runtime.matching.thresholds import FEW_ROWS, MARGIN
 

@@ -33,8 +33,8 @@ from nvgemm_aot.rankings.assess import assess
 from nvgemm_aot.rankings.entries import Rankings, merge
 from nvgemm_aot.rankings.export import export as export_headers
 from nvgemm_aot.rankings.file import write_rankings
-from nvgemm_aot.tuning.measuring import watchdog
-from nvgemm_aot.tuning.tune import Tuned, TuningOptions
+from nvgemm_aot.tuning import watchdog
+from nvgemm_aot.tuning.tune_bundles import Tuned, TuningOptions
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import NvgemmError
@@ -69,7 +69,7 @@ def build(bundles: Path, jobs: int | None, names: tuple[str, ...]) -> None:
     """Build the bundles to measure into BUNDLES, on a machine without a GPU."""
     from benchmarks.rankings_queue.planning import read_queue
     from nvgemm_aot.pipeline.pipeline import build as build_bundles
-    from nvgemm_aot.storage.cache import Cache, default_directory
+    from nvgemm_aot.storage.build_cache import Cache, default_directory
 
     bundles.mkdir(mode=0o755, parents=True, exist_ok=True)
     planned = {one.row.name: one for one in read_queue()}

@@ -12,7 +12,7 @@ import yaml
 from benchmarks.rankings_queue.rows import Row
 from benchmarks.shared.resuming import ORDER_SEED
 from nvgemm_aot.manifest.parse import Declared, Manifest, load_manifest
-from nvgemm_aot.manifest.shipped import find_manifest
+from nvgemm_aot.manifest.shipped_manifests import find_manifest
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 

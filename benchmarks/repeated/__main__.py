@@ -29,8 +29,8 @@ from nvgemm_aot.cli.tune import tuned_document, tuned_text
 from nvgemm_aot.rankings.entries import merge
 from nvgemm_aot.rankings.export import export
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
-from nvgemm_aot.tuning.measuring import watchdog
-from nvgemm_aot.tuning.tune import TuningOptions
+from nvgemm_aot.tuning import watchdog
+from nvgemm_aot.tuning.tune_bundles import TuningOptions
 from nvgemm_runtime.installed.registry import INSTALLATION
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)

@@ -34,11 +34,13 @@ from benchmarks.shared.h200 import H200
 from benchmarks.shared.resuming import this_run
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import write_bundle
-from nvgemm_runtime.bundle.format import KernelDesign, RankingSource, sha256_hex
+from nvgemm_runtime.bundle.format import KernelDesign, sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import RankingSource
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.target import Target
-from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match, Miss
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import Basis, BundleView, Match, Miss
 
 GOAL_US = 50
 RANKED = 8

@@ -15,11 +15,10 @@ from unittest import mock
 import click
 
 from nvgemm_runtime import bundles
-from nvgemm_runtime.bundle.format import (
+from nvgemm_runtime.bundle.format import Header, Kernel
+from nvgemm_runtime.bundle.ranking_entries import (
     APART,
     Conditions,
-    Header,
-    Kernel,
     Measured,
     Ranked,
     Ranking,
@@ -29,7 +28,8 @@ from nvgemm_runtime.bundle.format import (
 from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.matching.device import DeviceFacts, device_facts, torch_versions
-from nvgemm_runtime.matching.index import BundleView, Index
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView
 from nvgemm_runtime.settings import BUNDLES_VARIABLE
 
 FAST_NS, SLOW_NS, ATEN_NS = 1000, 1500, 2000

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nvgemm_aot.tuning.measuring.gpu import small_kernel
-from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
+from nvgemm_runtime.bundle.ranking_entries import APART, BACK_TO_BACK
 from nvgemm_runtime.gemm.problem import Layout
 
 if TYPE_CHECKING:

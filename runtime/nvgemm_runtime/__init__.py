@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ._version import __version__
-    from .counters import Stats, reset_stats, stats
     from .inductor.configuration.modes import mode
     from .launch.api import (
         Explanation,
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
         k_grouped_mm,
         scaled_grouped_mm,
     )
-    from .launch.loading.preload import Preloaded, preload
+    from .launch.preload import Preloaded, preload
+    from .reporting.counters import Stats, reset_stats, stats
 
 __all__ = [
     "DispatchedSizes",
@@ -67,8 +67,8 @@ __all__ = [
 
 _NOT_IN_API = {
     "DispatchedSizes": "launch.dispatch_table",
-    "Preloaded": "launch.loading.preload",
-    "Stats": "counters",
+    "Preloaded": "launch.preload",
+    "Stats": "reporting.counters",
     "__version__": "_version",
     "dispatch_table": "launch.dispatch_table",
     "gated_mm": "launch.gates_and_groups",
@@ -77,10 +77,10 @@ _NOT_IN_API = {
     "grouped_mm": "launch.gates_and_groups",
     "k_grouped_mm": "launch.gates_and_groups",
     "mode": "inductor.configuration.modes",
-    "preload": "launch.loading.preload",
-    "reset_stats": "counters",
+    "preload": "launch.preload",
+    "reset_stats": "reporting.counters",
     "scaled_grouped_mm": "launch.gates_and_groups",
-    "stats": "counters",
+    "stats": "reporting.counters",
 }
 """Modules by name, for names outside `launch.api`."""
 

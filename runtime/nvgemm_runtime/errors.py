@@ -1,4 +1,4 @@
-"""Errors that this project raises on purpose, each with its own exit code.
+"""Errors that this project raises on purpose, each with its own exit code, and their texts.
 
 All modules import this one, and it imports none of them. A message says where, what, the observed
 value against the allowed one, and the next step. The exit-code reference is generated from the
@@ -220,3 +220,24 @@ def count_text(count: int, noun: str) -> str:
     if noun.endswith("y"):
         return f"{count} {noun[:-1]}ies"
     return f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+UPGRADE = "upgrade: install a newer nvgemm-aot"
+"""Next step if a newer release is needed."""
+
+
+def install_command(extras: str = "", *, reinstall: bool = False) -> str:
+    """Returns the command that installs nvgemm-aot, followed by where to run it.
+
+    No registry has nvgemm-aot: a package with its name there could be somebody else's.
+
+    Args:
+        extras: Names of extras between commas, such as ``build``.
+        reinstall: True to replace the installed nvgemm-aot's files, and nothing else.
+    """
+    options = "--force-reinstall --no-deps " if reinstall else ""
+    target = f"'.[{extras}]'" if extras else "."
+    return (
+        f"pip install {options}{target} in nvgemm-aot's checkout, or with the path of its wheel in "
+        "place of the dot"
+    )

@@ -120,8 +120,8 @@ def checked_mode(name: object, where: str) -> Mode:
 
     allowed = ", ".join(mode.value for mode in Mode)
     if name == os.environ.get(MODE_VARIABLE):
-        raise SettingError(f"{MODE_VARIABLE}={shown(str(name))}: allowed are {allowed}")
-    raise SettingError(f"{where} is {shown(repr(name))}; allowed are {allowed}")
+        raise SettingError(f"{MODE_VARIABLE}={printable(str(name))}: allowed are {allowed}")
+    raise SettingError(f"{where} is {printable(repr(name))}; allowed are {allowed}")
 
 
 def is_off() -> bool:
@@ -146,7 +146,7 @@ def _number(variable: str, default: int) -> int:
         return default
     number = whole_number(text)
     if number is None:
-        _warn_once(f"{variable}={shown(text)}: must be a number, 0 or more; taken as {default}")
+        _warn_once(f"{variable}={printable(text)}: must be a number, 0 or more; taken as {default}")
         return default
     return number
 
@@ -165,12 +165,12 @@ _MOST_SHOWN = 100
 _MOST_SHOWN_OF_PATHS = 500
 
 
-def shown_path(path: os.PathLike[str] | str) -> str:
-    """Returns a path for a message, as `shown` does, but longer: its end says most."""
-    return shown(os.fspath(path), _MOST_SHOWN_OF_PATHS)
+def printable_path(path: os.PathLike[str] | str) -> str:
+    """Returns a path for a message, as `printable` does, but longer: its end says most."""
+    return printable(os.fspath(path), _MOST_SHOWN_OF_PATHS)
 
 
-def shown(value: str, most: int = _MOST_SHOWN) -> str:
+def printable(value: str, most: int = _MOST_SHOWN) -> str:
     """Returns a setting's value for a message: one printable line, cut if long."""
     start = value[:most]
     line = "".join(
@@ -204,7 +204,7 @@ def _switch(variable: str, *, unset: str = "0") -> bool:
     """Returns True if a variable is 1; values other than 0 and 1 count as unset."""
     text = os.environ.get(variable) or unset
     if text not in ("0", "1"):
-        _warn_once(f"{variable}={shown(text)}: allowed are 0, 1; taken as {unset}")
+        _warn_once(f"{variable}={printable(text)}: allowed are 0, 1; taken as {unset}")
         text = unset
     return text == "1"
 

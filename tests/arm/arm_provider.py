@@ -14,7 +14,7 @@ import cpu_provider
 from cpu_provider import TILES, CpuProvider
 from nvgemm_aot.pipeline.pipeline import build
 from nvgemm_aot.providers import Candidate
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import BuildTarget
 from nvgemm_runtime.errors import CompileError
 from nvgemm_runtime.gemm.problem import Signature

@@ -24,7 +24,7 @@ from benchmarks.runtime.made_up import Square, made_up_rankings
 from inductor_session import InductorSession
 from kernels_by_m import SQUARE as SQUARE_TILE
 from kernels_by_m import WIDE
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 
 PROBLEM = cpu_provider.problem(sizes=(32, 32, 32))
 

@@ -73,7 +73,7 @@ def test_modes_without_what_they_need_are_left_out(
     said = capsys.readouterr().err
     assert "aten+measured is left out: no --measured" in said
     assert "default+measured is left out: no --measured" in said
-    assert "jit is left out: the builder side is not installed: no cutlass" in said
+    assert "jit is left out: the builder is not installed: no cutlass" in said
     monkeypatch.setattr(modes, "missing_module", lambda: None)
     found = modes.variants(ALL, (), "e", "m", True)
     assert found[1] == modes.Variant(mode="default+measured", bundles="m")

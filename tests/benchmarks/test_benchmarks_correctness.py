@@ -14,7 +14,7 @@ from benchmarks.correctness import __main__ as correctness
 from benchmarks.correctness import faults
 from installed_bundles import use
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning.correctness.exact_operands import make_checks
 from nvgemm_aot.tuning.correctness.judgement import find_fault
 from nvgemm_runtime.gemm.problem import DType, Problem, Signature

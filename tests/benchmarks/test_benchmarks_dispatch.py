@@ -20,9 +20,9 @@ from benchmarks.runtime.made_up import Square, made_up_rankings
 from benchmarks.shared.resuming import Results
 from inductor_session import InductorSession
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
-from nvgemm_aot.bundle.writer import describe, write_bundle
-from nvgemm_aot.storage.cache import Cache
-from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource, Timing
+from nvgemm_aot.bundle.writer import header_without_offsets, write_bundle
+from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.problem import DType, Problem
 from synthetic_content import SIGNATURE, synthetic_content
 
@@ -147,7 +147,7 @@ def bundle_of_two() -> BundleContent:
 
 
 def test_todays_rules_choose_from_the_rankings_of_a_bundle(bundle_of_two: BundleContent) -> None:
-    header = describe(bundle_of_two)
+    header = header_without_offsets(bundle_of_two)
     first, second = bundle_of_two.kernels
     problems = [Problem(signature=SIGNATURE, m=m, n=4096, k=4096) for m in (15, 20, 50, 100)]
     chosen = dispatch.choices_of_bundle(header, problems, "2.11.0+cu130", "13.0")

@@ -22,7 +22,7 @@ from nvgemm_aot.manifest.parse import Declared, Manifest, load_manifest
 from nvgemm_aot.providers import Candidate, load_provider
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
 from nvgemm_aot.providers.heuristics.corrections import read_correction
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.gemm.problem import Problem, Signature

@@ -19,7 +19,8 @@ from benchmarks.kernels import triton_gemm
 from benchmarks.kernels.table import ProblemTimes, table
 from benchmarks.shared import bundled, measuring
 from matching_headers import header
-from nvgemm_runtime.bundle.format import BACK_TO_BACK, Header
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import BACK_TO_BACK
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.problem import DType, Layout, Problem
 from synthetic_content import SIGNATURE

@@ -20,13 +20,13 @@ from benchmarks.rankings_queue.rows import is_done_with, read_rows, write_rows
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.manifest.shipped import find_manifest
+from nvgemm_aot.manifest.shipped_manifests import find_manifest
 from nvgemm_aot.pipeline.pipeline import plan_build
 from nvgemm_aot.rankings.assess import assess
 from nvgemm_aot.rankings.file import read_rankings
-from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.tuning.measuring import watchdog
-from nvgemm_aot.tuning.tune import Tuned
+from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_aot.tuning import watchdog
+from nvgemm_aot.tuning.tune_bundles import Tuned
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.gemm.problem import Op, Problem

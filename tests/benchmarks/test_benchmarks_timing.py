@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.shared import measuring
-from nvgemm_runtime.bundle.format import APART
+from nvgemm_runtime.bundle.ranking_entries import APART
 from simulated_cuda import SimulatedCuda
 
 OVERHEAD_MS = 1.0

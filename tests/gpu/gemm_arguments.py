@@ -73,7 +73,7 @@ class Arguments:
     @property
     def extras(self) -> ExtraOperands:
         """The same as `nvgemm_runtime.gemm.operands.requests` takes it."""
-        return ExtraOperands.of(self.problem.signature, self.tensors)
+        return ExtraOperands.for_signature(self.problem.signature, self.tensors)
 
     def first_rows(self, count: int) -> Arguments:
         """The problem of the first rows of the result alone; all of A where rows are gathered."""

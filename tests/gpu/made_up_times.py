@@ -12,10 +12,10 @@ from torch._inductor import config
 from torch._inductor.utils import fresh_cache
 
 from nvgemm_runtime import bundles
-from nvgemm_runtime.bundle.format import (
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import (
     APART,
     Conditions,
-    Header,
     Measured,
     Ranked,
     Ranking,
@@ -25,7 +25,8 @@ from nvgemm_runtime.bundle.format import (
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.matching.device import DeviceFacts, device_facts, torch_versions
-from nvgemm_runtime.matching.index import BundleView, Index
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView
 
 
 def measured_index(is_won: Callable[[Problem], bool]) -> Index:

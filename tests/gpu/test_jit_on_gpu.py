@@ -1,4 +1,4 @@
-"""Kernels that are compiled at run time, on a GPU, with the builder side installed."""
+"""Kernels that are compiled at run time, on a GPU, with the builder installed."""
 
 from __future__ import annotations
 

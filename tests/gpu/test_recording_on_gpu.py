@@ -62,7 +62,7 @@ def record(directory: Path, program: str, mode: str) -> Recording:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     recording = Recorder(directory / "out.yaml").read()
-    assert not recording.others
+    assert not recording.undeclarable
     facts = device_facts("cuda", 0)
     target = recorded_target(facts.capability, facts.platform, facts.cuda)
     assert recording.targets == {target_entry(target)}

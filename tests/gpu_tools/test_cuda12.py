@@ -13,7 +13,7 @@ import pytest
 
 import cpu_provider
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.problem import DType, Op
 
 FACTS = {"library": "/packed/lib.so", "device": "a GPU", "driver": "13.0"}

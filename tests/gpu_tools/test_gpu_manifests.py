@@ -10,11 +10,11 @@ import pytest
 from every_signature import EVERY_SIGNATURE
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.pipeline.pipeline import provider_of
-from nvgemm_aot.pipeline.plan import look_up_plan, make_plan
+from nvgemm_aot.pipeline.target_plan import look_up_plan, make_plan
 from nvgemm_aot.providers import load_provider
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
 from nvgemm_aot.providers.quack import Quack
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES, BIAS
 from nvgemm_runtime.gemm.problem import Op, Signature

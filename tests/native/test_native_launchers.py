@@ -13,7 +13,7 @@ import pytest
 
 from fake_driver import FakeDriver
 from launcher_scripts import PRELUDE, REACHES_CUDA
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.reader import Bundle
 from row_kernels import ROWS, compile_rows, write_kernels
 

@@ -14,12 +14,13 @@ from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.jit import server
 from nvgemm_aot.jit.eviction import limit_bytes
 from nvgemm_aot.pipeline.compiler_limits import compile_limit_seconds
-from nvgemm_aot.workload.explain import explain_program
-from nvgemm_aot.workload.record import record_program
-from nvgemm_runtime import events, settings
+from nvgemm_aot.workload.decisions import explain_program
+from nvgemm_aot.workload.record_program import record_program
+from nvgemm_runtime import settings
 from nvgemm_runtime.errors import RecordError, SettingError
 from nvgemm_runtime.launch import select
 from nvgemm_runtime.recording.recorder import Recorder, named_target
+from nvgemm_runtime.reporting import events
 
 NUMBERS: dict[str, Callable[[], float]] = {
     "NVGEMM_AOT_MAX_CHOICES": settings.max_choices,
@@ -62,13 +63,13 @@ def test_a_number_of_18_digits_is_taken(
 
 def test_a_path_is_shown_whole_unless_it_is_absurd() -> None:
     path = Path("/home/user") / ("d" * 200) / "bundle.nvgemm"
-    assert settings.shown_path(path) == str(path)
-    assert len(settings.shown_path("x" * 100_000)) < 600
+    assert settings.printable_path(path) == str(path)
+    assert len(settings.printable_path("x" * 100_000)) < 600
 
 
 def test_a_value_is_shown_in_one_line_and_cut() -> None:
-    assert settings.shown("a\nb\x00") == "a b?"
-    assert settings.shown("x" * 100_000) == f"{'x' * 100}… (99900 more characters)"
+    assert settings.printable("a\nb\x00") == "a b?"
+    assert settings.printable("x" * 100_000) == f"{'x' * 100}… (99900 more characters)"
 
 
 def test_switches_targets_and_files_are_cut_too(
@@ -80,7 +81,7 @@ def test_switches_targets_and_files_are_cut_too(
     monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", long)
     events._warn_once.cache_clear()
     events.write({})
-    with pytest.raises(Exception, match="nothing builds for it") as caught:
+    with pytest.raises(Exception, match="no provider builds for this target") as caught:
         named_target({"NVGEMM_AOT_RECORD_TARGET": long})
     with pytest.raises(RecordError, match="cannot record GEMMs there") as unnamed:
         Recorder(Path(long)).check()

@@ -22,7 +22,7 @@ from nvgemm_aot.pipeline.linker import c_compiler
 from nvgemm_aot.pipeline.pipeline import BuiltBundle, build
 from nvgemm_aot.providers import Candidate, Enumeration, Rejection
 from nvgemm_aot.providers.base import INTERFACE_VERSION, BlockShape
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import BuildTarget
 from nvgemm_aot.targets.local import CPU_PROFILE
 from nvgemm_runtime.bundle.format import KernelDesign

@@ -13,7 +13,7 @@ from edges import problem_of
 import cpu_provider
 from cpu_kernels import signature
 from installed_bundles import use
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.launch.loading.loader import LoadedKernel

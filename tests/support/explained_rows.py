@@ -97,7 +97,7 @@ def report_offers(arch: str, problems: list[Problem]) -> None:
     from nvgemm_aot.workload.coverage import gpu_facts
     from nvgemm_runtime.inductor import offers, report
     from nvgemm_runtime.installed.registry import INSTALLATION
-    from nvgemm_runtime.matching.index import BundleView
+    from nvgemm_runtime.matching.matches import BundleView
 
     views = [
         BundleView(name=one.name, header=one.bundle.header)
@@ -123,7 +123,7 @@ def _gemm(problem: Problem) -> AtenGemm:
         a=tensors[Role.A],
         b=tensors[Role.B],
         out=tensors[Role.OUT],
-        extras=ExtraOperands.of(problem.signature, tensors),
+        extras=ExtraOperands.for_signature(problem.signature, tensors),
     )
 
 

@@ -65,12 +65,12 @@ class InductorSession:
         # It has the plug-in imported, which comes in the wrong order without.
         importlib.import_module("torch._inductor.select_algorithm")
 
-        from nvgemm_runtime.counters import COUNTERS
         from nvgemm_runtime.inductor.autotuning import choices
         from nvgemm_runtime.installed import digest
         from nvgemm_runtime.installed.registry import INSTALLATION, Installation
         from nvgemm_runtime.launch import compiled
         from nvgemm_runtime.launch.loading.loader import LOADER, KernelLoader
+        from nvgemm_runtime.reporting.counters import COUNTERS
 
         self.monkeypatch.setenv("NVGEMM_AOT_BUNDLES", os.pathsep.join(map(str, places)))
         self.monkeypatch.setattr("nvgemm_runtime.installed.discover.distributions", lambda: ())

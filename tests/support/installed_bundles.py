@@ -13,8 +13,7 @@ from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.installed import digest
 from nvgemm_runtime.installed.registry import Installation
-from nvgemm_runtime.launch import api, compiled, select
-from nvgemm_runtime.launch.loading import preload
+from nvgemm_runtime.launch import api, compiled, preload, select
 
 
 def install_wheels(monkeypatch: pytest.MonkeyPatch, site: Path, *wheels: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import cpu_provider
 from nvgemm_aot.rankings.entries import Entry, Operator, Origin, Rankings, merge
-from nvgemm_runtime.bundle.format import APART, Conditions, Timing
+from nvgemm_runtime.bundle.ranking_entries import APART, Conditions, Timing
 from nvgemm_runtime.gemm.problem import Problem
 
 GPU_A, GPU_B, GPU_C = ("a" * 64, "b" * 64, "c" * 64)

@@ -9,7 +9,8 @@ from nvgemm_aot.bundle.writer import encode_bundle
 from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.matching.device import DeviceFacts
-from nvgemm_runtime.matching.index import BundleView, Index, Match, Miss
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView, Match, Miss
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import B200
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking, read_content
 from nvgemm_aot.bundle.writer import write_bundle
-from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource, Timing
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.bundle.reader import Bundle
 from tuning_bench import bench
 

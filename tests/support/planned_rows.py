@@ -24,12 +24,13 @@ from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.pipeline.pipeline import plan_build
-from nvgemm_aot.pipeline.plan import Plan
+from nvgemm_aot.pipeline.target_plan import Plan
 from nvgemm_aot.providers import Enumeration
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import BuildTarget, build_target
-from nvgemm_runtime.bundle.format import RankingSource, sha256_hex
+from nvgemm_runtime.bundle.format import sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import RankingSource
 from nvgemm_runtime.errors import NoCandidateError
 from nvgemm_runtime.gemm.problem import Layout, Problem, Signature
 from nvgemm_runtime.recording.text import gemm_line

@@ -12,7 +12,7 @@ from pathlib import Path
 from nvgemm_aot.bundle.content import BuiltKernel
 from nvgemm_aot.pipeline.compiler import Task, compile_all, make_tasks
 from nvgemm_aot.providers.quack import Quack
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.gemm.problem import Signature
 from row_kernels import write_kernels

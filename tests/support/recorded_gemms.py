@@ -14,7 +14,7 @@ from nvgemm_runtime.bundle.format import sha256_hex
 from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.gemm.roles import roles
 from nvgemm_runtime.gemm.target import Target
-from nvgemm_runtime.matching.index import BundleView
+from nvgemm_runtime.matching.matches import BundleView
 from synthetic_content import SIGNATURE, synthetic_content
 
 FP16 = Signature.parse("mm/tn/fp16xfp16/fp32/fp16")

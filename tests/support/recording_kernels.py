@@ -15,7 +15,7 @@ import cpu_kernels
 import cpu_provider
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.providers import Candidate
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.problem import Problem
 
 DESCRIPTOR = 198

@@ -11,7 +11,7 @@ from nvgemm_aot.bundle.content import BuiltKernel, BundleContent
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.pipeline.compiler import Task, compile_all, make_tasks
 from nvgemm_aot.providers import load_provider
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.format import sha256_hex
 from nvgemm_runtime.gemm.problem import Signature

@@ -5,15 +5,8 @@ from __future__ import annotations
 import random
 
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
-from nvgemm_runtime.bundle.format import (
-    ClusterLimit,
-    Conditions,
-    KernelDesign,
-    Measured,
-    RankingSource,
-    Timing,
-    sha256_hex,
-)
+from nvgemm_runtime.bundle.format import ClusterLimit, KernelDesign, sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.gemm.target import Target
 

@@ -19,14 +19,14 @@ import cpu_kernels
 import cpu_provider
 import recording_kernels
 from nvgemm_aot.rankings.agreement import ATEN
-from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.tuning import contenders
+from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_aot.tuning import contenders, watchdog
 from nvgemm_aot.tuning.contenders import Run
-from nvgemm_aot.tuning.measuring import watchdog
 from nvgemm_aot.tuning.measuring.gpu import Bench, GpuState
 from nvgemm_aot.tuning.measuring.race import Sample
-from nvgemm_aot.tuning.tune import Tuned, TuningOptions, tune
-from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK, Header, Ranking
+from nvgemm_aot.tuning.tune_bundles import Tuned, TuningOptions, tune
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import APART, BACK_TO_BACK, Ranking
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import CPU

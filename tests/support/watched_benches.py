@@ -1,4 +1,4 @@
-"""Benches that `nvgemm_aot.tuning.measuring.watchdog` creates by name in tests."""
+"""Benches that `nvgemm_aot.tuning.watchdog` creates by name in tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from nvgemm_aot.tuning import contenders
 from nvgemm_aot.tuning.measuring.gpu import Bench
 from nvgemm_aot.tuning.measuring.race import Sample
-from nvgemm_runtime.bundle.format import APART
+from nvgemm_runtime.bundle.ranking_entries import APART
 from tuning_bench import SLOW_FIRST, DictatedTimer, bench
 
 HANGING = "Cpu_8x32"

@@ -77,7 +77,7 @@ CASES: dict[str, list[Case]] = {
     "list": [Case(prints="no bundle is installed")],
     "doctor": [
         Case(
-            prints="compiler side    not installed; running kernels does not need it",
+            prints="builder          not installed; running kernels does not need it",
             fails=UnhealthyError,
         )
     ],
@@ -262,7 +262,7 @@ def test_compiling_at_run_time_says_what_is_missing(
         "print(why_not_compiling(H200))"
     )
     done = base.run_program(program, cwd=tmp_path, environment=environment)
-    assert done.stdout.startswith("the builder side is not installed: no ")
+    assert done.stdout.startswith("the builder is not installed: no ")
     assert f"; run: {BUILD_COMMAND} in nvgemm-aot's checkout" in done.stdout
 
 

@@ -19,7 +19,7 @@ from nvgemm_aot.pipeline.pipeline import BuiltBundle
 
 pytestmark = pytest.mark.slow
 
-SAYS = "nvgemm-aot stays out of torch.compile"
+SAYS = "nvgemm-aot is disabled in torch.compile"
 
 
 def remove(file: Path) -> None:
@@ -168,7 +168,7 @@ def test_without_max_autotune_a_missing_part_is_said_and_leaves_gemms_to_aten(
     run = run_from(site, recording_bundle, plain=True)
     assert run.right == [True, True]
     assert run.launched == []
-    assert run.count("nvgemm-aot stays out of torch.compile") == 1, run.said
+    assert run.count("nvgemm-aot is disabled in torch.compile") == 1, run.said
     assert run.count("torch's compile cache keys lack the installed bundles") == 1, run.said
 
 

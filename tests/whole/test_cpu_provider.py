@@ -18,13 +18,13 @@ from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
-from nvgemm_aot.pipeline.plan import look_up_plan, make_plan
+from nvgemm_aot.pipeline.target_plan import look_up_plan, make_plan
 from nvgemm_aot.providers.base import BlockShape
 from nvgemm_aot.providers.heuristics.estimates import MatmulHeuristics
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.verify.bundle import HOST_ONLY, verify_bundle
 from nvgemm_aot.verify.findings import Check
-from nvgemm_aot.verify.kernel import inspect_kernel
+from nvgemm_aot.verify.kernel_inspection import inspect_kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES

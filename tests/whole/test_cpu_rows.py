@@ -12,7 +12,7 @@ from gemm_reference import assert_close, assert_exact, has_exact_results
 
 import cpu_provider
 import nvgemm_runtime
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Problem, Signature

@@ -23,7 +23,7 @@ from every_signature import EVERY_SIGNATURE
 from explained_rows import is_called_by_aten
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.workload import find_bundles
 from nvgemm_aot.workload.coverage import gpu_facts
 from nvgemm_runtime.bundle.reader import Bundle
@@ -33,7 +33,8 @@ from nvgemm_runtime.gemm.problem import DType, Layout, Problem
 from nvgemm_runtime.gemm.roles import contiguous_bytes
 from nvgemm_runtime.gemm.support import unavailable
 from nvgemm_runtime.installed.registry import Installation
-from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import Basis, BundleView, Match
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 from planned_rows import (
     CASES,

@@ -6,6 +6,7 @@ import ast
 import importlib
 import pkgutil
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -18,6 +19,9 @@ from repository import ROOT
 
 OPTIONAL = {"torchtitan", "transformers"}
 """Packages that some modules need, and that are no dependency or have no release for 3.10."""
+
+SHARED_NAMES = {"__init__", "command", "compiled"}
+"""Names of several modules: packages, folders of commands, and a module with its former path."""
 
 HEAVY = ("torch", "cutlass", "nvMatmulHeuristics", "pydantic", "cuda", "tvm_ffi")
 
@@ -96,13 +100,30 @@ def test_the_command_starts_without_the_compiler(scripts: ForkedScripts) -> None
     assert not imported & {*HEAVY, "yaml", "packaging", "wheel"}
 
 
+@pytest.mark.parametrize("root", ["aot/nvgemm_aot", "runtime/nvgemm_runtime", "runtime/csrc"])
+def test_no_folder_of_sources_has_more_than_14_entries(root: str) -> None:
+    ignored = {"__pycache__", "__init__.py", "py.typed", "_native.so", "_native.so.sha256"}
+    entries = Counter(
+        path.parent.relative_to(ROOT).as_posix()
+        for path in (ROOT / root).rglob("*")
+        if path.name not in ignored and path.suffix != ".pyc"
+    )
+    assert not {name for name, count in entries.items() if count > 14}
+
+
+def test_no_two_modules_share_a_name() -> None:
+    folders = [ROOT / "aot/nvgemm_aot", ROOT / "runtime/nvgemm_runtime"]
+    names = Counter(path.stem for folder in folders for path in folder.rglob("*.py"))
+    assert {name for name, count in names.items() if count > 1} == SHARED_NAMES
+
+
 def test_errors_import_nothing_of_the_package() -> None:
     tree = ast.parse((ROOT / "runtime/nvgemm_runtime/errors.py").read_text())
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert {node.module for node in imports} == {"__future__", "typing"}
 
 
-@pytest.mark.parametrize("module", ["configuration.cache_key", "entry"])
+@pytest.mark.parametrize("module", ["configuration.cache_key", "entry_point"])
 def test_a_module_that_waits_for_inductor_can_be_imported_first(
     scripts: ForkedScripts, module: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Builds and installs real wheels, where neither the compiler side nor torch is."""
+"""Builds and installs real wheels, where neither the builder nor torch is."""
 
 from __future__ import annotations
 

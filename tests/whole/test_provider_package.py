@@ -14,7 +14,8 @@ from foreign_packages import PACKAGE, BuiltPackage
 from nvgemm_aot.providers import cute_dsl, interface
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.matching.index import BundleView, Index, Match
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView, Match
 from synthetic_facts import H200
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import quack_kernels
 from fake_driver import FakeDriver, fake_driver
 from launcher_scripts import PRELUDE, REACHES_CUDA
 from nvgemm_aot.pipeline.compiler import Task, compile_all
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.verify.bundle import Report, verify_bundle
 from nvgemm_runtime.bundle.reader import Bundle
 from quack_kernels import KERNELS

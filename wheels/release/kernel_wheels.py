@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from nvgemm_aot.manifest.shipped import find_manifest
+from nvgemm_aot.manifest.shipped_manifests import find_manifest
 from nvgemm_runtime.errors import ManifestError
 from steps import read_module, run_module, stop
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 from dataclasses import InitVar, dataclass, field
 
-from nvgemm_runtime.bundle.format import (
+from nvgemm_runtime.bundle.format import KernelFacts, sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import (
     CompileFailure,
-    KernelFacts,
     Measured,
     RankingSource,
     UnservedReason,
-    sha256_hex,
 )
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError

@@ -61,7 +61,7 @@ _INSTALLERS_FILES = {
 """Metadata files that pip and uv add to an installation."""
 
 
-def why_not_packed(installed: Distribution | None = None) -> str | None:
+def packing_refusal(installed: Distribution | None = None) -> str | None:
     """Returns why an installation is not packed, with the next step, or None if it is.
 
     An editable installation has no list of its checkout's modules.

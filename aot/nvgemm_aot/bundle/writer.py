@@ -16,17 +16,14 @@ from nvgemm_runtime.bundle.format import (
     MAGIC,
     MAX_HEADER_BYTES,
     PREFIX,
-    CompileFailure,
     Dictionary,
     Header,
     Kernel,
-    Ranked,
-    Ranking,
-    RankingSource,
     Span,
     canonical_json,
     sha256_hex,
 )
+from nvgemm_runtime.bundle.ranking_entries import CompileFailure, Ranked, Ranking, RankingSource
 from nvgemm_runtime.errors import BundleFormatError, count_text
 
 from ..storage.files import write_atomic
@@ -62,7 +59,7 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
     return _with_final_offsets(_header_relative_to_body(content, kernels, packed, body), body)
 
 
-def describe(content: BundleContent) -> Header:
+def header_without_offsets(content: BundleContent) -> Header:
     """Builds the header without payload offsets.
 
     Raises:

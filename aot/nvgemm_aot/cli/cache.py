@@ -11,8 +11,8 @@ import click
 
 from nvgemm_runtime.errors import StorageError
 
-from .terminal.options import Duration, cache_option, json_option
 from .terminal.printing import count_text, print_result, size_text, table
+from .terminal.shared_options import Duration, cache_option, json_option
 
 if TYPE_CHECKING:
     from ..jit.eviction import CachedBundle, CacheUsage
@@ -44,7 +44,7 @@ def path(cache_dir: Path | None) -> None:
 def list_(cache_dir: Path | None, as_json: bool) -> None:
     """Show user bundles with their problems, and compiled kernels, with sizes and last use."""
     from ..jit.eviction import limit_bytes, read_usage
-    from ..storage.cache import Cache
+    from ..storage.build_cache import Cache
 
     document = usage_document(read_usage(Cache(_cache_directory(cache_dir))), limit_bytes())
     print_result(document, usage_text, as_json=as_json)
@@ -64,7 +64,7 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: float | Non
     from nvgemm_runtime.gemm.problem import Problem
 
     from ..jit.eviction import evict, read_usage, select_requested
-    from ..storage.cache import Cache
+    from ..storage.build_cache import Cache
     from ..storage.locks import remove_unused
 
     try:

@@ -13,8 +13,7 @@ from typing import Any
 import click
 
 from nvgemm_runtime import __version__
-from nvgemm_runtime.errors import NvgemmError, StorageError, ToolchainError
-from nvgemm_runtime.installing import install_command
+from nvgemm_runtime.errors import NvgemmError, StorageError, ToolchainError, install_command
 
 from .build.command import build
 from .bundles import inspect, list_, verify, wheel

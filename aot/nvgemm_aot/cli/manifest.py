@@ -19,8 +19,8 @@ from nvgemm_runtime.gemm.target import (
     TargetName,
 )
 
-from .terminal.options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam
 from .terminal.printing import count_text
+from .terminal.shared_options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam
 
 if TYPE_CHECKING:
     from ..manifest.config_manifest import ConfigManifest

@@ -11,8 +11,8 @@ import click
 
 from nvgemm_runtime.errors import RankingsError
 
-from .terminal.options import ANY_PATH, json_option
 from .terminal.printing import count_text, file_document, file_text, print_result, table
+from .terminal.shared_options import ANY_PATH, json_option
 
 if TYPE_CHECKING:
     from ..rankings.assess import Assessment
@@ -67,7 +67,7 @@ def merge(files: tuple[Path, ...], out: Path, as_json: bool) -> None:
     """
     from ..rankings.entries import merge as merge_rankings
     from ..rankings.file import write_rankings
-    from ..rankings.shipped import read_named
+    from ..rankings.shipped_rankings import read_named
 
     parts = [read_named(path) for path in files]
     merged = merge_rankings(parts)
@@ -95,7 +95,7 @@ def show(files: tuple[Path, ...], standing: str | None, as_json: bool) -> None:
     of them are named by the manifest whose problems they measure.
     """
     from ..rankings.entries import merge as merge_rankings
-    from ..rankings.shipped import SHIPPED, read_named
+    from ..rankings.shipped_rankings import SHIPPED, read_named
 
     paths = files or (Path(SHIPPED),)
     document = summary_document(merge_rankings(map(read_named, paths)))
@@ -116,7 +116,7 @@ def diff(before: Path, now: Path, as_json: bool) -> None:
     The rankings that come with nvgemm-aot are named shipped, or by the manifest whose problems they
     measure. The status is 0 whether anything differs or not.
     """
-    from ..rankings.shipped import read_named
+    from ..rankings.shipped_rankings import read_named
 
     document = _diff_document(read_named(before), read_named(now))
     print_result({"before": str(before), "now": str(now), **document}, _diff_text, as_json=as_json)

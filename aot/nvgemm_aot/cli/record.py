@@ -9,11 +9,11 @@ import click
 
 from nvgemm_runtime.gemm.target import DEFAULT_ARCHITECTURE, TargetName
 
-from .terminal.options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam
 from .terminal.printing import count_text, failed_text
+from .terminal.shared_options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam
 
 if TYPE_CHECKING:
-    from ..workload.record import Recorded
+    from ..workload.record_program import Recorded
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -50,8 +50,8 @@ def record(
     The exit status is the command's, 128 + N if signal N ended it, and 2 if it cannot be started.
     Signals are passed on to it. If it succeeds and leaves OUT damaged: 17.
     """
-    from ..workload.process import CannotStartError
-    from ..workload.record import record_program
+    from ..workload.record_program import record_program
+    from ..workload.run_command import CannotStartError
 
     try:
         recorded = record_program(command, out, target=target, fake=fake)
@@ -62,10 +62,10 @@ def record(
 
 
 def _summary(recorded: Recorded, fake: bool) -> str:
-    problems, others = recorded.problems, recorded.others
-    if recorded.fault is not None:
-        return f"error: {recorded.fault}"
-    if not problems and not others:
+    problems, undeclarable = recorded.problems, recorded.undeclarable
+    if recorded.file_error is not None:
+        return f"error: {recorded.file_error}"
+    if not problems and not undeclarable:
         interpreter = None if recorded.interpreter is None else str(recorded.interpreter)
         if recorded.status:
             return f"{recorded.path}: {failed_text(recorded.status, interpreter)}"
@@ -81,9 +81,9 @@ def _summary(recorded: Recorded, fake: bool) -> str:
         f"{recorded.path}: {count_text(problems.total(), 'GEMM')} recorded, {len(problems)} "
         f"distinct, {recorded.new} new in the file"
     )
-    if others:
+    if undeclarable:
         text += (
-            f"; without a kernel to build: {others.total()} ({len(others)} distinct), listed in "
-            "the file's last lines"
+            f"; without a kernel to build: {undeclarable.total()} ({len(undeclarable)} distinct), "
+            "listed in the file's last lines"
         )
     return text

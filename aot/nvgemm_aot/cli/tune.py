@@ -15,14 +15,14 @@ import click
 from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
 
 from .terminal.interrupts import INTERRUPTED
-from .terminal.options import ANY_PATH, Duration, json_option
 from .terminal.printing import count_text, print_result, report_progress, size_text, table
+from .terminal.shared_options import ANY_PATH, Duration, json_option
 
 if TYPE_CHECKING:
-    from nvgemm_runtime.bundle.format import Ranking
+    from nvgemm_runtime.bundle.ranking_entries import Ranking
 
     from ..tuning.outcome import TuningOutcome
-    from ..tuning.tune import Tuned
+    from ..tuning.tune_bundles import Tuned
 
 Document = dict[str, Any]
 
@@ -113,9 +113,9 @@ def tune(
     OUT.tuning.jsonl: the same command continues from there. A kernel that never returns is dropped:
     the measuring process is killed, and another continues.
     """
-    from ..tuning.measuring import watchdog
+    from ..tuning import watchdog
     from ..tuning.state import state_path
-    from ..tuning.tune import TuningOptions
+    from ..tuning.tune_bundles import TuningOptions
 
     if out.suffix != BUNDLE_SUFFIX:
         raise click.UsageError(f"{out}: a bundle is named NAME{BUNDLE_SUFFIX}")
@@ -261,13 +261,13 @@ def _wrong_lines(document: Document) -> Iterator[str]:
             faults.setdefault(id_, []).append(f"{key}: {fault}")
     hanging = {(contender, fault) for contender, fault in document["hanging"]}
     for contender, fault in document["hanging"]:
-        left_out = "thrown out" if contender in document["broken"] else "left out there"
+        left_out = "dropped" if contender in document["broken"] else "left out there"
         yield f"HANGS: {contender_name(contender)} is {left_out}: {fault}"
     for id_, fault in document["broken"].items():
         if (id_, fault) not in hanging:
             faults.setdefault(id_, []).append(fault)
     for id_, texts in faults.items():
-        yield f"WRONG: {contender_name(id_)} is thrown out:"
+        yield f"WRONG: {contender_name(id_)} is dropped:"
         yield from (f"  {text}" for text in texts)
 
 

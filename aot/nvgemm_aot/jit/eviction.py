@@ -21,9 +21,9 @@ from nvgemm_runtime.errors import BundleFormatError, NvgemmError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
 from nvgemm_runtime.installed.jit_cache import generation_path, jit_directory, stamp_path
-from nvgemm_runtime.settings import CACHE_LIMIT_VARIABLE, shown
+from nvgemm_runtime.settings import CACHE_LIMIT_VARIABLE, printable
 
-from ..storage.cache import Cache, entry_files
+from ..storage.build_cache import Cache, entry_files
 from ..storage.files import write_atomic
 from ..storage.locks import acquire
 from .user_bundle import SuspectBundleError, damaged_files, remove_problems, require_own
@@ -174,7 +174,7 @@ def limit_bytes() -> int:
     if text is not None:
         _log.warning(
             "%s=%s: must be a number of bytes, or one followed by K, M, G or T; taken as %d",
-            *(CACHE_LIMIT_VARIABLE, shown(text), DEFAULT_LIMIT_BYTES),
+            *(CACHE_LIMIT_VARIABLE, printable(text), DEFAULT_LIMIT_BYTES),
         )
     return DEFAULT_LIMIT_BYTES
 

@@ -34,11 +34,11 @@ from ..pipeline.compiler import (
 )
 from ..pipeline.compiler_limits import compile_limit_seconds
 from ..pipeline.pipeline import look_up_plans, plan_build, without_operator
-from ..pipeline.plan import likely_provider
+from ..pipeline.target_plan import likely_provider
 from ..pipeline.workers import WorkerDied
 from ..providers import Provider
-from ..rankings.shipped import shipped_rankings
-from ..storage.cache import Cache, cache_key
+from ..rankings.shipped_rankings import shipped_rankings
+from ..storage.build_cache import Cache, cache_key
 from ..storage.files import make_directories, open_new_file
 from ..storage.locks import locked
 from ..targets import BuildTarget
@@ -82,7 +82,7 @@ class LimitedAttempts:
             yield task, TaskResult(failure=failure)
         for task, outcome in self._workers.run(runnable):
             if isinstance(outcome, WorkerDied):
-                self._count(task, death_text(outcome))
+                self._store_count(task, death_text(outcome))
             yield task, outcome
 
     def _attempts(self, task: Task) -> tuple[int, str]:
@@ -95,7 +95,7 @@ class LimitedAttempts:
             return 0, ""
         return known["count"], known["reason"]
 
-    def _count(self, task: Task, reason: str) -> None:
+    def _store_count(self, task: Task, reason: str) -> None:
         count, _ = self._attempts(task)
         document = {"count": count + 1, "reason": reason, "at": time.time()}
         self._cache.put_if_possible(self._key(task), json.dumps(document).encode())
@@ -149,7 +149,7 @@ class JitCompiler:
 
         Raises:
             TargetError: If nothing can be compiled for the device.
-            ToolchainError: If the compiler side is incomplete.
+            ToolchainError: If the builder is incomplete.
             StorageError: If the cache directory cannot be written.
         """
         self._require_private()

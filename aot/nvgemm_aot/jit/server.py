@@ -23,12 +23,17 @@ from typing import Any
 
 from nvgemm_runtime.errors import NvgemmError, StorageError, ToolchainError
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.settings import JIT_JOBS_VARIABLE, JIT_PROVIDER_VARIABLE, shown, whole_number
+from nvgemm_runtime.settings import (
+    JIT_JOBS_VARIABLE,
+    JIT_PROVIDER_VARIABLE,
+    printable,
+    whole_number,
+)
 
 from ..pipeline.compiler_limits import default_jobs
 from ..providers import PROVIDERS, SEPARATOR, Provider, load_provider
 from ..storage import temporary_directory
-from ..storage.cache import Cache
+from ..storage.build_cache import Cache
 from ..storage.files import finish_writing
 from ..targets.local import Device
 from .jit_compiler import Compiled, JitCompiler
@@ -182,7 +187,7 @@ def _jobs() -> int:
     if setting:
         _log.warning(
             "%s=%s: must be a number, 1 or more; taken as %d",
-            *(JIT_JOBS_VARIABLE, shown(setting), default_jobs()),
+            *(JIT_JOBS_VARIABLE, printable(setting), default_jobs()),
         )
     return default_jobs()
 

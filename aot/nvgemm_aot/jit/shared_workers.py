@@ -16,7 +16,7 @@ from ..pipeline.compiler import (
     start_workers,
 )
 from ..pipeline.workers import WorkerDied, WorkersCannotStart, WorkersKilled
-from ..storage.cache import Cache
+from ..storage.build_cache import Cache
 from ..storage.locks import FileLock, acquire
 
 _Process = CompilerProcesses
@@ -28,7 +28,7 @@ _ASK_AGAIN_SECONDS = 0.2
 class SharedWorkers:
     """Compiler processes, started on demand and reused until `close`.
 
-    A process serves one `ProcessKind`, as in `WorkersOfProviders`. If the limit is reached, an idle
+    A process serves one `ProcessKind`, as in `ProviderWorkers`. If the limit is reached, an idle
     process of another kind is replaced.
 
     Several servers may run on one machine. The machine has a lock file for each compiler process

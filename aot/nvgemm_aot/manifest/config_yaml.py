@@ -149,21 +149,22 @@ def _entry_comment(entry: ConfigEntry) -> str:
             return f"{passes}, with its gate (n counts gates and ups)"
         added = ", with a bias" if entry.signature.epilogue is not None else ""
         return f"{lead}{passes}{added}"
+    per_token = routing.experts_per_token
     if entry.product.is_gathered:
-        extent = f"tokens * {routing.chosen}" if entry.product is Product.WEIGHTED_ROW else "tokens"
-        return f"{lead}all of {routing.experts} experts, {routing.chosen} per token (m = {extent})"
+        extent = f"tokens * {per_token}" if entry.product is Product.WEIGHTED_ROW else "tokens"
+        return f"{lead}all of {routing.experts} experts, {per_token} per token (m = {extent})"
     if entry.groups is not None:
         gate = _GATES[entry.signature.form]
         extent = "k" if entry.product.sums_over_tokens else "m"
-        shared = f" / {routing.sharing}, rounded up" if routing.sharing > 1 else ""
+        shared = f" / {routing.sharing_ranks}, rounded up" if routing.sharing_ranks > 1 else ""
         one_gpu = f" on one GPU, ep {entry.expert_ranks}" if entry.expert_ranks > 1 else ""
         return (
-            f"{lead}all of {routing.experts} experts{one_gpu}, {routing.chosen} per token "
-            f"({extent} = tokens * {routing.chosen}{shared}){gate}"
+            f"{lead}all of {routing.experts} experts{one_gpu}, {per_token} per token "
+            f"({extent} = tokens * {per_token}{shared}){gate}"
         )
     return (
-        f"{lead}each of {routing.experts} experts, {routing.chosen} per token, tokens spread "
-        f"evenly (m = tokens * {routing.chosen} / {routing.experts}, rounded up)"
+        f"{lead}each of {routing.experts} experts, {per_token} per token, tokens spread "
+        f"evenly (m = tokens * {per_token} / {routing.experts}, rounded up)"
     )
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.gemm.epilogues import ADD, BIAS, GateForm, find_gated
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
-from nvgemm_runtime.gemm.roles import misalignment
+from nvgemm_runtime.gemm.roles import misalignment_reason
 from nvgemm_runtime.gemm.support import unavailable, unsupported
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 
+from .config_json import find_config, read_model
 from .config_manifest import ConfigEntry, ConfigManifest, ManifestOptions, RankGemm
-from .models.config import find_config, read_model
 from .models.expert_weights import in_library_layout
 from .models.gemm import ModelGemm, Projection
 from .models.model import Model
@@ -213,9 +213,11 @@ def _gated_products(
         yield from itertools.product(forward, forms)
     if gemm.gate_before is not None and of_experts_in_training:
         yield Product.INPUT_GRADIENT, GateForm.GRADIENT
-        if gemm.routing is not None and gemm.routing.sharing == 1:  # rows get their weights here
+        if (
+            gemm.routing is not None and gemm.routing.sharing_ranks == 1
+        ):  # rows get their weights here
             yield Product.INPUT_GRADIENT, GateForm.GRADIENT_SUMS
-    if gemm.gate_beside is not None and gemm.routing is not None:
+    if gemm.multiplying_gate is not None and gemm.routing is not None:
         yield from itertools.product(forward, [GateForm.UPS])
     if gemm.is_read_by_gate and gathers_rows(gemm):
         yield Product.GATHERED_FORWARD, None
@@ -227,7 +229,7 @@ def _gated(use: RankGemm, form: GateForm, options: ManifestOptions) -> Signature
     assert not isinstance(types, str)
     gate = gemm.gate_before if form.is_gradient else gemm.gated
     if form is GateForm.UPS:
-        gate = gemm.gate_beside
+        gate = gemm.multiplying_gate
     assert gate is not None
     assert gate.gate is not None
     assert gate.order is not None
@@ -306,7 +308,7 @@ def _unserved_reason(use: RankGemm, signature: Signature, options: ManifestOptio
         problem = Problem(signature=signature, m=m, n=n, k=k)
     except ValueError as error:
         return str(error)
-    return misalignment(problem, ALIGNMENT_BYTES) or ""
+    return misalignment_reason(problem, ALIGNMENT_BYTES) or ""
 
 
 def _row_counts(

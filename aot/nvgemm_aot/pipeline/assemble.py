@@ -15,30 +15,26 @@ from nvgemm_runtime.bundle.encode import (
     unserved_json,
     workspace_json,
 )
-from nvgemm_runtime.bundle.format import (
-    FORMAT_VERSION,
-    CompileFailure,
-    UnservedReason,
-    canonical_json,
-    sha256_hex,
-)
+from nvgemm_runtime.bundle.format import FORMAT_VERSION, canonical_json, sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import CompileFailure, UnservedReason
 from nvgemm_runtime.errors import CompileError, count_text, one_line
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
 
 from ..bundle.compression import SCHEME
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking
-from ..providers import Provider, stated_recipes, versions_of
+from ..providers import Provider, recorded_recipes, versions_of
 from ..providers.combined import join_versions
 from ..rankings.entries import Operator
 from ..rankings.pruning import keep_winners
 from ..rankings.usable import UsableRankings, measured_ranking
-from ..storage.cache import Cache, Entry
+from ..storage.build_cache import Cache, Entry
 from ..targets import BuildTarget
 from ..targets.profile import DeviceProfile, basis_of_limit
 from . import linker
 from .compiler import Compilation, Failure, KernelWorkers, Progress, Task, compile_all
-from .plan import Plan, Unserved, join_products, unserved_everywhere
+from .target_plan import Plan
+from .unserved import Unserved, join_products, unserved_everywhere
 
 GENERATOR = f"nvgemm-aot {__version__}"
 
@@ -144,7 +140,7 @@ def toolchain(provider: Provider, target: Target) -> dict[str, str]:
     return join_versions(
         [
             (f"provider {provider.name!r}", versions_of(provider, target)),
-            ("nvgemm-aot", stated_recipes(provider, target)),
+            ("nvgemm-aot", recorded_recipes(provider, target)),
             ("nvgemm-aot", tools),
         ]
     )

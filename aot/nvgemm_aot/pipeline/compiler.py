@@ -13,20 +13,33 @@ from pathlib import Path
 from typing import Protocol
 
 from nvgemm_runtime.bundle.format import ClusterLimit
-from nvgemm_runtime.errors import CompileError, LinkError, StorageError, ToolchainError
+from nvgemm_runtime.errors import (
+    CompileError,
+    LinkError,
+    StorageError,
+    ToolchainError,
+    install_command,
+)
 from nvgemm_runtime.installed.ownership import writable_by_others
-from nvgemm_runtime.installing import install_command
 from nvgemm_runtime.settings import COMPILE_TIMEOUT_VARIABLE
 
-from ..providers import BLAME, Candidate, Provider, load_provider, parts_of, recipe_of, versions_of
+from ..providers import (
+    BLAME,
+    Candidate,
+    Provider,
+    load_provider,
+    provider_parts,
+    target_recipe,
+    versions_of,
+)
 from ..providers.cute_dsl import cute_setup
 from ..storage import temporary_directory
-from ..storage.cache import Cache, Entry, cache_key
+from ..storage.build_cache import Cache, Entry, cache_key
 from ..storage.files import make_directories, sweep_partials_of
 from ..storage.locks import locked
 from ..targets import BuildTarget
 from ..targets.profile import DeviceProfile
-from ..verify.device.cubin import made_by_others, spilled_bytes
+from ..verify.device.cubin import foreign_cuda_versions, spilled_bytes
 from . import linker
 from .compiler_limits import compile_limit_seconds
 from .workers import (
@@ -130,20 +143,20 @@ def make_tasks(
     profile only the numbers that are compiled in.
 
     Raises:
-        ToolchainError: If the compiler side is incomplete.
+        ToolchainError: If the builder is incomplete.
         TargetError: If the device profile lacks a number that a kernel needs.
     """
     platform = target.target.platform
     shared = {
         part.name: {
             "provider": part.name,
-            "recipe": recipe_of(part, target.target),
+            "recipe": target_recipe(part, target.target),
             "target": target.target.key,
             "toolchain": versions_of(part, target.target),
             "linker": linker.linker_version(platform),
             "linker_flags": linker.linker_flags(platform),
         }
-        for part in parts_of(provider)
+        for part in provider_parts(provider)
     }
 
     def key(candidate: Candidate) -> str:
@@ -178,7 +191,7 @@ TaskOutcome = tuple[Task, TaskResult | WorkerDied]
 """A task with its result."""
 
 
-class WorkersOfProviders:
+class ProviderWorkers:
     """Compiler processes, one `ProcessKind` at a time. A context manager.
 
     A process serves a single provider, because an imported library may change the compiler for all
@@ -197,7 +210,7 @@ class WorkersOfProviders:
         self._kind = first
         self._workers = start_workers(cache, jobs, first)
 
-    def __enter__(self) -> WorkersOfProviders:
+    def __enter__(self) -> ProviderWorkers:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -275,7 +288,7 @@ def compile_all(
     Raises:
         StorageError: If the cache or the directory for temporary files cannot be written, or a
             kernel disappeared after it was compiled.
-        ToolchainError: If the compiler side is incomplete.
+        ToolchainError: If the builder is incomplete.
     """
     unique = {task.key: task for task in tasks}
     kernels = {key: entry for key in unique if (entry := cache.read(key)) is not None}
@@ -292,7 +305,7 @@ def compile_all(
     with contextlib.ExitStack() as stack:
         if workers is None:
             count = min(jobs, len(missing))
-            started = WorkersOfProviders(cache, count, missing[0].process_kind)
+            started = ProviderWorkers(cache, count, missing[0].process_kind)
             workers = stack.enter_context(started)
         for done, (task, outcome) in enumerate(_results(workers, missing), start=1):
             if outcome.failure is not None:
@@ -411,7 +424,7 @@ def _compile_and_store(task: Task, cache: Cache) -> str | None:
             "refused by verify"
         )
     target = task.target.target
-    if others := made_by_others(payload, target.cuda):
+    if others := foreign_cuda_versions(payload, target.cuda):
         return (
             f"{task.candidate.operator}: its device code was compiled with CUDA "
             f"{', '.join(others)}, target {target.key} needs {target.cuda}; provider "

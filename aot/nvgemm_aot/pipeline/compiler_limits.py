@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from nvgemm_runtime.settings import COMPILE_TIMEOUT_VARIABLE, MOST_DIGITS, shown
+from nvgemm_runtime.settings import COMPILE_TIMEOUT_VARIABLE, MOST_DIGITS, printable
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +73,6 @@ def compile_limit_seconds() -> float:
         return seconds if seconds <= _MOST_SECONDS else math.inf
     _log.warning(
         "%s=%s: must be a number of seconds above 0; taken as %g",
-        *(COMPILE_TIMEOUT_VARIABLE, shown(text), DEFAULT_LIMIT_SECONDS),
+        *(COMPILE_TIMEOUT_VARIABLE, printable(text), DEFAULT_LIMIT_SECONDS),
     )
     return DEFAULT_LIMIT_SECONDS

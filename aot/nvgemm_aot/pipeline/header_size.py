@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvgemm_runtime.bundle.encode import encode_header
-from nvgemm_runtime.bundle.format import (
-    MAX_HEADER_BYTES,
-    Header,
-    Kernel,
-    Ranked,
-    Ranking,
-    Span,
-    sha256_hex,
-)
+from nvgemm_runtime.bundle.format import MAX_HEADER_BYTES, Header, Kernel, Span, sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import Ranked, Ranking
 from nvgemm_runtime.errors import ManifestError, count_text
 from nvgemm_runtime.gemm.target import Target
 
-from .plan import Plan
+from .target_plan import Plan
 
 _TYPICAL_SPAN = Span(offset=10_000_000, stored_bytes=10_000, content_bytes=100_000)
 """Placeholder span for a kernel that is not compiled yet, with a typical number of digits."""

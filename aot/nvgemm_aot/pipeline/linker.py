@@ -18,9 +18,8 @@ from pathlib import Path
 
 from nvgemm_runtime.bundle.calling_convention import KNOWN_FORM, parse_calling_convention
 from nvgemm_runtime.bundle.imported_symbols import FFI_SYMBOLS
-from nvgemm_runtime.errors import LinkError, ToolchainError, one_line
+from nvgemm_runtime.errors import LinkError, ToolchainError, install_command, one_line
 from nvgemm_runtime.gemm.target import CPU, CUDA_VERSIONS, PLATFORMS, Target
-from nvgemm_runtime.installing import install_command
 from nvgemm_runtime.matching.device import FFI_LIBRARY, RUNTIME_LIBRARY
 
 from ..providers.cute_dsl import cute_setup

@@ -20,7 +20,7 @@ from ..manifest.parse import Manifest
 from ..providers import SEPARATOR, Provider, default_providers, load_provider
 from ..rankings.entries import Rankings
 from ..rankings.usable import UsableRankings
-from ..storage.cache import Cache, private_cache
+from ..storage.build_cache import Cache, private_cache
 from ..storage.files import remove_file, require_writable
 from .assemble import PlannedDevice, PlannedTarget, build_key, compile_and_assemble, toolchain
 from .compiler import (
@@ -28,24 +28,21 @@ from .compiler import (
     KernelWorkers,
     ProcessKind,
     Progress,
-    WorkersOfProviders,
+    ProviderWorkers,
     make_tasks,
 )
 from .compiler_limits import default_jobs
 from .header_size import require_readable_size
-from .plan import (
+from .target_plan import (
     Plan,
     PlanLookup,
     RejectionSink,
-    Unserved,
-    join_products,
     likely_provider,
     look_up_plan,
     make_plan,
     operator_of,
-    require_served,
-    unserved_everywhere,
 )
+from .unserved import Unserved, join_products, require_served, unserved_everywhere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +60,7 @@ class BuiltBundle:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredTarget:
+class RankingSources:
     """Ranking sources for a target's problems on one product.
 
     Attributes:
@@ -97,7 +94,7 @@ class BuildResult:
     compiled: int
     unserved: tuple[Unserved, ...]
     removed: tuple[Path, ...] = ()
-    measured: tuple[MeasuredTarget, ...] = ()
+    measured: tuple[RankingSources, ...] = ()
 
 
 def provider_of(manifest: Manifest) -> Provider:
@@ -118,7 +115,7 @@ def look_up_plans(
 ) -> tuple[PlanLookup, ...]:
     """Looks in the cache for the plan of each target and product of a manifest.
 
-    See `plan.look_up_plan`.
+    See `target_plan.look_up_plan`.
     """
     gpus: dict[Target, set[str]] = {}
     for target in manifest.targets:
@@ -146,7 +143,7 @@ def plan_build(
     rankings: Rankings | None = None,
     prunes: bool = False,
 ) -> tuple[PlannedTarget, ...]:
-    """Plans every target of a manifest; see `plan.make_plan`.
+    """Plans every target of a manifest; see `target_plan.make_plan`.
 
     Problems for which a target has no operator are in its plan, with the reason.
 
@@ -155,7 +152,7 @@ def plan_build(
 
     Raises:
         ManifestError: If a target's bundle would be too large for readers.
-        ToolchainError: If the compiler side is incomplete.
+        ToolchainError: If the builder is incomplete.
     """
     source = provider or provider_of(manifest)
     # Before the linker is looked for: without the builder installed, that is the reason to report.
@@ -266,7 +263,7 @@ def build(
         RankingsError: If ``strict`` and none of ``rankings`` fits.
         CompileError: If no kernel compiles, or ``strict`` and some kernel does not.
         StorageError: If the cache or ``out_dir`` cannot be written.
-        ToolchainError: If the compiler side is incomplete.
+        ToolchainError: If the builder is incomplete.
     """
     source = provider or provider_of(manifest)
     count = jobs or default_jobs()
@@ -277,7 +274,7 @@ def build(
         if any(lookup.stored is None for lookup in lookups):
             # Planning takes as long as compilers take to start, so both run at once.
             workers = stack.enter_context(
-                WorkersOfProviders(
+                ProviderWorkers(
                     cache,
                     count,
                     ProcessKind(
@@ -286,9 +283,9 @@ def build(
                 )
             )
         planned = plan_build(manifest, cache, provider=source, lookups=lookups, prunes=prunes)
-        measured = measured_of(planned)
+        measured = ranking_sources(planned)
         if strict:
-            require_used(measured, rankings)
+            require_rankings_used(measured, rankings)
         unserved = without_operator(planned)
         if strict:
             require_served(unserved, 1, strict=True)
@@ -338,7 +335,7 @@ def build(
     )
 
 
-def measured_of(planned: Sequence[PlannedTarget]) -> tuple[MeasuredTarget, ...]:
+def ranking_sources(planned: Sequence[PlannedTarget]) -> tuple[RankingSources, ...]:
     """Returns the ranking sources of each target's problems, product by product."""
     return tuple(
         _measured_target(target.target.target, item)
@@ -347,12 +344,12 @@ def measured_of(planned: Sequence[PlannedTarget]) -> tuple[MeasuredTarget, ...]:
     )
 
 
-def _measured_target(target: Target, item: PlannedDevice) -> MeasuredTarget:
+def _measured_target(target: Target, item: PlannedDevice) -> RankingSources:
     device, problems = item.target.device.name, len(item.plan.problems)
     if item.measured is None:
-        return MeasuredTarget(target=target, device=device, standings={}, estimated=problems)
+        return RankingSources(target=target, device=device, standings={}, estimated=problems)
     standings = _standings(item.plan, item.measured)
-    return MeasuredTarget(
+    return RankingSources(
         target=target,
         device=device,
         standings=standings,
@@ -385,7 +382,7 @@ def _unoffered_notes(plan: Plan) -> list[str]:
     ]
 
 
-def require_used(measured: Sequence[MeasuredTarget], rankings: Rankings | None) -> None:
+def require_rankings_used(measured: Sequence[RankingSources], rankings: Rankings | None) -> None:
     """Requires, for ``--strict``, that the user's rankings, if any, serve a problem of some target.
 
     Raises:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 
-from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.errors import ToolchainError, install_command
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.target import Target
-from nvgemm_runtime.installing import install_command
 
 from . import cute_dsl
 from .base import RECIPE_PREFIX, Candidate, Enumeration, Provider, Rejection
@@ -26,17 +25,17 @@ __all__ = [
     "BLAME",
     "PROVIDERS",
     "SEPARATOR",
-    "UNSTATED_RECIPES",
+    "UNRECORDED_RECIPES",
     "Candidate",
     "Enumeration",
     "Provider",
     "Rejection",
     "default_providers",
     "load_provider",
-    "parts_of",
+    "provider_parts",
     "recipe_name",
-    "recipe_of",
-    "stated_recipes",
+    "recorded_recipes",
+    "target_recipe",
     "versions_of",
 ]
 
@@ -80,17 +79,17 @@ def load_provider(name: str) -> Provider:
     except Exception as error:  # a broken installation may raise anything
         raise ToolchainError(
             f"the provider {name!r} cannot be created: {describe_error(error)}; "
-            f"run: {install_command(again=True)}"
+            f"run: {install_command(reinstall=True)}"
         ) from error
     return provider
 
 
-def parts_of(provider: Provider) -> tuple[Provider, ...]:
+def provider_parts(provider: Provider) -> tuple[Provider, ...]:
     """Returns a combined provider's parts, or the provider alone."""
     return provider.parts if isinstance(provider, Combined) else (provider,)
 
 
-UNSTATED_RECIPES = {"cutlass_operators": "1, host x86-64 +sse2"}
+UNRECORDED_RECIPES = {"cutlass_operators": "1, host x86-64 +sse2"}
 """Recipes, by provider, that toolchains leave out. Bundles older than recipes were made with them;
 leaving them out keeps those bundles' bytes."""
 
@@ -100,7 +99,7 @@ def recipe_name(provider: str) -> str:
     return f"{RECIPE_PREFIX}{provider}"
 
 
-def recipe_of(part: Provider, target: Target) -> str:
+def target_recipe(part: Provider, target: Target) -> str:
     """Returns a provider's recipe for a target."""
     return cute_dsl.for_platform(part.recipe, target.platform)
 
@@ -114,11 +113,11 @@ def versions_of(provider: Provider, target: Target) -> dict[str, str]:
     return cute_setup.for_cuda(provider.toolchain(), target.cuda)
 
 
-def stated_recipes(provider: Provider, target: Target) -> dict[str, str]:
-    """Returns each part's recipe by `recipe_name`, without those in `UNSTATED_RECIPES`."""
-    recipes = {part.name: recipe_of(part, target) for part in parts_of(provider)}
+def recorded_recipes(provider: Provider, target: Target) -> dict[str, str]:
+    """Returns each part's recipe by `recipe_name`, without those in `UNRECORDED_RECIPES`."""
+    recipes = {part.name: target_recipe(part, target) for part in provider_parts(provider)}
     return {
         recipe_name(name): recipe
         for name, recipe in recipes.items()
-        if UNSTATED_RECIPES.get(name) != recipe
+        if UNRECORDED_RECIPES.get(name) != recipe
     }

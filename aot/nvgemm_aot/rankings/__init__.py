@@ -6,5 +6,5 @@ May import `bundle` and lower layers. Start at `entries.Rankings`.
 from bundles. `agreement` compares two measurements, `assess` combines all measurements for a
 problem, `usable` selects those that a build can use, `table_kernels` finds the kernels that
 dispatch tables need, `pruning` the kernels to keep, and `counting` the problems that use measured
-kernels. `shipped` finds the rankings that come with this package, in ``data``.
+kernels. `shipped_rankings` finds the rankings that come with this package, in ``data``.
 """

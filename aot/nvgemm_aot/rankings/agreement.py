@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nvgemm_runtime.bundle.format import Conditions, Timing
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Timing
 from nvgemm_runtime.matching.evidence import REPEATED_GAIN
 from nvgemm_runtime.matching.refusals import version_numbers
 from nvgemm_runtime.matching.thresholds import MIN_GAIN, gains_enough
@@ -74,7 +74,7 @@ class Comparison:
     """Relation between two measurements, with the reason for a contradiction or for neither."""
 
     relation: Relation
-    why: str = ""
+    reason: str = ""
 
 
 def compare(before: Measurement, now: Measurement) -> Comparison:
@@ -94,7 +94,7 @@ def compare(before: Measurement, now: Measurement) -> Comparison:
     if None in gpus or len(gpus) == 1:
         reason = disagreement(before, now)
         if reason is not None:
-            return Comparison(relation=Relation.CONTRADICTS, why=reason)
+            return Comparison(relation=Relation.CONTRADICTS, reason=reason)
         if None in gpus:
             return _neither("the GPU of at least one is unknown")
         return _neither(f"both were measured on one GPU, {gpu_name(before.conditions)}")
@@ -119,7 +119,7 @@ def _compare_gpus(before: Measurement, now: Measurement) -> Comparison:
         if _is_behind(measurement.times, first, measurement.winner):
             return Comparison(
                 relation=Relation.CONTRADICTS,
-                why=f"{DISAGREEMENT}{contender_name(first)} was fastest on one GPU, and took "
+                reason=f"{DISAGREEMENT}{contender_name(first)} was fastest on one GPU, and took "
                 f"{measurement.times[first].time_ns} ns on GPU {gpu_name(measurement.conditions)}, "
                 f"where {contender_name(measurement.winner)} took {best.time_ns} ns",
             )
@@ -148,7 +148,7 @@ def compare_repeat(before: Measurement, now: Measurement) -> Comparison:
     """
     reason = disagreement(before, now)
     if reason is not None:
-        return Comparison(relation=Relation.CONTRADICTS, why=reason)
+        return Comparison(relation=Relation.CONTRADICTS, reason=reason)
     gpu = before.conditions.gpu_sha256
     if gpu is None or gpu != now.conditions.gpu_sha256:
         return _neither("they are not known to come from one GPU")
@@ -225,7 +225,7 @@ def _as_fast_as_winner(measurement: Measurement) -> set[str]:
 
 
 def _neither(reason: str) -> Comparison:
-    return Comparison(relation=Relation.NEITHER, why=reason)
+    return Comparison(relation=Relation.NEITHER, reason=reason)
 
 
 def confirming_gpus(*measurements: Measurement) -> tuple[str, ...]:

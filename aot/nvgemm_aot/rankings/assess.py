@@ -65,7 +65,7 @@ def _assess_entry(assessed: Entry, entries: Sequence[Entry], sound: Sequence[Ent
     for other in _latest_of_each_gpu(sound, assessed) if sound else ():
         compared = compare(other.measurement, assessed.measurement)
         if compared.relation is Relation.CONTRADICTS:
-            doubts.append(compared.why)
+            doubts.append(compared.reason)
         elif compared.relation is Relation.CONFIRMS:
             agreement.add(other.measurement)
     confirmed = len(agreement.gpus) > 1 and not doubts

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nvgemm_runtime.bundle.format import Header, Ranking
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import Ranking
 from nvgemm_runtime.matching.evidence import Evidence
 from nvgemm_runtime.matching.thresholds import MIN_GAIN, gains_enough
 

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from nvgemm_runtime.bundle.encode import conditions_json
-from nvgemm_runtime.bundle.format import Conditions, Timing, canonical_json
+from nvgemm_runtime.bundle.format import canonical_json
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Timing
 from nvgemm_runtime.gemm.problem import Problem
 
 from .agreement import Measurement

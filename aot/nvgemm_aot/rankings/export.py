@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nvgemm_runtime.bundle.format import Header, Ranking, Timing
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import Ranking, Timing
 
 from .entries import Entry, Operator, Origin, Rankings, merge
 

@@ -14,18 +14,11 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from nvgemm_runtime.bundle.encode import timing_json
-from nvgemm_runtime.bundle.format import (
-    BACK_TO_BACK,
-    LEAST_REPEAT_S,
-    MAGIC,
-    Conditions,
-    Timing,
-    canonical_json,
-)
-from nvgemm_runtime.errors import NvgemmError, RankingsError, StorageError
+from nvgemm_runtime.bundle.format import MAGIC, canonical_json
+from nvgemm_runtime.bundle.ranking_entries import BACK_TO_BACK, LEAST_REPEAT_S, Conditions, Timing
+from nvgemm_runtime.errors import UPGRADE, NvgemmError, RankingsError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
-from nvgemm_runtime.installing import UPGRADE
 
 from ..storage.files import IrregularFileError, read_start, write_atomic
 from .entries import COLD, Entry, Operator, Origin, Rankings

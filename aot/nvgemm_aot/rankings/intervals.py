@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nvgemm_runtime.bundle.format import Timing
+from nvgemm_runtime.bundle.ranking_entries import Timing
 
 RESOLUTION = 0.01
 """Relative half-width at which an interval is narrow enough. Narrow intervals that still overlap

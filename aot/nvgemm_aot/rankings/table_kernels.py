@@ -10,18 +10,19 @@ import functools
 import itertools
 from collections.abc import Hashable, Mapping
 
-from nvgemm_runtime.bundle.format import RankingSource
+from nvgemm_runtime.bundle.ranking_entries import RankingSource
 from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions, cuda_major
 from nvgemm_runtime.matching.dispatch import decide_dispatch
 from nvgemm_runtime.matching.evidence import Evidence
 from nvgemm_runtime.matching.index import all_but_m
+from nvgemm_runtime.matching.matches import BundleView
 from nvgemm_runtime.matching.thresholds import FEW_ROWS
 from nvgemm_runtime.matching.trust import KNOWN_ALIGNMENT_BYTES, Terms
-from nvgemm_runtime.matching.usable_rankings import BundleView, UsableRanking, launchable
+from nvgemm_runtime.matching.usable_rankings import UsableRanking, launchable
 
 from ..bundle.content import BundleContent, ProblemRanking
-from ..bundle.writer import describe
+from ..bundle.writer import header_without_offsets
 from ..targets.profile import load_profile, profile_names
 
 _Row = Mapping[int, UsableRanking]
@@ -33,7 +34,7 @@ class DispatchTables:
 
     def __init__(self, content: BundleContent) -> None:
         self._platform = content.target.platform
-        header = describe(content)
+        header = header_without_offsets(content)
         view = BundleView(name="the bundle", header=header)
         serving = [None] * len(header.kernels)
         rows: dict[Hashable, dict[int, UsableRanking]] = {}

@@ -6,20 +6,19 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from nvgemm_runtime.bundle.format import (
+from nvgemm_runtime.bundle.format import canonical_json, sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import (
     APART,
     MEASUREMENT,
     CompileFailure,
     Measured,
     RankingSource,
-    canonical_json,
-    sha256_hex,
 )
 from nvgemm_runtime.errors import count_text
 from nvgemm_runtime.gemm.problem import Problem
 
 from ..bundle.content import ProblemRanking
-from ..providers import UNSTATED_RECIPES, recipe_name
+from ..providers import UNRECORDED_RECIPES, recipe_name
 from .agreement import ATEN
 from .assess import STANDINGS, Assessment, assess
 from .entries import Entry, Operator, Rankings
@@ -177,7 +176,7 @@ def _kernel_misfit(operator: Operator, entry: Entry, basis: Basis) -> str | None
     for name, version in toolchain.items():
         measured_version = entry.origin.toolchain.get(name, "none")
         if measured_version == "none" and name == recipe_name(operator.provider):
-            measured_version = UNSTATED_RECIPES.get(
+            measured_version = UNRECORDED_RECIPES.get(
                 operator.provider, version
             )  # older bundles lack it
         if measured_version != version:

@@ -1,5 +1,5 @@
 """Files, locks between processes, and the build cache.
 
 May import no other room of this package. Start at `files`, which writes files whole or not at all,
-and `cache`.
+and `build_cache`.
 """

@@ -20,7 +20,7 @@ DEFAULT_DEVICE = {arch: row.device for arch, row in ARCHITECTURES.items()}
 """Default device profile by architecture, for x86-64 targets that name none."""
 
 
-def usual_device(arch: str, platform: str) -> str:
+def default_device(arch: str, platform: str) -> str:
     """Returns the default device profile's name: the GPU that is sold with this host platform.
 
     Raises:
@@ -30,7 +30,7 @@ def usual_device(arch: str, platform: str) -> str:
     return row.device if platform == PLATFORMS[0] else row.device_on_arm or row.device
 
 
-def usual_devices(arch: str, platform: str) -> tuple[str, ...]:
+def default_devices(arch: str, platform: str) -> tuple[str, ...]:
     """Returns the device profile names for a target that names none.
 
     The default comes first, then all others with the target's own architecture and host platform.
@@ -38,7 +38,7 @@ def usual_devices(arch: str, platform: str) -> tuple[str, ...]:
     Raises:
         KeyError: If no provider builds for the architecture.
     """
-    usual, capability = usual_device(arch, platform), Target(arch=arch).capability
+    usual, capability = default_device(arch, platform), Target(arch=arch).capability
     others = (load_profile(name) for name in profile_names() if name != usual)
     return (
         usual,
@@ -94,7 +94,7 @@ def build_target(
                 f"(known: {', '.join(known)})"
             )
     target = Target(arch=arch, platform=platform, cuda=cuda)
-    usual = usual_device(arch, platform)
+    usual = default_device(arch, platform)
     profile = load_profile(device or usual)
     if not target.runs_on(profile.capability):
         major, minor = profile.capability
@@ -116,7 +116,7 @@ def build_targets(
 
     Args:
         arch: Architecture, e.g. ``sm_90a``.
-        devices: Device profile names; by default `usual_devices`.
+        devices: Device profile names; by default `default_devices`.
         platform: Host platform; by default the devices', or x86-64 if no device is named.
         cuda: CUDA major version.
 
@@ -125,7 +125,7 @@ def build_targets(
     """
     if not devices:
         usual = build_target(arch, platform=platform, cuda=cuda)
-        devices = usual_devices(arch, usual.target.platform)
+        devices = default_devices(arch, usual.target.platform)
         platform = usual.target.platform
     targets = tuple(build_target(arch, device, platform=platform, cuda=cuda) for device in devices)
     platforms = {target.device.platform: target.device.name for target in targets}

@@ -20,7 +20,7 @@ from nvgemm_runtime.gemm.target import (
 )
 from nvgemm_runtime.matching.device import host_platform
 
-from . import DEFAULT_DEVICE, BuildTarget, usual_device
+from . import DEFAULT_DEVICE, BuildTarget, default_device
 from .profile import DeviceProfile, Fact, load_profile, profile_names
 
 _DRIVER = "read from the driver of this machine"
@@ -120,7 +120,7 @@ def profile_of(device: Device) -> DeviceProfile:
             f"{_capability_text(device.capability)}"
         )
     same_name = [profile for profile in same_capability if profile.driver_name == device.name]
-    usual = {usual_device(arch, device.platform) for arch in DEFAULT_DEVICE}
+    usual = {default_device(arch, device.platform) for arch in DEFAULT_DEVICE}
     default = [profile for profile in same_capability if profile.name in usual]
     base = [*same_name, *default, *same_capability][0]
     return base if same_name and _agrees(base, device) else _derive(base, device)

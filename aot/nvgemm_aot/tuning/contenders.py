@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.epilogues import BIAS
-from nvgemm_runtime.gemm.group_limits import too_large
+from nvgemm_runtime.gemm.group_limits import too_large_reason
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, contiguous_bytes, extra_roles
@@ -78,7 +78,10 @@ class Contenders:
         _, kernel = self._kernels[id_]
         if contiguous_bytes(problem) % kernel.alignment_bytes:
             return False
-        return kernel.signature == problem.signature and too_large(kernel.provider, problem) is None
+        return (
+            kernel.signature == problem.signature
+            and too_large_reason(kernel.provider, problem) is None
+        )
 
 
 def _lazy_run(bundle: Bundle, kernel: Kernel) -> Run:

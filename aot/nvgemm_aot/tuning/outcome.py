@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nvgemm_runtime.bundle.encode import timing_json
-from nvgemm_runtime.bundle.format import Conditions, Timing
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Timing
 
 from ..rankings.agreement import DISAGREEMENT, Measurement
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from nvgemm_runtime.bundle.format import LEAST_REPEAT_S
+from nvgemm_runtime.bundle.ranking_entries import LEAST_REPEAT_S
 
 from ..bundle.content import ProblemRanking
 from ..rankings.agreement import ATEN, Relation, compare_repeat
@@ -52,7 +52,7 @@ def _with_repeat(first: TuningOutcome, repeat: Repeat) -> TuningOutcome:
     )
     compared = compare_repeat(first, second)
     if compared.relation is Relation.CONTRADICTS:
-        return replace(outcome, doubts=(*outcome.doubts, compared.why))
+        return replace(outcome, doubts=(*outcome.doubts, compared.reason))
     is_repeated = compared.relation is Relation.REPEATS and repeat.after_s >= LEAST_REPEAT_S
     return replace(outcome, repeated=repeat.after_s if is_repeated else None)
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from nvgemm_runtime.bundle.encode import measured_json, source_json, unserved_json
-from nvgemm_runtime.bundle.format import (
+from nvgemm_runtime.bundle.format import canonical_json, sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import (
     ESTIMATE,
     Measured,
     RankingSource,
     Scope,
     Timing,
     UnservedReason,
-    canonical_json,
     choose_rankings,
-    sha256_hex,
 )
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError, count_text
@@ -28,12 +26,11 @@ from nvgemm_runtime.matching.trust import why_order_is_open
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking, read_content
 from ..rankings.agreement import ATEN, TRITON, Relation, compare, confirming_gpus, contender_name
 from ..rankings.intervals import Interval, contending, interval_of, is_decided
-from ..rankings.pruning import by_signature, keep_ranked, needed_for_service
-from ..rankings.table_kernels import DispatchTables
-from .correctness.judgement import thrown_out
+from ..rankings.pruning import keep_ranked
+from .correctness.judgement import rejected_kernels
 from .outcome import TuningOutcome
 
-LEFT_UNDECIDED = "one of the fastest was thrown out later, and those left were not told apart"
+LEFT_UNDECIDED = "one of the fastest was dropped later, and those left were not told apart"
 
 
 def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleContent:
@@ -187,7 +184,7 @@ def _join_rankings(
         return joined
     compared = compare(before, now)
     if compared.relation is Relation.CONTRADICTS:
-        return _add_doubt(joined, joined.measured, compared.why)
+        return _add_doubt(joined, joined.measured, compared.reason)
     if compared.relation is Relation.CONFIRMS:
         gpus = confirming_gpus(before, now)
         return replace(joined, measured=replace(joined.measured, confirmed_by=gpus))
@@ -238,7 +235,7 @@ def tuned_content(
     Raises:
         TuningError: If no correct kernel is left.
     """
-    wrong = thrown_out(outcomes, broken)
+    wrong = rejected_kernels(outcomes, broken)
     rankings, unserved = [], dict(content.unserved)
     for ranking in content.rankings:
         outcome = outcomes.get(ranking.problem.key)
@@ -260,7 +257,7 @@ def tuned_content(
         reasons = "; ".join(_unserved_reason(ranking, wrong) for ranking in content.rankings[:1])
         raise TuningError(
             f"{len(content.kernels) - len(kernels)} of "
-            f"{count_text(len(content.kernels), 'kernel')} were thrown out, and no problem has one "
+            f"{count_text(len(content.kernels), 'kernel')} were dropped, and no problem has one "
             f"left, so no bundle is written; {reasons}"
         )
     ranked = {ranking.problem for ranking in rankings}
@@ -304,7 +301,7 @@ def _unserved_reason(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
     if not ids:
         return "none of its kernels was measured"
     example = f"{contender_name(ids[0])}: {wrong[ids[0]]}"
-    return f"thrown out when tuned: all of {count_text(len(ids), 'kernel')} made for it, {example}"
+    return f"dropped when tuned: all of {count_text(len(ids), 'kernel')} made for it, {example}"
 
 
 def _drop_wrong_kernels(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRanking:
@@ -392,105 +389,3 @@ def previous_outcome(ranking: ProblemRanking, gpu: str) -> TuningOutcome | None:
         confirmed_by=measured.confirmed_by,
         repeated=measured.repeated,
     )
-
-
-KERNELS_PER_PROBLEM = 2
-"""Top-ranked kernels kept per problem, in addition to those whose intervals overlap theirs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pruned:
-    """Pruning result.
-
-    Attributes:
-        dropped: Dropped kernel ids.
-        declared_loss: Geometric mean over measured problems: the fastest kernel's time after
-            pruning divided by the time before; 1, as each problem's fastest stays.
-        undeclared_loss: Estimate for undeclared sizes: each problem's loss if only the others
-            decided which kernels stay. None if no signature has two measured problems.
-        unknown_losses: Number of problems missing from ``undeclared_loss``: none of the kernels
-            that the others keep was measured for them.
-    """
-
-    dropped: tuple[str, ...]
-    declared_loss: float
-    undeclared_loss: float | None
-    unknown_losses: int
-
-
-def prune(content: BundleContent) -> tuple[BundleContent, Pruned]:
-    """Drops kernels that are not among the first `KERNELS_PER_PROBLEM` for any measured problem.
-
-    Kernels ranked by an estimate or an uncertain measurement all stay, and so do those in dispatch
-    tables; see `DispatchTables`. To serve the same operands and programs as before, each signature
-    also keeps the kernels in `needed_for_service`. Rankings keep their order.
-    """
-    kernels = {kernel.id: kernel for kernel in content.kernels}
-    tables = DispatchTables(content)
-    kept_ids = _ids_to_keep(content.rankings, kernels, tables.needed())
-    measured = [ranking for ranking in content.rankings if ranking.measured is not None]
-    known_losses, unknown_losses = _undeclared_losses(measured, kernels, tables)
-    pruned = replace(
-        content,
-        kernels=tuple(kernel for kernel in content.kernels if kernel.id in kept_ids),
-        rankings=tuple(keep_ranked(ranking, kept_ids) for ranking in content.rankings),
-    )
-    return pruned, Pruned(
-        dropped=tuple(sorted(kernels.keys() - kept_ids)),
-        declared_loss=_geometric_mean([_loss(ranking, kept_ids) for ranking in measured]),
-        undeclared_loss=_geometric_mean(known_losses) if known_losses else None,
-        unknown_losses=unknown_losses,
-    )
-
-
-def _ids_to_keep(
-    rankings: Iterable[ProblemRanking],
-    kernels: Mapping[str, BuiltKernel],
-    dispatched: Collection[str],
-) -> set[str]:
-    kept_ids = set(dispatched)
-    for signature_rankings in by_signature(rankings).values():
-        kept_ids |= {
-            id_ for ranking in signature_rankings for id_ in _first_and_overlapping(ranking)
-        }
-        kept_ids |= needed_for_service(signature_rankings, kernels, kept_ids)
-    return kept_ids
-
-
-def _first_and_overlapping(ranking: ProblemRanking) -> list[str]:
-    """Returns a problem's first kernels and those whose intervals overlap theirs."""
-    ids, measured = [id_ for id_, _ in ranking.kernels], ranking.measured
-    if measured is None or measured.doubts:
-        return ids
-    timings = [
-        (time or 0, spread) for (_, time), spread in zip(ranking.kernels, measured.spreads_ns)
-    ]
-    reach = max((time + spread for time, spread in timings[:KERNELS_PER_PROBLEM]), default=0)
-    return [id_ for id_, (time, spread) in zip(ids, timings) if time - spread <= reach]
-
-
-def _loss(ranking: ProblemRanking, kept_ids: Collection[str]) -> float:
-    times: Mapping[str, int] = {id_: time for id_, time in ranking.kernels if time is not None}
-    return min(time for id_, time in times.items() if id_ in kept_ids) / min(times.values())
-
-
-def _undeclared_losses(
-    measured: Sequence[ProblemRanking],
-    kernels: Mapping[str, BuiltKernel],
-    tables: DispatchTables,
-) -> tuple[list[float], int]:
-    """Returns each problem's loss if only the others decided, and the number without a loss."""
-    losses, unknown = [], 0
-    for rankings in by_signature(measured).values():
-        for ranking in rankings:
-            others = [other for other in rankings if other is not ranking]
-            kept_ids = _ids_to_keep(others, kernels, tables.needed(without=ranking))
-            if any(id_ in kept_ids for id_, _ in ranking.kernels):
-                losses.append(_loss(ranking, kept_ids))
-            elif others:
-                unknown += 1
-    return losses, unknown
-
-
-def _geometric_mean(ratios: Sequence[float]) -> float:
-    return statistics.geometric_mean(ratios) if ratios else 1.0

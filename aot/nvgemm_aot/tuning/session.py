@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from nvgemm_runtime.bundle.format import Conditions
+from nvgemm_runtime.bundle.ranking_entries import Conditions
 from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.gemm.problem import Problem
 
@@ -24,7 +24,7 @@ from ..rankings.agreement import (
     gpu_name,
 )
 from .contenders import Contenders, Run
-from .correctness.judgement import thrown_out
+from .correctness.judgement import rejected_kernels
 from .measuring.gpu import Bench
 from .measuring.neighbours import Neighbours
 from .measuring.other_work import OtherWork
@@ -74,7 +74,7 @@ class Session:
     neighbours: Neighbours = field(default_factory=lambda: Neighbours(()))
     warned_gpus: set[str] = field(default_factory=set)
 
-    def lacking(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
+    def lacking_neighbours(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
         """Returns problems that were measured without a kernel that won at a neighbouring m."""
         outcomes = self.state.outcomes
         return [
@@ -88,7 +88,7 @@ class Session:
             return []
         outcome = self.state.outcomes.get(problem.key)
         measured_ids = set() if outcome is None else outcome.kernels.keys() | outcome.wrong.keys()
-        wrong = thrown_out(self.state.outcomes, self.state.broken)
+        wrong = rejected_kernels(self.state.outcomes, self.state.broken)
         left_out = self.state.left_out(problem.key)
         return [
             id_
@@ -97,7 +97,7 @@ class Session:
             and self.contenders.serves(id_, problem)
         ]
 
-    def left(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
+    def unmeasured(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
         """Returns problems without an outcome, then those with a disturbed measurement."""
         outcomes = self.state.outcomes
         measured = [ranking for ranking in rankings if ranking.problem.key in outcomes]
@@ -157,11 +157,11 @@ class Session:
         if before is not None:
             compared = compare(before, outcome)
             if compared.relation is Relation.CONTRADICTS:
-                contradiction = compared.why
+                contradiction = compared.reason
             elif compared.relation is Relation.CONFIRMS:
                 confirmed_by = confirming_gpus(before, outcome)
             else:
-                _log.info("%s: not confirmed: %s", key, compared.why)
+                _log.info("%s: not confirmed: %s", key, compared.reason)
             self._warn_of_repetition(before.conditions, outcome.conditions)
         doubts = (*outcome.doubts, *(doubt for doubt in (busy, contradiction) if doubt is not None))
         outcome = replace(outcome, doubts=doubts, confirmed_by=confirmed_by)
@@ -214,7 +214,7 @@ class Session:
 
     def _no_contender_reason(self, ranking: ProblemRanking) -> str:
         broken = [id_ for id_, _ in ranking.kernels if id_ in self.state.broken]
-        reasons = [f"{contender_name(id_)} is thrown out" for id_ in broken]
+        reasons = [f"{contender_name(id_)} is dropped" for id_ in broken]
         if len(broken) < len(ranking.kernels):
             others = "none of the others" if broken else "none"
             reasons.append(f"{others} can be launched with its operands")

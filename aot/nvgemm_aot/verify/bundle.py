@@ -22,9 +22,9 @@ from .device.disassembler import (
     find_disassembler,
     require_disassembler,
 )
+from .device.kernel_design import KNOWN_PROVIDERS
 from .findings import Check, Finding
-from .kernel import KernelEvidence, inspect_kernel
-from .kernel_design import KNOWN_PROVIDERS
+from .kernel_inspection import KernelEvidence, inspect_kernel
 
 Progress = Callable[[int, int], None]
 """Called in the caller's thread after each kernel, with the number done and the total."""

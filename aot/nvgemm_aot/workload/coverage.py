@@ -27,21 +27,15 @@ from nvgemm_runtime.matching.device import (
     DeviceFacts,
     RuntimeLibrary,
 )
-from nvgemm_runtime.matching.index import (
-    Basis,
-    BundleView,
-    Index,
-    Match,
-    first_served,
-)
+from nvgemm_runtime.matching.index import Index, match_first_reading
+from nvgemm_runtime.matching.matches import Basis, BundleView, Match, newest_compiler_first
 from nvgemm_runtime.matching.refusals import (
     library_distribution,
     refusal,
     unlaunchable,
     version_numbers,
 )
-from nvgemm_runtime.matching.usable_rankings import newest_compiler_first
-from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES, sizes_in_words
+from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES, parse_description
 from nvgemm_runtime.recording.text import read_others
 
 from ..manifest.parse import Declared, Manifest
@@ -76,7 +70,7 @@ def call_of(problem: Problem) -> AtenGemm:
         a=tensors[Role.A],
         b=tensors[Role.B],
         out=tensors[Role.OUT],
-        extras=ExtraOperands.of(served, tensors),
+        extras=ExtraOperands.for_signature(served, tensors),
     )
 
 
@@ -172,7 +166,7 @@ def read_undeclarable(text: str) -> tuple[GemmCoverage, ...]:
     missed = []
     for line, count in read_others(text).items():
         gemm, _, reason = line.partition(": ")
-        extents = sizes_in_words(gemm)
+        extents = parse_description(gemm)
         missed.append(
             GemmCoverage(
                 gemm=gemm,
@@ -288,14 +282,14 @@ def _cover_gemm(index: Index, declared: Declared) -> GemmCoverage:
         sizes=Sizes(problem.m, problem.n, problem.k, problem.batch),
         count=declared.count,
     )
-    _, result = first_served(index.match, readings(call))
+    _, result = match_first_reading(index.match, readings(call))
     if isinstance(result, Match):
         return _covered(missed, result)
     reasons = [reason for reason in result.reasons if reason not in index.refusals]
     product = product_of_sum(call)
     if product is not None:
         # Mirrors how `nvgemm_runtime.inductor.offers` splits a sum.
-        request, split = first_served(index.match, readings(product))
+        request, split = match_first_reading(index.match, readings(product))
         if isinstance(split, Match):
             served = _covered(missed, split)
             # Even if the product is declared, the sum is not.

@@ -35,7 +35,7 @@ from nvgemm_runtime.matching.device import host_platform, torch_cuda
 from nvgemm_runtime.recording.recorder import Recorder, recorded_target, recorder
 from nvgemm_runtime.recording.text import Recording, target_entry
 
-from .dispatch import GemmCalls
+from .called_gemms import GemmCalls
 
 _CUDA = re.compile(r"cuda(:[0-9]+)?")
 
@@ -141,14 +141,17 @@ class RecordedCalls(GemmCalls):
             SystemExit: If `end` was called during the write.
         """
         self._writes = True
-        if self.problems or self.others:
+        if self.problems or self.undeclarable:
             recording = Recording(
-                name="", targets={self._entry}, problems=self.problems, others=self.others
+                name="",
+                targets={self._entry},
+                problems=self.problems,
+                undeclarable=self.undeclarable,
             )
             self._kept_by.merge(recording)
-            self._seen.update(self.problems, self.others)
+            self._seen.update(self.problems, self.undeclarable)
             self.problems.clear()
-            self.others.clear()
+            self.undeclarable.clear()
         self._written = time.monotonic()
         self._writes = False
         if self._is_to_end:

@@ -16,7 +16,7 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, StorageError
 from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
 from nvgemm_runtime.installed.registry import INSTALLATION
-from nvgemm_runtime.matching.index import BundleView
+from nvgemm_runtime.matching.matches import BundleView
 
 from ..storage.files import open_regular
 

@@ -10,41 +10,43 @@ from __future__ import annotations
 import json
 from typing import Any, TypeVar
 
+from ..errors import UPGRADE
 from ..gemm.problem import MAX_EXTENT, Problem, Signature
 from ..gemm.target import Target, read_target
-from ..installing import UPGRADE
 from .format import (
-    BACK_TO_BACK,
     DEVICE_RANKING,
     KNOWN_FEATURES,
-    LEAST_CONFIRMING,
-    LEAST_REPEAT_S,
     MAX_DICTIONARY_BYTES,
     MAX_KERNEL_ALIGNMENT_BYTES,
     MAX_PAYLOAD_BYTES,
     MAX_TILE_BYTES,
-    ON,
     ClusterLimit,
-    CompileFailure,
-    Conditions,
     Dictionary,
     Header,
     Kernel,
     KernelDesign,
+    Span,
+    UnknownKernel,
+    canonical_json,
+)
+from .header_rules import Parts, check_header
+from .header_values import HeaderValues
+from .ranking_entries import (
+    BACK_TO_BACK,
+    LEAST_CONFIRMING,
+    LEAST_REPEAT_S,
+    ON,
+    CompileFailure,
+    Conditions,
     Measured,
     Ranked,
     Ranking,
     RankingSource,
     Scope,
-    Span,
     Timing,
     UnknownEntry,
-    UnknownKernel,
     UnservedReason,
-    canonical_json,
 )
-from .header_rules import Parts, check_header
-from .header_values import HeaderValues
 from .unknown_parts import separate_unknown_entries
 from .workspace import TileWorkspace
 

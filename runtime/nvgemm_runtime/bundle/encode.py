@@ -6,20 +6,15 @@ from dataclasses import asdict
 from typing import Any
 
 from ..gemm.problem import Problem
-from .format import (
+from .format import DEVICE_RANKING, Header, Kernel, KernelDesign, Span, canonical_json
+from .ranking_entries import (
     BACK_TO_BACK,
-    DEVICE_RANKING,
     Conditions,
-    Header,
-    Kernel,
-    KernelDesign,
     Measured,
     Ranking,
     RankingSource,
-    Span,
     Timing,
     UnservedReason,
-    canonical_json,
 )
 from .workspace import TileWorkspace
 

@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ..gemm.problem import Problem
-from .format import (
+from .format import Dictionary, Kernel, UnknownKernel
+from .ranking_entries import (
     ESTIMATE,
     LEAST_CONFIRMING,
     MEASUREMENT,
     CompileFailure,
-    Dictionary,
-    Kernel,
     Measured,
     Ranking,
     RankingSource,
     UnknownEntry,
-    UnknownKernel,
     UnservedReason,
     entry_name,
 )

@@ -68,11 +68,11 @@ NEWEST_RUN = (4, 8)
 class Imports:
     """Symbols that a kernel imports from TVM-FFI and from the device-code library."""
 
-    of_ffi: frozenset[str]
-    of_device: frozenset[str]
+    ffi: frozenset[str]
+    device: frozenset[str]
 
 
-_IMPORTS_OF_KNOWN_KERNELS = Imports(of_ffi=FFI_SYMBOLS, of_device=DEVICE_SYMBOLS)
+_IMPORTS_OF_KNOWN_KERNELS = Imports(ffi=FFI_SYMBOLS, device=DEVICE_SYMBOLS)
 
 
 def needed_symbols(header: Header, kernel: Kernel) -> Imports:
@@ -85,6 +85,6 @@ def needed_symbols(header: Header, kernel: Kernel) -> Imports:
     if stated is None:
         return _IMPORTS_OF_KNOWN_KERNELS
     return Imports(
-        of_ffi=frozenset(name for name in stated if name.startswith(_FFI_PREFIXES)),
-        of_device=frozenset(name for name in stated if name.startswith(_DEVICE_PREFIXES)),
+        ffi=frozenset(name for name in stated if name.startswith(_FFI_PREFIXES)),
+        device=frozenset(name for name in stated if name.startswith(_DEVICE_PREFIXES)),
     )

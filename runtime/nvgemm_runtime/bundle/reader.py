@@ -12,8 +12,7 @@ from typing import NoReturn
 
 import zstandard
 
-from ..errors import BundleFormatError, StorageError
-from ..installing import UPGRADE
+from ..errors import UPGRADE, BundleFormatError, StorageError
 from .decode import decode_header
 from .format import (
     MAGIC,

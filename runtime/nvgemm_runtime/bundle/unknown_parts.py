@@ -11,17 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..errors import count_text
-from .format import (
-    ESTIMATE,
-    MEASUREMENT,
-    Header,
-    Kernel,
-    Ranking,
-    RankingSource,
-    UnknownEntry,
-    UnknownKernel,
-)
+from .format import Header, Kernel, UnknownKernel
 from .header_rules import Parts
+from .ranking_entries import ESTIMATE, MEASUREMENT, Ranking, RankingSource, UnknownEntry
 
 
 def separate_unknown_entries(header: Header, parts: Parts) -> Header:

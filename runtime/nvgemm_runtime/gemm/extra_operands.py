@@ -54,7 +54,9 @@ class ExtraOperands(NamedTuple):
     gated: Epilogue | None = None
 
     @classmethod
-    def of(cls, signature: Signature, tensors: Mapping[Role, torch.Tensor]) -> ExtraOperands:
+    def for_signature(
+        cls, signature: Signature, tensors: Mapping[Role, torch.Tensor]
+    ) -> ExtraOperands:
         """Picks a signature's extra operands from tensors by role."""
         epilogue = signature.epilogue
         return cls(
@@ -79,7 +81,7 @@ class ExtraOperands(NamedTuple):
         return int(self.offsets.shape[0])
 
     @property
-    def gathered(self) -> int | None:
+    def gathered_rows(self) -> int | None:
         """Number of gathered rows, one per result row; None if no rows are gathered."""
         if self.rows is None or self.offsets is None or self.rows.dim() != 1:
             return None

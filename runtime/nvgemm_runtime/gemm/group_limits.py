@@ -32,7 +32,9 @@ LONGEST_ROW_BYTES = _LOWEST_ADDRESS // LARGEST_GROUP
 """Longest row pitch in the result: 98,304 bytes, or 49,152 16-bit columns."""
 
 
-def too_large(provider: str, problem: Problem, out_row_bytes: int | None = None) -> str | None:
+def too_large_reason(
+    provider: str, problem: Problem, out_row_bytes: int | None = None
+) -> str | None:
     """Returns why a grouped problem is too large for a provider; None if it fits.
 
     Args:
@@ -44,11 +46,11 @@ def too_large(provider: str, problem: Problem, out_row_bytes: int | None = None)
     if out_row_bytes is None:
         out_row_bytes = problem.signature.out.bytes_of(problem.out_n)
     divided = problem.k if op is Op.K_GROUPED_MM else problem.m
-    return too_large_for(provider, op, divided, out_row_bytes)
+    return too_large_reason_for(provider, op, divided, out_row_bytes)
 
 
-def too_large_for(provider: str, op: Op, divided: int, out_row_bytes: int) -> str | None:
-    """Works like `too_large`; ``divided`` is the extent split into groups."""
+def too_large_reason_for(provider: str, op: Op, divided: int, out_row_bytes: int) -> str | None:
+    """Works like `too_large_reason`; ``divided`` is the extent split into groups."""
     if provider != LIMITED_PROVIDER or not op.has_groups:
         return None
     if divided > LARGEST_GROUP:

@@ -30,7 +30,7 @@ GATE_GRADIENT_SUMS, PAIRED_GATED_ROWS = "gate_gradient_sums", "paired_gated_rows
 with row sums, and two products side by side followed by their gate. `GATED_ROWS` and
 `PAIRED_GATED_ROWS` accept ``indices``: for each result row, its row in ``a``."""
 
-OF_GRADIENTS = (GATE_GRADIENT, GATE_GRADIENT_SUMS)
+GRADIENT_OPERATORS = (GATE_GRADIENT, GATE_GRADIENT_SUMS)
 """Operators whose first operand is ``grad``."""
 
 ADDED_ROWS = "added_rows"
@@ -41,11 +41,11 @@ GATHERED_ROWS = "gathered_rows"
 """Sum over selected matrix rows, each times its weight. Takes ``(matrix, rows, weights)``; ``rows``
 or ``weights`` may be None, but not both."""
 
-OF_TWO_WEIGHTS = (PAIRED_ROWS, PAIRED_GATED_ROWS, ADDED_ROWS)
+PAIRED_OPERATORS = (PAIRED_ROWS, PAIRED_GATED_ROWS, ADDED_ROWS)
 """Operators that compute two products."""
 
 OPERATORS = (
-    ROWS, COLUMNS, ADDED_ROWS, GATED_ROWS, PAIRED_ROWS, PAIRED_GATED_ROWS, *OF_GRADIENTS,
+    ROWS, COLUMNS, ADDED_ROWS, GATED_ROWS, PAIRED_ROWS, PAIRED_GATED_ROWS, *GRADIENT_OPERATORS,
     GATHERED_ROWS,
 )  # fmt: skip
 """All operators that multiply; others in the namespace are built on these."""
@@ -73,15 +73,15 @@ def read_products(name: str, arguments: Mapping[str, Any]) -> tuple[AtenGemm, ..
             _read_compact(ROWS, arguments[a], arguments[b], arguments["offsets"], None)
             for a, b in (("other_a", "other_b"), ("a", "b"))
         )
-    if name in OF_TWO_WEIGHTS:
+    if name in PAIRED_OPERATORS:
         return tuple(
             _read_groups(arguments, arguments[f"b_{half}"], arguments.get(bias))
             for half, bias in (("gate", "bias_gate"), ("up", "bias_up"))
         )
     if name == GATED_ROWS:
         return (_read_groups(arguments, arguments["b"], arguments.get("bias")),)
-    a = arguments["grad" if name in OF_GRADIENTS else "a"]
-    read = ROWS if name in OF_GRADIENTS else name
+    a = arguments["grad" if name in GRADIENT_OPERATORS else "a"]
+    read = ROWS if name in GRADIENT_OPERATORS else name
     return (_read_compact(read, a, arguments["b"], arguments["offsets"], arguments.get("bias")),)
 
 

@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
-from .epilogues import Addend, Epilogue, GateForm
+from .epilogues import Addend, Epilogue
 from .extra_operands import (
     NO_EXTRAS,
     ExtraOperands,
@@ -18,6 +18,7 @@ from .extra_operands import (
     read_epilogues,
     read_scales,
 )
+from .operand_checks import check_shapes
 from .problem import DType, Layout, Op, Problem, Signature
 from .support import multiply_together
 from .types import ScaleRecipe
@@ -111,18 +112,7 @@ def usual_out_dtype(operand: torch.dtype) -> torch.dtype:
     return operand if dtype is None else torch_dtype(dtype.usual_out)
 
 
-RANKS = {
-    Op.MM: (2, 2),
-    Op.BMM: (3, 3),
-    Op.GROUPED_MM: (2, 3),
-    Op.K_GROUPED_MM: (2, 2),
-    Op.GATHERED_MM: (2, 2),
-    Op.GATHERED_GROUPED_MM: (2, 3),
-}
-"""Ranks of A and B. The result has A's rank, except for ``k_grouped_mm``: 3."""
-
-
-def op_of(a: torch.Tensor, b: torch.Tensor, extras: ExtraOperands) -> Op:
+def operation_of(a: torch.Tensor, b: torch.Tensor, extras: ExtraOperands) -> Op:
     """Returns the operation for these operands."""
     if extras.offsets is not None and extras.rows is not None:
         return Op.GATHERED_GROUPED_MM
@@ -131,104 +121,6 @@ def op_of(a: torch.Tensor, b: torch.Tensor, extras: ExtraOperands) -> Op:
     if extras.rows is not None:
         return Op.GATHERED_MM
     return Op.BMM if a.dim() == 3 else Op.MM
-
-
-def check_shapes(
-    op: Op,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor | None = None,
-    *,
-    form: GateForm | None = None,
-    groups: int | None = None,
-    rows: int | None = None,
-) -> tuple[int, ...]:
-    """Checks that operands can be multiplied, by any kernel, and returns the result shape.
-
-    A has shape [m, k] and B [k, n]. For ``bmm`` both have a leading batch. For ``grouped_mm``, B
-    has leading groups. For ``k_grouped_mm`` the result is [groups, m, n], with ``groups`` from the
-    offsets. For ``gathered_mm``, B may have any number of rows. For ``gathered_grouped_mm``, A may
-    have any number of rows, and the result has ``rows``. With a gate, its ``form`` gives the number
-    of result columns.
-
-    Raises:
-        ValueError: If ranks, shapes or devices do not match, or n is odd and the gate needs pairs.
-    """
-    ranks = RANKS[op]
-    if (a.dim(), b.dim()) != ranks:
-        expected = (
-            f"rank {ranks[0]}" if ranks[0] == ranks[1] else f"ranks {ranks[0]} and {ranks[1]}"
-        )
-        raise ValueError(f"{op.value} takes tensors of {expected} (got {a.dim()} and {b.dim()})")
-    k_matches = op is Op.GATHERED_MM or a.shape[-1] == b.shape[-2]
-    if not k_matches or (op is Op.BMM and a.shape[0] != b.shape[0]):
-        raise ValueError(f"{op.value}: shapes {list(a.shape)} and {list(b.shape)} do not multiply")
-    if a.device != b.device:
-        raise ValueError(f"{op.value}: operands are on two devices ({a.device} and {b.device})")
-    columns = b.shape[-1]
-    if form is not None:
-        if columns % form.row.product_columns:
-            raise ValueError(
-                f"{op.value}: b has {columns} columns, must have an even number for a gate"
-            )
-        columns = columns // form.row.product_columns * form.row.out_columns
-    shape: tuple[int, ...] = (*a.shape[:-1], columns)
-    if op is Op.GATHERED_GROUPED_MM:
-        if rows is None:
-            raise ValueError(f"{op.value}: rows are missing or not one-dimensional")
-        shape = (rows, columns)
-    if op is Op.K_GROUPED_MM:
-        if groups is None:
-            raise ValueError(f"{op.value}: offsets are missing or not one-dimensional")
-        shape = (groups, *shape)
-    if out is not None and out.shape != shape:
-        raise ValueError(f"{op.value}: out has shape {list(out.shape)}, must have {list(shape)}")
-    if out is not None and out.device != a.device:
-        raise ValueError(f"{op.value}: out is on {out.device}, the operands on {a.device}")
-    return shape
-
-
-def check_kinds(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
-    """Checks that operands are plain strided tensors in memory, whatever their shapes.
-
-    Raises:
-        ValueError: If one is sparse, in another library's layout, quantized, fake, or inside a
-            ``torch.func`` transform.
-    """
-    for name, tensor in (("a", a), ("b", b), ("out", out)):
-        if tensor is not None:
-            check_kind(op.value, name, tensor)
-
-
-def check_kind(where: str, name: str, tensor: torch.Tensor) -> None:
-    """Checks one operand like `check_kinds`."""
-    import torch
-
-    if tensor.layout is not torch.strided:
-        raise ValueError(
-            f"{where}: {name} has layout {tensor.layout}, must have torch.strided; "
-            "call .to_dense() on it"
-        )
-    if tensor.is_quantized:
-        raise ValueError(f"{where}: {name} is quantized ({tensor.dtype}); call .int_repr() on it")
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        kind = "inside a transform of torch.func"
-    elif isinstance(tensor, _fake_tensor()) or torch._is_functional_tensor(tensor):
-        kind = "a fake or functional tensor"
-    else:
-        return
-    raise ValueError(
-        f"{where}: {name} is {kind}, which this function cannot read; call "
-        f"torch.ops.nvgemm_aot.{where} (registered by nvgemm_runtime.load_operators())"
-    )
-
-
-@functools.cache
-def _fake_tensor() -> type:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    kind: type = FakeTensor
-    return kind
 
 
 def check_empty(
@@ -268,7 +160,7 @@ def _read_extras(
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1] * dtype.packed
     leading = a.shape[:-1]
     if op is Op.GATHERED_GROUPED_MM:
-        m = extras.gathered or 0
+        m = extras.gathered_rows or 0
         leading = (m,)
         check_rows(extras, leading, op.value)
     if op.groups_rows:
@@ -314,7 +206,7 @@ def requests(
         NoKernelError: If no kernel can have such dtypes, strides or extents.
     """
     form = None if extras.gated is None else extras.gated.form
-    shape = check_shapes(op, a, b, out, form=form, groups=extras.groups, rows=extras.gathered)
+    shape = check_shapes(op, a, b, out, form=form, groups=extras.groups, rows=extras.gathered_rows)
     if out is not None:
         out_dtype = out.dtype
     # Dtypes before layouts: a wrong dtype is the more helpful reason.
@@ -421,7 +313,7 @@ def _read_problem(
         groups = extras.groups or 0
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1] * signature.a.packed
     if signature.op is Op.GATHERED_GROUPED_MM:
-        m = extras.gathered or 0
+        m = extras.gathered_rows or 0
     for name, extent in (("m", m), ("n", n), ("k", k), ("batch", batch), ("groups", groups)):
         if extent == 0:
             raise NoKernelError(

@@ -52,7 +52,7 @@ class Op(str, enum.Enum):
         return self in (Op.GATHERED_MM, Op.GATHERED_GROUPED_MM)
 
     @property
-    def is_of_experts(self) -> bool:
+    def is_moe(self) -> bool:
         """True for the operations that `nvgemm_runtime.moe` uses."""
         return self.has_groups or self is Op.GATHERED_MM
 

@@ -97,7 +97,7 @@ def contiguous_bytes(problem: Problem) -> int:
     )
 
 
-def misalignment(problem: Problem, alignment_bytes: int) -> str | None:
+def misalignment_reason(problem: Problem, alignment_bytes: int) -> str | None:
     """Returns why this problem's operands cannot have an alignment; None if they can.
 
     Pointers can be chosen, sizes cannot: an operand's contiguous extent is the other dimension's

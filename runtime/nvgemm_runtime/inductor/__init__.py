@@ -4,7 +4,7 @@ The only package that imports ``torch._inductor``. It may import every other roo
 it.
 
 - `autoload` is the start: torch calls it at import, and it waits for Inductor.
-- `entry` is called by Inductor for each GEMM. It calls `hook` if there is work to do.
+- `entry_point` is called by Inductor for each GEMM. It calls `hook` if there is work to do.
 - `hook` handles max-autotune: it reads the choices (`reading`), gets kernels from `offers` and adds
   them as choices.
 - `autotuning` has these choices, which write their own calls if they win, and times them.

@@ -22,10 +22,10 @@ SUPPORTED = (2, 11), (2, 15)
 _WAITED_FOR = {
     "torch._inductor.config": "configuration.options",
     "torch._inductor.codegen.common": "configuration.cache_key",
-    "torch._inductor.select_algorithm": "entry",
+    "torch._inductor.select_algorithm": "entry_point",
     "torch._inductor.fx_passes.post_grad": "fusion.epilogue_fusion",
     "torch._inductor.graph": "fusion.scaled",  # imported after lowering and select_algorithm
-    "torch._inductor.package.package": "autotuning.operators",
+    "torch._inductor.package.package": "codegen.operator_loading",
     "torch.export.pt2_archive._package": "codegen.archives",
 }
 """Modules here by the torch module whose import installs them."""
@@ -44,7 +44,7 @@ def activate() -> None:
     try:
         _activate()
     except Exception as error:
-        _log.warning("nvgemm-aot stays out of torch.compile: %r", error)
+        _log.warning("nvgemm-aot is disabled in torch.compile: %r", error)
 
 
 def _activate() -> None:
@@ -63,7 +63,7 @@ def _activate() -> None:
     if not first <= release <= last:
         # Logged once Inductor is imported, not in every process that imports torch.
         message = (
-            f"nvgemm-aot stays out of torch.compile: torch is {version}, supported is "
+            f"nvgemm-aot is disabled in torch.compile: torch is {version}, supported is "
             f"{first[0]}.{first[1]} to {last[0]}.{last[1]}"
         )
         after_import("torch._inductor.select_algorithm", lambda: _log.warning(message))
@@ -109,7 +109,7 @@ def log_broken(module: str, error: Exception) -> None:
     _logged.add(repr(error))
     _log.log(
         level,
-        "nvgemm-aot stays out of torch.compile: %s cannot be installed: %r",
+        "nvgemm-aot is disabled in torch.compile: %s cannot be installed: %r",
         module,
         error,
         exc_info=_log.isEnabledFor(logging.DEBUG),

@@ -1,9 +1,9 @@
 """Adds bundled kernels to the choices that Inductor autotunes.
 
-Inductor calls a preprocessing function with the choices for every GEMM (`entry`). `join` reads the
-GEMM from ATen's choice and adds a choice for each kernel that `offers` finds. A winning choice
-writes a call into the generated module, with a header that finds the kernel, or falls back to ATen,
-in any process that runs the module.
+Inductor calls a preprocessing function with the choices for every GEMM (`entry_point`). `join`
+reads the GEMM from ATen's choice and adds a choice for each kernel that `offers` finds. A winning
+choice writes a call into the generated module, with a header that finds the kernel, or falls back
+to ATen, in any process that runs the module.
 
 The torch names used here are private and were read and run on torch 2.11 to 2.15.
 """
@@ -35,8 +35,9 @@ from ..settings import (
 )
 from . import report
 from .autotuning import torch_nvgemm
-from .autotuning.choice_timing import time_beside_inductor, time_on_gpu, time_over_sizes
-from .autotuning.choices import BundledChoice, StockCall, gemm_choices, obstacles
+from .autotuning.choice_timing import time_against_inductor, time_on_gpu, time_over_sizes
+from .autotuning.choices import BundledChoice, StockCall, gemm_choices
+from .autotuning.obstacles import obstacles
 from .configuration.modes import OPTION, current_mode
 from .reading import (
     AutotunedGemm,
@@ -57,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 def join(choices: list[Any]) -> list[Any]:
-    """Appends bundled kernels to a GEMM's choices; see `entry.join`."""
+    """Appends bundled kernels to a GEMM's choices; see `entry_point.join`."""
     if any(isinstance(choice, BundledChoice) for choice in choices):
         _refuse_unopened()
         return choices  # a lowering in this package has added them already
@@ -100,9 +101,9 @@ def _join_in_default_mode(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
 
 def _refuse_unopened() -> None:
     if current_mode() is Mode.REQUIRED:
-        from .autotuning.required import refuse_unopened
+        from .autotuning.required import require_opened
 
-        refuse_unopened()
+        require_opened()
 
 
 def record_gemm(read: Callable[[], AtenGemm]) -> None:
@@ -166,7 +167,7 @@ def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
         stock_choices = torch_nvgemm.without_any(choices)
     else:
         stock_choices = torch_nvgemm.without_doubles(choices, set(operators.values()))
-    joined = on_equal_terms(stock_choices, new_choices)
+    joined = time_fairly(stock_choices, new_choices)
     return joined if timed is None else join_dispatch(joined, timed)
 
 
@@ -189,7 +190,7 @@ def join_dispatch(choices: list[Any], dispatch: TimedDispatch) -> list[Any]:
     return choices
 
 
-def on_equal_terms(others: list[Any], kernels: list[Any]) -> list[Any]:
+def time_fairly(others: list[Any], kernels: list[Any]) -> list[Any]:
     """Appends bundled kernels to Inductor's choices, all timed fairly.
 
     They are timed by GPU time. Inductor's own choice is left as it is only if its choices differ in
@@ -200,7 +201,7 @@ def on_equal_terms(others: list[Any], kernels: list[Any]) -> list[Any]:
         in_graphs = config.triton.cudagraphs or records_graphs()
         launches_differ = len(others) > 1 and bool(backends_beside_aten(others))
         if launches_differ and not in_graphs and _are_timed_here(others):
-            time_beside_inductor(others, kernels)
+            time_against_inductor(others, kernels)
         else:
             time_on_gpu(others, kernels)
     return choices
@@ -252,9 +253,9 @@ def _find_offers(choices: list[Any], gemm: AutotunedGemm) -> Offers:
         max_choices(),
         may_compile=may_compile,
         may_split=not config.cpp_wrapper,
-        trusts=trusts_rankings(),
+        trusts_measurements=trusts_rankings(),
         needs_kernel=current_mode() is Mode.REQUIRED,
-        beside=backends_beside_aten(choices),
+        other_backends=backends_beside_aten(choices),
     )
     gemm.choice.nvgemm_aot_gemm = offers.gemm
     if reasons_against and not offers.is_miss:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..bundle.format import Kernel
-from ..counters import COUNTERS
 from ..gemm.aten import AtenGemm, product_of_sum, unusual_setting
 from ..gemm.operands import Request
 from ..gemm.problem import Problem
@@ -20,10 +19,11 @@ from ..installed.registry import INSTALLATION
 from ..jit import client
 from ..matching.device import DeviceFacts, device_facts, torch_versions
 from ..matching.dispatch import TunedTogether
-from ..matching.index import Basis, Match, Miss, first_served
+from ..matching.index import match_first_reading
+from ..matching.matches import Basis, Match, MatchedKernel, Miss
 from ..matching.trust import Terms, decide, why_unlike_measured
-from ..matching.usable_rankings import MatchedKernel
 from ..recording.declarable import declarable, read_requests
+from ..reporting.counters import COUNTERS
 from ..settings import MAX_CHOICES_VARIABLE
 
 LONGEST_WAIT_S = 600.0
@@ -87,9 +87,9 @@ def find_offers(
     *,
     may_compile: bool = False,
     may_split: bool = False,
-    trusts: bool = False,
+    trusts_measurements: bool = False,
     needs_kernel: bool = False,
-    beside: frozenset[str] = frozenset(),
+    other_backends: frozenset[str] = frozenset(),
 ) -> Offers:
     """Finds the kernels to offer.
 
@@ -98,9 +98,9 @@ def find_offers(
         limit: Largest number of kernels; 0 makes every GEMM a miss.
         may_compile: Compile kernels that bundles lack, and wait for them.
         may_split: Allow kernels for only a sum's product, if none computes both.
-        trusts: Use measured rankings without timing again; see `trust.decide`.
+        trusts_measurements: Use measured rankings without timing again; see `trust.decide`.
         needs_kernel: Offer a kernel even if ATen was measured to be faster.
-        beside: Backends that compete, without ATen's; see `trust.Terms`.
+        other_backends: Backends that compete, without ATen's; see `trust.Terms`.
     """
     requests = read_requests(gemm)
     if isinstance(requests, str):
@@ -113,11 +113,11 @@ def find_offers(
     else:
         terms = Terms(
             limit=limit,
-            trusts=trusts,
+            trusts_measurements=trusts_measurements,
             needs_kernel=needs_kernel,
             is_precise=gemm.is_precise,
             aten_setting=unusual_setting(requests[0].problem.signature.a),
-            beside=beside,
+            other_backends=other_backends,
         )
         offers = _match_or_compile(gemm, requests, terms, may_compile)
     product = product_of_sum(gemm) if may_split and offers.is_miss else None
@@ -143,7 +143,7 @@ def _match_or_compile(
         # The JIT cache's kernels for other sizes still serve this one.
         return make_offers(matched, reasons=(f"nothing was compiled: {result.reason}",))
     _offered.add(pending)
-    INSTALLATION.refresh_kept_bundles(result.bundle)
+    INSTALLATION.refresh_user_bundles(result.bundle)
     return make_offers(_match(requests, facts), basis="jit")
 
 
@@ -156,7 +156,7 @@ def _find_pending(
 ) -> client.Pending | None:
     """Returns the JIT request to wait for, or None if the matched kernels are enough."""
     # `start_compiling` may have made the request.
-    pending = client.asked(problem, facts)
+    pending = client.find_request(problem, facts)
     if pending is None and _is_uncovered(match):
         pending = client.request(problem, facts)
     if pending is None:
@@ -221,7 +221,7 @@ _Matched = tuple[Request, Match | Miss]
 
 def _match(requests: tuple[Request, ...], facts: DeviceFacts) -> _Matched:
     with COUNTERS.spending("matching"):
-        return first_served(INSTALLATION.index(facts).match, requests)
+        return match_first_reading(INSTALLATION.index(facts).match, requests)
 
 
 def _make_offers(

@@ -19,9 +19,9 @@ from torch._inductor.pattern_matcher import (
 )
 
 from ..gemm.aten import AtenGemm
-from ..gemm.moe_operators import NAMESPACE, OF_TWO_WEIGHTS, OPERATORS, read_products
+from ..gemm.moe_operators import NAMESPACE, OPERATORS, PAIRED_OPERATORS, read_products
 from ..gemm.operands import Operand
-from .fusion import epilogue_fusion
+from .fusion.graph import PASS, hint
 from .hook import record_gemm
 from .reading import operand_of_tensor
 from .report import raise_or_log
@@ -41,7 +41,7 @@ def install() -> None:
             register_graph_pattern(
                 CallFunction(overload, *arguments),
                 _record,
-                pass_dict=pass_patterns[epilogue_fusion.PASS],
+                pass_dict=pass_patterns[PASS],
             )(_never)
     except Exception as error:
         raise_or_log(error)
@@ -62,7 +62,7 @@ def _record(match: Match) -> bool:
 
 
 def _product_count(node: torch.fx.Node) -> int:
-    return 2 if node.target.overloadpacket.__name__ in OF_TWO_WEIGHTS else 1
+    return 2 if node.target.overloadpacket.__name__ in PAIRED_OPERATORS else 1
 
 
 def _read(node: torch.fx.Node, arguments: dict[str, Any], index: int) -> AtenGemm:
@@ -75,7 +75,7 @@ def _read(node: torch.fx.Node, arguments: dict[str, Any], index: int) -> AtenGem
 
 
 def _operand(node: torch.fx.Node) -> Operand:
-    return operand_of_tensor(node.meta["val"], epilogue_fusion.hint)
+    return operand_of_tensor(node.meta["val"], hint)
 
 
 def _never(match: Match, **_: Any) -> None:

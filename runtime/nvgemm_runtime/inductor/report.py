@@ -1,7 +1,7 @@
 """Reports the outcome for each compiled GEMM, and internal errors.
 
 Events go to the process's counters, to torch's trace log (``TORCH_TRACE``) as artifacts named
-``nvgemm_aot``, and to `nvgemm_runtime.events`' file, which `nvgemm-aot explain` shows as a table.
+``nvgemm_aot``, and to the file of `reporting.events`, which `nvgemm-aot explain` shows as a table.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from torch._logging import trace_structured
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from .. import events
-from ..counters import COUNTERS
 from ..errors import NvgemmError
+from ..reporting import events
+from ..reporting.counters import COUNTERS
 
 if TYPE_CHECKING:
     from ..matching.dispatch import TunedTogether

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePosixPath
 
-from ..settings import BUNDLES_VARIABLE, shown_path
+from ..settings import BUNDLES_VARIABLE, printable_path
 from .ownership import writable_by_others
 
 ENTRY_POINT_GROUP = "nvgemm_aot.bundles"
@@ -153,7 +153,7 @@ def _named_bundles(value: str) -> Iterator[BundleFile]:
         try:
             files = _files_at(path)
         except OSError as error:
-            reason = f"{shown_path(path)}: {error.strerror}"
+            reason = f"{printable_path(path)}: {error.strerror}"
             yield BundleFile(path=path, origin=BUNDLES_VARIABLE, problem=reason)
             continue
         for file in files:
@@ -161,7 +161,7 @@ def _named_bundles(value: str) -> Iterator[BundleFile]:
             try:
                 problem = writable_by_others(file)
             except OSError as error:
-                problem = f"{shown_path(file)}: {error.strerror}"
+                problem = f"{printable_path(file)}: {error.strerror}"
             yield BundleFile(path=file, origin=BUNDLES_VARIABLE, problem=problem)
 
 

@@ -51,7 +51,7 @@ def stamp_path(cache: Path, problem: Problem) -> Path:
     return jit_directory(cache) / "used" / problem.key.replace("/", ",")
 
 
-def find_kept_bundles() -> tuple[BundleFile, ...]:
+def find_user_bundles() -> tuple[BundleFile, ...]:
     """Finds the user bundles in this user's cache directory, by name; empty without the directory.
 
     A bundle that others can write has that as its problem.

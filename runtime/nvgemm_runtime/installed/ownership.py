@@ -18,10 +18,10 @@ def writable_by_others(file: Path) -> str | None:
     Raises:
         OSError: If it does not exist.
     """
-    return next(filter(None, map(place_writable_by_others, _path_components(file))), None)
+    return next(filter(None, map(path_writable_by_others, _path_components(file))), None)
 
 
-def place_writable_by_others(path: Path) -> str | None:
+def path_writable_by_others(path: Path) -> str | None:
     """Returns the reason that others can write a path itself, ignoring its parents, or None.
 
     Raises:

@@ -1,7 +1,7 @@
 """Bundles of this process: found, opened and indexed at the first request.
 
 Installed and named bundles are read once. User bundles in the JIT cache grow while processes run;
-`Installation.refresh_kept_bundles` reads them again.
+`Installation.refresh_user_bundles` reads them again.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from ..bundle.reader import Bundle, file_identity
 from ..errors import NvgemmError, count_text
 from ..gemm.problem import Problem
 from ..matching.device import DeviceFacts, host_platform, torch_cuda, torch_versions
-from ..matching.index import BundleView, Index
+from ..matching.index import Index
 from ..matching.layered_index import LayeredIndex
+from ..matching.matches import BundleView, newest_compiler_first
 from ..matching.refusals import (
     describe_fault,
     kernel_refusals,
@@ -27,10 +28,9 @@ from ..matching.refusals import (
     refusal,
     unlaunchable,
 )
-from ..matching.usable_rankings import newest_compiler_first
 from . import digest
 from .discover import BundleFile, find_bundles
-from .jit_cache import find_kept_bundles, user_bundle_origin
+from .jit_cache import find_user_bundles, user_bundle_origin
 
 _log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class Installation:
                 self._indexes[facts] = _add_user_bundles(shipped, self._user_bundles, facts)
             return self._indexes[facts]
 
-    def refresh_kept_bundles(self, temporary: Path | None = None) -> None:
+    def refresh_user_bundles(self, temporary: Path | None = None) -> None:
         """Reads the user bundles again, so that newly compiled kernels are found.
 
         Loaded kernels, existing indexes and kernels from a former user bundle stay. A temporary
@@ -176,7 +176,7 @@ class Installation:
             self._warn(affected.origin, problem)
             return True
 
-    def kept_problems(self, kernel_id: str) -> tuple[Problem, ...]:
+    def user_bundle_problems(self, kernel_id: str) -> tuple[Problem, ...]:
         """Returns the problems in user bundles that a kernel is ranked for."""
         with self._lock:
             headers = [
@@ -193,7 +193,7 @@ class Installation:
 
     def _open_user_bundles(self) -> tuple[FoundBundle, ...]:
         """Opens the user bundles; those with unchanged files stay open."""
-        files = find_kept_bundles()
+        files = find_user_bundles()
         known_paths = {file.path for file in files}
         temporary = (
             BundleFile(path=path, origin=user_bundle_origin(path), problem=None)

@@ -1,4 +1,4 @@
-"""Checks if the builder side is installed, without importing it."""
+"""Checks if the builder is installed, without importing it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Imports neither the builder nor the compiler. The first request starts the process, the JIT server.
 It ends with this process, even after a crash, or after a while without requests. It writes kernels
-into a user bundle, where `Installation.refresh_kept_bundles` finds them.
+into a user bundle, where `Installation.refresh_user_bundles` finds them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..counters import COUNTERS
+from ..errors import install_command
 from ..gemm.problem import Problem
 from ..gemm.target import CPU, PLATFORMS
 from ..installed.jit_cache import default_directory
-from ..installing import install_command
 from ..matching.device import DeviceFacts
+from ..reporting.counters import COUNTERS
 from ..settings import JIT_CANDIDATES_VARIABLE, JIT_PROVIDER_VARIABLE, jit_candidates
 from .builder import is_installed, missing_module
 from .process import JitProcess
@@ -122,7 +122,7 @@ def why_not_compiling(facts: DeviceFacts) -> str | None:
 
 def _missing(module: str, platform: str) -> str:
     extras = "build,cross" if _is_cross(platform) else "build"
-    return f"the builder side is not installed: no {module}; run: {install_command(extras)}"
+    return f"the builder is not installed: no {module}; run: {install_command(extras)}"
 
 
 def _is_cross(platform: str) -> bool:
@@ -149,7 +149,7 @@ class JitClient:
     def request(self, problem: Problem, facts: DeviceFacts) -> Pending:
         """Requests kernels for a problem, at most once per process.
 
-        Never raises, and never waits for the builder side.
+        Never raises, and never waits for the builder.
         """
         pending = Pending(problem)
         try:
@@ -165,7 +165,7 @@ class JitClient:
             _log.debug("%s: cannot request kernels", problem.key, exc_info=True)
             return pending.fail(f"{type(error).__name__}: {error}")
 
-    def asked(self, problem: Problem, facts: DeviceFacts) -> Pending | None:
+    def find_request(self, problem: Problem, facts: DeviceFacts) -> Pending | None:
         """Returns the request for a problem, or None."""
         return self._asked.get((problem, facts))
 
@@ -209,7 +209,7 @@ class JitClient:
         try:
             self._process = JitProcess(self._arguments, self._answered, self._ended)
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
-            self._give_up(f"the builder side cannot be started: {error}")
+            self._give_up(f"the builder cannot be started: {error}")
             return
         for request in requests:
             self._process.send(request)
@@ -260,7 +260,7 @@ CLIENT = JitClient()
 """Client of this process."""
 
 
-request, asked = CLIENT.request, CLIENT.asked
+request, find_request = CLIENT.request, CLIENT.find_request
 
 atexit.register(CLIENT.close)
 os.register_at_fork(after_in_child=CLIENT.forget)

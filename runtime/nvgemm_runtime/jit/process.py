@@ -117,7 +117,7 @@ class JitProcess:
         self._close_requests()
         os.close(self._answers)
         os.close(self._errors)
-        crash = f"the builder side ended ({_status_text(status)}): {tail or 'it printed no error'}"
+        crash = f"the builder ended ({_status_text(status)}): {tail or 'it printed no error'}"
         self._ended(self, crash if status or not count else None)
 
     def _read_answers(self) -> int:

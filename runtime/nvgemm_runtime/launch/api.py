@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 from ..errors import NoKernelError, SettingError
 from ..gemm.epilogues import Activation
 from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
-from ..gemm.operands import Request, check_kinds, op_of, requests
+from ..gemm.operand_checks import check_kinds
+from ..gemm.operands import Request, operation_of, requests
 from ..gemm.problem import Op
 from ..gemm.types import ScaleRecipe
 from ..installed.registry import INSTALLATION, FoundBundle
 from ..matching.device import DeviceFacts
-from ..matching.index import Match, Miss
+from ..matching.matches import Match, Miss
 from .compute import compute, enum_of
 from .fast_path import skip_if_loaded
 from .loading import native
@@ -85,7 +86,7 @@ def explain(
             `nvgemm_runtime.gemm.extra_operands.ExtraOperands`.
     """
     facts = facts_of(a)
-    op = op_of(a, b, extras)
+    op = operation_of(a, b, extras)
     try:
         check_kinds(op, a, b)
         readings = requests(op, a, b, out_dtype, extras=extras)
@@ -246,7 +247,7 @@ def choose(
         NoKernelError: If no bundled kernel serves this, with every reason.
         ValueError: If the operands cannot be multiplied.
     """
-    op = op_of(a, b, extras)
+    op = operation_of(a, b, extras)
     check_kinds(op, a, b, out)
     return choose_kernel(op, a, b, out, extras)
 
@@ -275,9 +276,9 @@ def _load_for_operator(kernel_id: str, origin: str | None = None) -> None:
     if origin is None:
         load_kernel(str(kernel_id))
     else:
-        from .compiled import expect, prepare
+        from .compiled import note_and_preload, prepare
 
-        expect(str(kernel_id), str(origin))
+        note_and_preload(str(kernel_id), str(origin))
         try:
             prepare(str(kernel_id), str(origin))
         except SettingError as error:
@@ -286,6 +287,6 @@ def _load_for_operator(kernel_id: str, origin: str | None = None) -> None:
 
 
 def _report_failure(kernel_id: str, kind: str, message: str) -> None:
-    from .compiled import report_failure
+    from .compiled import report_cpp_failure
 
-    report_failure(str(kernel_id), str(kind), str(message))
+    report_cpp_failure(str(kernel_id), str(kind), str(message))

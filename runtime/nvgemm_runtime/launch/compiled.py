@@ -15,14 +15,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import NoKernelError, SettingError
-from ..events import kernel_failed
 from ..gemm.extra_operands import check_offset_values
-from ..gemm.operands import RANKS
+from ..gemm.operand_checks import RANKS
 from ..gemm.problem import Op
 from ..installed.jit_cache import JIT_ORIGIN, mark_used
 from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, device_facts
 from ..matching.refusals import device_refusal, refusal, timing_refusal
+from ..reporting.events import kernel_failed
 from ..settings import is_debugging, is_off
 from .loading import native
 from .loading.fork_locks import ForkLock
@@ -70,7 +70,7 @@ def gemm(
     """
     if split:
         return _add_separately(aten, gemm(_raise_not_computed, kernel_id, origin), order)
-    expect(kernel_id, origin)
+    note_and_preload(kernel_id, origin)
     return make_call(aten, _OneKernel(kernel_id, origin), order)
 
 
@@ -89,7 +89,7 @@ class _OneKernel:
         return False
 
 
-class Computing(Protocol):
+class Attempt(Protocol):
     """Bundled kernel call that generated code tries before ATen.
 
     Attributes:
@@ -106,7 +106,7 @@ class Computing(Protocol):
 
 
 def make_call(
-    aten: Callable[..., torch.Tensor], computing: Computing, order: tuple[int, ...]
+    aten: Callable[..., torch.Tensor], computing: Attempt, order: tuple[int, ...]
 ) -> GeneratedCall:
     """Creates a generated call that falls back to ATen; arguments as in `gemm`."""
 
@@ -147,7 +147,7 @@ def named_kernels() -> dict[str, str]:
     return dict(_origins)
 
 
-def expect(kernel_id: str, origin: str) -> None:
+def note_and_preload(kernel_id: str, origin: str) -> None:
     """Records that generated code may call a kernel, and loads it onto the current device.
 
     Generated modules load where they are about to run, mostly on the current device. On another
@@ -167,7 +167,7 @@ def _device_at_hand() -> torch.device | None:
     """Returns the current CUDA device if the process uses CUDA; None otherwise."""
     import torch
 
-    return usual_device() if torch.cuda.is_initialized() else None
+    return default_device() if torch.cuda.is_initialized() else None
 
 
 def launch_first(kernel_id: str, origin: str, settle: Callable[[int | None], None]) -> _TryLaunch:
@@ -263,7 +263,7 @@ def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> 
     """Loads a kernel that code was compiled for; on failure warns once per wheel, returns None.
 
     Returns None without a warning under ``NVGEMM_AOT=off``. Without a device, uses the one from
-    `usual_device`.
+    `default_device`.
 
     Raises:
         SettingError: If NVGEMM_AOT has an unknown value.
@@ -287,7 +287,7 @@ def load_for(kernel_id: str, facts: DeviceFacts) -> LoadedKernel:
         NvgemmError: If it cannot be loaded; see `loader.KernelLoader.load`.
     """
     entry = _find_kernel(kernel_id)
-    for problem in INSTALLATION.kept_problems(kernel_id):
+    for problem in INSTALLATION.user_bundle_problems(kernel_id):
         mark_used(problem)
     if entry is not None:
         bundle, kernel = entry
@@ -308,16 +308,16 @@ def _find_kernel(kernel_id: str) -> tuple[Bundle, Kernel] | None:
     """Returns the kernel that code was compiled for, and its bundle; None if not found."""
     if kernel_id not in INSTALLATION.kernels():
         # Another process may have compiled it since: its graph is in torch's cache.
-        INSTALLATION.refresh_kept_bundles()
+        INSTALLATION.refresh_user_bundles()
     return INSTALLATION.kernels().get(kernel_id)
 
 
 def _device_facts(device: torch.device | None) -> DeviceFacts:
-    device = device or usual_device()
+    device = device or default_device()
     return device_facts(device.type, device.index or 0)
 
 
-def usual_device() -> torch.device:
+def default_device() -> torch.device:
     """Returns the current CUDA device, or the CPU without one."""
     import torch
 
@@ -344,7 +344,7 @@ def _warn_of_memory(name: str, error: Exception) -> None:
     _log.warning("%s: %s; ATen computes this GEMM", name, error)
 
 
-def report_failure(kernel_id: str, kind: str, message: str) -> None:
+def report_cpp_failure(kernel_id: str, kind: str, message: str) -> None:
     """Logs that generated C++ uses ATen because a kernel launch failed.
 
     Args:

@@ -16,10 +16,11 @@ from ..gemm.extra_operands import (
     check_offset_values,
     check_row_values,
 )
-from ..gemm.group_limits import too_large_for
-from ..gemm.operands import check_empty, check_kind, check_shapes, torch_dtype, usual_out_dtype
+from ..gemm.group_limits import too_large_reason_for
+from ..gemm.operand_checks import check_kind, check_shapes
+from ..gemm.operands import check_empty, torch_dtype, usual_out_dtype
 from ..gemm.problem import Op
-from ..matching.device import wants_determinism, wants_warnings_alone
+from ..matching.device import wants_determinism, warns_on_nondeterminism
 from ..matching.refusals import timing_refusal
 from ..settings import is_debugging
 from .autograd import refuse_lost_derivative
@@ -66,7 +67,7 @@ def _run(
     for name, tensor in operands.items():
         check_kind(where, name, tensor)
     form = None if extras.gated is None else extras.gated.form
-    shape = check_shapes(op, a, b, out, form=form, groups=extras.groups, rows=extras.gathered)
+    shape = check_shapes(op, a, b, out, form=form, groups=extras.groups, rows=extras.gathered_rows)
     if out is None:
         signature = None if loaded is None else loaded.kernel.signature
         default_dtype = (
@@ -111,7 +112,7 @@ def _require_small_enough(
     """Applies matching's size limits to a kernel that the caller names."""
     divided = a.shape[1] if loaded.op is Op.K_GROUPED_MM else out.shape[0]
     row_bytes = out.element_size() * (out.stride(-2) if out.shape[-2] > 1 else out.shape[-1])
-    reason = too_large_for(loaded.kernel.provider, loaded.op, divided, row_bytes)
+    reason = too_large_reason_for(loaded.kernel.provider, loaded.op, divided, row_bytes)
     if reason is not None:
         raise NoKernelError(f"{where}: kernel {loaded.kernel.id[:12]}: {reason}", (reason,))
 
@@ -132,7 +133,7 @@ def _load_named(
     reason = timing_refusal(kernel.kernel, wants_determinism())
     if reason is not None:
         message = f"{where}: kernel {kernel.kernel.id[:12]}: {reason}"
-        if not wants_warnings_alone():
+        if not warns_on_nondeterminism():
             raise RuntimeError(message)
         warnings.warn(message, stacklevel=5)  # at the public function's caller
     if extras.gated is not None or signature.is_gated:

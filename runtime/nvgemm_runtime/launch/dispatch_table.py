@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from ..gemm.aten import unusual_setting
 from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
-from ..gemm.operands import Request, check_kinds, op_of, requests
+from ..gemm.operand_checks import check_kinds
+from ..gemm.operands import Request, operation_of, requests
 from ..gemm.problem import Op
 from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, torch_versions
@@ -25,7 +26,7 @@ from .select import facts_of
 if TYPE_CHECKING:
     import torch
 
-    from ..matching.usable_rankings import MatchedKernel
+    from ..matching.matches import MatchedKernel
 
 
 def default_evidence() -> Evidence:
@@ -136,8 +137,10 @@ class DispatchedSizes:
             ]
             times_text = ", ".join([*times, f"ATen {size.aten.time_ns / 1e3:.1f} us"])
             lines.append(f"  measured at m {size.m}: {times_text}{_gains_too_little(size)}")
-        lines += [f"  not used at m {m}: {reason}" for m, reason in self.decided.open.items()]
-        if not self.decided.sizes and not self.decided.open:
+        lines += [
+            f"  not used at m {m}: {reason}" for m, reason in self.decided.open_reasons.items()
+        ]
+        if not self.decided.sizes and not self.decided.open_reasons:
             lines.append("  no bundle that serves this device declares this n and k")
         return "\n".join(lines)
 
@@ -190,7 +193,7 @@ def dispatch_table(
             raise TypeError(
                 f"dispatch_table: {name} is of type {type(operand).__name__}, must be a tensor"
             )
-    op = op_of(a, b, extras)
+    op = operation_of(a, b, extras)
     check_kinds(op, a, b)
     readings = requests(op, a, b, out_dtype, extras=extras)
     facts = facts_of(a)

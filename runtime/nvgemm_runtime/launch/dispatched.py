@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..settings import is_off
-from .compiled import GeneratedCall, expect, launch_first, leave_to_aten, make_call
+from .compiled import GeneratedCall, launch_first, leave_to_aten, make_call, note_and_preload
 from .loading import native
 from .loading.fork_locks import ForkLock
 
@@ -41,7 +41,7 @@ def dispatched(
     NVGEMM_AOT_DEBUG works as in `compiled.gemm`.
     """
     for kernel_id, origin in origins.items():
-        expect(kernel_id, origin)
+        note_and_preload(kernel_id, origin)
     return make_call(aten, _Table(bounds, kernels, origins), order)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..gemm.operands import RANKS
+from ..gemm.operand_checks import RANKS
 from ..gemm.problem import Op
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..gemm.operands import check_kinds, check_shapes
+from ..gemm.operand_checks import check_kinds, check_shapes
 from ..gemm.problem import Op
 from .autograd import refuse_lost_derivative
 from .loading import native

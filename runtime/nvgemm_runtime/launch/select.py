@@ -20,7 +20,8 @@ from ..matching.device import (
     torch_cuda,
     wants_determinism,
 )
-from ..matching.index import Match, Miss, first_served
+from ..matching.index import match_first_reading
+from ..matching.matches import Match, Miss
 from ..matching.refusals import process_refusal
 from ..settings import default_mode
 from .loading.loader import LOADER, LoadedKernel
@@ -155,7 +156,9 @@ def find(
     readings: tuple[Request, ...], facts: DeviceFacts, *, without: Collection[Bundle] = ()
 ) -> tuple[Request, Match | Miss]:
     """Returns the first request that a kernel serves, with its match, or all reasons for a miss."""
-    request, result = first_served(INSTALLATION.index(facts, without=without).match, readings)
+    request, result = match_first_reading(
+        INSTALLATION.index(facts, without=without).match, readings
+    )
     if isinstance(result, Match) and result.from_jit:
         mark_used(result.ranked_as)
     return request, result

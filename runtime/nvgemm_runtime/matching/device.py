@@ -105,10 +105,10 @@ def find_runtime_library(cuda: str) -> RuntimeLibrary | None:
     version installed last.
     """
     path = _package_file("nvidia_cutlass_dsl", (f"{cuda}/lib", "lib"), RUNTIME_LIBRARY)
-    return None if path is None else look_at_library(path, cuda)
+    return None if path is None else inspect_library(path, cuda)
 
 
-def look_at_library(path: Path, cuda: str) -> RuntimeLibrary:
+def inspect_library(path: Path, cuda: str) -> RuntimeLibrary:
     """Inspects a library file: its exported symbols and defects."""
     exports, defect = None, None
     try:
@@ -178,7 +178,7 @@ def wants_determinism() -> bool:
     return bool(torch.are_deterministic_algorithms_enabled())
 
 
-def wants_warnings_alone() -> bool:
+def warns_on_nondeterminism() -> bool:
     """Returns True if torch only warns about nondeterminism (``warn_only``)."""
     import torch
 

@@ -10,8 +10,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..bundle.format import Timing
-from ..gemm.group_limits import too_large
+from ..bundle.ranking_entries import Timing
+from ..gemm.group_limits import too_large_reason
 from ..gemm.operands import Request
 from .device import DeviceFacts, TorchVersions
 from .evidence import Evidence
@@ -36,7 +36,8 @@ from .trust import (
 )
 
 if TYPE_CHECKING:
-    from .usable_rankings import MatchedKernel, UsableRanking
+    from .matches import MatchedKernel
+    from .usable_rankings import UsableRanking
 
 TunedTogether = tuple[str, ...]
 """Bundle paths that one ``nvgemm-aot tune`` run measures together."""
@@ -54,7 +55,7 @@ class Dispatch:
         table: Kernel for each m.
         measured: Measured kernels by id.
         sizes: Measurements, by ascending m.
-        open: Reasons not to use a problem's ranking or its fastest kernels, by m.
+        open_reasons: Reasons not to use a problem's ranking or its fastest kernels, by m.
         declared: Each m that a bundle declares; others were measured in addition.
         doubtful: Paths to bundles whose measurements are in doubt or contradict each other, by m;
             empty if no measurement by ``nvgemm-aot tune`` could count.
@@ -62,7 +63,7 @@ class Dispatch:
             m.
         held_back: Reasons not to use a faster kernel, by m: one GPU repeated its measurement, and
             the gain is too small for that evidence.
-        unlike: Reason why no measurement could count for these operands, or None.
+        mismatch: Reason why no measurement could count for these operands, or None.
         needed: Ids of the kernels that determine the table: the ones in it, and the ones they are
             compared to.
     """
@@ -70,12 +71,12 @@ class Dispatch:
     table: DispatchTable
     measured: Mapping[str, MatchedKernel]
     sizes: tuple[MeasuredSize, ...]
-    open: Mapping[int, str]
+    open_reasons: Mapping[int, str]
     declared: frozenset[int]
     doubtful: Mapping[int, tuple[TunedTogether, ...]]
     unconfirmed: Mapping[int, tuple[TunedTogether, ...]]
     held_back: Mapping[int, str]
-    unlike: str | None
+    mismatch: str | None
     needed: frozenset[str]
 
     def doubtful_within(self, least: int, most: int | None) -> list[TunedTogether]:
@@ -148,7 +149,7 @@ def decide_dispatch(
         problem = replace(request.problem, m=m)
         unusable: dict[str, str] = {}
         for matched in (kernel for usable in size_rankings for kernel in usable.kernels):
-            reason = too_large(matched.kernel.provider, problem, request.out_row_bytes)
+            reason = too_large_reason(matched.kernel.provider, problem, request.out_row_bytes)
             if reason is None and only_deterministic and not matched.kernel.is_deterministic:
                 reason = _NONDETERMINISTIC
             if reason is not None:
@@ -179,7 +180,7 @@ def decide_dispatch(
         table=table,
         measured=measured,
         sizes=tuple(sizes),
-        open=why_open,
+        open_reasons=why_open,
         declared=frozenset(
             m
             for m, size_rankings in rankings.items()
@@ -188,14 +189,14 @@ def decide_dispatch(
         doubtful=doubtful,
         unconfirmed=unconfirmed,
         held_back=held_back,
-        unlike=obstacle,
+        mismatch=obstacle,
         needed=kernels_that_decide(intervals, table),
     )
 
 
 def _excluded_kernel_gains(usable: UsableRanking, size: MeasuredSize) -> bool:
     """Returns True if an excluded nondeterministic kernel gains enough on ATen."""
-    time_ns = usable.least_left_out_ns
+    time_ns = usable.least_excluded_ns
     return time_ns is not None and gains_enough(time_ns, size.aten, size.least_gain)
 
 

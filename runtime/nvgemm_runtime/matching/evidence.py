@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 
-from ..bundle.format import Measured
+from ..bundle.ranking_entries import Measured
 from .thresholds import MIN_GAIN
 
 REPEATED_GAIN = 0.08

@@ -8,17 +8,18 @@ signature, so only the order is a guess.
 
 from __future__ import annotations
 
-import enum
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..bundle.format import Header, Measured, RankingSource, Scope, UnservedReason
-from ..gemm.group_limits import too_large
+from ..bundle.format import Header
+from ..bundle.ranking_entries import Scope, UnservedReason
+from ..gemm.group_limits import too_large_reason
 from ..gemm.problem import Problem, Signature
 from .device import DeviceFacts, TorchVersions
+from .matches import Basis, BundleView, Match, MatchedKernel, Miss
 from .nearest import Around
 from .ranking import KernelTimes, order_between, waves
 from .refusals import (
@@ -27,56 +28,10 @@ from .refusals import (
     refusal,
 )
 from .thresholds import MAX_WORKSPACE_BYTES
-from .trust import preference
-from .usable_rankings import BundleView as BundleView
-from .usable_rankings import (
-    MatchedKernel,
-    UsableRanking,
-    index_by_alignment,
-    usable_rankings,
-)
+from .usable_rankings import UsableRanking, index_by_alignment, preference, usable_rankings
 
 if TYPE_CHECKING:
     from ..gemm.operands import Request
-
-
-class Basis(str, enum.Enum):
-    """Basis for a match: the declared problem or only its signature."""
-
-    DECLARED = "declared"
-    SIGNATURE = "signature"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Match:
-    """Kernels that serve a problem.
-
-    Attributes:
-        basis: Declared problem, or other problem with the same signature; a measured but undeclared
-            problem counts as the latter.
-        ranked_as: Problem whose ranking is used.
-        source: Source of that ranking.
-        kernels: Kernels, best first; at least one.
-        from_jit: True if they come from the JIT cache and no wheel serves the problem equally well.
-        measured: Measurement of exactly this problem; None without one.
-        is_complete: True if rebuilding the ranking would find no further kernel; see
-            `Header.is_complete`.
-    """
-
-    basis: Basis
-    ranked_as: Problem
-    source: RankingSource
-    kernels: tuple[MatchedKernel, ...]
-    from_jit: bool = False
-    measured: Measured | None = None
-    is_complete: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Miss:
-    """Miss: every reason why no kernel serves a problem, most specific first."""
-
-    reasons: tuple[str, ...]
 
 
 class Index:
@@ -204,7 +159,7 @@ class Index:
         """
         return self._rows.get(all_but_m(problem), {})
 
-    def left_out_sizes(self, problem: Problem) -> Mapping[int, str]:
+    def missing_sizes(self, problem: Problem) -> Mapping[int, str]:
         """Returns the reasons for missing kernels by m, for declared problems that otherwise match.
 
         The build made no kernel, or the bundle or its kernels are refused.
@@ -385,7 +340,7 @@ def _kernel_times(usable: UsableRanking) -> KernelTimes:
 def _without_too_large(match: Match, request: Request) -> Match | Miss:
     """Removes kernels for which the problem is too large."""
     reasons = [
-        too_large(served.kernel.provider, request.problem, request.out_row_bytes)
+        too_large_reason(served.kernel.provider, request.problem, request.out_row_bytes)
         for served in match.kernels
     ]
     if not any(reasons):
@@ -396,7 +351,7 @@ def _without_too_large(match: Match, request: Request) -> Match | Miss:
     return Miss(reasons=tuple(dict.fromkeys(map(str, reasons))))
 
 
-def first_served(
+def match_first_reading(
     match: Callable[[Problem, int, bool], Match | Miss], readings: Sequence[Request]
 ) -> tuple[Request, Match | Miss]:
     """Finds kernels for operands that can be read in several ways.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..gemm.problem import Problem
-from .index import Index, Match, Miss
+from .index import Index
+from .matches import Match, Miss
 from .usable_rankings import UsableRanking
 
 
@@ -40,6 +41,6 @@ class LayeredIndex:
         """Returns `Index.ranked_sizes` from installed bundles; JIT rankings are estimates."""
         return self._layers[0].ranked_sizes(problem)
 
-    def left_out_sizes(self, problem: Problem) -> Mapping[int, str]:
-        """Returns `Index.left_out_sizes` from installed bundles."""
-        return self._layers[0].left_out_sizes(problem)
+    def missing_sizes(self, problem: Problem) -> Mapping[int, str]:
+        """Returns `Index.missing_sizes` from installed bundles."""
+        return self._layers[0].missing_sizes(problem)

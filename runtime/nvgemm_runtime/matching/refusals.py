@@ -7,9 +7,8 @@ import math
 from ..bundle.calling_convention import KNOWN_FORM, parse_calling_convention
 from ..bundle.format import Header, Kernel
 from ..bundle.imported_symbols import FIRST_RELEASE, NEWEST_RUN, needed_symbols
-from ..errors import NvgemmError, one_line
+from ..errors import UPGRADE, NvgemmError, one_line
 from ..gemm.target import CPU, CUDA_VERSIONS, PLATFORMS, Target, UnknownTarget
-from ..installing import UPGRADE
 from .device import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 
 MAX_CLUSTER_SIZE = 16
@@ -187,8 +186,8 @@ def imports_refusal(
     """
     imports = needed_symbols(header, kernel)
     for exports, imported, name, version in (
-        (library.exports, imports.of_device, library_distribution(header), library.version),
-        (ffi_exports, imports.of_ffi, _FFI_DISTRIBUTION, None),
+        (library.exports, imports.device, library_distribution(header), library.version),
+        (ffi_exports, imports.ffi, _FFI_DISTRIBUTION, None),
     ):
         missing = sorted(imported - exports) if exports is not None else []
         if missing:

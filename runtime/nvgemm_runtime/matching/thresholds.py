@@ -14,7 +14,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..bundle.format import KernelDesign, Timing
+from ..bundle.format import KernelDesign
+from ..bundle.ranking_entries import Timing
 from ..gemm.problem import Problem
 from .ranking import curve_between
 

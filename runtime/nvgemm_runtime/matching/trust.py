@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..bundle.format import APART, Conditions, KernelFacts, Measured, Ranking, RankingSource
+from ..bundle.format import KernelFacts
+from ..bundle.ranking_entries import APART, Conditions, Measured, Ranking, RankingSource
 from ..gemm.operands import Request
 from ..gemm.roles import contiguous_bytes
 from .device import DeviceFacts, TorchVersions, cuda_major
 from .refusals import version_numbers
 
 if TYPE_CHECKING:
-    from .index import Match
-    from .usable_rankings import MatchedKernel, UsableRanking
+    from .matches import Match, MatchedKernel
 
 TRITON = "Triton"
 """Backend besides ATen that may have been measured."""
@@ -35,20 +35,20 @@ class Terms:
 
     Attributes:
         limit: Most kernels to offer.
-        trusts: True if measurements need not be repeated.
+        trusts_measurements: True if measurements need not be repeated.
         needs_kernel: True if a kernel must be offered even if ATen was faster.
         is_precise: True if ATen must compute `aten.AtenGemm.is_precise` sums.
         aten_setting: Description of a setting that makes ATen differ from what `tune` measures; see
             `aten.unusual_setting`.
-        beside: Competing backends other than ATen; `TRITON` for Triton.
+        other_backends: Competing backends other than ATen; `TRITON` for Triton.
     """
 
     limit: int
-    trusts: bool = False
+    trusts_measurements: bool = False
     needs_kernel: bool = False
     is_precise: bool = False
     aten_setting: str | None = None
-    beside: frozenset[str] = frozenset()
+    other_backends: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +96,8 @@ def decide(
     kernel_wins = winner.time_ns < measured.aten.time_ns
     if not kernel_wins and terms.needs_kernel:
         return _to_time(_contending(match.kernels, measured), terms, text)
-    is_final = terms.trusts
-    unknown = terms.beside - {TRITON} if triton is not None else terms.beside
+    is_final = terms.trusts_measurements
+    unknown = terms.other_backends - {TRITON} if triton is not None else terms.other_backends
     if is_final and unknown:
         text += f"; not measured: {', '.join(sorted(unknown))}"
         is_final = False
@@ -235,20 +235,3 @@ def why_another_release(torch: str, cuda: str, versions: TorchVersions) -> str |
     if cuda != versions.cuda:
         return f"ATen was measured with CUDA {cuda}, torch uses {versions.cuda}"
     return None
-
-
-def preference(usable: UsableRanking, facts: DeviceFacts, versions: TorchVersions | None) -> int:
-    """Returns the sort key among several rankings of one problem; the least is preferred.
-
-    Returns:
-        0 if measured on this GPU product with this torch's ATen; 1 if with another ATen; 2 for
-        other rankings for this product; 3 for another product.
-    """
-    measured, conditions = usable.ranking.measured, usable.source.conditions
-    if usable.source.gpu != facts.name:
-        return 3
-    if measured is None or conditions is None or not usable.holds_on(facts):
-        return 2
-    if versions is None or why_aten_is_open(measured, conditions, versions) is not None:
-        return 1
-    return 0

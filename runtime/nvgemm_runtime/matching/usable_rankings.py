@@ -4,61 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ..bundle.format import Header, Kernel, Ranking, RankingSource
-from ..bundle.reader import Bundle
+from ..bundle.format import Kernel
+from ..bundle.ranking_entries import Ranking, RankingSource
 from ..bundle.unknown_parts import doubt_about
 from ..errors import count_text
 from ..gemm.problem import Problem, Signature
-from .device import DeviceFacts
+from .device import DeviceFacts, TorchVersions
+from .matches import BundleView, MatchedKernel
 from .nearest import NearestSizes
-from .refusals import kernel_refusals, needs_compact, timing_refusal, version_numbers
-from .trust import holds_here
-
-
-@dataclass(frozen=True, kw_only=True)
-class BundleView:
-    """Bundle with the facts that matching needs.
-
-    Attributes:
-        name: Name in messages.
-        header: Bundle header.
-        origin: Source of the bundle: installed, named by the user or cached.
-        opened: Open bundle, if its kernels are to be loaded.
-    """
-
-    name: str
-    header: Header
-    origin: str = ""
-    opened: Bundle | None = None
-
-
-def newest_compiler_first(bundles: Iterable[BundleView]) -> list[BundleView]:
-    """Orders bundles by compiler version, newest first, then by name."""
-    by_name = sorted(bundles, key=lambda bundle: (bundle.name, bundle.header.build_key))
-    return sorted(by_name, key=_compiler_version, reverse=True)  # stable: equals stay as they are
-
-
-def _compiler_version(bundle: BundleView) -> tuple[int, ...]:
-    return version_numbers(bundle.header.toolchain.get("nvidia-cutlass-dsl", ""))
-
-
-@dataclass(frozen=True, kw_only=True)
-class MatchedKernel:
-    """Kernel that serves a problem.
-
-    Attributes:
-        bundle: Bundle that holds it.
-        kernel: Header entry.
-        rank: Position in its ranking.
-        time_ns: Time in its ranking, if any.
-    """
-
-    bundle: BundleView
-    kernel: Kernel
-    rank: int
-    time_ns: int | None
+from .refusals import kernel_refusals, needs_compact, timing_refusal
+from .trust import holds_here, why_aten_is_open
 
 
 def launchable(
@@ -123,13 +80,13 @@ class UsableRanking:
         ranking: Bundle's ranking, without nondeterministic kernels if the program wants
             determinism; in doubt if other measured kernels cannot be launched; declared if another
             bundle declares its problem.
-        least_left_out_ns: Least time among the removed nondeterministic kernels; None if all
+        least_excluded_ns: Least time among the removed nondeterministic kernels; None if all
             remain.
         kernels: Launchable kernels, best first; at least one.
         kernels_for_gaps: Launchable kernels that accept gaps between rows or matrices.
     """
 
-    __slots__ = ("bundle", "kernels", "kernels_for_gaps", "least_left_out_ns", "ranking")
+    __slots__ = ("bundle", "kernels", "kernels_for_gaps", "least_excluded_ns", "ranking")
 
     def __init__(
         self,
@@ -137,13 +94,13 @@ class UsableRanking:
         ranking: Ranking,
         kernels: tuple[MatchedKernel, ...],
         kernels_for_gaps: tuple[MatchedKernel, ...],
-        least_left_out_ns: int | None = None,
+        least_excluded_ns: int | None = None,
     ) -> None:
         self.bundle = bundle
         self.ranking = ranking
         self.kernels = kernels
         self.kernels_for_gaps = kernels_for_gaps
-        self.least_left_out_ns = least_left_out_ns
+        self.least_excluded_ns = least_excluded_ns
 
     @property
     def source(self) -> RankingSource:
@@ -167,6 +124,23 @@ class UsableRanking:
         return tuple(
             matched for matched in kernels if matched.kernel.alignment_bytes <= alignment_bytes
         )
+
+
+def preference(usable: UsableRanking, facts: DeviceFacts, versions: TorchVersions | None) -> int:
+    """Returns the sort key among several rankings of one problem; the least is preferred.
+
+    Returns:
+        0 if measured on this GPU product with this torch's ATen; 1 if with another ATen; 2 for
+        other rankings for this product; 3 for another product.
+    """
+    measured, conditions = usable.ranking.measured, usable.source.conditions
+    if usable.source.gpu != facts.name:
+        return 3
+    if measured is None or conditions is None or not usable.holds_on(facts):
+        return 2
+    if versions is None or why_aten_is_open(measured, conditions, versions) is not None:
+        return 1
+    return 0
 
 
 def usable_rankings(

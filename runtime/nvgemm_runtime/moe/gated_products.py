@@ -23,7 +23,7 @@ from ..gemm.moe_operators import (
     PAIRED_GATED_ROWS,
     PAIRED_ROWS,
 )
-from ..gemm.operands import check_shapes
+from ..gemm.operand_checks import check_shapes
 from ..gemm.roles import sum_parts
 from . import kernels
 from .activations import GatedActivation

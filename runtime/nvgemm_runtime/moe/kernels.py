@@ -19,13 +19,14 @@ import torch
 from ..errors import NvgemmError
 from ..gemm.epilogues import Epilogue
 from ..gemm.extra_operands import ExtraOperands, check_offset_values
-from ..gemm.operands import MAX_ALIGNMENT_BYTES, Operand, Request, check_shapes, requests
+from ..gemm.operand_checks import check_shapes
+from ..gemm.operands import MAX_ALIGNMENT_BYTES, Operand, Request, requests
 from ..gemm.problem import Op
 from ..gemm.roles import sum_parts
 from ..launch.fast_path import count_write
 from ..launch.select import Unserved, find, find_kernel
 from ..matching.device import device_facts
-from ..matching.index import Match
+from ..matching.matches import Match
 from ..settings import COMPILE_OPTION, Mode, checked_mode, is_debugging, named_mode
 
 ALIGNMENT_BYTES = 16

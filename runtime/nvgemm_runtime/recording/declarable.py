@@ -45,7 +45,7 @@ def declarable(gemm: AtenGemm, readings: tuple[Request, ...] | str | None = None
         readings = read_requests(gemm)
     reason = readings if isinstance(readings, str) else _why_undeclarable(readings[0])
     if isinstance(readings, str) or reason is not None:
-        return f"{in_words(gemm)}: {reason}"
+        return f"{describe_gemm(gemm)}: {reason}"
     return readings[0].problem
 
 
@@ -62,7 +62,7 @@ def declarable_for(gemm: AtenGemm, arch: str) -> Problem | str:
     if isinstance(declaration, str):
         return declaration
     reason = unavailable(declaration.signature, arch)
-    return declaration if reason is None else f"{in_words(gemm)}: {reason}"
+    return declaration if reason is None else f"{describe_gemm(gemm)}: {reason}"
 
 
 def _why_undeclarable(request: Request) -> str | None:
@@ -80,7 +80,7 @@ def _why_undeclarable(request: Request) -> str | None:
     return None
 
 
-def in_words(gemm: AtenGemm) -> str:
+def describe_gemm(gemm: AtenGemm) -> str:
     """Describes a GEMM, e.g. ``addmm of bf16[16, 64] and bf16[64, 32] into bf16[16, 32]``."""
     return f"{gemm.op} of {_text(gemm.a)} and {_text(gemm.b)} into {_text(gemm.out)}"
 
@@ -88,8 +88,8 @@ def in_words(gemm: AtenGemm) -> str:
 _IN_WORDS = re.compile(r"\w+ of \w+\[([0-9, ]+)\] and \w+\[([0-9, ]+)\] into \w+\[[0-9, ]+\]")
 
 
-def sizes_in_words(words: str) -> tuple[int, int, int, int] | None:
-    """Reads m, n, k and batch from a description by `in_words`, or returns None."""
+def parse_description(words: str) -> tuple[int, int, int, int] | None:
+    """Reads m, n, k and batch from a description by `describe_gemm`, or returns None."""
     match = _IN_WORDS.fullmatch(words)
     if match is None:
         return None

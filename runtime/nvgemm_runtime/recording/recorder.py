@@ -17,7 +17,7 @@ from .. import file_locks
 from ..errors import RecordError
 from ..gemm.problem import Problem
 from ..gemm.target import ARCHITECTURES, DEFAULT_ARCHITECTURE, Target, TargetName
-from ..settings import RECORD_VARIABLE, TARGET_VARIABLE, shown, shown_path
+from ..settings import RECORD_VARIABLE, TARGET_VARIABLE, printable, printable_path
 from .text import Recording, manifest_name, parse
 
 _NAME_ANOTHER = f"name another file, by {RECORD_VARIABLE} or --out"
@@ -30,7 +30,7 @@ def named_target(variables: Mapping[str, str] = os.environ) -> TargetName | None
     """Returns the target that the environment variable names, or None if it is not set.
 
     Raises:
-        RecordError: If nothing builds for its value.
+        RecordError: If no provider builds for its value.
     """
     name = variables.get(TARGET_VARIABLE)
     if not name:
@@ -39,7 +39,8 @@ def named_target(variables: Mapping[str, str] = os.environ) -> TargetName | None
         return TargetName.parse(name)
     except ValueError as error:
         raise RecordError(
-            f"{TARGET_VARIABLE}={shown(name)}: nothing builds for it; {shown(str(error), 400)}"
+            f"{TARGET_VARIABLE}={printable(name)}: no provider builds for this target; "
+            f"{printable(str(error), 400)}"
         ) from None
 
 
@@ -58,7 +59,7 @@ def recorded_target(
         variables: Environment variables.
 
     Raises:
-        RecordError: If nothing builds for the variable's value.
+        RecordError: If no provider builds for the variable's value.
     """
     default = TargetName(arch=_RECORDED_ON.get(capability or (0, 0), DEFAULT_ARCHITECTURE))
     return (named_target(variables) or default).resolve(platform=platform, cuda=cuda)
@@ -104,7 +105,7 @@ class Recorder:
         if isinstance(gemm, Problem):
             recording.problems[gemm] = 1
         else:
-            recording.others[gemm] = 1
+            recording.undeclarable[gemm] = 1
         self.merge(recording)
 
     def merge(self, other: Recording) -> None:
@@ -140,14 +141,16 @@ class Recorder:
                 lock.release()
         except OSError as error:
             raise RecordError(
-                f"{shown_path(self.path)}: cannot record GEMMs there: {error.strerror}; "
+                f"{printable_path(self.path)}: cannot record GEMMs there: {error.strerror}; "
                 f"{_NAME_ANOTHER}, in a writable directory"
             ) from error
 
     def _read(self) -> Recording:
         try:
             if not stat.S_ISREG(self.path.stat().st_mode):
-                raise RecordError(f"{shown_path(self.path)}: not a regular file; {_NAME_ANOTHER}")
+                raise RecordError(
+                    f"{printable_path(self.path)}: not a regular file; {_NAME_ANOTHER}"
+                )
             data = self.path.read_bytes()
         except FileNotFoundError:
             data = b""
@@ -159,7 +162,7 @@ class Recorder:
             return parse(data.decode())
         except ValueError as error:
             raise RecordError(
-                f"{shown_path(self.path)}: not a recording, or an edited one: {error}; "
+                f"{printable_path(self.path)}: not a recording, or an edited one: {error}; "
                 f"move it away, or {_NAME_ANOTHER}"
             ) from error
 

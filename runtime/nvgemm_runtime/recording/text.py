@@ -51,20 +51,20 @@ class Recording:
         name: Manifest name.
         targets: Manifest targets, as `target_entry` writes them.
         problems: Declared problems.
-        others: GEMMs that a manifest cannot declare, each described on one line.
+        undeclarable: GEMMs that a manifest cannot declare, each described on one line.
     """
 
     name: str
     targets: set[str] = field(default_factory=set)
     problems: Counter[Problem] = field(default_factory=Counter)
-    others: Counter[str] = field(default_factory=Counter)
+    undeclarable: Counter[str] = field(default_factory=Counter)
 
     def merge(self, other: Recording) -> None:
         """Adds the GEMMs of another recording."""
         self.targets |= other.targets
         self.problems.update(other.problems)
-        for text, count in other.others.items():
-            self.others[one_line(text)] += count
+        for text, count in other.undeclarable.items():
+            self.undeclarable[one_line(text)] += count
 
     def render(self) -> str:
         """Returns the file's text."""
@@ -77,9 +77,9 @@ class Recording:
         ]
         ordered = sorted(self.problems.items(), key=lambda item: _sort_key(item[0]))
         lines += [gemm_line(problem, count) for problem, count in ordered]
-        if self.others:
+        if self.undeclarable:
             lines.append(_OTHERS_LINE)
-            lines += [f"# {count} x {text}" for text, count in sorted(self.others.items())]
+            lines += [f"# {count} x {text}" for text, count in sorted(self.undeclarable.items())]
         return "\n".join([*lines, ""])
 
 
@@ -103,13 +103,13 @@ def parse(text: str) -> Recording:
 
 
 def read_others(text: str) -> Counter[str]:
-    """Reads `Recording.others`, even from an edited recording. Empty for any other manifest."""
-    others: Counter[str] = Counter()
+    """Reads `Recording.undeclarable`, even from an edited recording. Empty for other manifests."""
+    undeclarable: Counter[str] = Counter()
     _, _, comments = text.partition(f"\n{_OTHERS_LINE}\n")
     for line in comments.splitlines():
         if match := _OTHER.fullmatch(line):
-            others[match[2]] += int(match[1])
-    return others
+            undeclarable[match[2]] += int(match[1])
+    return undeclarable
 
 
 def _read_line(line: str, recording: Recording) -> bool:
@@ -121,7 +121,7 @@ def _read_line(line: str, recording: Recording) -> bool:
             return False
         recording.problems[problem] += int(match["count"])
     elif match := _OTHER.fullmatch(line):
-        recording.others[match[2]] += int(match[1])
+        recording.undeclarable[match[2]] += int(match[1])
     elif match := _NAME.fullmatch(line):
         recording.name = match[1]
     elif match := _TARGETS.fullmatch(line):

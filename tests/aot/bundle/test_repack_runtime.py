@@ -17,10 +17,10 @@ from wheel.wheelfile import WheelFile
 from nvgemm_aot.bundle import repack_runtime
 from nvgemm_aot.bundle.repack_runtime import (
     encode_runtime_wheel,
+    packing_refusal,
     platform_tag,
     refuse_other_runtimes,
     runtime_platform,
-    why_not_packed,
 )
 from nvgemm_runtime.errors import PackagingError, StorageError
 
@@ -113,11 +113,11 @@ def test_an_edited_file_is_refused(tmp_path: Path) -> None:
 
 def test_an_editable_installation_says_how_its_wheel_is_made(tmp_path: Path) -> None:
     direct = {"dir_info": {"editable": True}, "url": "file:///my%20checkout"}
-    problem = why_not_packed(install(tmp_path, direct_url=json.dumps(direct).encode()))
+    problem = packing_refusal(install(tmp_path, direct_url=json.dumps(direct).encode()))
     assert problem is not None
     assert "editable installation" in problem
     assert problem.endswith("pip wheel --no-deps --wheel-dir DIRECTORY '/my checkout'")
-    assert why_not_packed(install(tmp_path)) is None
+    assert packing_refusal(install(tmp_path)) is None
 
 
 def test_no_native_part_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.manifest.shipped import find_manifest
+from nvgemm_aot.manifest.shipped_manifests import find_manifest
 from nvgemm_aot.workload import find_bundles
 from nvgemm_runtime import errors
 from nvgemm_runtime.bundle.format import FORMAT_VERSION, MAGIC, MAX_HEADER_BYTES, PREFIX
@@ -128,7 +128,7 @@ def test_a_target_that_is_none_is_refused_with_those_that_are_allowed(directory:
     result = run("dist", "--target", "sm_90a-linux-cu13")
     assert result.exit_code == 2
     said = " ".join(result.output.split())
-    assert "nothing builds for 'sm_90a-linux-cu13'; allowed: sm_90a, sm_100a, " in said
+    assert "no provider builds for 'sm_90a-linux-cu13'; allowed: sm_90a, sm_100a, " in said
 
 
 def test_fail_under_decides_the_exit_status(directory: Path) -> None:
@@ -240,7 +240,7 @@ def test_what_a_recording_could_not_declare_is_said_or_missed(directory: Path) -
         name="recorded",
         targets={"sm_100f"},
         problems=Counter({one.problem: one.count for one in RECORDING.declared}),
-        others=Counter({f"{words}: no bundled kernel adds a bias: really": 2}),
+        undeclarable=Counter({f"{words}: no bundled kernel adds a bias: really": 2}),
     )
     path = directory / "recorded.yaml"
     path.write_text(recorded.render())

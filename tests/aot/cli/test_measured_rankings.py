@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
-from nvgemm_aot.bundle.writer import describe
+from nvgemm_aot.bundle.writer import header_without_offsets
 from nvgemm_aot.cli.build.measured_rankings import rankings_document, rankings_text
-from nvgemm_runtime.bundle.format import Conditions, Header, Measured, RankingSource, Timing
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.matching.device import NO_CUDA, TorchVersions
 from nvgemm_runtime.settings import REPEATED_VARIABLE
@@ -42,7 +43,7 @@ def header(*measured: tuple[str, int, dict[str, Any]]) -> Header:
         )
         for m, (gpu, time_ns, how) in enumerate(measured, start=1)
     )
-    return describe(replace(content, kernels=(kernel,), rankings=rankings))
+    return header_without_offsets(replace(content, kernels=(kernel,), rankings=rankings))
 
 
 def found(

@@ -62,7 +62,7 @@ def test_kernels_are_written_where_the_runtime_is_not_packed(tmp_path: Path) -> 
 def test_another_runtime_in_the_directory_is_refused_before_anything_is_made(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repack_runtime, "why_not_packed", lambda: None)
+    monkeypatch.setattr(repack_runtime, "packing_refusal", lambda: None)
     monkeypatch.setattr(repack_runtime, "encode_runtime_wheel", lambda: (RUNTIME.filename, b""))
     bundle = write_synthetic_bundle(tmp_path / "some.nvgemm", "sm_90a")
     out = tmp_path / "dist"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nvgemm_aot.cli.build import command as build
-from nvgemm_aot.cli.build.command import plan_text
+from nvgemm_aot.cli.build import documents
+from nvgemm_aot.cli.build.documents import plan_text
 from nvgemm_aot.cli.terminal.printing import RemainingTime, count_text
 
 
@@ -60,7 +60,7 @@ def plan_of(problems: int) -> dict[str, Any]:
 
 
 def test_a_long_plan_is_cut_and_says_where_all_of_it_is() -> None:
-    most = build._PLANNED_PROBLEMS
+    most = documents._PLANNED_PROBLEMS
     whole = plan_text(plan_of(most))
     assert whole.count("problem-") == most
     assert "more" not in whole.split("s of compiling")[0]

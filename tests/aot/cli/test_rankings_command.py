@@ -14,10 +14,10 @@ import cpu_provider
 from made_rankings import GPU_A, GPU_B, entry, rankings
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.pipeline.pipeline import build
-from nvgemm_aot.providers import stated_recipes
+from nvgemm_aot.providers import recorded_recipes
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
-from nvgemm_aot.rankings.shipped import DIRECTORY
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.rankings.shipped_rankings import DIRECTORY
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning.measuring.gpu import uuid_digest
 from nvgemm_runtime.gemm.target import Target
 from recording_kernels import Recording
@@ -53,7 +53,7 @@ def test_two_gpus_measure_and_a_third_machine_builds_what_is_confirmed(
         assert "3 measurements on 1 known GPU; problems: 3 measured once" in result.stdout
         for entry_ in read_rankings(path.with_suffix(".json")).entries:
             assert entry_.origin.conditions.gpu_sha256 == uuid_digest(uuid)
-            recipe = stated_recipes(Recording(), Target(arch="sm_90a"))
+            recipe = recorded_recipes(Recording(), Target(arch="sm_90a"))
             assert entry_.origin.toolchain == {**Recording().toolchain(), **recipe}
     merged = tmp_path / "merged.json"
     files = (one.with_suffix(".json"), two.with_suffix(".json"))

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 import cpu_provider
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning import state as state_module
 from nvgemm_aot.tuning.session import OUT_OF_BUDGET
 from nvgemm_aot.tuning.state import state_path
@@ -198,7 +198,7 @@ def test_a_suspect_run_fails_first_and_is_written_when_told_to(
     assert not output.exists()
     result = tune("--accept-suspect", given=wrong)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.startswith("SUSPECT: 2 of 3 kernels were thrown out, more than half")
+    assert result.stdout.startswith("SUSPECT: 2 of 3 kernels were dropped, more than half")
     assert output.exists()
     document = json.loads(tune("--accept-suspect", "--json", given=wrong).stdout)
     assert document["suspicion"].startswith("2 of 3 kernels")

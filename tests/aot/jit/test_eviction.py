@@ -17,7 +17,7 @@ from nvgemm_aot.cli.terminal.printing import size_text
 from nvgemm_aot.jit import eviction
 from nvgemm_aot.jit.eviction import Eviction, enforce, limit_bytes, read_usage, select_over_limit
 from nvgemm_aot.jit.user_bundle import UserBundle, read_user_bundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.errors import StorageError
 from nvgemm_runtime.installed import jit_cache

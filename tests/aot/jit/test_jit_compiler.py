@@ -34,14 +34,14 @@ from nvgemm_aot.providers import load_provider
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators
 from nvgemm_aot.providers.gathered import Gathered
 from nvgemm_aot.providers.quack import Quack
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import StorageError, TargetError, ToolchainError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.jit_cache import stamp_path
 from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.jit.client import JitClient
-from nvgemm_runtime.matching.index import Basis, Match
+from nvgemm_runtime.matching.matches import Basis, Match
 from synthetic_facts import H200
 
 
@@ -347,7 +347,7 @@ def test_where_nothing_can_be_written_kernels_are_for_this_process_alone(
     bundle = outcomes[1].bundle
     assert problems_of(bundle) == [problem(16), problem(64)]
     installation = Installation()
-    installation.refresh_kept_bundles(bundle)
+    installation.refresh_user_bundles(bundle)
     found = installation.index(H200).match(problem(16), 16)
     assert isinstance(found, Match)
     assert found.from_jit
@@ -460,7 +460,7 @@ def test_the_runtime_finds_what_was_compiled_behind_what_was_shipped(
     assert not installation.bundles()
     bundle = compiler.compile(problem(), 4, DEVICE).bundle
     assert not isinstance(installation.index(H200).match(problem(), 16), Match)
-    installation.refresh_kept_bundles()
+    installation.refresh_user_bundles()
     index = installation.index(H200)
     declared = index.match(problem(), 16)
     near = index.match(problem(64), 16)

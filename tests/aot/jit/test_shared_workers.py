@@ -18,7 +18,7 @@ from jit_programs import kill, wait_until
 from nvgemm_aot.jit.shared_workers import SharedWorkers
 from nvgemm_aot.pipeline.compiler import ProcessKind, TaskResult
 from nvgemm_aot.pipeline.workers import WorkersCannotStart, WorkersKilled
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from two_providers import First, Second
 
 FAKE = ProcessKind(provider=FakeProvider.name, cuda="cu13")

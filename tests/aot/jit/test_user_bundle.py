@@ -10,9 +10,10 @@ import pytest
 
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
 from nvgemm_aot.jit.user_bundle import UserBundle, merge, read_user_bundle, remove_problems, without
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target
-from nvgemm_runtime.bundle.format import CompileFailure, sha256_hex
+from nvgemm_runtime.bundle.format import sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import CompileFailure
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem
 from synthetic_content import SIGNATURE, synthetic_content

@@ -22,7 +22,7 @@ from nvgemm_aot.manifest.from_config import make_manifest
 from nvgemm_aot.manifest.models.expert_weights import ExpertWeights
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.pipeline.pipeline import provider_of
-from nvgemm_aot.workload.dispatch import GemmCalls
+from nvgemm_aot.workload.called_gemms import GemmCalls
 from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.gemm.problem import Op, Problem
 from nvgemm_runtime.gemm.support import unsupported
@@ -103,7 +103,7 @@ def test_products_of_experts_are_those_that_a_training_step_calls(
     )
     with FakeTensorMode(), GemmCalls() as met:
         expert_steps.step(sizes)
-    assert not met.others
+    assert not met.undeclarable
     called = {problem.key for problem in met.problems}
     added = {key for key in in_groups(made) if "/add/" in key}
     # The libraries themselves multiply first, and then add biases.

@@ -17,7 +17,7 @@ from nvgemm_aot.manifest import parse as manifest_module
 from nvgemm_aot.manifest import rules, source
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.manifest.schema import NAME_PATTERN, allowed_keys, json_schema
-from nvgemm_aot.manifest.shipped import find_manifest
+from nvgemm_aot.manifest.shipped_manifests import find_manifest
 from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.gemm.problem import MAX_EXTENT
 

@@ -447,7 +447,7 @@ def test_name_is_that_of_the_directory_or_the_file(file: str, name: str, tmp_pat
         (
             ["--tokens", "1", "--target", "sm_77"],
             2,
-            "nothing builds for 'sm_77'; allowed: sm_90a, ",
+            "no provider builds for 'sm_77'; allowed: sm_90a, ",
         ),
         (["--tokens", "1", "--name", "No"], 10, "name: found 'No'; allowed: lower-case"),
         (["--tokens", "1", "--tp", "3"], 10, "num_attention_heads: found 32; allowed with tp 3"),

@@ -220,7 +220,7 @@ def test_experts_of_a_training_step_are_declared_as_from_config_does(
     experts = {
         entry.problem
         for entry in load_manifest(output).declared
-        if entry.problem.signature.op.is_of_experts
+        if entry.problem.signature.op.is_moe
     }
     shipped = load(f"{model}-experts")
     assert {entry.problem for entry in shipped.declared} == experts

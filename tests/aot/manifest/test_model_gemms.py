@@ -16,15 +16,15 @@ if sys.version_info < (3, 11):
     pytest.skip("transformers needs Python 3.11", allow_module_level=True)
 
 import transformers_gemms
+from nvgemm_aot.manifest.config_json import read_model
 from nvgemm_aot.manifest.config_manifest import ManifestOptions
 from nvgemm_aot.manifest.config_yaml import manifest_yaml
 from nvgemm_aot.manifest.from_config import make_manifest
 from nvgemm_aot.manifest.models import FAMILIES
-from nvgemm_aot.manifest.models.config import read_model
 from nvgemm_aot.manifest.models.gemm import ModelGemm
 from nvgemm_aot.manifest.models.tensor_parallel import share
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.workload.dispatch import GemmCalls
+from nvgemm_aot.workload.called_gemms import GemmCalls
 from nvgemm_runtime.gemm.epilogues import BIAS
 from nvgemm_runtime.gemm.moe_operators import BIAS_COLUMNS
 from nvgemm_runtime.gemm.problem import Op, Problem
@@ -101,12 +101,12 @@ def expected_calls(gemms: list[ModelGemm], tokens: int, *, grouped: bool) -> Cou
     for gemm in gemms:
         m, n, k, count = tokens, gemm.n, gemm.k, gemm.calls
         if gemm.routing and grouped:
-            rows, experts = gemm.routing.chosen * tokens, gemm.routing.experts
+            rows, experts = gemm.routing.experts_per_token * tokens, gemm.routing.experts
             text = f"_grouped_mm of bf16[{rows}, {k}] and bf16[{experts}, {k}, {n}]"
             calls[f"{text} into bf16[{rows}, {n}]"] += count // experts
             continue
         if gemm.routing:
-            assert gemm.routing.chosen * tokens % gemm.routing.experts == 0
+            assert gemm.routing.experts_per_token * tokens % gemm.routing.experts == 0
             m = gemm.routing.tokens_of_one(tokens)
         if gemm.biased:
             calls[f"addmm of bf16[{m}, {k}] and bf16[{k}, {n}] into bf16[{m}, {n}]"] += count
@@ -124,7 +124,7 @@ def recorded_calls(recorded: GemmCalls) -> Counter[str]:
     for problem, count in recorded.problems.items():
         if problem.signature.op is not Op.BMM:
             calls[in_words(problem)] += count
-    for text, count in recorded.others.items():
+    for text, count in recorded.undeclarable.items():
         words = text.partition(":")[0]
         if not words.startswith("bmm of "):
             calls[words] += count
@@ -176,7 +176,9 @@ def test_wherever_routers_send_tokens_experts_differ_in_m_alone(case: str, tmp_p
         assert gemm.routing
         key = (gemm.layout.value, gemm.n, gemm.k)
         # Each layer sends every token to as many experts as are chosen.
-        assert rows[key] == 24 * gemm.routing.chosen * (gemm.calls // gemm.routing.experts)
+        assert rows[key] == 24 * gemm.routing.experts_per_token * (
+            gemm.calls // gemm.routing.experts
+        )
         assert sum(found == key for found, _ in uneven) > 1
 
 
@@ -214,7 +216,7 @@ def test_manifest_of_a_training_step_declares_what_it_calls(case: str, tmp_path:
     gathers = {p for p in declared if p.signature.op is Op.GATHERED_MM}
     assert declared - sums - adds - gathers == called
     routed = [gemm for gemm in gemms_of(path) if gemm.routing]
-    chosen = {gemm.routing.chosen for gemm in routed if gemm.routing}
+    chosen = {gemm.routing.experts_per_token for gemm in routed if gemm.routing}
     dim = config["hidden_size"]
     hidden = {gemm.k for gemm in routed if gemm.role == "expert down_proj"}
     weighed = {dim, *(min(dim, one) for one in hidden)}
@@ -222,7 +224,7 @@ def test_manifest_of_a_training_step_declares_what_it_calls(case: str, tmp_path:
         size for k in chosen for size in ((24, dim, k), *((24 * k, n, 1) for n in weighed))
     }
     assert bool(sums) == bool(adds) == case.startswith("gpt_oss")
-    others = {words.partition(" of ")[::2] for words in recorded.others}
+    others = {words.partition(" of ")[::2] for words in recorded.undeclarable}
     # No operator multiplies fp32, and attention itself is not declared.
     assert all(op == "bmm" or operands.startswith("fp32") for op, operands in others)
 

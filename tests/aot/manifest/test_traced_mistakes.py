@@ -91,7 +91,7 @@ def test_a_python_without_transformers_keeps_the_families(
 def test_families_import_neither_torch_nor_transformers(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama"}))
     code = (
-        "import sys; from nvgemm_aot.manifest.models.config import read_model; "
+        "import sys; from nvgemm_aot.manifest.config_json import read_model; "
         "from pathlib import Path; read_model(Path(sys.argv[1])); "
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )

@@ -16,16 +16,16 @@ from repository import TESTS
 if sys.version_info < (3, 11):
     pytest.skip("transformers needs Python 3.11", allow_module_level=True)
 
+from nvgemm_aot.manifest.config_json import read_model
 from nvgemm_aot.manifest.config_manifest import ConfigManifest, ManifestOptions
 from nvgemm_aot.manifest.config_yaml import manifest_yaml
 from nvgemm_aot.manifest.from_config import make_manifest
 from nvgemm_aot.manifest.models import FAMILIES
-from nvgemm_aot.manifest.models.config import read_model
 from nvgemm_aot.manifest.models.gemm import Fusible, ModelGemm, Part
 from nvgemm_aot.manifest.models.model import Model
 from nvgemm_aot.manifest.models.tensor_parallel import share
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
-from nvgemm_aot.manifest.traced import model as traced
+from nvgemm_aot.manifest.traced import traced_model
 from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Layout, Op
@@ -392,8 +392,8 @@ def test_the_implementation_of_attention_changes_nothing(
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
 def test_families_read_from_their_configs_are_what_transformers_runs(path: Path) -> None:
     data = json.loads(path.read_text()) | {"num_hidden_layers": 4}
-    family = FAMILIES[data["model_type"]].model_validate(data).describe(data["model_type"])
-    run = traced.read_model(path, data, "5", None)
+    family = FAMILIES[data["model_type"]].model_validate(data).to_model(data["model_type"])
+    run = traced_model.read_model(path, data, "5", None)
     for fused in (False, True):
         for ranks in (1, 2):
             assert _counts(run, ranks, fused=fused) == _counts(family, ranks, fused=fused)
@@ -454,7 +454,11 @@ def test_experts_that_a_loop_calls_are_met_whole(tmp_path: Path) -> None:
         "num_experts_per_tok": 8,
     }
     routed = {gemm.role: gemm for gemm in gemms(read(tmp_path, content)) if gemm.routing}
-    sizes = {(g.n, g.k, g.routing.experts, g.routing.chosen) for g in routed.values() if g.routing}
+    sizes = {
+        (g.n, g.k, g.routing.experts, g.routing.experts_per_token)
+        for g in routed.values()
+        if g.routing
+    }
     assert sizes == {(1024, 1536, 40, 8), (1536, 512, 40, 8)}
     declared = load(tmp_path, make(tmp_path, content)).declared
     assert {d.problem.m for d in declared if d.problem.groups == 40} == {16 * 8}
@@ -482,6 +486,6 @@ def test_experts_that_are_slices_of_one_matrix_are_met_whole(tmp_path: Path) -> 
         "v1": (192, 256, Layout.TN),
         "w2": (256, 192, Layout.TT),
     }
-    assert {(g.routing.experts, g.routing.chosen) for g in routed.values() if g.routing} == {
-        (16, 4)
-    }
+    assert {
+        (g.routing.experts, g.routing.experts_per_token) for g in routed.values() if g.routing
+    } == {(16, 4)}

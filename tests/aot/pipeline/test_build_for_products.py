@@ -14,15 +14,15 @@ from click.testing import CliRunner
 
 from fake_provider import SOURCE, FakeProvider, candidate
 from made_rankings import entry, rankings
-from nvgemm_aot.cli.bundles import bundle_document, bundle_text
+from nvgemm_aot.cli.bundle_texts import bundle_document, bundle_text
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.pipeline import linker
 from nvgemm_aot.pipeline.pipeline import BuildResult, build, plan_build, without_operator
-from nvgemm_aot.pipeline.plan import require_served
+from nvgemm_aot.pipeline.unserved import require_served
 from nvgemm_aot.providers import Candidate, Enumeration
 from nvgemm_aot.rankings.entries import Rankings
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import BuildTarget, build_target, build_targets
 from nvgemm_aot.targets.profile import DeviceProfile, Fact
 from nvgemm_aot.verify.bundle import verify_bundle

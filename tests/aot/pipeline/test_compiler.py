@@ -16,15 +16,15 @@ from fake_provider import FakeProvider
 from nvgemm_aot.pipeline import compiler, compiler_limits, linker
 from nvgemm_aot.pipeline.compiler import (
     Compilation,
+    ProviderWorkers,
     Task,
     TaskResult,
-    WorkersOfProviders,
     compile_all,
 )
 from nvgemm_aot.pipeline.compiler_limits import compile_limit_seconds, default_jobs
 from nvgemm_aot.pipeline.workers import WorkerDied
 from nvgemm_aot.providers import BLAME
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.format import sha256_hex
 from nvgemm_runtime.errors import StorageError, ToolchainError
 from nvgemm_runtime.gemm.target import Target
@@ -269,7 +269,7 @@ def test_a_kernel_whose_twin_for_another_platform_kills_the_compiler_is_kept(
     usual = tasks("one", "two")
     arm = Target(arch=usual[0].target.target.arch, platform="linux_aarch64")
     wanted = [*usual, replace(usual[0], target=replace(usual[0].target, target=arm))]
-    with WorkersOfProviders(Cache(tmp_path), 1, usual[0].process_kind) as every:
+    with ProviderWorkers(Cache(tmp_path), 1, usual[0].process_kind) as every:
         found = list(every.run(wanted))
     assert workers.groups == [2, 1, 1, 1]
     results = {(t.candidate.operator, t.target.target.platform): one for t, one in found}

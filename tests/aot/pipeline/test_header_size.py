@@ -10,7 +10,7 @@ import cpu_provider
 from nvgemm_aot.pipeline import header_size
 from nvgemm_aot.pipeline.header_size import planned_header_bytes
 from nvgemm_aot.pipeline.pipeline import build, plan_build
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.encode import encode_header
 from nvgemm_runtime.errors import ManifestError
 

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from fake_provider import FakeProvider, candidate
-from nvgemm_aot.cli.build.command import build_document, build_text
-from nvgemm_aot.cli.bundles import bundle_document, bundle_text
+from nvgemm_aot.cli.build.documents import build_document, build_text
+from nvgemm_aot.cli.bundle_texts import bundle_document, bundle_text
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
-from nvgemm_aot.pipeline import assemble, compiler, plan
+from nvgemm_aot.pipeline import assemble, compiler, target_plan
 from nvgemm_aot.pipeline.compiler import (
     Compilation,
     KernelWorkers,
@@ -39,11 +39,13 @@ from nvgemm_aot.pipeline.pipeline import (
     plan_build,
     provider_of,
 )
-from nvgemm_aot.pipeline.plan import Unserved, likely_provider, require_served
+from nvgemm_aot.pipeline.target_plan import likely_provider
+from nvgemm_aot.pipeline.unserved import Unserved, require_served
 from nvgemm_aot.providers import Enumeration
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import BuildTarget, build_target
-from nvgemm_runtime.bundle.format import Scope, UnservedReason, sha256_hex
+from nvgemm_runtime.bundle.format import sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import Scope, UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import CompileError, NoCandidateError, StorageError, ToolchainError
 from nvgemm_runtime.gemm.problem import DType, Signature
@@ -465,7 +467,7 @@ def test_build_key_changes_with_the_provenance_of_device_numbers(
 
 @pytest.mark.parametrize(
     "name",
-    ["nvgemm_aot.pipeline.select", "fake_provider"]
+    ["nvgemm_aot.pipeline.select_candidates", "fake_provider"]
     + [f"nvgemm_runtime.gemm.{name}" for name in ("support", "roles", "types")],
 )
 def test_other_source_of_what_shapes_a_plan_makes_another(
@@ -474,7 +476,7 @@ def test_other_source_of_what_shapes_a_plan_makes_another(
     declared = manifest(tmp_path).declared
 
     def planned() -> bool:
-        lookup = plan.look_up_plan(declared, build_target("sm_100f"), FakeProvider(), cache)
+        lookup = target_plan.look_up_plan(declared, build_target("sm_100f"), FakeProvider(), cache)
         return lookup.stored is not None
 
     plan_build(manifest(tmp_path), cache, provider=FakeProvider())
@@ -484,7 +486,7 @@ def test_other_source_of_what_shapes_a_plan_makes_another(
     def read_changed(module: Any) -> str:
         return read(module) + ("# changed" if module.__name__ == name else "")
 
-    monkeypatch.setattr(plan, "source_digest", plan.source_digest.__wrapped__)
+    monkeypatch.setattr(target_plan, "source_digest", target_plan.source_digest.__wrapped__)
     assert planned()
     monkeypatch.setattr(inspect, "getsource", read_changed)
     assert not planned()
@@ -507,7 +509,7 @@ KILLED_BUILD = """
 import sys
 from pathlib import Path
 from fake_provider import FakeProvider
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.pipeline.pipeline import build
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from nvgemm_aot.providers.base import BlockShape, RuntimeModel
 from nvgemm_aot.providers.checking import checked
 from nvgemm_aot.providers.checking.checked import BLAME, Checked
 from nvgemm_aot.providers.checking.listing_faults import listing_faults
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_runtime.bundle.format import ClusterLimit
 from nvgemm_runtime.errors import CompileError, ToolchainError

@@ -7,7 +7,7 @@ import pytest
 from fake_provider import FakeProvider, candidate
 from nvgemm_aot.pipeline.assemble import toolchain
 from nvgemm_aot.pipeline.compiler import make_tasks
-from nvgemm_aot.providers import load_provider, parts_of
+from nvgemm_aot.providers import load_provider, provider_parts
 from nvgemm_aot.providers.base import Candidate, Enumeration, Rejection
 from nvgemm_aot.providers.combined import Combined
 from nvgemm_aot.targets import BuildTarget, build_target
@@ -38,11 +38,11 @@ class Other(FakeProvider):
 
 def test_a_name_with_a_plus_is_that_of_both_in_order() -> None:
     both = load_provider("quack+cutlass_operators")
-    assert [part.name for part in parts_of(both)] == ["quack", "cutlass_operators"]
+    assert [part.name for part in provider_parts(both)] == ["quack", "cutlass_operators"]
     assert both.name == "quack+cutlass_operators"
     assert set(both.toolchain()) >= {"quack-kernels", "nvidia-cutlass-operators"}
     alone = load_provider("quack")
-    assert parts_of(alone) == (alone,)
+    assert provider_parts(alone) == (alone,)
 
 
 class Contradicting(Other):

@@ -12,7 +12,7 @@ import pytest
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.pipeline.pipeline import build
 from nvgemm_aot.providers.cute_dsl import cute_setup
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_aot.verify.device.cubin import read_cubins
 from nvgemm_runtime.bundle.reader import Bundle

@@ -11,7 +11,7 @@ import pytest
 
 from fake_provider import FakeProvider, candidate
 from nvgemm_aot.manifest.parse import Declared
-from nvgemm_aot.pipeline.plan import look_up_plan, make_plan
+from nvgemm_aot.pipeline.target_plan import look_up_plan, make_plan
 from nvgemm_aot.providers import load_provider
 from nvgemm_aot.providers.heuristics.corrections import (
     DATA,
@@ -21,7 +21,7 @@ from nvgemm_aot.providers.heuristics.corrections import (
     load_correction,
     read_correction,
 )
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.gemm.problem import Problem, Signature
 
@@ -174,7 +174,7 @@ def test_plans_say_whether_they_are_corrected(
     both = rankings("cutlass_operators+quack", Cache(tmp_path_factory.mktemp("b")))
     assert "corrected" not in alone[0]
     assert both[0].startswith(f"{alone[0]}, corrected by NVIDIA H200")
-    monkeypatch.setattr("nvgemm_aot.pipeline.plan.find_correction", lambda *_: None)
+    monkeypatch.setattr("nvgemm_aot.pipeline.target_plan.find_correction", lambda *_: None)
     assert rankings("cutlass_operators", Cache(tmp_path_factory.mktemp("c"))) == alone
     uncorrected = rankings("cutlass_operators+quack", Cache(tmp_path_factory.mktemp("d")))
     assert uncorrected[0] == alone[0]
@@ -186,5 +186,5 @@ def test_a_stored_plan_is_not_used_with_another_correction(
 ) -> None:
     cache = Cache(tmp_path_factory.mktemp("cache"))
     before = rankings("quack", cache)
-    monkeypatch.setattr("nvgemm_aot.pipeline.plan.find_correction", lambda *_: None)
+    monkeypatch.setattr("nvgemm_aot.pipeline.target_plan.find_correction", lambda *_: None)
     assert rankings("quack", cache) != before

@@ -16,8 +16,8 @@ from nvgemm_aot.pipeline.compiler import compile_all, make_tasks
 from nvgemm_aot.pipeline.pipeline import BuildResult, plan_build
 from nvgemm_aot.providers import cute_dsl, load_provider
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators, toolchain
-from nvgemm_aot.providers.cutlass_operators.epilogue import epilogue_source
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.providers.cutlass_operators.epilogue_source import epilogue_source
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_aot.verify.device.disassembler import find_disassembler

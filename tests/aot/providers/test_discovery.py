@@ -12,12 +12,12 @@ import pytest
 from fake_provider import FakeProvider
 from foreign_packages import write_package
 from nvgemm_aot.manifest.parse import Declared
-from nvgemm_aot.pipeline.plan import look_up_plan
+from nvgemm_aot.pipeline.target_plan import look_up_plan
 from nvgemm_aot.providers import PROVIDERS, load_provider
 from nvgemm_aot.providers.checking.checked import Checked
 from nvgemm_aot.providers.discovery import Offered, offered_providers
 from nvgemm_aot.providers.sources import source_modules
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import Problem

@@ -12,11 +12,11 @@ import pytest
 
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.pipeline.pipeline import build
-from nvgemm_aot.pipeline.select import select
+from nvgemm_aot.pipeline.select_candidates import select
 from nvgemm_aot.providers import load_provider
 from nvgemm_aot.providers.checking.checked import Checked
 from nvgemm_aot.providers.gathered import TILES, Gathered
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_aot.verify.device.cubin import read_cubins

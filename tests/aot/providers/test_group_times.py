@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fake_provider import FakeProvider, candidate
 from nvgemm_aot.manifest.parse import Declared
-from nvgemm_aot.pipeline.plan import look_up_plan, make_plan
+from nvgemm_aot.pipeline.target_plan import look_up_plan, make_plan
 from nvgemm_aot.providers import load_provider
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT
 from nvgemm_aot.providers.heuristics.group_times import (
@@ -24,11 +24,11 @@ from nvgemm_aot.providers.heuristics.group_times import (
     design_name,
     load_group_times,
     read_group_times,
-    routed,
-    rows_of_groups,
+    routed_counts,
+    spread_rows,
     work_of,
 )
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import Problem, Signature
@@ -63,13 +63,13 @@ def problem(m: int, *, groups: int = 8, n: int = 4096, k: int = 4096) -> Problem
 
 @given(st.integers(0, 300_000), st.integers(1, 300), st.sampled_from(ROUTINGS))
 def test_every_row_has_a_group(rows: int, groups: int, routing: str) -> None:
-    counts = rows_of_groups(rows, groups, routing)
+    counts = spread_rows(rows, groups, routing)
     assert (len(counts), sum(counts)) == (groups, rows)
     assert min(counts) >= 0
 
 
 def test_routings_differ_as_they_say() -> None:
-    even, skewed, few = (rows_of_groups(65536, 32, routing) for routing in ROUTINGS)
+    even, skewed, few = (spread_rows(65536, 32, routing) for routing in ROUTINGS)
     assert set(even) == {2048}
     assert len(set(skewed)) > 16
     assert max(skewed) > 2 * 2048 > 2048 > min(skewed) > 0
@@ -149,7 +149,7 @@ def test_what_is_read_for_each_row_of_the_result_is_moved_too(epilogue: str, col
 def test_memory_bounds_a_product_of_few_rows() -> None:
     slow = replace(times(large=TileCost(step=1e-6, rest=0.0)), bytes_per_ns=1.0)
     (found,) = slow.corrected(problem(8), (LARGE,), (), SM_COUNT)
-    moved = work_of(problem(8), LARGE, routed(problem(8), "even"), SM_COUNT).moved_bytes
+    moved = work_of(problem(8), LARGE, routed_counts(problem(8), "even"), SM_COUNT).moved_bytes
     assert found == pytest.approx(1000 + moved, rel=0.2)
 
 
@@ -228,5 +228,5 @@ def test_costs_are_part_of_the_plan_s_key(tmp_path: Path, monkeypatch: pytest.Mo
     target = build_target("sm_90a", "H200")
     provider = load_provider("quack")
     before = look_up_plan(declared, target, provider, Cache(tmp_path)).key
-    monkeypatch.setattr("nvgemm_aot.pipeline.plan.find_group_times", lambda target: times())
+    monkeypatch.setattr("nvgemm_aot.pipeline.target_plan.find_group_times", lambda target: times())
     assert look_up_plan(declared, target, provider, Cache(tmp_path)).key != before

@@ -17,7 +17,7 @@ import pytest
 
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.pipeline.pipeline import build
-from nvgemm_aot.pipeline.select import select
+from nvgemm_aot.pipeline.select_candidates import select
 from nvgemm_aot.providers import Candidate, Enumeration, cute_dsl, load_provider
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
 from nvgemm_aot.providers.cute_dsl import cute_setup
@@ -26,7 +26,7 @@ from nvgemm_aot.providers.quack import ACCEPTED_VERSIONS, Quack, gated
 from nvgemm_aot.providers.quack.designs import Design, designs
 from nvgemm_aot.providers.quack.entry import compile_entry
 from nvgemm_aot.providers.quack.families import FAMILIES, family_of
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.errors import TargetError, ToolchainError

@@ -17,7 +17,7 @@ from nvgemm_aot.rankings.agreement import Agreement, Relation, compare, compare_
 from nvgemm_aot.rankings.assess import assess
 from nvgemm_aot.rankings.entries import Entry, Rankings, merge
 from nvgemm_aot.rankings.file import decode, encode
-from nvgemm_runtime.bundle.format import BACK_TO_BACK
+from nvgemm_runtime.bundle.ranking_entries import BACK_TO_BACK
 
 CONFIRMS, CONTRADICTS, NEITHER = Relation.CONFIRMS, Relation.CONTRADICTS, Relation.NEITHER
 REPEATS = Relation.REPEATS
@@ -27,7 +27,7 @@ def relation(one: Entry, other: Entry) -> tuple[Relation, str]:
     there = compare(one.measurement, other.measurement)
     back = compare(other.measurement, one.measurement)
     assert there.relation is back.relation, "it does not matter which is older"
-    return there.relation, there.why
+    return there.relation, there.reason
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_gain_that_lets_a_ranking_count_must_be_there_both_times(
     first, second = (
         on(GPU_A, {"x": time_ns}, aten=1000).measurement for time_ns in (first_ns, second_ns)
     )
-    assert compare_repeat(first, second).why == why
+    assert compare_repeat(first, second).reason == why
     assert (compare_repeat(first, second).relation is REPEATS) is (not why)
 
 
@@ -158,7 +158,7 @@ def test_what_is_not_two_like_measurements_of_one_gpu_repeats_nothing(how: Any, 
     times = {"x": 1000, "y": 1200}
     second = on(**{"gpu": GPU_A, "times": times, **how}).measurement
     found = compare_repeat(on(GPU_A, times).measurement, second)
-    assert (found.relation, found.why) == (NEITHER, said)
+    assert (found.relation, found.reason) == (NEITHER, said)
 
 
 def test_measurements_of_an_unknown_gpu_repeat_nothing() -> None:

@@ -11,14 +11,15 @@ import pytest
 
 import cpu_provider
 from made_rankings import GPU_A, GPU_B, entry, rankings
-from nvgemm_aot.cli.build import command as build_command
-from nvgemm_aot.pipeline import plan
+from nvgemm_aot.cli.build import documents
+from nvgemm_aot.pipeline import target_plan
 from nvgemm_aot.pipeline.pipeline import BuildResult, build, plan_build
-from nvgemm_aot.providers import UNSTATED_RECIPES, load_provider, stated_recipes
+from nvgemm_aot.providers import UNRECORDED_RECIPES, load_provider, recorded_recipes
 from nvgemm_aot.rankings.entries import Entry, Rankings
 from nvgemm_aot.rankings.usable import LEFT_UNDECIDED, Basis, find_usable
-from nvgemm_aot.storage.cache import Cache
-from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK, Header, Ranking
+from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import APART, BACK_TO_BACK, Ranking
 from nvgemm_runtime.errors import RankingsError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
@@ -115,10 +116,10 @@ def test_what_was_measured_between_declared_m_is_in_the_bundle(
     assert ranking.measured is not None
     assert not header.unserved
     assert [one.problem for one in header.rankings if not one.is_declared] == [between]
-    document = build_command.build_document(result)["bundles"][0]
+    document = documents.build_document(result)["bundles"][0]
     assert (document["problems"], document["not_declared"]) == (len(PROBLEMS), 1)
-    assert f"{len(PROBLEMS)} problems and 1 measured and not declared" in build_command.build_text(
-        build_command.build_document(result)
+    assert f"{len(PROBLEMS)} problems and 1 measured and not declared" in documents.build_text(
+        documents.build_document(result)
     )
     assert result.measured[0].standings == {between: "measured once"}
     again = built(tmp_path, kernel_cache, given)
@@ -189,16 +190,16 @@ def test_contradictions_are_doubts_of_the_bundle(tmp_path: Path, kernel_cache: C
     assert found is not None
     assert found.doubts[0].startswith("two runs disagree")
     assert [one.standings for one in result.measured] == [{PROBLEMS[0]: "doubtful"}]
-    said = build_command.build_text(build_command.build_document(result, [Path("r.json")]))
+    said = documents.build_text(documents.build_document(result, [Path("r.json")]))
     assert (
         "1 doubtful); by estimates: 2\nto see the doubts: nvgemm-aot rankings show shipped" in said
     )
     files = [Path("r.json"), Path("s t.json")]
-    said = build_command.build_text(build_command.build_document(result, files))
+    said = documents.build_text(documents.build_document(result, files))
     assert "nvgemm-aot rankings show shipped r.json 's t.json' --standing doubtful" in said
     (target,) = result.measured
     sure = replace(result, measured=(replace(target, standings={PROBLEMS[0]: "measured once"}),))
-    said = build_command.build_text(build_command.build_document(sure, files))
+    said = documents.build_text(documents.build_document(sure, files))
     assert "to see the doubts" not in said
 
 
@@ -262,7 +263,7 @@ def test_times_of_another_recipe_are_not_used_and_said(tmp_path: Path, kernel_ca
 @pytest.mark.parametrize(
     ("provider", "recipe", "is_used"),
     [
-        ("cutlass_operators", UNSTATED_RECIPES["cutlass_operators"], True),
+        ("cutlass_operators", UNRECORDED_RECIPES["cutlass_operators"], True),
         ("cutlass_operators", "2, host x86-64 +sse2", False),
         ("quack", "9", True),
     ],
@@ -279,8 +280,8 @@ def test_a_recipe_that_is_not_stated_is_the_first_of_cutlass_operators_or_unknow
 def test_bundles_of_cutlass_operators_state_no_recipe_and_those_of_quack_do() -> None:
     both = load_provider("cutlass_operators+quack")
     recipe = load_provider("quack").recipe
-    assert stated_recipes(both, Target(arch="sm_90a")) == {"recipe of quack": recipe}
-    for_arm = stated_recipes(both, Target(arch="sm_90a", platform="linux_aarch64"))
+    assert recorded_recipes(both, Target(arch="sm_90a")) == {"recipe of quack": recipe}
+    for_arm = recorded_recipes(both, Target(arch="sm_90a", platform="linux_aarch64"))
     assert for_arm["recipe of quack"] == recipe.replace("host x86-64 +sse2", "host generic")
     assert for_arm["recipe of cutlass_operators"] == "1, host generic"
 
@@ -315,11 +316,11 @@ def test_plans_depend_on_what_makes_them_of_measurements(
 
     def key() -> str:
         cache = Cache(tmp_path / "cache")
-        return plan.look_up_plan(declared, cpu_provider.TARGET, Recording(), cache).key
+        return target_plan.look_up_plan(declared, cpu_provider.TARGET, Recording(), cache).key
 
-    before, digest = key(), plan.source_digest
+    before, digest = key(), target_plan.source_digest
     monkeypatch.setattr(
-        plan,
+        target_plan,
         "source_digest",
         lambda name: "changed" if name == f"nvgemm_aot.rankings.{module}" else digest(name),
     )
@@ -403,13 +404,13 @@ def test_a_plan_shows_the_measured_times(tmp_path: Path, kernel_cache: Cache) ->
     )
     ((position, time_ns),) = item.plan.problems[0].choices
     assert (item.plan.candidates[position].operator, time_ns) == ("Cpu_1x1", 1000)
-    document = build_command.plan_document([item], 1, [tmp_path / "r.json"])
+    document = documents.plan_document([item], 1, [tmp_path / "r.json"])
     assert [one["times"] for one in document["targets"][0]["problems"]] == [
         "measured",
         "estimated",
         "estimated",
     ]
-    text = build_command.plan_text(document)
+    text = documents.plan_text(document)
     assert "problem                              candidates  best time, us  basis" in text
     said = "measurements: 1 (1 from your files: 1 measured once); by estimates: 2"
     assert f"cpu: problems ranked by {said}" in text
@@ -442,7 +443,7 @@ def test_what_the_build_prints_of_measurements() -> None:
             },
         ],
     }
-    text = build_command.build_text(json.loads(json.dumps(document)))
+    text = documents.build_text(json.loads(json.dumps(document)))
     said = "3 (2 shipped, 1 from your files: 2 confirmed, 1 measured once); by estimates: 4"
     assert f"sm_90a: problems ranked by measurements: {said}\n  3 times …" in text
     said = "problems ranked by measurements: 0; by estimates: 7"

@@ -17,7 +17,7 @@ from made_rankings import GPU_A, GPU_B, entry, rankings
 from nvgemm_aot.rankings import file
 from nvgemm_aot.rankings.entries import Entry, Rankings, merge
 from nvgemm_aot.rankings.file import decode, encode, read_rankings, write_rankings
-from nvgemm_runtime.bundle.format import BACK_TO_BACK
+from nvgemm_runtime.bundle.ranking_entries import BACK_TO_BACK
 from nvgemm_runtime.errors import RankingsError, StorageError
 
 OTHER = cpu_provider.problem(sizes=(16, 32, 64))

@@ -19,7 +19,7 @@ from nvgemm_aot.cli.main import main
 from nvgemm_aot.pipeline.pipeline import BuiltBundle, build
 from nvgemm_aot.rankings.entries import Rankings
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning.measuring.gpu import uuid_digest
 from nvgemm_runtime.gemm.epilogues import ADD, BIAS, Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nvgemm_aot.storage.cache import Cache, cache_key, default_directory
+from nvgemm_aot.storage.build_cache import Cache, cache_key, default_directory
 from nvgemm_aot.storage.files import (
     make_directories,
     remove_file,

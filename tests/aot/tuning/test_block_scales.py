@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from microscaling import FP4_E2M1, FP8_E4M3, FP8_E5M2, decode, e8m0_value, swizzle
 
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning.correctness import block_scales
 from nvgemm_aot.tuning.correctness.block_scales import swizzled, unswizzled
 from nvgemm_aot.tuning.correctness.judgement import expect_between, find_fault, reference

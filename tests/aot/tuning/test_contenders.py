@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nvgemm_aot.tuning.contenders import aten_run, triton_run
-from nvgemm_aot.tuning.correctness.judgement import expect, is_like, reference
+from nvgemm_aot.tuning.correctness.judgement import agrees_roughly, expect, reference
 from nvgemm_aot.tuning.correctness.random_operands import MOST_SETS, Operands, make_sets
 from nvgemm_runtime.gemm.aten import named_arguments, read_call
 from nvgemm_runtime.gemm.operands import requests
@@ -83,8 +83,8 @@ def test_atens_operator_computes_the_same() -> None:
         assert run is not None
         found = run(*tensors)
         expected = expect(tensors, given.signature, terms=given.k)
-        assert is_like(found, expected), key
-        assert not is_like(found * 1.2, expected)
+        assert agrees_roughly(found, expected), key
+        assert not agrees_roughly(found * 1.2, expected)
 
 
 def test_aten_has_nothing_for_what_it_cannot_compute() -> None:

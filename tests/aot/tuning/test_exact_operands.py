@@ -18,9 +18,9 @@ from nvgemm_aot.tuning.correctness.exact_operands import (
 )
 from nvgemm_aot.tuning.correctness.judgement import (
     FRACTION_BITS,
+    agrees_roughly,
     expect_between,
     find_fault,
-    is_like,
     reference,
 )
 from nvgemm_aot.tuning.correctness.random_operands import Operands, poison
@@ -353,8 +353,8 @@ def test_torchs_own_result_need_only_be_alike(key: str) -> None:
     posed = problem(key)
     check = checks(posed)[-1]
     value = reference(check.operands, posed.signature)
-    assert is_like(rounded(value * 1.002, posed), check.expected)
-    assert not is_like(rounded(value * 1.3, posed), check.expected)
+    assert agrees_roughly(rounded(value * 1.002, posed), check.expected)
+    assert not agrees_roughly(rounded(value * 1.3, posed), check.expected)
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_large_results_are_compared_in_parts(key: str, monkeypatch: pytest.Monke
     assert told is not None
     assert told.startswith(f"2 of {result.numel()} elements are wrong; that at {list(first)} is ")
     value = reference(few.operands, posed.signature)
-    assert is_like(rounded(value * 1.002, posed), few.expected)
-    assert not is_like(rounded(value * 1.3, posed), few.expected)
+    assert agrees_roughly(rounded(value * 1.002, posed), few.expected)
+    assert not agrees_roughly(rounded(value * 1.3, posed), few.expected)
     value[-1] = 0  # far off in the last part alone
-    assert not is_like(rounded(value, posed), few.expected)
+    assert not agrees_roughly(rounded(value, posed), few.expected)

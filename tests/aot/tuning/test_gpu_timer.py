@@ -11,7 +11,7 @@ import pytest
 
 from nvgemm_aot.tuning.measuring import gpu
 from nvgemm_aot.tuning.measuring.gpu import GpuTimer
-from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
+from nvgemm_runtime.bundle.ranking_entries import APART, BACK_TO_BACK
 from simulated_cuda import SimulatedCuda
 
 BETWEEN_MS = 0.002

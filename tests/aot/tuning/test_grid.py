@@ -15,7 +15,7 @@ from nvgemm_aot.bundle.wheel_description import render_description
 from nvgemm_aot.cli.tune import tuned_document, tuned_text
 from nvgemm_aot.tuning.measuring import grid
 from nvgemm_aot.tuning.outcome import TuningOutcome
-from nvgemm_runtime.bundle.format import Conditions, RankingSource, Timing
+from nvgemm_runtime.bundle.ranking_entries import Conditions, RankingSource, Timing
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from tuning_bench import header_of, operators
 
@@ -175,10 +175,10 @@ def test_what_was_measured_stays_though_the_fastest_changed_since() -> None:
     """Passes with neighbours' winners may change which m are worth measuring."""
     declared = [at(16, "a"), at(64, "b"), at(16, "a", n=64)]
     outcomes = {at(m, n=n).problem.key: measured(a=1) for m, n in ((16, 32), (40, 32), (40, 64))}
-    (kept,) = grid.measured_before(declared, outcomes)
+    (kept,) = grid.measured_earlier(declared, outcomes)
     assert (kept.problem.m, kept.problem.n) == (40, 32)
     assert kept.kernels == (("a", None), ("b", None))
-    assert grid.measured_before([*declared, kept], outcomes) == []
+    assert grid.measured_earlier([*declared, kept], outcomes) == []
 
 
 def test_a_grid_that_is_interrupted_goes_on(wide: Tuner) -> None:

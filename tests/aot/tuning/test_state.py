@@ -16,12 +16,11 @@ import torch
 from tuner import Tuner
 
 from nvgemm_aot.storage.locks import acquire
-from nvgemm_aot.tuning import session
-from nvgemm_aot.tuning import tune as tune_module
+from nvgemm_aot.tuning import session, tune_bundles
 from nvgemm_aot.tuning.measuring import problem_times as measuring
 from nvgemm_aot.tuning.session import OUT_OF_BUDGET
 from nvgemm_aot.tuning.state import KILLED, Journal, Line, state_path
-from nvgemm_aot.tuning.tune import TuningOptions, tune
+from nvgemm_aot.tuning.tune_bundles import TuningOptions, tune
 from nvgemm_runtime.errors import StorageError, TuningError
 from nvgemm_runtime.gemm.problem import Problem
 from tuning_bench import PROBLEMS, DictatedWatch, bench
@@ -262,7 +261,7 @@ def test_a_bundle_that_was_about_to_be_written_is_known(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(tune_module, "write_bundle", killed)
+        patch.setattr(tune_bundles, "write_bundle", killed)
         with pytest.raises(KeyboardInterrupt):
             tuner()
     assert tuner().is_complete

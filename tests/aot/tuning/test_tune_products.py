@@ -13,7 +13,8 @@ from nvgemm_aot.cli.tune import tuned_document, tuned_text
 from nvgemm_aot.rankings.export import export
 from nvgemm_aot.tuning.rewrite import rankings_to_measure
 from nvgemm_aot.tuning.state import state_path
-from nvgemm_runtime.bundle.format import ESTIMATE, MEASUREMENT, Header, Ranking
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import ESTIMATE, MEASUREMENT, Ranking
 from nvgemm_runtime.bundle.reader import Bundle
 from tuning_bench import PROBLEMS, SLOW_FIRST, Bench, bench, header_of, operators
 
@@ -138,7 +139,7 @@ def test_sizes_between_declared_ones_are_added_for_the_product_alone(tuner: Tune
     assert [one.problem.m for one in of(header, HERE)] == [4, 16]
     beside = [one for one in of(header, OTHER) if not one.is_declared]
     assert [one.problem.m for one in beside] == [8]
-    assert (header.declared_count, header.not_declared_count) == (2, 1)
+    assert (header.declared_count, header.undeclared_count) == (2, 1)
 
 
 def test_a_kernel_that_is_wrong_on_one_product_is_thrown_out_for_all(tuner: Tuner) -> None:

@@ -19,9 +19,9 @@ from click.testing import CliRunner
 from tuner import Tuner
 
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.tuning.measuring import watchdog
+from nvgemm_aot.tuning import watchdog
 from nvgemm_aot.tuning.state import state_path
-from nvgemm_aot.tuning.tune import Tuned, TuningOptions
+from nvgemm_aot.tuning.tune_bundles import Tuned, TuningOptions
 from nvgemm_runtime.errors import TuningError
 from tuning_bench import PROBLEMS, Behaving, header_of
 from watched_benches import HANGING
@@ -248,17 +248,17 @@ def test_the_command_says_what_hangs_and_succeeds(
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 0, result.output
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("HANGS: kernel"))
-    assert line.endswith(f"is thrown out: {KEYS[0]}: it hangs: it has not returned for 3 s")
+    assert line.endswith(f"is dropped: {KEYS[0]}: it hangs: it has not returned for 3 s")
     assert "WRONG" not in result.stdout
     assert "written, 3 of 3 problems measured, 2 kernels" in result.stdout
     document = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
-    assert [said for _, said in document["hanging"]] == [line.split(" is thrown out: ")[1]]
+    assert [said for _, said in document["hanging"]] == [line.split(" is dropped: ")[1]]
 
 
 PROGRAM = """
 import sys
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.tuning.measuring import watchdog
+from nvgemm_aot.tuning import watchdog
 import functools
 watchdog.tune_watched = functools.partial(
     watchdog.tune_watched, bench="watched_benches:hangs_when_timed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ import pytest
 import recording_kernels
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking, read_content
 from nvgemm_aot.bundle.writer import write_bundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning.measuring.gpu import Bench, GpuState
-from nvgemm_aot.tuning.tune import Tuned
+from nvgemm_aot.tuning.tune_bundles import Tuned
 from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem
 from tuning_bench import (
@@ -110,3 +111,22 @@ class Tuner:
     @property
     def all_doubts(self) -> set[tuple[str, ...]]:
         return set(self.doubts.values())
+
+
+def measured(
+    ranking: ProblemRanking, times: Mapping[str, tuple[int, int]], *doubts: str
+) -> ProblemRanking:
+    """A ranking with such times and spreads by kernel."""
+    conditions = Conditions(driver="1", torch="2", cuda="13.0", date="2026-11-21")
+    spreads_ns = tuple(spread for _, spread in times.values())
+    return replace(
+        ranking,
+        source=RankingSource(kind="measurement", by="x", gpu="cpu", conditions=conditions),
+        kernels=tuple((id_, time) for id_, (time, _) in times.items()),
+        measured=Measured(spreads_ns=spreads_ns, aten=None, triton=None, doubts=doubts),
+    )
+
+
+def by_operator(content: BundleContent) -> dict[str, str]:
+    """Ids of a bundle's kernels by operator."""
+    return {kernel.operator: kernel.id for kernel in content.kernels}

@@ -9,7 +9,7 @@ import pytest
 from nvgemm_aot.targets.profile import load_profile
 from nvgemm_aot.verify.device.cubin import (
     check_cubin,
-    made_by_others,
+    foreign_cuda_versions,
     read_cubins,
     spilled_bytes,
 )
@@ -193,9 +193,9 @@ def test_code_of_cuda_12_for_a_family_states_its_architecture() -> None:
 
 def test_says_which_other_cuda_made_device_code() -> None:
     both = PREFIX + synthetic_cubin(cuda_version=129) + synthetic_cubin(cuda_version=134)
-    assert made_by_others(both, "cu12") == ["13.4"]
-    assert made_by_others(both, "cu13") == ["12.9"]
-    assert made_by_others(PREFIX, "cu12") == []
+    assert foreign_cuda_versions(both, "cu12") == ["13.4"]
+    assert foreign_cuda_versions(both, "cu13") == ["12.9"]
+    assert foreign_cuda_versions(PREFIX, "cu12") == []
 
 
 @pytest.mark.parametrize(("cuda", "other"), [(129, "cu13"), (134, "cu12")])

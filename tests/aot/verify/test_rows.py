@@ -15,7 +15,7 @@ import pytest
 
 from nvgemm_aot.bundle.content import BuiltKernel
 from nvgemm_aot.pipeline.compiler import compile_all
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.verify.bundle import EPILOGUES, GROUPS, POINTERS, UNPROVED, Report, verify_bundle
 from nvgemm_aot.verify.device.disassembler import require_disassembler
 from nvgemm_aot.verify.findings import Check

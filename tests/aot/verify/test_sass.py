@@ -6,11 +6,11 @@ import re
 
 import pytest
 
+from nvgemm_aot.verify.device.kernel_design import computes_transposed
 from nvgemm_aot.verify.device.sass import check_disassembly, read_disassembly
 from nvgemm_aot.verify.device.stored_values import read_epilogue_code
 from nvgemm_aot.verify.device.tensor_core import warp_types
 from nvgemm_aot.verify.findings import Check, Finding
-from nvgemm_aot.verify.kernel_design import computes_transposed
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.gemm.epilogues import Activation
 from nvgemm_runtime.gemm.problem import DType, Signature

@@ -11,12 +11,12 @@ import pytest
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.pipeline.pipeline import build
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_aot.verify.device.disassembler import Disassembler, require_disassembler
 from nvgemm_aot.verify.device.order import OrderCode, check_order_code, read_order_code
 from nvgemm_aot.verify.findings import Check
-from nvgemm_aot.verify.kernel import inspect_kernel
+from nvgemm_aot.verify.kernel_inspection import inspect_kernel
 from nvgemm_runtime.bundle.format import ClusterLimit, Kernel, KernelDesign
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.bundle.workspace import TileWorkspace

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent
 from nvgemm_aot.bundle.writer import write_bundle
-from nvgemm_aot.cli.bundles import verification_text
+from nvgemm_aot.cli.bundle_texts import verification_text
 from nvgemm_aot.pipeline.compiler import compile_all, make_tasks
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_aot.verify.bundle import UNPROVED, Report, verify_bundle
 from nvgemm_aot.verify.device import disassembler
 from nvgemm_aot.verify.device.cubin import read_cubins
 from nvgemm_aot.verify.findings import Check, Finding
-from nvgemm_aot.verify.kernel import NOT_DISASSEMBLED, inspect_kernel
+from nvgemm_aot.verify.kernel_inspection import NOT_DISASSEMBLED, inspect_kernel
 from nvgemm_runtime.bundle.format import ClusterLimit, KernelDesign, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, StorageError, ToolchainError

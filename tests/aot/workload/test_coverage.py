@@ -27,7 +27,7 @@ from nvgemm_aot.workload.coverage import (
     read_undeclarable,
     readings,
 )
-from nvgemm_runtime.bundle.format import Conditions, Measured
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured
 from nvgemm_runtime.errors import CoverageError
 from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES, Epilogue, GateForm
 from nvgemm_runtime.gemm.problem import Layout, Problem, Signature
@@ -313,7 +313,7 @@ def test_the_gate_proposes_nothing_that_cannot_be_built() -> None:
 def test_words_become_a_gemm_with_its_sizes_and_reason(gemm: str, sizes: Sizes | None) -> None:
     for suffix, reason in ((": why: because", "why: because"), ("", "no manifest can declare it")):
         others = Counter({f"{gemm}{suffix}": 2})
-        text = Recording(name="x", targets={"sm_90a"}, others=others).render()
+        text = Recording(name="x", targets={"sm_90a"}, undeclarable=others).render()
         missed = GemmCoverage(gemm=gemm, problem=None, sizes=sizes, count=2, reasons=(reason,))
         assert read_undeclarable(text) == (missed,)
 

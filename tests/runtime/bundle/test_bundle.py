@@ -20,16 +20,14 @@ from nvgemm_aot.bundle.writer import encode_bundle, write_bundle
 from nvgemm_runtime.bundle.decode import decode_header
 from nvgemm_runtime.bundle.encode import encode_header
 from nvgemm_runtime.bundle.format import (
-    APART,
-    BACK_TO_BACK,
     FORMAT_VERSION,
     MAGIC,
     MAX_HEADER_BYTES,
     PREFIX,
-    CompileFailure,
     canonical_json,
     sha256_hex,
 )
+from nvgemm_runtime.bundle.ranking_entries import APART, BACK_TO_BACK, CompileFailure
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, StorageError
 from nvgemm_runtime.gemm.problem import Signature

@@ -27,15 +27,17 @@ import nvgemm_runtime
 from installed_bundles import use
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import encode_bundle
-from nvgemm_aot.cli.bundles import bundle_document, bundle_text, installed_document
+from nvgemm_aot.cli.bundle_texts import bundle_document, bundle_text, installed_document
 from nvgemm_aot.verify.bundle import verify_bundle
-from nvgemm_runtime.bundle.format import KNOWN_FEATURES, Header, Span, UnservedReason
+from nvgemm_runtime.bundle.format import KNOWN_FEATURES, Header, Span
+from nvgemm_runtime.bundle.ranking_entries import UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import UnknownTarget
 from nvgemm_runtime.installed.discover import InstalledBundle
-from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match, Miss
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import Basis, BundleView, Match, Miss
 from nvgemm_runtime.matching.trust import why_order_is_open
 from repository import TESTS
 from synthetic_content import SIGNATURE, synthetic_content

@@ -14,17 +14,12 @@ from test_bundle import header_of
 from nvgemm_aot.bundle.writer import encode_bundle
 from nvgemm_runtime.bundle.decode import decode_header
 from nvgemm_runtime.bundle.encode import design_json
-from nvgemm_runtime.bundle.format import (
-    PREFIX,
-    CompileFailure,
-    Header,
-    Scope,
-    UnservedReason,
-    canonical_json,
-)
+from nvgemm_runtime.bundle.format import PREFIX, Header, canonical_json
+from nvgemm_runtime.bundle.ranking_entries import CompileFailure, Scope, UnservedReason
 from nvgemm_runtime.errors import BundleFormatError
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.matching.index import BundleView, Index
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView
 from repository import TESTS
 from synthetic_content import synthetic_content
 from synthetic_facts import B200, H200

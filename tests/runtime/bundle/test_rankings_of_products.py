@@ -57,7 +57,7 @@ def test_what_is_written_for_two_products_is_read_back(tmp_path: Path) -> None:
         assert encode_bundle(read_content(bundle))[0] == data
     assert header.devices == ("B200", "B300")
     assert header.products == (FIRST, SECOND)
-    assert (header.declared_count, header.not_declared_count) == (4, 0)
+    assert (header.declared_count, header.undeclared_count) == (4, 0)
     for gpu in (FIRST, SECOND):
         chosen = header.rankings_on(gpu)
         assert len(chosen) == 4
@@ -119,7 +119,7 @@ def test_sizes_that_were_measured_on_another_product_alone_are_not_used(tmp_path
     )
     more = replace(first, problem=beside, is_declared=False)
     header = encode_bundle(replace(content, rankings=(*content.rankings, more)))[1]
-    assert header.not_declared_count == 1
+    assert header.undeclared_count == 1
     assert beside not in {one.problem for one in header.rankings_on(SECOND)}
     assert beside in {one.problem for one in header.rankings_on(FIRST)}
     assert beside in {one.problem for one in header.rankings_on("NVIDIA GB300")}

@@ -11,13 +11,14 @@ from test_bundle import header_of, with_header
 
 from nvgemm_aot.bundle.content import BundleContent, read_content
 from nvgemm_aot.bundle.writer import encode_bundle
-from nvgemm_aot.cli.bundles import bundle_document, bundle_text
+from nvgemm_aot.cli.bundle_texts import bundle_document, bundle_text
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.errors import BundleFormatError
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.matching.index import BundleView, Index, Match, Miss
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView, Match, Miss
 from synthetic_content import synthetic_content
 from synthetic_facts import B200
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from nvgemm_runtime.gemm.group_limits import LARGEST_GROUP, LONGEST_ROW_BYTES, too_large
+from nvgemm_runtime.gemm.group_limits import LARGEST_GROUP, LONGEST_ROW_BYTES, too_large_reason
 from nvgemm_runtime.gemm.problem import Problem
 
 BF16 = "bf16xbf16/fp32/bf16"
 
 
 def why(key: str, out_row_bytes: int | None = None, provider: str = "quack") -> str:
-    return too_large(provider, Problem.parse(key), out_row_bytes) or ""
+    return too_large_reason(provider, Problem.parse(key), out_row_bytes) or ""
 
 
 def test_the_longest_row_keeps_a_descriptor_above_address_0() -> None:

@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from nvgemm_runtime.errors import NoKernelError
-from nvgemm_runtime.gemm.operands import (
-    Request,
-    check_shapes,
-    requests,
-    torch_dtype,
-    usual_out_dtype,
-)
+from nvgemm_runtime.gemm.operands import Request, requests, torch_dtype, usual_out_dtype
 from nvgemm_runtime.gemm.problem import DType, Op
 
 
@@ -115,40 +109,6 @@ def test_the_output_counts_as_it_is_or_as_it_would_be_made() -> None:
     assert only(requests(Op.MM, a, b)).alignment_bytes == 256
     assert only(requests(Op.MM, a, b, out=out)).alignment_bytes == 4
     assert only(requests(Op.MM, a, b[:, :100].contiguous())).alignment_bytes == 8
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "message"),
-    [
-        (torch.zeros(4), torch.zeros(4, 4), r"rank 2 \(got 1 and 2\)"),
-        (torch.zeros(2, 4, 4), torch.zeros(2, 4, 4), r"rank 2 \(got 3 and 3\)"),
-        (torch.zeros(4, 5), torch.zeros(4, 5), r"\[4, 5\] and \[4, 5\] do not multiply"),
-        (torch.zeros(4, 4), torch.zeros(4, 4, device="meta"), r"two devices \(cpu and meta\)"),
-    ],
-)
-def test_operands_that_do_not_multiply_are_refused(
-    a: torch.Tensor, b: torch.Tensor, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        requests(Op.MM, a, b)
-
-
-@pytest.mark.parametrize(
-    ("out", "message"),
-    [
-        (torch.zeros(4, 5), r"out has shape \[4, 5\], must have \[4, 4\]"),
-        (torch.zeros(4), r"out has shape \[4\]"),
-        (torch.zeros(4, 4, device="meta"), "out is on meta, the operands on cpu"),
-    ],
-)
-def test_an_out_that_does_not_fit_is_refused(out: torch.Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_shapes(Op.MM, torch.zeros(4, 4), torch.zeros(4, 4), out)
-
-
-def test_batches_must_agree() -> None:
-    with pytest.raises(ValueError, match="do not multiply"):
-        requests(Op.BMM, torch.zeros(2, 4, 4), torch.zeros(3, 4, 4))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from nvgemm_runtime.gemm.roles import (
     Role,
     contiguous_bytes,
     extra_roles,
-    misalignment,
+    misalignment_reason,
     role_dtype,
     role_shape,
     roles,
@@ -151,7 +151,7 @@ def test_misalignment_names_operand_extent_and_multiple(
 ) -> None:
     m, n, k = sizes
     signature = Signature.parse(f"mm/{layout}/bf16xbf16/fp32/bf16")
-    reason = misalignment(sized(signature, m, n, k), 16)
+    reason = misalignment_reason(sized(signature, m, n, k), 16)
     if blamed is None:
         assert reason is None
     else:
@@ -169,7 +169,7 @@ def test_misalignment_names_operand_extent_and_multiple(
 )
 def test_every_part_of_a_result_is_aligned(epilogue: str, columns: str) -> None:
     signature = Signature.parse(f"grouped_mm/tn/bf16xbf16/fp32/bf16/{epilogue}")
-    reason = misalignment(Problem(signature=signature, m=8, n=8, k=16, groups=2), 32)
+    reason = misalignment_reason(Problem(signature=signature, m=8, n=8, k=16, groups=2), 32)
     assert reason == (
         f"out is contiguous along {columns}, which must be a multiple of 16 (32 bytes of bf16)"
     )
@@ -177,22 +177,24 @@ def test_every_part_of_a_result_is_aligned(epilogue: str, columns: str) -> None:
 
 def test_alignment_counts_bytes_of_each_operands_own_type() -> None:
     signature = Signature.parse("mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp32")
-    assert misalignment(sized(signature, 1, 4, 16), 16) is None
-    assert "multiple of 16" in str(misalignment(sized(signature, 1, 4, 8), 16))
-    assert "multiple of 4" in str(misalignment(sized(signature, 1, 2, 16), 16))
+    assert misalignment_reason(sized(signature, 1, 4, 16), 16) is None
+    assert "multiple of 16" in str(misalignment_reason(sized(signature, 1, 4, 8), 16))
+    assert "multiple of 4" in str(misalignment_reason(sized(signature, 1, 2, 16), 16))
 
 
 def test_alignment_of_fp4_counts_two_values_a_byte() -> None:
     signature = Signature.parse("mm/tn/fp4_e2m1xfp4_e2m1/fp32/fp8_e4m3/e4m3_1x16")
-    assert misalignment(sized(signature, 1, 16, 64), 16) is None
-    assert misalignment(sized(signature, 1, 16, 48), 16) == (
+    assert misalignment_reason(sized(signature, 1, 16, 64), 16) is None
+    assert misalignment_reason(sized(signature, 1, 16, 48), 16) == (
         "A is contiguous along k = 48, which must be a multiple of 32 (16 bytes of fp4_e2m1)"
     )
 
 
 def test_alignment_of_what_is_added_is_that_of_its_own_type() -> None:
     signature = Signature.parse("mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp8_e4m3/bias")
-    assert "out is contiguous along n = 8" in str(misalignment(sized(signature, 1, 8, 16), 16))
-    assert misalignment(sized(signature, 1, 8, 16), 8) is None
-    assert misalignment(sized(signature, 1, 12, 16), 4) is None
-    assert misalignment(sized(signature, 1, 16, 16), 32) is not None
+    assert "out is contiguous along n = 8" in str(
+        misalignment_reason(sized(signature, 1, 8, 16), 16)
+    )
+    assert misalignment_reason(sized(signature, 1, 8, 16), 8) is None
+    assert misalignment_reason(sized(signature, 1, 12, 16), 4) is None
+    assert misalignment_reason(sized(signature, 1, 16, 16), 32) is not None

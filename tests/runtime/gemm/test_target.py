@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvgemm_aot.targets import DEFAULT_DEVICE, build_target, usual_device
+from nvgemm_aot.targets import DEFAULT_DEVICE, build_target, default_device
 from nvgemm_aot.targets.profile import load_profile, profile_names
 from nvgemm_runtime.errors import TargetError
 from nvgemm_runtime.gemm.target import (
@@ -66,7 +66,7 @@ def test_every_default_device_can_run_its_target() -> None:
 )
 def test_a_target_on_arm_is_for_the_gpu_beside_arm_processors(arch: str, device: str) -> None:
     resolved = build_target(arch, platform="linux_aarch64")
-    assert resolved.device.name == usual_device(arch, "linux_aarch64") == device
+    assert resolved.device.name == default_device(arch, "linux_aarch64") == device
     assert build_target(arch).device.name == DEFAULT_DEVICE[arch]
     assert (
         build_target(arch, DEFAULT_DEVICE[arch], platform="linux_aarch64").device.name

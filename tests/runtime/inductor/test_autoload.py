@@ -36,7 +36,7 @@ class Broken:
 sys.meta_path.insert(0, Broken())
 """
 
-SAYS = "nvgemm-aot stays out of torch.compile"
+SAYS = "nvgemm-aot is disabled in torch.compile"
 
 
 WAYS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from torch._inductor import config
 import recording_kernels
 from inductor_session import InductorSession
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.format import PREFIX
 from nvgemm_runtime.installed import digest
 from nvgemm_runtime.installed.registry import INSTALLATION

@@ -11,7 +11,7 @@ import cpu_provider
 import recording_kernels
 from fresh_processes import Home, Ran, pip_install
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 
 KERNELS = ["Cpu_16x16", "Cpu_16x16"]
 """What the program's two GEMMs launch when kernels won."""

@@ -14,7 +14,7 @@ import cpu_provider
 import recording_kernels
 from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.inductor import compiled as old_name
 from nvgemm_runtime.launch import compiled
 from nvgemm_runtime.launch.loading import native

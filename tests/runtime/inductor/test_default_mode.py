@@ -32,9 +32,9 @@ from measured_bundles import ATEN, write_measured
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime import settings
-from nvgemm_runtime.bundle.format import Scope, UnservedReason
+from nvgemm_runtime.bundle.ranking_entries import Scope, UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import RequiredError
 from nvgemm_runtime.gemm.epilogues import BIAS
@@ -234,7 +234,7 @@ def test_a_search_for_bundles_that_fails_costs_the_kernels_alone(
     assert compiled.launched == ()
     assert "nvgemm" not in compiled.code[0]
     warnings = [one for one in caplog.records if one.levelname == "WARNING"]
-    assert sum("stays out of torch.compile" in one.getMessage() for one in warnings) == 1
+    assert sum("is disabled in torch.compile" in one.getMessage() for one in warnings) == 1
 
 
 MAJOR, MINOR = map(int, torch.__version__.split(".")[:2])
@@ -715,7 +715,7 @@ def test_required_looks_at_sizes_whose_kernels_are_left_out(
     """Also at sizes of the graph other than the one that it is compiled for."""
     inductor.use(bundles.measured())
     inductor.monkeypatch.setattr(
-        "nvgemm_runtime.matching.index.Index.left_out_sizes", lambda *_: {20: "b: no such operator"}
+        "nvgemm_runtime.matching.index.Index.missing_sizes", lambda *_: {20: "b: no such operator"}
     )
     a, b = operands(16)
     required = {"nvgemm_aot_mode": "required"}
@@ -823,7 +823,7 @@ def test_required_refuses_a_bundle_that_cannot_be_opened(
 def test_required_says_how_to_install_a_damaged_wheel_again(
     inductor: InductorSession, monkeypatch: pytest.MonkeyPatch, requirement: str | None, step: str
 ) -> None:
-    from nvgemm_runtime.inductor.autotuning.required import refuse_unopened
+    from nvgemm_runtime.inductor.autotuning.required import require_opened
     from nvgemm_runtime.installed.discover import BundleFile
 
     path = Path("/nowhere/b.nvgemm")
@@ -831,7 +831,7 @@ def test_required_says_how_to_install_a_damaged_wheel_again(
     inductor.use()
     monkeypatch.setattr("nvgemm_runtime.installed.registry.find_bundles", lambda: (broken,))
     with pytest.raises(RequiredError, match=r"nowhere/b\.nvgemm") as caught:
-        refuse_unopened()
+        require_opened()
     assert str(caught.value).endswith(step)
 
 
@@ -878,7 +878,7 @@ def test_a_problem_whose_kernels_are_left_out_says_so(
 ) -> None:
     inductor.use(bundles.measured(**OPEN["doubts"]))
     inductor.monkeypatch.setattr(
-        "nvgemm_runtime.matching.index.Index.left_out_sizes", lambda *_: {7: "b: no such operator"}
+        "nvgemm_runtime.matching.index.Index.missing_sizes", lambda *_: {7: "b: no such operator"}
     )
     assert inductor.compile(torch.mm, *operands(7)).launched == ()
     (reason,) = nvgemm_runtime.stats().misses
@@ -896,7 +896,7 @@ def test_events_say_that_a_gemm_is_dispatched(
     inductor: InductorSession, bundles: Bundles, events: Callable[[], list[dict[str, Any]]]
 ) -> None:
     from nvgemm_aot.cli.explain import explain_text
-    from nvgemm_aot.workload.explain import collect
+    from nvgemm_aot.workload.decisions import collect
 
     inductor.use(bundles.measured())
     compile_dynamic(inductor)
@@ -931,7 +931,7 @@ def test_a_preloaded_manifest_has_the_kernels_of_tables(
         loaded.append(kernel_id)
         return load_for(kernel_id, facts)
 
-    inductor.monkeypatch.setattr("nvgemm_runtime.launch.loading.preload.load_for", load)
+    inductor.monkeypatch.setattr("nvgemm_runtime.launch.preload.load_for", load)
     done = nvgemm_runtime.preload("model")
     operators = {kernel.id: kernel.operator for kernel in header.kernels}
     assert {operators[one] for one in loaded} == {WIDE, ONE, SQUARE}
@@ -944,7 +944,7 @@ Events = Callable[[], list[dict[str, Any]]]
 
 def explained(events: Events) -> str:
     from nvgemm_aot.cli.explain import explain_text
-    from nvgemm_aot.workload.explain import collect
+    from nvgemm_aot.workload.decisions import collect
 
     return explain_text(
         {"gemms": [g.to_json() for g in collect(events())], "unreadable_lines": 0, "failed": {}}

@@ -10,7 +10,7 @@ import cpu_provider
 import tuning_bench
 from fresh_processes import Home, Ran, pip_install
 from measured_bundles import ATEN, write_measured
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from fresh_processes import Home, Ran, pip_install
 from inductor_session import Compiled, InductorSession, warnings_of
 from kernels_by_m import COMPUTED_BY, SQUARE, TIMES, WIDE, assert_right_from_threads, operands
 from measured_bundles import write_measured
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.epilogues import BIAS
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
@@ -100,7 +100,7 @@ OTHER_CPP = {
 def test_kinds_of_cpp_that_call_no_kernels_are_a_stated_miss(
     inductor: InductorSession, setting: str
 ) -> None:
-    from nvgemm_runtime.inductor.autotuning.choices import cpp_obstacle
+    from nvgemm_runtime.inductor.autotuning.obstacles import cpp_obstacle
 
     value, why = OTHER_CPP[setting]
 

@@ -19,7 +19,7 @@ import tuning_bench
 from inductor_session import Compiled, InductorSession
 from kernels_by_m import ONE, SQUARE, WIDE
 from measured_bundles import ATEN, write_measured
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.aten import aten_name, kernel_order
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
@@ -86,7 +86,7 @@ class Timed:
         from torch._inductor.select_algorithm import ExternKernelCaller
 
         from nvgemm_runtime.inductor.autotuning.choices import GemmChoice
-        from nvgemm_runtime.inductor.default_mode.dispatched_choices import DispatchedChoice
+        from nvgemm_runtime.inductor.default_mode.dispatched_choices import DispatchChoice
 
         def benchmark(choice: Any, *args: Tensor, out: Tensor) -> float:
             if hasattr(choice, "stock"):
@@ -96,14 +96,14 @@ class Timed:
             a = args[order[0]]
             assert out.shape[-2] == a.shape[-2]
             name = ATEN
-            if isinstance(choice, DispatchedChoice):
+            if isinstance(choice, DispatchChoice):
                 name = "by m"
             elif isinstance(choice, GemmChoice):
                 name = choice.offer.kernel.operator
             self.asked.append((a.shape[-2], name))
             return self.times(a.shape[-2], name)
 
-        for kind in (ExternKernelCaller, GemmChoice, DispatchedChoice):
+        for kind in (ExternKernelCaller, GemmChoice, DispatchChoice):
             monkeypatch.setattr(kind, "benchmark", benchmark)
 
 
@@ -281,18 +281,18 @@ def test_rows_of_groups(
     problems = [cpu_provider.problem_of(served, (m, 32, 64)) for m in TIMES]
     path = tuning_bench.build(problems, tmp_path / "built", kernel_cache)
     inductor.use(write_measured(path, tmp_path / "m" / "groups.nvgemm", TIMES, confirmed_by=()))
-    from nvgemm_runtime.inductor.default_mode.dispatched_choices import DispatchedChoice
+    from nvgemm_runtime.inductor.default_mode.dispatched_choices import DispatchChoice
 
     ends_at: dict[int, list[int]] = {}
     timed = Timed(as_measured)
     timed.install(monkeypatch)
-    time = DispatchedChoice.benchmark
+    time = DispatchChoice.benchmark
 
-    def benchmark(choice: DispatchedChoice, *args: Tensor, out: Tensor) -> float:
+    def benchmark(choice: DispatchChoice, *args: Tensor, out: Tensor) -> float:
         ends_at[args[0].shape[0]] = args[2].tolist()
         return time(choice, *args, out=out)
 
-    monkeypatch.setattr(DispatchedChoice, "benchmark", benchmark)
+    monkeypatch.setattr(DispatchChoice, "benchmark", benchmark)
 
     def grouped(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
         return torch._grouped_mm(a, b, offs=ends)

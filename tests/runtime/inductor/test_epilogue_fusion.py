@@ -17,8 +17,8 @@ import nvgemm_runtime
 import recording_kernels
 from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
-from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.workload.explain import collect
+from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_aot.workload.decisions import collect
 from nvgemm_runtime.gemm.epilogues import BIAS, Epilogue
 from nvgemm_runtime.gemm.problem import DType
 from nvgemm_runtime.recording.recorder import Recorder

@@ -17,7 +17,7 @@ import cpu_provider
 import recording_kernels
 from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES, GateForm
 from nvgemm_runtime.gemm.problem import DType
 from nvgemm_runtime.inductor.fusion import unfused

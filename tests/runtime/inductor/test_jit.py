@@ -1,6 +1,6 @@
 """GEMMs that no bundle covers, under torch.compile: compiled once, kept, found by later processes.
 
-Kernels are those of `cpu_provider`, compiled by the builder side beside the program.
+Kernels are those of `cpu_provider`, compiled by the builder beside the program.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from jit_programs import JitMachine
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.storage.cache import Cache
-from nvgemm_runtime.bundle.format import CompileFailure
+from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_runtime.bundle.ranking_entries import CompileFailure
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Problem
 from nvgemm_runtime.jit import client
@@ -182,7 +182,7 @@ def test_a_provider_that_cannot_be_had_costs_our_choices_alone(machine: Machine)
 
 
 class Asked:
-    """Stands in for the builder side: writes down what is asked for, and answers no."""
+    """Stands in for the builder: writes down what is asked for, and answers no."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -205,7 +205,7 @@ class Asked:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     asked = Asked()
     monkeypatch.setattr(client, "request", asked.request)
-    monkeypatch.setattr(client, "asked", lambda *_: None)
+    monkeypatch.setattr(client, "find_request", lambda *_: None)
     return asked
 
 

@@ -16,7 +16,7 @@ from torch._inductor.select_algorithm import ExternKernelCaller  # our modules c
 import cpu_provider
 import nvgemm_runtime
 from inductor_session import Compiled, InductorSession
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning.measuring.gpu import GpuState
 from nvgemm_runtime.inductor.configuration import cache_key
 from tuning_bench import DictatedTimer, DictatedWatch, bench, build, run
@@ -275,7 +275,7 @@ def test_explanations_say_what_was_measured(
     trial: Trial, events: Callable[[], list[dict[str, Any]]]
 ) -> None:
     from nvgemm_aot.cli.explain import explain_text
-    from nvgemm_aot.workload.explain import collect
+    from nvgemm_aot.workload.decisions import collect
 
     trial.use(aten=150.0)
     trial.compile()
@@ -296,7 +296,7 @@ def test_explanations_say_how_to_settle_what_is_in_doubt(
     trial: Trial, events: Callable[[], list[dict[str, Any]]]
 ) -> None:
     from nvgemm_aot.cli.explain import explain_text
-    from nvgemm_aot.workload.explain import collect
+    from nvgemm_aot.workload.decisions import collect
 
     busy = DictatedWatch([GpuState(utilization_percent=50, slowdowns=())])
     trial.use(aten=150.0, watch=busy)

@@ -21,8 +21,8 @@ import recording_kernels
 from inductor_session import InductorSession
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import write_bundle
-from nvgemm_aot.storage.cache import Cache
-from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource, Timing
+from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.epilogues import BIAS, Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op

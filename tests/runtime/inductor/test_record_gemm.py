@@ -18,8 +18,8 @@ from fresh_processes import Home
 from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.pipeline.pipeline import BuiltBundle, plan_build
-from nvgemm_aot.storage.cache import Cache
-from nvgemm_runtime.inductor import entry, hook
+from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_runtime.inductor import entry_point, hook
 from nvgemm_runtime.recording.recorder import Recorder
 from nvgemm_runtime.recording.text import Recording
 
@@ -57,7 +57,7 @@ def test_every_gemm_of_a_graph(inductor: InductorSession, path: Path, max_autotu
         "mm/tn/bf16xbf16/fp32/bf16/bias/m48n32k64": 1,
         "bmm/tn/bf16xbf16/fp32/bf16/b2m16n16k64": 1,
     }
-    assert recording.others == {
+    assert recording.undeclarable == {
         "mm of bf16[48, 33] and bf16[33, 32] into bf16[48, 32]: rows or columns are aligned to 2 "
         "bytes, kernels need 16 (layout tt)": 1,
     }
@@ -82,7 +82,7 @@ def test_sums_are_declared_as_kernels_for_the_target_compute_them(
             "mm/tn/bf16xbf16/fp32/fp32/m48n32k64": 1,
         }
         assert recording.targets == {target}
-        assert not recording.others
+        assert not recording.undeclarable
 
 
 def test_gradients(inductor: InductorSession, path: Path) -> None:
@@ -138,7 +138,7 @@ def test_without_aten_the_graph_says_what_is_multiplied(
     inductor.monkeypatch.setattr(
         get_algorithm_selector_cache(),
         "preprocessing_fns",
-        [join_nameless if function is entry.join else function for function in functions],
+        [join_nameless if function is entry_point.join else function for function in functions],
     )
     inductor.compile(lambda a, b, c: (a @ b, c @ c.mT), half(16, 64), half(64, 32), half(2, 8, 64))
     assert problems(Recorder(path).read()) == {
@@ -209,7 +209,7 @@ def test_processes_with_warm_caches_meet_their_gemms(home: Home) -> None:
     ran = home.run(after=leave, variables={"NVGEMM_AOT_RECORD": "out.yaml"})
     assert ran.count(f"{home.directory}/out.yaml\n") == 1
     assert (ran.right, ran.hits) == ([True, True], 0)
-    ((said, count),) = Recorder(home.directory / "out.yaml").read().others.items()
+    ((said, count),) = Recorder(home.directory / "out.yaml").read().undeclarable.items()
     assert ": fp32 is not multiplied by any operator" in said
     assert count == 2, "the model has two, which differ in layout"
 

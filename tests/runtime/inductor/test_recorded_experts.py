@@ -17,7 +17,7 @@ import expert_steps
 from expert_kernels import build_kernels
 from expert_steps import KEPT, Experts
 from inductor_session import InductorSession
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.epilogues import BIAS, Epilogue
 from nvgemm_runtime.moe import kernels
 from nvgemm_runtime.recording.recorder import Recorder
@@ -47,7 +47,7 @@ def no_fusion() -> Iterator[None]:
 
 def counts(path: Path) -> dict[str, int]:
     recording = Recorder(path).read()
-    assert not recording.others
+    assert not recording.undeclarable
     return {problem.key: count for problem, count in recording.problems.items()}
 
 

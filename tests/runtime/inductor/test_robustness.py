@@ -15,7 +15,7 @@ import recording_kernels
 from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.installed.registry import INSTALLATION
 from nvgemm_runtime.launch.loading import native
 from synthetic_bundles import write_synthetic_bundle

@@ -21,7 +21,7 @@ import cpu_provider
 import recording_kernels
 from inductor_session import InductorSession
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.epilogues import BIAS
 from nvgemm_runtime.gemm.problem import DType, Op
 from nvgemm_runtime.gemm.types import ScaleRecipe
@@ -370,7 +370,7 @@ def test_a_recording_names_the_scales(inductor: InductorSession, tmp_path: Path)
     assert {problem.key: count for problem, count in recorded.problems.items()} == {
         "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16/m32n32k128": 1
     }
-    assert not recorded.others
+    assert not recorded.undeclarable
 
 
 @pytest.mark.usefixtures("slow_second")

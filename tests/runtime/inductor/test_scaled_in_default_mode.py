@@ -19,7 +19,7 @@ import nvgemm_runtime
 import tuning_bench
 from inductor_session import InductorSession
 from measured_bundles import ATEN, write_measured
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.errors import RequiredError
 from nvgemm_runtime.gemm.problem import DType, Signature
 from nvgemm_runtime.gemm.types import ScaleRecipe

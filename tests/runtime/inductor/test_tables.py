@@ -10,7 +10,7 @@ from torch._inductor import select_algorithm  # noqa: F401  (our modules come be
 
 from nvgemm_runtime.gemm.aten import OPERATORS
 from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES, Activation, Epilogue, Gate, GateForm
-from nvgemm_runtime.gemm.operands import RANKS
+from nvgemm_runtime.gemm.operand_checks import RANKS
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.inductor.autotuning import choices
 from nvgemm_runtime.inductor.codegen import cpp
@@ -33,7 +33,7 @@ def test_stock_torch_computes_an_activation_as_it_is_in_graphs(activation: Activ
     call = choices.StockCall(op="addmm", gemm="", inputs=(), layout=None, activation=activation)
     bias, a, b, out = torch.randn(3), torch.randn(2, 4), torch.randn(4, 3), torch.empty(2, 3)
     eval(call.fallback, {"torch": torch})(bias, a, b, out=out)
-    wanted = epilogue_choices._function(activation)(torch.addmm(bias, a, b))
+    wanted = epilogue_choices._activation_function(activation)(torch.addmm(bias, a, b))
     torch.testing.assert_close(out, wanted)
 
 

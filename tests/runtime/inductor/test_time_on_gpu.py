@@ -205,7 +205,7 @@ def test_kernels_join_inductors_choice_only_where_they_beat_it_on_the_gpu(
     stock = min(others, key=lambda choice: choice.benchmark())
     others = [Launched(**vars(choice)) for choice in others]
     kernels = [Launched(f"kernel {us}", 6.0, us) for us in kernels_us]
-    choice_timing.time_beside_inductor(others, kernels)
+    choice_timing.time_against_inductor(others, kernels)
     times = {choice.name: choice.benchmark() for choice in (*others, *kernels)}
     assert min(times, key=times.__getitem__) == winner
     assert times[stock.name] == stock.benchmark(), "as Inductor has it"
@@ -253,7 +253,7 @@ def test_what_a_kernel_beats_is_timed_again(
     inductors_us = aten_us[:1] if beside else []  # it times its own choice in its own way before
     aten = Repeated("aten", inductors_us + aten_us)
     kernels = [Repeated(f"kernel {us}", [us]) for us in kernels_us]
-    time = choice_timing.time_beside_inductor if beside else choice_timing.time_on_gpu
+    time = choice_timing.time_against_inductor if beside else choice_timing.time_on_gpu
     time([aten], kernels)
     times = {choice.name: choice.benchmark() for choice in (aten, *kernels)}
     assert min(times, key=times.__getitem__) == winner
@@ -334,7 +334,7 @@ def test_atens_call_is_timed_again_beside_kernels(
     """Short or long; what Inductor times it with, a kernel is timed with, too."""
     machine.boost = 1.3  # it is the slower at first, as an idle GPU may be
     aten, kernel = extern_call(machine, aten_us), Working(machine, 1.02 * aten_us)
-    time = choice_timing.time_beside_inductor if beside else choice_timing.time_on_gpu
+    time = choice_timing.time_against_inductor if beside else choice_timing.time_on_gpu
     time([aten], [kernel])
     out = torch.empty(1)
     first = aten.benchmark(out=out)
@@ -350,7 +350,7 @@ def test_long_kernels_are_not_compared_with_what_ran_at_higher_clocks(
     """The GPU was idle while torch compiled, and its clocks fall once it has worked for 100 ms."""
     machine.boost, machine.worked_us = 0.86, before_us
     aten, slow, quick = (Working(machine, us) for us in (2500.0, 2600.0, 2300.0))
-    time = choice_timing.time_beside_inductor if beside else choice_timing.time_on_gpu
+    time = choice_timing.time_against_inductor if beside else choice_timing.time_on_gpu
     time([aten], [slow, quick])
     times = [choice.benchmark() for choice in (aten, slow, quick)]
     assert times[2] < times[0] < times[1]
@@ -419,7 +419,7 @@ def test_an_error_before_the_call_is_the_others(machine: Machine) -> None:
             return super().benchmark(*tensors, out=out)
 
     unfused, kernel = Untimed(machine, 2500.0), Working(machine, 2300.0)
-    choice_timing.time_beside_inductor([unfused], [kernel])
+    choice_timing.time_against_inductor([unfused], [kernel])
     unfused.benchmark()
     unfused.error = ValueError("no compiler")
     with pytest.raises(ValueError, match="no compiler"):
@@ -574,7 +574,7 @@ def test_kernels_alone_are_compared_by_their_time_on_the_gpu(timer: list[float])
 
     failing = SimpleNamespace(benchmark=fail)
     kernel = Launched("kernel", 6.0, 9.0)
-    choice_timing.time_beside_inductor([failing], [kernel])
+    choice_timing.time_against_inductor([failing], [kernel])
     with pytest.raises(RuntimeError, match="resources"):
         failing.benchmark()
     assert kernel.benchmark() == 9e-3
@@ -587,7 +587,7 @@ def test_all_choices_of_a_gemm_that_kernels_join_are_timed_on_the_gpu(
     from nvgemm_runtime.inductor import hook
 
     seen: list[list[str]] = []
-    on_equal_terms = hook.on_equal_terms
+    on_equal_terms = hook.time_fairly
 
     def on_a_gpu(choices: list[Any]) -> list[Any]:
         layout = SimpleNamespace(device=torch.device("cuda"))
@@ -602,7 +602,7 @@ def test_all_choices_of_a_gemm_that_kernels_join_are_timed_on_the_gpu(
         "time_on_gpu",
         lambda *groups: seen.append([one.name[:6] for group in groups for one in group]),
     )
-    monkeypatch.setattr(hook, "on_equal_terms", as_on_a_gpu)
+    monkeypatch.setattr(hook, "time_fairly", as_on_a_gpu)
     a, b = torch.randn(16, 64), torch.randn(64, 32)
     inductor.compile(lambda a, b: a @ b, a, b)
     inductor.compile(lambda a, b: a.double() @ b.double(), a, b)
@@ -634,7 +634,7 @@ def test_launches_count_where_choices_differ_in_them_and_the_program_may_wait_fo
 
     seen: list[str] = []
     monkeypatch.setattr(hook, "time_on_gpu", lambda *_: seen.append("on_gpu"))
-    monkeypatch.setattr(hook, "time_beside_inductor", lambda *_: seen.append("beside_inductor"))
+    monkeypatch.setattr(hook, "time_against_inductor", lambda *_: seen.append("beside_inductor"))
     monkeypatch.setattr(
         hook, "backends_beside_aten", lambda choices: {one.kind for one in choices} - {"ATEN"}
     )
@@ -643,5 +643,5 @@ def test_launches_count_where_choices_differ_in_them_and_the_program_may_wait_fo
     layout = SimpleNamespace(device=torch.device("cuda"))
     others = [SimpleNamespace(layout=layout, kind=kind) for kind in backends.split(",")]
     with config.patch(settings):
-        hook.on_equal_terms(others, [SimpleNamespace(layout=layout)])
+        hook.time_fairly(others, [SimpleNamespace(layout=layout)])
     assert seen == [way]

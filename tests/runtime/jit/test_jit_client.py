@@ -84,7 +84,7 @@ def test_a_killed_server_is_started_again_once(machine: JitMachine, fallback: Ji
     kill(running(fallback))
     outcome = fallback.request(problem(128), H200).result(600)
     assert outcome.bundle is None
-    assert outcome.reason == "the builder side ended (killed by signal 9): it printed no error"
+    assert outcome.reason == "the builder ended (killed by signal 9): it printed no error"
     assert fallback.request(problem(256), H200).result(0).reason == outcome.reason
     assert fallback._process is None
 
@@ -228,7 +228,7 @@ def test_a_server_that_cannot_start_says_why(
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     outcome = fallback.request(problem(), H200).result(600)
     assert outcome.bundle is None
-    assert "the builder side ended (exit status 1): " in str(outcome.reason)
+    assert "the builder ended (exit status 1): " in str(outcome.reason)
     assert str(outcome.reason).endswith("ImportError: broken installation")
 
 
@@ -292,7 +292,7 @@ def test_what_is_missing_is_named_and_nothing_started(
     fallback = JitClient()
     reason = fallback.request(problem(), H200).result(0).reason
     assert reason == (
-        "the builder side is not installed: no pydantic; run: pip install '.[build]' in "
+        "the builder is not installed: no pydantic; run: pip install '.[build]' in "
         "nvgemm-aot's checkout, or with the path of its wheel in place of the dot"
     )
     assert fallback._process is None
@@ -310,7 +310,7 @@ def test_on_arm_the_linker_is_part_of_the_builder_side(
     assert client.why_not_compiling(H200) is None
     on_arm = replace(H200, platform="linux_aarch64")
     assert client.why_not_compiling(on_arm) == (
-        "the builder side is not installed: no ziglang; run: pip install '.[build,cross]' in "
+        "the builder is not installed: no ziglang; run: pip install '.[build,cross]' in "
         "nvgemm-aot's checkout, or with the path of its wheel in place of the dot"
     )
     monkeypatch.setattr(client, "is_installed", lambda module: True)

@@ -12,7 +12,7 @@ import pytest
 
 import cpu_provider
 from jit_programs import JitMachine
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem

@@ -22,7 +22,7 @@ from forked_scripts import ForkedScripts, forked_scripts
 from installed_bundles import use
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import NoKernelError, StorageError
@@ -31,7 +31,7 @@ from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.launch import api, select
 from nvgemm_runtime.launch.loading import native
 from nvgemm_runtime.launch.loading.loader import KernelLoader
-from nvgemm_runtime.matching.index import Basis
+from nvgemm_runtime.matching.matches import Basis
 from synthetic_content import synthetic_content
 
 Tensor = torch.Tensor

@@ -13,7 +13,7 @@ import cpu_provider
 import nvgemm_runtime
 from installed_bundles import use
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.launch.api import choose, explain, load_kernel
 from nvgemm_runtime.launch.compiled import gemm

@@ -12,7 +12,7 @@ import nvgemm_runtime
 import tuning_bench
 from inductor_session import InductorSession
 from measured_bundles import ATEN, write_measured
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.settings import REPEATED_VARIABLE
 

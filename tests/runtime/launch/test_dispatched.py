@@ -17,7 +17,7 @@ import nvgemm_runtime
 import recording_kernels
 from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import DType, Op
 from nvgemm_runtime.launch.compiled import GeneratedCall

@@ -88,7 +88,7 @@ def test_a_miss_is_searched_again_after_the_bundles_change(
 ) -> None:
     find_kernel(Op.MM, *operands(torch.float64))
     kernel = find_kernel(Op.MM, *operands())
-    installation.refresh_kept_bundles()
+    installation.refresh_user_bundles()
     assert isinstance(find_kernel(Op.MM, *operands(torch.float64)), Unserved)
     assert find_kernel(Op.MM, *operands()) is kernel
     assert len(searches) == 3
@@ -101,5 +101,5 @@ def test_a_kernel_in_a_new_kept_bundle_ends_a_miss(
     assert isinstance(find_kernel(Op.MM, *operands()), Unserved)
     kept = tmp_path / "kept.nvgemm"
     kept.write_bytes(cpu_bundle.path.read_bytes())
-    installation.refresh_kept_bundles(kept)
+    installation.refresh_user_bundles(kept)
     assert isinstance(find_kernel(Op.MM, *operands()), LoadedKernel)

@@ -16,7 +16,7 @@ import cpu_provider
 import recording_kernels
 from inductor_session import InductorSession
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.launch import compiled
 from nvgemm_runtime.launch.compiled import GeneratedCall
 from nvgemm_runtime.launch.dispatched import dispatched

@@ -19,7 +19,7 @@ import nvgemm_runtime
 from cpu_kernels import signature
 from installed_bundles import use
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.epilogues import ADD, BIAS, Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature

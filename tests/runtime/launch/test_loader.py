@@ -21,7 +21,6 @@ from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS, RELEASES_ITS_LOCK
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.counters import COUNTERS
 from nvgemm_runtime.errors import BundleFormatError, DriverError, NoKernelError
 from nvgemm_runtime.gemm.target import CPU, Target
 from nvgemm_runtime.launch.loading import loader as loader_module
@@ -31,8 +30,9 @@ from nvgemm_runtime.matching.device import (
     UNKNOWN_VERSION,
     RuntimeLibrary,
     find_runtime_library,
-    look_at_library,
+    inspect_library,
 )
+from nvgemm_runtime.reporting.counters import COUNTERS
 from repository import TESTS
 from synthetic_content import synthetic_content
 from synthetic_payload import shared_object
@@ -394,7 +394,7 @@ def test_a_runtime_library_that_does_not_load_is_named(
     broken = tmp_path / "libcute_dsl_runtime.so"
     broken.write_bytes(b"broken" if damage == "broken" else installed.path.read_bytes()[: 1 << 20])
     with Bundle(real_bundles["sm_90a"]) as bundle:
-        found = look_at_library(broken, "cu13")
+        found = inspect_library(broken, "cu13")
         monkeypatch.setattr(loader_module, "find_runtime_library", lambda cuda: found)
         with pytest.raises(
             DriverError, match=rf"{broken}, which kernels call, cannot be loaded: {reason}"

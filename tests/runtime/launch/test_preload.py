@@ -24,14 +24,14 @@ from installed_bundles import use
 from nvgemm_aot.bundle.content import BundleContent, read_content
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import roles
-from nvgemm_runtime.launch import compiled, select
-from nvgemm_runtime.launch.loading import native, preload, upload
+from nvgemm_runtime.launch import compiled, preload, select
+from nvgemm_runtime.launch.loading import native, upload
 from nvgemm_runtime.launch.loading.loader import KernelLoader, LoadedKernel
 from synthetic_content import synthetic_content
 
@@ -157,7 +157,7 @@ def test_without_a_name_kernels_of_groups_are_loaded_once_experts_are_imported(
     wanted = {
         header.kernels[ranking.kernels[0].kernel].id
         for ranking in header.rankings
-        if ranking.problem.signature.op.is_of_experts
+        if ranking.problem.signature.op.is_moe
     }
     done = nvgemm_runtime.preload()
     assert {id_ for id_, _ in launched} == wanted

@@ -10,7 +10,8 @@ import pytest
 
 from nvgemm_aot.bundle.content import ProblemRanking
 from nvgemm_aot.bundle.writer import encode_bundle
-from nvgemm_runtime.bundle.format import Conditions, Header, Measured, RankingSource, Timing
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import Layout, Op, Problem, Signature
@@ -19,9 +20,9 @@ from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions
 from nvgemm_runtime.matching.dispatch import Dispatch, decide_dispatch
 from nvgemm_runtime.matching.evidence import Evidence
 from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView
 from nvgemm_runtime.matching.thresholds import ATEN, MAX_WORKSPACE_BYTES, DispatchTable
 from nvgemm_runtime.matching.trust import Terms
-from nvgemm_runtime.matching.usable_rankings import BundleView
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import H200
 
@@ -116,7 +117,7 @@ def test_confirmed_rankings_make_a_table_whose_kernels_are_known() -> None:
     assert made.table.used == (first,)
     assert made.measured[first].bundle.name == "b0"
     assert len(made.measured) == 3
-    assert made.open == {}
+    assert made.open_reasons == {}
     assert [one.m for one in made.sizes] == [16, 24]
 
 
@@ -131,12 +132,12 @@ def test_kernels_for_which_a_size_is_too_large_are_in_no_table(
         asked.append((provider, problem.m, out_row_bytes))
         return "too large" if problem.m == 24 else None
 
-    monkeypatch.setattr(dispatch_module, "too_large", too_large)
+    monkeypatch.setattr(dispatch_module, "too_large_reason", too_large)
     made = dispatch(header, out_row_bytes=8192)
     assert {(m, row_bytes) for _, m, row_bytes in asked} == {(16, 8192), (24, 8192)}
     assert made.table.at(16) == first.id
     assert made.table.at(24) == ATEN
-    assert made.open == {24: "too large"}
+    assert made.open_reasons == {24: "too large"}
 
 
 WITHOUT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -163,14 +164,14 @@ def test_what_does_not_hold_leaves_aten(name: str) -> None:
     made = dispatch(bundle(TIMES, **measured), **how)
     assert made.table == DispatchTable(bounds=(), kernels=(ATEN,))
     assert made.measured == {}
-    assert list(made.open) == [16, 24]
-    assert all(why in reason for reason in made.open.values())
+    assert list(made.open_reasons) == [16, 24]
+    assert all(why in reason for reason in made.open_reasons.values())
 
 
 def test_estimates_leave_aten() -> None:
     made = dispatch(estimated(bundle(TIMES)))
     assert not made.table.has_kernels
-    assert made.open == {16: "its ranking is an estimate", 24: "its ranking is an estimate"}
+    assert made.open_reasons == {16: "its ranking is an estimate", 24: "its ranking is an estimate"}
 
 
 def estimated(header: Header) -> Header:
@@ -196,7 +197,7 @@ def test_what_one_gpu_repeated_counts_from_a_gain_of_8_percent_on() -> None:
     assert made.held_back == {
         24: "a kernel gains 7.9%, below the 8% that a measurement repeated on one GPU needs"
     }
-    assert made.open == {}
+    assert made.open_reasons == {}
 
 
 def test_a_setting_lets_repeated_rankings_count_as_confirmed_ones_do() -> None:
@@ -209,7 +210,7 @@ def test_a_setting_lets_repeated_rankings_count_as_confirmed_ones_do() -> None:
 def test_a_doubt_leaves_a_repeated_ranking_out() -> None:
     made = dispatch(repeated(TIMES, doubts=("it was hot",)))
     assert not made.table.has_kernels
-    assert set(made.open) == set(TIMES)
+    assert set(made.open_reasons) == set(TIMES)
 
 
 def test_a_repeated_ranking_that_gains_too_little_is_not_bridged_over() -> None:
@@ -234,7 +235,7 @@ def test_a_confirmed_ranking_counts_before_a_repeated_one_that_contradicts_it() 
     confirmed = bundle({16: (1010, 1020, 1030)})
     made = dispatch(repeated({16: TIMES[16]}, seed=1), confirmed)
     assert made.table.at(16) == ATEN
-    assert made.open == {}
+    assert made.open_reasons == {}
 
 
 def test_doubts_of_one_size_leave_the_others() -> None:
@@ -244,7 +245,7 @@ def test_doubts_of_one_size_leave_the_others() -> None:
     assert (made.table.at(16), made.table.at(20), made.table.at(24)) == (
         *made.table.used, ATEN, ATEN,
     )  # fmt: skip
-    assert list(made.open) == [24]
+    assert list(made.open_reasons) == [24]
 
 
 def test_kernels_of_two_bundles_share_a_table() -> None:
@@ -256,14 +257,14 @@ def test_kernels_of_two_bundles_share_a_table() -> None:
 def test_two_bundles_with_one_verdict_do_not_disturb_each_other() -> None:
     made = dispatch(bundle(TIMES), bundle(TIMES, seed=1))
     assert len(made.table.used) == 1
-    assert made.open == {}
+    assert made.open_reasons == {}
 
 
 def test_bundles_that_contradict_each_other_leave_aten() -> None:
     made = dispatch(bundle(TIMES), bundle({16: TIMES[16]}, seed=1, aten=400))
     assert made.table.at(16) == made.table.at(20) == ATEN
     assert made.table.at(24) != ATEN
-    assert "b0 and b1 contradict each other" in made.open[16]
+    assert "b0 and b1 contradict each other" in made.open_reasons[16]
 
 
 @pytest.mark.parametrize("is_second_deterministic", [False, True])
@@ -278,12 +279,12 @@ def test_where_only_kernels_win_whose_results_depend_on_timing_it_is_said(
     )
     made = dispatch(replace(header, kernels=kernels))
     assert made.table.has_kernels == is_second_deterministic
-    assert list(made.open) == ([] if is_second_deterministic else [16])
+    assert list(made.open_reasons) == ([] if is_second_deterministic else [16])
 
 
 def test_a_ranking_that_does_not_hold_contradicts_none() -> None:
     doubtful = bundle(TIMES, seed=1, aten=400, doubts=("it was hot",))
-    assert dispatch(bundle(TIMES), doubtful).open == {}
+    assert dispatch(bundle(TIMES), doubtful).open_reasons == {}
 
 
 def test_of_bundles_measured_with_several_releases_of_torch_each_serves_its_own() -> None:
@@ -308,11 +309,11 @@ def test_of_bundles_measured_with_several_releases_of_torch_each_serves_its_own(
             made = dispatch(*ordered, versions=TorchVersions(torch=torch, cuda=cuda))
             assert [size.aten.time_ns for size in made.sizes] == [aten, aten]
             assert made.table.has_kernels is (aten > 500)
-            assert made.open == {}
+            assert made.open_reasons == {}
         none = dispatch(*ordered, versions=TorchVersions(torch="2.13.0", cuda="13.0"))
         assert none.sizes == ()
-        assert list(none.open) == [16, 24]
-        for why in none.open.values():
+        assert list(none.open_reasons) == [16, 24]
+        for why in none.open_reasons.values():
             for torch in ("2.11.0+cu130", "2.12.0+cu130", "2.12.0"):
                 assert f"ATen was measured with torch {torch}, this is 2.13.0" in why
 
@@ -326,7 +327,7 @@ def test_kernels_that_need_more_alignment_are_not_there() -> None:
     """Without the fastest, what is left was not compared to the end."""
     made = dispatch(bundle(TIMES, alignments=(64, 16, 16)))
     assert not made.table.has_kernels
-    assert "the kernel that was measured fastest cannot be used" in made.open[16]
+    assert "the kernel that was measured fastest cannot be used" in made.open_reasons[16]
 
 
 def test_nothing_is_bridged_where_m_is_contiguous_in_a() -> None:

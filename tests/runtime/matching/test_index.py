@@ -7,30 +7,29 @@ import pytest
 
 from matching_headers import content, found, header, index, problem, reasons
 from nvgemm_aot.bundle.writer import encode_bundle
-from nvgemm_runtime.bundle.format import (
+from nvgemm_runtime.bundle.format import Header, sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import (
     CompileFailure,
     Conditions,
-    Header,
     Measured,
     Scope,
     UnservedReason,
-    sha256_hex,
 )
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import Layout, Problem, Signature
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.matching.device import DeviceFacts
-from nvgemm_runtime.matching.index import (
-    MAX_WORKSPACE_BYTES,
+from nvgemm_runtime.matching.index import MAX_WORKSPACE_BYTES, match_first_reading
+from nvgemm_runtime.matching.matches import (
     Basis,
     BundleView,
     Match,
+    MatchedKernel,
     Miss,
-    first_served,
+    newest_compiler_first,
 )
 from nvgemm_runtime.matching.refusals import refusal
-from nvgemm_runtime.matching.usable_rankings import MatchedKernel, newest_compiler_first
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import B200, LIBRARY
 
@@ -261,11 +260,11 @@ def test_a_problem_of_a_refused_bundle_was_declared_and_says_so() -> None:
     served, refused = problem(16), problem(32)
     other = replace(header(refused), target=Target(arch="sm_90a"))
     found = index(header(served), other)
-    assert found.left_out_sizes(served) == found.left_out_sizes(problem(64))
-    ((m, said),) = found.left_out_sizes(served).items()
+    assert found.missing_sizes(served) == found.missing_sizes(problem(64))
+    ((m, said),) = found.missing_sizes(served).items()
     assert m == 32
     assert said.startswith("b1: sm_90a kernels do not run on")
-    assert not found.left_out_sizes(replace(refused, n=8))
+    assert not found.missing_sizes(replace(refused, n=8))
 
 
 def with_tiles(*tiles: tuple[int, int], times_ns: tuple[int | None, ...]) -> Header:
@@ -363,7 +362,7 @@ def test_what_was_measured_and_not_declared_counts_as_another_size_with_its_own_
     assert (match.basis, match.ranked_as) == (Basis.SIGNATURE, problem(64))
     assert match.measured == measured
     refused = index(partly, facts=replace(B200, capability=(9, 0)))
-    assert list(refused.left_out_sizes(problem(1))) == [16]
+    assert list(refused.missing_sizes(problem(1))) == [16]
 
 
 def declaring_64() -> Header:
@@ -407,11 +406,11 @@ def test_every_declared_problem_without_a_kernel_here_is_left_out_with_the_reaso
     kernels[gone] = replace(kernels[gone], calling_convention="of the future")
     partly = index(replace(built, kernels=tuple(kernels)))
     assert found(partly.match(problem(16), 16)).basis is Basis.DECLARED
-    ((m, why),) = partly.left_out_sizes(problem(1)).items()
+    ((m, why),) = partly.missing_sizes(problem(1)).items()
     assert (m, why.startswith("b0: 1 kernel is left out: ")) == (64, True)
     unserved = {problem(32): UnservedReason(text="none", scope=Scope.PROBLEM)}
     refused = index(replace(built, unserved=unserved), facts=replace(B200, capability=(9, 0)))
-    assert sorted(refused.left_out_sizes(problem(1))) == [16, 32, 64]
+    assert sorted(refused.missing_sizes(problem(1))) == [16, 32, 64]
 
 
 def test_kernels_for_which_groups_are_too_large_are_left_out() -> None:
@@ -424,7 +423,7 @@ def test_kernels_for_which_groups_are_too_large_are_left_out() -> None:
 
     def served(problem: Problem, *kernels: MatchedKernel) -> Match | Miss:
         request = Request(problem=problem, alignment_bytes=16)
-        return first_served(lambda *_: replace(match, kernels=kernels), [request])[1]
+        return match_first_reading(lambda *_: replace(match, kernels=kernels), [request])[1]
 
     quack = replace(first, kernel=replace(first.kernel, provider="quack"))
     assert found(served(wide, quack, other)).kernels == (other,)

@@ -9,12 +9,14 @@ import pytest
 from matching_headers import content, found, index, problem
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import encode_bundle
-from nvgemm_runtime.bundle.format import APART, Conditions, Header, Measured, RankingSource, Timing
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.ranking_entries import APART, Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions
 from nvgemm_runtime.matching.dispatch import decide_dispatch
-from nvgemm_runtime.matching.index import BundleView, Index
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView
 from nvgemm_runtime.matching.trust import Terms, decide
 from synthetic_facts import H200
 
@@ -91,7 +93,7 @@ def test_what_was_measured_on_the_product_counts_and_nothing_else(
 ) -> None:
     match = found(index(header(), facts=facts).match(PROBLEMS[0], 16))
     request = Request(problem=PROBLEMS[0], alignment_bytes=256)
-    decision = decide(match, request, facts, VERSIONS, Terms(limit=4, trusts=True))
+    decision = decide(match, request, facts, VERSIONS, Terms(limit=4, trusts_measurements=True))
     assert decision.is_final
     assert [one.kernel.id for one in decision.kernels] == [ids()[winner]]
     assert f"confirmed by 2 GPUs on {facts.name}" in decision.why
@@ -105,20 +107,20 @@ def test_a_dispatch_table_is_made_of_the_rankings_for_the_product(
     assert all(len(of_size) == 1 for of_size in rows.values())
     request = Request(problem=PROBLEMS[0], alignment_bytes=256)
     decided = decide_dispatch(rows, request, facts, VERSIONS, Terms(limit=1))
-    assert not decided.open
+    assert not decided.open_reasons
     assert set(decided.table.used) == {ids()[winner]}
 
 
 def test_a_gpu_of_no_listed_product_says_whose_order_it_uses() -> None:
     match = found(index(header(), facts=H20).match(PROBLEMS[0], 16))
     request = Request(problem=PROBLEMS[0], alignment_bytes=256)
-    decision = decide(match, request, H20, VERSIONS, Terms(limit=4, trusts=True))
+    decision = decide(match, request, H20, VERSIONS, Terms(limit=4, trusts_measurements=True))
     assert not decision.is_final
     assert decision.why == "measured on NVIDIA H200, this is NVIDIA H20"
     rows = index(header(), facts=H20).ranked_sizes(PROBLEMS[0])
     decided = decide_dispatch(rows, request, H20, VERSIONS, Terms(limit=1))
     assert not decided.table.has_kernels
-    assert set(decided.open.values()) == {"measured on NVIDIA H200, this is NVIDIA H20"}
+    assert set(decided.open_reasons.values()) == {"measured on NVIDIA H200, this is NVIDIA H20"}
 
 
 def test_an_estimate_for_another_product_says_so_too() -> None:
@@ -137,7 +139,7 @@ def test_an_estimate_for_another_product_says_so_too() -> None:
         assert decide(match, request, facts, VERSIONS, Terms(limit=4)).why == why
         rows = index(alone, facts=facts).ranked_sizes(PROBLEMS[0])
         decided = decide_dispatch(rows, request, facts, VERSIONS, Terms(limit=1))
-        assert set(decided.open.values()) == {why or "its ranking is an estimate"}
+        assert set(decided.open_reasons.values()) == {why or "its ranking is an estimate"}
 
 
 def test_a_bundle_that_ranks_for_the_product_comes_before_one_for_another() -> None:

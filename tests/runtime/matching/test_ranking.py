@@ -10,10 +10,12 @@ import pytest
 
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import encode_bundle
-from nvgemm_runtime.bundle.format import Conditions, KernelDesign, Measured, RankingSource, Timing
+from nvgemm_runtime.bundle.format import KernelDesign
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.matching.device import TorchVersions
-from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import Basis, BundleView, Match
 from nvgemm_runtime.matching.nearest import NearestSizes
 from nvgemm_runtime.matching.ranking import KernelTimes, interpolate, waves
 from synthetic_content import SIGNATURE, synthetic_content

@@ -19,7 +19,8 @@ from nvgemm_runtime.bundle.imported_symbols import (
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.target import CUDA_VERSIONS
 from nvgemm_runtime.matching.device import UNKNOWN_VERSION
-from nvgemm_runtime.matching.index import BundleView, Index, Match, Miss
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView, Match, Miss
 from nvgemm_runtime.matching.refusals import library_refusal, refusal, reinstall_command
 from repository import ROOT, TESTS
 from synthetic_content import synthetic_content
@@ -137,8 +138,8 @@ def test_a_bundle_that_states_its_imports_needs_those_and_an_older_one_all_that_
     assert (built.imports is not None) == (version == 2)
     for kernel in built.kernels:
         assert kernel.imports is None
-        assert needed_symbols(built, kernel).of_ffi == FFI_SYMBOLS
-        assert needed_symbols(built, kernel).of_device == DEVICE_SYMBOLS
+        assert needed_symbols(built, kernel).ffi == FFI_SYMBOLS
+        assert needed_symbols(built, kernel).device == DEVICE_SYMBOLS
 
 
 def test_a_stated_import_of_either_library_is_looked_up_there() -> None:

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from nvgemm_runtime.bundle.format import KernelDesign, Timing
+from nvgemm_runtime.bundle.format import KernelDesign
+from nvgemm_runtime.bundle.ranking_entries import Timing
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.matching.thresholds import (
     ATEN,

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from nvgemm_aot.bundle.writer import encode_bundle
-from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource, Timing
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import DType, Layout, Problem
 from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.matching.device import TorchVersions
-from nvgemm_runtime.matching.index import Basis, Match
+from nvgemm_runtime.matching.matches import Basis, BundleView, Match, MatchedKernel
 from nvgemm_runtime.matching.trust import Decision, Terms, decide
-from nvgemm_runtime.matching.usable_rankings import BundleView, MatchedKernel
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import H200
 
@@ -106,8 +105,8 @@ def test_nothing_is_offered_where_aten_was_faster_or_equal() -> None:
 
 
 def test_what_is_trusted_is_not_timed() -> None:
-    assert outcome(match(), trusts=True).is_final
-    lost = outcome(match(aten=900), trusts=True)
+    assert outcome(match(), trusts_measurements=True).is_final
+    lost = outcome(match(aten=900), trusts_measurements=True)
     assert lost.is_final
     assert lost.kernels == ()
 
@@ -117,7 +116,7 @@ def test_where_kernels_are_required_the_best_is_offered_and_timed_though_aten_wo
     trusts: bool,
 ) -> None:
     found = match(aten=900)
-    decision = outcome(found, trusts=trusts, needs_kernel=True)
+    decision = outcome(found, trusts_measurements=trusts, needs_kernel=True)
     assert decision.kernels == found.kernels[:1]
     assert not decision.is_final
 
@@ -149,7 +148,7 @@ OBSTACLES = {
 def test_anything_else_is_offered_and_timed_as_ever(name: str) -> None:
     changes, how, why = OBSTACLES[name]
     found = match(**changes)
-    decision = outcome(found, trusts=True, **how)
+    decision = outcome(found, trusts_measurements=True, **how)
     assert decision.kernels == found.kernels[:2]
     assert not decision.is_final
     assert why in decision.why
@@ -174,21 +173,23 @@ def test_what_overlapped_with_itself_back_to_back_is_timed_again() -> None:
     otherwise = replace(SOURCE, conditions=replace(CONDITIONS, launches="one a second"))
     for place in range(3):
         kernels = served(dependent=place)
-        assert outcome(match(kernels=kernels, source=apart), trusts=True).is_final
+        assert outcome(match(kernels=kernels, source=apart), trusts_measurements=True).is_final
         for source in (SOURCE, otherwise):
-            decision = outcome(match(kernels=kernels, source=source), trusts=True)
+            decision = outcome(match(kernels=kernels, source=source), trusts_measurements=True)
             assert decision.kernels == kernels[:2]
             assert not decision.is_final
             assert f"launches {source.conditions.launches}, not apart" in decision.why  # type: ignore[union-attr]
-    assert outcome(match(kernels=served(dependent=-1)), trusts=True).is_final
+    assert outcome(match(kernels=served(dependent=-1)), trusts_measurements=True).is_final
 
 
 def test_operands_that_cannot_be_better_aligned_are_as_measured() -> None:
     """Rows of A and columns of B are 16 bytes, rows of the result 48."""
     narrow = Problem(signature=replace(SIGNATURE, layout=Layout.TN), m=15, n=24, k=8)
     request = Request(problem=narrow, alignment_bytes=16)
-    assert outcome(match(), request=request, trusts=True).is_final
-    assert not outcome(match(), request=replace(request, alignment_bytes=8), trusts=True).is_final
+    assert outcome(match(), request=request, trusts_measurements=True).is_final
+    assert not outcome(
+        match(), request=replace(request, alignment_bytes=8), trusts_measurements=True
+    ).is_final
 
 
 SLOW_ATEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -209,7 +210,7 @@ def test_where_a_kernel_is_timed_so_are_those_that_were_not_told_apart_from_it(n
         ((100, 0, 100), 3),
     ]:
         found = match(spreads=spreads, **changes)
-        decision = outcome(found, trusts=True, limit=3, **how)
+        decision = outcome(found, trusts_measurements=True, limit=3, **how)
         expected = found.kernels[:count] if spreads[2] != 195 else found.kernels[::2]
         assert decision.kernels == expected
         assert not decision.is_final
@@ -228,7 +229,7 @@ def test_another_aten_is_timed_against_the_winner(
     versions: TorchVersions, why: str, aten: int
 ) -> None:
     found = match(aten=aten)
-    decision = outcome(found, trusts=True, versions=versions)
+    decision = outcome(found, trusts_measurements=True, versions=versions)
     assert decision.kernels == found.kernels[:1]
     assert not decision.is_final
     assert why in decision.why
@@ -236,7 +237,7 @@ def test_another_aten_is_timed_against_the_winner(
 
 def test_a_patch_release_of_torch_changes_nothing() -> None:
     versions = TorchVersions(torch="2.11.1+cu130", cuda="13.0")
-    assert outcome(match(), trusts=True, versions=versions).is_final
+    assert outcome(match(), trusts_measurements=True, versions=versions).is_final
 
 
 @pytest.mark.parametrize("beside", [frozenset(), frozenset({"Triton"})])
@@ -246,24 +247,24 @@ def test_where_triton_was_fastest_whoever_was_not_told_apart_is_timed(
     for aten in (990, 1200):
         for spreads, count in [((5, 5, 5), 1), ((150, 5, 5), 2), ((150, 5, 150), 3)]:
             found = match(triton=800, aten=aten, spreads=spreads)
-            decision = outcome(found, trusts=True, limit=3, beside=beside)
+            decision = outcome(found, trusts_measurements=True, limit=3, other_backends=beside)
             assert decision.kernels == found.kernels[:count]
             assert not decision.is_final
             assert "Triton 0.8 us" in decision.why
-    assert outcome(match(triton=1100), trusts=True, beside=beside).is_final
+    assert outcome(match(triton=1100), trusts_measurements=True, other_backends=beside).is_final
 
 
 @pytest.mark.parametrize("aten", [900, 1200])
 def test_what_was_not_measured_is_timed_against_what_was_fastest(aten: int) -> None:
     unmeasured, measured = match(aten=aten), match(aten=aten, triton=1300)
     beside = frozenset({"Triton"})
-    decision = outcome(unmeasured, trusts=True, beside=beside)
+    decision = outcome(unmeasured, trusts_measurements=True, other_backends=beside)
     assert decision.kernels == (unmeasured.kernels[:1] if aten == 1200 else ())
     assert not decision.is_final
     assert decision.why.endswith("; not measured: Triton")
-    assert outcome(unmeasured, trusts=True).is_final, "Triton is no backend here"
-    assert outcome(measured, trusts=True, beside=beside).is_final
-    other = outcome(measured, trusts=True, beside=beside | {"CUTLASS"})
+    assert outcome(unmeasured, trusts_measurements=True).is_final, "Triton is no backend here"
+    assert outcome(measured, trusts_measurements=True, other_backends=beside).is_final
+    other = outcome(measured, trusts_measurements=True, other_backends=beside | {"CUTLASS"})
     assert not other.is_final
     assert other.why.endswith("; not measured: CUTLASS")
 
@@ -276,20 +277,22 @@ def test_atens_fast_sums_say_nothing_of_its_precise_ones(aten: int) -> None:
         scales=ScaleRecipe.FP32_TENSOR,
     )  # fmt: skip
     request = replace(REQUEST, problem=replace(PROBLEM, signature=fp8))
-    decision = outcome(found, request=request, trusts=True, is_precise=True)
+    decision = outcome(found, request=request, trusts_measurements=True, is_precise=True)
     assert decision.kernels == found.kernels[:1]
     assert not decision.is_final
     assert "use_fast_accum" in decision.why
-    assert outcome(found, request=request, trusts=True).is_final
+    assert outcome(found, request=request, trusts_measurements=True).is_final
     blocks = replace(fp8, scales=ScaleRecipe.E8M0_1X32)  # fast sums are not for these
     request = replace(REQUEST, problem=replace(PROBLEM, signature=blocks))
-    assert outcome(found, request=request, trusts=True, is_precise=True).is_final
+    assert outcome(found, request=request, trusts_measurements=True, is_precise=True).is_final
 
 
 @pytest.mark.parametrize("aten", [900, 1200])
 def test_an_aten_that_is_not_set_as_usual_is_timed_against_the_winner(aten: int) -> None:
     found = match(aten=aten)
-    decision = outcome(found, trusts=True, aten_setting="a flag is True, usually False")
+    decision = outcome(
+        found, trusts_measurements=True, aten_setting="a flag is True, usually False"
+    )
     assert decision.kernels == found.kernels[:1]
     assert not decision.is_final
     assert "with default settings: a flag is True, usually False" in decision.why

@@ -10,7 +10,7 @@ import pytest
 
 from expert_kernels import Installed, build_kernels
 from installed_bundles import use
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.moe import kernels
 

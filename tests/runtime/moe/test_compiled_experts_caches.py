@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from expert_kernels import build_kernels
-from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.epilogues import Epilogue
 
 pytestmark = pytest.mark.slow

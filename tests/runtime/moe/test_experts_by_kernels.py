@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from expert_kernels import Installed, assert_same, gradients, leaves, operands_for_kernels
 from installed_bundles import use
-from nvgemm_aot.workload.dispatch import GemmCalls
+from nvgemm_aot.workload.called_gemms import GemmCalls
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import StorageError

@@ -27,7 +27,7 @@ def recording(problems: dict[str, int] | None = None) -> Recording:
         name="some",
         targets={"sm_90a", "sm_100f"},
         problems=Counter({Problem.parse(key): count for key, count in counted.items()}),
-        others=Counter({"an odd one": 5}),
+        undeclarable=Counter({"an odd one": 5}),
     )
 
 
@@ -76,13 +76,13 @@ def test_merging_adds_counts_and_joins_targets() -> None:
     assert one.name == "one"
     assert one.targets == {"sm_90a", "sm_100f"}
     assert one.problems == {Problem.parse("mm/tn/bf16xbf16/fp32/bf16/m2n8k8"): 3}
-    assert one.others == {"an odd one": 10}
+    assert one.undeclarable == {"an odd one": 10}
 
 
 def test_words_of_others_cannot_break_the_file(tmp_path: Path) -> None:
     kept = recording()
     odd = {"two\n- lines\x07 of: {it": 1, "two - lines\x08 of: {it": 2}
-    kept.merge(Recording(name="", others=Counter(odd)))
+    kept.merge(Recording(name="", undeclarable=Counter(odd)))
     assert "# 3 x two - lines? of: {it\n" in kept.render()
     assert parse(kept.render()) == kept
     (tmp_path / "some.yaml").write_text(kept.render())

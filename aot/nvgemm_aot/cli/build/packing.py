@@ -40,11 +40,15 @@ def prepare_wheels(out: Path, *, name: str, version: str) -> Runtime:
             directory has a wheel that pip would confuse with one of these.
         StorageError: If a file cannot be read.
     """
-    from ...bundle.repack_runtime import encode_runtime_wheel, refuse_other_runtimes, why_not_packed
+    from ...bundle.repack_runtime import (
+        encode_runtime_wheel,
+        packing_refusal,
+        refuse_other_runtimes,
+    )
     from ...bundle.wheel import identify, refuse_other_versions
 
     refuse_other_versions(out, identify(name, version))
-    problem = why_not_packed()
+    problem = packing_refusal()
     if problem is not None:
         return Runtime(problem=problem)
     filename, data = encode_runtime_wheel()

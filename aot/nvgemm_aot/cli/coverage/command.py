@@ -12,8 +12,8 @@ import click
 
 from nvgemm_runtime.gemm.target import TargetName
 
-from ..terminal.options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam, json_option
 from ..terminal.printing import count_text, percent_text, print_result, table
+from ..terminal.shared_options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam, json_option
 from .names import WEIGHT_NAMES, ranked_as_text
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _read_manifest(
 ) -> tuple[Manifest, tuple[GemmCoverage, ...]]:
     """Reads a manifest and, for a recording, the GEMMs that it cannot declare."""
     from ...manifest.parse import parse_manifest
-    from ...manifest.shipped import find_manifest
+    from ...manifest.shipped_manifests import find_manifest
     from ...manifest.source import read_text
     from ...workload.coverage import read_undeclarable
 

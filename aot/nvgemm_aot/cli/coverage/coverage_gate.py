@@ -14,7 +14,7 @@ from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 from nvgemm_runtime.recording.text import gemm_line, target_entry
 
-from ...targets import BuildTarget, usual_devices
+from ...targets import BuildTarget, default_devices
 from ...workload.coverage import (
     SERVED,
     GemmCoverage,
@@ -91,7 +91,7 @@ def _explain_shortfall(
 def _target_entry(products: Sequence[BuildTarget]) -> str:
     """Returns the entry under ``targets`` that declares a target for GPU products, on one line."""
     built, devices = products[0].target, [product.device.name for product in products]
-    if devices == [*usual_devices(built.arch, built.platform)]:
+    if devices == [*default_devices(built.arch, built.platform)]:
         return target_entry(built)
     entry = {"arch": built.arch, "device": devices[0]}
     if len(devices) > 1:

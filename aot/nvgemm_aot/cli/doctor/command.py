@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from nvgemm_runtime.errors import UnhealthyError
-from nvgemm_runtime.settings import shown_path
+from nvgemm_runtime.settings import printable_path
 
 from ..build.measured_rankings import NONE, rankings_text
-from ..terminal.options import json_option
 from ..terminal.printing import count_text, keep_stdout, print_result, size_text, table
+from ..terminal.shared_options import json_option
 
 MISSING = "missing"
 
@@ -24,7 +24,7 @@ MISSING = "missing"
 def doctor(as_json: bool) -> None:
     """Show whether this machine can run prebuilt kernels, and if not, what is missing.
 
-    If the compiler side is installed, also whether it can build kernels. The exit status is 0 if
+    If the builder is installed, also whether it can build kernels. The exit status is 0 if
     kernels can be run, and 32 if they cannot, as on a build machine without a GPU.
     """
     from .diagnosis import diagnose
@@ -74,13 +74,13 @@ def diagnosis_text(document: dict[str, Any]) -> str:
 
 
 def _build_facts(document: dict[str, Any]) -> list[list[str]]:
-    """Returns rows for the compiler side, which a machine that only runs kernels does not need."""
+    """Returns rows for the builder, which a machine that only runs kernels does not need."""
     from .diagnosis import OWN
 
     providers = document["providers"]
     rows: list[list[str]] = []
     if document["build_problems"] is None:
-        rows.append(["compiler side", "not installed; running kernels does not need it"])
+        rows.append(["builder", "not installed; running kernels does not need it"])
         providers = [provider for provider in providers if provider["origin"] != OWN]
     else:
         rows += ([name, version or MISSING] for name, version in document["build_versions"].items())
@@ -132,7 +132,7 @@ def _bundle_lines(document: dict[str, Any]) -> list[str]:
             if bundle["target"]
             else "unusable"
         )
-        lines.append(f"{shown_path(bundle['path'])} ({bundle['origin']}): {content}")
+        lines.append(f"{printable_path(bundle['path'])} ({bundle['origin']}): {content}")
         if bundle["problem"]:
             lines.append(f"  {bundle['problem']}")
             continue

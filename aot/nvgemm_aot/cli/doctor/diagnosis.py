@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 from nvgemm_runtime.bundle.format import Header
-from nvgemm_runtime.errors import NvgemmError, ToolchainError
+from nvgemm_runtime.errors import NvgemmError, ToolchainError, install_command
 from nvgemm_runtime.gemm.target import (
     CPU,
     CUDA_VERSIONS,
@@ -20,7 +20,6 @@ from nvgemm_runtime.gemm.target import (
     Target,
 )
 from nvgemm_runtime.installed.registry import INSTALLATION, FoundBundle
-from nvgemm_runtime.installing import install_command
 from nvgemm_runtime.launch.loading import native
 from nvgemm_runtime.matching.device import (
     RUNTIME_LIBRARY,
@@ -46,7 +45,7 @@ from nvgemm_runtime.settings import default_mode
 from ...pipeline.linker import library_directories, linker_version
 from ...providers import PROVIDERS, load_provider
 from ...providers.discovery import Offered, offered_providers
-from ...storage.cache import default_directory, entry_files
+from ...storage.build_cache import default_directory, entry_files
 from ..build.measured_rankings import rankings_document
 
 Document = dict[str, Any]
@@ -69,8 +68,8 @@ def diagnose() -> Document:
 
     ``problems`` lists everything that keeps this machine, or one of its GPUs, from running prebuilt
     kernels, or an installed bundle from being used, each with the next step. ``build_versions``,
-    ``providers`` and ``cache`` describe the compiler side, which running kernels does not need.
-    ``build_problems`` lists everything that prevents building, or is None if the compiler side is
+    ``providers`` and ``cache`` describe the builder, which running kernels does not need.
+    ``build_problems`` lists everything that prevents building, or is None if the builder is
     not installed.
     """
     problems: list[str] = []
@@ -171,7 +170,7 @@ def _provider_document(name: str, origin: str) -> Document:
 
 
 def _build_problems(versions: dict[str, str | None], providers: list[Document]) -> list[str] | None:
-    """Returns why kernels cannot be built here, or None without any part of the compiler side."""
+    """Returns why kernels cannot be built here, or None without any part of the builder."""
     if not any(versions.values()):
         return None
     problems = [

@@ -85,7 +85,7 @@ class DecoderConfig(BaseModel, ABC):
         alias = cls.model_fields[field].validation_alias
         return str(alias.choices[0] if isinstance(alias, AliasChoices) else alias or field)
 
-    def describe(self, model_type: str) -> Model:
+    def to_model(self, model_type: str) -> Model:
         """Returns this config's model."""
         return Model(
             model_type=model_type,
@@ -239,7 +239,9 @@ class SparseConfig(DecoderConfig):
 
         Expert biases, if any, are added by a separate operation.
         """
-        routing = Routing(experts=self.experts, chosen=self.num_experts_per_tok, biased=biased)
+        routing = Routing(
+            experts=self.experts, experts_per_token=self.num_experts_per_tok, biased=biased
+        )
         hidden, gate = self.hidden_size, gated or GATES.get(self.hidden_act)
         into = ModelGemm(
             role="expert gate_up_proj",

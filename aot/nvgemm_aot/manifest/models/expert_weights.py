@@ -47,7 +47,7 @@ def _as_torchtitan_has(gemm: ModelGemm) -> Iterator[ModelGemm]:
                 role=gemm.role.removesuffix("gate_up_proj") + part,
                 n=gemm.n // 2,
                 gated=None,
-                gate_beside=gemm.gated if is_up else None,
+                multiplying_gate=gemm.gated if is_up else None,
                 is_read_by_gate=gemm.gated is not None and not is_up,
                 shares_input=is_up,
             )

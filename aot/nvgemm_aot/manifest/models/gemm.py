@@ -51,20 +51,20 @@ class Routing:
 
     Attributes:
         experts: Number of experts on the rank.
-        chosen: Number of experts per token, over all ranks.
-        sharing: Ranks with the same tokens and different experts; 1 if whole experts are not
+        experts_per_token: Number of experts per token, over all ranks.
+        sharing_ranks: Ranks with the same tokens and different experts; 1 if whole experts are not
             divided among ranks.
         biased: True if each adds biases, in separate operations.
     """
 
     experts: int
-    chosen: int
-    sharing: int = 1
+    experts_per_token: int
+    sharing_ranks: int = 1
     biased: bool = False
 
     def rows(self, tokens: int) -> int:
         """Returns the total row count for evenly spread tokens, rounded up to at least one."""
-        return -(-self.chosen * tokens // self.sharing)
+        return -(-self.experts_per_token * tokens // self.sharing_ranks)
 
     def tokens_of_one(self, tokens: int) -> int:
         """Returns the tokens per expert if they spread evenly, rounded up to at least one."""
@@ -138,9 +138,9 @@ class ModelGemm:
         gated: Following gate with its column order, if kernels apply it.
         gate_before: Gate, as in ``gated``, that makes the input, if kernels fuse its gradient with
             the input's.
-        gate_beside: Gate, as in ``gated``, that multiplies the result, if kernels apply it. Another
-            weight gives the gate's own product.
-        is_read_by_gate: True if another weight's ``gate_beside`` reads this product.
+        multiplying_gate: Gate, as in ``gated``, that multiplies the result, if kernels apply it.
+            Another weight gives the gate's own product.
+        is_read_by_gate: True if another weight's ``multiplying_gate`` reads this product.
         has_rows_of_tokens: True if its rows are token rows, in expert order.
         shares_input: True if another expert weight multiplies the same input first, so that their
             input gradients are added.
@@ -161,7 +161,7 @@ class ModelGemm:
     biased: bool = False
     gated: Epilogue | None = None
     gate_before: Epilogue | None = None
-    gate_beside: Epilogue | None = None
+    multiplying_gate: Epilogue | None = None
     is_read_by_gate: bool = False
     has_rows_of_tokens: bool = False
     shares_input: bool = False

@@ -60,7 +60,7 @@ def _parts(projection: Projection) -> tuple[ModelGemm, ...]:
 def _share_one(gemm: ModelGemm, ranks: int, expert_ranks: int) -> ModelGemm:
     if gemm.routing is not None and expert_ranks > 1:
         experts = gemm.routing.experts // expert_ranks
-        routing = replace(gemm.routing, experts=experts, sharing=ranks)
+        routing = replace(gemm.routing, experts=experts, sharing_ranks=ranks)
         return replace(gemm, routing=routing, calls=gemm.calls // expert_ranks)
     if gemm.batch > 1 and expert_ranks > 1:
         return replace(gemm, batch=gemm.batch // expert_ranks)

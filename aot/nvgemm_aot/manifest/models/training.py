@@ -55,9 +55,9 @@ def gathers_rows(gemm: ModelGemm) -> bool:
 
     False if experts are divided among ranks, which exchange rows in between.
     """
-    if not gemm.has_rows_of_tokens or gemm.routing is None or gemm.routing.sharing > 1:
+    if not gemm.has_rows_of_tokens or gemm.routing is None or gemm.routing.sharing_ranks > 1:
         return False
-    is_half = gemm.is_read_by_gate or gemm.gate_beside is not None
+    is_half = gemm.is_read_by_gate or gemm.multiplying_gate is not None
     return gemm.n * (2 if is_half else 1) <= GATHERED_MAX_N
 
 
@@ -73,7 +73,7 @@ def products_of(gemm: ModelGemm) -> tuple[Product, ...]:
     left_out.add(Product.GATHERED_FORWARD)
     if not gemm.shares_input:
         left_out.add(Product.ADDED_INPUT_GRADIENT)
-    if gemm.routing is None or gemm.routing.sharing > 1:
+    if gemm.routing is None or gemm.routing.sharing_ranks > 1:
         left_out |= {Product.ROW_SUM, Product.WEIGHTED_ROW}
     if not gemm.is_summed:
         left_out.add(Product.ROW_SUM)
@@ -89,7 +89,7 @@ def pair_of(gemm: ModelGemm, product: Product) -> tuple[int, int]:
     out_features, in_features = gemm.n, gemm.k
     if product is Product.ROW_SUM:
         assert gemm.routing is not None
-        return out_features, gemm.routing.chosen
+        return out_features, gemm.routing.experts_per_token
     if product is Product.WEIGHTED_ROW:
         return (min(out_features, in_features) if gemm.is_summed else in_features), 1
     if product is Product.BIAS_GRADIENT:

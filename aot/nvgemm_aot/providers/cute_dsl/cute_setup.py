@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.errors import ToolchainError, install_command
 from nvgemm_runtime.gemm.target import CUDA_VERSIONS
-from nvgemm_runtime.installing import install_command
 
 _log = logging.getLogger(__name__)
 
@@ -146,7 +145,7 @@ def _load_compiler(cuda: str) -> None:
             del sys.modules[CUTLASS_IR]
             raise ToolchainError(
                 f"cannot compile kernels for {cuda}: {files[0]}: {error}; "
-                f"run: {compiler_install_command(cuda, again=True)}"
+                f"run: {compiler_install_command(cuda, reinstall=True)}"
             ) from error
     elif loaded.__file__ != str(files[0]):
         raise ToolchainError(
@@ -155,12 +154,12 @@ def _load_compiler(cuda: str) -> None:
         )
 
 
-def compiler_install_command(cuda: str, *, again: bool = False) -> str:
+def compiler_install_command(cuda: str, *, reinstall: bool = False) -> str:
     """Returns the command that installs a CUDA version's compiler for the installed DSL.
 
     Raises:
         ToolchainError: If the DSL is not installed.
     """
     dsl_version = installed_versions(["nvidia-cutlass-dsl"], "kernels")["nvidia-cutlass-dsl"]
-    options = "--force-reinstall --no-deps " if again else ""
+    options = "--force-reinstall --no-deps " if reinstall else ""
     return f"pip install {options}nvidia-cutlass-dsl-libs-{cuda}=={dsl_version}"

@@ -30,9 +30,9 @@ from ..other_provider import other_provider
 from . import toolchain
 from .block_scaled import BlockScaled
 from .dense import Dense
-from .epilogue import WithEpilogue, other_provider_hint
+from .epilogue_source import WithEpilogue, other_provider_hint
 from .family import Family
-from .grouped import Grouped
+from .row_groups import Grouped
 
 _DISTRIBUTIONS = (*cute_dsl.DISTRIBUTIONS, "nvidia-cutlass-operators")
 """Distributions whose versions shape the code."""

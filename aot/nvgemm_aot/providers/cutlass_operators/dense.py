@@ -15,7 +15,7 @@ from nvgemm_runtime.gemm.types import DType
 from ...targets import BuildTarget
 from ..base import CLC, ONE_TILE, STATIC_PERSISTENT
 from ..other_provider import other_provider
-from .epilogue import EFC_OPERATOR, other_provider_hint
+from .epilogue_source import EFC_OPERATOR, other_provider_hint
 from .family import Family
 from .samples import sample_operands, sample_tensors
 from .toolchain import import_operators

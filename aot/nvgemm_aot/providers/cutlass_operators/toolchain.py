@@ -8,8 +8,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from nvgemm_runtime.errors import ToolchainError
-from nvgemm_runtime.installing import install_command
+from nvgemm_runtime.errors import ToolchainError, install_command
 
 from ...targets.profile import DeviceProfile
 from ..cute_dsl.whole_imports import deferred_interrupts

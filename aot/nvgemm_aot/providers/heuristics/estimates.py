@@ -12,9 +12,8 @@ import functools
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.errors import ToolchainError, install_command
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
-from nvgemm_runtime.installing import install_command
 
 from ...targets import BuildTarget
 from ..base import BlockShape

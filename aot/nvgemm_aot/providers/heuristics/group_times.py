@@ -47,7 +47,7 @@ _STRIDE = 7
 """Distance, in group indices, between groups with consecutive shares."""
 
 
-def rows_of_groups(rows: int, groups: int, routing: str) -> list[int]:
+def spread_rows(rows: int, groups: int, routing: str) -> list[int]:
     """Distributes ``rows`` over groups for a named routing."""
     if routing == FEW:
         shares = [float(group % _FEW_OF == 0) for group in range(groups)]
@@ -129,7 +129,7 @@ class GroupTimes:
         estimates: list[int | None] = []
         for candidate in candidates:
             routing_times = [
-                self.time_ns(problem, candidate, routed(problem, routing), sm_count)
+                self.time_ns(problem, candidate, routed_counts(problem, routing), sm_count)
                 for routing in ESTIMATED_ROUTINGS
             ]
             estimates.append(max(1, round(statistics.geometric_mean(routing_times))))
@@ -175,10 +175,10 @@ class Work:
     moved_bytes: float
 
 
-def routed(problem: Problem, routing: str) -> list[int]:
+def routed_counts(problem: Problem, routing: str) -> list[int]:
     """Returns each group's rows, or its k extent if groups are along k."""
     along_k = problem.signature.op is Op.K_GROUPED_MM
-    return rows_of_groups(problem.k if along_k else problem.m, problem.groups, routing)
+    return spread_rows(problem.k if along_k else problem.m, problem.groups, routing)
 
 
 def work_of(problem: Problem, candidate: Candidate, counts: Sequence[int], sm_count: int) -> Work:

@@ -334,7 +334,7 @@ def find_fault(out: torch.Tensor, expected: Expected) -> str | None:
     return f"{count} of {out.numel()} elements are wrong; {example}" if count else None
 
 
-def is_like(out: torch.Tensor, expected: Expected) -> bool:
+def agrees_roughly(out: torch.Tensor, expected: Expected) -> bool:
     """Returns True if torch's result is the same computation, ignoring elements expected as NaN."""
     difference, total = 0.0, 0.0
     for begin, end in _row_ranges(out):
@@ -353,7 +353,9 @@ _EXAMPLES = 5
 """Most signatures named in a message, each with one fault."""
 
 
-def thrown_out(outcomes: Mapping[str, TuningOutcome], broken: Mapping[str, str]) -> dict[str, str]:
+def rejected_kernels(
+    outcomes: Mapping[str, TuningOutcome], broken: Mapping[str, str]
+) -> dict[str, str]:
     """Returns the kernels that no bundle may contain, by id, with the fault.
 
     ``broken`` has the contenders that left the GPU unusable, and the error.
@@ -380,7 +382,7 @@ def suspicion(kernels: Iterable[tuple[str, Signature]], wrong: Mapping[str, str]
     }
     if not rejected_signatures and len(wrong_ids) <= MOST_SHARE * len(ids):
         return None
-    head = f"{len(wrong_ids)} of {count_text(len(ids), 'kernel')} were thrown out"
+    head = f"{len(wrong_ids)} of {count_text(len(ids), 'kernel')} were dropped"
 
     def example(id_: str) -> str:
         return f"{contender_name(id_)} for {wrong[id_]}"

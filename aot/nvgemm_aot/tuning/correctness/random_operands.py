@@ -11,7 +11,7 @@ from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Problem
 from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape, roles
 
-from ...providers.heuristics.group_times import ESTIMATED_ROUTINGS, EVEN, routed
+from ...providers.heuristics.group_times import ESTIMATED_ROUTINGS, EVEN, routed_counts
 from .block_scales import has_blocks, random_scales
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def random_extras(
 def _group_ends(problem: Problem, device: str, routing: str) -> torch.Tensor:
     import torch
 
-    ends = list(itertools.accumulate(routed(problem, routing)))
+    ends = list(itertools.accumulate(routed_counts(problem, routing)))
     return torch.tensor(ends, dtype=torch.int32, device=device)
 
 
@@ -177,7 +177,7 @@ def _random_rows(
     if problem.signature.op.has_groups:
         rows %= -(-problem.m // rows_of_a_token)
         begin = 0
-        for count in routed(problem, routing):
+        for count in routed_counts(problem, routing):
             rows[begin : begin + count] = rows[begin : begin + count].sort().values
             begin += count
     return rows.to(torch.int32).reshape(shape)

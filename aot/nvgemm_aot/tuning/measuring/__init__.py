@@ -1,1 +1,1 @@
-"""Times kernels on a GPU, in a process that a watchdog can end."""
+"""Times kernels on a GPU, in turn."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nvgemm_runtime.bundle.format import APART, Conditions
+from nvgemm_runtime.bundle.ranking_entries import APART, Conditions
 from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions, device_facts, torch_versions
 

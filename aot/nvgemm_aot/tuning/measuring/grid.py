@@ -63,7 +63,7 @@ def where_winners_change(
     return refinements
 
 
-def measured_before(
+def measured_earlier(
     rankings: Sequence[ProblemRanking], outcomes: Mapping[str, TuningOutcome]
 ) -> list[ProblemRanking]:
     """Returns problems that the same tuning's earlier run measured between these rankings."""

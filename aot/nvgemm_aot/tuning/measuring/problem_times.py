@@ -9,7 +9,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from nvgemm_runtime.bundle.format import BACK_TO_BACK, Timing, sha256_hex
+from nvgemm_runtime.bundle.format import sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import BACK_TO_BACK, Timing
 from nvgemm_runtime.errors import StorageError, ToolchainError, one_line
 from nvgemm_runtime.gemm.problem import Problem
 
@@ -17,7 +18,7 @@ from ...rankings.agreement import ATEN, TRITON
 from ...rankings.intervals import contending
 from ..contenders import Run
 from ..correctness.exact_operands import OperandCheck, make_checks
-from ..correctness.judgement import is_like
+from ..correctness.judgement import agrees_roughly
 from ..correctness.random_operands import make_sets
 from ..outcome import UNSEEN_SLOWDOWNS, UNSEEN_WORK, TuningOutcome
 from .gpu import Bench
@@ -127,7 +128,7 @@ def measure(
             except Exception as broken:
                 raise BrokenDeviceError(name, _in_one_line(broken)) from error
         if fault is not None:
-            _log.warning("%s: %s is thrown out: %s", problem.key, name, fault)
+            _log.warning("%s: %s is dropped: %s", problem.key, name, fault)
             faults[name] = fault
     checks.clear()  # frees memory
     doubts: tuple[str, ...] = ()
@@ -187,7 +188,7 @@ def _find_contender_fault(name: str, run: Run, checks: Sequence[OperandCheck]) -
         check = checks[-1]  # both may round partial sums, which matters little with few products
         check.prepare()
         result = run(*check.operands)
-        return None if is_like(result, check.expected) else "its result is wrong"
+        return None if agrees_roughly(result, check.expected) else "its result is wrong"
     for check in checks:
         check.prepare()
         fault = check.fault(run(*check.operands))

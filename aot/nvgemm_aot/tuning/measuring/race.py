@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from nvgemm_runtime.bundle.format import APART
+from nvgemm_runtime.bundle.ranking_entries import APART
 
 from ...rankings.intervals import Interval, contending, is_decided
 

@@ -140,7 +140,7 @@ def spilled_bytes(payload: bytes) -> int:
     return max((kernel.local_bytes for kernel in _readable_kernels(payload)), default=0)
 
 
-def made_by_others(payload: bytes, cuda: str) -> list[str]:
+def foreign_cuda_versions(payload: bytes, cuda: str) -> list[str]:
     """Returns CUDA versions such as 13.4 that compiled device code but differ from ``cuda``.
 
     ``cuda`` is a CUDA major such as ``cu12``. Unreadable device code counts for no version.

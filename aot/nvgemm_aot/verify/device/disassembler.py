@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvgemm_runtime.errors import ToolchainError
-from nvgemm_runtime.installing import install_command
+from nvgemm_runtime.errors import ToolchainError, install_command
 
 INSTALL_COMMAND = install_command("build")
 """Command that installs the disassembler."""

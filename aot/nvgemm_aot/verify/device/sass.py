@@ -17,7 +17,7 @@ from nvgemm_runtime.gemm.target import MMA_BY_MAJOR, Target
 from nvgemm_runtime.gemm.types import Mma
 
 from ..findings import Check, Finding
-from ..kernel_design import computes_transposed
+from .kernel_design import computes_transposed
 from .order import OrderCode, check_order_code, read_order_code
 from .stored_values import EpilogueCode, check_epilogue_code, read_epilogue_code
 from .tensor_core import Instruction, Multiply, read_multiplies, warp_types

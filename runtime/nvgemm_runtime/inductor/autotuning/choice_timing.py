@@ -8,7 +8,7 @@ stream until the host has queued every call, so the GPU never waits for the host
 ATen's operators take longer to launch than Triton's kernels. If both compete and no CUDA graphs are
 announced, choosing by GPU time could pick an operator whose launches slow the program. There
 Inductor's own choice, by its own times, stays unless a bundled kernel takes less GPU time
-(`time_beside_inductor`).
+(`time_against_inductor`).
 
 Weights come from memory in a model larger than the L2 cache, and from the cache in a smaller one. A
 kernel may win in one case and lose in the other. So a choice's time is the mean of two calls: one
@@ -160,7 +160,7 @@ def _benchmark_other(
     return ms
 
 
-def time_beside_inductor(others: Iterable[Any], kernels: Iterable[Any]) -> None:
+def time_against_inductor(others: Iterable[Any], kernels: Iterable[Any]) -> None:
     """Lets Inductor time its own choices as usual, and times bundled kernels against the best.
 
     A bundled kernel's time is the time of Inductor's best choice, scaled by their ratio on the GPU

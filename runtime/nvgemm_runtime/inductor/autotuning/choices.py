@@ -9,7 +9,6 @@ The torch names used here are private and were read and run on torch 2.11 to 2.1
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -17,20 +16,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._inductor import config, ir
+from torch._inductor import ir
 from torch._inductor import select_algorithm as autotuning
 from torch._inductor.codegen import wrapper as code_lines
 from torch._inductor.virtualized import V
 
-from ...counters import COUNTERS
-from ...events import kernel_failed
 from ...gemm.aten import OPERATORS, kernel_order
 from ...gemm.epilogues import Activation, Epilogue, WeightOrder
 from ...gemm.roles import extra_roles
+from ...reporting.counters import COUNTERS
+from ...reporting.events import kernel_failed
 from .. import report
-from ..codegen import cpp
+from ..codegen import cpp, operator_loading
 from ..reading import is_alternative
-from . import operators
 
 if TYPE_CHECKING:
     from ...gemm.problem import Signature
@@ -135,64 +133,6 @@ class StockCall:
         return f"nvgemm_{name}{'_split' if self.is_split else ''}_{offer.kernel.id[:12]}"
 
 
-def obstacles(op: str, inputs: Sequence[Any], layout: Any) -> list[str]:
-    """Returns the reasons why no bundled kernel can join a call's choices."""
-    why_not_in_cpp = cpp_obstacle(op)
-    if why_not_in_cpp is not None:
-        return [why_not_in_cpp]
-    if getattr(config, "distributed_max_autotune_gemm", False):
-        return ["distributed_max_autotune_gemm ignores extern choices other than ATen's"]
-    if op == "_scaled_mm" and not all(_can_be_random(node.get_dtype()) for node in inputs):
-        return ["this torch cannot create random fp4 tensors, so choices cannot be autotuned"]
-    if not isinstance(layout, ir.FixedLayout):
-        return ["Inductor has not fixed the strides of the result"]
-    if not all(_can_fix_strides(node) for node in inputs):
-        return ["Inductor must change the strides of an operand"]
-    return []
-
-
-def cpp_obstacle(op: str) -> str | None:
-    """Returns the reason why generated C++ cannot call bundled kernels, or None."""
-    if not config.cpp_wrapper:
-        return None
-    if not OPERATORS[op].has_cpp_call:
-        return f"generated C++ cannot call ATen's {op} with an existing tensor as its result"
-    platform = getattr(config.aot_inductor, "cross_target_platform", None)
-    if platform:
-        return f"generated C++ for {platform} does not call bundled kernels, which run on Linux"
-    if getattr(getattr(config, "aot_inductor_mode", None), "compile_standalone", False):
-        return "generated C++ that is compiled standalone has no torch to call kernels through"
-    return None
-
-
-@functools.cache
-def _can_be_random(dtype: torch.dtype) -> bool:
-    """Returns True if torch can create random tensors of a dtype. Up to 2.12 it raises for fp4."""
-    from torch._dynamo.testing import rand_strided
-
-    try:
-        rand_strided((2,), (1,), dtype=dtype)
-    except RuntimeError:  # includes NotImplementedError
-        return False
-    return True
-
-
-def _can_fix_strides(node: Any) -> bool:
-    """Returns True if an operand may keep the strides that the choice is made for.
-
-    Inductor fixes a computed buffer's strides as late as it can. If they change after two extern
-    choices are made for the buffer, torch 2.13 to 2.15 raise a KeyError.
-    """
-    if isinstance(getattr(node, "data", node), ir.ReinterpretView):
-        return True
-    constraint = V.graph.buffer_layout_constraints.get(node.get_name())
-    layout = node.get_layout()
-    return constraint is None or (
-        list(constraint.size) == list(layout.size)
-        and list(constraint.stride) == list(layout.stride)
-    )
-
-
 def _fix_strides(node: Any) -> None:
     is_view = isinstance(getattr(node, "data", node), ir.ReinterpretView)
     if not is_view and isinstance(node.get_layout(), ir.FlexibleLayout):
@@ -285,7 +225,7 @@ def log_failed_timing(name: str, kernel_id: str, origin: str, error: Exception) 
     if not isinstance(error, torch.OutOfMemoryError):
         kernel_failed(kernel_id, str(error))
     failure = (origin, type(error))
-    is_known = operators.was_logged(error) or failure in _known_failures
+    is_known = operator_loading.was_logged(error) or failure in _known_failures
     _known_failures.add(failure)
     level = logging.DEBUG if is_known else logging.WARNING
     _log.log(level, "%s from %s is not offered: %s", name, origin, error)
@@ -348,7 +288,7 @@ class CallNode(ir.ExternKernelOut):  # type: ignore[misc]
             self._define_in_python(_module_wrapper(wrapper))
             super().codegen(wrapper)
             return
-        operators.try_to_load_operators()  # for code that runs in this process
+        operator_loading.try_to_load_operators()  # for code that runs in this process
         self._define_in_cpp(_module_wrapper(wrapper))
         self.codegen_comment(wrapper)
         wrapper.writeline(_CppGemmLine(wrapper, self))

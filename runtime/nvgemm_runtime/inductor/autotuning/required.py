@@ -8,7 +8,7 @@ from ...settings import BUNDLES_VARIABLE, MODE_VARIABLE
 from ..configuration.modes import OPTION
 
 
-def refuse_unopened() -> None:
+def require_opened() -> None:
     """Raises an error if a bundle cannot be opened, for mode ``required``.
 
     Such a bundle may declare any GEMM, so no GEMM can be compiled without it. Bundles for another

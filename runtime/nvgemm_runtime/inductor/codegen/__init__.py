@@ -1,1 +1,1 @@
-"""Generates the C++ that calls bundled kernels."""
+"""Generates the C++ that calls bundled kernels, and loads the operators that it calls."""

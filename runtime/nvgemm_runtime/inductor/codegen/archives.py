@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ..autotuning import operators
 from ..report import log_failure
+from . import operator_loading
 
 
 def install() -> None:
@@ -21,13 +21,13 @@ def install() -> None:
 
     load = getattr(_package, "_load_aoti", None)
     if load is None:
-        operators.install()  # this torch has no such function: loading early is safe
+        operator_loading.install()  # this torch has no such function: loading early is safe
         return
 
     @functools.wraps(load)
     def load_with_operators(*arguments: Any, **options: Any) -> Any:
         try:
-            operators.install()
+            operator_loading.install()
         except Exception as error:
             log_failure(error)
         return load(*arguments, **options)

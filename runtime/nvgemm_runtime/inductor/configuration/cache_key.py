@@ -17,7 +17,7 @@ from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
 from ...installed import digest
 from ...settings import KEY_OPTION, RECORD_VARIABLE, serves_default_mode
-from ..autotuning import operators
+from ..codegen import operator_loading
 from .choices_key import choices_key, log_failure
 
 _KEY = "nvgemm_aot"
@@ -43,7 +43,7 @@ class CacheKeyPass(CustomGraphModulePass):  # type: ignore[misc]
         """Loads the operators for generated C++. Torch asks before it runs a cached graph."""
         try:
             if config.cpp_wrapper and may_have_kernels():
-                operators.try_to_load_operators()
+                operator_loading.try_to_load_operators()
         except Exception as error:
             log_failure(error)
 

@@ -14,7 +14,6 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-from ...counters import COUNTERS
 from ...errors import RequiredError
 from ...gemm.aten import UNSERVED
 from ...gemm.problem import Problem
@@ -25,6 +24,7 @@ from ...matching.dispatch import Dispatch, TunedTogether
 from ...matching.evidence import REPEATED_GAIN
 from ...matching.thresholds import ATEN, MIN_GAIN
 from ...recording.declarable import read_requests
+from ...reporting.counters import COUNTERS
 from ...settings import (
     DEFAULT_MODE_VARIABLE,
     MAX_CHOICES_VARIABLE,
@@ -34,11 +34,12 @@ from ...settings import (
     max_choices,
 )
 from .. import report
-from ..autotuning.choices import GemmChoice, StockCall, cpp_obstacle
+from ..autotuning.choices import GemmChoice, StockCall
+from ..autotuning.obstacles import cpp_obstacle
 from ..configuration.modes import OPTION, current_mode
 from ..offers import facts_for
 from ..reading import AutotunedGemm, RowRange, rows_of
-from .dispatched_choices import DispatchedChoice, DispatchOffer
+from .dispatched_choices import DispatchChoice, DispatchOffer
 
 _log = logging.getLogger(__name__)
 
@@ -77,9 +78,9 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
         return _keep_aten(choices, problem, rows, dispatch, facts)
     stock = StockCall.of_choice(gemm.op, problem.key, gemm.choice)
     offer = DispatchOffer.of(dispatch, table)
-    choice: GemmChoice | DispatchedChoice
+    choice: GemmChoice | DispatchChoice
     if table.bounds:
-        choice = DispatchedChoice(stock, offer, gemm.choice)
+        choice = DispatchChoice(stock, offer, gemm.choice)
     else:
         choice = GemmChoice(stock, offer.kernels[table.kernels[0]])
     is_measured = any(size.m == problem.m for size in dispatch.sizes)
@@ -131,7 +132,7 @@ def _keep_aten(
     """Returns ATen's choices after a table that names no kernel, and reports the reason."""
     why_open = _shortened(_open_reasons(problem, rows, dispatch, facts))
     aten_sizes = [
-        size.m for size in dispatch.sizes if size.m in rows and size.m not in dispatch.open
+        size.m for size in dispatch.sizes if size.m in rows and size.m not in dispatch.open_reasons
     ]
     if aten_sizes:
         clear_sizes = [m for m in aten_sizes if m not in dispatch.held_back]
@@ -146,7 +147,7 @@ def _keep_aten(
         basis = "signature" if dispatch.declared.isdisjoint(aten_sizes) else "declared"
         report.met(problem.key, basis=basis, measured=decision, **_tune_arguments(rows, dispatch))
         return choices
-    ranked_sizes = sorted({*dispatch.open, *(size.m for size in dispatch.sizes)})
+    ranked_sizes = sorted({*dispatch.open_reasons, *(size.m for size in dispatch.sizes)})
     if why_open:
         reason = "bundles have this n and k, but no usable ranking at any m that the graph can take"
     elif ranked_sizes:
@@ -190,9 +191,11 @@ def _open_reasons(
     only_declared: bool = False,
 ) -> list[str]:
     """Returns the reasons why a graph's sizes have no usable ranking or no kernel."""
-    left_out = INSTALLATION.index(facts).left_out_sizes(problem)
+    left_out = INSTALLATION.index(facts).missing_sizes(problem)
     reasons = {
-        m: why for m, why in dispatch.open.items() if not only_declared or m in dispatch.declared
+        m: why
+        for m, why in dispatch.open_reasons.items()
+        if not only_declared or m in dispatch.declared
     }
     return [f"m {m}: {why}" for m, why in sorted({**left_out, **reasons}.items()) if m in rows]
 
@@ -231,17 +234,17 @@ def _next_steps(
 ) -> list[str]:
     """Returns the next steps for a graph's declared sizes that lack their kernels."""
     steps: dict[str, None] = {}  # an ordered set
-    if any(m in rows for m in INSTALLATION.index(facts).left_out_sizes(problem)):
+    if any(m in rows for m in INSTALLATION.index(facts).missing_sizes(problem)):
         steps[
             "if the kernels do not run here, install a wheel whose kernels do; if none was built, "
             "name more providers in the manifest (providers:), or none for all, and rebuild; or "
             "uninstall the wheel that declares the problem"
         ] = None
     with_kernels = {size.m for size in dispatch.sizes}
-    for m in dispatch.open:
+    for m in dispatch.open_reasons:
         if m not in rows or m not in dispatch.declared:
             continue
-        if dispatch.unlike is not None:
+        if dispatch.mismatch is not None:
             step = "compile with max-autotune, which times kernels, or with operands and torch "
             steps[f"{step}settings like the measured ones"] = None
         elif m in with_kernels:

@@ -95,7 +95,7 @@ _CHOICE = autotuning.ExternKernelChoice(_benchmarked, name="nvgemm_aot_by_m")
 """Inductor finds the function by this name."""
 
 
-class DispatchedChoice(BundledChoice):
+class DispatchChoice(BundledChoice):
     """Dispatch table as an Inductor choice."""
 
     def __init__(self, stock: StockCall, offer: DispatchOffer, aten: Any) -> None:
@@ -131,7 +131,7 @@ class DispatchedChoice(BundledChoice):
         return ir.TensorBox.create(DispatchedNode(self.stock, self.offer))
 
     def __str__(self) -> str:
-        return f"DispatchedChoice({self.name}, {self.offer})"
+        return f"DispatchChoice({self.name}, {self.offer})"
 
 
 _HEADER = header(

@@ -18,9 +18,8 @@ from torch._dynamo.testing import rand_strided
 from torch._inductor.utils import sympy_subs
 from torch._inductor.virtualized import V
 
-from ...counters import COUNTERS
 from ...gemm.aten import OPERATORS, AtenGemm, kernel_order
-from ...gemm.operands import RANKS
+from ...gemm.operand_checks import RANKS
 from ...gemm.problem import Op
 from ...gemm.roles import Role
 from ...launch.dispatch_table import find_dispatch
@@ -28,11 +27,12 @@ from ...matching.dispatch import TunedTogether
 from ...matching.evidence import Evidence
 from ...matching.thresholds import ATEN
 from ...recording.declarable import read_requests
+from ...reporting.counters import COUNTERS
 from ..autotuning.choice_timing import SizedOperands
 from ..autotuning.choices import StockCall
 from ..offers import Offer, facts_for
 from ..reading import AutotunedGemm, is_known, rows_of
-from .dispatched_choices import DispatchedChoice, DispatchOffer
+from .dispatched_choices import DispatchChoice, DispatchOffer
 
 MOST_SIZES = 4
 """Largest number of sizes, besides Inductor's own, at which the choice is timed. Each costs as
@@ -48,7 +48,7 @@ class TimedDispatch:
         sizes: Create operands for the sizes, besides Inductor's own, at which it is timed.
     """
 
-    choice: DispatchedChoice
+    choice: DispatchChoice
     sizes: list[SizedOperands]
 
     @property
@@ -139,7 +139,7 @@ def _find_dispatch(
         size.m for size in dispatch.sizes if size.m in rows and size.m != request.problem.m
     ]
     sizes = [_operands_at(gemm, m) for m in _spread(other_sizes)]
-    choice = DispatchedChoice(stock, offer, gemm.choice)
+    choice = DispatchChoice(stock, offer, gemm.choice)
     timed = TimedDispatch(
         choice=choice, sizes=[operands for operands in sizes if operands is not None]
     )

@@ -23,7 +23,7 @@ from ..reading import operand, operand_of
 from .unfused import Unfused, choose
 
 
-def _function(activation: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
+def _activation_function(activation: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
     row = activation.row
     return partial(getattr(functional, row.torch_name), **row.torch_options)
 
@@ -69,7 +69,7 @@ def _read(
 
 
 def _sum_and(activation: Activation, is_apart: bool) -> Callable[..., torch.Tensor]:
-    function = _function(activation)
+    function = _activation_function(activation)
 
     def in_one(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return function(torch.addmm(bias, a, b))

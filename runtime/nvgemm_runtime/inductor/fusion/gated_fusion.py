@@ -40,16 +40,15 @@ from torch.fx import Node
 from ...gemm.epilogues import Activation, Epilogue, Gate, GateRow, WeightOrder, find_gated
 from ...gemm.operands import Operand
 from ..report import raise_or_log
-from . import epilogue_fusion
-from .epilogue_fusion import (
-    DECOMPOSED,
+from .decompositions import DECOMPOSED, rounded
+from .graph import (
+    PASS,
     are_equal,
     ends_kernel,
     has_timed_sizes,
     hint,
     is_allowed,
     is_weighted,
-    rounded,
     value_of,
     with_metadata,
 )
@@ -65,9 +64,9 @@ def install() -> None:
     from torch._inductor.fx_passes.post_grad import pass_patterns
 
     for gate, pattern in _patterns():
-        register_graph_pattern(
-            pattern, _may_fuse(gate), pass_dict=pass_patterns[epilogue_fusion.PASS]
-        )(_rewrite(gate))
+        register_graph_pattern(pattern, _may_fuse(gate), pass_dict=pass_patterns[PASS])(
+            _rewrite(gate)
+        )
 
 
 def _patterns() -> Iterator[tuple[Gate, PatternExpr]]:

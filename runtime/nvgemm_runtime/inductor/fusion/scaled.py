@@ -19,7 +19,7 @@ from torch._inductor import lowering
 from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
-from ..entry import join
+from ..entry_point import join
 from ..report import raise_or_log
 
 _log = logging.getLogger(__name__)

@@ -26,10 +26,11 @@ from ...installed.digest import installed_digest
 from ...settings import Mode, choosing_key, max_choices
 from .. import report
 from ..autotuning.choice_timing import timing_as_usual
-from ..autotuning.choices import StockCall, gemm_choices, obstacles
+from ..autotuning.choices import StockCall, gemm_choices
+from ..autotuning.obstacles import obstacles
 from ..configuration.modes import current_mode
 from ..default_mode.dynamic_sizes import find_fused_dispatch_choice
-from ..hook import join_dispatch, on_equal_terms, record_gemm
+from ..hook import join_dispatch, record_gemm, time_fairly
 from ..offers import find_offers
 from ..reading import UNFUSED
 from ..report import raise_or_log
@@ -136,7 +137,7 @@ def choose(
 
     The race ends at the result. Further operations that Inductor would compute in the same kernel
     are not part of it, so only results that GEMMs alone use may come here
-    (`epilogue_fusion.ends_kernel`). If the unfused code cannot be timed, the graph stays without
+    (`graph.ends_kernel`). If the unfused code cannot be timed, the graph stays without
     kernels.
 
     Args:
@@ -208,5 +209,5 @@ def _choices(
         find_offers(gemm, max_choices(), needs_kernel=True).kernels for gemm in gemms()
     ):
         alternatives = []  # the unfused choice has no prebuilt kernel
-    choices = on_equal_terms(alternatives, kernels)
+    choices = time_fairly(alternatives, kernels)
     return choices if timed is None else join_dispatch(choices, timed)

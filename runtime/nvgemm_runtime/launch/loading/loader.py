@@ -21,7 +21,6 @@ from ...bundle.calling_convention import parse_calling_convention
 from ...bundle.format import Header, Kernel
 from ...bundle.imported_symbols import RELEASES_ITS_LOCK
 from ...bundle.reader import Bundle
-from ...counters import COUNTERS
 from ...errors import DriverError, NoKernelError
 from ...gemm.problem import Op
 from ...gemm.target import CPU
@@ -32,6 +31,7 @@ from ...matching.refusals import (
     unlaunchable,
     untested_version_warning,
 )
+from ...reporting.counters import COUNTERS
 from . import native
 
 _log = logging.getLogger(__name__)

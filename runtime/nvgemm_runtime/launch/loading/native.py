@@ -21,12 +21,11 @@ from typing import Any
 
 from ...bundle.calling_convention import PLAIN, CallingConvention
 from ...bundle.workspace import TileWorkspace
-from ...errors import DriverError, NoKernelError, ToolchainError
+from ...errors import DriverError, NoKernelError, ToolchainError, install_command
 from ...gemm.epilogues import Addend, GateForm, addend_dtype
 from ...gemm.problem import Op, Signature
 from ...gemm.target import Target
 from ...gemm.types import DType
-from ...installing import install_command
 from ...matching.shared_library import missing_part
 from ..autograd import register_refusals
 from ..fakes import register_fakes
@@ -257,7 +256,7 @@ def _load() -> Native:
     if not library.is_file():
         raise ToolchainError(
             f"{library} is missing: nvgemm-aot was installed without its native part; "
-            f"run: {install_command(again=True)}"
+            f"run: {install_command(reinstall=True)}"
         )
     try:
         # The library needs libtorch_cpu.so and libtvm_ffi.so only by name; these imports load them.
@@ -273,14 +272,14 @@ def _load() -> Native:
             damage = missing_part(path) or _find_damage(path)
             if damage is not None:
                 raise ToolchainError(
-                    f"{library} cannot be loaded: {damage}; run: {install_command(again=True)}"
+                    f"{library} cannot be loaded: {damage}; run: {install_command(reinstall=True)}"
                 )
             module = tvm_ffi.load_module(path)
         version = module["abi"]()
         if version != ABI:
             raise ToolchainError(
                 f"{library} has operators of version {version}, this package needs {ABI}: files "
-                f"from two versions are mixed; run: {install_command(again=True)}"
+                f"from two versions are mixed; run: {install_command(reinstall=True)}"
             )
         module["register_torch_ops"]()
     except (AttributeError, OSError, RuntimeError) as error:
