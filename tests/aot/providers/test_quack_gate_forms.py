@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nvgemm_aot.providers import Candidate
-from nvgemm_aot.providers.quack import Quack, activations, gate_gradient, gate_ups, gated
+from nvgemm_aot.providers.quack import Quack, activation_functions, gate_gradient, gate_ups, gated
 from nvgemm_aot.providers.quack.designs import Design
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.gemm.epilogues import (
@@ -168,7 +168,7 @@ def test_gradients_are_those_of_torch(gate: Gate, monkeypatch: pytest.MonkeyPatc
     from cutlass import cute
 
     monkeypatch.setattr(cute, "jit", lambda function: function)
-    for module in (activations, gate_gradient):
+    for module in (activation_functions, gate_gradient):
         monkeypatch.setattr(module, "sigmoid", sigmoid)
     gradients = gate_gradient._gradients(gate)
     activation = GatedActivation(kind=gate, alpha=gate.row.alpha, limit=gate.row.limit or math.inf)

@@ -4,7 +4,7 @@
 - `designs`: specialisations that are offered
 - `entry`: compiles dense GEMMs
 - `epilogue`: scales and addends, then an activation
-- `activations`: activations, of sums and in gates
+- `activation_functions`: activations, of sums and in gates
 - `gated`: gates
 - `gate_gradient`: gate gradients
 - `gate_ups`: up projections that read a gate projection's result
@@ -45,7 +45,7 @@ from ..base import (
 )
 from ..heuristics.estimates import matmul_heuristics
 from . import (
-    activations,
+    activation_functions,
     epilogue,
     gate_gradient,
     gate_ups,
@@ -209,7 +209,10 @@ def _added_code(signature: Signature) -> str:
         "gathered groups": (gathered_groups, gathered_groups.gathers(signature)),
         "groups along k": (k_grouped, signature.op is Op.K_GROUPED_MM),
         "epilogue": (epilogue, epilogue.has_own_epilogue(signature) and not signature.is_gated),
-        "activation": (activations, applied is not None and applied.activation is not None),
+        "activation": (
+            activation_functions,
+            applied is not None and applied.activation is not None,
+        ),
     }
     return ", ".join(
         f"{part} {_source_digest(module)}" for part, (module, is_added) in added.items() if is_added

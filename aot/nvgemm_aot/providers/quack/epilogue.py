@@ -14,7 +14,7 @@ from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
-from .activations import FUNCTIONS
+from .activation_functions import FUNCTIONS
 
 _VECTORS = {
     Role.SCALE_A: ("row_of_a", "column_of_a"),

@@ -21,7 +21,7 @@ from nvgemm_runtime.gemm.epilogues import Gate
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import SUMMED_COLUMNS, Role, has_sums
 
-from .activations import FUNCTIONS, sigmoid
+from .activation_functions import FUNCTIONS, sigmoid
 from .designs import Design
 from .entry import ALIGNMENT_BYTES, cute_type, import_library, scheduler_options
 from .families import Family, family_of

@@ -22,7 +22,7 @@ from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.types import DType
 
-from .activations import FUNCTIONS, sigmoid
+from .activation_functions import FUNCTIONS, sigmoid
 from .designs import Design
 from .designs import designs as plain_designs
 from .entry import (
