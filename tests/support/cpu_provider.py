@@ -295,8 +295,8 @@ class _InThisProcess:
 def compiling_here() -> Iterator[None]:
     """Have builds compile in this process, which no kernel may end."""
     with (
-        mock.patch.object(compiler, "WorkersOfProviders", _InThisProcess),
-        mock.patch.object(pipeline, "WorkersOfProviders", _InThisProcess),
+        mock.patch.object(compiler, "ProviderWorkers", _InThisProcess),
+        mock.patch.object(pipeline, "ProviderWorkers", _InThisProcess),
     ):
         yield
 

@@ -412,7 +412,7 @@ def test_gates_and_routing_of_experts_are_found(tmp_path: Path) -> None:
     found = {gemm.role: gemm for gemm in gemms(model_of("olmoe-1b-7b"))}
     into = found["model.layers.*.mlp.experts.gate_up_proj"]
     assert into.routing is not None
-    assert (into.routing.experts, into.routing.chosen) == (64, 8)
+    assert (into.routing.experts, into.routing.experts_per_token) == (64, 8)
     assert into.gated is Epilogue.parse("swiglu_halves")
     assert found["model.layers.*.mlp.gate"].part is Part.ROUTER
     assert found["lm_head"].part is Part.HEAD
