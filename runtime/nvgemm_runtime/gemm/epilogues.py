@@ -9,6 +9,7 @@ import enum
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from .types import DType, RowEnum
 
@@ -254,6 +255,18 @@ class Epilogue:
 
     def __reduce__(self) -> tuple[Callable[[str], Epilogue], tuple[str]]:
         return Epilogue.parse, (self.name,)  # copies and pickles give the same object
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: object) -> Any:
+        """Returns the schema by which pydantic stores the name and reads the same object back."""
+        from pydantic_core import core_schema  # pydantic calls this: only the builder has it
+
+        return core_schema.no_info_plain_validator_function(
+            cls.parse,
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda epilogue: epilogue.name
+            ),
+        )
 
 
 def _plain(addend: Addend, activation: Activation | None = None) -> Epilogue:

@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from nvgemm_runtime.gemm.epilogues import (
     ADD,
@@ -23,6 +24,8 @@ from nvgemm_runtime.gemm.epilogues import (
     find_gated,
 )
 from nvgemm_runtime.gemm.problem import Signature
+
+SIGNATURES = TypeAdapter(Signature)
 
 NAMES = [
     "bias",
@@ -84,6 +87,9 @@ def test_every_way_to_an_epilogue_gives_the_same_object(epilogue: Epilogue) -> N
     signature = Signature.parse(f"grouped_mm/tn/bf16xbf16/fp32/bf16/{epilogue.name}")
     assert signature.epilogue is epilogue
     assert eval(repr(epilogue)) is epilogue
+    stored = SIGNATURES.dump_json(signature)  # as in the cache of plans
+    assert f'"epilogue":"{epilogue.name}"'.encode() in stored
+    assert SIGNATURES.validate_json(stored).epilogue is epilogue
     if epilogue.gate is None:
         assert epilogue.addend is not None
         assert find_epilogue(epilogue.addend, epilogue.activation) is epilogue
