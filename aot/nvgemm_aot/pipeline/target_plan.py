@@ -49,10 +49,12 @@ _MAKERS = tuple(
             "aot.pipeline.select_candidates",
             "aot.targets.profile",
             "aot.providers.base",
+            "aot.providers.other_provider",
         ),
         *("aot.providers.heuristics.corrections", "aot.providers.heuristics.group_times"),
         *("aot.rankings.usable", "aot.rankings.intervals"),
         *("runtime.gemm.support", "runtime.gemm.problem", "runtime.gemm.types"),
+        "runtime.gemm.epilogues",
         "runtime.gemm.group_limits",
         *("runtime.gemm.roles", "runtime.gemm.target"),
     )
