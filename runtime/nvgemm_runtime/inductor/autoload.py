@@ -30,8 +30,9 @@ _WAITED_FOR = {
 }
 """Modules here by the torch module whose import installs them."""
 
-EXPERTS = "nvgemm_runtime.moe"
-"""Package that defines the experts' operators. A program may import it late or never."""
+EXPERTS = "nvgemm_runtime.moe.block"
+"""Module behind which all of the experts' operators are defined. A program may import it late or
+never."""
 
 _log = logging.getLogger(__name__)
 
