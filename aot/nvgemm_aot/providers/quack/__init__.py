@@ -306,7 +306,11 @@ def _operator(design: Design, signature: Signature, arch: str) -> str:
     """Returns a design's name, unique for its signature and architecture."""
     m, n = design.tile
     family = family_of(arch)
-    kind = ("pingpong" if design.pingpong else "cooperative") if family.has_pingpong else "clc"
+    kind = (
+        ("pingpong" if design.pingpong else "cooperative")
+        if family.has_pingpong
+        else family.scheduler
+    )
     kind += "_dynamic" if design.dynamic else ""
     by_op = {
         Op.GROUPED_MM: "Grouped",

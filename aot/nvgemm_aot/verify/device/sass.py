@@ -198,6 +198,7 @@ def _check_multiplies(
             m, n = (tile_n, tile_m) if swapped else (tile_m, tile_n)
             fits = observed.n == n and m % observed.m == 0
         else:
+            assert mma is Mma.TCGEN05, f"{mma} has no rule for the tile of its instructions"
             fits = (multiply.m, multiply.n) == (tile_m, tile_n)
         if not fits:
             fault = f"multiplies {multiply}, its entry says tile {tile_m}x{tile_n}"

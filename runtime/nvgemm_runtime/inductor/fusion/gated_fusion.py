@@ -37,7 +37,7 @@ from torch._inductor.pattern_matcher import (
 )
 from torch.fx import Node
 
-from ...gemm.epilogues import Activation, Epilogue, Gate, GateRow, WeightOrder, find_gated
+from ...gemm.epilogues import Epilogue, Gate, GateRow, WeightOrder, find_gated
 from ...gemm.operands import Operand
 from ..report import raise_or_log
 from .decompositions import DECOMPOSED, rounded
@@ -72,6 +72,8 @@ def install() -> None:
 def _patterns() -> Iterator[tuple[Gate, PatternExpr]]:
     for dtype in (torch.bfloat16, torch.float16):
         for gate in Gate:
+            if gate.row.activation not in DECOMPOSED:
+                continue  # torch keeps it as one operator, for which there is no pattern yet
             first, second = _factors(gate.row, dtype)
             yield gate, CallFunction(aten.mul.Tensor, first, second)
             first, second = _factors(gate.row, dtype)
@@ -265,7 +267,7 @@ def _is_transposed(node: object) -> bool:
 def _may_fuse(gate: Gate) -> Callable[[Match], bool]:
     def may_fuse(match: Match) -> bool:
         try:
-            if not is_allowed(Activation.SILU) or not ends_kernel(match.output_node()):
+            if not is_allowed(gate.row.activation) or not ends_kernel(match.output_node()):
                 return False
             source = _find_source(match.kwargs["gate"], match.kwargs["up"])
             return (
