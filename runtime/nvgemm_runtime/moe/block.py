@@ -70,9 +70,9 @@ def experts(
     and in compiled code, else by torch's operators in the operands' dtype, as in torchtitan.
 
     Group ends are on the device, so a call does not see them. If ends fall or pass the last row,
-    results are undefined, and kernels from torch or from providers other than quack may access
-    memory outside their tensors. NVGEMM_AOT_DEBUG=1 copies and checks ends and indices, which waits
-    for the device. Compiled code checks only ends.
+    results are undefined, and kernels from torch or from other packages may access memory outside
+    their tensors. NVGEMM_AOT_DEBUG=1 copies and checks ends and indices, which waits for the
+    device. Compiled code checks only ends.
 
     Args:
         x: Rows [rows, dim], sorted by expert; with ``indices`` tokens [tokens, dim] in any order.

@@ -98,7 +98,7 @@ class Plan:
             return None
         gate = self.activation.kind
         if form is GateForm.UPS and gate.row.is_biased:
-            return None  # models with this activation have one weight
+            return None  # the gates take the place of its bias
         return find_gated(gate, self.order or WeightOrder.HALVES, form)
 
 

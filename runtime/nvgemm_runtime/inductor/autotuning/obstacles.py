@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._inductor import config, ir
 from torch._inductor.virtualized import V
 
 from ...gemm.aten import OPERATORS
-
-if TYPE_CHECKING:
-    pass
 
 
 def obstacles(op: str, inputs: Sequence[Any], layout: Any) -> list[str]:
