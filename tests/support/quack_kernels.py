@@ -40,52 +40,35 @@ _FP16_INTO_FP32 = "fp16xfp16/fp32/fp32"
 _HOPPER_DENSE = {
     f"mm/tn/{_BF16}": (
         _NARROW,
-        "cooperative_cluster1x2x1_tile64x80x64_swap_ab",
         "cooperative_cluster1x1x1_tile128x240x64_swap_ab",
     ),
     f"mm/nt/{_BF16}": (
-        "cooperative_cluster1x2x1_tile64x48x128_swap_ab",
-        "cooperative_cluster2x1x1_tile256x144x64_swap_ab",
         f"{_NARROW}_split_k4_serial",
         f"{_NARROW}_split_k4_parallel",
         _DYNAMIC,
     ),
     f"mm/tt/{_BF16}": (_PINGPONG,),
     f"mm/nn/{_BF16}": (f"{_PINGPONG}_swap_ab",),
-    f"mm/tn/{_BF16}/bias": (_NARROW, _PINGPONG),
-    f"mm/tn/{_BF16}/add": (f"{_NARROW}_split_k2_serial", _DYNAMIC, f"{_DYNAMIC}_swap_ab"),
-    f"bmm/tt/{_BF16}/bias_gelu_tanh": (_NARROW, _PINGPONG),
-    f"bmm/tn/{_FP16}/add": (_NARROW, _PINGPONG),
-    f"bmm/nt/{_FP16}": (f"{_PINGPONG}_swap_ab",),
+    f"mm/tn/{_BF16}/bias": (_PINGPONG,),
+    f"mm/tn/{_BF16}/add": (f"{_NARROW}_split_k2_serial", f"{_DYNAMIC}_swap_ab"),
+    f"bmm/tt/{_BF16}/bias_gelu_tanh": (_NARROW,),
+    f"bmm/tn/{_FP16}/add": (_NARROW,),
     "bmm/tn/bf16xbf16/fp32/fp16": ("cooperative_cluster1x2x1_tile128x256x64_swap_ab",),
-    f"bmm/tt/{_FP16_INTO_FP32}/bias_silu": (
-        f"{_NARROW}_split_k4_serial",
-        "cooperative_dynamic_cluster2x1x1_tile256x192x64",
-    ),
-    f"mm/nn/{_FP16_INTO_FP32}/bias_gelu_tanh": (
-        "cooperative_cluster1x1x1_tile128x128x64_split_k4_serial",
-    ),
+    f"bmm/tt/{_FP16_INTO_FP32}/bias_silu": (f"{_NARROW}_split_k4_serial",),
     "mm/tn/fp16xfp16/fp32/fp8_e4m3/bias_relu": (_NARROW,),
     f"mm/tn/{_E4M3}/fp32_tensor": ("cooperative_cluster2x1x1_tile128x192x128",),
     f"mm/tn/{_E4M3}/fp32_row/bias": (
-        "cooperative_cluster1x1x1_tile128x160x128_swap_ab",
         f"{_NARROW_FP8}_split_k2_serial",
         _DYNAMIC_FP8,
     ),
     f"mm/tn/{_E5M2}/fp32_tensor": (f"{_NARROW_FP8}_split_k2_serial",),
-    "mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16/fp32_tensor": (
-        "cooperative_cluster1x1x1_tile128x128x128",
-        _DYNAMIC_FP8,
-        f"{_DYNAMIC_FP8}_swap_ab",
-    ),
-    "mm/tn/fp8_e4m3xfp8_e5m2/fp32/bf16": (f"{_DYNAMIC_FP8}_swap_ab",),
+    "mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16/fp32_tensor": (f"{_DYNAMIC_FP8}_swap_ab",),
     f"mm/tn/{_BF16}/swiglu_halves": (_WIDE, _DYNAMIC),
     f"mm/tn/{_BF16}/swiglu_oai_halves": (_PINGPONG,),
     f"mm/tn/{_BF16}/geglu_interleaved": ("cooperative_cluster2x1x1_tile256x192x64",),
-    f"mm/tn/{_BF16}/swiglu_oai_interleaved": (_DYNAMIC,),
 }
 _HOPPER_GROUPS = {
-    f"grouped_mm/tn/{_BF16}": (_PINGPONG, "cooperative_cluster2x1x1_tile256x208x64"),
+    f"grouped_mm/tn/{_BF16}": ("cooperative_cluster2x1x1_tile256x208x64",),
     f"grouped_mm/tt/{_FP16_INTO_FP32}": ("cooperative_cluster1x1x1_tile256x128x64",),
     f"grouped_mm/tn/{_BF16}/bias": (_WIDE,),
     f"grouped_mm/tn/{_BF16}/add": (_WIDE,),
@@ -96,7 +79,6 @@ _HOPPER_GROUPS = {
     f"grouped_mm/tn/{_BF16}/swiglu_oai_halves": (_TALL,),
     f"grouped_mm/tt/{_BF16}/geglu_interleaved": (_WIDE,),
     f"grouped_mm/tn/{_BF16}/swiglu_halves_kept": (_PINGPONG,),
-    f"grouped_mm/tn/{_BF16}/swiglu_oai_halves_kept": (_WIDE,),
     f"grouped_mm/tn/{_BF16}/geglu_interleaved_kept": ("pingpong_cluster2x1x1_tile128x160x64",),
     f"grouped_mm/tn/{_BF16}/swiglu_oai_interleaved_gradient": (_PINGPONG,),
     f"grouped_mm/tn/{_BF16}/geglu_halves_gradient": (_PINGPONG,),
@@ -105,67 +87,49 @@ _HOPPER_GROUPS = {
         "pingpong_cluster2x1x1_tile128x160x64",
     ),
     f"grouped_mm/tn/{_BF16}/swiglu_halves_ups": _WIDEST_UPS,
-    f"grouped_mm/tn/{_BF16}/geglu_halves_ups": _WIDEST_UPS,
+    f"grouped_mm/tn/{_BF16}/geglu_halves_ups": _WIDEST_UPS[:1],
 }
 _HOPPER_GATHERED = {
-    f"gathered_grouped_mm/tt/{_FP16_INTO_FP32}": (_TALL, _PINGPONG),
+    f"gathered_grouped_mm/tt/{_FP16_INTO_FP32}": (_TALL,),
     "gathered_grouped_mm/tn/bf16xbf16/fp32/fp32/bias": (_WIDE,),
-    f"gathered_grouped_mm/tn/{_BF16}/swiglu_halves": (_PINGPONG,),
     f"gathered_grouped_mm/tn/{_BF16}/swiglu_oai_halves": (_TALL, _PINGPONG),
     f"gathered_grouped_mm/tt/{_BF16}/swiglu_oai_interleaved_kept": (_WIDE,),
-    f"gathered_grouped_mm/tn/{_FP16}/geglu_halves_kept": (_TALL, _PINGPONG),
-    f"gathered_grouped_mm/tt/{_BF16}/geglu_interleaved_kept": (_TALL, _WIDE),
-    f"gathered_grouped_mm/tt/{_BF16}/geglu_halves_ups": (_TALL, _WIDE, _PINGPONG),
-    f"gathered_grouped_mm/tn/{_BF16}/swiglu_halves_ups": (_WIDE,),
+    f"gathered_grouped_mm/tn/{_FP16}/geglu_halves_kept": (_TALL,),
+    f"gathered_grouped_mm/tt/{_BF16}/geglu_interleaved_kept": (_WIDE,),
+    f"gathered_grouped_mm/tt/{_BF16}/geglu_halves_ups": (_TALL, _PINGPONG),
 }
 _BLACKWELL = {
     f"mm/tn/{_BF16}": (_PAIR, _SWAPPED),
-    f"mm/nt/{_BF16}": (
-        "clc_cluster1x1x1_tile128x16x64_swap_ab_split_k4_serial",
-        "clc_cluster2x1x1_tile256x128x64_split_k2_serial",
-    ),
-    f"mm/nt/{_BF16}/bias_relu": (
-        "clc_cluster1x1x1_tile128x16x64_swap_ab_split_k4_serial",
-        "clc_cluster2x1x1_tile256x128x64_split_k2_serial",
-    ),
+    f"mm/nt/{_BF16}": ("clc_cluster1x1x1_tile128x16x64_swap_ab_split_k4_serial",),
+    f"mm/nt/{_BF16}/bias_relu": ("clc_cluster2x1x1_tile256x128x64_split_k2_serial",),
     f"mm/tn/{_BF16}/add": (_PAIR,),
     f"bmm/tn/{_FP16_INTO_FP32}/bias_gelu_tanh": (_PAIR,),
     f"mm/tn/{_E4M3}": ("clc_cluster1x1x1_tile128x128x128_swap_ab",),
-    "mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp8_e4m3": (_PAIR_FP8,),
-    **{f"mm/{layout}/fp8_e5m2xfp8_e5m2/fp32/fp32": (_PAIR_FP8,) for layout in ("nn", "nt", "tt")},
+    "mm/nt/fp8_e5m2xfp8_e5m2/fp32/fp32": (_PAIR_FP8,),
     "mm/tn/bf16xbf16/fp32/fp8_e5m2": (_PAIR,),
     f"mm/tn/{_E5M2}/fp32_tensor": ("clc_cluster2x1x1_tile128x192x128_swap_ab",),
-    f"mm/tn/{_E4M3}/fp32_row/bias": (
-        _PAIR_FP8,
-        "clc_cluster2x1x1_tile256x128x128_split_k2_serial",
-    ),
+    f"mm/tn/{_E4M3}/fp32_row/bias": (_PAIR_FP8,),
     f"mm/tn/{_BF16}/geglu_interleaved": ("clc_cluster2x1x1_tile256x256x64",),
     f"mm/tn/{_BF16}/swiglu_oai_halves": ("clc_cluster1x1x1_tile128x256x64",),
-    f"grouped_mm/tn/{_BF16}": (_PAIR,),
     f"grouped_mm/tt/{_FP16_INTO_FP32}": ("clc_cluster1x1x1_tile128x128x64",),
     f"k_grouped_mm/nt/{_BF16}": (_PAIR,),
-    f"grouped_mm/tn/{_E4M3}": (_PAIR_FP8,),
     f"grouped_mm/tn/{_E4M3}/fp32_row": (_PAIR_FP8,),
     **{
         f"grouped_mm/{layout}/{_BF16}/{epilogue}": (_PAIR,)
         for layout, epilogue in (
             ("tn", "bias"),
-            ("tn", "swiglu_halves"),
             ("tn", "swiglu_oai_halves"),
             ("tt", "geglu_interleaved"),
             ("tn", "geglu_halves_kept"),
             ("tn", "swiglu_oai_halves_gradient"),
-            ("tn", "geglu_interleaved_gradient"),
             ("tn", "geglu_halves_gradient_sums"),
             ("tn", "swiglu_halves_ups"),
-            ("tn", "geglu_halves_ups"),
         )
     },
     f"gathered_grouped_mm/tn/{_FP16_INTO_FP32}": ("clc_cluster1x1x1_tile128x128x64",),
     **{
         f"gathered_grouped_mm/{layout}/{_BF16}/{epilogue}": (_PAIR,)
         for layout, epilogue in (
-            ("tn", "bias"),
             ("tn", "swiglu_halves"),
             ("tn", "swiglu_halves_ups"),
             ("tt", "swiglu_oai_interleaved_kept"),
@@ -175,7 +139,6 @@ _BLACKWELL = {
 _OTHER_BLACKWELL = {
     f"mm/tn/{_BF16}/bias_relu": (_SWAPPED,),
     f"mm/tn/{_E4M3}/fp32_row/bias": (_PAIR_FP8,),
-    f"grouped_mm/tn/{_BF16}/swiglu_halves_kept": (_PAIR,),
 }
 
 KERNELS = {
