@@ -27,6 +27,8 @@ from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
 from nvgemm_runtime.gemm.support import OUTS
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
+pytestmark = pytest.mark.slow  # computes with every row of the support table
+
 ROWS: dict[str, list[Signature]] = {}
 """Rows of the support table, each with its signatures of all layouts and epilogues: a test for each
 of those takes longer than what it tests."""

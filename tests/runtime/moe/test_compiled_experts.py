@@ -231,6 +231,7 @@ def test_a_graph_adds_gradients_where_the_kernel_is_gone(install: Install) -> No
     assert_same(gradients(run, made), found, 2**-5)
 
 
+@pytest.mark.slow
 def test_two_weights_are_two_products_without_the_kernel_or_a_gradient(install: Install) -> None:
     install({"tn": [None], "tt": [None]})
     made = with_pair(operands_for_kernels())
@@ -253,6 +254,7 @@ def test_without_kernels_the_graphs_have_products_alone() -> None:
     assert "aten.silu.default" in names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("epilogues", "expected"),
     [
@@ -273,6 +275,7 @@ def test_each_kernel_is_used_where_the_other_is_missing(
     assert_same(found, gradients(experts, made), 2**-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wants_scores", [False, True], ids=["fixed", "learned"])
 @pytest.mark.parametrize("order", ["halves", pytest.param("pair", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai"])
@@ -303,6 +306,7 @@ def test_routing_weights(activation: str, order: str, wants_scores: bool, instal
     assert_same(found, gradients(experts, made), 2**-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_gathered", [True, False], ids=["by a kernel", "by operators"])
 def test_rows_of_tokens_are_added(is_gathered: bool, install: Install) -> None:
     """By a kernel where one serves; else by operators, to the same sums.
@@ -326,6 +330,7 @@ def test_rows_of_tokens_are_added(is_gathered: bool, install: Install) -> None:
     assert_same(found, gradients(routed_experts, made), 2**-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["halves", pytest.param("pair", marks=pytest.mark.slow)])
 def test_a_kernel_finds_the_gradients_of_routing_weights(order: str, install: Install) -> None:
     """With that of the gate: gpt-oss' ups are cut off, and no product follows."""
@@ -358,6 +363,7 @@ def test_a_kernel_finds_the_gradients_of_routing_weights(order: str, install: In
     assert_same(gradients(run, made), found, 2**-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wanted",
     [("w_down",), ("down_bias",), ("routing_weights",), ("x",), ("w_up", "down_bias")],
@@ -376,6 +382,7 @@ def test_what_needs_no_gradient_gets_none(wanted: tuple[str, ...], install: Inst
     assert_same(found, gradients(experts, made), 2**-6)
 
 
+@pytest.mark.slow
 def test_other_constants_than_the_kernels_are_computed_by_operators(install: Install) -> None:
     installed = install(all_kernels("swiglu_oai"))
     made = operands_for_kernels("up_bias") | {"activation": "swiglu_oai"}
@@ -426,6 +433,7 @@ def test_one_graph_serves_any_number_of_rows(
         assert_same(found, expected, 2**-7)
 
 
+@pytest.mark.slow
 def test_no_row_is_computed_without_a_kernel(install: Install) -> None:
     install(all_kernels())
     made = operands_for_kernels()
@@ -435,6 +443,7 @@ def test_no_row_is_computed_without_a_kernel(install: Install) -> None:
     assert_same(gradients(run, none), gradients(experts, none), 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_pair", [False, True], ids=["one weight", "two weights"])
 def test_symbolic_sizes_of_weights_are_no_obstacle(is_pair: bool, install: Install) -> None:
     installed = install(kernels_for("pair with its gate"))
@@ -450,6 +459,7 @@ def test_symbolic_sizes_of_weights_are_no_obstacle(is_pair: bool, install: Insta
     assert_same(found, gradients(experts, made), 2**-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "is_pair",
     [
@@ -539,6 +549,7 @@ def test_operands_that_kernels_cannot_read_are_computed_without(install: Install
     assert_same(found, expected, 2**-5)
 
 
+@pytest.mark.slow
 def test_off_traces_no_kernel_with_a_gate(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -571,6 +582,7 @@ def saves(operator: object) -> Callable[..., Any]:
     return functools.partial(create_selective_checkpoint_contexts, policy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_selective", [False, True], ids=["full", "selective"])
 def test_checkpointing(is_selective: bool, backend: str, install: Install) -> None:
@@ -664,6 +676,7 @@ def test_a_second_derivative_is_refused(install: Install) -> None:
         grad.sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_program_has_no_operators_with_a_gate(strict: bool, install: Install) -> None:
     """So a version of nvgemm-aot that knows none of them can run it."""
