@@ -10,7 +10,7 @@ from nvgemm_runtime.gemm.problem import DType, Signature
 from nvgemm_runtime.gemm.target import DEFAULT_ARCHITECTURE, Target
 
 from .models.expert_weights import ExpertWeights
-from .models.gemm import ModelGemm, Routing, Rows
+from .models.gemm import ExpertRouting, ModelGemm, Rows
 from .models.model import Model
 from .models.quantization import QuantizedTypes
 from .models.tensor_parallel import share
@@ -94,7 +94,7 @@ class ConfigEntry:
     """
 
     product: Product
-    routing: Routing | None
+    routing: ExpertRouting | None
     rule: Rows
     batch: int
     signature: Signature

@@ -28,7 +28,7 @@ from ..providers.combined import join_versions
 from ..rankings.entries import Operator
 from ..rankings.pruning import keep_winners
 from ..rankings.usable import UsableRankings, measured_ranking
-from ..storage.build_cache import Cache, Entry
+from ..storage.build_cache import Cache, CacheEntry
 from ..targets import BuildTarget
 from ..targets.profile import DeviceProfile, basis_of_limit
 from . import linker
@@ -264,7 +264,7 @@ def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> As
     return AssembledBundle(content=content, failures=failures, uncompiled=tuple(uncompiled))
 
 
-def _built_kernel(task: Task, entry: Entry | None) -> BuiltKernel | None:
+def _built_kernel(task: Task, entry: CacheEntry | None) -> BuiltKernel | None:
     if entry is None:
         return None
     return BuiltKernel(**task.candidate.facts(), payload=entry.payload, sha256=entry.sha256)

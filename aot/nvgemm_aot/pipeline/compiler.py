@@ -34,7 +34,7 @@ from ..providers import (
 )
 from ..providers.cute_dsl import cute_setup
 from ..storage import temporary_directory
-from ..storage.build_cache import Cache, Entry, cache_key
+from ..storage.build_cache import Cache, CacheEntry, cache_key
 from ..storage.files import make_directories, sweep_partials_of
 from ..storage.locks import locked
 from ..targets import BuildTarget
@@ -129,7 +129,7 @@ class Compilation:
     run; the others came from the cache. ``failures`` are in task order.
     """
 
-    kernels: dict[str, Entry]
+    kernels: dict[str, CacheEntry]
     compiled: int
     failures: tuple[Failure, ...]
 
@@ -323,7 +323,7 @@ def compile_all(
     )
 
 
-def _read_compiled(task: Task, cache: Cache) -> Entry:
+def _read_compiled(task: Task, cache: Cache) -> CacheEntry:
     entry = cache.read(task.key)
     if entry is None:
         raise StorageError(

@@ -36,7 +36,7 @@ from ..providers.heuristics.group_times import GroupTimes, find_group_times
 from ..providers.other_provider import other_provider
 from ..providers.sources import source_digest, source_modules
 from ..rankings.entries import Operator, Rankings
-from ..rankings.usable import Basis, UsableRankings, find_usable
+from ..rankings.usable import RankingBasis, UsableRankings, find_usable
 from ..storage.build_cache import Cache, cache_key
 from ..targets import BuildTarget
 from .select_candidates import Selection, prefer_measured, select
@@ -141,7 +141,7 @@ def look_up_plan(
             for part in provider_parts(provider)
         }
         gpu = target.device.driver_name
-        basis = Basis(
+        basis = RankingBasis(
             arch=target.target.arch,
             gpu=gpu,
             toolchains=toolchains,

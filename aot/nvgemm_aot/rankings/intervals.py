@@ -14,7 +14,7 @@ count as equal times."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interval:
+class TimeInterval:
     """Sample median with the true median's confidence interval, in nanoseconds."""
 
     median: float
@@ -34,21 +34,21 @@ class Interval:
         return Timing(time_ns=time_ns, spread_ns=math.ceil(spread))
 
 
-def contending(intervals: Mapping[str, Interval]) -> list[str]:
+def contending(intervals: Mapping[str, TimeInterval]) -> list[str]:
     """Returns the contenders that may be the fastest: their intervals overlap the leader's."""
     leader = min(intervals.values(), key=lambda interval: interval.median)
     return [name for name, interval in intervals.items() if interval.low <= leader.high]
 
 
-def is_decided(intervals: Mapping[str, Interval]) -> bool:
+def is_decided(intervals: Mapping[str, TimeInterval]) -> bool:
     """Returns True if more samples would change nothing: one is fastest, or several are equal."""
     names = contending(intervals)
     return len(names) == 1 or all(intervals[name].is_narrow for name in names)
 
 
-def interval_of(timing: Timing) -> Interval:
+def interval_of(timing: Timing) -> TimeInterval:
     """Returns a timing's 95 % interval."""
-    return Interval(
+    return TimeInterval(
         median=timing.time_ns,
         low=timing.time_ns - timing.spread_ns,
         high=timing.time_ns + timing.spread_ns,

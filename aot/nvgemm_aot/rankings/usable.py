@@ -28,7 +28,7 @@ LEFT_UNDECIDED = "one of the fastest is not in this bundle, and those left were 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Basis:
+class RankingBasis:
     """Conditions that measurements must meet to be valid for a build.
 
     Attributes:
@@ -111,7 +111,7 @@ def _digest_facts(usable: Usable) -> list[object]:
     ]
 
 
-def find_usable(rankings: Rankings, basis: Basis) -> UsableRankings:
+def find_usable(rankings: Rankings, basis: RankingBasis) -> UsableRankings:
     """Selects the measurements that a build can use."""
     notes: Counter[tuple[str, str]] = Counter()
     by_problem: dict[Problem, list[Usable]] = {}
@@ -150,7 +150,7 @@ def find_usable(rankings: Rankings, basis: Basis) -> UsableRankings:
     )
 
 
-def _measurement_misfit(entry: Entry, basis: Basis) -> str | None:
+def _measurement_misfit(entry: Entry, basis: RankingBasis) -> str | None:
     """Returns why measurements are not used, as a text that follows their number."""
     origin = entry.origin
     if origin.arch != basis.arch:
@@ -165,7 +165,7 @@ def _measurement_misfit(entry: Entry, basis: Basis) -> str | None:
     return None
 
 
-def _kernel_misfit(operator: Operator, entry: Entry, basis: Basis) -> str | None:
+def _kernel_misfit(operator: Operator, entry: Entry, basis: RankingBasis) -> str | None:
     """Returns why a kernel's times are not used, as a text that follows their number."""
     toolchain = basis.toolchains.get(operator.provider)
     if toolchain is None:

@@ -36,7 +36,7 @@ def cache_key(kind: str, inputs: object) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class CacheEntry:
     """A cache entry whose digest has been checked."""
 
     payload: bytes
@@ -72,7 +72,7 @@ class Cache:
         entry = self.read(key)
         return None if entry is None else entry.payload
 
-    def read(self, key: str) -> Entry | None:
+    def read(self, key: str) -> CacheEntry | None:
         """Reads an entry, or returns None if it is absent, damaged, or writable by others.
 
         Raises:
@@ -94,7 +94,7 @@ class Cache:
             return None
         with contextlib.suppress(OSError):
             os.utime(self.path(key))  # the least recently used is evicted first
-        return Entry(payload=payload, sha256=digest.hex())
+        return CacheEntry(payload=payload, sha256=digest.hex())
 
     def has(self, key: str) -> bool:
         """Returns True if an entry exists that only this user could write; it may be damaged."""

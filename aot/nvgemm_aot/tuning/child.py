@@ -54,7 +54,7 @@ class Message(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class ChildTask:
     """Task for a measuring process.
 
     Attributes:
@@ -78,7 +78,7 @@ def main(descriptor: int, parent: int) -> None:
     # Torch warns of this at its import; nothing here uses NumPy.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     connection = Connection(descriptor)
-    work: Work = connection.recv()
+    work: ChildTask = connection.recv()
     send = functools.partial(_send, connection)
     reporter = _Reporter(send)
     logging.basicConfig(level=work.log_level, handlers=[reporter], force=True)

@@ -25,7 +25,7 @@ from nvgemm_runtime.matching.trust import why_order_is_open
 
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking, read_content
 from ..rankings.agreement import ATEN, TRITON, Relation, compare, confirming_gpus, contender_name
-from ..rankings.intervals import Interval, contending, interval_of, is_decided
+from ..rankings.intervals import TimeInterval, contending, interval_of, is_decided
 from ..rankings.pruning import keep_ranked
 from .correctness.judgement import rejected_kernels
 from .outcome import TuningOutcome
@@ -331,7 +331,7 @@ def _drop_wrong_kernels(ranking: ProblemRanking, wrong: Mapping[str, str]) -> Pr
     return _add_doubt(remaining, measured, LEFT_UNDECIDED)
 
 
-def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interval]:
+def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, TimeInterval]:
     """Returns the intervals that decided the race, by contender."""
     torchs_own = {ATEN: measured.aten, TRITON: measured.triton}
     timings = {**torchs_own, **_kernel_timings(ranking, measured)}

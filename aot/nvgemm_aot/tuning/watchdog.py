@@ -24,7 +24,7 @@ from typing import Any
 from nvgemm_runtime.errors import NvgemmError, TuningError
 
 from ..rankings.agreement import TRITON, contender_name
-from .child import BOOTSTRAP, Message, Work
+from .child import BOOTSTRAP, ChildTask, Message
 from .session import Progress, UnusableGpuError
 from .state import add_death, add_hang, reserved, state_path
 from .tune_bundles import Tuned, TuningOptions
@@ -103,7 +103,7 @@ def tune_watched(
             remaining_options = replace(
                 options, budget_s=max(0.0, options.budget_s - (clock() - begin))
             )
-        work = Work(
+        work = ChildTask(
             paths=tuple(paths),
             output=output,
             options=remaining_options,
@@ -172,7 +172,7 @@ class _MergedProgress:
 class _Process:
     """Measuring process and the pipe to it."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: ChildTask) -> None:
         self._connection, child_end = Pipe()
         self._process = subprocess.Popen(
             [

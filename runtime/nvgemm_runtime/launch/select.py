@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unserved:
+class UnservedOperands:
     """Operands that no bundled kernel serves.
 
     Attributes:
@@ -45,7 +45,7 @@ class Unserved:
     generation: int
 
 
-_cache: dict[tuple[object, ...], LoadedKernel | Unserved] = {}
+_cache: dict[tuple[object, ...], LoadedKernel | UnservedOperands] = {}
 """Search results by all deciding facts. A kernel stays the best one: installed bundles do not
 change. A miss counts until the usable bundles change."""
 
@@ -59,7 +59,7 @@ _ALIGNMENTS = tuple(
 
 def find_kernel(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands = NO_EXTRAS
-) -> LoadedKernel | Unserved:
+) -> LoadedKernel | UnservedOperands:
     """Loads the best-ranked kernel for operands, or explains why none serves them.
 
     Every eager call comes here. Errors are not cached, because they may be temporary, nor is a
@@ -110,21 +110,23 @@ def choose_kernel(
         NvgemmError, SettingError, ValueError: As `find_kernel`.
     """
     result = find_kernel(op, a, b, out, extras)
-    if isinstance(result, Unserved):
+    if isinstance(result, UnservedOperands):
         raise NoKernelError(result.message, result.reasons)
     return result
 
 
 def _match_and_load(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
-) -> tuple[LoadedKernel | Unserved, bool]:
+) -> tuple[LoadedKernel | UnservedOperands, bool]:
     """Returns the kernel or a miss, and True if it stays the answer once all bundles are read."""
     generation = INSTALLATION.generation
     facts = facts_of(a)
     try:
         readings = requests(op, a, b, out=out, extras=extras)
     except NoKernelError as error:
-        return Unserved(message=str(error), reasons=error.reasons, generation=generation), True
+        return UnservedOperands(
+            message=str(error), reasons=error.reasons, generation=generation
+        ), True
     unread: dict[Bundle, StorageError] = {}
     while True:
         request, result = find(readings, facts, without=unread.keys())
@@ -137,7 +139,9 @@ def _match_and_load(
                     *(f"  {reason}" for reason in result.reasons),
                 ]
             )
-            return Unserved(message=message, reasons=result.reasons, generation=generation), True
+            return UnservedOperands(
+                message=message, reasons=result.reasons, generation=generation
+            ), True
         best = result.kernels[0]
         bundle = best.bundle.opened
         assert bundle is not None  # installed bundles are open

@@ -17,7 +17,7 @@ from ..gemm.moe_operators import BIAS_COLUMNS
 from .gated_products import gate_gradients
 from .gradients import Backward, Gradients, gradients_by_operators, with_bias
 from .operators import is_watched, sum_products
-from .plan import KernelUse, Plan, UpProjection, activate
+from .plan import ExpertsPlan, KernelUse, UpProjection, activate
 from .products import added_rows, columns, rows, weight_gradient
 from .routing import sum_rows_of_tokens
 
@@ -38,7 +38,7 @@ def take_gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, .
         offsets, indices, token_rows, routing_weights, token_routing_weights,
         x, w_first, w_second, w_down, down_bias, *saved,
     ) = ctx.saved_tensors  # fmt: skip
-    plan: Plan = ctx.plan
+    plan: ExpertsPlan = ctx.plan
     # Compiled autograd, which may compile an eager call's backward, cannot trace this.
     if plan.kernels is KernelUse.LAUNCHED and not torch.compiler.is_compiling():
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained
@@ -101,7 +101,7 @@ def take_gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, .
 
 
 def _gradients_of_activation(
-    plan: Plan, projected: UpProjection, task: Backward
+    plan: ExpertsPlan, projected: UpProjection, task: Backward
 ) -> tuple[torch.Tensor | None, ...]:
     """Returns the gradients for both products, routing weights and the down projection's weights.
 
@@ -129,7 +129,9 @@ def _gradients_of_activation(
     return first, second, result.routing_weights, grad_w_down
 
 
-def _gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) -> Gradients | None:
+def _gradients_by_kernel(
+    plan: ExpertsPlan, projected: UpProjection, task: Backward
+) -> Gradients | None:
     """Takes the result's gradient to gates and ups by one kernel, or returns None."""
     # Return early, because Dynamo in torch 2.11 cannot iterate enums.
     product = projected.first
@@ -154,7 +156,7 @@ def _gradients_by_kernel(plan: Plan, projected: UpProjection, task: Backward) ->
 
 
 def _complete(
-    plan: Plan,
+    plan: ExpertsPlan,
     projected: UpProjection,
     task: Backward,
     gradients: torch.Tensor,
@@ -212,7 +214,7 @@ def _complete(
 
 
 def _gradient_of_rows(
-    plan: Plan,
+    plan: ExpertsPlan,
     grad_first: torch.Tensor,
     grad_second: torch.Tensor | None,
     w_first: torch.Tensor,

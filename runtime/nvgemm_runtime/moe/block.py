@@ -32,7 +32,7 @@ from .expert_operands import (
 )
 from .gates import project_up
 from .operators import autocast_type, define_whole, is_traced_whole, is_watched
-from .plan import KernelUse, Plan, activate
+from .plan import ExpertsPlan, KernelUse, activate
 from .products import rows
 from .routing import owned_rows, sort_by_expert, sum_rows_of_tokens
 
@@ -149,7 +149,7 @@ def compute_experts(operands: ExpertOperands, *, is_traced: bool = False) -> tor
         for tensor in (*floating.values(), operands.routing_weights)
     )
     is_compiling = is_traced or torch.compiler.is_compiling()
-    plan = Plan(
+    plan = ExpertsPlan(
         activation=activation,
         order=order,
         combine=operands.combine,
@@ -170,7 +170,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
         ctx: Any,
-        plan: Plan,
+        plan: ExpertsPlan,
         offsets: torch.Tensor,
         indices: torch.Tensor | None,
         token_rows: torch.Tensor | None,

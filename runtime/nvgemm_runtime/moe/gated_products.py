@@ -37,7 +37,7 @@ from .kernels import (
     warn_once,
 )
 from .operators import count_taken, define, taken_rows
-from .plan import KernelUse, Plan, UpProjection, activate
+from .plan import ExpertsPlan, KernelUse, UpProjection, activate
 from .products import rows
 
 _operators = torch.ops.nvgemm_moe
@@ -220,11 +220,11 @@ def _gate_gradient(*operands: Any) -> torch.Tensor:
     return result[0]
 
 
-def _plan_of(epilogue: Epilogue) -> Plan:
+def _plan_of(epilogue: Epilogue) -> ExpertsPlan:
     """Returns the plan that computes an epilogue without a kernel."""
     gate = epilogue.gate
     assert gate is not None
-    return Plan(
+    return ExpertsPlan(
         activation=GatedActivation(kind=gate, alpha=gate.row.alpha, limit=gate.row.limit or 0.0),
         order=epilogue.order,
         combine=False,

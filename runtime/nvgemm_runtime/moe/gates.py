@@ -12,12 +12,12 @@ from ..gemm.epilogues import GateForm
 from ..gemm.moe_operators import GATHERED_MAX_N
 from .gated_products import gated_rows, paired_gated_rows, paired_rows
 from .operators import taken_rows
-from .plan import Plan, UpProjection
+from .plan import ExpertsPlan, UpProjection
 from .products import rows
 
 
 def project_up(
-    plan: Plan,
+    plan: ExpertsPlan,
     x: torch.Tensor,
     indices: torch.Tensor | None,
     offsets: torch.Tensor,
@@ -64,7 +64,7 @@ def project_up(
 
 
 def _forms(
-    plan: Plan,
+    plan: ExpertsPlan,
     weights: tuple[torch.Tensor, torch.Tensor | None],
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
 ) -> tuple[GateForm, ...]:
@@ -80,7 +80,7 @@ def _forms(
 
 
 def _without_gate(
-    plan: Plan,
+    plan: ExpertsPlan,
     x: torch.Tensor,
     offsets: torch.Tensor,
     weights: tuple[torch.Tensor, torch.Tensor | None],

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from .operators import dense_like, multiplies_into_fp32, sum_products, widen
-from .plan import Plan, UpProjection, pieces_of
+from .plan import ExpertsPlan, UpProjection, pieces_of
 from .products import owner_of_rows, rows
 from .routing import is_owned
 
@@ -41,11 +41,11 @@ class Backward:
     for_routing_weights: bool
     weighs_gates: bool
 
-    def weighted(self, plan: Plan) -> torch.Tensor:
+    def weighted(self, plan: ExpertsPlan) -> torch.Tensor:
         """Returns the gradient times the routing weights."""
         return plan.weighted(self.grad, None, self.routing_weights)
 
-    def kernel_gradient(self, plan: Plan) -> torch.Tensor:
+    def kernel_gradient(self, plan: ExpertsPlan) -> torch.Tensor:
         """Returns the gradient that a kernel with a gate's gradient takes.
 
         It is without routing weights if their gradient is needed, which is computed from the
@@ -54,7 +54,7 @@ class Backward:
         return self.grad if self.for_routing_weights else self.weighted(plan)
 
     def down_operands(
-        self, plan: Plan, activated: torch.Tensor
+        self, plan: ExpertsPlan, activated: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the operands of the down projection's weight gradient.
 
@@ -91,7 +91,7 @@ class Gradients:
     routing_weights: torch.Tensor | None = None
 
 
-def gradients_by_operators(plan: Plan, projected: UpProjection, task: Backward) -> Gradients:
+def gradients_by_operators(plan: ExpertsPlan, projected: UpProjection, task: Backward) -> Gradients:
     """Takes the result's gradient to gates and ups by a product and operators, in fp32."""
     if not (task.for_down or task.for_gates or task.for_routing_weights):
         return Gradients(grad=task.grad)
@@ -132,7 +132,7 @@ def gradients_by_operators(plan: Plan, projected: UpProjection, task: Backward) 
     )
 
 
-def with_bias(plan: Plan, task: Backward, routing_grads: torch.Tensor) -> torch.Tensor:
+def with_bias(plan: ExpertsPlan, task: Backward, routing_grads: torch.Tensor) -> torch.Tensor:
     """Adds the down projection bias's part to the routing weights' gradients.
 
     In eager code on a GPU, rows are multiplied with all experts' biases, which reads rows once. A

@@ -24,7 +24,7 @@ from ..gemm.operands import MAX_ALIGNMENT_BYTES, Operand, Request, requests
 from ..gemm.problem import Op
 from ..gemm.roles import sum_parts
 from ..launch.fast_path import count_write
-from ..launch.select import Unserved, find, find_kernel
+from ..launch.select import UnservedOperands, find, find_kernel
 from ..matching.device import device_facts
 from ..matching.matches import Match
 from ..settings import COMPILE_OPTION, Mode, checked_mode, is_debugging, named_mode
@@ -58,7 +58,7 @@ def launch(
         if error.stops_compilation:
             raise
         return str(error)
-    if isinstance(kernel, Unserved):
+    if isinstance(kernel, UnservedOperands):
         return kernel.message
     if extras.sums is not None:
         extras.sums.zero_()
@@ -108,7 +108,9 @@ def has_kernel(
 ) -> bool:
     """Returns True if `launch` has a kernel for the operands, or nothing to compute."""
     try:
-        return out.shape[0] == 0 or not isinstance(find_kernel(op, a, b, out, extras), Unserved)
+        return out.shape[0] == 0 or not isinstance(
+            find_kernel(op, a, b, out, extras), UnservedOperands
+        )
     except NvgemmError as error:
         if error.stops_compilation:
             raise

@@ -27,7 +27,7 @@ class KernelUse(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ExpertsPlan:
     """Computation to run, and its means.
 
     Attributes:
@@ -118,7 +118,7 @@ class UpProjection:
     activated: torch.Tensor | None = None
 
 
-def activate(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def activate(plan: ExpertsPlan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Applies the activation to gates and ups. The result is contiguous.
 
     In eager code, ``swiglu`` and ``geglu`` use two operators in the gates' dtype, as torchtitan
@@ -132,6 +132,6 @@ def activate(plan: Plan, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def pieces_of(plan: Plan, matrix: torch.Tensor) -> list[slice]:
+def pieces_of(plan: ExpertsPlan, matrix: torch.Tensor) -> list[slice]:
     """Returns the row slices to compute at a time."""
     return pieces(*matrix.shape) if plan.in_pieces else [slice(None)]

@@ -16,7 +16,7 @@ from nvgemm_aot.pipeline import target_plan
 from nvgemm_aot.pipeline.pipeline import BuildResult, build, plan_build
 from nvgemm_aot.providers import UNRECORDED_RECIPES, load_provider, recorded_recipes
 from nvgemm_aot.rankings.entries import Entry, Rankings
-from nvgemm_aot.rankings.usable import LEFT_UNDECIDED, Basis, find_usable
+from nvgemm_aot.rankings.usable import LEFT_UNDECIDED, RankingBasis, find_usable
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.ranking_entries import APART, BACK_TO_BACK, Ranking
@@ -273,7 +273,7 @@ def test_a_recipe_that_is_not_stated_is_the_first_of_cutlass_operators_or_unknow
 ) -> None:
     given = rankings(entry({"one": 1000}, provider=provider, toolchain={"compiler": "1"}))
     wanted = {provider: {"compiler": "1", f"recipe of {provider}": recipe}}
-    basis = Basis(arch="sm_90a", gpu="NVIDIA H200", toolchains=wanted)
+    basis = RankingBasis(arch="sm_90a", gpu="NVIDIA H200", toolchains=wanted)
     assert bool(find_usable(given, basis).problems) is is_used
 
 

@@ -23,7 +23,7 @@ from nvgemm_aot.providers import PROVIDERS, load_provider, provider_parts
 from nvgemm_aot.rankings import shipped_rankings
 from nvgemm_aot.rankings.entries import Entry, merge
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
-from nvgemm_aot.rankings.usable import Basis, find_usable
+from nvgemm_aot.rankings.usable import RankingBasis, find_usable
 from nvgemm_runtime.errors import RankingsError
 from nvgemm_runtime.gemm.problem import Problem
 from repository import ROOT
@@ -254,7 +254,7 @@ def test_the_guide_says_what_is_shipped() -> None:
     found = {}
     for gpu in {one.origin.gpu for one in pool.entries}:
         toolchains: dict[str, dict[str, str]] = {name: {} for name in PROVIDERS}
-        basis = Basis(arch="sm_90a", gpu=gpu, toolchains=toolchains)
+        basis = RankingBasis(arch="sm_90a", gpu=gpu, toolchains=toolchains)
         usable = find_usable(pool, basis).problems.values()
         counts = Counter(one.assessment.standing for one in usable)
         standings = ("confirmed", "repeated", "measured once", "doubtful")

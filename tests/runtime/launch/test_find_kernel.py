@@ -15,7 +15,7 @@ from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.launch import select
 from nvgemm_runtime.launch.loading.loader import LoadedKernel
-from nvgemm_runtime.launch.select import Unserved, choose_kernel, find_kernel
+from nvgemm_runtime.launch.select import UnservedOperands, choose_kernel, find_kernel
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -65,7 +65,7 @@ def test_a_miss_is_searched_once(
 ) -> None:
     """By bundles that lack a kernel, and by operands that no kernel can have."""
     miss = find_kernel(Op.MM, *operands(dtype))
-    assert isinstance(miss, Unserved)
+    assert isinstance(miss, UnservedOperands)
     for _ in range(2):
         with pytest.raises(NoKernelError) as caught:
             choose_kernel(Op.MM, *operands(dtype))
@@ -89,7 +89,7 @@ def test_a_miss_is_searched_again_after_the_bundles_change(
     find_kernel(Op.MM, *operands(torch.float64))
     kernel = find_kernel(Op.MM, *operands())
     installation.refresh_user_bundles()
-    assert isinstance(find_kernel(Op.MM, *operands(torch.float64)), Unserved)
+    assert isinstance(find_kernel(Op.MM, *operands(torch.float64)), UnservedOperands)
     assert find_kernel(Op.MM, *operands()) is kernel
     assert len(searches) == 3
 
@@ -98,7 +98,7 @@ def test_a_kernel_in_a_new_kept_bundle_ends_a_miss(
     cpu_bundle: BuiltBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installation = use(monkeypatch)
-    assert isinstance(find_kernel(Op.MM, *operands()), Unserved)
+    assert isinstance(find_kernel(Op.MM, *operands()), UnservedOperands)
     kept = tmp_path / "kept.nvgemm"
     kept.write_bytes(cpu_bundle.path.read_bytes())
     installation.refresh_user_bundles(kept)

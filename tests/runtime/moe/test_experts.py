@@ -22,7 +22,7 @@ from expert_kernels import Installed, assert_same, gradients, leaves, operands_f
 from nvgemm_runtime.gemm.epilogues import Epilogue, Gate, WeightOrder
 from nvgemm_runtime.moe import backward, experts, kernels, operators, products
 from nvgemm_runtime.moe.activations import GatedActivation
-from nvgemm_runtime.moe.plan import KernelUse, Plan, activate, pieces_of
+from nvgemm_runtime.moe.plan import ExpertsPlan, KernelUse, activate, pieces_of
 from nvgemm_runtime.settings import DEBUG_VARIABLE
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -224,7 +224,7 @@ def test_bf16_errs_no_more_than_torch_does() -> None:
 def test_gpt_oss_activation_is_rounded_once() -> None:
     """By operators in bf16 it would be rounded five times."""
     activation = GatedActivation(kind=Gate.SWIGLU_OAI, alpha=1.702, limit=7.0)
-    plan = Plan(
+    plan = ExpertsPlan(
         activation=activation,
         order=WeightOrder.HALVES,
         combine=False,
@@ -385,7 +385,7 @@ def test_what_is_in_fp32_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     expected = gradients(experts, made)
     monkeypatch.setattr(operators, "PIECE", 5 * HIDDEN)
     activation = GatedActivation(kind=Gate.SWIGLU, alpha=1.702, limit=7.0)
-    plan = Plan(
+    plan = ExpertsPlan(
         activation=activation,
         order=None,
         combine=False,

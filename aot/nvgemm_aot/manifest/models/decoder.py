@@ -16,12 +16,12 @@ from nvgemm_runtime.gemm.problem import MAX_EXTENT, Layout
 from .gemm import (
     COLUMNS,
     ROWS,
+    ExpertRouting,
     Fusible,
     Heads,
     ModelGemm,
     Part,
     Projection,
-    Routing,
     Split,
     repeat,
 )
@@ -239,7 +239,7 @@ class SparseConfig(DecoderConfig):
 
         Expert biases, if any, are added by a separate operation.
         """
-        routing = Routing(
+        routing = ExpertRouting(
             experts=self.experts, experts_per_token=self.num_experts_per_tok, biased=biased
         )
         hidden, gate = self.hidden_size, gated or GATES.get(self.hidden_act)

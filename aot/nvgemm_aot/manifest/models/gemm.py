@@ -46,7 +46,7 @@ COLUMNS, ROWS = Split(extent="n"), Split(extent="k")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Routing:
+class ExpertRouting:
     """Experts on one rank and their token share.
 
     Attributes:
@@ -156,7 +156,7 @@ class ModelGemm:
     part: Part = Part.LAYER
     split: Split | None = None
     calls: int = 1
-    routing: Routing | None = None
+    routing: ExpertRouting | None = None
     layout: Layout = Layout.TN
     biased: bool = False
     gated: Epilogue | None = None

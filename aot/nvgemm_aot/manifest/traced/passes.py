@@ -16,7 +16,7 @@ from .weight_products import WeightProduct, WeightProducts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class PassSizes:
     """Sizes in one run: ``inputs`` sequences, images or clips; ``length`` tokens per sequence."""
 
     inputs: int
@@ -32,7 +32,7 @@ class FailedPass:
 
 
 def run_passes(
-    model: Any, values: KnownValues, names: Mapping[torch.Tensor, str], sizes: Sizes
+    model: Any, values: KnownValues, names: Mapping[torch.Tensor, str], sizes: PassSizes
 ) -> tuple[list[WeightProduct], list[FailedPass]]:
     """Runs all parts; returns their weight products and the parts that could not run."""
     products: list[WeightProduct] = []
@@ -86,7 +86,7 @@ def _linears(model: Any) -> Iterator[str]:
 
 
 def _with_images(
-    model: Any, values: KnownValues, sizes: Sizes, features: Any
+    model: Any, values: KnownValues, sizes: PassSizes, features: Any
 ) -> dict[str, Any] | None:
     """Builds forward inputs with images whose features the text contains."""
     token = getattr(model.config, "image_token_id", None)
@@ -147,7 +147,7 @@ def _features_of(model: Any, kind: str) -> Callable[..., Any] | None:
 
 
 def _arguments(
-    call: Callable[..., Any], model: Any, values: KnownValues, sizes: Sizes
+    call: Callable[..., Any], model: Any, values: KnownValues, sizes: PassSizes
 ) -> dict[str, Any]:
     """Builds inputs for a call's supported parameters."""
     parameters = inspect.signature(inspect.unwrap(call)).parameters
@@ -182,11 +182,11 @@ _INPUTS_OF_TOWERS = {
 }
 
 
-def _text(config: Any, values: KnownValues, sizes: Sizes, _: Any) -> torch.Tensor:
+def _text(config: Any, values: KnownValues, sizes: PassSizes, _: Any) -> torch.Tensor:
     return torch.zeros(sizes.inputs, sizes.length, dtype=torch.long)
 
 
-def _mask(config: Any, values: KnownValues, sizes: Sizes, _: Any) -> torch.Tensor:
+def _mask(config: Any, values: KnownValues, sizes: PassSizes, _: Any) -> torch.Tensor:
     return torch.ones(sizes.inputs, sizes.length, dtype=torch.long)
 
 
@@ -195,7 +195,7 @@ _GRID = 32
 
 
 def _images(
-    config: Any, values: KnownValues, sizes: Sizes, parameters: Mapping[str, Any]
+    config: Any, values: KnownValues, sizes: PassSizes, parameters: Mapping[str, Any]
 ) -> torch.Tensor:
     vision = _vision(config)
     channels = _first_int(vision, ("num_channels", "in_channels", "in_chans"), 3)
@@ -209,15 +209,15 @@ def _images(
         return torch.zeros(shape, dtype=torch.bfloat16)
 
 
-def _image_sizes(config: Any, values: KnownValues, sizes: Sizes, _: Any) -> torch.Tensor:
+def _image_sizes(config: Any, values: KnownValues, sizes: PassSizes, _: Any) -> torch.Tensor:
     return torch.tensor([_image_size(_vision(config))] * sizes.inputs)
 
 
-def _grids(config: Any, values: KnownValues, sizes: Sizes, _: Any) -> torch.Tensor:
+def _grids(config: Any, values: KnownValues, sizes: PassSizes, _: Any) -> torch.Tensor:
     return torch.tensor([[1, _GRID, _GRID]] * sizes.inputs)
 
 
-def _spectra(config: Any, values: KnownValues, sizes: Sizes, _: Any) -> torch.Tensor:
+def _spectra(config: Any, values: KnownValues, sizes: PassSizes, _: Any) -> torch.Tensor:
     audio = getattr(config, "audio_config", None) or config
     bins = _first_int(audio, ("num_mel_bins", "n_mels", "input_feat_size"), 80)
     frames = 2 * _first_int(audio, ("max_source_positions",), 1500)
@@ -225,7 +225,9 @@ def _spectra(config: Any, values: KnownValues, sizes: Sizes, _: Any) -> torch.Te
         return torch.zeros(sizes.inputs, bins, frames, dtype=torch.bfloat16)
 
 
-def _frames_mask(config: Any, values: KnownValues, sizes: Sizes, parameters: Any) -> torch.Tensor:
+def _frames_mask(
+    config: Any, values: KnownValues, sizes: PassSizes, parameters: Any
+) -> torch.Tensor:
     frames = _spectra(config, values, sizes, parameters).shape[-1]
     return torch.ones(sizes.inputs, frames, dtype=torch.long)
 
@@ -234,12 +236,12 @@ _SAMPLES = 16_000
 """Samples in a clip: one second at the usual rate."""
 
 
-def _samples(config: Any, values: KnownValues, sizes: Sizes, _: Any) -> torch.Tensor:
+def _samples(config: Any, values: KnownValues, sizes: PassSizes, _: Any) -> torch.Tensor:
     with values.mode:
         return torch.zeros(sizes.inputs, _SAMPLES, dtype=torch.bfloat16)
 
 
-_MAKERS: dict[str, Callable[[Any, KnownValues, Sizes, Mapping[str, Any]], torch.Tensor]] = {
+_MAKERS: dict[str, Callable[[Any, KnownValues, PassSizes, Mapping[str, Any]], torch.Tensor]] = {
     "input_ids": _text,
     "decoder_input_ids": _text,
     "attention_mask": _mask,

@@ -23,11 +23,11 @@ from nvgemm_runtime.gemm.problem import MAX_EXTENT
 from ..models.decoder import GATES
 from ..models.gemm import (
     TOKENS,
+    ExpertRouting,
     Fusible,
     ModelGemm,
     Part,
     Projection,
-    Routing,
     Rows,
     Split,
     repeat,
@@ -36,7 +36,7 @@ from ..models.model import Model
 from ..models.quantization import Quantization
 from .building import HOW_ELSE, BuiltModel, build_model, make_fake, quietly
 from .known_values import KnownValues
-from .passes import FailedPass, Sizes, longest_sequence, run_passes
+from .passes import FailedPass, PassSizes, longest_sequence, run_passes
 from .sharding import heads_of, pattern_of, plan_of, split_of
 from .weight_products import WeightProduct
 
@@ -56,7 +56,7 @@ def read_model(
     values = KnownValues()
     names = make_fake(built.module, values.mode)
     length = max(1, min(_LENGTH, longest_sequence(built.module) // 2))
-    first, second = Sizes(inputs=1, length=length), Sizes(inputs=2, length=2 * length)
+    first, second = PassSizes(inputs=1, length=length), PassSizes(inputs=2, length=2 * length)
     with _without_log(), quietly():
         products, failed = run_passes(built.module, values, names, first)
         repeated, failed_again = run_passes(built.module, values, names, second)
@@ -99,8 +99,8 @@ class _Use:
 def _uses(
     products: Sequence[WeightProduct],
     repeated: Sequence[WeightProduct],
-    first: Sizes,
-    second: Sizes,
+    first: PassSizes,
+    second: PassSizes,
 ) -> Iterator[_Use]:
     """Compares two runs to find how rows depend on tokens and inputs."""
     later = defaultdict(list)
@@ -133,7 +133,7 @@ def _unserved_reason(product: WeightProduct) -> str:
     return ""
 
 
-def _fit_rows(rows: int, rows_again: int, first: Sizes, second: Sizes) -> Rows:
+def _fit_rows(rows: int, rows_again: int, first: PassSizes, second: PassSizes) -> Rows:
     """Solves ``a * tokens + b * inputs``; rows that do not grow are fixed."""
     if rows_again == rows:
         return Rows(per_token=Fraction(0), fixed=rows)
@@ -263,7 +263,7 @@ class _ProjectionReader:
             k=product.k,
             split=self._split(path, product),
             calls=experts,
-            routing=Routing(
+            routing=ExpertRouting(
                 experts=experts,
                 experts_per_token=int(per_token),
                 biased=bool(getattr(module, "has_bias", False)),

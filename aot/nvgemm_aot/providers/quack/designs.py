@@ -22,7 +22,7 @@ from nvgemm_runtime.bundle.workspace import ZEROED_MULTIPLE_BYTES, TileWorkspace
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.types import DType
 
-from .families import SM90, SM100, Family, family_of
+from .families import SM90, SM100, MmaFamily, family_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +242,7 @@ def _sm100_designs(_: Signature) -> tuple[Design, ...]:
     return (*_blackwell(), *_BLACKWELL_SPLIT)
 
 
-_BY_FAMILY: dict[Family, Callable[[Signature], tuple[Design, ...]]] = {
+_BY_FAMILY: dict[MmaFamily, Callable[[Signature], tuple[Design, ...]]] = {
     SM90: _sm90_designs,
     SM100: _sm100_designs,
 }

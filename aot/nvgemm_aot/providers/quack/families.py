@@ -19,7 +19,7 @@ from ..base import CLC, STATIC_PERSISTENT
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class MmaFamily:
     """Facts about quack's kernels for one kind of tensor-core instruction.
 
     Attributes:
@@ -57,7 +57,7 @@ class Family:
         return getattr(module, f"GemmDefault{self.name}")
 
 
-SM90 = Family(
+SM90 = MmaFamily(
     mma=Mma.WGMMA,
     name="Sm90",
     scheduler=STATIC_PERSISTENT,
@@ -67,7 +67,7 @@ SM90 = Family(
     gathers_after_wait=True,
 )
 
-SM100 = Family(
+SM100 = MmaFamily(
     mma=Mma.TCGEN05,
     name="Sm100",
     scheduler=CLC,
@@ -88,7 +88,7 @@ def served_architectures() -> tuple[str, ...]:
 
 
 @functools.cache
-def family_of(arch: str) -> Family:
+def family_of(arch: str) -> MmaFamily:
     """Returns an architecture's family.
 
     Raises:

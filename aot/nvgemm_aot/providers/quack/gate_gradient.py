@@ -24,7 +24,7 @@ from nvgemm_runtime.gemm.roles import SUMMED_COLUMNS, Role, has_sums
 from .activation_functions import FUNCTIONS, sigmoid
 from .designs import Design
 from .entry import ALIGNMENT_BYTES, cute_type, import_library, scheduler_options
-from .families import Family, family_of
+from .families import MmaFamily, family_of
 from .gated import columns_of, cuts, has_halves
 from .grouped import arguments_of_groups, compile_for_groups, gemm_of_groups
 from .grouped import designs as designs_of_groups
@@ -130,7 +130,7 @@ def _pairs_of(matrix: Any) -> Any:
 
 
 @functools.cache
-def _class_for_halves(family: Family, gate: Gate, with_sums: bool) -> Any:
+def _class_for_halves(family: MmaFamily, gate: Gate, with_sums: bool) -> Any:
     """Returns the library's GEMM with separate matrices for gates and ups."""
     import cutlass
     from cutlass import Float32, cute
@@ -177,7 +177,7 @@ def _class_for_halves(family: Family, gate: Gate, with_sums: bool) -> Any:
 
 
 @functools.cache
-def _class_for_pairs(family: Family, gate: Gate, dtype: Any, with_sums: bool) -> Any:
+def _class_for_pairs(family: MmaFamily, gate: Gate, dtype: Any, with_sums: bool) -> Any:
     """Returns the library's GEMM with one matrix of 16-bit pairs."""
     import cutlass
     from cutlass import Float32, cute
@@ -229,7 +229,7 @@ def in_narrow_steps(kind: Any) -> Any:
     return type(f"{kind.__name__}_narrow", (Narrow,), {})
 
 
-def _class_name(family: Family, gate: Gate, rest: str) -> str:
+def _class_name(family: MmaFamily, gate: Gate, rest: str) -> str:
     return f"GemmGateGradient{family.name}_{gate.value}{rest}"
 
 

@@ -17,7 +17,7 @@ from nvgemm_runtime.gemm.roles import Role
 
 from .designs import Design
 from .entry import import_library, scheduler_options
-from .families import Family, family_of
+from .families import MmaFamily, family_of
 from .gate_gradient import MOST_SUMS_IN_WIDE_STEPS, in_narrow_steps
 from .gated import columns_of, joined
 from .grouped import arguments_of_groups, compile_for_groups, gemm_of_groups
@@ -62,7 +62,7 @@ def compile_gate_ups(design: Design, signature: Signature, arch: str) -> Any:
 
 
 @functools.cache
-def _class_for_ups(family: Family, gate: Gate) -> Any:
+def _class_for_ups(family: MmaFamily, gate: Gate) -> Any:
     """Returns the library's GEMM with matrices for gates, ups and the gate's result."""
     import cutlass
     from cutlass import Float32, cute

@@ -34,7 +34,7 @@ from .entry import (
     kernel_options,
     scheduler_options,
 )
-from .families import Family, family_of
+from .families import MmaFamily, family_of
 from .gathered_groups import gathering, gathers, options_of
 from .grouped import arguments_of_groups, compile_for_groups, scheduled_by_groups
 from .grouped import designs as designs_of_groups
@@ -156,7 +156,7 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
 
 
 @functools.cache
-def _gated_class(family: Family, gate: Gate, in_halves: bool, keeps: bool) -> Any:
+def _gated_class(family: MmaFamily, gate: Gate, in_halves: bool, keeps: bool) -> Any:
     """Returns the library's GEMM with a gated epilogue."""
     import cutlass
     from cutlass import cute

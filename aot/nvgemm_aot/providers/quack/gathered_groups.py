@@ -16,7 +16,7 @@ from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.types import DType
 
 from .designs import Design
-from .families import SM90, SM100, Family, family_of
+from .families import SM90, SM100, MmaFamily, family_of
 
 _GATHERING = frozenset({SM90, SM100})
 """Families with a class in `gathering`."""
@@ -74,7 +74,7 @@ def options_of(signature: Signature, arch: str) -> dict[str, Any]:
 
 
 @functools.cache
-def gathering(kernel: Any, family: Family) -> Any:
+def gathering(kernel: Any, family: MmaFamily) -> Any:
     """Returns a subclass of a library kernel that clamps row indices to A's rows."""
     from cutlass import cute
     from quack import copy_utils

@@ -34,7 +34,7 @@ from .entry import (
     kernel_options,
     scheduler_options,
 )
-from .families import SM90, Family, family_of
+from .families import SM90, MmaFamily, family_of
 from .group_begins import begins_of_groups
 
 _HOPPER_DYNAMIC = tuple(
@@ -115,7 +115,7 @@ _NAMES = {
 
 
 @functools.cache
-def _library_kernel(family: Family) -> Any:
+def _library_kernel(family: MmaFamily) -> Any:
     """Returns the library's GEMM with a scheduler for any group ends."""
     import cutlass
     from cutlass import Int32, cute

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from nvgemm_runtime.bundle.ranking_entries import APART
 
-from ...rankings.intervals import Interval, contending, is_decided
+from ...rankings.intervals import TimeInterval, contending, is_decided
 
 CONFIDENCE = 0.95
 """Confidence for each median's interval alone. The fastest contender is partly so by luck, and its
@@ -21,7 +21,7 @@ LEAST_SAMPLES = 6
 """Fewest samples whose range contains the true median with that confidence: 1 - 2 / 2**6."""
 
 
-def median_interval(samples: Sequence[float]) -> Interval:
+def median_interval(samples: Sequence[float]) -> TimeInterval:
     """Returns the median of at least `LEAST_SAMPLES` samples and the true median's interval.
 
     No distribution is assumed: the true median lies between the j-th smallest and the j-th largest
@@ -34,7 +34,7 @@ def median_interval(samples: Sequence[float]) -> Interval:
         if outside > 1 - CONFIDENCE:
             break
         skipped += 1
-    return Interval(
+    return TimeInterval(
         median=statistics.median(ordered), low=ordered[skipped], high=ordered[-1 - skipped]
     )
 
@@ -73,7 +73,7 @@ class RaceResult:
         is_decided: True if the fastest is told apart from the others or known to equal them.
     """
 
-    intervals: dict[str, Interval]
+    intervals: dict[str, TimeInterval]
     is_decided: bool
 
 
@@ -88,7 +88,7 @@ def race(
     apart or after `MOST_ROUNDS` rounds.
     """
     samples: dict[str, list[float]] = {name: [] for name in contenders}
-    intervals: dict[str, Interval] = {}
+    intervals: dict[str, TimeInterval] = {}
     running, rounds = list(contenders), LEAST_SAMPLES
     while True:
         for _ in range(rounds):
