@@ -125,10 +125,48 @@ def draw_cold_start(records: Selection) -> Figure:
     return figure
 
 
+SERVED = r"vllm/llama-3\.1-8b, 32 layers"
+"""Engine and model in the serving figure, as a pattern."""
+
+
+def draw_serving(records: Selection) -> Figure:
+    """Draws the speed-up of a decode step in vLLM, by sequences that decode."""
+    rates = records.where("serving", rf"{SERVED}/decode, batch \d+/rate")
+    if not len(rates):
+        raise click.ClickException("no record of benchmark serving; measure it first")
+    kernels = records.where("serving", rf"{SERVED}/decode, batch \d+/kernels")
+    figure = Figure(figsize=(8, 3.5), layout="constrained")
+    axes = figure.subplots()
+    for measured, title, colour in (
+        (kernels, "time in which kernels ran", BUNDLED_COLOUR),
+        (rates, "tokens a second", OTHER_COLOUR),
+    ):
+        by_batch = {_batch(record): record for record in measured}
+        batches = sorted(by_batch)
+        axes.errorbar(
+            [str(batch) for batch in batches],
+            [by_batch[batch].speedup for batch in batches],
+            yerr=[by_batch[batch].case.noise or 0.0 for batch in batches],
+            marker="o", capsize=3, color=colour, label=title,
+        )  # fmt: skip
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xlabel("sequences that decode")
+    axes.set_ylabel("speed-up over stock vLLM")
+    axes.legend()
+    least, most = min(one.speedup for one in kernels), max(one.speedup for one in kernels)
+    model = next(iter(rates)).case.name.split("/")[1].partition(",")[0]
+    axes.set_title(
+        f"{model} in vLLM on an {_gpu(rates)}: with a kernel wheel, kernels of a decode step are\n"
+        f"{least:.3f} to {most:.3f} times as fast as stock"
+    )
+    return figure
+
+
 DRAWN: dict[str, Callable[[Selection], Figure]] = {
     "cold_start": draw_cold_start,
     "hgemm": draw_hgemm,
     "kernels": draw_kernels,
+    "serving": draw_serving,
 }
 """Functions that draw each figure, by its file name."""
 
@@ -144,6 +182,12 @@ def svg(figure: Figure) -> str:
 
 def _m(record: Record) -> int:
     match = re.search(r"/m(\d+)n", record.case.name)
+    assert match, record.case.name
+    return int(match[1])
+
+
+def _batch(record: Record) -> int:
+    match = re.search(r"batch (\d+)", record.case.name)
     assert match, record.case.name
     return int(match[1])
 

@@ -39,6 +39,13 @@ RECORDS = [
         record("cold_start", f"30 GEMMs/{mode}/first result", 8.5, reference, 17)
         for mode, reference in (("aten+measured", "aten+triton"), ("jit", "aten"))
     ),
+    *(
+        record(
+            "serving", f"vllm/llama-3.1-8b, 32 layers/decode, batch {batch}/{what}", 5, "stock", 6
+        )
+        for batch in (1, 16)
+        for what in ("rate", "kernels")
+    ),
 ]
 
 
@@ -69,6 +76,7 @@ def test_same_results_give_the_same_figures(results: Path, tmp_path: Path) -> No
     for name, expected in {
         "kernels": "2 of 3 are over 1 % faster, none is over 0.0 % slower",
         "hgemm": "3 sizes: +25.0 % back to back, +25.0 % single requests",
+        "serving": "kernels of a decode step are 1.200 to 1.200 times as fast as stock",
         "cold_start": "starts 2.0 times as fast as with Triton (G1)",
     }.items():
         assert expected in texts(tmp_path / "one" / f"{name}.svg").replace("\n", " ")
