@@ -11,7 +11,7 @@ import pytest
 from nvgemm_aot.tuning.measuring.race import (
     LEAST_SAMPLES,
     MOST_ROUNDS,
-    Interval,
+    TimeInterval,
     contending,
     is_decided,
     median_interval,
@@ -40,8 +40,8 @@ def test_more_samples_narrow_an_interval() -> None:
     assert few.high == max(samples[:6])
 
 
-def interval(low: float, median: float, high: float) -> Interval:
-    return Interval(median=median, low=low, high=high)
+def interval(low: float, median: float, high: float) -> TimeInterval:
+    return TimeInterval(median=median, low=low, high=high)
 
 
 def test_who_reaches_into_the_leaders_interval_may_be_fastest() -> None:
