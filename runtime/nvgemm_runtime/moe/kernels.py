@@ -233,7 +233,7 @@ def _requests_of(
         added = _contiguous(added)
     form = None if epilogue is None else epilogue.form
     rows = None if indices is None else replace(_contiguous(_operand(indices)), dtype=torch.int32)
-    op = Op.GROUPED_MM if rows is None else Op.GATHERED_GROUPED_MM
+    op = op_of_rows(indices)
     count = None if rows is None else rows.shape[0]
     shape = check_shapes(op, a_operand, b_operand, form=form, rows=count)
     out = _make_operand(a_operand, shape, (shape[-1] if pitch is None else _example(pitch), 1))
