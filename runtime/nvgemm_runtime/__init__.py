@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from .launch.preload import Preloaded, preload
     from .reporting.counters import Stats, reset_stats, stats
+    from .reporting.generated_choices import choices_digest
 
 __all__ = [
     "DispatchedSizes",
@@ -47,6 +48,7 @@ __all__ = [
     "baddbmm",
     "bmm",
     "bundles",
+    "choices_digest",
     "choose",
     "dispatch_table",
     "explain",
@@ -70,6 +72,7 @@ _NOT_IN_API = {
     "Preloaded": "launch.preload",
     "Stats": "reporting.counters",
     "__version__": "_version",
+    "choices_digest": "reporting.generated_choices",
     "dispatch_table": "launch.dispatch_table",
     "gated_mm": "launch.gates_and_groups",
     "gathered_grouped_mm": "launch.gates_and_groups",

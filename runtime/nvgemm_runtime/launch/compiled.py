@@ -23,6 +23,7 @@ from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, device_facts
 from ..matching.refusals import device_refusal, refusal, timing_refusal
 from ..reporting.events import kernel_failed
+from ..reporting.generated_choices import note_kernel
 from ..settings import is_debugging, is_off
 from .loading import native
 from .loading.fork_locks import ForkLock
@@ -154,6 +155,7 @@ def note_and_preload(kernel_id: str, origin: str) -> None:
     device, or after a failure here, the first call loads the kernel or reports why it cannot.
     """
     _origins.setdefault(kernel_id, origin)
+    note_kernel(kernel_id)
     device = _device_at_hand()
     if device is None or is_off():
         return

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..reporting.generated_choices import note_table
 from ..settings import is_off
 from .compiled import GeneratedCall, launch_first, leave_to_aten, make_call, note_and_preload
 from .loading import native
@@ -40,6 +41,7 @@ def dispatched(
 
     NVGEMM_AOT_DEBUG works as in `compiled.gemm`.
     """
+    note_table(bounds, kernels)
     for kernel_id, origin in origins.items():
         note_and_preload(kernel_id, origin)
     return make_call(aten, _Table(bounds, kernels, origins), order)

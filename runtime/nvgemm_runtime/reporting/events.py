@@ -12,6 +12,7 @@ import os
 
 from ..settings import EXPLAIN_VARIABLE, printable_path
 from .counters import COUNTERS
+from .generated_choices import note_failure
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ def kernel_failed(kernel_id: str, reason: str) -> bool:
     Returns:
         True for the kernel's first failure; later reasons are dropped.
     """
+    note_failure(kernel_id)
     is_first = COUNTERS.fail(kernel_id, reason)
     if is_first:
         write({"event": "failed", "kernel": kernel_id, "reason": reason})
