@@ -218,8 +218,8 @@ def test_serving_adds_sizes_between_and_grid_excludes_it(
     wide = build(problems, tmp_path / "wide", kernel_cache)
     result = tune("--serving", "--skip-confirmed", given=wide)
     assert result.exit_code == 0, result.output
-    assert [one.problem.m for one in header_of(output).rankings] == [8, 16, 24, 32]
-    assert "measured and not declared: 2 problems" in result.stdout
+    assert [one.problem.m for one in header_of(output).rankings] == [8, 12, 16, 24, 32]
+    assert "measured and not declared: 3 problems" in result.stdout
     both = tune("--serving", "--grid", given=wide)
     assert both.exit_code == 2
     assert "--grid and --serving name two grids; name one of them" in both.stderr

@@ -232,10 +232,10 @@ def test_a_tuned_grid_is_confirmed_by_another_gpu(wide: Tuner) -> None:
 
 
 def test_serving_sizes_are_those_of_captured_graphs_and_steps_above() -> None:
-    """The first are those that vLLM lists; a size that is called lies between two measured ones."""
-    assert grid.SERVING[:5] == (1, 2, 4, 8, 16)
-    assert {24, 40, 248, 256, 272, 496, 512} <= {*grid.SERVING}
-    assert {3, 12, 260, 264, 520, 640} & {*grid.SERVING} == set()
+    """Engines call the first, and any number of tokens above."""
+    assert grid.SERVING[:5] == (1, 2, 4, 8, 12)
+    assert {12, 24, 40, 248, 256, 272, 496, 512} <= {*grid.SERVING}
+    assert {3, 6, 260, 264, 520, 640} & {*grid.SERVING} == set()
     above = [m for m in grid.SERVING if m >= 512]
     assert above[:5] == [512, 768, 1024, 1536, 2048]
     assert list(grid.SERVING) == sorted(set(grid.SERVING))
@@ -269,7 +269,7 @@ def test_serving_sizes_are_listed_before_anything_is_measured() -> None:
 
 def test_serving_sizes_are_measured_with_their_neighbours_winners(wide: Tuner) -> None:
     tuned = wide(grid=grid.Grid.SERVING)
-    sizes = [8, *range(16, 128, 8), 128]
+    sizes = [8, 12, *range(16, 128, 8), 128]
     assert winners(wide) == {m: "Cpu_1x1" if m <= 33 else "Cpu_16x16" for m in sizes}
     assert [one.problem.m for one in wide.header.rankings if one.is_declared] == [8, 128]
     between = [one for one in wide.header.rankings if not one.is_declared]
@@ -289,7 +289,7 @@ def test_serving_sizes_that_are_interrupted_go_on(wide: Tuner) -> None:
     )
     assert not left.is_complete
     assert wide(grid=grid.Grid.SERVING).is_complete
-    assert len(winners(wide)) == 16
+    assert len(winners(wide)) == 17
 
 
 def test_confirmed_rankings_are_kept_if_wished(wide: Tuner) -> None:
@@ -310,11 +310,11 @@ def test_confirmed_rankings_are_kept_if_wished(wide: Tuner) -> None:
     nothing = tune(confirmed, wide.beside("5.nvgemm"), "GPU-3", skips_confirmed=True)
     assert (nothing.measured_now, nothing.is_complete) == (0, True)
     how = {"grid": grid.Grid.SERVING, "skips_confirmed": True}
-    assert tune(confirmed, serving, "GPU-1", **how).measured_now == 14
+    assert tune(confirmed, serving, "GPU-1", **how).measured_now == 15
     tuned = tune(serving, again, "GPU-2", **how)
-    assert tuned.measured_now == 14
+    assert tuned.measured_now == 15
     rankings = header_of(again).rankings
-    assert len(rankings) == 16
+    assert len(rankings) == 17
     assert all(one.measured and one.measured.is_confirmed for one in rankings)
     for name in ("torch", "cuda"):
         other = replace(

@@ -28,9 +28,11 @@ STEPS = tuple(
 """1, 2, 4, 8, 16, 24, 32, 48, 64, 96, … up to the largest extent: neighbours differ by a factor
 from 1.33 to 2. Tiles have 16 rows or more, so fewer steps suffice below 16."""
 
-CAPTURED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
-"""Batch sizes for which vLLM captures CUDA graphs by default (``_set_cudagraph_sizes`` in
-vllm/config/vllm.py at 0.26). Decoding pads to the next of them, so a program calls no m between."""
+CAPTURED = (1, 2, 4, 8, 12, *range(16, 256, 8), *range(256, 513, 16))
+"""Batch sizes for which serving engines capture CUDA graphs by default: vLLM (all but 12,
+``_set_cudagraph_sizes`` in vllm/config/vllm.py at 0.24 to 0.33, where Blackwell goes on to 1,024)
+and SGLang (``generate_decode_cuda_graph_batch_sizes`` at 0.5.23). Decoding pads to the next of
+them, so it calls no m between."""
 
 SERVING = (*CAPTURED, *(m for m in STEPS if m > CAPTURED[-1]))
 """`CAPTURED`, and `STEPS` above for prefill, whose token count can be any number."""
