@@ -8,7 +8,8 @@
 ``queue.yaml`` lists each problem's best candidates by estimate, and the kernels that won at
 neighbouring m. ``measure`` continues row by row until its budget is used up. Results are bundles
 and the states of their tunings (`nvgemm-aot tune`), which belong together. A second GPU measures
-into another directory, and ``export`` of both confirms rankings.
+into another directory, and ``export`` of both confirms rankings. ``export`` adds to the files
+that are there, so results of former sessions need not be kept.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from benchmarks.rankings_queue.rows import (
 from nvgemm_aot.rankings.assess import assess
 from nvgemm_aot.rankings.entries import Rankings, merge
 from nvgemm_aot.rankings.export import export as export_headers
-from nvgemm_aot.rankings.file import write_rankings
+from nvgemm_aot.rankings.file import read_rankings, write_rankings
 from nvgemm_aot.tuning import watchdog
+from nvgemm_aot.tuning.measuring.grid import Grid
 from nvgemm_aot.tuning.tune_bundles import Tuned, TuningOptions
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.reader import Bundle
@@ -69,6 +71,7 @@ def build(bundles: Path, jobs: int | None, names: tuple[str, ...]) -> None:
     """Build the bundles to measure into BUNDLES, on a machine without a GPU."""
     from benchmarks.rankings_queue.planning import read_queue
     from nvgemm_aot.pipeline.pipeline import build as build_bundles
+    from nvgemm_aot.rankings.shipped_rankings import shipped_rankings
     from nvgemm_aot.storage.build_cache import Cache, default_directory
 
     bundles.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -76,7 +79,17 @@ def build(bundles: Path, jobs: int | None, names: tuple[str, ...]) -> None:
     write_rows(bundles, [one.row for one in planned.values()])
     for row in _named(read_rows(bundles), names):
         work = planned[row.name].work
-        result = build_bundles(work, bundles, Cache(default_directory()), jobs=jobs)
+        rankings = None
+        if row.serving:
+            rankings = shipped_rankings(entry.problem for entry in work.declared)
+        result = build_bundles(
+            work,
+            bundles,
+            Cache(default_directory()),
+            jobs=jobs,
+            rankings=rankings,
+            prunes=row.serving,
+        )
         for bundle in result.bundles:
             click.echo(
                 f"{bundle.path}: {len(bundle.header.kernels)} kernels for "
@@ -146,7 +159,13 @@ def _measure_row(
 def _tune(
     row: Row, bundles: Path, results: Path, budget_s: float | None, *, repeats: bool
 ) -> Tuned:
-    options = TuningOptions(budget_s=budget_s, neighbours=row.neighbours, repeats=repeats)
+    options = TuningOptions(
+        budget_s=budget_s,
+        neighbours=row.neighbours,
+        grid=Grid.SERVING if row.serving else None,
+        skips_confirmed=row.serving,
+        repeats=repeats,
+    )
     return watchdog.tune_watched([row.bundle(bundles)], row.bundle(results), options)
 
 
@@ -168,17 +187,18 @@ def _print_table(rows: list[Row], results: Path, most: int | None) -> None:
 @click.argument("results", type=_DIRECTORY, nargs=-1, required=True)
 @click.option("-o", "--out", type=_DIRECTORY, required=True, help="Directory for NAME.json.")
 def export(results: tuple[Path, ...], out: Path) -> None:
-    """Write a rankings file for each shipped manifest, of all RESULTS together."""
+    """Add what all RESULTS measured to the rankings files of shipped manifests."""
     from benchmarks.rankings_queue.planning import problems_of, read_queue
 
     rows = [one.row for one in read_queue()]
-    headers = [
-        _header(row.bundle(directory))
-        for directory in results
-        for row in rows
-        if row.bundle(directory).exists()
-    ]
-    everything = merge([export_headers([header]) for header in headers])
+    everything = merge(
+        [
+            _measured_in(row, directory)
+            for directory in results
+            for row in rows
+            if row.bundle(directory).exists()
+        ]
+    )
     for manifest in dict.fromkeys(row.manifest for row in rows):
         wanted = problems_of(manifest)  # also those in another manifest's row
         found = Rankings(
@@ -188,10 +208,21 @@ def export(results: tuple[Path, ...], out: Path) -> None:
             click.echo(f"{manifest}: nothing is measured")
             continue
         path = out / f"{manifest}.json"
+        if path.exists():
+            found = merge([read_rankings(path), found])
         write_rankings(path, found)
         standings = [assess(entries).standing for entries in found.groups.values()]
         counts = ", ".join(f"{standings.count(one)} {one}" for one in sorted(set(standings)))
         click.echo(f"{path}: {path.stat().st_size} bytes; problems: {counts}")
+
+
+def _measured_in(row: Row, results: Path) -> Rankings:
+    """Returns the rankings that a directory's runs measured, without those built in."""
+    measured = progress_of(row, results).outcomes
+    exported = export_headers([_header(row.bundle(results))])
+    return Rankings(
+        entries=tuple(entry for entry in exported.entries if entry.problem.key in measured)
+    )
 
 
 def _header(path: Path) -> Header:

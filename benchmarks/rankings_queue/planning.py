@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from benchmarks.shared.resuming import ORDER_SEED
 from nvgemm_aot.manifest.parse import Declared, Manifest, load_manifest
 from nvgemm_aot.manifest.shipped_manifests import find_manifest
 from nvgemm_aot.targets import build_target
+from nvgemm_aot.tuning.measuring.grid import CAPTURED, serving_between
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 
 QUEUE = Path(__file__).with_name("queue.yaml")
@@ -27,21 +29,38 @@ class PlannedRow:
     work: Manifest
 
 
-def planned_row(name: str, manifest: str, work: Manifest, *, neighbours: bool = True) -> PlannedRow:
-    """Returns the row of a manifest with one target; ``neighbours`` is as in `Row`."""
+def planned_row(
+    name: str,
+    manifest: str,
+    work: Manifest,
+    *,
+    problems: Sequence[Problem] | None = None,
+    neighbours: bool = True,
+    serving: bool = False,
+) -> PlannedRow:
+    """Returns the row of a manifest with one target; other arguments are as in `Row`.
+
+    Without ``problems``, the row's are those that its manifest declares.
+    """
     (target,) = work.targets
+    if problems is None:
+        problems = [entry.problem for entry in work.declared]
     row = Row(
         name=name,
         manifest=manifest,
         file=f"{work.name}-{target.target.key}.nvgemm",
-        problems=tuple(entry.problem for entry in work.declared),
+        problems=tuple(problems),
         neighbours=neighbours,
+        serving=serving,
     )
     return PlannedRow(row=row, work=work)
 
 
 def read_queue(path: Path = QUEUE) -> list[PlannedRow]:
-    """Returns the rows in order, each without problems of an earlier row for its device."""
+    """Returns the rows in order, each without problems of an earlier row for its device.
+
+    A row for serving also builds the problems declared in earlier rows between which it measures.
+    """
     queue = yaml.safe_load(path.read_text())
     seen: dict[str, set[Problem]] = {}
     rows = []
@@ -50,21 +69,40 @@ def read_queue(path: Path = QUEUE) -> list[PlannedRow]:
         target = build_target(queue["arch"], device)
         manifest = load_manifest(find_manifest(Path(row["manifest"])))
         known = seen.setdefault(device, set())
-        problems = [one for one in _problems(manifest, row) if one not in known]
+        serving = row.get("serving", False)
+        declared = _problems(manifest, row)
+        problems = [one for one in _to_measure(declared, serving) if one not in known]
         known.update(problems)
+        lines = {replace(one, m=1) for one in problems}
+        declared = [
+            one for one in declared if one in problems or (serving and replace(one, m=1) in lines)
+        ]
         work = Manifest(
             name=row["name"],
             description=manifest.description,
             targets=(target,),
             declared=tuple(
                 Declared(problem=one, candidates=row.get("candidates", queue["candidates"]))
-                for one in problems
+                for one in declared
             ),
             providers=tuple(row.get("providers", queue["providers"])),
         )
-        neighbours = row.get("neighbours", True)
-        rows.append(planned_row(row["name"], row["manifest"], work, neighbours=neighbours))
+        rows.append(
+            planned_row(
+                row["name"],
+                row["manifest"],
+                work,
+                problems=problems,
+                neighbours=row.get("neighbours", not serving),
+                serving=serving,
+            )
+        )
     return rows
+
+
+def _to_measure(declared: Sequence[Problem], serving: bool) -> list[Problem]:
+    """Returns a row's declared problems and, for serving, those between."""
+    return [*declared, *(serving_between(declared) if serving else ())]
 
 
 def _problems(manifest: Manifest, row: dict[str, Any]) -> list[Problem]:
@@ -77,11 +115,13 @@ def _problems(manifest: Manifest, row: dict[str, Any]) -> list[Problem]:
         if entry.problem.signature.op in operations and entry.problem.signature.dtype in floats
     ]
     weights = {tuple(pair) for pair in row["nk"]} if "nk" in row else None
+    heads = {tuple(pair) for pair in row.get("heads", ())}
     found = sorted(
         {
             replace(one, signature=_in_type(one.signature, dtype))
             for one in products
-            if weights is None or (one.n, one.k) in weights
+            if (weights is None or (one.n, one.k) in weights)
+            and ((one.n, one.k) not in heads or one.m <= CAPTURED[-1])
         }
     )
     if "sample" in row:
@@ -100,4 +140,8 @@ def problems_of(manifest: str) -> set[Problem]:
     queue = yaml.safe_load(QUEUE.read_text())
     declared = load_manifest(find_manifest(Path(manifest)))
     rows = [row for row in queue["rows"] if row["manifest"] == manifest]
-    return {problem for row in rows for problem in _problems(declared, row)}
+    return {
+        problem
+        for row in rows
+        for problem in _to_measure(_problems(declared, row), row.get("serving", False))
+    }

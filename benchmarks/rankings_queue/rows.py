@@ -25,6 +25,8 @@ class Row:
         file: Name of its bundle, before and after measuring.
         problems: Problems to measure, in the manifest's order.
         neighbours: True if winners at neighbouring m are measured too.
+        serving: True if the m between declared ones that serving engines use are measured too, and
+            confirmed rankings are not measured again.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Row:
     file: str
     problems: tuple[Problem, ...]
     neighbours: bool = True
+    serving: bool = False
 
     def bundle(self, directory: Path) -> Path:
         """Returns the row's bundle in a directory."""

@@ -19,13 +19,15 @@ from benchmarks.rankings_queue import planning
 from benchmarks.rankings_queue.rows import is_done_with, read_rows, write_rows
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import write_bundle
-from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_aot.manifest.parse import Declared, load_manifest
 from nvgemm_aot.manifest.shipped_manifests import find_manifest
 from nvgemm_aot.pipeline.pipeline import plan_build
 from nvgemm_aot.rankings.assess import assess
-from nvgemm_aot.rankings.file import read_rankings
+from nvgemm_aot.rankings.entries import Rankings
+from nvgemm_aot.rankings.file import read_rankings, write_rankings
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning import watchdog
+from nvgemm_aot.tuning.measuring.grid import SERVING, Grid
 from nvgemm_aot.tuning.tune_bundles import Tuned
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError
@@ -45,15 +47,16 @@ def test_the_queue_holds_what_is_to_be_measured_each_once_and_bf16_first() -> No
     found = planning.read_queue()
     assert {one.row.manifest for one in found} == {
         *("llama-3.1-8b", "qwen3-8b", "llama-3.3-70b", "qwen3-30b-a3b", "hgemm-1000"),
-        *EXPERTS,
+        *("qwen3-32b", *EXPERTS),
     }
     on_h100 = [one for one in found if device_of(one) == "H100"]
     assert {device_of(one) for one in found} == {"H200", "H100"}
     assert {one.row.manifest for one in on_h100} == {
-        *("llama-3.1-8b", "qwen3-8b", "llama-3.3-70b", "qwen3-30b-a3b")
+        *("llama-3.1-8b", "qwen3-8b", "llama-3.3-70b", "qwen3-30b-a3b", "qwen3-32b")
     }
     assert {of.signature.a.value for one in on_h100 for of in one.row.problems} == {"bf16"}
-    dense = [one for one in found if one not in on_h100 and one.row.manifest not in EXPERTS]
+    whole = [one for one in found if not one.row.serving]
+    dense = [one for one in whole if one not in on_h100 and one.row.manifest not in EXPERTS]
     dtypes = [one.row.problems[0].signature.a.value for one in dense]
     assert dtypes == sorted(dtypes), "bf16 before fp16"
     counts = Counter((device_of(one), of) for one in found for of in one.row.problems)
@@ -61,18 +64,51 @@ def test_the_queue_holds_what_is_to_be_measured_each_once_and_bf16_first() -> No
     for one in found:
         of_sums = {problem.signature.op for problem in one.row.problems} == {Op.GATHERED_MM}
         expected = 6 if one.row.manifest in EXPERTS and not of_sums else 8
+        expected = 4 if one.row.serving else expected
         assert {entry.candidates for entry in one.work.declared} == {expected}
         usual = ("cutlass_operators", "quack")
         assert one.work.providers == (("gathered",) if of_sums else usual)
         assert [target.target.arch for target in one.work.targets] == ["sm_90a"]
     manifest = load_manifest(find_manifest(Path("llama-3.1-8b")))
-    assert planning.problems_of("llama-3.1-8b") == {entry.problem for entry in manifest.declared}
-    tp8 = planning.problems_of("llama-3.3-70b")
+    declared = {entry.problem for entry in manifest.declared}
+    measured = planning.problems_of("llama-3.1-8b")
+    assert declared < measured
+    assert {problem.m for problem in measured - declared} == {m for m in SERVING if m < 8192} - {
+        problem.m for problem in declared
+    }
+    tp8 = {one for one in planning.problems_of("llama-3.3-70b") if one.m.bit_count() == 1}
     declared = {
         entry.problem for entry in load_manifest(find_manifest(Path("llama-3.3-70b"))).declared
     }
     assert tp8 < declared
     assert len(planning.problems_of("hgemm-1000")) == 100
+
+
+def test_rows_for_serving_are_sizes_between_that_engines_use() -> None:
+    rows = [one for one in planning.read_queue() if one.row.serving]
+    order = ("llama-3.1-8b", "qwen3-8b", "llama-3.3-70b", "qwen3-32b")
+    assert [(device_of(one), one.row.manifest) for one in rows] == [
+        (device, manifest) for device in ("H100", "H200") for manifest in order
+    ]
+    for one in rows:
+        declared = {entry.problem for entry in one.work.declared}
+        between = {*one.row.problems} - declared
+        assert {problem.m for problem in between} <= {*SERVING}
+        if one.row.manifest == "qwen3-32b":
+            assert declared < {*one.row.problems}, "no earlier row measures them"
+        else:
+            assert declared.isdisjoint(one.row.problems)
+        lines = {(problem.n, problem.k) for problem in between}
+        assert lines == {(problem.n, problem.k) for problem in declared}
+        for n, k in lines:
+            sizes = {of.m for of in (*between, *declared) if (of.n, of.k) == (n, k)}
+            most = 512 if n in (128256, 151936, 16032) else 8192
+            assert sizes == {m for m in SERVING if m <= most}
+        assert not one.row.neighbours
+    shared = {(6144, 4096), (4096, 4096)}
+    by_name = {one.row.name: {(of.n, of.k) for of in one.row.problems} for one in rows}
+    assert shared < by_name["llama-3.1-8b-serving-h100"]
+    assert shared.isdisjoint(by_name["qwen3-8b-serving-h100"])
 
 
 @pytest.mark.parametrize("manifest", EXPERTS)
@@ -148,17 +184,55 @@ def test_measuring_goes_on_from_run_to_run_and_two_gpus_confirm(
     assert "problems: 3 confirmed" in exported.output
 
 
-def test_a_row_says_whether_neighbours_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_says_what_else_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(
-        watchdog, "tune_watched", lambda paths, output, options: asked.append(options.neighbours)
+        watchdog,
+        "tune_watched",
+        lambda paths, output, options: asked.append(
+            (options.neighbours, options.grid, options.skips_confirmed)
+        ),
     )
     row = planning.planned_row("one", "some", cpu_provider.manifest(PROBLEMS)).row
-    for neighbours in (True, False):
-        queue._tune(replace(row, neighbours=neighbours), tmp_path, tmp_path, None, repeats=True)
-    assert asked == [True, False]
+    for how in ({"neighbours": True}, {"neighbours": False}, {"serving": True}):
+        queue._tune(replace(row, **how), tmp_path, tmp_path, None, repeats=True)
+    assert asked == [(True, None, False), (False, None, False), (True, Grid.SERVING, True)]
+
+
+@pytest.mark.slow
+def test_a_row_for_serving_measures_and_exports_sizes_between(
+    run: functools.partial[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundles, results, data = (tmp_path / name for name in ("bundles", "results", "data"))
+    (first, _) = planning.read_queue()
+    between = replace(PROBLEMS[0], m=24)
+    work = replace(first.work, declared=tuple(
+        Declared(problem=one, candidates=3) for one in (PROBLEMS[1], PROBLEMS[2])
+    ))  # fmt: skip
+    planned = planning.planned_row(
+        "first", "some", work, problems=[between], neighbours=False, serving=True
+    )
+    monkeypatch.setattr(planning, "read_queue", lambda: [planned])
+    monkeypatch.setattr(planning, "problems_of", lambda name: {*PROBLEMS, between})
+    assert run(["build", str(bundles)]).exit_code == 0
+    assert "for 2 problems" in run(["build", str(bundles)]).output
+    assert "0          1" in run(["status", str(results)]).output
+    monkeypatch.setenv("WATCHED_BENCH_UUID", "GPU-1")
+    measured = run(["measure", str(bundles), str(results)])
+    assert "first: 3 measured now, 3 in all, 0 left" in measured.output
+    assert "all                               1        1        0          0" in measured.output
+
+    data.mkdir()
+    assert run(["export", str(results), "-o", str(data)]).exit_code == 0
+    found = read_rankings(data / "some.json")
+    assert [entry.problem.m for entry in found.entries] == [16, 24, 32]
+    write_rankings(data / "some.json", Rankings(entries=found.entries[:1]))
+    again = run(["export", str(results), "-o", str(data)])
+    assert again.exit_code == 0, again.output
+    assert read_rankings(data / "some.json") == found, "added to what is there"
+    monkeypatch.setattr(queue, "progress_of", lambda row, results: SimpleNamespace(outcomes={}))
+    nothing = run(["export", str(results), "-o", str(tmp_path / "none")])
+    assert "some: nothing is measured" in nothing.output, "of rankings that were built in"
 
 
 @pytest.mark.slow

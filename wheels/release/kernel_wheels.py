@@ -27,6 +27,7 @@ READY_MADE = (
     "mixtral-8x7b-experts",
     "qwen3-30b-a3b",
     "qwen3-30b-a3b-experts",
+    "qwen3-32b",
     "qwen3-8b",
 )
 """Manifests whose wheels a release has: those of models."""

@@ -63,6 +63,17 @@ def _sigterm_interrupts() -> Iterator[None]:
     help="Also measure m between the declared ones, more of them where the fastest kernel changes; "
     "includes --neighbours.",
 )
+@click.option(
+    "--serving",
+    is_flag=True,
+    help="Also measure the m between the declared ones that serving engines use, each with the "
+    "kernels that won at the nearest declared m.",
+)
+@click.option(
+    "--skip-confirmed",
+    is_flag=True,
+    help="Keep rankings that two GPUs of this product confirm with this torch.",
+)
 @click.option("--triton", is_flag=True, help="Also ask Inductor for its best Triton kernel.")
 @click.option(
     "--prune",
@@ -97,6 +108,8 @@ def tune(
     all_kernels: bool,
     neighbours: bool,
     grid: bool,
+    serving: bool,
+    skip_confirmed: bool,
     triton: bool,
     prune: bool,
     accept_suspect: bool,
@@ -114,6 +127,7 @@ def tune(
     the measuring process is killed, and another continues.
     """
     from ..tuning import watchdog
+    from ..tuning.measuring.grid import Grid
     from ..tuning.state import state_path
     from ..tuning.tune_bundles import TuningOptions
 
@@ -121,11 +135,14 @@ def tune(
         raise click.UsageError(f"{out}: a bundle is named NAME{BUNDLE_SUFFIX}")
     if out.resolve() in [path.resolve() for path in bundles]:
         raise click.UsageError(f"{out} is among the bundles to tune; name another output")
+    if grid and serving:
+        raise click.UsageError("--grid and --serving name two grids; name one of them")
     options = TuningOptions(
         budget_s=budget,
         all_kernels=all_kernels,
         neighbours=neighbours,
-        grid=grid,
+        grid=Grid.STEPS if grid else Grid.SERVING if serving else None,
+        skips_confirmed=skip_confirmed,
         triton=triton,
         prunes=prune,
         accepts_suspect=accept_suspect,

@@ -15,18 +15,26 @@ from nvgemm_runtime.errors import SuspectError, TuningError
 from nvgemm_runtime.gemm.aten import unusual_setting
 from nvgemm_runtime.launch.loading.loader import require_libraries
 from nvgemm_runtime.matching.refusals import refusal
+from nvgemm_runtime.matching.trust import why_another_release
 
 from ..bundle.content import ProblemRanking
 from ..bundle.writer import write_bundle
 from .contenders import Contenders
 from .correctness.judgement import rejected_kernels, suspicion
 from .measuring.gpu import Bench
-from .measuring.grid import between_declared, measured_earlier, where_winners_change
+from .measuring.grid import (
+    Grid,
+    between_declared,
+    between_measured,
+    measured_earlier,
+    where_winners_change,
+)
 from .measuring.neighbours import Neighbours
 from .outcome import TuningOutcome
 from .prune_kernels import Pruned, prune
 from .repeating import measure_again, outcomes_with_repeats, unrepeated
 from .rewrite import (
+    previous_outcome,
     rankings_to_measure,
     read_together,
     tuned_content,
@@ -45,6 +53,9 @@ FINER_STEPS = 4
 """Rounds that add m where the fastest kernel changes. After three, two m that were a factor of 2
 apart are closer than `grid.CLOSEST`."""
 
+_FURTHER_STEPS = {None: 0, Grid.STEPS: FINER_STEPS, Grid.SERVING: 1}
+"""Rounds that add m, by grid."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TuningOptions:
@@ -56,8 +67,10 @@ class TuningOptions:
             ranking's.
         neighbours: True to measure a problem also with the kernels that won at the next smaller and
             larger m for its n and k.
-        grid: True to measure m between the declared ones too (see `grid`), with neighbours'
-            winners.
+        grid: Grid of m between the declared ones to measure too (see `grid`); None for none.
+            `Grid.STEPS` includes neighbours' winners.
+        skips_confirmed: True to keep rankings that two GPUs of this product confirm with this
+            torch, without measuring them again.
         triton: True to measure Inductor's best Triton kernel.
         prunes: True to drop kernels that are never among the first two and in no dispatch table.
         accepts_suspect: True to write a bundle even if so many kernels were dropped that the
@@ -68,7 +81,8 @@ class TuningOptions:
     budget_s: float | None = None
     all_kernels: bool = False
     neighbours: bool = False
-    grid: bool = False
+    grid: Grid | None = None
+    skips_confirmed: bool = False
     triton: bool = False
     prunes: bool = False
     accepts_suspect: bool = False
@@ -181,8 +195,10 @@ def tune(
             running=running,
         )
         gpu = bench.facts.name
+        declared = rankings_to_measure(content, gpu)
+        confirmed = _confirmed_outcomes(declared, bench) if options.skips_confirmed else {}
         rankings, measured_now, left_out, lacking = _measure_all(
-            session, rankings_to_measure(content, gpu), options, progress
+            session, declared, confirmed, options, progress
         )
         if options.repeats:
             measured_now += measure_again(session, rankings, again)
@@ -239,40 +255,63 @@ def tune(
 def _measure_all(
     session: Session,
     declared: Sequence[ProblemRanking],
+    confirmed: Mapping[str, TuningOutcome],
     options: TuningOptions,
     progress: Progress | None,
 ) -> tuple[list[ProblemRanking], int, dict[str, str], list[ProblemRanking]]:
-    """Measures the declared problems, and those that the options add.
+    """Measures the declared problems without the confirmed ones, and those that the options add.
 
     Returns:
-        All problems; the number measured now; those left out, by key, with the reason; and those
-        that lack a neighbour's winner.
+        Problems to measure; the number measured now; those left out, by key, with the reason;
+        and those that lack a neighbour's winner.
     """
     rankings = list(declared)
-    if options.grid:
+    by_steps = options.grid is Grid.STEPS
+    if by_steps:
         rankings += between_declared(declared)
         rankings += measured_earlier(rankings, session.state.outcomes)
     measured_now, left_out = 0, dict[str, str]()
     lacking: list[ProblemRanking] = []
-    for step in range(1 + (FINER_STEPS if options.grid else 0)):
+    for step in range(1 + _FURTHER_STEPS[options.grid]):
         if step:
-            finer = where_winners_change(rankings, session.state.outcomes)
-            if not finer or OUT_OF_BUDGET in left_out.values():
+            outcomes = {**confirmed, **session.state.outcomes}
+            further = where_winners_change if by_steps else between_measured
+            added = further(rankings, outcomes)
+            if not added or OUT_OF_BUDGET in left_out.values():
                 break
-            rankings += finer
-        if options.neighbours or options.grid:
-            session = replace(session, neighbours=Neighbours(rankings))
-        remaining = session.unmeasured(rankings)
+            rankings += added
+        if options.neighbours or by_steps:
+            session = replace(session, neighbours=Neighbours(rankings, confirmed))
+        measurable = [ranking for ranking in rankings if ranking.problem.key not in confirmed]
+        remaining = session.unmeasured(measurable)
         missed = session.measure(remaining, progress)
         measured_now += len(remaining) - len(missed)
         left_out |= missed
-        lacking = session.lacking_neighbours(rankings)
+        lacking = session.lacking_neighbours(measurable)
         for _ in range(MOST_PASSES):
             if not lacking or OUT_OF_BUDGET in left_out.values():
                 break
             left_out |= session.measure(lacking, progress)
-            lacking = session.lacking_neighbours(rankings)
-    return rankings, measured_now, left_out, lacking
+            lacking = session.lacking_neighbours(measurable)
+    return measurable, measured_now, left_out, lacking
+
+
+def _confirmed_outcomes(
+    rankings: Sequence[ProblemRanking], bench: Bench
+) -> dict[str, TuningOutcome]:
+    """Returns earlier outcomes by problem key that two GPUs of this product confirm.
+
+    They are without doubts, and with this torch and CUDA.
+    """
+    outcomes = {}
+    for ranking in rankings:
+        outcome = previous_outcome(ranking, bench.facts.name)
+        if outcome is None or not outcome.confirmed_by or outcome.doubts:
+            continue
+        then = outcome.conditions
+        if why_another_release(then.torch, then.cuda, bench.versions) is None:
+            outcomes[ranking.problem.key] = outcome
+    return outcomes
 
 
 @contextlib.contextmanager
@@ -306,7 +345,8 @@ def _identity(bundles: Sequence[Bundle], bench: Bench, options: TuningOptions) -
         "CUDA": bench.versions.cuda,
         "program": PROGRAM,
         "choice of kernels": ("all" if options.all_kernels else "ranked")
-        + " and neighbours'" * (options.neighbours or options.grid)
-        + " on a grid of m" * options.grid,
+        + " and neighbours'" * (options.neighbours or options.grid is Grid.STEPS)
+        + ("" if options.grid is None else f" on {options.grid.value}")
+        + " that two GPUs do not confirm" * options.skips_confirmed,
         "asking for Triton": str(options.triton),
     }

@@ -120,7 +120,7 @@ def make_call(
             if done is True or computing.finish(done, a, b, out):
                 return out
         except RuntimeError as error:
-            _warn_of_memory(computing.name, error)
+            warn_of_memory(computing.name, error)
         return aten(a, b, out=out, **options)
 
     pick = operator.itemgetter(*order)
@@ -132,7 +132,7 @@ def make_call(
             if done is True or computing.finish(done, a, b, out, *extras):
                 return out
         except RuntimeError as error:
-            _warn_of_memory(computing.name, error)
+            warn_of_memory(computing.name, error)
         return aten(*tensors, out=out, **options)
 
     call = call_in_order if order == (0, 1) else call_sorted
@@ -148,21 +148,29 @@ def named_kernels() -> dict[str, str]:
     return dict(_origins)
 
 
-def note_and_preload(kernel_id: str, origin: str) -> None:
-    """Records that generated code may call a kernel, and loads it onto the current device.
+def note_and_preload(
+    kernel_id: str, origin: str, device: torch.device | None = None
+) -> LoadedKernel | None:
+    """Records that generated code may call a kernel, and loads it onto a device.
 
-    Generated modules load where they are about to run, mostly on the current device. On another
-    device, or after a failure here, the first call loads the kernel or reports why it cannot.
+    Generated modules load where they are about to run, mostly on the current device, which is the
+    default. On another device, or after a failure here, the first call loads the kernel or reports
+    why it cannot.
+
+    Returns:
+        The kernel if it has run on the device, else None.
     """
     _origins.setdefault(kernel_id, origin)
     note_kernel(kernel_id)
-    device = _device_at_hand()
+    device = device or _device_at_hand()
     if device is None or is_off():
-        return
+        return None
     try:
-        upload(load_for(kernel_id, _device_facts(device)), device)
+        kernel = load_for(kernel_id, _device_facts(device))
+        return kernel if upload(kernel, device) else None
     except Exception as error:
         _log.debug("kernel %s is not preloaded: %s", kernel_id[:12], error)
+        return None
 
 
 def _device_at_hand() -> torch.device | None:
@@ -200,7 +208,7 @@ def launch_first(kernel_id: str, origin: str, settle: Callable[[int | None], Non
             except Exception as error:
                 done = False
                 if _is_out_of_memory(error):
-                    _warn_of_memory(f"kernel {kernel_id[:12]}", error)
+                    warn_of_memory(f"kernel {kernel_id[:12]}", error)
                 else:
                     # The kernel never ran here; for example, the driver cannot load it.
                     leave_to_aten(origin, kernel_id, error)
@@ -335,7 +343,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError)
 
 
-def _warn_of_memory(name: str, error: Exception) -> None:
+def warn_of_memory(name: str, error: Exception) -> None:
     """Logs that ATen computes a GEMM because a workspace cannot be allocated.
 
     Raises:

@@ -211,6 +211,23 @@ def test_a_budget_is_a_duration(tune: Tune, budget: str) -> None:
     assert "is not a duration such as 90s, 10m or 1.5h" in result.stderr
 
 
+def test_serving_adds_sizes_between_and_grid_excludes_it(
+    kernel_cache: Cache, tmp_path: Path, output: Path, tune: Tune
+) -> None:
+    problems = [cpu_provider.problem(sizes=(m, 32, 64)) for m in (8, 32)]
+    wide = build(problems, tmp_path / "wide", kernel_cache)
+    result = tune("--serving", "--skip-confirmed", given=wide)
+    assert result.exit_code == 0, result.output
+    assert [one.problem.m for one in header_of(output).rankings] == [8, 12, 16, 24, 32]
+    assert "measured and not declared: 3 problems" in result.stdout
+    both = tune("--serving", "--grid", given=wide)
+    assert both.exit_code == 2
+    assert "--grid and --serving name two grids; name one of them" in both.stderr
+    other = tune("--serving", given=wide)
+    assert other.exit_code != 0, "another tuning"
+    assert "that two GPUs do not confirm" in other.stderr
+
+
 def test_the_output_is_a_bundle_and_another_one(path: Path, tmp_path: Path) -> None:
     result = run(path, "-o", path.parent / "." / path.name)
     assert result.exit_code == 2

@@ -74,6 +74,7 @@ def run(*arguments: object) -> Result:
 
 
 LLAMA_70B = {"hidden_size": 8192, "num_attention_heads": 64, "intermediate_size": 28672}
+QWEN_32B = {"hidden_size": 5120, "num_attention_heads": 64, "intermediate_size": 25600}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,7 @@ LLAMA_70B = {"hidden_size": 8192, "num_attention_heads": 64, "intermediate_size"
         ("llama-3.1-8b", config("llama-3.1-8b"), (1,)),
         ("llama-3.3-70b", config("llama-3.1-8b", **LLAMA_70B), (1, 4, 8)),
         ("qwen3-8b", config("qwen3-8b"), (1,)),
+        ("qwen3-32b", config("qwen3-8b", **QWEN_32B), (1,)),
         ("qwen3-30b-a3b", config("qwen3-30b-a3b"), (1,)),
     ],
 )

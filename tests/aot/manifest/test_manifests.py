@@ -28,7 +28,7 @@ FILES = sorted(DIRECTORY.glob("*.yaml"))
 EXPERTS = ("gpt-oss-20b", "mixtral-8x7b", "qwen3-30b-a3b")
 """Configs in tests/data/configs whose experts have a manifest of their own."""
 
-DENSE = ("llama-3.1-8b", "llama-3.3-70b", "qwen3-8b")
+DENSE = ("llama-3.1-8b", "llama-3.3-70b", "qwen3-8b", "qwen3-32b")
 TOKENS = [2**power for power in range(14)]
 
 

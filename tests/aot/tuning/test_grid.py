@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tuner import Tuner
@@ -15,6 +17,7 @@ from nvgemm_aot.bundle.wheel_description import render_description
 from nvgemm_aot.cli.tune import tuned_document, tuned_text
 from nvgemm_aot.tuning.measuring import grid
 from nvgemm_aot.tuning.outcome import TuningOutcome
+from nvgemm_aot.tuning.tune_bundles import Tuned
 from nvgemm_runtime.bundle.ranking_entries import Conditions, RankingSource, Timing
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from tuning_bench import header_of, operators
@@ -135,7 +138,7 @@ def winners(tuner: Tuner) -> dict[int, str]:
 
 
 def test_a_grid_is_measured_finer_where_another_kernel_wins(wide: Tuner) -> None:
-    tuned = wide(grid=True)
+    tuned = wide(grid=grid.Grid.STEPS)
     small, large = (8, 16, 24, 32), (40, 48, 64, 96, 128)
     expected = dict.fromkeys(small, "Cpu_1x1") | dict.fromkeys(large, "Cpu_16x16")
     assert winners(wide) == expected
@@ -156,7 +159,7 @@ def test_a_grid_of_groups_counts_the_rows_of_all(tuner: Tuner) -> None:
     declared = [cpu_provider.problem_of(served, (m, 32, 64)) for m in (8, 128)]
     tuner.tunable = tuner.build(declared)
     tuner.timer.times_at = crossing
-    assert tuner(grid=True).is_complete
+    assert tuner(grid=grid.Grid.STEPS).is_complete
     assert {m: name for m, name in winners(tuner).items() if m in (8, 24, 48, 128)} == {
         8: "Cpu_1x1", 24: "Cpu_1x1", 48: "Cpu_16x16", 128: "Cpu_16x16",
     }  # fmt: skip
@@ -164,9 +167,9 @@ def test_a_grid_of_groups_counts_the_rows_of_all(tuner: Tuner) -> None:
 
 
 def test_the_same_command_has_nothing_left(wide: Tuner) -> None:
-    wide(grid=True)
+    wide(grid=grid.Grid.STEPS)
     content = wide.path.read_bytes()
-    again = wide(grid=True)
+    again = wide(grid=grid.Grid.STEPS)
     assert (again.measured_now, again.is_complete, wide.timer.prepared) == (0, True, [])
     assert wide.path.read_bytes() == content
 
@@ -184,10 +187,10 @@ def test_what_was_measured_stays_though_the_fastest_changed_since() -> None:
 def test_a_grid_that_is_interrupted_goes_on(wide: Tuner) -> None:
     """At another place each time; what was measured is not measured again."""
     other = wide.beside("whole.nvgemm")
-    whole = wide(output=other, grid=True)
+    whole = wide(output=other, grid=grid.Grid.STEPS)
     for after in (1, 4, 9):
-        wide.interrupt(after, grid=True)
-    wide(grid=True)
+        wide.interrupt(after, grid=grid.Grid.STEPS)
+    wide(grid=grid.Grid.STEPS)
     assert winners(wide) == {
         one.problem.m: operators(header_of(other), one)[0] for one in header_of(other).rankings
     }
@@ -196,7 +199,9 @@ def test_a_grid_that_is_interrupted_goes_on(wide: Tuner) -> None:
 
 def test_what_was_not_measured_is_not_written(wide: Tuner) -> None:
     """The budget ends behind three problems: the declared ones come first."""
-    tuned = wide(grid=True, budget_s=10.0, ticks=[0.0, 0.0, 0.0, 0.0, *itertools.repeat(99.0, 50)])
+    tuned = wide(
+        grid=grid.Grid.STEPS, budget_s=10.0, ticks=[0.0, 0.0, 0.0, 0.0, *itertools.repeat(99.0, 50)]
+    )
     assert not tuned.is_complete
     assert sorted(winners(wide)) == [8, 16, 128]
     assert {16, 24} <= {Problem.parse(key).m for key in (*tuned.unmeasured, *tuned.outcomes)}
@@ -210,17 +215,110 @@ def test_without_the_option_no_m_is_added(wide: Tuner) -> None:
 def test_another_choice_of_problems_is_another_tuning(wide: Tuner) -> None:
     wide()
     with pytest.raises(Exception, match="on a grid of m"):
-        wide(grid=True)
+        wide(grid=grid.Grid.STEPS)
 
 
 def test_a_tuned_grid_is_confirmed_by_another_gpu(wide: Tuner) -> None:
     """Tuned again, its problems are those of the bundle, each once."""
     from tuning_bench import bench
 
-    wide(grid=True, on=replace(bench(wide.timer), uuid="GPU-1"))
+    wide(grid=grid.Grid.STEPS, on=replace(bench(wide.timer), uuid="GPU-1"))
     first = wide.path
     other = wide.beside("again.nvgemm")
-    tuned = wide(first, other, grid=True, on=replace(bench(wide.timer), uuid="GPU-2"))
+    tuned = wide(first, other, grid=grid.Grid.STEPS, on=replace(bench(wide.timer), uuid="GPU-2"))
     assert len(tuned.header.rankings) == len(header_of(first).rankings)
     assert all(one.measured and one.measured.is_confirmed for one in tuned.header.rankings)
     assert [one.problem.m for one in tuned.header.rankings if one.is_declared] == [8, 128]
+
+
+def test_serving_sizes_are_those_of_captured_graphs_and_steps_above() -> None:
+    """Engines call the first, and any number of tokens above."""
+    assert grid.SERVING[:5] == (1, 2, 4, 8, 12)
+    assert {12, 24, 40, 248, 256, 272, 496, 512} <= {*grid.SERVING}
+    assert {3, 6, 260, 264, 520, 640} & {*grid.SERVING} == set()
+    above = [m for m in grid.SERVING if m >= 512]
+    assert above[:5] == [512, 768, 1024, 1536, 2048]
+    assert list(grid.SERVING) == sorted(set(grid.SERVING))
+
+
+def test_serving_sizes_take_the_fastest_at_both_neighbours() -> None:
+    declared = [at(16, *"abcde"), at(32, *"abcde"), at(16, "a", n=64)]
+    outcomes = {
+        declared[0].problem.key: measured(aten=1, a=10, b=30, c=11, d=11, spread=2),
+        declared[1].problem.key: measured(b=10, a=30),
+    }
+    (between,) = grid.between_measured(declared, outcomes)
+    assert between.problem.m == 24
+    assert between.kernels == (("a", None), ("b", None), ("c", None))
+    assert not between.is_declared
+    (unknown,) = grid.between_measured(declared[:2], {})
+    assert unknown.kernels == (("a", None), ("b", None))
+    (half,) = grid.between_measured(declared[:2], {declared[1].problem.key: measured(aten=1)})
+    assert half.kernels == (("a", None), ("b", None)), "without a kernel's time"
+
+
+def test_serving_sizes_are_listed_before_anything_is_measured() -> None:
+    declared = [at(m) for m in (4, 256, 16, 512, 8192)] + [at(2, n=64), at(8, n=64)]
+    listed = grid.serving_between(ranking.problem for ranking in declared)
+    assert sorted(listed) == sorted(
+        ranking.problem for ranking in grid.between_measured(declared, {})
+    )
+    assert [problem.m for problem in listed if problem.n == 64] == [4]
+    assert {ranking.problem for ranking in declared}.isdisjoint(listed)
+
+
+def test_serving_sizes_are_measured_with_their_neighbours_winners(wide: Tuner) -> None:
+    tuned = wide(grid=grid.Grid.SERVING)
+    sizes = [8, 12, *range(16, 128, 8), 128]
+    assert winners(wide) == {m: "Cpu_1x1" if m <= 33 else "Cpu_16x16" for m in sizes}
+    assert [one.problem.m for one in wide.header.rankings if one.is_declared] == [8, 128]
+    between = [one for one in wide.header.rankings if not one.is_declared]
+    assert {tuple(operators(wide.header, one)) for one in between} == {
+        ("Cpu_1x1", "Cpu_16x16"), ("Cpu_16x16", "Cpu_1x1"),
+    }  # fmt: skip
+    assert (tuned.is_complete, tuned.measured_now) == (True, len(sizes))
+    again = wide(grid=grid.Grid.SERVING)
+    assert (again.measured_now, again.is_complete) == (0, True)
+
+
+def test_serving_sizes_that_are_interrupted_go_on(wide: Tuner) -> None:
+    for after in (1, 2, 9):
+        wide.interrupt(after, grid=grid.Grid.SERVING)
+    left = wide(
+        grid=grid.Grid.SERVING, budget_s=10.0, ticks=[0.0, 0.0, *itertools.repeat(99.0, 50)]
+    )
+    assert not left.is_complete
+    assert wide(grid=grid.Grid.SERVING).is_complete
+    assert len(winners(wide)) == 17
+
+
+def test_confirmed_rankings_are_kept_if_wished(wide: Tuner) -> None:
+    """They serve as neighbours, and the sizes between are measured, then confirmed in turn."""
+    from tuning_bench import bench
+
+    first, confirmed, serving, again = map(
+        wide.beside, ("1.nvgemm", "2.nvgemm", "3.nvgemm", "4.nvgemm")
+    )
+
+    def tune(path: Path, output: Path, uuid: str, **options: Any) -> Tuned:
+        return wide(path, output, on=replace(bench(wide.timer), uuid=uuid), **options)
+
+    tune(wide.tunable, first, "GPU-1")
+    kept = tune(first, wide.beside("0.nvgemm"), "GPU-2", skips_confirmed=True)
+    assert kept.measured_now == 2, "one GPU's measurement is not kept"
+    tune(first, confirmed, "GPU-2")
+    nothing = tune(confirmed, wide.beside("5.nvgemm"), "GPU-3", skips_confirmed=True)
+    assert (nothing.measured_now, nothing.is_complete) == (0, True)
+    how = {"grid": grid.Grid.SERVING, "skips_confirmed": True}
+    assert tune(confirmed, serving, "GPU-1", **how).measured_now == 15
+    tuned = tune(serving, again, "GPU-2", **how)
+    assert tuned.measured_now == 15
+    rankings = header_of(again).rankings
+    assert len(rankings) == 17
+    assert all(one.measured and one.measured.is_confirmed for one in rankings)
+    for name in ("torch", "cuda"):
+        other = replace(
+            bench(wide.timer), versions=replace(bench(wide.timer).versions, **{name: "9.9"})
+        )
+        then = wide(confirmed, wide.beside(f"{name}.nvgemm"), on=other, skips_confirmed=True)
+        assert then.measured_now == 2, "ATen's time counts with another release only"

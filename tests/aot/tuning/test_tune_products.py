@@ -11,6 +11,7 @@ from tuner import Tuner
 from nvgemm_aot.bundle.content import BundleContent, read_content
 from nvgemm_aot.cli.tune import tuned_document, tuned_text
 from nvgemm_aot.rankings.export import export
+from nvgemm_aot.tuning.measuring.grid import Grid
 from nvgemm_aot.tuning.rewrite import rankings_to_measure
 from nvgemm_aot.tuning.state import state_path
 from nvgemm_runtime.bundle.format import Header
@@ -134,7 +135,7 @@ def test_sizes_between_declared_ones_are_added_for_the_product_alone(tuner: Tune
     problems = [replace(PROBLEMS[0], m=m) for m in (4, 16)]
     bundle = tuner.build(problems)
     tuner.timer.times = SLOW_FIRST
-    tuner(bundle, on=on_other(tuner), grid=True)
+    tuner(bundle, on=on_other(tuner), grid=Grid.STEPS)
     header = tuner.header
     assert [one.problem.m for one in of(header, HERE)] == [4, 16]
     beside = [one for one in of(header, OTHER) if not one.is_declared]
