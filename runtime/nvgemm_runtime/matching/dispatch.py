@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..bundle.ranking_entries import Timing
 from ..gemm.group_limits import too_large_reason
 from ..gemm.operands import Request
+from .confirmed_rankings import ConfirmedMeasured
 from .device import DeviceFacts, TorchVersions
 from .evidence import Evidence
 from .thresholds import (
@@ -174,7 +175,9 @@ def decide_dispatch(
         tiling = Tiling(
             problem=request.problem, designs=designs, multiprocessors=facts.multiprocessors
         )
-    intervals = intervals_along(sizes, tiling=tiling, may_bridge=may_bridge)
+    without_times = why_open.keys() - {size.m for size in sizes}
+    unknown = _unknown_sizes(rankings, without_times)
+    intervals = intervals_along([*sizes, *unknown], tiling=tiling, may_bridge=may_bridge)
     table = make_table(intervals)
     return Dispatch(
         table=table,
@@ -192,6 +195,24 @@ def decide_dispatch(
         mismatch=obstacle,
         needed=kernels_that_decide(intervals, table),
     )
+
+
+def _unknown_sizes(
+    rankings: Mapping[int, Sequence[UsableRanking]], without_times: Iterable[int]
+) -> list[MeasuredSize]:
+    """Returns sizes at which ATen runs because a confirmed table has no usable times there.
+
+    Another torch's times decided the table at these m too, so kernels must not run across them.
+    """
+    is_confirmed = any(
+        isinstance(usable.ranking.measured, ConfirmedMeasured)
+        for size_rankings in rankings.values()
+        for usable in size_rankings
+    )
+    if not is_confirmed:
+        return []
+    never_compared = Timing(time_ns=1, spread_ns=0)  # there is no kernel to compare it with
+    return [MeasuredSize(m=m, kernels={}, aten=never_compared) for m in without_times]
 
 
 def _excluded_kernel_gains(usable: UsableRanking, size: MeasuredSize) -> bool:
