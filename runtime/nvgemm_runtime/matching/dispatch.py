@@ -32,6 +32,7 @@ from .trust import (
     Terms,
     why_another_aten,
     why_another_gpu,
+    why_another_release,
     why_times_are_open,
     why_unlike_measured,
 )
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 TunedTogether = tuple[str, ...]
 """Bundle paths that one ``nvgemm-aot tune`` run measures together."""
 
+
+CONFIRM_STEP = "to measure it here, run: nvgemm-aot confirm"
+"""Next step where kernels were not measured on this GPU product with this torch."""
 
 _NONDETERMINISTIC = "results of the kernels that are faster than ATen depend on timing"
 """Reason to leave a size to ATen if the program wants determinism."""
@@ -318,13 +322,17 @@ def _least_gain(
     evidence: Evidence,
 ) -> float | str:
     """Returns the gain on ATen that a ranking's kernels need, or the reason to ignore it."""
-    measured = usable.ranking.measured
-    if measured is None or usable.source.conditions is None:
-        return why_another_gpu(usable.source, facts) or "its ranking is an estimate"
+    measured, conditions = usable.ranking.measured, usable.source.conditions
+    if measured is None or conditions is None:
+        guess = why_another_gpu(usable.source, facts) or "its ranking is an estimate"
+        return f"{guess}; {CONFIRM_STEP}"
     kernels = usable.aligned(request.alignment_bytes, request.is_compact)
     reason = why_times_are_open(measured, usable.source, kernels, facts, versions)
     if reason is not None:
-        return reason
+        is_another = usable.source.gpu != facts.name or why_another_release(
+            conditions.torch, conditions.cuda, versions
+        )
+        return f"{reason}; {CONFIRM_STEP}" if is_another else reason
     least_gain = evidence.least_gain(measured)
     if least_gain is None:
         return f"{measured.standing}, and neither repeated nor confirmed by another GPU"

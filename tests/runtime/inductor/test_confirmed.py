@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,10 @@ import pytest
 import torch
 
 import cpu_provider
-import nvgemm_runtime
 import tuning_bench
 from inductor_session import InductorSession
-from kernels_by_m import COMPUTED_BY, ONE, SQUARE, TIMES, WIDE, operands
-from measured_bundles import ATEN, write_measured
+from kernels_by_m import COMPUTED_BY, TIMES, operands
+from measured_bundles import write_measured
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning.confirming.confirm_kernels import Confirmed, confirm
 from nvgemm_aot.tuning.confirming.confirmed_output import write_confirmations

@@ -74,7 +74,7 @@ def _counts_with_this_torch(counted: Counted, versions: TorchVersions | None) ->
     return why_another_release(counted.torch, counted.cuda, here) is None
 
 
-NONE = "none: plain torch.compile uses no bundled kernel; on the GPU, run: nvgemm-aot tune"
+NONE = "none: plain torch.compile uses no bundled kernel; on the GPU, run: nvgemm-aot confirm"
 
 
 def rankings_text(document: Document, torch: str | None) -> str:
@@ -94,6 +94,6 @@ def rankings_text(document: Document, torch: str | None) -> str:
         )
         parts.append(
             f"{listed}, used with the installed torch {torch} under max-autotune only; install "
-            "that torch, or on the GPU, run: nvgemm-aot tune"
+            "that torch, or on the GPU, run: nvgemm-aot confirm"
         )
     return "; ".join(parts)

@@ -61,6 +61,10 @@ def diagnosis_text(document: dict[str, Any]) -> str:
         ["runtime library", document["runtime_library"] or MISSING],
         *([f"GPU {index}", gpu] for index, gpu in enumerate(document["gpus"])),
         *_rankings_row(document),
+        *(
+            [f"confirmed by {file['origin']}", _confirmed_text(file)]
+            for file in document["confirmed"]
+        ),
         ["build cache", _cache_text(cache)],
     ]
     parts = [table(facts, ["part", "found"])]
@@ -111,6 +115,18 @@ def _rankings_row(document: dict[str, Any]) -> list[list[str]]:
     return rows or [["measured rankings", NONE]]
 
 
+def _confirmed_text(file: dict[str, Any]) -> str:
+    """Describes a file that ``nvgemm-aot confirm`` wrote, and whether it counts here."""
+    path = printable_path(file["path"])
+    if file["problem"] is not None:
+        return f"left out: {file['problem']}"
+    counts = f"plain torch.compile uses kernels for {file['gaining']} of {file['problems']}"
+    if file["elsewhere"] is not None:
+        counts = f"does not count here: {file['elsewhere']}"
+    measured_on = f"{file['gpu']} with torch {file['torch']}, CUDA {file['cuda']}"
+    return f"{path}: {measured_on}, {file['date']}: {counts}"
+
+
 def _provider_text(provider: dict[str, Any]) -> str:
     problem = provider["problem"]
     return f"from {provider['origin']}" + (f": cannot be used: {problem}" if problem else "")
@@ -153,5 +169,5 @@ def _served_text(ranked_for: str | None, gpu: str) -> str:
         return "served"
     return (
         f"served with the rankings for {ranked_for}: the bundle has none for {gpu}; to measure, "
-        "run there: nvgemm-aot tune"
+        "run there: nvgemm-aot confirm"
     )

@@ -256,7 +256,7 @@ def _next_steps(
             where = "on this GPU, or on another of this product"
             steps.update({_tune_step(files, where): None for files in dispatch.unconfirmed[m]})
         else:
-            step = "tune the bundle on this product with this torch (nvgemm-aot tune)"
+            step = "measure the bundles' kernels on this GPU with this torch (nvgemm-aot confirm)"
             steps[f"{step}, or compile with max-autotune"] = None
     return list(steps)
 
