@@ -45,8 +45,8 @@ TunedTogether = tuple[str, ...]
 """Bundle paths that one ``nvgemm-aot tune`` run measures together."""
 
 
-CONFIRM_STEP = "to measure it here, run: nvgemm-aot confirm"
-"""Next step where kernels were not measured on this GPU product with this torch."""
+CONFIRM_STEP = "on this GPU, run: nvgemm-aot confirm"
+"""Next step where kernels were not measured on this GPU product with this torch's ATen."""
 
 _NONDETERMINISTIC = "results of the kernels that are faster than ATen depend on timing"
 """Reason to leave a size to ATen if the program wants determinism."""
@@ -66,6 +66,8 @@ class Dispatch:
             empty if no measurement by ``nvgemm-aot tune`` could count.
         unconfirmed: Paths to bundles whose measurements lack only a second GPU's confirmation, by
             m.
+        to_confirm: Each m at which no ranking counts because none was measured on this GPU product
+            with this torch's ATen; see `CONFIRM_STEP`.
         held_back: Reasons not to use a faster kernel, by m: one GPU repeated its measurement, and
             the gain is too small for that evidence.
         mismatch: Reason why no measurement could count for these operands, or None.
@@ -80,6 +82,7 @@ class Dispatch:
     declared: frozenset[int]
     doubtful: Mapping[int, tuple[TunedTogether, ...]]
     unconfirmed: Mapping[int, tuple[TunedTogether, ...]]
+    to_confirm: frozenset[int]
     held_back: Mapping[int, str]
     mismatch: str | None
     needed: frozenset[str]
@@ -133,12 +136,16 @@ def decide_dispatch(
     why_open: dict[int, str] = {}
     doubtful: dict[int, tuple[TunedTogether, ...]] = {}
     unconfirmed: dict[int, tuple[TunedTogether, ...]] = {}
+    to_confirm: set[int] = set()
     held_back: dict[int, str] = {}
     for m, size_rankings in sorted(rankings.items()):
         counting, reasons = _counting_rankings(size_rankings, request, facts, versions, evidence)
         size = obstacle or reasons or _measured_size(m, counting, request, evidence)
         if isinstance(size, str):
             why_open[m] = size
+            confirming = (_needs_confirming(usable, facts, versions) for usable in size_rankings)
+            if not obstacle and all(confirming):
+                to_confirm.add(m)
             files = _contradicting_files(counting) or _doubtful_files(size_rankings)
             if files and not obstacle:  # with an obstacle, a new measurement would not count either
                 doubtful[m] = files
@@ -195,6 +202,7 @@ def decide_dispatch(
         ),
         doubtful=doubtful,
         unconfirmed=unconfirmed,
+        to_confirm=frozenset(to_confirm),
         held_back=held_back,
         mismatch=obstacle,
         needed=kernels_that_decide(intervals, table),
@@ -322,21 +330,25 @@ def _least_gain(
     evidence: Evidence,
 ) -> float | str:
     """Returns the gain on ATen that a ranking's kernels need, or the reason to ignore it."""
-    measured, conditions = usable.ranking.measured, usable.source.conditions
-    if measured is None or conditions is None:
-        guess = why_another_gpu(usable.source, facts) or "its ranking is an estimate"
-        return f"{guess}; {CONFIRM_STEP}"
+    measured = usable.ranking.measured
+    if measured is None or usable.source.conditions is None:
+        return why_another_gpu(usable.source, facts) or "its ranking is an estimate"
     kernels = usable.aligned(request.alignment_bytes, request.is_compact)
     reason = why_times_are_open(measured, usable.source, kernels, facts, versions)
     if reason is not None:
-        is_another = usable.source.gpu != facts.name or why_another_release(
-            conditions.torch, conditions.cuda, versions
-        )
-        return f"{reason}; {CONFIRM_STEP}" if is_another else reason
+        return reason
     least_gain = evidence.least_gain(measured)
     if least_gain is None:
         return f"{measured.standing}, and neither repeated nor confirmed by another GPU"
     return least_gain
+
+
+def _needs_confirming(usable: UsableRanking, facts: DeviceFacts, versions: TorchVersions) -> bool:
+    """Returns True if kernels were not measured on this GPU product with this torch's ATen."""
+    measured, conditions = usable.ranking.measured, usable.source.conditions
+    if measured is None or conditions is None or usable.source.gpu != facts.name:
+        return True
+    return why_another_release(conditions.torch, conditions.cuda, versions) is not None
 
 
 def _kernel_beats_aten(usable: UsableRanking) -> bool:

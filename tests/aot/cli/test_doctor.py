@@ -211,7 +211,7 @@ def test_says_whose_order_of_kernels_a_gpu_of_no_listed_product_gets(
     for text, of_h100 in ((alone, guess("NVIDIA H100")), (together, "served\n")):
         assert "  GPU 0: served\n" in text
         assert f"  GPU 1: {of_h100}" in text
-        assert f"  GPU 2: {guess('NVIDIA H20')}; to measure, run there: nvgemm-aot tune" in text
+        assert f"  GPU 2: {guess('NVIDIA H20')}; to measure, run there: nvgemm-aot confirm" in text
 
 
 def test_each_refusal_names_its_bundles_and_stands_once(

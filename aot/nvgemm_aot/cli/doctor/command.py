@@ -108,11 +108,16 @@ def _rankings_row(document: dict[str, Any]) -> list[list[str]]:
     if not document["bundles"]:
         return []
     torch = document["versions"]["torch"]
-    rows = [
-        [f"measured on {product['gpu']}", rankings_text(product, torch)]
-        for product in document["measured_rankings"]
-    ]
-    return rows or [["measured rankings", NONE]]
+    confirmed = {
+        file["gpu"]
+        for file in document["confirmed"]
+        if file["problem"] is None and file["elsewhere"] is None
+    }
+    rows = []
+    for product in document["measured_rankings"]:
+        text = rankings_text(product, torch, is_confirmed=product["gpu"] in confirmed)
+        rows.append([f"measured on {product['gpu']}", text])
+    return rows or ([] if confirmed else [["measured rankings", NONE]])
 
 
 def _confirmed_text(file: dict[str, Any]) -> str:
