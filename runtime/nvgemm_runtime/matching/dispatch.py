@@ -312,7 +312,9 @@ def _doubtful_files(rankings: Iterable[UsableRanking]) -> tuple[TunedTogether, .
     return _separate_paths(
         usable
         for usable in rankings
-        if usable.ranking.measured is not None and usable.ranking.measured.doubts
+        if usable.ranking.measured is not None
+        and usable.ranking.measured.doubts
+        and not isinstance(usable.ranking.measured, ConfirmedMeasured)
     )
 
 
@@ -344,8 +346,10 @@ def _least_gain(
 
 
 def _needs_confirming(usable: UsableRanking, facts: DeviceFacts, versions: TorchVersions) -> bool:
-    """Returns True if kernels were not measured on this GPU product with this torch's ATen."""
+    """Returns True if only a confirmation on this GPU product with this torch could count."""
     measured, conditions = usable.ranking.measured, usable.source.conditions
+    if isinstance(measured, ConfirmedMeasured):
+        return bool(measured.doubts)
     if measured is None or conditions is None or usable.source.gpu != facts.name:
         return True
     return why_another_release(conditions.torch, conditions.cuda, versions) is not None

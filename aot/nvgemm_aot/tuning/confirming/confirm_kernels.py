@@ -131,9 +131,10 @@ def confirm(
     serving = _serving(bundles, bench)
     contests = find_contests(serving, bench.facts)
     if not contests:
+        names = ", ".join(str(bundle.path) for bundle in serving)
         raise TuningError(
-            f"nothing to confirm: no table of {', '.join(str(one.path) for one in serving)} uses a "
-            f"kernel on {bench.facts.name}, whatever the torch; plain torch.compile uses ATen there"
+            f"nothing to confirm: {names} rank no problem that plain torch.compile may leave to a "
+            "kernel; fused products compete under max-autotune"
         )
     _refuse_unusual_aten(contests)
     session = _Session(

@@ -44,11 +44,11 @@ class Contest:
 def find_contests(bundles: Sequence[Bundle], facts: DeviceFacts) -> list[Contest]:
     """Returns the problems to measure on a device, one dispatch table after the other.
 
-    A table whose measurements on this GPU product let no kernel run is left out. In other tables
-    with such measurements, each m is measured with the kernels that the table uses at any m, and
-    with the fastest at this m. Without such measurements, each m is measured with the first kernels
-    in its ranking. Problems without an operator in ATen are left out, as default mode leaves them
-    alone.
+    An m that was measured on this GPU product is measured with the kernels that its table uses at
+    any m, and with the fastest at this m, also where ATen won: with other times, the table could
+    otherwise bridge over it, and mode ``required`` would miss it. Any other m is measured with the
+    first kernels in its ranking. Problems without an operator in ATen are left out, as default mode
+    leaves them alone, and so are kernels whose results depend on timing.
     """
     contests: dict[Problem, Contest] = {}
     for bundle in bundles:
@@ -89,8 +89,6 @@ def _is_in_default_mode(problem: Problem) -> bool:
 def _line_contests(line: _Line, facts: DeviceFacts) -> Iterator[Contest]:
     measured = {m: usable for m, usable in line.items() if usable.holds_on(facts)}
     used = _used_kernels(measured, facts)
-    if measured and not used:
-        return
     for m, usable in line.items():
         kernels = [served.kernel for served in usable.kernels if served.kernel.is_deterministic]
         ids = [kernel.id for kernel in kernels]
