@@ -61,10 +61,7 @@ def diagnosis_text(document: dict[str, Any]) -> str:
         ["runtime library", document["runtime_library"] or MISSING],
         *([f"GPU {index}", gpu] for index, gpu in enumerate(document["gpus"])),
         *_rankings_row(document),
-        *(
-            [f"confirmed by {file['origin']}", _confirmed_text(file)]
-            for file in document["confirmed"]
-        ),
+        *(["confirmed rankings", _confirmed_text(file)] for file in document["confirmed"]),
         ["build cache", _cache_text(cache)],
     ]
     parts = [table(facts, ["part", "found"])]
