@@ -15,7 +15,7 @@ from ..errors import RankingsError
 from .format import canonical_json
 from .ranking_entries import APART, Conditions, Timing
 
-FORMAT_NAME = "nvgemm-aot confirmations"
+FORMAT_NAME = "confirmations of nvgemm-aot"
 """Value of the file's ``format``."""
 
 VERSION = 1

@@ -77,7 +77,7 @@ def set_problem(name: str, value: object) -> Callable[[dict[str, Any]], None]:
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    (lambda d: d.update(format="x"), "format must be 'nvgemm-aot confirmations' (got 'x')"),
+    (lambda d: d.update(format="x"), "format must be 'confirmations of nvgemm-aot' (got 'x')"),
     (lambda d: d.update(version=2), "version must be 1 for this release (got 2)"),
     (lambda d: d.update(version=True), "(got True)"),
     (lambda d: d.pop("gpu"), "the file lacks gpu, which it must have"),
