@@ -95,9 +95,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Whatever this user has had compiled must not be found by tests, nor theirs by the user."""
+    """What this user has compiled or confirmed is not found by tests, nor theirs by the user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NVGEMM_AOT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("NVGEMM_AOT_CONFIRMED", str(tmp_path_factory.mktemp("confirmed") / "none"))
         yield
 
 

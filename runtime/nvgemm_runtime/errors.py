@@ -133,7 +133,7 @@ class CoverageError(NvgemmError):
 
 
 class TuningError(NvgemmError):
-    """``tune``: bundles cannot be measured here.
+    """``tune`` or ``confirm``: kernels cannot be measured here.
 
     The GPU does not match, no problem is declared, or no kernel is correct.
     """
@@ -152,7 +152,7 @@ class SuspectError(NvgemmError):
 
 
 class RankingsError(NvgemmError):
-    """A rankings file is damaged, has another format or version, or serves no target of the build.
+    """A file of rankings or confirmations is damaged or of another format, or fits no target.
 
     The last case is an error only with ``--strict``.
     """

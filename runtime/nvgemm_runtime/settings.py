@@ -67,6 +67,9 @@ device and check them, which waits for the device. Torch's operators and generat
 BUNDLES_VARIABLE = "NVGEMM_AOT_BUNDLES"
 """Bundle files, or directories with them, separated as in PATH."""
 
+CONFIRMED_VARIABLE = "NVGEMM_AOT_CONFIRMED"
+"""Directory with this user's confirmations; see `installed.confirmed_files`."""
+
 CACHE_VARIABLE = "NVGEMM_AOT_CACHE"
 """Cache directory."""
 
@@ -282,7 +285,13 @@ VARIABLES = {
     BUNDLES_VARIABLE: (
         "Bundle files, or directories with bundles, in addition to installed wheels; separated by "
         "`:`. Read once, when a process first compiles or asks for a kernel. Other users must not "
-        "have write access to them or to a directory above."
+        "have write access to them or to a directory above. Files that `nvgemm-aot confirm` wrote "
+        "may be named likewise."
+    ),
+    CONFIRMED_VARIABLE: (
+        "The directory in which `nvgemm-aot confirm` writes, and every process reads, this user's "
+        "confirmations; `nvgemm-aot` in `$XDG_CONFIG_HOME` or `~/.config` if not set. Set it for "
+        "every process of a job, or for none."
     ),
     DEBUG_VARIABLE: (
         "`1`: checks offsets of grouped products in `nvgemm_runtime.grouped_mm`, `k_grouped_mm`, "

@@ -21,11 +21,12 @@ from gemm_arguments import exact_arguments, random_arguments
 from gemm_reference import assert_close, assert_exact
 from installed import installed_kernels
 
-from nvgemm_aot.bundle.content import read_content
+from nvgemm_aot.bundle.content import ProblemRanking, read_content
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.rankings.export import export
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
 from nvgemm_aot.tuning import contenders
+from nvgemm_aot.tuning.confirming.confirm_kernels import confirm, confirm_bench
 from nvgemm_aot.tuning.correctness.judgement import reference
 from nvgemm_aot.tuning.correctness.random_operands import make_sets
 from nvgemm_aot.tuning.measuring.gpu import UNKNOWN_DRIVER, gpu_bench
@@ -36,6 +37,8 @@ from nvgemm_runtime.bundle.ranking_entries import APART
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature
 from nvgemm_runtime.launch.select import load_kernel
+from nvgemm_runtime.matching.index import Index
+from nvgemm_runtime.matching.matches import BundleView
 
 SIGNATURE = "mm/tn/bf16xbf16/fp32/bf16"
 
@@ -324,3 +327,41 @@ def test_torch_compile_goes_by_what_was_measured(
         assert trusted["timed"] == []
         assert trusted["won"] == ([winner] if is_ours else [])
         assert max(usual["error"], trusted["error"]) < 4e-3
+
+
+def test_a_measurement_with_another_torch_is_confirmed(
+    tuned: tuple[Tuned, Header], tmp_path: Path
+) -> None:
+    """Both problems, whoever wins; their times count for the table, and agree with those tuned."""
+    result, _ = tuned
+    with Bundle(result.path) as bundle:
+        content = read_content(bundle)
+    older = tmp_path / "older.nvgemm"
+    write_bundle(older, replace(content, rankings=tuple(map(_with_older_torch, content.rankings))))
+    with Bundle(older) as bundle:
+        bench = confirm_bench()
+        confirmed = confirm([bundle], bench)
+        assert confirmed.left_out == confirmed.rejected == {}
+        views = [BundleView(name="older", header=bundle.header, opened=bundle)]
+        index = Index(
+            views,
+            bench.facts,
+            versions=bench.versions,
+            confirmations=[confirmed.confirmations],
+        )
+    assert len(confirmed.confirmations.problems) == 2
+    for key, times in confirmed.confirmations.problems.items():
+        assert not times.doubts
+        (usable,) = index.ranked_sizes(Problem.parse(key))[Problem.parse(key).m]
+        assert usable.source.conditions == confirmed.confirmations.conditions
+        aten = result.outcomes[key].aten
+        assert aten is not None
+        assert times.aten.time_ns == pytest.approx(aten.time_ns, rel=0.15)
+
+
+def _with_older_torch(ranking: ProblemRanking) -> ProblemRanking:
+    conditions = ranking.source.conditions
+    if conditions is None:
+        return ranking
+    older = replace(conditions, torch="2.0.0+cu118")
+    return replace(ranking, source=replace(ranking.source, conditions=older))

@@ -95,12 +95,13 @@ class Ran:
 
 
 class Home:
-    """What several processes share: torch's compile caches, and no more."""
+    """What several processes share: torch's compile caches, and confirmations if there are any."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(exist_ok=True)
         self.directory = directory
         self.caches = directory / "caches"
+        self.confirmed = directory / "confirmed"
         self._runs = 0
 
     def run(
@@ -136,6 +137,7 @@ class Home:
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS": "ATEN",
             "PYTHONPATH": "" if site is None else str(site),
+            "NVGEMM_AOT_CONFIRMED": str(self.confirmed),
             "TEST_RECORD": str(record.path),
             "TEST_COMPILES": "yes" if compiles else "",
             "TEST_SLOW_ATEN": "yes" if slow_aten else "",

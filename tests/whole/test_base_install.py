@@ -93,6 +93,7 @@ CASES: dict[str, list[Case]] = {
         ),
         Case(arguments=("quickstart",), prints="no bundle is installed"),
     ],
+    "confirm": [Case(fails=TuningError, says="GPU")],
     "tune": [Case(arguments=("{bundle}", "-o", "tuned.nvgemm"), fails=TuningError, says="GPU")],
     "rankings export": [
         Case(

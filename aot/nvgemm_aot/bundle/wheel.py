@@ -30,6 +30,7 @@ from nvgemm_runtime.installed.discover import (
 )
 
 from ..storage.files import space_hint, write_atomic
+from .confirmed_contents import confirmed_contents
 from .sbom import RUNTIME, BundledFile, render_sbom
 from .wheel_description import cuda_versions, fill_template, read_template, render_description
 
@@ -115,7 +116,12 @@ def write_wheel(
 
 
 def encode_wheel(
-    bundles: Sequence[Path], *, name: str, version: str, summary: str | None = None
+    bundles: Sequence[Path],
+    *,
+    name: str,
+    version: str,
+    summary: str | None = None,
+    confirmed: Sequence[Path] = (),
 ) -> tuple[str, bytes]:
     """Packs bundles, one per target, into a wheel; equal bundles in any order give equal bytes.
 
@@ -125,24 +131,30 @@ def encode_wheel(
         version: The wheel's version; normalised.
         summary: One line about the wheel (line breaks become spaces); by default derived from the
             bundles.
+        confirmed: Files with confirmations of the bundles' kernels, one for each GPU product,
+            minor torch version and CUDA version.
 
     Returns:
         The wheel's file name and its bytes.
 
     Raises:
         PackagingError: If there is no bundle, two bundles have one target, their platforms differ
-            or have no wheel tag, the name, version or summary is not valid, or the wheel exceeds
-            `MAX_WHEEL_BYTES`.
+            or have no wheel tag, the name, version or summary is not valid, confirmations fit no
+            kernel or each other, or the wheel exceeds `MAX_WHEEL_BYTES`.
         BundleFormatError: If a bundle breaks a rule of the format.
-        StorageError: If a bundle cannot be read.
+        RankingsError: If a file with confirmations breaks a rule of its format.
+        StorageError: If a file cannot be read.
     """
     identity = identify(name, version)
     contents = _read_bundles(bundles, identity)
     headers = [header for header, _ in contents.values()]
+    confirmed_files = confirmed_contents(confirmed, headers)
     tag = _platform_tag(headers)
     filename = f"{identity.package}-{identity.version}-py3-none-{tag}.whl"
     line = _summary_line(summary, headers)
-    data = encode_archive(filename, _wheel_files(identity, contents, tag, line))
+    files = _wheel_files(identity, contents, tag, line)
+    beside = {f"{identity.package}/{inner}": text for inner, text in confirmed_files.items()}
+    data = encode_archive(filename, {**beside, **files})
     _check_size(len(data), len(contents))
     return filename, data
 

@@ -39,15 +39,32 @@ if TYPE_CHECKING:
 @click.option("--name", required=True, help="The wheel is called nvgemm-kernels-NAME.")
 @click.option("--version", "wheel_version", default=__version__, show_default=True)
 @click.option("--summary", help="One line about the purpose of the kernels.")
+@click.option(
+    "--confirmed",
+    type=ANY_PATH,
+    multiple=True,
+    help="Also pack this file, which nvgemm-aot confirm wrote; may be repeated.",
+)
 def wheel(
-    bundles: tuple[Path, ...], out: Path, name: str, wheel_version: str, summary: str | None
+    bundles: tuple[Path, ...],
+    out: Path,
+    name: str,
+    wheel_version: str,
+    summary: str | None,
+    confirmed: tuple[Path, ...],
 ) -> None:
     """Pack BUNDLES, one per target, into a wheel, and nvgemm-aot itself into another."""
     runtime = prepare_wheels(out, name=name, version=wheel_version)
     with Bundle(bundles[0]) as first:
         platform = first.header.target.platform
     document = write_wheels(
-        {platform: bundles}, runtime, name=name, version=wheel_version, summary=summary, out=out
+        {platform: bundles},
+        runtime,
+        name=name,
+        version=wheel_version,
+        summary=summary,
+        out=out,
+        confirmed=confirmed,
     )
     click.echo("\n".join(wheel_lines(document)))
 

@@ -22,7 +22,8 @@ from .coverage.command import coverage
 from .doctor.command import doctor
 from .explain import explain
 from .manifest import manifest, schema
-from .rankings import rankings
+from .rankings.command import rankings
+from .rankings.confirm import confirm
 from .record import record
 from .terminal import interrupts, output
 from .tune import tune
@@ -115,7 +116,7 @@ def main(verbose: int) -> None:
 
 
 for _command in (
-    build, cache, coverage, doctor, explain, inspect, list_, manifest, rankings, record, schema,
-    tune, verify, wheel,
+    build, cache, confirm, coverage, doctor, explain, inspect, list_, manifest, rankings, record,
+    schema, tune, verify, wheel,
 ):  # fmt: skip
     main.add_command(_command)

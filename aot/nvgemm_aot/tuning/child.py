@@ -1,4 +1,4 @@
-"""Measuring process: runs a tuning and reports to `watchdog`, which may kill it.
+"""Measuring process: runs a task and reports to `watchdog`, which may kill it.
 
 Messages go through a pipe; each is a tuple that begins with a `Message`.
 """
@@ -20,9 +20,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from .measuring.gpu import Bench
-from .tune_bundles import TuningOptions, tune
+from .session import Progress, Running
+from .tune_bundles import Tuned, TuningOptions, tune
 
 BOOTSTRAP = (
     "import sys; sys.path[:] = sys.argv[3:]; "
@@ -48,25 +50,65 @@ class Message(enum.Enum):
     LOG = "log"
     """Log record: logger, level, text."""
     DONE = "done"
-    """Tuning result."""
+    """The task's result."""
     FAILED = "failed"
-    """Exception that ended the tuning, and its traceback as text."""
+    """Exception that ended the task, and its traceback as text."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChildTask:
-    """Task for a measuring process.
+class Reports:
+    """Calls by which a task reports to the watching process.
 
     Attributes:
-        bench: Function that creates the bench, as ``module:function``.
-        log_level: Lowest level to report.
+        progress: Progress.
+        again: Second measurements' progress.
+        running: Context entered with a contender and a problem key during each contender's run.
     """
+
+    progress: Progress
+    again: Progress
+    running: Running
+
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class ChildTask(Protocol[R_co]):
+    """Task for a measuring process, to which it is pickled."""
+
+    @property
+    def bench(self) -> str:
+        """Function that creates the bench, as ``module:function``."""
+
+    @property
+    def log_level(self) -> int:
+        """Lowest level to report."""
+
+    def perform(self, bench: Bench, reports: Reports) -> R_co:
+        """Performs the task in the measuring process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneTask:
+    """Tuning as a task; see `tune_bundles.tune`."""
 
     paths: tuple[Path, ...]
     output: Path
     options: TuningOptions
     bench: str
     log_level: int
+
+    def perform(self, bench: Bench, reports: Reports) -> Tuned:
+        """Tunes bundles."""
+        return tune(
+            self.paths,
+            self.output,
+            bench,
+            self.options,
+            progress=reports.progress,
+            again=reports.again,
+            running=reports.running,
+        )
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -78,20 +120,17 @@ def main(descriptor: int, parent: int) -> None:
     # Torch warns of this at its import; nothing here uses NumPy.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     connection = Connection(descriptor)
-    work: ChildTask = connection.recv()
+    work: ChildTask[object] = connection.recv()
     send = functools.partial(_send, connection)
     reporter = _Reporter(send)
     logging.basicConfig(level=work.log_level, handlers=[reporter], force=True)
     try:
-        result = tune(
-            work.paths,
-            work.output,
-            _load_function(work.bench)(),
-            work.options,
+        reports = Reports(
             progress=functools.partial(send, Message.PROGRESS),
             again=functools.partial(send, Message.AGAIN),
             running=reporter.running,
         )
+        result = work.perform(_load_function(work.bench)(), reports)
     except BaseException as error:
         send(Message.FAILED, _sendable(error), traceback.format_exc())
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.bundle.format import Kernel
@@ -70,6 +70,12 @@ class Contenders:
         return {
             name: run for name, run in runs.items() if run is not None and name not in self._without
         }
+
+    def runs_of_kernels(self, problem: Problem, ids: Iterable[str]) -> dict[str, Run]:
+        """Returns callables by name: ATen, and those of these kernels that serve a problem."""
+        runs = {id_: _lazy_run(*self._kernels[id_]) for id_ in ids if self.serves(id_, problem)}
+        aten = aten_run(problem.signature)
+        return runs if aten is None or ATEN in self._without else {ATEN: aten, **runs}
 
     def serves(self, id_: str, problem: Problem) -> bool:
         """Returns True if a kernel may run on a problem's operands."""

@@ -28,7 +28,7 @@ from .correctness.judgement import rejected_kernels
 from .measuring.gpu import Bench
 from .measuring.neighbours import Neighbours
 from .measuring.other_work import OtherWork
-from .measuring.problem_times import BrokenDeviceError, measure
+from .measuring.problem_times import BrokenDeviceError, Effort, measure
 from .outcome import TuningOutcome
 from .rewrite import previous_outcome
 from .state import TuningState
@@ -186,7 +186,7 @@ class Session:
                 self.bench,
                 functools.partial(self.state.trying, key=key),
                 functools.partial(self.running, key=key),
-                also_back_to_back=also_back_to_back,
+                Effort(also_back_to_back=also_back_to_back),
             )
         except BrokenDeviceError as error:
             name = contender_name(error.contender)

@@ -19,17 +19,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from nvgemm_runtime.errors import NvgemmError, TuningError
 
 from ..rankings.agreement import TRITON, contender_name
-from .child import BOOTSTRAP, ChildTask, Message
+from .child import BOOTSTRAP, ChildTask, Message, TuneTask
 from .session import Progress, UnusableGpuError
 from .state import add_death, add_hang, reserved, state_path
 from .tune_bundles import Tuned, TuningOptions
 
 _log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 GPU_BENCH = "nvgemm_aot.tuning.measuring.gpu:gpu_bench"
 """Function that creates the bench for torch's current CUDA device."""
@@ -103,16 +105,16 @@ def tune_watched(
             remaining_options = replace(
                 options, budget_s=max(0.0, options.budget_s - (clock() - begin))
             )
-        work = ChildTask(
+        work = TuneTask(
             paths=tuple(paths),
             output=output,
             options=remaining_options,
             bench=bench,
             log_level=logging.getLogger().getEffectiveLevel(),
         )
-        with contextlib.closing(_Process(work)) as process:
+        with contextlib.closing(WatchedProcess(work)) as process:
             end = process.watch(hang_s, merged_progress)
-        if isinstance(end, Tuned):
+        if not isinstance(end, ProcessEnd):
             is_over = remaining_options.budget_s is not None and clock() - begin >= (
                 options.budget_s or 0
             )
@@ -134,7 +136,7 @@ def tune_watched(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _End:
+class ProcessEnd:
     """Process end without a result; ``contender`` and ``key`` are its last run.
 
     ``record`` notes it in the state; None if the contender is not to blame, or noted already.
@@ -147,6 +149,7 @@ class _End:
 
     @property
     def text(self) -> str:
+        """Contender, problem and reason for messages."""
         if not self.contender:
             return self.reason
         return f"{self.key}: {contender_name(self.contender)}: {self.reason}"
@@ -169,10 +172,10 @@ class _MergedProgress:
             self.report(done, self.total)
 
 
-class _Process:
+class WatchedProcess(Generic[R]):
     """Measuring process and the pipe to it."""
 
-    def __init__(self, work: ChildTask) -> None:
+    def __init__(self, work: ChildTask[R]) -> None:
         self._connection, child_end = Pipe()
         self._process = subprocess.Popen(
             [
@@ -189,7 +192,7 @@ class _Process:
         with contextlib.suppress(BrokenPipeError):  # `watch` reports its end
             self._connection.send(work)
 
-    def watch(self, hang_s: float, progress: Mapping[Message, Progress]) -> Tuned | _End:
+    def watch(self, hang_s: float, progress: Mapping[Message, Progress]) -> R | ProcessEnd:
         """Passes on the process's reports until it ends or hangs.
 
         Raises:
@@ -216,7 +219,7 @@ class _Process:
             return hang_s * IDLE_FACTOR
         return hang_s * (TRITON_FACTOR if self._running[0] == TRITON else 1)
 
-    def _kill_hanging(self, limit_s: float) -> _End:
+    def _kill_hanging(self, limit_s: float) -> ProcessEnd:
         """Kills the process and returns the contender that hangs.
 
         Raises:
@@ -227,12 +230,12 @@ class _Process:
             raise TuningError(
                 f"the measuring process was silent for {limit_s:g} s while no kernel ran: the GPU "
                 "or its driver does not respond. If nvidia-smi does not respond either, reset the "
-                "GPU or restart the machine. Then run the same command again, which continues from "
-                "the saved measurements. On a slow machine, pass a longer --hang-after (silence is "
-                f"allowed for {IDLE_FACTOR} times as long)"
+                "GPU or restart the machine. Then run the same command again. On a slow machine, "
+                "pass a longer --hang-after (silence is allowed for "
+                f"{IDLE_FACTOR} times as long)"
             )
         contender, key = self._last
-        return _End(
+        return ProcessEnd(
             contender=contender,
             key=key,
             reason=f"it hangs: it has not returned for {limit_s:g} s",
@@ -241,7 +244,7 @@ class _Process:
 
     def _handle(
         self, message: tuple[Any, ...], progress: Mapping[Message, Progress]
-    ) -> Tuned | _End | None:
+    ) -> R | ProcessEnd | None:
         kind, *values = message
         if kind is Message.RUNS:
             self._running = self._last = (values[0], values[1])
@@ -255,19 +258,19 @@ class _Process:
         elif kind is Message.FAILED:
             return self._report_failure(*values)
         else:
-            tuned: Tuned = values[0]
-            return tuned
+            result: R = values[0]
+            return result
         return None
 
-    def _report_failure(self, error: BaseException, trace: str) -> _End:
+    def _report_failure(self, error: BaseException, trace: str) -> ProcessEnd:
         if isinstance(error, UnusableGpuError):
             # The process itself recorded it, and its end frees the GPU.
-            return _End(contender="", key="", reason=str(error), record=None)
+            return ProcessEnd(contender="", key="", reason=str(error), record=None)
         if isinstance(error, NvgemmError):
             raise error
         raise error from RuntimeError(f"in the measuring process:\n{trace}")
 
-    def _report_death(self) -> _End:
+    def _report_death(self) -> ProcessEnd:
         status = self._process.wait()
         how = f"status {status}"
         if status < 0:
@@ -275,7 +278,7 @@ class _Process:
                 how = signal.Signals(-status).name
         contender, key = self._last
         meanwhile = "while it ran" if self._running else "after it had run"
-        return _End(
+        return ProcessEnd(
             contender=contender,
             key=key,
             reason=f"the measuring process died by {how} {meanwhile}"

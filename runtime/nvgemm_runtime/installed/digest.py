@@ -1,4 +1,4 @@
-"""Digest of this process's bundles, for compile cache keys.
+"""Digest of this process's bundles and confirmations, for compile cache keys.
 
 Imports neither bundles nor Inductor: every compiling process needs it.
 """
@@ -10,7 +10,9 @@ import os
 import sys
 from collections.abc import Iterable
 
+from ..errors import StorageError
 from ..settings import BUNDLES_VARIABLE
+from .confirmed_files import confirmed_directory, find_confirmed, read_bytes
 from .discover import BundleFile, find_bundles
 
 _PREFIX_BYTES = 48
@@ -24,17 +26,20 @@ _seen: tuple[list[tuple[str, int]], tuple[BundleFile, ...], str] | None = None
 
 
 def installed_digest() -> str:
-    """Returns a digest over the first bytes of every installed or named bundle.
+    """Returns a digest over the first bytes of every bundle, and over all confirmations.
 
-    Until this process opens its bundles, the digest changes as soon as one is installed, removed or
-    replaced. From then on it describes the opened ones.
+    Until this process opens its bundles, the digest changes as soon as a bundle or confirmations
+    are installed, removed or replaced. From then on it describes the opened ones. Confirmations
+    without bundles change nothing.
     """
     global _seen
     if _opened is not None:
         return _opened
     if _seen is None or _seen[0] != _modification_times(_seen[1]):
-        files = find_bundles()
-        _seen = _modification_times(files), files, _digest(files)
+        bundles = find_bundles()
+        confirmed = find_confirmed(bundles) if bundles else ()
+        files = (*bundles, *confirmed)
+        _seen = _modification_times(files), files, _digest(bundles, map(read_bytes, confirmed))
     return _seen[2]
 
 
@@ -43,10 +48,15 @@ def has_bundles() -> bool:
     return installed_digest() != _EMPTY_DIGEST
 
 
-def keep(files: Iterable[BundleFile]) -> None:
-    """Fixes the digest to these bundles, because this process opens them and no others."""
+def keep(bundles: Iterable[BundleFile], confirmed: Iterable[bytes | None] = ()) -> None:
+    """Fixes the digest to these bundles and confirmations, because this process opens no others.
+
+    Args:
+        bundles: Bundles.
+        confirmed: Content of files with confirmations; None for unusable ones.
+    """
     global _opened
-    _opened = _digest(files)
+    _opened = _digest(bundles, confirmed)
 
 
 def forget() -> None:
@@ -55,11 +65,14 @@ def forget() -> None:
     _opened = _seen = None
 
 
-def _digest(files: Iterable[BundleFile]) -> str:
+def _digest(bundles: Iterable[BundleFile], confirmed: Iterable[bytes | None] = ()) -> str:
     digest = hashlib.sha256()
-    for file in files:
+    for file in bundles:
         digest.update(b"bundle ")  # a file may be empty
         digest.update(_UNUSABLE if file.problem is not None else _first_bytes(file.path))
+    for data in confirmed:
+        digest.update(b"confirmed ")
+        digest.update(_UNUSABLE if data is None else hashlib.sha256(data).digest())
     return digest.hexdigest()
 
 
@@ -78,8 +91,16 @@ def _first_bytes(path: os.PathLike[str]) -> bytes:
 def _modification_times(files: Iterable[BundleFile]) -> list[tuple[str, int]]:
     """Returns modification times of bundles and their possible locations: path, nanoseconds."""
     named_paths = filter(None, os.environ.get(BUNDLES_VARIABLE, "").split(os.pathsep))
-    paths = [*named_paths, *sys.path, *(str(file.path) for file in files)]
+    paths = [*named_paths, *_user_directory(), *sys.path, *(str(file.path) for file in files)]
     return [(path, _modified_ns(path)) for path in paths]
+
+
+def _user_directory() -> list[str]:
+    """Returns the directory with this user's confirmations, if the user has any."""
+    try:
+        return [str(confirmed_directory())]
+    except StorageError:
+        return []
 
 
 def _modified_ns(path: str) -> int:

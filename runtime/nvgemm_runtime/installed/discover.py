@@ -23,6 +23,9 @@ DISTRIBUTION_PREFIX = "nvgemm-kernels-"
 BUNDLE_SUFFIX = ".nvgemm"
 """Suffix of bundle file names."""
 
+CONFIRMED_SUFFIX = ".confirmed.json"
+"""Suffix of names of files with confirmations; see `bundle.confirmations`."""
+
 _LEFT_BY_PIP = "~"
 """Prefix of directories left by an interrupted pip uninstall."""
 
@@ -38,12 +41,14 @@ class InstalledBundle:
         distribution: Distribution name in its metadata, or None.
         version: Distribution version, or None.
         problem: Reason that there is no bundle to open, with the next step, or None.
+        confirmed_files: Files with confirmations in the same distribution, unread.
     """
 
     path: Path
     distribution: str | None
     version: str | None
     problem: str | None = None
+    confirmed_files: tuple[Path, ...] = ()
 
     @property
     def origin(self) -> str:
@@ -118,12 +123,14 @@ class BundleFile:
             cache.
         problem: Reason that it must not or cannot be opened, or None.
         requirement: Distribution and version as a pip requirement, if known.
+        confirmed_files: Files with confirmations in the same distribution, unread.
     """
 
     path: Path
     origin: str
     problem: str | None
     requirement: str | None = None
+    confirmed_files: tuple[Path, ...] = ()
 
 
 def find_bundles() -> tuple[BundleFile, ...]:
@@ -138,42 +145,59 @@ def find_bundles() -> tuple[BundleFile, ...]:
             origin=bundle.origin,
             problem=bundle.problem,
             requirement=bundle.requirement,
+            confirmed_files=bundle.confirmed_files,
         )
         for bundle in find_wheel_bundles()
     )
     files_by_path: dict[str, BundleFile] = {}
-    for file in (*_named_bundles(os.environ.get(BUNDLES_VARIABLE, "")), *installed):
+    for file in (*_named_bundles(), *installed):
         files_by_path.setdefault(os.path.realpath(file.path), file)
     return tuple(files_by_path.values())
 
 
-def _named_bundles(value: str) -> Iterator[BundleFile]:
-    for name in filter(None, value.split(os.pathsep)):
-        path = Path(os.path.abspath(name))  # noqa: PTH100
+def _named_bundles() -> Iterator[BundleFile]:
+    for path in named_paths():
+        if path.name.endswith(CONFIRMED_SUFFIX):
+            continue
         try:
-            files = _files_at(path)
+            files = files_at(path, BUNDLE_SUFFIX)
+            # A directory may hold confirmations alone.
+            if not files and not files_at(path, CONFIRMED_SUFFIX):
+                raise FileNotFoundError(errno.ENOENT, f"holds no {BUNDLE_SUFFIX} file")
         except OSError as error:
             reason = f"{printable_path(path)}: {error.strerror}"
             yield BundleFile(path=path, origin=BUNDLES_VARIABLE, problem=reason)
             continue
-        for file in files:
-            # Per file: a dangling link says nothing about its neighbours.
-            try:
-                problem = writable_by_others(file)
-            except OSError as error:
-                problem = f"{printable_path(file)}: {error.strerror}"
-            yield BundleFile(path=file, origin=BUNDLES_VARIABLE, problem=problem)
+        yield from (owned_file(file, BUNDLES_VARIABLE) for file in files)
 
 
-def _files_at(path: Path) -> list[Path]:
-    """Returns the bundles that a name in the variable refers to."""
+def named_paths() -> list[Path]:
+    """Returns the files and directories that NVGEMM_AOT_BUNDLES names."""
+    names = os.environ.get(BUNDLES_VARIABLE, "").split(os.pathsep)
+    return [Path(os.path.abspath(name)) for name in names if name]  # noqa: PTH100
+
+
+def files_at(path: Path, suffix: str) -> list[Path]:
+    """Returns a directory's files with a suffix, by name; a path to anything else is returned.
+
+    Raises:
+        OSError: If the directory cannot be listed.
+    """
     if not path.is_dir():
         return [path]
     # Not glob, which skips unreadable directories.
-    names = sorted(name for name in os.listdir(path) if name.endswith(BUNDLE_SUFFIX))  # noqa: PTH208
-    if not names:
-        raise FileNotFoundError(errno.ENOENT, f"holds no {BUNDLE_SUFFIX} file")
+    names = sorted(name for name in os.listdir(path) if name.endswith(suffix))  # noqa: PTH208
     return [path / name for name in names]
+
+
+def owned_file(file: Path, origin: str) -> BundleFile:
+    """Returns a file, with a problem if others can write it or it does not exist."""
+    # Per file: a dangling link says nothing about its neighbours.
+    try:
+        problem = writable_by_others(file)
+    except OSError as error:
+        problem = f"{printable_path(file)}: {error.strerror}"
+    return BundleFile(path=file, origin=origin, problem=problem)
 
 
 def _declared_packages(distribution: Distribution) -> tuple[str, ...]:
@@ -213,17 +237,33 @@ def _bundles(
     bundles = [
         entry for entry in entries if entry.suffix == BUNDLE_SUFFIX and entry.parent in directories
     ]
+    confirmed = [
+        entry
+        for entry in entries
+        if entry.name.endswith(CONFIRMED_SUFFIX) and entry.parent in directories
+    ]
     if not bundles:
         raise ValueError(f"its RECORD lists no {BUNDLE_SUFFIX} file in {', '.join(packages)}")
+    confirmed_files = tuple(_located(distribution, entry) for entry in confirmed)
     for entry in bundles:
-        located = distribution.locate_file(entry)
-        if not isinstance(located, os.PathLike):
-            raise ValueError("it is installed in an archive, bundles must be plain files")
-        path = Path(os.path.abspath(located))  # noqa: PTH100
+        path = _located(distribution, entry)
         problem = None
         if not path.is_file():
             problem = f"{path} is missing, but the RECORD of {name} lists it; reinstall {name}"
-        yield InstalledBundle(path=path, distribution=name, version=version, problem=problem)
+        yield InstalledBundle(
+            path=path,
+            distribution=name,
+            version=version,
+            problem=problem,
+            confirmed_files=confirmed_files,
+        )
+
+
+def _located(distribution: Distribution, entry: PurePosixPath) -> Path:
+    located = distribution.locate_file(entry)
+    if not isinstance(located, os.PathLike):
+        raise ValueError("it is installed in an archive, bundles must be plain files")
+    return Path(os.path.abspath(located))  # noqa: PTH100
 
 
 def describe_distribution(distribution: Distribution) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..bundle.confirmations import Confirmations
 from ..bundle.format import Kernel
 from ..bundle.reader import Bundle, file_identity
 from ..errors import NvgemmError, count_text
@@ -29,6 +30,7 @@ from ..matching.refusals import (
     unlaunchable,
 )
 from . import digest
+from .confirmed_files import ConfirmedFile, find_confirmed, read_confirmed
 from .discover import BundleFile, find_bundles
 from .jit_cache import find_user_bundles, user_bundle_origin
 
@@ -87,6 +89,7 @@ class Installation:
         self._lock = threading.RLock()
         self.generation = 0
         self._shipped: tuple[FoundBundle, ...] | None = None
+        self._confirmed: tuple[ConfirmedFile, ...] = ()
         self._user_bundles: tuple[FoundBundle, ...] = ()
         self._temporary: tuple[Path, ...] = ()
         self._logged: set[str] = set()
@@ -109,11 +112,33 @@ class Installation:
         with self._lock:
             if self._shipped is None:
                 files = find_bundles()
-                digest.keep(files)
+                self._confirmed = self._read_confirmed(files)
+                digest.keep(files, [confirmed.data for confirmed in self._confirmed])
                 shipped = tuple(self._open(file) for file in files)
                 self._user_bundles = self._open_user_bundles()
                 self._shipped = shipped  # last, because it marks the search as complete
             return self._shipped
+
+    def confirmed_files(self) -> tuple[ConfirmedFile, ...]:
+        """Returns the files with confirmations, usable or not; none without a bundle."""
+        with self._lock:
+            self.shipped_bundles()
+            return self._confirmed
+
+    def _read_confirmed(self, bundles: tuple[BundleFile, ...]) -> tuple[ConfirmedFile, ...]:
+        """Reads the confirmations for bundles, and warns of unusable files."""
+        confirmed_files = tuple(map(read_confirmed, find_confirmed(bundles) if bundles else ()))
+        for confirmed in confirmed_files:
+            if confirmed.problem is not None:
+                self._warn("confirmations", confirmed.origin, confirmed.problem)
+        return confirmed_files
+
+    def _confirmations(self) -> list[Confirmations]:
+        return [
+            confirmed.confirmations
+            for confirmed in self._confirmed
+            if confirmed.confirmations is not None
+        ]
 
     def index(
         self, facts: DeviceFacts, *, without: Collection[Bundle] = ()
@@ -125,12 +150,18 @@ class Installation:
         with self._lock:
             if without:
                 problem = "it is temporarily unreadable"
-                shipped = _index_of(_mark_unusable(self.shipped_bundles(), without, problem), facts)
+                shipped = _index_of(
+                    _mark_unusable(self.shipped_bundles(), without, problem),
+                    facts,
+                    confirmations=self._confirmations(),
+                )
                 return _add_user_bundles(
                     shipped, _mark_unusable(self._user_bundles, without, problem), facts
                 )
             if facts not in self._shipped_indexes:
-                self._shipped_indexes[facts] = _index_of(self.shipped_bundles(), facts)
+                self._shipped_indexes[facts] = _index_of(
+                    self.shipped_bundles(), facts, confirmations=self._confirmations()
+                )
             if facts not in self._indexes:
                 shipped = self._shipped_indexes[facts]
                 self._indexes[facts] = _add_user_bundles(shipped, self._user_bundles, facts)
@@ -173,7 +204,7 @@ class Installation:
             self._user_bundles = _mark_unusable(self._user_bundles, (bundle,), problem)
             self._shipped_indexes, self._indexes, self._kernels = {}, {}, None
             self.generation += 1
-            self._warn(affected.origin, problem)
+            self._warn("bundle", affected.origin, problem)
             return True
 
     def user_bundle_problems(self, kernel_id: str) -> tuple[Problem, ...]:
@@ -226,7 +257,7 @@ class Installation:
                 if is_user_bundle:
                     problem += "; it is rebuilt when kernels are next compiled"
         if problem is not None:
-            self._warn(file.origin, problem)
+            self._warn("bundle", file.origin, problem)
         return FoundBundle(
             path=file.path,
             origin=file.origin,
@@ -235,10 +266,10 @@ class Installation:
             requirement=file.requirement,
         )
 
-    def _warn(self, origin: str, problem: str) -> None:
+    def _warn(self, kind: str, origin: str, problem: str) -> None:
         if problem not in self._logged:
             self._logged.add(problem)
-            _log.warning("bundle left out (%s): %s", origin, problem)
+            _log.warning("%s left out (%s): %s", kind, origin, problem)
 
     def kernels(self) -> dict[str, tuple[Bundle, Kernel]]:
         """Returns every kernel in every usable bundle, by id, with the first bundle that holds it.
@@ -283,7 +314,11 @@ def _add_user_bundles(
 
 
 def _index_of(
-    bundles: Iterable[FoundBundle], facts: DeviceFacts, *, from_jit: bool = False
+    bundles: Iterable[FoundBundle],
+    facts: DeviceFacts,
+    *,
+    from_jit: bool = False,
+    confirmations: Sequence[Confirmations] = (),
 ) -> Index:
     views = newest_compiler_first(
         BundleView(
@@ -300,7 +335,14 @@ def _index_of(
         for bundle_file in bundles
         if bundle_file.bundle is None
     ]
-    return Index(views, facts, unusable, from_jit=from_jit, versions=torch_versions())
+    return Index(
+        views,
+        facts,
+        unusable,
+        from_jit=from_jit,
+        versions=torch_versions(),
+        confirmations=confirmations,
+    )
 
 
 def _kernel_entries(bundles: Iterable[FoundBundle]) -> list[tuple[Bundle, Kernel]]:

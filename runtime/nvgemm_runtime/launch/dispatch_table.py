@@ -16,7 +16,7 @@ from ..gemm.operands import Request, operation_of, requests
 from ..gemm.problem import Op
 from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, torch_versions
-from ..matching.dispatch import Dispatch, decide_dispatch
+from ..matching.dispatch import CONFIRM_STEP, Dispatch, decide_dispatch
 from ..matching.evidence import Evidence
 from ..matching.thresholds import ATEN, MeasuredSize, beating_aten
 from ..matching.trust import Terms
@@ -140,6 +140,8 @@ class DispatchedSizes:
         lines += [
             f"  not used at m {m}: {reason}" for m, reason in self.decided.open_reasons.items()
         ]
+        if self.decided.to_confirm:
+            lines.append(f"  {CONFIRM_STEP}")
         if not self.decided.sizes and not self.decided.open_reasons:
             lines.append("  no bundle that serves this device declares this n and k")
         return "\n".join(lines)

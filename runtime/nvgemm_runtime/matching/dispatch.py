@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..bundle.ranking_entries import Timing
 from ..gemm.group_limits import too_large_reason
 from ..gemm.operands import Request
+from .confirmed_rankings import ConfirmedMeasured
 from .device import DeviceFacts, TorchVersions
 from .evidence import Evidence
 from .thresholds import (
@@ -31,6 +32,7 @@ from .trust import (
     Terms,
     why_another_aten,
     why_another_gpu,
+    why_another_release,
     why_times_are_open,
     why_unlike_measured,
 )
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
 TunedTogether = tuple[str, ...]
 """Bundle paths that one ``nvgemm-aot tune`` run measures together."""
 
+
+CONFIRM_STEP = "on this GPU, run: nvgemm-aot confirm"
+"""Next step where kernels were not measured on this GPU product with this torch's ATen."""
 
 _NONDETERMINISTIC = "results of the kernels that are faster than ATen depend on timing"
 """Reason to leave a size to ATen if the program wants determinism."""
@@ -61,6 +66,8 @@ class Dispatch:
             empty if no measurement by ``nvgemm-aot tune`` could count.
         unconfirmed: Paths to bundles whose measurements lack only a second GPU's confirmation, by
             m.
+        to_confirm: Each m at which no ranking counts because none was measured on this GPU product
+            with this torch's ATen; see `CONFIRM_STEP`.
         held_back: Reasons not to use a faster kernel, by m: one GPU repeated its measurement, and
             the gain is too small for that evidence.
         mismatch: Reason why no measurement could count for these operands, or None.
@@ -75,6 +82,7 @@ class Dispatch:
     declared: frozenset[int]
     doubtful: Mapping[int, tuple[TunedTogether, ...]]
     unconfirmed: Mapping[int, tuple[TunedTogether, ...]]
+    to_confirm: frozenset[int]
     held_back: Mapping[int, str]
     mismatch: str | None
     needed: frozenset[str]
@@ -128,12 +136,16 @@ def decide_dispatch(
     why_open: dict[int, str] = {}
     doubtful: dict[int, tuple[TunedTogether, ...]] = {}
     unconfirmed: dict[int, tuple[TunedTogether, ...]] = {}
+    to_confirm: set[int] = set()
     held_back: dict[int, str] = {}
     for m, size_rankings in sorted(rankings.items()):
         counting, reasons = _counting_rankings(size_rankings, request, facts, versions, evidence)
         size = obstacle or reasons or _measured_size(m, counting, request, evidence)
         if isinstance(size, str):
             why_open[m] = size
+            confirming = (_needs_confirming(usable, facts, versions) for usable in size_rankings)
+            if not obstacle and all(confirming):
+                to_confirm.add(m)
             files = _contradicting_files(counting) or _doubtful_files(size_rankings)
             if files and not obstacle:  # with an obstacle, a new measurement would not count either
                 doubtful[m] = files
@@ -174,7 +186,9 @@ def decide_dispatch(
         tiling = Tiling(
             problem=request.problem, designs=designs, multiprocessors=facts.multiprocessors
         )
-    intervals = intervals_along(sizes, tiling=tiling, may_bridge=may_bridge)
+    without_times = why_open.keys() - {size.m for size in sizes}
+    unknown = _unknown_sizes(rankings, without_times)
+    intervals = intervals_along([*sizes, *unknown], tiling=tiling, may_bridge=may_bridge)
     table = make_table(intervals)
     return Dispatch(
         table=table,
@@ -188,10 +202,29 @@ def decide_dispatch(
         ),
         doubtful=doubtful,
         unconfirmed=unconfirmed,
+        to_confirm=frozenset(to_confirm),
         held_back=held_back,
         mismatch=obstacle,
         needed=kernels_that_decide(intervals, table),
     )
+
+
+def _unknown_sizes(
+    rankings: Mapping[int, Sequence[UsableRanking]], without_times: Iterable[int]
+) -> list[MeasuredSize]:
+    """Returns sizes at which ATen runs because a confirmed table has no usable times there.
+
+    Another torch's times decided the table at these m too, so kernels must not run across them.
+    """
+    is_confirmed = any(
+        isinstance(usable.ranking.measured, ConfirmedMeasured)
+        for size_rankings in rankings.values()
+        for usable in size_rankings
+    )
+    if not is_confirmed:
+        return []
+    never_compared = Timing(time_ns=1, spread_ns=0)  # there is no kernel to compare it with
+    return [MeasuredSize(m=m, kernels={}, aten=never_compared) for m in without_times]
 
 
 def _excluded_kernel_gains(usable: UsableRanking, size: MeasuredSize) -> bool:
@@ -279,7 +312,9 @@ def _doubtful_files(rankings: Iterable[UsableRanking]) -> tuple[TunedTogether, .
     return _separate_paths(
         usable
         for usable in rankings
-        if usable.ranking.measured is not None and usable.ranking.measured.doubts
+        if usable.ranking.measured is not None
+        and usable.ranking.measured.doubts
+        and not isinstance(usable.ranking.measured, ConfirmedMeasured)
     )
 
 
@@ -308,6 +343,16 @@ def _least_gain(
     if least_gain is None:
         return f"{measured.standing}, and neither repeated nor confirmed by another GPU"
     return least_gain
+
+
+def _needs_confirming(usable: UsableRanking, facts: DeviceFacts, versions: TorchVersions) -> bool:
+    """Returns True if only a confirmation on this GPU product with this torch could count."""
+    measured, conditions = usable.ranking.measured, usable.source.conditions
+    if isinstance(measured, ConfirmedMeasured):
+        return bool(measured.doubts)
+    if measured is None or conditions is None or usable.source.gpu != facts.name:
+        return True
+    return why_another_release(conditions.torch, conditions.cuda, versions) is not None
 
 
 def _kernel_beats_aten(usable: UsableRanking) -> bool:

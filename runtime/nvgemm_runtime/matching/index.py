@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..bundle.confirmations import Confirmations
 from ..bundle.format import Header
 from ..bundle.ranking_entries import Scope, UnservedReason
 from ..gemm.group_limits import too_large_reason
 from ..gemm.problem import Problem, Signature
+from .confirmed_rankings import ConfirmedMeasured, confirmed_rankings, confirmed_times
 from .device import DeviceFacts, TorchVersions
 from .matches import Basis, BundleView, Match, MatchedKernel, Miss
 from .nearest import Around
@@ -33,6 +36,8 @@ from .usable_rankings import UsableRanking, index_by_alignment, preference, usab
 if TYPE_CHECKING:
     from ..gemm.operands import Request
 
+_log = logging.getLogger(__name__)
+
 
 class Index:
     """Kernels that one device can run, indexed by problem.
@@ -45,6 +50,8 @@ class Index:
         unusable: Reasons why other bundles could not be opened.
         from_jit: True if the bundles are the JIT cache's.
         versions: Versions of torch; None without torch.
+        confirmations: Confirmations in order of preference; those for this GPU product and torch
+            replace measured rankings.
 
     Attributes:
         refusals: Reasons why bundles, or some kernels in them, cannot serve this device.
@@ -58,6 +65,7 @@ class Index:
         *,
         from_jit: bool = False,
         versions: TorchVersions | None = None,
+        confirmations: Sequence[Confirmations] = (),
     ) -> None:
         self.bundles = tuple(bundles)
         self.facts = facts
@@ -66,6 +74,7 @@ class Index:
         self._unserved: dict[Problem, tuple[str, UnservedReason]] = {}
         self._with_refusals: list[tuple[BundleView, str]] = []
         refusals: list[str] = []
+        serving: list[BundleView] = []
         for bundle in self.bundles:
             try:
                 reason = refusal(bundle.header, facts)
@@ -82,6 +91,7 @@ class Index:
                     usable.ranking = replace(ranking, is_declared=True)
                 self._ranked.setdefault(ranking.problem, []).append(usable)
             if reason is None:
+                serving.append(bundle)
                 for problem, why in bundle.header.unserved.items():
                     self._unserved.setdefault(problem, (bundle.name, why))
         for rankings in self._ranked.values():
@@ -91,6 +101,7 @@ class Index:
             rankings.sort(key=self._measured_on, reverse=True)
             rankings.sort(key=lambda usable: preference(usable, facts, versions))
         self.refusals = (*refusals, *unusable)
+        self._confirmed = self._confirm(serving, confirmations, versions)
         self._sizes = index_by_alignment(self._ranked, is_compact=True)
         self._sizes_with_gaps = self._sizes
         usables = itertools.chain.from_iterable(self._ranked.values())
@@ -115,7 +126,7 @@ class Index:
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
     ) -> Match | None:
         """Returns the match from a problem's own ranking; None without one."""
-        for usable in self._ranked.get(problem, ()):
+        for usable in self._rankings_to_match(problem):
             kernels = usable.aligned(alignment_bytes, is_compact)
             if kernels:
                 basis = Basis.DECLARED if usable.ranking.is_declared else Basis.SIGNATURE
@@ -166,6 +177,34 @@ class Index:
         """
         return self._left_out.get(all_but_m(problem), {})
 
+    def _confirm(
+        self,
+        bundles: Sequence[BundleView],
+        confirmations: Sequence[Confirmations],
+        versions: TorchVersions | None,
+    ) -> dict[Problem, UsableRanking]:
+        """Returns the confirmed rankings that count here; none if an error shows a fault."""
+        if versions is None or not confirmations:
+            return {}
+        try:
+            times_by_key = confirmed_times(confirmations, self.facts, versions)
+            confirmed = confirmed_rankings(bundles, self.facts, times_by_key)
+        except Exception:  # A fault must not prevent use of the bundles.
+            _log.warning("confirmations left out because of an internal error", exc_info=True)
+            return {}
+        for problem, usable in confirmed.items():
+            if problem in self._declared:
+                usable.ranking = replace(usable.ranking, is_declared=True)
+        return confirmed
+
+    def _rankings_to_match(self, problem: Problem) -> Sequence[UsableRanking]:
+        """Returns a problem's rankings; a confirmed one first if it decides alone."""
+        rankings = self._ranked.get(problem, ())
+        confirmed = self._confirmed.get(problem)
+        if confirmed is None or not _confirmation(confirmed).decides_alone:
+            return rankings
+        return (confirmed, *rankings)
+
     @functools.cached_property
     def _declared(self) -> frozenset[Problem]:
         """Problems that any bundle declares, including refused ones and ones without a kernel."""
@@ -191,6 +230,11 @@ class Index:
     def _rows(self) -> dict[Hashable, dict[int, list[UsableRanking]]]:
         rows: dict[Hashable, dict[int, list[UsableRanking]]] = {}
         for ranked, rankings in self._ranked.items():
+            confirmed = self._confirmed.get(ranked)
+            if confirmed is not None:
+                # Without doubts, it replaces ATen's time with another torch.
+                is_doubtful = bool(_confirmation(confirmed).doubts)
+                rankings = [confirmed, *rankings] if is_doubtful else [confirmed]
             rows.setdefault(all_but_m(ranked), {})[ranked.m] = rankings
         return rows
 
@@ -299,6 +343,12 @@ class Index:
     @functools.cached_property
     def _bundled(self) -> str:
         return ", ".join(sorted(signature.key for signature in self._sizes))
+
+
+def _confirmation(usable: UsableRanking) -> ConfirmedMeasured:
+    measured = usable.ranking.measured
+    assert isinstance(measured, ConfirmedMeasured)
+    return measured
 
 
 def all_but_m(problem: Problem) -> Hashable:

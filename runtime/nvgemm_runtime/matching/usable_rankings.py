@@ -84,9 +84,10 @@ class UsableRanking:
             remain.
         kernels: Launchable kernels, best first; at least one.
         kernels_for_gaps: Launchable kernels that accept gaps between rows or matrices.
+        source: Ranking source: the bundle's, unless a confirmation replaces it.
     """
 
-    __slots__ = ("bundle", "kernels", "kernels_for_gaps", "least_excluded_ns", "ranking")
+    __slots__ = ("bundle", "kernels", "kernels_for_gaps", "least_excluded_ns", "ranking", "source")
 
     def __init__(
         self,
@@ -95,17 +96,14 @@ class UsableRanking:
         kernels: tuple[MatchedKernel, ...],
         kernels_for_gaps: tuple[MatchedKernel, ...],
         least_excluded_ns: int | None = None,
+        source: RankingSource | None = None,
     ) -> None:
         self.bundle = bundle
         self.ranking = ranking
         self.kernels = kernels
         self.kernels_for_gaps = kernels_for_gaps
         self.least_excluded_ns = least_excluded_ns
-
-    @property
-    def source(self) -> RankingSource:
-        """Ranking source."""
-        return self.bundle.header.sources[self.ranking.source]
+        self.source = source or bundle.header.sources[ranking.source]
 
     def holds_on(self, facts: DeviceFacts) -> bool:
         """Returns True if this is a measurement whose kernel order holds on a device."""

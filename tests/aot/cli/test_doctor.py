@@ -18,13 +18,16 @@ from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.cli.doctor import diagnosis
 from nvgemm_aot.cli.main import main
+from nvgemm_aot.tuning.confirming.confirmed_output import write_confirmations
 from nvgemm_runtime.bundle import calling_convention
+from nvgemm_runtime.bundle.confirmations import Confirmations, ConfirmedTimes
 from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Timing
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError, UnhealthyError
 from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.launch.loading import native
-from nvgemm_runtime.matching.device import UNKNOWN_VERSION
+from nvgemm_runtime.matching.device import UNKNOWN_VERSION, TorchVersions
 from repository import TESTS
 from synthetic_bundles import install_lost_and_damaged, write_synthetic_bundle
 from synthetic_facts import H200, LIBRARY
@@ -211,7 +214,43 @@ def test_says_whose_order_of_kernels_a_gpu_of_no_listed_product_gets(
     for text, of_h100 in ((alone, guess("NVIDIA H100")), (together, "served\n")):
         assert "  GPU 0: served\n" in text
         assert f"  GPU 1: {of_h100}" in text
-        assert f"  GPU 2: {guess('NVIDIA H20')}; to measure, run there: nvgemm-aot tune" in text
+        assert f"  GPU 2: {guess('NVIDIA H20')}; to measure, run there: nvgemm-aot confirm" in text
+
+
+def test_says_which_confirmations_count_here(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVGEMM_AOT_CONFIRMED", str(tmp_path / "confirmed"))
+    versions = TorchVersions(torch="2.14.0+cu130", cuda="13.0")
+    have(monkeypatch, torch_versions=versions)
+    key = "mm/tn/bf16xbf16/fp32/bf16/m8n64k64"
+
+    def write(name: str, gpu: str, torch: str) -> None:
+        conditions = Conditions(driver="1", torch=torch, cuda="13.0", date="2026-11-28")
+        times = ConfirmedTimes(
+            kernels={"a" * 64: Timing(time_ns=90, spread_ns=1)},
+            aten=Timing(time_ns=100, spread_ns=1),
+        )
+        confirmations = Confirmations(gpu=gpu, by="x", conditions=conditions, problems={key: times})
+        write_confirmations(confirmations, tmp_path / "confirmed" / f"{name}.confirmed.json")
+
+    def rows() -> list[str]:
+        name_bundles(monkeypatch, machine)
+        assert problems() == ""
+        return [row for row in run().stdout.splitlines() if row.startswith("confirmed rankings")]
+
+    assert rows() == []
+    write("a", "NVIDIA H200", "2.14.1")
+    write("b", "NVIDIA H200", "2.13.0")
+    write("c", "NVIDIA B200", "2.14.1")
+    (tmp_path / "confirmed" / "d.confirmed.json").write_text("{}")
+    here, older, elsewhere, damaged = rows()
+    assert "NVIDIA H200 with torch 2.14.1, CUDA 13.0, 2026-11-28: plain torch" in here
+    assert here.endswith("uses kernels for 1 of 1")
+    assert "does not count here: ATen was measured with torch 2.13.0, this is 2.14" in older
+    assert elsewhere.endswith("does not count here: measured on NVIDIA B200")
+    assert "left out: " in damaged
+    assert "no confirmations: format must be" in damaged
 
 
 def test_each_refusal_names_its_bundles_and_stands_once(

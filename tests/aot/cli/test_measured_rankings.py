@@ -104,5 +104,9 @@ def test_text_names_both_torches_and_what_to_do() -> None:
     document = {"measured": 0, "used": 0, "used_with_setting": 0, "measured_with": OLD}
     assert rankings_text(document, "2.13.0") == (
         "4 problems with torch 2.11, CUDA 13.0, used with the installed torch 2.13.0 under "
-        "max-autotune only; install that torch, or on the GPU, run: nvgemm-aot tune"
+        "max-autotune only; install that torch, or on this GPU, run: nvgemm-aot confirm"
+    )
+    assert rankings_text(document, "2.13.0", is_confirmed=True) == (
+        "4 problems with torch 2.11, CUDA 13.0, used with the installed torch 2.13.0 under "
+        "max-autotune, and otherwise where confirmed rankings count"
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from made_rankings import GPU_A, GPU_B, GPU_C, on, rankings
-from nvgemm_aot.cli.rankings import summary_document
+from nvgemm_aot.cli.rankings.command import summary_document
 from nvgemm_aot.rankings.agreement import Agreement, Relation, compare, compare_repeat
 from nvgemm_aot.rankings.assess import assess
 from nvgemm_aot.rankings.entries import Entry, Rankings, merge

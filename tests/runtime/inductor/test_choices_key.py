@@ -56,6 +56,47 @@ def test_it_follows_bundles_that_come_are_replaced_and_go(
     assert portable_key() == keys[1]
 
 
+def test_it_follows_confirmations_that_come_are_replaced_and_go(
+    inductor: InductorSession, recording_bundle: BuiltBundle, tmp_path: Path
+) -> None:
+    """In a process that has not opened any bundle yet, and the same in one that has."""
+    own, named = tmp_path / "own", tmp_path / "named"
+    named.mkdir()
+    inductor.monkeypatch.setenv("NVGEMM_AOT_CONFIRMED", str(own))
+    inductor.use(recording_bundle.path, named)
+    keys = [portable_key()]
+    own.mkdir()
+    for content in (b"{}", b"[]"):
+        (own / "new").write_bytes(content)
+        (own / "new").rename(own / "a.confirmed.json")
+        keys.append(portable_key())
+    (named / "b.confirmed.json").write_bytes(b"{}")
+    keys.append(portable_key())
+    (own / "a.confirmed.json").chmod(0o666)
+    (own / "a.confirmed.json").touch()
+    keys.append(portable_key())
+    assert len(set(keys)) == 5
+    INSTALLATION.bundles()
+    assert portable_key() == keys[-1]
+    for file in (own / "a.confirmed.json", named / "b.confirmed.json"):
+        file.unlink()
+    assert portable_key() == keys[-1], "it has read them"
+    digest.forget()
+    assert portable_key() == keys[0]
+
+
+def test_confirmations_without_bundles_change_nothing(
+    inductor: InductorSession, tmp_path: Path
+) -> None:
+    inductor.monkeypatch.setenv("NVGEMM_AOT_CONFIRMED", str(tmp_path))
+    inductor.use()
+    before = portable_key()
+    (tmp_path / "a.confirmed.json").write_bytes(b"{}")
+    digest.forget()
+    assert portable_key() == before
+    assert not digest.has_bundles()
+
+
 def test_it_names_no_place(
     inductor: InductorSession, recording_bundle: BuiltBundle, tmp_path: Path
 ) -> None:

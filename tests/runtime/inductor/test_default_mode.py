@@ -213,7 +213,7 @@ def test_required_demands_nothing_without_bundles_or_turned_off(
 
 def test_required_refuses_estimates(inductor: InductorSession, bundles: Bundles) -> None:
     inductor.use(bundles.measured({}))
-    with pytest.raises(Exception, match="tune the bundle on this product") as caught:
+    with pytest.raises(Exception, match="nvgemm-aot confirm") as caught:
         inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "required"})
     assert "to use ATen here, compile this model in mode auto" in str(caught.value)
 
@@ -1047,8 +1047,8 @@ def test_reasons_tell_what_nobody_declares_from_what_does_not_count(
 NEXT = {
     "doubts": "measure again here: nvgemm-aot tune {bundle} -o tuned.nvgemm",
     "one GPU": "measure again on this GPU, or on another of this product: nvgemm-aot tune {bundle}",
-    "another product": "tune the bundle on this product with this torch",
-    "a newer torch": "tune the bundle on this product with this torch",
+    "another product": "on this GPU, run: nvgemm-aot confirm",
+    "a newer torch": "on this GPU, run: nvgemm-aot confirm",
 }
 
 
@@ -1119,7 +1119,7 @@ def test_what_aten_won_is_told_with_its_size_and_with_what_is_open(
     told = "ATen was measured to be as fast or faster at m 32"
     if not is_static:
         told += "".join(f"; m {m}: its ranking is an estimate" for m in (8, 12, 16))
-        told += "; and 1 more m"
+        told += "; and 1 more m; on this GPU, run: nvgemm-aot confirm"
     assert met["measured"] == told
 
 

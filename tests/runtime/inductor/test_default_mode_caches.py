@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+import confirmed_kernels
 import cpu_provider
 import tuning_bench
 from fresh_processes import Home, Ran, pip_install
 from measured_bundles import ATEN, write_measured
 from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_aot.tuning.confirming.confirmed_output import write_confirmations
 
 pytestmark = pytest.mark.slow
 
@@ -176,3 +178,37 @@ def test_an_engine_whose_cache_is_keyed_by_options_compiles_anew_for_other_wheel
     replaced = pip_install(measured, "2.0", tmp_path / "site")
     assert run(replaced) == (False, KERNELS[:1])
     assert len(list(entries.iterdir())) == 3
+
+
+def test_confirmations_that_come_change_and_go_make_other_graphs(
+    tmp_path: Path, kernel_cache: Cache
+) -> None:
+    """Two processes that have the same share one; a caller's rank changes nothing."""
+    problems = [
+        cpu_provider.problem(layout, sizes=(m, 32, 64)) for layout in ("tt", "tn") for m in TIMES
+    ]
+    built = tuning_bench.build(problems, tmp_path / "built", kernel_cache)
+    measured = write_measured(
+        built, tmp_path / "measured" / built.name, TIMES, torch=confirmed_kernels.OTHER_TORCH
+    )
+    site = pip_install(measured, "1.0", tmp_path / "site")
+    home = Home(tmp_path / "home")
+
+    def run(rank: int = 0) -> tuple[int, int, list[str]]:
+        ran = home.run(site, plain=True, variables={"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        assert ran.right == [True, True]
+        assert ran.count("nvgemm") == 0, ran.said
+        return ran.hits, ran.misses, ran.launched
+
+    assert run() == (0, 1, [])
+    confirmations = confirmed_kernels.confirm_by(TIMES, measured).confirmations
+    file = write_confirmations(confirmations, home.confirmed / "a.confirmed.json")
+    assert run() == (0, 1, KERNELS)
+    assert run(rank=1) == (1, 0, KERNELS)
+    lost = {m: {**times, ATEN: 100} for m, times in TIMES.items()}
+    write_confirmations(confirmed_kernels.confirm_by(lost, measured).confirmations, file)
+    assert run() == (0, 1, [])
+    write_confirmations(confirmations, file)
+    assert run() == (1, 0, KERNELS)
+    file.unlink()
+    assert run() == (1, 0, [])

@@ -9,6 +9,7 @@ from typing import Any
 
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.matching.device import NO_CUDA, TorchVersions
+from nvgemm_runtime.matching.dispatch import CONFIRM_STEP
 from nvgemm_runtime.matching.refusals import version_numbers
 from nvgemm_runtime.matching.trust import why_another_release
 from nvgemm_runtime.settings import REPEATED_VARIABLE, counts_repeated_rankings
@@ -74,11 +75,14 @@ def _counts_with_this_torch(counted: Counted, versions: TorchVersions | None) ->
     return why_another_release(counted.torch, counted.cuda, here) is None
 
 
-NONE = "none: plain torch.compile uses no bundled kernel; on the GPU, run: nvgemm-aot tune"
+NONE = f"none: plain torch.compile uses no bundled kernel; {CONFIRM_STEP}"
 
 
-def rankings_text(document: Document, torch: str | None) -> str:
-    """Renders one product's counts, and the next step if some measurements do not count."""
+def rankings_text(document: Document, torch: str | None, *, is_confirmed: bool = False) -> str:
+    """Renders one product's counts, and the next step if some measurements do not count.
+
+    ``is_confirmed`` is True if confirmations on the product count with this torch.
+    """
     measured, used, others = (document[key] for key in ("measured", "used", "measured_with"))
     parts = []
     if measured:
@@ -92,8 +96,8 @@ def rankings_text(document: Document, torch: str | None) -> str:
         listed = "; ".join(
             f"{count_text(n, 'problem')} with {release}" for release, n in others.items()
         )
-        parts.append(
-            f"{listed}, used with the installed torch {torch} under max-autotune only; install "
-            "that torch, or on the GPU, run: nvgemm-aot tune"
-        )
+        only = "under max-autotune, and otherwise where confirmed rankings count"
+        if not is_confirmed:
+            only = "under max-autotune only; install that torch, or " + CONFIRM_STEP
+        parts.append(f"{listed}, used with the installed torch {torch} {only}")
     return "; ".join(parts)

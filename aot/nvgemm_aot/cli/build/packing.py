@@ -64,6 +64,7 @@ def write_wheels(
     version: str,
     summary: str | None,
     out: Path,
+    confirmed: Sequence[Path] = (),
 ) -> Document:
     """Writes a wheel for each platform's bundles, and the runtime's; returns the written files.
 
@@ -76,13 +77,14 @@ def write_wheels(
         version: Version of the kernel wheels.
         summary: One line about the kernel wheels.
         out: Output directory.
+        confirmed: Files with confirmations, for every kernel wheel.
     """
     from ...bundle.repack_runtime import runtime_platform
     from ...bundle.wheel import encode_wheel
     from ...storage.files import write_atomic
 
     wheels = [
-        encode_wheel(paths, name=name, version=version, summary=summary)
+        encode_wheel(paths, name=name, version=version, summary=summary, confirmed=confirmed)
         for paths in bundles.values()
     ]
     platform = runtime_platform(runtime.filename) if runtime.filename else None

@@ -61,6 +61,7 @@ def diagnosis_text(document: dict[str, Any]) -> str:
         ["runtime library", document["runtime_library"] or MISSING],
         *([f"GPU {index}", gpu] for index, gpu in enumerate(document["gpus"])),
         *_rankings_row(document),
+        *(["confirmed rankings", _confirmed_text(file)] for file in document["confirmed"]),
         ["build cache", _cache_text(cache)],
     ]
     parts = [table(facts, ["part", "found"])]
@@ -104,11 +105,28 @@ def _rankings_row(document: dict[str, Any]) -> list[list[str]]:
     if not document["bundles"]:
         return []
     torch = document["versions"]["torch"]
-    rows = [
-        [f"measured on {product['gpu']}", rankings_text(product, torch)]
-        for product in document["measured_rankings"]
-    ]
-    return rows or [["measured rankings", NONE]]
+    confirmed = {
+        file["gpu"]
+        for file in document["confirmed"]
+        if file["problem"] is None and file["elsewhere"] is None
+    }
+    rows = []
+    for product in document["measured_rankings"]:
+        text = rankings_text(product, torch, is_confirmed=product["gpu"] in confirmed)
+        rows.append([f"measured on {product['gpu']}", text])
+    return rows or ([] if confirmed else [["measured rankings", NONE]])
+
+
+def _confirmed_text(file: dict[str, Any]) -> str:
+    """Describes a file that ``nvgemm-aot confirm`` wrote, and whether it counts here."""
+    path = printable_path(file["path"])
+    if file["problem"] is not None:
+        return f"left out: {file['problem']}"
+    counts = f"plain torch.compile uses kernels for {file['gaining']} of {file['problems']}"
+    if file["elsewhere"] is not None:
+        counts = f"does not count here: {file['elsewhere']}"
+    measured_on = f"{file['gpu']} with torch {file['torch']}, CUDA {file['cuda']}"
+    return f"{path}: {measured_on}, {file['date']}: {counts}"
 
 
 def _provider_text(provider: dict[str, Any]) -> str:
@@ -153,5 +171,5 @@ def _served_text(ranked_for: str | None, gpu: str) -> str:
         return "served"
     return (
         f"served with the rankings for {ranked_for}: the bundle has none for {gpu}; to measure, "
-        "run there: nvgemm-aot tune"
+        "run there: nvgemm-aot confirm"
     )

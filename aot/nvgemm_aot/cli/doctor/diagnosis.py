@@ -47,6 +47,7 @@ from ...providers import PROVIDERS, load_provider
 from ...providers.discovery import Offered, offered_providers
 from ...storage.build_cache import default_directory, entry_files
 from ..build.measured_rankings import rankings_document
+from .confirmed_here import confirmed_documents
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -136,6 +137,11 @@ def diagnose() -> Document:
         "gpu_names": [facts.name for facts in devices],
         "bundles": bundles,
         "measured_rankings": _measured_rankings(found_bundles or (), devices, versions["torch"]),
+        "confirmed": confirmed_documents(
+            _attempt(INSTALLATION.confirmed_files, problems) or (),
+            [facts.name for facts in devices],
+            _attempt(torch_versions, []) if versions["torch"] else None,
+        ),
         "cache": _cache_document(),
         "problems": problems,
     }

@@ -139,9 +139,13 @@ class GpuTimer:
     launch, so it begins after the GEMM before it has ended. It does not signal early, so the GEMM
     after it begins when it has ended. Its own time, launch included, is measured once and
     subtracted from all contenders alike.
+
+    Args:
+        graph_ns: Target runtime of a graph's launches.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, graph_ns: int = GRAPH_NS) -> None:
+        self._graph_ns = graph_ns
         self._between: Callable[[], object] | None = None
         self._between_ns = 0.0
 
@@ -153,11 +157,11 @@ class GpuTimer:
         if launches == APART:
             between, between_ns = self._prepare_between()
         once = min(_elapsed_ns(call) for call in calls[:2] for _ in range(2))
-        count = _launch_count(once)
+        count = _launch_count(once, self._graph_ns)
         graph = _capture(calls, count, between)
         # A single launch waits for the host; only launches within a graph show the true time.
         in_graph = _launch_count(
-            min(_elapsed_ns(graph.replay) for _ in range(2)) / count - between_ns
+            min(_elapsed_ns(graph.replay) for _ in range(2)) / count - between_ns, self._graph_ns
         )
         if in_graph > 2 * count:
             count = in_graph
@@ -184,9 +188,9 @@ class GpuTimer:
         torch.cuda.synchronize()
 
 
-def _launch_count(launch_ns: float) -> int:
+def _launch_count(launch_ns: float, graph_ns: int) -> int:
     """Returns an even launch count: for groups, every second operand set has the other routing."""
-    return 2 * max(1, min(MOST_LAUNCHES // 2, int(GRAPH_NS / 2 / max(launch_ns, 1.0))))
+    return 2 * max(1, min(MOST_LAUNCHES // 2, int(graph_ns / 2 / max(launch_ns, 1.0))))
 
 
 def small_kernel(device: str = "cuda") -> Callable[[], object]:

@@ -6,8 +6,9 @@ import contextlib
 import functools
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from nvgemm_runtime.bundle.format import sha256_hex
 from nvgemm_runtime.bundle.ranking_entries import BACK_TO_BACK, Timing
@@ -22,7 +23,7 @@ from ..correctness.judgement import agrees_roughly
 from ..correctness.random_operands import make_sets
 from ..outcome import UNSEEN_SLOWDOWNS, UNSEEN_WORK, TuningOutcome
 from .gpu import Bench
-from .race import LEAST_SAMPLES, RaceResult, Sample, median_interval, race
+from .race import LEAST_SAMPLES, MOST_ROUNDS, RaceResult, Sample, median_interval, race
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +32,24 @@ ATTEMPTS = 3
 
 PAUSE_S = 5.0
 """Pause between attempts, in which other work may end and the GPU may cool down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """Thoroughness of a measurement.
+
+    Attributes:
+        attempts: Most races if each is disturbed.
+        most_rounds: Limit for a race's rounds.
+        unchecked: Contenders whose results are known to be right, by name.
+        also_back_to_back: True to time launches back to back too.
+    """
+
+    attempts: int = ATTEMPTS
+    most_rounds: int = MOST_ROUNDS
+    unchecked: Collection[str] = ()
+    also_back_to_back: bool = True
+
 
 BUSY_PERCENT = 5
 """Utilization from which an otherwise idle GPU counts as used by other processes."""
@@ -80,8 +99,7 @@ def measure(
     bench: Bench,
     trying: Callable[[str], AbstractContextManager[None]],
     running: Callable[[str], AbstractContextManager[None]],
-    *,
-    also_back_to_back: bool = True,
+    effort: Effort,
 ) -> TuningOutcome:
     """Times the contenders that compute a problem correctly.
 
@@ -91,7 +109,7 @@ def measure(
         bench: GPU and timer.
         trying: Context entered with a contender's name during its first run.
         running: Context entered with a contender's name during every run.
-        also_back_to_back: True to time launches back to back too.
+        effort: Thoroughness.
 
     Returns:
         Times, without contenders that fail or compute a wrong result.
@@ -105,7 +123,9 @@ def measure(
     import torch
 
     seed = int(sha256_hex(problem.key.encode())[:8], 16)
-    checks = make_checks(problem, bench.device, seed=seed)
+    checks = []
+    if not contenders.keys() <= set(effort.unchecked):
+        checks = make_checks(problem, bench.device, seed=seed)
     sets = make_sets(problem, bench.device, seed=seed, total_bytes=bench.buffer_bytes)
     bench.timer.check()  # an earlier failure must not be blamed on a contender
     ready: dict[str, Sample] = {}
@@ -114,7 +134,9 @@ def measure(
     for name, run in contenders.items():
         try:
             with trying(name), running(name):
-                fault = _find_contender_fault(name, run, checks)
+                fault = None
+                if name not in effort.unchecked:
+                    fault = _find_contender_fault(name, run, checks)
                 if fault is None:
                     calls[name] = [functools.partial(run, *operands) for operands in sets]
                     ready[name] = _blaming_sample(name, bench.timer.prepare(calls[name]), running)
@@ -134,10 +156,10 @@ def measure(
     doubts: tuple[str, ...] = ()
     result = RaceResult(intervals={}, is_decided=True)
     if ready:
-        result, doubts = _race_undisturbed(ready, bench, random.Random(seed))
+        result, doubts = _race_undisturbed(ready, bench, random.Random(seed), effort)
     back_to_back: dict[str, Timing] = {}
     try:
-        if also_back_to_back:
+        if effort.also_back_to_back:
             back_to_back = _time_back_to_back(result, calls, bench, random.Random(seed), running)
     except torch.OutOfMemoryError as error:
         # The ranking itself has been measured.
@@ -226,7 +248,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _race_undisturbed(
-    ready: Mapping[str, Sample], bench: Bench, source: random.Random
+    ready: Mapping[str, Sample], bench: Bench, source: random.Random, effort: Effort
 ) -> tuple[RaceResult, tuple[str, ...]]:
     """Races until undisturbed or the last attempt; returns the last result and its doubts."""
     seen: dict[str, None]  # in order, each once
@@ -235,14 +257,14 @@ def _race_undisturbed(
         slowdowns = bench.watch.look().slowdowns
         seen.update(dict.fromkeys((UNSEEN_SLOWDOWNS,) if slowdowns is None else slowdowns))
 
-    for attempt in range(1, ATTEMPTS + 1):
+    for attempt in range(1, effort.attempts + 1):
         seen = {}
-        result = race(ready, source, look)
+        result = race(ready, source, look, effort.most_rounds)
         slowdowns = [slowdown for slowdown in seen if slowdown != UNSEEN_SLOWDOWNS]
         doubts = (*seen, *(() if result.is_decided else (UNDECIDED,)))
         if result.is_decided and not slowdowns:
             break
         _log.info("attempt %d was disturbed: %s", attempt, "; ".join(doubts))
-        if slowdowns and attempt < ATTEMPTS:
+        if slowdowns and attempt < effort.attempts:
             bench.sleep(PAUSE_S)
     return result, doubts

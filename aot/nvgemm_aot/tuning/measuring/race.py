@@ -81,11 +81,12 @@ def race(
     contenders: Mapping[str, Sample],
     source: random.Random,
     after_round: Callable[[], None] = lambda: None,
+    most_rounds: int = MOST_ROUNDS,
 ) -> RaceResult:
     """Times contenders in rounds, each in a new order, so that none always follows another.
 
     Contenders that can no longer be the fastest are dropped. The race ends when the fastest is told
-    apart or after `MOST_ROUNDS` rounds.
+    apart or after ``most_rounds`` rounds.
     """
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     intervals: dict[str, TimeInterval] = {}
@@ -101,5 +102,5 @@ def race(
             return RaceResult(intervals=intervals, is_decided=True)
         # A dropped contender comes back if the leader turns out to be slower.
         running, rounds = contending(intervals), MORE_ROUNDS
-        if max(len(samples[name]) for name in running) + rounds > MOST_ROUNDS:
+        if max(len(samples[name]) for name in running) + rounds > most_rounds:
             return RaceResult(intervals=intervals, is_decided=False)

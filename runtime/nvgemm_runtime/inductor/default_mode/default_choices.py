@@ -20,7 +20,7 @@ from ...gemm.problem import Problem
 from ...installed.registry import INSTALLATION
 from ...launch.dispatch_table import find_dispatch
 from ...matching.device import DeviceFacts
-from ...matching.dispatch import Dispatch, TunedTogether
+from ...matching.dispatch import CONFIRM_STEP, Dispatch, TunedTogether
 from ...matching.evidence import REPEATED_GAIN
 from ...matching.thresholds import ATEN, MIN_GAIN
 from ...recording.declarable import read_requests
@@ -131,6 +131,8 @@ def _keep_aten(
 ) -> list[Any]:
     """Returns ATen's choices after a table that names no kernel, and reports the reason."""
     why_open = _shortened(_open_reasons(problem, rows, dispatch, facts))
+    if any(m in rows for m in dispatch.to_confirm):
+        why_open.append(CONFIRM_STEP)
     aten_sizes = [
         size.m for size in dispatch.sizes if size.m in rows and size.m not in dispatch.open_reasons
     ]
@@ -256,8 +258,7 @@ def _next_steps(
             where = "on this GPU, or on another of this product"
             steps.update({_tune_step(files, where): None for files in dispatch.unconfirmed[m]})
         else:
-            step = "tune the bundle on this product with this torch (nvgemm-aot tune)"
-            steps[f"{step}, or compile with max-autotune"] = None
+            steps[f"{CONFIRM_STEP}; or compile with max-autotune"] = None
     return list(steps)
 
 

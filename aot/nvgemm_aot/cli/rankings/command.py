@@ -11,12 +11,12 @@ import click
 
 from nvgemm_runtime.errors import RankingsError
 
-from .terminal.printing import count_text, file_document, file_text, print_result, table
-from .terminal.shared_options import ANY_PATH, json_option
+from ..terminal.printing import count_text, file_document, file_text, print_result, table
+from ..terminal.shared_options import ANY_PATH, json_option
 
 if TYPE_CHECKING:
-    from ..rankings.assess import Assessment
-    from ..rankings.entries import Entry, Rankings
+    from ...rankings.assess import Assessment
+    from ...rankings.entries import Entry, Rankings
 
 Document = dict[str, Any]
 
@@ -36,8 +36,8 @@ def export(bundles: tuple[Path, ...], out: Path, as_json: bool) -> None:
     """Write the measured rankings of BUNDLES, which `tune` wrote, to a file."""
     from nvgemm_runtime.bundle.reader import Bundle
 
-    from ..rankings.export import export as export_headers
-    from ..rankings.file import write_rankings
+    from ...rankings.export import export as export_headers
+    from ...rankings.file import write_rankings
 
     headers = []
     for path in bundles:
@@ -65,9 +65,9 @@ def merge(files: tuple[Path, ...], out: Path, as_json: bool) -> None:
     The rankings that come with nvgemm-aot are named shipped, or by the manifest whose problems they
     measure.
     """
-    from ..rankings.entries import merge as merge_rankings
-    from ..rankings.file import write_rankings
-    from ..rankings.shipped_rankings import read_named
+    from ...rankings.entries import merge as merge_rankings
+    from ...rankings.file import write_rankings
+    from ...rankings.shipped_rankings import read_named
 
     parts = [read_named(path) for path in files]
     merged = merge_rankings(parts)
@@ -94,8 +94,8 @@ def show(files: tuple[Path, ...], standing: str | None, as_json: bool) -> None:
     Without FILES, all rankings that come with nvgemm-aot are shown, which are named shipped; parts
     of them are named by the manifest whose problems they measure.
     """
-    from ..rankings.entries import merge as merge_rankings
-    from ..rankings.shipped_rankings import SHIPPED, read_named
+    from ...rankings.entries import merge as merge_rankings
+    from ...rankings.shipped_rankings import SHIPPED, read_named
 
     paths = files or (Path(SHIPPED),)
     document = summary_document(merge_rankings(map(read_named, paths)))
@@ -116,7 +116,7 @@ def diff(before: Path, now: Path, as_json: bool) -> None:
     The rankings that come with nvgemm-aot are named shipped, or by the manifest whose problems they
     measure. The status is 0 whether anything differs or not.
     """
-    from ..rankings.shipped_rankings import read_named
+    from ...rankings.shipped_rankings import read_named
 
     document = _diff_document(read_named(before), read_named(now))
     print_result({"before": str(before), "now": str(now), **document}, _diff_text, as_json=as_json)
@@ -124,7 +124,7 @@ def diff(before: Path, now: Path, as_json: bool) -> None:
 
 def summary_document(rankings: Rankings) -> Document:
     """Describes rankings: each problem's standing, and the GPUs that measured it."""
-    from ..rankings.assess import assess
+    from ...rankings.assess import assess
 
     assessed = [(entries, assess(entries)) for entries in rankings.groups.values()]
     gpus = Counter(entry.origin.conditions.gpu_sha256 for entry in rankings.entries)
@@ -217,7 +217,7 @@ def _shown_text(document: Document) -> str:
 
 
 def _diff_document(before: Rankings, now: Rankings) -> Document:
-    from ..rankings.assess import assess
+    from ...rankings.assess import assess
 
     old, new = (
         {key: (entries, assess(entries)) for key, entries in part.groups.items()}

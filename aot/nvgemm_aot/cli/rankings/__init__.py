@@ -1,0 +1,1 @@
+"""``nvgemm-aot rankings`` and ``confirm``: commands for measurements outside bundles."""
