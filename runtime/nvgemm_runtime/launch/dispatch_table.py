@@ -5,7 +5,7 @@ It is the table that torch.compile's default mode embeds in generated code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,7 @@ def find_dispatch(
     is_precise: bool = False,
     evidence: Evidence | None = None,
     only_deterministic: bool = True,
+    product: Dispatch | None = None,
 ) -> tuple[Request, Dispatch]:
     """Decides which kernel computes a GEMM at every m, from installed bundles' rankings.
 
@@ -50,6 +51,8 @@ def find_dispatch(
         is_precise: True if ATen must compute `aten.AtenGemm.is_precise` sums.
         evidence: Evidence that a ranking needs; None for default mode's.
         only_deterministic: True to exclude kernels whose results depend on timing.
+        product: For a gated product, the decision for the product alone. Its kernels make the
+            separate operations faster than ATen's.
 
     Returns:
         The first reading with ranked problems, else the first reading; and the decision.
@@ -68,8 +71,25 @@ def find_dispatch(
         terms,
         evidence=default_evidence() if evidence is None else evidence,
         only_deterministic=only_deterministic,
+        savings_ns=None if product is None else _savings_ns(product, rankings),
     )
     return request, dispatch
+
+
+def _savings_ns(product: Dispatch, sizes: Iterable[int]) -> dict[int, int | None]:
+    """Returns the nanoseconds that a product's kernels save on ATen, by m; None if unknown."""
+    measured = {size.m: size for size in product.sizes}
+    savings: dict[int, int | None] = {}
+    for m in sizes:
+        kernel_id = product.table.at(m)
+        if kernel_id == ATEN:
+            savings[m] = 0
+        elif m in measured:
+            size = measured[m]
+            savings[m] = size.aten.time_ns - size.kernels[kernel_id].timing.time_ns
+        else:
+            savings[m] = None
+    return savings
 
 
 @dataclass(frozen=True, kw_only=True)
