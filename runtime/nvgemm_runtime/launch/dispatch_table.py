@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..gemm.aten import unusual_setting
+from ..gemm.epilogues import GateForm
 from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
 from ..gemm.operand_checks import check_kinds
 from ..gemm.operands import Request, operation_of, requests
@@ -191,7 +192,9 @@ def dispatch_table(
 ) -> DispatchedSizes:
     """Returns the measured dispatch for ``a @ b`` at every number of rows in ``a``.
 
-    The result prints as a table. torch.compile uses it without max-autotune.
+    The result prints as a table. torch.compile uses it without max-autotune; for a gated product,
+    only if ``NVGEMM_AOT_FUSE`` allows it. ATen's time is then that of the separate operations, with
+    the bundles' kernels for the product.
 
     Args:
         a: Matrix [m, k], or a batch.
@@ -218,5 +221,9 @@ def dispatch_table(
     readings = requests(op, a, b, out_dtype, extras=extras)
     facts = facts_of(a)
     evidence = Evidence.ONCE if measured_once else None
-    request, dispatch = find_dispatch(readings, facts, evidence=evidence)
+    product = None
+    if extras.gated is not None and extras.gated.form is GateForm.JOINED:
+        alone = requests(op, a, b, out_dtype, extras=extras._replace(gated=None))
+        _, product = find_dispatch(alone, facts, evidence=evidence)
+    request, dispatch = find_dispatch(readings, facts, evidence=evidence, product=product)
     return DispatchedSizes(request=request, facts=facts, decided=dispatch)

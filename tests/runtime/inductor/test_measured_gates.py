@@ -20,6 +20,7 @@ from kernels_by_m import ONE, SQUARE, WIDE
 from measured_bundles import ATEN, write_measured
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.epilogues import Epilogue
+from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.problem import DType
 
 Tensor = torch.Tensor
@@ -233,6 +234,22 @@ def test_a_gated_kernel_must_also_beat_the_bundles_own_plain_kernel(
     compiled = inductor.compile(gated, x, w)
     assert compiled.launched == launched
     assert_close(compiled.result, x, w)
+
+
+def test_the_table_for_programs_is_the_one_in_generated_code(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    x, w = tensors(16)
+    extras = ExtraOperands(gated=Epilogue.parse("swiglu_halves"))
+
+    def text(plain_ns: int) -> str:
+        times = {SQUARE: plain_ns, WIDE: 950, ONE: 990, ATEN: 900}
+        inductor.use(bundles.gated(), bundles.plain(dict.fromkeys(FUSED, times)))
+        return str(nvgemm_runtime.dispatch_table(x, w.t(), extras=extras))
+
+    assert "m 8 to 16:" in text(450)
+    assert "ATen 0.6 us" in text(450), "1000 ns without the 450 that the plain kernel saves"
+    assert text(100).splitlines()[1] == "  m 1 and more: ATen"
 
 
 @pytest.mark.usefixtures("fusing")
