@@ -15,6 +15,7 @@ import cpu_kernels
 import cpu_provider
 import nvgemm_runtime
 import tuning_bench
+from fresh_processes import Home, pip_install
 from inductor_session import Compiled, InductorSession
 from kernels_by_m import ONE, SQUARE, WIDE
 from measured_bundles import ATEN, write_measured
@@ -355,3 +356,100 @@ def test_other_graphs_are_not_fused(
     compiled = inductor.compile(function, x, w, down, up)
     assert compiled.launched == ()
     assert "nvgemm" not in compiled.code[0]
+
+
+def test_the_setting_is_part_of_keys_for_caches(inductor: InductorSession) -> None:
+    """Torch's keys hash its portable options, and so do programs such as vLLM."""
+    inductor.use()
+    keys = []
+    for allowed in (False, True):
+        with config.patch(nvgemm_aot_fuse=allowed):
+            keys.append((str(config.save_config_portable()), config.get_hash()))
+    assert all(first != second for first, second in zip(*keys))
+
+
+def test_a_cached_graph_serves_only_the_setting_that_it_was_compiled_with(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    inductor.use(bundles.gated(), bundles.plain())
+    x, w = tensors(16)
+    launched = []
+    for allowed in (False, True, False, True):
+        torch._dynamo.reset()
+        with config.patch(nvgemm_aot_fuse=allowed, fx_graph_cache=True):
+            launched.append(inductor.compile(gated, x, w).launched)
+    assert launched == [(), (WIDE,)] * 2
+
+
+def test_the_option_allows_one_compilation(inductor: InductorSession, bundles: Bundles) -> None:
+    inductor.use(bundles.gated(), bundles.plain())
+    x, w = tensors(16)
+    compiled = inductor.compile(gated, x, w, options={"nvgemm_aot_fuse": True})
+    assert compiled.launched == (WIDE,)
+    torch._dynamo.reset()
+    assert inductor.compile(gated, x, w, options={"nvgemm_aot_fuse": False}).launched == ()
+
+
+PROGRAM = """
+from torch._inductor.utils import run_and_get_code
+torch.manual_seed(0)
+x = torch.randn(12, 64).bfloat16()
+w = torch.randn(64, 64).bfloat16()
+torch._dynamo.mark_dynamic(x, 0)
+
+def gated(x, w):
+    both = torch.nn.functional.linear(x, w)
+    return torch.nn.functional.silu(both[..., :32]) * both[..., 32:]
+
+compiled = torch.compile(gated)
+result, (code,) = run_and_get_code(compiled, x, w)
+calls = sorted(line for line in code.splitlines() if line.startswith("nvgemm_mm_by_m"))
+seen = [repr(calls), torch._inductor.config.nvgemm_aot_key, repr(result.float().sum().item())]
+print("seen=" + " ".join(seen), file=sys.stderr)
+"""
+"""What a process of a job compiles; the digest of its choices is in the name of the call."""
+
+
+@pytest.mark.slow
+def test_processes_with_the_variable_choose_alike_and_others_do_not_fuse(
+    bundles: Bundles, tmp_path: Path
+) -> None:
+    site = pip_install(bundles.gated(), "1.0", tmp_path / "site")
+
+    def run(name: str, value: str | None) -> tuple[list[str], str]:
+        variables = {} if value is None else {"NVGEMM_AOT_FUSE": value}
+        home = Home(tmp_path / name)
+        ran = home.run(site, compiles=False, after=PROGRAM, variables=variables)
+        (seen,) = [line for line in ran.said.splitlines() if line.startswith("seen=")]
+        return ran.launched, seen
+
+    first, second = run("first", "1"), run("second", "1")
+    assert first == second
+    assert first[0] == [WIDE]
+    assert "nvgemm_mm_by_m" in first[1]
+    for name, value in (("unset", None), ("zero", "0")):
+        launched, seen = run(name, value)
+        assert launched == []
+        assert "nvgemm_mm_by_m" not in seen
+
+
+@pytest.mark.slow
+def test_a_value_that_is_none_is_said_and_counts_as_not_set(tmp_path: Path) -> None:
+    code = "print(f'fuse={torch._inductor.config.nvgemm_aot_fuse}', file=sys.stderr)"
+    code = f"import torch._inductor.select_algorithm\n{code}"
+    ran = Home(tmp_path / "home").run(
+        compiles=False, after=code, variables={"NVGEMM_AOT_FUSE": "yes"}
+    )
+    assert ran.count("fuse=False") == 1
+    assert ran.count("NVGEMM_AOT_FUSE=yes: allowed are 0, 1; taken as 0") == 1
+
+
+@pytest.mark.usefixtures("fusing")
+def test_a_weight_in_another_layout_is_not_fused(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    """A weight that is not [n, k] in memory has another signature, which no kernel has."""
+    inductor.use(bundles.gated(), bundles.plain())
+    x, w = tensors(16)
+    transposed = w.t().contiguous().t()
+    assert inductor.compile(gated, x, transposed).launched == ()
