@@ -30,6 +30,13 @@ KEY_OPTION = "nvgemm_aot_key"
 """Key for everything that choices depend on besides the mode, among Inductor's options; see
 `inductor.configuration.choices_key`."""
 
+FUSE_VARIABLE = "NVGEMM_AOT_FUSE"
+"""1: in default mode, a kernel may compute a gated product and its gate, which rounds once; see
+`inductor.fusion.measured_gates`."""
+
+FUSE_OPTION = "nvgemm_aot_fuse"
+"""The same for a single compilation, among Inductor's options."""
+
 MAX_CHOICES_VARIABLE = "NVGEMM_AOT_MAX_CHOICES"
 """Most kernels that join a GEMM's choices."""
 
@@ -198,6 +205,11 @@ def counts_repeated_rankings() -> bool:
     return _switch(REPEATED_VARIABLE)
 
 
+def fuses_gates() -> bool:
+    """Returns True if gated products may be fused without max-autotune."""
+    return _switch(FUSE_VARIABLE)
+
+
 def records_graphs() -> bool:
     """Returns True if the program records calls in CUDA graphs, unknown to Inductor."""
     return _switch(GRAPHS_VARIABLE)
@@ -267,6 +279,12 @@ VARIABLES = {
         "`1`: without max-autotune, rankings repeated on one GPU of this product need a gain of "
         "2 % over ATen, like rankings that two GPUs confirm; if not set, they need 8 %. Set it for "
         "every process of a job, or for none."
+    ),
+    FUSE_VARIABLE: (
+        "`1`: without max-autotune too, one kernel computes a gated MLP's product and its gate "
+        "where `nvgemm-aot tune` measured that as faster. It rounds once, stock torch twice. Set "
+        "it for every process of a job, or for none; for one `torch.compile`, set the option "
+        "`nvgemm_aot_fuse`."
     ),
     RECORD_VARIABLE: ("A file that records every GEMM that torch.compile compiles, as a manifest."),
     TARGET_VARIABLE: (

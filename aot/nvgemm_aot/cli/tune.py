@@ -346,7 +346,7 @@ def _counted_lines(counted: Document) -> Iterator[str]:
     """Yields the number of problems for which torch.compile uses kernels on a product's GPUs."""
     from nvgemm_runtime.matching.evidence import REPEATED_GAIN
     from nvgemm_runtime.matching.thresholds import MIN_GAIN
-    from nvgemm_runtime.settings import REPEATED_VARIABLE
+    from nvgemm_runtime.settings import FUSE_VARIABLE, REPEATED_VARIABLE
 
     used = counted["confirmed"] + counted["repeated"]
     yield (
@@ -358,6 +358,9 @@ def _counted_lines(counted: Document) -> Iterator[str]:
         f"{counted['repeated']} repeated with a gain of {REPEATED_GAIN:.0%} or more; with "
         f"{REPEATED_VARIABLE}=1 for {counted['with_setting']}"
     )
+    if counted["if_fused"]:
+        products = count_text(counted["if_fused"], "gated product")
+        yield f"  with {FUSE_VARIABLE}=1, it also uses kernels for {products}"
     yield f"  ATen computes {counted['aten']}, where no kernel gains {MIN_GAIN:.0%}"
     if counted["beyond_default"]:
         yield f"  only max-autotune uses {counted['beyond_default']}: fused or gathered ones"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.ranking_entries import Ranking
+from nvgemm_runtime.launch.dispatch_table import default_evidence
 from nvgemm_runtime.matching.evidence import Evidence
 from nvgemm_runtime.matching.thresholds import MIN_GAIN, gains_enough
 
@@ -23,9 +24,11 @@ class Counted:
             or repeated on one.
         with_setting: Problems for which default mode uses a kernel if repeated rankings count like
             confirmed ones.
+        if_fused: Gated products for which default mode uses a kernel if the user allows fusing and
+            no kernel for the product alone is faster.
         aten: Problems that ATen computes everywhere, because no kernel gains enough.
-        beyond_default: Problems that default mode leaves alone: fused activations and gates, and
-            gathered rows.
+        beyond_default: Problems that default mode leaves alone: fused activations, gates without a
+            time for the separate operations, and gathered rows.
         competing: Problems whose kernels compete under max-autotune.
         doubtful: Problems in doubt, which are timed again wherever their kernels compete.
     """
@@ -37,6 +40,7 @@ class Counted:
     confirmed: int
     repeated: int
     with_setting: int
+    if_fused: int
     aten: int
     beyond_default: int
     competing: int
@@ -71,7 +75,7 @@ def _kinds(header: Header, ranking: Ranking) -> Iterator[str]:
         yield "doubtful"
         return
     epilogue = signature.epilogue
-    is_fused = epilogue is not None and (epilogue.activation or epilogue.gate)
+    is_fused = epilogue is not None and epilogue.activation and not epilogue.gate
     if is_fused or signature.op.is_gathered or measured.aten is None:
         yield "beyond_default"
         return
@@ -91,5 +95,9 @@ def _kinds(header: Header, ranking: Ranking) -> Iterator[str]:
         (Evidence.REPEATED, "with_setting"),
     ):
         least_gain = evidence.least_gain(measured)
-        if least_gain is not None and gains_enough(time_ns, measured.aten, least_gain):
+        if least_gain is None or not gains_enough(time_ns, measured.aten, least_gain):
+            continue
+        if not signature.is_gated:
             yield kind
+        elif evidence is default_evidence():
+            yield "if_fused"

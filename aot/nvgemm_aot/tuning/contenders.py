@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.epilogues import BIAS
+from nvgemm_runtime.gemm.epilogues import BIAS, GateForm
 from nvgemm_runtime.gemm.group_limits import too_large_reason
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, contiguous_bytes, extra_roles
 from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.matching.refusals import unlaunchable
+from nvgemm_runtime.moe.activations import GatedActivation
 
 from ..rankings.agreement import ATEN, TRITON
+from .correctness.gate_results import pairs
 
 if TYPE_CHECKING:
     from ..bundle.content import ProblemRanking
@@ -114,7 +116,10 @@ def kernel_run(bundle: Bundle, kernel: Kernel) -> Run:
 
 
 def aten_run(signature: Signature) -> Run | None:
-    """Returns ATen's operator for a signature, or None.
+    """Returns what plain torch.compile runs for a signature without bundled kernels, or None.
+
+    That is ATen's operator, or, for gated products, ATen's operator and Inductor's kernel for the
+    gate.
 
     - fp8: ``_scaled_mm`` with fast accumulation, since the kernels do not promote sums either;
       scales are 1 if the problem has none.
@@ -129,6 +134,8 @@ def aten_run(signature: Signature) -> Run | None:
         return None
     if signature.op.has_groups and signature.scales is not None:
         return _scaled_groups(signature)
+    if signature.form is not None:
+        return _gated(signature)
     if signature.op.has_groups:
         is_plain = signature.epilogue is None and signature.a is signature.out
         return _grouped if is_plain else None
@@ -177,6 +184,40 @@ def _scaled(signature: Signature) -> Run | None:
             scale_b=operands.get(Role.SCALE_B, unit_scale),
             bias=operands.get(Role.ADDEND), out_dtype=dtype, use_fast_accum=True, out=out,
         )  # fmt: skip
+
+    return run
+
+
+def _gated(signature: Signature) -> Run | None:
+    """Returns ATen's product and Inductor's kernel for the gate.
+
+    The first call with new sizes compiles.
+    """
+    import torch
+
+    from nvgemm_runtime import mode
+
+    halves = (DType.BF16, DType.FP16)
+    is_joined = signature.op is Op.MM and signature.form is GateForm.JOINED
+    if not is_joined or signature.a is not signature.out or signature.out not in halves:
+        return None
+    assert signature.epilogue is not None
+    gate = signature.epilogue.gate
+    assert gate is not None
+    row = gate.row
+    activation = GatedActivation(kind=gate, alpha=row.alpha, limit=row.limit or 0.0)
+
+    def unfused(a: Any, b: Any, *addends: Any) -> Any:
+        product = torch.addmm(*addends, a, b) if addends else torch.mm(a, b)
+        return activation.apply(*pairs(product, signature))
+
+    torch._dynamo.reset()  # the recompilation limit would otherwise count all problems together
+    options = {"max_autotune": False, "max_autotune_gemm": False, "triton.cudagraphs": False}
+    compiled = torch.compile(unfused, dynamic=False, fullgraph=True, options=options)
+
+    def run(a: Any, b: Any, out: Any, *addends: Any) -> Any:
+        with mode("off"):
+            return compiled(a, b, *addends)
 
     return run
 

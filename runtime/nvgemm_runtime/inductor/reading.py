@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,14 +108,32 @@ class RowRange:
 
 def rows_of(gemm: AutotunedGemm) -> RowRange | None:
     """Returns the range of m that the graph can take, or None if another size is dynamic."""
-    nodes = gemm.choice.input_nodes
-    a, b = (nodes[index].get_size() for index in kernel_order(gemm.op, len(nodes))[:2])
+    return rows_of_nodes(gemm.op, gemm.choice.input_nodes)
+
+
+def rows_of_nodes(op: str, nodes: Sequence[Any]) -> RowRange | None:
+    """Returns the same for an ATen operator's tensors, in schema order."""
+    a, b = (nodes[index].get_size() for index in kernel_order(op, len(nodes))[:2])
     if not all(map(is_known, (*a[:-2], a[-1], *b))):
         return None
     m = V.graph.sizevars.simplify(a[-2])
+    return _range_of(m, V.graph.sizevars.shape_env)
+
+
+def rows_of_tensor(a: torch.Tensor) -> RowRange | None:
+    """Returns the range of m for a graph's fake tensor A, or None if its k is dynamic."""
+    m, k = a.shape
+    if not isinstance(k, int):
+        return None
+    if isinstance(m, int):
+        return RowRange(least=m, most=m)
+    return _range_of(m.node.expr, m.node.shape_env)
+
+
+def _range_of(m: Any, shape_env: Any) -> RowRange:
     if is_known(m):
         return RowRange(least=int(m), most=int(m))
-    bounds = V.graph.sizevars.shape_env.bound_sympy(m)
+    bounds = shape_env.bound_sympy(m)
     most = int(bounds.upper) if is_known(bounds.upper) else None
     return RowRange(least=int(bounds.lower) if is_known(bounds.lower) else 0, most=most)
 

@@ -64,6 +64,7 @@ def tried(
     offered: Mapping[str, str] | None = None,
     measured: str = "",
     doubtful: Sequence[TunedTogether] = (),
+    unconfirmed: Sequence[TunedTogether] = (),
 ) -> None:
     """Reports that kernels for a GEMM with its activation lost to the separate operations.
 
@@ -73,7 +74,7 @@ def tried(
     _report({"event": "tried", "gemm": gemm, "basis": basis, "reasons": [],
            "offered": dict(offered or {}), "measured": measured,
            "doubtful": [list(files) for files in dict.fromkeys(doubtful)],
-           "unconfirmed": []})  # fmt: skip
+           "unconfirmed": [list(files) for files in dict.fromkeys(unconfirmed)]})  # fmt: skip
 
 
 def timed(gemm: str, times_ms: Mapping[str, float]) -> None:

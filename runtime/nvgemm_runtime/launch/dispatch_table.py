@@ -5,11 +5,12 @@ It is the table that torch.compile's default mode embeds in generated code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..gemm.aten import unusual_setting
+from ..gemm.epilogues import GateForm
 from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
 from ..gemm.operand_checks import check_kinds
 from ..gemm.operands import Request, operation_of, requests
@@ -41,6 +42,7 @@ def find_dispatch(
     is_precise: bool = False,
     evidence: Evidence | None = None,
     only_deterministic: bool = True,
+    product: Dispatch | None = None,
 ) -> tuple[Request, Dispatch]:
     """Decides which kernel computes a GEMM at every m, from installed bundles' rankings.
 
@@ -50,6 +52,8 @@ def find_dispatch(
         is_precise: True if ATen must compute `aten.AtenGemm.is_precise` sums.
         evidence: Evidence that a ranking needs; None for default mode's.
         only_deterministic: True to exclude kernels whose results depend on timing.
+        product: For a gated product, the decision for the product alone. Its kernels make the
+            separate operations faster than ATen's.
 
     Returns:
         The first reading with ranked problems, else the first reading; and the decision.
@@ -68,8 +72,25 @@ def find_dispatch(
         terms,
         evidence=default_evidence() if evidence is None else evidence,
         only_deterministic=only_deterministic,
+        savings_ns=None if product is None else _savings_ns(product, rankings),
     )
     return request, dispatch
+
+
+def _savings_ns(product: Dispatch, sizes: Iterable[int]) -> dict[int, int | None]:
+    """Returns the nanoseconds that a product's kernels save on ATen, by m; None if unknown."""
+    measured = {size.m: size for size in product.sizes}
+    savings: dict[int, int | None] = {}
+    for m in sizes:
+        kernel_id = product.table.at(m)
+        if kernel_id == ATEN:
+            savings[m] = 0
+        elif m in measured:
+            size = measured[m]
+            savings[m] = size.aten.time_ns - size.kernels[kernel_id].timing.time_ns
+        else:
+            savings[m] = None
+    return savings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +194,9 @@ def dispatch_table(
 ) -> DispatchedSizes:
     """Returns the measured dispatch for ``a @ b`` at every number of rows in ``a``.
 
-    The result prints as a table. torch.compile uses it without max-autotune.
+    The result prints as a table. torch.compile uses it without max-autotune; for a gated product,
+    only if ``NVGEMM_AOT_FUSE`` allows it. ATen's time is then that of the separate operations, with
+    the bundles' kernels for the product.
 
     Args:
         a: Matrix [m, k], or a batch.
@@ -200,5 +223,9 @@ def dispatch_table(
     readings = requests(op, a, b, out_dtype, extras=extras)
     facts = facts_of(a)
     evidence = Evidence.ONCE if measured_once else None
-    request, dispatch = find_dispatch(readings, facts, evidence=evidence)
+    product = None
+    if extras.gated is not None and extras.gated.form is GateForm.JOINED:
+        alone = requests(op, a, b, out_dtype, extras=extras._replace(gated=None))
+        _, product = find_dispatch(alone, facts, evidence=evidence)
+    request, dispatch = find_dispatch(readings, facts, evidence=evidence, product=product)
     return DispatchedSizes(request=request, facts=facts, decided=dispatch)

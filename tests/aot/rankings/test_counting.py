@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from nvgemm_aot.bundle.content import ProblemRanking
 from nvgemm_aot.bundle.writer import header_without_offsets
 from nvgemm_aot.rankings.counting import Counted, count_by_product
@@ -61,7 +63,7 @@ def test_each_problem_is_counted_by_its_gain_and_evidence() -> None:
     )  # fmt: skip
     assert found == Counted(
         gpu="NVIDIA H200", torch="2.11.0", cuda="13.0", measured=7, confirmed=1, repeated=1,
-        with_setting=3, aten=2, beyond_default=0, competing=6, doubtful=1,
+        with_setting=3, if_fused=0, aten=2, beyond_default=0, competing=6, doubtful=1,
     )  # fmt: skip
 
 
@@ -73,6 +75,20 @@ def test_what_default_mode_leaves_alone_is_counted_apart() -> None:
     assert (found.beyond_default, found.competing) == (1, 1)
     (found,) = counted([(500, CONFIRMED)], signature=replace(SIGNATURE, epilogue=BIAS))
     assert (found.beyond_default, found.confirmed) == (0, 1)
+
+
+def test_gated_products_are_counted_apart() -> None:
+    gated = replace(SIGNATURE, epilogue=Epilogue.parse("swiglu_halves"))
+    measured = [(900, CONFIRMED), (900, REPEATED), (970, REPEATED), (990, CONFIRMED), (900, {})]
+    (found,) = counted(measured, signature=gated)
+    assert (found.if_fused, found.aten, found.beyond_default) == (2, 1, 0)
+    assert (found.confirmed, found.repeated, found.with_setting) == (0, 0, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NVGEMM_AOT_REPEATED_RANKINGS", "1")
+        (found,) = counted(measured, signature=gated)
+    assert found.if_fused == 3
+    (found,) = counted([(500, {**CONFIRMED, "aten": None})], signature=gated)
+    assert (found.if_fused, found.beyond_default) == (0, 1)
 
 
 def test_kernels_whose_results_vary_are_not_counted_in_default_mode() -> None:

@@ -18,7 +18,7 @@ from nvgemm_aot.tuning.correctness.exact_operands import (
     make_checks,
 )
 from nvgemm_aot.tuning.correctness.gate_results import pairs, stored, stored_error
-from nvgemm_aot.tuning.correctness.judgement import find_fault, reference
+from nvgemm_aot.tuning.correctness.judgement import agrees_roughly, find_fault, reference
 from nvgemm_aot.tuning.correctness.random_operands import make_sets
 from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES, GateForm, find_gated
 from nvgemm_runtime.gemm.problem import Problem, Signature
@@ -150,11 +150,41 @@ def test_sets_to_time_have_half_the_columns_and_the_bias_all() -> None:
 
 
 @pytest.mark.parametrize("name", [*GATED, *KEPT, *GRADIENTS, *SUMMED, *UPS])
-def test_torch_has_no_operator_to_race_with(name: str) -> None:
-    """It needs several, which Inductor replaces by code of its own."""
-    signature = (problem if name in GATED else grouped)(name).signature
+def test_torch_has_nothing_for_groups_to_race_with(name: str) -> None:
+    signature = grouped(name).signature
     assert aten_run(signature) is None
     assert triton_run(signature) is None
+
+
+@pytest.mark.parametrize(
+    "name", [GATED[0], *(pytest.param(name, marks=pytest.mark.slow) for name in GATED[1:])]
+)
+def test_a_gated_product_races_with_what_torch_compile_runs_unfused(name: str) -> None:
+    posed = problem(name)
+    run = aten_run(posed.signature)
+    assert run is not None
+    assert triton_run(posed.signature) is None
+    *_, check = checks(posed)
+    result, twice = run(*check.operands), rounded_twice(check, posed.signature)
+    assert agrees_roughly(result, check.expected)
+    assert not agrees_roughly(result * 1.2, check.expected)
+    torch.testing.assert_close(result, twice, equal_nan=True, rtol=2**-8, atol=2**-8)
+
+
+def rounded_twice(check: OperandCheck, signature: Signature) -> torch.Tensor:
+    """A gated product that rounds the product and the result, as Inductor's kernels do."""
+    assert signature.epilogue is not None
+    gate = signature.epilogue.gate
+    assert gate is not None
+    activation = GatedActivation(kind=gate, alpha=gate.row.alpha, limit=gate.row.limit or 0.0)
+    gates, ups = pairs(product(check).to(check.operands[2].dtype).double(), signature)
+    return activation.apply(gates, ups).to(check.operands[2].dtype)
+
+
+@pytest.mark.parametrize("key", ["bmm/tn/bf16xbf16/fp32/bf16", "mm/tn/bf16xbf16/fp32/fp32"])
+def test_other_gated_products_have_nothing_to_race_with(key: str) -> None:
+    signature = replace(Signature.parse(key), epilogue=problem("swiglu_halves").signature.epilogue)
+    assert aten_run(signature) is None
 
 
 def grouped(name: str, out: str = "bf16") -> Problem:

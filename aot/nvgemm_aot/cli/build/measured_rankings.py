@@ -12,7 +12,7 @@ from nvgemm_runtime.matching.device import NO_CUDA, TorchVersions
 from nvgemm_runtime.matching.dispatch import CONFIRM_STEP
 from nvgemm_runtime.matching.refusals import version_numbers
 from nvgemm_runtime.matching.trust import why_another_release
-from nvgemm_runtime.settings import REPEATED_VARIABLE, counts_repeated_rankings
+from nvgemm_runtime.settings import REPEATED_VARIABLE, counts_repeated_rankings, fuses_gates
 
 from ...rankings.counting import Counted, count_by_product
 from ..terminal.printing import count_text
@@ -43,7 +43,8 @@ def rankings_document(
 
     Returns:
         An entry per measured product. ``measured``: number of problems measured with this torch.
-        ``used``: those for which default mode uses kernels (`matching.evidence`).
+        ``used``: those for which default mode uses kernels (`matching.evidence`), with gated
+        products if the user allows fusing them.
         ``used_with_setting``: the same if repeated rankings count like confirmed ones.
         ``measured_with``: number of problems measured with each other torch, as ``torch 2.11, CUDA
         13.0``.
@@ -56,8 +57,10 @@ def rankings_document(
         if _counts_with_this_torch(counted, versions):
             product.measured += counted.measured
             by_default = counted.confirmed + counted.repeated
+            fused = counted.if_fused if fuses_gates() else 0
+            product.used += fused
             product.used += counted.with_setting if counts_repeated_rankings() else by_default
-            product.used_with_setting += counted.with_setting
+            product.used_with_setting += counted.with_setting + fused
         else:
             release = ".".join(map(str, version_numbers(counted.torch)[:2]))
             product.measured_with[f"torch {release}, CUDA {counted.cuda}"] += counted.measured

@@ -133,7 +133,8 @@ class StockCall:
         return f"nvgemm_{name}{'_split' if self.is_split else ''}_{offer.kernel.id[:12]}"
 
 
-def _fix_strides(node: Any) -> None:
+def fix_strides(node: Any) -> None:
+    """Fixes a node's strides, which Inductor may still choose otherwise."""
     is_view = isinstance(getattr(node, "data", node), ir.ReinterpretView)
     if not is_view and isinstance(node.get_layout(), ir.FlexibleLayout):
         node.freeze_layout()
@@ -143,7 +144,7 @@ def gemm_choices(stock: StockCall, offers: Sequence[Offer]) -> list[GemmChoice]:
     """Builds a choice for each kernel, and fixes the strides of their operands."""
     if offers:
         for node in stock.inputs:
-            _fix_strides(node)
+            fix_strides(node)
     return [GemmChoice(stock, offer) for offer in offers]
 
 
@@ -285,21 +286,13 @@ class CallNode(ir.ExternKernelOut):  # type: ignore[misc]
         if not is_alternative():
             self.report_use()
         if not in_cpp:
-            self._define_in_python(_module_wrapper(wrapper))
+            define_in_python(wrapper, self.name_in_code, *self.python_definition())
             super().codegen(wrapper)
             return
         operator_loading.try_to_load_operators()  # for code that runs in this process
         self._define_in_cpp(_module_wrapper(wrapper))
         self.codegen_comment(wrapper)
         wrapper.writeline(_CppGemmLine(wrapper, self))
-
-    def _define_in_python(self, root: Any) -> None:
-        """Defines the call's function in the generated module, once."""
-        first_lines, expression = self.python_definition()
-        if _add_name(root, first_lines):
-            root.imports.splice(first_lines)
-        if _add_name(root, self.name_in_code):
-            root.imports.writeline(f"{self.name_in_code} = {expression}")
 
     def _define_in_cpp(self, root: Any) -> None:
         """Defines the call's variable and its type in the generated file, once."""
@@ -328,6 +321,15 @@ class CallNode(ir.ExternKernelOut):  # type: ignore[misc]
     def signature(self) -> Signature:
         """Signature of the call's kernels."""
         raise NotImplementedError
+
+
+def define_in_python(wrapper: Any, name: str, first_lines: str, expression: str) -> None:
+    """Defines a call's function in the generated module, once."""
+    root = _module_wrapper(wrapper)
+    if _add_name(root, first_lines):
+        root.imports.splice(first_lines)
+    if _add_name(root, name):
+        root.imports.writeline(f"{name} = {expression}")
 
 
 class GemmNode(CallNode):

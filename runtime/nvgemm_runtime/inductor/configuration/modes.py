@@ -6,7 +6,15 @@ import contextlib
 from collections.abc import Iterator
 
 from ...errors import SettingError
-from ...settings import COMPILE_OPTION, MODE_VARIABLE, Mode, checked_mode, named_mode
+from ...settings import (
+    COMPILE_OPTION,
+    FUSE_OPTION,
+    MODE_VARIABLE,
+    Mode,
+    checked_mode,
+    fuses_gates,
+    named_mode,
+)
 
 OPTION = COMPILE_OPTION
 """Name among Inductor's options; see `options`."""
@@ -21,6 +29,13 @@ def current_mode() -> Mode:
     from torch._inductor import config
 
     return checked_mode(getattr(config, OPTION, named_mode()), OPTION)
+
+
+def may_fuse_gates() -> bool:
+    """Returns True if the current compilation may fuse gated products without max-autotune."""
+    from torch._inductor import config
+
+    return bool(getattr(config, FUSE_OPTION, fuses_gates()))
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@ from . import choices_key, computed_option
 
 nvgemm_aot_mode: str = settings.named_mode()
 
+nvgemm_aot_fuse: bool = settings.fuses_gates()
+
 nvgemm_aot_key: str = ""
 
 install_config_module(sys.modules[__name__])

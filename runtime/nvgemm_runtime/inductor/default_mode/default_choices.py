@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from ...errors import RequiredError
@@ -66,12 +66,11 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     if rows is None:
         reason = "a size other than m is dynamic, but measured rankings have a fixed n and k"
         size_m = RowRange(least=problem.m, most=problem.m)
-        obstacle = reason if _serves_declared(size_m, dispatch) else None
-        _require(problem, size_m, dispatch, facts, obstacle)
+        require(problem, size_m, dispatch, facts, reason)
         return _report_miss(choices, problem.key, reason)
     table = dispatch.table.within(rows.least, rows.most)
-    obstacle = _find_obstacle(gemm.op) if table.has_kernels else None
-    _require(problem, rows, dispatch, facts, obstacle if _serves_declared(rows, dispatch) else None)
+    obstacle = find_obstacle(gemm.op) if table.has_kernels else None
+    require(problem, rows, dispatch, facts, obstacle)
     if obstacle is not None:
         return _report_miss(choices, problem.key, obstacle)
     if not table.has_kernels:
@@ -83,27 +82,38 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
         choice = DispatchChoice(stock, offer, gemm.choice)
     else:
         choice = GemmChoice(stock, offer.kernels[table.kernels[0]])
+    report_kernels(problem, rows, dispatch, offer, {choice.name: str(choice.description)})
+    return [choice]
+
+
+def report_kernels(
+    problem: Problem,
+    rows: RowRange,
+    dispatch: Dispatch,
+    offer: DispatchOffer,
+    offered: Mapping[str, str],
+) -> None:
+    """Reports that measured kernels compute a GEMM; ``offered`` describes the call by its name."""
     is_measured = any(size.m == problem.m for size in dispatch.sizes)
     is_declared = is_measured and problem.m in dispatch.declared
     _log.debug("%s: chosen by measurement: %s", problem.key, offer)
     report.met(
         problem.key,
         basis="declared" if is_declared else "signature",
-        offered={choice.name: str(choice.description)},
+        offered=offered,
         measured=f"dispatched by m: {offer}",
-        **_tune_arguments(rows, dispatch),
+        **tune_arguments(rows, dispatch),
     )
-    return [choice]
 
 
 class _TuneArguments(TypedDict, total=False):
-    """Arguments of `report.met` that name the bundles to tune."""
+    """Arguments of `report.met` and `report.tried` that name the bundles to tune."""
 
     doubtful: Sequence[TunedTogether]
     unconfirmed: Sequence[TunedTogether]
 
 
-def _tune_arguments(rows: RowRange, dispatch: Dispatch) -> _TuneArguments:
+def tune_arguments(rows: RowRange, dispatch: Dispatch) -> _TuneArguments:
     """Returns the bundles that tuning could make usable for a graph's sizes."""
     return {
         "doubtful": dispatch.doubtful_within(rows.least, rows.most),
@@ -111,7 +121,7 @@ def _tune_arguments(rows: RowRange, dispatch: Dispatch) -> _TuneArguments:
     }
 
 
-def _find_obstacle(op: str) -> str | None:
+def find_obstacle(op: str) -> str | None:
     """Returns the reason why a table's kernels cannot compute an operator's calls, or None."""
     if not max_choices():
         return f"{MAX_CHOICES_VARIABLE}=0 allows no kernels"
@@ -130,6 +140,22 @@ def _keep_aten(
     choices: list[Any], problem: Problem, rows: RowRange, dispatch: Dispatch, facts: DeviceFacts
 ) -> list[Any]:
     """Returns ATen's choices after a table that names no kernel, and reports the reason."""
+    basis, decision = describe_aten(problem, rows, dispatch, facts)
+    arguments = tune_arguments(rows, dispatch)
+    if basis == "miss":
+        return _report_miss(choices, problem.key, decision, arguments)
+    _log.debug("%s: chosen by measurement: %s", problem.key, decision)
+    report.met(problem.key, basis=basis, measured=decision, **arguments)
+    return choices
+
+
+def describe_aten(
+    problem: Problem, rows: RowRange, dispatch: Dispatch, facts: DeviceFacts
+) -> tuple[str, str]:
+    """Returns the basis for a report and the reason why a table names no kernel.
+
+    The basis is ``miss`` if no measurement decides.
+    """
     why_open = _shortened(_open_reasons(problem, rows, dispatch, facts))
     if any(m in rows for m in dispatch.to_confirm):
         why_open.append(CONFIRM_STEP)
@@ -142,13 +168,9 @@ def _keep_aten(
             f"m {m}: {dispatch.held_back[m]}" for m in aten_sizes if m in dispatch.held_back
         ]
         faster = f"ATen was measured to be as fast or faster at m {_sizes_text(clear_sizes)}"
-        decision = "; ".join(
-            [*([faster] if clear_sizes else []), *_shortened(held_back), *why_open]
-        )
-        _log.debug("%s: chosen by measurement: %s", problem.key, decision)
         basis = "signature" if dispatch.declared.isdisjoint(aten_sizes) else "declared"
-        report.met(problem.key, basis=basis, measured=decision, **_tune_arguments(rows, dispatch))
-        return choices
+        reasons = [*([faster] if clear_sizes else []), *_shortened(held_back), *why_open]
+        return basis, "; ".join(reasons)
     ranked_sizes = sorted({*dispatch.open_reasons, *(size.m for size in dispatch.sizes)})
     if why_open:
         reason = "bundles have this n and k, but no usable ranking at any m that the graph can take"
@@ -157,9 +179,7 @@ def _keep_aten(
         reason = f"bundles rank this n and k at m {sizes}, none of which the graph takes"
     else:
         reason = "no bundle that serves this device declares this n and k"
-    return _report_miss(
-        choices, problem.key, "; ".join([reason, *why_open]), _tune_arguments(rows, dispatch)
-    )
+    return "miss", "; ".join([reason, *why_open])
 
 
 _MOST_REASONS = 3
@@ -202,12 +222,20 @@ def _open_reasons(
     return [f"m {m}: {why}" for m, why in sorted({**left_out, **reasons}.items()) if m in rows]
 
 
-def _require(
+def require(
     problem: Problem, rows: RowRange, dispatch: Dispatch, facts: DeviceFacts, obstacle: str | None
 ) -> None:
-    """Raises an error for declared problems without their kernels, if kernels are required."""
+    """Raises an error for declared problems without their kernels, if kernels are required.
+
+    ``obstacle`` is the reason why no kernel of the table can be called, or None.
+
+    Raises:
+        RequiredError: If there are such problems.
+    """
     if current_mode() is not Mode.REQUIRED:
         return
+    if not _serves_declared(rows, dispatch):
+        obstacle = None
     reasons = _open_reasons(problem, rows, dispatch, facts, only_declared=True)
     if obstacle is not None:
         reasons.append(obstacle)

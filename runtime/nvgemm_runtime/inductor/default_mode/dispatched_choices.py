@@ -67,6 +67,11 @@ class DispatchOffer:
         later = (f"from m {bound} {name}" for bound, name in zip(self.table.bounds, names[1:]))
         return ", ".join([names[0], *later])
 
+    def python_definition(self, stock: StockCall) -> tuple[str, str]:
+        """Returns a generated module's first lines, and an expression for the call's function."""
+        data = f"{self.table.bounds}, {self.table.kernels}, {self.origins}, {stock.order}"
+        return _HEADER, f"nvgemm_aot_dispatched({stock.fallback}, {data})"
+
     def name_for(self, stock: StockCall) -> str:
         """Returns a call's name in generated code. Each table gets its own."""
         text = repr((self.table.bounds, self.table.kernels, sorted(self.origins.items())))
@@ -156,9 +161,7 @@ class DispatchedNode(CallNode):
 
     def python_definition(self) -> tuple[str, str]:
         """Implements `CallNode.python_definition`."""
-        stock, table = self.stock, self.offer.table
-        data = f"{table.bounds}, {table.kernels}, {self.offer.origins}, {stock.order}"
-        return _HEADER, f"nvgemm_aot_dispatched({stock.fallback}, {data})"
+        return self.offer.python_definition(self.stock)
 
     def cpp_declaration(self) -> str:
         """Implements `CallNode.cpp_declaration`."""

@@ -20,6 +20,8 @@ from ...gemm.epilogues import Epilogue, WeightOrder
 from ...gemm.operands import Operand
 from ..autotuning.choices import StockCall
 from ..reading import operand, operand_of
+from . import measured_gates
+from .graph import is_autotuning
 from .unfused import Unfused, choose
 
 
@@ -37,13 +39,7 @@ def lower(epilogue: Epilogue, a: Any, b: Any, bias: Any = None, *, was_apart: bo
     half = n // 2
     layout = ir.FixedLayout(product.device, product.dtype, [m, half], [half, 1])
     op = "addmm" if biases else "mm"
-    unfused = Unfused(
-        operands,
-        nodes,
-        layout,
-        description=f"{op} and {epilogue.name}",
-        function=_apart(epilogue) if was_apart else _in_one(epilogue),
-    )
+    separate = _apart(epilogue) if was_apart else _in_one(epilogue)
 
     def stock(gemm: str) -> StockCall:
         return StockCall(op=op, gemm=gemm, inputs=nodes, layout=layout, gated=epilogue)
@@ -60,6 +56,11 @@ def lower(epilogue: Epilogue, a: Any, b: Any, bias: Any = None, *, was_apart: bo
         *_, x, weights = tensors
         return [read_inputs("mm", [x, _weight_half(weights, index)], {}, out) for index in range(2)]
 
+    if not is_autotuning():
+        return measured_gates.lower(stock, operands, separate, fused(), gemms())
+    unfused = Unfused(
+        operands, nodes, layout, description=f"{op} and {epilogue.name}", function=separate
+    )
     return choose(unfused, fused=fused, stock=stock, gemms=gemms)
 
 

@@ -3,11 +3,12 @@
 Inductor's graphs contain a product, the two parts of its columns, and a gate's operations; or two
 products, with two parts of one weight. A pattern finds the operations, and a walk from there finds
 the product. If a bundle has a kernel for all of it, they become one node. Lowering that node races
-the kernel against Inductor's own code (`gated_choices`).
+the kernel against Inductor's own code (`gated_choices`). Without max-autotune, and if the user
+allows it, their measured times decide instead (`measured_gates`).
 
 A kernel rounds once, after the gate. Inductor stores products in 16 bits, unless a Triton template
-applies the rest in fp32. So the rule in `epilogue_fusion` holds here too: nothing is fused unless
-Triton is among the backends, nor if the user asks for eager's roundings.
+applies the rest in fp32. So under max-autotune the rule in `epilogue_fusion` holds: nothing is
+fused unless Triton is among the backends, nor if the user asks for eager's roundings.
 
 Not fused:
 
@@ -45,9 +46,12 @@ from .graph import (
     PASS,
     are_equal,
     ends_kernel,
+    has_hints,
     has_timed_sizes,
     hint,
     is_allowed,
+    is_allowed_by_measurement,
+    is_autotuning,
     is_weighted,
     value_of,
     with_metadata,
@@ -267,14 +271,16 @@ def _is_transposed(node: object) -> bool:
 def _may_fuse(gate: Gate) -> Callable[[Match], bool]:
     def may_fuse(match: Match) -> bool:
         try:
-            if not is_allowed(gate.row.activation) or not ends_kernel(match.output_node()):
+            if not (is_allowed(gate.row.activation) or is_allowed_by_measurement()):
+                return False
+            if not ends_kernel(match.output_node()):
                 return False
             source = _find_source(match.kwargs["gate"], match.kwargs["up"])
             return (
                 source is not None
                 and _are_one_region(match, source)
                 and _is_plain(match, source, gate)
-                and _has_kernels(source, gate)
+                and (_has_kernels if is_autotuning() else _is_measured_as_faster)(source, gate)
             )
         except Exception as error:
             raise_or_log(error)
@@ -303,7 +309,7 @@ def _is_plain(match: Match, source: _Source, gate: Gate) -> bool:
             return False
     if any(value is None for value in values) or len({value.dtype for value in values}) != 1:
         return False
-    if not all(map(has_timed_sizes, values)):
+    if not all(map(has_timed_sizes if is_autotuning() else has_hints, values)):
         return False
     n = values[1].shape[0 if source.was_apart else 1]
     return isinstance(n, int) and n % 2 == 0
@@ -321,7 +327,20 @@ def _has_kernels(source: _Source, gate: Gate) -> bool:
     return bool(find_offers(gemm, max_choices(), needs_kernel=True).kernels)
 
 
-def _read(source: _Source, epilogue: Epilogue) -> AtenGemm:
+def _is_measured_as_faster(source: _Source, gate: Gate) -> bool:
+    """Returns True if a measured kernel is faster than the separate operations at some m."""
+    from ..reading import rows_of_tensor
+    from .measured_gates import is_faster
+
+    rows = rows_of_tensor(source.a.meta["val"])
+    if rows is None or source.was_apart:
+        return False
+    gemm = _read(source, find_gated(gate, source.order))
+    return is_faster(gemm, [_read(source)], rows)
+
+
+def _read(source: _Source, epilogue: Epilogue | None = None) -> AtenGemm:
+    """Reads the GEMM that a gated kernel computes, or without an epilogue the product alone."""
     from ...gemm.aten import read_inputs
     from ..reading import operand_of_tensor
 
@@ -330,8 +349,8 @@ def _read(source: _Source, epilogue: Epilogue) -> AtenGemm:
     tensors = [*biases, source.a.meta["val"], b.t() if source.was_apart else b]
     operands = [operand_of_tensor(tensor, hint) for tensor in tensors]
     *_, x, y = operands
-    m, half = x.shape[0], y.shape[1] // 2
-    out = Operand(dtype=x.dtype, device=x.device, shape=(m, half), strides=(half, 1), address=0)
+    m, n = x.shape[0], y.shape[1] // (1 if epilogue is None else 2)
+    out = Operand(dtype=x.dtype, device=x.device, shape=(m, n), strides=(n, 1), address=0)
     return read_inputs("addmm" if biases else "mm", operands, {}, out, gated=epilogue)
 
 

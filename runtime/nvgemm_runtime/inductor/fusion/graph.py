@@ -13,8 +13,9 @@ from torch._inductor import config
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...gemm.epilogues import Activation
-from ...settings import Mode
-from ..configuration.modes import current_mode
+from ...installed.digest import has_bundles
+from ...settings import Mode, serves_default_mode
+from ..configuration.modes import current_mode, may_fuse_gates
 
 aten = torch.ops.aten
 
@@ -27,14 +28,31 @@ FIXES_SIZES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 """True if Inductor specialises dynamic sizes when it times a subgraph."""
 
 
+def is_autotuning() -> bool:
+    """Returns True if Inductor times choices for GEMMs."""
+    return bool(config.max_autotune or config.max_autotune_gemm)
+
+
 def is_allowed(activation: Activation) -> bool:
-    """Returns True if the settings allow fusing an activation."""
+    """Returns True if the settings allow fusing an activation, timed against separate code."""
     backends = {name.strip() for name in config.max_autotune_gemm_backends.upper().split(",")}
     return (
-        (config.max_autotune or config.max_autotune_gemm)
+        is_autotuning()
         and backends >= _backends_needed(activation)
         and current_mode() is not Mode.OFF
         and not any(getattr(config, name, False) for name in _SETTINGS_AGAINST)
+    )
+
+
+def is_allowed_by_measurement() -> bool:
+    """Returns True if the settings allow fusing gated products without timing them."""
+    return (
+        not is_autotuning()
+        and may_fuse_gates()
+        and serves_default_mode()
+        and current_mode() is not Mode.OFF
+        and not any(getattr(config, name, False) for name in _SETTINGS_AGAINST_ANY)
+        and has_bundles()
     )
 
 
@@ -82,12 +100,16 @@ def _backends_needed(activation: Activation) -> set[str]:
     return {"ATEN"} if activation.row.commutes_with_rounding else {"ATEN", "TRITON"}
 
 
-_SETTINGS_AGAINST = (
+_SETTINGS_AGAINST_ANY = (
     "emulate_precision_casts",  # asks for eager's roundings
+    "cpp_wrapper",  # generated C++ has no ATen call for both
+)
+
+_SETTINGS_AGAINST = (
+    *_SETTINGS_AGAINST_ANY,
     "deterministic",  # nothing is timed
     "distributed_max_autotune_gemm",  # ignores extern choices other than ATen's
     "pipeline_max_autotune_gemm",  # times each choice in a separate process
-    "cpp_wrapper",  # generated C++ has no ATen call for both
 )
 
 
@@ -96,8 +118,15 @@ def has_timed_sizes(value: torch.Tensor) -> bool:
 
     It cannot if a size is unbacked: known only when the graph runs.
     """
-    dynamic = [extent for extent in value.shape if isinstance(extent, torch.SymInt)]
-    return not dynamic if FIXES_SIZES else all(extent.node.has_hint() for extent in dynamic)
+    if FIXES_SIZES and any(isinstance(extent, torch.SymInt) for extent in value.shape):
+        return False
+    return has_hints(value)
+
+
+def has_hints(value: torch.Tensor) -> bool:
+    """Returns True if no size is unbacked: known only when the graph runs."""
+    dynamic = (extent for extent in value.shape if isinstance(extent, torch.SymInt))
+    return all(extent.node.has_hint() for extent in dynamic)
 
 
 def is_weighted(node: torch.fx.Node) -> bool:
