@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         k_grouped_mm,
         scaled_grouped_mm,
     )
+    from .launch.linear import linear
     from .launch.preload import Preloaded, preload
     from .reporting.counters import Stats, reset_stats, stats
 
@@ -55,6 +56,7 @@ __all__ = [
     "gathered_mm",
     "grouped_mm",
     "k_grouped_mm",
+    "linear",
     "load_operators",
     "mm",
     "mode",
@@ -76,6 +78,7 @@ _NOT_IN_API = {
     "gathered_mm": "launch.gates_and_groups",
     "grouped_mm": "launch.gates_and_groups",
     "k_grouped_mm": "launch.gates_and_groups",
+    "linear": "launch.linear",
     "mode": "inductor.configuration.modes",
     "preload": "launch.preload",
     "reset_stats": "reporting.counters",

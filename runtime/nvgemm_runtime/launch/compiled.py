@@ -119,7 +119,7 @@ def make_call(
             if done is True or computing.finish(done, a, b, out):
                 return out
         except RuntimeError as error:
-            _warn_of_memory(computing.name, error)
+            warn_of_memory(computing.name, error)
         return aten(a, b, out=out, **options)
 
     pick = operator.itemgetter(*order)
@@ -131,7 +131,7 @@ def make_call(
             if done is True or computing.finish(done, a, b, out, *extras):
                 return out
         except RuntimeError as error:
-            _warn_of_memory(computing.name, error)
+            warn_of_memory(computing.name, error)
         return aten(*tensors, out=out, **options)
 
     call = call_in_order if order == (0, 1) else call_sorted
@@ -198,7 +198,7 @@ def launch_first(kernel_id: str, origin: str, settle: Callable[[int | None], Non
             except Exception as error:
                 done = False
                 if _is_out_of_memory(error):
-                    _warn_of_memory(f"kernel {kernel_id[:12]}", error)
+                    warn_of_memory(f"kernel {kernel_id[:12]}", error)
                 else:
                     # The kernel never ran here; for example, the driver cannot load it.
                     leave_to_aten(origin, kernel_id, error)
@@ -333,7 +333,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError)
 
 
-def _warn_of_memory(name: str, error: Exception) -> None:
+def warn_of_memory(name: str, error: Exception) -> None:
     """Logs that ATen computes a GEMM because a workspace cannot be allocated.
 
     Raises:

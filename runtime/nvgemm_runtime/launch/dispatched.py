@@ -40,19 +40,22 @@ def dispatched(
 
     NVGEMM_AOT_DEBUG works as in `compiled.gemm`.
     """
-    for kernel_id, origin in origins.items():
-        note_and_preload(kernel_id, origin)
-    return make_call(aten, _Table(bounds, kernels, origins), order)
+    return make_call(aten, MeasuredTable(bounds, kernels, origins), order)
 
 
-class _Table:
-    """Dispatch table, registered at its first call because the native launcher may be missing."""
+class MeasuredTable:
+    """Dispatch table, registered at its first call because the native launcher may be missing.
+
+    Its kernels load immediately if the process uses CUDA. Other arguments are as in `dispatched`.
+    """
 
     name = "dispatch by m"
 
     def __init__(
         self, bounds: Sequence[int], kernels: Sequence[str], origins: Mapping[str, str]
     ) -> None:
+        for kernel_id, origin in origins.items():
+            note_and_preload(kernel_id, origin)
         self._ids = tuple(dict.fromkeys(kernel for kernel in kernels if kernel))
         self._bounds = bounds
         self._segments = [
