@@ -80,7 +80,7 @@ class Engine:
             module: Module name.
             extend: Function that takes the module.
             seams: Functions that must be as expected, else the module stays as it is.
-            part: What the extension serves, for the warning.
+            part: Name for the warning: the products or the step that the extension changes.
         """
         if (self.name, module) in _extended:
             return
