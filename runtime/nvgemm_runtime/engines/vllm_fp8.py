@@ -5,12 +5,11 @@ It stands right before the class that it extends, so it never replaces a class t
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from ..errors import NoKernelError
 from ..gemm.extra_operands import ExtraOperands
@@ -22,14 +21,10 @@ from ..launch.dispatched import dispatched
 from ..matching.device import device_facts
 
 if TYPE_CHECKING:
+    import torch
+
     from ..matching.dispatch import Dispatch
     from .seams import Engine
-
-_OPERATORS = torch.library.Library("nvgemm_vllm", "DEF")
-_OPERATORS.define(
-    "fp8_linear(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
-    "ScalarType out_dtype) -> Tensor"
-)
 
 _CUTLASS_ALIGNMENT = 16
 """Multiple of which the stock class's kernels take n and k; it pads other weights."""
@@ -54,6 +49,9 @@ def make_class(engine: Engine, stock: Any) -> type:
         engine: VLLM.
         stock: VLLM's class.
     """
+    import torch
+
+    _define_operator()
 
     class NvgemmFP8ScaledMMLinearKernel(stock):  # type: ignore[misc]
         """Fp8 Linear that dispatches by m between bundled kernels and vLLM's own."""
@@ -98,6 +96,8 @@ def why_unserved(config: Any, stock_name: str) -> str | None:
         config: VLLM's description of the Linear.
         stock_name: Name of vLLM's class, which users can disable.
     """
+    import torch
+
     environment = sys.modules["vllm.envs"]
     if environment.VLLM_BATCH_INVARIANT:
         return "is not batch-invariant"
@@ -220,5 +220,16 @@ def _allocate(
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
 
 
-_OPERATORS.impl("fp8_linear", _compute, "CompositeExplicitAutograd")
-torch.library.register_fake("nvgemm_vllm::fp8_linear", _allocate, lib=_OPERATORS)
+@functools.cache
+def _define_operator() -> torch.library.Library:
+    """Defines the operator for compiled graphs; returns its library, which must be kept."""
+    import torch
+
+    library = torch.library.Library("nvgemm_vllm", "DEF")
+    library.define(
+        "fp8_linear(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
+        "ScalarType out_dtype) -> Tensor"
+    )
+    library.impl("fp8_linear", _compute, "CompositeExplicitAutograd")
+    torch.library.register_fake("nvgemm_vllm::fp8_linear", _allocate, lib=library)
+    return library
