@@ -1,0 +1,14 @@
+"""Plug-ins for serving engines, which load them by entry points.
+
+Torch.compile's plug-in serves the Linears in an engine's compiled graph. These serve products
+outside it, and say at start-up what is served.
+
+- `vllm_plugin` and `sglang_plugin` are the entry points; nothing here imports an engine before the
+  engine itself has.
+- `vllm_fp8` adds a class to vLLM's list of fp8 Linears.
+- `seams` checks an engine's version and functions, and keeps failures out of the engine.
+- `served_products` counts a model's products that bundled kernels serve.
+- `rank_wheels` compares the bundles of distributed ranks.
+
+May import every other room; no room imports it.
+"""
