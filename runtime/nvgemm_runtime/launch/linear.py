@@ -131,14 +131,14 @@ def _is_seen_by_torch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
     """
     import torch
 
-    internals = torch._C
     if (
         torch.autograd.forward_ad._current_level >= 0
-        or internals._functorch.peek_interpreter_stack() is not None
-        or internals._len_torch_dispatch_stack()
-        or internals._is_torch_function_mode_enabled()
-        or internals._get_tracing_state() is not None
-        or internals._is_any_autocast_enabled()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack()
+        or torch._ops._len_torch_dispatch_stack_pre_dispatch()
+        or torch._C._is_torch_function_mode_enabled()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._is_any_autocast_enabled()
     ):
         return True
     plain, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
