@@ -305,9 +305,9 @@ def calls_cases(record: Data) -> Iterator[Case]:
     """Yields each generated call's host time over the stock call's."""
     from benchmarks.runtime.chains import WITH_ONE_ROW_MORE, Row
 
-    tables = {"function": record["functions_us"], **record["chains_us"]}
-    for title, times in tables.items():
-        for row in Row:
+    alone = {"function": record["functions_us"], "linear": record["linears_us"]}
+    for title, times in {**alone, **record["chains_us"]}.items():
+        for row in (row for row in Row if row.value in times):
             stock = Row.STOCK_BESIDE if row in WITH_ONE_ROW_MORE else Row.STOCK
             middle, other = (statistics.median(times[one.value]) for one in (row, stock))
             yield Case(name=f"{title}/{row.value}", figure=middle, unit="us",

@@ -1,4 +1,4 @@
-"""Measures host time of a GEMM's call in code that torch.compile generates, in Python and C++.
+"""Measures host time of a GEMM's call: in code that torch.compile generates, and by `linear`.
 
     python -m benchmarks.runtime.calls [--python-only] [--json calls.json]
     python -m benchmarks.runtime.calls --cache DIR --compile-only   # during other work, first
@@ -11,7 +11,8 @@ The calls are ``mm`` of 256 x 256 x 256 in bf16, with the GPU behind the host:
 - by m, ATen: the same with one row of A more, for which dispatch names ATen; compared with the
   stock call for as many rows.
 
-First, the functions that generated Python calls are timed alone. Then come compiled chains of
+First, the functions that generated Python calls are timed alone, and ``nvgemm_runtime.linear``
+beside ``torch.nn.functional.linear``, whose results are new tensors. Then come compiled chains of
 products, each the next one's A, in generated Python and with ``cpp_wrapper``: the time of `LONG`
 products less that of `SHORT`, over the difference. Guards, arguments and everything else that a
 graph does once cancel out, so Python and C++ compare. A chain counts only if its generated code has
@@ -68,6 +69,7 @@ from benchmarks.shared.resuming import this_run
 from nvgemm_runtime.launch import compiled
 from nvgemm_runtime.launch.dispatch_table import dispatch_table
 from nvgemm_runtime.launch.dispatched import dispatched
+from nvgemm_runtime.launch.linear import linear
 from nvgemm_runtime.matching.thresholds import ATEN, DispatchTable
 
 FUNCTION_WINDOW_CALLS = 200
@@ -123,6 +125,23 @@ def functions(square: Square) -> dict[Row, Callable[[], object]]:
     return {row: call(function, row) for row, function in chosen.items()}
 
 
+EAGER_ROWS = (Row.STOCK, Row.BY_M_KERNEL, Row.STOCK_BESIDE, Row.BY_M_ATEN)
+"""Rows of eager calls, which always choose by m."""
+
+
+def linears(square: Square) -> dict[Row, Callable[[], object]]:
+    """Returns eager calls with operands: `linear`, and torch's function as the stock."""
+
+    def call(row: Row) -> Callable[[], object]:
+        a, b = operands(square, row)
+        weight = b.t()
+        is_stock = row in (Row.STOCK, Row.STOCK_BESIDE)
+        function = torch.nn.functional.linear if is_stock else linear
+        return lambda: function(a, weight)
+
+    return {row: call(row) for row in EAGER_ROWS}
+
+
 Times = Mapping[str, Sequence[float]]
 
 
@@ -162,11 +181,12 @@ def report(results: Mapping[str, Any]) -> list[str]:
     lines = [f"{'us a call':<34} {'median':>8} {'least':>8} {'most':>8} {'x stock':>8}"]
     tables = {
         "function": results["functions_us"],
+        "linear": results["linears_us"],
         **{f"{language}, by difference": times for language, times in results["chains_us"].items()},
     }
     for name, times in tables.items():
         lines.append(name)
-        for row in Row:
+        for row in (row for row in Row if row.value in times):
             values = times[row.value]
             beside = Row.STOCK_BESIDE if row in WITH_ONE_ROW_MORE else Row.STOCK
             middle = statistics.median(values)
@@ -189,10 +209,17 @@ def measure(square: Square, languages: Sequence[Language], *, windows: int) -> d
         windows=windows,
         window_calls=FUNCTION_WINDOW_CALLS,
     )
+    eager = linears(square)
+    linears_us = host_times_us(
+        {row.value: call for row, call in eager.items()},
+        windows=windows,
+        window_calls=FUNCTION_WINDOW_CALLS,
+    )
     chains_us = time_chains(square, chains, windows=windows)
     ran: dict[str, tuple[Row, frozenset[str]]] = {}
     if square.device == "cuda":  # last: a profiler may leave launches slower
         named = {f"function/{row.value}": (row, call) for row, call in calls.items()}
+        named |= {f"linear/{row.value}": (row, call) for row, call in eager.items()}
         timed = chain_calls(square, chains)
         for chain in chains:
             for row in ROWS_OF[chain.way]:
@@ -204,6 +231,7 @@ def measure(square: Square, languages: Sequence[Language], *, windows: int) -> d
         "compiled_s": compiled_s,
         "chain_lengths": [SHORT, LONG],
         "functions_us": functions_us,
+        "linears_us": linears_us,
         "chains_us": {
             language.value: {row.value: values for row, values in rows.items()}
             for language, rows in chains_us.items()

@@ -178,7 +178,7 @@ class NoKernelError(NvgemmError):
 
 
 class RequiredError(NoKernelError):
-    """Mode ``required``: no prebuilt kernel serves a GEMM that torch.compile compiles.
+    """Mode ``required``: no prebuilt kernel serves a GEMM of torch.compile or `linear`.
 
     Raised in the user's program.
     """

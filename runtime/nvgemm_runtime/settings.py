@@ -253,8 +253,8 @@ def _warn_once(message: str) -> None:
 
 VARIABLES = {
     MODE_VARIABLE: (
-        "Mode of bundled kernels under torch.compile: `auto` (the default), `required` or `off`. "
-        "Any other value is an error at the first GEMM."
+        "Mode of bundled kernels under torch.compile and in `nvgemm_runtime.linear`: `auto` (the "
+        "default), `required` or `off`. Any other value is an error at the first GEMM."
     ),
     MAX_CHOICES_VARIABLE: (
         "Most bundled kernels that join a GEMM's choices; 4 if not set. Fewer compile sooner; `0` "
@@ -270,10 +270,10 @@ VARIABLES = {
         "only where Inductor makes the graphs, or ATEN alone competes."
     ),
     DEFAULT_MODE_VARIABLE: (
-        "`0`: no bundled kernels without max-autotune. If not set, plain torch.compile uses the "
-        "kernels that `nvgemm-aot tune` measured as faster than ATen: on two GPUs of this product, "
-        "or repeatedly on one and by 8 % or more. Each call dispatches by its sizes; nothing is "
-        "timed or compiled."
+        "`0`: no bundled kernels without max-autotune, nor in `nvgemm_runtime.linear`. If not set, "
+        "plain torch.compile uses the kernels that `nvgemm-aot tune` measured as faster than ATen: "
+        "on two GPUs of this product, or repeatedly on one and by 8 % or more. Each call "
+        "dispatches by its sizes; nothing is timed or compiled."
     ),
     REPEATED_VARIABLE: (
         "`1`: without max-autotune, rankings repeated on one GPU of this product need a gain of "

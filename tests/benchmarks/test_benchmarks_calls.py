@@ -25,6 +25,7 @@ from inductor_session import InductorSession
 from kernels_by_m import SQUARE as SQUARE_TILE
 from kernels_by_m import WIDE
 from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_runtime.launch import linear as linear_module
 
 PROBLEM = cpu_provider.problem(sizes=(32, 32, 32))
 
@@ -58,6 +59,23 @@ def test_functions_run_the_kernel_or_aten_as_the_row_says(made_up: InductorSessi
         out = call()
         assert isinstance(out, torch.Tensor)
         assert out.isfinite().all()
+
+
+def test_linears_run_the_kernel_or_torch_as_the_row_says(
+    made_up: InductorSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_module, "_plans", {})
+    with torch.no_grad():
+        found = calls.linears(SMALL)
+        found[Row.BY_M_KERNEL]()  # loads the kernels
+        assert tuple(found) == calls.EAGER_ROWS
+        launched = {row: made_up.launched(call) for row, call in found.items()}
+        (fastest,) = made_up.launched(calls.functions(SMALL)[Row.KERNEL])
+        assert launched[Row.BY_M_KERNEL] == (fastest,)
+        assert {row for row, names in launched.items() if not names} == set(chains.RUNS_ATEN)
+        a, b = chains.operands(SMALL, Row.STOCK)
+        for row in (Row.STOCK, Row.BY_M_KERNEL):
+            torch.testing.assert_close(found[row](), a @ b)
 
 
 def test_a_table_that_says_too_little_is_refused(inductor: InductorSession, bundle: Path) -> None:
@@ -189,6 +207,7 @@ def without_gpu(
 ) -> InductorSession:
     """Makes the command work on `SMALL`, in this process alone."""
     inductor.use(bundle)
+    monkeypatch.setattr(linear_module, "_plans", {})
     monkeypatch.setattr(calls, "SQUARE", SMALL)
     for module in (calls, chains):
         monkeypatch.setattr(module, "SHORT", 1)
@@ -209,12 +228,18 @@ def test_the_command_measures_all_and_shows_it(
     assert ran.exit_code == 0, ran.output
     shown = ran.output.splitlines()
     for row in Row:
-        assert sum(line.startswith(f"  {row.value:<32} ") for line in shown) == 3
+        tables = 3 + (row in calls.EAGER_ROWS)
+        assert sum(line.startswith(f"  {row.value:<32} ") for line in shown) == tables
     assert sum(line.endswith((", met", ", missed")) for line in shown) == 8
     found = json.loads(path.read_text())
     tables = [found["functions_us"], *(found["chains_us"][one.value] for one in Language)]
     for table in tables:
         assert {row: len(values) for row, values in table.items()} == {row.value: 2 for row in Row}
+    assert set(found["linears_us"]) == {row.value for row in calls.EAGER_ROWS}
+    records = [json.loads(line) for line in path.with_suffix(".jsonl").open()]
+    cases = {record["case"]: record["baseline"]["name"] for record in records}
+    assert cases["linear/by m, kernel"] == "stock"
+    assert len(cases) == 3 * len(Row) + len(calls.EAGER_ROWS)
 
 
 @pytest.mark.usefixtures("without_gpu")

@@ -17,7 +17,9 @@ from made_up_times import default_mode, measured_index, runs_aten
 from torch._inductor import config
 from user_program import relative_error
 
+import nvgemm_runtime
 from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.launch import linear
 from nvgemm_runtime.matching.index import Index
 
 SIGNATURE = "mm/tn/bf16xbf16/fp32/bf16"
@@ -62,6 +64,10 @@ def compile_dynamic(problem: Problem) -> Callable[..., torch.Tensor]:
     compiled = torch.compile(torch.mm)
     compiled(a, b)
     return compiled
+
+
+def weight_of(problem: Problem) -> torch.Tensor:
+    return torch.randn(problem.n, problem.k, device="cuda", dtype=torch.bfloat16)
 
 
 def runs_cublas(function: Callable[..., torch.Tensor], *arguments: torch.Tensor) -> bool:
@@ -196,3 +202,63 @@ def test_memory_does_not_grow_once_all_kernels_have_run(declared: list[Problem])
     for _ in range(20):
         after = call_all()
     assert after == before
+
+
+@pytest.fixture
+def unplanned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No weight was looked up before."""
+    monkeypatch.setattr(linear, "_plans", {})
+
+
+@pytest.mark.usefixtures("unplanned")
+def test_linear_runs_the_kernel_of_each_size(declared: list[Problem]) -> None:
+    weight = weight_of(declared[0])
+    for problem in declared:
+        a, _ = operands(problem)
+        assert_right(nvgemm_runtime.linear(a, weight), a, weight.t())
+        assert runs_aten("mm", nvgemm_runtime.linear, a, weight) == (problem.m > LAST), problem.key
+        rows = nvgemm_runtime.linear(a.view(1, problem.m, problem.k), weight)
+        assert rows.shape == (1, problem.m, problem.n)
+        assert_right(rows[0], a, weight.t())
+    with torch.cuda.stream(torch.cuda.Stream()):
+        a, _ = operands(declared[0])
+        result = nvgemm_runtime.linear(a, weight)
+        torch.cuda.current_stream().synchronize()
+    assert_right(result, a, weight.t())
+
+
+@pytest.mark.usefixtures("unplanned")
+def test_linear_is_captured_at_sizes_at_which_it_was_never_called(declared: list[Problem]) -> None:
+    """The first call, whatever its size, has loaded the kernels of all."""
+    weight = weight_of(declared[0])
+    beyond, _ = operands(declared[0], max(one.m for one in declared) + 8)
+    nvgemm_runtime.linear(beyond, weight)  # cuBLAS makes its handle
+    captured = []
+    for problem in declared:
+        a, _ = operands(problem)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = nvgemm_runtime.linear(a, weight)
+        captured.append((problem, graph, a, out))
+    for problem, graph, a, out in captured:
+        a.copy_(torch.randn_like(a))
+        assert runs_cublas(graph.replay) == (problem.m > LAST), problem.key
+        assert_right(out, a, weight.t())
+
+
+@pytest.mark.usefixtures("unplanned")
+def test_linear_loads_nothing_while_a_graph_is_captured(declared: list[Problem]) -> None:
+    """Torch computes the first call of a weight then, and kernels later ones."""
+    problem = declared[0]
+    weight = weight_of(problem)
+    a, _ = operands(problem)
+    torch.mm(a, weight.t())  # cuBLAS makes its handle
+    for is_first in (True, False):
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = nvgemm_runtime.linear(a, weight)
+        assert runs_cublas(graph.replay) == is_first
+        assert_right(out, a, weight.t())
+        nvgemm_runtime.linear(a, weight)

@@ -101,7 +101,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """
     import torch
 
-    if torch.compiler.is_compiling() or _is_seen_by_torch(x, weight, bias):
+    if torch.compiler.is_compiling() or _is_observed() or not _are_plain(x, weight, bias):
         return torch.nn.functional.linear(x, weight, bias)
     key = (
         weight.dtype,
@@ -123,31 +123,41 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return torch.nn.functional.linear(x, weight, bias)
 
 
-def _is_seen_by_torch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Returns True if torch must see the call.
+def _is_observed() -> bool:
+    """Returns True for a derivative, a transform, a mode, a trace or autocast.
 
-    It must for a gradient, autocast, a mode, a transform or a trace, and for operands that are not
-    plain strided tensors.
+    A function mode is active too while make_fx traces before dispatch.
     """
     import torch
 
-    internals = torch._C
-    if (
+    return (
         torch.autograd.forward_ad._current_level >= 0
-        or internals._functorch.peek_interpreter_stack() is not None
-        or internals._len_torch_dispatch_stack()
-        or internals._is_torch_function_mode_enabled()
-        or internals._get_tracing_state() is not None
-        or internals._is_any_autocast_enabled()
-    ):
-        return True
-    plain, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
-    for tensor in (x, weight) if bias is None else (x, weight, bias):
-        if type(tensor) not in plain or tensor.layout is not strided or tensor.is_nested:
-            return True
-    return torch.is_grad_enabled() and (
-        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._is_torch_function_mode_enabled()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._is_any_autocast_enabled()
     )
+
+
+def _are_plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Returns True for operands in memory whose gradients are not recorded."""
+    import torch
+
+    plain, strided, records = (
+        (torch.Tensor, torch.nn.Parameter),
+        torch.strided,
+        torch.is_grad_enabled(),
+    )
+    for operand in (x, weight) if bias is None else (x, weight, bias):
+        if (
+            type(operand) not in plain
+            or operand.layout is not strided
+            or operand.is_nested
+            or (records and operand.requires_grad)
+        ):
+            return False
+    return True
 
 
 def _compute(

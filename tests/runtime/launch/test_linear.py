@@ -200,8 +200,11 @@ def test_compiled_code_traces_torchs_function(session: InductorSession) -> None:
     torch.testing.assert_close(compiled(x), F.linear(x, WEIGHT) + 1)
     assert F.linear in graphs[0] or torch._C._nn.linear in graphs[0]
     session.record.forget()
-    traced = make_fx(function)(x)
-    assert any("aten" in str(node.target) for node in traced.graph.nodes)
+    for before_dispatch in (False, True):
+        traced = make_fx(function, tracing_mode="real", pre_dispatch=before_dispatch)(x)
+        assert any("aten" in str(node.target) for node in traced.graph.nodes)
+    symbolic = torch.fx.symbolic_trace(function)
+    assert "linear" in str(symbolic.graph)
     scripted = torch.jit.trace(function, x, check_trace=False)
     assert "linear" in str(scripted.graph)
     assert session.record.lines() == []
