@@ -276,6 +276,7 @@ def installed_document(installed: Sequence[InstalledBundle]) -> list[Document]:
             "path": str(item.path),
             "distribution": item.distribution,
             "version": item.version,
+            "confirmed": [path.name for path in item.confirmed_files],
         }
         if item.problem is not None:
             documents.append(document | {"error": item.problem})

@@ -6,7 +6,7 @@ the same GPU product or on one that nobody measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..bundle.confirmations import Confirmations, ConfirmedTimes
@@ -66,7 +66,10 @@ def why_elsewhere(
 
 
 def confirmed_times(
-    all_confirmations: Iterable[Confirmations], facts: DeviceFacts, versions: TorchVersions
+    all_confirmations: Iterable[Confirmations],
+    facts: DeviceFacts,
+    versions: TorchVersions,
+    kernel_ids: Collection[str],
 ) -> dict[str, tuple[ConfirmedTimes, RankingSource]]:
     """Returns the times that count on a device with this torch, by problem key.
 
@@ -75,6 +78,7 @@ def confirmed_times(
             its first ones if all have some.
         facts: Device.
         versions: Versions of torch.
+        kernel_ids: Ids of the kernels that bundles hold; times of others alone are ignored.
     """
     chosen: dict[str, tuple[ConfirmedTimes, RankingSource]] = {}
     for confirmations in all_confirmations:
@@ -87,6 +91,8 @@ def confirmed_times(
             conditions=confirmations.conditions,
         )
         for key, times in confirmations.problems.items():
+            if not any(id_ in kernel_ids for id_ in times.kernels):
+                continue
             if key not in chosen or (chosen[key][0].doubts and not times.doubts):
                 chosen[key] = times, source
     return chosen
@@ -129,17 +135,19 @@ def _confirmed_in(
 ) -> Iterator[UsableRanking]:
     """Yields the confirmed rankings of one bundle's launchable kernels."""
     reasons = kernel_refusals(bundle.header, facts)
-    indices = {
-        kernel.id: index
-        for index, kernel in enumerate(bundle.header.kernels)
-        if reasons[index] is None
-    }
+    kernels = bundle.header.kernels
+    indices = {kernel.id: index for index, kernel in enumerate(kernels) if reasons[index] is None}
     for own in bundle.header.rankings_on(facts.name):
         found = times_by_key.get(own.problem.key)
         if found is None:
             continue
         times, source = found
-        timed = {indices[id_]: timing for id_, timing in times.kernels.items() if id_ in indices}
+        timed = {
+            indices[id_]: timing
+            for id_, timing in times.kernels.items()
+            # A file may name any kernel, and a wrong signature would compute nonsense.
+            if id_ in indices and kernels[indices[id_]].signature == own.problem.signature
+        }
         if not timed:
             continue
         own_usable = UsableRanking(bundle, own, launchable(bundle, own, reasons), ())

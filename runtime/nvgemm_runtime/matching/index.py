@@ -187,7 +187,8 @@ class Index:
         if versions is None or not confirmations:
             return {}
         try:
-            times_by_key = confirmed_times(confirmations, self.facts, versions)
+            ids = {kernel.id for bundle in bundles for kernel in bundle.header.kernels}
+            times_by_key = confirmed_times(confirmations, self.facts, versions, ids)
             confirmed = confirmed_rankings(bundles, self.facts, times_by_key)
         except Exception:  # A fault must not prevent use of the bundles.
             _log.warning("confirmations left out because of an internal error", exc_info=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,10 +25,13 @@ from nvgemm_aot.cli.main import main
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning.confirming import confirm_watched
 from nvgemm_aot.tuning.confirming.confirm_kernels import Confirmed, confirm
+from nvgemm_aot.tuning.confirming.confirmed_output import write_confirmations
 from nvgemm_aot.tuning.measuring import problem_times
 from nvgemm_aot.tuning.measuring.gpu import GpuState
+from nvgemm_runtime.bundle.confirmations import Confirmations
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import PackagingError, RankingsError, TuningError
+from nvgemm_runtime.installed.registry import Installation
 from tuning_bench import DictatedTimer, DictatedWatch, Sleeper, bench
 
 BUSY = GpuState(utilization_percent=50, slowdowns=())
@@ -340,3 +344,26 @@ def test_the_wheel_command_packs_confirmations(
     (wheel,) = (tmp_path / "dist").glob("nvgemm_kernels_x-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert f"nvgemm_kernels_x/{user_file().name}" in names
+
+
+def test_a_reader_beside_writers_sees_one_of_their_files(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nvgemm_runtime.installed.discover.distributions", lambda: ())
+    monkeypatch.setenv("NVGEMM_AOT_BUNDLES", str(elsewhere))
+    lost = {m: {**times, ATEN: 100} for m, times in TIMES.items()}
+    both = [confirm_by(times, elsewhere).confirmations for times in (TIMES, lost)]
+    write_confirmations(both[0], None)
+
+    def write(confirmations: Confirmations) -> None:
+        for _ in range(20):
+            write_confirmations(confirmations, None)
+
+    threads = [threading.Thread(target=write, args=(one,)) for one in both]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        (found,) = Installation().confirmed_files()
+        assert found.problem is None
+        assert found.confirmations in both
+    assert [path.name for path in user_file().parent.iterdir()] == [user_file().name]

@@ -238,6 +238,43 @@ def test_the_users_own_file_precedes_a_wheels(inductor: InductorSession, elsewhe
     assert launched_by_m(inductor, elsewhere, file) == NOTHING
 
 
+def test_a_stale_file_of_the_user_does_not_hide_a_wheels(
+    inductor: InductorSession, elsewhere: Path
+) -> None:
+    confirmations = confirm_by(TIMES, elsewhere).confirmations
+    file = write_confirmations(confirmations, elsewhere.with_name("a.confirmed.json"))
+    own = write_confirmations(confirmations, None)
+
+    def rename_kernels(document: dict[str, Any]) -> None:
+        for problem in document["problems"].values():
+            problem["kernels"] = [["f" * 64, 1, 0]]
+
+    rewrite(own, rename_kernels)
+    assert launched_by_m(inductor, elsewhere, file) == COMPUTED_BY
+
+
+def test_a_kernel_of_another_signature_is_ignored(
+    inductor: InductorSession, tmp_path: Path, kernel_cache: Cache
+) -> None:
+    problems = [
+        cpu_provider.problem(layout, sizes=(m, 32, 64)) for layout in ("tt", "tn") for m in TIMES
+    ]
+    built = tuning_bench.build(problems, tmp_path / "both", kernel_cache)
+    path = write_measured(built, tmp_path / "measured" / "x.nvgemm", TIMES, torch=OTHER_TORCH)
+    file = write_confirmations(confirm_by(TIMES, path).confirmations, None)
+
+    def swap_layouts(document: dict[str, Any]) -> None:
+        kinds = {"/tt/": "/tn/", "/tn/": "/tt/"}
+        document["problems"] = {
+            key.replace(key[2:6], kinds[key[2:6]]): value
+            for key, value in document["problems"].items()
+        }
+
+    assert launched_by_m(inductor, path) == COMPUTED_BY
+    rewrite(file, swap_layouts)
+    assert launched_by_m(inductor, path) == NOTHING
+
+
 def test_confirmed_with_the_measured_torch_it_replaces_the_measurement(
     inductor: InductorSession, built: Path, tmp_path: Path
 ) -> None:
