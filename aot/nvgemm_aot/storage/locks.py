@@ -1,4 +1,4 @@
-"""Locks between processes, in directories made for them; see `nvgemm_runtime.file_locks`.
+"""Locks between processes, in directories made for them; see `nvgemm_runtime.recording.file_locks`.
 
 Killed processes leave lock files behind; `remove_unused` removes them.
 """
@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from nvgemm_runtime import file_locks
 from nvgemm_runtime.errors import StorageError
-from nvgemm_runtime.file_locks import FileLock
+from nvgemm_runtime.recording import file_locks
+from nvgemm_runtime.recording.file_locks import FileLock
 
 from .files import make_directories
 

@@ -13,11 +13,11 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from .. import file_locks
 from ..errors import RecordError
 from ..gemm.problem import Problem
 from ..gemm.target import ARCHITECTURES, DEFAULT_ARCHITECTURE, Target, TargetName
 from ..settings import RECORD_VARIABLE, TARGET_VARIABLE, printable, printable_path
+from . import file_locks
 from .text import Recording, manifest_name, parse
 
 _NAME_ANOTHER = f"name another file, by {RECORD_VARIABLE} or --out"

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from nvgemm_runtime import file_locks
-from nvgemm_runtime.file_locks import acquire
+from nvgemm_runtime.recording import file_locks
+from nvgemm_runtime.recording.file_locks import acquire
 
 FORKING_HOLDER = """
 import os, sys, time
 from pathlib import Path
-from nvgemm_runtime.file_locks import acquire
+from nvgemm_runtime.recording.file_locks import acquire
 lock = acquire(Path(sys.argv[1]))
 child = os.fork()
 if child:
