@@ -1,0 +1,49 @@
+"""Ranks with different bundles."""
+
+from __future__ import annotations
+
+import pytest
+from torch import distributed
+
+from nvgemm_runtime.engines import rank_wheels
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> distributed.HashStore:
+    """Torch's store while four ranks are initialised, of which this is the first."""
+    store = distributed.HashStore()
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 4)
+    monkeypatch.setattr(distributed.distributed_c10d, "_get_default_store", lambda: store)
+    return store
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, rank: int, digest: str) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(distributed, "get_rank", lambda: rank)
+        patch.setattr(rank_wheels, "installed_digest", lambda: digest)
+        rank_wheels.publish()
+        assert rank_wheels.find_difference() is None or rank == 0
+
+
+def test_names_the_ranks_that_differ(
+    store: distributed.HashStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_wheels, "installed_digest", lambda: "a" * 64)
+    rank_wheels.publish()
+    publish(monkeypatch, 1, "a" * 64)
+    publish(monkeypatch, 2, "b" * 64)
+    assert rank_wheels.find_difference() == (
+        "ranks have different kernel wheels, so their results are rounded differently (rank 0: "
+        "aaaaaaaaaaaa; rank 2: bbbbbbbbbbbb; rank 3: no plug-in); install the same wheels on every "
+        "machine"
+    )
+    publish(monkeypatch, 2, "a" * 64)
+    publish(monkeypatch, 3, "a" * 64)
+    assert rank_wheels.find_difference() is None
+
+
+def test_one_process_alone_compares_nothing() -> None:
+    rank_wheels.publish()
+    assert rank_wheels.find_difference() is None
