@@ -14,6 +14,12 @@ import pytest
 VLLM = {
     "vllm/__init__.py": "__version__ = '@version'\n",
     "vllm/envs.py": "VLLM_BATCH_INVARIANT = False\nVLLM_DISABLED_KERNELS = []\n",
+    "vllm/config.py": """
+        current = None
+
+        def get_current_vllm_config_or_none():
+            return current
+        """,
     "vllm/_custom_ops.py": """
         import torch
 
@@ -84,6 +90,7 @@ VLLM = {
         import enum
         import vllm.envs as envs
         from vllm import _custom_ops as ops
+        from vllm.config import get_current_vllm_config_or_none
 
         class PlatformEnum(enum.Enum):
             CUDA = enum.auto()

@@ -7,8 +7,9 @@ outside it, and say at start-up what is served.
   engine itself has.
 - `vllm_fp8` adds a class to vLLM's list of fp8 Linears.
 - `seams` checks an engine's version and functions, and keeps failures out of the engine.
-- `served_products` counts a model's products that bundled kernels serve.
-- `rank_wheels` compares the bundles of distributed ranks.
+- `linears` computes Linears outside compiled graphs.
+- `start_up` accompanies the step in which an engine captures graphs: `rank_wheels` compares the
+  ranks' bundles, and `served_products` counts the model's products that kernels serve.
 
 May import every other room; no room imports it.
 """

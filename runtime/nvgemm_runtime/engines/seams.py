@@ -11,6 +11,7 @@ from types import ModuleType
 
 from ..errors import NvgemmError
 from ..inductor.autoload import after_import
+from ..settings import is_off
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +55,30 @@ class Engine:
 
     Attributes:
         name: Name in messages.
+        package: Its Python package, which has imported the plug-in.
         first, last: First and last release, as numbers, whose sources were compared with the seams.
         log: Logger whose messages the engine shows.
     """
 
     name: str
+    package: str
     first: tuple[int, ...]
     last: tuple[int, ...]
     log: logging.Logger
+
+    def may_be_extended(self, parts: str) -> bool:
+        """Returns False if the plug-in is off, and with a warning in an unknown release.
+
+        Args:
+            parts: Start of the warning: the products that stay with the engine.
+        """
+        if is_off():
+            return False
+        version = getattr(sys.modules.get(self.package), "__version__", "unknown")
+        unknown = self.why_unknown(str(version))
+        if unknown is not None:
+            self.warn_once(f"{parts} with {self.name}: {unknown}")
+        return unknown is None
 
     def why_unknown(self, version: str) -> str | None:
         """Returns why the plug-in stays out of a release; None if it was tried."""
@@ -96,7 +113,7 @@ class Engine:
 
         after_import(module, lambda: self.guard(extend_now, part))
 
-    def guard(self, step: Callable[[], None], part: str) -> None:
+    def guard(self, step: Callable[[], object], part: str) -> None:
         """Runs a step of the plug-in. An error costs only that step and is logged once.
 
         Raises:

@@ -1,21 +1,17 @@
-"""Counts the Linears in an engine's model that bundled kernels serve, and reports them."""
+"""Counts the Linears in an engine's model that bundled kernels serve."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import NoKernelError, RequiredError
-from ..settings import Mode, default_mode
+from ..errors import NoKernelError
 
 if TYPE_CHECKING:
     import torch
 
-    from ..installed.registry import FoundBundle
-    from .seams import Engine
 
 _LINEAR_METHODS = ("UnquantizedLinearMethod",)
 _HEAD_METHODS = ("UnquantizedEmbeddingMethod",)
@@ -55,18 +51,6 @@ class Coverage:
         )
 
 
-def load_kernels(model: torch.nn.Module) -> None:
-    """Loads the kernels in the tables for a model's heads, and those in compiled graphs so far."""
-    import torch
-
-    from .. import linear, preload
-
-    for weight, _ in _products(model, only_heads=True):
-        with torch.inference_mode():  # looks up the table
-            linear(weight.new_zeros(1, weight.shape[1]), weight)
-    preload()
-
-
 def measure_coverage(model: torch.nn.Module, sizes: Sequence[int]) -> Coverage:
     """Counts the products in a model for which this process has loaded a kernel.
 
@@ -85,7 +69,7 @@ def measure_coverage(model: torch.nn.Module, sizes: Sequence[int]) -> Coverage:
     loaded = {kernel_id for kernel_id in named_kernels() if LOADER.get(kernel_id) is not None}
     counts: dict[tuple[object, ...], int] = {}
     tables: dict[tuple[object, ...], DispatchTable] = {}
-    for weight, bias in _products(model):
+    for weight, bias in find_linears(model):
         key = (*weight.shape, weight.dtype, weight.stride(), bias is not None)
         counts[key] = counts.get(key, 0) + 1
         if key not in tables:
@@ -110,59 +94,15 @@ def measure_coverage(model: torch.nn.Module, sizes: Sequence[int]) -> Coverage:
     )
 
 
-def report(engine: Engine, model: torch.nn.Module, sizes: Sequence[int], spent_s: float) -> None:
-    """Loads what this process may call and is not loaded yet, and logs one line.
-
-    Args:
-        engine: Engine that shows the line.
-        model: Its model.
-        sizes: Numbers of rows for which it captured graphs.
-        spent_s: Seconds that the plug-in has taken before.
-
-    Raises:
-        RequiredError: If a kernel cannot be loaded in mode ``required``.
-    """
-    from .. import __version__, bundles, preload
-
-    begin = time.perf_counter()
-    found = bundles()
-    if not found:
-        engine.log.info("nvgemm-aot %s: no kernel wheel is installed", __version__)
-        return
-    loaded = preload()
-    coverage = measure_coverage(model, sizes)
-    described = ", ".join(dict.fromkeys(map(_describe, found)))
-    engine.log.info(
-        "nvgemm-aot %s: %s; %d kernels are loaded; the plug-in took %.2f s; %s%s",
-        __version__,
-        coverage,
-        loaded.kernels,
-        spent_s + time.perf_counter() - begin,
-        described,
-        "" if coverage.served_layers else "; the reason: nvgemm-aot doctor",
-    )
-    if loaded.failures:
-        kernel_id, reason = next(iter(loaded.failures.items()))
-        message = f"{len(loaded.failures)} kernels cannot be loaded: {kernel_id[:12]}: {reason}"
-        if default_mode() is Mode.REQUIRED:
-            raise RequiredError(message, tuple(loaded.failures.values()))
-        engine.warn_once(message)
-
-
-def _describe(bundle: FoundBundle) -> str:
-    """Returns a bundle's origin, and why this device cannot use it, if so."""
-    from ..launch.compiled import default_device
-    from ..matching.device import device_facts
-
-    device = default_device()
-    refusal = bundle.refusal(device_facts(device.type, device.index or 0))
-    return bundle.origin if refusal is None else f"{bundle.origin} (unusable: {refusal})"
-
-
-def _products(
+def find_linears(
     model: torch.nn.Module, *, only_heads: bool = False
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
-    """Yields weight [n, k] and bias of each unquantised Linear, the head included."""
+    """Yields weight [n, k] and bias of each unquantised Linear, the head included.
+
+    Args:
+        model: Model in an engine.
+        only_heads: True for its heads alone, which are the layers named ``lm_head``.
+    """
     import torch
 
     seen: set[int] = set()

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..settings import is_off
 from .linears import compute_linear
 from .seams import Engine, Seam
 
@@ -21,7 +19,11 @@ if TYPE_CHECKING:
     import torch
 
 SGLANG = Engine(
-    name="SGLang", first=(0, 5, 20), last=(0, 5, 23), log=logging.getLogger("nvgemm.engines")
+    name="SGLang",
+    package="sglang",
+    first=(0, 5, 20),
+    last=(0, 5, 23),
+    log=logging.getLogger(__name__),
 )
 
 _HOOKS = "sglang.srt.plugins.hook_registry"
@@ -57,12 +59,7 @@ def activate() -> None:
 
 
 def _activate() -> None:
-    if is_off():
-        return
-    version = str(getattr(sys.modules.get("sglang"), "__version__", "unknown"))
-    unknown = SGLANG.why_unknown(version)
-    if unknown is not None:
-        SGLANG.warn_once(f"every Linear stays with SGLang: {unknown}")
+    if not SGLANG.may_be_extended("every Linear stays"):
         return
     SGLANG.extend(_UNQUANTIZED, serve_linears, LINEAR_SEAMS, "every Linear")
     SGLANG.extend(_RUNNER, report_captures, REPORT_SEAMS, "the report")
@@ -97,27 +94,22 @@ def report_captures(_: ModuleType) -> None:
     """Makes each model runner log what is served, after it captured its graphs."""
 
     def init_cuda_graphs(stock: Callable[..., Any], self: Any, *args: Any, **options: Any) -> Any:
-        from . import rank_wheels
+        from .. import preload
+        from .start_up import accompany
 
-        begin = time.perf_counter()
-        SGLANG.guard(rank_wheels.publish, "the comparison of ranks")
-        spent = time.perf_counter() - begin
-        result = stock(self, *args, **options)
-        SGLANG.guard(lambda: _report(self, spent), "the report")
-        return result
+        def sizes() -> Sequence[int]:
+            graphs = getattr(self, "decode_cuda_graph_runner", None)
+            return getattr(graphs, "capture_bs", ())
+
+        return accompany(
+            SGLANG,
+            lambda: stock(self, *args, **options),
+            load=preload,
+            model=lambda: self.model,
+            sizes=sizes,
+        )
 
     _hook(_CAPTURE, init_cuda_graphs)
-
-
-def _report(runner: Any, spent: float) -> None:
-    from . import rank_wheels
-    from .served_products import report
-
-    graphs = getattr(runner, "decode_cuda_graph_runner", None)
-    report(SGLANG, runner.model, list(getattr(graphs, "capture_bs", ())), spent)
-    difference = rank_wheels.find_difference()
-    if difference is not None:
-        SGLANG.warn_once(difference)
 
 
 def _hook(seam: Seam, function: Callable[..., Any]) -> None:

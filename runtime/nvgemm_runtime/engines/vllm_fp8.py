@@ -103,6 +103,9 @@ def why_unserved(config: Any, stock_name: str) -> str | None:
         return "is not batch-invariant"
     if stock_name in environment.VLLM_DISABLED_KERNELS:
         return f"falls back to {stock_name}, which is disabled"
+    current = sys.modules["vllm.config"].get_current_vllm_config_or_none()
+    if current is not None and current.compilation_config.pass_config.fuse_gemm_comms:
+        return f"cannot be fused with communication, as {stock_name} can"
     n, k = config.weight_shape
     if n % _CUTLASS_ALIGNMENT or k % _CUTLASS_ALIGNMENT:
         return f"takes n and k that are multiples of {_CUTLASS_ALIGNMENT}, not {n} and {k}"
@@ -228,7 +231,8 @@ def _define_operator() -> torch.library.Library:
     library = torch.library.Library("nvgemm_vllm", "DEF")
     library.define(
         "fp8_linear(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
-        "ScalarType out_dtype) -> Tensor"
+        "ScalarType out_dtype) -> Tensor",
+        tags=torch.Tag.pt2_compliant_tag,
     )
     library.impl("fp8_linear", _compute, "CompositeExplicitAutograd")
     torch.library.register_fake("nvgemm_vllm::fp8_linear", _allocate, lib=library)

@@ -9,11 +9,9 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..settings import is_off
 from .linears import compute_linear
 from .seams import Engine, Seam
 
@@ -21,7 +19,13 @@ if TYPE_CHECKING:
     import torch
 
 # VLLM shows messages of its own loggers alone, so this one is a child of theirs.
-VLLM = Engine(name="vLLM", first=(0, 24), last=(0, 33), log=logging.getLogger("vllm.nvgemm_aot"))
+VLLM = Engine(
+    name="vLLM",
+    package="vllm",
+    first=(0, 24),
+    last=(0, 33),
+    log=logging.getLogger("vllm.nvgemm_aot"),
+)
 
 _UTILITIES = "vllm.model_executor.layers.utils"
 _EMBEDDING = "vllm.model_executor.layers.vocab_parallel_embedding"
@@ -48,6 +52,7 @@ FP8_SEAMS = (
         name="CutlassFP8ScaledMMLinearKernel.can_implement",
         parameters=("cls", "c"),
     ),
+    Seam(module="vllm.config", name="get_current_vllm_config_or_none", parameters=()),
 )
 
 WORKER_SEAMS = (Seam(module=_WORKER, name="Worker.compile_or_warm_up_model", parameters=("self",)),)
@@ -59,12 +64,7 @@ def activate() -> None:
 
 
 def _activate() -> None:
-    if is_off():
-        return
-    version = str(getattr(sys.modules.get("vllm"), "__version__", "unknown"))
-    unknown = VLLM.why_unknown(version)
-    if unknown is not None:
-        VLLM.warn_once(f"lm_head and fp8 Linears stay with vLLM: {unknown}")
+    if not VLLM.may_be_extended("lm_head and fp8 Linears stay"):
         return
     VLLM.extend(_EMBEDDING, serve_head, HEAD_SEAMS, "lm_head")
     VLLM.extend(_LINEAR_KERNELS, _serve_fp8, FP8_SEAMS, "every fp8 Linear")
@@ -116,31 +116,18 @@ def prepare_workers(worker_module: Any) -> None:
 
     @functools.wraps(stock)
     def compile_or_warm_up_model(self: Any, *args: Any, **options: Any) -> Any:
-        from . import rank_wheels
+        from .start_up import accompany, load_kernels
 
-        begin = time.perf_counter()
-        VLLM.guard(rank_wheels.publish, "the comparison of ranks")
-        VLLM.guard(lambda: _load_kernels(self), "the preload of kernels")
-        spent = time.perf_counter() - begin
-        result = stock(self, *args, **options)
-        VLLM.guard(lambda: _report(self, spent), "the report")
-        return result
+        def model() -> torch.nn.Module:
+            found: torch.nn.Module = self.model_runner.get_model()
+            return found
+
+        return accompany(
+            VLLM,
+            lambda: stock(self, *args, **options),
+            load=lambda: load_kernels(model()),
+            model=model,
+            sizes=lambda: self.vllm_config.compilation_config.cudagraph_capture_sizes or (),
+        )
 
     worker_module.Worker.compile_or_warm_up_model = compile_or_warm_up_model
-
-
-def _load_kernels(worker: Any) -> None:
-    from .served_products import load_kernels
-
-    load_kernels(worker.model_runner.get_model())
-
-
-def _report(worker: Any, spent: float) -> None:
-    from . import rank_wheels
-    from .served_products import report
-
-    sizes = worker.vllm_config.compilation_config.cudagraph_capture_sizes or ()
-    report(VLLM, worker.model_runner.get_model(), [int(size) for size in sizes], spent)
-    difference = rank_wheels.find_difference()
-    if difference is not None:
-        VLLM.warn_once(difference)

@@ -65,4 +65,6 @@ def test_errors_that_the_user_asked_for_pass() -> None:
         raise RequiredError("no kernel", ())
 
     with pytest.raises(RequiredError, match="no kernel"):
-        Engine(name="x", first=(1,), last=(1,), log=logging.getLogger("x")).guard(fail, "all")
+        Engine(name="x", package="x", first=(1,), last=(1,), log=logging.getLogger("x")).guard(
+            fail, "all"
+        )

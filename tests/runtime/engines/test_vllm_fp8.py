@@ -194,7 +194,9 @@ def test_leaves_other_linears_to_vllms_class(
     assert why.startswith(reason)
 
 
-@pytest.mark.parametrize("why", ["disabled", "batch invariance", "preferred", "an internal error"])
+@pytest.mark.parametrize(
+    "why", ["disabled", "batch invariance", "communication", "preferred", "an internal error"]
+)
 def test_stays_out(
     linears: Callable[[str], tuple[FakeEngine, Any]],
     monkeypatch: pytest.MonkeyPatch,
@@ -208,6 +210,10 @@ def test_stays_out(
         chosen = type(None)
     elif why == "batch invariance":
         monkeypatch.setattr(engine("envs"), "VLLM_BATCH_INVARIANT", True)
+    elif why == "communication":
+        passes = SimpleNamespace(pass_config=SimpleNamespace(fuse_gemm_comms=True))
+        current = SimpleNamespace(compilation_config=passes)
+        monkeypatch.setattr(engine("config"), "current", current)
     elif why == "preferred":
         first = chosen = kernels.FlashInferFP8ScaledMMLinearKernel
         monkeypatch.setattr(first, "can_implement", classmethod(lambda *_: (True, None)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from inductor_session import InductorSession
 from kernels_by_m import COMPUTED_BY
 from nvgemm_runtime.engines import vllm_plugin
 from nvgemm_runtime.errors import RequiredError
+from synthetic_bundles import write_synthetic_bundle
 
 N, K = 32, 64
 MakeVllm = Callable[..., FakeEngine]
@@ -159,7 +161,7 @@ def test_an_error_in_the_plug_in_costs_only_its_part(
     engine = vllm()
     monkeypatch.setattr("nvgemm_runtime.linear", fail, raising=False)
     monkeypatch.setattr("nvgemm_runtime.engines.rank_wheels.publish", fail)
-    monkeypatch.setattr("nvgemm_runtime.engines.served_products.measure_coverage", fail)
+    monkeypatch.setattr("nvgemm_runtime.engines.start_up.measure_coverage", fail)
     vllm_plugin.activate()
     head, compute = head_of(engine)
     x = torch.randn(8, K)
@@ -239,11 +241,54 @@ def test_required_makes_a_kernel_that_cannot_be_loaded_an_error(
         worker.compile_or_warm_up_model()
 
 
-def test_says_that_no_wheel_is_installed(
-    session: InductorSession, vllm: MakeVllm, caplog: pytest.LogCaptureFixture
+def test_says_that_no_wheel_is_installed_while_other_ranks_have_one(
+    session: InductorSession,
+    vllm: MakeVllm,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session.use()
     engine = vllm()
+    monkeypatch.setattr(
+        "nvgemm_runtime.engines.rank_wheels.find_difference", lambda: "ranks have different wheels"
+    )
     vllm_plugin.activate()
     assert worker_of(engine, torch.nn.Module(), []).compile_or_warm_up_model() == "captured"
-    assert caplog.messages[0].endswith(": no kernel wheel is installed")
+    assert caplog.messages[0] == "nvgemm-aot: ranks have different wheels"
+    assert caplog.messages[1].endswith(": no kernel wheel is installed")
+
+
+def test_says_why_a_wheel_for_another_gpu_serves_nothing(
+    session: InductorSession, vllm: MakeVllm, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir(mode=0o755)
+    other = tmp_path / "other" / "other.nvgemm"
+    write_synthetic_bundle(other, "sm_90a")
+    session.use(other)
+    engine = vllm()
+    vllm_plugin.activate()
+    model = torch.nn.Module()
+    model.lm_head, compute = head_of(engine)
+    x = torch.randn(8, K)
+    torch.testing.assert_close(compute(x), x @ model.lm_head.weight.t())
+    assert worker_of(engine, model, [1, 8]).compile_or_warm_up_model() == "captured"
+    (line,) = caplog.messages
+    assert "serve 0 of 1 unquantised Linears (0 of 1 shapes), 0% of their calls" in line
+    assert line.endswith(
+        "; NVGEMM_AOT_BUNDLES (unusable: built for sm_90a, this device is cpu); "
+        "the reason: nvgemm-aot doctor"
+    )
+
+
+def test_lora_adds_to_the_base_product(session: InductorSession, vllm: MakeVllm) -> None:
+    """As vLLM's wrapper does: it asks the base layer's method, and adds to the result in place."""
+    engine = vllm()
+    vllm_plugin.activate()
+    head, _ = head_of(engine)
+    wrapped = torch.nn.Module()
+    wrapped.base_layer = head
+    x, delta = torch.randn(8, K), torch.randn(8, N)
+    session.record.forget()
+    logits = wrapped.base_layer.quant_method.apply(wrapped.base_layer, x)
+    assert len(session.record.lines()) == 1
+    torch.testing.assert_close(logits.add_(delta), x @ head.weight.t() + delta)
