@@ -110,7 +110,10 @@ def warm_up() -> None:
 
 
 def export_object(compiled: Any, platform: str = PLATFORMS[0]) -> bytes:
-    """Exports a compiled function as a relocatable object that runs on any host of a platform."""
+    """Exports a compiled function as a relocatable object that runs on any host of a platform.
+
+    Its launcher reports CUDA errors as `raise_cuda_errors_by_name` says.
+    """
     host = _HOSTS[platform]
     raise_cuda_errors_by_name(compiled.ir_module)
     with tempfile.TemporaryDirectory() as directory:
